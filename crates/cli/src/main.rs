@@ -1,0 +1,4 @@
+//! The polder command.
+#![forbid(unsafe_code)]
+
+fn main() {}

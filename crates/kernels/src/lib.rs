@@ -1,0 +1,1 @@
+//! Arithmetic on arrays with SIMD: reductions.

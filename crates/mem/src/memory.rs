@@ -1,0 +1,182 @@
+//! The seam: what the hardware does, and no more.
+
+use std::ops::Add;
+use std::time::Duration;
+
+use crate::Offset;
+
+/// A word of the memory that the processes of one host share among themselves, outside the pool. They are cached
+/// coherently and survive the death of a process, not of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LocalWord(pub u32);
+
+/// A doorbell: where a process sleeps until another process under the same kernel wakes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Bell(pub u32);
+
+/// The place of a process among the processes of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProcessSlot(pub u16);
+
+/// A point of the reader's own monotonic clock, in nanoseconds. Clocks of two processes are never compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Nanos(pub u64);
+
+impl Add<Duration> for Nanos {
+    type Output = Self;
+
+    fn add(self, delay: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// Who keeps the caches of two hosts in step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Coherence {
+    /// The hardware: one kernel, or CXL 3 back-invalidate. Flushes cost nothing because none are made.
+    Coherent,
+    /// The program, with the CPU's line instructions.
+    Software,
+}
+
+/// What one process can say of another process of the same kernel, without waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Liveness {
+    /// It holds its slot.
+    Alive,
+    /// It held its slot and is gone; its caches live on in this host.
+    Dead,
+    /// It runs under another kernel: only its heartbeat in the pool can tell.
+    Unknown,
+}
+
+/// An access that the hardware refused: poison, a lost link, or a file that was truncated below its mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("memory at offset {offset} failed (poison, a lost link or a truncated file); {done} bytes were copied before it")]
+pub struct Fault {
+    /// The first byte that failed.
+    pub offset: Offset,
+    /// The bytes that a copy had moved before it.
+    pub done: u64,
+}
+
+/// One thread's access to a region that other hosts may write, and to the memory of its own host.
+///
+/// The operations are those of x86-64 with the guarantees of docs/memory-model.md, and none besides. Offsets of
+/// words are multiples of 8. An offset outside the region is a mistake of the caller and panics; whatever is read
+/// from a region must therefore be validated before it is used as an offset.
+///
+/// Operations carry the caller's source location, so that the incoherent model can drop or weaken a single flush
+/// or fence without an edit.
+pub trait Memory: Clone {
+    /// The size of the region in bytes.
+    fn bytes(&self) -> u64;
+
+    /// Who keeps caches in step. Protocols never branch on it for correctness, only for speed.
+    fn coherence(&self) -> Coherence;
+
+    /// Loads the aligned word at `at`; the 8 bytes are atomic. Passes an earlier `sfence`.
+    ///
+    /// # Errors
+    /// [`Fault`] when the line is poisoned or its link is lost, also when an earlier store met such a line.
+    #[track_caller]
+    fn load(&self, at: Offset) -> Result<u64, Fault>;
+
+    /// Stores the aligned word at `at` into this host's cache.
+    #[track_caller]
+    fn store(&self, at: Offset, value: u64);
+
+    /// Stores the aligned word at `at` past the caches, leaving the other words of its line alone. Ordered with
+    /// nothing until a fence.
+    #[track_caller]
+    fn store_nt(&self, at: Offset, value: u64);
+
+    /// Copies `from` to `at`, of any alignment, with ordinary stores.
+    ///
+    /// # Errors
+    /// [`Fault`], saying how far the copy came.
+    #[track_caller]
+    fn copy_in(&self, at: Offset, from: &[u8]) -> Result<(), Fault>;
+
+    /// Copies `from` to the aligned word `at` past the caches, for bulk. The last word is filled up with zeros, so
+    /// the caller owns the bytes up to the next multiple of 8. Needs a fence, and no write-back.
+    ///
+    /// # Errors
+    /// [`Fault`], saying how far the copy came.
+    #[track_caller]
+    fn copy_in_nt(&self, at: Offset, from: &[u8]) -> Result<(), Fault>;
+
+    /// Copies the bytes at `at`, of any alignment, to `into` with ordinary loads. Words may be torn against a
+    /// concurrent writer at every 8 aligned bytes.
+    ///
+    /// # Errors
+    /// [`Fault`], saying how far the copy came.
+    #[track_caller]
+    fn copy_out(&self, at: Offset, into: &mut [u8]) -> Result<(), Fault>;
+
+    /// Writes back every line that holds a byte of `[at, at + bytes)` and may keep it cached (`clwb`). Ordered after
+    /// older stores to the same line; complete only after a fence.
+    #[track_caller]
+    fn write_back(&self, at: Offset, bytes: u64);
+
+    /// Writes back if dirty, and drops from this host's caches, every line that holds a byte of `[at, at + bytes)`
+    /// (`clflushopt`). Later loads wait for it only behind an `mfence` or `fence_invalidations`.
+    #[track_caller]
+    fn invalidate(&self, at: Offset, bytes: u64);
+
+    /// Later stores and flushes wait until earlier stores and flushes have reached memory. Loads pass it.
+    #[track_caller]
+    fn sfence(&self);
+
+    /// Everything later waits until everything earlier is done.
+    #[track_caller]
+    fn mfence(&self);
+
+    /// Later loads wait until earlier invalidations are done: `mfence` where software keeps coherence, nothing
+    /// where the hardware does.
+    #[track_caller]
+    fn fence_invalidations(&self);
+
+    /// Tells the CPU (and the model's scheduler) that this thread waits for another.
+    fn pause(&self);
+
+    /// Lets other threads of this CPU run.
+    fn yield_now(&self);
+
+    /// This thread's clock.
+    fn now(&self) -> Nanos;
+
+    /// Loads a word of the host's own memory; all operations on local words are sequentially consistent.
+    fn local_load(&self, word: LocalWord) -> u64;
+
+    /// Stores a word of the host's own memory.
+    fn local_store(&self, word: LocalWord, value: u64);
+
+    /// Replaces `old` by `new` in a word of the host's own memory, atomically among the processes of the host.
+    ///
+    /// # Errors
+    /// The word's value when it was not `old`.
+    fn local_cas(&self, word: LocalWord, old: u64, new: u64) -> Result<(), u64>;
+
+    /// The slot of this process among the processes of its host.
+    fn slot(&self) -> ProcessSlot;
+
+    /// Whether the process at `slot` of host `host` still runs.
+    fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness;
+
+    /// Announces that this thread is about to sleep on `bell` and returns the bell's count. The caller then looks
+    /// once more at what it waits for, and calls [`Memory::sleep`] or [`Memory::cancel_sleep`].
+    fn announce_sleep(&self, bell: Bell) -> u32;
+
+    /// Sleeps until `bell`'s count differs from `seen` or `until` has come, or for no reason at all; ends the
+    /// announcement. Only processes under the same kernel can wake it: whoever waits for another kernel passes a
+    /// short `until`.
+    fn sleep(&self, bell: Bell, seen: u32, until: Nanos);
+
+    /// Ends an announcement without sleeping.
+    fn cancel_sleep(&self, bell: Bell);
+
+    /// Wakes whoever sleeps on `bell` or has announced that it will. Contains the fence that orders what was
+    /// published before with the look at the sleepers.
+    fn wake(&self, bell: Bell);
+}

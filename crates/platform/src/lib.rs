@@ -1,0 +1,2 @@
+//! See Cargo.toml.
+#![forbid(unsafe_code)]

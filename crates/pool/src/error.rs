@@ -1,0 +1,206 @@
+//! What can go wrong with a pool, in words for the reader at three in the morning.
+
+use std::fmt;
+
+use polder_mem::{Fault, Offset};
+
+/// Another process, as errors name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Peer {
+    /// Its host id in the pool.
+    pub host: u16,
+    /// Its process id on that host; 0 when it is not known.
+    pub pid: u32,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            0 => write!(f, "host {}", self.host),
+            pid => write!(f, "host {} pid {pid}", self.host),
+        }
+    }
+}
+
+/// Why an operation on a pool failed. Nothing is half done when one is returned, except where the text says so.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// The region holds no pool.
+    #[error("no pool in this region: the first word is {found:#018x}, not Polder's; run `polder pool format`")]
+    NotAPool {
+        /// The word that stands where the magic number belongs.
+        found: u64,
+    },
+    /// The pool was formatted by another version.
+    #[error("the pool has format {found}, this program reads format {supported}; use the Polder that made it, or format it anew")]
+    Version {
+        /// The version in the superblock.
+        found: u32,
+        /// The version that this program reads.
+        supported: u32,
+    },
+    /// The region cannot hold a pool of the asked geometry.
+    #[error("a pool of this geometry needs {need} bytes, the region has {bytes}; enlarge it, or lower --hosts, --names or --chunk")]
+    TooSmall {
+        /// Size of the region in bytes.
+        bytes: u64,
+        /// Size that the geometry needs in bytes.
+        need: u64,
+    },
+    /// A geometry that no pool can have.
+    #[error("{what} is {value}, allowed are {low} to {high}")]
+    Geometry {
+        /// Which parameter.
+        what: &'static str,
+        /// The value that was asked for.
+        value: u64,
+        /// The least value allowed.
+        low: u64,
+        /// The greatest value allowed.
+        high: u64,
+    },
+    /// Bytes in the pool that no correct writer left there.
+    #[error("corrupt {what} at offset {offset}; run `polder pool check` to see what is affected")]
+    Corrupt {
+        /// Where.
+        offset: Offset,
+        /// What stands there.
+        what: &'static str,
+    },
+    /// The host id is in use by another incarnation.
+    #[error("host id {host} is live (its heartbeat advanced, boot {boot:#x}); choose a free id, or evict it with `polder pool evict {host}` once that host is off")]
+    HostLive {
+        /// The host id.
+        host: u16,
+        /// A hash of the holder's boot id.
+        boot: u64,
+    },
+    /// This host was taken out of the view.
+    #[error("host {host} was evicted in epoch {epoch}; restart its processes to join again")]
+    Evicted {
+        /// The host id.
+        host: u16,
+        /// The epoch of the view that no longer holds it.
+        epoch: u64,
+    },
+    /// Every process slot of this host is taken.
+    #[error("host {host} already has {slots} processes in this pool; format it with a larger --processes")]
+    NoSlot {
+        /// The host id.
+        host: u16,
+        /// How many slots a host has.
+        slots: u16,
+    },
+    /// A name that cannot be used.
+    #[error("the name {name:?} {why}; names look like /train/weights and have 1 to 255 bytes")]
+    Name {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The name exists already.
+    #[error("{name} exists already; open it, or destroy it first")]
+    Exists {
+        /// The name.
+        name: String,
+    },
+    /// There is no object of this name.
+    #[error("no object {name} in this pool; `polder pool list` shows what is there")]
+    NotFound {
+        /// The name.
+        name: String,
+    },
+    /// Not enough free space, or none in one piece.
+    #[error("the pool is full: {asked} bytes asked, {free} free; destroy objects (`polder pool list`) or use a larger pool")]
+    Full {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes that are free, not always in one piece.
+        free: u64,
+    },
+    /// The directory has no free slot for this name.
+    #[error("the directory is full for {name}; format the pool with a larger --names")]
+    DirectoryFull {
+        /// The name.
+        name: String,
+    },
+    /// The job has used up its quota on this host.
+    #[error("job {job} may hold {quota} bytes on this host and holds {held}; {asked} more were asked; destroy objects or raise POLDER_QUOTA")]
+    Quota {
+        /// The job id.
+        job: u64,
+        /// Its quota in bytes.
+        quota: u64,
+        /// What it holds in bytes.
+        held: u64,
+        /// What it asked for in bytes.
+        asked: u64,
+    },
+    /// This process holds as many objects open as it may.
+    #[error("this process has {limit} objects open; close some")]
+    TooManyOpen {
+        /// The limit.
+        limit: u32,
+    },
+    /// A peer died or stopped while this process waited for it.
+    #[error("{peer} died or stopped: its sign of life ended while waiting for {what} {sequence} in epoch {epoch}; nothing partial was returned; restart it and join again")]
+    PeerDead {
+        /// Who.
+        peer: Peer,
+        /// What was waited for.
+        what: &'static str,
+        /// The view's epoch.
+        epoch: u64,
+        /// The sequence number of the operation.
+        sequence: u64,
+    },
+    /// The deadline came first.
+    #[error("no answer from {peer} within {waited_ms} ms while waiting for {what} {sequence} in epoch {epoch}; it lives but is late: raise POLDER_TIMEOUT, or look at that process")]
+    Timeout {
+        /// Who was waited for.
+        peer: Peer,
+        /// What was waited for.
+        what: &'static str,
+        /// The view's epoch.
+        epoch: u64,
+        /// The sequence number of the operation.
+        sequence: u64,
+        /// How long, in milliseconds.
+        waited_ms: u64,
+    },
+    /// An earlier failure has ended this group or ring.
+    #[error("this {what} ended when an earlier operation failed: {cause}")]
+    Broken {
+        /// What ended.
+        what: &'static str,
+        /// The failure that ended it.
+        cause: Box<PoolError>,
+    },
+    /// Members of one group called different operations.
+    #[error("{peer} called {theirs}, this process called {ours}, as operation {sequence}; every rank must call the same operations in the same order with the same sizes")]
+    Mismatch {
+        /// Who.
+        peer: Peer,
+        /// What the peer called.
+        theirs: String,
+        /// What was called here.
+        ours: String,
+        /// The sequence number of the operation.
+        sequence: u64,
+    },
+    /// An argument that this operation does not take.
+    #[error("{what} is {value}; {expected}")]
+    Argument {
+        /// Which argument.
+        what: &'static str,
+        /// Its value.
+        value: String,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// The memory itself failed.
+    #[error(transparent)]
+    Memory(#[from] Fault),
+}

@@ -1,0 +1,11 @@
+//! The meaning of pool bytes.
+//!
+//! Everything here is written once against [`polder_mem::Memory`] and explored in its incoherent model before it
+//! meets a CPU. Whatever another host wrote is copied out first and validated after.
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod line;
+pub mod wait;
+
+pub use error::{Peer, PoolError};

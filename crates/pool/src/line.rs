@@ -1,0 +1,75 @@
+//! Checksummed lines: how one writer publishes 56 bytes that a reader gets whole or not at all.
+//!
+//! Rules 2 and 3 of docs/memory-model.md. Memory becomes visible 8 bytes at a time, so the last word is a checksum
+//! over the seven before it. A line that was never written is all zeros, which is valid and empty.
+
+use polder_mem::{Fault, LINE, Memory, Offset};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The words that a line carries beside its checksum.
+pub const WORDS: usize = 7;
+
+/// What a line holds.
+pub type Words = [u64; WORDS];
+
+/// The last word of a line that holds `words`: XXH3 of their little-endian bytes, and 0 for the empty line.
+#[must_use]
+pub fn checksum(words: &Words) -> u64 {
+    if *words == [0; WORDS] {
+        return 0;
+    }
+    let mut bytes = [0; WORDS * 8];
+    for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes());
+    }
+    xxh3_64(&bytes).max(1)
+}
+
+/// Stores `words` and their checksum into the line at `at`, without making it visible.
+pub fn store<M: Memory>(memory: &M, at: Offset, words: &Words) {
+    for (index, word) in (0..).zip(words) {
+        memory.store(at.word(index), *word);
+    }
+    memory.store(at.word(7), checksum(words));
+}
+
+/// Publishes the line at `at`: other hosts see it once this returns. Earlier stores of the payload must have been
+/// written back and fenced before.
+// SYNC: pairs with `read`.
+pub fn publish<M: Memory>(memory: &M, at: Offset, words: &Words) {
+    store(memory, at, words);
+    memory.write_back(at, LINE);
+    memory.sfence();
+}
+
+/// Publishes the line at `at` before a scan of other lines: later loads wait until other hosts can see it (rule 4).
+// SYNC: pairs with `read`, in both directions: of two who announce and then scan, at least one sees the other.
+pub fn announce<M: Memory>(memory: &M, at: Offset, words: &Words) {
+    store(memory, at, words);
+    memory.write_back(at, LINE);
+    memory.mfence();
+}
+
+/// Reads the line at `at` afresh; `None` when it is torn, or corrupt for good: look again until a deadline.
+///
+/// # Errors
+/// [`Fault`] when the memory itself fails.
+// SYNC: pairs with `publish` and `announce`.
+pub fn read<M: Memory>(memory: &M, at: Offset) -> Result<Option<Words>, Fault> {
+    memory.invalidate(at, LINE);
+    memory.fence_invalidations();
+    load(memory, at)
+}
+
+/// Loads the line at `at` without invalidating it: for lines that this host writes, and after a common fence.
+///
+/// # Errors
+/// [`Fault`] when the memory itself fails.
+pub fn load<M: Memory>(memory: &M, at: Offset) -> Result<Option<Words>, Fault> {
+    let mut words = [0; WORDS];
+    for (index, word) in (0..).zip(&mut words) {
+        *word = memory.load(at.word(index))?;
+    }
+    let sum = memory.load(at.word(7))?;
+    Ok((sum == checksum(&words)).then_some(words))
+}

@@ -1,0 +1,66 @@
+//! Waiting: spin briefly, yield, then sleep on the doorbell; always with a deadline and an eye on the peer.
+
+use std::time::Duration;
+
+use polder_mem::{Bell, Memory, Nanos};
+
+/// How long to spin and yield before sleeping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// Looks in a tight loop.
+    pub spins: u32,
+    /// Looks with the CPU offered to others between them.
+    pub yields: u32,
+    /// The longest sleep between two looks: bounds the delay when the waker runs under another kernel.
+    pub nap: Duration,
+}
+
+impl Patience {
+    /// With a core for each process: answers come within a microsecond, so spin for tens of them.
+    pub const DEDICATED: Self = Self { spins: 2000, yields: 200, nap: Duration::from_micros(500) };
+    /// With more processes than cores: whoever spins keeps the one it waits for from running.
+    pub const SHARED: Self = Self { spins: 50, yields: 50, nap: Duration::from_micros(500) };
+}
+
+/// Looks until `look` returns something, `deadline` has come (`Ok(None)`) or `look` fails. `peer` is asked before each
+/// sleep whether whoever is waited for still lives; its error ends the wait.
+///
+/// # Errors
+/// Those of `look` and `peer`.
+// SYNC: a waiter announces its sleep and looks again; `Memory::wake` fences what was published and reads the flag.
+pub fn until<M: Memory, T, E>(
+    memory: &M,
+    bell: Bell,
+    patience: Patience,
+    deadline: Nanos,
+    mut look: impl FnMut() -> Result<Option<T>, E>,
+    mut peer: impl FnMut() -> Result<(), E>,
+) -> Result<Option<T>, E> {
+    for round in 0..patience.spins + patience.yields {
+        if let Some(found) = look()? {
+            return Ok(Some(found));
+        }
+        if round < patience.spins { memory.pause() } else { memory.yield_now() }
+    }
+    loop {
+        let seen = memory.announce_sleep(bell);
+        let found = look();
+        if !matches!(found, Ok(None)) {
+            memory.cancel_sleep(bell);
+            return found;
+        }
+        let now = memory.now();
+        if now >= deadline {
+            memory.cancel_sleep(bell);
+            return Ok(None);
+        }
+        memory.sleep(bell, seen, deadline.min(now + patience.nap));
+        if let Some(found) = look()? {
+            return Ok(Some(found));
+        }
+        if let Err(dead) = peer() {
+            // What it published before it died counts.
+            return look()?.map_or(Err(dead), |found| Ok(Some(found)));
+        }
+    }
+}
