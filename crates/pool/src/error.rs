@@ -27,13 +27,17 @@ impl fmt::Display for Peer {
 #[non_exhaustive]
 pub enum PoolError {
     /// The region holds no pool.
-    #[error("no pool in this region: the first word is {found:#018x}, not Polder's; run `polder pool format`")]
+    #[error(
+        "no pool in this region: the first word is {found:#018x}, not Polder's; run `polder pool format`"
+    )]
     NotAPool {
         /// The word that stands where the magic number belongs.
         found: u64,
     },
     /// The pool was formatted by another version.
-    #[error("the pool has format {found}, this program reads format {supported}; use the Polder that made it, or format it anew")]
+    #[error(
+        "the pool has format {found}, this program reads format {supported}; use the Polder that made it, or format it anew"
+    )]
     Version {
         /// The version in the superblock.
         found: u32,
@@ -41,7 +45,9 @@ pub enum PoolError {
         supported: u32,
     },
     /// The region cannot hold a pool of the asked geometry.
-    #[error("a pool of this geometry needs {need} bytes, the region has {bytes}; enlarge it, or lower --hosts, --names or --chunk")]
+    #[error(
+        "a pool of this geometry needs {need} bytes, the region has {bytes}; enlarge it, or lower --hosts, --names or --chunk"
+    )]
     TooSmall {
         /// Size of the region in bytes.
         bytes: u64,
@@ -69,7 +75,9 @@ pub enum PoolError {
         what: &'static str,
     },
     /// The host id is in use by another incarnation.
-    #[error("host id {host} is live (its heartbeat advanced, boot {boot:#x}); choose a free id, or evict it with `polder pool evict {host}` once that host is off")]
+    #[error(
+        "host id {host} is live (its heartbeat advanced, boot {boot:#x}); choose a free id, or evict it with `polder pool evict {host}` once that host is off"
+    )]
     HostLive {
         /// The host id.
         host: u16,
@@ -113,7 +121,9 @@ pub enum PoolError {
         name: String,
     },
     /// Not enough free space, or none in one piece.
-    #[error("the pool is full: {asked} bytes asked, {free} free; destroy objects (`polder pool list`) or use a larger pool")]
+    #[error(
+        "the pool is full: {asked} bytes asked, {free} free; destroy objects (`polder pool list`) or use a larger pool"
+    )]
     Full {
         /// Bytes asked for.
         asked: u64,
@@ -127,7 +137,9 @@ pub enum PoolError {
         name: String,
     },
     /// The job has used up its quota on this host.
-    #[error("job {job} may hold {quota} bytes on this host and holds {held}; {asked} more were asked; destroy objects or raise POLDER_QUOTA")]
+    #[error(
+        "job {job} may hold {quota} bytes on this host and holds {held}; {asked} more were asked; destroy objects or raise POLDER_QUOTA"
+    )]
     Quota {
         /// The job id.
         job: u64,
@@ -145,7 +157,9 @@ pub enum PoolError {
         limit: u32,
     },
     /// A peer died or stopped while this process waited for it.
-    #[error("{peer} died or stopped: its sign of life ended while waiting for {what} {sequence} in epoch {epoch}; nothing partial was returned; restart it and join again")]
+    #[error(
+        "{peer} died or stopped: its sign of life ended while waiting for {what} {sequence} in epoch {epoch}; nothing partial was returned; restart it and join again"
+    )]
     PeerDead {
         /// Who.
         peer: Peer,
@@ -157,7 +171,9 @@ pub enum PoolError {
         sequence: u64,
     },
     /// The deadline came first.
-    #[error("no answer from {peer} within {waited_ms} ms while waiting for {what} {sequence} in epoch {epoch}; it lives but is late: raise POLDER_TIMEOUT, or look at that process")]
+    #[error(
+        "no answer from {peer} within {waited_ms} ms while waiting for {what} {sequence} in epoch {epoch}; it lives but is late: raise POLDER_TIMEOUT, or look at that process"
+    )]
     Timeout {
         /// Who was waited for.
         peer: Peer,
@@ -179,7 +195,9 @@ pub enum PoolError {
         cause: Box<PoolError>,
     },
     /// Members of one group called different operations.
-    #[error("{peer} called {theirs}, this process called {ours}, as operation {sequence}; every rank must call the same operations in the same order with the same sizes")]
+    #[error(
+        "{peer} called {theirs}, this process called {ours}, as operation {sequence}; every rank must call the same operations in the same order with the same sizes"
+    )]
     Mismatch {
         /// Who.
         peer: Peer,

@@ -6,6 +6,7 @@
 
 mod error;
 pub mod line;
+pub mod settings;
 pub mod wait;
 
 pub use error::{Peer, PoolError};

@@ -1,0 +1,255 @@
+//! What a user may set, and where: an argument goes before the environment, the environment before the config file,
+//! and the file before the default. Every edge reads its settings here, so that they mean the same everywhere.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+
+/// How the pool's memory is kept coherent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum CoherenceChoice {
+    /// By the kind of the region: software for dax, fs-dax and famfs, the hardware for everything else.
+    #[default]
+    Auto,
+    /// The hardware does it.
+    Coherent,
+    /// The program does it, with line instructions.
+    Software,
+}
+
+impl FromStr for CoherenceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "coherent" => Ok(Self::Coherent),
+            "software" => Ok(Self::Software),
+            _ => Err("expected auto, coherent or software".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for CoherenceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Coherent => "coherent",
+            Self::Software => "software",
+        })
+    }
+}
+
+/// A number of bytes, written as `4096`, `64KiB` or `8 GiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub u64);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let size = bytesize::ByteSize::from_str(text)
+            .map_err(|_| "expected a size such as 64KiB or 8GiB".to_owned())?;
+        Ok(Self(size.as_u64()))
+    }
+}
+
+/// A span of time, written as `30s`, `500ms` or a bare number of seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Span(pub Duration);
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || "expected a time such as 30s, 500ms or 2min".to_owned();
+        match text.parse::<f64>() {
+            Ok(seconds) => Duration::try_from_secs_f64(seconds).map(Self).map_err(|_| expected()),
+            Err(_) => humantime::parse_duration(text).map(Self).map_err(|_| expected()),
+        }
+    }
+}
+
+/// What a user has set; what is `None` was left to a lower source, at last to the default of whoever asks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// The region: a dax device, or a file (`POLDER_POOL`).
+    pub pool: Option<PathBuf>,
+    /// How it is kept coherent (`POLDER_COHERENCE`).
+    #[serde(default, deserialize_with = "parsed")]
+    pub coherence: Option<CoherenceChoice>,
+    /// This host's id in the pool (`POLDER_HOST`).
+    pub host: Option<u16>,
+    /// The job that objects are booked to (`POLDER_JOB`).
+    pub job: Option<u64>,
+    /// What the job may hold on this host (`POLDER_QUOTA`).
+    #[serde(default, deserialize_with = "parsed")]
+    pub quota: Option<Size>,
+    /// How long a call may wait for another process (`POLDER_TIMEOUT`).
+    #[serde(default, deserialize_with = "parsed")]
+    pub timeout: Option<Span>,
+    /// Where host-local files live (`POLDER_RUN`).
+    pub run: Option<PathBuf>,
+    /// What is logged, as a level or as filters such as `polder_pool=debug` (`POLDER_LOG`).
+    pub log: Option<String>,
+}
+
+/// A setting that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettingsError {
+    /// A value that does not parse.
+    #[error("{key}={value}: {expected}")]
+    Value {
+        /// The environment variable or key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What was expected.
+        expected: String,
+    },
+    /// A config file that cannot be read or parsed.
+    #[error("{path}: {why}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Line, key and what was expected.
+        why: String,
+    },
+}
+
+impl Settings {
+    /// `arguments` before the environment of this process before the first config file that exists:
+    /// `$POLDER_CONFIG`, `./polder.toml`, `~/.config/polder/config.toml`, `/etc/polder/config.toml`.
+    ///
+    /// # Errors
+    /// [`SettingsError`], naming the variable, or the file and the key.
+    pub fn load(arguments: Self) -> Result<Self, SettingsError> {
+        let lookup = |key: &str| std::env::var(key).ok().filter(|value| !value.is_empty());
+        let file = match config_file(&lookup) {
+            Some(path) => Self::file(&path)?,
+            None => Self::default(),
+        };
+        Ok(arguments.or(Self::environment(lookup)?).or(file))
+    }
+
+    /// Reads one config file.
+    ///
+    /// # Errors
+    /// [`SettingsError::File`] when it is missing, unreadable or has a key or value that is not known.
+    pub fn file(path: &Path) -> Result<Self, SettingsError> {
+        let failed = |why: String| SettingsError::File { path: path.to_owned(), why };
+        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        toml::from_str(&text).map_err(|error| failed(error.to_string().trim_end().replace('\n', " ")))
+    }
+
+    /// Reads the `POLDER_` variables through `lookup`.
+    ///
+    /// # Errors
+    /// [`SettingsError::Value`], naming the variable, its value and what was expected.
+    pub fn environment(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, SettingsError> {
+        Ok(Self {
+            pool: lookup("POLDER_POOL").map(PathBuf::from),
+            coherence: variable(&lookup, "POLDER_COHERENCE")?,
+            host: variable(&lookup, "POLDER_HOST")?,
+            job: variable(&lookup, "POLDER_JOB")?,
+            quota: variable(&lookup, "POLDER_QUOTA")?,
+            timeout: variable(&lookup, "POLDER_TIMEOUT")?,
+            run: lookup("POLDER_RUN").map(PathBuf::from),
+            log: lookup("POLDER_LOG"),
+        })
+    }
+
+    /// These settings, with `lower` where nothing is set.
+    #[must_use]
+    pub fn or(self, lower: Self) -> Self {
+        Self {
+            pool: self.pool.or(lower.pool),
+            coherence: self.coherence.or(lower.coherence),
+            host: self.host.or(lower.host),
+            job: self.job.or(lower.job),
+            quota: self.quota.or(lower.quota),
+            timeout: self.timeout.or(lower.timeout),
+            run: self.run.or(lower.run),
+            log: self.log.or(lower.log),
+        }
+    }
+}
+
+fn config_file(lookup: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    if let Some(named) = lookup("POLDER_CONFIG") {
+        return Some(PathBuf::from(named));
+    }
+    let home = lookup("XDG_CONFIG_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(lookup("HOME")?).join(".config")));
+    let places = [
+        Some(PathBuf::from("polder.toml")),
+        home.map(|home| home.join("polder/config.toml")),
+        Some(PathBuf::from("/etc/polder/config.toml")),
+    ];
+    places.into_iter().flatten().find(|path| path.is_file())
+}
+
+fn variable<T: FromStr>(
+    lookup: &impl Fn(&str) -> Option<String>,
+    key: &str,
+) -> Result<Option<T>, SettingsError>
+where
+    T::Err: fmt::Display,
+{
+    let Some(value) = lookup(key) else { return Ok(None) };
+    match value.parse() {
+        Ok(parsed) => Ok(Some(parsed)),
+        Err(expected) => {
+            Err(SettingsError::Value { key: key.to_owned(), value, expected: expected.to_string() })
+        }
+    }
+}
+
+fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(from: D) -> Result<Option<T>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
+    text.parse().map(Some).map_err(|expected| serde::de::Error::custom(format!("{text:?}: {expected}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(pairs: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+        Settings::environment(|key| {
+            pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn an_argument_goes_before_the_environment_and_that_before_the_file() {
+        let arguments = Settings { host: Some(1), ..Settings::default() };
+        let environment = environment(&[("POLDER_HOST", "2"), ("POLDER_QUOTA", "8GiB")]).unwrap();
+        let file: Settings = toml::from_str("host = 3\nquota = \"1MiB\"\ntimeout = \"500ms\"").unwrap();
+        let settings = arguments.or(environment).or(file);
+        assert_eq!(settings.host, Some(1));
+        assert_eq!(settings.quota, Some(Size(8 << 30)));
+        assert_eq!(settings.timeout, Some(Span(Duration::from_millis(500))));
+    }
+
+    #[test]
+    fn a_value_that_does_not_parse_names_its_variable() {
+        let error = environment(&[("POLDER_COHERENCE", "hopeful")]).unwrap_err();
+        assert_eq!(error.to_string(), "POLDER_COHERENCE=hopeful: expected auto, coherent or software");
+        let error = environment(&[("POLDER_TIMEOUT", "-1")]).unwrap_err();
+        assert_eq!(error.to_string(), "POLDER_TIMEOUT=-1: expected a time such as 30s, 500ms or 2min");
+    }
+
+    #[test]
+    fn an_unknown_key_in_a_file_is_refused_by_name() {
+        let path = std::env::temp_dir().join(format!("polder-settings-{}.toml", std::process::id()));
+        std::fs::write(&path, "hots = 3\n").unwrap();
+        let error = Settings::file(&path).unwrap_err().to_string();
+        std::fs::remove_file(&path).unwrap();
+        assert!(error.contains("hots") && error.contains("line 1"), "{error}");
+    }
+}
