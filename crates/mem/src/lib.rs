@@ -4,8 +4,12 @@
 //! against it. Three implementations pass one conformance suite: coherent, software-coherent, and the incoherent
 //! model in [`model`], in which every protocol is explored.
 
+mod bounds;
+mod clock;
+mod heap;
 mod memory;
 mod offset;
 
+pub use heap::{Heap, HeapShape};
 pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, ProcessSlot};
 pub use offset::{LINE, Offset};
