@@ -34,6 +34,14 @@ pub enum PoolError {
         /// The word that stands where the magic number belongs.
         found: u64,
     },
+    /// Formatting would destroy a pool.
+    #[error(
+        "this region holds {what}; attach to it, or lose everything in it with `polder pool format --force`"
+    )]
+    PoolExists {
+        /// What is there.
+        what: String,
+    },
     /// The pool was formatted by another version.
     #[error(
         "the pool has format {found}, this program reads format {supported}; use the Polder that made it, or format it anew"

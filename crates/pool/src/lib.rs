@@ -5,8 +5,11 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod format;
 pub mod line;
 pub mod settings;
 pub mod wait;
+pub mod word;
 
 pub use error::{Peer, PoolError};
+pub use format::{Geometry, Layout, Overwrite, Superblock, Uuid, format, read_superblock};
