@@ -7,6 +7,7 @@
 mod error;
 pub mod format;
 pub mod line;
+pub mod local;
 pub mod settings;
 pub mod wait;
 pub mod word;
