@@ -8,7 +8,9 @@ mod error;
 pub mod format;
 pub mod line;
 pub mod local;
+pub mod ring;
 pub mod settings;
+pub mod summary;
 pub mod wait;
 pub mod word;
 

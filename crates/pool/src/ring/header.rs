@@ -1,0 +1,198 @@
+//! The header line of a message: eight words, with the sequence at both ends and a checksum.
+//!
+//! ```text
+//! word 0  sequence: 1 for the first of a generation; never wraps
+//!      1  bytes in this slot, 32 bits | tag << 32
+//!      2  kind, 16 bits | form << 16, 8 bits; the rest is zero
+//!      3  inline: payload; first: bytes of the whole message; more and last: where in the message this slot begins
+//!      4  inline: payload; else zero
+//!      5  generation
+//!      6  XXH3-64 of words 0 to 5, little-endian
+//!      7  sequence again: a canary, not a proof
+//! ```
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{INLINE, RingShape};
+
+pub(super) const WORDS: usize = 8;
+
+/// How a slot carries its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// The whole message, in the header.
+    Inline = 1,
+    /// The whole message, in the cell.
+    Only = 2,
+    /// The first part of a streamed message.
+    First = 3,
+    /// A middle part.
+    More = 4,
+    /// The last part.
+    Last = 5,
+}
+
+impl Form {
+    fn parse(code: u64) -> Option<Self> {
+        [Self::Inline, Self::Only, Self::First, Self::More, Self::Last]
+            .into_iter()
+            .find(|form| *form as u64 == code)
+    }
+}
+
+/// What one slot carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) sequence: u64,
+    pub(super) generation: u64,
+    pub(super) kind: u16,
+    pub(super) tag: u32,
+    pub(super) form: Form,
+    pub(super) bytes: u32,
+    pub(super) about: [u64; 2],
+}
+
+/// What a consumer sees in the line where it expects a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sight {
+    /// Nothing of this turn.
+    Nothing,
+    /// Part of a header: the rest is under way, or the line is corrupt.
+    Torn,
+    /// A whole header that no correct producer writes here; says what of it is wrong.
+    Wrong(&'static str),
+    /// The header.
+    Whole(Header),
+}
+
+impl Header {
+    pub(super) fn words(&self) -> [u64; WORDS] {
+        let length_tag = u64::from(self.bytes) | u64::from(self.tag) << 32;
+        let kind_form = u64::from(self.kind) | (self.form as u64) << 16;
+        let [low, high] = self.about;
+        let body = [self.sequence, length_tag, kind_form, low, high, self.generation];
+        let [a, b, c, d, e, f] = body;
+        [a, b, c, d, e, f, checksum(&body), self.sequence]
+    }
+
+    /// Judges `words`, which were found where the header of `expected` belongs.
+    pub(super) fn see(words: &[u64; WORDS], expected: u64, generation: u64, shape: RingShape) -> Sight {
+        let [sequence, length_tag, kind_form, low, high, theirs, sum, canary] = *words;
+        let used_before = expected > shape.slots();
+        if checksum(&[sequence, length_tag, kind_form, low, high, theirs]) != sum || canary != sequence {
+            // Before the first turn of a slot anything may stand there: extents are not cleared.
+            let begun = used_before || sequence == expected || canary == expected;
+            return if begun { Sight::Torn } else { Sight::Nothing };
+        }
+        if theirs != generation {
+            return if used_before { Sight::Wrong("ring generation") } else { Sight::Nothing };
+        }
+        if used_before && sequence == expected - shape.slots() {
+            return Sight::Nothing;
+        }
+        if sequence != expected {
+            return Sight::Wrong("ring sequence");
+        }
+        let Some(form) = Form::parse(kind_form >> 16) else { return Sight::Wrong("ring message form") };
+        let bytes = length_tag & 0xffff_ffff;
+        let room = if form == Form::Inline { INLINE as u64 } else { shape.cell_bytes() };
+        if bytes > room {
+            return Sight::Wrong("ring message length");
+        }
+        Sight::Whole(Self {
+            sequence,
+            generation,
+            kind: (kind_form & 0xffff) as u16,
+            tag: (length_tag >> 32) as u32,
+            form,
+            bytes: bytes as u32,
+            about: [low, high],
+        })
+    }
+}
+
+fn checksum(body: &[u64; 6]) -> u64 {
+    let mut bytes = [0; 48];
+    for (to, word) in bytes.chunks_exact_mut(8).zip(body) {
+        to.copy_from_slice(&word.to_le_bytes());
+    }
+    xxh3_64(&bytes)
+}
+
+/// Short payload as the two words of an inline header.
+pub(super) fn pack(payload: &[u8]) -> [u64; 2] {
+    let mut bytes = [0; INLINE];
+    bytes[..payload.len()].copy_from_slice(payload);
+    let value = u128::from_le_bytes(bytes);
+    [value as u64, (value >> 64) as u64]
+}
+
+/// The inverse of [`pack`]: fills `into`, which is no longer than [`INLINE`].
+pub(super) fn unpack([low, high]: [u64; 2], into: &mut [u8]) {
+    let bytes = (u128::from(low) | u128::from(high) << 64).to_le_bytes();
+    into.copy_from_slice(&bytes[..into.len()]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO_SLOTS: (u32, u32) = (2, 64);
+
+    fn shape() -> RingShape {
+        RingShape::new(TWO_SLOTS.0, TWO_SLOTS.1).unwrap()
+    }
+
+    fn header(sequence: u64) -> Header {
+        Header {
+            sequence,
+            generation: 7,
+            kind: 3,
+            tag: 9,
+            form: Form::Inline,
+            bytes: 5,
+            about: pack(b"hello"),
+        }
+    }
+
+    #[test]
+    fn a_header_comes_back_as_it_was_written() {
+        let words = header(4).words();
+        assert_eq!(Header::see(&words, 4, 7, shape()), Sight::Whole(header(4)));
+        let mut payload = [0; 5];
+        unpack(header(4).about, &mut payload);
+        assert_eq!(&payload, b"hello");
+    }
+
+    #[test]
+    fn any_flipped_bit_makes_a_header_torn() {
+        for bit in 0..512 {
+            let mut words = header(4).words();
+            words[bit / 64] ^= 1 << (bit % 64);
+            assert_eq!(Header::see(&words, 4, 7, shape()), Sight::Torn, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn the_turn_before_and_other_generations_are_nothing_and_jumps_are_wrong() {
+        assert_eq!(Header::see(&header(2).words(), 4, 7, shape()), Sight::Nothing);
+        assert_eq!(Header::see(&header(2).words(), 2, 8, shape()), Sight::Nothing);
+        assert_eq!(Header::see(&header(2).words(), 4, 8, shape()), Sight::Wrong("ring generation"));
+        assert_eq!(Header::see(&header(6).words(), 4, 7, shape()), Sight::Wrong("ring sequence"));
+        assert_eq!(Header::see(&[0; WORDS], 1, 7, shape()), Sight::Nothing);
+        assert_eq!(Header::see(&[u64::MAX; WORDS], 2, 7, shape()), Sight::Nothing);
+    }
+
+    #[test]
+    fn lengths_and_forms_that_no_producer_writes_are_wrong() {
+        let long = Header { bytes: 17, ..header(1) };
+        assert_eq!(Header::see(&long.words(), 1, 7, shape()), Sight::Wrong("ring message length"));
+        let longer = Header { bytes: 65, form: Form::Only, ..header(1) };
+        assert_eq!(Header::see(&longer.words(), 1, 7, shape()), Sight::Wrong("ring message length"));
+        let mut words = header(1).words();
+        words[2] = 9 << 16;
+        let body: [u64; 6] = words[..6].try_into().unwrap();
+        words[6] = checksum(&body);
+        assert_eq!(Header::see(&words, 1, 7, shape()), Sight::Wrong("ring message form"));
+    }
+}

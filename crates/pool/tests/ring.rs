@@ -1,0 +1,393 @@
+//! Rings between threads that play two hosts in ordinary memory, beside a queue as their oracle.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use polder_mem::{Bell, Heap, HeapShape, Liveness, Memory, Nanos, Offset, ProcessSlot};
+use polder_pool::ring::{Consumer, Envelope, Link, Place, Producer, RingShape, write_back_for_the_dead};
+use polder_pool::summary::Inbox;
+use polder_pool::wait::Patience;
+use polder_pool::{Peer, PoolError};
+
+const CREDITS: Offset = Offset(0);
+const SUMMARY: Offset = Offset(64);
+const LINES: Offset = Offset(4096);
+const QUICK: Patience = Patience { spins: 20, yields: 20, nap: Duration::from_millis(1) };
+
+type Alive = Box<dyn Fn() -> Result<(), PoolError> + Send>;
+
+/// A region for `hosts` hosts of one process; the handles of hosts 0, 1, ….
+fn hosts(hosts: u16) -> Vec<Heap> {
+    let shape = HeapShape { bytes: 1 << 20, hosts, processes: 1, local_words: 1, bells: hosts.into() };
+    let first = Heap::new(shape);
+    let mut all = vec![first.clone()];
+    all.extend((1..hosts).map(|host| first.process(host, ProcessSlot(0))));
+    all
+}
+
+/// What a process of `host` knows of a process of host `peer`.
+fn link(memory: &Heap, host: u16, peer: u16) -> Link<Alive> {
+    let watcher = memory.clone();
+    let alive = move || match watcher.liveness(peer, ProcessSlot(0)) {
+        Liveness::Dead => {
+            Err(PoolError::PeerDead { peer: Peer { host: peer, pid: 7 }, what: "", epoch: 3, sequence: 0 })
+        }
+        _ => Ok(()),
+    };
+    let (bell, wakes) = (Bell(host.into()), Bell(peer.into()));
+    Link { peer: Peer { host: peer, pid: 7 }, epoch: 3, bell, wakes, patience: QUICK, alive: Box::new(alive) }
+}
+
+fn place(generation: u64) -> Place {
+    Place { lines: LINES, credits: CREDITS, generation }
+}
+
+type Ends = (Producer<Heap, Alive>, Consumer<Heap, Alive>);
+
+/// Both ends of a ring from host 0 to host 1.
+fn ring(slots: u32, cell_bytes: u32) -> Ends {
+    let memories = hosts(2);
+    let shape = RingShape::new(slots, cell_bytes).unwrap();
+    (sender(&memories, shape, 1), receiver(&memories, shape, 1))
+}
+
+fn sender(memories: &[Heap], shape: RingShape, generation: u64) -> Producer<Heap, Alive> {
+    Producer::new(memories[0].clone(), shape, place(generation), link(&memories[0], 0, 1))
+}
+
+fn receiver(memories: &[Heap], shape: RingShape, generation: u64) -> Consumer<Heap, Alive> {
+    Consumer::new(memories[1].clone(), shape, place(generation), link(&memories[1], 1, 0))
+}
+
+fn message(number: u64, bytes: usize) -> Vec<u8> {
+    (0..bytes as u64).map(|at| (number.wrapping_mul(151) + at.wrapping_mul(7) + 1) as u8).collect()
+}
+
+fn soon(memory: &Heap) -> Nanos {
+    memory.now() + Duration::from_secs(20)
+}
+
+fn at_once(memory: &Heap) -> Nanos {
+    memory.now() + Duration::from_millis(5)
+}
+
+/// Splitmix64: seeded, and printed by the tests that use it.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (word ^ (word >> 31)) % below
+    }
+}
+
+#[test]
+fn every_form_arrives_whole_and_in_order_through_one_two_and_three_slots() {
+    for slots in 1..=3 {
+        let (mut producer, mut consumer) = ring(slots, 128);
+        let mut into = Vec::new();
+        for (number, bytes) in [0, 1, 15, 16, 17, 63, 64, 127, 128, 129, 256, 1000, 5].into_iter().enumerate()
+        {
+            let sent = message(number as u64, bytes);
+            let envelope =
+                Envelope { kind: number as u16, tag: 0xffff_fff0 + number as u32, bytes: bytes as u64 };
+            let popped = loop {
+                let pushed = producer.try_push(envelope.kind, envelope.tag, &sent).unwrap();
+                match consumer.try_pop_into(&mut into).unwrap() {
+                    Some(popped) if pushed => break popped,
+                    popped => assert_eq!((popped, pushed), (None, false), "{bytes} bytes in {slots} slots"),
+                }
+            };
+            assert_eq!((popped, &into), (envelope, &sent), "{bytes} bytes in {slots} slots");
+        }
+    }
+}
+
+#[test]
+fn a_ring_behaves_like_a_queue_of_as_many_messages_as_it_has_slots() {
+    for seed in 0..200 {
+        let mut dice = Dice(seed);
+        let slots = 1 + dice.roll(5);
+        let (mut producer, mut consumer) = ring(slots as u32, 64);
+        let (mut queue, mut into) = (VecDeque::new(), Vec::new());
+        for number in 0..300 {
+            if dice.roll(2) == 0 {
+                let sent = message(number, dice.roll(65) as usize);
+                let pushed = producer.try_push(1, number as u32, &sent).unwrap();
+                assert!(pushed || !queue.is_empty(), "no room in an empty ring, seed {seed}");
+                assert!(!pushed || queue.len() < slots as usize, "seed {seed}");
+                queue.extend(pushed.then_some((number as u32, sent)));
+            } else {
+                let ahead = consumer.peek().unwrap();
+                let popped = consumer.try_pop_into(&mut into).unwrap();
+                assert_eq!(ahead, popped, "seed {seed}");
+                let popped = popped.map(|envelope| (envelope.tag, into.clone()));
+                assert_eq!(popped, queue.pop_front(), "seed {seed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn two_threads_exchange_messages_of_all_sizes_through_few_slots() {
+    for (slots, cell_bytes) in [(1, 64), (2, 64), (3, 128), (8, 256)] {
+        let (mut producer, mut consumer) = ring(slots, cell_bytes);
+        let memory = hosts(1).remove(0);
+        let deadline = soon(&memory);
+        let size = |number: u64| (Dice(number).roll(6) * Dice(number ^ 99).roll(200)) as usize;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for number in 0..3000 {
+                    producer.push(2, number as u32, &message(number, size(number)), deadline).unwrap();
+                }
+            });
+            for number in 0..3000 {
+                let (envelope, bytes) = consumer.pop(deadline).unwrap();
+                assert_eq!((envelope.tag, bytes), (number as u32, message(number, size(number))));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_message_is_received_into_a_slice_and_stays_when_the_slice_is_too_short() {
+    let (mut producer, mut consumer) = ring(4, 64);
+    let sent = message(1, 200);
+    assert!(producer.try_push(1, 2, &sent).unwrap());
+    assert_eq!(consumer.peek().unwrap().unwrap().bytes, 200);
+    assert!(matches!(consumer.try_pop_slice(&mut [0; 199]), Err(PoolError::Argument { .. })));
+    let mut into = [9; 201];
+    assert_eq!(consumer.try_pop_slice(&mut into).unwrap().unwrap().bytes, 200);
+    assert_eq!((&into[..200], into[200]), (&sent[..], 9));
+}
+
+#[test]
+fn a_full_ring_times_out_without_damage_and_goes_on_when_there_is_room() {
+    let memories = hosts(2);
+    let shape = RingShape::new(2, 64).unwrap();
+    let (mut producer, mut consumer) = (sender(&memories, shape, 1), receiver(&memories, shape, 1));
+    assert!(producer.try_push(1, 0, b"a").unwrap() && producer.try_push(1, 1, b"b").unwrap());
+    let late = producer.push(1, 2, b"c", at_once(&memories[0])).unwrap_err();
+    assert!(matches!(late, PoolError::Timeout { sequence: 3, epoch: 3, .. }), "{late}");
+    assert_eq!(consumer.pop(soon(&memories[1])).unwrap().1, b"a");
+    producer.push(1, 2, b"c", soon(&memories[0])).unwrap();
+    assert_eq!(consumer.pop(soon(&memories[1])).unwrap().1, b"b");
+    assert_eq!(consumer.pop(soon(&memories[1])).unwrap().1, b"c");
+    let late = consumer.pop(at_once(&memories[1])).unwrap_err();
+    assert!(matches!(late, PoolError::Timeout { sequence: 4, .. }), "{late}");
+}
+
+#[test]
+fn an_idle_consumer_returns_credits_that_make_no_batch() {
+    let (mut producer, mut consumer) = ring(16, 64);
+    let mut into = Vec::new();
+    for number in 0..16 {
+        assert!(producer.try_push(1, number, b"x").unwrap());
+    }
+    consumer.try_pop_into(&mut into).unwrap();
+    assert!(!producer.try_push(1, 16, b"x").unwrap(), "one credit is no batch of four");
+    consumer.return_credits();
+    assert!(producer.try_push(1, 16, b"x").unwrap());
+    while consumer.try_pop_into(&mut into).unwrap().is_some() {}
+    for _ in 0..8 {
+        assert_eq!(consumer.try_pop_into(&mut into).unwrap(), None);
+    }
+    for number in 0..16 {
+        assert!(producer.try_push(1, number, b"x").unwrap(), "credit {number}");
+    }
+}
+
+#[test]
+fn the_survivor_reads_an_exact_prefix_and_then_the_name_of_the_dead() {
+    let mut memories = hosts(2);
+    let shape = RingShape::new(4, 64).unwrap();
+    let (mut producer, mut consumer) = (sender(&memories, shape, 1), receiver(&memories, shape, 1));
+    assert!(producer.try_push(1, 0, b"whole").unwrap());
+    assert!(!producer.try_push(1, 1, &message(1, 1000)).unwrap(), "only parts of it fit");
+    let deadline = soon(&memories[1]);
+    drop((producer, memories.remove(0)));
+    write_back_for_the_dead(&memories[0], shape, &place(1));
+    assert_eq!(consumer.pop(deadline).unwrap().1, b"whole");
+    let dead = consumer.pop(deadline).unwrap_err();
+    let peer = Peer { host: 0, pid: 7 };
+    assert_eq!(dead, PoolError::PeerDead { peer, what: "message slot", epoch: 3, sequence: 5 });
+    let broken = PoolError::Broken { what: "ring", cause: Box::new(dead) };
+    assert_eq!(consumer.pop(deadline).unwrap_err(), broken);
+    assert_eq!(consumer.try_pop_into(&mut Vec::new()).unwrap_err(), broken);
+}
+
+#[test]
+fn a_producer_learns_that_the_consumer_died_when_there_is_no_room() {
+    let mut memories = hosts(2);
+    let shape = RingShape::new(1, 64).unwrap();
+    let (mut producer, consumer) = (sender(&memories, shape, 1), receiver(&memories, shape, 1));
+    let deadline = soon(&memories[0]);
+    drop((consumer, memories.remove(1)));
+    producer.push(1, 0, b"fits", deadline).unwrap();
+    let dead = producer.push(1, 1, b"does not", deadline).unwrap_err();
+    assert!(matches!(dead, PoolError::PeerDead { sequence: 2, epoch: 3, .. }), "{dead}");
+    assert!(matches!(producer.try_push(1, 1, b"x"), Err(PoolError::Broken { .. })));
+}
+
+#[test]
+fn a_timeout_within_a_streamed_message_ends_the_ring_of_its_producer() {
+    let memories = hosts(2);
+    let shape = RingShape::new(2, 64).unwrap();
+    let (mut producer, _consumer) = (sender(&memories, shape, 1), receiver(&memories, shape, 1));
+    let late = producer.push(1, 0, &[1; 500], at_once(&memories[0])).unwrap_err();
+    assert!(matches!(late, PoolError::Timeout { .. }), "{late}");
+    assert!(matches!(producer.try_push(1, 0, b"x"), Err(PoolError::Broken { .. })));
+}
+
+#[test]
+fn a_restarted_producer_waits_for_the_consumer_and_what_came_before_is_not_seen_again() {
+    let memories = hosts(2);
+    let shape = RingShape::new(2, 64).unwrap();
+    let (mut producer, mut consumer) = (sender(&memories, shape, 1), receiver(&memories, shape, 1));
+    assert!(producer.try_push(1, 0, b"old").unwrap() && producer.try_push(1, 1, b"older").unwrap());
+    let mut restarted = sender(&memories, shape, 2);
+    assert!(!restarted.try_push(1, 2, b"new").unwrap(), "the old messages are still to be read");
+    assert_eq!(consumer.pop(soon(&memories[1])).unwrap().1, b"old");
+    let mut renewed = receiver(&memories, shape, 2);
+    assert_eq!(renewed.try_pop_into(&mut Vec::new()).unwrap(), None);
+    assert!(restarted.try_push(1, 2, b"new").unwrap());
+    assert_eq!(renewed.pop(soon(&memories[1])).unwrap().1, b"new");
+    let gone = producer.try_push(1, 3, b"late").unwrap_err();
+    assert!(matches!(gone, PoolError::PeerDead { sequence: 3, .. }), "{gone}");
+}
+
+#[test]
+fn a_header_that_stays_torn_is_corrupt_at_the_deadline() {
+    let memories = hosts(2);
+    let shape = RingShape::new(2, 64).unwrap();
+    let (mut producer, mut consumer) = (sender(&memories, shape, 1), receiver(&memories, shape, 1));
+    assert!(producer.try_push(1, 0, b"x").unwrap());
+    let whole = memories[0].load(LINES.word(3)).unwrap();
+    memories[0].store(LINES.word(3), !whole);
+    assert_eq!(consumer.try_pop_into(&mut Vec::new()).unwrap(), None);
+    let torn = consumer.pop(at_once(&memories[1])).unwrap_err();
+    assert_eq!(torn, PoolError::Corrupt { offset: LINES, what: "ring header" });
+    assert!(matches!(consumer.peek(), Err(PoolError::Broken { .. })));
+}
+
+#[test]
+fn credits_that_were_never_sent_are_corrupt() {
+    let memories = hosts(2);
+    let shape = RingShape::new(1, 64).unwrap();
+    let mut producer = sender(&memories, shape, 1);
+    polder_pool::line::publish(&memories[1], CREDITS, &[1, 1, 0, 0, 0, 0, 0]);
+    let jump = producer.try_push(1, 0, b"x").unwrap_err();
+    assert_eq!(jump, PoolError::Corrupt { offset: CREDITS, what: "ring credit" });
+    let mut producer = sender(&memories, shape, 1);
+    memories[1].store(CREDITS, 0);
+    let torn = producer.push(1, 0, b"x", at_once(&memories[0])).unwrap_err();
+    assert_eq!(torn, PoolError::Corrupt { offset: CREDITS, what: "ring credit line" });
+}
+
+#[test]
+fn a_message_longer_than_the_consumer_takes_is_corrupt() {
+    let (mut producer, consumer) = ring(4, 64);
+    let mut consumer = consumer.with_longest(199);
+    assert!(producer.try_push(1, 0, &[7; 200]).unwrap());
+    let long = consumer.try_pop_into(&mut Vec::new()).unwrap_err();
+    assert_eq!(long, PoolError::Corrupt { offset: LINES, what: "ring message length" });
+}
+
+/// Rings from hosts 0, 1, … to the last host, each with its word in the summary line.
+fn star(memories: &[Heap], summaries: bool) -> (Vec<Producer<Heap, Alive>>, Inbox<Heap, Alive>) {
+    let shape = RingShape::new(4, 64).unwrap();
+    let last = memories.len() - 1;
+    let (mut producers, mut consumers) = (Vec::new(), Vec::new());
+    for host in 0..last {
+        let lines = LINES + host as u64 * 8192;
+        let place = Place { lines, credits: CREDITS.lines(8 + host as u64), generation: 1 };
+        let out = link(&memories[host], host as u16, last as u16);
+        let mut producer = Producer::new(memories[host].clone(), shape, place, out);
+        let intake = link(&memories[last], last as u16, host as u16);
+        let mut consumer = Consumer::new(memories[last].clone(), shape, place, intake);
+        if summaries {
+            let word = SUMMARY.lines(host as u64);
+            (producer, consumer) = (producer.with_summary(word), consumer.with_summary(word));
+        }
+        producers.push(producer);
+        consumers.push(consumer);
+    }
+    (producers, Inbox::new(memories[last].clone(), consumers, Bell(last as u32), QUICK))
+}
+
+#[test]
+fn an_inbox_gives_every_ring_its_turn() {
+    for summaries in [false, true] {
+        let memories = hosts(4);
+        let (mut producers, mut inbox) = star(&memories, summaries);
+        for round in 0..4 {
+            for producer in &mut producers {
+                assert!(producer.try_push(1, round, b"x").unwrap());
+            }
+        }
+        let mut order = Vec::new();
+        while let Some((ring, envelope)) = inbox.try_next(&mut Vec::new()).unwrap() {
+            order.push((envelope.tag, ring));
+        }
+        let fair: Vec<_> = (0..4).flat_map(|round| (0..3).map(move |ring| (round, ring))).collect();
+        assert_eq!(order, fair);
+    }
+}
+
+#[test]
+fn an_inbox_names_a_dead_sender_once_and_goes_on_with_the_others() {
+    for summaries in [false, true] {
+        let mut memories = hosts(3);
+        let (mut producers, mut inbox) = star(&memories, summaries);
+        let receiver = memories.pop().unwrap();
+        assert!(producers[0].try_push(1, 5, b"last words").unwrap());
+        // As if it had died between the header and the word that counts it.
+        memories[0].store(SUMMARY, 0);
+        drop((producers.remove(0), memories.remove(0)));
+        let mut into = Vec::new();
+        assert_eq!(inbox.next(&mut into, soon(&receiver)).unwrap().0, 0);
+        assert_eq!(into, b"last words");
+        let dead = inbox.next(&mut into, soon(&receiver)).unwrap_err();
+        assert!(
+            matches!(dead, PoolError::PeerDead { peer: Peer { host: 0, .. }, sequence: 2, .. }),
+            "{dead}"
+        );
+        let late = inbox.next(&mut into, at_once(&receiver)).unwrap_err();
+        assert!(matches!(late, PoolError::Timeout { .. }), "{late}");
+        assert!(producers[0].try_push(1, 6, b"on").unwrap());
+        assert_eq!(inbox.next(&mut into, soon(&receiver)).unwrap().0, 1);
+        drop((producers, memories));
+        assert!(matches!(inbox.next(&mut into, soon(&receiver)), Err(PoolError::PeerDead { .. })));
+        assert!(matches!(inbox.next(&mut into, soon(&receiver)), Err(PoolError::Broken { .. })));
+    }
+}
+
+#[test]
+fn an_inbox_serves_many_threads() {
+    let memories = hosts(5);
+    let (producers, mut inbox) = star(&memories, true);
+    let deadline = soon(&memories[0]);
+    std::thread::scope(|scope| {
+        for mut producer in producers {
+            scope.spawn(move || {
+                for number in 0..1000 {
+                    producer
+                        .push(1, number as u32, &message(number, (number % 150) as usize), deadline)
+                        .unwrap();
+                }
+            });
+        }
+        let (mut next, mut into) = ([0; 4], Vec::new());
+        for _ in 0..4000 {
+            let (ring, envelope) = inbox.next(&mut into, deadline).unwrap();
+            assert_eq!(
+                (u64::from(envelope.tag), &into),
+                (next[ring], &message(next[ring], (next[ring] % 150) as usize))
+            );
+            next[ring] += 1;
+        }
+    });
+}
