@@ -11,6 +11,7 @@
 
 mod consumer;
 mod header;
+pub mod hostile;
 mod link;
 mod producer;
 

@@ -391,3 +391,13 @@ fn an_inbox_serves_many_threads() {
         }
     });
 }
+
+#[test]
+fn a_hostile_peer_causes_errors_and_never_a_panic() {
+    for seed in 0..20_000 {
+        let mut dice = Dice(seed);
+        let script: Vec<u8> = (0..dice.roll(400)).map(|_| dice.roll(256) as u8).collect();
+        let run = std::panic::catch_unwind(|| polder_pool::ring::hostile::drive(&script));
+        assert!(run.is_ok(), "seed {seed}");
+    }
+}

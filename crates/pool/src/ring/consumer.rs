@@ -146,6 +146,11 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
         self.intake.return_credits(&self.link);
     }
 
+    /// Bytes that have come of a streamed message.
+    pub(super) fn come(&self) -> Option<u64> {
+        self.intake.streaming.map(|streaming| streaming.come)
+    }
+
     pub(crate) fn summary(&self) -> Option<Offset> {
         self.summary
     }

@@ -33,10 +33,10 @@ pub(super) enum Form {
 }
 
 impl Form {
+    pub(super) const ALL: [Self; 5] = [Self::Inline, Self::Only, Self::First, Self::More, Self::Last];
+
     fn parse(code: u64) -> Option<Self> {
-        [Self::Inline, Self::Only, Self::First, Self::More, Self::Last]
-            .into_iter()
-            .find(|form| *form as u64 == code)
+        Self::ALL.into_iter().find(|form| *form as u64 == code)
     }
 }
 

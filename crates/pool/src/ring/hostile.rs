@@ -1,0 +1,176 @@
+//! A hostile peer at each end of a ring, driven by bytes: whatever it writes, the victim gets messages or errors.
+//!
+//! Of two rings the peer owns the producer's extent of the one and the consumer's line of the other. A script of bytes
+//! says what it stores there, down to single words, and what the victims do between.
+
+use std::time::Duration;
+
+use polder_mem::{Bell, Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
+
+use super::header::{Form, Header, WORDS};
+use super::{Consumer, INLINE, Link, Place, Producer, RingShape};
+use crate::wait::Patience;
+use crate::{Peer, PoolError, line};
+
+const LONGEST: u64 = 700;
+/// The hostile consumer's credit line; then the victim's.
+const CREDITS: [Offset; 2] = [Offset(0), Offset(64)];
+/// The victim's producer extent; then the hostile one.
+const LINES: [Offset; 2] = [Offset(1024), Offset(2048)];
+
+type Alive = fn() -> Result<(), PoolError>;
+
+/// Runs the script `bytes`.
+///
+/// # Panics
+/// When a victim returns what no ring may return, or writes a line of the peer's.
+pub fn drive(bytes: &[u8]) {
+    let mut script = Script(bytes);
+    let shape = RingShape::new(1 + u32::from(script.byte() % 3), 64 * (1 + u32::from(script.byte() % 3)))
+        .expect("a shape in range");
+    let heap = Heap::new(HeapShape { bytes: 4096, hosts: 2, processes: 1, local_words: 0, bells: 2 });
+    let peer = heap.process(1, ProcessSlot(0));
+    let mut victim = Victim::new(&heap, shape, 1);
+    while !script.0.is_empty() {
+        match script.byte() % 8 {
+            0 => store_word(&peer, shape, &mut script),
+            1 | 2 => store_header(&peer, shape, &victim, &mut script),
+            3 => store_credit(&peer, &victim, &mut script),
+            op => {
+                let before = theirs(&peer, shape);
+                if victim.act(op, &mut script) {
+                    victim = Victim::new(&heap, shape, victim.generation + 1);
+                }
+                assert_eq!(theirs(&peer, shape), before, "a victim wrote in the peer's lines");
+            }
+        }
+    }
+}
+
+/// What is left of the script; zeros follow it.
+struct Script<'a>(&'a [u8]);
+
+impl Script<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    fn word(&mut self) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
+    }
+
+    /// Mostly near `usual`, sometimes anything.
+    fn near(&mut self, usual: u64) -> u64 {
+        match self.byte() {
+            255 => self.word(),
+            byte @ 224.. => usual.wrapping_add(u64::from(byte % 8)),
+            byte @ 192.. => usual.wrapping_sub(u64::from(byte % 8)),
+            _ => usual,
+        }
+    }
+}
+
+/// The ends that must bear it.
+struct Victim {
+    generation: u64,
+    memory: Heap,
+    producer: Producer<Heap, Alive>,
+    consumer: Consumer<Heap, Alive>,
+    into: Vec<u8>,
+}
+
+impl Victim {
+    fn new(memory: &Heap, shape: RingShape, generation: u64) -> Self {
+        let link = || {
+            let patience = Patience { spins: 1, yields: 0, nap: Duration::ZERO };
+            let alive: Alive = || Ok(());
+            Link { peer: Peer { host: 1, pid: 0 }, epoch: 1, bell: Bell(0), wakes: Bell(1), patience, alive }
+        };
+        let place = |ring: usize| Place { lines: LINES[ring], credits: CREDITS[ring], generation };
+        Self {
+            generation,
+            memory: memory.clone(),
+            producer: Producer::new(memory.clone(), shape, place(0), link()),
+            consumer: Consumer::new(memory.clone(), shape, place(1), link()).with_longest(LONGEST),
+            into: Vec::new(),
+        }
+    }
+
+    /// Does one thing; whether a ring has ended.
+    fn act(&mut self, op: u8, script: &mut Script<'_>) -> bool {
+        let now = self.memory.now();
+        let outcome = match op {
+            4 => {
+                self.consumer.try_pop_into(&mut self.into).map(|popped| popped.map(|envelope| envelope.bytes))
+            }
+            5 => self.consumer.pop_into(&mut self.into, now).map(|envelope| Some(envelope.bytes)),
+            6 => {
+                self.into.resize(script.byte().into(), 0);
+                let popped = self.consumer.try_pop_slice(&mut self.into);
+                popped.map(|popped| popped.map(|envelope| envelope.bytes.max(self.into.len() as u64)))
+            }
+            _ => {
+                let message = vec![7; usize::from(script.byte()) * 4];
+                self.producer.push(1, 2, &message, now).map(|()| None)
+            }
+        };
+        match outcome {
+            Ok(None) => false,
+            Ok(Some(bytes)) => {
+                assert!(self.into.len() as u64 == bytes && bytes <= LONGEST, "{bytes} bytes were received");
+                false
+            }
+            Err(PoolError::Argument { .. }) => false,
+            Err(PoolError::Timeout { .. }) => op == 7,
+            Err(PoolError::Corrupt { .. } | PoolError::PeerDead { .. } | PoolError::Broken { .. }) => true,
+            Err(error) => panic!("not an error of a hostile peer: {error}"),
+        }
+    }
+}
+
+/// Any word of the lines that the peer owns.
+fn store_word(peer: &Heap, shape: RingShape, script: &mut Script<'_>) {
+    let words = WORDS as u64 + shape.producer_bytes() / 8;
+    let index = u64::from(script.byte()) % words;
+    let at = if index < WORDS as u64 { CREDITS[0].word(index) } else { LINES[1].word(index - WORDS as u64) };
+    peer.store(at, script.word());
+}
+
+/// A header whose checksum is right and whose fields are almost so.
+fn store_header(peer: &Heap, shape: RingShape, victim: &Victim, script: &mut Script<'_>) {
+    let expected = victim.consumer.sequence();
+    let about = match victim.consumer.come() {
+        Some(come) => come,
+        None => script.byte().into(),
+    };
+    let header = Header {
+        sequence: script.near(expected),
+        generation: script.near(victim.generation),
+        kind: 1,
+        tag: 2,
+        form: Form::ALL[usize::from(script.byte()) % Form::ALL.len()],
+        bytes: script.near(INLINE as u64) as u32,
+        about: [script.near(about), 0],
+    };
+    let at = LINES[1].lines((expected - 1) % shape.slots());
+    for (index, word) in (0..).zip(header.words()) {
+        peer.store(at.word(index), word);
+    }
+}
+
+/// A credit line whose checksum is right and whose words are almost so.
+fn store_credit(peer: &Heap, victim: &Victim, script: &mut Script<'_>) {
+    let consumed = script.near(victim.producer.sequence() - 1);
+    line::publish(peer, CREDITS[0], &[consumed, script.near(victim.generation), 0, 0, 0, 0, 0]);
+}
+
+/// Everything in the lines that only the peer may write.
+fn theirs(peer: &Heap, shape: RingShape) -> (Vec<u8>, [u8; LINE as usize]) {
+    let (mut lines, mut credits) = (vec![0; shape.producer_bytes() as usize], [0; LINE as usize]);
+    peer.copy_out(LINES[1], &mut lines)
+        .and_then(|()| peer.copy_out(CREDITS[0], &mut credits))
+        .expect("ordinary memory");
+    (lines, credits)
+}
