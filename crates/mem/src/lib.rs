@@ -8,6 +8,7 @@ mod bounds;
 mod clock;
 mod heap;
 mod memory;
+pub mod model;
 mod offset;
 
 pub use heap::{Heap, HeapShape};

@@ -1,0 +1,75 @@
+//! A protocol's suite, as `cargo test` and `polder verify` run it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::explore::{Explorer, Outcome, Report};
+use super::mutants::{Harmless, Mutant, judge};
+
+/// One protocol, as a function of a seed, with the mutants of it that do no harm.
+#[derive(Clone)]
+pub struct Suite {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// What it shows, in a sentence.
+    pub about: &'static str,
+    run: Arc<dyn Fn(u64) -> Outcome + Send + Sync>,
+    harmless: &'static [Harmless],
+}
+
+impl Suite {
+    /// A suite whose mutants must all be caught.
+    pub fn new(
+        name: &'static str,
+        about: &'static str,
+        run: impl Fn(u64) -> Outcome + Send + Sync + 'static,
+    ) -> Self {
+        Self { name, about, run: Arc::new(run), harmless: &[] }
+    }
+
+    /// Lists the mutants that may survive.
+    #[must_use]
+    pub fn harmless(mut self, harmless: &'static [Harmless]) -> Self {
+        self.harmless = harmless;
+        self
+    }
+
+    /// Runs one schedule.
+    ///
+    /// # Errors
+    /// Its failure.
+    pub fn run(&self, seed: u64) -> Outcome {
+        (self.run)(seed)
+    }
+
+    /// Runs `schedules` schedules on one OS thread, from seed 0, until the first failure.
+    #[must_use]
+    pub fn explore(&self, schedules: u64) -> Report {
+        Explorer::new(self.name, schedules).run(|seed| self.run(seed))
+    }
+
+    /// Runs all mutants, each until it is caught or through `schedules` schedules, and holds the survivors against the
+    /// list.
+    ///
+    /// # Errors
+    /// The table, when a mutant survives that is not listed, or an entry of the list names none.
+    ///
+    /// # Panics
+    /// When the suite fails without any change.
+    pub fn mutants(&self, explorer: &Explorer<'_>) -> Result<Vec<Mutant>, String> {
+        let found = explorer.mutants(|seed| self.run(seed));
+        match judge(&found, self.harmless) {
+            Ok(()) => Ok(found),
+            Err(complaints) => {
+                let table: Vec<String> = found.iter().map(ToString::to_string).collect();
+                Err(format!("{}:\n{}\n\n{complaints}", self.name, table.join("\n")))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Suite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Suite {{ {}: {} }}", self.name, self.about)
+    }
+}
