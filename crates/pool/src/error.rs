@@ -92,6 +92,16 @@ pub enum PoolError {
         /// A hash of the holder's boot id.
         boot: u64,
     },
+    /// The keeper gives host ids, and has not given this one.
+    #[error(
+        "host {host} is not a member in epoch {epoch}: the keeper gives the ids of this pool; claim one from it (`polder keeper` must run)"
+    )]
+    NotAdmitted {
+        /// The host id.
+        host: u16,
+        /// The epoch of the view without it.
+        epoch: u64,
+    },
     /// This host was taken out of the view.
     #[error("host {host} was evicted in epoch {epoch}; restart its processes to join again")]
     Evicted {

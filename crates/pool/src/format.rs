@@ -47,7 +47,7 @@
 //! | 3 | spare, 0 |
 //! | 4 + host | grant: which incarnation holds the host id |
 //!
-//! The words of these lines, and of claim, host, process and heartbeat lines, stand in [`crate::membership`].
+//! The words of all these lines stand in [`crate::view`] and [`crate::membership`].
 //!
 //! # Shard
 //! | part | bytes |
@@ -67,7 +67,7 @@
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
-use polder_mem::{LINE, Memory, Offset, ProcessSlot};
+use polder_mem::{Bell, LINE, Memory, Offset, ProcessSlot};
 
 use crate::line::{self, Words};
 use crate::{PoolError, word};
@@ -595,6 +595,12 @@ impl Layout {
     pub fn entry(&self, host: u16, slot: u32) -> Offset {
         assert!(slot < self.slots, "directory slot {slot} is not below {}", self.slots);
         (self.shard(host).0 + self.directory).lines(slot.into())
+    }
+
+    /// The doorbell of the process at `slot` of `host`.
+    #[must_use]
+    pub fn bell(&self, host: u16, slot: ProcessSlot) -> Bell {
+        Bell(u32::from(host) * u32::from(self.geometry.processes) + self.process(slot) as u32)
     }
 
     /// The directory slots, one a level, where a name of this hash may stand; the same in every shard.

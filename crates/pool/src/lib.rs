@@ -8,11 +8,17 @@ mod error;
 pub mod format;
 pub mod line;
 pub mod local;
+pub mod membership;
+mod pool;
 pub mod ring;
 pub mod settings;
 pub mod summary;
+pub mod view;
 pub mod wait;
 pub mod word;
 
 pub use error::{Peer, PoolError};
 pub use format::{Geometry, Layout, Overwrite, Superblock, Uuid, format, read_superblock};
+pub use membership::{Heartbeats, HostLine, HostState, Process, ProcessState};
+pub use pool::{Member, PeerState, Pool};
+pub use view::{Ids, View};

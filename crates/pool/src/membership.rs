@@ -1,0 +1,331 @@
+//! Hosts and processes: who is there, and how others know that it lives.
+//!
+//! Each host has one line that says which incarnation of it holds the host id, and for each of its processes a line that
+//! says who it is and a heartbeat line. A heartbeat is a counter, timed by its reader's clock. Only processes of a host
+//! write its lines; what a dead process left is put right by another process of the same host, which shares its caches.
+//!
+//! # Words of a host line
+//! | word | what |
+//! |---|---|
+//! | 0 | state: 0 free, 1 live, 2 left |
+//! | 1 | hash of the boot id |
+//! | 2 | incarnation, from 1: another for each boot, and after each eviction |
+//! | 3 | epoch of the view in which it joined |
+//! | 4..7 | spare, 0 |
+//!
+//! # Words of a process line
+//! | word | what |
+//! |---|---|
+//! | 0 | state: 0 free, 1 live, 2 left, 3 dead |
+//! | 1 | incarnation: which process it is of those that were ever at the slot, from 1 |
+//! | 2 | process id |
+//! | 3 | incarnation of its host |
+//! | 4 | job id |
+//! | 5 | the job's quota on this host in bytes |
+//! | 6 | spare, 0 |
+//!
+//! # Words of a heartbeat line
+//! | word | what |
+//! |---|---|
+//! | 0 | counter |
+//! | 1 | incarnation of the process, or 0 for a keeper's |
+//! | 2..7 | spare, 0 |
+//!
+//! # Words of a claim line
+//! | word | what |
+//! |---|---|
+//! | 0 | 1 a claimant asks for the id, 2 somebody asks to evict, 3 somebody says that the host is fenced |
+//! | 1 | nonce of who asks |
+//! | 2 | hash of the claimant's boot id |
+//! | 3 | the incarnation that is to be evicted, or is fenced |
+//! | 4..7 | spare, 0 |
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use polder_mem::{Fault, Memory, Nanos, Offset, ProcessSlot};
+
+use crate::format::{Layout, read_settled};
+use crate::line::{self, Words};
+use crate::{Peer, PoolError};
+
+/// What a host's line says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum HostState {
+    /// Nobody ever held the id.
+    #[default]
+    Free,
+    /// The host is in the pool.
+    Live,
+    /// Its last process has left; its objects stay.
+    Left,
+}
+
+/// Which incarnation of a host holds a host id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct HostLine {
+    /// Whether it is there.
+    pub state: HostState,
+    /// A hash of its boot id.
+    pub boot: u64,
+    /// From 1: another for each boot, and after each eviction.
+    pub incarnation: u64,
+    /// The epoch of the view in which it joined.
+    pub epoch: u64,
+}
+
+impl HostLine {
+    pub(crate) const fn encode(&self) -> Words {
+        let state = match self.state {
+            HostState::Free => 0,
+            HostState::Live => 1,
+            HostState::Left => 2,
+        };
+        [state, self.boot, self.incarnation, self.epoch, 0, 0, 0]
+    }
+
+    pub(crate) const fn decode(words: &Words) -> Option<Self> {
+        let [state, boot, incarnation, epoch, ..] = *words;
+        let state = match state {
+            0 => HostState::Free,
+            1 => HostState::Live,
+            2 => HostState::Left,
+            _ => return None,
+        };
+        Some(Self { state, boot, incarnation, epoch })
+    }
+
+    pub(crate) fn read<M: Memory>(memory: &M, layout: &Layout, host: u16) -> Result<Self, PoolError> {
+        let at = layout.host_line(host);
+        let words = read_settled(memory, at, "host line")?;
+        Self::decode(&words).ok_or(PoolError::Corrupt { offset: at, what: "host line" })
+    }
+}
+
+/// What a process's line says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum ProcessState {
+    /// Nobody was ever at the slot.
+    #[default]
+    Free,
+    /// The process is in the pool, or died and nobody has noticed yet.
+    Live,
+    /// It left.
+    Left,
+    /// It died, and another process of its host has cleaned up after it.
+    Dead,
+}
+
+/// A process, as its line says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Process {
+    /// Its host id.
+    pub host: u16,
+    /// Its slot.
+    pub slot: ProcessSlot,
+    /// Whether it is there.
+    pub state: ProcessState,
+    /// Which process it is of those that were ever at the slot, from 1.
+    pub incarnation: u64,
+    /// Its process id.
+    pub pid: u32,
+    /// The incarnation of its host.
+    pub host_incarnation: u64,
+    /// Its job id.
+    pub job: u64,
+    /// The job's quota on this host in bytes.
+    pub quota: u64,
+}
+
+impl Process {
+    /// As errors name it.
+    #[must_use]
+    pub const fn peer(&self) -> Peer {
+        Peer { host: self.host, pid: self.pid }
+    }
+
+    pub(crate) fn encode(&self) -> Words {
+        let state = match self.state {
+            ProcessState::Free => 0,
+            ProcessState::Live => 1,
+            ProcessState::Left => 2,
+            ProcessState::Dead => 3,
+        };
+        [state, self.incarnation, self.pid.into(), self.host_incarnation, self.job, self.quota, 0]
+    }
+
+    pub(crate) fn decode(words: &Words, host: u16, slot: ProcessSlot) -> Option<Self> {
+        let [state, incarnation, pid, host_incarnation, job, quota, _] = *words;
+        let state = match state {
+            0 => ProcessState::Free,
+            1 => ProcessState::Live,
+            2 => ProcessState::Left,
+            3 => ProcessState::Dead,
+            _ => return None,
+        };
+        let pid = u32::try_from(pid).ok()?;
+        Some(Self { host, slot, state, incarnation, pid, host_incarnation, job, quota })
+    }
+
+    /// Reads the process line at `slot` of `host`.
+    pub(crate) fn read<M: Memory>(
+        memory: &M,
+        layout: &Layout,
+        host: u16,
+        slot: ProcessSlot,
+    ) -> Result<Self, PoolError> {
+        let at = layout.process_line(host, slot);
+        let words = read_settled(memory, at, "process line")?;
+        Self::decode(&words, host, slot).ok_or(PoolError::Corrupt { offset: at, what: "process line" })
+    }
+}
+
+/// What a heartbeat line says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Beat {
+    /// Grows while its writer lives.
+    pub count: u64,
+    /// The incarnation of the process, 0 for a keeper's.
+    pub incarnation: u64,
+}
+
+impl Beat {
+    /// Publishes this beat; nobody else writes the line.
+    // SYNC: pairs with `Beat::read`.
+    pub(crate) fn publish<M: Memory>(self, memory: &M, at: Offset) {
+        line::publish(memory, at, &[self.count, self.incarnation, 0, 0, 0, 0, 0]);
+    }
+
+    /// What the line says now; `None` while it is torn, which is no news.
+    pub(crate) fn read<M: Memory>(memory: &M, at: Offset) -> Result<Option<Self>, Fault> {
+        let words = line::read(memory, at)?;
+        Ok(words.map(|[count, incarnation, ..]| Self { count, incarnation }))
+    }
+}
+
+/// Times heartbeats by the reader's own clock.
+#[derive(Clone, Debug)]
+pub struct Heartbeats {
+    silence: Duration,
+    seen: BTreeMap<Offset, (Beat, Nanos)>,
+}
+
+impl Heartbeats {
+    /// Calls a heartbeat silent that stays the same for `silence`.
+    #[must_use]
+    pub fn new(silence: Duration) -> Self {
+        Self { silence, seen: BTreeMap::new() }
+    }
+
+    /// Whether the heartbeat at line `at` has been the same for too long. The clock starts at the first look.
+    ///
+    /// # Errors
+    /// [`Fault`] when the memory itself fails.
+    pub fn is_silent<M: Memory>(&mut self, memory: &M, at: Offset) -> Result<bool, Fault> {
+        let beat = Beat::read(memory, at)?;
+        let now = memory.now();
+        let (last, since) = self.seen.entry(at).or_insert((beat.unwrap_or_default(), now));
+        match beat {
+            Some(beat) if beat != *last => (*last, *since) = (beat, now),
+            _ => {}
+        }
+        Ok(now >= *since + self.silence)
+    }
+}
+
+/// Whether any process of `host` gives a sign of life while this one watches, for at most `silence`.
+///
+/// # Errors
+/// [`Fault`] when the memory itself fails.
+pub(crate) fn is_beating<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    host: u16,
+    silence: Duration,
+) -> Result<bool, Fault> {
+    let deadline = memory.now() + silence;
+    let lines =
+        || (0..layout.geometry().processes).map(|slot| layout.heartbeat_line(host, ProcessSlot(slot)));
+    let first = lines().map(|at| Beat::read(memory, at)).collect::<Result<Vec<_>, _>>()?;
+    while memory.now() < deadline {
+        for (at, old) in lines().zip(&first) {
+            let new = Beat::read(memory, at)?;
+            // A line that was torn and is whole is a sign of life as well: somebody wrote it.
+            if new.is_some() && new != *old {
+                return Ok(true);
+            }
+        }
+        memory.yield_now();
+    }
+    Ok(false)
+}
+
+/// What somebody asks of the keeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Request {
+    /// A claimant wants the host id.
+    Claim { nonce: u64, boot: u64 },
+    /// This incarnation of the host is to leave the view.
+    Evict { nonce: u64, incarnation: u64 },
+    /// This incarnation of the host is surely off.
+    Fence { nonce: u64, incarnation: u64 },
+}
+
+#[cfg_attr(not(test), expect(dead_code))]
+impl Request {
+    pub(crate) const fn encode(self) -> Words {
+        let [kind, nonce, boot, incarnation] = match self {
+            Self::Claim { nonce, boot } => [1, nonce, boot, 0],
+            Self::Evict { nonce, incarnation } => [2, nonce, 0, incarnation],
+            Self::Fence { nonce, incarnation } => [3, nonce, 0, incarnation],
+        };
+        [kind, nonce, boot, incarnation, 0, 0, 0]
+    }
+
+    pub(crate) const fn decode(words: &Words) -> Option<Self> {
+        let [kind, nonce, boot, incarnation, ..] = *words;
+        match kind {
+            1 => Some(Self::Claim { nonce, boot }),
+            2 => Some(Self::Evict { nonce, incarnation }),
+            3 => Some(Self::Fence { nonce, incarnation }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_come_back_from_their_words() {
+        let host = HostLine { state: HostState::Left, boot: 1, incarnation: 2, epoch: 3 };
+        assert_eq!(HostLine::decode(&host.encode()), Some(host));
+        let process = Process {
+            host: 3,
+            slot: ProcessSlot(4),
+            state: ProcessState::Dead,
+            incarnation: 5,
+            pid: 6,
+            host_incarnation: 7,
+            job: 8,
+            quota: 9,
+        };
+        assert_eq!(Process::decode(&process.encode(), 3, ProcessSlot(4)), Some(process));
+        for request in [
+            Request::Claim { nonce: 1, boot: 2 },
+            Request::Evict { nonce: 1, incarnation: 2 },
+            Request::Fence { nonce: 1, incarnation: 2 },
+        ] {
+            assert_eq!(Request::decode(&request.encode()), Some(request));
+        }
+    }
+
+    #[test]
+    fn unknown_states_are_refused() {
+        assert_eq!(HostLine::decode(&[3, 0, 0, 0, 0, 0, 0]), None);
+        assert_eq!(Process::decode(&[4, 0, 0, 0, 0, 0, 0], 0, ProcessSlot(0)), None);
+        assert_eq!(Process::decode(&[1, 0, 1 << 32, 0, 0, 0, 0], 0, ProcessSlot(0)), None);
+        assert_eq!(Request::decode(&[0; 7]), None);
+    }
+}

@@ -1,0 +1,541 @@
+//! A pool, as one process of one host has it attached.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use polder_mem::{LINE, Liveness, Memory, ProcessSlot};
+
+use crate::PoolError;
+use crate::format::{Layout, Superblock, read_superblock};
+use crate::line;
+use crate::local::{Local, LocalLayout};
+use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, is_beating};
+use crate::view::{Grant, Ids, View, Views};
+
+/// Who attaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The host id, from the launcher or the keeper.
+    pub host: u16,
+    /// A hash of the host's boot id: tells a rebooted host from the one before.
+    pub boot: u64,
+    /// The process id, for errors.
+    pub pid: u32,
+    /// The job that the process belongs to.
+    pub job: u64,
+    /// How many bytes the job may hold on this host.
+    pub quota: u64,
+    /// The deadline of every call that waits.
+    pub timeout: Duration,
+    /// A heartbeat that stays the same for so long is a dead process's.
+    pub silence: Duration,
+}
+
+impl Member {
+    /// This process as a member of `host`, with job 0, no quota, 10 seconds for a call and 2 of silence.
+    #[must_use]
+    pub fn new(host: u16, boot: u64) -> Self {
+        Self {
+            host,
+            boot,
+            pid: std::process::id(),
+            job: 0,
+            quota: u64::MAX,
+            timeout: Duration::from_secs(10),
+            silence: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Whether another process is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PeerState {
+    /// Nobody is at this slot.
+    Absent,
+    /// It gives signs of life, or is new.
+    Alive,
+    /// It died.
+    Dead,
+    /// Its host does not belong to the pool any more.
+    Evicted,
+}
+
+/// A pool that this process has attached. Dropping it detaches.
+#[derive(Debug)]
+pub struct Pool<M: Memory> {
+    pub(crate) memory: M,
+    pub(crate) superblock: Superblock,
+    pub(crate) layout: Layout,
+    pub(crate) member: Member,
+    /// This process among those of its host, for local locks.
+    pub(crate) local: Local,
+    /// The incarnation of this host that the process belongs to.
+    pub(crate) host_incarnation: u64,
+    views: Mutex<Views>,
+    heartbeats: Mutex<Heartbeats>,
+    beats: Mutex<u64>,
+    attached: bool,
+}
+
+impl<M: Memory> Pool<M> {
+    /// Attaches this process, which holds the slot of `memory` on its host. The first process of a host takes the host
+    /// id, the others join it.
+    ///
+    /// # Errors
+    /// Those of [`read_superblock`]; [`PoolError::HostLive`] when another host holds the id and lives;
+    /// [`PoolError::Evicted`] when ids come from the keeper and it has not admitted this host; [`PoolError::NoSlot`].
+    pub fn attach(memory: M, member: Member) -> Result<Self, PoolError> {
+        let superblock = read_superblock(&memory)?;
+        let layout = superblock.layout()?;
+        let slot = usable_slot(&memory, &layout, &member)?;
+        let older = Process::read(&memory, &layout, member.host, slot).map_or(0, |old| old.incarnation);
+        let local = Local::enter(&memory, LocalLayout::new(&layout), member.host, member.pid, older);
+        let mut pool = Self {
+            superblock,
+            layout,
+            member,
+            local,
+            host_incarnation: 0,
+            views: Mutex::new(Views::new(member.timeout)),
+            heartbeats: Mutex::new(Heartbeats::new(member.silence)),
+            beats: Mutex::new(0),
+            attached: false,
+            memory,
+        };
+        pool.join()?;
+        Ok(pool)
+    }
+
+    fn join(&mut self) -> Result<(), PoolError> {
+        let memory = self.memory.clone();
+        let mut guard = self.local.layout.membership().lock(&memory, &self.local, self.member.timeout)?;
+        self.host_incarnation = self.take_host()?;
+        self.sweep_processes();
+        self.clear_announcements(self.local.slot);
+        self.write_process(ProcessState::Live);
+        self.attached = true;
+        guard.repaired();
+        drop(guard);
+        self.beat()?;
+        self.standing()
+    }
+
+    /// Makes the host line say that this host holds the id, and returns its incarnation. Under the membership lock.
+    fn take_host(&self) -> Result<u64, PoolError> {
+        let Member { host, boot, .. } = self.member;
+        let old = HostLine::read(&self.memory, &self.layout, host)?;
+        let alone = self.others().all(|slot| self.memory.liveness(host, slot) != Liveness::Alive);
+        if old.state == HostState::Live && old.boot != boot && (!alone || self.is_beating()?) {
+            return Err(PoolError::HostLive { host, boot: old.boot });
+        }
+        let (view, grant) = self.view_and_grant()?;
+        let incarnation = match view.ids {
+            Ids::Keeper if view.has(host) && grant.boot == boot => grant.incarnation,
+            Ids::Keeper => return Err(PoolError::NotAdmitted { host, epoch: view.epoch }),
+            Ids::Launcher => {
+                let gone = if view.had_evicted(host) { grant.evicted_through } else { 0 };
+                let stays = old.boot == boot && old.incarnation > gone && old.state != HostState::Free;
+                if stays { old.incarnation } else { old.incarnation.max(gone) + 1 }
+            }
+        };
+        let new = HostLine { state: HostState::Live, boot, incarnation, epoch: view.epoch };
+        if (old.state, old.boot, old.incarnation) == (new.state, boot, incarnation) && !alone {
+            return Ok(incarnation);
+        }
+        // What this host cached of its shard may be older than what another host wrote there as this one.
+        let (shard, bytes) = self.layout.shard(host);
+        self.memory.invalidate(shard, bytes);
+        // SYNC: others see the host before it claims anything; pairs with `Pool::present`.
+        line::announce(&self.memory, self.layout.host_line(host), &new.encode());
+        Ok(incarnation)
+    }
+
+    fn is_beating(&self) -> Result<bool, PoolError> {
+        Ok(is_beating(&self.memory, &self.layout, self.member.host, self.member.silence)?)
+    }
+
+    fn view_and_grant(&self) -> Result<(View, Grant), PoolError> {
+        let (memory, layout, host) = (&self.memory, &self.layout, self.member.host);
+        self.views().read(memory, layout, |view| Grant::read(memory, layout, view.keeper, host))
+    }
+
+    /// The other slots of this host.
+    fn others(&self) -> impl Iterator<Item = ProcessSlot> + use<M> {
+        let mine = self.local.slot;
+        (0..self.layout.geometry().processes).map(ProcessSlot).filter(move |&slot| slot != mine)
+    }
+
+    /// Says that the processes of this host which died are dead, and what they announced is void. Under the membership
+    /// lock.
+    fn sweep_processes(&self) {
+        let host = self.member.host;
+        for slot in self.others() {
+            let line = Process::read(&self.memory, &self.layout, host, slot);
+            let claims_to_live = !matches!(line, Ok(line) if line.state != ProcessState::Live);
+            if claims_to_live && self.memory.liveness(host, slot) != Liveness::Alive {
+                self.clear_announcements(slot);
+                let line = line.unwrap_or(self.this_process());
+                let dead = Process { slot, state: ProcessState::Dead, ..line };
+                line::publish(&self.memory, self.layout.process_line(host, slot), &dead.encode());
+            }
+        }
+    }
+
+    fn clear_announcements(&self, slot: ProcessSlot) {
+        let opens = self.layout.geometry().opens;
+        let first = self.layout.announcement(self.member.host, slot, 0);
+        for index in 0..opens {
+            self.memory.store(self.layout.announcement(self.member.host, slot, index), 0);
+        }
+        self.memory.write_back(first, u64::from(opens) * 8);
+        self.memory.sfence();
+    }
+
+    fn write_process(&self, state: ProcessState) {
+        let process = Process { state, ..self.this_process() };
+        let at = self.layout.process_line(self.member.host, self.local.slot);
+        line::publish(&self.memory, at, &process.encode());
+    }
+
+    /// This process, as its line says.
+    #[must_use]
+    pub fn this_process(&self) -> Process {
+        let Member { host, pid, job, quota, .. } = self.member;
+        Process {
+            host,
+            slot: self.local.slot,
+            state: ProcessState::Live,
+            incarnation: self.local.incarnation,
+            pid,
+            host_incarnation: self.host_incarnation,
+            job,
+            quota,
+        }
+    }
+
+    /// Detaches: the process's lines say that it left, and so does the host's when it was the last.
+    ///
+    /// # Errors
+    /// [`PoolError::Timeout`] when another process of this host holds the membership lock for too long.
+    pub fn detach(mut self) -> Result<(), PoolError> {
+        self.leave()
+    }
+
+    fn leave(&mut self) -> Result<(), PoolError> {
+        if !std::mem::take(&mut self.attached) {
+            return Ok(());
+        }
+        let (memory, host) = (&self.memory, self.member.host);
+        let mut guard = self.local.layout.membership().lock(memory, &self.local, self.member.timeout)?;
+        let line = HostLine::read(memory, &self.layout, host)?;
+        if line.boot != self.member.boot {
+            // The shard is another host's now: it cleans up.
+            return Ok(());
+        }
+        self.clear_announcements(self.local.slot);
+        self.write_process(ProcessState::Left);
+        self.sweep_processes();
+        if line.incarnation == self.host_incarnation && self.is_last() {
+            let left = HostLine { state: HostState::Left, ..line };
+            line::publish(memory, self.layout.host_line(host), &left.encode());
+        }
+        guard.repaired();
+        Ok(())
+    }
+
+    fn is_last(&self) -> bool {
+        let line = |slot| Process::read(&self.memory, &self.layout, self.member.host, slot);
+        self.others().all(|slot| line(slot).is_ok_and(|line| line.state != ProcessState::Live))
+    }
+
+    /// Gives a sign of life. Call it a few times within [`Member::silence`].
+    ///
+    /// # Errors
+    /// [`PoolError::Evicted`] when another incarnation holds the host id; nothing is written then.
+    pub fn beat(&self) -> Result<(), PoolError> {
+        self.holds_id(0)?;
+        let mut beats = locked(&self.beats);
+        *beats += 1;
+        let beat = Beat { count: *beats, incarnation: self.local.incarnation };
+        beat.publish(&self.memory, self.layout.heartbeat_line(self.member.host, self.local.slot));
+        Ok(())
+    }
+
+    /// Whether the host line still names this incarnation; `epoch` is for the error.
+    fn holds_id(&self, epoch: u64) -> Result<(), PoolError> {
+        let host = self.member.host;
+        let line = HostLine::read(&self.memory, &self.layout, host)?;
+        match (line.incarnation, line.boot) == (self.host_incarnation, self.member.boot) {
+            true => Ok(()),
+            false => Err(PoolError::Evicted { host, epoch: epoch.max(line.epoch) }),
+        }
+    }
+
+    /// Whether this process still belongs to the pool.
+    ///
+    /// # Errors
+    /// [`PoolError::Evicted`] when its host was evicted, or another incarnation holds the host id.
+    pub fn standing(&self) -> Result<(), PoolError> {
+        let host = self.member.host;
+        let (view, grant) = self.view_and_grant()?;
+        let belongs = match view.ids {
+            Ids::Keeper => view.has(host) && grant.incarnation == self.host_incarnation,
+            Ids::Launcher => !view.had_evicted(host) || grant.evicted_through < self.host_incarnation,
+        };
+        match belongs {
+            true => self.holds_id(view.epoch),
+            false => Err(PoolError::Evicted { host, epoch: view.epoch }),
+        }
+    }
+
+    /// The newest view.
+    ///
+    /// # Errors
+    /// [`PoolError::Corrupt`] when its lines are damaged, [`PoolError::Memory`] when the memory fails.
+    pub fn view(&self) -> Result<View, PoolError> {
+        self.views().read(&self.memory, &self.layout, |_| Ok(())).map(|(view, ())| view)
+    }
+
+    /// The epoch of the newest view; 0 before any keeper ran.
+    ///
+    /// # Errors
+    /// Those of [`Pool::view`].
+    pub fn epoch(&self) -> Result<u64, PoolError> {
+        self.view().map(|view| view.epoch)
+    }
+
+    /// The hosts that were ever in the pool, one bit each: those whose shards can hold anything. A host that joins
+    /// later sees what this process published before.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`] when the memory fails.
+    // SYNC: pairs with the announcement in `take_host`.
+    pub fn present(&self) -> Result<u64, PoolError> {
+        let hosts = self.layout.geometry().hosts;
+        self.memory.invalidate(self.layout.host_line(0), u64::from(hosts) * LINE);
+        self.memory.fence_invalidations();
+        let mut present = 0;
+        for host in 0..hosts {
+            let words = line::load(&self.memory, self.layout.host_line(host))?;
+            // A line that is torn is being written: its host may be there.
+            let free = words == Some([0; line::WORDS]);
+            present |= u64::from(!free) << host;
+        }
+        Ok(present)
+    }
+
+    /// The process at `slot` of `host`.
+    ///
+    /// # Errors
+    /// [`PoolError::Corrupt`] when its line is damaged, [`PoolError::Argument`] when there is no such slot.
+    pub fn process(&self, host: u16, slot: ProcessSlot) -> Result<Process, PoolError> {
+        let geometry = self.layout.geometry();
+        if host >= geometry.hosts || slot.0 >= geometry.processes {
+            let value = format!("host {host} slot {}", slot.0);
+            return Err(PoolError::Argument {
+                what: "the process",
+                value,
+                expected: "this pool has no such slot",
+            });
+        }
+        Process::read(&self.memory, &self.layout, host, slot)
+    }
+
+    /// What is known of the process at `slot` of `host`, from this kernel, the view, its line and its heartbeat.
+    ///
+    /// # Errors
+    /// Those of [`Pool::process`] and [`Pool::view`].
+    pub fn peer_state(&self, host: u16, slot: ProcessSlot) -> Result<PeerState, PoolError> {
+        let process = self.process(host, slot)?;
+        self.state_of(&process)
+    }
+
+    fn state_of(&self, process: &Process) -> Result<PeerState, PoolError> {
+        match process.state {
+            ProcessState::Free | ProcessState::Left => return Ok(PeerState::Absent),
+            ProcessState::Dead => return Ok(PeerState::Dead),
+            ProcessState::Live => {}
+        }
+        if !self.view()?.has(process.host) {
+            return Ok(PeerState::Evicted);
+        }
+        match self.memory.liveness(process.host, process.slot) {
+            Liveness::Alive => Ok(PeerState::Alive),
+            Liveness::Dead => Ok(PeerState::Dead),
+            Liveness::Unknown => {
+                let at = self.layout.heartbeat_line(process.host, process.slot);
+                let silent = locked(&self.heartbeats).is_silent(&self.memory, at)?;
+                Ok(if silent { PeerState::Dead } else { PeerState::Alive })
+            }
+        }
+    }
+
+    /// Whether the process at `slot` of `host` is there and gives signs of life.
+    ///
+    /// # Errors
+    /// Those of [`Pool::peer_state`].
+    pub fn peer_alive(&self, host: u16, slot: ProcessSlot) -> Result<bool, PoolError> {
+        self.peer_state(host, slot).map(|state| state == PeerState::Alive)
+    }
+
+    /// Whether `peer`, as it was seen before, is still the same process and lives; for waits.
+    ///
+    /// # Errors
+    /// [`PoolError::PeerDead`] when it is not, naming `what` and `sequence`; [`PoolError::Evicted`] when it is this
+    /// process that does not belong any more.
+    pub fn expect_alive(&self, peer: &Process, what: &'static str, sequence: u64) -> Result<(), PoolError> {
+        self.standing()?;
+        let now = self.process(peer.host, peer.slot)?;
+        let same = now.incarnation == peer.incarnation && now.host_incarnation == peer.host_incarnation;
+        if same && self.state_of(&now)? == PeerState::Alive {
+            return Ok(());
+        }
+        Err(PoolError::PeerDead { peer: peer.peer(), what, epoch: self.epoch()?, sequence })
+    }
+
+    /// The memory that the pool lies in.
+    pub const fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// What the first page says.
+    pub const fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Where everything lies.
+    pub const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// As whom this process attached.
+    pub const fn member(&self) -> &Member {
+        &self.member
+    }
+
+    fn views(&self) -> MutexGuard<'_, Views> {
+        locked(&self.views)
+    }
+}
+
+#[cfg(test)]
+impl<M: Memory> Pool<M> {
+    /// Ends like a process that is killed: nothing is cleaned up, and the kernel takes the slot back.
+    pub(crate) fn die(mut self) {
+        self.attached = false;
+    }
+}
+
+impl<M: Memory> Drop for Pool<M> {
+    fn drop(&mut self) {
+        // A process that cannot say good-bye looks like one that died, and is cleaned up after like one.
+        if !std::thread::panicking()
+            && let Err(error) = self.leave()
+        {
+            tracing::debug!(%error, "could not detach");
+        }
+    }
+}
+
+/// What it guards is whole after every statement, so that a panic elsewhere does not spoil it.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn usable_slot<M: Memory>(memory: &M, layout: &Layout, member: &Member) -> Result<ProcessSlot, PoolError> {
+    let geometry = layout.geometry();
+    if member.host >= geometry.hosts {
+        return Err(PoolError::Geometry {
+            what: "the host id",
+            value: member.host.into(),
+            low: 0,
+            high: u64::from(geometry.hosts) - 1,
+        });
+    }
+    let slot = memory.slot();
+    match slot.0 < geometry.processes {
+        true => Ok(slot),
+        false => Err(PoolError::NoSlot { host: member.host, slots: geometry.processes }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polder_mem::{Heap, HeapShape};
+
+    use super::*;
+    use crate::format::{Geometry, Overwrite, Uuid, format};
+
+    const TINY: Geometry =
+        Geometry { hosts: 3, processes: 2, names: 5, levels: 2, chunk_bytes: 256, opens: 3, keepers: 3 };
+    const BYTES: u64 = 64 << 10;
+
+    fn formatted() -> Heap {
+        let layout = Layout::new(&TINY, BYTES).unwrap();
+        let local_words = LocalLayout::new(&layout).words();
+        let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 3, processes: 2, local_words, bells: 6 });
+        format(&heap, &TINY, Uuid(1), Overwrite::Refuse).unwrap();
+        heap
+    }
+
+    fn member(host: u16, boot: u64) -> Member {
+        let (timeout, silence) = (Duration::from_secs(5), Duration::from_millis(30));
+        Member { timeout, silence, pid: 100 + u32::from(host), ..Member::new(host, boot) }
+    }
+
+    #[test]
+    fn a_host_is_live_from_its_first_process_to_its_last() {
+        let heap = formatted();
+        let state = || HostLine::read(&heap, &Layout::new(&TINY, BYTES).unwrap(), 1).unwrap();
+        let first = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
+        let second = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 7)).unwrap();
+        assert_eq!((state().state, state().boot, state().incarnation), (HostState::Live, 7, 1));
+        assert_eq!(first.present(), Ok(0b10));
+        assert!(second.peer_alive(1, ProcessSlot(0)).unwrap());
+        first.detach().unwrap();
+        assert_eq!(second.peer_state(1, ProcessSlot(0)), Ok(PeerState::Absent));
+        assert_eq!(state().state, HostState::Live);
+        second.detach().unwrap();
+        assert_eq!(state().state, HostState::Left);
+    }
+
+    #[test]
+    fn a_process_that_died_is_seen_and_swept_by_the_next() {
+        let heap = formatted();
+        let watcher = Pool::attach(heap.clone(), member(0, 7)).unwrap();
+        let victim = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
+        let seen = watcher.process(1, ProcessSlot(0)).unwrap();
+        watcher.expect_alive(&seen, "message", 3).unwrap();
+        let announced = victim.layout.announcement(1, ProcessSlot(0), 2);
+        heap.store(announced, 99);
+        victim.die();
+        assert_eq!(watcher.peer_state(1, ProcessSlot(0)), Ok(PeerState::Dead));
+        let lost = watcher.expect_alive(&seen, "message", 3).unwrap_err();
+        assert!(lost.to_string().starts_with("host 1 pid 101 died or stopped"), "{lost}");
+        let next = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 7)).unwrap();
+        assert_eq!(heap.load(announced), Ok(0));
+        assert_eq!(next.process(1, ProcessSlot(0)).unwrap().state, ProcessState::Dead);
+        assert_eq!(next.host_incarnation, 1, "the host has not rebooted");
+    }
+
+    #[test]
+    fn a_live_host_id_is_refused_to_another_boot() {
+        let heap = formatted();
+        let holder = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
+        let refused = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 8)).unwrap_err();
+        assert_eq!(refused, PoolError::HostLive { host: 1, boot: 7 });
+        holder.standing().unwrap();
+        drop(holder);
+        let next = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 8)).unwrap();
+        assert_eq!(next.host_incarnation, 2);
+    }
+
+    #[test]
+    fn a_host_id_or_slot_outside_the_pool_is_refused() {
+        let heap = formatted();
+        let refused = Pool::attach(heap.clone(), member(3, 7)).unwrap_err();
+        assert_eq!(refused.to_string(), "the host id is 3, allowed are 0 to 2");
+        let pool = Pool::attach(heap, member(0, 7)).unwrap();
+        assert!(matches!(pool.peer_state(0, ProcessSlot(2)), Err(PoolError::Argument { .. })));
+    }
+}

@@ -1,0 +1,363 @@
+//! The view: who belongs to the pool, in the keeper's words.
+//!
+//! Nothing is elected in the pool. Each incarnation of the keeper was authorised from outside and writes its own
+//! lines; the highest incarnation counts. A reader accepts what an incarnation wrote only when it looked at all
+//! higher ones *afterwards* and found nothing, and a new incarnation announces itself before it reads what the older
+//! ones wrote: so whatever a reader accepted from an older keeper, the newer one has taken over.
+//!
+//! # Words of a view line
+//! | word | what |
+//! |---|---|
+//! | 0 | bits 0..16 the keeper's incarnation, bits 16..32 what the line says: 1 the keeper starts, 2 ids come from the launcher, 3 ids come from the keeper |
+//! | 1 | epoch: incarnation * 1,000,000 + number of the change |
+//! | 2 | members, one bit a host id (0 where ids come from the launcher) |
+//! | 3 | fenced, one bit a host id: surely off, may be adopted |
+//! | 4 | evicted, one bit a host id: the grant line says which incarnations |
+//! | 5, 6 | spare, 0 |
+//!
+//! # Words of a grant line
+//! | word | what |
+//! |---|---|
+//! | 0 | nonce of the claim that was granted last, 0 if none |
+//! | 1 | hash of the holder's boot id |
+//! | 2 | the host's incarnation that holds the id |
+//! | 3 | epoch of the grant |
+//! | 4 | the highest incarnation of the host that was evicted |
+//! | 5, 6 | spare, 0 |
+
+use std::time::Duration;
+
+use polder_mem::{Fault, LINE, Memory, Offset};
+
+use crate::PoolError;
+use crate::format::{Layout, read_settled};
+use crate::line::{self, WORDS, Words};
+use crate::membership::{HostLine, HostState};
+
+/// Changes that one incarnation of the keeper can make.
+pub(crate) const CHANGES: u64 = 1_000_000;
+
+const EMPTY: Words = [0; WORDS];
+
+/// Who says which host ids are in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ids {
+    /// The launcher: a host with a live host line is a member unless it was evicted. So it is also before any keeper
+    /// ran.
+    Launcher,
+    /// The keeper: a host is a member when it was admitted.
+    Keeper,
+}
+
+/// Who belongs to the pool, as of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct View {
+    /// Grows with every change; 0 before any keeper ran.
+    pub epoch: u64,
+    /// The incarnation of the keeper whose view this is; 0 before any keeper ran.
+    pub keeper: u16,
+    /// Who gives host ids.
+    pub ids: Ids,
+    /// The hosts that belong, one bit each.
+    pub members: u64,
+    /// The hosts that are surely off, one bit each.
+    pub fenced: u64,
+    /// The hosts of which an incarnation was evicted, one bit each.
+    pub evicted: u64,
+}
+
+impl View {
+    /// Before any keeper ran.
+    pub(crate) const INITIAL: Self =
+        Self { epoch: 0, keeper: 0, ids: Ids::Launcher, members: 0, fenced: 0, evicted: 0 };
+
+    /// Whether `host` belongs to the pool.
+    #[must_use]
+    pub const fn has(&self, host: u16) -> bool {
+        self.members >> host & 1 == 1
+    }
+
+    /// Whether `host` is confirmed to be off.
+    #[must_use]
+    pub const fn is_fenced(&self, host: u16) -> bool {
+        self.fenced >> host & 1 == 1
+    }
+
+    pub(crate) const fn had_evicted(&self, host: u16) -> bool {
+        self.evicted >> host & 1 == 1
+    }
+
+    #[cfg_attr(not(test), expect(dead_code))]
+    pub(crate) fn encode(&self) -> Words {
+        let says = match self.ids {
+            Ids::Launcher => 2,
+            Ids::Keeper => 3,
+        };
+        [u64::from(self.keeper) | says << 16, self.epoch, self.members, self.fenced, self.evicted, 0, 0]
+    }
+
+    #[cfg_attr(not(test), expect(dead_code))]
+    /// The line in which keeper incarnation `keeper` says that it starts.
+    pub(crate) fn starting(keeper: u16) -> Words {
+        [u64::from(keeper) | 1 << 16, u64::from(keeper) * CHANGES, 0, 0, 0, 0, 0]
+    }
+
+    #[expect(dead_code)]
+    /// Which of the two lines holds this view: the older one is always overwritten.
+    pub(crate) const fn half(epoch: u64) -> u16 {
+        (epoch & 1) as u16
+    }
+
+    fn decode(words: &Words, keeper: u16) -> Option<Said> {
+        let epoch = words[1];
+        if words[0] as u16 != keeper || epoch / CHANGES != keeper.into() {
+            return None;
+        }
+        let ids = match words[0] >> 16 {
+            1 => return Some(Said::Starting),
+            2 => Ids::Launcher,
+            3 => Ids::Keeper,
+            _ => return None,
+        };
+        let [_, _, members, fenced, evicted, ..] = *words;
+        Some(Said::View(Self { epoch, keeper, ids, members, fenced, evicted }))
+    }
+}
+
+/// Which incarnation of a host holds the host id, in the keeper's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Grant {
+    pub(crate) nonce: u64,
+    pub(crate) boot: u64,
+    pub(crate) incarnation: u64,
+    pub(crate) epoch: u64,
+    pub(crate) evicted_through: u64,
+}
+
+impl Grant {
+    #[cfg_attr(not(test), expect(dead_code))]
+    pub(crate) const fn encode(&self) -> Words {
+        [self.nonce, self.boot, self.incarnation, self.epoch, self.evicted_through, 0, 0]
+    }
+
+    const fn decode([nonce, boot, incarnation, epoch, evicted_through, ..]: Words) -> Self {
+        Self { nonce, boot, incarnation, epoch, evicted_through }
+    }
+
+    /// Reads what keeper incarnation `keeper` said of `host`.
+    pub(crate) fn read<M: Memory>(
+        memory: &M,
+        layout: &Layout,
+        keeper: u16,
+        host: u16,
+    ) -> Result<Self, PoolError> {
+        if keeper == 0 {
+            return Ok(Self::default());
+        }
+        read_settled(memory, layout.grant_line(keeper, host), "grant line").map(Self::decode)
+    }
+}
+
+/// What one keeper's lines say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    Nothing,
+    Starting,
+    View(View),
+    /// The line at this offset is torn or damaged, and the other has nothing to say.
+    Unclear(Offset),
+}
+
+/// Reads both view lines of `keeper` after an invalidation and a fence.
+fn load_keeper<M: Memory>(memory: &M, layout: &Layout, keeper: u16) -> Result<(Said, Option<Offset>), Fault> {
+    let mut best = Said::Nothing;
+    let mut unclear = None;
+    for half in 0..2 {
+        let at = layout.view_line(keeper, half);
+        let said = match line::load(memory, at)? {
+            Some(EMPTY) => continue,
+            Some(words) => View::decode(&words, keeper),
+            None => None,
+        };
+        best = match (best, said) {
+            (_, None) => {
+                unclear = Some(at);
+                continue;
+            }
+            (Said::View(old), Some(Said::View(new))) if old.epoch > new.epoch => continue,
+            (Said::View(_), Some(Said::Starting)) => continue,
+            (_, Some(new)) => new,
+        };
+    }
+    match (best, unclear) {
+        (Said::Nothing, Some(at)) => Ok((Said::Unclear(at), unclear)),
+        _ => Ok((best, unclear)),
+    }
+}
+
+fn invalidate_keeper<M: Memory>(memory: &M, layout: &Layout, keeper: u16) {
+    memory.invalidate(layout.view_line(keeper, 0), 2 * LINE);
+}
+
+/// What `keeper` says now, and which of its lines is torn or damaged.
+pub(crate) fn read_keeper<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    keeper: u16,
+) -> Result<(Said, Option<Offset>), Fault> {
+    invalidate_keeper(memory, layout, keeper);
+    memory.fence_invalidations();
+    load_keeper(memory, layout, keeper)
+}
+
+/// The highest incarnation above `keeper` that ever wrote anything, and what it says.
+// SYNC: of a reader that accepts a view and then looks here, and a new keeper that announces itself and then reads the
+// views of older ones, at least one sees the other.
+pub(crate) fn newest_above<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    keeper: u16,
+) -> Result<Option<(u16, Said)>, Fault> {
+    let above = keeper + 1..=layout.geometry().keepers;
+    for keeper in above.clone() {
+        invalidate_keeper(memory, layout, keeper);
+    }
+    memory.fence_invalidations();
+    for keeper in above.rev() {
+        match load_keeper(memory, layout, keeper)? {
+            (Said::Nothing, _) => {}
+            (said, _) => return Ok(Some((keeper, said))),
+        }
+    }
+    Ok(None)
+}
+
+/// A reader's memory of the view, which never goes backwards.
+#[derive(Clone, Debug)]
+pub(crate) struct Views {
+    best: Option<View>,
+    patience: Duration,
+}
+
+impl Views {
+    /// A reader that waits up to `patience` for a keeper that is in the middle of saying something.
+    pub(crate) const fn new(patience: Duration) -> Self {
+        Self { best: None, patience }
+    }
+
+    /// The newest view, together with what `also` reads of the same keeper's grants: both stood before any newer keeper
+    /// was there. While a keeper starts, what was seen last goes on.
+    ///
+    /// # Errors
+    /// Those of `also`; [`PoolError::Corrupt`] when the newest view stays torn, or a keeper died while it started and
+    /// nothing was seen before.
+    pub(crate) fn read<M: Memory, T>(
+        &mut self,
+        memory: &M,
+        layout: &Layout,
+        mut also: impl FnMut(&View) -> Result<T, PoolError>,
+    ) -> Result<(View, T), PoolError> {
+        let deadline = memory.now() + self.patience;
+        let mut keeper = self.best.map_or(0, |best| best.keeper);
+        loop {
+            let mut unclear = layout.view_line(keeper.max(1), 0);
+            let view = self.acceptable(memory, layout, keeper)?;
+            let extra = view.map(|view| also(&view));
+            match (newest_above(memory, layout, keeper)?, view.zip(extra), self.best) {
+                (Some((newer, Said::View(_))), ..) => {
+                    keeper = newer;
+                    continue;
+                }
+                (None, Some((view, extra)), _) => {
+                    let extra = extra?;
+                    self.best = Some(view);
+                    return Ok((view, extra));
+                }
+                (Some(_), said, Some(best)) => {
+                    let best = in_transition(memory, layout, best, said.map(|(view, _)| view))?;
+                    return Ok((best, also(&best)?));
+                }
+                (Some((newer, _)), _, None) => unclear = layout.view_line(newer, 0),
+                (None, None, _) => {}
+            }
+            if memory.now() >= deadline {
+                return Err(PoolError::Corrupt { offset: unclear, what: "view line" });
+            }
+            memory.pause();
+        }
+    }
+
+    /// What `keeper` says, unless that is older than what was seen, or is seen for the first time and not all clear.
+    fn acceptable<M: Memory>(
+        &self,
+        memory: &M,
+        layout: &Layout,
+        keeper: u16,
+    ) -> Result<Option<View>, PoolError> {
+        if keeper == 0 {
+            return with_launched(memory, layout, View::INITIAL).map(Some);
+        }
+        let (said, unclear) = read_keeper(memory, layout, keeper)?;
+        match (said, self.best) {
+            (Said::View(view), Some(best)) if view.epoch < best.epoch => Ok(None),
+            (Said::View(_), None) if unclear.is_some() => Ok(None),
+            (Said::View(view), _) => with_launched(memory, layout, view).map(Some),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// What goes on while a newer keeper starts: the view seen last. Whether what the old keeper says now was taken over is
+/// not known yet, so that a host counts as a member by either.
+fn in_transition<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    best: View,
+    said: Option<View>,
+) -> Result<View, PoolError> {
+    let best = with_launched(memory, layout, best)?;
+    Ok(View { members: best.members | said.map_or(0, |view| view.members), ..best })
+}
+
+/// Adds the members where ids come from the launcher: hosts with a live host line that was not evicted.
+fn with_launched<M: Memory>(memory: &M, layout: &Layout, view: View) -> Result<View, PoolError> {
+    if view.ids == Ids::Keeper {
+        return Ok(view);
+    }
+    let mut members = 0;
+    memory.invalidate(layout.host_line(0), u64::from(layout.geometry().hosts) * LINE);
+    memory.fence_invalidations();
+    for host in 0..layout.geometry().hosts {
+        // A line that cannot be read may be a member's.
+        let holder = line::load(memory, layout.host_line(host))?.map(|words| HostLine::decode(&words));
+        let lives = match holder.flatten() {
+            Some(line) if line.state != HostState::Live => false,
+            Some(line) if view.had_evicted(host) => {
+                line.incarnation > Grant::read(memory, layout, view.keeper, host)?.evicted_through
+            }
+            _ => true,
+        };
+        members |= u64::from(lives) << host;
+    }
+    Ok(View { members, ..view })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_comes_back_from_its_words() {
+        let view =
+            View { epoch: 7 * CHANGES + 3, keeper: 7, ids: Ids::Keeper, members: 5, fenced: 8, evicted: 10 };
+        assert_eq!(View::decode(&view.encode(), 7), Some(Said::View(view)));
+        assert_eq!(View::decode(&view.encode(), 6), None, "another keeper's words");
+        assert_eq!(View::decode(&View::starting(7), 7), Some(Said::Starting));
+    }
+
+    #[test]
+    fn a_grant_comes_back_from_its_words() {
+        let grant = Grant { nonce: 1, boot: 2, incarnation: 3, epoch: 4, evicted_through: 5 };
+        assert_eq!(Grant::decode(grant.encode()), grant);
+    }
+}
