@@ -13,6 +13,7 @@ mod pool;
 pub mod ring;
 pub mod settings;
 pub mod summary;
+pub mod verify;
 pub mod view;
 pub mod wait;
 pub mod word;

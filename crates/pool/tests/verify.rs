@@ -1,0 +1,24 @@
+//! Some thousands of schedules of every suite, and every mutant.
+
+use polder_mem::model::Explorer;
+use polder_pool::verify::suites;
+
+#[test]
+fn no_schedule_of_any_suite_fails() {
+    for suite in suites() {
+        let report = suite.explore(3000);
+        println!("{report}");
+        report.expect_none();
+    }
+}
+
+#[test]
+fn every_mutant_is_caught_or_argued_harmless() {
+    for suite in suites() {
+        let schedules = 30_000;
+        match suite.mutants(&Explorer::new(suite.name, schedules)) {
+            Ok(found) => println!("{}: {} mutants", suite.name, found.len()),
+            Err(table) => panic!("{table}"),
+        }
+    }
+}
