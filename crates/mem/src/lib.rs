@@ -4,13 +4,30 @@
 //! against it. Three implementations pass one conformance suite: coherent, software-coherent, and the incoherent
 //! model in [`model`], in which every protocol is explored.
 
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!("Polder maps memory with Linux and orders it with the instructions of x86-64");
+
 mod bounds;
 mod clock;
+#[doc(hidden)]
+pub mod conformance;
+mod copy;
+mod cpu;
+mod fault;
 mod heap;
+mod host;
+mod kernel;
+mod mapped;
 mod memory;
 pub mod model;
 mod offset;
+mod region;
+mod shm;
 
+pub use cpu::{Cpu, Flush};
 pub use heap::{Heap, HeapShape};
+pub use host::{HostError, HostPlan};
+pub use mapped::{Coherent, FlushedLines, HardwareLines, Lines, Mapped, Software};
 pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, ProcessSlot};
 pub use offset::{LINE, Offset};
+pub use region::{Region, RegionError, RegionKind};

@@ -1,0 +1,188 @@
+//! Surviving SIGBUS: poison, a lost link, a file truncated below its mapping.
+//!
+//! Every instruction that touches a mapped region stands in a table (linker section `polder_fault`): where it is, and
+//! where to go on when it faults. The handler sends a thread that faulted there to its landing, with `r11` set to 1;
+//! any other SIGBUS belongs to whoever installed a handler before, and is passed on.
+
+use std::arch::asm;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
+use std::thread::ThreadId;
+
+use libc::{c_int, c_void, siginfo_t, ucontext_t};
+
+use crate::Offset;
+
+/// Adds a row to the table, inside `asm!` or `naked_asm!`: accesses in `[$start, $end)` land at `$landing`.
+macro_rules! fault_row {
+    ($start:literal, $end:literal, $landing:literal) => {
+        concat!(
+            ".pushsection polder_fault, \"aR\", @progbits\n.balign 4\n",
+            ".long ",
+            $start,
+            " - .\n.long ",
+            $end,
+            " - .\n.long ",
+            $landing,
+            " - .\n",
+            ".popsection"
+        )
+    };
+}
+pub(crate) use fault_row;
+
+/// One row of the table; each field is the distance from itself to the place it names.
+#[repr(C)]
+struct Row {
+    start: i32,
+    end: i32,
+    landing: i32,
+}
+
+const _: () = assert!(size_of::<Row>() == 12);
+
+/// The handler that was there before ours.
+static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// Installs the handler, once in a process.
+pub(crate) fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: an all-zero sigaction is a valid value of the C struct: default handler, empty mask, no flags.
+        let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: a null new action only reads the present one into a live struct.
+        unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut previous) };
+        PREVIOUS.get_or_init(|| previous);
+        // SAFETY: as above; the zeroed mask blocks nothing.
+        let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
+        ours.sa_sigaction = on_sigbus as *const () as usize;
+        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // SAFETY: `on_sigbus` has the signature that SA_SIGINFO asks for, and touches nothing but the saved
+        // registers, atomics and the previous handler.
+        unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, std::ptr::null_mut()) };
+    });
+}
+
+/// Sends a fault in one of our instructions to its landing; anything else to the previous handler.
+extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel passes a siginfo and a ucontext that live until this handler returns.
+    let (code, registers) =
+        unsafe { ((*info).si_code, &mut (*context.cast::<ucontext_t>()).uc_mcontext.gregs) };
+    // A signal sent by a program (code 0 or less) or about some other memory (AO) only happens to meet us here.
+    let ours = code > 0 && code != libc::BUS_MCEERR_AO;
+    let landing = if ours { landing(registers[libc::REG_RIP as usize] as usize) } else { None };
+    match landing {
+        Some(landing) => {
+            registers[libc::REG_RIP as usize] = landing as i64;
+            registers[libc::REG_R11 as usize] = 1;
+        }
+        None => pass_on(signal, code, info, context),
+    }
+}
+
+/// Where an access at `instruction` goes on, when the table knows it.
+fn landing(instruction: usize) -> Option<usize> {
+    let (start, stop): (usize, usize);
+    // SAFETY: takes two addresses that the linker defines as the ends of the section, and touches no memory.
+    unsafe {
+        asm!(
+            ".hidden __start_polder_fault",
+            ".hidden __stop_polder_fault",
+            "lea {start}, [rip + __start_polder_fault]",
+            "lea {stop}, [rip + __stop_polder_fault]",
+            start = lateout(reg) start,
+            stop = lateout(reg) stop,
+            options(nomem, nostack, preserves_flags, pure),
+        );
+    }
+    // SAFETY: the section holds nothing but rows, one after another and aligned to 4, and is never written.
+    let rows = unsafe { std::slice::from_raw_parts(start as *const Row, (stop - start) / size_of::<Row>()) };
+    let place = |field: &i32| (&raw const *field as usize).wrapping_add_signed(*field as isize);
+    let row = rows.iter().find(|row| (place(&row.start)..place(&row.end)).contains(&instruction))?;
+    Some(place(&row.landing))
+}
+
+/// Does what would have happened without us.
+fn pass_on(signal: c_int, code: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    let action = PREVIOUS.get().map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
+    let with_info = PREVIOUS.get().is_some_and(|previous| previous.sa_flags & libc::SA_SIGINFO != 0);
+    match action {
+        libc::SIG_IGN if code <= 0 => {}
+        // A fault cannot be ignored: the instruction would fault for ever.
+        libc::SIG_DFL | libc::SIG_IGN => die_by(signal, code),
+        handler if with_info => {
+            // SAFETY: the previous owner registered this address with SA_SIGINFO, so it has this signature.
+            let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
+                unsafe { std::mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        handler => {
+            // SAFETY: the previous owner registered this address without SA_SIGINFO, so it has this signature.
+            let handler: extern "C" fn(c_int) = unsafe { std::mem::transmute(handler) };
+            handler(signal);
+        }
+    }
+}
+
+/// Restores the default action, so that the return from the handler ends the process by this signal.
+fn die_by(signal: c_int, code: c_int) {
+    // SAFETY: an all-zero sigaction is SIG_DFL with an empty mask; both calls are async-signal-safe. A fault comes
+    // again when its instruction is retried; a signal that was sent is raised once more.
+    unsafe {
+        let default: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, &raw const default, std::ptr::null_mut());
+        if code <= 0 {
+            libc::raise(signal);
+        }
+    }
+}
+
+/// How many stores were skipped and not yet reported, in all regions: what every load looks at.
+static SKIPPED: AtomicUsize = AtomicUsize::new(0);
+
+/// Which stores these were.
+static STORES: Mutex<Vec<Skipped>> = Mutex::new(Vec::new());
+
+struct Skipped {
+    base: usize,
+    thread: ThreadId,
+    at: Offset,
+}
+
+/// Whether some thread must still be told of a skipped store.
+#[inline(always)]
+pub(crate) fn any_skipped() -> bool {
+    SKIPPED.load(Ordering::Relaxed) != 0
+}
+
+/// Remembers that this thread's store or write-back at `at` of the region at `base` was skipped.
+#[cold]
+#[inline(never)]
+pub(crate) fn skipped(base: usize, at: Offset) {
+    let thread = std::thread::current().id();
+    let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
+    // One report says it all; a long flush of a lost range must not fill the memory.
+    if !stores.iter().any(|known| known.base == base && known.thread == thread) {
+        stores.push(Skipped { base, thread, at });
+        SKIPPED.store(stores.len(), Ordering::Relaxed);
+    }
+}
+
+/// The first store of this thread that was skipped in the region at `base` since it last asked.
+#[cold]
+#[inline(never)]
+pub(crate) fn take_skipped(base: usize) -> Option<Offset> {
+    let thread = std::thread::current().id();
+    let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
+    let index = stores.iter().position(|known| known.base == base && known.thread == thread)?;
+    let store = stores.swap_remove(index);
+    SKIPPED.store(stores.len(), Ordering::Relaxed);
+    Some(store.at)
+}
+
+/// Forgets what was skipped in the region at `base`, which is about to be unmapped.
+pub(crate) fn forget(base: usize) {
+    let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
+    stores.retain(|known| known.base != base);
+    SKIPPED.store(stores.len(), Ordering::Relaxed);
+}

@@ -1,0 +1,342 @@
+//! Where the processes of one host meet outside the pool: local words, doorbells, process slots.
+//!
+//! Two files of the directory (/dev/shm): `polder-<pool>-<host>` holds the words of one host, zeros at first;
+//! `polder-<pool>-kernel` is shared by all processes of the pool under this kernel (see `kernel`). The last process
+//! removes them; what a killed one left is taken over by the next, or swept when another pool is attached.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::kernel::{self, Gate, Locks};
+use crate::shm::{BellWord, Shm};
+use crate::{Bell, LINE, Liveness, LocalWord, Nanos, ProcessSlot, bounds, clock};
+
+/// Which host to join, and how large its memory is. All processes of a pool give the same numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPlan {
+    /// What tells this pool from others under this kernel.
+    pub pool: u64,
+    /// The host id.
+    pub host: u16,
+    /// Host ids in the pool.
+    pub hosts: u16,
+    /// Process slots of each host.
+    pub processes: u16,
+    /// Local words of each host.
+    pub local_words: u32,
+    /// Doorbells of this kernel.
+    pub bells: u32,
+    /// Where the files lie: a tmpfs that all processes of this kernel see.
+    pub directory: PathBuf,
+}
+
+impl HostPlan {
+    /// The directory that every Linux has for such files.
+    pub const DIRECTORY: &str = "/dev/shm";
+
+    fn kernel_file(&self) -> PathBuf {
+        self.directory.join(format!("polder-{:016x}-kernel", self.pool))
+    }
+
+    fn host_file(&self) -> PathBuf {
+        self.directory.join(format!("polder-{:016x}-{}", self.pool, self.host))
+    }
+
+    fn slots(&self) -> u32 {
+        u32::from(self.hosts) * u32::from(self.processes)
+    }
+
+    fn slot_index(&self, host: u16, slot: u16) -> Option<u32> {
+        let inside = host < self.hosts && slot < self.processes;
+        inside.then(|| u32::from(host) * u32::from(self.processes) + u32::from(slot))
+    }
+}
+
+/// Why a process could not join its host.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// A host id that this pool does not have.
+    #[error(
+        "host id {host} is outside 0..{hosts}; choose one of these, or format the pool with more --hosts"
+    )]
+    NoHost {
+        /// The id.
+        host: u16,
+        /// How many there are.
+        hosts: u16,
+    },
+    /// Every process slot is taken.
+    #[error("host {host} already has {slots} processes in this pool; format it with a larger --processes")]
+    NoSlot {
+        /// The host id.
+        host: u16,
+        /// How many slots it has.
+        slots: u16,
+    },
+    /// Another process stopped while it held the gate.
+    #[error(
+        "{path}: another process has been attaching or detaching for {waited_ms} ms; find it with `fuser {path}`, and continue or kill it"
+    )]
+    Busy {
+        /// The file.
+        path: PathBuf,
+        /// How long this one waited, in milliseconds.
+        waited_ms: u64,
+    },
+    /// Running processes use the file with other numbers.
+    #[error(
+        "{path}: its {what} is {found}, this process has {ours}; all processes of a pool must run the same Polder"
+    )]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// Which number.
+        what: &'static str,
+        /// The number in the file.
+        found: u64,
+        /// The number of this process.
+        ours: u64,
+    },
+    /// The system refused.
+    #[error("{path}: cannot {doing}: {source}")]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// "POLDERK1": the first word of a kernel file.
+const MAGIC: u64 = u64::from_le_bytes(*b"POLDERK1");
+
+/// Words of the kernel file. The header says with which numbers it was made.
+const HEADER: [&str; 4] = ["magic number", "number of hosts", "number of processes", "number of bells"];
+/// From here on, the bells, a line each; then a word for each slot: the last process that held it.
+const BELLS: usize = 16;
+
+/// How long another process may hold the gate.
+const GATE_WAIT: Duration = Duration::from_secs(10);
+
+/// A process's place among the processes of its host.
+pub(crate) struct Host {
+    plan: HostPlan,
+    slot: u16,
+    words: Shm,
+    kernel: Shm,
+    locks: Locks,
+}
+
+impl Host {
+    /// Takes the first free slot of the host in `plan`; files are made with the permission bits `mode`.
+    pub(crate) fn attach(plan: &HostPlan, mode: u32) -> Result<Self, HostError> {
+        let mode = mode | 0o600;
+        if plan.host >= plan.hosts {
+            return Err(HostError::NoHost { host: plan.host, hosts: plan.hosts });
+        }
+        sweep(plan);
+        let path = plan.kernel_file();
+        loop {
+            let locks =
+                Locks::open(&path, mode, true).map_err(failed(&path, "open it"))?.expect("made if missing");
+            let Some(gate) = locks.gate(clock::now() + GATE_WAIT).map_err(failed(&path, "lock it"))? else {
+                return Err(HostError::Busy { path, waited_ms: GATE_WAIT.as_millis() as u64 });
+            };
+            // Whoever held the gate before may have been the last process, and have removed the file.
+            if locks.stands_at(&path).map_err(failed(&path, "look at it"))? {
+                let (slot, words, kernel) = enter(plan, mode, &gate)?;
+                drop(gate);
+                return Ok(Self { plan: plan.clone(), slot, words, kernel, locks });
+            }
+        }
+    }
+
+    pub(crate) fn slot(&self) -> ProcessSlot {
+        ProcessSlot(self.slot)
+    }
+
+    /// A process that is gone stays dead, also when its host id has moved to another kernel since.
+    pub(crate) fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness {
+        let Some(index) = self.plan.slot_index(host, slot.0) else { return Liveness::Unknown };
+        if (host, slot.0) == (self.plan.host, self.slot) || self.locks.others_hold(index, 1).unwrap_or(true) {
+            return Liveness::Alive;
+        }
+        match self.holder(index) {
+            0 => Liveness::Unknown,
+            _ => Liveness::Dead,
+        }
+    }
+
+    /// Behind the gate: gives the slot back, and removes the files that no process uses any more.
+    fn leave(&self) -> io::Result<()> {
+        let HostPlan { host, processes, .. } = self.plan;
+        self.locks.release_slots()?;
+        if !self.locks.others_hold(u32::from(host) * u32::from(processes), u32::from(processes))? {
+            std::fs::remove_file(self.plan.host_file())?;
+        }
+        if !self.locks.others_hold(0, self.plan.slots())? {
+            remove_pool(&self.plan.directory, self.plan.pool)?;
+        }
+        Ok(())
+    }
+
+    /// The process id that last held a slot under this kernel; 0 for none.
+    fn holder(&self, index: u32) -> u64 {
+        self.kernel.word(holder_word(&self.plan, index)).load(Ordering::SeqCst)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn word(&self, word: LocalWord) -> &std::sync::atomic::AtomicU64 {
+        self.words.word(bounds::local(self.plan.local_words as usize, word))
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn load(&self, word: LocalWord) -> u64 {
+        self.word(word).load(Ordering::SeqCst)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn store(&self, word: LocalWord, value: u64) {
+        self.word(word).store(value, Ordering::SeqCst);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn cas(&self, word: LocalWord, old: u64, new: u64) -> Result<(), u64> {
+        self.word(word).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ())
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn bell(&self, bell: Bell) -> BellWord<'_> {
+        assert!(bell.0 < self.plan.bells, "bell {} of {}", bell.0, self.plan.bells);
+        BellWord(self.kernel.half_word(BELLS + bell.0 as usize * 8))
+    }
+}
+
+impl Drop for Host {
+    /// Gives the slot back and removes the files with the last process. A forked child leaves all that to its parent.
+    fn drop(&mut self) {
+        if self.locks.inherited() {
+            return;
+        }
+        // When the gate cannot be had, the files stay for the next process to take over.
+        if let Ok(Some(_gate)) = self.locks.gate(clock::now() + Duration::from_secs(1)) {
+            let _ = self.leave();
+        }
+    }
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "host {}, slot {}", self.plan.host, self.slot)
+    }
+}
+
+fn holder_word(plan: &HostPlan, index: u32) -> usize {
+    BELLS + plan.bells as usize * 8 + index as usize
+}
+
+/// Behind the gate: maps both files, emptied first where no process lives that uses them, and takes a slot.
+fn enter(plan: &HostPlan, mode: u32, gate: &Gate<'_>) -> Result<(u16, Shm, Shm), HostError> {
+    let locks = gate.locks();
+    let held = |first, count| {
+        locks.others_hold(first, count).map_err(failed(&plan.kernel_file(), "look at its locks"))
+    };
+    let first = u32::from(plan.host) * u32::from(plan.processes);
+    let kernel_bytes = holder_word(plan, plan.slots()) * 8;
+    let kernel = file(&plan.kernel_file(), mode, kernel_bytes, !held(0, plan.slots())?)?;
+    same_numbers(plan, &kernel)?;
+    let words_bytes = plan.local_words as usize * 8;
+    let words = file(&plan.host_file(), mode, words_bytes, !held(first, u32::from(plan.processes))?)?;
+    for slot in 0..plan.processes {
+        let index = first + u32::from(slot);
+        if locks.take_slot(index).map_err(failed(&plan.kernel_file(), "lock a slot"))? {
+            kernel.word(holder_word(plan, index)).store(u64::from(std::process::id()), Ordering::SeqCst);
+            return Ok((slot, words, kernel));
+        }
+    }
+    Err(HostError::NoSlot { host: plan.host, slots: plan.processes })
+}
+
+/// Maps a file of `bytes` bytes; all zeros when it is `fresh`, that is, when no living process uses it.
+fn file(path: &Path, mode: u32, bytes: usize, fresh: bool) -> Result<Shm, HostError> {
+    let bytes = bytes.next_multiple_of(LINE as usize).max(LINE as usize);
+    let file = kernel::open(path, mode, fresh).map_err(failed(path, "open it"))?;
+    let file = file.ok_or_else(|| failed(path, "open it")(io::ErrorKind::NotFound.into()))?;
+    if fresh {
+        file.set_len(0).and_then(|()| file.set_len(bytes as u64)).map_err(failed(path, "set its size"))?;
+    }
+    let found = file.metadata().map_err(failed(path, "look at it"))?.len();
+    if found != bytes as u64 {
+        return Err(HostError::Mismatch {
+            path: path.into(),
+            what: "size in bytes",
+            found,
+            ours: bytes as u64,
+        });
+    }
+    Shm::map(&file, bytes).map_err(failed(path, "map it"))
+}
+
+/// Writes the numbers of `plan` into a fresh kernel file, or compares them with those in it.
+fn same_numbers(plan: &HostPlan, kernel: &Shm) -> Result<(), HostError> {
+    let ours = [MAGIC, u64::from(plan.hosts), u64::from(plan.processes), u64::from(plan.bells)];
+    for (index, (what, ours)) in HEADER.into_iter().zip(ours).enumerate() {
+        match kernel.word(index).load(Ordering::SeqCst) {
+            0 => kernel.word(index).store(ours, Ordering::SeqCst),
+            found if found == ours => {}
+            found => return Err(HostError::Mismatch { path: plan.kernel_file(), what, found, ours }),
+        }
+    }
+    Ok(())
+}
+
+/// Removes the files of pools all of whose processes under this kernel were killed. What it may not open, or what is
+/// busy, it leaves alone.
+fn sweep(plan: &HostPlan) {
+    let Ok(entries) = std::fs::read_dir(&plan.directory) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let pool = name.to_str().and_then(|name| name.strip_prefix("polder-")?.strip_suffix("-kernel"));
+        if let Some(pool) =
+            pool.and_then(|pool| u64::from_str_radix(pool, 16).ok()).filter(|pool| *pool != plan.pool)
+        {
+            let _ = sweep_pool(&HostPlan { pool, ..plan.clone() });
+        }
+    }
+}
+
+fn sweep_pool(plan: &HostPlan) -> io::Result<()> {
+    let path = plan.kernel_file();
+    let Some(locks) = Locks::open(&path, 0, false)? else { return Ok(()) };
+    let Some(_gate) = locks.gate(Nanos(0))? else { return Ok(()) };
+    if locks.stands_at(&path)? && !locks.others_hold(0, u32::MAX)? {
+        remove_pool(&plan.directory, plan.pool)?;
+    }
+    Ok(())
+}
+
+/// Behind the gate of a pool that no process uses: removes its files.
+fn remove_pool(directory: &Path, pool: u64) -> io::Result<()> {
+    let prefix = format!("polder-{pool:016x}-");
+    for entry in std::fs::read_dir(directory)?.flatten() {
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)) {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn failed(path: &Path, doing: &'static str) -> impl Fn(io::Error) -> HostError {
+    move |source| HostError::System { path: path.into(), doing, source }
+}

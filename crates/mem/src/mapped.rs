@@ -1,0 +1,470 @@
+//! The two implementations on a mapped region, compiled apart: [`Coherent`] and [`Software`].
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::copy::Copier;
+use crate::cpu::{self, Cpu, Flush};
+use crate::host::{Host, HostError, HostPlan};
+use crate::{
+    Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region, bounds, clock,
+    fault,
+};
+
+/// A mapped region whose caches the hardware keeps in step: no flushes, and compiler fences for most fences.
+pub type Coherent = Mapped<HardwareLines>;
+
+/// A mapped region whose caches the program keeps in step, with the CPU's line instructions.
+pub type Software = Mapped<FlushedLines>;
+
+/// One process's access to a mapped region, and, once attached, to the memory of its host.
+pub struct Mapped<L> {
+    base: *mut u8,
+    bytes: u64,
+    lines: L,
+    region: Arc<Region>,
+    host: Option<Arc<Host>>,
+}
+
+/// What differs between [`Coherent`] and [`Software`]. The pointers given to it lie in a live mapping.
+pub trait Lines: sealed::Lines {}
+
+/// Lines that the hardware keeps coherent.
+#[derive(Clone, Copy, Debug)]
+pub struct HardwareLines {
+    copier: Copier,
+}
+
+/// Lines that the program flushes.
+#[derive(Clone, Copy, Debug)]
+pub struct FlushedLines {
+    write_back: Flush,
+    invalidate: Flush,
+    copier: Copier,
+}
+
+mod sealed {
+    use crate::Coherence;
+    use crate::cpu::Cpu;
+
+    /// The operations that differ. Those that return a bool say whether the memory was
+    /// there, those that return a count how many bytes were left when it failed.
+    pub trait Lines: Copy + Send + Sync + 'static {
+        const COHERENCE: Coherence;
+
+        fn new(cpu: Cpu) -> Self;
+
+        /// # Safety
+        /// `at` is an aligned word of a live mapping.
+        unsafe fn store_nt(self, at: *mut u64, value: u64) -> bool;
+
+        /// # Safety
+        /// `src` and `dst` are valid for `len` bytes, one of them in a live mapping and the other not.
+        unsafe fn copy(self, dst: *mut u8, src: *const u8, len: usize) -> usize;
+
+        /// # Safety
+        /// `at` is an aligned word of a live mapping, which reaches to the next multiple of 8 behind the bytes.
+        unsafe fn copy_in_nt(self, at: *mut u8, from: &[u8]) -> usize;
+
+        /// # Safety
+        /// The range lies in a live mapping.
+        unsafe fn write_back(self, at: *mut u8, bytes: u64) -> bool;
+
+        /// # Safety
+        /// The range lies in a live mapping.
+        unsafe fn invalidate(self, at: *mut u8, bytes: u64) -> bool;
+
+        fn sfence(self);
+        fn mfence(self);
+        fn fence_invalidations(self);
+    }
+}
+
+impl<L: sealed::Lines> Lines for L {}
+
+impl sealed::Lines for HardwareLines {
+    const COHERENCE: Coherence = Coherence::Coherent;
+
+    fn new(cpu: Cpu) -> Self {
+        Self { copier: Copier::new(cpu) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_nt(self, at: *mut u64, value: u64) -> bool {
+        // SAFETY: the caller's promise is the same.
+        unsafe { cpu::store(at, value) }
+    }
+
+    #[inline(always)]
+    unsafe fn copy(self, dst: *mut u8, src: *const u8, len: usize) -> usize {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.copier.copy(dst, src, len) }
+    }
+
+    #[inline(always)]
+    unsafe fn copy_in_nt(self, at: *mut u8, from: &[u8]) -> usize {
+        // Ordinary stores: the reader finds them in a cache.
+        // SAFETY: the caller's promise covers `at` up to the next multiple of 8, and `from` is a live slice.
+        let left = unsafe { self.copier.copy(at, from.as_ptr(), from.len()) };
+        let rest = from.len() % 8;
+        if left > 0 || rest == 0 {
+            return left;
+        }
+        // SAFETY: the last word starts `rest` bytes before the end of what was just copied, and ends where the
+        // caller's promise does.
+        let good = unsafe { fill_up(at.add(from.len() - rest), &from[from.len() - rest..]) };
+        if good { 0 } else { rest }
+    }
+
+    #[inline(always)]
+    unsafe fn write_back(self, _: *mut u8, _: u64) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    unsafe fn invalidate(self, _: *mut u8, _: u64) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn sfence(self) {
+        cpu::compiler_fence();
+    }
+
+    #[inline(always)]
+    fn mfence(self) {
+        cpu::store_load_fence();
+    }
+
+    #[inline(always)]
+    fn fence_invalidations(self) {
+        cpu::compiler_fence();
+    }
+}
+
+/// Stores the bytes of a last word and zeros behind them.
+///
+/// # Safety
+/// `at` is an aligned word of a live mapping.
+unsafe fn fill_up(at: *mut u8, bytes: &[u8]) -> bool {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    // SAFETY: the caller's promise.
+    unsafe { cpu::store(at.cast(), u64::from_le_bytes(word)) }
+}
+
+impl sealed::Lines for FlushedLines {
+    const COHERENCE: Coherence = Coherence::Software;
+
+    fn new(cpu: Cpu) -> Self {
+        Self { write_back: cpu.write_back(), invalidate: cpu.invalidate(), copier: Copier::new(cpu) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_nt(self, at: *mut u64, value: u64) -> bool {
+        // SAFETY: the caller's promise is the same.
+        unsafe { cpu::store_nt(at, value) }
+    }
+
+    #[inline(always)]
+    unsafe fn copy(self, dst: *mut u8, src: *const u8, len: usize) -> usize {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.copier.copy(dst, src, len) }
+    }
+
+    #[inline(always)]
+    unsafe fn copy_in_nt(self, at: *mut u8, from: &[u8]) -> usize {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.copier.copy_nt(at, from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_back(self, at: *mut u8, bytes: u64) -> bool {
+        // SAFETY: the caller vouches for the range; `new` chose an instruction that the CPU has.
+        unsafe { cpu::flush(self.write_back, at, bytes) }
+    }
+
+    #[inline(always)]
+    unsafe fn invalidate(self, at: *mut u8, bytes: u64) -> bool {
+        // SAFETY: as in `write_back`.
+        unsafe { cpu::flush(self.invalidate, at, bytes) }
+    }
+
+    #[inline(always)]
+    fn sfence(self) {
+        cpu::sfence();
+    }
+
+    #[inline(always)]
+    fn mfence(self) {
+        cpu::mfence();
+    }
+
+    #[inline(always)]
+    fn fence_invalidations(self) {
+        cpu::mfence();
+    }
+}
+
+// SAFETY: `base` points into the mapping that `region` keeps alive, which belongs to no thread; every access through
+// it is one atomic instruction, or a copy whose words are atomic.
+unsafe impl<L: Lines> Send for Mapped<L> {}
+// SAFETY: as above; no method hands out a reference into the mapping.
+unsafe impl<L: Lines> Sync for Mapped<L> {}
+
+impl<L: Lines> Mapped<L> {
+    /// Access to `region` alone: local words, bells and slots need [`Mapped::attach`] first.
+    #[must_use]
+    pub fn new(region: Region) -> Self {
+        Self::with_cpu(region, Cpu::detect())
+    }
+
+    /// Like [`Mapped::new`], with no other instructions than those of `cpu`.
+    ///
+    /// # Panics
+    /// When this CPU lacks one of them.
+    #[must_use]
+    pub fn with_cpu(region: Region, cpu: Cpu) -> Self {
+        assert!(cpu.within(Cpu::detect()), "this CPU lacks some of {cpu:?}");
+        let region = Arc::new(region);
+        Self { base: region.base(), bytes: region.bytes(), lines: L::new(cpu), region, host: None }
+    }
+
+    /// Joins the processes of a host: takes a free process slot, and maps the host's words and the kernel's bells.
+    /// The slot is given back when the last clone of the handle is dropped, or when this process dies.
+    ///
+    /// # Errors
+    /// [`HostError`], when no slot is free or the files cannot be had.
+    pub fn attach(mut self, plan: &HostPlan) -> Result<Self, HostError> {
+        self.host = Some(Arc::new(Host::attach(plan, self.region.mode())?));
+        Ok(self)
+    }
+
+    /// The region.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The host that was joined.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn host(&self) -> &Host {
+        self.host.as_deref().expect("local words, bells and slots are there once a host is attached")
+    }
+
+    /// # Safety
+    /// `at` lies in the region.
+    #[inline(always)]
+    unsafe fn at<T>(&self, at: Offset) -> *mut T {
+        // SAFETY: the caller's promise keeps the result in the mapping.
+        unsafe { self.base.add(at.0 as usize).cast() }
+    }
+
+    /// Remembers a store that was skipped, for the next load of this thread.
+    #[inline(always)]
+    fn note(&self, good: bool, at: Offset) {
+        if !good {
+            fault::skipped(self.base.addr(), at);
+        }
+    }
+
+    /// What a load that failed, or that met an earlier failure of some thread, returns.
+    #[cold]
+    #[inline(never)]
+    fn failed(&self, at: Offset, value: Option<u64>) -> Result<u64, Fault> {
+        match (fault::take_skipped(self.base.addr()), value) {
+            (Some(offset), _) => Err(Fault { offset, done: 0 }),
+            (None, None) => Err(Fault { offset: at, done: 0 }),
+            (None, Some(value)) => Ok(value),
+        }
+    }
+}
+
+/// The result of a copy of `length` bytes to or from `at`, of which `left` were not moved.
+#[inline(always)]
+fn copied(at: Offset, length: usize, left: usize) -> Result<(), Fault> {
+    match (length - left) as u64 {
+        _ if left == 0 => Ok(()),
+        done => Err(Fault { offset: at + done, done }),
+    }
+}
+
+impl<L: Lines> Memory for Mapped<L> {
+    #[inline(always)]
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    #[inline(always)]
+    fn coherence(&self) -> Coherence {
+        L::COHERENCE
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn load(&self, at: Offset) -> Result<u64, Fault> {
+        bounds::word(self.bytes, at);
+        // SAFETY: `at` is an aligned word of the region.
+        match unsafe { cpu::load(self.at(at)) } {
+            Some(value) if !fault::any_skipped() => Ok(value),
+            value => self.failed(at, value),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn store(&self, at: Offset, value: u64) {
+        bounds::word(self.bytes, at);
+        // SAFETY: `at` is an aligned word of the region.
+        let good = unsafe { cpu::store(self.at(at), value) };
+        self.note(good, at);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn store_nt(&self, at: Offset, value: u64) {
+        bounds::word(self.bytes, at);
+        // SAFETY: `at` is an aligned word of the region.
+        let good = unsafe { self.lines.store_nt(self.at(at), value) };
+        self.note(good, at);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn copy_in(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
+        bounds::range(self.bytes, at, from.len() as u64);
+        // SAFETY: the range lies in the region, and a slice never does.
+        let left = unsafe { self.lines.copy(self.at(at), from.as_ptr(), from.len()) };
+        copied(at, from.len(), left)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn copy_in_nt(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
+        bounds::words(self.bytes, at, (from.len() as u64).next_multiple_of(8));
+        // SAFETY: the range up to the next multiple of 8 lies in the region, and a slice never does.
+        let left = unsafe { self.lines.copy_in_nt(self.at(at), from) };
+        copied(at, from.len(), left)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn copy_out(&self, at: Offset, into: &mut [u8]) -> Result<(), Fault> {
+        bounds::range(self.bytes, at, into.len() as u64);
+        // SAFETY: the range lies in the region, and a slice never does.
+        let left = unsafe { self.lines.copy(into.as_mut_ptr(), self.at(at), into.len()) };
+        copied(at, into.len(), left)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn write_back(&self, at: Offset, bytes: u64) {
+        bounds::range(self.bytes, at, bytes);
+        // SAFETY: the range lies in the region.
+        let good = unsafe { self.lines.write_back(self.at(at), bytes) };
+        self.note(good, at);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn invalidate(&self, at: Offset, bytes: u64) {
+        bounds::range(self.bytes, at, bytes);
+        // SAFETY: the range lies in the region.
+        let good = unsafe { self.lines.invalidate(self.at(at), bytes) };
+        self.note(good, at);
+    }
+
+    #[inline(always)]
+    fn sfence(&self) {
+        self.lines.sfence();
+    }
+
+    #[inline(always)]
+    fn mfence(&self) {
+        self.lines.mfence();
+    }
+
+    #[inline(always)]
+    fn fence_invalidations(&self) {
+        self.lines.fence_invalidations();
+    }
+
+    #[inline(always)]
+    fn pause(&self) {
+        std::hint::spin_loop();
+    }
+
+    fn yield_now(&self) {
+        std::thread::yield_now();
+    }
+
+    fn now(&self) -> Nanos {
+        clock::now()
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn local_load(&self, word: LocalWord) -> u64 {
+        self.host().load(word)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn local_store(&self, word: LocalWord, value: u64) {
+        self.host().store(word, value);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn local_cas(&self, word: LocalWord, old: u64, new: u64) -> Result<(), u64> {
+        self.host().cas(word, old, new)
+    }
+
+    #[track_caller]
+    fn slot(&self) -> ProcessSlot {
+        self.host().slot()
+    }
+
+    #[track_caller]
+    fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness {
+        self.host().liveness(host, slot)
+    }
+
+    #[track_caller]
+    fn announce_sleep(&self, bell: Bell) -> u32 {
+        self.host().bell(bell).announce()
+    }
+
+    #[track_caller]
+    fn sleep(&self, bell: Bell, seen: u32, until: Nanos) {
+        self.host().bell(bell).sleep(seen, until);
+    }
+
+    fn cancel_sleep(&self, _: Bell) {
+        // The flag may be another sleeper's: it stays, and costs the next waker one call.
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn wake(&self, bell: Bell) {
+        self.lines.mfence();
+        self.host().bell(bell).ring();
+    }
+}
+
+impl<L: Lines> Clone for Mapped<L> {
+    fn clone(&self) -> Self {
+        Self { region: Arc::clone(&self.region), host: self.host.clone(), ..*self }
+    }
+}
+
+impl<L: Lines> fmt::Debug for Mapped<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}({}, {} bytes", L::COHERENCE, self.region.path().display(), self.bytes)?;
+        match &self.host {
+            Some(host) => write!(f, ", {host:?})"),
+            None => write!(f, ")"),
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! A mapped piece of memory that other hosts may write: a dax device, huge pages, tmpfs, or another file.
+
+use std::ffi::OsString;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+
+use crate::{Coherence, LINE, Offset, fault};
+
+/// What stands behind a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RegionKind {
+    /// A dax character device, as CXL memory shows up.
+    DaxDevice,
+    /// A file whose pages are the device's memory itself: fs-dax, famfs.
+    DaxFile,
+    /// Huge pages of this kernel (hugetlbfs).
+    HugePages,
+    /// Pages of this kernel (tmpfs).
+    Tmpfs,
+    /// Any other file, mapped through this kernel's page cache.
+    File,
+}
+
+impl RegionKind {
+    /// Who keeps caches in step unless someone knows better: of all these only dax memory can have a second host.
+    #[must_use]
+    pub const fn coherence(self) -> Coherence {
+        match self {
+            Self::DaxDevice | Self::DaxFile => Coherence::Software,
+            Self::HugePages | Self::Tmpfs | Self::File => Coherence::Coherent,
+        }
+    }
+}
+
+/// Why a path could not be used as a region.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegionError {
+    /// Nothing there.
+    #[error(
+        "{path}: no such file or device; check the path, or create a pool there with `polder pool format`"
+    )]
+    Missing {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Something is there already.
+    #[error("{path} exists already; open it, or remove it first")]
+    Exists {
+        /// The path.
+        path: PathBuf,
+    },
+    /// This user may not read and write it.
+    #[error(
+        "{path}: no permission to read and write it (mode {mode:04o}, owner {uid}, group {gid}, this user {user}); {remedy}"
+    )]
+    Permission {
+        /// The path.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+        /// Its owner's user id.
+        uid: u32,
+        /// Its group id.
+        gid: u32,
+        /// The user id of this process.
+        user: u32,
+        /// What its owner can do.
+        remedy: &'static str,
+    },
+    /// Not a thing that can be mapped and shared.
+    #[error("{path} is {what}; a pool needs a dax device, or a file on tmpfs, hugetlbfs or a disk")]
+    NotMemory {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// A size that cannot be mapped.
+    #[error(
+        "{path}: {bytes} bytes is no size for a region; it needs a positive multiple of {multiple} bytes"
+    )]
+    Size {
+        /// The path.
+        path: PathBuf,
+        /// The size.
+        bytes: u64,
+        /// What it must be a multiple of.
+        multiple: u64,
+    },
+    /// The kernel says too little about a device.
+    #[error(
+        "{path}: cannot read {attribute} of this dax device: {source}; is it in devdax mode (`daxctl list`)?"
+    )]
+    Dax {
+        /// The path.
+        path: PathBuf,
+        /// The file in /sys.
+        attribute: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The system refused.
+    #[error("{path}: cannot {doing}: {source}{remedy}")]
+    System {
+        /// The path.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+        /// What to do, as the end of the sentence; empty when the kernel's words say enough.
+        remedy: &'static str,
+    },
+}
+
+/// A mapping of a whole file or device, shared with whoever else maps it.
+///
+/// The memory is reached through [`crate::Coherent`] or [`crate::Software`] only: there is no slice of it.
+#[derive(Debug)]
+pub struct Region {
+    base: NonNull<u8>,
+    bytes: u64,
+    kind: RegionKind,
+    path: PathBuf,
+    mode: u32,
+}
+
+// SAFETY: the mapping belongs to no thread, and a Region itself reads and writes none of it: it hands out the
+// address, and whoever uses that does so with atomic instructions.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps the file or device at `path`, whole.
+    ///
+    /// # Errors
+    /// [`RegionError`], when there is nothing, or nothing that can be shared, or no permission.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, RegionError> {
+        let path = path.as_ref();
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| refused(path, e))?;
+        let metadata = file.metadata().map_err(|e| system(path, "look at it", e))?;
+        let (kind, bytes, multiple) = measure(path, &file, &metadata)?;
+        let usable = bytes - bytes % multiple;
+        if usable == 0 {
+            return Err(RegionError::Size { path: path.into(), bytes, multiple });
+        }
+        let base = map(path, &file, kind, usable)?;
+        fault::install();
+        Ok(Self { base, bytes: usable, kind, path: path.into(), mode: metadata.mode() & 0o666 })
+    }
+
+    /// Makes a new file of `bytes` zeros, which takes up no memory until it is written, and maps it. The file appears
+    /// with its whole size at once.
+    ///
+    /// # Errors
+    /// [`RegionError`], when something is there already, or the directory or the size will not do.
+    pub fn create(path: impl AsRef<Path>, bytes: u64) -> Result<Self, RegionError> {
+        let path = path.as_ref();
+        if path.symlink_metadata().is_ok() {
+            return Err(RegionError::Exists { path: path.into() });
+        }
+        let mut name = OsString::from(".");
+        name.push(path.file_name().unwrap_or_default());
+        name.push(format!(".{}.new", std::process::id()));
+        let draft = path.with_file_name(name);
+        let made = Self::draft(path, &draft, bytes);
+        let removed = std::fs::remove_file(&draft);
+        made?;
+        removed.map_err(|e| system(&draft, "remove the draft", e))?;
+        Self::open(path)
+    }
+
+    /// Makes the sized file under the name `draft` and links it to `path`.
+    fn draft(path: &Path, draft: &Path, bytes: u64) -> Result<(), RegionError> {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).mode(0o660).open(draft);
+        let file = file.map_err(|e| refused(path, e))?;
+        let metadata = file.metadata().map_err(|e| system(path, "look at it", e))?;
+        let multiple = page(&file, &metadata).map_err(|e| system(path, "look at its file system", e))?.1;
+        if bytes == 0 || !bytes.is_multiple_of(multiple) {
+            return Err(RegionError::Size { path: path.into(), bytes, multiple });
+        }
+        file.set_len(bytes).map_err(|e| system(path, "set its size", e))?;
+        std::fs::hard_link(draft, path).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => RegionError::Exists { path: path.into() },
+            _ => system(path, "give it its name", e),
+        })
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What stands behind the path.
+    #[must_use]
+    pub fn kind(&self) -> RegionKind {
+        self.kind
+    }
+
+    /// The path that was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The permission bits of the file, execution left out: who may use a pool may use the files beside it.
+    #[must_use]
+    pub fn mode(&self) -> u32 {
+        self.mode
+    }
+
+    /// Lets the kernel find the pages of `[at, at + bytes)` now, so that no later access waits for that.
+    ///
+    /// # Errors
+    /// What the kernel said: no memory left, or a bad page.
+    ///
+    /// # Panics
+    /// When the range ends past the region.
+    pub fn populate(&self, at: Offset, bytes: u64) -> io::Result<()> {
+        crate::bounds::range(self.bytes, at, bytes);
+        let skip = at.0 % 4096;
+        // SAFETY: the range lies in this mapping (a mapping consists of whole pages), and the advice changes no byte.
+        let rc = unsafe {
+            let start = self.base.as_ptr().add((at.0 - skip) as usize);
+            libc::madvise(start.cast(), (bytes + skip) as usize, libc::MADV_POPULATE_WRITE)
+        };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        fault::forget(self.base.as_ptr().addr());
+        // SAFETY: maps exactly what `map` mapped; handles keep the Region alive, so none can use it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes as usize) };
+    }
+}
+
+/// What the file is, its size, and what a region's size must be a multiple of.
+fn measure(path: &Path, file: &File, metadata: &Metadata) -> Result<(RegionKind, u64, u64), RegionError> {
+    let kind = metadata.file_type();
+    if kind.is_char_device() {
+        let (major, minor) = (libc::major(metadata.rdev()), libc::minor(metadata.rdev()));
+        let (bytes, align) = dax_size(path, &PathBuf::from(format!("/sys/dev/char/{major}:{minor}")))?;
+        return Ok((RegionKind::DaxDevice, bytes, align));
+    }
+    if !kind.is_file() {
+        let what = if kind.is_dir() { "a directory" } else { "neither a file nor a character device" };
+        return Err(RegionError::NotMemory { path: path.into(), what });
+    }
+    let (kind, multiple) = page(file, metadata).map_err(|e| system(path, "look at its file system", e))?;
+    Ok((kind, metadata.len(), multiple))
+}
+
+/// Size and alignment of the dax device that sysfs shows at `device`.
+fn dax_size(path: &Path, device: &Path) -> Result<(u64, u64), RegionError> {
+    let subsystem = device.join("subsystem").canonicalize().unwrap_or_default();
+    if subsystem.file_name().is_none_or(|name| name != "dax") {
+        return Err(RegionError::NotMemory { path: path.into(), what: "a character device other than dax" });
+    }
+    let bytes = dax_number(path, &device.join("size"))?;
+    // Kernels before 5.10 have no `align` here; their devices come in steps of 2 MiB.
+    let align = match dax_number(path, &device.join("align")) {
+        Err(RegionError::Dax { source, .. }) if source.kind() == io::ErrorKind::NotFound => 2 << 20,
+        align => align?.max(4096),
+    };
+    Ok((bytes, align))
+}
+
+fn dax_number(path: &Path, attribute: &Path) -> Result<u64, RegionError> {
+    let dax = |source| RegionError::Dax { path: path.into(), attribute: attribute.into(), source };
+    let text = std::fs::read_to_string(attribute).map_err(dax)?;
+    text.trim().parse().map_err(|_| {
+        dax(io::Error::new(io::ErrorKind::InvalidData, format!("{:?} is no number", text.trim())))
+    })
+}
+
+/// The kind of a regular file, and the size of its pages.
+fn page(file: &File, metadata: &Metadata) -> io::Result<(RegionKind, u64)> {
+    // SAFETY: an all-zero statfs is a valid value of the C struct.
+    let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open, and `fs` is a live struct that the call fills.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut fs) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let base_page = LINE.max(4096);
+    Ok(match fs.f_type {
+        libc::HUGETLBFS_MAGIC => (RegionKind::HugePages, metadata.blksize().max(base_page)),
+        libc::TMPFS_MAGIC => (RegionKind::Tmpfs, base_page),
+        _ if is_dax_file(file) => (RegionKind::DaxFile, base_page),
+        _ => (RegionKind::File, base_page),
+    })
+}
+
+/// Whether the file's pages are the device's memory itself; false on kernels that cannot say.
+fn is_dax_file(file: &File) -> bool {
+    // SAFETY: an all-zero statx is a valid value of the C struct.
+    let mut facts: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open, the path is an empty C string, and `facts` is a live struct.
+    let rc = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_BASIC_STATS,
+            &raw mut facts,
+        )
+    };
+    rc == 0 && facts.stx_attributes & libc::STATX_ATTR_DAX as u64 != 0
+}
+
+fn map(path: &Path, file: &File, kind: RegionKind, bytes: u64) -> Result<NonNull<u8>, RegionError> {
+    // Without MAP_SYNC the metadata of a dax file might not outlive a power failure that its bytes outlive.
+    let tries: &[libc::c_int] = match kind {
+        RegionKind::DaxFile => &[libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC, libc::MAP_SHARED],
+        _ => &[libc::MAP_SHARED],
+    };
+    for flags in tries {
+        // SAFETY: a new mapping at an address that the kernel picks; it replaces nothing.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                *flags,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if base != libc::MAP_FAILED {
+            return Ok(NonNull::new(base.cast()).expect("a mapping is never at address 0"));
+        }
+    }
+    let source = io::Error::last_os_error();
+    let remedy = match kind {
+        RegionKind::HugePages => "; reserve more huge pages: /proc/sys/vm/nr_hugepages",
+        _ => "",
+    };
+    Err(RegionError::System { path: path.into(), doing: "map it", source, remedy })
+}
+
+/// The error for a path that could not be opened.
+fn refused(path: &Path, error: io::Error) -> RegionError {
+    match (error.kind(), path.metadata()) {
+        (io::ErrorKind::IsADirectory, _) => RegionError::NotMemory { path: path.into(), what: "a directory" },
+        (io::ErrorKind::NotFound, _) => RegionError::Missing { path: path.into() },
+        (io::ErrorKind::PermissionDenied, Ok(metadata)) => RegionError::Permission {
+            path: path.into(),
+            mode: metadata.mode() & 0o7777,
+            uid: metadata.uid(),
+            gid: metadata.gid(),
+            // SAFETY: reads a number of this process and cannot fail.
+            user: unsafe { libc::geteuid() },
+            remedy: remedy(&metadata),
+        },
+        _ => system(path, "open it for reading and writing", error),
+    }
+}
+
+fn remedy(metadata: &Metadata) -> &'static str {
+    if metadata.file_type().is_char_device() {
+        "let root give a group access with a udev rule: SUBSYSTEM==\"dax\", GROUP=\"...\", MODE=\"0660\""
+    } else {
+        "let its owner run `chmod g+rw` and put this user into its group"
+    }
+}
+
+fn system(path: &Path, doing: &'static str, source: io::Error) -> RegionError {
+    RegionError::System { path: path.into(), doing, source, remedy: "" }
+}
