@@ -72,14 +72,20 @@ impl ModelMemory {
             thread.host,
             thread.slot
         );
-        if !state.count() {
-            return self.switch(state);
-        }
-        state.adversary();
+        state = self.tick(state);
         if visible && state.wants_switch() {
             return self.switch(state);
         }
         state
+    }
+
+    /// One more place where a crash may fall, and what the adversary does there.
+    fn tick<'a>(&'a self, mut state: RefMut<'a, State>) -> RefMut<'a, State> {
+        if state.mode != Mode::Running {
+            return state;
+        }
+        state.adversary();
+        if state.count() { state } else { self.switch(state) }
     }
 
     /// Lets the scheduler choose who goes on; returns when it is this thread again.
@@ -116,7 +122,10 @@ impl ModelMemory {
             Some(Change::Weaken) => Kind::WriteBack,
             None => kind,
         };
-        for line in lines {
+        for (index, line) in lines.enumerate() {
+            if index > 0 {
+                state = self.tick(state);
+            }
             state.push(Entry::on_line(kind, line));
         }
     }
@@ -225,10 +234,10 @@ impl ModelMemory {
             if past_cache {
                 bytes = 0xff;
             }
-            Self::store_word(&mut state, word, bytes, value, past_cache);
-            if state.mode == Mode::Running {
-                state.adversary();
+            if index > 0 {
+                state = self.tick(state);
             }
+            Self::store_word(&mut state, word, bytes, value, past_cache);
         }
     }
 }
@@ -362,7 +371,8 @@ impl Memory for ModelMemory {
     }
 
     fn now(&self) -> Nanos {
-        let state = self.core.state.borrow();
+        // Counted, so that a loop which only looks at the clock ends.
+        let state = self.turn(false);
         // A destructor that waits for a deadline finds that it has come.
         Nanos(if state.mode == Mode::Over { u64::MAX } else { state.now + state.skew(self.host, self.slot) })
     }

@@ -59,6 +59,8 @@ mod mutants;
 mod random;
 mod state;
 mod suite;
+#[cfg(test)]
+mod tests;
 mod trace;
 mod world;
 

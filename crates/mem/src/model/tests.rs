@@ -1,0 +1,437 @@
+//! What a world promises, beside the canaries.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::random::Random;
+use super::{Crash, Explorer, Kernels, ModelMemory, Outcome, Shape, World, explore, replay};
+use crate::{Bell, Coherence, LINE, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot};
+
+const X: Offset = Offset(0);
+const Y: Offset = Offset(64);
+
+fn shape() -> Shape {
+    Shape { bytes: 1024, ..Shape::default() }
+}
+
+fn fresh(memory: &ModelMemory, at: Offset) -> u64 {
+    memory.invalidate(at, LINE);
+    memory.fence_invalidations();
+    memory.load(at).unwrap()
+}
+
+/// Runs `suite` over seeds and says which values it left in its cell, each once.
+fn seen(seeds: u64, suite: impl Fn(u64, Rc<Cell<u64>>) -> Outcome) -> Vec<u64> {
+    let mut values: Vec<u64> = (0..seeds)
+        .map(|seed| {
+            let cell = Rc::new(Cell::new(u64::MAX));
+            suite(seed, Rc::clone(&cell)).unwrap();
+            cell.get()
+        })
+        .collect();
+    values.sort_unstable();
+    values.dedup();
+    values
+}
+
+#[test]
+fn a_seed_replays_the_same_schedule() {
+    let log = |seed| {
+        let log = Rc::new(RefCell::new(Vec::new()));
+        let mut world = World::new(seed, shape());
+        for host in 0..2 {
+            let log = Rc::clone(&log);
+            world.spawn(host, 0, move |memory| {
+                for round in 0..20 {
+                    memory.store(X.word(u64::from(host)), round);
+                    let seen = (host, memory.load(X).unwrap(), memory.load(X.word(1)).unwrap());
+                    log.borrow_mut().push(seen);
+                }
+            });
+        }
+        world.run().unwrap();
+        log.take()
+    };
+    assert_eq!(log(3), log(3));
+    assert_ne!(log(3), log(4));
+}
+
+#[test]
+fn one_thread_always_reads_what_it_wrote_last() {
+    let suite = |seed| {
+        let mut world = World::new(seed, shape());
+        world.spawn(0, 0, move |memory| {
+            let mut random = Random::new(seed);
+            let mut oracle = [0u8; 512];
+            for _ in 0..60 {
+                let at = random.below(500);
+                let size = random.below(512 - at);
+                let place = Offset(at as u64);
+                match random.below(8) {
+                    0 | 1 => {
+                        oracle[at..at + size].fill(at as u8);
+                        memory.copy_in(place, &oracle[at..at + size]).unwrap();
+                    }
+                    2 => {
+                        let at = at & !7;
+                        let size = size & !7;
+                        oracle[at..at + size].fill(at as u8 | 1);
+                        memory.copy_in_nt(Offset(at as u64), &oracle[at..at + size]).unwrap();
+                    }
+                    3 => memory.write_back(place, size as u64),
+                    4 => memory.invalidate(place, size as u64),
+                    5 => memory.sfence(),
+                    6 => memory.mfence(),
+                    _ => {
+                        let mut copy = vec![0; size];
+                        memory.copy_out(place, &mut copy).unwrap();
+                        assert_eq!(copy, oracle[at..at + size], "at {at}");
+                    }
+                }
+            }
+        });
+        world.run()
+    };
+    explore("one thread", 3000, 0, suite).expect_none();
+}
+
+#[test]
+fn a_dead_process_leaves_its_stores_to_its_host() {
+    let suite = |seed| {
+        let mut world = World::new(seed, shape());
+        let stored = Rc::new(Cell::new(0));
+        let progress = Rc::clone(&stored);
+        let victim = world.spawn(0, 1, move |memory| {
+            for value in 1..50 {
+                memory.store(X, value);
+                progress.set(value);
+            }
+        });
+        world.crash_within(victim, Crash::Process, 50);
+        world.spawn_after_crash(victim, 0, 0, move |memory| {
+            assert_eq!(memory.liveness(0, ProcessSlot(1)), Liveness::Dead);
+            let found = memory.load(X).unwrap();
+            // The last store may have been made without the thread getting as far as noting it.
+            assert!(found == stored.get() || found == stored.get() + 1, "{found} of {}", stored.get());
+        });
+        world.run()
+    };
+    explore("process crash", 2000, 0, suite).expect_none();
+}
+
+#[test]
+fn a_dead_host_loses_what_it_did_not_fence_and_keeps_what_it_did() {
+    let values = seen(3000, |seed, found| {
+        let mut world = World::new(seed, shape());
+        let fenced = Rc::new(Cell::new(false));
+        let has_fenced = Rc::clone(&fenced);
+        let victim = world.spawn(0, 0, move |memory| {
+            memory.store(X, 1);
+            memory.write_back(X, LINE);
+            memory.mfence();
+            has_fenced.set(true);
+            memory.store(X, 2);
+            memory.write_back(X, LINE);
+            memory.sfence();
+            memory.store(X, 3);
+            for _ in 0..20 {
+                memory.load(Y).unwrap();
+            }
+        });
+        world.crash_within(victim, Crash::Host, 20);
+        world.check(1, move |memory| {
+            found.set(memory.load(X).unwrap());
+            assert!(!fenced.get() || found.get() >= 1);
+        });
+        world.run()
+    });
+    assert_eq!(values, [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_dead_host_can_tear_a_line() {
+    let values = seen(3000, |seed, found| {
+        let mut world = World::new(seed, shape());
+        let victim = world.spawn(0, 0, |memory| {
+            memory.copy_in(X, &[1; 64]).unwrap();
+            memory.write_back(X, LINE);
+            memory.sfence();
+            memory.load(Y).unwrap();
+        });
+        world.crash_at(victim, Crash::Host, 10);
+        world.check(1, move |memory| {
+            found.set((0..8).map(|word| memory.load(X.word(word)).unwrap().min(1)).sum());
+        });
+        world.run()
+    });
+    assert_eq!(values, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+}
+
+#[test]
+fn a_host_that_boots_again_finds_empty_local_words() {
+    let suite = |seed| {
+        let mut world = World::new(seed, shape());
+        let victim = world.spawn(0, 0, |memory| {
+            memory.local_store(LocalWord(3), 9);
+            memory.load(X).unwrap();
+        });
+        world.crash_at(victim, Crash::Host, 1);
+        world.spawn_after_crash(victim, 0, 0, |memory| assert_eq!(memory.local_load(LocalWord(3)), 0));
+        world.run()
+    };
+    explore("reboot", 100, 0, suite).expect_none();
+}
+
+#[test]
+fn a_stopped_thread_goes_on_with_stores_still_in_its_buffer() {
+    let values = seen(2000, |seed, found| {
+        let mut world = World::new(seed, shape());
+        let stopped = world.spawn(0, 0, |memory| {
+            memory.store(X, 1);
+            memory.load(Y).unwrap();
+        });
+        world.crash_at(stopped, Crash::Pause, 1);
+        world.spawn(0, 1, move |memory| {
+            let deadline = memory.now() + Duration::from_secs(1);
+            while memory.load(X).unwrap() == 0 && memory.now() < deadline {
+                memory.pause();
+            }
+            found.set(u64::from(memory.now() >= deadline));
+        });
+        world.check(0, |memory| assert_eq!(memory.load(X).unwrap(), 1));
+        world.run()
+    });
+    assert_eq!(values, [0, 1], "some waits end in time, others do not");
+}
+
+#[test]
+fn a_crash_runs_no_destructor_that_anyone_could_notice() {
+    struct Unlock(ModelMemory);
+    impl Drop for Unlock {
+        fn drop(&mut self) {
+            self.0.store(X, 77);
+            self.0.local_store(LocalWord(0), 77);
+            while self.0.load(X).unwrap() != 77 && self.0.now() != Nanos(u64::MAX) {
+                self.0.pause();
+            }
+        }
+    }
+    let suite = |seed| {
+        let mut world = World::new(seed, shape());
+        let victim = world.spawn(0, 0, |memory| {
+            let unlock = Unlock(memory);
+            for _ in 0..10 {
+                unlock.0.load(Y).unwrap();
+            }
+        });
+        world.crash_within(victim, Crash::Process, 10);
+        world.check(0, |memory| {
+            assert_eq!(memory.load(X).unwrap(), 0);
+            assert_eq!(memory.local_load(LocalWord(0)), 0);
+        });
+        world.run()
+    };
+    explore("destructors", 500, 0, suite).expect_none();
+}
+
+#[test]
+fn a_minute_of_waiting_costs_few_operations() {
+    for kernels in [Kernels::OnePerHost, Kernels::Shared] {
+        for sleeps in [false, true] {
+            let suite = move |seed| {
+                let mut world = World::new(seed, Shape { kernels, ..shape() });
+                let waiter = world.spawn(0, 0, move |memory| {
+                    let deadline = memory.now() + Duration::from_secs(60);
+                    while memory.now() < deadline {
+                        assert_eq!(fresh(&memory, X), 0);
+                        if sleeps {
+                            let seen = memory.announce_sleep(Bell(0));
+                            memory.sleep(Bell(0), seen, memory.now() + Duration::from_secs(7));
+                        } else {
+                            memory.pause();
+                        }
+                    }
+                });
+                let outcome = world.run();
+                assert!(world.operations(waiter) < 1000, "{} operations", world.operations(waiter));
+                outcome
+            };
+            explore("a minute", 300, 0, suite).expect_none();
+        }
+    }
+}
+
+#[test]
+fn an_endless_wait_is_called_a_livelock() {
+    let suite = |seed| {
+        let mut world = World::new(seed, shape());
+        world.budget(5000);
+        world.spawn(0, 0, |memory| {
+            while fresh(&memory, X) == 0 {
+                memory.pause();
+            }
+        });
+        world.run()
+    };
+    let failure = suite(0).unwrap_err();
+    assert_eq!(failure.message, "no progress after 5000 operations: livelock");
+    assert_eq!(failure.trace, "", "the fast path does not trace");
+    assert!(replay(0, suite).unwrap_err().trace.contains("t0 h0.0  load"), "the replay does");
+}
+
+/// A waiter and a waker; the right waiter looks once more after it has announced its sleep.
+fn doorbell(looks_again: bool, kernels: Kernels, waker: u16) -> impl Fn(u64) -> Outcome + Sync {
+    move |seed| {
+        let mut world = World::new(seed, Shape { kernels, ..shape() });
+        world.spawn(0, 0, move |memory| {
+            while fresh(&memory, X) == 0 {
+                let seen = memory.announce_sleep(Bell(1));
+                if looks_again && fresh(&memory, X) != 0 {
+                    memory.cancel_sleep(Bell(1));
+                    return;
+                }
+                memory.sleep(Bell(1), seen, Nanos(u64::MAX));
+            }
+        });
+        world.spawn(waker, 1, |memory| {
+            memory.store(X, 1);
+            memory.write_back(X, LINE);
+            memory.wake(Bell(1));
+        });
+        world.run()
+    }
+}
+
+#[test]
+fn a_waiter_that_looks_again_never_misses_its_wake_up() {
+    explore("doorbell", 5000, 0, doorbell(true, Kernels::OnePerHost, 0)).expect_none();
+    explore("doorbell", 5000, 0, doorbell(true, Kernels::Shared, 1)).expect_none();
+}
+
+#[test]
+fn a_waiter_that_does_not_look_again_misses_its_wake_up() {
+    let report = explore("doorbell", 5000, 0, doorbell(false, Kernels::Shared, 1));
+    assert!(report.expect_failure().message.contains("lost wake-up"), "{report}");
+}
+
+#[test]
+fn a_wake_does_not_cross_kernels() {
+    let report = explore("doorbell", 5000, 0, doorbell(true, Kernels::OnePerHost, 1));
+    assert!(report.expect_failure().message.contains("lost wake-up"), "{report}");
+}
+
+#[test]
+fn liveness_is_known_only_under_the_same_kernel() {
+    for (kernels, other) in [(Kernels::OnePerHost, Liveness::Unknown), (Kernels::Shared, Liveness::Alive)] {
+        let mut world = World::new(0, Shape { kernels, ..shape() });
+        world.spawn(1, 0, |memory| assert_eq!(memory.load(X).unwrap(), 0));
+        world.spawn(0, 0, move |memory| {
+            assert_eq!(memory.liveness(0, ProcessSlot(0)), Liveness::Alive);
+            assert_eq!(memory.liveness(0, ProcessSlot(5)), Liveness::Dead);
+            assert_eq!(memory.liveness(1, ProcessSlot(0)), other);
+        });
+        world.run().unwrap();
+    }
+}
+
+#[test]
+fn the_clocks_of_two_processes_cannot_be_compared() {
+    let world = World::new(0, shape());
+    let (a, b) = (world.memory(0, 0).now(), world.memory(1, 0).now());
+    assert!(a.0.abs_diff(b.0) > 1_000_000);
+}
+
+#[test]
+fn a_handle_works_only_in_threads_of_its_own_process() {
+    let mut world = World::new(0, shape());
+    let foreign = world.memory(1, 0);
+    world.spawn(0, 0, move |_| assert_eq!(foreign.load(X).unwrap(), 0));
+    let message = world.run().unwrap_err().message;
+    assert!(message.contains("a handle of host 1 slot 0 is used by a thread of host 0 slot 0"), "{message}");
+}
+
+#[test]
+fn what_set_up_returns_may_be_used_by_a_thread_of_the_same_process() {
+    let mut world = World::new(0, shape());
+    let handle = world.setup_as(1, 2, |memory| {
+        memory.store(X, 5);
+        memory
+    });
+    world.spawn(1, 2, move |_| assert_eq!(handle.load(X).unwrap(), 5));
+    world.run().unwrap();
+}
+
+#[test]
+fn an_offset_outside_the_region_fails_the_schedule_by_name() {
+    let mut world = World::new(0, shape());
+    world.spawn(0, 0, |memory| assert_eq!(memory.load(Offset(1024)).unwrap(), 0));
+    let failure = world.run().unwrap_err();
+    assert!(failure.message.contains("load at 0x400: the region has 1024 bytes"), "{failure}");
+}
+
+/// Announce, then look, on one store buffer each.
+fn store_buffering(fence: fn(&ModelMemory)) -> impl Fn(u64) -> Outcome + Sync {
+    move |seed| {
+        let mut world = World::new(seed, Shape { coherence: Coherence::Coherent, ..shape() });
+        let saw = Rc::new(Cell::new(0));
+        for (host, (mine, theirs)) in [(X, Y), (Y, X)].into_iter().enumerate() {
+            let saw = Rc::clone(&saw);
+            world.spawn(host as u16, 0, move |memory| {
+                memory.store(mine, 1);
+                memory.write_back(mine, LINE);
+                fence(&memory);
+                memory.invalidate(theirs, LINE);
+                memory.fence_invalidations();
+                saw.set(saw.get() + memory.load(theirs).unwrap());
+            });
+        }
+        world.run()?;
+        assert_ne!(saw.get(), 0, "neither saw the other");
+        Ok(())
+    }
+}
+
+#[test]
+fn coherent_memory_still_needs_an_mfence_to_announce_and_scan() {
+    explore("store buffering", 5000, 0, store_buffering(Memory::mfence)).expect_none();
+    let _ = explore("store buffering", 5000, 0, store_buffering(Memory::sfence)).expect_failure();
+}
+
+#[test]
+fn a_host_local_lock_protects_lines_of_the_region_without_a_flush() {
+    let suite = |seed| {
+        let mut world = World::new(seed, shape());
+        for slot in 0..3 {
+            world.spawn(0, slot, |memory| {
+                for _ in 0..3 {
+                    while memory.local_cas(LocalWord(0), 0, 1).is_err() {
+                        memory.pause();
+                    }
+                    memory.store(X, memory.load(X).unwrap() + 1);
+                    memory.local_store(LocalWord(0), 0);
+                }
+            });
+        }
+        world.check(0, |memory| assert_eq!(memory.load(X).unwrap(), 9));
+        world.run()
+    };
+    explore("local lock", 5000, 0, suite).expect_none();
+}
+
+#[test]
+fn seeds_split_among_os_threads_find_the_same_failures() {
+    let suite = |seed| {
+        let mut world = World::new(seed, shape());
+        world.spawn(0, 0, move |memory| {
+            memory.store(X, 1);
+            assert_ne!(seed % 100, 17, "chosen to fail");
+        });
+        world.run()
+    };
+    for threads in [1, 2] {
+        let report = Explorer::new("split", 1000).threads(threads).stop_after(0).run(suite);
+        assert_eq!((report.schedules, report.failed), (1000, 10));
+        assert_eq!(report.failures.iter().map(|failure| failure.seed).collect::<Vec<_>>(), [17, 117, 217]);
+    }
+}
