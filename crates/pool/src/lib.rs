@@ -11,6 +11,7 @@ pub mod local;
 pub mod membership;
 mod pool;
 pub mod ring;
+pub mod session;
 pub mod settings;
 pub mod summary;
 pub mod verify;

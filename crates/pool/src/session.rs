@@ -1,0 +1,347 @@
+//! How a process of an edge comes to a pool: from settings to a region, the host's files, an attached pool and its
+//! heartbeat.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+
+use polder_mem::{
+    Coherence, Coherent, HostError, HostPlan, Memory, Region, RegionError, RegionKind, Software,
+};
+
+use crate::local::LocalLayout;
+use crate::settings::{CoherenceChoice, Settings};
+use crate::{Geometry, Member, Overwrite, Pool, PoolError, Superblock, Uuid, format, read_superblock};
+
+/// Why a process could not come to its pool.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// No pool was named where one is needed.
+    #[error("no pool is named; give --pool PATH or set POLDER_POOL")]
+    NoPool,
+    /// A device that several hosts share needs an id for this one.
+    #[error(
+        "{path} may be shared by several hosts, and this one has no id; set POLDER_HOST to a number that no other host has"
+    )]
+    NoHostId {
+        /// The device.
+        path: PathBuf,
+    },
+    /// The region cannot be mapped.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// The host's files cannot be had.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The pool refused.
+    #[error("{path}: {source}")]
+    Pool {
+        /// The region.
+        path: PathBuf,
+        /// Why.
+        source: PoolError,
+    },
+    /// The file system refused.
+    #[error("{path}: {source}")]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// A pool over one of the memories that an edge meets; [`each`](crate::each) matches once an operation.
+#[derive(Clone, Debug)]
+pub enum AnyPool {
+    /// The hardware keeps it coherent.
+    Coherent(Arc<Pool<Coherent>>),
+    /// The program does.
+    Software(Arc<Pool<Software>>),
+}
+
+/// Evaluates an expression with a pool of any memory: `each!(any, pool => pool.stat())`.
+#[macro_export]
+macro_rules! each {
+    ($any:expr, $pool:ident => $body:expr) => {
+        match $any {
+            $crate::session::AnyPool::Coherent($pool) => $body,
+            $crate::session::AnyPool::Software($pool) => $body,
+        }
+    };
+}
+
+/// A region, before anyone attaches: for formatting, looking and checking.
+#[derive(Clone, Debug)]
+pub enum AnyMemory {
+    /// The hardware keeps it coherent.
+    Coherent(Coherent),
+    /// The program does.
+    Software(Software),
+}
+
+/// Evaluates an expression with a memory of any kind.
+#[macro_export]
+macro_rules! each_memory {
+    ($any:expr, $memory:ident => $body:expr) => {
+        match $any {
+            $crate::session::AnyMemory::Coherent($memory) => $body,
+            $crate::session::AnyMemory::Software($memory) => $body,
+        }
+    };
+}
+
+impl AnyMemory {
+    /// Maps what is at `path`.
+    ///
+    /// # Errors
+    /// [`RegionError`].
+    pub fn open(path: &Path, coherence: CoherenceChoice) -> Result<Self, RegionError> {
+        Ok(Self::over(Region::open(path)?, coherence))
+    }
+
+    fn over(region: Region, choice: CoherenceChoice) -> Self {
+        let coherence = match choice {
+            CoherenceChoice::Auto => region.kind().coherence(),
+            CoherenceChoice::Coherent => Coherence::Coherent,
+            CoherenceChoice::Software => Coherence::Software,
+        };
+        match coherence {
+            Coherence::Coherent => Self::Coherent(Coherent::new(region)),
+            Coherence::Software => Self::Software(Software::new(region)),
+        }
+    }
+
+    /// What is mapped.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        each_memory!(self, memory => memory.region())
+    }
+}
+
+/// A pool that this process has attached, with a thread that gives its sign of life. Dropping it detaches.
+#[derive(Debug)]
+pub struct Session {
+    // The thread ends first: it holds the pool as well.
+    _beat: Beat,
+    pool: AnyPool,
+}
+
+impl Session {
+    /// Attaches the pool that `settings` name.
+    ///
+    /// # Errors
+    /// [`SessionError`], naming the path, the host id and the remedy.
+    pub fn open(settings: &Settings) -> Result<Self, SessionError> {
+        let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+        let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+        let refused = |source| SessionError::Pool { path: path.to_owned(), source };
+        let superblock = each_memory!(&memory, memory => read_superblock(memory)).map_err(refused)?;
+        let host = host_id(settings, memory.region())?;
+        let plan = host_plan(&superblock, host, settings).map_err(refused)?;
+        let member = member(settings, host)?;
+        let pool = match memory {
+            AnyMemory::Coherent(memory) => {
+                AnyPool::Coherent(Arc::new(Pool::attach(memory.attach(&plan)?, member).map_err(refused)?))
+            }
+            AnyMemory::Software(memory) => {
+                AnyPool::Software(Arc::new(Pool::attach(memory.attach(&plan)?, member).map_err(refused)?))
+            }
+        };
+        let beat = each!(&pool, pool => Beat::start(Arc::clone(pool)));
+        Ok(Self { _beat: beat, pool })
+    }
+
+    /// Attaches the pool that `settings` name, which is made first, with `bytes`, when there is no such file.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub fn open_or_create(settings: &Settings, bytes: u64) -> Result<Self, SessionError> {
+        let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+        if !path.exists() {
+            match create(path, bytes, &Geometry::for_region(bytes)) {
+                // Another process was faster: its pool is as good.
+                Err(SessionError::System { source, .. })
+                    if source.kind() == std::io::ErrorKind::AlreadyExists => {}
+                made => drop(made?),
+            }
+        }
+        Self::open(settings)
+    }
+
+    /// The pool.
+    #[must_use]
+    pub const fn pool(&self) -> &AnyPool {
+        &self.pool
+    }
+}
+
+/// Makes the file `path` with a pool of `geometry` in it. The file appears with the whole pool at once.
+///
+/// # Errors
+/// [`SessionError`]; [`SessionError::System`] with `AlreadyExists` when something is there.
+pub fn create(path: &Path, bytes: u64, geometry: &Geometry) -> Result<Superblock, SessionError> {
+    let system = |source| SessionError::System { path: path.to_owned(), source };
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    let uuid = Uuid::fresh();
+    name.push(format!(".{uuid}.format"));
+    let draft = path.with_file_name(name);
+    let region = Region::create(&draft, bytes)?;
+    let memory = AnyMemory::over(region, CoherenceChoice::Auto);
+    let made = each_memory!(&memory, memory => format(memory, geometry, uuid, Overwrite::Refuse));
+    let linked = made
+        .map_err(|source| SessionError::Pool { path: path.to_owned(), source })
+        .and_then(|made| std::fs::hard_link(&draft, path).map(|()| made).map_err(system));
+    std::fs::remove_file(&draft).map_err(system)?;
+    linked
+}
+
+fn host_id(settings: &Settings, region: &Region) -> Result<u16, SessionError> {
+    match (settings.host, region.kind()) {
+        (Some(host), _) => Ok(host),
+        (None, RegionKind::DaxDevice | RegionKind::DaxFile) => {
+            Err(SessionError::NoHostId { path: region.path().to_owned() })
+        }
+        (None, _) => Ok(0),
+    }
+}
+
+fn host_plan(superblock: &Superblock, host: u16, settings: &Settings) -> Result<HostPlan, PoolError> {
+    let layout = superblock.layout()?;
+    let Geometry { hosts, processes, .. } = superblock.geometry;
+    Ok(HostPlan {
+        pool: (superblock.uuid.0 as u64) ^ (superblock.uuid.0 >> 64) as u64,
+        host,
+        hosts,
+        processes,
+        local_words: LocalLayout::new(&layout).words(),
+        bells: u32::from(hosts) * u32::from(processes),
+        directory: settings.run.clone().unwrap_or_else(|| PathBuf::from(HostPlan::DIRECTORY)),
+    })
+}
+
+fn member(settings: &Settings, host: u16) -> Result<Member, SessionError> {
+    let mut member = Member::new(host, boot()?);
+    member.job = settings.job.unwrap_or(0);
+    member.quota = settings.quota.map_or(u64::MAX, |quota| quota.0);
+    if let Some(timeout) = settings.timeout {
+        member.timeout = timeout.0;
+    }
+    Ok(member)
+}
+
+/// A hash of this kernel's boot id.
+fn boot() -> Result<u64, SessionError> {
+    let path = Path::new("/proc/sys/kernel/random/boot_id");
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| SessionError::System { path: path.to_owned(), source })?;
+    Ok(xxhash_rust::xxh3::xxh3_64(text.trim().as_bytes()))
+}
+
+/// The thread that beats for a process; it ends with it.
+#[derive(Debug)]
+struct Beat {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Beat {
+    fn start<M: Memory + Send + Sync + 'static>(pool: Arc<Pool<M>>) -> Self {
+        let (stop, stopped) = channel();
+        let pause = pool.member().silence / 8;
+        let thread = std::thread::spawn(move || {
+            while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                if let Err(error) = pool.beat() {
+                    tracing::error!("no more heartbeats: {error}");
+                    return;
+                }
+            }
+        });
+        Self { stop: Some(stop), thread: Some(thread) }
+    }
+}
+
+impl Drop for Beat {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so already.
+            drop(thread.join());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory that is gone when the test ends.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("polder-session-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn settings(&self, host: u16) -> Settings {
+            Settings {
+                pool: Some(self.0.join("pool")),
+                run: Some(self.0.clone()),
+                host: Some(host),
+                ..Settings::default()
+            }
+        }
+
+        fn files(&self) -> usize {
+            std::fs::read_dir(&self.0).unwrap().count()
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            std::fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_last_session_leaves_the_pool_and_nothing_else() {
+        let scratch = Scratch::new("last");
+        let first = Session::open_or_create(&scratch.settings(0), 64 << 20).unwrap();
+        let second = Session::open_or_create(&scratch.settings(1), 64 << 20).unwrap();
+        assert_eq!(each!(first.pool(), pool => pool.present()).unwrap(), 0b11);
+        drop(first);
+        drop(second);
+        assert_eq!(scratch.files(), 1);
+    }
+
+    #[test]
+    fn a_pool_that_was_not_named_or_is_not_there_is_an_error_with_its_remedy() {
+        let error = Session::open(&Settings::default()).unwrap_err();
+        assert_eq!(error.to_string(), "no pool is named; give --pool PATH or set POLDER_POOL");
+        let scratch = Scratch::new("missing");
+        let error = Session::open(&scratch.settings(0)).unwrap_err().to_string();
+        assert!(
+            error.contains("pool") && error.contains("no such file") || error.contains("No such file"),
+            "{error}"
+        );
+        std::fs::write(scratch.0.join("pool"), vec![7; 1 << 20]).unwrap();
+        let error = Session::open(&scratch.settings(0)).unwrap_err().to_string();
+        assert!(error.contains("polder pool format"), "{error}");
+    }
+
+    #[test]
+    fn of_many_who_make_one_pool_each_attaches_the_same() {
+        let scratch = Scratch::new("race");
+        let uuids: Vec<_> = std::thread::scope(|scope| {
+            let open = |host| Session::open_or_create(&scratch.settings(host), 64 << 20).unwrap();
+            let threads: Vec<_> = (0..4).map(|host| scope.spawn(move || open(host))).collect();
+            let sessions: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            sessions.iter().map(|session| each!(session.pool(), pool => pool.superblock().uuid)).collect()
+        });
+        assert!(uuids.iter().all(|uuid| *uuid == uuids[0]), "{uuids:?}");
+    }
+}
