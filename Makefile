@@ -1,0 +1,23 @@
+# `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
+.PHONY: setup demo torch
+SHELL := /bin/sh
+# What the demo reads: a file or a folder.
+TEXT ?=
+# Another index for torch, say PyTorch's own for CPUs: a tenth of the size, because PyPI's wheels carry CUDA.
+TORCH_INDEX ?=
+
+setup:
+	@scripts/setup.sh
+
+# What only the demo and the torch tests need, once: about two minutes, and 5 GB from PyPI.
+torch: .venv/.torch
+.venv/.torch: pyproject.toml | setup
+	@echo "setup: installing torch and matplotlib (minutes, once)" >&2
+	@.venv/bin/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(call extra,torch)
+	@.venv/bin/pip install -q --disable-pip-version-check $(call extra,demo)
+	@touch $@
+# The packages of an extra, read from pyproject.toml, so that they stand once.
+extra = $$(.venv/bin/python -c 'import tomllib; of = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*(p for p in of["$(1)"] if not p.startswith("polder")))')
+
+demo: setup torch
+	@.venv/bin/python examples/train.py $(if $(TEXT),--text "$(TEXT)")

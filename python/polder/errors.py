@@ -1,0 +1,145 @@
+"""What can go wrong, as one tree under `PolderError`.
+
+Every message is the one that the compiled half wrote: it names the offender, the value, the limit and the remedy.
+"""
+
+
+class PolderError(Exception):
+    """The base of everything that Polder raises."""
+
+
+class SettingsError(PolderError, ValueError):
+    """A setting in the environment or a config file cannot be used."""
+
+
+class ArgumentError(PolderError, ValueError):
+    """An argument that the operation does not take, an unusable name or a geometry that no pool can have."""
+
+
+class RegionError(PolderError, OSError):
+    """The device or file cannot be opened, mapped or made: missing, without permission, of a wrong size."""
+
+
+class NotAPoolError(PolderError):
+    """The region holds no pool."""
+
+
+class VersionError(PolderError):
+    """The pool was formatted by another version of Polder."""
+
+
+class TooSmallError(PolderError):
+    """The region cannot hold a pool of the asked geometry."""
+
+
+class CorruptError(PolderError):
+    """The pool holds bytes that no correct writer left there.
+
+    Attributes
+    ----------
+    offset : int
+        Where, in bytes from the start of the region.
+    """
+
+    offset: int
+
+
+class MemoryFaultError(PolderError):
+    """The memory itself failed: poison, a lost link or a truncated file.
+
+    Attributes
+    ----------
+    offset : int
+        The first byte that failed, in bytes from the start of the region.
+    """
+
+    offset: int
+
+
+class MembershipError(PolderError):
+    """This process cannot be a member of the pool."""
+
+
+class HostLiveError(MembershipError):
+    """The host id is in use by another machine.
+
+    Attributes
+    ----------
+    host : int
+        The host id.
+    """
+
+    host: int
+
+
+class EvictedError(MembershipError):
+    """This host was taken out of the pool.
+
+    Attributes
+    ----------
+    host, epoch : int
+        The host id, and the epoch of the view that no longer holds it.
+    """
+
+    host: int
+    epoch: int
+
+
+class NoSlotError(MembershipError):
+    """Every process slot of this host is taken."""
+
+
+class NameExistsError(PolderError):
+    """An object of this name exists already."""
+
+
+class NotFoundError(PolderError, LookupError):
+    """There is no object of this name."""
+
+
+class PoolFullError(PolderError):
+    """The pool, its directory, the job's quota or this process's table of open objects has no room left."""
+
+
+class QuotaError(PoolFullError):
+    """The job has used up its quota on this host."""
+
+
+class PeerError(PolderError):
+    """Another process is the reason; nothing partial was returned.
+
+    Attributes
+    ----------
+    host, pid, epoch, sequence : int
+        Whose process; its id on that host, 0 when it is not known; the epoch of the pool's view; and the number of
+        the operation. 0 where the kind of error has none.
+    """
+
+    host: int = 0
+    pid: int = 0
+    epoch: int = 0
+    sequence: int = 0
+
+
+class PeerDeadError(PeerError):
+    """A peer died or stopped while this process waited for it."""
+
+
+class PeerTimeoutError(PeerError, TimeoutError):
+    """A peer lives but did not come within the timeout."""
+
+
+class PeerGaveUpError(PeerError):
+    """A peer ended the operation, for an error of its own or because this process was late."""
+
+
+class MismatchError(PeerError):
+    """The members of a group called different operations."""
+
+
+class BrokenError(PeerError):
+    """An earlier failure has ended this group; `__cause__` is that failure."""
+
+
+class ClosedError(PolderError):
+    """The pool, group or object was closed, or belongs to the process that this one was forked from."""
