@@ -182,12 +182,13 @@ flush_line!(clflush, "clflush");
 flush_line!(clflushopt, "clflushopt");
 flush_line!(clwb, "clwb");
 
-/// Flushes every line that holds a byte of `[at, at + bytes)`; false when one of them failed.
+/// Flushes every line that holds a byte of `[at, at + bytes)`; returns how far behind `at` the first of them that
+/// failed begins.
 ///
 /// # Safety
 /// The range lies in a live mapping, and the CPU has the instruction.
 #[inline(always)]
-pub(crate) unsafe fn flush(how: Flush, at: *mut u8, bytes: u64) -> bool {
+pub(crate) unsafe fn flush(how: Flush, at: *mut u8, bytes: u64) -> Option<u64> {
     // The instruction is chosen once a call, not once a line.
     // SAFETY: the caller vouches for the range and the instruction.
     unsafe {
@@ -200,18 +201,20 @@ pub(crate) unsafe fn flush(how: Flush, at: *mut u8, bytes: u64) -> bool {
 }
 
 #[inline(always)]
-fn each_line(at: *mut u8, bytes: u64, mut flush: impl FnMut(*mut u8) -> bool) -> bool {
+fn each_line(at: *mut u8, bytes: u64, mut flush: impl FnMut(*mut u8) -> bool) -> Option<u64> {
     if bytes == 0 {
-        return true;
+        return None;
     }
     let skip = at.addr() % 64;
     let first = at.wrapping_byte_sub(skip);
     let count = (skip + bytes as usize).div_ceil(64);
-    let mut good = flush(first);
+    let mut failed = (!flush(first)).then_some(0);
     for index in 1..count {
-        good &= flush(first.wrapping_byte_add(index * 64));
+        if !flush(first.wrapping_byte_add(index * 64)) && failed.is_none() {
+            failed = Some((index * 64 - skip) as u64);
+        }
     }
-    good
+    failed
 }
 
 /// Later stores and flushes wait for earlier stores and flushes.
@@ -258,10 +261,11 @@ mod tests {
         let base = 0x1000 as *mut u8;
         let flushed = |at: usize, bytes| {
             let mut lines = Vec::new();
-            each_line(base.wrapping_byte_add(at), bytes, |line| {
+            let failed = each_line(base.wrapping_byte_add(at), bytes, |line| {
                 lines.push(line.addr() - base.addr());
                 true
             });
+            assert_eq!(failed, None);
             lines
         };
         assert_eq!(flushed(0, 0), []);

@@ -48,7 +48,7 @@ mod sealed {
     use crate::cpu::Cpu;
 
     /// The operations that differ. Those that return a bool say whether the memory was
-    /// there, those that return a count how many bytes were left when it failed.
+    /// there, those that return a count how many bytes were left when it failed, the flushes where.
     pub trait Lines: Copy + Send + Sync + 'static {
         const COHERENCE: Coherence;
 
@@ -68,11 +68,11 @@ mod sealed {
 
         /// # Safety
         /// The range lies in a live mapping.
-        unsafe fn write_back(self, at: *mut u8, bytes: u64) -> bool;
+        unsafe fn write_back(self, at: *mut u8, bytes: u64) -> Option<u64>;
 
         /// # Safety
         /// The range lies in a live mapping.
-        unsafe fn invalidate(self, at: *mut u8, bytes: u64) -> bool;
+        unsafe fn invalidate(self, at: *mut u8, bytes: u64) -> Option<u64>;
 
         fn sfence(self);
         fn mfence(self);
@@ -117,13 +117,13 @@ impl sealed::Lines for HardwareLines {
     }
 
     #[inline(always)]
-    unsafe fn write_back(self, _: *mut u8, _: u64) -> bool {
-        true
+    unsafe fn write_back(self, _: *mut u8, _: u64) -> Option<u64> {
+        None
     }
 
     #[inline(always)]
-    unsafe fn invalidate(self, _: *mut u8, _: u64) -> bool {
-        true
+    unsafe fn invalidate(self, _: *mut u8, _: u64) -> Option<u64> {
+        None
     }
 
     #[inline(always)]
@@ -179,13 +179,13 @@ impl sealed::Lines for FlushedLines {
     }
 
     #[inline(always)]
-    unsafe fn write_back(self, at: *mut u8, bytes: u64) -> bool {
+    unsafe fn write_back(self, at: *mut u8, bytes: u64) -> Option<u64> {
         // SAFETY: the caller vouches for the range; `new` chose an instruction that the CPU has.
         unsafe { cpu::flush(self.write_back, at, bytes) }
     }
 
     #[inline(always)]
-    unsafe fn invalidate(self, at: *mut u8, bytes: u64) -> bool {
+    unsafe fn invalidate(self, at: *mut u8, bytes: u64) -> Option<u64> {
         // SAFETY: as in `write_back`.
         unsafe { cpu::flush(self.invalidate, at, bytes) }
     }
@@ -362,8 +362,9 @@ impl<L: Lines> Memory for Mapped<L> {
     fn write_back(&self, at: Offset, bytes: u64) {
         bounds::range(self.bytes, at, bytes);
         // SAFETY: the range lies in the region.
-        let good = unsafe { self.lines.write_back(self.at(at), bytes) };
-        self.note(good, at);
+        if let Some(failed) = unsafe { self.lines.write_back(self.at(at), bytes) } {
+            self.note(false, at + failed);
+        }
     }
 
     #[inline(always)]
@@ -371,8 +372,9 @@ impl<L: Lines> Memory for Mapped<L> {
     fn invalidate(&self, at: Offset, bytes: u64) {
         bounds::range(self.bytes, at, bytes);
         // SAFETY: the range lies in the region.
-        let good = unsafe { self.lines.invalidate(self.at(at), bytes) };
-        self.note(good, at);
+        if let Some(failed) = unsafe { self.lines.invalidate(self.at(at), bytes) } {
+            self.note(false, at + failed);
+        }
     }
 
     #[inline(always)]
