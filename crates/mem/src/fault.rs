@@ -182,6 +182,9 @@ pub(crate) fn take_skipped(base: usize) -> Option<Offset> {
 
 /// Forgets what was skipped in the region at `base`, which is about to be unmapped.
 pub(crate) fn forget(base: usize) {
+    if !any_skipped() {
+        return;
+    }
     let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
     stores.retain(|known| known.base != base);
     SKIPPED.store(stores.len(), Ordering::Relaxed);

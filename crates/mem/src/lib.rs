@@ -23,6 +23,8 @@ pub mod model;
 mod offset;
 mod region;
 mod shm;
+#[doc(hidden)]
+pub mod testing;
 
 pub use cpu::{Cpu, Flush};
 pub use heap::{Heap, HeapShape};

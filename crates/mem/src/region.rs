@@ -381,3 +381,126 @@ fn remedy(metadata: &Metadata) -> &'static str {
 fn system(path: &Path, doing: &'static str, source: io::Error) -> RegionError {
     RegionError::System { path: path.into(), doing, source, remedy: "" }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Child, Ended, Scratch};
+
+    fn message(result: Result<impl std::fmt::Debug, RegionError>) -> String {
+        result.expect_err("an error").to_string()
+    }
+
+    #[test]
+    fn a_created_region_is_sparse_zeroed_and_opens_again_with_its_size() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("pool");
+        let region = Region::create(&path, 1 << 30).expect("a region");
+        assert_eq!((region.bytes(), region.kind()), (1 << 30, RegionKind::Tmpfs));
+        assert_eq!(region.kind().coherence(), Coherence::Coherent);
+        assert_eq!(
+            std::fs::metadata(&path).expect("it").blocks(),
+            0,
+            "no page is there before it is written"
+        );
+        region.populate(Offset(8200), 1).expect("one page");
+        assert_eq!(std::fs::metadata(&path).expect("it").blocks(), 8, "one page of 4096 bytes");
+        assert_eq!(Region::open(&path).expect("it").bytes(), 1 << 30);
+        assert_eq!(scratch.names(), ["pool"], "no draft is left");
+    }
+
+    #[test]
+    fn a_region_is_not_created_over_anything() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("pool");
+        std::fs::write(&path, "precious").expect("a file");
+        assert_eq!(
+            message(Region::create(&path, 4096)),
+            format!("{} exists already; open it, or remove it first", path.display())
+        );
+        assert_eq!(std::fs::read(&path).expect("it"), b"precious");
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_mapped_are_refused_and_leave_no_file() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("pool");
+        for bytes in [0, 4095, 4097] {
+            let words = format!(
+                "{}: {bytes} bytes is no size for a region; it needs a positive multiple of 4096 bytes",
+                path.display()
+            );
+            assert_eq!(message(Region::create(&path, bytes)), words);
+        }
+        assert!(scratch.names().is_empty());
+        std::fs::write(&path, [0; 4095]).expect("a file");
+        assert!(message(Region::open(&path)).contains("4095 bytes is no size"));
+        std::fs::write(&path, [0; 4097]).expect("a file");
+        assert_eq!(Region::open(&path).expect("a page and a bit").bytes(), 4096);
+    }
+
+    #[test]
+    fn what_is_no_memory_is_named() {
+        let scratch = Scratch::new();
+        let missing = scratch.path().join("none");
+        assert!(message(Region::open(&missing)).ends_with(
+            "none: no such file or device; check the path, or create a pool there with `polder pool format`"
+        ));
+        assert!(message(Region::open(scratch.path())).contains(" is a directory; a pool needs"));
+        assert_eq!(
+            message(Region::open("/dev/null")),
+            "/dev/null is a character device other than dax; a pool needs a dax device, or a file on tmpfs, hugetlbfs or a disk"
+        );
+    }
+
+    #[test]
+    fn a_refused_path_says_whose_it_is_and_what_to_do() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("pool");
+        drop(Region::create(&path, 4096).expect("a region"));
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o400)).expect("chmod");
+        let mut child = Child::fork(|| {
+            // SAFETY: a call on numbers; root becomes nobody, others stay who they are.
+            unsafe { libc::setuid(65534) };
+            let words = message(Region::open(&path));
+            assert!(words.contains("pool: no permission to read and write it (mode 0400, owner "), "{words}");
+            assert!(
+                words.ends_with("; let its owner run `chmod g+rw` and put this user into its group"),
+                "{words}"
+            );
+        });
+        assert_eq!(child.wait(), Ended::Exited(0));
+    }
+
+    /// What sysfs shows of a device.
+    fn sysfs(scratch: &Scratch, subsystem: &str, size: &str, align: Option<&str>) -> PathBuf {
+        let device = scratch.path().join("252:0");
+        let class = scratch.path().join(subsystem);
+        std::fs::create_dir_all(&class).and_then(|()| std::fs::create_dir_all(&device)).expect("directories");
+        let _ = std::fs::remove_file(device.join("subsystem"));
+        std::os::unix::fs::symlink(&class, device.join("subsystem")).expect("a link");
+        std::fs::write(device.join("size"), size).expect("a file");
+        if let Some(align) = align {
+            std::fs::write(device.join("align"), align).expect("a file");
+        }
+        device
+    }
+
+    #[test]
+    fn a_dax_device_has_the_size_and_alignment_that_sysfs_shows() {
+        let path = Path::new("/dev/dax0.0");
+        let scratch = Scratch::new();
+        let old_kernel = sysfs(&scratch, "dax", "4294967296\n", None);
+        assert_eq!(dax_size(path, &old_kernel).expect("a size"), (4 << 30, 2 << 20));
+        let device = sysfs(&scratch, "dax", "4294967296\n", Some("1073741824\n"));
+        assert_eq!(dax_size(path, &device).expect("a size"), (4 << 30, 1 << 30));
+        let words = message(dax_size(path, &sysfs(&scratch, "dax", "plenty\n", None)));
+        assert!(
+            words.starts_with("/dev/dax0.0: cannot read ")
+                && words.contains("size of this dax device: \"plenty\" is no number"),
+            "{words}"
+        );
+        let words = message(dax_size(path, &sysfs(&scratch, "mem", "1\n", None)));
+        assert!(words.contains("a character device other than dax"), "{words}");
+    }
+}

@@ -1,10 +1,9 @@
 //! The conformance suite on every implementation that runs on a CPU, with threads as the processes of two hosts.
 
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use polder_mem::conformance::{self, BELLS, BYTES, LOCAL_WORDS};
+use polder_mem::testing::Scratch;
 use polder_mem::{
     Coherent, Cpu, Heap, HeapShape, HostPlan, Lines, LocalWord, Mapped, Memory, Offset, ProcessSlot, Region,
     Software,
@@ -17,41 +16,18 @@ struct Processes<M> {
     other: M,
 }
 
-/// A directory of its own for each test, removed with it.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("polder-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = PathBuf::from("/dev/shm").join(name);
-        std::fs::create_dir(&path).expect("a directory in /dev/shm");
-        Self(path)
-    }
-
-    fn plan(&self, host: u16) -> HostPlan {
-        let directory = self.0.clone();
-        HostPlan { pool: 1, host, hosts: 2, processes: 2, local_words: LOCAL_WORDS, bells: BELLS, directory }
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let left = std::fs::read_dir(&self.0).map_or(0, |entries| entries.flatten().count());
-        let _ = std::fs::remove_dir_all(&self.0);
-        if !thread::panicking() {
-            assert_eq!(left, 1, "nothing but the region's file is left behind");
-        }
-    }
+fn plan(scratch: &Scratch, host: u16) -> HostPlan {
+    let directory = scratch.path().into();
+    HostPlan { pool: 1, host, hosts: 2, processes: 2, local_words: LOCAL_WORDS, bells: BELLS, directory }
 }
 
 /// Each process has a mapping of its own.
 fn mapped<L: Lines>(scratch: &Scratch, cpu: Cpu) -> Processes<Mapped<L>> {
-    let path = scratch.0.join("region");
+    let path = scratch.path().join("region");
     drop(Region::create(&path, BYTES).expect("a region"));
     let process = |host| {
         let region = Region::open(&path).expect("the region");
-        Mapped::with_cpu(region, cpu).attach(&scratch.plan(host)).expect("a slot")
+        Mapped::with_cpu(region, cpu).attach(&plan(scratch, host)).expect("a slot")
     };
     Processes { one: process(0), sibling: process(0), other: process(1) }
 }
@@ -110,7 +86,7 @@ fn a_software_coherent_region_conforms_on_a_cpu_with_nothing_but_clflush_and_sse
 #[test]
 fn coherent_and_software_handles_of_one_file_see_the_same_bytes() {
     let scratch = Scratch::new();
-    let path = scratch.0.join("region");
+    let path = scratch.path().join("region");
     let software = Software::new(Region::create(&path, BYTES).expect("a region"));
     let coherent = Coherent::new(Region::open(&path).expect("the region"));
     software.store(Offset(8), 42);

@@ -1,0 +1,165 @@
+//! Real processes for tests: forked children that can be killed and stopped, and directories that vanish.
+
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A forked process. Dropping it kills and reaps it.
+#[derive(Debug)]
+pub struct Child {
+    pid: libc::pid_t,
+    ended: Option<Ended>,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It returned (0) or panicked (101).
+    Exited(i32),
+    /// A signal ended it.
+    Killed(i32),
+}
+
+impl Child {
+    /// Runs `body` in a forked copy of this process. The copy has only the calling thread, so `body` should not wait
+    /// for locks that other threads of the parent may hold.
+    ///
+    /// # Panics
+    /// When the system has no room for another process.
+    #[must_use]
+    pub fn fork(body: impl FnOnce()) -> Self {
+        // SAFETY: the child runs `body` and ends in `_exit`; it never returns into the parent's code.
+        match unsafe { libc::fork() } {
+            -1 => panic!("cannot fork: {}", io::Error::last_os_error()),
+            0 => {
+                let code = match catch_unwind(AssertUnwindSafe(body)) {
+                    Ok(()) => 0,
+                    Err(panic) => {
+                        complain(panic.as_ref());
+                        101
+                    }
+                };
+                // SAFETY: ends this process at once.
+                unsafe { libc::_exit(code) }
+            }
+            pid => Self { pid, ended: None },
+        }
+    }
+
+    /// The process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid.unsigned_abs()
+    }
+
+    /// Ends it as `kill -9` does, and waits until it has ended.
+    pub fn kill(&mut self) -> Ended {
+        self.signal(libc::SIGKILL);
+        self.wait()
+    }
+
+    /// Stops it as a debugger does.
+    pub fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&self) {
+        self.signal(libc::SIGCONT);
+    }
+
+    /// Waits until it ends.
+    pub fn wait(&mut self) -> Ended {
+        self.reap(0).expect("a wait without WNOHANG returns when the child has ended")
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<Ended> {
+        self.reap(libc::WNOHANG)
+    }
+
+    fn signal(&self, signal: i32) {
+        if self.ended.is_none() {
+            // SAFETY: the child has not been reaped, so its id is still its own.
+            unsafe { libc::kill(self.pid, signal) };
+        }
+    }
+
+    fn reap(&mut self, flags: i32) -> Option<Ended> {
+        while self.ended.is_none() {
+            let mut status = 0;
+            // SAFETY: `status` is a live int, and the child has not been reaped.
+            match unsafe { libc::waitpid(self.pid, &raw mut status, flags) } {
+                0 => return None,
+                -1 => {} // interrupted
+                _ if libc::WIFSIGNALED(status) => self.ended = Some(Ended::Killed(libc::WTERMSIG(status))),
+                _ => self.ended = Some(Ended::Exited(libc::WEXITSTATUS(status))),
+            }
+        }
+        self.ended
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Says on stderr, past what the test harness captures, why a child panicked.
+fn complain(panic: &(dyn Any + Send)) {
+    let words = panic.downcast_ref::<String>().map(String::as_str);
+    let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words");
+    let line = format!("forked process {}: {words}\n", std::process::id());
+    // SAFETY: writes the bytes of a live string to stderr.
+    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+}
+
+/// A directory on tmpfs, removed when dropped by the process that made it.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+    pid: u32,
+}
+
+impl Scratch {
+    /// Makes a directory in /dev/shm.
+    ///
+    /// # Panics
+    /// When that is impossible.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "making a directory is no default")]
+    pub fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let pid = std::process::id();
+        let path = format!("/dev/shm/polder-test-{pid}-{}", NEXT.fetch_add(1, Ordering::Relaxed)).into();
+        std::fs::create_dir(&path).expect("a directory in /dev/shm");
+        Self { path, pid }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What lies in it.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if self.pid == std::process::id() {
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Real processes on the memory of their hosts: slots, liveness, what the last one and a killed one leave behind.
+
+use std::time::{Duration, Instant};
+
+use polder_mem::conformance;
+use polder_mem::testing::{Child, Ended, Scratch};
+use polder_mem::{
+    Bell, Coherent, HostError, HostPlan, Liveness, LocalWord, Memory, ProcessSlot, Region, Software,
+};
+
+fn plan(scratch: &Scratch, pool: u64, host: u16) -> HostPlan {
+    HostPlan {
+        pool,
+        host,
+        hosts: 2,
+        processes: 2,
+        local_words: 8,
+        bells: 2,
+        directory: scratch.path().into(),
+    }
+}
+
+/// A process of `host` with a mapping of its own.
+fn attach(scratch: &Scratch, host: u16) -> Result<Coherent, HostError> {
+    let path = scratch.path().join("region");
+    let region = Region::open(&path).or_else(|_| Region::create(&path, 4096)).expect("a region");
+    Coherent::new(region).attach(&plan(scratch, 1, host))
+}
+
+/// Waits until `found` says so.
+fn eventually(what: &str, mut found: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !found() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what} never came");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Forks a process that attaches to `host`, says so in local word 0 or in bell 0, and sleeps until it is killed.
+fn sleeper(scratch: &Scratch, host: u16) -> Child {
+    Child::fork(|| {
+        let memory = attach(scratch, host).expect("a slot");
+        memory.local_store(LocalWord(0), 1 + u64::from(memory.slot().0));
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    })
+}
+
+#[test]
+fn processes_of_one_host_take_different_slots_and_a_killed_one_is_dead_and_its_slot_free() {
+    let scratch = Scratch::new();
+    let memory = attach(&scratch, 0).expect("a slot");
+    assert_eq!(memory.slot(), ProcessSlot(0));
+    assert_eq!(memory.liveness(0, ProcessSlot(1)), Liveness::Unknown, "never held under this kernel");
+
+    let mut child = sleeper(&scratch, 0);
+    eventually("the child's word", || memory.local_load(LocalWord(0)) == 2);
+    assert_eq!(memory.liveness(0, ProcessSlot(0)), Liveness::Alive);
+    assert_eq!(memory.liveness(0, ProcessSlot(1)), Liveness::Alive);
+    let full = attach(&scratch, 0).expect_err("both slots are taken");
+    assert!(matches!(full, HostError::NoSlot { host: 0, slots: 2 }), "{full}");
+
+    assert_eq!(child.kill(), Ended::Killed(libc::SIGKILL));
+    assert_eq!(memory.liveness(0, ProcessSlot(1)), Liveness::Dead);
+    let next = attach(&scratch, 0).expect("the dead one's slot");
+    assert_eq!(next.slot(), ProcessSlot(1));
+    assert_eq!(next.local_load(LocalWord(0)), 2, "the words outlive a process");
+    assert_eq!(memory.liveness(0, ProcessSlot(1)), Liveness::Alive);
+    drop((memory, next));
+    assert_eq!(scratch.names(), ["region"]);
+}
+
+#[test]
+fn a_stopped_process_is_alive() {
+    let scratch = Scratch::new();
+    let memory = attach(&scratch, 0).expect("a slot");
+    let child = sleeper(&scratch, 1);
+    eventually("the child", || memory.liveness(1, ProcessSlot(0)) == Liveness::Alive);
+    child.stop();
+    assert_eq!(memory.liveness(1, ProcessSlot(0)), Liveness::Alive);
+}
+
+#[test]
+fn two_attachments_of_one_process_hold_two_slots_and_dropping_one_keeps_the_other() {
+    let scratch = Scratch::new();
+    let one = attach(&scratch, 0).expect("a slot");
+    let two = attach(&scratch, 0).expect("another slot");
+    assert_eq!((one.slot(), two.slot()), (ProcessSlot(0), ProcessSlot(1)));
+    let clone = one.clone();
+    drop(one);
+    assert_eq!(two.liveness(0, ProcessSlot(0)), Liveness::Alive, "a clone still holds it");
+    drop(clone);
+    assert_eq!(two.liveness(0, ProcessSlot(0)), Liveness::Dead);
+    assert_eq!(two.liveness(0, ProcessSlot(1)), Liveness::Alive);
+}
+
+#[test]
+fn what_killed_processes_left_is_taken_over_with_zeroed_words() {
+    let scratch = Scratch::new();
+    for host in [0, 1] {
+        let mut child = sleeper(&scratch, host);
+        eventually("the child's word", || {
+            let words = std::fs::read(scratch.path().join(format!("polder-{:016x}-{host}", 1)));
+            words.is_ok_and(|words| words.first() == Some(&1))
+        });
+        child.kill();
+    }
+    assert_eq!(scratch.names().len(), 4, "region, kernel file, two host files");
+    let memory = attach(&scratch, 0).expect("a slot");
+    assert_eq!(memory.slot(), ProcessSlot(0));
+    assert_eq!(memory.local_load(LocalWord(0)), 0);
+    assert_eq!(memory.liveness(1, ProcessSlot(0)), Liveness::Unknown, "nothing is known of an earlier time");
+    drop(memory);
+    assert_eq!(scratch.names(), ["region"], "the last process removes the other host's file too");
+}
+
+#[test]
+fn what_killed_processes_left_is_swept_when_another_pool_is_attached() {
+    let scratch = Scratch::new();
+    let mut child = sleeper(&scratch, 1);
+    eventually("the child's files", || scratch.names().len() == 3);
+    let path = scratch.path().join("other");
+    let other = Coherent::new(Region::create(&path, 4096).expect("a region"));
+    let other = other.attach(&plan(&scratch, 2, 0)).expect("a slot");
+    assert!(
+        scratch.names().iter().any(|name| name.contains("0001-kernel")),
+        "a living process keeps its files"
+    );
+    child.kill();
+    let again =
+        Coherent::new(Region::open(&path).expect("it")).attach(&plan(&scratch, 2, 0)).expect("a slot");
+    assert!(scratch.names().iter().all(|name| !name.contains("0001-")), "{:?}", scratch.names());
+    drop((other, again));
+    assert_eq!(scratch.names(), ["other", "region"]);
+}
+
+#[test]
+fn a_forked_child_neither_keeps_its_parents_slot_alive_nor_gives_it_back() {
+    let scratch = Scratch::new();
+    let memory = attach(&scratch, 0).expect("a slot");
+    let mut parent = Child::fork(|| {
+        let mut inherited = attach(&scratch, 1).ok();
+        // A grandchild that drops what it inherited, and outlives its parent.
+        let grandchild = Child::fork(|| {
+            drop(inherited.take().expect("a slot"));
+            let memory = attach(&scratch, 0).expect("a slot of its own");
+            memory.local_store(LocalWord(1), u64::from(std::process::id()));
+            std::thread::sleep(Duration::from_secs(60));
+        });
+        std::mem::forget(grandchild);
+        std::thread::sleep(Duration::from_secs(60));
+    });
+    eventually("the grandchild", || memory.local_load(LocalWord(1)) != 0);
+    assert_eq!(
+        memory.liveness(1, ProcessSlot(0)),
+        Liveness::Alive,
+        "the drop in the grandchild changed nothing"
+    );
+    parent.kill();
+    assert_eq!(memory.liveness(1, ProcessSlot(0)), Liveness::Dead, "though the grandchild lives");
+    let grandchild = memory.local_load(LocalWord(1)) as libc::pid_t;
+    // SAFETY: sends a signal to a process that this test started.
+    unsafe { libc::kill(grandchild, libc::SIGKILL) };
+}
+
+#[test]
+fn processes_that_come_and_go_and_are_killed_at_any_moment_leave_nothing_that_hinders_the_next() {
+    let scratch = Scratch::new();
+    drop(attach(&scratch, 0).expect("makes the region"));
+    let come_and_go = |host| {
+        for _ in 0..100 {
+            match attach(&scratch, host) {
+                Ok(memory) => {
+                    let mine = LocalWord(2 + u32::from(memory.slot().0));
+                    assert_eq!(memory.local_cas(mine, 0, 1), Ok(()), "no other process has this slot");
+                    memory.local_store(mine, 0);
+                }
+                Err(HostError::NoSlot { .. }) => {}
+                Err(e) => panic!("{e}"),
+            }
+        }
+    };
+    let mut steady: Vec<_> = [0, 1].map(|host| Child::fork(|| come_and_go(host))).into();
+    for round in 0..60_u64 {
+        let mut victim = Child::fork(|| {
+            loop {
+                drop(attach(&scratch, 1));
+            }
+        });
+        std::thread::sleep(Duration::from_micros(round * 137 % 4000));
+        victim.kill();
+    }
+    for child in &mut steady {
+        assert_eq!(child.wait(), Ended::Exited(0));
+    }
+    drop(attach(&scratch, 1).expect("a slot"));
+    assert_eq!(scratch.names(), ["region"]);
+}
+
+#[test]
+fn other_numbers_than_those_of_living_processes_are_refused() {
+    let scratch = Scratch::new();
+    let _memory = attach(&scratch, 0).expect("a slot");
+    let region = || Coherent::new(Region::open(scratch.path().join("region")).expect("it"));
+    let other = HostPlan { bells: 3, ..plan(&scratch, 1, 1) };
+    let error = region().attach(&other).expect_err("another number of bells").to_string();
+    assert!(error.contains("-kernel: its size in bytes is") || error.contains("number of bells"), "{error}");
+    let none = HostPlan { host: 2, ..plan(&scratch, 1, 0) };
+    let error = region().attach(&none).expect_err("no such host").to_string();
+    assert_eq!(error, "host id 2 is outside 0..2; choose one of these, or format the pool with more --hosts");
+}
+
+#[test]
+fn a_process_that_was_killed_asleep_does_not_silence_the_bell() {
+    let scratch = Scratch::new();
+    let memory = attach(&scratch, 0).expect("a slot");
+    for _ in 0..20 {
+        let mut child = Child::fork(|| {
+            let memory = attach(&scratch, 1).expect("a slot");
+            let seen = memory.announce_sleep(Bell(1));
+            memory.local_store(LocalWord(0), 1);
+            memory.sleep(Bell(1), seen, memory.now() + Duration::from_secs(60));
+        });
+        eventually("the sleeper", || memory.liveness(1, ProcessSlot(0)) == Liveness::Alive);
+        std::thread::sleep(Duration::from_millis(2));
+        child.kill();
+        let seen = memory.announce_sleep(Bell(1));
+        memory.wake(Bell(1));
+        let start = Instant::now();
+        memory.sleep(Bell(1), seen, memory.now() + Duration::from_secs(60));
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
+}
+
+#[test]
+fn two_processes_pass_messages_and_wake_each_other() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("software");
+    drop(Region::create(&path, conformance::BYTES).expect("a region"));
+    let attach = |host| {
+        let memory = Software::new(Region::open(&path).expect("it"));
+        memory.attach(&plan(&scratch, 3, host)).expect("a slot")
+    };
+    let mut other = Child::fork(|| {
+        let memory = attach(1);
+        conformance::subscriber(&memory, 5000);
+        conformance::bells(&memory, 1, 20_000);
+    });
+    let memory = attach(0);
+    conformance::publisher(&memory, 5000);
+    conformance::bells(&memory, 0, 20_000);
+    assert_eq!(other.wait(), Ended::Exited(0));
+}
