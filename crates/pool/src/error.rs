@@ -204,6 +204,20 @@ pub enum PoolError {
         /// How long, in milliseconds.
         waited_ms: u64,
     },
+    /// A peer ended the operation, because of an error of its own or because it waited for this process in vain.
+    #[error(
+        "{peer} gave up {what} {sequence} in epoch {epoch}, for an error of its own or because this process was late; see its log and join again"
+    )]
+    GaveUp {
+        /// Who.
+        peer: Peer,
+        /// What was given up.
+        what: &'static str,
+        /// The view's epoch.
+        epoch: u64,
+        /// The sequence number of the operation.
+        sequence: u64,
+    },
     /// An earlier failure has ended this group or ring.
     #[error("this {what} ended when an earlier operation failed: {cause}")]
     Broken {

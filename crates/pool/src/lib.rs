@@ -4,8 +4,11 @@
 //! meets a CPU. Whatever another host wrote is copied out first and validated after.
 #![forbid(unsafe_code)]
 
+mod barrier;
+mod collectives;
 mod error;
 pub mod format;
+pub mod group;
 pub mod line;
 pub mod local;
 pub mod membership;

@@ -1,0 +1,452 @@
+//! Collectives: schedules, run by every rank of a group on buffers of its own or on data that lives in the pool.
+//!
+//! All reductions give the same bits on every rank: a chunk is combined in the same order wherever it is combined. A call
+//! returns what the collective promises, or the group's error; after an error the contents of the output (of the whole
+//! buffer, in place) are not to be used.
+
+mod data;
+mod plan;
+mod run;
+#[cfg(test)]
+mod tests;
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use polder_kernels::{Dtype, Op};
+use polder_mem::{LINE, Memory, Offset};
+use polder_schedule::{Collective, Schedule};
+
+use crate::PoolError;
+use crate::group::{Failure, Group, MAX_BYTES, MAX_STEP, Signature};
+
+use data::{Data, Scratch};
+use plan::Plan;
+use run::{Reduction, Run, SLOTS, Shape};
+
+/// How a collective is scheduled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Variant {
+    /// In one exchange.
+    Direct,
+    /// Every chunk is combined by one rank.
+    Sharded,
+    /// Inside hosts, then between them.
+    TwoLevel,
+}
+
+/// What plans are kept by.
+type Key = (Collective, usize, Variant);
+
+/// What a group keeps between operations.
+#[derive(Default)]
+pub(crate) struct Workshop {
+    plans: Vec<(Key, Arc<Plan>)>,
+    scratch: Option<Scratch>,
+}
+
+/// A collective with its sizes.
+struct Call {
+    collective: Collective,
+    root: usize,
+    reduction: Option<Reduction>,
+    /// Bytes of the message that all ranks must agree on.
+    bytes: u64,
+    /// Bytes of this rank's input and output.
+    input: u64,
+    output: u64,
+}
+
+impl<M: Memory> Group<M> {
+    /// Combines the `data` of all ranks; every rank gets the result, in place.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn all_reduce(&mut self, op: Op, dtype: Dtype, data: &mut [u8]) -> Result<(), PoolError> {
+        let call =
+            self.reducing(Collective::AllReduce, 0, op, dtype, data.len(), (data.len(), data.len()))?;
+        self.perform(&call, Data::Same { data, input_at: 0, output_at: 0 })
+    }
+
+    /// Combines the `input` of all ranks into `output`, of the same length, on every rank.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn all_reduce_into(
+        &mut self,
+        op: Op,
+        dtype: Dtype,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), PoolError> {
+        same_length("output", output.len(), input.len())?;
+        let call =
+            self.reducing(Collective::AllReduce, 0, op, dtype, input.len(), (input.len(), input.len()))?;
+        self.perform(&call, Data::Apart { input, output })
+    }
+
+    /// Combines the `data` of all ranks; the root gets the result, in place, and the others' data stays.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn reduce(&mut self, root: usize, op: Op, dtype: Dtype, data: &mut [u8]) -> Result<(), PoolError> {
+        let call =
+            self.reducing(Collective::Reduce, root, op, dtype, data.len(), (data.len(), data.len()))?;
+        self.perform(&call, Data::Same { data, input_at: 0, output_at: 0 })
+    }
+
+    /// Combines the chunks `r` of the `input` of all ranks, of which each has as many as there are ranks, into the
+    /// `output` of rank `r`.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn reduce_scatter(
+        &mut self,
+        op: Op,
+        dtype: Dtype,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), PoolError> {
+        let chunk = output.len();
+        same_length("input", input.len(), chunk * self.size())?;
+        let call = self.reducing(Collective::ReduceScatter, 0, op, dtype, chunk, (input.len(), chunk))?;
+        self.perform(&call, Data::Apart { input, output })
+    }
+
+    /// As [`Group::reduce_scatter`], with the result in chunk `r` of rank `r`'s `data`; the other chunks stay.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn reduce_scatter_in_place(
+        &mut self,
+        op: Op,
+        dtype: Dtype,
+        data: &mut [u8],
+    ) -> Result<(), PoolError> {
+        let chunk = self.chunk_of(data.len())?;
+        let call = self.reducing(Collective::ReduceScatter, 0, op, dtype, chunk, (data.len(), chunk))?;
+        let output_at = (self.rank() * chunk) as u64;
+        self.perform(&call, Data::Same { data, input_at: 0, output_at })
+    }
+
+    /// Copies the root's `data` to every rank.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn broadcast(&mut self, root: usize, data: &mut [u8]) -> Result<(), PoolError> {
+        let call = self.moving(Collective::Broadcast, root, data.len(), (data.len(), data.len()))?;
+        self.perform(&call, Data::Same { data, input_at: 0, output_at: 0 })
+    }
+
+    /// Copies the `input` of all ranks to the `output` of every rank, in the order of the ranks.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn all_gather(&mut self, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
+        same_length("output", output.len(), input.len() * self.size())?;
+        let call = self.moving(Collective::AllGather, 0, input.len(), (input.len(), output.len()))?;
+        self.perform(&call, Data::Apart { input, output })
+    }
+
+    /// As [`Group::all_gather`], with the input in chunk `r` of rank `r`'s `data`.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn all_gather_in_place(&mut self, data: &mut [u8]) -> Result<(), PoolError> {
+        let chunk = self.chunk_of(data.len())?;
+        let call = self.moving(Collective::AllGather, 0, chunk, (chunk, data.len()))?;
+        let input_at = (self.rank() * chunk) as u64;
+        self.perform(&call, Data::Same { data, input_at, output_at: 0 })
+    }
+
+    /// Copies the `input` of all ranks to the root's `output`, in the order of the ranks. Elsewhere `output` is left alone.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn gather(&mut self, root: usize, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
+        if self.rank() == root {
+            same_length("output", output.len(), input.len() * self.size())?;
+        }
+        let all = input.len() * self.size();
+        let call = self.moving(Collective::Gather, root, input.len(), (input.len(), all))?;
+        self.perform(&call, Data::Apart { input, output })
+    }
+
+    /// Copies chunk `r` of the root's `input` to the `output` of rank `r`. Elsewhere `input` is not read.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn scatter(&mut self, root: usize, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
+        let (chunk, all) = (output.len(), output.len() * self.size());
+        if self.rank() == root {
+            same_length("input", input.len(), all)?;
+        }
+        let call = self.moving(Collective::Scatter, root, chunk, (all, chunk))?;
+        self.perform(&call, Data::Apart { input, output })
+    }
+
+    /// Copies chunk `r` of rank `s`'s `input` to chunk `s` of rank `r`'s `output`.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn all_to_all(&mut self, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
+        same_length("output", output.len(), input.len())?;
+        let chunk = self.chunk_of(input.len())?;
+        let call = self.moving(Collective::AllToAll, 0, chunk, (input.len(), output.len()))?;
+        self.perform(&call, Data::Apart { input, output })
+    }
+
+    /// Combines the `bytes` bytes that each rank has at its own `at` in the pool; every rank gets the result there. The
+    /// peers read it in place: nothing is staged. When it returns they have read what they need.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn all_reduce_in_pool(
+        &mut self,
+        op: Op,
+        dtype: Dtype,
+        at: Offset,
+        bytes: u64,
+    ) -> Result<(), PoolError> {
+        let length = self.extent_length(at, bytes)?;
+        let call = self.reducing(Collective::AllReduce, 0, op, dtype, length, (length, length))?;
+        self.perform_in_pool(&call, at, bytes, (0, 0))
+    }
+
+    /// Combines the chunks `r` of all ranks' `bytes` bytes in the pool into chunk `r` of rank `r`'s, in place.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn reduce_scatter_in_pool(
+        &mut self,
+        op: Op,
+        dtype: Dtype,
+        at: Offset,
+        bytes: u64,
+    ) -> Result<(), PoolError> {
+        let length = self.extent_length(at, bytes)?;
+        let chunk = self.chunk_of(length)?;
+        let call = self.reducing(Collective::ReduceScatter, 0, op, dtype, chunk, (length, chunk))?;
+        self.perform_in_pool(&call, at, bytes, (0, chunk as u64))
+    }
+
+    /// Copies chunk `r` of rank `r`'s `bytes` bytes in the pool to chunk `r` of everybody's.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn all_gather_in_pool(&mut self, at: Offset, bytes: u64) -> Result<(), PoolError> {
+        let length = self.extent_length(at, bytes)?;
+        let chunk = self.chunk_of(length)?;
+        let call = self.moving(Collective::AllGather, 0, chunk, (chunk, length))?;
+        self.perform_in_pool(&call, at, bytes, (chunk as u64, 0))
+    }
+
+    /// Copies the root's `bytes` bytes in the pool to everybody's.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn broadcast_in_pool(&mut self, root: usize, at: Offset, bytes: u64) -> Result<(), PoolError> {
+        let length = self.extent_length(at, bytes)?;
+        let call = self.moving(Collective::Broadcast, root, length, (length, length))?;
+        self.perform_in_pool(&call, at, bytes, (0, 0))
+    }
+
+    fn moving(
+        &self,
+        collective: Collective,
+        root: usize,
+        bytes: usize,
+        (input, output): (usize, usize),
+    ) -> Result<Call, PoolError> {
+        if root >= self.size() {
+            let value = format!("{root} of {} ranks", self.size());
+            return Err(PoolError::Argument { what: "root", value, expected: "a rank below the size" });
+        }
+        let (bytes, input, output) = (bytes as u64, input as u64, output as u64);
+        if bytes > MAX_BYTES {
+            let expected = "at most 256 GiB in one operation: cut it";
+            return Err(PoolError::Argument { what: "message", value: format!("{bytes} bytes"), expected });
+        }
+        Ok(Call { collective, root, reduction: None, bytes, input, output })
+    }
+
+    fn reducing(
+        &self,
+        collective: Collective,
+        root: usize,
+        op: Op,
+        dtype: Dtype,
+        bytes: usize,
+        buffers: (usize, usize),
+    ) -> Result<Call, PoolError> {
+        let refused = |value, expected| Err(PoolError::Argument { what: "reduction", value, expected });
+        if op.check(dtype).is_err() {
+            return refused(format!("{op} of {dtype}"), "an operator that the element type has");
+        }
+        if !bytes.is_multiple_of(dtype.bytes()) {
+            return refused(format!("{bytes} bytes of {dtype}"), "a whole number of elements");
+        }
+        let ranks = u32::try_from(self.size()).ok().and_then(NonZeroU32::new).expect("a group has ranks");
+        let call = self.moving(collective, root, bytes, buffers)?;
+        Ok(Call { reduction: Some(Reduction { op, dtype, ranks }), ..call })
+    }
+
+    fn chunk_of(&self, length: usize) -> Result<usize, PoolError> {
+        let chunk = length / self.size();
+        same_length("data", length, chunk * self.size())?;
+        Ok(chunk)
+    }
+
+    /// The length of this rank's extent of `bytes` bytes at `at`, when it can be one.
+    fn extent_length(&self, at: Offset, bytes: u64) -> Result<usize, PoolError> {
+        match usize::try_from(bytes) {
+            Ok(length) if self.is_extent(at, bytes) => Ok(length),
+            _ => {
+                let value = format!("[{at}, +{bytes})");
+                let expected = "line-aligned and inside the region";
+                Err(PoolError::Argument { what: "extent", value, expected })
+            }
+        }
+    }
+
+    fn is_extent(&self, at: Offset, bytes: u64) -> bool {
+        at == at.line() && at.0.checked_add(bytes).is_some_and(|end| end <= self.memory().bytes())
+    }
+
+    fn perform(&mut self, call: &Call, data: Data) -> Result<(), PoolError> {
+        let variant = self.variant(call);
+        let plan = self.plan(call, variant);
+        let shape = self.staged_shape(call, &plan)?;
+        let mut scratch = self.workshop.scratch.take().unwrap_or_default();
+        let outcome = self.operation(call.signature(), |group| {
+            group.window()?;
+            if !plan.steps[0].fills {
+                // Nothing of ours is awaited soon: say what we are in, so that others can move on, or find a mismatch.
+                group.post(0);
+            }
+            let half = group.half();
+            Run { group, plan: &plan, shape, reduction: call.reduction, data, half }.run(&mut scratch)
+        });
+        self.workshop.scratch = Some(scratch);
+        outcome
+    }
+
+    fn perform_in_pool(
+        &mut self,
+        call: &Call,
+        at: Offset,
+        bytes: u64,
+        (input_stride, output_stride): (u64, u64),
+    ) -> Result<(), PoolError> {
+        let variant =
+            if call.collective == Collective::AllReduce { Variant::Sharded } else { Variant::Direct };
+        let plan = self.plan(call, variant);
+        assert!(plan.shows_only_chunks(), "{} in the pool has a block that is no chunk", call.collective);
+        let shape = call.shape(&plan, self.options().segment_bytes);
+        let mut scratch = self.workshop.scratch.take().unwrap_or_default();
+        let outcome = self.operation(call.signature().in_pool(), |group| {
+            let at = group.exchange_extents(at, bytes)?;
+            let data = Data::Pool { at: &at, input_stride, output_stride };
+            Run { group, plan: &plan, shape, reduction: call.reduction, data, half: 0 }.run(&mut scratch)
+        });
+        self.workshop.scratch = Some(scratch);
+        outcome
+    }
+
+    /// Tells every peer where this rank's data lies, and learns where theirs does.
+    fn exchange_extents(&self, at: Offset, bytes: u64) -> Result<Vec<Offset>, Failure> {
+        self.window()?;
+        self.say([at.0, 0]);
+        self.post(0);
+        self.await_steps(0)?;
+        let of = |rank| {
+            let extent = if rank == self.rank() { at } else { Offset(self.said(rank)[0]) };
+            if self.is_extent(extent, bytes) { Ok(extent) } else { Err(self.corrupt(rank)) }
+        };
+        (0..self.size()).map(of).collect()
+    }
+
+    fn variant(&self, call: &Call) -> Variant {
+        let short = call.bytes <= self.options().direct_bytes;
+        let reduces = matches!(call.collective, Collective::AllReduce | Collective::Reduce);
+        match (short, self.is_two_level(call.collective), reduces) {
+            (true, _, _) | (false, false, false) => Variant::Direct,
+            (false, true, _) => Variant::TwoLevel,
+            (false, false, true) => Variant::Sharded,
+        }
+    }
+
+    fn is_two_level(&self, collective: Collective) -> bool {
+        let hosts: Vec<u16> = self.hosts().collect();
+        Schedule::two_level(collective, &hosts, 0).is_some()
+    }
+
+    fn plan(&mut self, call: &Call, variant: Variant) -> Arc<Plan> {
+        let key = (call.collective, call.root, variant);
+        if let Some((_, plan)) = self.workshop.plans.iter().find(|(other, _)| *other == key) {
+            return Arc::clone(plan);
+        }
+        let hosts: Vec<u16> = self.hosts().collect();
+        let schedule = match variant {
+            Variant::Direct => Schedule::direct(call.collective, self.size(), call.root),
+            Variant::Sharded => Schedule::sharded(call.collective, self.size(), call.root),
+            Variant::TwoLevel => Schedule::two_level(call.collective, &hosts, call.root).expect("two levels"),
+        };
+        let plan = Arc::new(Plan::new(&schedule, &hosts, self.rank()));
+        self.workshop.plans.push((key, Arc::clone(&plan)));
+        plan
+    }
+
+    /// Cuts a message so that its blocks fit one half of the staging: at once, or in segments of which [`SLOTS`] fit.
+    fn staged_shape(&self, call: &Call, plan: &Plan) -> Result<Shape, PoolError> {
+        let half = self.options().staging_bytes / 2;
+        let fits = |slots: u64| half / (plan.blocks as u64 * slots) / LINE * LINE;
+        let whole = call.shape(plan, u64::MAX);
+        if whole.segment <= fits(1).min(self.options().segment_bytes) {
+            return Ok(whole);
+        }
+        let segment = fits(SLOTS).min(self.options().segment_bytes);
+        let shape = if segment == 0 { whole } else { call.shape(plan, segment) };
+        let steps = (shape.rounds + plan.steps.len() as u64 + 1) * plan.steps.len() as u64;
+        if segment == 0 || steps > u64::from(MAX_STEP) {
+            let value = format!("{} bytes a rank", self.options().staging_bytes);
+            let expected = "more, for so many ranks and such a message";
+            return Err(PoolError::Argument { what: "staging", value, expected });
+        }
+        Ok(shape)
+    }
+}
+
+impl Call {
+    fn signature(&self) -> Signature {
+        let signature = Signature::new(self.collective, self.root, self.bytes);
+        self.reduction.map_or(signature, |reduction| signature.reducing(reduction.dtype, reduction.op))
+    }
+
+    /// Cuts the message into rounds of equal segments, none larger than `limit`.
+    fn shape(&self, plan: &Plan, limit: u64) -> Shape {
+        let chunk = match self.collective {
+            // A vector is cut into chunks of whole lines.
+            Collective::AllReduce | Collective::Reduce | Collective::Broadcast if plan.chunks > 1 => {
+                self.bytes.div_ceil(plan.chunks as u64).next_multiple_of(LINE)
+            }
+            _ => self.bytes,
+        };
+        let rounds = chunk.div_ceil(limit).max(1);
+        let segment = chunk.div_ceil(rounds).next_multiple_of(LINE);
+        let rounds = chunk.div_ceil(segment.max(LINE)).max(1);
+        Shape { chunk, input: self.input, output: self.output, segment, rounds }
+    }
+}
+
+fn same_length(what: &'static str, bytes: usize, expected: usize) -> Result<(), PoolError> {
+    if bytes == expected {
+        return Ok(());
+    }
+    let value = format!("{bytes} bytes, for {expected}");
+    Err(PoolError::Argument {
+        what,
+        value,
+        expected: "one chunk for each rank, or as much as the other buffer",
+    })
+}

@@ -1,0 +1,113 @@
+//! The caller's data, and how bytes enter the pool.
+
+use std::ops::Range;
+
+use polder_mem::{Coherence, Fault, LINE, Memory, Offset};
+
+/// Bytes that are copied out of the pool, combined and copied on at a time: they stay in the first-level cache.
+const PIECE: u64 = 16 << 10;
+
+/// The caller's data.
+pub(crate) enum Data<'a> {
+    /// Separate buffers.
+    Apart { input: &'a [u8], output: &'a mut [u8] },
+    /// One buffer, with the bytes at which the input and the output begin.
+    Same { data: &'a mut [u8], input_at: u64, output_at: u64 },
+    /// An extent of each rank in the pool, where peers read it. Rank `r`'s input begins `r` times `input_stride` after
+    /// the start of its extent.
+    Pool { at: &'a [Offset], input_stride: u64, output_stride: u64 },
+}
+
+impl Data<'_> {
+    /// A part of the input in this process's memory.
+    pub(crate) fn input(&self, part: &Range<u64>) -> &[u8] {
+        match self {
+            Self::Apart { input, .. } => &input[range(part, 0)],
+            Self::Same { data, input_at, .. } => &data[range(part, *input_at)],
+            Self::Pool { .. } => unreachable!("no slice points into the pool"),
+        }
+    }
+
+    /// A part of the output in this process's memory.
+    pub(crate) fn output(&mut self, part: &Range<u64>) -> &mut [u8] {
+        match self {
+            Self::Apart { output, .. } => &mut output[range(part, 0)],
+            Self::Same { data, output_at, .. } => &mut data[range(part, *output_at)],
+            Self::Pool { .. } => unreachable!("no slice points into the pool"),
+        }
+    }
+
+    /// Copies a part of the input to the output, where it is not there already.
+    pub(crate) fn keep(&mut self, from: &Range<u64>, to: &Range<u64>) {
+        match self {
+            Self::Apart { input, output } => output[range(to, 0)].copy_from_slice(&input[range(from, 0)]),
+            Self::Same { data, input_at, output_at } => {
+                let (from, to) = (range(from, *input_at), range(to, *output_at));
+                if from != to {
+                    data.copy_within(from, to.start);
+                }
+            }
+            Self::Pool { .. } => unreachable!("no slice points into the pool"),
+        }
+    }
+}
+
+/// Memory of this process through which everything goes that is combined: no slice may point into the pool.
+pub(crate) struct Scratch {
+    sum: Box<[u8]>,
+    pub(crate) part: Box<[u8]>,
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        let piece = || vec![0; PIECE as usize].into_boxed_slice();
+        Self { sum: piece(), part: piece() }
+    }
+}
+
+impl Scratch {
+    pub(crate) fn halves(&mut self, bytes: usize) -> (&mut [u8], &mut [u8]) {
+        (&mut self.sum[..bytes], &mut self.part[..bytes])
+    }
+}
+
+/// Cuts `bytes` into pieces that fit the scratch memory.
+pub(crate) fn pieces(bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    (0..bytes.div_ceil(PIECE)).map(move |piece| piece * PIECE..bytes.min((piece + 1) * PIECE))
+}
+
+/// A part of a buffer that begins at `at`, as an index of slices.
+pub(crate) fn range(part: &Range<u64>, at: u64) -> Range<usize> {
+    (at + part.start) as usize..(at + part.end) as usize
+}
+
+pub(crate) fn length(part: &Range<u64>) -> usize {
+    (part.end - part.start) as usize
+}
+
+/// Copies `bytes` into a block; it reaches readers on other hosts (`far`) with the next `sfence`.
+pub(crate) fn fill<M: Memory>(memory: &M, at: Offset, bytes: &[u8], far: bool) -> Result<(), Fault> {
+    if far && memory.coherence() == Coherence::Software {
+        memory.copy_in_nt(at, bytes)
+    } else {
+        memory.copy_in(at, bytes)
+    }
+}
+
+/// Copies `bytes` into this rank's data in the pool, and leaves its neighbours alone; it reaches other hosts with the next
+/// `sfence`.
+pub(crate) fn write<M: Memory>(memory: &M, at: Offset, bytes: &[u8]) -> Result<(), Fault> {
+    let streams = memory.coherence() == Coherence::Software && at.0.is_multiple_of(8);
+    let (words, rest) = bytes.split_at(if streams { bytes.len() / 8 * 8 } else { 0 });
+    if !words.is_empty() {
+        memory.copy_in_nt(at, words)?;
+    }
+    if !rest.is_empty() {
+        let at = at + words.len() as u64;
+        memory.copy_in(at, rest)?;
+        memory.write_back(at, rest.len() as u64);
+    }
+    Ok(())
+}
+
+const _: () = assert!(PIECE.is_multiple_of(LINE), "a piece is a whole number of elements");

@@ -1,0 +1,344 @@
+//! Runs one rank's part of a schedule: in rounds, so that a message of any size goes through a little staging, and with
+//! the phases of successive rounds overlapping, so that a rank seldom waits.
+//!
+//! Round `j` is a part of every chunk, a *segment*. Iteration `i` does phase `p` of round `i - p`. The step that a rank
+//! publishes after phase `p` of round `j` is `(j + p) * phases + p + 1` on every rank, which grows in the order in which
+//! they are done; so a rank knows what step of a peer to wait for.
+//!
+//! Staging is reused inside an operation as well: round `j` fills slot `j % SLOTS`, after every reader has published
+//! that it has finished the phase in which it reads the blocks of round `j - SLOTS`.
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+
+use polder_kernels::{Dtype, Op, divide, reduce, reduce_into};
+use polder_mem::{Fault, Memory, Offset};
+
+use super::data::{Data, Scratch, fill, length, pieces, range, write};
+use super::plan::{Act, Block, Chunk, From, Plan, Step};
+use crate::group::{Failure, Group};
+
+/// Rounds whose blocks are in the pool at once.
+pub(crate) const SLOTS: u64 = 3;
+
+/// How a message is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Bytes of a chunk.
+    pub(crate) chunk: u64,
+    /// Bytes of an input.
+    pub(crate) input: u64,
+    /// Bytes of an output.
+    pub(crate) output: u64,
+    /// Bytes of a chunk that one round moves, a multiple of the line.
+    pub(crate) segment: u64,
+    /// How many rounds, at least 1.
+    pub(crate) rounds: u64,
+}
+
+impl Shape {
+    /// What round `round` moves of chunk `chunk` of a buffer of `total` bytes; empty past its end.
+    fn part(&self, chunk: usize, round: u64, total: u64) -> Range<u64> {
+        let start = chunk as u64 * self.chunk;
+        let end = (start + self.chunk).min(total);
+        let from = (start + round * self.segment).min(end);
+        from..(from + self.segment).min(end)
+    }
+}
+
+/// How sources are combined: checked to be defined, so that the kernels cannot refuse.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reduction {
+    pub(crate) op: Op,
+    pub(crate) dtype: Dtype,
+    pub(crate) ranks: NonZeroU32,
+}
+
+impl Reduction {
+    fn combine(self, sum: &mut [u8], part: &[u8]) {
+        reduce(self.op, self.dtype, sum, part).expect("a checked reduction");
+    }
+
+    fn combine_into(self, output: &mut [u8], sum: &[u8], part: &[u8]) {
+        reduce_into(self.op, self.dtype, output, sum, part).expect("a checked reduction");
+    }
+
+    fn complete(self, sum: &mut [u8]) {
+        if self.op == Op::Average {
+            divide(self.dtype, sum, self.ranks).expect("a checked reduction");
+        }
+    }
+}
+
+/// An operation while it runs.
+pub(crate) struct Run<'a, M: Memory> {
+    pub(crate) group: &'a Group<M>,
+    pub(crate) plan: &'a Plan,
+    pub(crate) shape: Shape,
+    pub(crate) reduction: Option<Reduction>,
+    pub(crate) data: Data<'a>,
+    /// The first byte of this operation's half of the staging, in a rank's extent.
+    pub(crate) half: u64,
+}
+
+impl<M: Memory> Run<'_, M> {
+    /// Runs it. Afterwards nobody reads what is in the pool of the caller's.
+    pub(crate) fn run(&mut self, scratch: &mut Scratch) -> Result<(), Failure> {
+        let phases = self.plan.steps.len() as u64;
+        for iteration in 0..self.shape.rounds + phases - 1 {
+            for phase in 0..phases {
+                if let Some(round) = iteration.checked_sub(phase).filter(|&round| round < self.shape.rounds) {
+                    self.step(round, phase as usize, scratch)?;
+                }
+            }
+        }
+        if let Data::Pool { .. } = self.data {
+            let last = self.number(self.shape.rounds, self.plan.steps.len());
+            self.group.post(last);
+            self.group.await_steps(last)?;
+        }
+        Ok(())
+    }
+
+    /// The step that a rank publishes after a phase of a round.
+    fn number(&self, round: u64, phase: usize) -> u32 {
+        let number = (round + phase as u64) * self.plan.steps.len() as u64 + phase as u64 + 1;
+        u32::try_from(number).expect("the rounds of an operation are bounded")
+    }
+
+    fn step(&mut self, round: u64, phase: usize, scratch: &mut Scratch) -> Result<(), Failure> {
+        let step = &self.plan.steps[phase];
+        if step.actions.is_empty() {
+            return Ok(());
+        }
+        let group = self.group;
+        group.await_turns(step.awaits.iter().map(|turn| (turn.rank, self.number(round, turn.phase))))?;
+        if let Some(before) = round.checked_sub(SLOTS).filter(|_| self.is_staged()) {
+            group
+                .await_turns(step.readers.iter().map(|turn| (turn.rank, self.number(before, turn.phase))))?;
+        }
+        self.invalidate(step, round);
+        for act in &step.actions {
+            self.act(act, round, scratch)?;
+        }
+        if step.fills_far {
+            group.memory().sfence();
+        }
+        if step.fills || self.frees(step, round, phase) {
+            group.post(self.number(round, phase));
+        } else {
+            group.reach(self.number(round, phase));
+        }
+        Ok(())
+    }
+
+    fn is_staged(&self) -> bool {
+        !matches!(self.data, Data::Pool { .. })
+    }
+
+    /// Whether a peer may be waiting for this step to fill a slot again, with no other step to say so soon.
+    fn frees(&self, step: &Step, round: u64, phase: usize) -> bool {
+        let phases = self.plan.steps.len();
+        let filled_again = self.is_staged() && round + SLOTS < self.shape.rounds;
+        let fills_next = self.plan.steps[0].fills && round + (phases as u64) < self.shape.rounds;
+        filled_again && !step.awaits.is_empty() && !(phase + 1 == phases && fills_next)
+    }
+
+    /// Drops from our caches whatever the step reads that other hosts wrote.
+    fn invalidate(&self, step: &Step, round: u64) {
+        let sources = step.actions.iter().flat_map(|act| act.sources.iter().map(move |source| (act, source)));
+        let mut any = false;
+        for (act, source) in sources {
+            if let From::Block(block) = source
+                && block.far
+            {
+                let bytes = self.bytes(act, round);
+                self.group.memory().invalidate(self.place(block, round), bytes);
+                any = true;
+            }
+        }
+        if any {
+            self.group.memory().fence_invalidations();
+        }
+    }
+
+    /// How many bytes an action moves in a round.
+    fn bytes(&self, act: &Act, round: u64) -> u64 {
+        let part = self.chunk(act.length, round);
+        part.end - part.start
+    }
+
+    fn chunk(&self, chunk: Chunk, round: u64) -> Range<u64> {
+        match chunk {
+            Chunk::Input(chunk) => self.shape.part(chunk, round, self.shape.input),
+            Chunk::Output(chunk) => self.shape.part(chunk, round, self.shape.output),
+        }
+    }
+
+    /// Where a block lies in the pool in a round.
+    fn place(&self, block: &Block, round: u64) -> Offset {
+        if let Data::Pool { at, input_stride, output_stride } = self.data {
+            let chunk = block.chunk.expect("checked before data in the pool is used");
+            let stride = if matches!(chunk, Chunk::Input(_)) { input_stride } else { output_stride };
+            return at[block.rank] + (block.rank as u64 * stride + self.chunk(chunk, round).start);
+        }
+        let slot = round % SLOTS * self.plan.blocks as u64 + block.index as u64;
+        self.group.staging(block.rank) + (self.half + slot * self.shape.segment)
+    }
+
+    fn act(&mut self, act: &Act, round: u64, scratch: &mut Scratch) -> Result<(), Fault> {
+        match (act.sources.as_slice(), &self.data) {
+            ([From::Input(_)], Data::Pool { .. }) => {
+                self.show_in_pool(act, round);
+                Ok(())
+            }
+            ([From::Block(block)], Data::Pool { .. }) => self.take_in_pool(act, block, round, scratch),
+            ([From::Input(chunk)], _) => self.show(act, *chunk, round),
+            ([From::Block(block)], _) => self.take(act, block, round),
+            _ => {
+                pieces(self.bytes(act, round)).try_for_each(|piece| self.combine(act, round, &piece, scratch))
+            }
+        }
+    }
+
+    /// The caller's input stands where peers will read it; other hosts need it written back.
+    fn show_in_pool(&self, act: &Act, round: u64) {
+        if let Some(block) = act.block.filter(|block| block.far) {
+            self.group.memory().write_back(self.place(&block, round), self.bytes(act, round));
+        }
+    }
+
+    fn take_in_pool(&self, act: &Act, block: &Block, round: u64, scratch: &mut Scratch) -> Result<(), Fault> {
+        let memory = self.group.memory();
+        let (from, to) = (self.place(block, round), self.output_in_pool(act, round));
+        pieces(self.bytes(act, round)).try_for_each(|piece| {
+            let part = &mut scratch.part[..length(&piece)];
+            memory.copy_out(from + piece.start, part)?;
+            write(memory, to + piece.start, part)
+        })
+    }
+
+    /// Where an action's output lies in this rank's extent of the pool.
+    fn output_in_pool(&self, act: &Act, round: u64) -> Offset {
+        let chunk = Chunk::Output(act.output.expect("an action on data in the pool has an output"));
+        self.place(&Block { rank: self.group.rank(), index: 0, chunk: Some(chunk), far: false }, round)
+    }
+
+    fn show(&mut self, act: &Act, chunk: usize, round: u64) -> Result<(), Fault> {
+        let from = self.chunk(Chunk::Input(chunk), round);
+        if let Some(chunk) = act.output {
+            let to = self.chunk(Chunk::Output(chunk), round);
+            self.data.keep(&from, &to);
+        }
+        let shown = act.block.map(|block| (self.place(&block, round), block.far));
+        shown.map_or(Ok(()), |(at, far)| fill(self.group.memory(), at, self.data.input(&from), far))
+    }
+
+    fn take(&mut self, act: &Act, block: &Block, round: u64) -> Result<(), Fault> {
+        let memory = self.group.memory();
+        let (from, to) = (self.place(block, round), self.chunk(act.length, round));
+        let relayed = act.block.map(|block| (self.place(&block, round), block.far));
+        let output = self.data.output(&to);
+        memory.copy_out(from, output)?;
+        relayed.map_or(Ok(()), |(at, far)| fill(memory, at, output, far))
+    }
+
+    /// Combines a piece of all sources, the last of them straight into the caller's output if it takes one.
+    fn combine(
+        &mut self,
+        act: &Act,
+        round: u64,
+        piece: &Range<u64>,
+        scratch: &mut Scratch,
+    ) -> Result<(), Fault> {
+        let memory = self.group.memory();
+        let reduction = self.reduction.expect("only reductions combine");
+        let (sum, part) = scratch.halves(length(piece));
+        let [first, middle @ .., last] = act.sources.as_slice() else { unreachable!("at least two sources") };
+        let shown = act.block.map(|block| (self.place(&block, round) + piece.start, block.far));
+        let in_pool = (!self.is_staged()).then(|| self.output_in_pool(act, round) + piece.start);
+        let output = act.output.map(|chunk| within(&self.chunk(Chunk::Output(chunk), round), piece));
+        self.fetch(first, round, piece, sum)?;
+        for source in middle {
+            self.fetch(source, round, piece, part)?;
+            reduction.combine(sum, part);
+        }
+        let combined = self.combine_last(last, round, piece, output, (sum, part))?;
+        if act.complete {
+            reduction.complete(combined);
+        }
+        match (in_pool, shown) {
+            (Some(at), _) => write(memory, at, combined),
+            (None, Some((at, far))) => fill(memory, at, combined, far),
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// Combines the last source with `sum`, into the output where the caller has one, else into `sum`.
+    fn combine_last<'b>(
+        &'b mut self,
+        last: &From,
+        round: u64,
+        piece: &Range<u64>,
+        output: Option<Range<u64>>,
+        (sum, part): (&'b mut [u8], &mut [u8]),
+    ) -> Result<&'b mut [u8], Fault> {
+        let reduction = self.reduction.expect("only reductions combine");
+        let Some(to) = output.filter(|_| self.is_staged()) else {
+            self.fetch(last, round, piece, part)?;
+            reduction.combine(sum, part);
+            return Ok(sum);
+        };
+        let from = match last {
+            From::Block(_) => {
+                self.fetch(last, round, piece, part)?;
+                None
+            }
+            From::Input(chunk) => Some(within(&self.chunk(Chunk::Input(*chunk), round), piece)),
+        };
+        match (&mut self.data, from) {
+            (Data::Apart { input, output }, Some(from)) => {
+                let output = &mut output[range(&to, 0)];
+                reduction.combine_into(output, sum, &input[range(&from, 0)]);
+                Ok(output)
+            }
+            (Data::Same { data, output_at, .. }, Some(_)) => {
+                // In one buffer the input of a combination is where its output belongs.
+                let output = &mut data[range(&to, *output_at)];
+                reduction.combine(output, sum);
+                Ok(output)
+            }
+            (data, _) => {
+                let output = data.output(&to);
+                reduction.combine_into(output, sum, part);
+                Ok(output)
+            }
+        }
+    }
+
+    /// Copies a piece of a source into `into`.
+    fn fetch(&self, source: &From, round: u64, piece: &Range<u64>, into: &mut [u8]) -> Result<(), Fault> {
+        let memory = self.group.memory();
+        match (source, &self.data) {
+            (From::Block(block), _) => memory.copy_out(self.place(block, round) + piece.start, into),
+            (From::Input(chunk), Data::Pool { .. }) => {
+                let own = Block {
+                    rank: self.group.rank(),
+                    index: 0,
+                    chunk: Some(Chunk::Input(*chunk)),
+                    far: false,
+                };
+                memory.copy_out(self.place(&own, round) + piece.start, into)
+            }
+            (From::Input(chunk), data) => {
+                into.copy_from_slice(data.input(&within(&self.chunk(Chunk::Input(*chunk), round), piece)));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A piece of a part, as a range of the whole.
+fn within(part: &Range<u64>, piece: &Range<u64>) -> Range<u64> {
+    part.start + piece.start..part.start + piece.end
+}

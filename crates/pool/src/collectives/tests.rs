@@ -1,0 +1,258 @@
+//! Every collective against the plainest thing that could compute it.
+
+use std::sync::Mutex;
+
+use super::*;
+use crate::group::Options;
+use crate::group::tests::{on_threads, on_threads_with, quick};
+
+/// One host, a host for each rank, and mixed hosts.
+const PLACES: [&[u16]; 6] = [&[0], &[0, 0], &[0, 1], &[0, 1, 2], &[0, 0, 1, 1], &[1, 0, 1, 1, 2]];
+
+/// Elements of 4 bytes: none, one, odd, over a segment, over many.
+const COUNTS: [usize; 6] = [0, 1, 7, 100, 1001, 5000];
+
+/// Options with which a few kilobytes take many rounds.
+fn small() -> Options {
+    Options { staging_bytes: 8192, segment_bytes: 256, direct_bytes: 64, ..quick() }
+}
+
+fn input(rank: usize, salt: usize, count: usize) -> Vec<u32> {
+    (0..count).map(|index| (index * 31 + rank * 1009 + salt * 7 + 1) as u32).collect()
+}
+
+fn bytes(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn sum(ranks: usize, salt: usize, count: usize) -> Vec<u32> {
+    let add = |sum: Vec<u32>, rank| sum.iter().zip(input(rank, salt, count)).map(|(a, b)| a + b).collect();
+    (0..ranks).fold(vec![0; count], add)
+}
+
+/// Runs `body` for all places and counts: (group, root, count).
+fn everywhere(body: impl Fn(&mut Group<polder_mem::Heap>, usize, usize) + Sync) {
+    for hosts in PLACES {
+        on_threads(hosts, small(), |group| {
+            for (round, count) in COUNTS.into_iter().enumerate() {
+                body(group, round % group.size(), count);
+            }
+            group.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn all_reduce_gives_every_rank_the_sum() {
+    everywhere(|group, salt, count| {
+        let expected = bytes(&sum(group.size(), salt, count));
+        let mut data = bytes(&input(group.rank(), salt, count));
+        let mut output = vec![0xee; data.len()];
+        group.all_reduce_into(Op::Sum, Dtype::U32, &data, &mut output).unwrap();
+        group.all_reduce(Op::Sum, Dtype::U32, &mut data).unwrap();
+        assert!(output == expected && data == expected, "{count} elements on rank {}", group.rank());
+    });
+}
+
+#[test]
+fn reduce_gives_the_root_the_sum_and_leaves_the_others_data() {
+    everywhere(|group, root, count| {
+        let own = bytes(&input(group.rank(), 3, count));
+        let mut data = own.clone();
+        group.reduce(root, Op::Sum, Dtype::U32, &mut data).unwrap();
+        let expected = if group.rank() == root { bytes(&sum(group.size(), 3, count)) } else { own };
+        assert!(data == expected, "{count} elements on rank {} for root {root}", group.rank());
+    });
+}
+
+#[test]
+fn broadcast_gives_every_rank_the_roots_data() {
+    everywhere(|group, root, count| {
+        let mut data = bytes(&input(group.rank(), 5, count));
+        group.broadcast(root, &mut data).unwrap();
+        assert!(data == bytes(&input(root, 5, count)), "{count} elements on rank {}", group.rank());
+    });
+}
+
+#[test]
+fn reduce_scatter_gives_every_rank_its_chunk_of_the_sum() {
+    everywhere(|group, salt, count| {
+        let (rank, ranks) = (group.rank(), group.size());
+        let mut data = bytes(&input(rank, salt, count * ranks));
+        let expected = &bytes(&sum(ranks, salt, count * ranks))[rank * count * 4..(rank + 1) * count * 4];
+        let mut output = vec![0xee; count * 4];
+        group.reduce_scatter(Op::Sum, Dtype::U32, &data, &mut output).unwrap();
+        group.reduce_scatter_in_place(Op::Sum, Dtype::U32, &mut data).unwrap();
+        assert!(output == expected, "{count} elements on rank {rank}");
+        let mut in_place = bytes(&input(rank, salt, count * ranks));
+        in_place[rank * count * 4..(rank + 1) * count * 4].copy_from_slice(expected);
+        assert!(data == in_place, "{count} elements in place on rank {rank}");
+    });
+}
+
+#[test]
+fn all_gather_gives_every_rank_all_inputs() {
+    everywhere(|group, salt, count| {
+        let (rank, ranks) = (group.rank(), group.size());
+        let own = bytes(&input(rank, salt, count));
+        let expected: Vec<u8> = (0..ranks).flat_map(|peer| bytes(&input(peer, salt, count))).collect();
+        let (mut output, mut data) = (vec![0xee; expected.len()], vec![0xee; expected.len()]);
+        data[rank * count * 4..(rank + 1) * count * 4].copy_from_slice(&own);
+        group.all_gather(&own, &mut output).unwrap();
+        group.all_gather_in_place(&mut data).unwrap();
+        assert!(output == expected && data == expected, "{count} elements on rank {rank}");
+    });
+}
+
+#[test]
+fn gather_and_scatter_are_each_others_inverse() {
+    everywhere(|group, root, count| {
+        let (rank, ranks) = (group.rank(), group.size());
+        let own = bytes(&input(rank, 9, count));
+        let mut all = if rank == root { vec![0xee; own.len() * ranks] } else { vec![] };
+        group.gather(root, &own, &mut all).unwrap();
+        if rank == root {
+            assert!(all == (0..ranks).flat_map(|peer| bytes(&input(peer, 9, count))).collect::<Vec<_>>());
+        }
+        let mut back = vec![0xee; own.len()];
+        group.scatter(root, &all, &mut back).unwrap();
+        assert!(back == own, "{count} elements on rank {rank}");
+    });
+}
+
+#[test]
+fn all_to_all_transposes() {
+    everywhere(|group, salt, count| {
+        let (rank, ranks) = (group.rank(), group.size());
+        let own = bytes(&input(rank, salt, count * ranks));
+        let mut output = vec![0xee; own.len()];
+        group.all_to_all(&own, &mut output).unwrap();
+        let chunk = |peer| {
+            bytes(&input(peer, salt, count * ranks))[rank * count * 4..(rank + 1) * count * 4].to_vec()
+        };
+        assert!(output == (0..ranks).flat_map(chunk).collect::<Vec<_>>(), "{count} elements on rank {rank}");
+    });
+}
+
+#[test]
+fn odd_bytes_go_through_every_collective() {
+    on_threads(&[0, 0, 1], small(), |group| {
+        for count in [1, 63, 65, 777] {
+            let own: Vec<u8> = (0..count).map(|index| (index * 7 + group.rank() * 50) as u8).collect();
+            let mut output = vec![0; own.len() * 3];
+            group.all_gather(&own, &mut output).unwrap();
+            let mut sum = own.clone();
+            group.all_reduce(Op::Sum, Dtype::U8, &mut sum).unwrap();
+            let expected: Vec<u8> = (0..count)
+                .map(|index| (0..3).fold(0u8, |sum, rank| sum.wrapping_add(output[rank * count + index])))
+                .collect();
+            assert!(output[group.rank() * count..][..count] == own && sum == expected, "{count} bytes");
+        }
+    });
+}
+
+#[test]
+fn floats_have_the_same_bits_on_every_rank() {
+    for hosts in [&[0, 0, 0, 0][..], &[0, 0, 1, 1], &[0, 1, 2, 3]] {
+        for count in [9, 3000] {
+            let results = Mutex::new(Vec::new());
+            on_threads(hosts, small(), |group| {
+                let value = |index: usize| (1.0 + index as f32).powi(group.rank() as i32 * 9 - 13);
+                let mut data: Vec<u8> = (0..count).flat_map(|index| value(index).to_le_bytes()).collect();
+                group.all_reduce(Op::Average, Dtype::F32, &mut data).unwrap();
+                results.lock().unwrap().push(data);
+                group.barrier().unwrap();
+            });
+            let results = results.into_inner().unwrap();
+            assert!(results.iter().all(|result| *result == results[0]));
+        }
+    }
+}
+
+#[test]
+fn an_average_is_divided_once() {
+    for hosts in PLACES {
+        on_threads(hosts, small(), |group| {
+            let ranks = group.size() as u32;
+            for count in [1, 2000] {
+                let mut data = bytes(&vec![(group.rank() as u32 + 1) * 2; count]);
+                group.all_reduce(Op::Average, Dtype::U32, &mut data).unwrap();
+                assert!(data == bytes(&vec![ranks + 1; count]), "{hosts:?}");
+            }
+            group.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn data_in_the_pool_is_combined_where_it_is() {
+    for hosts in PLACES {
+        on_threads_with(hosts, small(), 1 << 16, |group, at| {
+            let (rank, ranks) = (group.rank(), group.size());
+            for (salt, count) in [1, 16, 777, 2500].into_iter().enumerate() {
+                let memory = group.memory().clone();
+                let read = |bytes: usize| {
+                    let mut data = vec![0; bytes];
+                    memory.copy_out(at, &mut data).unwrap();
+                    data
+                };
+                let bytes_of = (count * 4) as u64;
+                memory.copy_in(at, &bytes(&input(rank, salt, count))).unwrap();
+                group.all_reduce_in_pool(Op::Sum, Dtype::U32, at, bytes_of).unwrap();
+                assert!(read(count * 4) == bytes(&sum(ranks, salt, count)), "{count} on rank {rank}");
+
+                let all = count * ranks;
+                memory.copy_in(at, &bytes(&input(rank, salt, all))).unwrap();
+                group.reduce_scatter_in_pool(Op::Sum, Dtype::U32, at, (all * 4) as u64).unwrap();
+                let mut expected = bytes(&input(rank, salt, all));
+                let own = rank * count * 4..(rank + 1) * count * 4;
+                expected[own.clone()].copy_from_slice(&bytes(&sum(ranks, salt, all))[own]);
+                assert!(read(all * 4) == expected, "{count} on rank {rank}");
+
+                group.all_gather_in_pool(at, (all * 4) as u64).unwrap();
+                assert!(read(all * 4) == bytes(&sum(ranks, salt, all)), "{count} on rank {rank}");
+
+                memory.copy_in(at, &bytes(&input(rank, salt, count))).unwrap();
+                let root = salt % ranks;
+                group.broadcast_in_pool(root, at, bytes_of).unwrap();
+                assert!(read(count * 4) == bytes(&input(root, salt, count)), "{count} on rank {rank}");
+            }
+        });
+    }
+}
+
+#[test]
+fn ranks_that_call_different_operations_find_out() {
+    on_threads(&[0, 1], small(), |group| {
+        let mut data = vec![0; 4096];
+        let error = match group.rank() {
+            0 => group.all_reduce(Op::Sum, Dtype::F32, &mut data),
+            _ => group.broadcast(0, &mut data),
+        }
+        .unwrap_err();
+        let PoolError::Mismatch { theirs, ours, sequence: 1, .. } = error else { panic!("{error}") };
+        let (sum, copy) = ("all-reduce of 4096 bytes (sum of f32)", "broadcast of 4096 bytes with root 0");
+        assert_eq!(
+            (theirs.as_str(), ours.as_str()),
+            if group.rank() == 0 { (copy, sum) } else { (sum, copy) }
+        );
+    });
+}
+
+#[test]
+fn arguments_that_do_not_fit_are_refused_and_break_nothing() {
+    on_threads(&[0, 0], small(), |group| {
+        let mut data = vec![0; 10];
+        let calls = [
+            group.all_reduce(Op::Sum, Dtype::F32, &mut data),
+            group.all_reduce(Op::BitXor, Dtype::F32, &mut data[..8]),
+            group.all_reduce_into(Op::Sum, Dtype::U8, &[0; 9], &mut data),
+            group.broadcast(2, &mut data),
+            group.all_gather(&[0; 4], &mut data),
+            group.all_reduce_in_pool(Op::Sum, Dtype::U8, Offset(8), 64),
+            group.all_reduce_in_pool(Op::Sum, Dtype::U8, Offset(64), u64::MAX - 8),
+        ];
+        assert!(calls.iter().all(|call| matches!(call, Err(PoolError::Argument { .. }))), "{calls:?}");
+        group.barrier().unwrap();
+    });
+}

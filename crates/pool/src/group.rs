@@ -1,0 +1,617 @@
+//! Groups: ranks that call the same operations in the same order, and write only lines of their own.
+//!
+//! Each rank owns one extent: a *progress line* that says how far it has come, and *staging* that its peers read.
+//! Everything else is looking at the progress lines of others. Three invariants carry every operation:
+//!
+//! 1. **One writer.** A rank writes its own extent only, so every line has one writer for ever.
+//! 2. **The window.** A rank publishes progress in operation `k` only after it has seen every peer in operation
+//!    `k - 1`. A peer that is in `k - 1` has returned from `k - 2`; so no two ranks are ever more than one operation
+//!    apart, and the line's two signatures (this operation, the one before) always hold the one to compare with.
+//! 3. **Two halves.** Operation `k` stages in half `k % 2`. Before its first byte of staging the rank has gone through
+//!    the window, so every reader of the half's last content, operation `k - 2`, has returned.
+//!
+//! After an error a group is broken for good: the rank publishes whom it gave up on, so that the others fail at once
+//! and name the same peer, and nothing in its extent changes any more.
+
+mod progress;
+mod signature;
+
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+use polder_mem::{Bell, Liveness, Memory, Offset, ProcessSlot};
+
+use crate::collectives::Workshop;
+use crate::wait::{self, Patience};
+use crate::{Peer, PoolError};
+
+pub(crate) use progress::MAX_STEP;
+pub use progress::{LINES, staging_at};
+use progress::{Mark, Own, Progress, Standing};
+use signature::MAX_RANKS;
+pub(crate) use signature::{MAX_BYTES, Signature};
+
+/// One rank's place: its extent, and how to see and wake its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The first byte of its extent, a multiple of the line.
+    pub at: Offset,
+    /// Bytes of its extent: [`extent_bytes`].
+    pub bytes: u64,
+    /// Its host; ranks of one host see each other's stores without flushes.
+    pub host: u16,
+    /// Its slot on that host, for [`Memory::liveness`].
+    pub slot: ProcessSlot,
+    /// Its process id, for errors.
+    pub pid: u32,
+    /// Its doorbell, when it runs under this kernel.
+    pub bell: Option<Bell>,
+    /// A word in the pool that its process counts up while it lives.
+    pub heartbeat: Option<Offset>,
+}
+
+impl Member {
+    fn peer(&self) -> Peer {
+        Peer { host: self.host, pid: self.pid }
+    }
+}
+
+/// How a group waits and how much it stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Staging of each rank in bytes, both halves together; a multiple of two lines.
+    pub staging_bytes: u64,
+    /// Bytes of a chunk that one round of a long operation moves.
+    pub segment_bytes: u64,
+    /// Messages up to so many bytes go in one exchange, in which every rank reads everything.
+    pub direct_bytes: u64,
+    /// How long one wait for a peer may take.
+    pub timeout: Duration,
+    /// A peer under another kernel whose heartbeat stands still for so long is dead.
+    pub silence: Duration,
+    /// How to wait.
+    pub patience: Patience,
+    /// The epoch of the view, for errors.
+    pub epoch: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            staging_bytes: 4 << 20,
+            segment_bytes: 256 << 10,
+            direct_bytes: 32 << 10,
+            timeout: Duration::from_secs(30),
+            silence: Duration::from_secs(5),
+            patience: Patience::DEDICATED,
+            epoch: 0,
+        }
+    }
+}
+
+/// The bytes of one rank's extent.
+#[must_use]
+pub fn extent_bytes(options: &Options) -> u64 {
+    staging_at(Offset(0)).0 + options.staging_bytes
+}
+
+/// The ranks that call operations together, as one of them sees them.
+pub struct Group<M: Memory> {
+    memory: M,
+    rank: usize,
+    members: Vec<Member>,
+    standings: Vec<Standing>,
+    own: RefCell<Progress>,
+    /// Whether we have come further than we have said.
+    owes: Cell<bool>,
+    options: Options,
+    /// The number of the current or last operation.
+    sequence: u64,
+    operation: Signature,
+    broken: Option<PoolError>,
+    pub(crate) workshop: Workshop,
+    /// Whether no rank lives on another host: then no line needs a flush.
+    local: bool,
+}
+
+/// Why a wait ended without its answer.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The process of this rank is gone.
+    Dead(usize),
+    /// This rank did not come within the timeout.
+    Late(usize, Duration),
+    /// This rank is in another operation than we are.
+    Mismatch(usize, Signature),
+    /// This rank's line or data is none that a correct rank writes.
+    Corrupt(Offset, &'static str),
+    /// A peer gave up, and says why.
+    Told(usize, Mark),
+    /// The memory failed.
+    Memory(polder_mem::Fault),
+}
+
+impl From<polder_mem::Fault> for Failure {
+    fn from(fault: polder_mem::Fault) -> Self {
+        Self::Memory(fault)
+    }
+}
+
+impl<M: Memory> Group<M> {
+    /// A group over extents whose lines before [`staging_at`] were zeroed before any rank came here.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] for a rank, an extent or staging that cannot be.
+    pub fn over(memory: M, members: Vec<Member>, rank: usize, options: Options) -> Result<Self, PoolError> {
+        check(&memory, &members, rank, &options)?;
+        let local = members.iter().all(|member| member.host == members[rank].host);
+        let now = memory.now();
+        let standings = members.iter().map(|_| Standing::new(now)).collect();
+        Ok(Self {
+            memory,
+            rank,
+            members,
+            standings,
+            own: RefCell::default(),
+            owes: Cell::new(false),
+            options,
+            sequence: 0,
+            operation: Signature::default(),
+            broken: None,
+            workshop: Workshop::default(),
+            local,
+        })
+    }
+
+    /// This process's rank.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The host of each rank.
+    pub fn hosts(&self) -> impl Iterator<Item = u16> {
+        self.members.iter().map(|member| member.host)
+    }
+
+    /// How many operations were begun.
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// How the group waits and stages.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The memory that the group works on.
+    #[must_use]
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// Runs one operation: `body` between its begin and its end, and its failure turned into the one error that every
+    /// survivor gets.
+    pub(crate) fn operation<T>(
+        &mut self,
+        signature: Signature,
+        body: impl FnOnce(&mut Self) -> Result<T, Failure>,
+    ) -> Result<T, PoolError> {
+        if let Some(cause) = &self.broken {
+            return Err(PoolError::Broken { what: "group", cause: Box::new(cause.clone()) });
+        }
+        self.operation = signature;
+        self.sequence += 1;
+        body(self).map_err(|failure| self.fail(failure))
+    }
+
+    /// Passes the window (invariant 2): every peer is at least in the operation before this one. Only now may this rank
+    /// publish progress in this one, and stage.
+    pub(crate) fn window(&self) -> Result<(), Failure> {
+        self.await_all(progress::at(self.sequence - 1, 0))?;
+        self.own.borrow_mut().enter(self.sequence, self.operation);
+        Ok(())
+    }
+
+    /// Where the staging of `rank` begins.
+    pub(crate) fn staging(&self, rank: usize) -> Offset {
+        staging_at(self.members[rank].at)
+    }
+
+    /// The first byte of the half that this operation stages in (invariant 3).
+    pub(crate) fn half(&self) -> u64 {
+        self.sequence % 2 * (self.options.staging_bytes / 2)
+    }
+
+    /// Sets this operation's own words of the line; they go out with the next step.
+    pub(crate) fn say(&self, own: Own) {
+        self.own.borrow_mut().set_own(own);
+    }
+
+    /// The own words of a peer that was seen in this operation.
+    pub(crate) fn said(&self, rank: usize) -> Own {
+        self.standings[rank].own()
+    }
+
+    /// That `rank` has published what no correct rank does.
+    pub(crate) fn corrupt(&self, rank: usize) -> Failure {
+        Failure::Corrupt(progress::line_at(self.members[rank].at), "progress line of a peer")
+    }
+
+    /// Comes to `step` without saying so at once: nobody waits for it soon. It goes out with the next step, or before
+    /// this rank waits.
+    pub(crate) fn reach(&self, step: u32) {
+        self.own.borrow_mut().advance(self.sequence, step);
+        self.owes.set(true);
+    }
+
+    /// Publishes that this rank has come to `step` of its operation. What it staged must have been fenced before.
+    // SYNC: pairs with `look`.
+    pub(crate) fn post(&self, step: u32) {
+        self.own.borrow_mut().advance(self.sequence, step);
+        self.publish();
+    }
+
+    fn publish(&self) {
+        self.owes.set(false);
+        self.own.borrow().publish(&self.memory, self.members[self.rank].at, self.local);
+        for (rank, member) in self.members.iter().enumerate() {
+            if let Some(bell) = member.bell.filter(|_| rank != self.rank) {
+                self.memory.wake(bell);
+            }
+        }
+    }
+
+    /// Waits until every peer has come to `step` of this operation.
+    pub(crate) fn await_steps(&self, step: u32) -> Result<(), Failure> {
+        self.await_all(progress::at(self.sequence, step))
+    }
+
+    /// Waits until each of these ranks has come to its step of this operation.
+    pub(crate) fn await_turns(
+        &self,
+        turns: impl Iterator<Item = (usize, u32)> + Clone,
+    ) -> Result<(), Failure> {
+        self.await_marks(turns.map(|(rank, step)| (rank, progress::at(self.sequence, step))))
+    }
+
+    fn await_all(&self, want: u64) -> Result<(), Failure> {
+        self.await_marks((0..self.size()).filter(|&rank| rank != self.rank).map(|rank| (rank, want)))
+    }
+
+    fn await_marks(&self, wanted: impl Iterator<Item = (usize, u64)> + Clone) -> Result<(), Failure> {
+        let behind = || wanted.clone().filter(|&(rank, want)| self.standings[rank].mark() < want);
+        loop {
+            let Some((rank, want)) = behind().next() else { return Ok(()) };
+            if behind().nth(1).is_none() {
+                return self.await_mark(rank, want);
+            }
+            self.look_at_all(behind())?;
+            if let Some((rank, want)) = behind().next() {
+                self.await_mark(rank, want)?;
+            }
+        }
+    }
+
+    /// Looks once at several peers, with one fence for all.
+    fn look_at_all(&self, wanted: impl Iterator<Item = (usize, u64)> + Clone) -> Result<(), Failure> {
+        for (rank, _) in wanted.clone().filter(|&(rank, _)| self.is_remote(rank)) {
+            progress::forget(&self.memory, self.members[rank].at);
+        }
+        self.memory.fence_invalidations();
+        for (rank, want) in wanted {
+            self.glance(rank, want)?;
+        }
+        Ok(())
+    }
+
+    fn await_mark(&self, rank: usize, want: u64) -> Result<(), Failure> {
+        if self.standings[rank].mark() >= want {
+            return Ok(());
+        }
+        if self.look(rank, want)?.is_some() {
+            return Ok(());
+        }
+        if self.owes.get() {
+            self.publish();
+        }
+        let started = self.memory.now();
+        let told = Cell::new(false);
+        let came = wait::until(
+            &self.memory,
+            self.members[self.rank].bell.unwrap_or(Bell(0)),
+            self.options.patience,
+            started + self.options.timeout,
+            || self.look(rank, want),
+            || self.still_there(rank, want, &told),
+        )?;
+        came.ok_or_else(|| self.give_up(rank))
+    }
+
+    /// Looks afresh at the line of `rank`.
+    // SYNC: pairs with `post`; whatever was fenced before it can be read once this returns something.
+    fn look(&self, rank: usize, want: u64) -> Result<Option<()>, Failure> {
+        if self.is_remote(rank) {
+            progress::forget(&self.memory, self.members[rank].at);
+            self.memory.fence_invalidations();
+        }
+        self.glance(rank, want)
+    }
+
+    /// Looks at the line of `rank` as this host's caches have it.
+    fn glance(&self, rank: usize, want: u64) -> Result<Option<()>, Failure> {
+        let standing = &self.standings[rank];
+        if standing.refresh(&self.memory, self.members[rank].at)? {
+            self.compare(rank)?;
+        }
+        let came = standing.mark() >= want;
+        match standing.gave_up() {
+            // What it gave up later does not concern us yet.
+            Some(mark) if !came || standing.sequence() <= self.sequence => Err(Failure::Told(rank, mark)),
+            _ => Ok(came.then_some(())),
+        }
+    }
+
+    /// Holds what `rank` has published against what a correct rank can be doing while we are here.
+    fn compare(&self, rank: usize) -> Result<(), Failure> {
+        match self.standings[rank].signature_of(self.sequence) {
+            Some(theirs) if theirs == self.operation => Ok(()),
+            Some(theirs) => Err(Failure::Mismatch(rank, theirs)),
+            None if self.standings[rank].mark() < progress::at(self.sequence, 0) => Ok(()),
+            None => Err(self.corrupt(rank)),
+        }
+    }
+
+    /// Asked before each further sleep: may we still hope for `rank`?
+    fn still_there(&self, rank: usize, want: u64, told: &Cell<bool>) -> Result<(), Failure> {
+        if !told.replace(true) {
+            self.own.borrow_mut().wait_for(rank, want);
+            self.publish();
+        }
+        self.alive(rank)?;
+        for other in (0..self.size()).filter(|&other| other != self.rank && other != rank) {
+            if self.is_remote(other) {
+                progress::forget(&self.memory, self.members[other].at);
+                self.memory.fence_invalidations();
+            }
+            self.standings[other].refresh(&self.memory, self.members[other].at)?;
+            if let Some(mark) = self.standings[other].gave_up() {
+                return Err(Failure::Told(other, mark));
+            }
+        }
+        Ok(())
+    }
+
+    fn alive(&self, rank: usize) -> Result<(), Failure> {
+        let member = &self.members[rank];
+        match (self.memory.liveness(member.host, member.slot), member.heartbeat) {
+            (Liveness::Dead, _) => Err(Failure::Dead(rank)),
+            (Liveness::Alive, _) | (Liveness::Unknown, None) => Ok(()),
+            (Liveness::Unknown, Some(at)) => {
+                let silent = self.standings[rank].silent_since(&self.memory, at)?;
+                let silence = silent + self.options.silence < self.memory.now();
+                if silence { Err(Failure::Dead(rank)) } else { Ok(()) }
+            }
+        }
+    }
+
+    /// The deadline has come while waiting for `rank`: whom does it wait for, and that one?
+    fn give_up(&self, rank: usize) -> Failure {
+        if self.standings[rank].torn() {
+            return self.corrupt(rank);
+        }
+        let mut late = rank;
+        for _ in 0..self.size() {
+            match self.standings[late].waits_for() {
+                Some((next, want)) if next != self.rank && next < self.size() => {
+                    if self.standings[next].mark() >= want {
+                        break;
+                    }
+                    late = next;
+                }
+                _ => break,
+            }
+        }
+        Failure::Late(late, self.options.timeout)
+    }
+
+    /// Breaks the group and says so to the others.
+    fn fail(&mut self, failure: Failure) -> PoolError {
+        let mark = self.mark_of(&failure);
+        let error = self.explain(failure);
+        self.own.borrow_mut().give_up(mark);
+        self.publish();
+        self.broken = Some(error.clone());
+        error
+    }
+
+    /// What the others are told: whom to blame.
+    fn mark_of(&self, failure: &Failure) -> Mark {
+        match *failure {
+            Failure::Dead(rank) => Mark::dead(rank),
+            Failure::Late(rank, _) => Mark::late(rank),
+            Failure::Mismatch(rank, _) => Mark::mismatch(rank),
+            Failure::Corrupt(..) | Failure::Memory(_) => Mark::own(self.rank),
+            Failure::Told(_, mark) => mark,
+        }
+    }
+
+    fn explain(&self, failure: Failure) -> PoolError {
+        let (epoch, sequence) = (self.options.epoch, self.sequence);
+        let what = self.operation.name();
+        let dead = |peer| PoolError::PeerDead { peer, what, epoch, sequence };
+        let late = |peer, waited: Duration| {
+            let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+            PoolError::Timeout { peer, what, epoch, sequence, waited_ms }
+        };
+        let gave_up = |peer| PoolError::GaveUp { peer, what, epoch, sequence };
+        match failure {
+            Failure::Dead(rank) => dead(self.members[rank].peer()),
+            Failure::Late(rank, waited) => late(self.members[rank].peer(), waited),
+            Failure::Mismatch(rank, theirs) => self.mismatch(rank, theirs),
+            Failure::Corrupt(offset, what) => PoolError::Corrupt { offset, what },
+            Failure::Memory(fault) => PoolError::Memory(fault),
+            Failure::Told(by, mark) => {
+                let blamed = self.members.get(mark.rank()).map_or(self.members[by], |member| *member).peer();
+                if mark.rank() == self.rank {
+                    gave_up(self.members[by].peer())
+                } else if mark.is_dead() {
+                    dead(blamed)
+                } else if mark.is_late() {
+                    late(blamed, self.options.timeout)
+                } else {
+                    self.told_mismatch(by, mark).unwrap_or_else(|| gave_up(self.members[by].peer()))
+                }
+            }
+        }
+    }
+
+    fn mismatch(&self, rank: usize, theirs: Signature) -> PoolError {
+        PoolError::Mismatch {
+            peer: self.members[rank].peer(),
+            theirs: theirs.to_string(),
+            ours: self.operation.to_string(),
+            sequence: self.sequence,
+        }
+    }
+
+    /// A peer saw a mismatch: with it or with the one that it names, we must differ as well.
+    fn told_mismatch(&self, by: usize, mark: Mark) -> Option<PoolError> {
+        if !mark.is_mismatch() {
+            return None;
+        }
+        [mark.rank(), by].into_iter().filter(|&rank| rank != self.rank && rank < self.size()).find_map(
+            |rank| {
+                let theirs = self.standings[rank].signature_of(self.sequence)?;
+                (theirs != self.operation).then(|| self.mismatch(rank, theirs))
+            },
+        )
+    }
+
+    fn is_remote(&self, rank: usize) -> bool {
+        self.members[rank].host != self.members[self.rank].host
+    }
+}
+
+fn check<M: Memory>(memory: &M, members: &[Member], rank: usize, options: &Options) -> Result<(), PoolError> {
+    let bad = |what, value: String, expected| Err(PoolError::Argument { what, value, expected });
+    if rank >= members.len() || members.len() > MAX_RANKS {
+        return bad(
+            "rank",
+            format!("{rank} of {}", members.len()),
+            "a rank below the size, and at most 4096 ranks",
+        );
+    }
+    if !options.staging_bytes.is_multiple_of(2 * polder_mem::LINE) || options.staging_bytes == 0 {
+        let bytes = options.staging_bytes.to_string();
+        return bad("staging", bytes, "bytes that are a positive multiple of 128");
+    }
+    for member in members {
+        let end = member.at.0.checked_add(member.bytes);
+        let inside = end.is_some_and(|end| end <= memory.bytes());
+        if !inside || member.at.line() != member.at || member.bytes < extent_bytes(options) {
+            let extent = format!("[{}, +{})", member.at, member.bytes);
+            return bad(
+                "extent",
+                extent,
+                "line-aligned, inside the region, and as large as the staging needs",
+            );
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use polder_mem::{Heap, HeapShape};
+
+    use super::*;
+
+    /// Options for tests: little staging, and short waits.
+    pub(crate) fn quick() -> Options {
+        Options {
+            staging_bytes: 4096,
+            timeout: Duration::from_secs(10),
+            patience: Patience { spins: 20, yields: 20, nap: Duration::from_millis(1) },
+            ..Options::default()
+        }
+    }
+
+    /// The ranks of `hosts` side by side from the start of a region, each with a bell of its own.
+    pub(crate) fn side_by_side(hosts: &[u16], options: &Options) -> Vec<Member> {
+        let bytes = extent_bytes(options);
+        let member = |rank: usize| {
+            let slot = hosts[..rank].iter().filter(|&&host| host == hosts[rank]).count();
+            Member {
+                at: Offset(bytes * rank as u64),
+                bytes,
+                host: hosts[rank],
+                slot: ProcessSlot(u16::try_from(slot).unwrap()),
+                pid: 100 + u32::try_from(rank).unwrap(),
+                bell: Some(Bell(u32::try_from(rank).unwrap())),
+                heartbeat: None,
+            }
+        };
+        (0..hosts.len()).map(member).collect()
+    }
+
+    /// Runs `body` as each rank, on a thread of its own; a rank dies when its body returns.
+    pub(crate) fn on_threads(hosts: &[u16], options: Options, body: impl Fn(&mut Group<Heap>) + Sync) {
+        on_threads_with(hosts, options, 0, |group, _| body(group));
+    }
+
+    /// As `on_threads`, with an extent of `bytes` more bytes for each rank.
+    pub(crate) fn on_threads_with(
+        hosts: &[u16],
+        options: Options,
+        bytes: u64,
+        body: impl Fn(&mut Group<Heap>, Offset) + Sync,
+    ) {
+        let members = side_by_side(hosts, &options);
+        let ranks = u16::try_from(hosts.len()).unwrap();
+        let end = members.len() as u64 * members[0].bytes;
+        let heap = Heap::new(HeapShape {
+            bytes: end + u64::from(ranks) * bytes,
+            hosts: 16,
+            processes: ranks,
+            local_words: 1,
+            bells: u32::from(ranks),
+        });
+        let handles: Vec<Heap> = members
+            .iter()
+            .map(|member| match (member.host, member.slot.0) {
+                (0, 0) => heap.clone(),
+                (host, slot) => heap.process(host, ProcessSlot(slot)),
+            })
+            .collect();
+        drop(heap);
+        std::thread::scope(|scope| {
+            for (rank, handle) in handles.into_iter().enumerate() {
+                let (members, body) = (members.clone(), &body);
+                let at = Offset(end + rank as u64 * bytes);
+                scope.spawn(move || body(&mut Group::over(handle, members, rank, options).unwrap(), at));
+            }
+        });
+    }
+
+    #[test]
+    fn members_that_do_not_fit_are_refused() {
+        let heap = Heap::new(HeapShape { bytes: 8192, hosts: 1, processes: 1, local_words: 1, bells: 1 });
+        let members = side_by_side(&[0, 0], &quick());
+        let refused = |members: &[Member], rank, options| {
+            let error = Group::over(heap.clone(), members.to_vec(), rank, options).err().unwrap();
+            assert!(matches!(error, PoolError::Argument { .. }), "{error}");
+        };
+        refused(&members, 0, quick());
+        refused(&members[..1], 1, quick());
+        refused(&members[..1], 0, Options { staging_bytes: 100, ..quick() });
+    }
+}

@@ -1,0 +1,222 @@
+//! The progress line: how far a rank has come, in what, and whom it waits for.
+//!
+//! Word 0 is `operation << 24 | step` and only grows. Words 1 and 2 are the signatures of this operation and the one
+//! before. Word 3 is a [`Mark`]: nothing, the rank waited for, or the rank that was given up on; word 4 is the
+//! progress that is waited for. Words 5 and 6 are the operation's own.
+
+use std::cell::Cell;
+
+use polder_mem::{Fault, LINE, Memory, Nanos, Offset};
+
+use super::Signature;
+use crate::line::{self, Words};
+
+/// Lines before the staging: one of the identity, two of which the second stays empty so that no prefetcher of line
+/// pairs touches the next, and the progress line with its neighbour.
+pub const LINES: u64 = 4;
+
+const STEP_BITS: u32 = 24;
+
+/// The steps that one operation may take.
+pub(crate) const MAX_STEP: u32 = (1 << STEP_BITS) - 1;
+
+/// Words of the line that an operation may use for itself.
+pub(crate) type Own = [u64; 2];
+
+/// Where the progress line of an extent lies.
+pub(crate) fn line_at(extent: Offset) -> Offset {
+    extent.lines(2)
+}
+
+/// Where the staging of an extent begins.
+#[must_use]
+pub fn staging_at(extent: Offset) -> Offset {
+    extent.lines(LINES)
+}
+
+/// The progress of a rank that has come to `step` of operation `sequence`.
+pub(crate) fn at(sequence: u64, step: u32) -> u64 {
+    sequence << STEP_BITS | u64::from(step)
+}
+
+/// Drops the progress line of a rank of another host from our caches.
+pub(crate) fn forget<M: Memory>(memory: &M, extent: Offset) {
+    memory.invalidate(line_at(extent), LINE);
+}
+
+/// What this rank says of itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Progress {
+    words: Words,
+}
+
+impl Progress {
+    /// Enters operation `sequence`; nothing is published yet.
+    pub(crate) fn enter(&mut self, sequence: u64, signature: Signature) {
+        self.words = [at(sequence, 0), signature.word(), self.words[1], 0, 0, 0, 0];
+    }
+
+    pub(crate) fn advance(&mut self, sequence: u64, step: u32) {
+        debug_assert!(step <= MAX_STEP && at(sequence, step) >= self.words[0], "progress only grows");
+        self.words[0] = at(sequence, step);
+        (self.words[3], self.words[4]) = (0, 0);
+    }
+
+    pub(crate) fn set_own(&mut self, own: Own) {
+        [self.words[5], self.words[6]] = own;
+    }
+
+    pub(crate) fn wait_for(&mut self, rank: usize, want: u64) {
+        (self.words[3], self.words[4]) = (Mark::new(Mark::WAITS, rank).0, want);
+    }
+
+    pub(crate) fn give_up(&mut self, mark: Mark) {
+        (self.words[3], self.words[4]) = (mark.0, 0);
+    }
+
+    /// Publishes the line of the extent at `extent`; without flushes when every reader shares our caches.
+    pub(crate) fn publish<M: Memory>(&self, memory: &M, extent: Offset, local: bool) {
+        if local {
+            line::store(memory, line_at(extent), &self.words);
+        } else {
+            line::publish(memory, line_at(extent), &self.words);
+        }
+    }
+}
+
+/// What a rank says besides its progress: a kind and a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark(u64);
+
+impl Mark {
+    const WAITS: u64 = 1;
+    const DEAD: u64 = 2;
+    const LATE: u64 = 3;
+    const MISMATCH: u64 = 4;
+    const OWN: u64 = 5;
+
+    fn new(kind: u64, rank: usize) -> Self {
+        Self(kind << 32 | rank as u64)
+    }
+
+    pub(crate) fn dead(rank: usize) -> Self {
+        Self::new(Self::DEAD, rank)
+    }
+
+    pub(crate) fn late(rank: usize) -> Self {
+        Self::new(Self::LATE, rank)
+    }
+
+    pub(crate) fn mismatch(rank: usize) -> Self {
+        Self::new(Self::MISMATCH, rank)
+    }
+
+    /// The rank itself met an error.
+    pub(crate) fn own(rank: usize) -> Self {
+        Self::new(Self::OWN, rank)
+    }
+
+    fn kind(self) -> u64 {
+        self.0 >> 32
+    }
+
+    /// The rank that it names: written by a peer, so it may be none of this group.
+    pub(crate) fn rank(self) -> usize {
+        (self.0 & 0xffff_ffff) as usize
+    }
+
+    pub(crate) fn is_dead(self) -> bool {
+        self.kind() == Self::DEAD
+    }
+
+    pub(crate) fn is_late(self) -> bool {
+        self.kind() == Self::LATE
+    }
+
+    pub(crate) fn is_mismatch(self) -> bool {
+        self.kind() == Self::MISMATCH
+    }
+}
+
+/// What we last saw of a peer.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    words: Cell<Words>,
+    torn: Cell<bool>,
+    heartbeat: Cell<(u64, Nanos)>,
+}
+
+impl Standing {
+    pub(crate) fn new(now: Nanos) -> Self {
+        Self { words: Cell::default(), torn: Cell::default(), heartbeat: Cell::new((0, now)) }
+    }
+
+    /// The furthest progress that was seen.
+    pub(crate) fn mark(&self) -> u64 {
+        self.words.get()[0]
+    }
+
+    /// The operation that it was last seen in.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.mark() >> STEP_BITS
+    }
+
+    /// Takes over the line of the extent at `extent` when it is whole and new; says whether it was.
+    pub(crate) fn refresh<M: Memory>(&self, memory: &M, extent: Offset) -> Result<bool, Fault> {
+        let known = self.words.get();
+        let at = line_at(extent);
+        if memory.load(at)? == known[0] && memory.load(at.word(3))? == known[3] {
+            return Ok(false);
+        }
+        let whole = line::load(memory, at)?;
+        self.torn.set(whole.is_none());
+        // Progress only grows: a line that says less is older, or not a correct rank's.
+        let Some(words) = whole.filter(|words| words[0] >= known[0]) else { return Ok(false) };
+        self.words.set(words);
+        Ok(true)
+    }
+
+    /// Whether the last look met a line that was not whole.
+    pub(crate) fn torn(&self) -> bool {
+        self.torn.get()
+    }
+
+    /// The peer's signature of operation `sequence`, when it is in that one or the next.
+    pub(crate) fn signature_of(&self, sequence: u64) -> Option<Signature> {
+        let words = self.words.get();
+        match (words[0] >> STEP_BITS).checked_sub(sequence)? {
+            0 => Some(Signature::parse(words[1])),
+            1 => Some(Signature::parse(words[2])),
+            _ => None,
+        }
+    }
+
+    /// The two words that an operation publishes for itself.
+    pub(crate) fn own(&self) -> Own {
+        let words = self.words.get();
+        [words[5], words[6]]
+    }
+
+    pub(crate) fn gave_up(&self) -> Option<Mark> {
+        let mark = Mark(self.words.get()[3]);
+        (mark.kind() >= Mark::DEAD).then_some(mark)
+    }
+
+    /// Whom the peer waits for, and for what progress.
+    pub(crate) fn waits_for(&self) -> Option<(usize, u64)> {
+        let words = self.words.get();
+        let mark = Mark(words[3]);
+        (mark.kind() == Mark::WAITS).then_some((mark.rank(), words[4]))
+    }
+
+    /// Since when, by our clock, the heartbeat at `at` has stood still.
+    pub(crate) fn silent_since<M: Memory>(&self, memory: &M, at: Offset) -> Result<Nanos, Fault> {
+        memory.invalidate(at, LINE);
+        memory.fence_invalidations();
+        let beat = memory.load(at)?;
+        if beat != self.heartbeat.get().0 {
+            self.heartbeat.set((beat, memory.now()));
+        }
+        Ok(self.heartbeat.get().1)
+    }
+}
