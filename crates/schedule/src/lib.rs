@@ -17,10 +17,12 @@
 mod flat;
 mod levels;
 mod meaning;
+mod traffic;
 
 use std::fmt;
 
 pub use meaning::ScheduleError;
+pub use traffic::Traffic;
 
 /// What ranks do together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

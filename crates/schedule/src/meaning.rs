@@ -198,7 +198,7 @@ mod tests {
             for root in 0..hosts.len() {
                 let schedules =
                     Collective::ALL.map(|collective| Schedule::two_level(collective, hosts, root));
-                assert_eq!(schedules.iter().flatten().count(), 4);
+                assert_eq!(schedules.iter().flatten().count(), 5);
                 for schedule in schedules.iter().flatten() {
                     schedule.check().unwrap_or_else(|error| panic!("{hosts:?}, root {root}: {error}"));
                 }
