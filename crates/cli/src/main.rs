@@ -1,4 +1,105 @@
-//! The polder command.
+//! The `polder` command: makes and mends pools, proves the protocols, and measures them beside their peers.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod verify;
+
+use std::fmt;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use polder_pool::settings::{CoherenceChoice, Settings, Span};
+use tracing_subscriber::EnvFilter;
+
+#[derive(Parser)]
+#[command(
+    name = "polder",
+    version,
+    about = "One pool of shared memory for many hosts",
+    after_help = "A setting is taken from the argument, else from the environment (POLDER_POOL, POLDER_COHERENCE, \
+                  POLDER_HOST, POLDER_TIMEOUT, POLDER_LOG, ...), else from a config file ($POLDER_CONFIG, ./polder.toml, \
+                  ~/.config/polder/config.toml, /etc/polder/config.toml)."
+)]
+struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command that opens a pool takes.
+#[derive(clap::Args, Clone)]
+struct Common {
+    /// The pool: a dax device such as /dev/dax0.0, or a file, best in /dev/shm.
+    #[arg(long, short, global = true, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
+    pool: Option<std::path::PathBuf>,
+    /// Who keeps caches in step: auto, coherent or software.
+    #[arg(long, global = true, value_name = "WHO")]
+    coherence: Option<CoherenceChoice>,
+    /// This host's id in the pool.
+    #[arg(long, global = true, value_name = "ID")]
+    host: Option<u16>,
+    /// How long to wait for another process, such as 30s.
+    #[arg(long, global = true, value_name = "TIME")]
+    timeout: Option<Span>,
+    /// What to log: error, warn, info, debug, trace, or filters such as polder_pool=debug.
+    #[arg(long, global = true, value_name = "FILTER")]
+    log: Option<String>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Explore the protocols in the incoherent model.
+    Verify(verify::Arguments),
+    /// Print a completion script: `polder completion bash > /etc/bash_completion.d/polder`.
+    Completion {
+        /// The shell to complete for.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Why a command failed: one line, for people.
+#[derive(Debug)]
+struct Failure(String);
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("polder: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    let Common { pool, coherence, host, timeout, log } = cli.common;
+    let settings = Settings::load(Settings { pool, coherence, host, timeout, log, ..Settings::default() })?;
+    start_logging(settings.log.as_deref())?;
+    match cli.command {
+        Command::Verify(arguments) => verify::run(&arguments),
+        Command::Completion { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "polder", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn start_logging(filter: Option<&str>) -> Result<(), Failure> {
+    let filter = EnvFilter::try_new(filter.unwrap_or("warn"))
+        .map_err(|error| Failure(format!("POLDER_LOG={}: {error}", filter.unwrap_or_default())))?;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! `polder verify`: the protocols in the incoherent model.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use polder_mem::model::{Explorer, Suite, replay};
+use polder_pool::verify::suites;
+
+use crate::Failure;
+
+/// Explores the protocols in the incoherent model.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Suites to run, by name or by the beginning of it; all when none is named.
+    suites: Vec<String>,
+    /// List the suites and what each shows.
+    #[arg(long)]
+    list: bool,
+    /// Schedules of each suite.
+    #[arg(long, short = 'n', default_value_t = 10_000)]
+    schedules: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Run one schedule, that of --seed, and print its last operations when it fails.
+    #[arg(long, conflicts_with_all = ["mutants", "list"])]
+    replay: bool,
+    /// Drop or weaken each flush and fence in turn: every mutant must be caught, or be listed as harmless.
+    #[arg(long)]
+    mutants: bool,
+    /// OS threads.
+    #[arg(long, short = 'j', default_value_t = std::thread::available_parallelism().map_or(1, usize::from))]
+    threads: usize,
+}
+
+/// Runs the suites that were asked for.
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let chosen = choose(&arguments.suites)?;
+    if arguments.list {
+        for suite in &chosen {
+            println!("{:<28} {}", suite.name, suite.about);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut failed = 0;
+    for suite in &chosen {
+        let good = match (arguments.replay, arguments.mutants) {
+            (true, _) => replay_one(suite, arguments.seed),
+            (_, true) => mutate(suite, arguments),
+            _ => explore(suite, arguments),
+        };
+        failed += u32::from(!good);
+    }
+    println!("{} passed, {failed} failed", chosen.len() as u32 - failed);
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn choose(names: &[String]) -> Result<Vec<Suite>, Failure> {
+    let all = suites();
+    if names.is_empty() {
+        return Ok(all);
+    }
+    let mut chosen = Vec::new();
+    for name in names {
+        let found: Vec<_> =
+            all.iter().filter(|suite| suite.name.starts_with(name.as_str())).cloned().collect();
+        if found.is_empty() {
+            let known: Vec<_> = all.iter().map(|suite| suite.name).collect();
+            return Err(Failure(format!("no suite begins with {name:?}; there are {}", known.join(", "))));
+        }
+        chosen.extend(found);
+    }
+    Ok(chosen)
+}
+
+fn explore(suite: &Suite, arguments: &Arguments) -> bool {
+    let bar = bar(suite.name, arguments.schedules);
+    let progress = |done| bar.set_position(done);
+    let explorer = Explorer::new(suite.name, arguments.schedules)
+        .first_seed(arguments.seed)
+        .threads(arguments.threads)
+        .progress(&progress);
+    let report = explorer.run(|seed| suite.run(seed));
+    bar.finish_and_clear();
+    println!("{report}");
+    for failure in &report.failures {
+        println!("{failure}\nsee it again: polder verify {} --replay --seed {}", suite.name, failure.seed);
+    }
+    report.failed == 0
+}
+
+fn mutate(suite: &Suite, arguments: &Arguments) -> bool {
+    let bar = bar(suite.name, 0);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let explorer =
+        Explorer::new(suite.name, arguments.schedules).first_seed(arguments.seed).threads(arguments.threads);
+    let judged = suite.mutants(&explorer);
+    bar.finish_and_clear();
+    match judged {
+        Ok(found) => {
+            let caught = found.iter().filter(|mutant| mutant.caught_at.is_some()).count();
+            println!(
+                "{}: {} mutants, {caught} caught, {} argued harmless",
+                suite.name,
+                found.len(),
+                found.len() - caught
+            );
+            for mutant in &found {
+                println!("  {mutant}");
+            }
+            true
+        }
+        Err(table) => {
+            println!("{table}");
+            false
+        }
+    }
+}
+
+fn replay_one(suite: &Suite, seed: u64) -> bool {
+    match replay(seed, |seed| suite.run(seed)) {
+        Ok(()) => {
+            println!("{}: seed {seed} does not fail", suite.name);
+            true
+        }
+        Err(failure) => {
+            println!("{}: {failure}", suite.name);
+            false
+        }
+    }
+}
+
+/// A bar on a terminal, nothing elsewhere.
+fn bar(name: &'static str, schedules: u64) -> ProgressBar {
+    let bar = ProgressBar::new(schedules);
+    if let Ok(style) =
+        ProgressStyle::with_template("{msg} {wide_bar} {human_pos}/{human_len} {per_sec} {eta}")
+    {
+        bar.set_style(style);
+    }
+    bar.set_message(name);
+    bar
+}
