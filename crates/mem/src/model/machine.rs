@@ -164,6 +164,47 @@ impl Machine {
         self.changes = 0;
     }
 
+    /// Says which words of a line the program uses: a walk over every state leaves out the others.
+    pub(super) fn use_words(&mut self, live: u8) {
+        self.live = live;
+    }
+
+    /// Writes down everything that the future depends on, for programs whose values fit a byte.
+    pub(super) fn encode(&self, into: &mut Vec<u8>) {
+        let live = |words: &[u64], into: &mut Vec<u8>| {
+            into.extend(
+                words.iter().enumerate().filter(|(i, _)| self.live & (1 << i) != 0).map(|(_, w)| *w as u8),
+            );
+        };
+        for words in self.memory.chunks_exact(WORDS) {
+            live(words, into);
+        }
+        for host in &self.hosts {
+            for (state, words) in host.state.iter().zip(host.words.chunks_exact(WORDS)) {
+                into.push(*state);
+                if *state != ABSENT {
+                    live(words, into);
+                }
+            }
+            into.push(host.queue.len() as u8);
+            for write in &host.queue {
+                into.extend([write.line as u8, write.left, write.waiters as u8]);
+                live(&write.words, into);
+            }
+            if let Some(early) = &host.early {
+                into.extend([early.line as u8, early.taken]);
+                live(&early.words, into);
+            }
+            into.push(u8::MAX);
+        }
+        for thread in &self.threads {
+            into.push(thread.entries.len() as u8);
+            for entry in &thread.entries {
+                into.extend([entry.kind as u8, entry.bytes, entry.word as u8, entry.value as u8]);
+            }
+        }
+    }
+
     pub(super) fn words(&self) -> usize {
         self.memory.len()
     }
@@ -454,6 +495,20 @@ impl Machine {
         if let Some(&moved) = host.resident.get(place as usize) {
             host.place[moved as usize] = place;
         }
+    }
+
+    /// Whether a fill of `host` has read some words and not yet the others.
+    pub(super) fn is_filling(&self, host: usize) -> bool {
+        self.hosts[host].early.is_some()
+    }
+
+    pub(super) fn hosts(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// Whether memory has everything.
+    pub(super) fn is_settled(&self) -> bool {
+        self.buffered == 0 && self.queued == 0 && self.hosts.iter().all(|host| !host.state.contains(&DIRTY))
     }
 
     // Writes on their way.

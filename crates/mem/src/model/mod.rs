@@ -53,20 +53,25 @@
 #[cfg(test)]
 mod canaries;
 mod explore;
+pub mod litmus;
 mod machine;
 mod memory;
 mod mutants;
+mod onhost;
 mod random;
 mod state;
 mod suite;
 #[cfg(test)]
 mod tests;
 mod trace;
+mod walk;
 mod world;
 
 pub use explore::{Explorer, Failure, Outcome, Report, explore, replay};
 pub use memory::ModelMemory;
 pub use mutants::{Change, Harmless, Mutant, SiteKind, judge, mutants};
+pub use onhost::{LITMUS_BYTES, LitmusError, Tally, run_host};
 pub use state::{Crash, Kernels, Shape};
 pub use suite::Suite;
+pub use walk::{Walked, walk};
 pub use world::{ThreadId, World};
