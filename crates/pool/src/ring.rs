@@ -25,6 +25,7 @@ pub(crate) use link::Wait;
 use polder_mem::{LINE, Memory, Offset};
 
 use crate::PoolError;
+use header::{Header, Sight};
 
 /// The longest message that rides in its header's own line, in bytes.
 pub const INLINE: usize = 16;
@@ -126,9 +127,25 @@ pub struct Envelope {
 }
 
 /// Writes back the headers of a ring whose producer died, from another process of its host, which shares its caches:
-/// what the dead had stored becomes visible, and nothing is finished in its name.
-pub fn write_back_for_the_dead<M: Memory>(memory: &M, shape: RingShape, place: &Place) {
+/// what the dead had stored becomes visible, and nothing is finished in its name. Returns the sequence of the newest
+/// slot that it had published, 0 when there is none.
+///
+/// # Errors
+/// [`PoolError::Memory`].
+pub fn write_back_for_the_dead<M: Memory>(
+    memory: &M,
+    shape: RingShape,
+    place: &Place,
+) -> Result<u64, PoolError> {
     // The cells need nothing: a header is stored only after its cell was written back and fenced.
     memory.write_back(place.lines, shape.slots() * LINE);
     memory.mfence();
+    let mut newest = 0;
+    for slot in 0..shape.slots() {
+        let words = header::load(memory, place.lines.lines(slot))?;
+        if let Sight::Whole(header) = Header::see(&words, words[0], place.generation, shape) {
+            newest = newest.max(header.sequence);
+        }
+    }
+    Ok(newest)
 }

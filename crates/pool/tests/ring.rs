@@ -209,7 +209,7 @@ fn the_survivor_reads_an_exact_prefix_and_then_the_name_of_the_dead() {
     assert!(!producer.try_push(1, 1, &message(1, 1000)).unwrap(), "only parts of it fit");
     let deadline = soon(&memories[1]);
     drop((producer, memories.remove(0)));
-    write_back_for_the_dead(&memories[0], shape, &place(1));
+    assert_eq!(write_back_for_the_dead(&memories[0], shape, &place(1)), Ok(4));
     assert_eq!(consumer.pop(deadline).unwrap().1, b"whole");
     let dead = consumer.pop(deadline).unwrap_err();
     let peer = Peer { host: 0, pid: 7 };

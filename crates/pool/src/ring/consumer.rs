@@ -2,7 +2,7 @@
 
 use polder_mem::{LINE, Memory, Nanos, Offset};
 
-use super::header::{Form, Header, Sight, WORDS, unpack};
+use super::header::{self, Form, Header, Sight, unpack};
 use super::link::{Fate, Wait};
 use super::{Envelope, Link, Place, RingShape};
 use crate::{PoolError, line};
@@ -37,6 +37,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
             consumed: 0,
             returned: 0,
             idle: 0,
+            torn: false,
             ahead: None,
             streaming: None,
             longest: LONGEST,
@@ -224,6 +225,8 @@ struct In<M> {
     returned: u64,
     /// Looks in vain since the last slot.
     idle: u32,
+    /// The last look saw part of a header.
+    torn: bool,
     /// The part that was seen and not taken yet.
     ahead: Option<Part>,
     streaming: Option<Streaming>,
@@ -314,7 +317,9 @@ impl<M: Memory> In<M> {
         if self.ahead.is_some() {
             return Ok(self.ahead);
         }
-        match self.look()? {
+        let sight = self.look()?;
+        self.torn = sight == Sight::Torn;
+        match sight {
             Sight::Whole(header) => {
                 self.idle = 0;
                 self.ahead = Some(self.validate(&header)?);
@@ -340,25 +345,13 @@ impl<M: Memory> In<M> {
         if self.memory.load(at)? == resting {
             return Ok(Sight::Nothing);
         }
-        self.load()
-    }
-
-    /// Looks at the whole line.
-    fn check_torn(&self) -> Result<(), PoolError> {
-        self.memory.invalidate(self.header(), LINE);
-        self.memory.fence_invalidations();
-        match self.load()? {
-            Sight::Torn => Err(self.corrupt("ring header")),
-            _ => Ok(()),
-        }
-    }
-
-    fn load(&self) -> Result<Sight, PoolError> {
-        let mut words = [0; WORDS];
-        for (index, word) in (0..).zip(&mut words) {
-            *word = self.memory.load(self.header().word(index))?;
-        }
+        let words = header::load(&self.memory, at)?;
         Ok(Header::see(&words, self.consumed + 1, self.place.generation, self.shape))
+    }
+
+    /// Fails when the last look saw part of a header: its producer lives and had all that time.
+    fn check_torn(&self) -> Result<(), PoolError> {
+        if self.torn { Err(self.corrupt("ring header")) } else { Ok(()) }
     }
 
     /// Checks a header against the message that it belongs to.

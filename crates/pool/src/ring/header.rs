@@ -11,6 +11,7 @@
 //!      7  sequence again: a canary, not a proof
 //! ```
 
+use polder_mem::{Fault, Memory, Offset};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{INLINE, RingShape};
@@ -109,6 +110,15 @@ impl Header {
             about: [low, high],
         })
     }
+}
+
+/// Loads the words of the line at `at` as this host's caches have it.
+pub(super) fn load<M: Memory>(memory: &M, at: Offset) -> Result<[u64; WORDS], Fault> {
+    let mut words = [0; WORDS];
+    for (index, word) in (0..).zip(&mut words) {
+        *word = memory.load(at.word(index))?;
+    }
+    Ok(words)
 }
 
 fn checksum(body: &[u64; 6]) -> u64 {

@@ -37,11 +37,17 @@ impl<A: Fn() -> Result<(), PoolError>> Link<A> {
         &self,
         memory: &M,
         wait: Wait,
-        look: impl FnMut() -> Result<Option<T>, PoolError>,
+        mut look: impl FnMut() -> Result<Option<T>, PoolError>,
     ) -> Result<T, PoolError> {
         let alive = || self.check(wait.what, wait.sequence);
-        let found = wait::until(memory, self.bell, self.patience, wait.deadline, look, alive)?;
-        found.ok_or_else(|| self.late(memory, wait))
+        if let Some(found) = wait::until(memory, self.bell, self.patience, wait.deadline, &mut look, alive)? {
+            return Ok(found);
+        }
+        match alive() {
+            Ok(()) => Err(self.late(memory, wait)),
+            // What it published before it died counts.
+            Err(dead) => look()?.ok_or(dead),
+        }
     }
 
     /// Fails when the other end is dead, and says in its death what was waited for.

@@ -25,17 +25,31 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
     /// Attaches to a ring as its only producer. Nothing is written before the consumer of this generation has shown
     /// itself, so what an earlier producer left is not disturbed while it is still read.
     pub fn new(memory: M, shape: RingShape, place: Place, link: Link<A>) -> Self {
-        let out =
-            Out { memory, shape, place, sent: 0, consumed: None, streamed: 0, summary: None, torn: false };
+        let out = Out {
+            memory,
+            shape,
+            place,
+            sent: 0,
+            consumed: None,
+            streamed: 0,
+            stream_from: STREAM_FROM,
+            summary: None,
+            torn: false,
+        };
         Self { out, link, fate: Fate::default() }
     }
 
     /// Counts what is published in `word` too: this process's own word of its host's summary line for the consumer.
     #[must_use]
     pub fn with_summary(mut self, word: Offset) -> Self {
-        self.out.memory.store(word, 0);
-        self.out.memory.write_back(word, 8);
         self.out.summary = Some(word);
+        self
+    }
+
+    /// Writes payload of `bytes` and more past the caches.
+    #[must_use]
+    pub fn with_streaming_from(mut self, bytes: usize) -> Self {
+        self.out.stream_from = bytes;
         self
     }
 
@@ -114,6 +128,7 @@ struct Out<M> {
     consumed: Option<u64>,
     /// Bytes of the present message that are out already.
     streamed: usize,
+    stream_from: usize,
     summary: Option<Offset>,
     torn: bool,
 }
@@ -189,7 +204,7 @@ impl<M: Memory> Out<M> {
     /// Brings the payload to where the consumer can see it once it sees the header.
     fn fill(&self, part: &[u8]) -> Result<(), PoolError> {
         let cell = self.place.cell(self.shape, self.sent + 1);
-        if part.len() >= STREAM_FROM {
+        if part.len() >= self.stream_from {
             self.memory.copy_in_nt(cell, part)?;
         } else {
             self.memory.copy_in(cell, part)?;

@@ -2,11 +2,20 @@
 //! schedules of each and every mutant, `polder verify` as many as one likes.
 
 mod local;
+mod ring;
 
 use polder_mem::model::Suite;
 
 /// Every suite.
 #[must_use]
 pub fn suites() -> Vec<Suite> {
-    local::suites()
+    let mut suites = local::suites();
+    suites.extend(ring::suites());
+    suites
+}
+
+/// Protocols that are known to be wrong: some schedule of each must fail, or the model is blind.
+#[must_use]
+pub fn canaries() -> Vec<Suite> {
+    ring::canaries()
 }

@@ -1,0 +1,416 @@
+//! Rings in the incoherent model: each form of message through one, two and three slots, crashes of either end at any
+//! operation, a producer that starts again, and an inbox over two hosts with two senders each.
+//!
+//! The oracle is a queue: a message enters it when its push begins, and must leave it, whole and in order, when a
+//! message is popped. Whatever a finished push has published is popped before its producer is called dead.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Shape, Suite, World};
+use polder_mem::{Bell, Liveness, Memory, Nanos, Offset, ProcessSlot};
+
+use crate::ring::{Consumer, INLINE, Link, Place, Producer, RingShape, write_back_for_the_dead};
+use crate::summary::Inbox;
+use crate::wait::Patience;
+use crate::{Peer, PoolError};
+
+mod naive;
+
+/// The suites of this protocol.
+pub(super) fn suites() -> Vec<Suite> {
+    let case = |name, about, case: Case| Suite::new(name, about, move |seed| case.run(seed));
+    vec![
+        case("ring-inline", "messages in their headers' lines, through two slots", INLINE_RING),
+        case("ring-cells", "messages in cells, through one to three slots", CELL_RING),
+        case("ring-streamed", "messages larger than a cell, and than the ring", STREAM_RING),
+        case("ring-forms", "messages of every form in turn", EVERY_FORM),
+        Suite::new("ring-crashes", "either end dies, stops or starts again at any operation", crashes),
+        Suite::new("inbox", "two hosts with two senders each, of which one may die", inboxes),
+    ]
+}
+
+pub(super) use naive::canaries;
+
+/// No crash, or one of each kind of either end, by the seed.
+fn crashes(seed: u64) -> Outcome {
+    let (killed, down, paused) = (Crash::Process, Crash::Host, Crash::Pause);
+    match seed % 10 {
+        0 => EVERY_FORM.run(seed),
+        1 => EVERY_FORM.crash(End::Producer, killed).run(seed),
+        2 => EVERY_FORM.crash(End::Producer, down).run(seed),
+        3 => EVERY_FORM.crash(End::Producer, paused).run(seed),
+        4 => EVERY_FORM.crash(End::Consumer, killed).run(seed),
+        5 => EVERY_FORM.crash(End::Consumer, down).run(seed),
+        6 => EVERY_FORM.crash(End::Consumer, paused).run(seed),
+        7 => EVERY_FORM.crash(End::Producer, killed).then(After::Restart).run(seed),
+        8 => EVERY_FORM.crash(End::Producer, down).then(After::Restart).run(seed),
+        _ => EVERY_FORM.crash(End::Producer, killed).then(After::WriteBack).run(seed),
+    }
+}
+
+fn inboxes(seed: u64) -> Outcome {
+    inbox(seed, [None, None, Some(Crash::Process), Some(Crash::Host)][seed as usize % 4])
+}
+
+/// One end of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Producer,
+    Consumer,
+}
+
+/// A family of schedules of one ring.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    slots: &'static [u32],
+    messages: u64,
+    /// Lengths of messages, between which the seed chooses.
+    lengths: &'static [usize],
+    crash: Option<(End, Crash)>,
+    after: After,
+}
+
+/// What another process of the producer's host does after the crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    Nothing,
+    /// It attaches as a producer of the next generation.
+    Restart,
+    /// It writes back what the dead stored, and only then is the death made known.
+    WriteBack,
+}
+
+const INLINE_RING: Case =
+    Case { slots: &[2], messages: 5, lengths: &[0, 1, 8, 15, INLINE], crash: None, after: After::Nothing };
+const CELL_RING: Case =
+    Case { slots: &[1, 2, 3], messages: 5, lengths: &[17, 40, 63, 64, 100, 128], ..INLINE_RING };
+const STREAM_RING: Case =
+    Case { slots: &[1, 2, 3], messages: 2, lengths: &[129, 200, 384, 400], ..INLINE_RING };
+const EVERY_FORM: Case =
+    Case { slots: &[1, 2, 3], messages: 5, lengths: &[0, 5, 16, 17, 64, 128, 129, 300], ..INLINE_RING };
+
+const CELL_BYTES: u32 = 128;
+const CREDITS: Offset = Offset(0);
+const LINES: Offset = Offset(64);
+const MOMENT: Duration = Duration::from_millis(2);
+/// Longer than anyone pauses.
+const HOUR: Duration = Duration::from_secs(3600);
+
+type Alive = Box<dyn Fn() -> Result<(), PoolError>>;
+
+/// What the schedule draws from its seed.
+#[derive(Clone, Copy, Debug)]
+struct Draw {
+    seed: u64,
+    ring: RingShape,
+    /// From which length on payload goes past the caches.
+    stream_from: usize,
+    deadline: Duration,
+    /// The longest sleep.
+    nap: Duration,
+}
+
+impl Draw {
+    fn patience(self) -> Patience {
+        Patience { spins: 2, yields: 1, nap: self.nap }
+    }
+}
+
+/// What both ends tell the oracle.
+#[derive(Debug, Default)]
+struct Log {
+    /// Begun to be pushed, not popped yet.
+    begun: VecDeque<(u32, Vec<u8>)>,
+    pushed: u64,
+    popped: u64,
+    /// The newest slot of the dead producer, which was written back.
+    newest: Option<u64>,
+    /// The consumer has gone, as the restarted producer is told by whoever started it.
+    over: bool,
+}
+
+type Shared = Rc<RefCell<Log>>;
+
+impl Case {
+    const fn crash(self, end: End, crash: Crash) -> Self {
+        Self { crash: Some((end, crash)), ..self }
+    }
+
+    const fn then(self, after: After) -> Self {
+        Self { after, ..self }
+    }
+
+    fn draw(&self, seed: u64) -> Draw {
+        let slots = self.slots[mix(seed, 1) as usize % self.slots.len()];
+        let patient = mix(seed, 3).is_multiple_of(2);
+        let (deadline, nap) = match self.crash {
+            // Who sleeps this long is woken by the other end, or a wake-up was lost.
+            None => (HOUR, if patient { HOUR } else { MOMENT / 2 }),
+            Some((_, Crash::Pause)) if patient => (HOUR, Duration::from_secs(1)),
+            Some((_, Crash::Pause)) => (MOMENT, MOMENT / 2),
+            // A few operations: the death is noticed while it is being made known.
+            Some(_) if self.after == After::WriteBack => (HOUR, Duration::from_nanos(50)),
+            Some(_) => (HOUR, MOMENT / 2),
+        };
+        Draw {
+            seed,
+            ring: RingShape::new(slots, CELL_BYTES).expect("a shape in range"),
+            stream_from: [17, 64, 1000][mix(seed, 2) as usize % 3],
+            deadline,
+            nap,
+        }
+    }
+
+    fn run(self, seed: u64) -> Outcome {
+        let draw = self.draw(seed);
+        let bytes = LINES.0 + draw.ring.producer_bytes();
+        let shape = Shape { bytes, local_words: 1, bells: 4, kernels: Kernels::Shared, ..Shape::default() };
+        let mut world = World::new(seed, shape);
+        let (log, later) = (Shared::default(), Shared::default());
+        let (to, from, known) = (log.clone(), log.clone(), log);
+        let producer = world.spawn(0, 0, move |memory| self.produce(&memory, draw, 1, &to));
+        let after = later.clone();
+        let consumer = world.spawn(1, 0, move |memory| {
+            if self.consume(&memory, draw, 1, &from) == Fate::Died && self.after == After::Restart {
+                self.consume(&memory, draw, 2, &after);
+            }
+            after.borrow_mut().over = true;
+        });
+        match self.after {
+            After::Nothing => {}
+            After::Restart => {
+                world.spawn_after_crash(producer, 0, 1, move |memory| self.produce(&memory, draw, 2, &later));
+            }
+            After::WriteBack => {
+                world.spawn_after_crash(producer, 0, 1, move |memory| {
+                    let place = Place { lines: LINES, credits: CREDITS, generation: 1 };
+                    let newest = write_back_for_the_dead(&memory, draw.ring, &place).expect("model memory");
+                    known.borrow_mut().newest = Some(newest);
+                });
+            }
+        }
+        if let Some((end, crash)) = self.crash {
+            let victim = if end == End::Producer { producer } else { consumer };
+            match self.after {
+                // Where headers are stored, mostly.
+                After::WriteBack => world.crash_within(victim, crash, 100),
+                _ => world.crash(victim, crash),
+            }
+        }
+        world.run()
+    }
+
+    /// Whether an end may give up because the other is late.
+    fn may_be_late(&self, draw: Draw) -> bool {
+        draw.deadline < HOUR
+    }
+
+    fn message(&self, draw: Draw, generation: u64, number: u64) -> (u32, Vec<u8>) {
+        let unique = mix(draw.seed, generation << 32 | number << 8);
+        let length = self.lengths[unique as usize % self.lengths.len()];
+        let bytes = (0..length as u64).map(|at| (mix(unique, at / 8) >> (at % 8 * 8)) as u8).collect();
+        (number as u32, bytes)
+    }
+
+    /// Pushes the messages of one generation. In generation 2, a process in another slot does.
+    fn produce(&self, memory: &ModelMemory, draw: Draw, generation: u64, log: &Shared) {
+        let mut link = link(memory, draw, Bell(0), Bell(1), Peer { host: 1, pid: 0 });
+        let (told, peer, alive) = (log.clone(), link.peer, link.alive);
+        link.alive = Box::new(move || {
+            let over = told.borrow().over;
+            if over { Err(PoolError::PeerDead { peer, what: "", epoch: 1, sequence: 0 }) } else { alive() }
+        });
+        let place = Place { lines: LINES, credits: CREDITS, generation };
+        let mut producer =
+            Producer::new(memory.clone(), draw.ring, place, link).with_streaming_from(draw.stream_from);
+        for number in 0..self.messages {
+            let (tag, bytes) = self.message(draw, generation, number);
+            log.borrow_mut().begun.push_back((tag, bytes.clone()));
+            match producer.push(number as u16, tag, &bytes, memory.now() + draw.deadline) {
+                Ok(()) => log.borrow_mut().pushed += 1,
+                Err(PoolError::PeerDead { peer: Peer { host: 1, .. }, epoch: 1, sequence, .. }) => {
+                    assert_eq!(sequence, producer.sequence());
+                    let dead = memory.liveness(1, ProcessSlot(0)) == Liveness::Dead;
+                    assert!(dead || log.borrow().over, "called dead");
+                    return;
+                }
+                Err(error) if self.may_be_late(draw) && is_late(&error) => return,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn consume(&self, memory: &ModelMemory, draw: Draw, generation: u64, log: &Shared) -> Fate {
+        let peer = Peer { host: 0, pid: (generation - 1) as u32 };
+        let mut link = link(memory, draw, Bell(1), Bell(0), peer);
+        if self.after == After::WriteBack {
+            let (told, alive) = (log.clone(), link.alive);
+            link.alive = Box::new(move || {
+                let known = told.borrow().newest.is_some();
+                if known { alive() } else { Ok(()) }
+            });
+        }
+        let place = Place { lines: LINES, credits: CREDITS, generation };
+        let mut consumer = Consumer::new(memory.clone(), draw.ring, place, link);
+        let mut into = Vec::new();
+        for number in 0..self.messages {
+            let deadline = memory.now() + draw.deadline;
+            let popped = receive(&mut consumer, &mut into, deadline, mix(draw.seed, number));
+            match popped {
+                Ok(tag) => log.borrow_mut().pop(tag, &into),
+                Err(PoolError::PeerDead { peer: dead, epoch: 1, sequence, .. }) => {
+                    assert_eq!((dead, sequence), (peer, consumer.sequence()));
+                    assert_ne!(
+                        memory.liveness(0, ProcessSlot(peer.pid as u16)),
+                        Liveness::Alive,
+                        "called dead"
+                    );
+                    let log = log.borrow();
+                    assert!(log.popped >= log.pushed, "{} pushed, {} popped", log.pushed, log.popped);
+                    assert!(
+                        log.newest.is_none_or(|newest| sequence > newest),
+                        "{:?} of {sequence}",
+                        log.newest
+                    );
+                    return Fate::Died;
+                }
+                Err(error) if self.may_be_late(draw) && is_late(&error) => return Fate::Late,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        Fate::Done
+    }
+}
+
+/// Whether an error says that the other end lives and did not come in time. Who stops within the store of a line
+/// leaves it torn, and a line that stays torn is called corrupt.
+fn is_late(error: &PoolError) -> bool {
+    matches!(
+        error,
+        PoolError::Timeout { .. } | PoolError::Corrupt { what: "ring header" | "ring credit line", .. }
+    )
+}
+
+/// How a consumer's peer ended, as it saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Done,
+    Died,
+    Late,
+}
+
+impl Log {
+    fn pop(&mut self, tag: u32, bytes: &[u8]) {
+        let (expected, message) = self.begun.pop_front().expect("a message that was never pushed");
+        assert_eq!((tag, bytes), (expected, &message[..]), "message {}", self.popped);
+        self.popped += 1;
+    }
+}
+
+/// Receives a message in one of the ways there are.
+fn receive(
+    consumer: &mut Consumer<ModelMemory, Alive>,
+    into: &mut Vec<u8>,
+    deadline: Nanos,
+    way: u64,
+) -> Result<u32, PoolError> {
+    if way.is_multiple_of(2) {
+        return consumer.pop_into(into, deadline).map(|envelope| envelope.tag);
+    }
+    into.resize(512, 0);
+    let envelope = consumer.pop_slice(into, deadline)?;
+    into.truncate(envelope.bytes as usize);
+    Ok(envelope.tag)
+}
+
+/// A link to the process at slot `peer.pid` of `peer.host`.
+fn link(memory: &ModelMemory, draw: Draw, bell: Bell, wakes: Bell, peer: Peer) -> Link<Alive> {
+    let memory = memory.clone();
+    let alive = move || match memory.liveness(peer.host, ProcessSlot(peer.pid as u16)) {
+        Liveness::Dead => Err(PoolError::PeerDead { peer, what: "", epoch: 1, sequence: 0 }),
+        _ => Ok(()),
+    };
+    Link { peer, epoch: 1, bell, wakes, patience: draw.patience(), alive: Box::new(alive) }
+}
+
+const SENDERS: u64 = 4;
+const INBOX_MESSAGES: u64 = 3;
+
+/// Where the ring of sender `sender`, its credits and its word of its host's summary line are.
+fn inbox_place(sender: u64, ring: RingShape) -> (Place, Offset) {
+    let summary = CREDITS.lines(sender / 2).word(sender % 2);
+    let credits = CREDITS.lines(2 + sender);
+    let lines = CREDITS.lines(2 + SENDERS) + sender * ring.producer_bytes();
+    (Place { lines, credits, generation: 1 }, summary)
+}
+
+/// Two hosts with two senders each, and a receiver on a third. With a crash, a sender dies, or its whole host.
+fn inbox(seed: u64, crash: Option<Crash>) -> Outcome {
+    let draw = Case { crash: crash.map(|crash| (End::Producer, crash)), ..EVERY_FORM }.draw(seed);
+    let bytes = CREDITS.lines(2 + SENDERS).0 + SENDERS * draw.ring.producer_bytes();
+    let shape =
+        Shape { hosts: 3, bytes, local_words: 1, bells: 5, kernels: Kernels::Shared, ..Shape::default() };
+    let mut world = World::new(seed, shape);
+    let logs: Vec<Shared> = (0..SENDERS).map(|_| Shared::default()).collect();
+    for sender in 0..SENDERS {
+        let log = logs[sender as usize].clone();
+        let thread = world.spawn((sender / 2) as u16, (sender % 2) as u16, move |memory| {
+            send(&memory, draw, sender, &log);
+        });
+        if let (0, Some(crash)) = (sender, crash) {
+            world.crash(thread, crash);
+        }
+    }
+    world.spawn(2, 0, move |memory| receive_all(&memory, draw, &logs, crash.is_some()));
+    world.run()
+}
+
+fn send(memory: &ModelMemory, draw: Draw, sender: u64, log: &Shared) {
+    let (place, word) = inbox_place(sender, draw.ring);
+    let link = link(memory, draw, Bell(sender as u32), Bell(4), Peer { host: 2, pid: 0 });
+    let producer = Producer::new(memory.clone(), draw.ring, place, link).with_summary(word);
+    let mut producer = producer.with_streaming_from(draw.stream_from);
+    for number in 0..INBOX_MESSAGES {
+        let (tag, bytes) = EVERY_FORM.message(draw, sender, number);
+        log.borrow_mut().begun.push_back((tag, bytes.clone()));
+        producer.push(1, tag, &bytes, memory.now() + HOUR).expect("the receiver lives");
+        log.borrow_mut().pushed += 1;
+    }
+}
+
+fn receive_all(memory: &ModelMemory, draw: Draw, logs: &[Shared], may_die: bool) {
+    let consumer = |sender: u64| {
+        let (place, word) = inbox_place(sender, draw.ring);
+        let peer = Peer { host: (sender / 2) as u16, pid: (sender % 2) as u32 };
+        let link = link(memory, draw, Bell(4), Bell(sender as u32), peer);
+        Consumer::new(memory.clone(), draw.ring, place, link).with_summary(word)
+    };
+    let mut inbox =
+        Inbox::new(memory.clone(), (0..SENDERS).map(consumer).collect(), Bell(4), draw.patience());
+    let (mut left, mut into) = (vec![INBOX_MESSAGES; SENDERS as usize], Vec::new());
+    while left.iter().sum::<u64>() > 0 {
+        match inbox.next(&mut into, memory.now() + HOUR) {
+            Ok((ring, envelope)) => {
+                logs[ring].borrow_mut().pop(envelope.tag, &into);
+                left[ring] -= 1;
+            }
+            Err(PoolError::PeerDead { peer: Peer { host: 0, pid }, .. }) if may_die => {
+                let log = logs[pid as usize].borrow();
+                assert!(log.popped >= log.pushed, "{} pushed, {} popped", log.pushed, log.popped);
+                left[pid as usize] = 0;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Splitmix64 of two words.
+fn mix(seed: u64, salt: u64) -> u64 {
+    let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ salt.wrapping_mul(0xd6e8_feb8_6659_fd93);
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
