@@ -472,6 +472,28 @@ mod tests {
         assert_eq!(child.wait(), Ended::Exited(0));
     }
 
+    /// Runs where hugetlbfs is mounted and has two free pages; elsewhere it shows nothing.
+    #[test]
+    fn huge_pages_are_mapped_whole_and_a_size_between_them_is_refused() {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+        let Some(mount) = mounts.lines().find(|line| line.split(' ').nth(2) == Some("hugetlbfs")) else { return };
+        let directory = Path::new(mount.split(' ').nth(1).expect("a mount point"));
+        let page = std::fs::metadata(directory).expect("it").blksize();
+        let path = directory.join(format!("polder-test-{}", std::process::id()));
+        let words = message(Region::create(&path, page + 4096));
+        assert!(words.contains(&format!("multiple of {page} bytes")), "{words}");
+        if let Ok(region) = Region::create(&path, 2 * page) {
+            assert_eq!((region.kind(), region.bytes()), (RegionKind::HugePages, 2 * page));
+            let memory = crate::Software::new(region);
+            crate::Memory::store(&memory, Offset(page), 1);
+            assert_eq!(crate::Memory::load(&memory, Offset(page)), Ok(1));
+        }
+        let _ = std::fs::remove_file(&path);
+        let words = message(Region::create(&path, page << 16));
+        assert!(words.ends_with("; reserve more huge pages: /proc/sys/vm/nr_hugepages"), "{words}");
+        let _ = std::fs::remove_file(&path);
+    }
+
     /// What sysfs shows of a device.
     fn sysfs(scratch: &Scratch, subsystem: &str, size: &str, align: Option<&str>) -> PathBuf {
         let device = scratch.path().join("252:0");
