@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::kernel::{self, Gate, Locks};
@@ -43,6 +43,10 @@ impl HostPlan {
 
     fn host_file(&self) -> PathBuf {
         self.directory.join(format!("polder-{:016x}-{}", self.pool, self.host))
+    }
+
+    fn shadow_file(&self) -> PathBuf {
+        self.directory.join(format!("polder-{:016x}-{}-shadow", self.pool, self.host))
     }
 
     fn slots(&self) -> u32 {
@@ -118,7 +122,10 @@ const MAGIC: u64 = u64::from_le_bytes(*b"POLDERK1");
 
 /// Words of the kernel file. The header says with which numbers it was made.
 const HEADER: [&str; 4] = ["magic number", "number of hosts", "number of processes", "number of bells"];
-/// From here on, the bells, a line each; then a word for each slot: the last process that held it.
+/// When the emulated memory will be free again: `CLOCK_MONOTONIC`, which all processes of a kernel share.
+const BUSY_UNTIL: usize = 8;
+/// From here on, the bells, a line each; then a word for each slot: the last process that held it; then a word for
+/// each host: the bytes of its shadow.
 const BELLS: usize = 16;
 
 /// How long another process may hold the gate.
@@ -129,13 +136,14 @@ pub(crate) struct Host {
     plan: HostPlan,
     slot: u16,
     words: Shm,
+    shadow: Option<Shm>,
     kernel: Shm,
     locks: Locks,
 }
 
 impl Host {
     /// Takes the first free slot of the host in `plan`; files are made with the permission bits `mode`.
-    pub(crate) fn attach(plan: &HostPlan, mode: u32) -> Result<Self, HostError> {
+    pub(crate) fn attach(plan: &HostPlan, mode: u32, shadow_bytes: usize) -> Result<Self, HostError> {
         let mode = mode | 0o600;
         if plan.host >= plan.hosts {
             return Err(HostError::NoHost { host: plan.host, hosts: plan.hosts });
@@ -150,15 +158,26 @@ impl Host {
             };
             // Whoever held the gate before may have been the last process, and have removed the file.
             if locks.stands_at(&path).map_err(failed(&path, "look at it"))? {
-                let (slot, words, kernel) = enter(plan, mode, &gate)?;
+                let entered = Entered::enter(plan, mode, shadow_bytes, &gate)?;
                 drop(gate);
-                return Ok(Self { plan: plan.clone(), slot, words, kernel, locks });
+                let Entered { slot, words, shadow, kernel } = entered;
+                return Ok(Self { plan: plan.clone(), slot, words, shadow, kernel, locks });
             }
         }
     }
 
     pub(crate) fn slot(&self) -> ProcessSlot {
         ProcessSlot(self.slot)
+    }
+
+    /// What stands in place of the host's caches, when it was asked for.
+    pub(crate) fn shadow(&self) -> Option<&Shm> {
+        self.shadow.as_ref()
+    }
+
+    /// When the emulated memory will be free again.
+    pub(crate) fn busy_until(&self) -> &AtomicU64 {
+        self.kernel.word(BUSY_UNTIL)
     }
 
     /// A process that is gone stays dead, also when its host id has moved to another kernel since.
@@ -179,6 +198,9 @@ impl Host {
         self.locks.release_slots()?;
         if !self.locks.others_hold(u32::from(host) * u32::from(processes), u32::from(processes))? {
             std::fs::remove_file(self.plan.host_file())?;
+            if self.shadow.is_some() {
+                std::fs::remove_file(self.plan.shadow_file())?;
+            }
         }
         if !self.locks.others_hold(0, self.plan.slots())? {
             remove_pool(&self.plan.directory, self.plan.pool)?;
@@ -193,7 +215,7 @@ impl Host {
 
     #[inline(always)]
     #[track_caller]
-    fn word(&self, word: LocalWord) -> &std::sync::atomic::AtomicU64 {
+    fn word(&self, word: LocalWord) -> &AtomicU64 {
         self.words.word(bounds::local(self.plan.local_words as usize, word))
     }
 
@@ -246,26 +268,44 @@ fn holder_word(plan: &HostPlan, index: u32) -> usize {
     BELLS + plan.bells as usize * 8 + index as usize
 }
 
-/// Behind the gate: maps both files, emptied first where no process lives that uses them, and takes a slot.
-fn enter(plan: &HostPlan, mode: u32, gate: &Gate<'_>) -> Result<(u16, Shm, Shm), HostError> {
-    let locks = gate.locks();
-    let held = |first, count| {
-        locks.others_hold(first, count).map_err(failed(&plan.kernel_file(), "look at its locks"))
-    };
-    let first = u32::from(plan.host) * u32::from(plan.processes);
-    let kernel_bytes = holder_word(plan, plan.slots()) * 8;
-    let kernel = file(&plan.kernel_file(), mode, kernel_bytes, !held(0, plan.slots())?)?;
-    same_numbers(plan, &kernel)?;
-    let words_bytes = plan.local_words as usize * 8;
-    let words = file(&plan.host_file(), mode, words_bytes, !held(first, u32::from(plan.processes))?)?;
-    for slot in 0..plan.processes {
-        let index = first + u32::from(slot);
-        if locks.take_slot(index).map_err(failed(&plan.kernel_file(), "lock a slot"))? {
-            kernel.word(holder_word(plan, index)).store(u64::from(std::process::id()), Ordering::SeqCst);
-            return Ok((slot, words, kernel));
+fn shadow_word(plan: &HostPlan) -> usize {
+    holder_word(plan, plan.slots()) + usize::from(plan.host)
+}
+
+/// What a process has once it passed the gate.
+struct Entered {
+    slot: u16,
+    words: Shm,
+    shadow: Option<Shm>,
+    kernel: Shm,
+}
+
+impl Entered {
+    /// Behind the gate: maps the files, emptied first where no process lives that uses them, and takes a slot.
+    fn enter(plan: &HostPlan, mode: u32, shadow_bytes: usize, gate: &Gate<'_>) -> Result<Self, HostError> {
+        let path = plan.kernel_file();
+        let (first, count) = (u32::from(plan.host) * u32::from(plan.processes), u32::from(plan.processes));
+        let free = |first, count| gate.locks().others_hold(first, count).map(|held| !held);
+        let free = |first, count| free(first, count).map_err(failed(&path, "look at its locks"));
+        let (kernel_is_free, host_is_free) = (free(0, plan.slots())?, free(first, count)?);
+
+        let kernel_words = holder_word(plan, plan.slots()) + usize::from(plan.hosts);
+        let kernel = file(&path, mode, kernel_words * 8, kernel_is_free)?;
+        same_numbers(plan, &kernel)?;
+        same_shadow(plan, &kernel, shadow_bytes as u64, host_is_free)?;
+        let words = file(&plan.host_file(), mode, plan.local_words as usize * 8, host_is_free)?;
+        let shadow = match shadow_bytes {
+            0 => None,
+            bytes => Some(file(&plan.shadow_file(), mode, bytes, host_is_free)?),
+        };
+        for (slot, index) in (0..plan.processes).zip(first..) {
+            if gate.locks().take_slot(index).map_err(failed(&path, "lock a slot"))? {
+                kernel.word(holder_word(plan, index)).store(u64::from(std::process::id()), Ordering::SeqCst);
+                return Ok(Self { slot, words, shadow, kernel });
+            }
         }
+        Err(HostError::NoSlot { host: plan.host, slots: plan.processes })
     }
-    Err(HostError::NoSlot { host: plan.host, slots: plan.processes })
 }
 
 /// Maps a file of `bytes` bytes; all zeros when it is `fresh`, that is, when no living process uses it.
@@ -299,6 +339,24 @@ fn same_numbers(plan: &HostPlan, kernel: &Shm) -> Result<(), HostError> {
         }
     }
     Ok(())
+}
+
+/// All processes of a host work on its shadow, or none: one that did not would see what the others have not written
+/// back.
+fn same_shadow(plan: &HostPlan, kernel: &Shm, ours: u64, fresh: bool) -> Result<(), HostError> {
+    let word = kernel.word(shadow_word(plan));
+    if fresh {
+        word.store(ours, Ordering::SeqCst);
+    }
+    match word.load(Ordering::SeqCst) {
+        found if found == ours => Ok(()),
+        found => Err(HostError::Mismatch {
+            path: plan.shadow_file(),
+            what: "size as the host's shadow",
+            found,
+            ours,
+        }),
+    }
 }
 
 /// Removes the files of pools all of whose processes under this kernel were killed. What it may not open, or what is

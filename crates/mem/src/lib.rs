@@ -25,6 +25,7 @@ mod region;
 mod shm;
 #[doc(hidden)]
 pub mod testing;
+mod wrapped;
 
 pub use cpu::{Cpu, Flush};
 pub use heap::{Heap, HeapShape};
@@ -33,3 +34,4 @@ pub use mapped::{Coherent, FlushedLines, HardwareLines, Lines, Mapped, Software}
 pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, ProcessSlot};
 pub use offset::{LINE, Offset};
 pub use region::{Region, RegionError, RegionKind};
+pub use wrapped::{Cost, FlushSite, FlushSiteError, Trigger, TriggerAction, Wrapped};

@@ -235,8 +235,13 @@ impl<L: Lines> Mapped<L> {
     ///
     /// # Errors
     /// [`HostError`], when no slot is free or the files cannot be had.
-    pub fn attach(mut self, plan: &HostPlan) -> Result<Self, HostError> {
-        self.host = Some(Arc::new(Host::attach(plan, self.region.mode())?));
+    pub fn attach(self, plan: &HostPlan) -> Result<Self, HostError> {
+        self.attach_with(plan, 0)
+    }
+
+    /// Attaches with a shadow of `shadow_bytes` bytes, or without one.
+    pub(crate) fn attach_with(mut self, plan: &HostPlan, shadow_bytes: usize) -> Result<Self, HostError> {
+        self.host = Some(Arc::new(Host::attach(plan, self.region.mode(), shadow_bytes)?));
         Ok(self)
     }
 
@@ -249,8 +254,12 @@ impl<L: Lines> Mapped<L> {
     /// The host that was joined.
     #[inline(always)]
     #[track_caller]
-    pub(crate) fn host(&self) -> &Host {
+    fn host(&self) -> &Host {
         self.host.as_deref().expect("local words, bells and slots are there once a host is attached")
+    }
+
+    pub(crate) fn host_if_attached(&self) -> Option<&Host> {
+        self.host.as_deref()
     }
 
     /// # Safety

@@ -77,6 +77,11 @@ pub trait Memory: Clone {
     /// Who keeps caches in step. Protocols never branch on it for correctness, only for speed.
     fn coherence(&self) -> Coherence;
 
+    /// Whether what is timed on it is an emulated figure.
+    fn emulated(&self) -> bool {
+        false
+    }
+
     /// Loads the aligned word at `at`; the 8 bytes are atomic. Passes an earlier `sfence`.
     ///
     /// # Errors

@@ -174,7 +174,7 @@ impl Region {
         let removed = std::fs::remove_file(&draft);
         made?;
         removed.map_err(|e| system(&draft, "remove the draft", e))?;
-        Self::open(path)
+        Self::open(path).inspect_err(|_| drop(std::fs::remove_file(path)))
     }
 
     /// Makes the sized file under the name `draft` and links it to `path`.
@@ -476,7 +476,9 @@ mod tests {
     #[test]
     fn huge_pages_are_mapped_whole_and_a_size_between_them_is_refused() {
         let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
-        let Some(mount) = mounts.lines().find(|line| line.split(' ').nth(2) == Some("hugetlbfs")) else { return };
+        let Some(mount) = mounts.lines().find(|line| line.split(' ').nth(2) == Some("hugetlbfs")) else {
+            return;
+        };
         let directory = Path::new(mount.split(' ').nth(1).expect("a mount point"));
         let page = std::fs::metadata(directory).expect("it").blksize();
         let path = directory.join(format!("polder-test-{}", std::process::id()));
@@ -491,7 +493,7 @@ mod tests {
         let _ = std::fs::remove_file(&path);
         let words = message(Region::create(&path, page << 16));
         assert!(words.ends_with("; reserve more huge pages: /proc/sys/vm/nr_hugepages"), "{words}");
-        let _ = std::fs::remove_file(&path);
+        assert!(!path.exists());
     }
 
     /// What sysfs shows of a device.

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use polder_mem::conformance;
 use polder_mem::testing::{Child, Ended, Scratch};
 use polder_mem::{
-    Bell, Coherent, HostError, HostPlan, Liveness, LocalWord, Memory, ProcessSlot, Region, Software,
+    Bell, Coherent, HostError, HostPlan, Liveness, LocalWord, Memory, Offset, ProcessSlot, Region, Software,
+    Trigger, TriggerAction, Wrapped,
 };
 
 fn plan(scratch: &Scratch, pool: u64, host: u16) -> HostPlan {
@@ -251,4 +252,88 @@ fn two_processes_pass_messages_and_wake_each_other() {
     conformance::publisher(&memory, 5000);
     conformance::bells(&memory, 0, 20_000);
     assert_eq!(other.wait(), Ended::Exited(0));
+}
+
+/// Adds messages by rule 2, with an operation at which it dies or stops.
+fn write_messages(scratch: &Scratch, trigger: Trigger) {
+    let region = Region::open(scratch.path().join("region")).expect("it");
+    let memory = Wrapped::from(Coherent::new(region)).with_trigger(trigger);
+    let memory = memory.attach(&plan(scratch, 1, 1)).expect("a slot");
+    for message in 1..=3_u64 {
+        memory.copy_in(Offset(64), &[message as u8; 128]).expect("good memory");
+        memory.write_back(Offset(64), 128);
+        memory.sfence();
+        memory.store(Offset(0), message);
+        memory.write_back(Offset(0), 8);
+        memory.sfence();
+    }
+    // Attaching makes no operation, each message 7: a copy of two lines and five more.
+    assert_eq!(memory.operations(), 21);
+}
+
+#[test]
+fn a_process_killed_at_each_operation_in_turn_leaves_what_came_before_it() {
+    let scratch = Scratch::new();
+    let memory = attach(&scratch, 0).expect("a slot");
+    for operation in 1..=22 {
+        memory.copy_in(Offset(0), &[0; 192]).expect("good memory");
+        let trigger = Trigger { operation, action: TriggerAction::Kill };
+        let ended = Child::fork(|| write_messages(&scratch, trigger)).wait();
+        assert_eq!(ended, if operation > 21 { Ended::Exited(0) } else { Ended::Killed(libc::SIGKILL) });
+        let (whole, part) = ((operation - 1) / 7, (operation - 1) % 7);
+        assert_eq!(
+            memory.load(Offset(0)),
+            Ok(if part > 4 { whole + 1 } else { whole }),
+            "killed before {operation}"
+        );
+        let first_line = if part > 0 { whole + 1 } else { whole };
+        let second_line = if part > 1 { whole + 1 } else { whole };
+        let expected = [first_line, second_line].map(|byte| Ok(u64::from_le_bytes([byte as u8; 8])));
+        assert_eq!(
+            [memory.load(Offset(64)), memory.load(Offset(128))],
+            expected,
+            "killed before {operation}"
+        );
+    }
+}
+
+#[test]
+fn a_process_stopped_at_an_operation_goes_on_when_it_is_let() {
+    let scratch = Scratch::new();
+    let memory = attach(&scratch, 0).expect("a slot");
+    let trigger = Trigger { operation: 12, action: TriggerAction::Stop };
+    let mut child = Child::fork(|| write_messages(&scratch, trigger));
+    eventually("the first message", || memory.load(Offset(0)) == Ok(1));
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!((memory.load(Offset(0)), child.ended()), (Ok(1), None), "it stands still before the second");
+    child.go_on();
+    assert_eq!(child.wait(), Ended::Exited(0));
+    assert_eq!(memory.load(Offset(0)), Ok(3));
+}
+
+#[test]
+fn a_line_that_a_killed_process_held_in_the_shadow_is_free_for_its_sibling() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("region");
+    drop(Region::create(&path, 4096).expect("a region"));
+    let shadow = || {
+        let memory = Wrapped::shadow(Coherent::new(Region::open(&path).expect("it")));
+        memory.attach(&plan(&scratch, 1, 0)).expect("a slot")
+    };
+    let memory = shadow();
+    for round in 0..100_u64 {
+        let mut child = Child::fork(|| {
+            let memory = shadow();
+            loop {
+                memory.store(Offset(0), 1);
+                memory.write_back(Offset(0), 8);
+            }
+        });
+        eventually("the child's store", || memory.load(Offset(0)) == Ok(1));
+        std::thread::sleep(Duration::from_micros(round * 7));
+        child.kill();
+        memory.store(Offset(0), 0);
+        memory.write_back(Offset(0), 8);
+        assert_eq!(memory.load(Offset(0)), Ok(0));
+    }
 }

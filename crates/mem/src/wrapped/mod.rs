@@ -1,0 +1,318 @@
+//! The dynamic third implementation: a mapped region with wrappers around it, for tests and for emulated hardware.
+//!
+//! Three wrappers, in any combination: a **shadow** (each host works on a private copy, so that a real program fails
+//! where a flush is missing), a **cost** (latency and bandwidth of memory that is not here), and a **trigger** (the
+//! process kills or stops itself at its n-th operation).
+
+mod cost;
+mod shadow;
+mod trigger;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::host::{HostError, HostPlan};
+use crate::{
+    Bell, Coherence, Coherent, Fault, LINE, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region,
+    Software,
+};
+
+pub use cost::Cost;
+pub use shadow::{FlushSite, FlushSiteError};
+pub use trigger::{Trigger, TriggerAction};
+
+use shadow::Shadow;
+use trigger::Operations;
+
+/// A mapped region with wrappers around it.
+#[derive(Clone)]
+pub struct Wrapped {
+    inner: Inner,
+    cost: Option<Cost>,
+    operations: Arc<Operations>,
+}
+
+#[derive(Clone)]
+enum Inner {
+    Coherent(Coherent),
+    Software(Software),
+    Shadow(Shadow),
+}
+
+/// Evaluates an expression with whatever is wrapped.
+macro_rules! inner {
+    ($self:expr, $memory:ident => $body:expr) => {
+        match &$self.inner {
+            Inner::Coherent($memory) => $body,
+            Inner::Software($memory) => $body,
+            Inner::Shadow($memory) => $body,
+        }
+    };
+}
+
+impl From<Coherent> for Wrapped {
+    fn from(memory: Coherent) -> Self {
+        Self::around(Inner::Coherent(memory))
+    }
+}
+
+impl From<Software> for Wrapped {
+    fn from(memory: Software) -> Self {
+        Self::around(Inner::Software(memory))
+    }
+}
+
+impl Wrapped {
+    fn around(inner: Inner) -> Self {
+        Self { inner, cost: None, operations: Arc::new(Operations::default()) }
+    }
+
+    /// Software coherence without its hardware: once attached, the processes of a host share a private copy of the
+    /// region in place of a cache. What was stored reaches `region` when its line is written back, and what another
+    /// host wrote is seen when the line was invalidated.
+    ///
+    /// Its lines are never evicted, so a missing flush shows every time. When the last process of a host is killed,
+    /// the copy is lost as if the host had died.
+    #[must_use]
+    pub fn shadow(region: Coherent) -> Self {
+        Self::around(Inner::Shadow(Shadow::new(region)))
+    }
+
+    /// Leaves out the write-backs and invalidations that are called at `site`, for tests of tests.
+    ///
+    /// # Panics
+    /// When this is no shadow: real caches would hide the mistake most of the time.
+    #[must_use]
+    pub fn without_flushes_at(mut self, site: FlushSite) -> Self {
+        match &mut self.inner {
+            Inner::Shadow(shadow) => shadow.leave_out(site),
+            _ => panic!("only a shadow leaves flushes out"),
+        }
+        self
+    }
+
+    /// Makes memory as slow as `cost` says.
+    #[must_use]
+    pub fn with_cost(mut self, cost: Cost) -> Self {
+        self.cost = Some(cost);
+        self
+    }
+
+    /// Kills or stops this process at an operation of this handle and its clones.
+    #[must_use]
+    pub fn with_trigger(mut self, trigger: Trigger) -> Self {
+        self.operations = Arc::new(Operations::until(trigger));
+        self
+    }
+
+    /// Joins the processes of a host; see [`crate::Mapped::attach`].
+    ///
+    /// # Errors
+    /// [`HostError`], when no slot is free or the files cannot be had.
+    pub fn attach(mut self, plan: &HostPlan) -> Result<Self, HostError> {
+        self.inner = match self.inner {
+            Inner::Coherent(memory) => Inner::Coherent(memory.attach(plan)?),
+            Inner::Software(memory) => Inner::Software(memory.attach(plan)?),
+            Inner::Shadow(memory) => Inner::Shadow(memory.attach(plan)?),
+        };
+        Ok(self)
+    }
+
+    /// The region.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        match &self.inner {
+            Inner::Coherent(memory) => memory.region(),
+            Inner::Software(memory) => memory.region(),
+            Inner::Shadow(memory) => memory.region(),
+        }
+    }
+
+    /// Operations of this handle and its clones so far, in the count that a [`Trigger`] goes by.
+    #[must_use]
+    pub fn operations(&self) -> u64 {
+        self.operations.count()
+    }
+
+    /// Charges for moving `bytes` between the caches and the region.
+    #[inline]
+    fn charge(&self, bytes: u64) {
+        if let Some(cost) = &self.cost {
+            match &self.inner {
+                Inner::Coherent(memory) => cost.spend(memory.host_if_attached(), bytes),
+                Inner::Software(memory) => cost.spend(memory.host_if_attached(), bytes),
+                Inner::Shadow(memory) => cost.spend(memory.host_if_attached(), bytes),
+            }
+        }
+    }
+
+    /// Charges for a copy or a store that only a coherent region pays for when it is made: elsewhere the flush pays.
+    #[inline]
+    fn charge_if_coherent(&self, bytes: u64) {
+        if self.cost.is_some() && self.coherence() == Coherence::Coherent {
+            self.charge(bytes);
+        }
+    }
+
+    /// Charges for flushing the lines of `[at, at + bytes)`, which costs nothing on a coherent region.
+    #[inline]
+    fn charge_flush(&self, at: Offset, bytes: u64) {
+        if self.cost.is_some() && self.coherence() == Coherence::Software && bytes > 0 {
+            let end = (at.0 + bytes).next_multiple_of(LINE);
+            self.charge(end - at.line().0);
+        }
+    }
+}
+
+impl Memory for Wrapped {
+    fn bytes(&self) -> u64 {
+        inner!(self, memory => memory.bytes())
+    }
+
+    fn coherence(&self) -> Coherence {
+        inner!(self, memory => memory.coherence())
+    }
+
+    fn emulated(&self) -> bool {
+        self.cost.is_some() || matches!(self.inner, Inner::Shadow(_))
+    }
+
+    #[track_caller]
+    fn load(&self, at: Offset) -> Result<u64, Fault> {
+        self.operations.next();
+        inner!(self, memory => memory.load(at))
+    }
+
+    #[track_caller]
+    fn store(&self, at: Offset, value: u64) {
+        self.operations.next();
+        inner!(self, memory => memory.store(at, value));
+    }
+
+    #[track_caller]
+    fn store_nt(&self, at: Offset, value: u64) {
+        self.operations.next();
+        self.charge(8);
+        inner!(self, memory => memory.store_nt(at, value));
+    }
+
+    #[track_caller]
+    fn copy_in(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
+        self.charge_if_coherent(from.len() as u64);
+        self.operations.pieces(at, from, |at, piece| inner!(self, memory => memory.copy_in(at, piece)))
+    }
+
+    #[track_caller]
+    fn copy_in_nt(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
+        self.charge(from.len() as u64);
+        self.operations.pieces(at, from, |at, piece| inner!(self, memory => memory.copy_in_nt(at, piece)))
+    }
+
+    #[track_caller]
+    fn copy_out(&self, at: Offset, into: &mut [u8]) -> Result<(), Fault> {
+        self.operations.next();
+        self.charge_if_coherent(into.len() as u64);
+        inner!(self, memory => memory.copy_out(at, into))
+    }
+
+    #[track_caller]
+    fn write_back(&self, at: Offset, bytes: u64) {
+        self.operations.next();
+        self.charge_flush(at, bytes);
+        inner!(self, memory => memory.write_back(at, bytes));
+    }
+
+    #[track_caller]
+    fn invalidate(&self, at: Offset, bytes: u64) {
+        self.operations.next();
+        self.charge_flush(at, bytes);
+        inner!(self, memory => memory.invalidate(at, bytes));
+    }
+
+    #[track_caller]
+    fn sfence(&self) {
+        self.operations.next();
+        inner!(self, memory => memory.sfence());
+    }
+
+    #[track_caller]
+    fn mfence(&self) {
+        self.operations.next();
+        inner!(self, memory => memory.mfence());
+    }
+
+    #[track_caller]
+    fn fence_invalidations(&self) {
+        self.operations.next();
+        inner!(self, memory => memory.fence_invalidations());
+    }
+
+    fn pause(&self) {
+        std::hint::spin_loop();
+    }
+
+    fn yield_now(&self) {
+        std::thread::yield_now();
+    }
+
+    fn now(&self) -> Nanos {
+        inner!(self, memory => memory.now())
+    }
+
+    #[track_caller]
+    fn local_load(&self, word: LocalWord) -> u64 {
+        self.operations.next();
+        inner!(self, memory => memory.local_load(word))
+    }
+
+    #[track_caller]
+    fn local_store(&self, word: LocalWord, value: u64) {
+        self.operations.next();
+        inner!(self, memory => memory.local_store(word, value));
+    }
+
+    #[track_caller]
+    fn local_cas(&self, word: LocalWord, old: u64, new: u64) -> Result<(), u64> {
+        self.operations.next();
+        inner!(self, memory => memory.local_cas(word, old, new))
+    }
+
+    fn slot(&self) -> ProcessSlot {
+        inner!(self, memory => memory.slot())
+    }
+
+    fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness {
+        inner!(self, memory => memory.liveness(host, slot))
+    }
+
+    fn announce_sleep(&self, bell: Bell) -> u32 {
+        self.operations.next();
+        inner!(self, memory => memory.announce_sleep(bell))
+    }
+
+    fn sleep(&self, bell: Bell, seen: u32, until: Nanos) {
+        self.operations.next();
+        inner!(self, memory => memory.sleep(bell, seen, until));
+    }
+
+    fn cancel_sleep(&self, bell: Bell) {
+        self.operations.next();
+        inner!(self, memory => memory.cancel_sleep(bell));
+    }
+
+    fn wake(&self, bell: Bell) {
+        self.operations.next();
+        inner!(self, memory => memory.wake(bell));
+    }
+}
+
+impl fmt::Debug for Wrapped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, inner): (_, &dyn fmt::Debug) = match &self.inner {
+            Inner::Coherent(memory) => ("Wrapped", memory),
+            Inner::Software(memory) => ("Wrapped", memory),
+            Inner::Shadow(memory) => ("Shadow", memory),
+        };
+        write!(f, "{name}({inner:?}, {:?}, {:?})", self.cost, self.operations)
+    }
+}
