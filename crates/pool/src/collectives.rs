@@ -5,7 +5,6 @@
 //! buffer, in place) are not to be used.
 
 mod data;
-mod plan;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -14,15 +13,14 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use polder_kernels::{Dtype, Op};
-use polder_mem::{LINE, Memory, Offset};
-use polder_schedule::{Collective, Schedule};
+use polder_mem::{Memory, Offset};
+use polder_schedule::{Collective, Cut, Plan, Schedule};
 
 use crate::PoolError;
 use crate::group::{Failure, Group, MAX_BYTES, MAX_STEP, Signature};
 
 use data::{Data, Scratch};
-use plan::Plan;
-use run::{Reduction, Run, SLOTS, Shape};
+use run::{Reduction, Run};
 
 /// How a collective is scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +50,6 @@ struct Call {
     reduction: Option<Reduction>,
     /// Bytes of the message that all ranks must agree on.
     bytes: u64,
-    /// Bytes of this rank's input and output.
-    input: u64,
-    output: u64,
 }
 
 impl<M: Memory> Group<M> {
@@ -63,8 +58,7 @@ impl<M: Memory> Group<M> {
     /// # Errors
     /// The group's error, or an argument that does not fit.
     pub fn all_reduce(&mut self, op: Op, dtype: Dtype, data: &mut [u8]) -> Result<(), PoolError> {
-        let call =
-            self.reducing(Collective::AllReduce, 0, op, dtype, data.len(), (data.len(), data.len()))?;
+        let call = self.reducing(Collective::AllReduce, 0, op, dtype, data.len())?;
         self.perform(&call, Data::Same { data, input_at: 0, output_at: 0 })
     }
 
@@ -80,8 +74,7 @@ impl<M: Memory> Group<M> {
         output: &mut [u8],
     ) -> Result<(), PoolError> {
         same_length("output", output.len(), input.len())?;
-        let call =
-            self.reducing(Collective::AllReduce, 0, op, dtype, input.len(), (input.len(), input.len()))?;
+        let call = self.reducing(Collective::AllReduce, 0, op, dtype, input.len())?;
         self.perform(&call, Data::Apart { input, output })
     }
 
@@ -90,8 +83,7 @@ impl<M: Memory> Group<M> {
     /// # Errors
     /// The group's error, or an argument that does not fit.
     pub fn reduce(&mut self, root: usize, op: Op, dtype: Dtype, data: &mut [u8]) -> Result<(), PoolError> {
-        let call =
-            self.reducing(Collective::Reduce, root, op, dtype, data.len(), (data.len(), data.len()))?;
+        let call = self.reducing(Collective::Reduce, root, op, dtype, data.len())?;
         self.perform(&call, Data::Same { data, input_at: 0, output_at: 0 })
     }
 
@@ -109,7 +101,7 @@ impl<M: Memory> Group<M> {
     ) -> Result<(), PoolError> {
         let chunk = output.len();
         same_length("input", input.len(), chunk * self.size())?;
-        let call = self.reducing(Collective::ReduceScatter, 0, op, dtype, chunk, (input.len(), chunk))?;
+        let call = self.reducing(Collective::ReduceScatter, 0, op, dtype, chunk)?;
         self.perform(&call, Data::Apart { input, output })
     }
 
@@ -124,7 +116,7 @@ impl<M: Memory> Group<M> {
         data: &mut [u8],
     ) -> Result<(), PoolError> {
         let chunk = self.chunk_of(data.len())?;
-        let call = self.reducing(Collective::ReduceScatter, 0, op, dtype, chunk, (data.len(), chunk))?;
+        let call = self.reducing(Collective::ReduceScatter, 0, op, dtype, chunk)?;
         let output_at = (self.rank() * chunk) as u64;
         self.perform(&call, Data::Same { data, input_at: 0, output_at })
     }
@@ -134,7 +126,7 @@ impl<M: Memory> Group<M> {
     /// # Errors
     /// The group's error, or an argument that does not fit.
     pub fn broadcast(&mut self, root: usize, data: &mut [u8]) -> Result<(), PoolError> {
-        let call = self.moving(Collective::Broadcast, root, data.len(), (data.len(), data.len()))?;
+        let call = self.moving(Collective::Broadcast, root, data.len())?;
         self.perform(&call, Data::Same { data, input_at: 0, output_at: 0 })
     }
 
@@ -144,7 +136,7 @@ impl<M: Memory> Group<M> {
     /// The group's error, or an argument that does not fit.
     pub fn all_gather(&mut self, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
         same_length("output", output.len(), input.len() * self.size())?;
-        let call = self.moving(Collective::AllGather, 0, input.len(), (input.len(), output.len()))?;
+        let call = self.moving(Collective::AllGather, 0, input.len())?;
         self.perform(&call, Data::Apart { input, output })
     }
 
@@ -154,7 +146,7 @@ impl<M: Memory> Group<M> {
     /// The group's error, or an argument that does not fit.
     pub fn all_gather_in_place(&mut self, data: &mut [u8]) -> Result<(), PoolError> {
         let chunk = self.chunk_of(data.len())?;
-        let call = self.moving(Collective::AllGather, 0, chunk, (chunk, data.len()))?;
+        let call = self.moving(Collective::AllGather, 0, chunk)?;
         let input_at = (self.rank() * chunk) as u64;
         self.perform(&call, Data::Same { data, input_at, output_at: 0 })
     }
@@ -167,8 +159,7 @@ impl<M: Memory> Group<M> {
         if self.rank() == root {
             same_length("output", output.len(), input.len() * self.size())?;
         }
-        let all = input.len() * self.size();
-        let call = self.moving(Collective::Gather, root, input.len(), (input.len(), all))?;
+        let call = self.moving(Collective::Gather, root, input.len())?;
         self.perform(&call, Data::Apart { input, output })
     }
 
@@ -181,7 +172,7 @@ impl<M: Memory> Group<M> {
         if self.rank() == root {
             same_length("input", input.len(), all)?;
         }
-        let call = self.moving(Collective::Scatter, root, chunk, (all, chunk))?;
+        let call = self.moving(Collective::Scatter, root, chunk)?;
         self.perform(&call, Data::Apart { input, output })
     }
 
@@ -192,7 +183,7 @@ impl<M: Memory> Group<M> {
     pub fn all_to_all(&mut self, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
         same_length("output", output.len(), input.len())?;
         let chunk = self.chunk_of(input.len())?;
-        let call = self.moving(Collective::AllToAll, 0, chunk, (input.len(), output.len()))?;
+        let call = self.moving(Collective::AllToAll, 0, chunk)?;
         self.perform(&call, Data::Apart { input, output })
     }
 
@@ -209,7 +200,7 @@ impl<M: Memory> Group<M> {
         bytes: u64,
     ) -> Result<(), PoolError> {
         let length = self.extent_length(at, bytes)?;
-        let call = self.reducing(Collective::AllReduce, 0, op, dtype, length, (length, length))?;
+        let call = self.reducing(Collective::AllReduce, 0, op, dtype, length)?;
         self.perform_in_pool(&call, at, bytes, (0, 0))
     }
 
@@ -226,7 +217,7 @@ impl<M: Memory> Group<M> {
     ) -> Result<(), PoolError> {
         let length = self.extent_length(at, bytes)?;
         let chunk = self.chunk_of(length)?;
-        let call = self.reducing(Collective::ReduceScatter, 0, op, dtype, chunk, (length, chunk))?;
+        let call = self.reducing(Collective::ReduceScatter, 0, op, dtype, chunk)?;
         self.perform_in_pool(&call, at, bytes, (0, chunk as u64))
     }
 
@@ -237,7 +228,7 @@ impl<M: Memory> Group<M> {
     pub fn all_gather_in_pool(&mut self, at: Offset, bytes: u64) -> Result<(), PoolError> {
         let length = self.extent_length(at, bytes)?;
         let chunk = self.chunk_of(length)?;
-        let call = self.moving(Collective::AllGather, 0, chunk, (chunk, length))?;
+        let call = self.moving(Collective::AllGather, 0, chunk)?;
         self.perform_in_pool(&call, at, bytes, (chunk as u64, 0))
     }
 
@@ -247,27 +238,21 @@ impl<M: Memory> Group<M> {
     /// The group's error, or an argument that does not fit.
     pub fn broadcast_in_pool(&mut self, root: usize, at: Offset, bytes: u64) -> Result<(), PoolError> {
         let length = self.extent_length(at, bytes)?;
-        let call = self.moving(Collective::Broadcast, root, length, (length, length))?;
+        let call = self.moving(Collective::Broadcast, root, length)?;
         self.perform_in_pool(&call, at, bytes, (0, 0))
     }
 
-    fn moving(
-        &self,
-        collective: Collective,
-        root: usize,
-        bytes: usize,
-        (input, output): (usize, usize),
-    ) -> Result<Call, PoolError> {
+    fn moving(&self, collective: Collective, root: usize, bytes: usize) -> Result<Call, PoolError> {
         if root >= self.size() {
             let value = format!("{root} of {} ranks", self.size());
             return Err(PoolError::Argument { what: "root", value, expected: "a rank below the size" });
         }
-        let (bytes, input, output) = (bytes as u64, input as u64, output as u64);
+        let bytes = bytes as u64;
         if bytes > MAX_BYTES {
             let expected = "at most 256 GiB in one operation: cut it";
             return Err(PoolError::Argument { what: "message", value: format!("{bytes} bytes"), expected });
         }
-        Ok(Call { collective, root, reduction: None, bytes, input, output })
+        Ok(Call { collective, root, reduction: None, bytes })
     }
 
     fn reducing(
@@ -277,7 +262,6 @@ impl<M: Memory> Group<M> {
         op: Op,
         dtype: Dtype,
         bytes: usize,
-        buffers: (usize, usize),
     ) -> Result<Call, PoolError> {
         let refused = |value, expected| Err(PoolError::Argument { what: "reduction", value, expected });
         if op.check(dtype).is_err() {
@@ -287,7 +271,7 @@ impl<M: Memory> Group<M> {
             return refused(format!("{bytes} bytes of {dtype}"), "a whole number of elements");
         }
         let ranks = u32::try_from(self.size()).ok().and_then(NonZeroU32::new).expect("a group has ranks");
-        let call = self.moving(collective, root, bytes, buffers)?;
+        let call = self.moving(collective, root, bytes)?;
         Ok(Call { reduction: Some(Reduction { op, dtype, ranks }), ..call })
     }
 
@@ -316,7 +300,7 @@ impl<M: Memory> Group<M> {
     fn perform(&mut self, call: &Call, data: Data) -> Result<(), PoolError> {
         let variant = self.variant(call);
         let plan = self.plan(call, variant);
-        let shape = self.staged_shape(call, &plan)?;
+        let cut = self.cut(call, &plan)?;
         let mut scratch = self.workshop.scratch.take().unwrap_or_default();
         let outcome = self.operation(call.signature(), |group| {
             group.window()?;
@@ -325,7 +309,7 @@ impl<M: Memory> Group<M> {
                 group.post(0);
             }
             let half = group.half();
-            Run { group, plan: &plan, shape, reduction: call.reduction, data, half }.run(&mut scratch)
+            Run { group, plan: &plan, cut, reduction: call.reduction, data, half }.run(&mut scratch)
         });
         self.workshop.scratch = Some(scratch);
         outcome
@@ -342,12 +326,12 @@ impl<M: Memory> Group<M> {
             if call.collective == Collective::AllReduce { Variant::Sharded } else { Variant::Direct };
         let plan = self.plan(call, variant);
         assert!(plan.shows_only_chunks(), "{} in the pool has a block that is no chunk", call.collective);
-        let shape = call.shape(&plan, self.options().segment_bytes);
+        let cut = Cut::new(&plan, call.bytes, self.options().segment_bytes);
         let mut scratch = self.workshop.scratch.take().unwrap_or_default();
         let outcome = self.operation(call.signature().in_pool(), |group| {
             let at = group.exchange_extents(at, bytes)?;
             let data = Data::Pool { at: &at, input_stride, output_stride };
-            Run { group, plan: &plan, shape, reduction: call.reduction, data, half: 0 }.run(&mut scratch)
+            Run { group, plan: &plan, cut, reduction: call.reduction, data, half: 0 }.run(&mut scratch)
         });
         self.workshop.scratch = Some(scratch);
         outcome
@@ -397,23 +381,16 @@ impl<M: Memory> Group<M> {
         plan
     }
 
-    /// Cuts a message so that its blocks fit one half of the staging: at once, or in segments of which [`SLOTS`] fit.
-    fn staged_shape(&self, call: &Call, plan: &Plan) -> Result<Shape, PoolError> {
-        let half = self.options().staging_bytes / 2;
-        let fits = |slots: u64| half / (plan.blocks as u64 * slots) / LINE * LINE;
-        let whole = call.shape(plan, u64::MAX);
-        if whole.segment <= fits(1).min(self.options().segment_bytes) {
-            return Ok(whole);
-        }
-        let segment = fits(SLOTS).min(self.options().segment_bytes);
-        let shape = if segment == 0 { whole } else { call.shape(plan, segment) };
-        let steps = (shape.rounds + plan.steps.len() as u64 + 1) * plan.steps.len() as u64;
-        if segment == 0 || steps > u64::from(MAX_STEP) {
+    /// Cuts a message so that its blocks fit one half of the staging.
+    fn cut(&self, call: &Call, plan: &Plan) -> Result<Cut, PoolError> {
+        let cut =
+            Cut::staged(plan, call.bytes, self.options().staging_bytes / 2, self.options().segment_bytes);
+        let steps = |cut: &Cut| plan.number(cut.rounds, plan.steps.len());
+        cut.filter(|cut| steps(cut) <= u64::from(MAX_STEP)).ok_or_else(|| {
             let value = format!("{} bytes a rank", self.options().staging_bytes);
             let expected = "more, for so many ranks and such a message";
-            return Err(PoolError::Argument { what: "staging", value, expected });
-        }
-        Ok(shape)
+            PoolError::Argument { what: "staging", value, expected }
+        })
     }
 }
 
@@ -421,21 +398,6 @@ impl Call {
     fn signature(&self) -> Signature {
         let signature = Signature::new(self.collective, self.root, self.bytes);
         self.reduction.map_or(signature, |reduction| signature.reducing(reduction.dtype, reduction.op))
-    }
-
-    /// Cuts the message into rounds of equal segments, none larger than `limit`.
-    fn shape(&self, plan: &Plan, limit: u64) -> Shape {
-        let chunk = match self.collective {
-            // A vector is cut into chunks of whole lines.
-            Collective::AllReduce | Collective::Reduce | Collective::Broadcast if plan.chunks > 1 => {
-                self.bytes.div_ceil(plan.chunks as u64).next_multiple_of(LINE)
-            }
-            _ => self.bytes,
-        };
-        let rounds = chunk.div_ceil(limit).max(1);
-        let segment = chunk.div_ceil(rounds).next_multiple_of(LINE);
-        let rounds = chunk.div_ceil(segment.max(LINE)).max(1);
-        Shape { chunk, input: self.input, output: self.output, segment, rounds }
     }
 }
 

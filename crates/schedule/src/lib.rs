@@ -1,7 +1,8 @@
 //! Who sends which bytes to whom in which step; pure data.
 //!
-//! A [`Schedule`] is what one collective does on all ranks. It is run by the pool and can be run as well by a simulator:
-//! nothing here knows what a byte costs or where it lives.
+//! A [`Schedule`] is what one collective does on all ranks, a [`Plan`] one rank's part of it with whom it awaits, a [`Cut`]
+//! how a message of some size goes through it. They are run by the pool and can be run as well by a simulator: nothing
+//! here knows what a byte costs or where it lives.
 //!
 //! ```
 //! use polder_schedule::{Collective, Schedule, Source};
@@ -14,14 +15,18 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod cut;
 mod flat;
 mod levels;
 mod meaning;
+mod plan;
 mod traffic;
 
 use std::fmt;
 
+pub use cut::{Cut, GRAIN};
 pub use meaning::ScheduleError;
+pub use plan::{Act, Block, Chunk, Plan, Read, SLOTS, Step, Turn};
 pub use traffic::Traffic;
 
 /// What ranks do together.

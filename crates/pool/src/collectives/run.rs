@@ -1,50 +1,15 @@
-//! Runs one rank's part of a schedule: in rounds, so that a message of any size goes through a little staging, and with
-//! the phases of successive rounds overlapping, so that a rank seldom waits.
-//!
-//! Round `j` is a part of every chunk, a *segment*. Iteration `i` does phase `p` of round `i - p`. The step that a rank
-//! publishes after phase `p` of round `j` is `(j + p) * phases + p + 1` on every rank, which grows in the order in which
-//! they are done; so a rank knows what step of a peer to wait for.
-//!
-//! Staging is reused inside an operation as well: round `j` fills slot `j % SLOTS`, after every reader has published
-//! that it has finished the phase in which it reads the blocks of round `j - SLOTS`.
+//! Runs one rank's plan: in rounds, so that a message of any size goes through a little staging, and with the phases of
+//! successive rounds overlapping, so that a rank seldom waits.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
 
 use polder_kernels::{Dtype, Op, divide, reduce, reduce_into};
 use polder_mem::{Fault, Memory, Offset};
+use polder_schedule::{Act, Block, Chunk, Cut, Plan, Read, Step};
 
 use super::data::{Data, Scratch, fill, length, pieces, range, write};
-use super::plan::{Act, Block, Chunk, From, Plan, Step};
 use crate::group::{Failure, Group};
-
-/// Rounds whose blocks are in the pool at once.
-pub(crate) const SLOTS: u64 = 3;
-
-/// How a message is cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    /// Bytes of a chunk.
-    pub(crate) chunk: u64,
-    /// Bytes of an input.
-    pub(crate) input: u64,
-    /// Bytes of an output.
-    pub(crate) output: u64,
-    /// Bytes of a chunk that one round moves, a multiple of the line.
-    pub(crate) segment: u64,
-    /// How many rounds, at least 1.
-    pub(crate) rounds: u64,
-}
-
-impl Shape {
-    /// What round `round` moves of chunk `chunk` of a buffer of `total` bytes; empty past its end.
-    fn part(&self, chunk: usize, round: u64, total: u64) -> Range<u64> {
-        let start = chunk as u64 * self.chunk;
-        let end = (start + self.chunk).min(total);
-        let from = (start + round * self.segment).min(end);
-        from..(from + self.segment).min(end)
-    }
-}
 
 /// How sources are combined: checked to be defined, so that the kernels cannot refuse.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +39,7 @@ impl Reduction {
 pub(crate) struct Run<'a, M: Memory> {
     pub(crate) group: &'a Group<M>,
     pub(crate) plan: &'a Plan,
-    pub(crate) shape: Shape,
+    pub(crate) cut: Cut,
     pub(crate) reduction: Option<Reduction>,
     pub(crate) data: Data<'a>,
     /// The first byte of this operation's half of the staging, in a rank's extent.
@@ -84,26 +49,20 @@ pub(crate) struct Run<'a, M: Memory> {
 impl<M: Memory> Run<'_, M> {
     /// Runs it. Afterwards nobody reads what is in the pool of the caller's.
     pub(crate) fn run(&mut self, scratch: &mut Scratch) -> Result<(), Failure> {
-        let phases = self.plan.steps.len() as u64;
-        for iteration in 0..self.shape.rounds + phases - 1 {
-            for phase in 0..phases {
-                if let Some(round) = iteration.checked_sub(phase).filter(|&round| round < self.shape.rounds) {
-                    self.step(round, phase as usize, scratch)?;
-                }
-            }
+        for (round, phase) in self.plan.walk(self.cut.rounds) {
+            self.step(round, phase, scratch)?;
         }
         if let Data::Pool { .. } = self.data {
-            let last = self.number(self.shape.rounds, self.plan.steps.len());
+            let last = self.number(self.cut.rounds, self.plan.steps.len());
             self.group.post(last);
             self.group.await_steps(last)?;
         }
         Ok(())
     }
 
-    /// The step that a rank publishes after a phase of a round.
+    /// What this rank publishes after a phase of a round.
     fn number(&self, round: u64, phase: usize) -> u32 {
-        let number = (round + phase as u64) * self.plan.steps.len() as u64 + phase as u64 + 1;
-        u32::try_from(number).expect("the rounds of an operation are bounded")
+        as_step(self.plan.number(round, phase))
     }
 
     fn step(&mut self, round: u64, phase: usize, scratch: &mut Scratch) -> Result<(), Failure> {
@@ -112,10 +71,10 @@ impl<M: Memory> Run<'_, M> {
             return Ok(());
         }
         let group = self.group;
-        group.await_turns(step.awaits.iter().map(|turn| (turn.rank, self.number(round, turn.phase))))?;
-        if let Some(before) = round.checked_sub(SLOTS).filter(|_| self.is_staged()) {
-            group
-                .await_turns(step.readers.iter().map(|turn| (turn.rank, self.number(before, turn.phase))))?;
+        let turns = |(rank, number)| (rank, as_step(number));
+        group.await_turns(self.plan.before_reading(round, phase).map(turns))?;
+        if self.is_staged() {
+            group.await_turns(self.plan.before_filling(round, phase).map(turns))?;
         }
         self.invalidate(step, round);
         for act in &step.actions {
@@ -124,7 +83,7 @@ impl<M: Memory> Run<'_, M> {
         if step.fills_far {
             group.memory().sfence();
         }
-        if step.fills || self.frees(step, round, phase) {
+        if step.fills || self.is_staged() && self.plan.frees(self.cut.rounds, round, phase) {
             group.post(self.number(round, phase));
         } else {
             group.reach(self.number(round, phase));
@@ -136,20 +95,12 @@ impl<M: Memory> Run<'_, M> {
         !matches!(self.data, Data::Pool { .. })
     }
 
-    /// Whether a peer may be waiting for this step to fill a slot again, with no other step to say so soon.
-    fn frees(&self, step: &Step, round: u64, phase: usize) -> bool {
-        let phases = self.plan.steps.len();
-        let filled_again = self.is_staged() && round + SLOTS < self.shape.rounds;
-        let fills_next = self.plan.steps[0].fills && round + (phases as u64) < self.shape.rounds;
-        filled_again && !step.awaits.is_empty() && !(phase + 1 == phases && fills_next)
-    }
-
     /// Drops from our caches whatever the step reads that other hosts wrote.
     fn invalidate(&self, step: &Step, round: u64) {
         let sources = step.actions.iter().flat_map(|act| act.sources.iter().map(move |source| (act, source)));
         let mut any = false;
         for (act, source) in sources {
-            if let From::Block(block) = source
+            if let Read::Block(block) = source
                 && block.far
             {
                 let bytes = self.bytes(act, round);
@@ -169,10 +120,7 @@ impl<M: Memory> Run<'_, M> {
     }
 
     fn chunk(&self, chunk: Chunk, round: u64) -> Range<u64> {
-        match chunk {
-            Chunk::Input(chunk) => self.shape.part(chunk, round, self.shape.input),
-            Chunk::Output(chunk) => self.shape.part(chunk, round, self.shape.output),
-        }
+        self.cut.part(chunk, round)
     }
 
     /// Where a block lies in the pool in a round.
@@ -182,19 +130,18 @@ impl<M: Memory> Run<'_, M> {
             let stride = if matches!(chunk, Chunk::Input(_)) { input_stride } else { output_stride };
             return at[block.rank] + (block.rank as u64 * stride + self.chunk(chunk, round).start);
         }
-        let slot = round % SLOTS * self.plan.blocks as u64 + block.index as u64;
-        self.group.staging(block.rank) + (self.half + slot * self.shape.segment)
+        self.group.staging(block.rank) + (self.half + self.cut.block_at(self.plan, block.index, round))
     }
 
     fn act(&mut self, act: &Act, round: u64, scratch: &mut Scratch) -> Result<(), Fault> {
         match (act.sources.as_slice(), &self.data) {
-            ([From::Input(_)], Data::Pool { .. }) => {
+            ([Read::Input(_)], Data::Pool { .. }) => {
                 self.show_in_pool(act, round);
                 Ok(())
             }
-            ([From::Block(block)], Data::Pool { .. }) => self.take_in_pool(act, block, round, scratch),
-            ([From::Input(chunk)], _) => self.show(act, *chunk, round),
-            ([From::Block(block)], _) => self.take(act, block, round),
+            ([Read::Block(block)], Data::Pool { .. }) => self.take_in_pool(act, block, round, scratch),
+            ([Read::Input(chunk)], _) => self.show(act, *chunk, round),
+            ([Read::Block(block)], _) => self.take(act, block, round),
             _ => {
                 pieces(self.bytes(act, round)).try_for_each(|piece| self.combine(act, round, &piece, scratch))
             }
@@ -277,7 +224,7 @@ impl<M: Memory> Run<'_, M> {
     /// Combines the last source with `sum`, into the output where the caller has one, else into `sum`.
     fn combine_last<'b>(
         &'b mut self,
-        last: &From,
+        last: &Read,
         round: u64,
         piece: &Range<u64>,
         output: Option<Range<u64>>,
@@ -290,11 +237,11 @@ impl<M: Memory> Run<'_, M> {
             return Ok(sum);
         };
         let from = match last {
-            From::Block(_) => {
+            Read::Block(_) => {
                 self.fetch(last, round, piece, part)?;
                 None
             }
-            From::Input(chunk) => Some(within(&self.chunk(Chunk::Input(*chunk), round), piece)),
+            Read::Input(chunk) => Some(within(&self.chunk(Chunk::Input(*chunk), round), piece)),
         };
         match (&mut self.data, from) {
             (Data::Apart { input, output }, Some(from)) => {
@@ -317,11 +264,11 @@ impl<M: Memory> Run<'_, M> {
     }
 
     /// Copies a piece of a source into `into`.
-    fn fetch(&self, source: &From, round: u64, piece: &Range<u64>, into: &mut [u8]) -> Result<(), Fault> {
+    fn fetch(&self, source: &Read, round: u64, piece: &Range<u64>, into: &mut [u8]) -> Result<(), Fault> {
         let memory = self.group.memory();
         match (source, &self.data) {
-            (From::Block(block), _) => memory.copy_out(self.place(block, round) + piece.start, into),
-            (From::Input(chunk), Data::Pool { .. }) => {
+            (Read::Block(block), _) => memory.copy_out(self.place(block, round) + piece.start, into),
+            (Read::Input(chunk), Data::Pool { .. }) => {
                 let own = Block {
                     rank: self.group.rank(),
                     index: 0,
@@ -330,7 +277,7 @@ impl<M: Memory> Run<'_, M> {
                 };
                 memory.copy_out(self.place(&own, round) + piece.start, into)
             }
-            (From::Input(chunk), data) => {
+            (Read::Input(chunk), data) => {
                 into.copy_from_slice(data.input(&within(&self.chunk(Chunk::Input(*chunk), round), piece)));
                 Ok(())
             }
@@ -341,4 +288,9 @@ impl<M: Memory> Run<'_, M> {
 /// A piece of a part, as a range of the whole.
 fn within(part: &Range<u64>, piece: &Range<u64>) -> Range<u64> {
     part.start + piece.start..part.start + piece.end
+}
+
+/// A plan's number as a step: the rounds of an operation were bounded before.
+fn as_step(number: u64) -> u32 {
+    u32::try_from(number).expect("the rounds of an operation are bounded")
 }

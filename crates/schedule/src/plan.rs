@@ -1,53 +1,75 @@
-//! One rank's part of a schedule, with everything worked out that does not depend on sizes.
+//! One rank's part of a schedule, with everything worked out that does not depend on sizes: whom it awaits, and when.
+//!
+//! A long message goes through the phases in *rounds*, each with a part of every chunk (see [`Cut`](crate::Cut)). Iteration
+//! `i` does phase `p` of round `i - p`, so that a rank stages one round while its peers read the one before. After phase
+//! `p` of round `j` a rank publishes the number `(j + p) * phases + p + 1`, the same on every rank, and growing in the
+//! order in which the phases are done; so a rank knows what number of a peer to wait for.
+//!
+//! A rank's blocks of round `j` lie in slot `j % SLOTS`. It fills a slot again once each reader has published that it has
+//! finished the phase in which it reads the blocks of round `j - SLOTS`.
 
-use polder_schedule::{Action, Schedule, Source};
+use crate::{Action, Collective, Schedule, Source};
 
-/// One rank's part of a schedule.
+/// Rounds whose blocks stand in the pool at once.
+pub const SLOTS: u64 = 3;
+
+/// One rank's part of a schedule: what the pool runs, and a simulator prices.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub struct Plan {
+    /// What it achieves.
+    pub collective: Collective,
+    /// How many ranks take part.
+    pub ranks: usize,
     /// Its part of each phase.
-    pub(crate) steps: Vec<Step>,
+    pub steps: Vec<Step>,
     /// Chunks that the longer of input and output is cut into, at least 1.
-    pub(crate) chunks: usize,
+    pub chunks: usize,
     /// Blocks of the rank that has most: the blocks of a slot.
-    pub(crate) blocks: usize,
+    pub blocks: usize,
 }
 
 /// One rank's part of a phase.
 #[derive(Debug, Default)]
-pub(crate) struct Step {
-    pub(crate) actions: Vec<Act>,
+pub struct Step {
+    /// What it does, in order.
+    pub actions: Vec<Act>,
     /// Ranks and the phase that each must have finished, in the same round, before their blocks are read here.
-    pub(crate) awaits: Vec<Turn>,
+    pub awaits: Vec<Turn>,
     /// Ranks and the phase in which each last reads a block that is filled here: before the slot is filled again.
-    pub(crate) readers: Vec<Turn>,
+    pub readers: Vec<Turn>,
     /// Whether a block is filled here that any peer reads.
-    pub(crate) fills: bool,
+    pub fills: bool,
     /// Whether one of another host reads it.
-    pub(crate) fills_far: bool,
+    pub fills_far: bool,
 }
 
 /// A phase of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Turn {
-    pub(crate) rank: usize,
-    pub(crate) phase: usize,
+pub struct Turn {
+    /// Whose.
+    pub rank: usize,
+    /// Which.
+    pub phase: usize,
 }
 
 /// An action with its blocks found.
 #[derive(Debug)]
-pub(crate) struct Act {
-    pub(crate) sources: Vec<From>,
-    pub(crate) output: Option<usize>,
-    pub(crate) block: Option<Block>,
+pub struct Act {
+    /// What is combined, in this order but for the first two, whose order makes no difference to the bits.
+    pub sources: Vec<Read>,
+    /// The chunk of the output that receives it.
+    pub output: Option<usize>,
+    /// The block of this rank that receives it.
+    pub block: Option<Block>,
     /// A chunk that is as long as what the action moves.
-    pub(crate) length: Chunk,
-    pub(crate) complete: bool,
+    pub length: Chunk,
+    /// Whether nothing will be combined with the outcome any more.
+    pub complete: bool,
 }
 
 /// Where an action reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum From {
+pub enum Read {
     /// A chunk of the input.
     Input(usize),
     /// A block of a rank.
@@ -56,20 +78,20 @@ pub(crate) enum From {
 
 /// A block of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Block {
+pub struct Block {
     /// Whose.
-    pub(crate) rank: usize,
+    pub rank: usize,
     /// Its place among the rank's blocks.
-    pub(crate) index: usize,
+    pub index: usize,
     /// The chunk that it shows, where the block of data that lives in the pool is that chunk itself.
-    pub(crate) chunk: Option<Chunk>,
+    pub chunk: Option<Chunk>,
     /// Whether it crosses between hosts: on its way to us, or, for our own, to any reader.
-    pub(crate) far: bool,
+    pub far: bool,
 }
 
 /// A chunk of a rank's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Chunk {
+pub enum Chunk {
     /// Of its input.
     Input(usize),
     /// Of its output.
@@ -77,16 +99,68 @@ pub(crate) enum Chunk {
 }
 
 impl Plan {
-    /// The part of `rank` among ranks that live on `hosts`.
-    pub(crate) fn new(schedule: &Schedule, hosts: &[u16], rank: usize) -> Self {
+    /// The part of `rank` among ranks that live on `hosts`, of a schedule that passes [`Schedule::check`].
+    ///
+    /// # Panics
+    /// When the schedule does not pass it.
+    #[must_use]
+    pub fn new(schedule: &Schedule, hosts: &[u16], rank: usize) -> Self {
         let work = Work { schedule, hosts, rank };
         let steps = (0..schedule.phases.len()).map(|phase| work.step(phase)).collect();
         let blocks = (0..schedule.ranks).map(|rank| work.blocks_of(rank).len()).max().unwrap_or(0).max(1);
-        Self { steps, chunks: schedule.input_chunks.max(schedule.output_chunks).max(1), blocks }
+        let (collective, ranks) = (schedule.collective, schedule.ranks);
+        Self {
+            collective,
+            ranks,
+            steps,
+            chunks: schedule.input_chunks.max(schedule.output_chunks).max(1),
+            blocks,
+        }
+    }
+
+    /// The phases of `rounds` rounds in the order in which they are done: (round, phase).
+    pub fn walk(&self, rounds: u64) -> impl Iterator<Item = (u64, usize)> + use<> {
+        let phases = self.steps.len();
+        (0..rounds + phases as u64).flat_map(move |iteration| {
+            let of = move |phase| Some((iteration.checked_sub(phase as u64)?, phase));
+            (0..phases).filter_map(of).filter(move |&(round, _)| round < rounds)
+        })
+    }
+
+    /// What a rank publishes after a phase of a round. More than this by one comes after the last phase of the last.
+    #[must_use]
+    pub fn number(&self, round: u64, phase: usize) -> u64 {
+        (round + phase as u64) * self.steps.len() as u64 + phase as u64 + 1
+    }
+
+    /// Whom to await before a phase of a round reads: ranks, and the number that each must have published.
+    pub fn before_reading(&self, round: u64, phase: usize) -> impl Iterator<Item = (usize, u64)> + Clone {
+        self.steps[phase].awaits.iter().map(move |turn| (turn.rank, self.number(round, turn.phase)))
+    }
+
+    /// Whom to await before a phase of a round fills its slot again.
+    pub fn before_filling(&self, round: u64, phase: usize) -> impl Iterator<Item = (usize, u64)> + Clone {
+        let filled = round.checked_sub(SLOTS);
+        let readers = filled.map(|before| (before, &self.steps[phase].readers));
+        readers.into_iter().flat_map(move |(before, readers)| {
+            readers.iter().map(move |turn| (turn.rank, self.number(before, turn.phase)))
+        })
+    }
+
+    /// Whether a peer may be waiting for this rank to finish a phase of a round so that it can fill a slot again, with no
+    /// later step that is published soon. (A step is published when it fills something, when this holds, or when the
+    /// rank has to wait.)
+    #[must_use]
+    pub fn frees(&self, rounds: u64, round: u64, phase: usize) -> bool {
+        let phases = self.steps.len();
+        let filled_again = round + SLOTS < rounds;
+        let fills_next = self.steps[0].fills && round + (phases as u64) < rounds;
+        filled_again && !self.steps[phase].awaits.is_empty() && !(phase + 1 == phases && fills_next)
     }
 
     /// Whether blocks can be the chunks of data in the pool themselves.
-    pub(crate) fn shows_only_chunks(&self) -> bool {
+    #[must_use]
+    pub fn shows_only_chunks(&self) -> bool {
         let blocks = self.steps.iter().flat_map(|step| &step.actions).filter_map(|act| act.block.as_ref());
         blocks.into_iter().all(|block| block.chunk.is_some())
     }
@@ -145,9 +219,9 @@ impl Work<'_> {
     fn step(&self, phase: usize) -> Step {
         let mut step = Step::default();
         for action in &self.schedule.phases[phase].actions[self.rank] {
-            let mut sources: Vec<From> = action.sources.iter().map(|source| self.from(source)).collect();
+            let mut sources: Vec<Read> = action.sources.iter().map(|source| self.from(source)).collect();
             // The kernels commute bit for bit. With a block in front the sum is begun by the copy out of the pool.
-            if sources.len() > 1 && matches!(sources[0], From::Input(_)) {
+            if sources.len() > 1 && matches!(sources[0], Read::Input(_)) {
                 sources.swap(0, 1);
             }
             for source in &action.sources {
@@ -173,10 +247,10 @@ impl Work<'_> {
         step
     }
 
-    fn from(&self, source: &Source) -> From {
+    fn from(&self, source: &Source) -> Read {
         match *source {
-            Source::Input(chunk) => From::Input(chunk),
-            Source::Block { rank, block } => From::Block(self.block(rank, block, self.is_far(rank))),
+            Source::Input(chunk) => Read::Input(chunk),
+            Source::Block { rank, block } => Read::Block(self.block(rank, block, self.is_far(rank))),
         }
     }
 
@@ -212,8 +286,6 @@ fn latest(turns: &mut Vec<Turn>, turn: Turn) {
 
 #[cfg(test)]
 mod tests {
-    use polder_schedule::Collective;
-
     use super::*;
 
     #[test]
