@@ -218,6 +218,14 @@ pub enum PoolError {
         /// The sequence number of the operation.
         sequence: u64,
     },
+    /// The caller gave up waiting, for a signal or because it ends.
+    #[error("{what} {sequence} was interrupted; the other ranks are told, join again to go on")]
+    Interrupted {
+        /// What was interrupted.
+        what: &'static str,
+        /// The sequence number of the operation.
+        sequence: u64,
+    },
     /// An earlier failure has ended this group or ring.
     #[error("this {what} ended when an earlier operation failed: {cause}")]
     Broken {

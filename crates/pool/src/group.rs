@@ -112,7 +112,11 @@ pub struct Group<M: Memory> {
     pub(crate) workshop: Workshop,
     /// Whether no rank lives on another host: then no line needs a flush.
     local: bool,
+    interrupt: Option<Interrupt>,
 }
+
+/// Asked before each sleep of a wait: whether to give the operation up.
+pub type Interrupt = Box<dyn Fn() -> bool + Send>;
 
 /// Why a wait ended without its answer.
 #[derive(Debug)]
@@ -127,6 +131,8 @@ pub(crate) enum Failure {
     Corrupt(Offset, &'static str),
     /// A peer gave up, and says why.
     Told(usize, Mark),
+    /// The caller does not want to wait any longer.
+    Interrupted,
     /// The memory failed.
     Memory(polder_mem::Fault),
 }
@@ -160,7 +166,18 @@ impl<M: Memory> Group<M> {
             broken: None,
             workshop: Workshop::default(),
             local,
+            interrupt: None,
         })
+    }
+
+    /// Lets `asked` end waits, say when the user presses Ctrl-C: the group is broken then, as after any error.
+    pub fn on_wait(&mut self, asked: Interrupt) {
+        self.interrupt = Some(asked);
+    }
+
+    /// Changes how long one wait for a peer may take, from the next operation on.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.options.timeout = timeout;
     }
 
     /// This process's rank.
@@ -376,6 +393,9 @@ impl<M: Memory> Group<M> {
             self.own.borrow_mut().wait_for(rank, want);
             self.publish();
         }
+        if self.interrupt.as_ref().is_some_and(|asked| asked()) {
+            return Err(Failure::Interrupted);
+        }
         self.alive(rank)?;
         for other in (0..self.size()).filter(|&other| other != self.rank && other != rank) {
             if self.is_remote(other) {
@@ -439,7 +459,7 @@ impl<M: Memory> Group<M> {
             Failure::Dead(rank) => Mark::dead(rank),
             Failure::Late(rank, _) => Mark::late(rank),
             Failure::Mismatch(rank, _) => Mark::mismatch(rank),
-            Failure::Corrupt(..) | Failure::Memory(_) => Mark::own(self.rank),
+            Failure::Corrupt(..) | Failure::Memory(_) | Failure::Interrupted => Mark::own(self.rank),
             Failure::Told(_, mark) => mark,
         }
     }
@@ -459,6 +479,7 @@ impl<M: Memory> Group<M> {
             Failure::Mismatch(rank, theirs) => self.mismatch(rank, theirs),
             Failure::Corrupt(offset, what) => PoolError::Corrupt { offset, what },
             Failure::Memory(fault) => PoolError::Memory(fault),
+            Failure::Interrupted => PoolError::Interrupted { what, sequence },
             Failure::Told(by, mark) => {
                 let blamed = self.members.get(mark.rank()).map_or(self.members[by], |member| *member).peer();
                 if mark.rank() == self.rank {
@@ -598,6 +619,22 @@ pub(crate) mod tests {
                 let (members, body) = (members.clone(), &body);
                 let at = Offset(end + rank as u64 * bytes);
                 scope.spawn(move || body(&mut Group::over(handle, members, rank, options).unwrap(), at));
+            }
+        });
+    }
+
+    #[test]
+    fn a_wait_ends_when_the_caller_says_so_and_the_others_are_told() {
+        let interrupted = std::sync::Barrier::new(2);
+        on_threads(&[0, 1], quick(), |group| {
+            if group.rank() == 0 {
+                group.on_wait(Box::new(|| true));
+                assert_eq!(group.barrier(), Err(PoolError::Interrupted { what: "barrier", sequence: 1 }));
+                interrupted.wait();
+            } else {
+                interrupted.wait();
+                let error = group.barrier().unwrap_err();
+                assert!(matches!(error, PoolError::GaveUp { sequence: 1, .. }), "{error}");
             }
         });
     }
