@@ -102,6 +102,60 @@ pub enum PoolError {
         /// The epoch of the view without it.
         epoch: u64,
     },
+    /// The host id belongs to another boot that gives no sign of life.
+    #[error(
+        "host id {host} belongs to another boot in epoch {epoch}; if that host is off, run `polder pool evict {host}` and `polder pool evict {host} --fenced`"
+    )]
+    IdTaken {
+        /// The host id.
+        host: u16,
+        /// The epoch of the view.
+        epoch: u64,
+    },
+    /// Every host id is in use.
+    #[error(
+        "all {hosts} host ids are taken; evict one that is off (`polder pool stat`), or format a pool with more --hosts"
+    )]
+    NoFreeId {
+        /// How many ids the pool has.
+        hosts: u16,
+    },
+    /// No keeper answers.
+    #[error(
+        "no keeper answered within {waited_ms} ms; start `polder keeper` on this pool, or give host ids with POLDER_HOST"
+    )]
+    NoKeeper {
+        /// How long, in milliseconds.
+        waited_ms: u64,
+    },
+    /// An incarnation of the keeper that cannot start, or go on.
+    #[error(
+        "keeper incarnation {asked} cannot run: {highest} has run, and this pool allows {limit}; take a higher one, or format a pool with more --keepers"
+    )]
+    KeeperIncarnation {
+        /// The incarnation.
+        asked: u16,
+        /// The highest that has run.
+        highest: u16,
+        /// The highest that the pool has a place for.
+        limit: u16,
+    },
+    /// A newer keeper runs.
+    #[error("keeper incarnation {incarnation} was superseded by {by}; stop it")]
+    Superseded {
+        /// The incarnation.
+        incarnation: u16,
+        /// The newer one.
+        by: u16,
+    },
+    /// A host cannot be called fenced before it was evicted.
+    #[error("host {host} was not evicted as of epoch {epoch}; run `polder pool evict {host}` first")]
+    NotEvicted {
+        /// The host id.
+        host: u16,
+        /// The epoch of the view.
+        epoch: u64,
+    },
     /// This host was taken out of the view.
     #[error("host {host} was evicted in epoch {epoch}; restart its processes to join again")]
     Evicted {

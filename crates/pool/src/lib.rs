@@ -9,6 +9,7 @@ mod collectives;
 mod error;
 pub mod format;
 pub mod group;
+pub mod keeper;
 pub mod line;
 pub mod local;
 pub mod membership;

@@ -35,7 +35,7 @@
 //! | word | what |
 //! |---|---|
 //! | 0 | 1 a claimant asks for the id, 2 somebody asks to evict, 3 somebody says that the host is fenced |
-//! | 1 | nonce of who asks |
+//! | 1 | the claimant's nonce |
 //! | 2 | hash of the claimant's boot id |
 //! | 3 | the incarnation that is to be evicted, or is fenced |
 //! | 4..7 | spare, 0 |
@@ -217,6 +217,17 @@ impl Heartbeats {
         Self { silence, seen: BTreeMap::new() }
     }
 
+    /// How long a heartbeat must stay the same.
+    #[must_use]
+    pub const fn silence(&self) -> Duration {
+        self.silence
+    }
+
+    /// Starts the clock anew at the next look.
+    pub fn forget(&mut self, at: Offset) {
+        self.seen.remove(&at);
+    }
+
     /// Whether the heartbeat at line `at` has been the same for too long. The clock starts at the first look.
     ///
     /// # Errors
@@ -266,18 +277,17 @@ pub(crate) enum Request {
     /// A claimant wants the host id.
     Claim { nonce: u64, boot: u64 },
     /// This incarnation of the host is to leave the view.
-    Evict { nonce: u64, incarnation: u64 },
+    Evict { incarnation: u64 },
     /// This incarnation of the host is surely off.
-    Fence { nonce: u64, incarnation: u64 },
+    Fence { incarnation: u64 },
 }
 
-#[cfg_attr(not(test), expect(dead_code))]
 impl Request {
     pub(crate) const fn encode(self) -> Words {
         let [kind, nonce, boot, incarnation] = match self {
             Self::Claim { nonce, boot } => [1, nonce, boot, 0],
-            Self::Evict { nonce, incarnation } => [2, nonce, 0, incarnation],
-            Self::Fence { nonce, incarnation } => [3, nonce, 0, incarnation],
+            Self::Evict { incarnation } => [2, 0, 0, incarnation],
+            Self::Fence { incarnation } => [3, 0, 0, incarnation],
         };
         [kind, nonce, boot, incarnation, 0, 0, 0]
     }
@@ -286,8 +296,8 @@ impl Request {
         let [kind, nonce, boot, incarnation, ..] = *words;
         match kind {
             1 => Some(Self::Claim { nonce, boot }),
-            2 => Some(Self::Evict { nonce, incarnation }),
-            3 => Some(Self::Fence { nonce, incarnation }),
+            2 => Some(Self::Evict { incarnation }),
+            3 => Some(Self::Fence { incarnation }),
             _ => None,
         }
     }
@@ -314,8 +324,8 @@ mod tests {
         assert_eq!(Process::decode(&process.encode(), 3, ProcessSlot(4)), Some(process));
         for request in [
             Request::Claim { nonce: 1, boot: 2 },
-            Request::Evict { nonce: 1, incarnation: 2 },
-            Request::Fence { nonce: 1, incarnation: 2 },
+            Request::Evict { incarnation: 2 },
+            Request::Fence { incarnation: 2 },
         ] {
             assert_eq!(Request::decode(&request.encode()), Some(request));
         }

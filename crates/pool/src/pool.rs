@@ -7,6 +7,7 @@ use polder_mem::{LINE, Liveness, Memory, ProcessSlot};
 
 use crate::PoolError;
 use crate::format::{Layout, Superblock, read_superblock};
+use crate::keeper::clear_announcements;
 use crate::line;
 use crate::local::{Local, LocalLayout};
 use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, is_beating};
@@ -15,7 +16,7 @@ use crate::view::{Grant, Ids, View, Views};
 /// Who attaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// The host id, from the launcher or the keeper.
+    /// The host id, from the launcher or from [`crate::keeper::claim`].
     pub host: u16,
     /// A hash of the host's boot id: tells a rebooted host from the one before.
     pub boot: u64,
@@ -117,6 +118,8 @@ impl<M: Memory> Pool<M> {
         guard.repaired();
         drop(guard);
         self.beat()?;
+        // A keeper that starts meanwhile may not have seen this host: wait until it has said so or not.
+        *self.views() = Views::new(self.member.timeout);
         self.standing()
     }
 
@@ -130,7 +133,7 @@ impl<M: Memory> Pool<M> {
         }
         let (view, grant) = self.view_and_grant()?;
         let incarnation = match view.ids {
-            Ids::Keeper if view.has(host) && grant.boot == boot => grant.incarnation,
+            Ids::Keeper if grant.stands_in(&view, host) && grant.boot == boot => grant.incarnation,
             Ids::Keeper => return Err(PoolError::NotAdmitted { host, epoch: view.epoch }),
             Ids::Launcher => {
                 let gone = if view.had_evicted(host) { grant.evicted_through } else { 0 };
@@ -182,13 +185,7 @@ impl<M: Memory> Pool<M> {
     }
 
     fn clear_announcements(&self, slot: ProcessSlot) {
-        let opens = self.layout.geometry().opens;
-        let first = self.layout.announcement(self.member.host, slot, 0);
-        for index in 0..opens {
-            self.memory.store(self.layout.announcement(self.member.host, slot, index), 0);
-        }
-        self.memory.write_back(first, u64::from(opens) * 8);
-        self.memory.sfence();
+        clear_announcements(&self.memory, &self.layout, self.member.host, slot);
     }
 
     fn write_process(&self, state: ProcessState) {

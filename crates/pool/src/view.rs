@@ -87,7 +87,6 @@ impl View {
         self.evicted >> host & 1 == 1
     }
 
-    #[cfg_attr(not(test), expect(dead_code))]
     pub(crate) fn encode(&self) -> Words {
         let says = match self.ids {
             Ids::Launcher => 2,
@@ -96,13 +95,11 @@ impl View {
         [u64::from(self.keeper) | says << 16, self.epoch, self.members, self.fenced, self.evicted, 0, 0]
     }
 
-    #[cfg_attr(not(test), expect(dead_code))]
     /// The line in which keeper incarnation `keeper` says that it starts.
     pub(crate) fn starting(keeper: u16) -> Words {
         [u64::from(keeper) | 1 << 16, u64::from(keeper) * CHANGES, 0, 0, 0, 0, 0]
     }
 
-    #[expect(dead_code)]
     /// Which of the two lines holds this view: the older one is always overwritten.
     pub(crate) const fn half(epoch: u64) -> u16 {
         (epoch & 1) as u16
@@ -135,13 +132,17 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    #[cfg_attr(not(test), expect(dead_code))]
     pub(crate) const fn encode(&self) -> Words {
         [self.nonce, self.boot, self.incarnation, self.epoch, self.evicted_through, 0, 0]
     }
 
     const fn decode([nonce, boot, incarnation, epoch, evicted_through, ..]: Words) -> Self {
         Self { nonce, boot, incarnation, epoch, evicted_through }
+    }
+
+    /// Whether `view` says that the grant holds: a newer grant is not in force before a newer view.
+    pub(crate) const fn stands_in(&self, view: &View, host: u16) -> bool {
+        view.has(host) && self.epoch <= view.epoch
     }
 
     /// Reads what keeper incarnation `keeper` said of `host`.
@@ -320,7 +321,7 @@ fn in_transition<M: Memory>(
 }
 
 /// Adds the members where ids come from the launcher: hosts with a live host line that was not evicted.
-fn with_launched<M: Memory>(memory: &M, layout: &Layout, view: View) -> Result<View, PoolError> {
+pub(crate) fn with_launched<M: Memory>(memory: &M, layout: &Layout, view: View) -> Result<View, PoolError> {
     if view.ids == Ids::Keeper {
         return Ok(view);
     }

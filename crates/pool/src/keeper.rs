@@ -1,0 +1,891 @@
+//! The keeper: the one voice that says who belongs to the pool.
+//!
+//! An incarnation of the keeper is authorised from outside, by the operator, a launcher or a supervisor that counts its
+//! restarts; the pool only sees to it that the highest incarnation counts. It admits hosts that claim an id, evicts
+//! those that fell silent or that somebody asks to evict, and takes over the shards of hosts that somebody confirms to
+//! be off.
+//!
+//! Whoever wants something of the keeper writes it on the claim line of the host id. It is the one line that several
+//! hosts write: a torn or overwritten request is written again by whoever still waits for an answer. The answer is the
+//! keeper's grant line together with its view: a claimant holds the id when the view has the host, the grant names the
+//! claimant's nonce and is not newer than the view.
+
+use std::time::Duration;
+
+use polder_mem::{Memory, Nanos, Offset, ProcessSlot};
+
+use crate::format::{Layout, Uuid, read_superblock};
+use crate::line::{self, Words};
+use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, Request, is_beating};
+use crate::view::{CHANGES, Grant, Ids, Said, View, Views, newest_above, read_keeper, with_launched};
+use crate::{Pool, PoolError};
+
+/// What an incarnation of the keeper was started for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Charge {
+    /// The incarnation, from 1: each start of a keeper has a higher one than all before it.
+    pub incarnation: u16,
+    /// Who gives host ids from now on; `None` leaves it as it is.
+    pub ids: Option<Ids>,
+    /// A host is evicted when all its processes have been silent for so long; `None` leaves that to the operator.
+    pub evict_after: Option<Duration>,
+}
+
+/// The highest incarnation of a keeper that this pool has seen, 0 if none: the next must be higher.
+///
+/// # Errors
+/// Those of [`read_superblock`].
+pub fn last_incarnation<M: Memory>(memory: &M) -> Result<u16, PoolError> {
+    let layout = read_superblock(memory)?.layout()?;
+    Ok(newest_above(memory, &layout, 0)?.map_or(0, |(keeper, _)| keeper))
+}
+
+/// One incarnation of the keeper, the only writer of its block of lines.
+#[derive(Debug)]
+pub struct Keeper<M: Memory> {
+    memory: M,
+    layout: Layout,
+    incarnation: u16,
+    view: View,
+    grants: Vec<Grant>,
+    /// When each grant was given, for claimants that die before they attach.
+    granted_at: Vec<Nanos>,
+    beats: u64,
+    heartbeats: Option<Heartbeats>,
+}
+
+impl<M: Memory> Keeper<M> {
+    /// Starts an incarnation of the keeper, which takes over what the one before it said.
+    ///
+    /// # Errors
+    /// [`PoolError::KeeperIncarnation`] when a keeper of this or a higher incarnation has run, or the pool has no place
+    /// for one more; [`PoolError::Superseded`] when a higher one starts meanwhile.
+    // SYNC: announces itself before it reads what older keepers said; pairs with `newest_above`.
+    pub fn start(memory: M, charge: Charge) -> Result<Self, PoolError> {
+        let layout = read_superblock(&memory)?.layout()?;
+        let incarnation = charge.incarnation;
+        let highest = newest_above(&memory, &layout, 0)?.map_or(0, |(keeper, _)| keeper);
+        let limit = layout.geometry().keepers;
+        if incarnation <= highest || incarnation > limit {
+            return Err(PoolError::KeeperIncarnation { asked: incarnation, highest, limit });
+        }
+        line::announce(&memory, layout.view_line(incarnation, 0), &View::starting(incarnation));
+        let (view, grants) = take_over(&memory, &layout, incarnation, charge.ids)?;
+        let now = memory.now();
+        let mut keeper = Self {
+            granted_at: vec![now; grants.len()],
+            beats: 0,
+            heartbeats: charge.evict_after.map(Heartbeats::new),
+            memory,
+            layout,
+            incarnation,
+            view: View { epoch: u64::from(incarnation) * CHANGES, keeper: incarnation, ..view },
+            grants,
+        };
+        for host in 0..keeper.hosts() {
+            keeper.write_grant(host, keeper.grants[usize::from(host)]);
+        }
+        keeper.beat();
+        keeper.publish(keeper.view)?;
+        Ok(keeper)
+    }
+
+    fn hosts(&self) -> u16 {
+        self.layout.geometry().hosts
+    }
+
+    /// The view that this keeper has published.
+    #[must_use]
+    pub const fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// Looks once at everything: who asks, who fell silent, and whether a newer keeper runs. Call it a few times a
+    /// second.
+    ///
+    /// # Errors
+    /// [`PoolError::Superseded`] when a newer keeper runs: this one must end. Damaged lines of hosts are passed over.
+    pub fn tick(&mut self) -> Result<(), PoolError> {
+        self.expect_highest()?;
+        self.beat();
+        for host in 0..self.hosts() {
+            self.evict_if_silent(host)?;
+            let words = line::read(&self.memory, self.layout.claim_line(host))?;
+            match words.as_ref().and_then(Request::decode) {
+                Some(Request::Claim { nonce, boot }) => self.consider(host, nonce, boot)?,
+                Some(Request::Evict { incarnation }) if self.holder(host)? == incarnation => {
+                    self.evict(host)?;
+                }
+                Some(Request::Fence { incarnation }) if self.may_fence(host, incarnation)? => {
+                    self.fence(host)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn beat(&mut self) {
+        self.beats += 1;
+        let beat = Beat { count: self.beats, incarnation: 0 };
+        beat.publish(&self.memory, self.layout.keeper_heartbeat_line(self.incarnation));
+    }
+
+    fn expect_highest(&self) -> Result<(), PoolError> {
+        match newest_above(&self.memory, &self.layout, self.incarnation)? {
+            None => Ok(()),
+            Some((by, _)) => Err(PoolError::Superseded { incarnation: self.incarnation, by }),
+        }
+    }
+
+    /// Makes `view` the next view.
+    // SYNC: of this keeper, which publishes and then looks for a newer one, and a newer one, which announces itself and
+    // then reads this view, at least one sees the other.
+    fn publish(&mut self, view: View) -> Result<(), PoolError> {
+        let epoch = self.view.epoch + 1;
+        if epoch.is_multiple_of(CHANGES) {
+            let limit = self.layout.geometry().keepers;
+            return Err(PoolError::KeeperIncarnation {
+                asked: self.incarnation,
+                highest: self.incarnation,
+                limit,
+            });
+        }
+        self.view = View { epoch, ..view };
+        let at = self.layout.view_line(self.incarnation, View::half(epoch));
+        line::announce(&self.memory, at, &self.view.encode());
+        self.expect_highest()
+    }
+
+    fn write_grant(&mut self, host: u16, grant: Grant) {
+        self.grants[usize::from(host)] = grant;
+        line::publish(&self.memory, self.layout.grant_line(self.incarnation, host), &grant.encode());
+    }
+
+    fn host_line(&self, host: u16) -> Result<HostLine, PoolError> {
+        HostLine::read(&self.memory, &self.layout, host)
+    }
+
+    /// Whether `host` belongs to the pool now.
+    fn has(&self, host: u16) -> Result<bool, PoolError> {
+        Ok(with_launched(&self.memory, &self.layout, self.view)?.has(host))
+    }
+
+    /// The incarnation of `host` that belongs to the pool, 0 if none.
+    fn holder(&self, host: u16) -> Result<u64, PoolError> {
+        match (self.has(host)?, self.view.ids) {
+            (false, _) => Ok(0),
+            (true, Ids::Keeper) => Ok(self.grants[usize::from(host)].incarnation),
+            (true, Ids::Launcher) => Ok(self.host_line(host)?.incarnation),
+        }
+    }
+
+    fn consider(&mut self, host: u16, nonce: u64, boot: u64) -> Result<(), PoolError> {
+        let answered = nonce == 0 || nonce == self.grants[usize::from(host)].nonce;
+        if answered || self.view.ids == Ids::Launcher || self.has(host)? || !self.is_clean(host, boot)? {
+            return Ok(());
+        }
+        self.admit(host, nonce, boot)
+    }
+
+    /// Whether nobody can write the shard of `host` any more but the claimant, whose boot is `boot`.
+    fn is_clean(&self, host: u16, boot: u64) -> Result<bool, PoolError> {
+        if self.view.is_fenced(host) {
+            return Ok(true);
+        }
+        let grant = self.grants[usize::from(host)];
+        let Ok(line) = self.host_line(host) else { return Ok(false) };
+        let arrived = line.incarnation >= grant.incarnation;
+        let left = line.state != HostState::Live || line.boot == boot;
+        Ok(left && (arrived || grant.boot == boot))
+    }
+
+    /// Gives the id `host` to the claimant with this nonce, as a new incarnation of the host.
+    fn admit(&mut self, host: u16, nonce: u64, boot: u64) -> Result<(), PoolError> {
+        let old = self.grants[usize::from(host)];
+        let seen = self.host_line(host).map_or(0, |line| line.incarnation);
+        let incarnation = old.incarnation.max(old.evicted_through).max(seen).saturating_add(1);
+        let epoch = self.view.epoch + 1;
+        self.write_grant(host, Grant { nonce, boot, incarnation, epoch, ..old });
+        self.granted_at[usize::from(host)] = self.memory.now();
+        self.forget_heartbeats(host);
+        let bit = 1 << host;
+        self.publish(View { members: self.view.members | bit, fenced: self.view.fenced & !bit, ..self.view })
+    }
+
+    /// Takes `host` out of the view; nothing happens when it is not in it.
+    ///
+    /// # Errors
+    /// [`PoolError::Superseded`] when a newer keeper runs; it decides then.
+    pub fn evict(&mut self, host: u16) -> Result<(), PoolError> {
+        expect_host(&self.layout, host)?;
+        let incarnation = self.holder(host)?;
+        if incarnation == 0 {
+            return self.expect_highest();
+        }
+        let old = self.grants[usize::from(host)];
+        let evicted_through = old.evicted_through.max(incarnation);
+        self.write_grant(host, Grant { evicted_through, ..old });
+        let bit = 1 << host;
+        let View { members, evicted, .. } = self.view;
+        self.publish(View { members: members & !bit, evicted: evicted | bit, ..self.view })
+    }
+
+    fn evict_if_silent(&mut self, host: u16) -> Result<(), PoolError> {
+        if self.heartbeats.is_none() || !self.has(host)? {
+            return Ok(());
+        }
+        let Ok(line) = self.host_line(host) else { return Ok(()) };
+        let grant = self.grants[usize::from(host)];
+        let arrived = self.view.ids == Ids::Launcher || line.incarnation == grant.incarnation;
+        let silent = match line.state {
+            HostState::Live if arrived => self.is_silent(host)?,
+            HostState::Left if arrived => false,
+            _ => self.memory.now() >= self.granted_at[usize::from(host)] + self.silence(),
+        };
+        if silent { self.evict(host) } else { Ok(()) }
+    }
+
+    fn silence(&self) -> Duration {
+        self.heartbeats.as_ref().map_or(Duration::MAX, Heartbeats::silence)
+    }
+
+    fn heartbeat_lines(&self, host: u16) -> impl Iterator<Item = Offset> + use<M> {
+        let first = self.layout.heartbeat_line(host, ProcessSlot(0));
+        (0..u64::from(self.layout.geometry().processes)).map(move |slot| first.lines(slot))
+    }
+
+    fn is_silent(&mut self, host: u16) -> Result<bool, PoolError> {
+        let lines = self.heartbeat_lines(host);
+        let Some(heartbeats) = &mut self.heartbeats else { return Ok(false) };
+        let mut silent = true;
+        for at in lines {
+            silent &= heartbeats.is_silent(&self.memory, at)?;
+        }
+        Ok(silent)
+    }
+
+    fn forget_heartbeats(&mut self, host: u16) {
+        let lines = self.heartbeat_lines(host);
+        if let Some(heartbeats) = &mut self.heartbeats {
+            lines.for_each(|at| heartbeats.forget(at));
+        }
+    }
+
+    fn may_fence(&self, host: u16, incarnation: u64) -> Result<bool, PoolError> {
+        let through = self.grants[usize::from(host)].evicted_through;
+        Ok(!self.has(host)? && !self.view.is_fenced(host) && incarnation != 0 && incarnation == through)
+    }
+
+    /// Records that `host`, which was evicted, is surely off, and takes over its shard in place: its processes are dead,
+    /// what they announced is void, its objects stay. Only whoever switched it off knows; a host that is called fenced
+    /// and is not can destroy what its successor writes.
+    ///
+    /// # Errors
+    /// [`PoolError::NotEvicted`] when the host is still in the view; [`PoolError::Superseded`].
+    pub fn fence(&mut self, host: u16) -> Result<(), PoolError> {
+        expect_host(&self.layout, host)?;
+        if self.has(host)? {
+            return Err(PoolError::NotEvicted { host, epoch: self.view.epoch });
+        }
+        if self.view.is_fenced(host) {
+            return self.expect_highest();
+        }
+        self.publish(View { fenced: self.view.fenced | 1 << host, ..self.view })?;
+        self.adopt(host)
+    }
+
+    /// Puts the lines of a fenced host's shard right, as its last process would have done.
+    fn adopt(&self, host: u16) -> Result<(), PoolError> {
+        for slot in (0..self.layout.geometry().processes).map(ProcessSlot) {
+            let Ok(line) = Process::read(&self.memory, &self.layout, host, slot) else { continue };
+            clear_announcements(&self.memory, &self.layout, host, slot);
+            if line.state == ProcessState::Live {
+                let dead = Process { state: ProcessState::Dead, ..line };
+                line::publish(&self.memory, self.layout.process_line(host, slot), &dead.encode());
+            }
+        }
+        let line = self.host_line(host)?;
+        if line.state == HostState::Live {
+            let left = HostLine { state: HostState::Left, ..line };
+            line::publish(&self.memory, self.layout.host_line(host), &left.encode());
+        }
+        Ok(())
+    }
+}
+
+/// Voids what the process at `slot` of `host` announced.
+pub(crate) fn clear_announcements<M: Memory>(memory: &M, layout: &Layout, host: u16, slot: ProcessSlot) {
+    let opens = layout.geometry().opens;
+    for index in 0..opens {
+        memory.store(layout.announcement(host, slot, index), 0);
+    }
+    memory.write_back(layout.announcement(host, slot, 0), u64::from(opens) * 8);
+    memory.sfence();
+}
+
+/// What a new keeper starts from: the view and the grants of the highest older one that said anything.
+fn take_over<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    incarnation: u16,
+    ids: Option<Ids>,
+) -> Result<(View, Vec<Grant>), PoolError> {
+    let mut base = View::INITIAL;
+    for older in (1..incarnation).rev() {
+        if let (Said::View(view), _) = read_keeper(memory, layout, older)? {
+            base = view;
+            break;
+        }
+    }
+    let ids = ids.unwrap_or(base.ids);
+    let members = with_launched(memory, layout, base)?.members;
+    let mut grants = Vec::new();
+    for host in 0..layout.geometry().hosts {
+        grants.push(inherit(memory, layout, &base, members >> host & 1 == 1, host)?);
+    }
+    let members = if ids == Ids::Keeper { members } else { 0 };
+    Ok((View { ids, members, ..base }, grants))
+}
+
+/// The grant of `host` that a new keeper starts from.
+fn inherit<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    base: &View,
+    is_member: bool,
+    host: u16,
+) -> Result<Grant, PoolError> {
+    let line = HostLine::read(memory, layout, host).unwrap_or_default();
+    let epoch = base.epoch;
+    match Grant::read(memory, layout, base.keeper, host) {
+        Err(PoolError::Memory(fault)) => Err(fault.into()),
+        Ok(grant) if base.ids == Ids::Keeper && grant.epoch <= epoch => Ok(grant),
+        // Ids came from the launcher; or the older keeper was about to give this one to somebody, and never did.
+        Ok(grant) => Ok(Grant {
+            nonce: 0,
+            boot: line.boot,
+            incarnation: line.incarnation,
+            epoch: 0,
+            evicted_through: grant.evicted_through,
+        }),
+        // A damaged grant: whoever is in is the one that the host line names, and everyone before it is out.
+        Err(_) => {
+            let evicted_through = line.incarnation - u64::from(is_member && line.incarnation > 0);
+            Ok(Grant { nonce: 0, boot: line.boot, incarnation: line.incarnation, epoch: 0, evicted_through })
+        }
+    }
+}
+
+fn expect_host(layout: &Layout, host: u16) -> Result<(), PoolError> {
+    let high = layout.geometry().hosts - 1;
+    match host <= high {
+        true => Ok(()),
+        false => {
+            Err(PoolError::Geometry { what: "the host id", value: host.into(), low: 0, high: high.into() })
+        }
+    }
+}
+
+/// What a process asks of the keeper that has no host id yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The id that it wants, or any that is free.
+    pub host: Option<u16>,
+    /// A hash of its boot id.
+    pub boot: u64,
+    /// What no other claimant has; never 0.
+    pub nonce: u64,
+    /// How long it waits for the keeper.
+    pub timeout: Duration,
+    /// How long it watches the holder of an id for a sign of life.
+    pub silence: Duration,
+}
+
+impl Claim {
+    /// A claim of `host`, or of any id, that waits 10 seconds for the keeper and watches a holder for 2.
+    #[must_use]
+    pub fn new(host: Option<u16>, boot: u64) -> Self {
+        let (timeout, silence) = (Duration::from_secs(10), Duration::from_secs(2));
+        Self { host, boot, nonce: fresh_nonce(), timeout, silence }
+    }
+}
+
+fn fresh_nonce() -> u64 {
+    (Uuid::fresh().0 as u64).max(1)
+}
+
+/// A host id that the keeper gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Granted {
+    /// The host id.
+    pub host: u16,
+    /// The incarnation of the host.
+    pub incarnation: u64,
+    /// The epoch of the view that has it.
+    pub epoch: u64,
+}
+
+/// Asks the keeper for a host id and waits until it is given. At most one claimant of an id is given it.
+///
+/// # Errors
+/// [`PoolError::HostLive`] when another holds the id; [`PoolError::IdTaken`] when its holder is silent and nobody
+/// evicted it, or nobody said that it is off; [`PoolError::NoFreeId`]; [`PoolError::NoKeeper`] when no keeper answers.
+pub fn claim<M: Memory>(memory: &M, claim: &Claim) -> Result<Granted, PoolError> {
+    let layout = read_superblock(memory)?.layout()?;
+    if let Some(host) = claim.host {
+        expect_host(&layout, host)?;
+    }
+    let deadline = memory.now() + claim.timeout;
+    let views = Views::new(claim.timeout);
+    let mut claimant = Claimant { memory, layout: &layout, claim, views, began: None, deadline };
+    match claim.host {
+        Some(host) => claimant.claim_one(host),
+        None => claimant.claim_any(),
+    }
+}
+
+struct Claimant<'a, M: Memory> {
+    memory: &'a M,
+    layout: &'a Layout,
+    claim: &'a Claim,
+    views: Views,
+    /// The epoch at the first look: a grant after it went to a competitor.
+    began: Option<u64>,
+    deadline: Nanos,
+}
+
+/// What a claimant finds.
+enum Found {
+    /// The id is its own.
+    Mine(Granted),
+    /// Another has it.
+    Taken { boot: u64, lately: bool },
+    /// Nobody has it, and the claim stands.
+    Asked(View),
+}
+
+impl<M: Memory> Claimant<'_, M> {
+    fn claim_one(&mut self, host: u16) -> Result<Granted, PoolError> {
+        loop {
+            let error = match self.look(host)? {
+                Found::Mine(granted) => return Ok(granted),
+                Found::Taken { boot, lately } if lately || self.is_beating(host)? => {
+                    self.withdraw(host)?;
+                    return Err(PoolError::HostLive { host, boot });
+                }
+                Found::Taken { .. } => PoolError::IdTaken { host, epoch: self.began.unwrap_or(0) },
+                Found::Asked(view) => self.unanswered(host, &view),
+            };
+            self.pause(error)?;
+        }
+    }
+
+    /// Tries the ids in turn, each for as long as a keeper may take to answer.
+    fn claim_any(&mut self) -> Result<Granted, PoolError> {
+        loop {
+            let mut error = PoolError::NoFreeId { hosts: self.layout.geometry().hosts };
+            for host in 0..self.layout.geometry().hosts {
+                let next = self.memory.now() + self.claim.silence;
+                while let Found::Asked(view) = match self.look(host)? {
+                    Found::Mine(granted) => return Ok(granted),
+                    found => found,
+                } {
+                    error = self.unanswered(host, &view);
+                    if self.memory.now() >= next {
+                        break;
+                    }
+                    self.pause(error.clone())?;
+                }
+                self.withdraw(host)?;
+            }
+            self.pause(error)?;
+        }
+    }
+
+    fn look(&mut self, host: u16) -> Result<Found, PoolError> {
+        let (memory, layout) = (self.memory, self.layout);
+        let (view, grant) =
+            self.views.read(memory, layout, |view| Grant::read(memory, layout, view.keeper, host))?;
+        let began = *self.began.get_or_insert(view.epoch);
+        match view.ids == Ids::Keeper && grant.stands_in(&view, host) {
+            true if grant.nonce == self.claim.nonce => {
+                let Grant { incarnation, .. } = grant;
+                Ok(Found::Mine(Granted { host, incarnation, epoch: view.epoch }))
+            }
+            true => Ok(Found::Taken { boot: grant.boot, lately: grant.epoch > began }),
+            false => {
+                self.write_claim(host)?;
+                Ok(Found::Asked(view))
+            }
+        }
+    }
+
+    fn is_beating(&self, host: u16) -> Result<bool, PoolError> {
+        Ok(is_beating(self.memory, self.layout, host, self.claim.silence)?)
+    }
+
+    fn request(&self) -> Words {
+        Request::Claim { nonce: self.claim.nonce, boot: self.claim.boot }.encode()
+    }
+
+    /// Writes the claim unless it stands there: other claimants write the same line.
+    fn write_claim(&self, host: u16) -> Result<(), PoolError> {
+        let at = self.layout.claim_line(host);
+        if line::read(self.memory, at)? != Some(self.request()) {
+            line::publish(self.memory, at, &self.request());
+        }
+        Ok(())
+    }
+
+    /// Takes the claim back, so that the id is not given to somebody who does not wait for it.
+    fn withdraw(&self, host: u16) -> Result<(), PoolError> {
+        let at = self.layout.claim_line(host);
+        if line::read(self.memory, at)? == Some(self.request()) {
+            line::publish(self.memory, at, &[0; line::WORDS]);
+        }
+        Ok(())
+    }
+
+    fn unanswered(&self, host: u16, view: &View) -> PoolError {
+        match view.ids {
+            Ids::Keeper if view.had_evicted(host) && !view.is_fenced(host) => {
+                PoolError::IdTaken { host, epoch: view.epoch }
+            }
+            _ => PoolError::NoKeeper { waited_ms: milliseconds(self.claim.timeout) },
+        }
+    }
+
+    /// Waits a moment, or fails with `error` when the deadline has come.
+    fn pause(&self, error: PoolError) -> Result<(), PoolError> {
+        if self.memory.now() >= self.deadline {
+            self.claim.host.map_or(Ok(()), |host| self.withdraw(host))?;
+            return Err(error);
+        }
+        self.memory.yield_now();
+        Ok(())
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    time.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
+/// What an operator asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// The host is to leave the view.
+    Evict,
+    /// The host, which was evicted, is surely off.
+    Fence,
+}
+
+/// Has `order` carried out for `host`: by the keeper if one runs, and else as a keeper for this one change, whose
+/// incarnation is the next. Returns the view that has it.
+///
+/// # Errors
+/// [`PoolError::NotEvicted`] when a host is to be fenced that was not evicted; [`PoolError::NoKeeper`] when a keeper
+/// runs and does not answer within `timeout`; those of [`Keeper::start`].
+pub fn order<M: Memory>(
+    memory: &M,
+    host: u16,
+    order: Order,
+    timeout: Duration,
+    silence: Duration,
+) -> Result<View, PoolError> {
+    let layout = read_superblock(memory)?.layout()?;
+    expect_host(&layout, host)?;
+    let mut views = Views::new(timeout);
+    let look = |views: &mut Views| {
+        views.read(memory, &layout, |view| Grant::read(memory, &layout, view.keeper, host))
+    };
+    let (view, grant) = look(&mut views)?;
+    let request = match order {
+        Order::Evict if !view.has(host) => return Ok(view),
+        Order::Evict if view.ids == Ids::Keeper => Request::Evict { incarnation: grant.incarnation },
+        Order::Evict => Request::Evict { incarnation: HostLine::read(memory, &layout, host)?.incarnation },
+        Order::Fence if view.is_fenced(host) => return Ok(view),
+        Order::Fence if view.has(host) || !view.had_evicted(host) => {
+            return Err(PoolError::NotEvicted { host, epoch: view.epoch });
+        }
+        Order::Fence => Request::Fence { incarnation: grant.evicted_through },
+    };
+    if !keeper_beats(memory, &layout, view.keeper, silence)? {
+        return carry_out(memory, host, order);
+    }
+    let deadline = memory.now() + timeout;
+    let at = layout.claim_line(host);
+    loop {
+        if line::read(memory, at)? != Some(request.encode()) {
+            line::publish(memory, at, &request.encode());
+        }
+        let (view, grant) = look(&mut views)?;
+        if is_done(request, host, &view, &grant) {
+            return Ok(view);
+        }
+        if memory.now() >= deadline {
+            return Err(PoolError::NoKeeper { waited_ms: milliseconds(timeout) });
+        }
+        memory.yield_now();
+    }
+}
+
+fn is_done(request: Request, host: u16, view: &View, grant: &Grant) -> bool {
+    match request {
+        Request::Claim { .. } => false,
+        Request::Fence { .. } => view.is_fenced(host),
+        Request::Evict { incarnation } => {
+            let replaced = grant.stands_in(view, host) && grant.incarnation > incarnation;
+            let out = !view.has(host) || view.ids == Ids::Launcher || replaced;
+            view.had_evicted(host) && grant.evicted_through >= incarnation && out
+        }
+    }
+}
+
+/// Whether the keeper gives a sign of life within `silence`.
+fn keeper_beats<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    keeper: u16,
+    silence: Duration,
+) -> Result<bool, PoolError> {
+    if keeper == 0 {
+        return Ok(false);
+    }
+    let at = layout.keeper_heartbeat_line(keeper);
+    let first = Beat::read(memory, at)?;
+    let deadline = memory.now() + silence;
+    while memory.now() < deadline {
+        let beat = Beat::read(memory, at)?;
+        if beat.is_some() && beat != first {
+            return Ok(true);
+        }
+        memory.yield_now();
+    }
+    Ok(false)
+}
+
+fn carry_out<M: Memory>(memory: &M, host: u16, order: Order) -> Result<View, PoolError> {
+    let incarnation = last_incarnation(memory)?.saturating_add(1);
+    let mut keeper = Keeper::start(memory.clone(), Charge { incarnation, ids: None, evict_after: None })?;
+    match order {
+        Order::Evict => keeper.evict(host)?,
+        Order::Fence => keeper.fence(host)?,
+    }
+    Ok(keeper.view)
+}
+
+impl<M: Memory> Pool<M> {
+    /// Has `host` evicted from the view; see [`order`].
+    ///
+    /// # Errors
+    /// Those of [`order`].
+    pub fn evict(&self, host: u16) -> Result<View, PoolError> {
+        order(self.memory(), host, Order::Evict, self.member().timeout, self.member().silence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polder_mem::{Heap, HeapShape};
+
+    use super::*;
+    use crate::format::{Geometry, Overwrite, format};
+    use crate::local::LocalLayout;
+    use crate::{Member, PeerState};
+
+    const TINY: Geometry =
+        Geometry { hosts: 3, processes: 2, names: 5, levels: 2, chunk_bytes: 256, opens: 3, keepers: 4 };
+    const BYTES: u64 = 64 << 10;
+    const SILENCE: Duration = Duration::from_millis(20);
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn formatted() -> Heap {
+        let layout = Layout::new(&TINY, BYTES).unwrap();
+        let local_words = LocalLayout::new(&layout).words();
+        let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 4, processes: 2, local_words, bells: 6 });
+        format(&heap, &TINY, Uuid(1), Overwrite::Refuse).unwrap();
+        heap
+    }
+
+    fn keeper(memory: &Heap, incarnation: u16, ids: Option<Ids>) -> Keeper<Heap> {
+        Keeper::start(memory.clone(), Charge { incarnation, ids, evict_after: None }).unwrap()
+    }
+
+    fn member(host: u16, boot: u64) -> Member {
+        Member { timeout: PATIENCE, silence: SILENCE, ..Member::new(host, boot) }
+    }
+
+    fn claim_of(host: Option<u16>, nonce: u64) -> Claim {
+        Claim { host, boot: 100 + nonce, nonce, timeout: PATIENCE, silence: SILENCE }
+    }
+
+    /// Lets a keeper tick while `work` runs.
+    fn beside<T>(mut keeper: Keeper<Heap>, work: impl FnOnce() -> T) -> (Keeper<Heap>, T) {
+        let stop = std::sync::Mutex::new(false);
+        std::thread::scope(|scope| {
+            let ticking = scope.spawn(|| {
+                while !*stop.lock().unwrap() {
+                    keeper.tick().unwrap();
+                    std::thread::yield_now();
+                }
+                keeper
+            });
+            let done = work();
+            *stop.lock().unwrap() = true;
+            (ticking.join().unwrap(), done)
+        })
+    }
+
+    #[test]
+    fn without_a_keeper_an_order_is_carried_out_as_the_next_incarnation() {
+        let heap = formatted();
+        let one = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
+        let two = Pool::attach(heap.process(2, ProcessSlot(0)), member(2, 7)).unwrap();
+        assert_eq!(two.view().unwrap().members, 0b110);
+        let view = two.evict(1).unwrap();
+        assert_eq!((view.epoch, view.keeper, view.ids), (1_000_002, 1, Ids::Launcher));
+        assert_eq!(one.standing(), Err(PoolError::Evicted { host: 1, epoch: 1_000_002 }));
+        assert_eq!(two.peer_state(1, ProcessSlot(0)), Ok(PeerState::Evicted));
+        let again = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 7)).unwrap();
+        assert_eq!(again.this_process().host_incarnation, 2);
+        again.standing().unwrap();
+        assert!(one.standing().is_err(), "the old incarnation stays out");
+        assert_eq!(two.view().unwrap().members, 0b110);
+    }
+
+    #[test]
+    fn a_claimant_gets_the_id_and_a_second_is_refused() {
+        let heap = formatted();
+        let (_, ()) = beside(keeper(&heap, 1, Some(Ids::Keeper)), || {
+            let refused = Pool::attach(heap.process(2, ProcessSlot(0)), member(2, 101)).unwrap_err();
+            assert!(matches!(refused, PoolError::NotAdmitted { host: 2, .. }), "{refused}");
+            let granted = claim(&heap, &claim_of(Some(2), 1)).unwrap();
+            assert_eq!((granted.host, granted.incarnation), (2, 1));
+            let pool = Pool::attach(heap.process(2, ProcessSlot(0)), member(2, 101)).unwrap();
+            std::thread::scope(|scope| {
+                let second = scope.spawn(|| claim(&heap, &claim_of(Some(2), 2)));
+                while !second.is_finished() {
+                    pool.beat().unwrap();
+                }
+                assert_eq!(second.join().unwrap(), Err(PoolError::HostLive { host: 2, boot: 101 }));
+            });
+            let other = claim(&heap, &claim_of(None, 3)).unwrap();
+            assert_eq!(other.host, 0);
+        });
+    }
+
+    #[test]
+    fn a_claim_without_a_keeper_says_so() {
+        let heap = formatted();
+        let impatient = Claim { timeout: Duration::from_millis(5), ..claim_of(Some(1), 1) };
+        let refused = claim(&heap, &impatient).unwrap_err();
+        assert_eq!(refused, PoolError::NoKeeper { waited_ms: 5 });
+        let at = Layout::new(&TINY, BYTES).unwrap().claim_line(1);
+        assert_eq!(line::read(&heap, at), Ok(Some([0; line::WORDS])), "the claim was taken back");
+    }
+
+    #[test]
+    fn a_keeper_takes_over_from_the_one_before_and_ends_it() {
+        let heap = formatted();
+        let one = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
+        let mut old = keeper(&heap, 1, Some(Ids::Keeper));
+        old.admit(2, 5, 105).unwrap();
+        assert_eq!(old.view().members, 0b110);
+        let new = keeper(&heap, 2, None);
+        assert_eq!((new.view().members, new.view().ids), (0b110, Ids::Keeper));
+        assert_eq!(new.grants[2].nonce, 5);
+        assert_eq!(old.evict(1), Err(PoolError::Superseded { incarnation: 1, by: 2 }));
+        assert_eq!(old.tick(), Err(PoolError::Superseded { incarnation: 1, by: 2 }));
+        one.standing().unwrap();
+        let refused = Keeper::start(heap.clone(), Charge { incarnation: 2, ids: None, evict_after: None });
+        assert!(matches!(refused, Err(PoolError::KeeperIncarnation { asked: 2, highest: 2, limit: 4 })));
+        assert_eq!(last_incarnation(&heap), Ok(2));
+    }
+
+    #[test]
+    fn a_silent_host_is_evicted_and_its_id_given_away_once_it_is_fenced() {
+        let heap = formatted();
+        let charge = Charge { incarnation: 1, ids: Some(Ids::Keeper), evict_after: Some(SILENCE) };
+        let mut keeper = Keeper::start(heap.clone(), charge).unwrap();
+        keeper.admit(1, 1, 101).unwrap();
+        let pool = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 101)).unwrap();
+        let announced = pool.layout().announcement(1, ProcessSlot(0), 0);
+        heap.store(announced, 5);
+        while keeper.view().has(1) {
+            keeper.tick().unwrap();
+        }
+        assert!(matches!(pool.standing(), Err(PoolError::Evicted { host: 1, .. })));
+        let (keeper, refused) = beside(keeper, || {
+            claim(&heap, &Claim { timeout: 3 * SILENCE, ..claim_of(Some(1), 2) }).unwrap_err()
+        });
+        assert!(matches!(refused, PoolError::IdTaken { host: 1, .. }), "{refused}");
+        let (_, granted) = beside(keeper, || {
+            order(&heap, 1, Order::Fence, PATIENCE, PATIENCE).unwrap();
+            claim(&heap, &claim_of(Some(1), 3)).unwrap()
+        });
+        assert_eq!(granted.incarnation, 2);
+        assert_eq!(heap.load(announced), Ok(0), "the shard was adopted");
+        pool.die();
+    }
+
+    #[test]
+    fn a_running_keeper_carries_orders_out() {
+        let heap = formatted();
+        let one = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
+        let (keeper, view) = beside(keeper(&heap, 1, None), || {
+            let early = order(&heap, 1, Order::Fence, PATIENCE, PATIENCE).unwrap_err();
+            assert!(matches!(early, PoolError::NotEvicted { host: 1, .. }), "{early}");
+            order(&heap, 1, Order::Evict, PATIENCE, PATIENCE).unwrap()
+        });
+        assert!(!view.has(1));
+        assert_eq!(keeper.view().keeper, 1, "no other keeper was needed");
+        assert!(one.standing().is_err());
+    }
+
+    #[test]
+    fn one_of_the_claimants_of_an_id_wins_in_a_thousand_races() {
+        let heap = formatted();
+        let handles: Vec<Heap> = (1..4).map(|host| heap.process(host, ProcessSlot(0))).collect();
+        let mut keeper = keeper(&heap, 1, Some(Ids::Keeper));
+        for race in 0..1000 {
+            let (ticked, won) = beside(keeper, || race_for_an_id(&handles, race));
+            keeper = ticked;
+            assert_eq!(won, 1, "race {race}");
+            keeper.evict(1).unwrap();
+            keeper.fence(1).unwrap();
+        }
+    }
+
+    /// How many claimants believe that they hold the id 1; a winner beats until the others have seen it.
+    fn race_for_an_id(handles: &[Heap], race: u64) -> usize {
+        let refused = std::sync::Mutex::new(0);
+        let run = &|memory: &Heap, nonce: u64| match claim(memory, &claim_of(Some(1), nonce)) {
+            Err(error) => {
+                assert!(matches!(error, PoolError::HostLive { host: 1, .. }), "{error}");
+                *refused.lock().unwrap() += 1;
+                false
+            }
+            Ok(_) => {
+                let at = Layout::new(&TINY, BYTES).unwrap().heartbeat_line(1, ProcessSlot(0));
+                for count in 1.. {
+                    Beat { count, incarnation: nonce }.publish(memory, at);
+                    std::thread::yield_now();
+                    if *refused.lock().unwrap() == handles.len() - 1 {
+                        break;
+                    }
+                }
+                true
+            }
+        };
+        std::thread::scope(|scope| {
+            let nonces = 4 * race + 1..;
+            let claimants: Vec<_> = handles
+                .iter()
+                .zip(nonces)
+                .map(|(memory, nonce)| scope.spawn(move || run(memory, nonce)))
+                .collect();
+            claimants.into_iter().filter_map(|claimant| claimant.join().unwrap().then_some(())).count()
+        })
+    }
+}
