@@ -578,12 +578,6 @@ impl Machine {
         }
     }
 
-    /// The first write on its way that a fence of `thread` waits for.
-    pub(super) fn awaited(&self, thread: usize) -> Option<usize> {
-        let host = self.threads[thread].host;
-        self.hosts[host].queue.iter().position(|write| write.waiters & (1 << thread) != 0)
-    }
-
     pub(super) fn host_of(&self, thread: usize) -> usize {
         self.threads[thread].host
     }
@@ -593,16 +587,18 @@ impl Machine {
     /// Empties `thread`'s buffer into its host's cache and queue, as a CPU does whose program was killed.
     pub(super) fn drain(&mut self, thread: usize, random: &mut Random) {
         while self.buffered & (1 << thread) != 0 {
-            self.drain_step(thread, random);
+            match self.eligible(thread, random) {
+                Some(index) => drop(self.commit(thread, index)),
+                None => self.deliver_awaited(thread),
+            }
         }
     }
 
-    /// One step towards the point where a fence of `thread` would return.
-    pub(super) fn drain_step(&mut self, thread: usize, random: &mut Random) {
-        if let Some(index) = self.eligible(thread, random) {
-            self.commit(thread, index);
-        } else if let Some(index) = self.awaited(thread) {
-            let host = self.threads[thread].host;
+    /// Makes visible the first write on its way that a fence of `thread` waits for.
+    pub(super) fn deliver_awaited(&mut self, thread: usize) {
+        let host = self.threads[thread].host;
+        let awaited = |write: &Write| write.waiters & (1 << thread) != 0;
+        if let Some(index) = self.hosts[host].queue.iter().position(awaited) {
             self.deliver_line(host, index);
         }
     }

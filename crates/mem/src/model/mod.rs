@@ -50,7 +50,6 @@
 //! [`Memory::pause`]: crate::Memory::pause
 //! [`Memory::yield_now`]: crate::Memory::yield_now
 
-#[cfg(test)]
 mod canaries;
 mod explore;
 pub mod litmus;
@@ -67,6 +66,7 @@ mod trace;
 mod walk;
 mod world;
 
+pub use canaries::{Canary, canaries};
 pub use explore::{Explorer, Failure, Outcome, Report, explore, replay};
 pub use memory::ModelMemory;
 pub use mutants::{Change, Harmless, Mutant, SiteKind, judge, mutants};

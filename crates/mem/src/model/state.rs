@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use super::explore;
-use super::machine::{Entry, Machine, WORDS};
+use super::machine::{Entry, Kind, Machine, WORDS};
 use super::mutants::{Change, SiteKind};
 use super::random::Random;
 use super::trace::Trace;
@@ -83,6 +83,9 @@ struct Rates {
     deliver: u8,
     evict: u8,
     prefetch: u8,
+    /// That an invalidated line is filled again at once, and a line that was stored into is evicted at once.
+    refill: u32,
+    spill: u32,
     /// That a delivery is of one word only.
     tear: u32,
     /// That a fill reads only some words at first.
@@ -91,9 +94,11 @@ struct Rates {
     switch: u32,
     /// That a waiting thread may be the one.
     poll: u32,
-    /// That a thread is put aside, and for how many operations at most.
+    /// That a thread is put aside where a switch can matter, and the binary digits of the longest time.
     stall: u32,
-    stall_for: usize,
+    stall_digits: u32,
+    /// That a thread starts late.
+    late: u32,
     /// Entries in a buffer before the oldest is forced out.
     buffer: usize,
     /// Threads and hosts whose buffers and queues are slow.
@@ -126,12 +131,15 @@ impl Rates {
             deliver: upto(2),
             evict: upto(3),
             prefetch: upto(4),
+            refill: random.pick(&[0, 1 << 12, 1 << 15]),
+            spill: random.pick(&[0, 1 << 12, 1 << 14]),
             tear: random.pick(&[0, 1 << 12, 1 << 14, 1 << 16]),
             torn_fill: random.pick(&[0, 1 << 13, 1 << 15]),
-            switch: random.pick(&[1 << 11, 1 << 13, 1 << 14, 1 << 15]),
+            switch: random.pick(&[1 << 11, 1 << 13, 1 << 14, 1 << 15, 3 << 14]),
             poll: random.pick(&[1 << 11, 1 << 13, 1 << 15]),
-            stall: random.pick(&[0, 0, 1 << 8, 1 << 10, 1 << 12]),
-            stall_for: random.pick(&[16, 64, 256]),
+            stall: random.pick(&[0, 1 << 10, 1 << 12, 1 << 13]),
+            stall_digits: random.pick(&[4, 7, 10]),
+            late: random.pick(&[0, 1 << 15]),
             buffer: random.pick(&[2, 8, 48]),
             lazy_threads: if random.below(2) == 0 { random.next() & random.next() } else { 0 },
             lazy_hosts: if random.below(2) == 0 { random.next() & random.next() } else { 0 },
@@ -151,7 +159,6 @@ impl Rates {
             prefetch: 252,
             switch: 1 << 12,
             poll: 1 << 13,
-            stall_for: 16,
             buffer: 48,
             ..Self::default()
         }
@@ -385,6 +392,25 @@ impl State {
         if let Some(trace) = &mut self.trace {
             trace.adversary(self.machine.host_of(thread), commit_name(&entry), entry.line());
         }
+        if !self.machine.coherent() {
+            self.follow(thread, entry);
+        }
+    }
+
+    /// Spite: the moments in which an eviction or a fill hurts most.
+    fn follow(&mut self, thread: usize, entry: Entry) {
+        let (host, line) = (self.machine.host_of(thread), entry.line());
+        match entry.kind {
+            Kind::Store if self.rates.spill != 0 && self.random.chance(self.rates.spill) => {
+                self.trace_adversary(host, "evicts", line);
+                self.machine.evict(host, line);
+            }
+            Kind::Invalidate if self.rates.refill != 0 && self.random.chance(self.rates.refill) => {
+                self.trace_adversary(host, "prefetches", line);
+                self.machine.fill(host, line);
+            }
+            _ => {}
+        }
     }
 
     fn deliver_some(&mut self) {
@@ -448,9 +474,9 @@ impl State {
     }
 
     /// Makes room in the current thread's buffer.
-    pub(super) fn relieve(&mut self) {
+    fn relieve(&mut self) {
         while self.machine.entries(self.current).len() >= self.rates.buffer {
-            self.machine.drain_step(self.current, &mut self.random);
+            self.drain_step();
         }
     }
 
@@ -459,8 +485,16 @@ impl State {
         self.machine.push(self.current, entry);
     }
 
+    /// One step towards the point where a fence of the current thread would return.
     pub(super) fn drain_step(&mut self) {
-        self.machine.drain_step(self.current, &mut self.random);
+        self.advance(self.current);
+    }
+
+    fn advance(&mut self, thread: usize) {
+        match self.machine.eligible(thread, &mut self.random) {
+            Some(index) => self.commit(thread, index),
+            None => self.machine.deliver_awaited(thread),
+        }
     }
 
     pub(super) fn runs_backwards(&mut self) -> bool {
@@ -490,7 +524,29 @@ impl State {
     /// Whether another thread should go on before an operation that others can notice.
     #[inline]
     pub(super) fn wants_switch(&mut self) -> bool {
+        if self.rates.stall != 0 && self.random.chance(self.rates.stall) {
+            self.stall(self.current);
+            return true;
+        }
         self.random.chance(self.rates.switch)
+    }
+
+    /// Puts `thread` aside for a while, unless nobody else can go on.
+    fn stall(&mut self, thread: usize) {
+        let length = self.random.magnitude(self.rates.stall_digits);
+        self.threads[thread].stalled_until = self.operations + length;
+        self.stalled |= 1 << thread;
+    }
+
+    /// The first thread to go on.
+    pub(super) fn start(&mut self) -> Option<usize> {
+        self.mode = Mode::Running;
+        for thread in bits(self.ready) {
+            if self.rates.late != 0 && self.random.chance(self.rates.late) {
+                self.stall(thread);
+            }
+        }
+        self.choose()
     }
 
     /// The current thread waits for others: it goes on when they do not, or now and then.
@@ -505,9 +561,6 @@ impl State {
         }
         loop {
             self.release();
-            if self.rates.stall != 0 && self.random.chance(self.rates.stall) {
-                self.stall();
-            }
             let busy = self.ready & !self.waiting & !self.stalled;
             if busy != 0 {
                 let polls = self.ready & !self.stalled;
@@ -535,16 +588,6 @@ impl State {
         let thread = self.random.bit(set);
         self.waiting &= !(1 << thread);
         thread
-    }
-
-    fn stall(&mut self) {
-        let busy = self.ready & !self.stalled;
-        if busy & busy.wrapping_sub(1) != 0 {
-            let thread = self.random.bit(busy);
-            let length = 1 + self.random.below(self.rates.stall_for) as u64;
-            self.threads[thread].stalled_until = self.operations + length;
-            self.stalled |= 1 << thread;
-        }
     }
 
     /// Lets go on whoever's time has come.
@@ -614,7 +657,7 @@ impl State {
             let buffered = self.machine.buffered & !self.stopped;
             if buffered != 0 {
                 let thread = self.random.bit(buffered);
-                self.machine.drain_step(thread, &mut self.random);
+                self.advance(thread);
             } else if self.machine.queued != 0 {
                 let host = self.random.bit(self.machine.queued);
                 let index = self.random.below(self.machine.queue(host).len());
@@ -835,7 +878,6 @@ impl State {
 }
 
 fn commit_name(entry: &Entry) -> &'static str {
-    use super::machine::Kind;
     match entry.kind {
         Kind::Store => "the cache takes a store to",
         Kind::StoreNt => "a non-temporal store leaves for",

@@ -435,3 +435,76 @@ fn seeds_split_among_os_threads_find_the_same_failures() {
         assert_eq!(report.failures.iter().map(|failure| failure.seed).collect::<Vec<_>>(), [17, 117, 217]);
     }
 }
+
+mod conformance_of_the_model {
+    use super::*;
+    use crate::conformance::{self, BELLS, BYTES, LOCAL_WORDS};
+
+    fn small(hosts: u16, kernels: Kernels, coherence: Coherence) -> Shape {
+        Shape { hosts, bytes: BYTES, local_words: LOCAL_WORDS, bells: BELLS, kernels, coherence }
+    }
+
+    /// Runs `one` and, when there is one, `other` as two processes, of one host or of two.
+    fn pass(
+        hosts: u16,
+        coherence: Coherence,
+        calm: bool,
+        one: fn(&ModelMemory),
+        other: Option<fn(&ModelMemory)>,
+    ) {
+        let suite = |seed| {
+            let mut world = World::new(seed, small(hosts, Kernels::Shared, coherence));
+            if calm {
+                world.calm();
+            }
+            world.spawn(0, 0, move |memory| one(&memory));
+            if let Some(other) = other {
+                world.spawn(hosts - 1, 1, move |memory| other(&memory));
+            }
+            world.run()
+        };
+        explore("conformance", if calm { 3 } else { 30 }, 0, suite).expect_none();
+    }
+
+    fn everywhere(one: fn(&ModelMemory), other: Option<fn(&ModelMemory)>) {
+        for coherence in [Coherence::Software, Coherence::Coherent] {
+            for calm in [true, false] {
+                pass(1, coherence, calm, one, other);
+                pass(2, coherence, calm, one, other);
+            }
+        }
+    }
+
+    #[test]
+    fn words_copies_and_bounds() {
+        everywhere(conformance::words, None);
+        everywhere(conformance::bounds, None);
+        everywhere(
+            |memory| conformance::copies(memory, 0..10, [0, 1, 7, 8, 9, 63, 64, 65].into_iter()),
+            None,
+        );
+        everywhere(
+            |memory| conformance::copies_past_caches(memory, 0..10, [0, 1, 7, 8, 9, 63, 64, 65].into_iter()),
+            None,
+        );
+    }
+
+    #[test]
+    fn local_words_and_deadlines() {
+        everywhere(conformance::local_words, None);
+        everywhere(conformance::deadlines, None);
+    }
+
+    #[test]
+    fn messages_and_bells_between_two_processes() {
+        everywhere(|m| conformance::publisher(m, 20), Some(|m| conformance::subscriber(m, 20)));
+        everywhere(|m| conformance::bells(m, 0, 20), Some(|m| conformance::bells(m, 1, 20)));
+    }
+
+    #[test]
+    fn a_counter_of_two_processes_of_one_host() {
+        for coherence in [Coherence::Software, Coherence::Coherent] {
+            pass(1, coherence, false, |m| conformance::counter(m, 50), Some(|m| conformance::counter(m, 50)));
+        }
+    }
+}

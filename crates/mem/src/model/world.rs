@@ -201,12 +201,7 @@ impl World {
     }
 
     fn schedule(&mut self) -> Result<(), String> {
-        let first = {
-            let mut state = self.core.state.borrow_mut();
-            state.mode = Mode::Running;
-            state.choose()
-        };
-        let mut next = first;
+        let mut next = self.core.state.borrow_mut().start();
         while let Some(thread) = next {
             next = self.resume(thread)?;
         }
