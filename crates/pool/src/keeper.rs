@@ -571,6 +571,43 @@ fn milliseconds(time: Duration) -> u64 {
     time.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
+/// How a host that is about to attach comes to its id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Admission {
+    /// The launcher gives it.
+    Launcher,
+    /// The keeper has given it, to an earlier process of this host.
+    Admitted(u16),
+    /// It has to [`claim`] one from the keeper.
+    Wanted,
+}
+
+/// How the host with this boot hash comes to an id: as any, or as `host`.
+///
+/// # Errors
+/// Those of [`read_superblock`]; [`PoolError::Corrupt`] when the view is damaged.
+pub fn admission<M: Memory>(memory: &M, boot: u64, host: Option<u16>) -> Result<Admission, PoolError> {
+    let layout = read_superblock(memory)?.layout()?;
+    let admitted = |view: &View| {
+        let ids = 0..layout.geometry().hosts;
+        for id in ids.filter(|&id| view.has(id) && host.is_none_or(|host| host == id)) {
+            if Grant::read(memory, &layout, view.keeper, id)?.boot == boot {
+                return Ok(Some(id));
+            }
+        }
+        Ok(None)
+    };
+    let (view, admitted) = Views::new(PATIENCE).read(memory, &layout, admitted)?;
+    Ok(match (view.ids, admitted) {
+        (Ids::Launcher, _) => Admission::Launcher,
+        (Ids::Keeper, Some(id)) => Admission::Admitted(id),
+        (Ids::Keeper, None) => Admission::Wanted,
+    })
+}
+
+/// How long a keeper may be in the middle of starting while somebody asks.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// What an operator asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {

@@ -7,11 +7,12 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 
 use polder_mem::{
-    Coherence, Coherent, HostError, HostPlan, Memory, Region, RegionError, RegionKind, Software,
+    Coherence, Coherent, HostError, HostPlan, Memory, Region, RegionError, RegionKind, Software, Wrapped,
 };
 
+use crate::keeper::{self, Admission, Claim};
 use crate::local::LocalLayout;
-use crate::settings::{CoherenceChoice, Settings};
+use crate::settings::{CoherenceChoice, Settings, Wrap};
 use crate::{Geometry, Member, Overwrite, Pool, PoolError, Superblock, Uuid, format, read_superblock};
 
 /// Why a process could not come to its pool.
@@ -60,6 +61,8 @@ pub enum AnyPool {
     Coherent(Arc<Pool<Coherent>>),
     /// The program does.
     Software(Arc<Pool<Software>>),
+    /// Something is wrapped around either.
+    Wrapped(Arc<Pool<Wrapped>>),
 }
 
 /// Evaluates an expression with a pool of any memory: `each!(any, pool => pool.stat())`.
@@ -69,6 +72,7 @@ macro_rules! each {
         match $any {
             $crate::session::AnyPool::Coherent($pool) => $body,
             $crate::session::AnyPool::Software($pool) => $body,
+            $crate::session::AnyPool::Wrapped($pool) => $body,
         }
     };
 }
@@ -80,6 +84,8 @@ pub enum AnyMemory {
     Coherent(Coherent),
     /// The program does.
     Software(Software),
+    /// Something is wrapped around either.
+    Wrapped(Wrapped),
 }
 
 /// Evaluates an expression with a memory of any kind.
@@ -89,6 +95,7 @@ macro_rules! each_memory {
         match $any {
             $crate::session::AnyMemory::Coherent($memory) => $body,
             $crate::session::AnyMemory::Software($memory) => $body,
+            $crate::session::AnyMemory::Wrapped($memory) => $body,
         }
     };
 }
@@ -114,6 +121,25 @@ impl AnyMemory {
         }
     }
 
+    fn wrapped(self, wrap: &Wrap) -> Self {
+        let mut memory = match self {
+            Self::Coherent(memory) if wrap.shadow => Wrapped::shadow(memory),
+            Self::Coherent(memory) => Wrapped::from(memory),
+            Self::Software(memory) => Wrapped::from(memory),
+            Self::Wrapped(memory) => memory,
+        };
+        if let Some(site) = &wrap.without {
+            memory = memory.without_flushes_at(site.clone());
+        }
+        if let Some(cost) = wrap.cost {
+            memory = memory.with_cost(cost);
+        }
+        if let Some(trigger) = wrap.trigger {
+            memory = memory.with_trigger(trigger);
+        }
+        Self::Wrapped(memory)
+    }
+
     /// What is mapped.
     #[must_use]
     pub fn region(&self) -> &Region {
@@ -136,18 +162,28 @@ impl Session {
     /// [`SessionError`], naming the path, the host id and the remedy.
     pub fn open(settings: &Settings) -> Result<Self, SessionError> {
         let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
-        let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+        let memory = match &settings.wrap {
+            None => AnyMemory::open(path, settings.coherence.unwrap_or_default())?,
+            // A shadow keeps its own copies: the region behind them is coherent.
+            Some(wrap) if wrap.shadow => AnyMemory::open(path, CoherenceChoice::Coherent)?.wrapped(wrap),
+            Some(wrap) => AnyMemory::open(path, settings.coherence.unwrap_or_default())?.wrapped(wrap),
+        };
         let refused = |source| SessionError::Pool { path: path.to_owned(), source };
         let superblock = each_memory!(&memory, memory => read_superblock(memory)).map_err(refused)?;
-        let host = host_id(settings, memory.region())?;
+        let boot = boot()?;
+        let host = host_id(settings, &memory, boot).map_err(refused)?;
+        let host = host.ok_or_else(|| SessionError::NoHostId { path: path.to_owned() })?;
         let plan = host_plan(&superblock, host, settings).map_err(refused)?;
-        let member = member(settings, host)?;
+        let member = member(settings, host, boot);
         let pool = match memory {
             AnyMemory::Coherent(memory) => {
                 AnyPool::Coherent(Arc::new(Pool::attach(memory.attach(&plan)?, member).map_err(refused)?))
             }
             AnyMemory::Software(memory) => {
                 AnyPool::Software(Arc::new(Pool::attach(memory.attach(&plan)?, member).map_err(refused)?))
+            }
+            AnyMemory::Wrapped(memory) => {
+                AnyPool::Wrapped(Arc::new(Pool::attach(memory.attach(&plan)?, member).map_err(refused)?))
             }
         };
         let beat = each!(&pool, pool => Beat::start(Arc::clone(pool)));
@@ -198,14 +234,19 @@ pub fn create(path: &Path, bytes: u64, geometry: &Geometry) -> Result<Superblock
     linked
 }
 
-fn host_id(settings: &Settings, region: &Region) -> Result<u16, SessionError> {
-    match (settings.host, region.kind()) {
-        (Some(host), _) => Ok(host),
-        (None, RegionKind::DaxDevice | RegionKind::DaxFile) => {
-            Err(SessionError::NoHostId { path: region.path().to_owned() })
+/// The id that was set or that the keeper gives; 0 on memory that has one host.
+fn host_id(settings: &Settings, memory: &AnyMemory, boot: u64) -> Result<Option<u16>, PoolError> {
+    each_memory!(memory, memory => match keeper::admission(memory, boot, settings.host)? {
+        Admission::Admitted(host) => Ok(Some(host)),
+        Admission::Wanted => {
+            let claim = Claim::new(settings.host, boot);
+            Ok(Some(keeper::claim(memory, &claim)?.host))
         }
-        (None, _) => Ok(0),
-    }
+        Admission::Launcher => {
+            let shared = matches!(memory.region().kind(), RegionKind::DaxDevice | RegionKind::DaxFile);
+            Ok(settings.host.or((!shared).then_some(0)))
+        }
+    })
 }
 
 fn host_plan(superblock: &Superblock, host: u16, settings: &Settings) -> Result<HostPlan, PoolError> {
@@ -222,14 +263,14 @@ fn host_plan(superblock: &Superblock, host: u16, settings: &Settings) -> Result<
     })
 }
 
-fn member(settings: &Settings, host: u16) -> Result<Member, SessionError> {
-    let mut member = Member::new(host, boot()?);
+fn member(settings: &Settings, host: u16, boot: u64) -> Member {
+    let mut member = Member::new(host, boot);
     member.job = settings.job.unwrap_or(0);
     member.quota = settings.quota.map_or(u64::MAX, |quota| quota.0);
     if let Some(timeout) = settings.timeout {
         member.timeout = timeout.0;
     }
-    Ok(member)
+    member
 }
 
 /// A hash of this kernel's boot id.
@@ -331,6 +372,43 @@ mod tests {
         std::fs::write(scratch.0.join("pool"), vec![7; 1 << 20]).unwrap();
         let error = Session::open(&scratch.settings(0)).unwrap_err().to_string();
         assert!(error.contains("polder pool format"), "{error}");
+    }
+
+    #[test]
+    fn hosts_of_a_shadow_see_each_other_through_flushes_alone() {
+        let scratch = Scratch::new("shadow");
+        let shadow = |host| Settings { wrap: Some("shadow".parse().unwrap()), ..scratch.settings(host) };
+        let first = Session::open_or_create(&shadow(0), 64 << 20).unwrap();
+        let second = Session::open(&shadow(1)).unwrap();
+        for session in [&first, &second] {
+            assert_eq!(each!(session.pool(), pool => pool.present()).unwrap(), 0b11);
+        }
+    }
+
+    #[test]
+    fn a_host_without_an_id_asks_the_keeper_for_one_and_its_processes_share_it() {
+        let scratch = Scratch::new("keeper");
+        let settings = Settings { host: None, ..scratch.settings(0) };
+        create(&scratch.0.join("pool"), 64 << 20, &Geometry::for_region(64 << 20)).unwrap();
+        let AnyMemory::Coherent(memory) =
+            AnyMemory::open(&scratch.0.join("pool"), CoherenceChoice::Coherent).unwrap()
+        else {
+            panic!("asked for coherent memory")
+        };
+        let charge = keeper::Charge { incarnation: 1, ids: Some(crate::Ids::Keeper), evict_after: None };
+        let mut keeper = keeper::Keeper::start(memory, charge).unwrap();
+        let (stop, stopped) = channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                    keeper.tick().unwrap();
+                }
+            });
+            let sessions = [Session::open(&settings).unwrap(), Session::open(&settings).unwrap()];
+            let hosts = sessions.each_ref().map(|session| each!(session.pool(), pool => pool.member().host));
+            assert_eq!(hosts[0], hosts[1]);
+            drop(stop);
+        });
     }
 
     #[test]

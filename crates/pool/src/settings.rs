@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use polder_mem::{Cost, FlushSite, Trigger, TriggerAction};
 use serde::{Deserialize, Deserializer};
 
 /// How the pool's memory is kept coherent.
@@ -73,8 +74,60 @@ impl FromStr for Span {
     }
 }
 
+/// What is wrapped around the memory, for tests and emulation, written as words with commas between them: `shadow`,
+/// `without=ring.rs:120`, `kill=5000`, `stop=5000`, `latency_ns=300`, `bytes_per_second=10000000000`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Wrap {
+    /// Each host works on a private copy, so that a missing flush shows.
+    pub shadow: bool,
+    /// Flushes that a shadow leaves out.
+    pub without: Option<FlushSite>,
+    /// When the process kills or stops itself.
+    pub trigger: Option<Trigger>,
+    /// Emulated cost of the memory.
+    pub cost: Option<Cost>,
+}
+
+impl FromStr for Wrap {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut wrap = Self::default();
+        for word in text.split(',') {
+            wrap.take(word.trim())?;
+        }
+        match wrap.without.is_some() && !wrap.shadow {
+            true => Err("without= needs shadow: real caches would hide the mistake".to_owned()),
+            false => Ok(wrap),
+        }
+    }
+}
+
+impl Wrap {
+    fn take(&mut self, word: &str) -> Result<(), String> {
+        let (key, value) = word.split_once('=').unwrap_or((word, ""));
+        let number = || value.parse::<u64>().map_err(|_| format!("{word}: expected a number"));
+        match key {
+            "shadow" => self.shadow = true,
+            "without" => self.without = Some(value.parse::<FlushSite>().map_err(|error| error.to_string())?),
+            "kill" => self.trigger = Some(Trigger { operation: number()?, action: TriggerAction::Kill }),
+            "stop" => self.trigger = Some(Trigger { operation: number()?, action: TriggerAction::Stop }),
+            "latency_ns" => self.cost.get_or_insert(FREE).latency_ns = number()?,
+            "bytes_per_second" => self.cost.get_or_insert(FREE).bytes_per_second = number()?,
+            _ => {
+                return Err(format!(
+                    "{word:?} is none of shadow, without=, kill=, stop=, latency_ns=, bytes_per_second="
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+const FREE: Cost = Cost { latency_ns: 0, bytes_per_second: 0 };
+
 /// What a user has set; what is `None` was left to a lower source, at last to the default of whoever asks.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// The region: a dax device, or a file (`POLDER_POOL`).
@@ -92,6 +145,9 @@ pub struct Settings {
     /// How long a call may wait for another process (`POLDER_TIMEOUT`).
     #[serde(default, deserialize_with = "parsed")]
     pub timeout: Option<Span>,
+    /// What is wrapped around the memory (`POLDER_WRAP`).
+    #[serde(default, deserialize_with = "parsed")]
+    pub wrap: Option<Wrap>,
     /// Where host-local files live (`POLDER_RUN`).
     pub run: Option<PathBuf>,
     /// What is logged, as a level or as filters such as `polder_pool=debug` (`POLDER_LOG`).
@@ -159,6 +215,7 @@ impl Settings {
             job: variable(&lookup, "POLDER_JOB")?,
             quota: variable(&lookup, "POLDER_QUOTA")?,
             timeout: variable(&lookup, "POLDER_TIMEOUT")?,
+            wrap: variable(&lookup, "POLDER_WRAP")?,
             run: lookup("POLDER_RUN").map(PathBuf::from),
             log: lookup("POLDER_LOG"),
         })
@@ -174,6 +231,7 @@ impl Settings {
             job: self.job.or(lower.job),
             quota: self.quota.or(lower.quota),
             timeout: self.timeout.or(lower.timeout),
+            wrap: self.wrap.or(lower.wrap),
             run: self.run.or(lower.run),
             log: self.log.or(lower.log),
         }
@@ -242,6 +300,15 @@ mod tests {
         assert_eq!(error.to_string(), "POLDER_COHERENCE=hopeful: expected auto, coherent or software");
         let error = environment(&[("POLDER_TIMEOUT", "-1")]).unwrap_err();
         assert_eq!(error.to_string(), "POLDER_TIMEOUT=-1: expected a time such as 30s, 500ms or 2min");
+    }
+
+    #[test]
+    fn wrappers_are_named_in_words() {
+        let wrap: Wrap = "shadow, without=ring.rs:12, kill=7".parse().unwrap();
+        assert!(wrap.shadow && wrap.without.is_some() && wrap.cost.is_none());
+        assert_eq!(wrap.trigger.map(|trigger| trigger.operation), Some(7));
+        assert!("shade".parse::<Wrap>().unwrap_err().contains("shadow"));
+        assert!("without=ring.rs:12".parse::<Wrap>().unwrap_err().contains("needs shadow"));
     }
 
     #[test]
