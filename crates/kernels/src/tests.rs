@@ -326,13 +326,15 @@ fn sums_of_halves_round_ties_to_even() {
 
 #[test]
 fn halves_are_widened_as_ieee_754_defines_them() {
+    // Not powi, whose last bits are nobody's promise.
+    let power_of_2 = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
     for bits in (0..=u16::MAX).step_by(if cfg!(miri) { 997 } else { 1 }) {
         let (sign, exponent, fraction) = (bits >> 15, i32::from(bits >> 10 & 31), f32::from(bits & 1023));
         let magnitude = match exponent {
-            0 => fraction * 2.0_f32.powi(-24),
+            0 => fraction * power_of_2(-24),
             31 if fraction == 0.0 => f32::INFINITY,
             31 => f32::NAN,
-            _ => (1024.0 + fraction) * 2.0_f32.powi(exponent - 25),
+            _ => (1024.0 + fraction) * power_of_2(exponent - 25),
         };
         let expected = if sign == 1 { -magnitude } else { magnitude };
         let wide = widen_half(bits);
@@ -345,14 +347,14 @@ fn halves_are_widened_as_ieee_754_defines_them() {
 fn singles_are_rounded_to_the_nearest_half_and_ties_to_even() {
     let near = |bits: u32| bits.saturating_sub(2)..=bits.saturating_add(2);
     // Halfway between neighbours, for every half, and next to it.
-    let ties = (0..=0x7bff_u16).flat_map(|half| {
+    let (step, random_ones) = if cfg!(miri) { (997, 100) } else { (1, 1_000_000) };
+    let ties = (0..=0x7bff_u16).step_by(step).flat_map(|half| {
         let between = (f64::from(widen_half(half)) + f64::from(widen_half(half + 1).min(65536.0))) / 2.0;
         near((between as f32).to_bits())
     });
     let mut random = Random(3);
-    let others = (0..1_000_000).map(|_| random.word() as u32);
-    let step = if cfg!(miri) { 19_937 } else { 1 };
-    for bits in ties.chain(others).step_by(step).flat_map(|bits| [bits, bits | 1 << 31]) {
+    let others = (0..random_ones).map(|_| random.word() as u32);
+    for bits in ties.chain(others).flat_map(|bits| [bits, bits | 1 << 31]) {
         let value = f32::from_bits(bits);
         let expected = if value.is_nan() { 0x7e00 } else { f16::from_f32(value).to_bits() };
         assert_eq!(narrow_half(value), expected, "{value:e} {bits:#010x}");
