@@ -1,6 +1,8 @@
 //! The `polder` command: makes and mends pools, proves the protocols, and measures them beside their peers.
 #![forbid(unsafe_code)]
 
+mod keeper;
+mod pool;
 mod verify;
 
 use std::fmt;
@@ -48,6 +50,11 @@ struct Common {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Make, look into, mend and remove pools.
+    #[command(subcommand)]
+    Pool(pool::Command),
+    /// Say who is a member: hands out host ids and evicts hosts, until stopped.
+    Keeper(keeper::Arguments),
     /// Explore the protocols in the incoherent model.
     Verify(verify::Arguments),
     /// Print a completion script: `polder completion bash > /etc/bash_completion.d/polder`.
@@ -89,6 +96,8 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let settings = Settings::load(Settings { pool, coherence, host, timeout, log, ..Settings::default() })?;
     start_logging(settings.log.as_deref())?;
     match cli.command {
+        Command::Pool(command) => pool::run(command, &settings),
+        Command::Keeper(arguments) => keeper::run(&arguments, &settings),
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "polder", &mut std::io::stdout());

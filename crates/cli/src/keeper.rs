@@ -1,0 +1,73 @@
+//! `polder keeper`: the one voice that says who is a member.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use polder_pool::keeper::{Charge, Keeper, last_incarnation};
+use polder_pool::session::{AnyMemory, SessionError};
+use polder_pool::settings::{Settings, Span};
+use polder_pool::{Ids, each_memory};
+
+use crate::Failure;
+
+/// Runs the keeper of a pool until it is stopped, or superseded by a newer one.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Its incarnation, higher than that of every keeper before it; the next one when this is left out. Give it when
+    /// something outside, such as a supervisor, must make sure that only one keeper is authorised.
+    #[arg(long)]
+    incarnation: Option<u16>,
+    /// Who gives host ids from now on; as it was when this is left out, and the launcher at first.
+    #[arg(long)]
+    ids: Option<Giver>,
+    /// Evict a host whose processes have all been silent for so long, such as 10s; never when this is left out.
+    #[arg(long, value_name = "TIME")]
+    evict_after: Option<Span>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Giver {
+    /// Hosts come with an id of their own.
+    Launcher,
+    /// Hosts ask this keeper for one.
+    Keeper,
+}
+
+/// Runs the keeper.
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
+    let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+    let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+    each_memory!(memory, memory => {
+        let incarnation = match arguments.incarnation {
+            Some(incarnation) => incarnation,
+            None => last_incarnation(&memory)?.saturating_add(1),
+        };
+        let ids = arguments.ids.map(|giver| match giver {
+            Giver::Launcher => Ids::Launcher,
+            Giver::Keeper => Ids::Keeper,
+        });
+        let evict_after = arguments.evict_after.map(|span| span.0);
+        let mut keeper = Keeper::start(memory, Charge { incarnation, ids, evict_after })?;
+        println!("keeper {incarnation} of {} runs; stop it with Ctrl-C", path.display());
+        let mut epoch = 0;
+        loop {
+            keeper.tick()?;
+            let view = keeper.view();
+            if view.epoch != epoch {
+                epoch = view.epoch;
+                println!("epoch {epoch}: members {}, fenced {}", hosts(view.members), hosts(view.fenced));
+            }
+            std::thread::sleep(TICK);
+        }
+    })
+}
+
+/// How long a host that asks waits for an answer at most, beside the keeper's own work.
+const TICK: Duration = Duration::from_millis(50);
+
+/// The host ids in a mask, such as `0 2 3`.
+pub(crate) fn hosts(mask: u64) -> String {
+    let ids: Vec<_> = (0..64).filter(|host| mask >> host & 1 == 1).map(|host| host.to_string()).collect();
+    if ids.is_empty() { "none".to_owned() } else { ids.join(" ") }
+}

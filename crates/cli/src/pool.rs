@@ -1,0 +1,177 @@
+//! `polder pool`: makes, shows, mends and removes pools.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use polder_mem::Memory;
+use polder_pool::keeper::{Order, order};
+use polder_pool::session::{self, AnyMemory, SessionError};
+use polder_pool::settings::{Settings, Size};
+use polder_pool::{
+    Geometry, Member, Overwrite, PoolError, Superblock, Uuid, each_memory, format, read_superblock,
+};
+
+use crate::Failure;
+use crate::keeper::hosts;
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Make a pool on a device, or in a file that is made with --size.
+    Format(Format),
+    /// Take a host out of the view, so that the others stop waiting for it.
+    Evict {
+        /// The host id.
+        id: u16,
+        /// Confirm that the host is off and stays off: its shard may be adopted.
+        #[arg(long)]
+        fenced: bool,
+    },
+    /// Remove a pool and everything in it; a file is deleted, a device loses its superblock.
+    Destroy {
+        /// Do it without asking.
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+#[derive(Args)]
+pub(crate) struct Format {
+    /// The size of the file to make, such as 1GiB; a device or a file that is there has a size of its own.
+    #[arg(long)]
+    size: Option<Size>,
+    /// Host ids, 1 to 64.
+    #[arg(long)]
+    hosts: Option<u16>,
+    /// Processes of a host, 1 to 64.
+    #[arg(long)]
+    processes: Option<u16>,
+    /// The most slots of a directory level in one host's shard.
+    #[arg(long)]
+    names: Option<u32>,
+    /// Levels of the directory, 1 to 16.
+    #[arg(long)]
+    levels: Option<u16>,
+    /// The unit in which hosts claim space, a power of two such as 2MiB.
+    #[arg(long)]
+    chunk: Option<Size>,
+    /// Objects that a process may hold open.
+    #[arg(long)]
+    opens: Option<u32>,
+    /// Lose a pool that is there, and whatever its processes do with it.
+    #[arg(long)]
+    force: bool,
+}
+
+/// Runs one of the commands.
+pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Failure> {
+    let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+    match command {
+        Command::Format(arguments) => make(path, settings, &arguments)?,
+        Command::Evict { id, fenced } => evict(path, settings, id, fenced)?,
+        Command::Destroy { yes } => destroy(path, settings, yes)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Failure> {
+    let made = match (path.exists(), arguments.size) {
+        (false, Some(size)) => session::create(path, size.0, &arguments.geometry(size.0))?,
+        (false, None) => {
+            return Err(Failure(format!("{} does not exist; give --size to make a file", path.display())));
+        }
+        (true, Some(_)) => {
+            return Err(Failure(format!("{} has a size already; leave --size out", path.display())));
+        }
+        (true, None) => {
+            let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+            let geometry = arguments.geometry(memory.region().bytes());
+            let overwrite = if arguments.force { Overwrite::Force } else { Overwrite::Refuse };
+            each_memory!(&memory, memory => format(memory, &geometry, Uuid::fresh(), overwrite))
+                .map_err(at(path))?
+        }
+    };
+    describe(path, &made)
+}
+
+impl Format {
+    /// What was asked for, and what suits a region of `bytes` where nothing was.
+    fn geometry(&self, bytes: u64) -> Geometry {
+        let default = Geometry::for_region(bytes);
+        Geometry {
+            hosts: self.hosts.unwrap_or(default.hosts),
+            processes: self.processes.unwrap_or(default.processes),
+            names: self.names.unwrap_or(default.names),
+            levels: self.levels.unwrap_or(default.levels),
+            chunk_bytes: self.chunk.map_or(default.chunk_bytes, |chunk| chunk.0),
+            opens: self.opens.unwrap_or(default.opens),
+            keepers: default.keepers,
+        }
+    }
+}
+
+fn describe(path: &Path, made: &Superblock) -> Result<(), Failure> {
+    let layout = made.layout()?;
+    let Geometry { hosts, processes, chunk_bytes, .. } = made.geometry;
+    let data = u64::from(layout.chunks()) * chunk_bytes;
+    println!("{}: pool {} for {hosts} hosts of {processes} processes", path.display(), made.uuid);
+    println!("{} for data in {} chunks of {}", bytes(data), layout.chunks(), bytes(chunk_bytes));
+    Ok(())
+}
+
+fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool) -> Result<(), Failure> {
+    let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+    let Member { timeout, silence, .. } = Member::new(host, 0);
+    let timeout = settings.timeout.map_or(timeout, |span| span.0);
+    let mut view = each_memory!(&memory, memory => order(memory, host, Order::Evict, timeout, silence))
+        .map_err(at(path))?;
+    if fenced {
+        view = each_memory!(&memory, memory => order(memory, host, Order::Fence, timeout, silence))
+            .map_err(at(path))?;
+    }
+    println!(
+        "epoch {}: host {host} is out; members {}, fenced {}",
+        view.epoch,
+        hosts(view.members),
+        hosts(view.fenced)
+    );
+    Ok(())
+}
+
+fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
+    let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+    // Whatever is removed is a pool: not a file that was named by mistake.
+    match each_memory!(&memory, memory => read_superblock(memory)) {
+        Err(error @ PoolError::NotAPool { .. }) => return Err(at(path)(error)),
+        Ok(_) | Err(_) if yes => {}
+        Ok(found) => {
+            let what = format!("this loses pool {} and all that is in it; say --yes", found.uuid);
+            return Err(Failure(format!("{}: {what}", path.display())));
+        }
+        Err(error) => {
+            return Err(Failure(format!("{}: {error}; say --yes to remove it all the same", path.display())));
+        }
+    }
+    each_memory!(&memory, memory => unmake(memory));
+    if std::fs::symlink_metadata(path)?.is_file() {
+        std::fs::remove_file(path)?;
+    }
+    println!("{}: removed", path.display());
+    Ok(())
+}
+
+/// Ends the pool with its first line.
+fn unmake<M: Memory>(memory: &M) {
+    polder_pool::line::announce(memory, polder_mem::Offset(0), &[0; polder_pool::line::WORDS]);
+}
+
+/// Says which pool an error is about.
+fn at(path: &Path) -> impl Fn(PoolError) -> Failure {
+    let path: PathBuf = path.to_owned();
+    move |source| SessionError::Pool { path: path.clone(), source }.into()
+}
+
+/// Bytes for people.
+pub(crate) fn bytes(bytes: u64) -> String {
+    bytesize::ByteSize(bytes).display().iec().to_string()
+}
