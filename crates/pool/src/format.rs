@@ -54,15 +54,18 @@
 //! |---|---|
 //! | process lines | `processes * 64` |
 //! | heartbeat lines | `processes * 64` |
-//! | spare | 128 |
-//! | announcements | for each process `opens` checked words, filled up to a line |
+//! | generation line | 64 |
+//! | spare | 64 |
+//! | tombstone heads | for each host id a checked word, filled up to a line |
+//! | announcements | for each process a mark line and `opens` checked words, filled up to a line |
 //! | chunk claims | `chunks / 28` checked words, rounded up, filled up to a line |
 //! | directory | for each level its slots, one line a slot |
 //!
 //! Level `k` of the directory has as many slots as the `k`-th largest prime that is at most `names`. A name whose
-//! XXH3-128 is `h` may stand in slot `h mod slots` of each level. Tombstones stand in directory slots of the
-//! destroyer's shard, so that a look-up meets them without a second search. Chunk claims and announcements are
-//! [`crate::word`]s, which are checked and atomic.
+//! XXH3-128 is `h` may stand in slot `(h mod 2^64) mod slots` of each level. Tombstones stand in directory slots of the
+//! destroyer's shard, so that a look-up meets them without a second search; those that wait for one owner are a list that
+//! begins at the owner's tombstone head. The words of generation lines and entries stand in [`crate::entry`]. Chunk claims,
+//! tombstone heads, announcements and their marks are [`crate::word`]s, which are checked and atomic.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -97,7 +100,8 @@ const MAX_OPENS: u32 = 1 << 16;
 const MAX_CHUNK_BYTES: u64 = 1 << 40;
 const MAX_CHUNKS: u64 = 1 << 26;
 const KEEPER_LINES: u64 = 4;
-const SPARE_LINES: u64 = 2;
+/// The generation line and a spare one.
+const SHARD_LINES: u64 = 2;
 const HUGE_PAGE: u64 = 2 << 20;
 
 const _: () = assert!(SUPERBLOCK_LINES == 64 && SUPERBLOCK_BYTES.is_multiple_of(LINE));
@@ -407,6 +411,7 @@ pub struct Layout {
     host_area: Offset,
     shard_area: Offset,
     shard_bytes: u64,
+    tombstone_heads: u64,
     announcements: u64,
     chunk_words: u64,
     directory: u64,
@@ -454,8 +459,9 @@ impl Layout {
         let claim_area = keeper_area.lines(u64::from(geometry.keepers) * (KEEPER_LINES + hosts));
         let host_area = claim_area.lines(hosts);
         let shard_area = host_area.lines(hosts);
-        let announcements = (2 * processes + SPARE_LINES) * LINE;
-        let chunk_words = announcements + processes * words_in_lines(geometry.opens);
+        let tombstone_heads = (2 * processes + SHARD_LINES) * LINE;
+        let announcements = tombstone_heads + words_in_lines(geometry.hosts.into());
+        let chunk_words = announcements + processes * (LINE + words_in_lines(geometry.opens));
         let directory = chunk_words + words_in_lines(chunks.div_ceil(CHUNKS_PER_WORD));
         let shard_bytes = directory + u64::from(slots) * LINE;
         let metadata = shard_area.0 + hosts * shard_bytes;
@@ -471,6 +477,7 @@ impl Layout {
             host_area,
             shard_area,
             shard_bytes,
+            tombstone_heads,
             announcements,
             chunk_words,
             directory,
@@ -579,8 +586,26 @@ impl Layout {
     pub fn announcement(&self, host: u16, slot: ProcessSlot, index: u32) -> Offset {
         let opens = self.geometry.opens;
         assert!(index < opens, "announcement {index} is not below {opens}");
-        let block = self.announcements + self.process(slot) * words_in_lines(opens);
-        (self.shard(host).0 + block).word(index.into())
+        (self.open_mark(host, slot) + LINE).word(index.into())
+    }
+
+    /// The word that says how many lines of announcements the process at `slot` of `host` ever used.
+    #[must_use]
+    pub fn open_mark(&self, host: u16, slot: ProcessSlot) -> Offset {
+        let block = self.process(slot) * (LINE + words_in_lines(self.geometry.opens));
+        self.shard(host).0 + self.announcements + block
+    }
+
+    /// The line that says below which number all generations of `host` were.
+    #[must_use]
+    pub fn generation_line(&self, host: u16) -> Offset {
+        self.shard(host).0.lines(2 * u64::from(self.geometry.processes))
+    }
+
+    /// The word of `host` that says where the list of its tombstones for entries of `owner` begins.
+    #[must_use]
+    pub fn tombstone_head(&self, host: u16, owner: u16) -> Offset {
+        (self.shard(host).0 + self.tombstone_heads).word(self.host(owner))
     }
 
     /// The `index`-th chunk-claim word of `host`: the states of chunks from `index * CHUNKS_PER_WORD` on.
@@ -607,7 +632,7 @@ impl Layout {
     pub fn candidates(&self, hash: u128) -> impl Iterator<Item = u32> + '_ {
         let mut first = 0;
         self.buckets.iter().map(move |&buckets| {
-            let slot = first + (hash % u128::from(buckets)) as u32;
+            let slot = first + (hash as u64 % u64::from(buckets)) as u32;
             first += buckets;
             slot
         })
@@ -706,6 +731,8 @@ mod tests {
             lines.extend([layout.claim_line(host), layout.host_line(host)]);
             lines.extend(slots.map(|slot| layout.process_line(host, slot)));
             lines.extend(slots.map(|slot| layout.heartbeat_line(host, slot)));
+            lines.extend([layout.generation_line(host), layout.tombstone_head(host, 0)]);
+            lines.extend(slots.map(|slot| layout.open_mark(host, slot)));
             lines.extend(slots.map(|slot| layout.announcement(host, slot, 0)));
             lines.push(layout.chunk_word(host, 0));
             lines.extend((0..layout.slots()).map(|slot| layout.entry(host, slot)));

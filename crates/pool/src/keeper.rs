@@ -315,7 +315,7 @@ impl<M: Memory> Keeper<M> {
 }
 
 /// Voids what the process at `slot` of `host` announced.
-pub(crate) fn clear_announcements<M: Memory>(memory: &M, layout: &Layout, host: u16, slot: ProcessSlot) {
+fn clear_announcements<M: Memory>(memory: &M, layout: &Layout, host: u16, slot: ProcessSlot) {
     let opens = layout.geometry().opens;
     for index in 0..opens {
         memory.store(layout.announcement(host, slot, index), 0);

@@ -5,26 +5,42 @@
 #![forbid(unsafe_code)]
 
 mod barrier;
+mod chunks;
 mod collectives;
+mod directory;
+mod entry;
 mod error;
+mod extents;
 pub mod format;
 pub mod group;
 pub mod keeper;
 pub mod line;
+mod list;
 pub mod local;
 pub mod membership;
+pub mod name;
+mod object;
+mod objects;
+mod opens;
 mod pool;
+mod reclaim;
+mod recover;
 pub mod ring;
 pub mod session;
 pub mod settings;
+mod site;
+pub mod state;
 pub mod summary;
 pub mod verify;
 pub mod view;
 pub mod wait;
+mod watch;
 pub mod word;
 
 pub use error::{Peer, PoolError};
 pub use format::{Geometry, Layout, Overwrite, Superblock, Uuid, format, read_superblock};
+pub use list::Listed;
 pub use membership::{Heartbeats, HostLine, HostState, Process, ProcessState};
+pub use object::{Fill, Object};
 pub use pool::{Member, PeerState, Pool};
 pub use view::{Ids, View};

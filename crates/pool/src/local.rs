@@ -9,10 +9,8 @@ use std::time::Duration;
 use polder_mem::{Liveness, LocalWord, Memory, ProcessSlot};
 
 use crate::format::Layout;
+use crate::state::StateLayout;
 use crate::{Peer, PoolError};
-
-/// Stripes of the directory lock of one host: names that fall on different stripes are changed at the same time.
-pub const MAX_STRIPES: u32 = 64;
 
 const DIRTY: u64 = 1 << 63;
 const SLOT_BITS: u32 = 16;
@@ -23,33 +21,27 @@ const INCARNATION_BITS: u32 = 47;
 /// | words | what |
 /// |---|---|
 /// | 0 | membership lock |
-/// | 1 | allocator lock |
-/// | `stripes` | directory locks |
 /// | `processes` | for each slot the incarnation of its newest process |
 /// | `processes` | for each slot the process id of its newest process |
-/// | the rest | allocator state |
+/// | the rest | state of the directory and the allocator, see [`crate::state`] |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalLayout {
     processes: u32,
-    stripes: u32,
-    allocator: u32,
+    state: StateLayout,
 }
 
 impl LocalLayout {
     /// The local words of a host of this pool.
     #[must_use]
     pub fn new(layout: &Layout) -> Self {
-        Self {
-            processes: layout.geometry().processes.into(),
-            stripes: layout.slots().next_power_of_two().min(MAX_STRIPES),
-            allocator: allocator_words(layout),
-        }
+        let processes = layout.geometry().processes.into();
+        Self { processes, state: StateLayout::new(layout, 1 + 2 * processes) }
     }
 
     /// Local words that a host needs.
     #[must_use]
     pub const fn words(&self) -> u32 {
-        self.allocator_state().0 + self.allocator
+        self.state.end()
     }
 
     /// Guards the host line and the process lines.
@@ -58,57 +50,28 @@ impl LocalLayout {
         LocalLock(LocalWord(0))
     }
 
-    /// Guards the allocator's state and this host's chunk claims.
+    /// The words of the directory and the allocator.
     #[must_use]
-    pub const fn allocator(&self) -> LocalLock {
-        LocalLock(LocalWord(1))
-    }
-
-    /// Guards the directory entries of this host for names of this hash.
-    #[must_use]
-    pub const fn stripe(&self, hash: u128) -> LocalLock {
-        LocalLock(LocalWord(2 + (hash % self.stripes as u128) as u32))
-    }
-
-    /// How many directory locks there are.
-    #[must_use]
-    pub const fn stripes(&self) -> u32 {
-        self.stripes
+    pub const fn state(&self) -> &StateLayout {
+        &self.state
     }
 
     /// The incarnation of the newest process at `slot`; written by that process alone.
     #[must_use]
     pub fn incarnation(&self, slot: ProcessSlot) -> LocalWord {
-        LocalWord(2 + self.stripes + self.slot(slot))
+        LocalWord(1 + self.slot(slot))
     }
 
     /// The process id of the newest process at `slot`; written by that process alone.
     #[must_use]
     pub fn pid(&self, slot: ProcessSlot) -> LocalWord {
-        LocalWord(2 + self.stripes + self.processes + self.slot(slot))
-    }
-
-    /// The first word of the allocator's state.
-    #[must_use]
-    pub const fn allocator_state(&self) -> LocalWord {
-        LocalWord(2 + self.stripes + 2 * self.processes)
-    }
-
-    /// Words of the allocator's state.
-    #[must_use]
-    pub const fn allocator_words(&self) -> u32 {
-        self.allocator
+        LocalWord(1 + self.processes + self.slot(slot))
     }
 
     fn slot(&self, ProcessSlot(slot): ProcessSlot) -> u32 {
         assert!(u32::from(slot) < self.processes, "slot {slot} is not below {}", self.processes);
         slot.into()
     }
-}
-
-/// A fixed part, and room for each chunk.
-fn allocator_words(layout: &Layout) -> u32 {
-    16 + 4 * layout.chunks()
 }
 
 /// A process among the processes of its host, as locks name it.
@@ -168,6 +131,20 @@ fn slot_of(holder: u64) -> ProcessSlot {
 pub struct LocalLock(LocalWord);
 
 impl LocalLock {
+    /// The lock that is this word.
+    pub(crate) const fn at(word: LocalWord) -> Self {
+        Self(word)
+    }
+
+    /// Whether whoever has the lock is dead, or left it half done.
+    pub(crate) fn is_abandoned<M: Memory>(self, memory: &M, me: &Local) -> bool {
+        match memory.local_load(self.0) {
+            0 => false,
+            DIRTY => true,
+            holder => me.is_gone(memory, holder),
+        }
+    }
+
     /// Takes the lock for the process `me`, within `patience`.
     ///
     /// # Errors
@@ -272,6 +249,7 @@ mod tests {
 
     use super::*;
     use crate::format::Geometry;
+    use crate::state::LockName;
 
     const SOON: Duration = Duration::from_millis(5);
 
@@ -279,6 +257,10 @@ mod tests {
         let geometry =
             Geometry { hosts: 2, processes: 2, names: 5, levels: 2, chunk_bytes: 256, opens: 3, keepers: 2 };
         LocalLayout::new(&Layout::new(&geometry, 32 << 10).unwrap())
+    }
+
+    fn allocator() -> LocalLock {
+        LocalLock::at(layout().state().lock(LockName::Allocator))
     }
 
     fn heap() -> Heap {
@@ -303,17 +285,17 @@ mod tests {
         let first = heap();
         let second = first.process(0, ProcessSlot(1));
         let two = Local::enter(&second, layout(), 0, 12, 0);
-        std::mem::forget(layout().allocator().lock(&second, &two, SOON).unwrap());
+        std::mem::forget(allocator().lock(&second, &two, SOON).unwrap());
         drop(second);
         let one = Local::enter(&first, layout(), 0, 11, 0);
-        let unrepaired = layout().allocator().lock(&first, &one, SOON).unwrap();
+        let unrepaired = allocator().lock(&first, &one, SOON).unwrap();
         assert!(unrepaired.recovered());
         drop(unrepaired);
-        let mut repaired = layout().allocator().lock(&first, &one, SOON).unwrap();
+        let mut repaired = allocator().lock(&first, &one, SOON).unwrap();
         assert!(repaired.recovered(), "the first taker did not repair");
         repaired.repaired();
         drop(repaired);
-        assert!(!layout().allocator().lock(&first, &one, SOON).unwrap().recovered());
+        assert!(!allocator().lock(&first, &one, SOON).unwrap().recovered());
     }
 
     #[test]
@@ -321,10 +303,10 @@ mod tests {
         let first = heap();
         let second = first.process(0, ProcessSlot(1));
         let two = Local::enter(&second, layout(), 0, 12, 0);
-        std::mem::forget(layout().allocator().lock(&second, &two, SOON).unwrap());
+        std::mem::forget(allocator().lock(&second, &two, SOON).unwrap());
         let again = Local::enter(&second, layout(), 0, 13, 0);
         assert_eq!((two.incarnation, again.incarnation), (1, 2));
-        assert!(layout().allocator().lock(&second, &again, SOON).unwrap().recovered());
+        assert!(allocator().lock(&second, &again, SOON).unwrap().recovered());
     }
 
     #[test]
@@ -340,13 +322,13 @@ mod tests {
         const ROUNDS: u64 = 1000;
         let first = heap();
         let second = first.process(0, ProcessSlot(1));
-        let counter = layout().allocator_state();
+        let counter = LocalWord(layout().words() - 1);
         std::thread::scope(|scope| {
             for memory in [&first, &second] {
                 scope.spawn(move || {
                     let me = Local::enter(memory, layout(), 0, 1, 0);
                     for _ in 0..ROUNDS {
-                        let _guard = layout().stripe(7).lock(memory, &me, Duration::from_secs(30)).unwrap();
+                        let _guard = allocator().lock(memory, &me, Duration::from_secs(30)).unwrap();
                         memory.local_store(counter, memory.local_load(counter) + 1);
                     }
                 });

@@ -7,7 +7,6 @@ use polder_mem::{LINE, Liveness, Memory, ProcessSlot};
 
 use crate::PoolError;
 use crate::format::{Layout, Superblock, read_superblock};
-use crate::keeper::clear_announcements;
 use crate::line;
 use crate::local::{Local, LocalLayout};
 use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, is_beating};
@@ -111,8 +110,9 @@ impl<M: Memory> Pool<M> {
         let memory = self.memory.clone();
         let mut guard = self.local.layout.membership().lock(&memory, &self.local, self.member.timeout)?;
         self.host_incarnation = self.take_host()?;
+        self.directory().prepare()?;
         self.sweep_processes();
-        self.clear_announcements(self.local.slot);
+        self.directory().repair_process(self.local.slot)?;
         self.write_process(ProcessState::Live);
         self.attached = true;
         guard.repaired();
@@ -145,6 +145,10 @@ impl<M: Memory> Pool<M> {
         if (old.state, old.boot, old.incarnation) == (new.state, boot, incarnation) && !alone {
             return Ok(incarnation);
         }
+        if old.boot != boot {
+            // Another host held the id: what this one knew of the shard is of no use.
+            self.directory().forget();
+        }
         // What this host cached of its shard may be older than what another host wrote there as this one.
         let (shard, bytes) = self.layout.shard(host);
         self.memory.invalidate(shard, bytes);
@@ -168,24 +172,22 @@ impl<M: Memory> Pool<M> {
         (0..self.layout.geometry().processes).map(ProcessSlot).filter(move |&slot| slot != mine)
     }
 
-    /// Says that the processes of this host which died are dead, and what they announced is void. Under the membership
-    /// lock.
+    /// Puts right what the processes of this host which died left, and says that they are dead. Under the membership lock.
     fn sweep_processes(&self) {
         let host = self.member.host;
         for slot in self.others() {
             let line = Process::read(&self.memory, &self.layout, host, slot);
             let claims_to_live = !matches!(line, Ok(line) if line.state != ProcessState::Live);
             if claims_to_live && self.memory.liveness(host, slot) != Liveness::Alive {
-                self.clear_announcements(slot);
+                if let Err(error) = self.directory().repair_process(slot) {
+                    tracing::warn!(%error, slot = slot.0, "could not clean up after a dead process; the next sweep will");
+                    continue;
+                }
                 let line = line.unwrap_or(self.this_process());
                 let dead = Process { slot, state: ProcessState::Dead, ..line };
                 line::publish(&self.memory, self.layout.process_line(host, slot), &dead.encode());
             }
         }
-    }
-
-    fn clear_announcements(&self, slot: ProcessSlot) {
-        clear_announcements(&self.memory, &self.layout, self.member.host, slot);
     }
 
     fn write_process(&self, state: ProcessState) {
@@ -229,7 +231,7 @@ impl<M: Memory> Pool<M> {
             // The shard is another host's now: it cleans up.
             return Ok(());
         }
-        self.clear_announcements(self.local.slot);
+        self.directory().repair_process(self.local.slot)?;
         self.write_process(ProcessState::Left);
         self.sweep_processes();
         if line.incarnation == self.host_incarnation && self.is_last() {

@@ -9,6 +9,7 @@ use polder_mem::{Memory, Offset};
 
 use crate::format::{Geometry, Layout};
 use crate::local::{Local, LocalLayout, LocalLock};
+use crate::state::LockName;
 
 /// Longer than any pause.
 const PATIENCE: Duration = Duration::from_secs(3600);
@@ -76,7 +77,7 @@ fn local_lock(seed: u64) -> Outcome {
 fn process(memory: &ModelMemory, layout: LocalLayout, slot: u16, witness: &Witness) {
     let me = Local::enter(memory, layout, 0, 0, 0);
     for _ in 0..ROUNDS {
-        round(memory, &me, layout.allocator(), slot, witness);
+        round(memory, &me, LocalLock::at(layout.state().lock(LockName::Allocator)), slot, witness);
     }
 }
 

@@ -1,0 +1,351 @@
+//! Chunks: how hosts divide the pool's data space among themselves.
+//!
+//! Each host says in its own words which chunks it claims and which it holds. It announces a claim, fences and looks at the
+//! words of all others: a chunk that another holds, or a lower host claims, is left to that one; a claim of a higher host is
+//! waited for until it is withdrawn or holds. Chunks are given back when they are empty.
+//!
+//! What a host holds stands in its own local words first; the words in the pool follow. So whoever takes the lock over from
+//! a dead process writes the words of the chunks in its log again, and all is right.
+//!
+//! # Words
+//! A claim word is a checked word with 2 bits for each of 28 chunks: 0 free, 1 claimed, 2 held.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use polder_mem::Memory;
+
+use crate::extents::{Account, Extents, Room};
+use crate::format::{CHUNK_BITS, CHUNKS_PER_WORD};
+use crate::local::LocalGuard;
+use crate::site::{Flaw, Site};
+use crate::state::LockName;
+use crate::watch::Watch;
+use crate::{PoolError, word};
+
+const FREE: u64 = 0;
+const CLAIMED: u64 = 1;
+const HELD: u64 = 2;
+const STATE: u64 = (1 << CHUNK_BITS) - 1;
+
+/// The chunk claims of this host.
+pub(crate) struct Chunks<'a, M>(pub(crate) Site<'a, M>);
+
+/// What a look at the other hosts' claims showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rival {
+    /// Nobody else wants these chunks.
+    None,
+    /// Another host has this one, or a host whose claim goes first wants it.
+    Ahead { chunk: u32, claims: bool },
+    /// A host whose claim goes after ours wants one, and may have looked before it could see ours.
+    Behind { host: u16, chunk: u32 },
+}
+
+impl<'a, M: Memory> Chunks<'a, M> {
+    /// Claims as many chunks in a row as `units` need, and takes `units` from the first of them on for the holder of
+    /// directory lock `stripe`. Nothing when another process was faster.
+    ///
+    /// # Errors
+    /// [`PoolError::Full`] when there is no such row, [`PoolError::Quota`] when the job may not hold so much.
+    pub(crate) fn grow(&self, stripe: u32, units: u64, account: Account) -> Result<Room, PoolError> {
+        let _guard = self.lock()?;
+        let count = units.div_ceil(self.0.words().chunk_units());
+        let mut watch = Watch::new(&self.0);
+        let mut others = Others::new(self);
+        loop {
+            let Some(chunks) = others.find_row(count)? else {
+                if !others.are_contended || !watch.wait(&self.0) {
+                    return Err(self.full(units, &mut others)?);
+                }
+                others = Others::new(self);
+                continue;
+            };
+            match self.claim(&chunks, &mut watch)? {
+                Rival::None => return self.win(chunks, stripe, units, account),
+                Rival::Ahead { chunk, claims } => others.pass(chunk, claims),
+                Rival::Behind { chunk, .. } => others.pass(chunk, true),
+            }
+        }
+    }
+
+    fn full(&self, units: u64, others: &mut Others<'_, M>) -> Result<PoolError, PoolError> {
+        let unclaimed = others.unclaimed()? * self.0.layout.geometry().chunk_bytes;
+        let asked = units * self.0.words().unit_bytes();
+        Ok(PoolError::Full { asked, free: Extents(self.0).free_bytes() + unclaimed })
+    }
+
+    /// Gives back the empty chunks of this range, except one that is kept in a pool with many.
+    pub(crate) fn give_back(&self, chunks: Range<u32>) -> Result<(), PoolError> {
+        self.give_back_within(chunks, self.0.patience)
+    }
+
+    /// As [`Chunks::give_back`], unless another process holds the chunk lock, perhaps while it waits for another host: then
+    /// they go back later.
+    pub(crate) fn give_back_soon(&self, chunks: Range<u32>) {
+        if let Err(error) = self.give_back_within(chunks, Duration::ZERO) {
+            tracing::debug!(%error, "empty chunks are kept for now");
+        }
+    }
+
+    fn give_back_within(&self, chunks: Range<u32>, patience: Duration) -> Result<(), PoolError> {
+        if !Extents(self.0).has_empty(chunks.clone()) {
+            return Ok(());
+        }
+        let _guard = Self(Site { patience, ..self.0 }).lock()?;
+        self.log(&chunks);
+        Extents(self.0).disown_empty(chunks.clone())?;
+        self.settle(&chunks);
+        Ok(())
+    }
+
+    /// Whether the claim words of `owner`, which the caller has invalidated, say that it holds all these chunks.
+    pub(crate) fn are_held(&self, owner: u16, chunks: Range<u32>) -> Result<bool, PoolError> {
+        for index in words(&chunks) {
+            let states = word::open(self.0.memory.load(self.0.layout.chunk_word(owner, index))?);
+            let mine = of_word(&chunks, index);
+            if !states.is_some_and(|states| mine.into_iter().all(|chunk| state(states, chunk) == HELD)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Invalidates the claim words of `owner` for these chunks; a fence of the caller follows.
+    pub(crate) fn invalidate(&self, owner: u16, chunks: &Range<u32>) {
+        let words = words(chunks);
+        if !words.is_empty() && owner != self.0.host() {
+            let first = self.0.layout.chunk_word(owner, words.start);
+            self.0.memory.invalidate(first, u64::from(words.end - words.start) * 8);
+        }
+    }
+
+    /// Takes up the claims that the words of this host's shard say, while the state is rebuilt. What a damaged word says is
+    /// taken as held: others leave such chunks alone.
+    pub(crate) fn rebuild(&self) -> Result<(), PoolError> {
+        for index in 0..self.0.layout.chunk_words() {
+            let states = word::open(self.0.memory.load(self.0.layout.chunk_word(self.0.host(), index))?);
+            for chunk in of_word(&(0..self.0.layout.chunks()), index) {
+                if states.is_none_or(|states| state(states, chunk) == HELD) {
+                    Extents(self.0).hold(chunk);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all claim words from what this host holds.
+    pub(crate) fn publish_all(&self) {
+        self.publish(&(0..self.0.layout.chunks()), FREE);
+        self.0.memory.mfence();
+    }
+
+    /// Takes the chunk lock and puts right what a dead holder left.
+    pub(crate) fn lock(&self) -> Result<LocalGuard<'a, M>, PoolError> {
+        let mut guard = self.0.lock(LockName::Chunks)?;
+        if guard.recovered() {
+            let [count, first] = [0, 1].map(|word| self.0.get(self.0.words().chunk_log(word)) as u32);
+            // Whether these chunks are held is the allocator's to say, also when its lock was left behind.
+            drop(Extents(self.0).lock()?);
+            self.settle(&(first..first.saturating_add(count).min(self.0.layout.chunks())));
+            guard.repaired();
+        }
+        Ok(guard)
+    }
+
+    // Under the lock.
+
+    fn log(&self, chunks: &Range<u32>) {
+        self.0.set(self.0.words().chunk_log(1), chunks.start.into());
+        self.0.set(self.0.words().chunk_log(0), (chunks.end - chunks.start).into());
+    }
+
+    /// Writes the words of these chunks from what this host holds: claims end here, lost or won.
+    fn settle(&self, chunks: &Range<u32>) {
+        self.publish(chunks, FREE);
+        self.0.memory.sfence();
+        self.0.set(self.0.words().chunk_log(0), 0);
+    }
+
+    /// Announces a claim and looks at the others until it is clear who goes first.
+    // SYNC: pairs with itself on another host: of two claims at least one is seen by the other's owner.
+    fn claim(&self, chunks: &Range<u32>, watch: &mut Watch) -> Result<Rival, PoolError> {
+        self.log(chunks);
+        if self.0.flaw != Flaw::CheckThenSet {
+            self.publish(chunks, CLAIMED);
+            self.0.memory.mfence();
+        }
+        let outcome = self.await_settled(chunks, watch);
+        if !matches!(outcome, Ok(Rival::None)) {
+            self.settle(chunks);
+        }
+        outcome
+    }
+
+    /// Looks until nobody is in the way any more, or somebody goes first, or the deadline has come.
+    fn await_settled(&self, chunks: &Range<u32>, watch: &mut Watch) -> Result<Rival, PoolError> {
+        loop {
+            let rival = self.look(chunks)?;
+            let Rival::Behind { host, .. } = rival else { return Ok(rival) };
+            if self.0.flaw == Flaw::LowerDoesNotWait || !watch.minds(&self.0, host) {
+                return Ok(Rival::None);
+            }
+            if !watch.wait(&self.0) {
+                return Ok(rival);
+            }
+        }
+    }
+
+    fn win(&self, chunks: Range<u32>, stripe: u32, units: u64, account: Account) -> Result<Room, PoolError> {
+        let room = Extents(self.0).adopt(chunks.clone(), stripe, units, account);
+        if !matches!(room, Ok(Room::Taken(_))) {
+            // What was claimed for nothing goes back at once.
+            Extents(self.0).disown_empty(chunks.clone())?;
+        }
+        self.settle(&chunks);
+        room
+    }
+
+    /// Writes the claim words of these chunks: those that this host holds as held, the others as `unheld`.
+    fn publish(&self, chunks: &Range<u32>, unheld: u64) {
+        let all = 0..self.0.layout.chunks();
+        for index in words(chunks) {
+            let mut states = 0;
+            for chunk in of_word(&all, index) {
+                let state = match Extents(self.0).chunk(chunk).held {
+                    true => HELD,
+                    false if chunks.contains(&chunk) => unheld,
+                    false => FREE,
+                };
+                states |= state << shift(chunk);
+            }
+            let at = self.0.layout.chunk_word(self.0.host(), index);
+            self.0.memory.store(at, word::seal(states));
+            self.0.memory.write_back(at, 8);
+        }
+    }
+
+    /// What the other hosts say of these chunks now.
+    fn look(&self, chunks: &Range<u32>) -> Result<Rival, PoolError> {
+        let hosts = self.0.survey(|host| self.invalidate(host, chunks))?;
+        let mut behind = Rival::None;
+        for host in self.0.hosts(hosts).filter(|host| *host != self.0.host()) {
+            for index in words(chunks) {
+                let states = word::open(self.0.memory.load(self.0.layout.chunk_word(host, index))?);
+                for chunk in of_word(chunks, index).filter(|chunk| !Extents(self.0).chunk(*chunk).held) {
+                    match states.map(|states| state(states, chunk)) {
+                        Some(FREE) => {}
+                        Some(CLAIMED) if host > self.0.host() => behind = Rival::Behind { host, chunk },
+                        other => return Ok(Rival::Ahead { chunk, claims: other == Some(CLAIMED) }),
+                    }
+                }
+            }
+        }
+        Ok(behind)
+    }
+}
+
+/// What this host knows of the others' claims while it looks for chunks: read once, a word at a time.
+struct Others<'a, M> {
+    chunks: &'a Chunks<'a, M>,
+    /// For each claim word the chunks that are not to be had, one bit each, once it has been read.
+    taken: Vec<Option<u64>>,
+    /// Whether a chunk was passed over that may be free again soon.
+    are_contended: bool,
+}
+
+impl<'a, M: Memory> Others<'a, M> {
+    fn new(chunks: &'a Chunks<'a, M>) -> Self {
+        let taken = vec![None; chunks.0.layout.chunk_words() as usize];
+        Self { chunks, taken, are_contended: false }
+    }
+
+    /// The first row of `count` chunks that may be had. Each host begins elsewhere, so that they seldom meet.
+    fn find_row(&mut self, count: u64) -> Result<Option<Range<u32>>, PoolError> {
+        let site = self.chunks.0;
+        let all = site.layout.chunks();
+        let Ok(count @ 1..) = u32::try_from(count) else { return Ok(None) };
+        let begin = u64::from(all) * u64::from(site.host()) / u64::from(site.layout.geometry().hosts);
+        let begin = begin as u32;
+        let behind = begin.saturating_add(count - 1).min(all);
+        match self.find_between(begin, all, count)? {
+            Some(row) => Ok(Some(row)),
+            None => self.find_between(0, behind, count),
+        }
+    }
+
+    fn find_between(&mut self, from: u32, to: u32, count: u32) -> Result<Option<Range<u32>>, PoolError> {
+        let mut start = from;
+        for chunk in from..to {
+            if self.is_taken(chunk)? {
+                start = chunk + 1;
+            } else if chunk + 1 - start == count {
+                return Ok(Some(start..chunk + 1));
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_taken(&mut self, chunk: u32) -> Result<bool, PoolError> {
+        let (index, bit) = (chunk / CHUNKS_PER_WORD, chunk % CHUNKS_PER_WORD);
+        let taken = match self.taken[index as usize] {
+            Some(taken) => taken,
+            None => self.read(index)?,
+        };
+        let mine = Extents(self.chunks.0).chunk(chunk);
+        Ok(taken >> bit & 1 == 1 || mine.held && !mine.is_empty())
+    }
+
+    fn read(&mut self, index: u32) -> Result<u64, PoolError> {
+        let (chunks, site) = (self.chunks, self.chunks.0);
+        let first = index * CHUNKS_PER_WORD;
+        let range = first..first + 1;
+        let hosts = site.survey(|host| chunks.invalidate(host, &range))?;
+        let mut taken = 0;
+        for host in site.hosts(hosts).filter(|host| *host != site.host()) {
+            let states = word::open(site.memory.load(site.layout.chunk_word(host, index))?);
+            for bit in 0..CHUNKS_PER_WORD {
+                let busy = states.is_none_or(|states| state(states, bit) != FREE);
+                taken |= u64::from(busy) << bit;
+                self.are_contended |= states.is_some_and(|states| state(states, bit) == CLAIMED);
+            }
+        }
+        self.taken[index as usize] = Some(taken);
+        Ok(taken)
+    }
+
+    /// Passes over a chunk that went to another host.
+    fn pass(&mut self, chunk: u32, claimed: bool) {
+        let taken = &mut self.taken[(chunk / CHUNKS_PER_WORD) as usize];
+        *taken = Some(taken.unwrap_or(0) | 1 << (chunk % CHUNKS_PER_WORD));
+        self.are_contended |= claimed;
+    }
+
+    /// How many chunks nobody holds or claims.
+    fn unclaimed(&mut self) -> Result<u64, PoolError> {
+        let mut free = 0;
+        for chunk in 0..self.chunks.0.layout.chunks() {
+            let mine = Extents(self.chunks.0).chunk(chunk).held;
+            free += u64::from(!mine && !self.is_taken(chunk)?);
+        }
+        Ok(free)
+    }
+}
+
+fn words(chunks: &Range<u32>) -> Range<u32> {
+    chunks.start / CHUNKS_PER_WORD..chunks.end.div_ceil(CHUNKS_PER_WORD)
+}
+
+/// The chunks of this range whose states stand in word `index`.
+fn of_word(chunks: &Range<u32>, index: u32) -> Range<u32> {
+    let first = index * CHUNKS_PER_WORD;
+    first.max(chunks.start)..(first + CHUNKS_PER_WORD).min(chunks.end)
+}
+
+const fn shift(chunk: u32) -> u32 {
+    chunk % CHUNKS_PER_WORD * CHUNK_BITS
+}
+
+const fn state(states: u64, chunk: u32) -> u64 {
+    states >> shift(chunk) & STATE
+}

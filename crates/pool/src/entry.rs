@@ -1,0 +1,198 @@
+//! The words of directory entries, and of the generation line.
+//!
+//! # Words of an entry
+//! | word | of an object | of a tombstone |
+//! |---|---|---|
+//! | 0, 1 | XXH3-128 of the name, low half first | the same |
+//! | 2 | bits 0..8 state, bits 8..64 generation | the same, of the entry that it destroys |
+//! | 3 | offset of the object's header | 1 + the slot of the next tombstone for the same owner, 0 at the end |
+//! | 4 | bytes of the object, without its header | 0 |
+//! | 5 | job id | 0 |
+//! | 6 | bits 0..16 slot of the process that created it, bits 16..24 lines of the header | bits 0..16 owner, bits 16..48 slot of the entry |
+//!
+//! States are 0 free (all words are 0), 1 claimed, 2 live, 3 condemned, 4 tombstone. A generation is used once by its owner:
+//! (owner, slot, generation) names one object for ever.
+//!
+//! # Words of the generation line
+//! | word | what |
+//! |---|---|
+//! | 0 | every generation that the host ever used is below this one |
+//! | 1..7 | spare, 0 |
+
+use polder_mem::{LINE, Offset, ProcessSlot};
+
+use crate::line::Words;
+use crate::object::MAX_HEADER_LINES;
+
+/// Bits of a generation.
+pub(crate) const GENERATION_BITS: u32 = 56;
+
+const CLAIMED: u8 = 1;
+const LIVE: u8 = 2;
+const CONDEMNED: u8 = 3;
+const TOMBSTONE: u8 = 4;
+
+/// What a directory slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// Nothing.
+    Free,
+    /// An object.
+    Object(State, Record),
+    /// A record that an object was destroyed.
+    Tombstone(Tombstone),
+}
+
+/// How far an object's entry has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Its host asks for the name.
+    Claimed,
+    /// The name is the object's.
+    Live,
+    /// It was destroyed; some process may still hold it open.
+    Condemned,
+}
+
+/// What an entry says of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) hash: u128,
+    pub(crate) generation: u64,
+    pub(crate) header: Offset,
+    pub(crate) bytes: u64,
+    pub(crate) job: u64,
+    pub(crate) creator: ProcessSlot,
+    /// Lines of the header: as many as its name needs.
+    pub(crate) header_lines: u8,
+}
+
+impl Record {
+    /// Bytes of header and object.
+    pub(crate) const fn whole_bytes(&self) -> Option<u64> {
+        self.bytes.checked_add(self.header_lines as u64 * LINE)
+    }
+
+    /// The first byte of the object.
+    pub(crate) const fn data(&self) -> Offset {
+        self.header.lines(self.header_lines as u64)
+    }
+}
+
+/// A record in its destroyer's shard that the entry in `slot` of `owner` with this generation is no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tombstone {
+    pub(crate) hash: u128,
+    pub(crate) generation: u64,
+    pub(crate) owner: u16,
+    pub(crate) slot: u32,
+    /// The slot of the next tombstone in the list.
+    pub(crate) next: Option<u32>,
+}
+
+impl Entry {
+    pub(crate) const fn encode(&self) -> Words {
+        match *self {
+            Self::Free => [0; 7],
+            Self::Object(state, record) => {
+                let state = match state {
+                    State::Claimed => CLAIMED,
+                    State::Live => LIVE,
+                    State::Condemned => CONDEMNED,
+                };
+                let Record { hash, generation, header, bytes, job, creator, header_lines } = record;
+                let [low, high] = halves(hash);
+                let tail = creator.0 as u64 | (header_lines as u64) << 16;
+                [low, high, stamp(generation, state), header.0, bytes, job, tail]
+            }
+            Self::Tombstone(Tombstone { hash, generation, owner, slot, next }) => {
+                let [low, high] = halves(hash);
+                let target = owner as u64 | (slot as u64) << 16;
+                [low, high, stamp(generation, TOMBSTONE), encode_next(next), 0, 0, target]
+            }
+        }
+    }
+
+    /// What the words of a whole line say; `None` when no correct writer left them.
+    pub(crate) fn decode(words: &Words) -> Option<Self> {
+        let [low, high, stamp, place, bytes, job, tail] = *words;
+        let hash = u128::from(low) | u128::from(high) << 64;
+        let generation = stamp >> 8;
+        let state = match stamp as u8 {
+            0 => return (*words == [0; 7]).then_some(Self::Free),
+            CLAIMED => State::Claimed,
+            LIVE => State::Live,
+            CONDEMNED => State::Condemned,
+            TOMBSTONE => {
+                let next = if place == 0 { None } else { Some(u32::try_from(place - 1).ok()?) };
+                let slot = u32::try_from(tail >> 16).ok()?;
+                return Some(Self::Tombstone(Tombstone { hash, generation, owner: tail as u16, slot, next }));
+            }
+            _ => return None,
+        };
+        let creator = ProcessSlot(tail as u16);
+        let header_lines = u8::try_from(tail >> 16).ok()?;
+        let header = Offset(place);
+        let record = Record { hash, generation, header, bytes, job, creator, header_lines };
+        (1..=MAX_HEADER_LINES).contains(&header_lines).then_some(Self::Object(state, record))
+    }
+}
+
+/// The first word of every entry for a name: a scan passes over lines with another one.
+pub(crate) const fn first_word(hash: u128) -> u64 {
+    halves(hash)[0]
+}
+
+/// How a tombstone names the next one in its list, and a head word the first.
+pub(crate) const fn encode_next(next: Option<u32>) -> u64 {
+    match next {
+        Some(slot) => slot as u64 + 1,
+        None => 0,
+    }
+}
+
+const fn halves(hash: u128) -> [u64; 2] {
+    [hash as u64, (hash >> 64) as u64]
+}
+
+const fn stamp(generation: u64, state: u8) -> u64 {
+    generation << 8 | state as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECORD: Record = Record {
+        hash: 7 << 64 | 5,
+        generation: 3,
+        header: Offset(4096),
+        bytes: 100,
+        job: 9,
+        creator: ProcessSlot(2),
+        header_lines: 5,
+    };
+
+    #[test]
+    fn entries_come_back_from_their_words() {
+        let tombstone = Tombstone { hash: 1 << 100, generation: 8, owner: 63, slot: 1 << 20, next: Some(0) };
+        let states = [State::Claimed, State::Live, State::Condemned];
+        let mut entries = vec![Entry::Free, Entry::Tombstone(tombstone)];
+        entries.extend(states.map(|state| Entry::Object(state, RECORD)));
+        for entry in entries {
+            assert_eq!(Entry::decode(&entry.encode()), Some(entry));
+        }
+    }
+
+    #[test]
+    fn words_that_nobody_writes_are_no_entry() {
+        let mut words = Entry::Object(State::Live, RECORD).encode();
+        words[2] = stamp(3, 9);
+        assert_eq!(Entry::decode(&words), None);
+        words[2] = 0;
+        assert_eq!(Entry::decode(&words), None, "free, with something in it");
+        words[2] = stamp(3, LIVE);
+        words[6] = 6 << 16;
+        assert_eq!(Entry::decode(&words), None, "a header that is too long");
+    }
+}

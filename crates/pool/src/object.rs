@@ -1,0 +1,266 @@
+//! Objects: named bytes in the pool.
+//!
+//! An object's extent begins with a header, written before the object goes live and never again; its data begins on the next
+//! line.
+//!
+//! # Bytes of a header
+//! | byte | size | what |
+//! |---|---|---|
+//! | 0 | 8 | XXH3-64 of the rest of the header |
+//! | 8 | 8 | bits 0..56 generation, bits 56..64 owner |
+//! | 16 | 8 | bytes of the object |
+//! | 24 | 4 | directory slot of the entry |
+//! | 28 | 1 | bytes of the name |
+//! | 29 | 3 | 0 |
+//! | 32 | | the name, filled up with 0 to a whole line |
+
+use polder_mem::{Coherence, LINE, Memory, Offset};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::PoolError;
+use crate::entry::GENERATION_BITS;
+use crate::name::{MAX_NAME_BYTES, Name};
+
+const FIXED_BYTES: usize = 32;
+const MAX_HEADER_BYTES: usize = (FIXED_BYTES + MAX_NAME_BYTES).next_multiple_of(LINE as usize);
+/// The lines of the longest header.
+pub(crate) const MAX_HEADER_LINES: u8 = (MAX_HEADER_BYTES / LINE as usize) as u8;
+
+/// What a new object holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Fill {
+    /// Zeros. They are written past the caches, which costs what a copy of so many bytes costs.
+    #[default]
+    Zeros,
+    /// Whatever was there, other jobs' bytes included; the lines are only dropped from this host's caches. For staging
+    /// space that is written before it is read.
+    Nothing,
+}
+
+/// An object that this process holds open. It stays where it is until it is given to `close`, also when it is destroyed
+/// meanwhile.
+#[derive(Debug)]
+#[must_use = "an object that is not closed is held open until the process ends"]
+pub struct Object {
+    pub(crate) name: String,
+    pub(crate) at: Offset,
+    pub(crate) bytes: u64,
+    pub(crate) generation: u64,
+    pub(crate) owner: u16,
+    /// The announcement word that holds it open.
+    pub(crate) held: u32,
+}
+
+impl Object {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where its data begins: a multiple of 64.
+    #[must_use]
+    pub const fn at(&self) -> Offset {
+        self.at
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Tells it from every other object that its owner ever had.
+    #[must_use]
+    pub const fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The host that created it, and whose chunks hold it.
+    #[must_use]
+    pub const fn owner(&self) -> u16 {
+        self.owner
+    }
+
+    /// Copies the bytes from `offset` on into `into`, afresh: all that was published before the call is seen.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when the range ends past the object, [`PoolError::Memory`] when the memory fails.
+    pub fn read_at<M: Memory>(&self, memory: &M, offset: u64, into: &mut [u8]) -> Result<(), PoolError> {
+        let at = self.range(offset, into.len() as u64)?;
+        memory.invalidate(at, into.len() as u64);
+        memory.fence_invalidations();
+        Ok(memory.copy_out(at, into)?)
+    }
+
+    /// Copies `from` to the bytes from `offset` on and publishes them: once this returns, a [`Object::read_at`] anywhere sees
+    /// them. Lines at the two ends are written whole, with what this host last saw in their other bytes: only one host at a
+    /// time may write to a line.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when the range ends past the object, [`PoolError::Memory`] when the memory fails.
+    pub fn write_at<M: Memory>(&self, memory: &M, offset: u64, from: &[u8]) -> Result<(), PoolError> {
+        let (at, bytes) = (self.range(offset, from.len() as u64)?, from.len() as u64);
+        // Another host may have written to the other bytes of the lines at the ends since they were cached.
+        memory.invalidate(at, bytes.min(1));
+        memory.invalidate(at + bytes.saturating_sub(1), bytes.min(1));
+        memory.fence_invalidations();
+        memory.copy_in(at, from)?;
+        memory.write_back(at, bytes);
+        memory.mfence();
+        Ok(())
+    }
+
+    fn range(&self, offset: u64, bytes: u64) -> Result<Offset, PoolError> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => Ok(self.at + offset),
+            _ => Err(PoolError::Argument {
+                what: "the range",
+                value: format!("[{offset}, +{bytes}) of {} ({} bytes)", self.name, self.bytes),
+                expected: "it must end inside the object; open a larger one",
+            }),
+        }
+    }
+}
+
+/// What stands in front of an object's data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    pub(crate) generation: u64,
+    pub(crate) owner: u16,
+    pub(crate) slot: u32,
+}
+
+/// Lines of the header of an object of this name.
+pub(crate) const fn header_lines(name: &Name<'_>) -> u8 {
+    (FIXED_BYTES + name.as_str().len()).div_ceil(LINE as usize) as u8
+}
+
+impl Header {
+    fn encode(&self) -> Vec<u8> {
+        let name = self.name.as_bytes();
+        let mut bytes = Vec::with_capacity(MAX_HEADER_BYTES);
+        bytes.extend([0; 8]);
+        bytes.extend((self.generation | u64::from(self.owner) << GENERATION_BITS).to_le_bytes());
+        bytes.extend(self.bytes.to_le_bytes());
+        bytes.extend(self.slot.to_le_bytes());
+        bytes.extend([name.len() as u8, 0, 0, 0]);
+        bytes.extend(name);
+        bytes.resize(bytes.len().next_multiple_of(LINE as usize), 0);
+        let sum = xxh3_64(&bytes[8..]);
+        bytes[..8].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// Writes it at `at` and writes its lines back; a fence of the caller follows.
+    pub(crate) fn write<M: Memory>(&self, memory: &M, at: Offset) -> Result<(), PoolError> {
+        let bytes = self.encode();
+        memory.copy_in(at, &bytes)?;
+        memory.write_back(at, bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Loads the header of `lines` lines at `at`, which the caller has invalidated; `None` when there is none, or it is being
+    /// written.
+    pub(crate) fn load<M: Memory>(memory: &M, at: Offset, lines: u8) -> Result<Option<Self>, PoolError> {
+        let mut bytes = [0; MAX_HEADER_BYTES];
+        let bytes = &mut bytes[..usize::from(lines.min(MAX_HEADER_LINES)) * LINE as usize];
+        memory.copy_out(at, bytes)?;
+        Ok(Self::decode(bytes))
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        if word(0)? != xxh3_64(&bytes[8..]) {
+            return None;
+        }
+        let (stamp, place) = (word(8)?, word(24)?);
+        let length = usize::from((place >> 32) as u8);
+        let name = bytes.get(FIXED_BYTES..FIXED_BYTES + length)?;
+        Some(Self {
+            name: String::from_utf8(name.to_vec()).ok()?,
+            bytes: word(16)?,
+            generation: stamp & ((1 << GENERATION_BITS) - 1),
+            owner: (stamp >> GENERATION_BITS) as u16,
+            slot: place as u32,
+        })
+    }
+}
+
+/// Fills `[at, at + bytes)`, both whole lines; a fence of the caller follows.
+pub(crate) fn fill<M: Memory>(memory: &M, at: Offset, bytes: u64, fill: Fill) -> Result<(), PoolError> {
+    const ZEROS: [u8; 1 << 14] = [0; 1 << 14];
+    // Below this the next reader finds the lines in the cache, and bulk stores gain nothing.
+    const SMALL: u64 = 1 << 12;
+    if fill == Fill::Nothing {
+        memory.invalidate(at, bytes);
+        return Ok(());
+    }
+    for done in (0..bytes).step_by(ZEROS.len()) {
+        let piece = &ZEROS[..(bytes - done).min(ZEROS.len() as u64) as usize];
+        if memory.coherence() == Coherence::Coherent && bytes <= SMALL {
+            memory.copy_in(at + done, piece)?;
+        } else {
+            memory.copy_in_nt(at + done, piece)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use polder_mem::{Heap, HeapShape};
+
+    use super::*;
+
+    fn heap() -> Heap {
+        Heap::new(HeapShape { bytes: 4096, hosts: 1, processes: 1, local_words: 1, bells: 1 })
+    }
+
+    fn header(name: &str) -> Header {
+        Header { name: name.into(), bytes: 100, generation: 7, owner: 63, slot: 9 }
+    }
+
+    #[test]
+    fn headers_come_back_and_take_as_many_lines_as_they_need() {
+        let memory = heap();
+        for (length, lines) in [(2, 1), (32, 1), (33, 2), (255, 5)] {
+            let text = format!("/{}", "n".repeat(length - 1));
+            header(&text).write(&memory, Offset(128)).unwrap();
+            assert_eq!(header_lines(&Name::parse(&text).unwrap()), lines);
+            assert_eq!(Header::load(&memory, Offset(128), lines).unwrap(), Some(header(&text)));
+            assert_eq!(Header::load(&memory, Offset(128), lines - 1).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn a_header_with_any_flipped_bit_is_none() {
+        let bytes = header("/name").encode();
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let memory = heap();
+            memory.copy_in(Offset(0), &damaged).unwrap();
+            assert_eq!(Header::load(&memory, Offset(0), 1).unwrap(), None, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_range_past_the_end_names_the_object_and_its_size() {
+        let object =
+            Object { name: "/a".into(), at: Offset(64), bytes: 10, generation: 1, owner: 0, held: 0 };
+        let refused = object.read_at(&heap(), 4, &mut [0; 7]).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "the range is [4, +7) of /a (10 bytes); it must end inside the object; open a larger one"
+        );
+        object.write_at(&heap(), u64::MAX, &[1]).unwrap_err();
+        let memory = heap();
+        object.write_at(&memory, 3, b"seven").unwrap();
+        let mut read = [0; 10];
+        object.read_at(&memory, 0, &mut read).unwrap();
+        assert_eq!(&read, b"\0\0\0seven\0\0");
+    }
+}

@@ -1,0 +1,331 @@
+//! What a pool offers: named objects.
+
+use polder_mem::Memory;
+
+use crate::directory::Directory;
+use crate::extents::Account;
+use crate::list::Listed;
+use crate::name::Name;
+use crate::object::{Fill, Object};
+use crate::site::{Flaw, Site};
+use crate::{Pool, PoolError};
+
+impl<M: Memory> Pool<M> {
+    /// Creates an object of `bytes` zeros and holds it open. Whoever learns of it after this returns can open it.
+    ///
+    /// # Errors
+    /// [`PoolError::Exists`]; [`PoolError::Full`], [`PoolError::DirectoryFull`] and [`PoolError::Quota`], after which nothing is
+    /// left of it; [`PoolError::TooManyOpen`]; [`PoolError::Name`]; [`PoolError::Timeout`] when another host claims the name
+    /// and does not go on.
+    pub fn create(&self, name: &str, bytes: u64) -> Result<Object, PoolError> {
+        self.create_filled(name, bytes, Fill::Zeros)
+    }
+
+    /// As [`Pool::create`], with `fill` in it.
+    ///
+    /// # Errors
+    /// Those of [`Pool::create`].
+    pub fn create_filled(&self, name: &str, bytes: u64, fill: Fill) -> Result<Object, PoolError> {
+        self.directory().create(&Name::parse(name)?, bytes, fill)
+    }
+
+    /// Opens an object and holds it open. What was published to it before is seen by reads that invalidate first, as
+    /// [`Object::read_at`] does.
+    ///
+    /// # Errors
+    /// [`PoolError::NotFound`], [`PoolError::TooManyOpen`], [`PoolError::Name`], and [`PoolError::Corrupt`] when its entry or header
+    /// is damaged.
+    pub fn open(&self, name: &str) -> Result<Object, PoolError> {
+        self.directory().open(&Name::parse(name)?)
+    }
+
+    /// Lets go of an object. What this process stored to it must have been written back, as [`Object::write_at`] does: its
+    /// bytes may be another object's soon.
+    pub fn close(&self, object: Object) {
+        self.directory().close(&object);
+    }
+
+    /// Destroys the object of this name: once this returns nobody finds it, and whoever holds it open keeps it until it is
+    /// closed. Of two who destroy one object at once, both may succeed.
+    ///
+    /// # Errors
+    /// [`PoolError::NotFound`], [`PoolError::Name`]; [`PoolError::DirectoryFull`] when another host owns it and this host's
+    /// directory has no slot to say so.
+    pub fn destroy(&self, name: &str) -> Result<(), PoolError> {
+        self.directory().destroy(&Name::parse(name)?)
+    }
+
+    /// The live objects whose names begin with `prefix`, in no order. What comes or goes meanwhile may be missing.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`] when the memory fails.
+    pub fn list(&self, prefix: &str) -> Result<Vec<Listed>, PoolError> {
+        self.directory().list(prefix)
+    }
+
+    /// Frees what can be freed of destroyed objects, this host's and those that other hosts destroyed. Calls that run short
+    /// of room do so themselves; an idle host's heartbeat should, now and then.
+    ///
+    /// # Errors
+    /// [`PoolError::Timeout`] when another process of this host does not let go of a lock.
+    pub fn maintain(&self) -> Result<(), PoolError> {
+        self.directory().maintain().map(|_| ())
+    }
+
+    pub(crate) fn directory(&self) -> Directory<'_, M> {
+        let member = &self.member;
+        let site = Site {
+            memory: &self.memory,
+            layout: &self.layout,
+            me: &self.local,
+            patience: member.timeout,
+            flaw: Flaw::None,
+        };
+        Directory { site, account: Account { job: member.job, quota: member.quota } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use polder_mem::{Heap, HeapShape, ProcessSlot};
+
+    use super::*;
+    use crate::Member;
+    use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
+    use crate::local::LocalLayout;
+
+    const BYTES: u64 = 256 << 10;
+    /// Large enough that no host keeps an empty one.
+    const CHUNK: u64 = 16 << 10;
+    const SMALL: Geometry =
+        Geometry { hosts: 3, processes: 2, names: 31, levels: 4, chunk_bytes: CHUNK, opens: 40, keepers: 1 };
+
+    fn heap(geometry: &Geometry) -> Heap {
+        let layout = Layout::new(geometry, BYTES).unwrap();
+        let local_words = LocalLayout::new(&layout).words();
+        let Geometry { hosts, processes, .. } = *geometry;
+        let bells = u32::from(hosts * processes);
+        let heap = Heap::new(HeapShape { bytes: BYTES, hosts, processes, local_words, bells });
+        format(&heap, geometry, Uuid(1), Overwrite::Refuse).unwrap();
+        heap
+    }
+
+    fn attach(memory: Heap, host: u16) -> Pool<Heap> {
+        let timeout = Duration::from_secs(5);
+        Pool::attach(memory, Member { timeout, ..Member::new(host, 7) }).unwrap()
+    }
+
+    /// One process on each of three hosts.
+    fn pools() -> [Pool<Heap>; 3] {
+        let heap = heap(&SMALL);
+        let [one, two] = [1, 2].map(|host| heap.process(host, ProcessSlot(0)));
+        [attach(heap, 0), attach(one, 1), attach(two, 2)]
+    }
+
+    fn free_bytes(pool: &Pool<Heap>) -> u64 {
+        pool.maintain().unwrap();
+        match pool.create("/probe", u64::MAX / 4) {
+            Err(PoolError::Full { free, .. }) => free,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_one_host_creates_every_host_opens_lists_and_destroys() {
+        let [a, b, c] = pools();
+        let object = a.create("/weights", 1000).unwrap();
+        object.write_at(a.memory(), 0, b"hello").unwrap();
+        let seen = c.open("/weights").unwrap();
+        let mut read = [0; 6];
+        seen.read_at(c.memory(), 0, &mut read).unwrap();
+        assert_eq!(&read, b"hello\0");
+        assert_eq!((seen.at(), seen.bytes(), seen.generation(), seen.owner()), (object.at(), 1000, 1, 0));
+        assert_eq!(b.create("/weights", 1).unwrap_err(), PoolError::Exists { name: "/weights".into() });
+        assert_eq!(a.create("/weights", 1).unwrap_err(), PoolError::Exists { name: "/weights".into() });
+        let names = |pool: &Pool<Heap>, prefix| -> Vec<String> {
+            pool.list(prefix).unwrap().into_iter().map(|listed| listed.name).collect()
+        };
+        assert_eq!(names(&b, "/w"), ["/weights"]);
+        assert_eq!(names(&b, "/x"), [""; 0]);
+        b.destroy("/weights").unwrap();
+        for pool in [&a, &b, &c] {
+            assert_eq!(pool.open("/weights").unwrap_err(), PoolError::NotFound { name: "/weights".into() });
+            pool.destroy("/weights").unwrap_err();
+            assert_eq!(names(pool, ""), [""; 0]);
+        }
+        c.close(seen);
+        a.close(object);
+    }
+
+    #[test]
+    fn a_destroyed_object_stays_until_its_last_holder_closes_it() {
+        let [a, b, c] = pools();
+        let full = free_bytes(&a);
+        let object = a.create("/a", 500).unwrap();
+        let seen = b.open("/a").unwrap();
+        a.close(object);
+        c.destroy("/a").unwrap();
+        a.maintain().unwrap();
+        let again = c.create("/a", 500).unwrap();
+        assert_ne!(again.at(), seen.at());
+        assert!(free_bytes(&a) < full);
+        assert!(c.open("/a").unwrap().generation() == again.generation());
+        b.close(seen);
+        c.destroy("/a").unwrap();
+        c.close(again);
+        c.maintain().unwrap();
+        a.maintain().unwrap();
+        // The holder that never closed keeps its object.
+        assert!(free_bytes(&a) < full);
+        drop(c);
+        a.maintain().unwrap();
+        let c = attach(a.memory().process(2, ProcessSlot(0)), 2);
+        c.maintain().unwrap();
+        assert_eq!(free_bytes(&a), full, "everything has come back");
+    }
+
+    #[test]
+    fn a_pool_that_is_full_says_so_and_loses_nothing() {
+        let [a, b, _c] = pools();
+        let all = free_bytes(&a);
+        let mut names = vec![];
+        let full = loop {
+            let name = format!("/{}", names.len());
+            match [&a, &b][names.len() % 2].create(&name, 12000) {
+                Ok(object) => [&a, &b][names.len() % 2].close(object),
+                Err(error) => break error,
+            }
+            names.push(name);
+        };
+        assert!(matches!(full, PoolError::Full { asked: 12096, .. }), "{full}");
+        assert!(names.len() as u64 >= all / CHUNK);
+        for name in &names {
+            b.destroy(name).unwrap();
+        }
+        a.maintain().unwrap();
+        b.maintain().unwrap();
+        assert_eq!(free_bytes(&a), all);
+    }
+
+    #[test]
+    fn large_objects_take_whole_chunks_in_a_row_and_leave_the_rest_of_the_last() {
+        let [a, b, _c] = pools();
+        let all = free_bytes(&a);
+        let large = a.create("/large", 3 * CHUNK).unwrap();
+        let small = a.create("/small", 1000).unwrap();
+        assert!(small.at() > large.at() && small.at().0 < large.at().0 + 4 * CHUNK, "in its last chunk");
+        assert_eq!(free_bytes(&b), all - 4 * CHUNK);
+        a.destroy("/large").unwrap();
+        a.destroy("/small").unwrap();
+        a.close(large);
+        a.close(small);
+        assert_eq!(free_bytes(&a), all);
+        let whole = a.create("/whole", all - 64).unwrap();
+        a.close(whole);
+        assert!(matches!(b.create("/b", 0), Err(PoolError::Full { asked: 64, free: 0 })));
+        a.destroy("/whole").unwrap();
+        a.maintain().unwrap();
+        b.close(b.create("/b", 0).unwrap());
+    }
+
+    #[test]
+    fn a_full_directory_can_be_emptied_from_another_host() {
+        let geometry = Geometry { names: 11, ..SMALL };
+        let heap = heap(&geometry);
+        let other = heap.process(1, ProcessSlot(0));
+        let [a, b] = [attach(heap, 0), attach(other, 1)];
+        let mut names = vec![];
+        for pool in [&a, &b] {
+            let full = (0..).find_map(|index| {
+                let name = format!("/{}/{index}", pool.member().host);
+                match pool.create(&name, 0) {
+                    Ok(object) => pool.close(object),
+                    Err(error) => return Some(error),
+                }
+                names.push(name);
+                None
+            });
+            assert!(matches!(full, Some(PoolError::DirectoryFull { .. })), "{full:?}");
+        }
+        assert!(names.len() >= 2 * 12, "{} of 2 * 23 slots in use", names.len());
+        for name in &names {
+            a.destroy(name).unwrap();
+            b.maintain().unwrap();
+            a.maintain().unwrap();
+        }
+        assert_eq!(b.directory().inventory().unwrap().tombstones, 0);
+        for name in names.iter().filter(|name| name.starts_with("/1/")) {
+            b.close(b.create(name, 0).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_quota_holds_for_a_job_on_a_host_and_comes_back() {
+        let heap = heap(&SMALL);
+        let other = heap.process(0, ProcessSlot(1));
+        let a = Pool::attach(heap, Member { job: 5, quota: 1024, ..Member::new(0, 7) }).unwrap();
+        let b = Pool::attach(other, Member { job: 6, quota: 1 << 20, ..Member::new(0, 7) }).unwrap();
+        a.close(a.create("/1", 700).unwrap());
+        let refused = a.create("/2", 300).unwrap_err();
+        assert_eq!(refused, PoolError::Quota { job: 5, quota: 1024, held: 768, asked: 384 });
+        b.close(b.create("/2", 300).unwrap());
+        b.destroy("/1").unwrap();
+        a.close(a.create("/3", 300).unwrap());
+    }
+
+    #[test]
+    fn a_process_may_hold_so_many_objects_open_and_no_more() {
+        let [a, b, _c] = pools();
+        let mut held: Vec<_> = (0..20).map(|index| a.create(&format!("/{index}"), 0).unwrap()).collect();
+        held.extend((0..20).map(|index| a.open(&format!("/{index}")).unwrap()));
+        assert_eq!(a.open("/1").unwrap_err(), PoolError::TooManyOpen { limit: 40 });
+        assert_eq!(a.create("/new", 0).unwrap_err(), PoolError::TooManyOpen { limit: 40 });
+        b.close(b.open("/1").unwrap());
+        a.close(held.pop().unwrap());
+        a.close(a.open("/1").unwrap());
+    }
+
+    #[test]
+    fn a_host_that_comes_back_with_new_words_finds_what_it_had() {
+        let geometry = SMALL;
+        let heap = heap(&geometry);
+        let other = heap.process(1, ProcessSlot(0));
+        let [a, b] = [attach(heap, 0), attach(other, 1)];
+        let all = free_bytes(&b);
+        for (name, bytes) in [("/large", 40000), ("/small", 100), ("/open", 200), ("/gone", 300)] {
+            a.close(a.create(name, bytes).unwrap());
+        }
+        b.close(b.create("/theirs", 10).unwrap());
+        let held = b.open("/open").unwrap();
+        a.destroy("/open").unwrap();
+        a.destroy("/gone").unwrap();
+        a.destroy("/theirs").unwrap();
+        let before = free_bytes(&b);
+        let memory = a.memory().clone();
+        drop(a);
+        let words = LocalLayout::new(&Layout::new(&geometry, BYTES).unwrap()).words();
+        for word in 0..words {
+            memory.local_store(polder_mem::LocalWord(word), 0);
+        }
+        let a = attach(memory, 0);
+        let mut names: Vec<_> = a.list("").unwrap().into_iter().map(|listed| listed.name).collect();
+        names.sort();
+        assert_eq!(names, ["/large", "/small"]);
+        b.maintain().unwrap();
+        a.maintain().unwrap();
+        assert!(free_bytes(&b) >= before);
+        let new = a.create("/new", 100).unwrap();
+        assert!(new.generation() > 4, "generations are used once");
+        a.close(new);
+        for name in ["/large", "/small", "/new"] {
+            b.destroy(name).unwrap();
+        }
+        b.close(held);
+        a.maintain().unwrap();
+        b.maintain().unwrap();
+        a.maintain().unwrap();
+        assert_eq!(free_bytes(&b), all);
+    }
+}

@@ -1,0 +1,198 @@
+//! What a host does when one of its processes has died, and when its own words are new: it puts its shard right, and builds
+//! its local state from it.
+
+use polder_mem::{Memory, ProcessSlot};
+
+use crate::chunks::Chunks;
+use crate::directory::{Directory, Sight};
+use crate::entry::{Entry, State};
+use crate::extents::Extents;
+use crate::local::LocalLock;
+use crate::opens::{Announcement, Opens};
+use crate::state::LockName;
+use crate::{PoolError, line};
+
+impl<M: Memory> Directory<'_, M> {
+    /// Makes the host's state ready, once for all its processes: after a start, or when the host-local file was lost, from
+    /// the shard. Call it before anything else, when the host line is published.
+    ///
+    /// # Errors
+    /// [`PoolError::Timeout`] when another process of this host does not come to the end of it.
+    pub(crate) fn prepare(&self) -> Result<(), PoolError> {
+        let (site, ready) = (self.site, self.site.words().ready());
+        if site.get(ready) != 0 {
+            return Ok(());
+        }
+        let mut guard = site.lock(LockName::Recovery)?;
+        if site.get(ready) == 0 {
+            self.rebuild()?;
+            site.set(ready, 1);
+        }
+        guard.repaired();
+        Ok(())
+    }
+
+    /// Has the state built anew by the next [`Directory::prepare`].
+    pub(crate) fn forget(&self) {
+        self.site.set(self.site.words().ready(), 0);
+    }
+
+    /// Builds the state from the shard, whatever a process that died in the middle left of it.
+    fn rebuild(&self) -> Result<(), PoolError> {
+        let site = self.site;
+        for slot in site.slots() {
+            self.release_announcements(slot)?;
+        }
+        self.reset();
+        Chunks(site).rebuild()?;
+        let mut highest = 0;
+        for slot in 0..site.layout.slots() {
+            highest = highest.max(self.rebuild_slot(slot)?);
+        }
+        self.rebuild_generations(highest)?;
+        self.rebuild_tombstones()?;
+        let chunks = 0..site.layout.chunks();
+        self.flush_empty_chunks();
+        Extents(site).disown_empty(chunks)?;
+        Chunks(site).publish_all();
+        Ok(())
+    }
+
+    fn reset(&self) {
+        let (site, words) = (self.site, self.site.words());
+        Extents(site).reset();
+        let singles = [words.condemned_hint(), words.tombstone_log(0), words.known_hosts()];
+        let tags = (0..site.layout.slots()).step_by(8).map(|slot| words.tag(slot).0);
+        let condemned = (0..words.condemned_words()).map(|word| words.condemned_bits(word));
+        let summaries = (0..words.condemned_summaries()).map(|word| words.condemned_summary(word));
+        let intents = (0..words.stripes()).flat_map(|stripe| [0, 1].map(|word| words.intent(stripe, word)));
+        for word in singles.into_iter().chain(tags).chain(condemned).chain(summaries).chain(intents) {
+            if site.get(word) != 0 {
+                site.set(word, 0);
+            }
+        }
+    }
+
+    /// Takes up what a slot of this host holds, and returns the generation in it.
+    fn rebuild_slot(&self, slot: u32) -> Result<u64, PoolError> {
+        let (site, host) = (self.site, self.site.host());
+        let entry = self.load_entry(host, slot)?;
+        let keeps = match entry {
+            Some(Entry::Free) => return Ok(0),
+            Some(Entry::Object(State::Live | State::Condemned, record)) => {
+                let extent = self.extent_of(&record);
+                extent.is_some_and(|extent| Extents(site).mark(extent, record.job))
+            }
+            Some(Entry::Tombstone(tombstone)) => tombstone.slot < site.layout.slots(),
+            Some(Entry::Object(State::Claimed, _)) | None => false,
+        };
+        if !keeps {
+            tracing::debug!(host, slot, ?entry, "an entry that was never whole is freed");
+            line::publish(site.memory, self.entry(slot), &Entry::Free.encode());
+        }
+        match entry {
+            Some(Entry::Object(state, record)) => {
+                if keeps {
+                    site.retag(slot, 0, site.words().stripe_of(record.hash) as u8 + 1);
+                }
+                if keeps && state == State::Condemned {
+                    self.note_condemned(slot);
+                }
+                Ok(record.generation)
+            }
+            Some(Entry::Tombstone(tombstone)) if keeps => {
+                site.retag(slot, 0, site.words().stripe_of(tombstone.hash) as u8 + 1);
+                Ok(0)
+            }
+            _ => Ok(0),
+        }
+    }
+
+    /// Begins where no generation was ever used, also when the line that says where is damaged.
+    fn rebuild_generations(&self, highest: u64) -> Result<(), PoolError> {
+        let (site, words) = (self.site, self.site.words());
+        let limit = match line::load(site.memory, site.layout.generation_line(site.host()))? {
+            Some([limit, ..]) => limit,
+            None => highest + (1 << 32),
+        };
+        let next = limit.max(highest + 1);
+        site.set(words.generation_limit(), next);
+        site.set(words.generation(), next);
+        Ok(())
+    }
+
+    fn rebuild_tombstones(&self) -> Result<(), PoolError> {
+        let (site, host) = (self.site, self.site.host());
+        for owner in site.hosts(u64::MAX) {
+            self.set_head(owner, None);
+        }
+        for slot in 0..site.layout.slots() {
+            if let Some(Entry::Tombstone(tombstone)) = self.load_entry(host, slot)? {
+                self.push_tombstone(slot, tombstone)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A process that died may have stored to chunks that other hosts get now.
+    fn flush_empty_chunks(&self) {
+        let site = self.site;
+        for chunk in 0..site.layout.chunks() {
+            if Extents(site).chunk(chunk).is_empty() {
+                site.memory.invalidate(site.layout.chunk(chunk), site.layout.geometry().chunk_bytes);
+            }
+        }
+        site.memory.mfence();
+    }
+
+    /// Puts right what the process at `slot` of this host left when it died. The caller sees to it that no other process takes
+    /// the slot meanwhile, or is the one that does.
+    ///
+    /// # Errors
+    /// [`PoolError::Timeout`] when another process of this host does not let go of a lock.
+    pub(crate) fn repair_process(&self, slot: ProcessSlot) -> Result<(), PoolError> {
+        let (site, words) = (self.site, self.site.words());
+        let is_abandoned = |word| LocalLock::at(word).is_abandoned(site.memory, site.me);
+        for stripe in 0..words.stripes() {
+            if is_abandoned(words.stripe_lock(stripe)) {
+                drop(self.lock(stripe)?);
+            }
+        }
+        if is_abandoned(words.lock(LockName::Tombstones)) {
+            drop(self.lock_tombstones()?);
+        }
+        if is_abandoned(words.lock(LockName::Chunks)) {
+            drop(Chunks(site).lock()?);
+        }
+        if is_abandoned(words.lock(LockName::Allocator)) {
+            drop(Extents(site).lock()?);
+        }
+        self.release_announcements(slot)
+    }
+
+    /// Clears what a dead process of this host announced. What it stored to those objects reaches memory first: their extents
+    /// may be another host's soon.
+    fn release_announcements(&self, slot: ProcessSlot) -> Result<(), PoolError> {
+        for object in Opens(self.site).left_by(slot)? {
+            self.flush(object)?;
+        }
+        self.site.memory.mfence();
+        Opens(self.site).clear(slot);
+        Ok(())
+    }
+
+    fn flush(&self, object: Announcement) -> Result<(), PoolError> {
+        let (site, (host, slot)) = (self.site, object.entry());
+        if host >= site.layout.geometry().hosts || slot >= site.layout.slots() {
+            return Ok(());
+        }
+        if let Some(Entry::Object(_, record)) = self.read_entry(host, slot)?
+            && (Sight { host, slot, record }).announcement() == object
+            && let Some(extent) = self.extent_of(&record)
+        {
+            let bytes = extent.units * site.words().unit_bytes();
+            site.memory.invalidate(Extents(site).offset(extent), bytes);
+        }
+        Ok(())
+    }
+}
