@@ -105,10 +105,22 @@ struct Buffer {
     outstanding: u32,
 }
 
-/// What can be said of a machine's writes that are not in memory yet.
+impl Host {
+    fn grow(&mut self, lines: usize) {
+        if self.state.len() < lines {
+            self.state.resize(lines, ABSENT);
+            self.words.resize(lines * WORDS, 0);
+            self.place.resize(lines, 0);
+        }
+    }
+}
+
+/// Memory, caches, buffers, and what is on its way between them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Machine {
     coherent: bool,
+    used_hosts: usize,
+    used_lines: usize,
     memory: Vec<u64>,
     hosts: Vec<Host>,
     threads: Vec<Buffer>,
@@ -126,24 +138,20 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Makes this a fresh machine of zeros, reusing what it had allocated.
+    /// Makes this a fresh machine of zeros. Whatever was allocated is kept, so that suites may draw their sizes.
     pub(super) fn reset(&mut self, hosts: usize, lines: usize, coherent: bool) {
-        let words = lines * WORDS;
-        if self.memory.len() != words || self.hosts.len() != hosts {
-            let empty = Host {
-                state: vec![ABSENT; lines],
-                words: vec![0; words],
-                place: vec![0; lines],
-                ..Host::default()
-            };
-            *self = Self {
-                memory: vec![0; words],
-                hosts: vec![empty; hosts],
-                is_touched: vec![false; lines],
-                ..Self::default()
-            };
-        }
         self.clear();
+        if self.is_touched.len() < lines {
+            self.memory.resize(lines * WORDS, 0);
+            self.is_touched.resize(lines, false);
+        }
+        if self.hosts.len() < hosts {
+            self.hosts.resize_with(hosts, Host::default);
+        }
+        for host in &mut self.hosts[..hosts] {
+            host.grow(lines);
+        }
+        (self.used_hosts, self.used_lines) = (hosts, lines);
         self.coherent = coherent;
         self.live = 0xff;
     }
@@ -206,7 +214,7 @@ impl Machine {
     }
 
     pub(super) fn words(&self) -> usize {
-        self.memory.len()
+        self.used_lines * WORDS
     }
 
     pub(super) fn coherent(&self) -> bool {
@@ -503,7 +511,7 @@ impl Machine {
     }
 
     pub(super) fn hosts(&self) -> usize {
-        self.hosts.len()
+        self.used_hosts
     }
 
     /// Whether memory has everything.
@@ -589,18 +597,19 @@ impl Machine {
         while self.buffered & (1 << thread) != 0 {
             match self.eligible(thread, random) {
                 Some(index) => drop(self.commit(thread, index)),
-                None => self.deliver_awaited(thread),
+                None => _ = self.deliver_awaited(thread),
             }
         }
     }
 
-    /// Makes visible the first write on its way that a fence of `thread` waits for.
-    pub(super) fn deliver_awaited(&mut self, thread: usize) {
+    /// Makes visible the first write on its way that a fence of `thread` waits for, and says which line it was.
+    pub(super) fn deliver_awaited(&mut self, thread: usize) -> Option<u32> {
         let host = self.threads[thread].host;
         let awaited = |write: &Write| write.waiters & (1 << thread) != 0;
-        if let Some(index) = self.hosts[host].queue.iter().position(awaited) {
-            self.deliver_line(host, index);
-        }
+        let index = self.hosts[host].queue.iter().position(awaited)?;
+        let line = self.hosts[host].queue[index].line;
+        self.deliver_line(host, index);
+        Some(line)
     }
 
     /// Loses what `host` had in buffers, caches and on the way.

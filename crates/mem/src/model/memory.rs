@@ -50,7 +50,10 @@ impl ModelMemory {
     fn turn(&self, visible: bool) -> RefMut<'_, State> {
         let mut state = self.core.state.borrow_mut();
         match state.mode {
-            Mode::Over => return state,
+            Mode::Over => {
+                state.count_after_the_end();
+                return state;
+            }
             Mode::Alone => {
                 state.now += 10;
                 return state;
@@ -217,10 +220,12 @@ impl ModelMemory {
         let word = state.word_index(at.0, what);
         let me = state.current;
         state.record(me, what, Some(at.0), value, Some(site));
-        Self::store_word(&mut state, word, 0xff, value, past_cache);
+        if !state.store_fault(word) {
+            Self::store_word(&mut state, word, 0xff, value, past_cache);
+        }
     }
 
-    fn copy(&self, at: Offset, from: &[u8], past_cache: bool, site: Site) {
+    fn copy(&self, at: Offset, from: &[u8], past_cache: bool, site: Site) -> Result<(), Fault> {
         let what = if past_cache { "copy_in_nt" } else { "copy_in" };
         self.check(at, from.len() as u64, what);
         let mut state = self.turn(false);
@@ -237,9 +242,21 @@ impl ModelMemory {
             if index > 0 {
                 state = self.tick(state);
             }
+            if state.store_fault(word) {
+                // The copy reports it now, not the next load.
+                state.load_fault(word);
+                return Err(fault(at, word, backwards));
+            }
             Self::store_word(&mut state, word, bytes, value, past_cache);
         }
+        Ok(())
     }
+}
+
+/// A copy at `at` that failed at `word`; one that runs backwards has done nothing that counts.
+fn fault(at: Offset, word: u32, backwards: bool) -> Fault {
+    let offset = Offset((u64::from(word) * 8).max(at.0));
+    Fault { offset, done: if backwards { 0 } else { offset.0 - at.0 } }
 }
 
 /// The words that hold a byte of `[at, at + bytes)`.
@@ -276,6 +293,9 @@ impl Memory for ModelMemory {
         let site = Location::caller();
         let mut state = self.turn(true);
         let word = state.word_index(at.0, "load");
+        if let Some(failed) = state.load_fault(word) {
+            return Err(Fault { offset: Offset(u64::from(failed) * 8), done: 0 });
+        }
         let value = Self::load_word(&mut state, word);
         let me = state.current;
         state.record(me, "load", Some(at.0), value, Some(site));
@@ -294,15 +314,13 @@ impl Memory for ModelMemory {
 
     #[track_caller]
     fn copy_in(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
-        self.copy(at, from, false, Location::caller());
-        Ok(())
+        self.copy(at, from, false, Location::caller())
     }
 
     #[track_caller]
     fn copy_in_nt(&self, at: Offset, from: &[u8]) -> Result<(), Fault> {
         assert!(at.0.is_multiple_of(8), "copy_in_nt at {at}: words lie at multiples of 8");
-        self.copy(at, from, true, Location::caller());
-        Ok(())
+        self.copy(at, from, true, Location::caller())
     }
 
     #[track_caller]
@@ -320,6 +338,9 @@ impl Memory for ModelMemory {
                 if state.wants_switch() {
                     state = self.switch(state);
                 }
+            }
+            if state.load_fault(word).is_some() {
+                return Err(fault(at, word, false));
             }
             let value = Self::load_word(&mut state, word).to_le_bytes();
             let start = u64::from(word) * 8;

@@ -195,6 +195,8 @@ pub(super) struct Thread {
     after: Option<(usize, bool)>,
     pub(super) crashed: bool,
     ended: bool,
+    /// A word on a failing line that was stored into: the next load says so.
+    fault: Option<u32>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -246,6 +248,8 @@ pub(super) struct State {
     recent: [u32; RECENT],
     uses: usize,
     skew: u64,
+    /// Lines that fail, and the operation of the world from which on they do.
+    poison: Vec<(u32, u64)>,
 }
 
 impl Default for Random {
@@ -283,6 +287,7 @@ impl State {
         self.bells.resize(kernels * shape.bells as usize, BellState::default());
         self.failure = None;
         (self.recent, self.uses) = ([0; RECENT], 0);
+        self.poison.clear();
         let session = explore::session();
         self.trace = session.tracing.then(Trace::default);
         self.mutation = session.mutation;
@@ -309,6 +314,7 @@ impl State {
             after,
             crashed: false,
             ended: false,
+            fault: None,
         });
         if after.is_none() {
             self.ready |= 1 << thread;
@@ -390,7 +396,8 @@ impl State {
     fn commit(&mut self, thread: usize, index: usize) {
         let entry = self.machine.commit(thread, index);
         if let Some(trace) = &mut self.trace {
-            trace.adversary(self.machine.host_of(thread), commit_name(&entry), entry.line());
+            let line = (entry.kind != Kind::Sfence).then(|| entry.line());
+            trace.adversary(self.machine.host_of(thread), commit_name(&entry), line);
         }
         if !self.machine.coherent() {
             self.follow(thread, entry);
@@ -437,7 +444,7 @@ impl State {
 
     fn trace_adversary(&mut self, host: usize, what: &'static str, line: u32) {
         if let Some(trace) = &mut self.trace {
-            trace.adversary(host, what, line);
+            trace.adversary(host, what, Some(line));
         }
     }
 
@@ -493,7 +500,11 @@ impl State {
     fn advance(&mut self, thread: usize) {
         match self.machine.eligible(thread, &mut self.random) {
             Some(index) => self.commit(thread, index),
-            None => self.machine.deliver_awaited(thread),
+            None => {
+                if let Some(line) = self.machine.deliver_awaited(thread) {
+                    self.trace_adversary(self.machine.host_of(thread), "memory has", line);
+                }
+            }
         }
     }
 
@@ -813,6 +824,49 @@ impl State {
         random.next() >> 20
     }
 
+    // Failing memory.
+
+    /// Lets the line of `word` fail from operation `from` of the world on.
+    pub(super) fn poison(&mut self, word: u32, from: u64) {
+        self.poison.push((Self::line_of(word), from));
+    }
+
+    fn fails(&self, word: u32) -> bool {
+        self.poison.iter().any(|(line, from)| *line == Self::line_of(word) && *from <= self.operations)
+    }
+
+    /// The word whose failure a load of `word` reports: its own, or that of an earlier store.
+    #[inline]
+    pub(super) fn load_fault(&mut self, word: u32) -> Option<u32> {
+        if self.poison.is_empty() || self.mode != Mode::Running {
+            return None;
+        }
+        let earlier = self.threads[self.current].fault.take();
+        earlier.or_else(|| self.fails(word).then_some(word))
+    }
+
+    /// Whether a store of `word` meets a failing line.
+    #[inline]
+    pub(super) fn store_fault(&mut self, word: u32) -> bool {
+        if self.poison.is_empty() || self.mode != Mode::Running {
+            return false;
+        }
+        let fails = self.fails(word);
+        if fails {
+            self.threads[self.current].fault = Some(word);
+        }
+        fails
+    }
+
+    /// Ends the process when a destructor after the end of a schedule waits for ever.
+    pub(super) fn count_after_the_end(&mut self) {
+        self.operations += 1;
+        if self.operations > self.budget + 1_000_000 {
+            eprintln!("a destructor of a thread of the model waits for ever: it needs a deadline");
+            std::process::abort();
+        }
+    }
+
     // Local words.
 
     pub(super) fn local_index(&self, host: u16, word: u32) -> usize {
@@ -884,7 +938,7 @@ fn commit_name(entry: &Entry) -> &'static str {
         Kind::WriteBack => "clwb of",
         Kind::Invalidate => "clflushopt of",
         Kind::Flush | Kind::Flushing => "clflush of",
-        Kind::Sfence => "sfence done, not on",
+        Kind::Sfence => "an sfence is done",
     }
 }
 

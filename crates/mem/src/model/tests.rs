@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::random::Random;
 use super::{Crash, Explorer, Kernels, ModelMemory, Outcome, Shape, World, explore, replay};
-use crate::{Bell, Coherence, LINE, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot};
+use crate::{Bell, Coherence, Fault, LINE, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot};
 
 const X: Offset = Offset(0);
 const Y: Offset = Offset(64);
@@ -434,6 +434,30 @@ fn seeds_split_among_os_threads_find_the_same_failures() {
         assert_eq!((report.schedules, report.failed), (1000, 10));
         assert_eq!(report.failures.iter().map(|failure| failure.seed).collect::<Vec<_>>(), [17, 117, 217]);
     }
+}
+
+#[test]
+fn a_poisoned_line_fails_loads_and_copies_that_touch_it_and_nothing_else() {
+    let suite = |seed| {
+        let mut world = World::new(seed, shape());
+        world.poison(Y, 3);
+        world.spawn(0, 0, |memory| {
+            assert_eq!(memory.load(Y), Ok(0));
+            let mut bytes = [0; 256];
+            while memory.copy_out(Offset(8), &mut bytes).is_ok() {}
+            assert_eq!(memory.copy_out(Offset(8), &mut bytes), Err(Fault { offset: Y, done: 56 }));
+            assert_eq!(memory.load(Y.word(7)), Err(Fault { offset: Y.word(7), done: 0 }));
+            assert_eq!(memory.load(X), Ok(0));
+            memory.store(Y, 1);
+            assert_eq!(memory.load(X), Err(Fault { offset: Y, done: 0 }), "of the store before");
+            assert_eq!(memory.load(X), Ok(0));
+            let failed = memory.copy_in(Offset(60), &[1; 100]).unwrap_err();
+            assert!(failed.offset.line() == Y && failed.done <= 4, "{failed}");
+            assert_eq!(memory.load(X), Ok(0));
+        });
+        world.run()
+    };
+    explore("poison", 300, 0, suite).expect_none();
 }
 
 mod conformance_of_the_model {

@@ -22,7 +22,7 @@ enum Event {
     Adversary {
         host: usize,
         what: &'static str,
-        line: u64,
+        line: Option<u32>,
     },
     Note(usize, String),
 }
@@ -49,8 +49,8 @@ impl Trace {
         self.push(Event::Operation { thread, place, what, at, value, site });
     }
 
-    pub(super) fn adversary(&mut self, host: usize, what: &'static str, line: u32) {
-        self.push(Event::Adversary { host, what, line: u64::from(line) * 64 });
+    pub(super) fn adversary(&mut self, host: usize, what: &'static str, line: Option<u32>) {
+        self.push(Event::Adversary { host, what, line });
     }
 
     pub(super) fn note(&mut self, thread: usize, text: String) {
@@ -77,7 +77,9 @@ impl Trace {
                     writeln!(text, "  t{thread} h{host}.{slot}  {what:<20} {at:>8}  {value:#18x}  {site}")
                 }
                 Event::Adversary { host, what, line } => {
-                    writeln!(text, "      host {host}: {what} line {line:#x}")
+                    let line =
+                        line.map_or(String::new(), |line| format!(" line {:#x}", u64::from(line) * 64));
+                    writeln!(text, "      host {host}: {what}{line}")
                 }
                 Event::Note(thread, note) => writeln!(text, "  t{thread}  -- {note}"),
             };

@@ -12,6 +12,7 @@ use corosensei::{Coroutine, CoroutineResult, Yielder};
 use super::explore::{self, Failure, Outcome};
 use super::memory::ModelMemory;
 use super::state::{Crash, Mode, Shape, State};
+use crate::Offset;
 
 /// Bytes of a thread's stack; the kernel gives only what is touched.
 const STACK_BYTES: usize = 256 * 1024;
@@ -166,6 +167,14 @@ impl World {
     /// Lets `crash` fall just before the memory operation number `operation` of `thread`, from 0.
     pub fn crash_at(&mut self, thread: ThreadId, crash: Crash, operation: u64) {
         self.core.state.borrow_mut().plan_crash_at(thread.0, crash, operation);
+    }
+
+    /// Lets the line at `at` fail from the memory operation number `operation` of the whole world on, as poison or a lost
+    /// link does. Set-up and checks do not meet it.
+    pub fn poison(&mut self, at: Offset, operation: u64) {
+        let mut state = self.core.state.borrow_mut();
+        let word = state.word_index(at.line().0, "poison");
+        state.poison(word, operation);
     }
 
     /// Adds a look at the end: it runs alone, as a process of `host`, after every thread has ended and everything that
