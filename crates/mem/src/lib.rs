@@ -7,6 +7,7 @@
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("Polder maps memory with Linux and orders it with the instructions of x86-64");
 
+mod affinity;
 mod bounds;
 mod clock;
 #[doc(hidden)]
@@ -17,6 +18,7 @@ mod fault;
 mod heap;
 mod host;
 mod kernel;
+pub mod lines;
 mod mapped;
 mod memory;
 pub mod model;
@@ -27,6 +29,7 @@ mod shm;
 pub mod testing;
 mod wrapped;
 
+pub use affinity::{allowed_cpus, pin_to_cpu};
 pub use cpu::{Cpu, Flush};
 pub use heap::{Heap, HeapShape};
 pub use host::{HostError, HostPlan};

@@ -103,7 +103,13 @@ impl sealed::Lines for HardwareLines {
 
     #[inline(always)]
     unsafe fn copy_in_nt(self, at: *mut u8, from: &[u8]) -> usize {
-        // Ordinary stores: the reader finds them in a cache.
+        if from.len() >= STREAM {
+            // SAFETY: the caller's promise is the same.
+            let left = unsafe { self.copier.copy_nt(at, from) };
+            // Here `sfence` makes no fence, so the streams must end before this returns.
+            cpu::sfence();
+            return left;
+        }
         // SAFETY: the caller's promise covers `at` up to the next multiple of 8, and `from` is a live slice.
         let left = unsafe { self.copier.copy(at, from.as_ptr(), from.len()) };
         let rest = from.len() % 8;
@@ -141,6 +147,11 @@ impl sealed::Lines for HardwareLines {
         cpu::compiler_fence();
     }
 }
+
+/// From this size on, a coherent bulk copy goes past the caches; below it, the reader finds the bytes in one. Seen
+/// with 32 MiB of third-level cache, copy in and out: 8 MiB at 14.3 GB/s through the caches and 12.2 past them, 16 MiB
+/// at 3.9 and 8.3.
+const STREAM: usize = 12 << 20;
 
 /// Stores the bytes of a last word and zeros behind them.
 ///
@@ -216,18 +227,18 @@ impl<L: Lines> Mapped<L> {
     /// Access to `region` alone: local words, bells and slots need [`Mapped::attach`] first.
     #[must_use]
     pub fn new(region: Region) -> Self {
-        Self::with_cpu(region, Cpu::detect())
+        let region = Arc::new(region);
+        Self { base: region.base(), bytes: region.bytes(), lines: L::new(Cpu::detect()), region, host: None }
     }
 
-    /// Like [`Mapped::new`], with no other instructions than those of `cpu`.
+    /// The same access, with no other instructions than those of `cpu`.
     ///
     /// # Panics
     /// When this CPU lacks one of them.
     #[must_use]
-    pub fn with_cpu(region: Region, cpu: Cpu) -> Self {
+    pub fn using(&self, cpu: Cpu) -> Self {
         assert!(cpu.within(Cpu::detect()), "this CPU lacks some of {cpu:?}");
-        let region = Arc::new(region);
-        Self { base: region.base(), bytes: region.bytes(), lines: L::new(cpu), region, host: None }
+        Self { lines: L::new(cpu), ..self.clone() }
     }
 
     /// Joins the processes of a host: takes a free process slot, and maps the host's words and the kernel's bells.

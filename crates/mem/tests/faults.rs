@@ -13,7 +13,7 @@ const LEFT: u64 = 3 * 4096;
 /// A mapped file that loses all but its first three pages.
 fn truncated<L: Lines>(name: &str, cpu: Cpu) -> Mapped<L> {
     let path = PathBuf::from(format!("/dev/shm/polder-faults-{}-{name}", std::process::id()));
-    let memory = Mapped::with_cpu(Region::create(&path, BYTES).expect("a region"), cpu);
+    let memory = Mapped::new(Region::create(&path, BYTES).expect("a region")).using(cpu);
     memory.copy_in(Offset(0), &[1; BYTES as usize]).expect("still whole");
     truncate(&path, LEFT);
     std::fs::remove_file(&path).expect("removed while it is mapped");

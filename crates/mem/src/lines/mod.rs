@@ -1,0 +1,193 @@
+//! What line operations cost on this machine: the figures behind `polder bench lines`, and the floors under
+//! `polder bench ring`, that is, the least that any protocol must do for the same message.
+//!
+//! The cases are those of the cMPI paper: Figure 11 (memset and flush by size and instruction) and the rows of its
+//! Table 1 that one machine can measure.
+
+mod dram;
+mod floor;
+mod timing;
+
+use std::sync::Barrier;
+
+use crate::affinity::{allowed_cpus, pin_to_cpu};
+use crate::{Cpu, Fault, LINE, Memory, Offset, Software};
+
+pub use dram::{memory_bandwidth, memory_latency};
+pub use floor::{Copies, copies_floor, ping_pong_floor};
+pub use timing::{Effort, Timing};
+
+/// How bytes reach memory, in the columns of Figure 11.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Ordinary stores alone: they stay in the cache.
+    Cached,
+    /// Ordinary stores, then `clflush`.
+    Clflush,
+    /// Ordinary stores, then `clflushopt`.
+    Clflushopt,
+    /// Ordinary stores, then `clwb`.
+    Clwb,
+    /// Stores past the caches.
+    NonTemporal,
+}
+
+impl Way {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Cached, Self::Clflush, Self::Clflushopt, Self::Clwb, Self::NonTemporal];
+
+    /// As a row calls it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cached => "cached",
+            Self::Clflush => "clflush",
+            Self::Clflushopt => "clflushopt",
+            Self::Clwb => "clwb",
+            Self::NonTemporal => "non-temporal",
+        }
+    }
+
+    /// A handle that flushes in this way; `None` when the CPU cannot.
+    fn on(self, memory: &Software) -> Option<Software> {
+        let cpu = Cpu::detect();
+        let kept = match self {
+            Self::Clflush => Cpu { clflushopt: false, clwb: false, ..cpu },
+            Self::Clflushopt => Cpu { clflushopt: true, clwb: false, ..cpu },
+            Self::Clwb => Cpu { clwb: true, ..cpu },
+            Self::Cached | Self::NonTemporal => cpu,
+        };
+        kept.within(cpu).then(|| memory.using(kept))
+    }
+}
+
+/// The sizes of Figure 11: 64 B to 128 KiB.
+pub fn memset_sizes() -> impl Iterator<Item = u64> {
+    (6..=17).map(|power| 1 << power)
+}
+
+/// Nanoseconds to set `bytes` bytes from the start of the region and to bring them to memory, fence included
+/// (Figure 11, and the latency rows of Table 1 with 8 bytes). `None` when the CPU lacks the instruction.
+///
+/// # Errors
+/// [`Fault`] when the memory fails.
+///
+/// # Panics
+/// When the region is smaller than `bytes`.
+pub fn memset(memory: &Software, way: Way, bytes: u64, effort: Effort) -> Result<Option<Timing>, Fault> {
+    let Some(memory) = way.on(memory) else { return Ok(None) };
+    let mut failed = Ok(());
+    let timing = effort.time(|| failed = failed.and(set(&memory, way, Offset(0), bytes)));
+    failed.map(|()| Some(timing))
+}
+
+/// GB/s that `threads` threads bring to memory in pieces of 512 bytes, each on its own part of the region (the
+/// bandwidth rows of Table 1). `None` when the CPU lacks the instruction.
+///
+/// # Errors
+/// [`Fault`] when the memory fails.
+///
+/// # Panics
+/// When the region is smaller than a page a thread.
+pub fn memset_bandwidth(
+    memory: &Software,
+    way: Way,
+    threads: usize,
+    effort: Effort,
+) -> Result<Option<Timing>, Fault> {
+    const PIECE: u64 = 512;
+    let Some(memory) = way.on(memory) else { return Ok(None) };
+    // Larger than a cache where the region allows it, so that bytes must go to memory.
+    let part = (memory.bytes() / threads as u64).min(64 << 20) / PIECE * PIECE;
+    assert!(part >= 4096, "{} bytes are too few for {threads} threads", memory.bytes());
+    let failed = std::sync::Mutex::new(Ok(()));
+    let timing = effort.bandwidth(threads, part, |thread| {
+        let start = thread as u64 * part;
+        for at in (start..start + part).step_by(PIECE as usize) {
+            if let Err(fault) = set(&memory, way, Offset(at), PIECE) {
+                *failed.lock().expect("no panic holds it") = Err(fault);
+            }
+        }
+    });
+    failed.into_inner().expect("no panic held it").map(|()| Some(timing))
+}
+
+/// What is set: small enough to stay in the nearest cache.
+static SOURCE: [u8; 4096] = [0x5a; 4096];
+
+/// A memset, as copies of one small source, and the fence that the paper ends it with.
+#[inline]
+fn set(memory: &Software, way: Way, at: Offset, bytes: u64) -> Result<(), Fault> {
+    for done in (0..bytes).step_by(SOURCE.len()) {
+        let piece = &SOURCE[..(bytes - done).min(SOURCE.len() as u64) as usize];
+        match way {
+            Way::NonTemporal => memory.copy_in_nt(at + done, piece)?,
+            _ => memory.copy_in(at + done, piece)?,
+        }
+    }
+    if matches!(way, Way::Clflush | Way::Clflushopt | Way::Clwb) {
+        memory.write_back(at, bytes);
+    }
+    memory.sfence();
+    Ok(())
+}
+
+/// Runs `body` for each of `threads` threads, pinned to CPUs in turn, all from the same moment on; returns what each
+/// returned.
+fn on_threads<T: Send>(threads: usize, body: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let cpus = allowed_cpus();
+    let start = Barrier::new(threads);
+    let (body, start, cpus) = (&body, &start, &cpus);
+    std::thread::scope(|scope| {
+        let run = |thread: usize| {
+            scope.spawn(move || {
+                // A thread that cannot be pinned still measures, with a wider spread.
+                let _ = pin_to_cpu(cpus[thread % cpus.len()]);
+                start.wait();
+                body(thread)
+            })
+        };
+        let running: Vec<_> = (0..threads).map(run).collect();
+        running.into_iter().map(|thread| thread.join().expect("a measured thread does not panic")).collect()
+    })
+}
+
+/// A line's bytes as a length.
+const LINE_BYTES: usize = LINE as usize;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Region;
+    use crate::testing::Scratch;
+
+    fn quick() -> Effort {
+        Effort { samples: 5, sample_ns: 10_000 }
+    }
+
+    #[test]
+    fn every_case_of_figure_11_gives_a_time_and_leaves_its_bytes_in_memory() {
+        let scratch = Scratch::new();
+        let memory = Software::new(Region::create(scratch.path().join("region"), 1 << 20).expect("a region"));
+        for way in Way::ALL {
+            for bytes in [8].into_iter().chain(memset_sizes()) {
+                if let Some(timing) = memset(&memory, way, bytes, quick()).expect("good memory") {
+                    assert!(timing.low > 0.0 && timing.low <= timing.median && timing.median <= timing.high);
+                    assert_eq!(memory.load(Offset(bytes - 8)), Ok(u64::from_le_bytes([0x5a; 8])));
+                }
+            }
+            if let Some(timing) = memset_bandwidth(&memory, way, 2, quick()).expect("good memory") {
+                assert!(timing.low > 0.0, "{}: {timing:?}", way.name());
+            }
+        }
+    }
+
+    #[test]
+    fn flushing_a_range_costs_more_than_leaving_it_cached() {
+        let scratch = Scratch::new();
+        let memory = Software::new(Region::create(scratch.path().join("region"), 1 << 20).expect("a region"));
+        let time =
+            |way| memset(&memory, way, 1 << 14, quick()).expect("good memory").expect("on every CPU").low;
+        assert!(time(Way::Clflush) > 2.0 * time(Way::Cached));
+    }
+}
