@@ -27,14 +27,16 @@ mod region;
 mod shm;
 #[doc(hidden)]
 pub mod testing;
+mod variants;
 mod wrapped;
 
 pub use affinity::{allowed_cpus, pin_to_cpu};
 pub use cpu::{Cpu, Flush};
 pub use heap::{Heap, HeapShape};
 pub use host::{HostError, HostPlan};
-pub use mapped::{Coherent, FlushedLines, HardwareLines, Lines, Mapped, Software};
+pub use mapped::{Coherent, Mapped, Software};
 pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, ProcessSlot};
 pub use offset::{LINE, Offset};
 pub use region::{Region, RegionError, RegionKind};
+pub use variants::{FlushedLines, HardwareLines, Lines};
 pub use wrapped::{Cost, FlushSite, FlushSiteError, Trigger, TriggerAction, Wrapped};

@@ -1,0 +1,196 @@
+//! What differs between the two implementations on a mapped region: flushes, fences and bulk copies.
+
+use crate::Coherence;
+use crate::copy::Copier;
+use crate::cpu::{self, Cpu, Flush};
+
+/// What differs between [`crate::Coherent`] and [`crate::Software`]. The pointers given to it lie in a live mapping.
+pub trait Lines: sealed::Lines {}
+
+/// Lines that the hardware keeps coherent.
+#[derive(Clone, Copy, Debug)]
+pub struct HardwareLines {
+    copier: Copier,
+}
+
+/// Lines that the program flushes.
+#[derive(Clone, Copy, Debug)]
+pub struct FlushedLines {
+    write_back: Flush,
+    invalidate: Flush,
+    copier: Copier,
+}
+
+mod sealed {
+    use crate::Coherence;
+    use crate::cpu::Cpu;
+
+    /// The operations that differ. Those that return a bool say whether the memory was
+    /// there, those that return a count how many bytes were left when it failed, the flushes where.
+    pub trait Lines: Copy + Send + Sync + 'static {
+        const COHERENCE: Coherence;
+
+        fn new(cpu: Cpu) -> Self;
+
+        /// # Safety
+        /// `at` is an aligned word of a live mapping.
+        unsafe fn store_nt(self, at: *mut u64, value: u64) -> bool;
+
+        /// # Safety
+        /// `src` and `dst` are valid for `len` bytes, one of them in a live mapping and the other not.
+        unsafe fn copy(self, dst: *mut u8, src: *const u8, len: usize) -> usize;
+
+        /// # Safety
+        /// `at` is an aligned word of a live mapping, which reaches to the next multiple of 8 behind the bytes.
+        unsafe fn copy_in_nt(self, at: *mut u8, from: &[u8]) -> usize;
+
+        /// # Safety
+        /// The range lies in a live mapping.
+        unsafe fn write_back(self, at: *mut u8, bytes: u64) -> Option<u64>;
+
+        /// # Safety
+        /// The range lies in a live mapping.
+        unsafe fn invalidate(self, at: *mut u8, bytes: u64) -> Option<u64>;
+
+        fn sfence(self);
+        fn mfence(self);
+        fn fence_invalidations(self);
+    }
+}
+
+impl<L: sealed::Lines> Lines for L {}
+
+impl sealed::Lines for HardwareLines {
+    const COHERENCE: Coherence = Coherence::Coherent;
+
+    fn new(cpu: Cpu) -> Self {
+        Self { copier: Copier::new(cpu) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_nt(self, at: *mut u64, value: u64) -> bool {
+        // SAFETY: the caller's promise is the same.
+        unsafe { cpu::store(at, value) }
+    }
+
+    #[inline(always)]
+    unsafe fn copy(self, dst: *mut u8, src: *const u8, len: usize) -> usize {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.copier.copy(dst, src, len) }
+    }
+
+    #[inline(always)]
+    unsafe fn copy_in_nt(self, at: *mut u8, from: &[u8]) -> usize {
+        if from.len() >= STREAM {
+            // SAFETY: the caller's promise is the same.
+            let left = unsafe { self.copier.copy_nt(at, from) };
+            // Here `sfence` makes no fence, so the streams must end before this returns.
+            cpu::sfence();
+            return left;
+        }
+        // SAFETY: the caller's promise covers `at` up to the next multiple of 8, and `from` is a live slice.
+        let left = unsafe { self.copier.copy(at, from.as_ptr(), from.len()) };
+        let rest = from.len() % 8;
+        if left > 0 || rest == 0 {
+            return left;
+        }
+        // SAFETY: the last word starts `rest` bytes before the end of what was just copied, and ends where the
+        // caller's promise does.
+        let good = unsafe { fill_up(at.add(from.len() - rest), &from[from.len() - rest..]) };
+        if good { 0 } else { rest }
+    }
+
+    #[inline(always)]
+    unsafe fn write_back(self, _: *mut u8, _: u64) -> Option<u64> {
+        None
+    }
+
+    #[inline(always)]
+    unsafe fn invalidate(self, _: *mut u8, _: u64) -> Option<u64> {
+        None
+    }
+
+    #[inline(always)]
+    fn sfence(self) {
+        cpu::compiler_fence();
+    }
+
+    #[inline(always)]
+    fn mfence(self) {
+        cpu::store_load_fence();
+    }
+
+    #[inline(always)]
+    fn fence_invalidations(self) {
+        cpu::compiler_fence();
+    }
+}
+
+/// From this size on, a coherent bulk copy goes past the caches; below it, the reader finds the bytes in one. Seen
+/// with 32 MiB of third-level cache, copy in and out: 8 MiB at 14.3 GB/s through the caches and 12.2 past them, 16 MiB
+/// at 3.9 and 8.3.
+const STREAM: usize = 12 << 20;
+
+/// Stores the bytes of a last word and zeros behind them.
+///
+/// # Safety
+/// `at` is an aligned word of a live mapping.
+unsafe fn fill_up(at: *mut u8, bytes: &[u8]) -> bool {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    // SAFETY: the caller's promise.
+    unsafe { cpu::store(at.cast(), u64::from_le_bytes(word)) }
+}
+
+impl sealed::Lines for FlushedLines {
+    const COHERENCE: Coherence = Coherence::Software;
+
+    fn new(cpu: Cpu) -> Self {
+        Self { write_back: cpu.write_back(), invalidate: cpu.invalidate(), copier: Copier::new(cpu) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_nt(self, at: *mut u64, value: u64) -> bool {
+        // SAFETY: the caller's promise is the same.
+        unsafe { cpu::store_nt(at, value) }
+    }
+
+    #[inline(always)]
+    unsafe fn copy(self, dst: *mut u8, src: *const u8, len: usize) -> usize {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.copier.copy(dst, src, len) }
+    }
+
+    #[inline(always)]
+    unsafe fn copy_in_nt(self, at: *mut u8, from: &[u8]) -> usize {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.copier.copy_nt(at, from) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_back(self, at: *mut u8, bytes: u64) -> Option<u64> {
+        // SAFETY: the caller vouches for the range; `new` chose an instruction that the CPU has.
+        unsafe { cpu::flush(self.write_back, at, bytes) }
+    }
+
+    #[inline(always)]
+    unsafe fn invalidate(self, at: *mut u8, bytes: u64) -> Option<u64> {
+        // SAFETY: as in `write_back`.
+        unsafe { cpu::flush(self.invalidate, at, bytes) }
+    }
+
+    #[inline(always)]
+    fn sfence(self) {
+        cpu::sfence();
+    }
+
+    #[inline(always)]
+    fn mfence(self) {
+        cpu::mfence();
+    }
+
+    #[inline(always)]
+    fn fence_invalidations(self) {
+        cpu::mfence();
+    }
+}
