@@ -351,18 +351,15 @@ impl<M: Memory> Group<M> {
     }
 
     fn variant(&self, call: &Call) -> Variant {
-        let short = call.bytes <= self.options().direct_bytes;
-        let reduces = matches!(call.collective, Collective::AllReduce | Collective::Reduce);
-        match (short, self.is_two_level(call.collective), reduces) {
-            (true, _, _) | (false, false, false) => Variant::Direct,
-            (false, true, _) => Variant::TwoLevel,
-            (false, false, true) => Variant::Sharded,
+        if call.bytes <= self.options().direct_bytes {
+            return Variant::Direct;
         }
-    }
-
-    fn is_two_level(&self, collective: Collective) -> bool {
         let hosts: Vec<u16> = self.hosts().collect();
-        Schedule::two_level(collective, &hosts, 0).is_some()
+        match call.collective {
+            collective if Schedule::has_two_levels(collective, &hosts) => Variant::TwoLevel,
+            Collective::AllReduce | Collective::Reduce => Variant::Sharded,
+            _ => Variant::Direct,
+        }
     }
 
     fn plan(&mut self, call: &Call, variant: Variant) -> Arc<Plan> {

@@ -64,18 +64,34 @@ impl<'a> Places<'a> {
 }
 
 impl Schedule {
-    /// A schedule over ranks that live on `hosts`, or `None` where a second level would not save anything: all ranks on
-    /// one host, each on its own, or a collective whose every byte has one reader.
+    /// Whether a second level saves anything: some ranks share a host and some do not, and the collective has bytes that
+    /// several ranks of a host read, or can combine before they cross.
+    #[must_use]
+    pub fn has_two_levels(collective: Collective, hosts: &[u16]) -> bool {
+        let saves = matches!(
+            collective,
+            Collective::AllReduce
+                | Collective::Reduce
+                | Collective::ReduceScatter
+                | Collective::Broadcast
+                | Collective::AllGather
+        );
+        let are_spread = hosts.iter().any(|&host| host != hosts[0]);
+        let are_shared = || hosts.iter().enumerate().any(|(rank, host)| hosts[..rank].contains(host));
+        saves && are_spread && are_shared()
+    }
+
+    /// A schedule over ranks that live on `hosts`, or `None` unless [`Schedule::has_two_levels`].
     ///
     /// # Panics
     /// When there is no rank, or the root is none.
     #[must_use]
     pub fn two_level(collective: Collective, hosts: &[u16], root: usize) -> Option<Self> {
         assert!(root < hosts.len(), "{collective} over {} ranks has no root {root}", hosts.len());
-        let places = Places::new(hosts);
-        if places.distinct.len() == 1 || places.distinct.len() == hosts.len() {
+        if !Self::has_two_levels(collective, hosts) {
             return None;
         }
+        let places = Places::new(hosts);
         match collective {
             Collective::AllReduce if places.distinct.len() == 2 => Some(all_reduce(&places)),
             Collective::AllReduce => Some(all_reduce_sharded(&places)),
