@@ -251,7 +251,8 @@ proptest! {
 fn float_averages_are_the_quotient_rounded_once() {
     let mut random = Random(2);
     for dtype in [Dtype::F64, Dtype::F32, Dtype::BF16, Dtype::F16] {
-        for (elements, by) in (0..70).zip([1_u32, 2, 3, 7, 10, 64, 1000].into_iter().cycle()) {
+        let lengths = if cfg!(miri) { 3..6 } else { 0..70 };
+        for (elements, by) in lengths.zip([1_u32, 2, 3, 7, 10, 64, 1000].into_iter().cycle()) {
             let array = random.array(dtype, elements);
             let expected: Vec<u8> =
                 array.chunks(dtype.bytes()).flat_map(|bits| quotient_bits(dtype, word(bits), by)).collect();
