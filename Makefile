@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo torch
+.PHONY: setup demo torch tools test verify
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -21,3 +21,22 @@ extra = $$(.venv/bin/python -c 'import tomllib; of = tomllib.load(open("pyprojec
 
 demo: setup torch
 	@.venv/bin/python examples/train.py $(if $(TEXT),--text "$(TEXT)")
+
+# The linters that the tests need, each once.
+tools: setup .venv/.dev .cache/tools/bin/cargo-deny
+.venv/.dev: pyproject.toml | setup
+	@echo "setup: installing pytest, ruff and pyright" >&2
+	@.venv/bin/pip install -q --disable-pip-version-check $(call extra,dev)
+	@touch $@
+# Unoptimised: it runs for a second and would compile for minutes.
+.cache/tools/bin/cargo-deny:
+	@echo "setup: building cargo-deny (minutes, once)" >&2
+	@PATH="$$HOME/.cargo/bin:$$PATH" cargo install --quiet --locked --debug --root .cache/tools cargo-deny@0.20.2
+
+test: setup tools torch
+	@scripts/test.sh
+
+# A million schedules of each protocol, and every mutant of each: about an hour on two cores.
+verify: setup
+	.venv/bin/polder verify -n 1000000
+	.venv/bin/polder verify --mutants -n 100000

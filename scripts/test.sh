@@ -1,0 +1,28 @@
+#!/bin/sh
+# Every check, in order of how soon it fails. Stops at the first that does, and says which.
+set -eu
+cd "$(dirname "$0")/.."
+PATH="$HOME/.cargo/bin:$PWD/.venv/bin:$PWD/.cache/tools/bin:$PATH"
+export PATH RUSTDOCFLAGS="-D warnings"
+
+step() {
+    name=$1; shift
+    printf '\n== %s\n' "$name"
+    begin=$(date +%s)
+    "$@" || { printf '\nFAILED: %s (%s)\n' "$name" "$*" >&2; exit 1; }
+    printf '== %s: %s s\n' "$name" "$(($(date +%s) - begin))"
+}
+
+step "format" cargo fmt --all --check
+step "format (Python)" ruff format --check .
+step "lint (Python)" ruff check .
+step "types (Python)" pyright
+step "licences and sources" cargo deny --log-level error --offline check bans licenses sources
+step "lint" cargo clippy --quiet --workspace --all-targets -- -D warnings
+step "docs" cargo doc --quiet --workspace --no-deps --document-private-items
+step "tests" cargo test --quiet --workspace
+step "schedules" polder verify -n "${POLDER_SCHEDULES:-5000}"
+step "tests (Python)" pytest
+left=$(ls /dev/shm | grep polder || true)
+step "nothing is left in /dev/shm: $left" test -z "$left"
+printf '\nall checks passed\n'
