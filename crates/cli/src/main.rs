@@ -1,6 +1,7 @@
 //! The `polder` command: makes and mends pools, proves the protocols, and measures them beside their peers.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod keeper;
 mod pool;
 mod verify;
@@ -57,6 +58,8 @@ enum Command {
     Keeper(keeper::Arguments),
     /// Explore the protocols in the incoherent model.
     Verify(verify::Arguments),
+    /// Measure Polder and its peers in turn, in one run.
+    Bench(bench::Arguments),
     /// Print a completion script: `polder completion bash > /etc/bash_completion.d/polder`.
     Completion {
         /// The shell to complete for.
@@ -99,6 +102,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Pool(command) => pool::run(command, &settings),
         Command::Keeper(arguments) => keeper::run(&arguments, &settings),
         Command::Verify(arguments) => verify::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "polder", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

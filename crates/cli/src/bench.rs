@@ -1,0 +1,70 @@
+//! `polder bench`: Polder and its peers in turn, in one run, a row for each figure.
+
+mod lines;
+mod pair;
+mod ring;
+mod row;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use crate::Failure;
+use row::Row;
+
+/// Measures Polder and its peers in turn.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Print a JSON object a line instead of a table.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Messages between two processes, beside the bare line operations that they need.
+    Ring,
+    /// Writing and flushing with each instruction (cMPI, Figure 11 and Table 1).
+    Lines,
+    /// The other process of a benchmark.
+    #[command(subcommand, hide = true)]
+    Second(Second),
+}
+
+#[derive(Subcommand)]
+enum Second {
+    Ring(ring::Second),
+}
+
+/// Runs one benchmark and prints its rows.
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let rows = match &arguments.bench {
+        Bench::Ring => ring::run()?,
+        Bench::Lines => lines::run()?,
+        Bench::Second(Second::Ring(second)) => return ring::second(second).map(|()| ExitCode::SUCCESS),
+    };
+    for row in &rows {
+        print(row, arguments.json)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A number of bytes in plain words.
+fn size(bytes: usize) -> String {
+    match bytes {
+        _ if bytes >= 1 << 20 => format!("{} MiB", bytes >> 20),
+        _ if bytes >= 1 << 10 => format!("{} KiB", bytes >> 10),
+        _ => format!("{bytes} B"),
+    }
+}
+
+fn print(row: &Row, json: bool) -> Result<(), Failure> {
+    if json {
+        println!("{}", serde_json::to_string(row)?);
+    } else {
+        println!("{}", row.line());
+    }
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! `polder bench lines`: writing and flushing with each instruction (cMPI, Figure 11), and the rows of its Table 1
+//! that a machine without a network card or CXL memory has.
+
+use polder_mem::lines::{
+    Effort, Timing, Way, memory_bandwidth, memory_latency, memset, memset_bandwidth, memset_sizes,
+};
+use polder_mem::{Region, Software};
+
+use super::pair::Scratch;
+use super::row::{Row, Sample};
+use super::size;
+use crate::Failure;
+
+/// Larger than any cache.
+const MEMORY: usize = 256 << 20;
+
+/// Measures on a file in /dev/shm.
+pub(super) fn run() -> Result<Vec<Row>, Failure> {
+    let scratch = Scratch::plain("lines", 256 << 20)?;
+    let memory = Software::new(Region::open(scratch.path())?);
+    let effort = Effort::default();
+    let mut rows = Vec::new();
+    for bytes in memset_sizes() {
+        for way in Way::ALL {
+            if let Some(timing) = memset(&memory, way, bytes, effort)? {
+                let case = format!("memset and flush {} {}", size(bytes as usize), way.name());
+                rows.push(row(case, "latency", timing, "ns"));
+            }
+        }
+    }
+    table_1(&memory, effort, &mut rows)?;
+    Ok(rows)
+}
+
+fn table_1(memory: &Software, effort: Effort, rows: &mut Vec<Row>) -> Result<(), Failure> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    rows.push(row("main memory 8 B".into(), "latency", memory_latency(MEMORY, effort), "ns"));
+    let few = Effort { samples: 15, ..effort };
+    let case = format!("main memory {threads} threads");
+    rows.push(row(case, "bandwidth", memory_bandwidth(threads, MEMORY / threads, few), "GB/s"));
+    for way in Way::ALL {
+        if let Some(timing) = memset(memory, way, 8, effort)? {
+            rows.push(row(format!("memset 8 B {}", way.name()), "latency", timing, "ns"));
+        }
+        if let Some(timing) = memset_bandwidth(memory, way, threads, few)? {
+            rows.push(row(
+                format!("memset 512 B {threads} threads {}", way.name()),
+                "bandwidth",
+                timing,
+                "GB/s",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn row(case: String, metric: &str, timing: Timing, unit: &'static str) -> Row {
+    let sample = Sample { median: timing.median, low: timing.low, high: timing.high };
+    Row::measured("lines", case, metric, sample, unit)
+}

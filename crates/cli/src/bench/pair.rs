@@ -1,0 +1,143 @@
+//! Two processes on two emulated hosts, and one object of one pool between them.
+//!
+//! The same binary is started again as the second process; both then run the same cases in the same order, in step
+//! through the memory itself, and the first reports.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use polder_mem::{Fault, LINE, Memory, Offset, Region};
+use polder_pool::Geometry;
+use polder_pool::session;
+use polder_pool::settings::{CoherenceChoice, Settings, Span};
+
+use crate::Failure;
+
+/// A pool file that is gone when the benchmark ends.
+pub(super) struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    pub(super) fn new(name: &str, bytes: u64, geometry: &Geometry) -> Result<Self, Failure> {
+        let scratch = Self::at(name);
+        session::create(&scratch.path, bytes, geometry)?;
+        Ok(scratch)
+    }
+
+    /// A file without a pool.
+    pub(super) fn plain(name: &str, bytes: u64) -> Result<Self, Failure> {
+        let scratch = Self::at(name);
+        drop(Region::create(&scratch.path, bytes)?);
+        Ok(scratch)
+    }
+
+    fn at(name: &str) -> Self {
+        Self { path: Path::new("/dev/shm").join(format!("polder-bench-{name}-{}", std::process::id())) }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::warn!("{}: {error}", self.path.display());
+        }
+    }
+}
+
+/// How one process of a benchmark attaches its pool.
+pub(super) fn settings(path: &Path, coherence: CoherenceChoice, host: u16) -> Settings {
+    Settings {
+        pool: Some(path.to_owned()),
+        coherence: Some(coherence),
+        host: Some(host),
+        timeout: Some(Span(Duration::from_secs(30))),
+        ..Settings::default()
+    }
+}
+
+/// Another process of this benchmark; killed when the first gives up on it.
+pub(super) struct Helper(Child);
+
+impl Helper {
+    pub(super) fn start<I: AsRef<std::ffi::OsStr>>(
+        arguments: impl IntoIterator<Item = I>,
+    ) -> Result<Self, Failure> {
+        Ok(Self(Command::new(std::env::current_exe()?).args(arguments).spawn()?))
+    }
+
+    pub(super) fn finish(mut self) -> Result<(), Failure> {
+        let status = self.0.wait()?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(Failure(format!("a process of the benchmark ended with {status}")))
+        }
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // It has ended already, unless the first process failed.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// The bare sequence of line operations that two processes need to hand a word to and fro: the floor of every round
+/// trip. Each side owns one line.
+pub(super) struct Bare<'a, M: Memory> {
+    memory: &'a M,
+    own: Offset,
+    other: Offset,
+    first: bool,
+}
+
+impl<'a, M: Memory> Bare<'a, M> {
+    /// Over two pairs of lines at `at`; `first` speaks first.
+    pub(super) fn new(memory: &'a M, at: Offset, first: bool) -> Self {
+        let (mine, theirs) = if first { (0, 2) } else { (2, 0) };
+        Self { memory, own: at.lines(mine), other: at.lines(theirs), first }
+    }
+
+    /// Hands `sequence` to the other side and waits until it came back.
+    pub(super) fn turn(&self, sequence: u64) -> Result<(), Fault> {
+        if self.first {
+            self.say(sequence);
+        }
+        self.hear(sequence)?;
+        if !self.first {
+            self.say(sequence);
+        }
+        Ok(())
+    }
+
+    pub(super) fn say(&self, sequence: u64) {
+        self.memory.store(self.own.word(1), sequence);
+        self.memory.store(self.own, sequence);
+        self.memory.write_back(self.own, LINE);
+        self.memory.sfence();
+    }
+
+    pub(super) fn hear(&self, sequence: u64) -> Result<(), Fault> {
+        loop {
+            self.memory.invalidate(self.other, LINE);
+            self.memory.fence_invalidations();
+            if self.memory.load(self.other)? >= sequence {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Seconds that `work` takes.
+pub(super) fn timed<E>(work: impl FnOnce() -> Result<(), E>) -> Result<f64, E> {
+    let begin = Instant::now();
+    work()?;
+    Ok(begin.elapsed().as_secs_f64())
+}

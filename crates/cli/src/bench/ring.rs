@@ -1,0 +1,261 @@
+//! `polder bench ring`: messages between two processes of two emulated hosts, beside the bare line operations that
+//! they cannot do without.
+
+use std::cell::Cell;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use polder_mem::{Bell, LINE, Memory, Offset, ProcessSlot};
+use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
+use polder_pool::session::Session;
+use polder_pool::settings::CoherenceChoice;
+use polder_pool::wait::Patience;
+use polder_pool::{Geometry, Peer, Pool, PoolError, each};
+
+use super::pair::{Bare, Helper, Scratch, settings, timed};
+use super::row::{Better, Row, Sample};
+use super::size;
+use crate::Failure;
+
+const NAME: &str = "/bench/ring";
+/// Two rings of each shape, flags, and two megabyte buffers for the floor: nothing overlaps.
+const OBJECT: u64 = 32 << 20;
+const SAMPLES: usize = 15;
+const MESSAGE: usize = 1 << 20;
+
+/// The second process's side, for the hidden command that starts it.
+#[derive(clap::Args)]
+pub(super) struct Second {
+    path: PathBuf,
+    coherence: CoherenceChoice,
+}
+
+/// Measures one kind of pool after the other.
+pub(super) fn run() -> Result<Vec<Row>, Failure> {
+    let mut rows = Vec::new();
+    for coherence in [CoherenceChoice::Coherent, CoherenceChoice::Software] {
+        let bytes = 128 << 20;
+        let scratch = Scratch::new("ring", bytes, &Geometry::for_region(bytes))?;
+        let session = Session::open(&settings(scratch.path(), coherence, 0))?;
+        each!(session.pool(), pool => pool.create(NAME, OBJECT).map(drop))?;
+        let arguments: [OsString; 5] = [
+            "bench".into(),
+            "second".into(),
+            "ring".into(),
+            scratch.path().into(),
+            coherence.to_string().into(),
+        ];
+        let helper = Helper::start(arguments)?;
+        each!(session.pool(), pool => cases(pool, &coherence.to_string(), true, &mut rows))?;
+        helper.finish()?;
+    }
+    Ok(rows)
+}
+
+/// Runs the second process.
+pub(super) fn second(second: &Second) -> Result<(), Failure> {
+    let session = Session::open(&settings(&second.path, second.coherence, 1))?;
+    each!(session.pool(), pool => cases(pool, "", false, &mut Vec::new()))
+}
+
+fn cases<M: Memory>(pool: &Pool<M>, kind: &str, first: bool, rows: &mut Vec<Row>) -> Result<(), Failure> {
+    let at = pool.open(NAME)?.at();
+    let bench = Bench { pool, at, first, cases: Cell::new(0) };
+    bench.round_trip(kind, 8, rows)?;
+    bench.round_trip(kind, 4096, rows)?;
+    for cell in [16, 32, 64, 128] {
+        for message in [16 << 10, 64 << 10, MESSAGE] {
+            bench.stream(kind, cell << 10, message, rows)?;
+        }
+    }
+    Ok(())
+}
+
+/// One side of the cases. The object is divided so that nothing overlaps: flags of the floor, its two buffers, a ring each
+/// way.
+struct Bench<'a, M: Memory> {
+    pool: &'a Pool<M>,
+    at: Offset,
+    first: bool,
+    cases: Cell<u64>,
+}
+
+type Alive<'a> = Box<dyn Fn() -> Result<(), PoolError> + 'a>;
+
+impl<'a, M: Memory> Bench<'a, M> {
+    const BUFFERS: u64 = 1 << 16;
+    const RINGS: u64 = Self::BUFFERS + 2 * MESSAGE as u64;
+    const RING: u64 = 8 << 20;
+
+    /// Lines for the next case, and its number.
+    fn bare(&self) -> (Bare<'a, M>, u64) {
+        let case = self.cases.get() + 1;
+        self.cases.set(case);
+        (Bare::new(self.pool.memory(), self.at.lines(8 * case), self.first), case)
+    }
+
+    fn link(&self) -> Link<Alive<'a>> {
+        let processes = u32::from(self.pool.superblock().geometry.processes);
+        let bell = |host: u32| Bell(host * processes);
+        let (own, other) = if self.first { (0, 1) } else { (1, 0) };
+        let (pool, host) = (self.pool, other as u16);
+        Link {
+            peer: Peer { host, pid: 0 },
+            epoch: 0,
+            bell: bell(own),
+            wakes: bell(other),
+            patience: Patience::DEDICATED,
+            alive: Box::new(move || match pool.peer_alive(host, ProcessSlot(0))? {
+                true => Ok(()),
+                false => Err(PoolError::PeerDead {
+                    peer: Peer { host, pid: 0 },
+                    what: "a message",
+                    epoch: 0,
+                    sequence: 0,
+                }),
+            }),
+        }
+    }
+
+    /// The ring from the first side (0) or from the second (1), of one generation.
+    fn place(&self, from: u64, generation: u64) -> Place {
+        let lines = self.at + Self::RINGS + from * Self::RING;
+        Place { lines: lines + LINE * 2, credits: lines, generation }
+    }
+
+    fn ends(&self, shape: RingShape, generation: u64) -> (Producer<M, Alive<'a>>, Consumer<M, Alive<'a>>) {
+        let (out, back) = if self.first { (0, 1) } else { (1, 0) };
+        let memory = self.pool.memory();
+        // The credit line belongs to the consumer: each side writes the head of the extent that it reads from.
+        let producer = Producer::new(memory.clone(), shape, self.place(out, generation), self.link());
+        let consumer = Consumer::new(memory.clone(), shape, self.place(back, generation), self.link());
+        (producer, consumer)
+    }
+
+    fn round_trip(&self, kind: &str, bytes: usize, rows: &mut Vec<Row>) -> Result<(), Failure> {
+        const TURNS: u64 = 2000;
+        let (bare, generation) = self.bare();
+        let (mut producer, mut consumer) = self.ends(RingShape::default(), generation);
+        let message = vec![7; bytes];
+        let mut back = vec![0; bytes];
+        let (mut floor, mut ring) = (Vec::new(), Vec::new());
+        for sample in 0..=SAMPLES as u64 {
+            let turns = (sample * TURNS + 1)..=(sample + 1) * TURNS;
+            floor.push(timed(|| turns.clone().try_for_each(|turn| bare.turn(turn)))? / TURNS as f64 * 1e6);
+            ring.push(
+                timed(|| {
+                    turns
+                        .clone()
+                        .try_for_each(|_| self.turn(&mut producer, &mut consumer, &message, &mut back))
+                })? / TURNS as f64
+                    * 1e6,
+            );
+        }
+        let (Some(floor), Some(ring)) = (sample(floor), sample(ring)) else { return Ok(()) };
+        let case = format!("round trip {} 2 procs {kind}", size(bytes));
+        let row = Row::measured("ring", case, "latency", ring, "us");
+        rows.push(if bytes == 8 { row.beside("floor", floor.median, Better::Less) } else { row });
+        Ok(())
+    }
+
+    fn turn(
+        &self,
+        producer: &mut Producer<M, Alive<'a>>,
+        consumer: &mut Consumer<M, Alive<'a>>,
+        message: &[u8],
+        back: &mut [u8],
+    ) -> Result<(), PoolError> {
+        let deadline = self.pool.memory().now() + self.pool.member().timeout;
+        if self.first {
+            producer.push(0, 0, message, deadline)?;
+        }
+        consumer.pop_slice(back, deadline)?;
+        if !self.first {
+            producer.push(0, 0, message, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// A stream of messages one way, beside the two copies that each of them needs, in two buffers used in turn.
+    fn stream(&self, kind: &str, cell: u32, bytes: usize, rows: &mut Vec<Row>) -> Result<(), Failure> {
+        let (bare, generation) = self.bare();
+        let shape = RingShape::new((4 << 20) / cell, cell)?;
+        let (mut producer, mut consumer) = self.ends(shape, generation);
+        let count = (64 << 20) / bytes as u64;
+        let mut message = vec![7; bytes];
+        let (mut floor, mut ring) = (Vec::new(), Vec::new());
+        for sample in 0..=SAMPLES as u64 {
+            let numbers = (sample * (count + 1) + 1)..=(sample * (count + 1) + count);
+            let last = (sample + 1) * (count + 1);
+            floor.push(timed(|| self.copies(&bare, numbers, &mut message))?);
+            bare.turn(last)?;
+            ring.push(timed(|| self.messages(&mut producer, &mut consumer, count, &mut message))?);
+        }
+        let rate = |seconds: f64| count as f64 * bytes as f64 / seconds / 1e9;
+        let rates = |seconds: Vec<f64>| sample(seconds.into_iter().map(rate).collect());
+        let (Some(floor), Some(ring)) = (rates(floor), rates(ring)) else { return Ok(()) };
+        let case = format!("stream {} 2 procs {kind} cells {}", size(bytes), size(cell as usize));
+        rows.push(Row::measured("ring", case, "bandwidth", ring, "GB/s").beside(
+            "floor",
+            floor.median,
+            Better::More,
+        ));
+        Ok(())
+    }
+
+    fn copies(
+        &self,
+        bare: &Bare<'_, M>,
+        numbers: std::ops::RangeInclusive<u64>,
+        message: &mut [u8],
+    ) -> Result<(), PoolError> {
+        let memory = self.pool.memory();
+        let begin = *numbers.start();
+        for number in numbers {
+            let buffer = self.at + Self::BUFFERS + number % 2 * MESSAGE as u64;
+            if self.first {
+                if number > begin + 1 {
+                    bare.hear(number - 2)?;
+                }
+                memory.copy_in_nt(buffer, message)?;
+                memory.sfence();
+                bare.say(number);
+            } else {
+                bare.hear(number)?;
+                memory.invalidate(buffer, message.len() as u64);
+                memory.fence_invalidations();
+                memory.copy_out(buffer, message)?;
+                bare.say(number);
+            }
+        }
+        Ok(())
+    }
+
+    fn messages(
+        &self,
+        producer: &mut Producer<M, Alive<'a>>,
+        consumer: &mut Consumer<M, Alive<'a>>,
+        count: u64,
+        message: &mut [u8],
+    ) -> Result<(), PoolError> {
+        let deadline = self.pool.memory().now() + self.pool.member().timeout;
+        for _ in 0..count {
+            match self.first {
+                true => producer.push(0, 0, message, deadline)?,
+                false => drop(consumer.pop_slice(message, deadline)?),
+            }
+        }
+        // The time ends when the last message has been read.
+        match self.first {
+            true => drop(consumer.pop_slice(&mut [0; 8], deadline)?),
+            false => producer.push(0, 0, &[0; 8], deadline)?,
+        }
+        Ok(())
+    }
+}
+
+/// The samples without the first, which warmed up.
+fn sample(mut values: Vec<f64>) -> Option<Sample> {
+    values.remove(0);
+    Sample::of(values)
+}

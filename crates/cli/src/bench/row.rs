@@ -1,0 +1,168 @@
+//! The rows that every benchmark prints: one figure each, beside its peer's.
+
+use serde::Serialize;
+
+/// How a figure was obtained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Kind {
+    /// On this machine, in this run.
+    Measured,
+}
+
+/// Whether less or more of a metric is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Better {
+    /// Times, bytes.
+    Less,
+    /// Bandwidths, rates.
+    More,
+}
+
+/// The median of a few runs, with the least and the greatest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Sample {
+    /// The median.
+    pub(super) median: f64,
+    /// The least.
+    pub(super) low: f64,
+    /// The greatest.
+    pub(super) high: f64,
+}
+
+impl Sample {
+    /// The median, least and greatest of `values`; `None` when there are none.
+    pub(super) fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        let (low, high) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        let median = match values.len() % 2 {
+            0 => f64::midpoint(values[middle - 1], values[middle]),
+            _ => values[middle],
+        };
+        Some(Self { median, low, high })
+    }
+}
+
+/// One figure. `ratio` says how many times better Polder is than the peer: above 1 is better.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Row {
+    /// Which benchmark.
+    pub(super) bench: &'static str,
+    /// Operation, size, processes, pool, `staged` or `in-pool`, library, in plain words.
+    pub(super) case: String,
+    /// What was measured.
+    pub(super) metric: String,
+    /// The median.
+    pub(super) value: f64,
+    /// The least.
+    pub(super) low: f64,
+    /// The greatest.
+    pub(super) high: f64,
+    /// The unit of the three.
+    pub(super) unit: &'static str,
+    /// How it was obtained.
+    pub(super) kind: Kind,
+    /// What it is compared with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) peer: Option<String>,
+    /// The peer's median, of the same run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) peer_value: Option<f64>,
+    /// How many times better than the peer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ratio: Option<f64>,
+}
+
+impl Row {
+    /// A measured figure without a peer.
+    pub(super) fn measured(
+        bench: &'static str,
+        case: impl Into<String>,
+        metric: &str,
+        sample: Sample,
+        unit: &'static str,
+    ) -> Self {
+        Self {
+            bench,
+            case: case.into(),
+            metric: metric.to_owned(),
+            value: sample.median,
+            low: sample.low,
+            high: sample.high,
+            unit,
+            kind: Kind::Measured,
+            peer: None,
+            peer_value: None,
+            ratio: None,
+        }
+    }
+
+    /// The same figure beside that of `peer`.
+    #[must_use]
+    pub(super) fn beside(mut self, peer: &str, value: f64, better: Better) -> Self {
+        self.ratio = Some(match better {
+            Better::Less => value / self.value,
+            Better::More => self.value / value,
+        });
+        self.peer = Some(peer.to_owned());
+        self.peer_value = Some(value);
+        self
+    }
+
+    /// The row as a line of a table for people.
+    pub(super) fn line(&self) -> String {
+        let Self { case, metric, value, low, high, unit, .. } = self;
+        let figure = format!(
+            "{case:<58} {metric:<10} {:>10} {unit:<5} [{} .. {}]",
+            short(*value),
+            short(*low),
+            short(*high)
+        );
+        match (&self.peer, self.peer_value, self.ratio) {
+            (Some(peer), Some(other), Some(ratio)) => {
+                format!("{figure:<112} {peer} {}, {ratio:.2}x", short(other))
+            }
+            _ => figure,
+        }
+    }
+}
+
+/// Three significant digits.
+fn short(value: f64) -> String {
+    let magnitude = value.abs();
+    match magnitude {
+        _ if magnitude >= 100.0 => format!("{value:.0}"),
+        _ if magnitude >= 10.0 => format!("{value:.1}"),
+        _ if magnitude >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_above_one_means_better_for_times_and_for_bandwidths() {
+        let sample = Sample::of(vec![2.0, 1.0, 3.0]).unwrap();
+        let time = Row::measured("ring", "round trip 8 B", "latency", sample, "us").beside(
+            "floor",
+            4.0,
+            Better::Less,
+        );
+        assert_eq!(time.ratio, Some(2.0));
+        let bandwidth = Row::measured("ring", "stream 1 MiB", "bandwidth", sample, "GB/s").beside(
+            "floor",
+            4.0,
+            Better::More,
+        );
+        assert_eq!(bandwidth.ratio, Some(0.5));
+    }
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between_the_middle_two() {
+        assert_eq!(Sample::of(vec![4.0, 1.0, 2.0, 3.0]), Some(Sample { median: 2.5, low: 1.0, high: 4.0 }));
+        assert_eq!(Sample::of(Vec::new()), None);
+    }
+}
