@@ -116,7 +116,7 @@ pub fn canaries() -> Vec<Canary> {
                 "an extent is reused when no announcement names it",
                 |seed| reuse(seed, true),
             ),
-            within: 1000,
+            within: 100,
         },
         Canary {
             wrong: Suite::new(

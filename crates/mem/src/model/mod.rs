@@ -44,6 +44,9 @@
 //!   not end within its budget of operations fails with a message that says so.
 //! - **Crashes** ([`World::crash`]) fall at a random memory operation. The dead thread's destructors run only after the
 //!   schedule has been judged, and find memory operations that do nothing.
+//! - **Mutants** ([`Suite::mutants`]): each flush and fence is dropped or weakened in turn, and the suite must fail.
+//! - **Canaries** ([`canaries()`]) are protocols that are known to be wrong: they must fail, or the model cannot be believed.
+//! - **Litmus tests** ([`litmus`]) are walked through every state, and run on real memory by [`run_host`].
 //! - A handle belongs to a process, (host, slot): it may be made in [`World::setup_as`] and used by any thread of that
 //!   process. Results may leave a thread through an `Rc<RefCell<..>>`: all threads of a world run on one OS thread.
 //!

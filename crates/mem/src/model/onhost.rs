@@ -17,6 +17,8 @@ const TEST: u64 = 4;
 const TEST_LINES: u64 = 3;
 /// The most loads of one thread.
 const LOADS: usize = 4;
+/// Looks in a tight loop before the CPU is offered to others.
+const SPINS: u32 = 200;
 
 /// What two hosts saw of one test.
 #[derive(Clone, Debug)]
@@ -123,7 +125,7 @@ impl<M: Memory> Host<'_, M> {
             self.nonce = self.nonce.wrapping_add(2);
         }
         self.publish(mine, &[self.nonce, 0, 0]);
-        let until = self.memory.now() + self.patience;
+        let (until, mut looks) = (self.memory.now() + self.patience, 0);
         loop {
             self.fresh(peer);
             let (theirs, echo) = (self.memory.load(peer)?, self.memory.load(peer.word(1))?);
@@ -137,16 +139,22 @@ impl<M: Memory> Host<'_, M> {
                 self.theirs = self.memory.load(peer)?;
                 return self.join();
             }
-            self.wait(until)?;
+            self.wait(until, &mut looks)?;
         }
     }
 
-    fn wait(&self, until: Nanos) -> Result<(), LitmusError> {
+    /// Waits a little between two looks: the other role may need this CPU.
+    fn wait(&self, until: Nanos, looks: &mut u32) -> Result<(), LitmusError> {
         if self.memory.now() > until {
             let waited_ms = u64::try_from(self.patience.as_millis()).unwrap_or(u64::MAX);
             return Err(LitmusError::Silent { round: self.round, waited_ms });
         }
-        self.memory.pause();
+        *looks += 1;
+        if *looks < SPINS {
+            self.memory.pause()
+        } else {
+            self.memory.yield_now()
+        }
         Ok(())
     }
 
@@ -159,13 +167,13 @@ impl<M: Memory> Host<'_, M> {
         self.publish(mine, &[self.nonce, self.theirs, count(self.nonce, self.round)]);
         // The other may be one round further on, and no more.
         let expected = [count(self.theirs, self.round), count(self.theirs, self.round + 1)];
-        let until = self.memory.now() + self.patience;
+        let (until, mut looks) = (self.memory.now() + self.patience, 0);
         loop {
             self.fresh(peer);
             if expected.contains(&self.memory.load(peer.word(2))?) {
                 return Ok(());
             }
-            self.wait(until)?;
+            self.wait(until, &mut looks)?;
         }
     }
 
@@ -194,7 +202,8 @@ impl<M: Memory> Host<'_, M> {
             }
         }
         self.join()?;
-        for _ in 0..random.below(64) {
+        // Sometimes together, sometimes well apart.
+        for _ in 0..random.magnitude(12) {
             std::hint::spin_loop();
         }
         let mut seen = [0; LOADS];
@@ -233,6 +242,8 @@ impl<M: Memory> Host<'_, M> {
         seen: &[u64; LOADS],
         loads: usize,
     ) -> Result<Vec<u64>, LitmusError> {
+        // What a program leaves in its cache stays there until the other has looked.
+        self.join()?;
         self.memory.invalidate(at, TEST_LINES * LINE);
         self.memory.mfence();
         self.publish(self.line(RESULT, self.role), seen);

@@ -759,10 +759,13 @@ impl State {
         if self.shape.kernels == Kernels::OnePerHost && asker != host {
             return Liveness::Unknown;
         }
-        let lives = self.threads.iter().any(|thread| {
-            (thread.host, thread.slot) == (host, slot) && !thread.crashed && thread.after.is_none()
-        });
-        if lives { Liveness::Alive } else { Liveness::Dead }
+        let started = |thread: &&Thread| (thread.host, thread.slot) == (host, slot) && thread.after.is_none();
+        let known = || self.threads.iter().filter(started);
+        match (known().next(), known().any(|thread| !thread.crashed)) {
+            (None, _) => Liveness::Unknown,
+            (_, true) => Liveness::Alive,
+            (_, false) => Liveness::Dead,
+        }
     }
 
     /// Everything that survived reaches memory; what runs now runs alone.

@@ -328,7 +328,7 @@ fn liveness_is_known_only_under_the_same_kernel() {
         world.spawn(1, 0, |memory| assert_eq!(memory.load(X).unwrap(), 0));
         world.spawn(0, 0, move |memory| {
             assert_eq!(memory.liveness(0, ProcessSlot(0)), Liveness::Alive);
-            assert_eq!(memory.liveness(0, ProcessSlot(5)), Liveness::Dead);
+            assert_eq!(memory.liveness(0, ProcessSlot(5)), Liveness::Unknown, "never held");
             assert_eq!(memory.liveness(1, ProcessSlot(0)), other);
         });
         world.run().unwrap();

@@ -1,0 +1,82 @@
+//! The litmus tests on memory that this machine has: whatever is seen must be allowed.
+
+use std::thread;
+use std::time::Duration;
+
+use polder_mem::model::{LITMUS_BYTES, Tally, run_host};
+use polder_mem::testing::Scratch;
+use polder_mem::{
+    Coherent, Heap, HeapShape, HostPlan, Memory, Offset, ProcessSlot, Region, Software, Wrapped,
+};
+
+const ROUNDS: u64 = 100;
+const PATIENCE: Duration = Duration::from_secs(60);
+const BASE: Offset = Offset(64);
+const BYTES: u64 = 4096;
+
+fn plan(scratch: &Scratch, host: u16) -> HostPlan {
+    HostPlan {
+        pool: 1,
+        host,
+        hosts: 2,
+        processes: 1,
+        local_words: 1,
+        bells: 1,
+        directory: scratch.path().into(),
+    }
+}
+
+fn regions(scratch: &Scratch) -> [Region; 2] {
+    let path = scratch.path().join("region");
+    drop(Region::create(&path, BYTES).expect("a region"));
+    [0, 1].map(|_| Region::open(&path).expect("the region"))
+}
+
+/// Runs both roles, and holds what they saw against the model.
+fn allowed<M: Memory + Send>([one, other]: [M; 2]) -> Vec<Tally> {
+    const { assert!(BASE.0 + LITMUS_BYTES <= BYTES) };
+    let play = |memory: M, role| run_host(&memory, BASE, role, ROUNDS, PATIENCE).expect("a partner");
+    let (tallies, others) = thread::scope(|scope| {
+        let other = scope.spawn(move || play(other, 1));
+        (play(one, 0), other.join().expect("the other role"))
+    });
+    for (tally, other) in tallies.iter().zip(&others) {
+        assert_eq!(tally.forbidden, 0, "{}: {:?}", tally.test.name, tally.outcomes);
+        assert_eq!(tally.outcomes, other.outcomes, "{}: both roles count the same", tally.test.name);
+        assert_eq!(tally.outcomes.values().sum::<u64>(), ROUNDS);
+    }
+    tallies
+}
+
+#[test]
+fn ordinary_memory_shows_only_what_is_allowed() {
+    let one = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 1, local_words: 1, bells: 1 });
+    allowed([one.process(1, ProcessSlot(0)), one]);
+}
+
+#[test]
+fn coherent_and_software_coherent_regions_show_only_what_is_allowed() {
+    let scratch = Scratch::new();
+    let [a, b] = regions(&scratch);
+    let attach = |region, host| Coherent::new(region).attach(&plan(&scratch, host)).expect("a slot");
+    allowed([attach(a, 0), attach(b, 1)]);
+    let scratch = Scratch::new();
+    let [a, b] = regions(&scratch);
+    let attach = |region, host| Software::new(region).attach(&plan(&scratch, host)).expect("a slot");
+    allowed([attach(a, 0), attach(b, 1)]);
+}
+
+#[test]
+fn a_shadow_shows_what_a_missing_flush_does_and_nothing_that_is_forbidden() {
+    let scratch = Scratch::new();
+    let [a, b] = regions(&scratch);
+    let attach =
+        |region, host| Wrapped::shadow(Coherent::new(region)).attach(&plan(&scratch, host)).expect("a slot");
+    let tallies = allowed([attach(a, 0), attach(b, 1)]);
+    let feared = |name: &str| {
+        let tally = tallies.iter().find(|tally| tally.test.name.contains(name)).expect("the test");
+        tally.outcomes.contains_key(tally.test.feared)
+    };
+    assert!(feared("the payload is not written back"));
+    assert!(feared("the payload is not invalidated"));
+}
