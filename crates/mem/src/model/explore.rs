@@ -164,7 +164,7 @@ impl<'a> Explorer<'a> {
         }
         let mut seeds = race.failures.into_inner().expect("no thread panics while it holds the list");
         seeds.sort_unstable();
-        let failures = seeds.iter().take(3).filter_map(|seed| replay(*seed, &suite).err()).collect();
+        let failures = seeds.iter().take(3).map(|seed| see_again(*seed, &suite)).collect();
         Report {
             name: self.name,
             first_seed: self.first_seed,
@@ -230,6 +230,16 @@ pub fn replay(seed: u64, suite: impl Fn(u64) -> Outcome) -> Outcome {
     let outcome = once(seed, &suite);
     SESSION.with_borrow_mut(|session| session.tracing = false);
     outcome
+}
+
+/// A failure that is known, with its trace.
+fn see_again(seed: u64, suite: &impl Fn(u64) -> Outcome) -> Failure {
+    replay(seed, suite).err().unwrap_or_else(|| Failure {
+        seed,
+        message: "failed, but not when it was replayed: the suite depends on something beside its seed"
+            .into(),
+        trace: String::new(),
+    })
 }
 
 /// Runs one schedule; a panic outside its threads fails it as well.

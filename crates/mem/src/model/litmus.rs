@@ -125,7 +125,12 @@ impl Litmus {
     #[must_use]
     pub fn runs_on_two_hosts(&self) -> bool {
         let hosts: Vec<u16> = self.threads.iter().map(|thread| thread.host).collect();
-        hosts == [0, 1] && !self.steps().any(|step| matches!(step, Step::Flush(_)))
+        hosts == [0, 1] && !self.needs_clflush()
+    }
+
+    /// Whether only the machine can run it, not a [`Memory`](crate::Memory).
+    pub(super) fn needs_clflush(&self) -> bool {
+        self.steps().any(|step| matches!(step, Step::Flush(_)))
     }
 
     /// Throws away what a checksum shows to be torn.

@@ -15,8 +15,6 @@ const ROUND: u64 = 0;
 const RESULT: u64 = 2;
 const TEST: u64 = 4;
 const TEST_LINES: u64 = 3;
-/// The most loads of one thread.
-const LOADS: usize = 4;
 /// Looks in a tight loop before the CPU is offered to others.
 const SPINS: u32 = 200;
 
@@ -206,47 +204,17 @@ impl<M: Memory> Host<'_, M> {
         for _ in 0..random.magnitude(12) {
             std::hint::spin_loop();
         }
-        let mut seen = [0; LOADS];
-        let loads = self.execute(test, at, &mut seen)?;
-        self.finish(test, at, &seen, loads)
-    }
-
-    fn execute(&self, test: &Litmus, at: Offset, seen: &mut [u64; LOADS]) -> Result<usize, Fault> {
-        let memory = self.memory;
-        let line = |place: Place| place.offset(at).line();
-        let mut loads = 0;
-        for step in test.threads[self.role as usize].steps {
-            match *step {
-                Step::Store(place, value) => memory.store(place.offset(at), value),
-                Step::StoreNt(place, value) => memory.store_nt(place.offset(at), value),
-                Step::Load(place) => {
-                    seen[loads] = memory.load(place.offset(at))?;
-                    loads += 1;
-                }
-                Step::WriteBack(place) => memory.write_back(line(place), LINE),
-                // `runs_on_two_hosts` leaves out the tests that need `clflush` itself.
-                Step::Invalidate(place) | Step::Flush(place) => memory.invalidate(line(place), LINE),
-                Step::Sfence => memory.sfence(),
-                Step::Mfence => memory.mfence(),
-                Step::FenceInvalidations => memory.fence_invalidations(),
-            }
-        }
-        Ok(loads)
+        let seen = execute(self.memory, test.threads[self.role as usize].steps, at)?;
+        self.finish(test, at, seen)
     }
 
     /// Exchanges what was seen, and looks at memory once nobody holds a line of the test.
-    fn finish(
-        &mut self,
-        test: &Litmus,
-        at: Offset,
-        seen: &[u64; LOADS],
-        loads: usize,
-    ) -> Result<Vec<u64>, LitmusError> {
+    fn finish(&mut self, test: &Litmus, at: Offset, mine: Vec<u64>) -> Result<Vec<u64>, LitmusError> {
         // What a program leaves in its cache stays there until the other has looked.
         self.join()?;
         self.memory.invalidate(at, TEST_LINES * LINE);
         self.memory.mfence();
-        self.publish(self.line(RESULT, self.role), seen);
+        self.publish(self.line(RESULT, self.role), &mine);
         self.join()?;
         let peer = self.line(RESULT, 1 - self.role);
         self.fresh(peer);
@@ -258,7 +226,6 @@ impl<M: Memory> Host<'_, M> {
         for word in 0..count(1 - self.role) {
             theirs.push(self.memory.load(peer.word(word))?);
         }
-        let mine = seen[..loads].to_vec();
         let mut outcome = if self.role == 0 { [mine, theirs].concat() } else { [theirs, mine].concat() };
         self.memory.invalidate(at, TEST_LINES * LINE);
         self.memory.fence_invalidations();
@@ -268,6 +235,26 @@ impl<M: Memory> Host<'_, M> {
         self.join()?;
         Ok(outcome)
     }
+}
+
+/// Runs one thread's program on the words from `at` on, and says what its loads saw.
+pub(super) fn execute<M: Memory>(memory: &M, steps: &[Step], at: Offset) -> Result<Vec<u64>, Fault> {
+    let line = |place: Place| place.offset(at).line();
+    let mut seen = Vec::new();
+    for step in steps {
+        match *step {
+            Step::Store(place, value) => memory.store(place.offset(at), value),
+            Step::StoreNt(place, value) => memory.store_nt(place.offset(at), value),
+            Step::Load(place) => seen.push(memory.load(place.offset(at))?),
+            Step::WriteBack(place) => memory.write_back(line(place), LINE),
+            // `runs_on_two_hosts` leaves out the tests that need `clflush` itself.
+            Step::Invalidate(place) | Step::Flush(place) => memory.invalidate(line(place), LINE),
+            Step::Sfence => memory.sfence(),
+            Step::Mfence => memory.mfence(),
+            Step::FenceInvalidations => memory.fence_invalidations(),
+        }
+    }
+    Ok(seen)
 }
 
 #[cfg(test)]

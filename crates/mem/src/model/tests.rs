@@ -1,9 +1,12 @@
 //! What a world promises, beside the canaries.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::litmus::{Litmus, TESTS};
+use super::onhost::execute;
 use super::random::Random;
 use super::{Crash, Explorer, Kernels, ModelMemory, Outcome, Shape, World, explore, replay};
 use crate::{Bell, Coherence, Fault, LINE, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot};
@@ -458,6 +461,57 @@ fn a_poisoned_line_fails_loads_and_copies_that_touch_it_and_nothing_else() {
         world.run()
     };
     explore("poison", 300, 0, suite).expect_none();
+}
+
+#[test]
+fn a_suite_that_depends_on_more_than_its_seed_is_told_so() {
+    let failed = std::sync::atomic::AtomicBool::new(false);
+    let report = explore("fickle", 1, 0, |_| {
+        assert!(failed.swap(true, std::sync::atomic::Ordering::Relaxed), "only once");
+        Ok(())
+    });
+    assert!(report.expect_failure().message.contains("not when it was replayed"), "{report}");
+}
+
+/// Runs a litmus test as random schedules, and says what they saw.
+fn sample(test: &'static Litmus, coherence: Coherence, schedules: u64) -> BTreeSet<Vec<u64>> {
+    let one = |seed| {
+        let hosts = 1 + test.threads.iter().map(|thread| thread.host).max().unwrap();
+        let mut world = World::new(seed, Shape { hosts, bytes: 192, coherence, ..Shape::default() });
+        let seen = Rc::new(RefCell::new(vec![Vec::new(); test.threads.len() + 1]));
+        for (index, thread) in test.threads.iter().enumerate() {
+            let seen = Rc::clone(&seen);
+            world.spawn(thread.host, index as u16, move |memory| {
+                let loads = execute(&memory, thread.steps, Offset(0)).unwrap();
+                seen.borrow_mut()[index] = loads;
+            });
+        }
+        let last = Rc::clone(&seen);
+        world.check(0, move |memory| {
+            let words = test.last.iter().map(|place| memory.load(place.offset(Offset(0))).unwrap());
+            *last.borrow_mut().last_mut().unwrap() = words.collect();
+        });
+        world.run().unwrap();
+        test.judge(seen.take().concat())
+    };
+    (0..schedules).map(one).collect()
+}
+
+#[test]
+fn random_schedules_see_what_the_exhaustive_walk_allows_all_of_it_and_nothing_else() {
+    for test in TESTS.iter().filter(|test| !test.needs_clflush()) {
+        for coherence in [Coherence::Software, Coherence::Coherent] {
+            let allowed: BTreeSet<Vec<u64>> = test.allowed(coherence).iter().map(|o| o.to_vec()).collect();
+            let mut seen = BTreeSet::new();
+            for schedules in [300, 3000, 30_000] {
+                seen = sample(test, coherence, schedules);
+                if seen.len() == allowed.len() {
+                    break;
+                }
+            }
+            assert_eq!(seen, allowed, "{} on {coherence:?} memory", test.name);
+        }
+    }
 }
 
 mod conformance_of_the_model {
