@@ -632,17 +632,25 @@ impl Machine {
         host.early = None;
     }
 
-    /// Everything that is anywhere reaches memory, and the caches are dropped.
+    /// Everything that is anywhere reaches memory, in any order, and the caches are dropped.
     pub(super) fn settle(&mut self, random: &mut Random) {
         while self.buffered != 0 {
-            self.drain(self.buffered.trailing_zeros() as usize, random);
+            let thread = random.bit(self.buffered);
+            self.drain(thread, random);
         }
-        for host in 0..self.hosts.len() {
-            while let Some(&line) = self.hosts[host].resident.last() {
-                self.evict(host, line);
+        loop {
+            let cached = (0..self.used_hosts).filter(|host| !self.hosts[*host].resident.is_empty());
+            let cached = cached.fold(0, |hosts, host| hosts | 1 << host);
+            if cached | self.queued == 0 {
+                return;
             }
-            while !self.hosts[host].queue.is_empty() {
-                self.deliver_line(host, 0);
+            let host = random.bit(cached | self.queued);
+            let (lines, writes) = (self.hosts[host].resident.len(), self.hosts[host].queue.len());
+            let choice = random.below(lines + writes);
+            if choice < lines {
+                self.evict(host, self.hosts[host].resident[choice]);
+            } else {
+                self.deliver_line(host, choice - lines);
             }
         }
     }

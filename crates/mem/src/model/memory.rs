@@ -381,9 +381,14 @@ impl Memory for ModelMemory {
 
     fn pause(&self) {
         let mut state = self.turn(false);
-        if state.mode == Mode::Running {
-            state.wait();
-            drop(self.switch(state));
+        match state.mode {
+            Mode::Over => {}
+            // Nobody else will do anything: whoever waits wants to see its deadline.
+            Mode::Alone => state.now += 1000,
+            Mode::Running => {
+                state.wait();
+                drop(self.switch(state));
+            }
         }
     }
 
@@ -438,7 +443,7 @@ impl Memory for ModelMemory {
 
     fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness {
         let mut state = self.turn(true);
-        let liveness = state.liveness(self.host, host, slot.0);
+        let liveness = state.liveness((self.host, self.slot), (host, slot.0));
         let me = state.current;
         state.record(me, "liveness", Some(u64::from(host)), u64::from(slot.0), None);
         liveness

@@ -366,6 +366,14 @@ fn what_set_up_returns_may_be_used_by_a_thread_of_the_same_process() {
 }
 
 #[test]
+fn after_a_good_run_handles_see_what_is_in_memory() {
+    let mut world = World::new(0, shape());
+    world.spawn(1, 0, |memory| memory.store(X, 5));
+    world.run().unwrap();
+    assert_eq!(world.memory(0, 0).load(X).unwrap(), 5);
+}
+
+#[test]
 fn an_offset_outside_the_region_fails_the_schedule_by_name() {
     let mut world = World::new(0, shape());
     world.spawn(0, 0, |memory| assert_eq!(memory.load(Offset(1024)).unwrap(), 0));

@@ -196,7 +196,7 @@ impl World {
         self.core.state.borrow().threads[thread.0].crashed
     }
 
-    /// Runs the schedule to its end.
+    /// Runs the schedule to its end. After a good one, handles work on what is then in memory.
     ///
     /// # Errors
     /// The [`Failure`] when a thread or a check panicked, the budget ended, or nobody could ever go on.
@@ -253,6 +253,7 @@ impl World {
             STACKS.with_borrow_mut(|stacks| stacks.push(stack));
         }
         self.checks.clear();
+        self.core.state.borrow_mut().mode = Mode::Alone;
         explore::keep_sites(self.core.state.borrow_mut().take_sites());
     }
 }

@@ -53,11 +53,15 @@ impl State {
         self.threads[thread].ended = true;
     }
 
-    pub(in crate::model) fn liveness(&self, asker: u16, host: u16, slot: u16) -> Liveness {
-        if self.shape.kernels == Kernels::OnePerHost && asker != host {
+    /// What the process `asker` can say of the process `asked`, each a host and a slot.
+    pub(in crate::model) fn liveness(&self, asker: (u16, u16), asked: (u16, u16)) -> Liveness {
+        if asker == asked {
+            return Liveness::Alive;
+        }
+        if self.shape.kernels == Kernels::OnePerHost && asker.0 != asked.0 {
             return Liveness::Unknown;
         }
-        let started = |thread: &&Thread| (thread.host, thread.slot) == (host, slot) && thread.after.is_none();
+        let started = |thread: &&Thread| (thread.host, thread.slot) == asked && thread.after.is_none();
         let known = || self.threads.iter().filter(started);
         match (known().next(), known().any(|thread| !thread.crashed)) {
             (None, _) => Liveness::Unknown,
