@@ -110,7 +110,6 @@ pub struct Group<M: Memory> {
     operation: Signature,
     broken: Option<PoolError>,
     pub(crate) workshop: Workshop,
-    /// Whether no rank lives on another host: then no line needs a flush.
     local: bool,
     interrupt: Option<Interrupt>,
 }
@@ -151,8 +150,7 @@ impl<M: Memory> Group<M> {
     pub fn over(memory: M, members: Vec<Member>, rank: usize, options: Options) -> Result<Self, PoolError> {
         check(&memory, &members, rank, &options)?;
         let local = members.iter().all(|member| member.host == members[rank].host);
-        let now = memory.now();
-        let standings = members.iter().map(|_| Standing::new(now)).collect();
+        let standings = members.iter().map(|_| Standing::default()).collect();
         Ok(Self {
             memory,
             rank,
@@ -323,6 +321,8 @@ impl<M: Memory> Group<M> {
         for (rank, _) in wanted.clone().filter(|&(rank, _)| self.is_remote(rank)) {
             progress::forget(&self.memory, self.members[rank].at);
         }
+        // HARMLESS(fence_invalidations -> sfence -> drop), one look at all: a line from before the invalidation is an older
+        // one, and whoever is behind by it is looked at again.
         self.memory.fence_invalidations();
         for (rank, want) in wanted {
             self.glance(rank, want)?;
@@ -341,14 +341,14 @@ impl<M: Memory> Group<M> {
             self.publish();
         }
         let started = self.memory.now();
-        let told = Cell::new(false);
+        let looks = Cell::new(0);
         let came = wait::until(
             &self.memory,
             self.members[self.rank].bell.unwrap_or(Bell(0)),
             self.options.patience,
             started + self.options.timeout,
             || self.look(rank, want),
-            || self.still_there(rank, want, &told),
+            || self.still_there(rank, want, &looks),
         )?;
         came.ok_or_else(|| self.give_up(rank))
     }
@@ -358,6 +358,7 @@ impl<M: Memory> Group<M> {
     fn look(&self, rank: usize, want: u64) -> Result<Option<()>, Failure> {
         if self.is_remote(rank) {
             progress::forget(&self.memory, self.members[rank].at);
+            // HARMLESS(fence_invalidations -> sfence -> drop), one look at one: an older line means another look.
             self.memory.fence_invalidations();
         }
         self.glance(rank, want)
@@ -388,11 +389,10 @@ impl<M: Memory> Group<M> {
     }
 
     /// Asked before each further sleep: may we still hope for `rank`?
-    fn still_there(&self, rank: usize, want: u64, told: &Cell<bool>) -> Result<(), Failure> {
-        if !told.replace(true) {
-            self.own.borrow_mut().wait_for(rank, want);
-            self.publish();
-        }
+    fn still_there(&self, rank: usize, want: u64, looks: &Cell<u64>) -> Result<(), Failure> {
+        looks.set(looks.get() + 1);
+        self.own.borrow_mut().wait_for(rank, want, looks.get());
+        self.publish();
         if self.interrupt.as_ref().is_some_and(|asked| asked()) {
             return Err(Failure::Interrupted);
         }
@@ -400,6 +400,7 @@ impl<M: Memory> Group<M> {
         for other in (0..self.size()).filter(|&other| other != self.rank && other != rank) {
             if self.is_remote(other) {
                 progress::forget(&self.memory, self.members[other].at);
+                // HARMLESS(fence_invalidations -> sfence -> drop), one look for bad news: it comes with the next.
                 self.memory.fence_invalidations();
             }
             self.standings[other].refresh(&self.memory, self.members[other].at)?;
@@ -425,14 +426,11 @@ impl<M: Memory> Group<M> {
 
     /// The deadline has come while waiting for `rank`: whom does it wait for, and that one?
     fn give_up(&self, rank: usize) -> Failure {
-        if self.standings[rank].torn() {
-            return self.corrupt(rank);
-        }
         let mut late = rank;
         for _ in 0..self.size() {
             match self.standings[late].waits_for() {
-                Some((next, want)) if next != self.rank && next < self.size() => {
-                    if self.standings[next].mark() >= want {
+                Some((next, want)) if next < self.size() && next != self.rank => {
+                    if self.has_come(next, want) && !self.still_looks(late) {
                         break;
                     }
                     late = next;
@@ -440,7 +438,18 @@ impl<M: Memory> Group<M> {
                 _ => break,
             }
         }
-        Failure::Late(late, self.options.timeout)
+        self.alive(late).err().unwrap_or(Failure::Late(late, self.options.timeout))
+    }
+
+    /// Whether everybody should be able to see that `rank` has come to `want`.
+    fn has_come(&self, rank: usize, want: u64) -> bool {
+        let standing = &self.standings[rank];
+        standing.mark() >= want && !standing.torn() && self.alive(rank).is_ok()
+    }
+
+    /// Whether `rank` still looks at what it waits for: if that has come, it has come to our host only.
+    fn still_looks(&self, rank: usize) -> bool {
+        self.standings[rank].looked() + self.options.patience.nap * 4 > self.memory.now()
     }
 
     /// Breaks the group and says so to the others.
@@ -515,6 +524,11 @@ impl<M: Memory> Group<M> {
                 (theirs != self.operation).then(|| self.mismatch(rank, theirs))
             },
         )
+    }
+
+    /// Whether all ranks live on one host: then nothing needs a flush.
+    pub(crate) fn is_local(&self) -> bool {
+        self.local
     }
 
     fn is_remote(&self, rank: usize) -> bool {

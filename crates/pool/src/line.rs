@@ -39,6 +39,8 @@ pub fn store<M: Memory>(memory: &M, at: Offset, words: &Words) {
 pub fn publish<M: Memory>(memory: &M, at: Offset, words: &Words) {
     store(memory, at, words);
     memory.write_back(at, LINE);
+    // HARMLESS(sfence -> drop) for a group: what a rank stores after it has published its progress need not come after
+    // it; the staging of its next operation is another half.
     memory.sfence();
 }
 

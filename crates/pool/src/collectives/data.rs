@@ -94,10 +94,10 @@ pub(crate) fn fill<M: Memory>(memory: &M, at: Offset, bytes: &[u8], far: bool) -
     }
 }
 
-/// Copies `bytes` into this rank's data in the pool, and leaves its neighbours alone; it reaches other hosts with the next
-/// `sfence`.
-pub(crate) fn write<M: Memory>(memory: &M, at: Offset, bytes: &[u8]) -> Result<(), Fault> {
-    let streams = memory.coherence() == Coherence::Software && at.0.is_multiple_of(8);
+/// Copies `bytes` into this rank's data in the pool, and leaves its neighbours alone. With `far` it reaches other hosts with
+/// the next `sfence`, which must come before anyone is told.
+pub(crate) fn write<M: Memory>(memory: &M, at: Offset, bytes: &[u8], far: bool) -> Result<(), Fault> {
+    let streams = far && memory.coherence() == Coherence::Software && at.0.is_multiple_of(8);
     let (words, rest) = bytes.split_at(if streams { bytes.len() / 8 * 8 } else { 0 });
     if !words.is_empty() {
         memory.copy_in_nt(at, words)?;
@@ -105,7 +105,9 @@ pub(crate) fn write<M: Memory>(memory: &M, at: Offset, bytes: &[u8]) -> Result<(
     if !rest.is_empty() {
         let at = at + words.len() as u64;
         memory.copy_in(at, rest)?;
-        memory.write_back(at, rest.len() as u64);
+        if far {
+            memory.write_back(at, rest.len() as u64);
+        }
     }
     Ok(())
 }

@@ -80,7 +80,7 @@ impl<M: Memory> Run<'_, M> {
         for act in &step.actions {
             self.act(act, round, scratch)?;
         }
-        if step.fills_far {
+        if step.fills_far || self.streams() {
             group.memory().sfence();
         }
         if step.fills || self.is_staged() && self.plan.frees(self.cut.rounds, round, phase) {
@@ -89,6 +89,11 @@ impl<M: Memory> Run<'_, M> {
             group.reach(self.number(round, phase));
         }
         Ok(())
+    }
+
+    /// Whether outputs in the pool are written past the caches: nobody but other hosts reads most of them soon.
+    fn streams(&self) -> bool {
+        !self.is_staged() && !self.group.is_local()
     }
 
     fn is_staged(&self) -> bool {
@@ -161,7 +166,7 @@ impl<M: Memory> Run<'_, M> {
         pieces(self.bytes(act, round)).try_for_each(|piece| {
             let part = &mut scratch.part[..length(&piece)];
             memory.copy_out(from + piece.start, part)?;
-            write(memory, to + piece.start, part)
+            write(memory, to + piece.start, part, self.streams())
         })
     }
 
@@ -203,6 +208,7 @@ impl<M: Memory> Run<'_, M> {
         let (sum, part) = scratch.halves(length(piece));
         let [first, middle @ .., last] = act.sources.as_slice() else { unreachable!("at least two sources") };
         let shown = act.block.map(|block| (self.place(&block, round) + piece.start, block.far));
+        let streams = self.streams();
         let in_pool = (!self.is_staged()).then(|| self.output_in_pool(act, round) + piece.start);
         let output = act.output.map(|chunk| within(&self.chunk(Chunk::Output(chunk), round), piece));
         self.fetch(first, round, piece, sum)?;
@@ -215,7 +221,7 @@ impl<M: Memory> Run<'_, M> {
             reduction.complete(combined);
         }
         match (in_pool, shown) {
-            (Some(at), _) => write(memory, at, combined),
+            (Some(at), _) => write(memory, at, combined, streams),
             (None, Some((at, far))) => fill(memory, at, combined, far),
             (None, None) => Ok(()),
         }

@@ -66,8 +66,9 @@ impl Progress {
         [self.words[5], self.words[6]] = own;
     }
 
-    pub(crate) fn wait_for(&mut self, rank: usize, want: u64) {
-        (self.words[3], self.words[4]) = (Mark::new(Mark::WAITS, rank).0, want);
+    /// Says that this rank waits, and by a count that it still looks.
+    pub(crate) fn wait_for(&mut self, rank: usize, want: u64, looks: u64) {
+        (self.words[3], self.words[4]) = (Mark::new(Mark::WAITS, rank).0 | looks << Mark::COUNT, want);
     }
 
     pub(crate) fn give_up(&mut self, mark: Mark) {
@@ -84,7 +85,7 @@ impl Progress {
     }
 }
 
-/// What a rank says besides its progress: a kind and a rank.
+/// What a rank says besides its progress: a rank (32 bits), a kind (8) and, while it waits, a count (24).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark(u64);
 
@@ -94,6 +95,8 @@ impl Mark {
     const LATE: u64 = 3;
     const MISMATCH: u64 = 4;
     const OWN: u64 = 5;
+    /// Where the count begins.
+    const COUNT: u32 = 40;
 
     fn new(kind: u64, rank: usize) -> Self {
         Self(kind << 32 | rank as u64)
@@ -117,7 +120,7 @@ impl Mark {
     }
 
     fn kind(self) -> u64 {
-        self.0 >> 32
+        self.0 >> 32 & 0xff
     }
 
     /// The rank that it names: written by a peer, so it may be none of this group.
@@ -139,18 +142,18 @@ impl Mark {
 }
 
 /// What we last saw of a peer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Standing {
     words: Cell<Words>,
+    /// Whether the last look met a line that was not whole.
     torn: Cell<bool>,
-    heartbeat: Cell<(u64, Nanos)>,
+    /// When its line last changed while it waited.
+    looked: Cell<Nanos>,
+    /// What its heartbeat said, and since when.
+    heartbeat: Cell<Option<(u64, Nanos)>>,
 }
 
 impl Standing {
-    pub(crate) fn new(now: Nanos) -> Self {
-        Self { words: Cell::default(), torn: Cell::default(), heartbeat: Cell::new((0, now)) }
-    }
-
     /// The furthest progress that was seen.
     pub(crate) fn mark(&self) -> u64 {
         self.words.get()[0]
@@ -173,10 +176,13 @@ impl Standing {
         // Progress only grows: a line that says less is older, or not a correct rank's.
         let Some(words) = whole.filter(|words| words[0] >= known[0]) else { return Ok(false) };
         self.words.set(words);
+        if self.waits_for().is_some() {
+            self.looked.set(memory.now());
+        }
         Ok(true)
     }
 
-    /// Whether the last look met a line that was not whole.
+    /// Whether its line was being written when we last looked, or when its writer was stopped.
     pub(crate) fn torn(&self) -> bool {
         self.torn.get()
     }
@@ -209,14 +215,21 @@ impl Standing {
         (mark.kind() == Mark::WAITS).then_some((mark.rank(), words[4]))
     }
 
+    /// When, by our clock, we last saw that the peer still looks at what it waits for.
+    pub(crate) fn looked(&self) -> Nanos {
+        self.looked.get()
+    }
+
     /// Since when, by our clock, the heartbeat at `at` has stood still.
     pub(crate) fn silent_since<M: Memory>(&self, memory: &M, at: Offset) -> Result<Nanos, Fault> {
         memory.invalidate(at, LINE);
         memory.fence_invalidations();
         let beat = memory.load(at)?;
-        if beat != self.heartbeat.get().0 {
-            self.heartbeat.set((beat, memory.now()));
-        }
-        Ok(self.heartbeat.get().1)
+        let since = match self.heartbeat.get() {
+            Some((known, since)) if known == beat => since,
+            _ => memory.now(),
+        };
+        self.heartbeat.set(Some((beat, since)));
+        Ok(since)
     }
 }

@@ -1,6 +1,9 @@
 //! The protocols of the pool, each as a suite that the incoherent model explores: `cargo test` runs some thousands of
 //! schedules of each and every mutant, `polder verify` as many as one likes.
 
+mod barrier;
+mod collectives;
+mod group;
 mod local;
 mod ring;
 
@@ -11,11 +14,16 @@ use polder_mem::model::Suite;
 pub fn suites() -> Vec<Suite> {
     let mut suites = local::suites();
     suites.extend(ring::suites());
+    suites.extend(barrier::suites());
+    suites.extend(collectives::suites());
     suites
 }
 
 /// Protocols that are known to be wrong: some schedule of each must fail, or the model is blind.
 #[must_use]
 pub fn canaries() -> Vec<Suite> {
-    ring::canaries()
+    let mut canaries = ring::canaries();
+    canaries.extend(barrier::canaries());
+    canaries.extend(collectives::canaries());
+    canaries
 }

@@ -1,0 +1,183 @@
+//! Collectives, several in a row, so that staging is used again: every rank gets what it should, or is told who died.
+
+use polder_kernels::{Dtype, Op};
+use polder_mem::model::{ModelMemory, Outcome, Shape, Suite, World};
+use polder_mem::{LINE, Memory, Offset};
+
+use super::group::{Dice, HARMLESS, Scene, tiny};
+use crate::group::Group;
+use crate::{PoolError, line};
+
+pub(super) fn suites() -> Vec<Suite> {
+    let reduce =
+        "short and long all-reduces in a row give every rank the sum; survivors of a crash are told who died";
+    let pooled = "the same on data that lives in the pool and is written anew between operations";
+    let any = "any collectives in a row keep their promises; survivors of a crash are told who died";
+    vec![
+        Suite::new("all-reduce", reduce, all_reduce).harmless(HARMLESS),
+        Suite::new("all-reduce-in-pool", pooled, in_pool).harmless(HARMLESS),
+        Suite::new("collectives", any, mixed).harmless(HARMLESS),
+    ]
+}
+
+/// Element `index` of rank `rank`'s input of operation `salt`: no two are equal.
+fn element(rank: usize, salt: u64, index: usize) -> u64 {
+    ((salt + 1) * 0x1_0000 + (index as u64 + 1) * 16 + rank as u64 + 1) * 0x1_0000_0001
+}
+
+fn input(rank: usize, salt: u64, count: usize) -> Vec<u8> {
+    (0..count).flat_map(|index| element(rank, salt, index).to_le_bytes()).collect()
+}
+
+fn sum(ranks: usize, salt: u64, count: usize) -> Vec<u8> {
+    let sum = |index| (0..ranks).map(|rank| element(rank, salt, index)).fold(0, u64::wrapping_add);
+    (0..count).flat_map(|index| sum(index).to_le_bytes()).collect()
+}
+
+fn xor(ranks: usize, salt: u64, count: usize) -> Vec<u8> {
+    let xor = |index| (0..ranks).map(|rank| element(rank, salt, index)).fold(0, |a, b| a ^ b);
+    (0..count).flat_map(|index| xor(index).to_le_bytes()).collect()
+}
+
+fn expect(group: &Group<ModelMemory>, what: &str, salt: u64, found: &[u8], expected: &[u8]) {
+    let differs = found.chunks(8).zip(expected.chunks(8)).position(|(a, b)| a != b);
+    assert_eq!(differs, None, "rank {}, {what} {salt}: an element is wrong", group.rank());
+}
+
+/// Elements of a message that goes in one exchange, in several rounds, or uses slots of staging again.
+fn count(dice: &mut Dice) -> usize {
+    [1, 2, 20, 70][dice.roll(4) as usize]
+}
+
+fn all_reduce(seed: u64) -> Outcome {
+    let mut dice = Dice::new(seed, 2);
+    let scene = Scene::new(seed, &mut dice, 4, tiny(6144), 0);
+    let counts: Vec<usize> = (0..1 + dice.roll(3)).map(|_| count(&mut dice)).collect();
+    scene.run(&mut dice, 400, move |group| {
+        for (salt, &count) in (0..).zip(&counts) {
+            reduced(group, salt, count)?;
+        }
+        Ok(())
+    })
+}
+
+fn reduced(group: &mut Group<ModelMemory>, salt: u64, count: usize) -> Result<(), PoolError> {
+    let mut data = input(group.rank(), salt, count);
+    group.all_reduce(Op::Sum, Dtype::U64, &mut data)?;
+    expect(group, "all-reduce", salt, &data, &sum(group.size(), salt, count));
+    Ok(())
+}
+
+/// Bytes of each rank's data in the pool.
+const EXTENT: u64 = 512;
+
+fn in_pool(seed: u64) -> Outcome {
+    let mut dice = Dice::new(seed, 3);
+    let scene = Scene::new(seed, &mut dice, 3, tiny(128), EXTENT);
+    let counts: Vec<usize> = (0..1 + dice.roll(3)).map(|_| [1, 9, 30, 64][dice.roll(4) as usize]).collect();
+    let extents: Vec<Offset> = (0..scene.size()).map(|rank| scene.extra(rank)).collect();
+    scene.run(&mut dice, 400, move |group| {
+        let memory = group.memory().clone();
+        for (salt, &count) in (0..).zip(&counts) {
+            let at = extents[group.rank()];
+            // Bytes of any number: the last word is written in part, and the byte behind stays.
+            let bytes = count * 8 - 3 * (count % 2);
+            memory.copy_in(at, &input(group.rank(), salt, count))?;
+            group.all_reduce_in_pool(Op::BitXor, Dtype::U8, at, bytes as u64)?;
+            let mut data = vec![0; count * 8];
+            memory.copy_out(at, &mut data)?;
+            let mut expected = input(group.rank(), salt, count);
+            expected[..bytes].copy_from_slice(&xor(group.size(), salt, count)[..bytes]);
+            expect(group, "in pool", salt, &data, &expected);
+        }
+        Ok(())
+    })
+}
+
+fn mixed(seed: u64) -> Outcome {
+    let mut dice = Dice::new(seed, 4);
+    let scene = Scene::new(seed, &mut dice, 4, tiny(6144), 0);
+    let ranks = scene.size() as u64;
+    let operation =
+        |dice: &mut Dice| (dice.roll(6), dice.roll(ranks) as usize, [1, 3, 12, 40][dice.roll(4) as usize]);
+    let operations: Vec<_> = (0..2 + dice.roll(4)).map(|_| operation(&mut dice)).collect();
+    scene.run(&mut dice, 400, move |group| {
+        for (salt, &(which, root, count)) in (0..).zip(&operations) {
+            match which {
+                0 => reduced(group, salt, count)?,
+                1 => broadcast(group, salt, root, count)?,
+                2 => reduce(group, salt, root, count)?,
+                3 => all_gather(group, salt, count)?,
+                4 => all_to_all(group, salt, count)?,
+                _ => group.barrier()?,
+            }
+        }
+        Ok(())
+    })
+}
+
+fn broadcast(group: &mut Group<ModelMemory>, salt: u64, root: usize, count: usize) -> Result<(), PoolError> {
+    let mut data = input(group.rank(), salt, count);
+    group.broadcast(root, &mut data)?;
+    expect(group, "broadcast", salt, &data, &input(root, salt, count));
+    Ok(())
+}
+
+fn reduce(group: &mut Group<ModelMemory>, salt: u64, root: usize, count: usize) -> Result<(), PoolError> {
+    let mut data = input(group.rank(), salt, count);
+    group.reduce(root, Op::Sum, Dtype::U64, &mut data)?;
+    if group.rank() == root {
+        expect(group, "reduce", salt, &data, &sum(group.size(), salt, count));
+    }
+    Ok(())
+}
+
+fn all_gather(group: &mut Group<ModelMemory>, salt: u64, count: usize) -> Result<(), PoolError> {
+    let own = input(group.rank(), salt, count);
+    let mut output = vec![0; own.len() * group.size()];
+    group.all_gather(&own, &mut output)?;
+    let all: Vec<u8> = (0..group.size()).flat_map(|peer| input(peer, salt, count)).collect();
+    expect(group, "all-gather", salt, &output, &all);
+    Ok(())
+}
+
+fn all_to_all(group: &mut Group<ModelMemory>, salt: u64, count: usize) -> Result<(), PoolError> {
+    let (rank, ranks) = (group.rank(), group.size());
+    let own = input(rank, salt, count * ranks);
+    let mut output = vec![0; own.len()];
+    group.all_to_all(&own, &mut output)?;
+    let chunk = |peer| input(peer, salt, count * ranks)[rank * count * 8..(rank + 1) * count * 8].to_vec();
+    expect(group, "all-to-all", salt, &output, &(0..ranks).flat_map(chunk).collect::<Vec<_>>());
+    Ok(())
+}
+
+/// Protocols that are known to be wrong.
+pub(super) fn canaries() -> Vec<Suite> {
+    let about = "two ranks exchange words through one staging line each, written again without waiting for its reader";
+    vec![Suite::new("staging-reused-too-early", about, reused_too_early)]
+}
+
+/// Each rank stages a word, publishes the number of its operation, waits for the other's and reads its word. Nothing
+/// keeps the faster one from staging its next word before the slower has read this one.
+fn reused_too_early(seed: u64) -> Outcome {
+    let mut world = World::new(seed, Shape { hosts: 2, bytes: 256, ..Shape::default() });
+    for host in 0..2 {
+        world.spawn(host, 0, move |memory| {
+            let line = |rank: u16, index| Offset(u64::from(rank) * 128).lines(index);
+            for operation in 1..=3 {
+                memory.store(line(host, 1), operation * 10);
+                memory.write_back(line(host, 1), LINE);
+                memory.sfence();
+                line::publish(&memory, line(host, 0), &[operation, 0, 0, 0, 0, 0, 0]);
+                let came = || line::read(&memory, line(1 - host, 0)).expect("no faults");
+                while came().is_none_or(|words| words[0] < operation) {
+                    memory.pause();
+                }
+                memory.invalidate(line(1 - host, 1), LINE);
+                memory.fence_invalidations();
+                assert_eq!(memory.load(line(1 - host, 1)), Ok(operation * 10));
+            }
+        });
+    }
+    world.run()
+}

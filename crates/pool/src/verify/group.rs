@@ -1,0 +1,235 @@
+//! Groups in worlds: ranks placed by the seed, a crash now and then, and what a survivor may be told.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Shape, World};
+use polder_mem::{Bell, LINE, Memory, Offset, ProcessSlot};
+
+use crate::PoolError;
+use crate::group::{Group, Member, Options, extent_bytes};
+use crate::wait::Patience;
+
+/// Changes that a group bears, each argued at its site.
+pub(super) const HARMLESS: &[Harmless] = &[
+    harmless("group.rs", "one look at all", Change::Drop),
+    harmless("group.rs", "one look at all", Change::Weaken),
+    harmless("group.rs", "one look at one", Change::Drop),
+    harmless("group.rs", "one look at one", Change::Weaken),
+    harmless("group.rs", "one look for bad news", Change::Drop),
+    harmless("group.rs", "one look for bad news", Change::Weaken),
+    harmless("line.rs", "for a group", Change::Drop),
+];
+
+const fn harmless(file: &'static str, snippet: &'static str, change: Change) -> Harmless {
+    Harmless { file, snippet, change }
+}
+
+/// Shorter than the longest pauses, longer than anything that goes on.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// One schedule's group.
+pub(super) struct Scene {
+    pub(super) world: World,
+    seed: u64,
+    hosts: Vec<u16>,
+    kernels: Kernels,
+    members: Vec<Member>,
+    options: Options,
+    crashed: Option<(usize, Crash)>,
+    /// The ranks that did all they were to do.
+    finished: Rc<RefCell<Vec<usize>>>,
+}
+
+/// What decides a schedule besides the adversary: low bits of the seed, one decision after another.
+pub(super) struct Dice(u64);
+
+impl Dice {
+    pub(super) fn new(seed: u64, salt: u64) -> Self {
+        Self((seed ^ salt << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `sides`.
+    pub(super) fn roll(&mut self, sides: u64) -> u64 {
+        // xorshift64*
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % sides
+    }
+}
+
+/// Options for the model: a few lines of staging, looks that give the others a turn at once.
+pub(super) fn tiny(staging_bytes: u64) -> Options {
+    Options {
+        staging_bytes,
+        segment_bytes: 64,
+        direct_bytes: 16,
+        timeout: TIMEOUT,
+        patience: Patience { spins: 1, yields: 1, nap: Duration::from_secs(1) },
+        ..Options::default()
+    }
+}
+
+impl Scene {
+    /// A group of 2 to `most` ranks on hosts that the seed chooses, each rank with `extra` more bytes after its extent.
+    pub(super) fn new(seed: u64, dice: &mut Dice, most: u64, options: Options, extra: u64) -> Self {
+        let ranks = 2 + dice.roll(most - 1) as usize;
+        let count = 1 + dice.roll(ranks as u64);
+        let hosts: Vec<u16> = (0..ranks).map(|_| dice.roll(count) as u16).collect();
+        let kernels = if dice.roll(2) == 0 { Kernels::OnePerHost } else { Kernels::Shared };
+        let stride = extent_bytes(&options) + extra;
+        let shape = Shape {
+            hosts: count as u16,
+            bytes: ranks as u64 * stride,
+            local_words: 1,
+            bells: 2 * ranks as u32,
+            kernels,
+            ..Shape::default()
+        };
+        let members = members(&hosts, stride, extra);
+        let world = World::new(seed, shape);
+        Self { world, seed, hosts, kernels, members, options, crashed: None, finished: Rc::default() }
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// Where the bytes after the extent of `rank` begin.
+    pub(super) fn extra(&self, rank: usize) -> Offset {
+        self.members[rank].at + extent_bytes(&self.options)
+    }
+
+    /// Lets every process give signs of life in the last line after its extent, so that a dead one under another kernel is known to be dead.
+    pub(super) fn with_heartbeats(mut self) -> Self {
+        self.options.silence = TIMEOUT / 4;
+        let stride = self.members[1].at.0;
+        for member in &mut self.members {
+            member.heartbeat = Some(Offset(member.at.0 + stride - LINE));
+        }
+        self
+    }
+
+    /// Runs `body` as every rank. A body that fails has to fail with what [`Survivor`] allows; without a crash, none fails.
+    pub(super) fn run(
+        mut self,
+        dice: &mut Dice,
+        within: u64,
+        body: impl Fn(&mut Group<ModelMemory>) -> Result<(), PoolError> + Clone + 'static,
+    ) -> Outcome {
+        let kinds = [Crash::Process, Crash::Host, Crash::Pause];
+        let victim = dice.roll(self.size() as u64) as usize;
+        let kind = (dice.roll(2) == 0).then(|| kinds[dice.roll(3) as usize]);
+        self.crashed = kind.map(|kind| (victim, kind));
+        let ended: Vec<Rc<Cell<bool>>> = (0..self.size()).map(|_| Rc::default()).collect();
+        for rank in 0..self.size() {
+            let (survivor, ended) = (self.survivor(rank), Rc::clone(&ended[rank]));
+            let (members, options, body) = (self.members_for(rank), self.options, body.clone());
+            let Member { host, slot, .. } = self.members[rank];
+            let thread = self.world.spawn(host, slot.0, move |memory| {
+                let mut group = Group::over(memory, members, rank, options).expect("the members fit");
+                survivor.judge(rank, body(&mut group));
+                ended.set(true);
+            });
+            if let Some((_, kind)) = self.crashed.filter(|(victim, _)| *victim == rank) {
+                self.world.crash_within(thread, kind, within);
+            }
+        }
+        if self.members[0].heartbeat.is_some() {
+            (0..self.size()).for_each(|rank| self.beat(rank, &ended[rank]));
+        }
+        let (finished, alone) = (Rc::clone(&self.finished), self.crashed.is_none());
+        let ranks = self.size();
+        self.world.check(0, move |_| {
+            assert!(!alone || finished.borrow().len() == ranks, "only {:?} finished", finished.borrow());
+        });
+        self.world.run()
+    }
+
+    /// Counts up the word after the extent of `rank` while its process lives and has not ended.
+    fn beat(&mut self, rank: usize, ended: &Rc<Cell<bool>>) {
+        let Member { host, slot, heartbeat, .. } = self.members[rank];
+        let (at, ended) = (heartbeat.expect("the rank has a heartbeat"), Rc::clone(ended));
+        let bell = Bell((self.size() + rank) as u32);
+        self.world.spawn(host, slot.0, move |memory| {
+            for beat in 1.. {
+                memory.store(at, beat);
+                memory.write_back(at, LINE);
+                if ended.get() {
+                    return;
+                }
+                let seen = memory.announce_sleep(bell);
+                memory.sleep(bell, seen, memory.now() + Duration::from_secs(1));
+            }
+        });
+    }
+
+    /// The members, with the bells of those that run under the kernel of `rank`.
+    fn members_for(&self, rank: usize) -> Vec<Member> {
+        let reaches = |member: &Member| self.kernels == Kernels::Shared || member.host == self.hosts[rank];
+        let bell = |(bell, member): (u32, &Member)| Member {
+            bell: reaches(member).then_some(Bell(bell)),
+            ..*member
+        };
+        (0..).zip(&self.members).map(bell).collect()
+    }
+
+    fn survivor(&self, rank: usize) -> Survivor {
+        let culprit = |&(victim, kind): &(usize, Crash), peer: usize| match kind {
+            Crash::Host => self.hosts[peer] == self.hosts[victim],
+            Crash::Process | Crash::Pause => peer == victim,
+        };
+        let culprits = (0..self.size())
+            .filter(|&peer| self.crashed.as_ref().is_some_and(|crashed| culprit(crashed, peer)))
+            .map(|peer| self.members[peer].pid)
+            .collect::<Vec<u32>>();
+        let is_culprit = culprits.contains(&self.members[rank].pid);
+        let dies = self.crashed.is_some_and(|(_, kind)| kind != Crash::Pause);
+        let shows = dies && (self.kernels == Kernels::Shared || self.members[0].heartbeat.is_some());
+        Survivor { dies, shows, seed: self.seed, culprits, is_culprit, finished: Rc::clone(&self.finished) }
+    }
+}
+
+/// What a rank may end with.
+struct Survivor {
+    /// Whether the culprits die, and whether everybody can see it.
+    dies: bool,
+    shows: bool,
+    seed: u64,
+    culprits: Vec<u32>,
+    is_culprit: bool,
+    finished: Rc<RefCell<Vec<usize>>>,
+}
+
+impl Survivor {
+    /// A survivor did everything right, or was told the name of whoever crashed or paused; whoever paused finds that the
+    /// others gave up.
+    fn judge(&self, rank: usize, result: Result<(), PoolError>) {
+        match result {
+            Ok(()) => self.finished.borrow_mut().push(rank),
+            Err(PoolError::PeerDead { peer, .. }) if self.dies && self.culprits.contains(&peer.pid) => {}
+            Err(PoolError::Timeout { peer, .. }) if !self.shows && self.culprits.contains(&peer.pid) => {}
+            // Whoever was stopped while it waited may find its peer late, for that one waits for it.
+            Err(PoolError::GaveUp { .. } | PoolError::Timeout { .. }) if self.is_culprit => {}
+            Err(error) => panic!("rank {rank}, culprits {:?}, seed {}: {error}", self.culprits, self.seed),
+        }
+    }
+}
+
+fn members(hosts: &[u16], stride: u64, extra: u64) -> Vec<Member> {
+    let member = |rank: usize| {
+        let slot = hosts[..rank].iter().filter(|&&host| host == hosts[rank]).count();
+        Member {
+            at: Offset(stride * rank as u64),
+            bytes: stride - extra,
+            host: hosts[rank],
+            slot: ProcessSlot(slot as u16),
+            pid: 100 + rank as u32,
+            bell: None,
+            heartbeat: None,
+        }
+    };
+    (0..hosts.len()).map(member).collect()
+}
