@@ -19,7 +19,7 @@ mod signature;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-use polder_mem::{Bell, Liveness, Memory, Offset, ProcessSlot};
+use polder_mem::{Bell, Liveness, Memory, Nanos, Offset, ProcessSlot};
 
 use crate::collectives::Workshop;
 use crate::wait::{self, Patience};
@@ -428,28 +428,38 @@ impl<M: Memory> Group<M> {
     fn give_up(&self, rank: usize) -> Failure {
         let mut late = rank;
         for _ in 0..self.size() {
-            match self.standings[late].waits_for() {
-                Some((next, want)) if next < self.size() && next != self.rank => {
-                    if self.has_come(next, want) && !self.still_looks(late) {
-                        break;
-                    }
-                    late = next;
-                }
-                _ => break,
+            let Some((next, want)) = self.standings[late].waits_for().filter(|_| !self.is_torn(late)) else {
+                break;
+            };
+            let stuck = self.has_come(next, want) && !self.still_looks(late);
+            if stuck || next == self.rank || next >= self.size() {
+                break;
             }
+            late = next;
         }
         self.alive(late).err().unwrap_or(Failure::Late(late, self.options.timeout))
     }
 
     /// Whether everybody should be able to see that `rank` has come to `want`.
     fn has_come(&self, rank: usize, want: u64) -> bool {
-        let standing = &self.standings[rank];
-        standing.mark() >= want && !standing.torn() && self.alive(rank).is_ok()
+        self.standings.get(rank).is_some_and(|standing| standing.mark() >= want)
+            && !self.is_torn(rank)
+            && self.alive(rank).is_ok()
+    }
+
+    /// Whether `rank` was stopped while it wrote its line.
+    fn is_torn(&self, rank: usize) -> bool {
+        self.standings[rank].torn().is_some_and(|since| !self.is_recent(since))
     }
 
     /// Whether `rank` still looks at what it waits for: if that has come, it has come to our host only.
     fn still_looks(&self, rank: usize) -> bool {
-        self.standings[rank].looked() + self.options.patience.nap * 4 > self.memory.now()
+        self.is_recent(self.standings[rank].looked())
+    }
+
+    /// Whether a peer that looks and sleeps in turn has hardly had time to do more since then.
+    fn is_recent(&self, moment: Nanos) -> bool {
+        moment + self.options.patience.nap * 4 > self.memory.now()
     }
 
     /// Breaks the group and says so to the others.

@@ -20,6 +20,13 @@ impl Patience {
     pub const DEDICATED: Self = Self { spins: 2000, yields: 200, nap: Duration::from_micros(500) };
     /// With more processes than cores: whoever spins keeps the one it waits for from running.
     pub const SHARED: Self = Self { spins: 50, yields: 50, nap: Duration::from_micros(500) };
+
+    /// What suits `ranks` processes that wait for each other under this kernel.
+    #[must_use]
+    pub fn for_ranks(ranks: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if ranks <= cores { Self::DEDICATED } else { Self::SHARED }
+    }
 }
 
 /// Looks until `look` returns something, `deadline` has come (`Ok(None)`) or `look` fails. `peer` is asked before each

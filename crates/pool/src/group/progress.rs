@@ -145,8 +145,8 @@ impl Mark {
 #[derive(Debug, Default)]
 pub(crate) struct Standing {
     words: Cell<Words>,
-    /// Whether the last look met a line that was not whole.
-    torn: Cell<bool>,
+    /// Since when looks have met a line that was not whole.
+    torn: Cell<Option<Nanos>>,
     /// When its line last changed while it waited.
     looked: Cell<Nanos>,
     /// What its heartbeat said, and since when.
@@ -172,7 +172,8 @@ impl Standing {
             return Ok(false);
         }
         let whole = line::load(memory, at)?;
-        self.torn.set(whole.is_none());
+        let torn = whole.is_none().then(|| self.torn.get().unwrap_or_else(|| memory.now()));
+        self.torn.set(torn);
         // Progress only grows: a line that says less is older, or not a correct rank's.
         let Some(words) = whole.filter(|words| words[0] >= known[0]) else { return Ok(false) };
         self.words.set(words);
@@ -182,8 +183,8 @@ impl Standing {
         Ok(true)
     }
 
-    /// Whether its line was being written when we last looked, or when its writer was stopped.
-    pub(crate) fn torn(&self) -> bool {
+    /// Since when, by our clock, its line has not been whole: its writer writes it, or was stopped when it did.
+    pub(crate) fn torn(&self) -> Option<Nanos> {
         self.torn.get()
     }
 
@@ -223,6 +224,8 @@ impl Standing {
     /// Since when, by our clock, the heartbeat at `at` has stood still.
     pub(crate) fn silent_since<M: Memory>(&self, memory: &M, at: Offset) -> Result<Nanos, Fault> {
         memory.invalidate(at, LINE);
+        // HARMLESS(fence_invalidations -> sfence -> drop): an older beat only makes the silence seem to begin earlier by
+        // the time between two looks, which is far shorter than what is allowed.
         memory.fence_invalidations();
         let beat = memory.load(at)?;
         let since = match self.heartbeat.get() {

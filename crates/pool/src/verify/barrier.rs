@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use polder_mem::model::{ModelMemory, Outcome, Shape, Suite, World};
+use polder_mem::model::{Change, Harmless, ModelMemory, Outcome, Shape, Suite, World};
 use polder_mem::{LINE, Memory, Offset};
 
-use super::group::{Dice, HARMLESS, Scene, tiny};
+use super::group::{self, Dice, Scene, harmless, tiny};
 use crate::PoolError;
 use crate::group::Group;
 
@@ -18,6 +18,18 @@ pub(super) fn suites() -> Vec<Suite> {
     )
     .harmless(HARMLESS)]
 }
+
+const HARMLESS: &[Harmless] = &[
+    group::HARMLESS[0],
+    group::HARMLESS[1],
+    group::HARMLESS[2],
+    group::HARMLESS[3],
+    group::HARMLESS[4],
+    group::HARMLESS[5],
+    group::HARMLESS[6],
+    harmless("progress.rs", "an older beat", Change::Drop),
+    harmless("progress.rs", "an older beat", Change::Weaken),
+];
 
 fn barrier(seed: u64) -> Outcome {
     let mut dice = Dice::new(seed, 1);
