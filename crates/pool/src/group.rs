@@ -13,6 +13,7 @@
 //! After an error a group is broken for good: the rank publishes whom it gave up on, so that the others fail at once
 //! and name the same peer, and nothing in its extent changes any more.
 
+mod join;
 mod progress;
 mod signature;
 
@@ -25,6 +26,7 @@ use crate::collectives::Workshop;
 use crate::wait::{self, Patience};
 use crate::{Peer, PoolError};
 
+pub use join::Joined;
 pub(crate) use progress::MAX_STEP;
 pub use progress::{LINES, staging_at};
 use progress::{Mark, Own, Progress, Standing};
@@ -232,6 +234,10 @@ impl<M: Memory> Group<M> {
     /// publish progress in this one, and stage.
     pub(crate) fn window(&self) -> Result<(), Failure> {
         self.await_all(progress::at(self.sequence - 1, 0))?;
+        // A peer that was ahead has said what this operation is to it before we were in it.
+        for rank in (0..self.size()).filter(|&rank| rank != self.rank) {
+            self.compare(rank)?;
+        }
         self.own.borrow_mut().enter(self.sequence, self.operation);
         Ok(())
     }
@@ -644,6 +650,30 @@ pub(crate) mod tests {
                 let at = Offset(end + rank as u64 * bytes);
                 scope.spawn(move || body(&mut Group::over(handle, members, rank, options).unwrap(), at));
             }
+        });
+    }
+
+    #[test]
+    fn a_peer_that_ran_ahead_into_another_operation_is_found_out() {
+        use polder_kernels::{Dtype, Op};
+        use polder_schedule::Collective;
+        on_threads(&[0, 1], quick(), |group| {
+            if group.rank() == 1 {
+                group.barrier().unwrap();
+                group.all_reduce(Op::Sum, Dtype::U8, &mut [1, 2]).unwrap_err();
+                return;
+            }
+            let barrier = Signature::new(Collective::Barrier, 0, 0);
+            let late = group.operation(barrier, |group| {
+                group.window()?;
+                group.post(1);
+                // Rank 1 goes on meanwhile, and its line says so at our first look.
+                std::thread::sleep(Duration::from_millis(200));
+                group.await_steps(1)
+            });
+            late.unwrap();
+            let error = group.all_reduce(Op::Sum, Dtype::U8, &mut [1]).unwrap_err();
+            assert!(matches!(error, PoolError::Mismatch { sequence: 2, .. }), "{error}");
         });
     }
 

@@ -1,0 +1,405 @@
+//! How ranks find each other: each makes the object `NAME/RANK`, its extent, and says in the first line who it is.
+//!
+//! A rank has joined when every rank has opened every extent, so that none can be gone before a late one came. Extents of
+//! ranks that died are taken away by whoever joins as the same rank of the same name.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use polder_mem::{Bell, Liveness, Memory, Nanos, ProcessSlot};
+
+use super::{Group, Interrupt, Member, Options, extent_bytes};
+use crate::line::{self, Words};
+use crate::membership::{Process, ProcessState};
+use crate::object::Object;
+use crate::{Peer, Pool, PoolError};
+
+/// Between two looks for a rank that has not come.
+const NAP: Duration = Duration::from_millis(1);
+
+/// A group over extents of its own. Dropping it leaves the group and gives them back.
+pub struct Joined<M: Memory> {
+    group: Group<M>,
+    _seats: Seats<M>,
+}
+
+impl<M: Memory> Deref for Joined<M> {
+    type Target = Group<M>;
+
+    fn deref(&self) -> &Group<M> {
+        &self.group
+    }
+}
+
+impl<M: Memory> DerefMut for Joined<M> {
+    fn deref_mut(&mut self) -> &mut Group<M> {
+        &mut self.group
+    }
+}
+
+impl<M: Memory> Group<M> {
+    /// Joins the group `name` of `size` ranks as `rank`, and returns when all have joined. Waits ask `interrupt` whether to
+    /// give up.
+    ///
+    /// # Errors
+    /// [`PoolError::Exists`] when a live process is this rank already; [`PoolError::Timeout`] and [`PoolError::PeerDead`] when
+    /// a rank does not come; [`PoolError::Argument`] when ranks disagree on size or options; those of [`Pool::create`].
+    pub fn join(
+        pool: Arc<Pool<M>>,
+        name: &str,
+        rank: usize,
+        size: usize,
+        options: Options,
+        interrupt: Option<Interrupt>,
+    ) -> Result<Joined<M>, PoolError> {
+        if rank >= size {
+            let value = format!("{rank} of {size}");
+            return Err(PoolError::Argument { what: "rank", value, expected: "a rank below the size" });
+        }
+        let options = Options { epoch: pool.epoch()?, ..options };
+        let memory = pool.memory().clone();
+        let mut search = Search {
+            deadline: memory.now() + options.timeout,
+            seats: Seats { pool, name: name.to_owned(), rank, size, own: None, others: vec![] },
+            options,
+            interrupt,
+        };
+        let own = search.take_seat()?;
+        let mut members = Vec::with_capacity(size);
+        for other in 0..size {
+            members.push(if other == rank { own } else { search.find(other)? });
+        }
+        let mut group = Self::over(memory, members, rank, options)?;
+        if let Some(interrupt) = search.interrupt {
+            group.on_wait(interrupt);
+        }
+        group.barrier()?;
+        Ok(Joined { group, _seats: search.seats })
+    }
+}
+
+/// The extents that this rank holds open.
+struct Seats<M: Memory> {
+    pool: Arc<Pool<M>>,
+    name: String,
+    rank: usize,
+    size: usize,
+    own: Option<Object>,
+    others: Vec<Object>,
+}
+
+impl<M: Memory> Seats<M> {
+    fn name_of(&self, rank: usize) -> String {
+        format!("{}/{rank}", self.name)
+    }
+}
+
+impl<M: Memory> Drop for Seats<M> {
+    fn drop(&mut self) {
+        for other in self.others.drain(..) {
+            self.pool.close(other);
+        }
+        if let Some(own) = self.own.take() {
+            self.pool.close(own);
+            if let Err(error) = self.pool.destroy(&self.name_of(self.rank)) {
+                tracing::warn!("{} stays in the pool: {error}", self.name_of(self.rank));
+            }
+        }
+    }
+}
+
+struct Search<M: Memory> {
+    seats: Seats<M>,
+    options: Options,
+    deadline: Nanos,
+    interrupt: Option<Interrupt>,
+}
+
+impl<M: Memory> Search<M> {
+    /// Makes this rank's extent and says whose it is.
+    fn take_seat(&mut self) -> Result<Member, PoolError> {
+        let Seats { pool, rank, size, .. } = &self.seats;
+        let name = self.seats.name_of(*rank);
+        let bytes = extent_bytes(&self.options);
+        let own = match pool.create(&name, bytes) {
+            Err(PoolError::Exists { name }) => {
+                self.remove_the_dead(&name)?;
+                pool.create(&name, bytes)?
+            }
+            made => made?,
+        };
+        let process = pool.this_process();
+        line::publish(
+            pool.memory(),
+            own.at(),
+            &Identity { rank: *rank, size: *size, process }.encode(&self.options),
+        );
+        let member = self.member(&own, &process);
+        self.seats.own = Some(own);
+        Ok(member)
+    }
+
+    /// Removes the extent `name` of a process that died without leaving.
+    ///
+    /// # Errors
+    /// [`PoolError::Exists`] when it lives, or has not yet said who it is.
+    fn remove_the_dead(&self, name: &str) -> Result<(), PoolError> {
+        let pool = &self.seats.pool;
+        let found = match pool.open(name) {
+            Err(PoolError::NotFound { .. }) => return Ok(()),
+            found => found?,
+        };
+        let said = line::read(pool.memory(), found.at());
+        pool.close(found);
+        let holder = said?.and_then(|words| Identity::decode(&words));
+        match holder.map(|holder| pool.expect_alive(&holder.process, "rank", 0)) {
+            Some(Err(PoolError::PeerDead { .. })) => match pool.destroy(name) {
+                Err(PoolError::NotFound { .. }) => Ok(()),
+                destroyed => destroyed,
+            },
+            Some(Err(error)) => Err(error),
+            Some(Ok(())) | None => Err(PoolError::Exists { name: name.to_owned() }),
+        }
+    }
+
+    /// Waits for the extent of `rank` and for who it is.
+    fn find(&mut self, rank: usize) -> Result<Member, PoolError> {
+        let pool = Arc::clone(&self.seats.pool);
+        let name = self.seats.name_of(rank);
+        loop {
+            let mut dead = None;
+            match pool.open(&name) {
+                Ok(object) => match self.look(&object, rank) {
+                    Ok(Some(member)) => {
+                        self.seats.others.push(object);
+                        return Ok(member);
+                    }
+                    Ok(None) => pool.close(object),
+                    Err(error @ PoolError::PeerDead { .. }) => {
+                        pool.close(object);
+                        dead = Some(error);
+                    }
+                    Err(error) => {
+                        pool.close(object);
+                        return Err(error);
+                    }
+                },
+                Err(PoolError::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            self.nap(rank, dead)?;
+        }
+    }
+
+    /// Whose extent `object` is; `None` while its process has not said so.
+    fn look(&self, object: &Object, rank: usize) -> Result<Option<Member>, PoolError> {
+        let Seats { pool, size, .. } = &self.seats;
+        let Some(words) = line::read(pool.memory(), object.at())? else { return Ok(None) };
+        if words == Words::default() {
+            return Ok(None);
+        }
+        let corrupt = PoolError::Corrupt { offset: object.at(), what: "identity of a rank" };
+        let said = Identity::decode(&words).ok_or(corrupt)?;
+        pool.expect_alive(&said.process, "join of rank", rank as u64)?;
+        let expected = Identity { rank, size: *size, process: said.process };
+        if words != expected.encode(&self.options) || object.bytes() != extent_bytes(&self.options) {
+            let value = format!("{} by {}", object.name(), said.process.peer());
+            let expected = "made for another size or other options; every rank must join with the same";
+            return Err(PoolError::Argument { what: "the group", value, expected });
+        }
+        Ok(Some(self.member(object, &said.process)))
+    }
+
+    fn member(&self, object: &Object, process: &Process) -> Member {
+        let pool = &self.seats.pool;
+        let Process { host, slot, pid, .. } = *process;
+        let same_kernel = pool.memory().liveness(host, slot) != Liveness::Unknown;
+        Member {
+            at: object.at(),
+            bytes: object.bytes(),
+            host,
+            slot,
+            pid,
+            bell: same_kernel.then(|| self.bell(process)),
+            heartbeat: Some(pool.layout().heartbeat_line(host, slot)),
+        }
+    }
+
+    fn bell(&self, process: &Process) -> Bell {
+        let processes = self.seats.pool.layout().geometry().processes;
+        Bell(u32::from(process.host) * u32::from(processes) + u32::from(process.slot.0))
+    }
+
+    /// Sleeps a little, unless the time is over: then `dead`, or that the rank did not come.
+    fn nap(&self, rank: usize, dead: Option<PoolError>) -> Result<(), PoolError> {
+        let (memory, what, sequence) = (self.seats.pool.memory(), "join of rank", rank as u64);
+        if self.interrupt.as_ref().is_some_and(|asked| asked()) {
+            return Err(PoolError::Interrupted { what, sequence });
+        }
+        let now = memory.now();
+        if now < self.deadline {
+            let bell = self.bell(&self.seats.pool.this_process());
+            let seen = memory.announce_sleep(bell);
+            memory.sleep(bell, seen, now + NAP);
+            return Ok(());
+        }
+        let waited_ms = u64::try_from(self.options.timeout.as_millis()).unwrap_or(u64::MAX);
+        let epoch = self.options.epoch;
+        // Nobody has said which host the rank would be on.
+        Err(dead.unwrap_or(PoolError::Timeout { peer: Peer::default(), what, epoch, sequence, waited_ms }))
+    }
+}
+
+/// What the first line of an extent says.
+struct Identity {
+    rank: usize,
+    size: usize,
+    process: Process,
+}
+
+impl Identity {
+    fn encode(&self, options: &Options) -> Words {
+        let Process { host, slot, pid, incarnation, host_incarnation, .. } = self.process;
+        [
+            1,
+            (self.rank as u64) << 32 | self.size as u64,
+            u64::from(host) << 48 | u64::from(slot.0) << 32 | u64::from(pid),
+            incarnation,
+            host_incarnation,
+            options.staging_bytes,
+            options.segment_bytes << 32 | options.direct_bytes & 0xffff_ffff,
+        ]
+    }
+
+    fn decode(words: &Words) -> Option<Self> {
+        let [1, place, process, incarnation, host_incarnation, _, _] = *words else { return None };
+        Some(Self {
+            rank: (place >> 32) as usize,
+            size: (place & 0xffff_ffff) as usize,
+            process: Process {
+                host: (process >> 48) as u16,
+                slot: ProcessSlot((process >> 32) as u16),
+                state: ProcessState::Live,
+                incarnation,
+                pid: process as u32,
+                host_incarnation,
+                job: 0,
+                quota: 0,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polder_kernels::{Dtype, Op};
+    use polder_mem::{Heap, HeapShape};
+
+    use super::*;
+    use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
+    use crate::local::LocalLayout;
+
+    const BYTES: u64 = 8 << 20;
+
+    fn quick() -> Options {
+        Options { staging_bytes: 4096, timeout: Duration::from_secs(5), ..Options::default() }
+    }
+
+    /// One process on each of `hosts` hosts.
+    fn pools(hosts: u16) -> Vec<Arc<Pool<Heap>>> {
+        let geometry = Geometry { hosts, processes: 2, ..Geometry::for_region(BYTES) };
+        let layout = Layout::new(&geometry, BYTES).unwrap();
+        let heap = Heap::new(HeapShape {
+            bytes: BYTES,
+            hosts,
+            processes: 2,
+            local_words: LocalLayout::new(&layout).words(),
+            bells: u32::from(hosts) * 2,
+        });
+        format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
+        let attach = |host| {
+            let memory = if host == 0 { heap.clone() } else { heap.process(host, ProcessSlot(0)) };
+            Arc::new(Pool::attach(memory, crate::Member::new(host, 7)).unwrap())
+        };
+        (0..hosts).map(attach).collect()
+    }
+
+    fn in_ranks(pools: &[Arc<Pool<Heap>>], name: &str, body: impl Fn(&mut Group<Heap>) + Sync) {
+        std::thread::scope(|scope| {
+            for (rank, pool) in pools.iter().enumerate() {
+                let body = &body;
+                scope.spawn(move || {
+                    let mut group =
+                        Group::join(Arc::clone(pool), name, rank, pools.len(), quick(), None).unwrap();
+                    body(&mut group);
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn ranks_meet_by_name_compute_and_leave_nothing_behind() {
+        let pools = pools(3);
+        for _ in 0..3 {
+            in_ranks(&pools, "/sums", |group| {
+                let mut data = [1, 2, 3];
+                group.all_reduce(Op::Sum, Dtype::U8, &mut data).unwrap();
+                assert_eq!(data, [3, 6, 9]);
+            });
+            assert_eq!(pools[0].list("").unwrap(), []);
+        }
+    }
+
+    #[test]
+    fn a_rank_that_leaves_at_once_has_joined_for_the_others() {
+        let pools = pools(2);
+        for _ in 0..20 {
+            in_ranks(&pools, "/brief", |_| {});
+        }
+    }
+
+    #[test]
+    fn a_rank_that_does_not_come_is_an_error_and_leaves_nothing_behind() {
+        let pools = pools(2);
+        let options = Options { timeout: Duration::from_millis(50), ..quick() };
+        let error = Group::join(Arc::clone(&pools[0]), "/alone", 0, 2, options, None).err().unwrap();
+        assert!(matches!(error, PoolError::Timeout { what: "join of rank", sequence: 1, .. }), "{error}");
+        let stop: Interrupt = Box::new(|| true);
+        let error = Group::join(Arc::clone(&pools[0]), "/alone", 0, 2, quick(), Some(stop)).err().unwrap();
+        assert!(matches!(error, PoolError::Interrupted { .. }), "{error}");
+        assert_eq!(pools[0].list("").unwrap(), []);
+    }
+
+    #[test]
+    fn a_rank_is_taken_by_one_process_and_given_to_the_next_when_that_dies() {
+        let pools = pools(2);
+        let object = pools[1].create("/taken/0", extent_bytes(&quick())).unwrap();
+        let process = pools[1].this_process();
+        let said = Identity { rank: 0, size: 1, process };
+        line::publish(pools[1].memory(), object.at(), &said.encode(&quick()));
+        let taken = Group::join(Arc::clone(&pools[0]), "/taken", 0, 1, quick(), None).err();
+        assert_eq!(taken, Some(PoolError::Exists { name: "/taken/0".to_owned() }));
+        let before = Process { incarnation: process.incarnation + 1, ..process };
+        let said = Identity { rank: 0, size: 1, process: before };
+        line::publish(pools[1].memory(), object.at(), &said.encode(&quick()));
+        pools[1].close(object);
+        drop(Group::join(Arc::clone(&pools[0]), "/taken", 0, 1, quick(), None).unwrap());
+        assert_eq!(pools[0].list("").unwrap(), []);
+    }
+
+    #[test]
+    fn ranks_that_disagree_do_not_join_and_one_says_why() {
+        let pools = pools(2);
+        let options = Options { timeout: Duration::from_millis(300), ..quick() };
+        let errors: Vec<_> = std::thread::scope(|scope| {
+            let join = |rank: usize, pool: &Arc<Pool<Heap>>| {
+                Group::join(Arc::clone(pool), "/sizes", rank, 2 + rank, options, None).err().unwrap()
+            };
+            let ranks = pools.iter().enumerate().map(|(rank, pool)| scope.spawn(move || join(rank, pool)));
+            ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        let told = |error: &PoolError| matches!(error, PoolError::Argument { what: "the group", .. });
+        assert!(errors.iter().any(told), "{errors:?}");
+    }
+}
