@@ -234,12 +234,9 @@ impl<M: Memory> Group<M> {
     /// publish progress in this one, and stage.
     pub(crate) fn window(&self) -> Result<(), Failure> {
         self.await_all(progress::at(self.sequence - 1, 0))?;
-        // A peer that was ahead has said what this operation is to it before we were in it.
-        for rank in (0..self.size()).filter(|&rank| rank != self.rank) {
-            self.compare(rank)?;
-        }
         self.own.borrow_mut().enter(self.sequence, self.operation);
-        Ok(())
+        // A peer that was ahead has said what this operation is to it before we were in it.
+        (0..self.size()).filter(|&rank| rank != self.rank).try_for_each(|rank| self.compare(rank))
     }
 
     /// Where the staging of `rank` begins.
@@ -507,14 +504,14 @@ impl<M: Memory> Group<M> {
             Failure::Interrupted => PoolError::Interrupted { what, sequence },
             Failure::Told(by, mark) => {
                 let blamed = self.members.get(mark.rank()).map_or(self.members[by], |member| *member).peer();
-                if mark.rank() == self.rank {
-                    gave_up(self.members[by].peer())
-                } else if mark.is_dead() {
+                if let Some(mismatch) = self.told_mismatch(by, mark) {
+                    mismatch
+                } else if mark.is_dead() && mark.rank() != self.rank {
                     dead(blamed)
-                } else if mark.is_late() {
+                } else if mark.is_late() && mark.rank() != self.rank {
                     late(blamed, self.options.timeout)
                 } else {
-                    self.told_mismatch(by, mark).unwrap_or_else(|| gave_up(self.members[by].peer()))
+                    gave_up(self.members[by].peer())
                 }
             }
         }
