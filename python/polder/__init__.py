@@ -1,5 +1,76 @@
-"""Memory that several hosts share: named objects and collectives over one pool."""
+"""Memory that several hosts share: named objects and collectives over one pool.
 
-from polder.errors import PolderError
+Examples
+--------
+>>> import tempfile
+>>> import polder
+>>> folder = tempfile.TemporaryDirectory()
+>>> with polder.Pool(f"{folder.name}/pool", size="64MiB") as pool:
+...     weights = pool.create("/train/weights", shape=(2, 3), dtype="float32")
+...     with weights.write() as array:
+...         array[:] = 1.5
+...     with weights.read() as array:
+...         print(array.sum())
+9.0
+>>> folder.cleanup()
+"""
 
-__all__ = ["PolderError"]
+from polder.errors import (
+    ArgumentError,
+    BrokenError,
+    ClosedError,
+    CorruptError,
+    EvictedError,
+    HostLiveError,
+    MembershipError,
+    MemoryFaultError,
+    MismatchError,
+    NameExistsError,
+    NoSlotError,
+    NotAPoolError,
+    NotFoundError,
+    PeerDeadError,
+    PeerError,
+    PeerGaveUpError,
+    PeerTimeoutError,
+    PolderError,
+    PoolFullError,
+    QuotaError,
+    RegionError,
+    SettingsError,
+    TooSmallError,
+    VersionError,
+)
+from polder.group import Group
+from polder.pool import Entry, Object, Pool
+
+__all__ = [
+    "ArgumentError",
+    "BrokenError",
+    "ClosedError",
+    "CorruptError",
+    "Entry",
+    "EvictedError",
+    "Group",
+    "HostLiveError",
+    "MembershipError",
+    "MemoryFaultError",
+    "MismatchError",
+    "NameExistsError",
+    "NoSlotError",
+    "NotAPoolError",
+    "NotFoundError",
+    "Object",
+    "PeerDeadError",
+    "PeerError",
+    "PeerGaveUpError",
+    "PeerTimeoutError",
+    "PolderError",
+    "Pool",
+    "PoolFullError",
+    "QuotaError",
+    "RegionError",
+    "SettingsError",
+    "TooSmallError",
+    "VersionError",
+]

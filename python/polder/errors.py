@@ -3,6 +3,33 @@
 Every message is the one that the compiled half wrote: it names the offender, the value, the limit and the remedy.
 """
 
+__all__ = [
+    "ArgumentError",
+    "BrokenError",
+    "ClosedError",
+    "CorruptError",
+    "EvictedError",
+    "HostLiveError",
+    "MembershipError",
+    "MemoryFaultError",
+    "MismatchError",
+    "NameExistsError",
+    "NoSlotError",
+    "NotAPoolError",
+    "NotFoundError",
+    "PeerDeadError",
+    "PeerError",
+    "PeerGaveUpError",
+    "PeerTimeoutError",
+    "PolderError",
+    "PoolFullError",
+    "QuotaError",
+    "RegionError",
+    "SettingsError",
+    "TooSmallError",
+    "VersionError",
+]
+
 
 class PolderError(Exception):
     """The base of everything that Polder raises."""

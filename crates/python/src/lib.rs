@@ -1,8 +1,23 @@
-//! The Python module `polder._core`.
+//! The Python module `polder._core`: pools, objects and groups, with Python's errors and arrays.
+
+mod buffer;
+mod errors;
+mod group;
+mod lane;
+mod object;
+mod pool;
+
 use pyo3::prelude::*;
 
 /// The compiled half of `polder`.
-#[pymodule]
-fn _core(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+#[pymodule(gil_used = true)]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<pool::Pool>()?;
+    module.add_class::<object::Object>()?;
+    module.add_class::<object::Entry>()?;
+    module.add_class::<group::Group>()?;
+    module.add_class::<group::Ticket>()?;
+    module.add_function(wrap_pyfunction!(pool::format, module)?)?;
+    module.add_function(wrap_pyfunction!(pool::settings, module)?)?;
     Ok(())
 }

@@ -1,0 +1,385 @@
+//! `Group` and `Ticket`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use polder_mem::Memory;
+use polder_pool::wait::Patience;
+use polder_pool::{PoolError, each, group};
+use pyo3::prelude::*;
+
+use crate::buffer::{self, Span};
+use crate::errors::{self, argument};
+use crate::lane::{self, Call, Collectives, Interrupt, Lane};
+use crate::object::{Extent, Object};
+use crate::pool::{self, Owned, Pool};
+
+/// How long what is queued may take when a group is closed.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Ranks that call the same operations in the same order.
+#[pyclass(module = "polder._core", subclass, frozen, weakref)]
+pub(crate) struct Group {
+    lane: Owned<Arc<Lane>>,
+    rank: usize,
+    size: usize,
+}
+
+impl Group {
+    fn lane(&self) -> PyResult<Arc<Lane>> {
+        self.lane.with(Arc::clone)
+    }
+
+    /// Runs a call over held buffers.
+    fn run(&self, py: Python<'_>, call: Call) -> PyResult<()> {
+        // SAFETY: whoever calls this holds the buffers of the call until it returns.
+        unsafe { self.lane()?.run(py, call, None) }
+    }
+
+    fn check_root(&self, root: usize) -> PyResult<()> {
+        if root < self.size {
+            return Ok(());
+        }
+        Err(argument(format!("root is {root}; the group has ranks 0 to {}", self.size - 1)))
+    }
+
+    fn check_each(&self, whole: &Span, part: &Span, what: &str) -> PyResult<()> {
+        if Some(whole.len()) == part.len().checked_mul(self.size) && whole.dtype() == part.dtype() {
+            return Ok(());
+        }
+        Err(argument(format!(
+            "{what} has {} bytes of {}; {} ranks need {} bytes of {} each",
+            whole.len(),
+            whole.dtype(),
+            self.size,
+            part.len(),
+            part.dtype()
+        )))
+    }
+}
+
+/// The array of an object that a collective works on in place, when it got one instead of an array.
+fn in_pool(array: &Bound<'_, PyAny>) -> PyResult<Option<Extent>> {
+    array.cast::<Object>().ok().map(|object| object.get().extent()).transpose()
+}
+
+#[pymethods]
+impl Group {
+    #[new]
+    #[pyo3(signature = (pool, name, rank, size, *, timeout=None))]
+    fn new(
+        py: Python<'_>,
+        pool: &Bound<'_, Pool>,
+        name: &str,
+        rank: usize,
+        size: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
+        let any = pool.get().any()?;
+        let lane = py.detach(|| {
+            Lane::new(|interrupt| each!(&any, pool => join(pool, name, (rank, size), timeout, interrupt)))
+        });
+        Ok(Self { lane: Owned::new("group", Arc::new(lane.map_err(errors::raise)?)), rank, size })
+    }
+
+    /// This process's rank.
+    #[getter]
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    #[getter]
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Returns once every rank has called it.
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        self.run(py, Call::Barrier)
+    }
+
+    /// Combines the arrays of all ranks; every rank gets the result, in place. An Object is combined where it lies.
+    #[pyo3(signature = (array, op="sum"))]
+    fn all_reduce(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<()> {
+        if let Some(extent) = in_pool(array)? {
+            return self.run(array.py(), Call::AllReduceInPool { extent, op: extent.op(op)? });
+        }
+        let held = buffer::writable(array)?;
+        self.run(array.py(), Call::AllReduce { data: held.span, op: held.span.elements.op(op)? })
+    }
+
+    /// Combines the arrays of all ranks; the root gets the result, in place.
+    #[pyo3(signature = (array, op="sum", root=0))]
+    fn reduce(&self, array: &Bound<'_, PyAny>, op: &str, root: usize) -> PyResult<()> {
+        self.check_root(root)?;
+        let held = buffer::writable(array)?;
+        self.run(array.py(), Call::Reduce { data: held.span, op: held.span.elements.op(op)?, root })
+    }
+
+    /// Copies the root's array to every rank's. Objects are copied where they lie.
+    #[pyo3(signature = (array, root=0))]
+    fn broadcast(&self, array: &Bound<'_, PyAny>, root: usize) -> PyResult<()> {
+        self.check_root(root)?;
+        if let Some(extent) = in_pool(array)? {
+            return self.run(array.py(), Call::BroadcastInPool { extent, root });
+        }
+        let held = buffer::writable(array)?;
+        self.run(array.py(), Call::Broadcast { data: held.span, root })
+    }
+
+    /// Copies the arrays of all ranks to every rank's `out`, in the order of ranks. An Object without `out` is gathered
+    /// where it lies: chunk r from rank r.
+    #[pyo3(signature = (array, out=None))]
+    fn all_gather(&self, array: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let Some(out) = out else {
+            let extent = in_pool(array)?.ok_or_else(missing_out)?;
+            return self.run(array.py(), Call::AllGatherInPool { extent });
+        };
+        let (from, into) = (buffer::readable(array)?, buffer::writable(out)?);
+        self.check_each(&into.span, &from.span, "out")?;
+        self.run(array.py(), Call::AllGather { from: from.span, into: into.span })
+    }
+
+    /// Combines chunk r of all ranks' arrays into rank r's `out`. An Object without `out` is combined where it lies, into
+    /// chunk r of rank r's.
+    #[pyo3(signature = (array, out=None, op="sum"))]
+    fn reduce_scatter(
+        &self,
+        array: &Bound<'_, PyAny>,
+        out: Option<&Bound<'_, PyAny>>,
+        op: &str,
+    ) -> PyResult<()> {
+        let Some(out) = out else {
+            let extent = in_pool(array)?.ok_or_else(missing_out)?;
+            return self.run(array.py(), Call::ReduceScatterInPool { extent, op: extent.op(op)? });
+        };
+        let (from, into) = (buffer::readable(array)?, buffer::writable(out)?);
+        self.check_each(&from.span, &into.span, "array")?;
+        let op = from.span.elements.op(op)?;
+        self.run(array.py(), Call::ReduceScatter { from: from.span, into: into.span, op })
+    }
+
+    /// Copies the arrays of all ranks to the root's `out`, in the order of ranks.
+    #[pyo3(signature = (array, out=None, root=0))]
+    fn gather(&self, array: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyAny>>, root: usize) -> PyResult<()> {
+        self.check_root(root)?;
+        let from = buffer::readable(array)?;
+        let into = match out {
+            Some(out) if self.rank == root => Some(buffer::writable(out)?),
+            None if self.rank == root => return Err(missing_out()),
+            _ => None,
+        };
+        if let Some(into) = &into {
+            self.check_each(&into.span, &from.span, "out")?;
+        }
+        self.run(
+            array.py(),
+            Call::Gather { from: from.span, into: into.as_ref().map(|held| held.span), root },
+        )
+    }
+
+    /// Copies chunk r of the root's array to rank r's `out`.
+    #[pyo3(signature = (array, out, root=0))]
+    fn scatter(&self, array: Option<&Bound<'_, PyAny>>, out: &Bound<'_, PyAny>, root: usize) -> PyResult<()> {
+        self.check_root(root)?;
+        let into = buffer::writable(out)?;
+        let from = match array {
+            Some(array) if self.rank == root => Some(buffer::readable(array)?),
+            None if self.rank == root => {
+                return Err(argument(
+                    "array is missing; the root sends every rank its part of it".to_owned(),
+                ));
+            }
+            _ => None,
+        };
+        if let Some(from) = &from {
+            self.check_each(&from.span, &into.span, "array")?;
+        }
+        self.run(out.py(), Call::Scatter { from: from.as_ref().map(|held| held.span), into: into.span, root })
+    }
+
+    /// Copies chunk r of rank s's array to chunk s of rank r's `out`.
+    fn all_to_all(&self, array: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (from, into) = (buffer::readable(array)?, buffer::writable(out)?);
+        let (sent, received) = (from.span.len(), into.span.len());
+        if sent != received || !sent.is_multiple_of(self.size * from.span.dtype().bytes()) {
+            return Err(argument(format!(
+                "array has {sent} bytes and out {received}; both need the same whole number of elements for each of {} ranks",
+                self.size
+            )));
+        }
+        self.run(out.py(), Call::AllToAll { from: from.span, into: into.span })
+    }
+
+    /// Starts a collective on bare memory, for torch: at once when `wait` is set and nothing is before it, and then
+    /// returns `None`; on the group's thread otherwise. `arrays` is kept until it is done.
+    ///
+    /// The addresses must be those of tensors in `arrays`, contiguous and as long as the counts say.
+    #[expect(clippy::too_many_arguments, reason = "one call for every collective of one private caller")]
+    fn start(
+        &self,
+        py: Python<'_>,
+        collective: &str,
+        source: (usize, usize),
+        target: (usize, usize),
+        dtype: &str,
+        op: &str,
+        root: usize,
+        timeout: Option<f64>,
+        wait: bool,
+        arrays: Py<PyAny>,
+    ) -> PyResult<Option<Ticket>> {
+        // SAFETY: the caller promises that `arrays` keeps this memory alive, and the lane keeps `arrays`.
+        let (from, into) = unsafe { (Span::raw(source, dtype)?, Span::raw(target, dtype)?) };
+        self.check_root(root)?;
+        let call = match collective {
+            "barrier" => Call::Barrier,
+            "all_reduce" => Call::AllReduce { data: into, op: into.elements.op(op)? },
+            "broadcast" => Call::Broadcast { data: into, root },
+            "all_gather" => {
+                self.check_each(&into, &from, "the output")?;
+                Call::AllGather { from, into }
+            }
+            "reduce_scatter" => {
+                self.check_each(&from, &into, "the input")?;
+                Call::ReduceScatter { from, into, op: into.elements.op(op)? }
+            }
+            _ => return Err(argument(format!("no collective {collective:?}"))),
+        };
+        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
+        let lane = self.lane()?;
+        if wait {
+            // SAFETY: as above; `arrays` lives until this returns.
+            unsafe { lane.run(py, call, timeout)? };
+            return Ok(None);
+        }
+        // SAFETY: as above.
+        unsafe { lane.submit(call, timeout, arrays) }.map(|ticket| Some(Ticket { ticket }))
+    }
+
+    /// Ends what is on its way and leaves the group; harmless when it was closed before.
+    fn close(&self, py: Python<'_>) {
+        if let Some(lane) = self.lane.take() {
+            lane.close(py, GRACE);
+        }
+    }
+}
+
+impl<M: Memory + Send + Sync> Collectives for group::Joined<M> {
+    unsafe fn run(&mut self, call: &Call, timeout: Option<Duration>) -> Result<(), PoolError> {
+        let usual = self.options().timeout;
+        self.set_timeout(timeout.unwrap_or(usual));
+        // SAFETY: the same contract.
+        let outcome = unsafe { perform(self, call) };
+        self.set_timeout(usual);
+        outcome
+    }
+}
+
+/// # Safety
+/// As [`Collectives::run`].
+unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result<(), PoolError> {
+    // SAFETY: the contract of this function is that of the slices; spans of one call that overlap become one slice, or
+    // the source is copied first.
+    unsafe {
+        match call {
+            Call::Barrier => group.barrier(),
+            Call::AllReduce { data, op } => group.all_reduce(*op, data.dtype(), data.bytes_mut()),
+            Call::Reduce { data, op, root } => group.reduce(*root, *op, data.dtype(), data.bytes_mut()),
+            Call::Broadcast { data, root } => group.broadcast(*root, data.bytes_mut()),
+            Call::AllGather { from, into } if from.is_chunk(into, group.rank()) => {
+                group.all_gather_in_place(into.bytes_mut())
+            }
+            Call::AllGather { from, into } if from.overlaps(into) => {
+                group.all_gather(&from.copied(), into.bytes_mut())
+            }
+            Call::AllGather { from, into } => group.all_gather(from.bytes(), into.bytes_mut()),
+            Call::ReduceScatter { from, into, op } if from.overlaps(into) => {
+                group.reduce_scatter(*op, into.dtype(), &from.copied(), into.bytes_mut())
+            }
+            Call::ReduceScatter { from, into, op } => {
+                group.reduce_scatter(*op, into.dtype(), from.bytes(), into.bytes_mut())
+            }
+            Call::Gather { from, into, root } => match into {
+                Some(into) if from.overlaps(into) => group.gather(*root, &from.copied(), into.bytes_mut()),
+                Some(into) => group.gather(*root, from.bytes(), into.bytes_mut()),
+                None => group.gather(*root, from.bytes(), &mut []),
+            },
+            Call::Scatter { from, into, root } => match from {
+                Some(from) if from.overlaps(into) => group.scatter(*root, &from.copied(), into.bytes_mut()),
+                Some(from) => group.scatter(*root, from.bytes(), into.bytes_mut()),
+                None => group.scatter(*root, &[], into.bytes_mut()),
+            },
+            Call::AllToAll { from, into } if from.overlaps(into) => {
+                group.all_to_all(&from.copied(), into.bytes_mut())
+            }
+            Call::AllToAll { from, into } => group.all_to_all(from.bytes(), into.bytes_mut()),
+            Call::AllReduceInPool { extent, op } => {
+                group.all_reduce_in_pool(*op, extent.dtype(), extent.at, extent.bytes)
+            }
+            Call::ReduceScatterInPool { extent, op } => {
+                group.reduce_scatter_in_pool(*op, extent.dtype(), extent.at, extent.bytes)
+            }
+            Call::AllGatherInPool { extent } => group.all_gather_in_pool(extent.at, extent.bytes),
+            Call::BroadcastInPool { extent, root } => group.broadcast_in_pool(*root, extent.at, extent.bytes),
+        }
+    }
+}
+
+fn join<M: Memory + Send + Sync + 'static>(
+    pool: &Arc<polder_pool::Pool<M>>,
+    name: &str,
+    (rank, size): (usize, usize),
+    timeout: Option<Duration>,
+    interrupt: Interrupt,
+) -> Result<Box<dyn Collectives>, PoolError> {
+    let timeout = timeout.unwrap_or(pool.member().timeout);
+    let options = group::Options { timeout, patience: patience(size), ..group::Options::default() };
+    let joined = group::Group::join(Arc::clone(pool), name, rank, size, options, Some(interrupt))?;
+    Ok(Box::new(joined))
+}
+
+/// Ranks that have a core each may spin for an answer; others keep the one they wait for from running.
+fn patience(ranks: usize) -> Patience {
+    match std::thread::available_parallelism() {
+        Ok(cores) if cores.get() >= ranks => Patience::DEDICATED,
+        _ => Patience::SHARED,
+    }
+}
+
+fn missing_out() -> PyErr {
+    argument("out is missing; give an array that receives every rank's part".to_owned())
+}
+
+/// One operation on its way.
+#[pyclass(module = "polder._core", frozen)]
+pub(crate) struct Ticket {
+    ticket: Arc<lane::Ticket>,
+}
+
+#[pymethods]
+impl Ticket {
+    /// Waits for the operation's end; false when `timeout` seconds passed before.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
+        self.ticket.wait(py, timeout)
+    }
+
+    fn done(&self) -> bool {
+        self.ticket.outcome().is_some()
+    }
+
+    /// What went wrong, once it is over.
+    fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        let error = self.ticket.outcome()?.err()?;
+        Some(errors::raise(error).into_value(py).into_any())
+    }
+
+    /// Calls `then` with `None` or the exception when the operation is over, on the group's thread or now.
+    fn when_done(&self, py: Python<'_>, then: Py<PyAny>) {
+        self.ticket.when_done(py, then);
+    }
+}

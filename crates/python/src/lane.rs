@@ -1,0 +1,346 @@
+//! One group's operations in the order of their submission: on the caller's thread when it waits and nothing is
+//! before it, on a thread of the group otherwise, so that Python goes on meanwhile.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use polder_kernels::Op;
+use polder_pool::PoolError;
+use pyo3::prelude::*;
+
+use crate::buffer::Span;
+use crate::errors;
+use crate::object::Extent;
+
+/// How often a wait looks whether Ctrl-C was pressed.
+const SIGNALS: Duration = Duration::from_millis(50);
+
+/// One collective with its arrays.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Call {
+    Barrier,
+    AllReduce { data: Span, op: Op },
+    Reduce { data: Span, op: Op, root: usize },
+    Broadcast { data: Span, root: usize },
+    AllGather { from: Span, into: Span },
+    ReduceScatter { from: Span, into: Span, op: Op },
+    Gather { from: Span, into: Option<Span>, root: usize },
+    Scatter { from: Option<Span>, into: Span, root: usize },
+    AllToAll { from: Span, into: Span },
+    AllReduceInPool { extent: Extent, op: Op },
+    ReduceScatterInPool { extent: Extent, op: Op },
+    AllGatherInPool { extent: Extent },
+    BroadcastInPool { extent: Extent, root: usize },
+}
+
+/// A group of whichever memory.
+pub(crate) trait Collectives: Send {
+    /// Runs one call to its end; its waits last at most `timeout`, or what the group was joined with.
+    ///
+    /// # Safety
+    /// The call's spans stay alive, those that it reads unwritten, and those that it writes untouched by others.
+    unsafe fn run(&mut self, call: &Call, timeout: Option<Duration>) -> Result<(), PoolError>;
+}
+
+/// Asked by a group's waits before they sleep: whether to give up.
+pub(crate) type Interrupt = Box<dyn Fn() -> bool + Send>;
+
+/// Runs a group's calls one after the other.
+pub(crate) struct Lane {
+    shared: Arc<Shared>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    runner: Mutex<Option<Box<dyn Collectives>>>,
+    queue: Mutex<Queue>,
+    /// There is more to do, or nothing any more.
+    turn: Condvar,
+    stop: Arc<Mutex<bool>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    running: bool,
+    closed: bool,
+}
+
+struct Job {
+    call: Call,
+    timeout: Option<Duration>,
+    ticket: Arc<Ticket>,
+    /// What keeps the call's arrays alive.
+    _arrays: Py<PyAny>,
+}
+
+impl Drop for Job {
+    /// Nobody waits for ever for a job that a panic or the group's end threw away.
+    fn drop(&mut self) {
+        if self.ticket.outcome().is_none() {
+            self.ticket.finish(Err(closed()));
+        }
+    }
+}
+
+impl Lane {
+    /// A lane over the runner that `join` makes; it gets what its waits must ask.
+    pub(crate) fn new<E>(join: impl FnOnce(Interrupt) -> Result<Box<dyn Collectives>, E>) -> Result<Self, E> {
+        let stop = Arc::new(Mutex::new(false));
+        let asked = Arc::clone(&stop);
+        let runner = join(Box::new(move || *lock(&asked) || signals::arrived()))?;
+        let runner = Mutex::new(Some(runner));
+        let shared = Shared { runner, queue: Mutex::default(), turn: Condvar::new(), stop };
+        Ok(Self { shared: Arc::new(shared), worker: Mutex::default() })
+    }
+
+    /// Runs `call` after everything that was submitted before, and returns when it is done.
+    ///
+    /// # Safety
+    /// As [`Collectives::run`], until this returns.
+    pub(crate) unsafe fn run(&self, py: Python<'_>, call: Call, timeout: Option<Duration>) -> PyResult<()> {
+        while !py.detach(|| self.shared.is_idle_within(SIGNALS)) {
+            py.check_signals()?;
+        }
+        // SAFETY: the caller's promise.
+        let outcome = py.detach(|| signals::watched(|| unsafe { self.shared.run(&call, timeout) }));
+        match (outcome, signals::taken()) {
+            (Err(_), Some(signal)) => Err(signal),
+            (outcome, _) => outcome.map_err(errors::raise),
+        }
+    }
+
+    /// Queues `call` for the group's thread.
+    ///
+    /// # Safety
+    /// As [`Collectives::run`], until the ticket is done; `arrays` keeps the spans alive.
+    pub(crate) unsafe fn submit(
+        &self,
+        call: Call,
+        timeout: Option<Duration>,
+        arrays: Py<PyAny>,
+    ) -> PyResult<Arc<Ticket>> {
+        let ticket = Arc::new(Ticket::default());
+        let job = Job { call, timeout, ticket: Arc::clone(&ticket), _arrays: arrays };
+        let mut worker = lock(&self.worker);
+        if worker.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let named = std::thread::Builder::new().name("polder-group".to_owned());
+            let started = named.spawn(move || shared.work());
+            *worker = Some(started.map_err(|error| {
+                errors::plain("PolderError", format!("cannot start the group's thread: {error}"))
+            })?);
+        }
+        let mut queue = lock(&self.shared.queue);
+        if queue.closed {
+            return Err(errors::raise(closed()));
+        }
+        queue.jobs.push_back(job);
+        drop(queue);
+        self.shared.turn.notify_all();
+        Ok(ticket)
+    }
+
+    /// Lets what is queued end within `grace`, stops the rest, and lets go of the group.
+    pub(crate) fn close(&self, py: Python<'_>, grace: Duration) {
+        py.detach(|| {
+            lock(&self.shared.queue).closed = true;
+            self.shared.turn.notify_all();
+            if !self.shared.is_idle_within(grace) {
+                *lock(&self.shared.stop) = true;
+            }
+            if let Some(worker) = lock(&self.worker).take() {
+                // A panic of the worker has been told to whoever waited for its ticket.
+                drop(worker.join());
+            }
+            drop(lock(&self.shared.runner).take());
+        });
+    }
+}
+
+impl Shared {
+    fn is_idle_within(&self, grace: Duration) -> bool {
+        let busy = |queue: &mut Queue| queue.running || !queue.jobs.is_empty();
+        let mut queue = lock(&self.queue);
+        if !busy(&mut queue) {
+            return true;
+        }
+        let waited = self.turn.wait_timeout_while(queue, grace, busy);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// # Safety
+    /// As [`Collectives::run`].
+    unsafe fn run(&self, call: &Call, timeout: Option<Duration>) -> Result<(), PoolError> {
+        match lock(&self.runner).as_mut() {
+            // SAFETY: the same promise.
+            Some(runner) => unsafe { runner.run(call, timeout) },
+            None => Err(closed()),
+        }
+    }
+
+    fn work(&self) {
+        let _end = WorkerEnd(self);
+        while let Some(job) = self.next() {
+            // SAFETY: whoever submitted it promised so until the ticket is done.
+            let outcome = unsafe { self.run(&job.call, job.timeout) };
+            lock(&self.queue).running = false;
+            self.turn.notify_all();
+            job.ticket.finish(outcome);
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut queue = lock(&self.queue);
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                queue.running = true;
+                return Some(job);
+            }
+            if queue.closed {
+                return None;
+            }
+            queue = self.turn.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Throws away what a worker that panicked leaves.
+struct WorkerEnd<'a>(&'a Shared);
+
+impl Drop for WorkerEnd<'_> {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.0.queue);
+        (queue.closed, queue.running) = (true, false);
+        let left = std::mem::take(&mut queue.jobs);
+        drop(queue);
+        drop(left);
+        self.0.turn.notify_all();
+    }
+}
+
+/// Ctrl-C while a thread of Python's waits in a group.
+mod signals {
+    use std::cell::{Cell, RefCell};
+    use std::time::Instant;
+
+    use pyo3::prelude::*;
+
+    use super::SIGNALS;
+
+    thread_local! {
+        static LOOKED: Cell<Option<Instant>> = const { Cell::new(None) };
+        static TAKEN: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+    }
+
+    /// Runs `call`, a thread of Python's without the GIL, with an eye on signals.
+    pub(super) fn watched<T>(call: impl FnOnce() -> T) -> T {
+        LOOKED.set(Some(Instant::now()));
+        let done = call();
+        LOOKED.set(None);
+        done
+    }
+
+    /// Whether a signal's handler has raised; looks now and then, and only on a watched thread.
+    pub(super) fn arrived() -> bool {
+        let Some(looked) = LOOKED.get() else { return false };
+        if looked.elapsed() < SIGNALS {
+            return false;
+        }
+        LOOKED.set(Some(Instant::now()));
+        match Python::attach(|py| py.check_signals()) {
+            Ok(()) => false,
+            Err(raised) => {
+                TAKEN.set(Some(raised));
+                true
+            }
+        }
+    }
+
+    /// What the handler has raised.
+    pub(super) fn taken() -> Option<PyErr> {
+        TAKEN.take()
+    }
+}
+
+/// What becomes of one queued call.
+#[derive(Default)]
+pub(crate) struct Ticket {
+    state: Mutex<State>,
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    outcome: Option<Result<(), PoolError>>,
+    then: Option<Py<PyAny>>,
+}
+
+impl Ticket {
+    fn finish(&self, outcome: Result<(), PoolError>) {
+        let mut state = lock(&self.state);
+        let then = state.then.take();
+        state.outcome = Some(outcome.clone());
+        drop(state);
+        self.done.notify_all();
+        if let Some(then) = then {
+            Python::attach(|py| tell(py, &then, outcome));
+        }
+    }
+
+    /// How it ended, once it has.
+    pub(crate) fn outcome(&self) -> Option<Result<(), PoolError>> {
+        lock(&self.state).outcome.clone()
+    }
+
+    /// Waits until the call is done, or `timeout` has passed: then `false`.
+    pub(crate) fn wait(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<bool> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            let left =
+                deadline.map_or(SIGNALS, |end| end.saturating_duration_since(Instant::now()).min(SIGNALS));
+            if let Some(outcome) = py.detach(|| self.wait_briefly(left)) {
+                return outcome.map(|()| true).map_err(errors::raise);
+            }
+            py.check_signals()?;
+            if deadline.is_some_and(|end| Instant::now() >= end) {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn wait_briefly(&self, span: Duration) -> Option<Result<(), PoolError>> {
+        let state = lock(&self.state);
+        let waited = self.done.wait_timeout_while(state, span, |state| state.outcome.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.outcome.clone()
+    }
+
+    /// Calls `then` with `None` or the exception, once the call is done: now, or on the group's thread.
+    pub(crate) fn when_done(&self, py: Python<'_>, then: Py<PyAny>) {
+        let mut state = lock(&self.state);
+        match state.outcome.clone() {
+            None => state.then = Some(then),
+            Some(outcome) => {
+                drop(state);
+                tell(py, &then, outcome);
+            }
+        }
+    }
+}
+
+fn tell(py: Python<'_>, then: &Py<PyAny>, outcome: Result<(), PoolError>) {
+    let error = outcome.err().map(|error| errors::raise(error).into_value(py));
+    if let Err(failure) = then.call1(py, (error,)) {
+        failure.write_unraisable(py, Some(then.bind(py)));
+    }
+}
+
+fn closed() -> PoolError {
+    PoolError::Argument { what: "the group", value: "closed".to_owned(), expected: "join it anew" }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,178 @@
+//! `Object` and `Entry`.
+
+use polder_kernels::{Dtype, Op};
+use polder_mem::Offset;
+use polder_pool::session::AnyPool;
+use polder_pool::{Listed, Object as PoolObject, each};
+use pyo3::prelude::*;
+
+use crate::buffer::{self, Elements};
+use crate::errors::{self, argument};
+use crate::pool::{Owned, Pool};
+
+/// Named bytes that this process holds open.
+#[pyclass(module = "polder._core", subclass, frozen, weakref)]
+pub(crate) struct Object {
+    open: Owned<Open>,
+    name: String,
+    nbytes: u64,
+    /// What the front says that it holds: the elements, and how many bytes of them.
+    elements: Option<Elements>,
+    array_bytes: u64,
+}
+
+struct Open {
+    pool: AnyPool,
+    /// Taken when it is closed.
+    object: Option<PoolObject>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(object) = self.object.take() {
+            each!(&self.pool, pool => pool.close(object));
+        }
+    }
+}
+
+/// An array that lives in the pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) at: Offset,
+    pub(crate) bytes: u64,
+    elements: Elements,
+}
+
+impl Extent {
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.elements.dtype
+    }
+
+    pub(crate) fn op(&self, name: &str) -> PyResult<Op> {
+        self.elements.op(name)
+    }
+}
+
+impl Object {
+    /// Where its array lies, for a collective without a copy.
+    pub(crate) fn extent(&self) -> PyResult<Extent> {
+        let elements = self.elements.ok_or_else(|| {
+            argument(format!("{} holds elements that cannot be combined; give it another dtype", self.name))
+        })?;
+        let at = self.open.with(|open| open.object.as_ref().map(PoolObject::at))?;
+        let at = at.expect("an open object has a place");
+        Ok(Extent { at, bytes: self.array_bytes, elements })
+    }
+}
+
+#[pymethods]
+impl Object {
+    /// Makes the object `name` of `nbytes`, or opens it when no size is given. `array_bytes` of it are an array of `dtype`.
+    #[new]
+    #[pyo3(signature = (pool, name, nbytes, dtype, array_bytes))]
+    fn new(
+        py: Python<'_>,
+        pool: &Bound<'_, Pool>,
+        name: String,
+        nbytes: Option<u64>,
+        dtype: &str,
+        array_bytes: Option<u64>,
+    ) -> PyResult<Self> {
+        let any = pool.get().any()?;
+        let object = py.detach(|| {
+            each!(&any, pool => match nbytes {
+                Some(nbytes) => pool.create(&name, nbytes),
+                None => pool.open(&name),
+            })
+        });
+        let object = object.map_err(errors::raise)?;
+        let held = object.bytes();
+        let open = Open { pool: any, object: Some(object) };
+        let made = Self {
+            open: Owned::new("object", open),
+            name,
+            nbytes: held,
+            elements: Elements::named(dtype).ok(),
+            array_bytes: array_bytes.unwrap_or(held),
+        };
+        if made.array_bytes > held {
+            let Self { name, array_bytes, .. } = &made;
+            return Err(argument(format!(
+                "{name} has {held} bytes, the array {array_bytes}; open it with a smaller shape"
+            )));
+        }
+        Ok(made)
+    }
+
+    /// Its name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its size in bytes, as it was created.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    /// Copies the object's first bytes into `array`, afresh.
+    fn read_into(&self, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        let held = buffer::bytes_to_write(array)?;
+        let span = held.span;
+        array.py().detach(|| {
+            self.open.with(|open| {
+                // SAFETY: `held` keeps the bytes; the caller has just made the array and shows it to nobody.
+                let into = unsafe { span.bytes_mut() };
+                let object = open.object.as_ref().expect("open until dropped");
+                each!(&open.pool, pool => object.read_at(pool.memory(), 0, into)).map_err(errors::raise)
+            })?
+        })
+    }
+
+    /// Publishes the bytes of `array` as the object's first.
+    fn write_from(&self, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        let held = buffer::bytes_to_read(array)?;
+        let span = held.span;
+        array.py().detach(|| {
+            self.open.with(|open| {
+                // SAFETY: `held` keeps the bytes; whoever writes them meanwhile publishes what it happens to be.
+                let from = unsafe { span.bytes() };
+                let object = open.object.as_ref().expect("open until dropped");
+                each!(&open.pool, pool => object.write_at(pool.memory(), 0, from)).map_err(errors::raise)
+            })?
+        })
+    }
+
+    /// Lets go of it; harmless when it was closed before.
+    fn close(&self, py: Python<'_>) {
+        let open = self.open.take();
+        py.detach(|| drop(open));
+    }
+}
+
+/// What `Pool.list` says of an object.
+#[pyclass(module = "polder._core", frozen, get_all)]
+pub(crate) struct Entry {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its size in bytes.
+    pub(crate) nbytes: u64,
+    /// The host that created it, and in whose chunks it lies.
+    pub(crate) owner: u16,
+    /// The job that it is booked to.
+    pub(crate) job: u64,
+}
+
+impl From<Listed> for Entry {
+    fn from(Listed { name, bytes, owner, job, .. }: Listed) -> Self {
+        Self { name, nbytes: bytes, owner, job }
+    }
+}
+
+#[pymethods]
+impl Entry {
+    fn __repr__(&self) -> String {
+        format!("Entry(name={:?}, nbytes={}, owner={}, job={})", self.name, self.nbytes, self.owner, self.job)
+    }
+}

@@ -1,0 +1,268 @@
+//! `Pool` and `Object`.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use polder_mem::{Coherence, Memory};
+use polder_pool::session::{self, AnyPool, Session, SessionError};
+use polder_pool::settings::{CoherenceChoice, Settings, Size, Span};
+use polder_pool::{Geometry, each};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors;
+use crate::object::Entry;
+
+/// What a pool is made with when nobody said a size.
+const DEFAULT_BYTES: u64 = 1 << 30;
+
+/// Something that belongs to the process that made it: a child that was forked must not touch it.
+pub(crate) struct Owned<T> {
+    held: Mutex<Option<T>>,
+    process: u32,
+    what: &'static str,
+}
+
+impl<T> Owned<T> {
+    pub(crate) fn new(what: &'static str, held: T) -> Self {
+        Self { held: Mutex::new(Some(held)), process: std::process::id(), what }
+    }
+
+    /// What is held.
+    ///
+    /// # Errors
+    /// `ClosedError` when it was closed, or belongs to the process that forked this one.
+    pub(crate) fn with<R>(&self, look: impl FnOnce(&T) -> R) -> PyResult<R> {
+        self.check_process()?;
+        match self.lock().as_ref() {
+            Some(held) => Ok(look(held)),
+            None => Err(errors::plain("ClosedError", format!("this {} is closed; open it anew", self.what))),
+        }
+    }
+
+    /// Takes what is held, once.
+    pub(crate) fn take(&self) -> Option<T> {
+        if self.process == std::process::id() { self.lock().take() } else { None }
+    }
+
+    fn check_process(&self) -> PyResult<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        let message = format!(
+            "this {} belongs to process {}, which forked this one; open it anew here",
+            self.what, self.process
+        );
+        Err(errors::plain("ClosedError", message))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<T>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // The threads that it would join and the locks that it would give back are the parent's.
+            std::mem::forget(self.lock().take());
+        }
+    }
+}
+
+/// A pool that this process has attached.
+#[pyclass(module = "polder._core", subclass, frozen, weakref)]
+pub(crate) struct Pool {
+    session: Owned<Session>,
+    settings: Settings,
+}
+
+impl Pool {
+    /// The pool of any memory, for as long as the caller likes.
+    pub(crate) fn any(&self) -> PyResult<AnyPool> {
+        self.session.with(|session| session.pool().clone())
+    }
+}
+
+#[pymethods]
+impl Pool {
+    #[new]
+    #[pyo3(signature = (path=None, *, size=None, host=None, coherence=None, job=None, quota=None, timeout=None, run=None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python class")]
+    fn new(
+        py: Python<'_>,
+        path: Option<PathBuf>,
+        size: Option<SizeArgument>,
+        host: Option<u16>,
+        coherence: Option<&str>,
+        job: Option<u64>,
+        quota: Option<SizeArgument>,
+        timeout: Option<f64>,
+        run: Option<PathBuf>,
+    ) -> PyResult<Self> {
+        let coherence = coherence.map(str::parse::<CoherenceChoice>).transpose();
+        let arguments = Settings {
+            pool: path,
+            coherence: coherence.map_err(|expected| errors::argument(format!("coherence: {expected}")))?,
+            host,
+            job,
+            quota: quota.map(|quota| quota.0),
+            timeout: timeout.map(span).transpose()?,
+            run,
+            ..Settings::default()
+        };
+        let mut settings = Settings::load(arguments).map_err(|error| errors::settings(&error))?;
+        start_log(&settings);
+        let bytes = match (size, &settings.pool) {
+            (Some(size), _) => Some(size.0.0),
+            (None, None) => Some(DEFAULT_BYTES),
+            (None, Some(_)) => None,
+        };
+        settings.pool.get_or_insert_with(default_path);
+        let opened = py.detach(|| match bytes {
+            Some(bytes) => Session::open_or_create(&settings, bytes),
+            None => Session::open(&settings),
+        });
+        let session = opened.map_err(session_error)?;
+        Ok(Self { session: Owned::new("pool", session), settings })
+    }
+
+    /// The region's path.
+    #[getter]
+    fn path(&self) -> Option<PathBuf> {
+        self.settings.pool.clone()
+    }
+
+    /// This host's id.
+    #[getter]
+    fn host(&self) -> PyResult<u16> {
+        Ok(each!(&self.any()?, pool => pool.member().host))
+    }
+
+    /// "coherent" or "software".
+    #[getter]
+    fn coherence(&self) -> PyResult<&'static str> {
+        Ok(match each!(&self.any()?, pool => pool.memory().coherence()) {
+            Coherence::Coherent => "coherent",
+            Coherence::Software => "software",
+        })
+    }
+
+    /// What tells this pool from others.
+    #[getter]
+    fn uuid(&self) -> PyResult<String> {
+        Ok(each!(&self.any()?, pool => pool.superblock().uuid.to_string()))
+    }
+
+    /// Bytes that the pool uses of its region.
+    #[getter]
+    fn nbytes(&self) -> PyResult<u64> {
+        Ok(each!(&self.any()?, pool => pool.superblock().bytes))
+    }
+
+    /// Destroys the object `name`, whoever created it; those who hold it open keep its bytes until they let go.
+    fn destroy(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let any = self.any()?;
+        py.detach(|| each!(&any, pool => pool.destroy(name))).map_err(errors::raise)
+    }
+
+    /// The live objects whose names begin with `prefix`, in the order of names.
+    #[pyo3(signature = (prefix=""))]
+    fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
+        let any = self.any()?;
+        let mut listed = py.detach(|| each!(&any, pool => pool.list(prefix))).map_err(errors::raise)?;
+        listed.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(listed.into_iter().map(Entry::from).collect())
+    }
+
+    /// Detaches; harmless when it was closed before.
+    fn close(&self, py: Python<'_>) {
+        let session = self.session.take();
+        py.detach(|| drop(session));
+    }
+}
+
+/// A size as a number of bytes, or in words such as `"8GiB"`.
+pub(crate) struct SizeArgument(Size);
+
+impl<'py> FromPyObject<'_, 'py> for SizeArgument {
+    type Error = PyErr;
+
+    fn extract(from: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(bytes) = from.extract::<u64>() {
+            return Ok(Self(Size(bytes)));
+        }
+        let words = from.extract::<String>()?;
+        let parsed =
+            words.parse().map_err(|expected: String| errors::argument(format!("{words:?}: {expected}")))?;
+        Ok(Self(parsed))
+    }
+}
+
+/// Seconds from Python.
+pub(crate) fn span(seconds: f64) -> PyResult<Span> {
+    let span = Duration::try_from_secs_f64(seconds);
+    span.map(Span).map_err(|_| errors::argument(format!("timeout is {seconds} s; give a number from 0 on")))
+}
+
+/// Where a pool is made when nobody named one: one for each user of this machine.
+fn default_path() -> PathBuf {
+    // SAFETY: reads a number of this process and cannot fail.
+    PathBuf::from(format!("/dev/shm/polder-{}", unsafe { libc::getuid() }))
+}
+
+pub(crate) fn session_error(error: SessionError) -> PyErr {
+    match error {
+        SessionError::Pool { path, source } => errors::raise_at(&path, source),
+        SessionError::NoPool | SessionError::NoHostId { .. } => {
+            errors::plain("SettingsError", error.to_string())
+        }
+        SessionError::Host(polder_mem::HostError::NoSlot { .. }) => {
+            errors::plain("NoSlotError", error.to_string())
+        }
+        other => errors::plain("RegionError", other.to_string()),
+    }
+}
+
+/// Logs to stderr what `POLDER_LOG` or a config file asks for; the first pool of a process decides.
+fn start_log(settings: &Settings) {
+    if let Some(filter) = &settings.log {
+        let filter = tracing_subscriber::EnvFilter::new(filter);
+        let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        // A program that has a subscriber of its own keeps it.
+        drop(logs.try_init());
+    }
+}
+
+/// Makes a pool of `size` bytes in a new file at `path`.
+#[pyfunction]
+#[pyo3(signature = (path, size, *, hosts=None, processes=None))]
+pub(crate) fn format(
+    py: Python<'_>,
+    path: PathBuf,
+    size: SizeArgument,
+    hosts: Option<u16>,
+    processes: Option<u16>,
+) -> PyResult<String> {
+    let bytes = size.0.0;
+    let mut geometry = Geometry::for_region(bytes);
+    geometry.hosts = hosts.unwrap_or(geometry.hosts);
+    geometry.processes = processes.unwrap_or(geometry.processes);
+    let made = py.detach(|| session::create(&path, bytes, &geometry)).map_err(session_error)?;
+    Ok(made.uuid.to_string())
+}
+
+/// What the environment and the config file say, without any argument; `None` where they say nothing.
+#[pyfunction]
+pub(crate) fn settings(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let settings = Settings::load(Settings::default()).map_err(|error| errors::settings(&error))?;
+    let said = PyDict::new(py);
+    said.set_item("pool", settings.pool.map(|path| path.to_string_lossy().into_owned()))?;
+    said.set_item("host", settings.host)?;
+    said.set_item("coherence", settings.coherence.map(|coherence| coherence.to_string()))?;
+    said.set_item("job", settings.job)?;
+    said.set_item("quota", settings.quota.map(|quota| quota.0))?;
+    said.set_item("timeout", settings.timeout.map(|timeout| timeout.0.as_secs_f64()))?;
+    Ok(said)
+}

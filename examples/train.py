@@ -1,0 +1,464 @@
+"""Trains a small GPT on two emulated hosts that talk through one pool, then the same steps through gloo.
+
+Run it with ``make demo``, or by hand::
+
+    python examples/train.py --text some/folder
+    torchrun --nproc-per-node 2 examples/train.py
+
+Two processes with separate host ids share one pool file in software-coherent mode. They train in turn, some steps
+on Polder and the same steps on gloo, from the same weights over the same bytes, so that both see the same machine.
+"""
+
+import argparse
+import hashlib
+import os
+import signal
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+try:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+    from torch.nn import functional
+except ImportError as error:
+    sys.exit(f"demo: torch is missing ({error}); `make torch` installs it into .venv")
+
+import polder.torch  # noqa: F401  registers the backend "polder"
+
+RANKS = 2
+CONTEXT = 64
+BATCH = 4
+ROUND = 10  # steps on one backend before the other has its turn
+WARM_UP = 3  # steps that are run and not counted
+TEXT_LIMIT = 64 << 20
+
+
+class Unusable(Exception):
+    """Something that the user can mend, in one line."""
+
+
+# ---------------------------------------------------------------------------------------------------------- text
+
+
+def default_text() -> list[Path]:
+    """The Python language reference that every Python carries (PSF licence), and this repository's own words."""
+    import pydoc_data.topics
+
+    here = Path(__file__).resolve().parent.parent
+    return [Path(pydoc_data.topics.__file__), *sorted(here.glob("docs/*.md")), *sorted(here.glob("*.md"))]
+
+
+def read_text(named: Path | None) -> bytes:
+    """The bytes of a file, or of every text file in a folder, up to 64 MiB."""
+    if named is None:
+        paths = default_text()
+    elif named.is_dir():
+        paths = sorted(path for path in named.rglob("*") if path.is_file())
+    elif named.is_file():
+        paths = [named]
+    else:
+        raise Unusable(f"{named} does not exist; name a file or a folder of text: make demo TEXT=path")
+    pieces: list[bytes] = []
+    held = 0
+    for path in paths:
+        if held >= TEXT_LIMIT:
+            break
+        try:
+            with path.open("rb") as file:
+                piece = file.read(TEXT_LIMIT - held)
+        except OSError:
+            continue
+        if is_text(piece):
+            pieces.append(piece)
+            held += len(piece)
+    if held <= CONTEXT * BATCH * RANKS:
+        where = named or "the default places"
+        raise Unusable(
+            f"{held} bytes of text in {where}, too few to train on; make demo TEXT=path to a file or a folder"
+        )
+    return b"\n".join(pieces)
+
+
+def is_text(piece: bytes) -> bool:
+    """Whether a file is text: no zero bytes, and UTF-8 at its beginning."""
+    head = piece[:65536]
+    if b"\0" in head:
+        return False
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        return error.start > len(head) - 4 and len(head) == 65536
+    return bool(head)
+
+
+# ------------------------------------------------------------------------------------------------------ launching
+
+
+def arguments() -> argparse.Namespace:
+    """What the user chose."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--text", type=Path, help="a file or a folder to learn from")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="where the picture goes (out)")
+    parser.add_argument("--seconds", type=float, default=110, help="about how long to train, both backends together")
+    parser.add_argument("--steps", type=int, help="train exactly so many steps on each backend instead")
+    parser.add_argument("--backend", default="polder", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def launch(options: argparse.Namespace) -> int:
+    """Starts the ranks under torchrun, in this process, so that its errors and Ctrl-C end in one line each."""
+    text = read_text(options.text)  # fails here, once, rather than in every rank
+    print(f"two emulated hosts, one pool, software-coherent; {len(text) / 1e6:.1f} MB of text", flush=True)
+    # One thread a rank is what two ranks on two cores can use; torchrun would say so in four lines.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("POLDER_EMULATE", str(RANKS))
+    os.environ.setdefault("POLDER_COHERENCE", "software")
+    command = ["--standalone", "--nproc-per-node", str(RANKS), __file__, *sys.argv[1:]]
+    try:
+        torchrun(command)
+    except ChildFailedError as error:
+        return max(failure.exitcode for failure in error.failures.values()) or 1
+    except (SignalException, KeyboardInterrupt):
+        print("interrupted; nothing is left in the pool", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------------------- model
+
+
+class Block(torch.nn.Module):
+    """Attention and a perceptron, each behind a norm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention = torch.nn.LayerNorm(width)
+        self.queries_keys_values = torch.nn.Linear(width, 3 * width)
+        self.attended = torch.nn.Linear(width, width)
+        self.before_mlp = torch.nn.LayerNorm(width)
+        self.up = torch.nn.Linear(width, 4 * width)
+        self.down = torch.nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Both residual branches over `x` of shape (batch, length, width)."""
+        batch, length, width = x.shape
+        mixed = self.queries_keys_values(self.before_attention(x))
+        q, k, v = mixed.view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attended(heads.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(functional.gelu(self.up(self.before_mlp(x)), approximate="tanh"))
+
+
+class Gpt(torch.nn.Module):
+    """A GPT over bytes, 10.8 M parameters as it stands."""
+
+    def __init__(self, width: int = 384, layers: int = 6, heads: int = 6) -> None:
+        super().__init__()
+        self.bytes = torch.nn.Embedding(256, width)
+        self.places = torch.nn.Parameter(torch.randn(CONTEXT, width) * 0.02)
+        self.blocks = torch.nn.Sequential(*[Block(width, heads) for _ in range(layers)])
+        self.last = torch.nn.LayerNorm(width)
+        torch.nn.init.normal_(self.bytes.weight, std=0.02)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores of the next byte, shape (batch, length, 256), for bytes of shape (batch, length)."""
+        hidden = self.blocks(self.bytes(x) + self.places[: x.shape[1]])
+        return functional.linear(self.last(hidden), self.bytes.weight)
+
+
+@torch.no_grad()
+def sample(model: torch.nn.Module, count: int) -> str:
+    """Lets the model go on from a line's beginning for `count` bytes."""
+    draw = torch.Generator().manual_seed(0)
+    text = torch.tensor([list(b"\nThe ")])
+    for _ in range(count):
+        chances = (model(text[:, -CONTEXT:])[0, -1] / 0.7).softmax(0)
+        text = torch.cat([text, torch.multinomial(chances, 1, generator=draw)[None]], 1)
+    return bytes(text[0].tolist()).decode(errors="replace").strip()
+
+
+# ------------------------------------------------------------------------------------------------------- training
+
+
+@dataclass
+class Step:
+    """What one step took, in seconds."""
+
+    whole: float
+    forward: float
+    backward: float
+    """With the communication that runs during it."""
+    optimizer: float
+    in_flight: float
+    """While at least one gradient bucket was being reduced."""
+    exposed: float
+    """From the last bucket's submission, when nothing is left to compute, to its arrival."""
+
+
+@dataclass
+class Run:
+    """One backend's model, and what was measured of it."""
+
+    name: str
+    group: dist.ProcessGroup
+    model: torch.nn.parallel.DistributedDataParallel
+    optimizer: torch.optim.Optimizer
+    losses: list[float] = field(default_factory=list[float])
+    steps: list[Step] = field(default_factory=list[Step])
+    flights: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    alone: list[float] = field(default_factory=list[float])
+    """Seconds of one step's all-reduces with nothing else to do."""
+
+
+def start_run(name: str, group: dist.ProcessGroup) -> Run:
+    """A model of the same weights on `group`, with a hook that does what DDP does and notes when."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(Gpt(), process_group=group)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), fused=True)
+    run = Run(name, group, model, optimizer)
+
+    def reduce_bucket(
+        run: Run,
+        bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]
+    ) -> torch.futures.Future[torch.Tensor]:
+        gradients = bucket.buffer().div_(RANKS)
+        began = time.perf_counter()
+        work = submitted(gradients, run.group)
+
+        def arrived(_: object) -> torch.Tensor:
+            run.flights.append((began, time.perf_counter()))
+            return gradients
+
+        return work.get_future().then(arrived)
+
+    model.register_comm_hook(run, reduce_bucket)
+    return run
+
+
+def submitted(tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """An all-reduce on its way."""
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    assert work is not None  # this rank is in the group
+    return work
+
+
+def train_step(run: Run, text: torch.Tensor, draw: torch.Generator, rank: int) -> None:
+    """One step on this rank's share of a batch that every rank draws alike."""
+    places = torch.randint(len(text) - CONTEXT - 1, (RANKS, BATCH), generator=draw)[rank]
+    window = torch.stack([text[place : place + CONTEXT + 1] for place in places.tolist()]).long()
+    run.flights.clear()
+    began = time.perf_counter()
+    guesses = run.model(window[:, :-1])
+    loss = functional.cross_entropy(guesses.flatten(0, 1), window[:, 1:].flatten())
+    forward = time.perf_counter()
+    loss.backward()
+    backward = time.perf_counter()
+    run.optimizer.step()
+    run.optimizer.zero_grad()
+    end = time.perf_counter()
+    last = max(run.flights)
+    run.losses.append(loss.item())
+    run.steps.append(
+        Step(
+            whole=end - began,
+            forward=forward - began,
+            backward=backward - forward,
+            optimizer=end - backward,
+            in_flight=covered(run.flights),
+            exposed=max(arrived for _, arrived in run.flights) - last[0],
+        )
+    )
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Seconds that lie in at least one of `spans`."""
+    total, reached = 0.0, 0.0
+    for began, ended in sorted(spans):
+        total += max(0.0, ended - max(began, reached))
+        reached = max(reached, ended)
+    return total
+
+
+def time_alone(run: Run, repeats: int) -> None:
+    """All-reduces as many bytes as one step does, bucket by bucket as DDP would, with the ranks in step."""
+    sizes = [4 << 20, *[25 << 20] * 8]
+    left = sum(parameter.nbytes for parameter in run.model.parameters())
+    buckets: list[torch.Tensor] = []
+    while left > 0:
+        buckets.append(torch.zeros(min(left, sizes[len(buckets)]) // 4))
+        left -= buckets[-1].nbytes
+    for _ in range(repeats):
+        dist.barrier(group=run.group)
+        began = time.perf_counter()
+        works = [submitted(bucket, run.group) for bucket in buckets]
+        for work in works:
+            work.wait()
+        run.alone.append(time.perf_counter() - began)
+
+
+def digest(model: torch.nn.Module) -> str:
+    """A hash over every bit of the weights."""
+    whole = hashlib.sha256()
+    for parameter in model.parameters():
+        whole.update(parameter.detach().numpy().tobytes())
+    return whole.hexdigest()[:16]
+
+
+def train(options: argparse.Namespace) -> None:
+    """What each rank does."""
+    text = torch.frombuffer(bytearray(read_text(options.text)), dtype=torch.uint8)
+    torch.set_num_threads(1)
+    dist.init_process_group(options.backend, timeout=timedelta(seconds=60))
+    rank = dist.get_rank()
+    world, gloo = dist.group.WORLD, dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+    assert world is not None
+    assert isinstance(gloo, dist.ProcessGroup)
+    runs = [start_run(options.backend, world), start_run("gloo", gloo)]
+    draws = [torch.Generator().manual_seed(1) for _ in runs]
+    for run, draw in zip(runs, draws, strict=True):
+        for _ in range(WARM_UP):
+            train_step(run, text, draw, rank)
+        run.steps.clear()
+    steps = options.steps or affordable_steps(runs, draws, text, rank, options.seconds)
+    if rank == 0:
+        parameters = sum(parameter.numel() for parameter in runs[0].model.parameters())
+        print(
+            f"{parameters / 1e6:.1f} M parameters, {steps} steps of {RANKS * BATCH * CONTEXT} bytes on each backend\n"
+        )
+        print(f"{'steps':>11}  {'loss':>6}  " + "  ".join(f"{run.name + ' ms/step, tokens/s':>26}" for run in runs))
+    done = 0
+    while done < steps:
+        count = min(ROUND, steps - done)
+        for run, draw in zip(runs, draws, strict=True):
+            for _ in range(count):
+                train_step(run, text, draw, rank)
+            time_alone(run, 3)
+        done += count
+        if rank == 0:
+            print(progress(runs, done, count), flush=True)
+    digests: list[str | None] = [None] * RANKS
+    dist.all_gather_object(digests, " ".join(digest(run.model) for run in runs), group=runs[1].group)
+    if rank == 0:
+        print(f"\n{report(runs, digests)}")
+        print(f"\nA sample:\n{sample(runs[0].model.module, 300)}\n")
+        print(f"The picture: {draw_picture(runs, options.out)}")
+    dist.barrier()
+
+
+def affordable_steps(
+    runs: list[Run], draws: list[torch.Generator], text: torch.Tensor, rank: int, seconds: float
+) -> int:
+    """How many steps on each backend fit in `seconds`; every rank takes the first one's word."""
+    for run, draw in zip(runs, draws, strict=True):
+        train_step(run, text, draw, rank)
+    spent = sum(run.steps.pop().whole for run in runs)
+    steps = torch.tensor(max(2 * ROUND, min(400, int(seconds / spent / ROUND) * ROUND)))
+    dist.broadcast(steps, 0, group=runs[1].group)
+    return int(steps)
+
+
+# --------------------------------------------------------------------------------------------------------- report
+
+
+def progress(runs: list[Run], done: int, count: int) -> str:
+    """One line on the last `count` steps."""
+    cells: list[str] = []
+    for run in runs:
+        step = statistics.median(step.whole for step in run.steps[-count:])
+        cells.append(f"{f'{step * 1e3:.0f}, {RANKS * BATCH * CONTEXT / step:,.0f}':>26}")
+    loss = statistics.mean(runs[0].losses[-count:])
+    return f"{f'{done - count + 1}-{done}':>11}  {loss:6.3f}  " + "  ".join(cells)
+
+
+def report(runs: list[Run], digests: list[str | None]) -> str:
+    """The table: medians with the middle half's range, and how they compare."""
+    rows = [
+        ("step", [[step.whole for step in run.steps] for run in runs]),
+        ("  forward", [[step.forward for step in run.steps] for run in runs]),
+        ("  backward, with communication", [[step.backward for step in run.steps] for run in runs]),
+        ("  optimizer", [[step.optimizer for step in run.steps] for run in runs]),
+        ("communication, alone", [run.alone for run in runs]),
+        ("communication in flight", [[step.in_flight for step in run.steps] for run in runs]),
+        ("  of it exposed", [[step.exposed for step in run.steps] for run in runs]),
+    ]
+    lines = [f"{'measured, ms a step':<32}" + "".join(f"{run.name:>22}" for run in runs) + f"{'ratio':>8}"]
+    for name, columns in rows:
+        cells = "".join(f"{spread(column):>22}" for column in columns)
+        ratio = statistics.median(columns[0]) / statistics.median(columns[1])
+        lines.append(f"{name:<32}{cells}{ratio:8.2f}")
+    weights = {word for both in digests for word in (both or "").split()}
+    equal = "equal bit for bit on both ranks and both backends" if len(weights) == 1 else f"DIFFERENT: {digests}"
+    lines.append(f"weights after {len(runs[0].losses)} steps: {equal} ({(digests[0] or '').split()[0]})")
+    lines.append(
+        "Median (25% to 75%). Alone: the bytes of one step reduced with nothing else to do. In flight: from a\n"
+        "bucket's submission to its arrival, while backward goes on and the other rank may be late. Exposed: after\n"
+        "the last bucket's submission. The same hook times both."
+    )
+    return "\n".join(lines)
+
+
+def spread(seconds: list[float]) -> str:
+    """The median and the middle half, in ms."""
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return f"{middle * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f})"
+
+
+def draw_picture(runs: list[Run], out: Path) -> Path:
+    """Losses on the left, where a step's time goes on the right."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for run, style in zip(runs, ("-", ":"), strict=True):
+        left.plot(run.losses, style, linewidth=2, label=run.name)
+    left.set(xlabel="step", ylabel="loss (nats a byte)", title="Loss: the two lines lie on each other")
+    left.legend()
+    parts = {
+        "forward": lambda step: step.forward,
+        "backward without what is exposed": lambda step: step.backward - step.exposed,
+        "exposed communication": lambda step: step.exposed,
+        "optimizer": lambda step: step.optimizer,
+    }
+    bottom = [0.0] * len(runs)
+    for name, part in parts.items():
+        heights = [statistics.median(part(step) for step in run.steps) * 1e3 for run in runs]
+        right.bar([run.name for run in runs], heights, 0.5, bottom=bottom, label=name)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    right.set(ylabel="ms a step (median)", title="Where a step's time goes, measured")
+    right.legend(loc="lower right")
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "train.png"
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def main() -> int:
+    """Launches the ranks, or is one of them."""
+    options = arguments()
+    try:
+        if "RANK" not in os.environ:
+            return launch(options)
+        train(options)
+    except Unusable as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        if "RANK" in os.environ and dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

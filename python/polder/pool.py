@@ -1,0 +1,220 @@
+"""Pools and the objects in them."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from math import prod
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from polder import _core
+from polder._core import Entry
+from polder.errors import ArgumentError
+
+__all__ = ["Entry", "Object", "Pool"]
+
+
+class Pool(_core.Pool):
+    """A pool of shared memory that this process has attached, as a context manager or until `close`.
+
+    Every setting goes argument first, then environment (``POLDER_POOL``, ``POLDER_HOST``, ``POLDER_COHERENCE``,
+    ``POLDER_JOB``, ``POLDER_QUOTA``, ``POLDER_TIMEOUT``, ``POLDER_RUN``), then config file (``$POLDER_CONFIG``,
+    ``./polder.toml``, ``~/.config/polder/config.toml``, ``/etc/polder/config.toml``), then the default.
+
+    Parameters
+    ----------
+    path : path, optional
+        A dax device or a file. The default is ``/dev/shm/polder-UID``, which is made when it is not there.
+    size : int or str, optional
+        Makes the file with so many bytes, say ``"8GiB"``, when it is not there. A device is never formatted here:
+        ``polder pool format`` does that.
+    host : int, optional
+        This machine's id in the pool; 0 for a file of this machine's own, required for a device.
+    coherence : {"auto", "coherent", "software"}, optional
+        Who keeps the caches of several hosts in step. ``"auto"`` takes software for dax memory.
+    job : int, optional
+        The job that objects are booked to.
+    quota : int or str, optional
+        What the job may hold on this host.
+    timeout : float, optional
+        Seconds that a call may wait for another process.
+    run : path, optional
+        Where the files of this host lie that are not in the pool, ``/dev/shm``.
+
+    Raises
+    ------
+    RegionError
+        Nothing there, no permission, or no memory that can be mapped.
+    NotAPoolError, VersionError, CorruptError, TooSmallError
+        What is there is not a pool that this program can use.
+    HostLiveError, NoSlotError, EvictedError
+        This process cannot be a member.
+
+    Examples
+    --------
+    >>> import tempfile, polder
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with polder.Pool(f"{folder.name}/pool", size="64MiB") as pool:
+    ...     one = pool.create("/one", 4096)
+    ...     [(entry.name, entry.nbytes) for entry in pool.list()]
+    [('/one', 4096)]
+    >>> folder.cleanup()
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def create(
+        self,
+        name: str,
+        nbytes: int | None = None,
+        *,
+        shape: int | Sequence[int] | None = None,
+        dtype: DTypeLike = "uint8",
+    ) -> "Object":
+        """Makes an object, visible to every host when this returns.
+
+        Parameters
+        ----------
+        name : str
+            Such as ``"/train/weights"``.
+        nbytes : int, optional
+            Its size. Give this or `shape`.
+        shape : int or sequence of int, optional
+            The array that it holds, of `dtype`. The pool keeps bytes only: `open` needs the same again.
+        dtype : dtype, optional
+            What the array's elements are.
+
+        Raises
+        ------
+        NameExistsError
+            There is one of this name.
+        PoolFullError, QuotaError
+            No room; nothing is held.
+        """
+        layout = _Layout(shape, dtype)
+        if (nbytes is None) == (shape is None):
+            raise ArgumentError("give nbytes or shape, one of them")
+        return Object(self, name, layout.nbytes if nbytes is None else nbytes, layout)
+
+    def open(self, name: str, *, shape: int | Sequence[int] | None = None, dtype: DTypeLike = "uint8") -> "Object":
+        """Opens the object that any host has made under `name`, as an array of `shape` and `dtype`.
+
+        Raises
+        ------
+        NotFoundError
+            There is none.
+        ArgumentError
+            `shape` and `dtype` need more bytes than the object has.
+        """
+        layout = _Layout(shape, dtype)
+        return Object(self, name, None, layout)
+
+
+class _Layout:
+    """A shape, or the open end that fills an object, and a dtype."""
+
+    def __init__(self, shape: int | Sequence[int] | None, dtype: DTypeLike) -> None:
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        if self.dtype.hasobject:
+            raise ArgumentError(f"dtype {self.dtype} holds Python objects, which are of this process only")
+        self.shape = (shape,) if isinstance(shape, int) else shape if shape is None else tuple(shape)
+        if self.shape is not None and any(side < 0 for side in self.shape):
+            raise ArgumentError(f"shape is {self.shape}; sides are 0 or more")
+
+    @property
+    def nbytes(self) -> int | None:
+        """The array's bytes; None when it takes what the object has."""
+        return None if self.shape is None else prod(self.shape) * self.dtype.itemsize
+
+    def within(self, nbytes: int) -> tuple[int, ...]:
+        """The shape in an object of `nbytes`, which holds it."""
+        return (nbytes // self.dtype.itemsize,) if self.shape is None else self.shape
+
+
+class Object(_core.Object):
+    """Named bytes in a pool, seen as a NumPy array inside `read` and `write`.
+
+    An array is never a window into the pool: it is a copy, taken at a moment that the program chooses, so that nothing
+    in it is silently stale, torn by a later writer, or a crash when the memory fails.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def __new__(cls, pool: Pool, name: str, nbytes: int | None, layout: _Layout) -> Self:
+        """Made by `Pool.create` and `Pool.open`."""
+        made = super().__new__(cls, pool, name, nbytes, str(layout.dtype), layout.nbytes)
+        made.dtype = layout.dtype
+        made.shape = layout.within(made.nbytes)
+        return made
+
+    @contextmanager
+    def read(self) -> Generator[NDArray[Any]]:
+        """The object as it is now in the pool, as a read-only array.
+
+        Sees what a writer published before; while one publishes, words of 8 bytes may be new or old.
+
+        Raises
+        ------
+        MemoryFaultError
+            The memory failed.
+        """
+        array = np.empty(self.shape, self.dtype)
+        self.read_into(array)
+        array.flags.writeable = False
+        yield array
+
+    @contextmanager
+    def write(self, *, fresh: bool = False) -> Generator[NDArray[Any]]:
+        """The object as a writable array, which is published when the block ends, and not when it raises.
+
+        All of the array is published: of two writers at the same time the later one wins. Every host sees it once the
+        block has ended.
+
+        Parameters
+        ----------
+        fresh : bool
+            Start from zeros instead of what is in the pool.
+
+        Raises
+        ------
+        MemoryFaultError
+            The memory failed.
+
+        Examples
+        --------
+        >>> import tempfile, polder
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with polder.Pool(f"{folder.name}/pool", size="64MiB") as pool:
+        ...     counts = pool.create("/counts", shape=3, dtype="int64")
+        ...     with counts.write(fresh=True) as array:
+        ...         array += 7
+        ...     with counts.read() as array:
+        ...         array
+        array([7, 7, 7])
+        >>> folder.cleanup()
+        """
+        array = np.zeros(self.shape, self.dtype)
+        if not fresh:
+            self.read_into(array)
+        yield array
+        self.write_from(array)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<polder.Object {self.name} shape={self.shape} dtype={self.dtype}>"

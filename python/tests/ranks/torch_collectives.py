@@ -1,0 +1,118 @@
+"""Runs every collective on polder and on gloo and compares."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch_meet import meet
+
+meet()
+gloo = dist.new_group(backend="gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+OPS = dist.ReduceOp
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int64, torch.int32, torch.int8, torch.uint8]
+
+
+def tensor(count: int, dtype: torch.dtype, source: int = rank) -> torch.Tensor:
+    """Small whole numbers, whose sums are exact in every type."""
+    draw = torch.Generator().manual_seed(1000 * count + source)
+    return torch.randint(0, 4, (count,), generator=draw).to(dtype)
+
+
+def same(what: str, ours: object, theirs: object) -> None:
+    for one, other in zip(ours, theirs, strict=True) if isinstance(ours, list) else [(ours, theirs)]:
+        assert torch.equal(one, other), f"{what}: {one} is not {other}"
+
+
+for count, dtype in itertools.product([0, 1, 17, 4096, 300_001], FLOATS + INTEGERS):
+    for op in (OPS.SUM, OPS.PRODUCT, OPS.MIN, OPS.MAX):
+        results = [tensor(count, dtype) for _ in range(2)]
+        for group, result in zip((None, gloo), results, strict=True):
+            dist.all_reduce(result, op, group=group)
+        same(f"all_reduce {op} {dtype} {count}", *results)
+    gathered = [[torch.empty(count, dtype=dtype) for _ in range(size)] for _ in range(2)]
+    for group, parts in zip((None, gloo), gathered, strict=True):
+        dist.all_gather(parts, tensor(count, dtype), group=group)
+    same(f"all_gather {dtype} {count}", *gathered)
+    whole = torch.empty(size * count, dtype=dtype)
+    dist.all_gather_into_tensor(whole, tensor(count, dtype))
+    same("all_gather_into_tensor", whole, torch.cat(gathered[1]))
+    part = torch.empty(count, dtype=dtype)
+    everyone = torch.stack([tensor(size * count, dtype, source) for source in range(size)])
+    expected = everyone.sum(0, dtype=dtype).view(size, count)[rank]
+    dist.reduce_scatter_tensor(part, tensor(size * count, dtype))
+    same(f"reduce_scatter_tensor {dtype} {count}", part, expected)
+    dist.reduce_scatter(part, list(tensor(size * count, dtype).view(size, count)))
+    same("reduce_scatter", part, expected)
+    for root in range(size):
+        sent = tensor(count, dtype)
+        dist.broadcast(sent, root)
+        same("broadcast", sent, tensor(count, dtype, root))
+
+# Bits, bools, averages.
+bits = torch.tensor([1 << rank, 255], dtype=torch.int32)
+dist.all_reduce(bits, OPS.BOR)
+assert bits.tolist() == [(1 << size) - 1, 255]
+flags = torch.tensor([rank == 0, False])
+dist.all_reduce(flags)
+assert flags.tolist() == [True, False]
+average = torch.tensor([float(rank)])
+dist.all_reduce(average, OPS.AVG)
+assert average.item() == (size - 1) / 2
+
+# Tensors that are not contiguous come back in place; asynchronous work keeps its order.
+strided = torch.zeros(6, 4).t()
+strided += rank + 1
+dist.all_reduce(strided)
+assert strided.eq(size * (size + 1) / 2).all() and not strided.is_contiguous()
+chain = torch.ones(50_000)
+works = [dist.all_reduce(chain, async_op=True) for _ in range(5)]
+dist.all_reduce(small := torch.ones(3))  # waits for its turn
+assert small.tolist() == [size] * 3
+for work in works:
+    work.wait()
+assert works[-1].is_completed() and chain.eq(size**5).all()
+future = dist.all_reduce(torch.ones(2), async_op=True).get_future()
+assert future.wait()[0].tolist() == [size] * 2
+with dist._coalescing_manager():
+    many = [torch.full((3,), float(rank)), torch.ones(70_000)]
+    for one in many:
+        dist.all_reduce(one)
+assert many[0][0] == sum(range(size)) and many[1].eq(size).all()
+
+# Objects and groups of some of the ranks.
+told: list[object] = [None] * size
+dist.all_gather_object(told, {"rank": rank})
+assert told == [{"rank": source} for source in range(size)]
+pairs = [dist.new_group([first, first + 1]) for first in range(0, size, 2)]
+pair = pairs[rank // 2]
+partner = torch.tensor([rank])
+dist.all_reduce(partner, group=pair)
+assert partner.item() == 4 * (rank // 2) + 1
+dist.barrier(group=pair)
+dist.barrier()
+work = dist.barrier(async_op=True)
+work.wait()
+
+# What is not carried says so, and the group goes on.
+for call, name in [
+    (lambda: dist.send(chain, (rank + 1) % size), "send"),
+    (lambda: dist.all_to_all_single(torch.empty(size), torch.ones(size)), "all_to_all_single"),
+    (lambda: dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(2.0)), None),
+]:
+    try:
+        call()
+    except NotImplementedError as error:
+        assert name is not None and name in str(error)
+    except ValueError as error:
+        assert name is None and "PREMUL_SUM" in str(error)
+    else:
+        raise AssertionError(f"{name} went through")
+with pytest.raises(ValueError, match="complex64"):
+    dist.group.WORLD.allreduce([torch.ones(2, dtype=torch.complex64)], dist.AllreduceOptions())
+dist.all_reduce(small)
+dist.barrier()
+dist.destroy_process_group()
+print("equal")

@@ -1,0 +1,181 @@
+"""Pools and objects."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polder
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+DTYPES = arrays.boolean_dtypes() | arrays.integer_dtypes(endianness="<") | arrays.floating_dtypes(endianness="<")
+
+
+def test_what_one_host_writes_another_reads(scratch: Path) -> None:
+    with (
+        polder.Pool(scratch / "pool", size="64MiB", host=0, coherence="software", run=scratch) as one,
+        polder.Pool(scratch / "pool", host=1, coherence="software", run=scratch) as two,
+    ):
+        written = one.create("/x", shape=(3, 5), dtype="int16")
+        with written.write() as array:
+            array[:] = np.arange(15).reshape(3, 5)
+        with two.open("/x", shape=(3, 5), dtype="int16").read() as array:
+            assert array.tolist() == np.arange(15).reshape(3, 5).tolist()
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(data=st.data())
+def test_any_array_comes_back_bit_for_bit(pool: polder.Pool, data: st.DataObject) -> None:
+    dtype = data.draw(DTYPES)
+    expected = data.draw(arrays.arrays(dtype, arrays.array_shapes(min_dims=0, min_side=0, max_side=40)))
+    fresh = data.draw(st.booleans())
+    try:
+        with pool.create("/array", shape=expected.shape, dtype=dtype) as thing, thing.write(fresh=fresh) as array:
+            array[...] = expected
+        with pool.open("/array", shape=expected.shape, dtype=dtype) as again, again.read() as array:
+            assert array.tobytes() == expected.tobytes()
+    finally:
+        pool.destroy("/array")
+
+
+def test_a_new_object_holds_zeros_and_a_read_array_cannot_be_written(pool: polder.Pool) -> None:
+    with pool.create("/zeros", 1000).read() as array:
+        assert not array.any()
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+def test_a_write_that_raises_publishes_nothing(pool: polder.Pool) -> None:
+    thing = pool.create("/x", shape=4, dtype="float64")
+    with pytest.raises(ZeroDivisionError), thing.write() as array:
+        array[:] = 1 / 0
+    with thing.write() as array:
+        array[0] = 1
+        with thing.read() as seen:
+            assert seen[0] == 0
+    with thing.read() as array:
+        assert array.tolist() == [1, 0, 0, 0]
+
+
+def test_names_are_taken_listed_and_given_back(pool: polder.Pool) -> None:
+    pool.create("/a", 10)
+    with pytest.raises(polder.NameExistsError, match="/a exists already"):
+        pool.create("/a", 10)
+    assert [(entry.name, entry.nbytes, entry.owner) for entry in pool.list()] == [("/a", 10, 0)]
+    pool.destroy("/a")
+    assert pool.list() == []
+    with pytest.raises(polder.NotFoundError, match="no object /a") as caught:
+        pool.open("/a")
+    assert isinstance(caught.value, LookupError)
+    with pytest.raises(polder.ArgumentError):
+        pool.create("no slash\0", 10)
+
+
+def test_a_full_pool_says_so_and_goes_on(pool: polder.Pool) -> None:
+    half = pool.nbytes // 2
+    pool.create("/half", half).close()
+    for _ in range(3):
+        with pytest.raises(polder.PoolFullError, match="the pool is full"):
+            pool.create("/other-half", half)
+    with pool.create("/small", 100).write() as array:
+        array[:] = 1
+    pool.destroy("/half")
+    pool.create("/quarter", half // 2)
+
+
+def test_a_quota_is_a_limit_of_the_job(scratch: Path) -> None:
+    with polder.Pool(scratch / "pool", size="64MiB", job=7, quota="1MiB", run=scratch) as pool:
+        pool.create("/fits", 1000)
+        with pytest.raises(polder.QuotaError, match="job 7"):
+            pool.create("/too-much", 2 << 20)
+        assert [entry.job for entry in pool.list()] == [7]
+
+
+def test_a_shape_that_the_object_cannot_hold_is_refused(pool: polder.Pool) -> None:
+    pool.create("/ten", 10)
+    with pytest.raises(polder.ArgumentError, match=r"/ten has 10 bytes"):
+        pool.open("/ten", shape=3, dtype="float64")
+    with pytest.raises(polder.ArgumentError, match="Python objects"):
+        pool.create("/object", shape=3, dtype=object)
+    with pytest.raises(polder.ArgumentError, match="one of them"):
+        pool.create("/both", 10, shape=10)
+
+
+def test_regions_that_are_no_pools_are_told_apart(scratch: Path) -> None:
+    with pytest.raises(polder.RegionError, match="no such file") as caught:
+        polder.Pool(scratch / "missing")
+    assert isinstance(caught.value, OSError)
+    (scratch / "junk").write_bytes(b"\x07" * (1 << 20))
+    with pytest.raises(polder.NotAPoolError, match="polder pool format"):
+        polder.Pool(scratch / "junk", run=scratch)
+    with pytest.raises(polder.RegionError, match="directory"):
+        polder.Pool(scratch)
+    for error in (polder.RegionError, polder.NotAPoolError, polder.PeerDeadError, polder.SettingsError):
+        assert issubclass(error, polder.PolderError)
+
+
+def test_any_flipped_byte_of_the_first_lines_is_found(scratch: Path) -> None:
+    path = scratch / "pool"
+    polder.Pool(path, size="64MiB", run=scratch).close()
+    whole = path.read_bytes()[:128]
+    for index in range(128):
+        with path.open("r+b") as file:
+            file.seek(index)
+            file.write(bytes([whole[index] ^ 0x10]))
+        with pytest.raises((polder.CorruptError, polder.NotAPoolError, polder.VersionError)):
+            polder.Pool(path, run=scratch)
+        with path.open("r+b") as file:
+            file.seek(index)
+            file.write(whole[index : index + 1])
+    polder.Pool(path, run=scratch).close()
+
+
+def test_a_closed_pool_says_so(scratch: Path) -> None:
+    pool = polder.Pool(scratch / "pool", size="64MiB", run=scratch)
+    thing = pool.create("/x", 10)
+    thing.close()
+    with pytest.raises(polder.ClosedError, match="object is closed"), thing.read():
+        pass
+    pool.close()
+    pool.close()
+    with pytest.raises(polder.ClosedError, match="pool is closed"):
+        pool.list()
+
+
+def test_a_forked_child_is_told_to_open_the_pool_anew(pool: polder.Pool) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            pool.list()
+        except polder.ClosedError as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert pool.list() == []
+
+
+def test_an_argument_goes_before_the_environment_and_that_before_the_file(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = scratch / "config.toml"
+    config.write_text(f'pool = "{scratch}/from-file"\nhost = 3\nrun = "{scratch}"\n')
+    monkeypatch.setenv("POLDER_CONFIG", str(config))
+    monkeypatch.setenv("POLDER_POOL", f"{scratch}/from-environment")
+    with polder.Pool(size="64MiB") as pool:
+        assert (str(pool.path), pool.host) == (f"{scratch}/from-environment", 3)
+    monkeypatch.setenv("POLDER_HOST", "2")
+    with polder.Pool(scratch / "from-argument", size="64MiB") as pool:
+        assert (str(pool.path), pool.host) == (f"{scratch}/from-argument", 2)
+    monkeypatch.setenv("POLDER_COHERENCE", "hopeful")
+    with pytest.raises(polder.SettingsError, match="POLDER_COHERENCE=hopeful"):
+        polder.Pool(size="64MiB")
+
+
+def test_a_program_that_never_closes_its_pool_leaves_nothing_behind(scratch: Path) -> None:
+    program = f"import polder; p = polder.Pool({str(scratch / 'pool')!r}, size='64MiB', run={str(scratch)!r})"
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+    assert os.listdir(scratch) == ["pool"]

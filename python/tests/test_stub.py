@@ -1,0 +1,41 @@
+"""The stub says what the compiled module is."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+from polder import _core
+
+STUB = ast.parse((Path(_core.__file__).parent / "_core.pyi").read_text())
+CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef) and hasattr(_core, node.name)}
+
+
+def parameters(node: ast.FunctionDef) -> list[str]:
+    arguments = node.args
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return [name for name in names if name not in ("self", "cls")]
+
+
+def test_every_public_name_stands_in_the_stub() -> None:
+    names = {node.name for node in STUB.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    assert {name for name in dir(_core) if not name.startswith("_")} <= names
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_has_the_members_that_its_stub_has(name: str) -> None:
+    actual = getattr(_core, name)
+    said = {node.name: node for node in CLASSES[name].body if isinstance(node, ast.FunctionDef)}
+    inherited = set(dir(object)) | {"__weakref__", "__module__"}
+    assert set(dir(actual)) - inherited == set(said) - inherited
+    for member, node in said.items():
+        if any(isinstance(by, ast.Name) and by.id == "property" for by in node.decorator_list):
+            continue
+        call = actual if member == "__new__" else getattr(actual, member)
+        assert [p for p in inspect.signature(call).parameters if p != "self"] == parameters(node), member
+
+
+@pytest.mark.parametrize("name", [node.name for node in STUB.body if isinstance(node, ast.FunctionDef)])
+def test_a_function_has_the_parameters_that_its_stub_has(name: str) -> None:
+    node = next(node for node in STUB.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    assert list(inspect.signature(getattr(_core, name)).parameters) == parameters(node)

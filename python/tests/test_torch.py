@@ -1,0 +1,74 @@
+"""The torch backend, against gloo."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Ranks
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+MINE = f"polder-{os.getuid()}-"
+
+
+def left_behind() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith(MINE)}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_collective_gives_what_gloo_gives(tmp_path: Path, ranks: int) -> None:
+    with Ranks("torch_collectives.py", ranks, tmp_path, POLDER_EMULATE="2", POLDER_COHERENCE="software") as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * ranks
+    assert not left_behind()
+
+
+@pytest.mark.parametrize(("ranks", "hosts"), [(2, 1), (4, 2)])
+def test_ddp_trains_to_the_same_weights_as_over_gloo(tmp_path: Path, ranks: int, hosts: int) -> None:
+    with Ranks("torch_ddp.py", ranks, tmp_path, POLDER_EMULATE=str(hosts)) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * ranks
+    assert not left_behind()
+
+
+def test_a_killed_rank_is_named_and_the_next_start_cleans_up(tmp_path: Path) -> None:
+    with Ranks("torch_endless.py", 2, tmp_path) as run:
+        survivor, killed = run.processes
+        assert survivor.stdout
+        assert survivor.stdout.readline() == "going\n"
+        killed.send_signal(signal.SIGKILL)
+        began = time.monotonic()
+        output = survivor.communicate(timeout=20)[0]
+        assert time.monotonic() - began < 10
+        assert output.splitlines()[-1] == f"PeerDeadError {killed.pid}", output
+    with Ranks("torch_endless.py", 2, tmp_path / "all-killed") as run:
+        assert run.processes[0].stdout
+        assert run.processes[0].stdout.readline() == "going\n"
+        for process in run.processes:
+            process.kill()
+        for process in run.processes:
+            process.wait()
+        assert left_behind()
+    with Ranks("torch_ddp.py", 2, tmp_path / "next") as run:
+        run.outputs()
+    assert not left_behind()
+
+
+def test_two_jobs_on_one_named_pool_do_not_meet(scratch: Path, tmp_path: Path) -> None:
+    named = {"POLDER_POOL": str(scratch / "pool"), "POLDER_RUN": str(scratch)}
+    with (
+        Ranks("torch_ddp.py", 2, tmp_path / "one", **named) as one,
+        Ranks("torch_ddp.py", 2, tmp_path / "two", **named) as two,
+    ):
+        for run in (one, two):
+            assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
+    assert os.listdir(scratch) == ["pool"]
+
+
+def test_without_torch_the_import_says_what_to_install() -> None:
+    program = "import sys; sys.modules['torch'] = None; import polder.torch"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "pip install 'polder[torch]'" in ended.stderr
