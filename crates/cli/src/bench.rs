@@ -1,6 +1,8 @@
 //! `polder bench`: Polder and its peers in turn, in one run, a row for each figure.
 
+mod collectives;
 mod lines;
+mod objects;
 mod pair;
 mod ring;
 mod row;
@@ -28,6 +30,10 @@ enum Bench {
     Ring,
     /// Writing and flushing with each instruction (cMPI, Figure 11 and Table 1).
     Lines,
+    /// Collectives through Python, beside gloo and Open MPI.
+    Collectives(collectives::Arguments),
+    /// A million creates and opens from four processes.
+    Objects(objects::Arguments),
     /// The other process of a benchmark.
     #[command(subcommand, hide = true)]
     Second(Second),
@@ -36,6 +42,7 @@ enum Bench {
 #[derive(Subcommand)]
 enum Second {
     Ring(ring::Second),
+    Objects(objects::Second),
 }
 
 /// Runs one benchmark and prints its rows.
@@ -43,6 +50,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let rows = match &arguments.bench {
         Bench::Ring => ring::run()?,
         Bench::Lines => lines::run()?,
+        Bench::Objects(arguments) => objects::run(arguments)?,
+        Bench::Collectives(collectives) => {
+            collectives::run(collectives, |row| print(row, arguments.json))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Bench::Second(Second::Objects(second)) => {
+            objects::second(second)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         Bench::Second(Second::Ring(second)) => return ring::second(second).map(|()| ExitCode::SUCCESS),
     };
     for row in &rows {

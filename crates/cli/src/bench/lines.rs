@@ -54,7 +54,7 @@ fn table_1(memory: &Software, effort: Effort, rows: &mut Vec<Row>) -> Result<(),
     Ok(())
 }
 
-fn row(case: String, metric: &str, timing: Timing, unit: &'static str) -> Row {
+fn row(case: String, metric: &str, timing: Timing, unit: &str) -> Row {
     let sample = Sample { median: timing.median, low: timing.low, high: timing.high };
     Row::measured("lines", case, metric, sample, unit)
 }

@@ -1,9 +1,9 @@
 //! The rows that every benchmark prints: one figure each, beside its peer's.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How a figure was obtained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Kind {
     /// On this machine, in this run.
@@ -45,10 +45,10 @@ impl Sample {
 }
 
 /// One figure. `ratio` says how many times better Polder is than the peer: above 1 is better.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub(super) struct Row {
     /// Which benchmark.
-    pub(super) bench: &'static str,
+    pub(super) bench: String,
     /// Operation, size, processes, pool, `staged` or `in-pool`, library, in plain words.
     pub(super) case: String,
     /// What was measured.
@@ -60,7 +60,7 @@ pub(super) struct Row {
     /// The greatest.
     pub(super) high: f64,
     /// The unit of the three.
-    pub(super) unit: &'static str,
+    pub(super) unit: String,
     /// How it was obtained.
     pub(super) kind: Kind,
     /// What it is compared with.
@@ -77,20 +77,20 @@ pub(super) struct Row {
 impl Row {
     /// A measured figure without a peer.
     pub(super) fn measured(
-        bench: &'static str,
+        bench: &str,
         case: impl Into<String>,
         metric: &str,
         sample: Sample,
-        unit: &'static str,
+        unit: &str,
     ) -> Self {
         Self {
-            bench,
+            bench: bench.to_owned(),
             case: case.into(),
             metric: metric.to_owned(),
             value: sample.median,
             low: sample.low,
             high: sample.high,
-            unit,
+            unit: unit.to_owned(),
             kind: Kind::Measured,
             peer: None,
             peer_value: None,

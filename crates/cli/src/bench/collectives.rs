@@ -1,0 +1,55 @@
+//! `polder bench collectives`: started in Python, where the peers are at home.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use super::row::Row;
+use crate::Failure;
+
+/// What to measure.
+#[derive(clap::Args)]
+pub(super) struct Arguments {
+    /// How many processes.
+    #[arg(long, num_args = 1.., default_values_t = [2, 4])]
+    procs: Vec<u16>,
+    /// Sizes in bytes; 4 KiB to 128 MiB when left out.
+    #[arg(long, num_args = 1..)]
+    sizes: Vec<u64>,
+}
+
+/// Runs the benchmark's Python half and hands on each row as it comes.
+pub(super) fn run(
+    arguments: &Arguments,
+    mut row: impl FnMut(&Row) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let python = python()?;
+    let mut command = Command::new(&python);
+    command.args(["-m", "polder.bench"]).stdout(Stdio::piped());
+    command.arg("--procs").args(arguments.procs.iter().map(u16::to_string));
+    if !arguments.sizes.is_empty() {
+        command.arg("--sizes").args(arguments.sizes.iter().map(u64::to_string));
+    }
+    let mut child = command.spawn().map_err(|error| Failure(format!("{}: {error}", python.display())))?;
+    let output = child.stdout.take().ok_or_else(|| Failure("the benchmark has no output".to_owned()))?;
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        let parsed =
+            serde_json::from_str(&line).map_err(|_| Failure(format!("no row of a benchmark: {line}")))?;
+        row(&parsed)?;
+    }
+    let status = child.wait()?;
+    if status.success() { Ok(()) } else { Err(Failure(format!("{}: {status}", python.display()))) }
+}
+
+/// The Python beside this program, as `make setup` puts it.
+fn python() -> Result<PathBuf, Failure> {
+    let python = std::env::current_exe()?.with_file_name("python");
+    match python.exists() {
+        true => Ok(python),
+        false => Err(Failure(format!(
+            "{} does not exist: this benchmark runs in the Python that polder was installed into; try .venv/bin/polder",
+            python.display()
+        ))),
+    }
+}

