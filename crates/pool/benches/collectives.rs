@@ -91,6 +91,7 @@ impl Case {
             pid: rank.into(),
             bell: Some(Bell(rank.into())),
             heartbeat: None,
+            sign: None,
         };
         (0..self.ranks).map(member).collect()
     }

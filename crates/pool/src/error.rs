@@ -258,9 +258,10 @@ pub enum PoolError {
         /// How long, in milliseconds.
         waited_ms: u64,
     },
-    /// A peer ended the operation, because of an error of its own or because it waited for this process in vain.
+    /// A peer left the group, or ended the operation because of an error of its own or because it waited for this process
+    /// in vain.
     #[error(
-        "{peer} gave up {what} {sequence} in epoch {epoch}, for an error of its own or because this process was late; see its log and join again"
+        "{peer} gave up {what} {sequence} in epoch {epoch}: it left the group, met an error of its own, or found this process late; see its log and join again"
     )]
     GaveUp {
         /// Who.

@@ -23,6 +23,7 @@ use std::time::Duration;
 use polder_mem::{Bell, Liveness, Memory, Nanos, Offset, ProcessSlot};
 
 use crate::collectives::Workshop;
+use crate::line::{self, Words};
 use crate::wait::{self, Patience};
 use crate::{Peer, PoolError};
 
@@ -50,6 +51,8 @@ pub struct Member {
     pub bell: Option<Bell>,
     /// A word in the pool that its process counts up while it lives.
     pub heartbeat: Option<Offset>,
+    /// A line in the pool, and what it holds while its process is at the slot.
+    pub sign: Option<(Offset, Words)>,
 }
 
 impl Member {
@@ -376,7 +379,9 @@ impl<M: Memory> Group<M> {
         let came = standing.mark() >= want;
         match standing.gave_up() {
             // What it gave up later does not concern us yet.
-            Some(mark) if !came || standing.sequence() <= self.sequence => Err(Failure::Told(rank, mark)),
+            Some(mark) if !came || standing.sequence() <= self.sequence && !mark.is_left() => {
+                Err(Failure::Told(rank, mark))
+            }
             _ => Ok(came.then_some(())),
         }
     }
@@ -407,7 +412,7 @@ impl<M: Memory> Group<M> {
                 self.memory.fence_invalidations();
             }
             self.standings[other].refresh(&self.memory, self.members[other].at)?;
-            if let Some(mark) = self.standings[other].gave_up() {
+            if let Some(mark) = self.standings[other].gave_up().filter(|mark| !mark.is_left()) {
                 return Err(Failure::Told(other, mark));
             }
         }
@@ -416,6 +421,11 @@ impl<M: Memory> Group<M> {
 
     fn alive(&self, rank: usize) -> Result<(), Failure> {
         let member = &self.members[rank];
+        if let Some((at, words)) = member.sign
+            && line::read(&self.memory, at)?.is_some_and(|now| now != words)
+        {
+            return Err(Failure::Dead(rank));
+        }
         match (self.memory.liveness(member.host, member.slot), member.heartbeat) {
             (Liveness::Dead, _) => Err(Failure::Dead(rank)),
             (Liveness::Alive, _) | (Liveness::Unknown, None) => Ok(()),
@@ -473,6 +483,14 @@ impl<M: Memory> Group<M> {
         self.publish();
         self.broken = Some(error.clone());
         error
+    }
+
+    /// Says that this rank expects nothing more of the group, and nobody should of it.
+    fn leave(&self) {
+        if self.broken.is_none() {
+            self.own.borrow_mut().give_up(Mark::left(self.rank));
+            self.publish();
+        }
     }
 
     /// What the others are told: whom to blame.
@@ -606,6 +624,7 @@ pub(crate) mod tests {
                 pid: 100 + u32::try_from(rank).unwrap(),
                 bell: Some(Bell(u32::try_from(rank).unwrap())),
                 heartbeat: None,
+                sign: None,
             }
         };
         (0..hosts.len()).map(member).collect()

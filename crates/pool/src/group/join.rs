@@ -1,15 +1,20 @@
-//! How ranks find each other: each makes the object `NAME/RANK`, its extent, and says in the first line who it is.
+//! How ranks find each other: each makes the object `NAME/RANK`, its extent, says in the first line who it is, and
+//! acknowledges the extents that it has found.
 //!
-//! A rank has joined when every rank has opened every extent, so that none can be gone before a late one came. Extents of
-//! ranks that died are taken away by whoever joins as the same rank of the same name.
+//! A rank has joined when every rank has acknowledged the very extent that it made, so that it holds none that is left from
+//! an earlier group of the same name, and none can be gone before a late one came. Extents of ranks that died are taken
+//! away by whoever joins as the same rank of the same name.
+//!
+//! The acknowledgements lie where the first half of the staging will be, a word for each rank. The first operation stages in
+//! the other half, and the second begins when all ranks are in the first (see invariants 2 and 3 of [`super`]).
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_mem::{Bell, Liveness, Memory, Nanos, ProcessSlot};
+use polder_mem::{Bell, Liveness, Memory, Nanos, Offset, ProcessSlot};
 
-use super::{Group, Interrupt, Member, Options, extent_bytes};
+use super::{Group, Interrupt, Member, Options, extent_bytes, staging_at};
 use crate::line::{self, Words};
 use crate::membership::{Process, ProcessState};
 use crate::object::Object;
@@ -22,6 +27,12 @@ const NAP: Duration = Duration::from_millis(1);
 pub struct Joined<M: Memory> {
     group: Group<M>,
     _seats: Seats<M>,
+}
+
+impl<M: Memory> Drop for Joined<M> {
+    fn drop(&mut self) {
+        self.group.leave();
+    }
 }
 
 impl<M: Memory> Deref for Joined<M> {
@@ -53,23 +64,22 @@ impl<M: Memory> Group<M> {
         options: Options,
         interrupt: Option<Interrupt>,
     ) -> Result<Joined<M>, PoolError> {
-        if rank >= size {
-            let value = format!("{rank} of {size}");
-            return Err(PoolError::Argument { what: "rank", value, expected: "a rank below the size" });
+        if rank >= size || size as u64 * 8 > options.staging_bytes / 2 {
+            let value = format!("{rank} of {size} with {} bytes of staging", options.staging_bytes);
+            let expected = "a rank below the size, and 16 bytes of staging or more for each rank";
+            return Err(PoolError::Argument { what: "rank", value, expected });
         }
-        let options = Options { epoch: pool.epoch()?, ..options };
+        let options = Options { epoch: pool.epoch()?, silence: pool.member().silence, ..options };
         let memory = pool.memory().clone();
         let mut search = Search {
             deadline: memory.now() + options.timeout,
             seats: Seats { pool, name: name.to_owned(), rank, size, own: None, others: vec![] },
+            found: vec![None; size],
             options,
             interrupt,
         };
-        let own = search.take_seat()?;
-        let mut members = Vec::with_capacity(size);
-        for other in 0..size {
-            members.push(if other == rank { own } else { search.find(other)? });
-        }
+        search.take_seat()?;
+        let members = search.find_all()?;
         let mut group = Self::over(memory, members, rank, options)?;
         if let Some(interrupt) = search.interrupt {
             group.on_wait(interrupt);
@@ -112,13 +122,15 @@ impl<M: Memory> Drop for Seats<M> {
 struct Search<M: Memory> {
     seats: Seats<M>,
     options: Options,
+    /// The ranks that have been found and have found us.
+    found: Vec<Option<Member>>,
     deadline: Nanos,
     interrupt: Option<Interrupt>,
 }
 
 impl<M: Memory> Search<M> {
     /// Makes this rank's extent and says whose it is.
-    fn take_seat(&mut self) -> Result<Member, PoolError> {
+    fn take_seat(&mut self) -> Result<(), PoolError> {
         let Seats { pool, rank, size, .. } = &self.seats;
         let name = self.seats.name_of(*rank);
         let bytes = extent_bytes(&self.options);
@@ -135,9 +147,9 @@ impl<M: Memory> Search<M> {
             own.at(),
             &Identity { rank: *rank, size: *size, process }.encode(&self.options),
         );
-        let member = self.member(&own, &process);
+        self.found[*rank] = Some(self.member(&own, &process)?);
         self.seats.own = Some(own);
-        Ok(member)
+        Ok(())
     }
 
     /// Removes the extent `name` of a process that died without leaving.
@@ -163,33 +175,64 @@ impl<M: Memory> Search<M> {
         }
     }
 
-    /// Waits for the extent of `rank` and for who it is.
-    fn find(&mut self, rank: usize) -> Result<Member, PoolError> {
-        let pool = Arc::clone(&self.seats.pool);
-        let name = self.seats.name_of(rank);
+    /// Waits until every rank has been found, and has found this one.
+    fn find_all(&mut self) -> Result<Vec<Member>, PoolError> {
         loop {
-            let mut dead = None;
-            match pool.open(&name) {
-                Ok(object) => match self.look(&object, rank) {
-                    Ok(Some(member)) => {
-                        self.seats.others.push(object);
-                        return Ok(member);
-                    }
-                    Ok(None) => pool.close(object),
-                    Err(error @ PoolError::PeerDead { .. }) => {
-                        pool.close(object);
-                        dead = Some(error);
-                    }
-                    Err(error) => {
-                        pool.close(object);
-                        return Err(error);
-                    }
-                },
-                Err(PoolError::NotFound { .. }) => {}
-                Err(error) => return Err(error),
+            let mut missing = None;
+            for rank in (0..self.seats.size).filter(|&rank| self.found[rank].is_none()).collect::<Vec<_>>() {
+                match self.find(rank) {
+                    Ok(None) => missing = missing.or(Some((rank, None))),
+                    Err(error @ PoolError::PeerDead { .. }) => missing = Some((rank, Some(error))),
+                    found => self.found[rank] = found?,
+                }
             }
-            self.nap(rank, dead)?;
+            match missing {
+                None => return Ok(self.found.iter().copied().flatten().collect()),
+                Some((rank, error)) => self.nap(rank, error)?,
+            }
         }
+    }
+
+    /// Looks for the extent of `rank`, acknowledges it, and keeps it when its rank has acknowledged ours.
+    fn find(&mut self, rank: usize) -> Result<Option<Member>, PoolError> {
+        let pool = Arc::clone(&self.seats.pool);
+        let object = match pool.open(&self.seats.name_of(rank)) {
+            Err(PoolError::NotFound { .. }) => return Ok(None),
+            opened => opened?,
+        };
+        match self.look(&object, rank).and_then(|member| self.acknowledge(&object, rank, member)) {
+            Ok(Some(member)) => {
+                self.seats.others.push(object);
+                Ok(Some(member))
+            }
+            other => {
+                pool.close(object);
+                other
+            }
+        }
+    }
+
+    /// Writes down that we have found `object`; keeps `member` when its rank has written down that it has found ours.
+    fn acknowledge(
+        &self,
+        object: &Object,
+        rank: usize,
+        member: Option<Member>,
+    ) -> Result<Option<Member>, PoolError> {
+        let (memory, Some(own)) = (self.seats.pool.memory(), &self.seats.own) else { return Ok(None) };
+        if member.is_none() {
+            return Ok(None);
+        }
+        let ours = acknowledgement(own, rank);
+        if memory.load(ours)? != mark_of(object) {
+            memory.store(ours, mark_of(object));
+            memory.write_back(ours, 8);
+            memory.sfence();
+        }
+        let theirs = acknowledgement(object, self.seats.rank);
+        memory.invalidate(theirs, 8);
+        memory.fence_invalidations();
+        Ok(member.filter(|_| memory.load(theirs) == Ok(mark_of(own))))
     }
 
     /// Whose extent `object` is; `None` while its process has not said so.
@@ -208,14 +251,19 @@ impl<M: Memory> Search<M> {
             let expected = "made for another size or other options; every rank must join with the same";
             return Err(PoolError::Argument { what: "the group", value, expected });
         }
-        Ok(Some(self.member(object, &said.process)))
+        self.member(object, &said.process).map(Some)
     }
 
-    fn member(&self, object: &Object, process: &Process) -> Member {
+    fn member(&self, object: &Object, process: &Process) -> Result<Member, PoolError> {
         let pool = &self.seats.pool;
         let Process { host, slot, pid, .. } = *process;
         let same_kernel = pool.memory().liveness(host, slot) != Liveness::Unknown;
-        Member {
+        let line = pool.process(host, slot)?;
+        if line.incarnation != process.incarnation {
+            let (epoch, sequence) = (self.options.epoch, self.seats.rank as u64);
+            return Err(PoolError::PeerDead { peer: process.peer(), what: "join of rank", epoch, sequence });
+        }
+        Ok(Member {
             at: object.at(),
             bytes: object.bytes(),
             host,
@@ -223,7 +271,8 @@ impl<M: Memory> Search<M> {
             pid,
             bell: same_kernel.then(|| self.bell(process)),
             heartbeat: Some(pool.layout().heartbeat_line(host, slot)),
-        }
+            sign: Some((pool.layout().process_line(host, slot), line.encode())),
+        })
     }
 
     fn bell(&self, process: &Process) -> Bell {
@@ -249,6 +298,16 @@ impl<M: Memory> Search<M> {
         // Nobody has said which host the rank would be on.
         Err(dead.unwrap_or(PoolError::Timeout { peer: Peer::default(), what, epoch, sequence, waited_ms }))
     }
+}
+
+/// Where the rank whose extent is `object` acknowledges that of `rank`.
+fn acknowledgement(object: &Object, rank: usize) -> Offset {
+    staging_at(object.at()).word(rank as u64)
+}
+
+/// What tells an extent from every other that its host ever made.
+fn mark_of(object: &Object) -> u64 {
+    u64::from(object.owner()) << 56 | object.generation()
 }
 
 /// What the first line of an extent says.
@@ -357,6 +416,49 @@ mod tests {
         for _ in 0..20 {
             in_ranks(&pools, "/brief", |_| {});
         }
+    }
+
+    #[test]
+    fn a_rank_that_joins_again_at_once_does_not_meet_the_extent_of_a_slow_one_from_before() {
+        let pools = pools(2);
+        let slow = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for (rank, pool) in pools.iter().enumerate() {
+                let slow = &slow;
+                scope.spawn(move || {
+                    let join = || Group::join(Arc::clone(pool), "/again", rank, 2, quick(), None).unwrap();
+                    let mut group = join();
+                    group.barrier().unwrap();
+                    if rank == 1 {
+                        slow.wait();
+                        // Rank 0 is looking for us by now, and finds what we had before.
+                        std::thread::sleep(Duration::from_millis(30));
+                    }
+                    drop(group);
+                    if rank == 0 {
+                        slow.wait();
+                    }
+                    join().barrier().unwrap();
+                });
+            }
+        });
+        assert_eq!(pools[0].list("").unwrap(), []);
+    }
+
+    #[test]
+    fn a_rank_that_left_is_named_at_once_by_whoever_expects_more_of_it() {
+        let pools = pools(2);
+        let left = std::sync::Barrier::new(2);
+        in_ranks(&pools, "/left", |group| {
+            if group.rank() == 0 {
+                group.leave();
+                left.wait();
+            } else {
+                left.wait();
+                let error = group.barrier().unwrap_err();
+                assert!(matches!(error, PoolError::GaveUp { peer: Peer { host: 0, .. }, .. }), "{error}");
+            }
+        });
     }
 
     #[test]

@@ -95,6 +95,7 @@ impl Mark {
     const LATE: u64 = 3;
     const MISMATCH: u64 = 4;
     const OWN: u64 = 5;
+    const LEFT: u64 = 6;
     /// Where the count begins.
     const COUNT: u32 = 40;
 
@@ -117,6 +118,15 @@ impl Mark {
     /// The rank itself met an error.
     pub(crate) fn own(rank: usize) -> Self {
         Self::new(Self::OWN, rank)
+    }
+
+    /// The rank has done all it came for: an error only for whoever still expects more of it.
+    pub(crate) fn left(rank: usize) -> Self {
+        Self::new(Self::LEFT, rank)
+    }
+
+    pub(crate) fn is_left(self) -> bool {
+        self.kind() == Self::LEFT
     }
 
     fn kind(self) -> u64 {

@@ -229,6 +229,7 @@ fn members(hosts: &[u16], stride: u64, extra: u64) -> Vec<Member> {
             pid: 100 + rank as u32,
             bell: None,
             heartbeat: None,
+            sign: None,
         }
     };
     (0..hosts.len()).map(member).collect()
