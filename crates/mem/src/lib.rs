@@ -15,6 +15,7 @@ pub mod conformance;
 mod copy;
 mod cpu;
 mod fault;
+mod fork;
 mod heap;
 mod host;
 mod kernel;
@@ -32,6 +33,7 @@ mod wrapped;
 
 pub use affinity::{allowed_cpus, pin_to_cpu};
 pub use cpu::{Cpu, Flush};
+pub use fork::forks;
 pub use heap::{Heap, HeapShape};
 pub use host::{HostError, HostPlan};
 pub use mapped::{Coherent, Mapped, Software};

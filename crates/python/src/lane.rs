@@ -68,6 +68,12 @@ struct Queue {
     closed: bool,
 }
 
+impl Queue {
+    fn is_busy(&self) -> bool {
+        self.running || !self.jobs.is_empty()
+    }
+}
+
 struct Job {
     call: Call,
     timeout: Option<Duration>,
@@ -101,7 +107,8 @@ impl Lane {
     /// # Safety
     /// As [`Collectives::run`], until this returns.
     pub(crate) unsafe fn run(&self, py: Python<'_>, call: Call, timeout: Option<Duration>) -> PyResult<()> {
-        while !py.detach(|| self.shared.is_idle_within(SIGNALS)) {
+        while !self.shared.is_idle() {
+            py.detach(|| self.shared.is_idle_within(SIGNALS));
             py.check_signals()?;
         }
         // SAFETY: the caller's promise.
@@ -161,13 +168,12 @@ impl Lane {
 }
 
 impl Shared {
+    fn is_idle(&self) -> bool {
+        !lock(&self.queue).is_busy()
+    }
+
     fn is_idle_within(&self, grace: Duration) -> bool {
-        let busy = |queue: &mut Queue| queue.running || !queue.jobs.is_empty();
-        let mut queue = lock(&self.queue);
-        if !busy(&mut queue) {
-            return true;
-        }
-        let waited = self.turn.wait_timeout_while(queue, grace, busy);
+        let waited = self.turn.wait_timeout_while(lock(&self.queue), grace, |queue| queue.is_busy());
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 

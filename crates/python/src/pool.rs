@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use polder_mem::{Coherence, Memory};
+use polder_mem::{Coherence, Memory, forks};
 use polder_pool::session::{self, AnyPool, Session, SessionError};
 use polder_pool::settings::{CoherenceChoice, Settings, Size, Span};
 use polder_pool::{Geometry, each};
@@ -21,12 +21,14 @@ const DEFAULT_BYTES: u64 = 1 << 30;
 pub(crate) struct Owned<T> {
     held: Mutex<Option<T>>,
     process: u32,
+    /// Tells the process from its children, cheaper than its id.
+    forks: u32,
     what: &'static str,
 }
 
 impl<T> Owned<T> {
     pub(crate) fn new(what: &'static str, held: T) -> Self {
-        Self { held: Mutex::new(Some(held)), process: std::process::id(), what }
+        Self { held: Mutex::new(Some(held)), process: std::process::id(), forks: forks(), what }
     }
 
     /// What is held.
@@ -43,11 +45,11 @@ impl<T> Owned<T> {
 
     /// Takes what is held, once.
     pub(crate) fn take(&self) -> Option<T> {
-        if self.process == std::process::id() { self.lock().take() } else { None }
+        if self.forks == forks() { self.lock().take() } else { None }
     }
 
     fn check_process(&self) -> PyResult<()> {
-        if self.process == std::process::id() {
+        if self.forks == forks() {
             return Ok(());
         }
         let message = format!(
@@ -64,7 +66,7 @@ impl<T> Owned<T> {
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if self.forks != forks() {
             // The threads that it would join and the locks that it would give back are the parent's.
             std::mem::forget(self.lock().take());
         }
