@@ -1,5 +1,6 @@
 //! `polder pool`: makes, shows, mends and removes pools.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -7,9 +8,10 @@ use clap::{Args, Subcommand};
 use polder_mem::Memory;
 use polder_pool::keeper::{Order, order};
 use polder_pool::session::{self, AnyMemory, SessionError};
-use polder_pool::settings::{Settings, Size};
+use polder_pool::settings::{Settings, Size, Span};
 use polder_pool::{
-    Geometry, Member, Overwrite, PoolError, Superblock, Uuid, each_memory, format, read_superblock,
+    Geometry, HostStat, Inspection, Member, Overwrite, PoolError, Stat, Superblock, Uuid, each_memory,
+    format, inspect, read_superblock,
 };
 
 use crate::Failure;
@@ -19,6 +21,26 @@ use crate::keeper::hosts;
 pub(crate) enum Command {
     /// Make a pool on a device, or in a file that is made with --size.
     Format(Format),
+    /// List the objects in a pool.
+    List {
+        /// The beginning of the names to list.
+        #[arg(default_value = "/")]
+        prefix: String,
+        /// Print a JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say how full a pool is, and who is there.
+    Stat {
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+        /// Look again and again, every so often, such as 1s, until stopped.
+        #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s")]
+        watch: Option<Span>,
+    },
+    /// Look for damage: reports each damaged byte's offset, changes nothing, and fails when it finds any.
+    Check,
     /// Take a host out of the view, so that the others stop waiting for it.
     Evict {
         /// The host id.
@@ -67,6 +89,9 @@ pub(crate) struct Format {
 pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Failure> {
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
     match command {
+        Command::List { prefix, json } => list(path, settings, &prefix, json)?,
+        Command::Stat { json, watch } => stat(path, settings, json, watch)?,
+        Command::Check => return check(path, settings),
         Command::Format(arguments) => make(path, settings, &arguments)?,
         Command::Evict { id, fenced } => evict(path, settings, id, fenced)?,
         Command::Destroy { yes } => destroy(path, settings, yes)?,
@@ -117,6 +142,83 @@ fn describe(path: &Path, made: &Superblock) -> Result<(), Failure> {
     println!("{}: pool {} for {hosts} hosts of {processes} processes", path.display(), made.uuid);
     println!("{} for data in {} chunks of {}", bytes(data), layout.chunks(), bytes(chunk_bytes));
     Ok(())
+}
+
+fn look(path: &Path, settings: &Settings) -> Result<Inspection, Failure> {
+    let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+    each_memory!(&memory, memory => inspect(memory)).map_err(at(path))
+}
+
+fn list(path: &Path, settings: &Settings, prefix: &str, json: bool) -> Result<(), Failure> {
+    let found = look(path, settings)?;
+    for object in found.objects.iter().filter(|object| object.name.starts_with(prefix)) {
+        match json {
+            true => println!("{}", serde_json::to_string(object)?),
+            false => println!(
+                "{:>12}  host {:<3} job {:<6} {}",
+                bytes(object.bytes),
+                object.owner,
+                object.job,
+                object.name
+            ),
+        }
+    }
+    Ok(())
+}
+
+fn stat(path: &Path, settings: &Settings, json: bool, watch: Option<Span>) -> Result<(), Failure> {
+    loop {
+        let stat = look(path, settings)?.stat;
+        match (json, watch) {
+            (true, _) => println!("{}", serde_json::to_string(&stat)?),
+            // Home, and clear what an earlier, longer view left.
+            (false, Some(_)) => print!("\x1b[H\x1b[J{}", table(path, &stat)),
+            (false, None) => print!("{}", table(path, &stat)),
+        }
+        std::io::stdout().flush()?;
+        let Some(Span(pause)) = watch else { return Ok(()) };
+        std::thread::sleep(pause);
+    }
+}
+
+fn table(path: &Path, stat: &Stat) -> String {
+    let mut lines = vec![
+        format!(
+            "{}: {} in all, {} of it metadata",
+            path.display(),
+            bytes(stat.bytes),
+            bytes(stat.metadata_bytes)
+        ),
+        format!(
+            "{} objects of {}; {} in unclaimed chunks",
+            stat.objects,
+            bytes(stat.object_bytes),
+            bytes(stat.unclaimed_bytes)
+        ),
+        format!(
+            "directory: {} slots, {} claimed, {} condemned, {} tombstones; epoch {}",
+            stat.slots, stat.claimed, stat.condemned, stat.tombstones, stat.epoch
+        ),
+    ];
+    for host in &stat.hosts {
+        let pids: Vec<_> = host.processes.iter().map(u32::to_string).collect();
+        let pids = if pids.is_empty() { "none".to_owned() } else { pids.join(" ") };
+        let HostStat { host, state, objects, chunks, .. } = host;
+        lines.push(format!("host {host} {state}: {objects} objects, {chunks} chunks, processes {pids}"));
+    }
+    for (job, held) in &stat.jobs {
+        lines.push(format!("job {job}: {}", bytes(*held)));
+    }
+    lines.join("\n") + "\n"
+}
+
+fn check(path: &Path, settings: &Settings) -> Result<ExitCode, Failure> {
+    let Inspection { stat, problems, .. } = look(path, settings)?;
+    for problem in &problems {
+        println!("{problem}");
+    }
+    println!("{}: {} objects, {} problems", path.display(), stat.objects, problems.len());
+    Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool) -> Result<(), Failure> {

@@ -336,6 +336,11 @@ fn words(chunks: &Range<u32>) -> Range<u32> {
     chunks.start / CHUNKS_PER_WORD..chunks.end.div_ceil(CHUNKS_PER_WORD)
 }
 
+/// The chunks of `chunks` in all that the open word `index` says are held.
+pub(crate) fn held(states: u64, index: u32, chunks: u32) -> impl Iterator<Item = u32> {
+    of_word(&(0..chunks), index).filter(move |&chunk| state(states, chunk) == HELD)
+}
+
 /// The chunks of this range whose states stand in word `index`.
 fn of_word(chunks: &Range<u32>, index: u32) -> Range<u32> {
     let first = index * CHUNKS_PER_WORD;

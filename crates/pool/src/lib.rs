@@ -13,6 +13,7 @@ mod error;
 mod extents;
 pub mod format;
 pub mod group;
+mod inspect;
 pub mod keeper;
 pub mod line;
 mod list;
@@ -39,6 +40,7 @@ pub mod word;
 
 pub use error::{Peer, PoolError};
 pub use format::{Geometry, Layout, Overwrite, Superblock, Uuid, format, read_superblock};
+pub use inspect::{Found, HostStat, Inspection, Problem, Stat, inspect};
 pub use list::Listed;
 pub use membership::{Heartbeats, HostLine, HostState, Process, ProcessState};
 pub use object::{Fill, Object};

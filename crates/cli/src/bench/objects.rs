@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_mem::Memory;
+use polder_mem::{LINE, Memory};
 use polder_pool::group::{Group, Options};
 use polder_pool::session::Session;
 use polder_pool::settings::CoherenceChoice;
 use polder_pool::wait::Patience;
-use polder_pool::{Geometry, Pool, each};
+use polder_pool::{Geometry, Inspection, Pool, each, inspect};
 
 use super::pair::{Helper, Scratch, settings, timed};
 use super::row::{Row, Sample};
@@ -93,10 +93,27 @@ fn measure<M: Memory>(pool: Arc<Pool<M>>, second: &Second) -> Result<Vec<Row>, F
         group.barrier()
     })?;
     let total = (objects * PROCESSES) as f64;
+    let Inspection { stat, .. } = inspect(pool.memory())?;
+    let metadata = stat.objects * LINE + stat.header_bytes;
     let case = |what: &str| format!("{what} {} objects {PROCESSES} procs {coherence}", objects * PROCESSES);
     let one = |value: f64| Sample { median: value, low: value, high: value };
     Ok(vec![
         Row::measured("objects", case("create and close"), "rate", one(total / creates), "calls/s"),
         Row::measured("objects", case("open and close"), "rate", one(total / opens), "calls/s"),
+        // An entry and a header each; what the directory reserves in all stands beside it.
+        Row::measured(
+            "objects",
+            case("metadata"),
+            "in use",
+            one(metadata as f64 / stat.objects as f64),
+            "B/object",
+        ),
+        Row::measured(
+            "objects",
+            case("metadata"),
+            "reserved",
+            one((stat.metadata_bytes + stat.header_bytes) as f64 / stat.objects as f64),
+            "B/object",
+        ),
     ])
 }

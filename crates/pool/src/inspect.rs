@@ -1,0 +1,467 @@
+//! Looking at a whole pool from outside, without attaching: what is in it, and what in it is damaged.
+//!
+//! Nothing is written, no lock is taken, and nothing that is read is believed: a pool in use may change under the
+//! inspection, so a line that is torn is looked at again before it is called damaged, and an object whose entry went away
+//! meanwhile is passed over.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use polder_mem::{LINE, Memory, Offset, ProcessSlot};
+use serde::Serialize;
+
+use crate::entry::{Entry, Record, State};
+use crate::format::{Layout, Superblock, read_superblock};
+use crate::line::{self, Words};
+use crate::membership::{HostLine, HostState, Process, ProcessState};
+use crate::name::Name;
+use crate::object::Header;
+use crate::view::{View, Views};
+use crate::{PoolError, chunks, word};
+
+/// What is in a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Stat {
+    /// Bytes of the region that the pool uses.
+    pub bytes: u64,
+    /// Bytes of metadata in front of the chunks.
+    pub metadata_bytes: u64,
+    /// Bytes in chunks that no host holds.
+    pub unclaimed_bytes: u64,
+    /// The epoch of the view, 0 before any keeper ran.
+    pub epoch: u64,
+    /// Live objects.
+    pub objects: u64,
+    /// Bytes of live objects, without their headers.
+    pub object_bytes: u64,
+    /// Bytes of the headers of live objects.
+    pub header_bytes: u64,
+    /// Directory slots of all hosts that are there.
+    pub slots: u64,
+    /// Names that some host is claiming.
+    pub claimed: u64,
+    /// Destroyed objects that somebody may still hold open.
+    pub condemned: u64,
+    /// Records that an object of another host was destroyed.
+    pub tombstones: u64,
+    /// The hosts that were ever here.
+    pub hosts: Vec<HostStat>,
+    /// Bytes that each job holds in live objects.
+    pub jobs: BTreeMap<u64, u64>,
+}
+
+/// What a host has in a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct HostStat {
+    /// The host id.
+    pub host: u16,
+    /// `live`, `left` or `unknown`.
+    pub state: &'static str,
+    /// Processes whose lines say that they are here.
+    pub processes: Vec<u32>,
+    /// Objects that it owns.
+    pub objects: u64,
+    /// Chunks that it holds.
+    pub chunks: u64,
+}
+
+/// Something in a pool that no correct writer left there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Problem {
+    /// Where.
+    pub offset: u64,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}: {}", self.offset, self.what)
+    }
+}
+
+/// An object, as an inspection found it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Found {
+    /// Its name.
+    pub name: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The host that created it.
+    pub owner: u16,
+    /// The job on whose account it is.
+    pub job: u64,
+}
+
+/// What an inspection found.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The counters.
+    pub stat: Stat,
+    /// The live objects, by name.
+    pub objects: Vec<Found>,
+    /// What is damaged; empty in a pool that is whole.
+    pub problems: Vec<Problem>,
+}
+
+/// Looks at everything in the pool that lies in `memory`.
+///
+/// # Errors
+/// Those of [`read_superblock`], behind which nothing can be found, and [`PoolError::Memory`] when the memory fails.
+pub fn inspect<M: Memory>(memory: &M) -> Result<Inspection, PoolError> {
+    let superblock = read_superblock(memory)?;
+    let layout = superblock.layout()?;
+    let mut inspector = Inspector::new(memory, &layout, &superblock);
+    inspector.read_view();
+    for host in 0..layout.geometry().hosts {
+        inspector.read_host(host)?;
+    }
+    inspector.judge_objects()?;
+    inspector.stat.unclaimed_bytes = inspector.holders.iter().filter(|holder| holder.is_none()).count()
+        as u64
+        * layout.geometry().chunk_bytes;
+    inspector.objects.sort_by(|one, other| one.name.cmp(&other.name));
+    let Inspector { stat, objects, problems, .. } = inspector;
+    Ok(Inspection { stat, objects, problems })
+}
+
+struct Inspector<'a, M: Memory> {
+    memory: &'a M,
+    layout: &'a Layout,
+    stat: Stat,
+    objects: Vec<Found>,
+    problems: Vec<Problem>,
+    /// Which host holds each chunk.
+    holders: Vec<Option<u16>>,
+    live: Vec<(u16, u32, Record)>,
+    /// What tombstones name: owner, slot, generation.
+    buried: Vec<(u16, u32, u64)>,
+}
+
+/// So many lines are invalidated behind one fence.
+const BATCH: u32 = 64;
+
+/// How long a line may stay torn before it is called damaged: its writer may have been taken off its CPU.
+const LOOKS: u32 = 1000;
+
+impl<'a, M: Memory> Inspector<'a, M> {
+    fn new(memory: &'a M, layout: &'a Layout, superblock: &Superblock) -> Self {
+        let stat = Stat {
+            bytes: superblock.bytes,
+            metadata_bytes: layout.chunk_area().0,
+            unclaimed_bytes: 0,
+            epoch: 0,
+            objects: 0,
+            object_bytes: 0,
+            header_bytes: 0,
+            slots: 0,
+            claimed: 0,
+            condemned: 0,
+            tombstones: 0,
+            hosts: vec![],
+            jobs: BTreeMap::new(),
+        };
+        let holders = vec![None; layout.chunks() as usize];
+        Self {
+            memory,
+            layout,
+            stat,
+            objects: vec![],
+            problems: vec![],
+            holders,
+            live: vec![],
+            buried: vec![],
+        }
+    }
+
+    fn problem(&mut self, at: Offset, what: impl Into<String>) {
+        self.problems.push(Problem { offset: at.0, what: what.into() });
+    }
+
+    /// The words of a line, or a problem where it stays torn.
+    fn line(&mut self, at: Offset, what: &str) -> Result<Option<Words>, PoolError> {
+        for _ in 0..LOOKS {
+            if let Some(words) = line::read(self.memory, at)? {
+                return Ok(Some(words));
+            }
+            self.memory.yield_now();
+        }
+        self.problem(at, format!("{what} has a wrong checksum"));
+        Ok(None)
+    }
+
+    fn read_view(&mut self) {
+        let patience = std::time::Duration::from_millis(100);
+        match Views::new(patience).read(self.memory, self.layout, |_| Ok(())) {
+            Ok((View { epoch, .. }, ())) => self.stat.epoch = epoch,
+            Err(PoolError::Corrupt { offset, what }) => self.problem(offset, format!("{what} is damaged")),
+            Err(error) => self.problem(self.layout.view_line(1, 0), error.to_string()),
+        }
+    }
+
+    fn read_host(&mut self, host: u16) -> Result<(), PoolError> {
+        let at = self.layout.host_line(host);
+        let words = self.line(at, "host line")?;
+        let line = words.as_ref().and_then(HostLine::decode);
+        if words.is_some() && line.is_none() {
+            self.problem(at, format!("the host line of host {host} has a state that is none"));
+        }
+        let state = match line.map(|line| line.state) {
+            Some(HostState::Free) => return Ok(()),
+            Some(HostState::Live) => "live",
+            Some(HostState::Left) => "left",
+            None => "unknown",
+        };
+        let processes = self.read_processes(host)?;
+        let chunks = self.read_chunks(host)?;
+        let before = self.live.len();
+        self.read_entries(host)?;
+        let objects = (self.live.len() - before) as u64;
+        self.stat.slots += u64::from(self.layout.slots());
+        self.stat.hosts.push(HostStat { host, state, processes, objects, chunks });
+        Ok(())
+    }
+
+    fn read_processes(&mut self, host: u16) -> Result<Vec<u32>, PoolError> {
+        let mut live = vec![];
+        for slot in (0..self.layout.geometry().processes).map(ProcessSlot) {
+            let at = self.layout.process_line(host, slot);
+            if let Some(words) = self.line(at, "process line")? {
+                match Process::decode(&words, host, slot) {
+                    Some(Process { state: ProcessState::Live, pid, .. }) => live.push(pid),
+                    Some(_) => {}
+                    None => self
+                        .problem(at, format!("the line of process {} of host {host} makes no sense", slot.0)),
+                }
+            }
+            let beat = self.layout.heartbeat_line(host, slot);
+            self.line(beat, "heartbeat line")?;
+            self.read_words(self.layout.open_mark(host, slot), 1, "mark of announcements")?;
+            let opens = self.layout.geometry().opens;
+            self.read_words(self.layout.announcement(host, slot, 0), opens, "announcement")?;
+        }
+        self.line(self.layout.generation_line(host), "generation line")?;
+        self.read_words(
+            self.layout.tombstone_head(host, 0),
+            self.layout.geometry().hosts.into(),
+            "tombstone head",
+        )?;
+        Ok(live)
+    }
+
+    /// Looks at `count` checked words from `at` on.
+    fn read_words(&mut self, at: Offset, count: u32, what: &str) -> Result<(), PoolError> {
+        self.memory.invalidate(at, u64::from(count) * 8);
+        self.memory.fence_invalidations();
+        for index in 0..u64::from(count) {
+            if word::open(self.memory.load(at.word(index))?).is_none() {
+                self.problem(at.word(index), format!("{what} has a wrong check"));
+            }
+        }
+        Ok(())
+    }
+
+    fn read_chunks(&mut self, host: u16) -> Result<u64, PoolError> {
+        let words = self.layout.chunk_words();
+        let first = self.layout.chunk_word(host, 0);
+        self.memory.invalidate(first, u64::from(words) * 8);
+        self.memory.fence_invalidations();
+        let mut held = 0;
+        for index in 0..words {
+            let at = self.layout.chunk_word(host, index);
+            let Some(states) = word::open(self.memory.load(at)?) else {
+                self.problem(at, format!("chunk claims of host {host} have a wrong check"));
+                continue;
+            };
+            for chunk in chunks::held(states, index, self.layout.chunks()) {
+                held += 1;
+                if let Some(other) = self.holders[chunk as usize].replace(host) {
+                    self.problem(at, format!("chunk {chunk} is held by host {other} and by host {host}"));
+                }
+            }
+        }
+        Ok(held)
+    }
+
+    fn read_entries(&mut self, host: u16) -> Result<(), PoolError> {
+        for first in (0..self.layout.slots()).step_by(BATCH as usize) {
+            let batch = first..(first + BATCH).min(self.layout.slots());
+            self.memory.invalidate(self.layout.entry(host, first), u64::from(batch.end - first) * LINE);
+            self.memory.fence_invalidations();
+            for slot in batch {
+                self.read_entry(host, slot)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_entry(&mut self, host: u16, slot: u32) -> Result<(), PoolError> {
+        let at = self.layout.entry(host, slot);
+        let words = match line::load(self.memory, at)? {
+            Some(words) => Some(words),
+            None => self.line(at, "directory entry")?,
+        };
+        let Some(words) = words else { return Ok(()) };
+        match Entry::decode(&words) {
+            None => self.problem(at, format!("directory entry {slot} of host {host} makes no sense")),
+            Some(Entry::Free) => {}
+            Some(Entry::Tombstone(tombstone)) => {
+                self.stat.tombstones += 1;
+                self.buried.push((tombstone.owner, tombstone.slot, tombstone.generation));
+            }
+            Some(Entry::Object(State::Claimed, _)) => self.stat.claimed += 1,
+            Some(Entry::Object(State::Condemned, _)) => self.stat.condemned += 1,
+            Some(Entry::Object(State::Live, record)) => self.live.push((host, slot, record)),
+        }
+        Ok(())
+    }
+
+    /// Holds the live entries against their extents, headers and chunks, and against each other.
+    fn judge_objects(&mut self) -> Result<(), PoolError> {
+        self.buried.sort_unstable();
+        let mut live = std::mem::take(&mut self.live);
+        live.retain(|(host, slot, record)| {
+            self.buried.binary_search(&(*host, *slot, record.generation)).is_err()
+        });
+        live.sort_by_key(|(_, _, record)| record.header);
+        let mut end = Offset(0);
+        for (host, slot, record) in live {
+            let at = self.layout.entry(host, slot);
+            let Some(bytes) = self.extent_bytes(&record) else {
+                self.problem(at, "an object whose extent lies outside the chunks");
+                continue;
+            };
+            match self.header(&record, host, slot)? {
+                Some(header) => self.count(header, &record, host),
+                None if self.still_stands(host, slot, &record)? => {
+                    self.problem(record.header, "the header of a live object is damaged, or another's");
+                }
+                None => continue,
+            }
+            if record.header < end {
+                self.problem(at, "an object that overlaps another");
+            }
+            end = end.max(record.header + bytes);
+            self.judge_chunks(at, host, record.header, bytes);
+        }
+        Ok(())
+    }
+
+    fn extent_bytes(&self, record: &Record) -> Option<u64> {
+        let area = self.layout.chunk_area();
+        let limit = area.0 + u64::from(self.layout.chunks()) * self.layout.geometry().chunk_bytes;
+        let bytes = record.whole_bytes()?;
+        let end = record.header.0.checked_add(bytes)?;
+        (record.header >= area && record.header == record.header.line() && end <= limit).then_some(bytes)
+    }
+
+    fn header(&self, record: &Record, host: u16, slot: u32) -> Result<Option<Header>, PoolError> {
+        self.memory.invalidate(record.header, u64::from(record.header_lines) * LINE);
+        self.memory.fence_invalidations();
+        let header = Header::load(self.memory, record.header, record.header_lines)?;
+        Ok(header.filter(|header| {
+            let same = (header.generation, header.owner, header.slot, header.bytes)
+                == (record.generation, host, slot, record.bytes);
+            same && Name::parse(&header.name).is_ok_and(|name| name.hash() == record.hash)
+        }))
+    }
+
+    fn still_stands(&self, host: u16, slot: u32, record: &Record) -> Result<bool, PoolError> {
+        let words = line::read(self.memory, self.layout.entry(host, slot))?;
+        Ok(words.and_then(|words| Entry::decode(&words)) == Some(Entry::Object(State::Live, *record)))
+    }
+
+    fn count(&mut self, header: Header, record: &Record, host: u16) {
+        self.stat.objects += 1;
+        self.stat.object_bytes += record.bytes;
+        self.stat.header_bytes += u64::from(record.header_lines) * LINE;
+        *self.stat.jobs.entry(record.job).or_default() += record.bytes;
+        self.objects.push(Found { name: header.name, bytes: record.bytes, owner: host, job: record.job });
+    }
+
+    fn judge_chunks(&mut self, entry: Offset, host: u16, header: Offset, bytes: u64) {
+        let (area, size) = (self.layout.chunk_area().0, self.layout.geometry().chunk_bytes);
+        let first = (header.0 - area) / size;
+        let last = (header.0 + bytes - 1 - area) / size;
+        if let Some(chunk) = (first..=last).find(|&chunk| self.holders[chunk as usize] != Some(host)) {
+            self.problem(
+                entry,
+                format!("an object of host {host} lies in chunk {chunk}, which that host does not hold"),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polder_mem::{Heap, HeapShape};
+
+    use super::*;
+    use crate::local::LocalLayout;
+    use crate::{Geometry, Member, Overwrite, Pool, Uuid, format};
+
+    const BYTES: u64 = 1 << 20;
+    const GEOMETRY: Geometry =
+        Geometry { hosts: 2, processes: 2, names: 31, levels: 2, chunk_bytes: 4096, opens: 8, keepers: 2 };
+
+    fn heap() -> Heap {
+        let heap = Heap::new(HeapShape {
+            bytes: BYTES,
+            hosts: 2,
+            processes: 2,
+            local_words: LocalLayout::new(&Layout::new(&GEOMETRY, BYTES).unwrap()).words(),
+            bells: 8,
+        });
+        format(&heap, &GEOMETRY, Uuid(7), Overwrite::Refuse).unwrap();
+        heap
+    }
+
+    #[test]
+    fn a_pool_in_use_is_whole_and_its_objects_are_counted() {
+        let heap = heap();
+        let pools = [0, 1]
+            .map(|host| Pool::attach(heap.process(host, ProcessSlot(1)), Member::new(host, 1)).unwrap());
+        for (number, pool) in pools.iter().enumerate() {
+            pool.close(pool.create(&format!("/one/{number}"), 100).unwrap());
+            pool.close(pool.create(&format!("/two/{number}"), 10_000).unwrap());
+        }
+        pools[0].destroy("/one/1").unwrap();
+        let Inspection { stat, objects, problems } = inspect(&heap).unwrap();
+        assert_eq!(problems, []);
+        let names: Vec<_> = objects.iter().map(|object| object.name.as_str()).collect();
+        assert_eq!(names, ["/one/0", "/two/0", "/two/1"]);
+        assert_eq!((stat.objects, stat.object_bytes, stat.jobs[&0]), (3, 20_100, 20_100));
+        assert_eq!(stat.hosts.iter().map(|host| host.processes.len()).sum::<usize>(), 2);
+    }
+
+    #[test]
+    fn any_flipped_bit_of_a_live_entry_or_header_is_a_problem_with_its_offset() {
+        let heap = heap();
+        let memory = heap.clone();
+        let pool = Pool::attach(heap.process(0, ProcessSlot(1)), Member::new(0, 1)).unwrap();
+        let object = pool.create("/one", 100).unwrap();
+        let layout = pool.layout().clone();
+        let entry =
+            (0..layout.slots()).map(|slot| layout.entry(0, slot)).find(|&at| memory.load(at).unwrap() != 0);
+        let header = Offset(object.at().0 - LINE);
+        for at in [entry.unwrap(), header] {
+            for bit in 0..512 {
+                let word = at.word(bit / 64);
+                let flipped = memory.load(word).unwrap() ^ 1 << (bit % 64);
+                memory.store(word, flipped);
+                let problems = inspect(&memory).unwrap().problems;
+                memory.store(word, flipped ^ 1 << (bit % 64));
+                assert!(
+                    problems.iter().any(|problem| problem.offset == at.0),
+                    "bit {bit} at {at}: {problems:?}"
+                );
+            }
+        }
+        pool.close(object);
+    }
+}
