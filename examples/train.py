@@ -16,6 +16,7 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -47,43 +48,46 @@ class Unusable(Exception):
 # ---------------------------------------------------------------------------------------------------------- text
 
 
-def default_text() -> list[Path]:
+def default_text() -> list[bytes]:
     """The Python language reference that every Python carries (PSF licence), and this repository's own words."""
-    import pydoc_data.topics
+    from pydoc_data.topics import topics
 
     here = Path(__file__).resolve().parent.parent
-    return [Path(pydoc_data.topics.__file__), *sorted(here.glob("docs/*.md")), *sorted(here.glob("*.md"))]
+    own = [*sorted(here.glob("*.md")), *sorted(here.glob("docs/*.md"))]
+    return [*(topic.encode() for topic in topics.values()), *(path.read_bytes() for path in own)]
 
 
 def read_text(named: Path | None) -> bytes:
     """The bytes of a file, or of every text file in a folder, up to 64 MiB."""
     if named is None:
-        paths = default_text()
+        pieces = default_text()
     elif named.is_dir():
-        paths = sorted(path for path in named.rglob("*") if path.is_file())
+        pieces = list(text_files(sorted(path for path in named.rglob("*") if path.is_file())))
     elif named.is_file():
-        paths = [named]
+        pieces = list(text_files([named]))
     else:
         raise Unusable(f"{named} does not exist; name a file or a folder of text: make demo TEXT=path")
-    pieces: list[bytes] = []
+    text = b"\n".join(pieces)
+    if len(text) < 100 * CONTEXT:
+        where = named or "the default places"
+        raise Unusable(
+            f"{len(text)} bytes of text in {where}, too few to train on; make demo TEXT=path to a file or folder"
+        )
+    return text
+
+
+def text_files(paths: list[Path]) -> Iterator[bytes]:
+    """What those files hold that are text and can be read, until the limit."""
     held = 0
     for path in paths:
-        if held >= TEXT_LIMIT:
-            break
         try:
             with path.open("rb") as file:
                 piece = file.read(TEXT_LIMIT - held)
         except OSError:
             continue
         if is_text(piece):
-            pieces.append(piece)
             held += len(piece)
-    if held <= CONTEXT * BATCH * RANKS:
-        where = named or "the default places"
-        raise Unusable(
-            f"{held} bytes of text in {where}, too few to train on; make demo TEXT=path to a file or a folder"
-        )
-    return b"\n".join(pieces)
+            yield piece
 
 
 def is_text(piece: bytes) -> bool:
@@ -106,7 +110,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--text", type=Path, help="a file or a folder to learn from")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where the picture goes (out)")
-    parser.add_argument("--seconds", type=float, default=110, help="about how long to train, both backends together")
+    parser.add_argument("--seconds", type=float, default=100, help="how long to train, both backends together (100)")
     parser.add_argument("--steps", type=int, help="train exactly so many steps on each backend instead")
     parser.add_argument("--backend", default="polder", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -126,7 +130,7 @@ def launch(options: argparse.Namespace) -> int:
     except ChildFailedError as error:
         return max(failure.exitcode for failure in error.failures.values()) or 1
     except (SignalException, KeyboardInterrupt):
-        print("interrupted; nothing is left in the pool", file=sys.stderr)
+        print("interrupted; no pool is left", file=sys.stderr)
         return 128 + signal.SIGINT
     return 0
 
@@ -327,16 +331,14 @@ def train(options: argparse.Namespace) -> None:
         for _ in range(WARM_UP):
             train_step(run, text, draw, rank)
         run.steps.clear()
-    steps = options.steps or affordable_steps(runs, draws, text, rank, options.seconds)
     if rank == 0:
-        parameters = sum(parameter.numel() for parameter in runs[0].model.parameters())
-        print(
-            f"{parameters / 1e6:.1f} M parameters, {steps} steps of {RANKS * BATCH * CONTEXT} bytes on each backend\n"
-        )
+        millions = sum(parameter.numel() for parameter in runs[0].model.parameters()) / 1e6
+        print(f"{millions:.1f} M parameters, {RANKS * BATCH * CONTEXT} bytes a step; each round on both backends\n")
         print(f"{'steps':>11}  {'loss':>6}  " + "  ".join(f"{run.name + ' ms/step, tokens/s':>26}" for run in runs))
+    end = time.monotonic() + options.seconds
     done = 0
-    while done < steps:
-        count = min(ROUND, steps - done)
+    while goes_on(done, options.steps, end, gloo):
+        count = min(ROUND, (options.steps or 1 << 30) - done)
         for run, draw in zip(runs, draws, strict=True):
             for _ in range(count):
                 train_step(run, text, draw, rank)
@@ -353,16 +355,11 @@ def train(options: argparse.Namespace) -> None:
     dist.barrier()
 
 
-def affordable_steps(
-    runs: list[Run], draws: list[torch.Generator], text: torch.Tensor, rank: int, seconds: float
-) -> int:
-    """How many steps on each backend fit in `seconds`; every rank takes the first one's word."""
-    for run, draw in zip(runs, draws, strict=True):
-        train_step(run, text, draw, rank)
-    spent = sum(run.steps.pop().whole for run in runs)
-    steps = torch.tensor(max(2 * ROUND, min(400, int(seconds / spent / ROUND) * ROUND)))
-    dist.broadcast(steps, 0, group=runs[1].group)
-    return int(steps)
+def goes_on(done: int, steps: int | None, end: float, group: dist.ProcessGroup) -> bool:
+    """Whether there is another round: every rank takes the first one's word for the time."""
+    more = torch.tensor([done < steps if steps else done < 2 * ROUND or time.monotonic() < end])
+    dist.broadcast(more, 0, group=group)
+    return bool(more)
 
 
 # --------------------------------------------------------------------------------------------------------- report

@@ -183,6 +183,11 @@ impl<M: Memory> Group<M> {
         self.options.timeout = timeout;
     }
 
+    /// Changes how to wait, from the next operation on.
+    pub fn set_patience(&mut self, patience: Patience) {
+        self.options.patience = patience;
+    }
+
     /// This process's rank.
     #[must_use]
     pub fn rank(&self) -> usize {

@@ -268,12 +268,14 @@ impl Group {
 }
 
 impl<M: Memory + Send + Sync> Collectives for group::Joined<M> {
-    unsafe fn run(&mut self, call: &Call, timeout: Option<Duration>) -> Result<(), PoolError> {
-        let usual = self.options().timeout;
+    unsafe fn run(&mut self, call: &Call, timeout: Option<Duration>, beside: bool) -> Result<(), PoolError> {
+        let group::Options { timeout: usual, patience, .. } = *self.options();
         self.set_timeout(timeout.unwrap_or(usual));
+        self.set_patience(if beside { Patience::SHARED } else { patience });
         // SAFETY: the same contract.
         let outcome = unsafe { perform(self, call) };
         self.set_timeout(usual);
+        self.set_patience(patience);
         outcome
     }
 }
@@ -336,17 +338,10 @@ fn join<M: Memory + Send + Sync + 'static>(
     interrupt: Interrupt,
 ) -> Result<Box<dyn Collectives>, PoolError> {
     let timeout = timeout.unwrap_or(pool.member().timeout);
-    let options = group::Options { timeout, patience: patience(size), ..group::Options::default() };
+    let options =
+        group::Options { timeout, patience: Patience::for_ranks(size), ..group::Options::default() };
     let joined = group::Group::join(Arc::clone(pool), name, rank, size, options, Some(interrupt))?;
     Ok(Box::new(joined))
-}
-
-/// Ranks that have a core each may spin for an answer; others keep the one they wait for from running.
-fn patience(ranks: usize) -> Patience {
-    match std::thread::available_parallelism() {
-        Ok(cores) if cores.get() >= ranks => Patience::DEDICATED,
-        _ => Patience::SHARED,
-    }
 }
 
 fn missing_out() -> PyErr {

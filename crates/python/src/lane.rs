@@ -37,11 +37,12 @@ pub(crate) enum Call {
 
 /// A group of whichever memory.
 pub(crate) trait Collectives: Send {
-    /// Runs one call to its end; its waits last at most `timeout`, or what the group was joined with.
+    /// Runs one call to its end; its waits last at most `timeout`, or what the group was joined with. `beside` says that
+    /// the program goes on meanwhile, and wants its core.
     ///
     /// # Safety
     /// The call's spans stay alive, those that it reads unwritten, and those that it writes untouched by others.
-    unsafe fn run(&mut self, call: &Call, timeout: Option<Duration>) -> Result<(), PoolError>;
+    unsafe fn run(&mut self, call: &Call, timeout: Option<Duration>, beside: bool) -> Result<(), PoolError>;
 }
 
 /// Asked by a group's waits before they sleep: whether to give up.
@@ -112,7 +113,7 @@ impl Lane {
             py.check_signals()?;
         }
         // SAFETY: the caller's promise.
-        let outcome = py.detach(|| signals::watched(|| unsafe { self.shared.run(&call, timeout) }));
+        let outcome = py.detach(|| signals::watched(|| unsafe { self.shared.run(&call, timeout, false) }));
         match (outcome, signals::taken()) {
             (Err(_), Some(signal)) => Err(signal),
             (outcome, _) => outcome.map_err(errors::raise),
@@ -179,10 +180,10 @@ impl Shared {
 
     /// # Safety
     /// As [`Collectives::run`].
-    unsafe fn run(&self, call: &Call, timeout: Option<Duration>) -> Result<(), PoolError> {
+    unsafe fn run(&self, call: &Call, timeout: Option<Duration>, beside: bool) -> Result<(), PoolError> {
         match lock(&self.runner).as_mut() {
             // SAFETY: the same promise.
-            Some(runner) => unsafe { runner.run(call, timeout) },
+            Some(runner) => unsafe { runner.run(call, timeout, beside) },
             None => Err(closed()),
         }
     }
@@ -191,7 +192,7 @@ impl Shared {
         let _end = WorkerEnd(self);
         while let Some(job) = self.next() {
             // SAFETY: whoever submitted it promised so until the ticket is done.
-            let outcome = unsafe { self.run(&job.call, job.timeout) };
+            let outcome = unsafe { self.run(&job.call, job.timeout, true) };
             lock(&self.queue).running = false;
             self.turn.notify_all();
             job.ticket.finish(outcome);
