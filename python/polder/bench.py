@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import polder
+from polder import _core
 
 Array = NDArray[np.float32]
 Fill = Callable[[float], float]
@@ -49,6 +50,7 @@ class Contender:
 
 
 def main() -> int:
+    """Runs the benchmark, or one rank of it."""
     parser = argparse.ArgumentParser(prog="polder bench collectives", description=__doc__)
     parser.add_argument("--procs", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
@@ -65,7 +67,7 @@ def main() -> int:
 def run(procs: int, folder: Path, sizes: list[int]) -> None:
     """Starts the ranks and waits for them."""
     for coherence in ("coherent", "software"):
-        polder.format(folder / coherence, pool_bytes(procs, sizes), hosts=HOSTS, processes=8)
+        _core.format(folder / coherence, pool_bytes(procs, sizes), hosts=HOSTS, processes=8)
     command = [sys.executable, "-m", "polder.bench", "--folder", str(folder), "--sizes", *map(str, sizes)]
     mpiexec = Path(sys.executable).with_name("mpiexec")
     if mpiexec.exists() and importlib.util.find_spec("mpi4py"):
@@ -111,7 +113,8 @@ def rank(folder: Path, sizes: list[int]) -> int:
 
 
 @contextmanager
-def joined(path: Path, coherence: str, number: int, size: int) -> Iterator[tuple[polder.Pool, polder.Group]]:
+def joined(path: Path, coherence: str, number: int, size: int) -> Generator[tuple[polder.Pool, _core.Group]]:
+    """A pool of this kind with a group of all ranks over it."""
     with polder.Pool(path, host=number % HOSTS, coherence=coherence) as pool:
         group = polder.Group(pool, "/bench", number, size, timeout=120)
         try:
@@ -120,7 +123,7 @@ def joined(path: Path, coherence: str, number: int, size: int) -> Iterator[tuple
             group.close()
 
 
-def ours(pool: polder.Pool, group: polder.Group, coherence: str, number: int) -> Iterator[Contender]:
+def ours(pool: polder.Pool, group: _core.Group, coherence: str, number: int) -> Iterator[Contender]:
     """Polder over one pool: arrays of the process, and arrays that lie in the pool already."""
 
     def in_pool(nbytes: int) -> tuple[Any, Fill]:
@@ -139,6 +142,7 @@ def ours(pool: polder.Pool, group: polder.Group, coherence: str, number: int) ->
 
 
 def private(nbytes: int) -> tuple[Array, Fill]:
+    """An array of the process."""
     array = np.zeros(nbytes // 4, np.float32)
 
     def fill(value: float) -> float:
@@ -160,9 +164,12 @@ def peers(folder: Path, number: int, size: int) -> Iterator[Contender]:
 
         def tensor(nbytes: int) -> tuple[Any, Fill]:
             array, fill = private(nbytes)
-            return torch.from_numpy(array), fill
+            return torch.as_tensor(array), fill
 
-        yield Contender("gloo", dist.all_reduce, tensor, False)
+        def all_reduce(buffer: torch.Tensor) -> None:
+            dist.all_reduce(buffer)  # pyright: ignore[reportUnknownMemberType]
+
+        yield Contender("gloo", all_reduce, tensor, False)
     elif number == 0:
         print("no gloo beside it: install torch (extra: bench)", file=sys.stderr)
     if "OMPI_COMM_WORLD_RANK" in os.environ:
@@ -172,9 +179,7 @@ def peers(folder: Path, number: int, size: int) -> Iterator[Contender]:
         yield Contender("openmpi", lambda array: world.Allreduce(MPI.IN_PLACE, array), private, False)
 
 
-def compare(
-    contenders: list[Contender], nbytes: int, barrier: Callable[[], None], size: int
-) -> dict[str, list[float]]:
+def compare(contenders: list[Contender], nbytes: int, barrier: Callable[[], None], size: int) -> dict[str, list[float]]:
     """Seconds a call of each contender, a figure a round; every result is checked."""
     figures: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     buffers = {contender.name: contender.buffer(nbytes) for contender in contenders}
