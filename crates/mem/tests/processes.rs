@@ -312,6 +312,23 @@ fn a_process_stopped_at_an_operation_goes_on_when_it_is_let() {
 }
 
 #[test]
+fn a_trigger_that_is_armed_late_counts_from_there() {
+    let scratch = Scratch::new();
+    let memory = attach(&scratch, 0).expect("a slot");
+    let mut child = Child::fork(|| {
+        let region = Region::open(scratch.path().join("region")).expect("it");
+        let memory = Wrapped::from(Coherent::new(region)).attach(&plan(&scratch, 1, 1)).expect("a slot");
+        memory.store(Offset(0), 1);
+        memory.store(Offset(8), 2);
+        memory.clone().arm(Trigger { operation: 2, action: TriggerAction::Kill });
+        memory.store(Offset(16), 3);
+        memory.store(Offset(24), 4);
+    });
+    assert_eq!(child.wait(), Ended::Killed(libc::SIGKILL));
+    assert_eq!([0, 8, 16, 24].map(|at| memory.load(Offset(at)).unwrap()), [1, 2, 3, 0]);
+}
+
+#[test]
 fn a_line_that_a_killed_process_held_in_the_shadow_is_free_for_its_sibling() {
     let scratch = Scratch::new();
     let path = scratch.path().join("region");

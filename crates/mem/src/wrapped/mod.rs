@@ -105,6 +105,11 @@ impl Wrapped {
         self
     }
 
+    /// Kills or stops this process at an operation of this handle or a clone, counted from 1 at the next one.
+    pub fn arm(&self, trigger: Trigger) {
+        self.operations.arm(trigger);
+    }
+
     /// Joins the processes of a host; see [`crate::Mapped::attach`].
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Death and standstill at a chosen operation.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::{Fault, LINE, Offset};
 
@@ -26,12 +26,26 @@ pub enum TriggerAction {
 #[derive(Debug, Default)]
 pub(super) struct Operations {
     count: AtomicU64,
-    trigger: Option<Trigger>,
+    /// The number of the operation that triggers; 0 is none.
+    at: AtomicU64,
+    stops: AtomicBool,
 }
 
 impl Operations {
     pub(super) fn until(trigger: Trigger) -> Self {
-        Self { count: AtomicU64::new(0), trigger: Some(trigger) }
+        let operations = Self::default();
+        operations.arm(trigger);
+        operations
+    }
+
+    /// Has `trigger` count from here.
+    pub(super) fn arm(&self, trigger: Trigger) {
+        self.stops.store(trigger.action == TriggerAction::Stop, Ordering::Relaxed);
+        self.at.store(self.count().saturating_add(trigger.operation), Ordering::Release);
+    }
+
+    fn is_armed(&self) -> bool {
+        self.at.load(Ordering::Relaxed) != 0
     }
 
     pub(super) fn count(&self) -> u64 {
@@ -42,10 +56,9 @@ impl Operations {
     #[inline]
     pub(super) fn next(&self) {
         let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
-        if let Some(trigger) = self.trigger
-            && trigger.operation == number
-        {
-            trigger.action.take();
+        if self.at.load(Ordering::Acquire) == number {
+            let stops = self.stops.load(Ordering::Relaxed);
+            if stops { TriggerAction::Stop } else { TriggerAction::Kill }.take();
         }
     }
 
@@ -57,7 +70,7 @@ impl Operations {
         from: &[u8],
         copy: impl Fn(Offset, &[u8]) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
-        if self.trigger.is_none() {
+        if !self.is_armed() {
             self.count.fetch_add((from.len() as u64).div_ceil(LINE).max(1), Ordering::Relaxed);
             return copy(at, from);
         }
