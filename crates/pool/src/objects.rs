@@ -63,12 +63,14 @@ impl<M: Memory> Pool<M> {
         self.directory().list(prefix)
     }
 
-    /// Frees what can be freed of destroyed objects, this host's and those that other hosts destroyed. Calls that run short
-    /// of room do so themselves; an idle host's heartbeat should, now and then.
+    /// Frees what can be freed of destroyed objects, this host's and those that other hosts destroyed, and puts right what
+    /// processes of this host left that died. Calls that run short of room free by themselves; an idle host's heartbeat
+    /// should call this now and then.
     ///
     /// # Errors
     /// [`PoolError::Timeout`] when another process of this host does not let go of a lock.
     pub fn maintain(&self) -> Result<(), PoolError> {
+        self.sweep()?;
         self.directory().maintain().map(|_| ())
     }
 

@@ -172,6 +172,22 @@ impl<M: Memory> Pool<M> {
         (0..self.layout.geometry().processes).map(ProcessSlot).filter(move |&slot| slot != mine)
     }
 
+    /// Puts right what processes of this host left that died, if there are any.
+    pub(crate) fn sweep(&self) -> Result<(), PoolError> {
+        let (memory, host) = (&self.memory, self.member.host);
+        let is_left_over = |slot| {
+            let line = Process::read(memory, &self.layout, host, slot);
+            !matches!(line, Ok(line) if line.state != ProcessState::Live)
+                && memory.liveness(host, slot) != Liveness::Alive
+        };
+        if self.others().any(is_left_over) {
+            // What a dead holder of the lock left is not all put right here: the next to attach does that.
+            let _guard = self.local.layout.membership().lock(memory, &self.local, self.member.timeout)?;
+            self.sweep_processes();
+        }
+        Ok(())
+    }
+
     /// Puts right what the processes of this host which died left, and says that they are dead. Under the membership lock.
     fn sweep_processes(&self) {
         let host = self.member.host;
@@ -515,6 +531,21 @@ mod tests {
         assert_eq!(heap.load(announced), Ok(0));
         assert_eq!(next.process(1, ProcessSlot(0)).unwrap().state, ProcessState::Dead);
         assert_eq!(next.host_incarnation, 1, "the host has not rebooted");
+    }
+
+    #[test]
+    fn a_sibling_that_maintains_cleans_up_after_a_process_that_died() {
+        let heap = formatted();
+        let sibling = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 7)).unwrap();
+        let victim = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
+        let announced = victim.layout.announcement(1, ProcessSlot(0), 2);
+        heap.store(announced, 99);
+        sibling.maintain().unwrap();
+        assert_eq!(heap.load(announced), Ok(99), "it lives");
+        victim.die();
+        sibling.maintain().unwrap();
+        assert_eq!(heap.load(announced), Ok(0));
+        assert_eq!(sibling.process(1, ProcessSlot(0)).unwrap().state, ProcessState::Dead);
     }
 
     #[test]

@@ -281,7 +281,10 @@ fn boot() -> Result<u64, SessionError> {
     Ok(xxhash_rust::xxh3::xxh3_64(text.trim().as_bytes()))
 }
 
-/// The thread that beats for a process; it ends with it.
+/// Beats between two rounds of maintenance.
+const MAINTENANCE: u32 = 8;
+
+/// The thread that beats for a process, and cleans up for its host when nobody calls; it ends with it.
 #[derive(Debug)]
 struct Beat {
     stop: Option<Sender<()>>,
@@ -293,10 +296,18 @@ impl Beat {
         let (stop, stopped) = channel();
         let pause = pool.member().silence / 8;
         let thread = std::thread::spawn(move || {
-            while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+            for beat in 1.. {
+                if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
                 if let Err(error) = pool.beat() {
                     tracing::error!("no more heartbeats: {error}");
                     return;
+                }
+                if beat % MAINTENANCE == 0
+                    && let Err(error) = pool.maintain()
+                {
+                    tracing::warn!("what was destroyed, or left by the dead, stays for now: {error}");
                 }
             }
         });

@@ -10,7 +10,7 @@ use polder_mem::{Cost, FlushSite, Trigger, TriggerAction};
 use serde::{Deserialize, Deserializer};
 
 /// How the pool's memory is kept coherent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum CoherenceChoice {
     /// By the kind of the region: software for dax, fs-dax and famfs, the hardware for everything else.
     #[default]
