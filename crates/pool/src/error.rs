@@ -317,3 +317,15 @@ pub enum PoolError {
     #[error(transparent)]
     Memory(#[from] Fault),
 }
+
+impl PoolError {
+    /// The same error, with another name for what a timeout waited for.
+    pub(crate) fn waiting_for(self, what: &'static str) -> Self {
+        match self {
+            Self::Timeout { peer, epoch, sequence, waited_ms, .. } => {
+                Self::Timeout { peer, what, epoch, sequence, waited_ms }
+            }
+            other => other,
+        }
+    }
+}

@@ -19,7 +19,7 @@ pub use consumer::Consumer;
 pub use link::Link;
 pub use producer::Producer;
 
-pub(crate) use consumer::WAITS_FOR;
+pub(crate) use consumer::{HALF_WRITTEN, WAITS_FOR};
 pub(crate) use link::Wait;
 
 use polder_mem::{LINE, Memory, Offset};

@@ -8,7 +8,7 @@
 use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
 
 use crate::PoolError;
-use crate::ring::{Consumer, Envelope, WAITS_FOR, Wait};
+use crate::ring::{Consumer, Envelope, HALF_WRITTEN, WAITS_FOR, Wait};
 use crate::wait::{self, Patience};
 
 /// The senders that share one line.
@@ -82,7 +82,8 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
     ///
     /// # Errors
     /// Those of [`Inbox::try_next`]; [`PoolError::PeerDead`], once for each sender that died, when all that it published
-    /// has been received; [`PoolError::Timeout`], which names the sender whose turn it is.
+    /// has been received; [`PoolError::Timeout`], which names a sender that was stopped
+    /// in the middle of a header, else the one whose turn it is.
     pub fn next(&mut self, into: &mut Vec<u8>, deadline: Nanos) -> Result<(usize, Envelope), PoolError> {
         self.idle = 0;
         if let Some(found) = self.try_next(into)? {
@@ -94,9 +95,6 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
         let found = wait::until(&memory, bell, patience, deadline, || self.look(into), || Ok(()))?;
         if let Some(found) = found {
             return Ok(found);
-        }
-        for ring in &mut self.rings {
-            ring.consumer.check_torn()?;
         }
         Err(self.timeout(began, deadline))
     }
@@ -166,11 +164,13 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
     }
 
     fn timeout(&self, began: Nanos, deadline: Nanos) -> PoolError {
-        let Some(Ring { consumer, .. }) = self.rings.get(self.turn) else {
+        let torn = self.rings.iter().find(|ring| ring.consumer.is_torn());
+        let Some(Ring { consumer, .. }) = torn.or(self.rings.get(self.turn)) else {
             let expected = "give the inbox a ring to wait for";
             return PoolError::Argument { what: "the number of rings", value: "0".into(), expected };
         };
-        let wait = Wait { began, deadline, what: WAITS_FOR, sequence: consumer.sequence() };
+        let what = if torn.is_some() { HALF_WRITTEN } else { WAITS_FOR };
+        let wait = Wait { began, deadline, what, sequence: consumer.sequence() };
         consumer.link().late(&self.memory, wait)
     }
 }

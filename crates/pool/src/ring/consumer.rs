@@ -13,6 +13,8 @@ const LONGEST: u64 = 1 << 30;
 const TRUSTED: u64 = 128 << 20;
 /// What this end waits for, as errors name it.
 pub(crate) const WAITS_FOR: &str = "message slot";
+/// What it waits for when the producer was stopped in the middle of a header, or the header is damaged.
+pub(crate) const HALF_WRITTEN: &str = "the rest of a half-written or damaged header of message slot";
 /// Looks in vain after which credits are returned that do not make a batch yet: the producer may wait for them.
 const IDLE_LOOKS: u32 = 8;
 
@@ -102,7 +104,8 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     ///
     /// # Errors
     /// Those of [`Consumer::try_pop_into`]; [`PoolError::PeerDead`] once everything is popped that the dead producer
-    /// had published whole; [`PoolError::Timeout`], after which the ring goes on.
+    /// had published whole; [`PoolError::Timeout`], also for a header that stays half written, after which the ring
+    /// goes on.
     pub fn pop_into(&mut self, into: &mut Vec<u8>, deadline: Nanos) -> Result<Envelope, PoolError> {
         self.fate.check()?;
         let Self { intake, link, partial, .. } = self;
@@ -174,13 +177,9 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
         self.fate.note(Err(cause), true)
     }
 
-    /// Fails, at the end of a wait, when the next header is torn still: its producer lives and had all that time.
-    pub(crate) fn check_torn(&mut self) -> Result<(), PoolError> {
-        if self.is_broken() {
-            return Ok(());
-        }
-        let checked = self.intake.check_torn();
-        self.fate.note(checked, true)
+    /// Whether the last look met a half-written header: its producer is at it, or stopped, or the line is damaged.
+    pub(crate) fn is_torn(&self) -> bool {
+        self.intake.torn && !self.is_broken()
     }
 }
 
@@ -254,10 +253,7 @@ impl<M: Memory> In<M> {
             let sequence = self.consumed + 1;
             let wait = Wait { began, deadline, what: WAITS_FOR, sequence };
             let part = link.wait(&memory, wait, || self.next_part(link));
-            if let Err(PoolError::Timeout { .. }) = part {
-                self.check_torn()?;
-            }
-            part?;
+            part.map_err(|error| if self.torn { error.waiting_for(HALF_WRITTEN) } else { error })?;
             if let Some(message) = pop(self, link)? {
                 return Ok(message);
             }
@@ -347,11 +343,6 @@ impl<M: Memory> In<M> {
         }
         let words = header::load(&self.memory, at)?;
         Ok(Header::see(&words, self.consumed + 1, self.place.generation, self.shape))
-    }
-
-    /// Fails when the last look saw part of a header: its producer lives and had all that time.
-    fn check_torn(&self) -> Result<(), PoolError> {
-        if self.torn { Err(self.corrupt("ring header")) } else { Ok(()) }
     }
 
     /// Checks a header against the message that it belongs to.

@@ -12,6 +12,8 @@ const STREAM_FROM: usize = 512;
 
 /// What this end waits for, as errors name it.
 const WAITS_FOR: &str = "room in the ring for slot";
+/// What it waits for when the consumer was stopped in the middle of its line, or the line is damaged.
+const HALF_WRITTEN: &str = "the rest of a half-written or damaged credit line for slot";
 
 /// The sending end of a ring. `A` says whether the consumer lives.
 #[derive(Debug)]
@@ -99,13 +101,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
         loop {
             let wait = Wait { began, deadline, what: WAITS_FOR, sequence: out.sent + 1 };
             let room = link.wait(&memory, wait, || out.room(link).map(|room| room.then_some(())));
-            match room {
-                // Torn for so long, by a consumer that lives.
-                Err(PoolError::Timeout { .. }) if out.torn => {
-                    return Err(PoolError::Corrupt { offset: out.place.credits, what: "ring credit line" });
-                }
-                room => room?,
-            }
+            room.map_err(|error| if out.torn { error.waiting_for(HALF_WRITTEN) } else { error })?;
             if out.push(kind, tag, bytes, link)? {
                 return Ok(());
             }

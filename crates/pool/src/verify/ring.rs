@@ -285,13 +285,9 @@ impl Case {
     }
 }
 
-/// Whether an error says that the other end lives and did not come in time. Who stops within the store of a line
-/// leaves it torn, and a line that stays torn is called corrupt.
+/// Whether an error says that the other end lives and did not come in time.
 fn is_late(error: &PoolError) -> bool {
-    matches!(
-        error,
-        PoolError::Timeout { .. } | PoolError::Corrupt { what: "ring header" | "ring credit line", .. }
-    )
+    matches!(error, PoolError::Timeout { .. })
 }
 
 /// How a consumer's peer ended, as it saw it.
