@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo torch tools test verify
+.PHONY: setup demo torch tools test verify soak
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -40,3 +40,9 @@ test: setup tools torch
 verify: setup
 	.venv/bin/polder verify -n 1000000
 	.venv/bin/polder verify --mutants -n 100000
+
+# Processes that are killed, then ones that are stopped, at any memory operation; FOR=1h for longer.
+FOR ?= 10min
+soak: setup
+	.venv/bin/polder soak --for $(FOR)
+	.venv/bin/polder soak --for $(FOR) --doom stop

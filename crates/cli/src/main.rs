@@ -4,6 +4,7 @@
 mod bench;
 mod keeper;
 mod pool;
+mod soak;
 mod verify;
 
 use std::fmt;
@@ -58,6 +59,8 @@ enum Command {
     Keeper(keeper::Arguments),
     /// Explore the protocols in the incoherent model.
     Verify(verify::Arguments),
+    /// Kill and stop processes at any memory operation, and see that the others go on.
+    Soak(soak::Arguments),
     /// Measure Polder and its peers in turn, in one run.
     Bench(bench::Arguments),
     /// Print a completion script: `polder completion bash > /etc/bash_completion.d/polder`.
@@ -102,6 +105,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Pool(command) => pool::run(command, &settings),
         Command::Keeper(arguments) => keeper::run(&arguments, &settings),
         Command::Verify(arguments) => verify::run(&arguments),
+        Command::Soak(arguments) => soak::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "polder", &mut std::io::stdout());

@@ -1,0 +1,248 @@
+//! `polder soak`: processes that are killed or stopped at any memory operation, and others that must go on.
+//!
+//! Every round has a victim, a process that kills or stops itself before memory operation `k` of what it does, and
+//! survivors, which must find an exact prefix of what it did, get one error that names it, and lose nothing. The
+//! operations of every scene are counted first; the rounds then go through all of them.
+
+mod acts;
+mod scene;
+mod stage;
+mod wire;
+
+use std::collections::HashSet;
+use std::io::IsTerminal;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use polder_mem::TriggerAction;
+use polder_mem::testing::Scratch;
+use polder_pool::settings::{CoherenceChoice, Span};
+
+use crate::Failure;
+use scene::{Dice, Fate, Scene, What};
+use stage::{NEVER, Stage};
+
+/// Kills and stops processes at any memory operation, for as long as one likes.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// How long, such as 10min; for ever when neither this nor --kills is given.
+    #[arg(long = "for", value_name = "TIME")]
+    time: Option<Span>,
+    /// How many victims.
+    #[arg(long, visible_alias = "rounds")]
+    kills: Option<u64>,
+    /// The first seed; drawn from the clock when this is left out.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Scenes to play, with commas between them: push, stream, pop, create, all-reduce, attach, or one of a scene such as
+    /// push/software/alone.
+    #[arg(long, value_delimiter = ',')]
+    what: Vec<String>,
+    /// What befalls the victims.
+    #[arg(long, value_enum, default_value_t = Doom::Kill)]
+    doom: Doom,
+    /// The memory operation at which it does, instead of each in turn.
+    #[arg(long, value_name = "OPERATION")]
+    at: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Doom {
+    /// SIGKILL.
+    Kill,
+    /// SIGSTOP, until the survivors have given up on them.
+    Stop,
+}
+
+/// Plays rounds until the time, the number or the patience of the caller is over, or one fails.
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let scratch = Scratch::new();
+    let _guard = Guard::over(scratch.path())?;
+    let mut soak = Soak::new(arguments, scratch.path())?;
+    let good = soak.run(arguments)?;
+    soak.close()?;
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+struct Soak {
+    scenes: Vec<(Scene, u64)>,
+    stages: Vec<(CoherenceChoice, Stage)>,
+    doom: Doom,
+}
+
+impl Soak {
+    /// Starts the survivors and counts the operations of every scene that was asked for.
+    fn new(arguments: &Arguments, directory: &Path) -> Result<Self, Failure> {
+        let mut soak = Self { scenes: Vec::new(), stages: Vec::new(), doom: arguments.doom };
+        // One that stands still while it attaches keeps its host from everything: that is for its operator to see.
+        let stops = arguments.doom == Doom::Stop;
+        for scene in choose(&arguments.what)?.into_iter().filter(|scene| !stops || scene.what != What::Attach)
+        {
+            if soak.stages.iter().all(|(coherence, _)| *coherence != scene.coherence) {
+                soak.stages.push((scene.coherence, Stage::open(directory, scene.coherence)?));
+            }
+            let operations = soak.stage(scene).play(scene, 0, NEVER)?.operations;
+            println!("{scene}: {operations} memory operations");
+            soak.scenes.push((scene, operations));
+        }
+        Ok(soak)
+    }
+
+    fn stage(&mut self, scene: Scene) -> &mut Stage {
+        let found = self.stages.iter_mut().find(|(coherence, _)| *coherence == scene.coherence);
+        &mut found.expect("a stage for every scene").1
+    }
+
+    fn points(&self) -> u64 {
+        self.scenes.iter().map(|(_, operations)| operations).sum()
+    }
+
+    /// The scene and the operation of a seed: as many seeds in a row as there are points meet each point once.
+    fn draw(&self, seed: u64) -> (Scene, u64) {
+        let points = self.points();
+        // A stride without a common divisor spreads them.
+        let stride = (points * 5 / 8..).find(|stride| gcd(*stride, points) == 1).unwrap_or(1);
+        let mut point = (u128::from(seed) * u128::from(stride) % u128::from(points)) as u64;
+        for (scene, operations) in &self.scenes {
+            match point.checked_sub(*operations) {
+                Some(rest) => point = rest,
+                None => return (*scene, point + 1),
+            }
+        }
+        unreachable!("a point is below the number of points")
+    }
+
+    /// Whether no round failed.
+    fn run(&mut self, arguments: &Arguments) -> Result<bool, Failure> {
+        let first = arguments.seed.unwrap_or_else(clock_seed);
+        let rounds = arguments.kills.unwrap_or(u64::MAX);
+        let time = arguments.time.map_or(Duration::MAX, |span| span.0);
+        println!("first seed {first}, {} points", self.points());
+        let (bar, start) = (bar(arguments.kills), Instant::now());
+        let (mut met, mut covered, mut played) = (0, HashSet::new(), 0);
+        while played < rounds && start.elapsed() < time {
+            let seed = first.wrapping_add(played);
+            let (scene, operation) = self.draw(seed);
+            let operation = arguments.at.unwrap_or(operation);
+            let action = match self.doom {
+                Doom::Kill => TriggerAction::Kill,
+                Doom::Stop => TriggerAction::Stop,
+            };
+            bar.set_message(format!("seed {seed} {scene}"));
+            match self.stage(scene).play(scene, seed, Fate { operation, action }) {
+                Ok(outcome) => {
+                    played += 1;
+                    met += u64::from(outcome.fell);
+                    if outcome.fell {
+                        covered.insert((scene, operation));
+                    }
+                }
+                Err(failure) => {
+                    bar.finish_and_clear();
+                    println!("seed {seed}: {scene} before operation {operation}: {failure}");
+                    println!(
+                        "see it again: polder soak --what {scene} --at {operation} --seed {seed} --kills 1 --doom {}",
+                        self.doom.name()
+                    );
+                    return Ok(false);
+                }
+            }
+            bar.inc(1);
+            if !std::io::stderr().is_terminal() && played.is_multiple_of(REPORT) {
+                println!("seeds {} to {seed} are good", seed - REPORT + 1);
+            }
+        }
+        bar.finish_and_clear();
+        let seconds = start.elapsed().as_secs_f64();
+        println!(
+            "{played} rounds from seed {first} in {seconds:.0} s: {met} processes {} at {} of {} memory operations, \
+             every survivor went on and nothing was lost",
+            self.doom.past(),
+            covered.len(),
+            self.points()
+        );
+        Ok(true)
+    }
+
+    fn close(self) -> Result<(), Failure> {
+        self.stages.into_iter().try_for_each(|(_, stage)| stage.close())
+    }
+}
+
+/// Rounds between two reports where there is no terminal.
+const REPORT: u64 = 1000;
+
+impl Doom {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "kill",
+            Self::Stop => "stop",
+        }
+    }
+
+    const fn past(self) -> &'static str {
+        match self {
+            Self::Kill => "killed",
+            Self::Stop => "stopped",
+        }
+    }
+}
+
+fn choose(names: &[String]) -> Result<Vec<Scene>, Failure> {
+    if names.is_empty() {
+        return Ok(Scene::all().collect());
+    }
+    let mut chosen = Vec::new();
+    for name in names {
+        let found = Scene::named(name);
+        if found.is_empty() {
+            let known: Vec<_> = Scene::all().map(|scene| scene.to_string()).collect();
+            return Err(Failure(format!("no scene is called {name:?}; there are {}", known.join(", "))));
+        }
+        chosen.extend(found);
+    }
+    Ok(chosen)
+}
+
+fn clock_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    // Short enough to type.
+    Dice(now.map_or(0, |now| now.as_nanos() as u64)).draw() % 1_000_000_000
+}
+
+const fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// A bar on a terminal, nothing elsewhere.
+fn bar(rounds: Option<u64>) -> ProgressBar {
+    let bar = rounds.map_or_else(ProgressBar::no_length, ProgressBar::new);
+    if let Ok(style) = ProgressStyle::with_template("{human_pos} rounds {per_sec} {wide_bar} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// Removes the files of a soak that is interrupted: a process of its own, out of reach of Ctrl-C, that waits until all
+/// processes of the soak are gone.
+struct Guard(Child);
+
+impl Guard {
+    fn over(directory: &Path) -> Result<Self, Failure> {
+        let mut guard = Command::new("sh");
+        guard.args(["-c", "cat > /dev/null; rm -rf \"$0\""]).arg(directory);
+        Ok(Self(guard.stdin(Stdio::piped()).process_group(0).spawn()?))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        // It has nothing left to do, and says so by ending.
+        drop(self.0.wait());
+    }
+}

@@ -1,0 +1,586 @@
+//! What victims and survivors do in a round, each in a process of its own.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use polder_kernels::{Dtype, Op};
+use polder_mem::{Memory, Nanos, ProcessSlot, Trigger, TriggerAction, Wrapped};
+use polder_pool::group::{Group, Joined, Options};
+use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
+use polder_pool::wait::Patience;
+use polder_pool::{Fill, Object, Peer, Pool, PoolError, Process};
+
+use super::scene::{Dice, Fate, Round, What};
+use super::wire::Wire;
+use crate::Failure;
+
+/// Within this time a survivor knows what happened; far longer than it takes on a machine that is not overloaded.
+pub(super) const DEADLINE: Duration = Duration::from_secs(20);
+/// Within this time a survivor knows that a victim stands still.
+pub(super) const SHORT_DEADLINE: Duration = Duration::from_millis(60);
+
+/// More slots than the messages of a round need, so that nobody waits.
+const WIDE: (u32, u32) = (16, 1024);
+/// Fewer slots than a message has parts.
+const NARROW: (u32, u32) = (2, 1024);
+
+/// The credits of rings from victims to the first survivor.
+const CREDITS: &str = "/ring/credits";
+/// The headers and cells of rings from the first survivor to victims.
+const LINES: &str = "/ring/lines";
+/// An object of the first survivor that every victim reads.
+const KEPT: &str = "/kept";
+const KEPT_BYTES: usize = 200;
+
+/// What survivors may name: everything else is of this round.
+pub(super) const STAYS: [&str; 3] = [CREDITS, LINES, KEPT];
+
+/// A process of a soak in its pool.
+pub(super) struct Actor<'a> {
+    pub(super) pool: &'a Arc<Pool<Wrapped>>,
+    pub(super) wire: &'a mut Wire,
+}
+
+fn shape(what: What) -> RingShape {
+    let (slots, cell_bytes) = if what == What::Push { WIDE } else { NARROW };
+    RingShape::new(slots, cell_bytes).expect("a shape in range")
+}
+
+/// What is sent in a round: every form of message, of every way into the ring.
+fn messages(seed: u64) -> Vec<Vec<u8>> {
+    let mut dice = Dice(seed);
+    [8, 0, 16, 100, 700, 2500, 17, 1024].map(|length| dice.bytes(length)).into()
+}
+
+fn kept() -> Vec<u8> {
+    Dice(7).bytes(KEPT_BYTES)
+}
+
+/// The objects of the first survivor that stay for the whole soak.
+pub(super) fn set_up(pool: &Pool<Wrapped>) -> Result<Vec<Object>, Failure> {
+    let credits = pool.create(CREDITS, shape(What::Push).consumer_bytes())?;
+    let lines = pool.create(LINES, shape(What::Push).producer_bytes())?;
+    let object = pool.create(KEPT, KEPT_BYTES as u64)?;
+    object.write_at(pool.memory(), 0, &kept())?;
+    Ok(vec![credits, lines, object])
+}
+
+/// The victim's name for an object of this round.
+fn own(round: &Round, what: &str) -> String {
+    format!("/victim/{}/{what}", round.number)
+}
+
+/// The object of the first survivor that the victim of this round destroys.
+fn doomed(round: &Round) -> String {
+    format!("/doomed/{}", round.number)
+}
+
+// The victim.
+
+/// The steps of a victim, each announced before and after, so that everybody knows how far it came.
+struct Steps<'a, 'b> {
+    actor: &'a mut Actor<'b>,
+    first: u64,
+}
+
+impl<'a, 'b> Steps<'a, 'b> {
+    /// Says that it is ready, waits until it may begin, and arms its fate.
+    fn begin(actor: &'a mut Actor<'b>, fate: Fate) -> Result<Self, Failure> {
+        actor.wire.say(&format!("ready {}", actor.pool.this_process().slot.0))?;
+        if actor.wire.hear()?.as_deref() != Some("go") {
+            return Err(Failure("the victim was not let go".into()));
+        }
+        let memory = actor.pool.memory();
+        let first = memory.operations();
+        memory.arm(fate.trigger());
+        Ok(Self { actor, first })
+    }
+
+    fn step<T>(&mut self, what: impl FnOnce(&Pool<Wrapped>) -> Result<T, PoolError>) -> Result<T, Failure> {
+        self.actor.wire.say("begun")?;
+        let outcome = what(self.actor.pool)?;
+        self.actor.wire.say("done")?;
+        Ok(outcome)
+    }
+
+    /// Says how many operations it made, and dies.
+    fn end(self) -> Result<(), Failure> {
+        let memory = self.actor.pool.memory();
+        let operations = memory.operations() - self.first;
+        self.actor.wire.say(&format!("total {operations}"))?;
+        die(memory)
+    }
+}
+
+/// Dies as if by `kill -9`.
+pub(super) fn die(memory: &Wrapped) -> Result<(), Failure> {
+    memory.arm(Trigger { operation: 1, action: TriggerAction::Kill });
+    memory.sfence();
+    Err(Failure("a process outlived its death".into()))
+}
+
+/// Plays the victim of a round; does not return.
+pub(super) fn victim(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
+    match round.scene.what {
+        What::Push | What::Stream => push(actor, round),
+        What::Pop => pop(actor, round),
+        What::Create | What::Attach => create(actor, round),
+        What::AllReduce => all_reduce(actor, round),
+    }
+}
+
+fn push(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
+    let (pool, shape) = (Arc::clone(actor.pool), shape(round.scene.what));
+    // Not cleared: a ring must bear whatever stands in a new extent.
+    let lines = pool.create_filled(&own(round, "lines"), shape.producer_bytes(), Fill::Nothing)?;
+    let credits = pool.open(CREDITS)?;
+    let peer = pool.process(super::scene::FIRST_HOST, ProcessSlot(0))?;
+    let mut steps = Steps::begin(actor, round.fate)?;
+    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number };
+    let mut producer = Producer::new(pool.memory().clone(), shape, place, link(&pool, peer)?);
+    for (tag, bytes) in (0..).zip(messages(round.seed)) {
+        steps.step(|pool| producer.push(1, tag, &bytes, soon(pool, DEADLINE)))?;
+    }
+    steps.end()
+}
+
+fn pop(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
+    let (pool, shape) = (Arc::clone(actor.pool), shape(round.scene.what));
+    let credits = pool.create_filled(&own(round, "credits"), shape.consumer_bytes(), Fill::Nothing)?;
+    let lines = pool.open(LINES)?;
+    let peer = pool.process(super::scene::FIRST_HOST, ProcessSlot(0))?;
+    let mut steps = Steps::begin(actor, round.fate)?;
+    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number };
+    let mut consumer = Consumer::new(pool.memory().clone(), shape, place, link(&pool, peer)?);
+    // A producer that gave up on it in the middle of a message sends no more.
+    let patience = if round.fate.action == TriggerAction::Stop { 10 * SHORT_DEADLINE } else { DEADLINE };
+    for sent in messages(round.seed) {
+        let (_, bytes) = steps.step(|pool| consumer.pop(soon(pool, patience)))?;
+        if bytes != sent {
+            return Err(Failure("the victim popped what was not sent".into()));
+        }
+    }
+    steps.end()
+}
+
+/// The steps of `create`, by number.
+mod step {
+    pub(super) const CREATE: usize = 0;
+    pub(super) const WRITE: usize = 1;
+    pub(super) const READ_KEPT: usize = 2;
+    pub(super) const CREATE_LARGE: usize = 3;
+    pub(super) const DESTROY_OTHERS: usize = 4;
+    pub(super) const DESTROY_OWN: usize = 5;
+    pub(super) const CREATE_AGAIN: usize = 6;
+    pub(super) const MAINTAIN: usize = 7;
+    pub(super) const LIST: usize = 8;
+}
+
+const SMALL: u64 = 100;
+const LARGER: u64 = 300;
+/// More than a chunk.
+const LARGE: u64 = 20_000;
+
+fn create(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
+    let (small, large, doomed) = (own(round, "small"), own(round, "large"), doomed(round));
+    let mut steps = Steps::begin(actor, round.fate)?;
+    let written = Dice(round.seed).bytes(SMALL as usize);
+    let object = Cell::new(None);
+    for number in step::CREATE..=step::LIST {
+        steps.step(|pool| {
+            match number {
+                step::CREATE => object.set(Some(pool.create(&small, SMALL)?)),
+                step::WRITE => {
+                    let created = object.take().expect("created in the step before");
+                    created.write_at(pool.memory(), 0, &written)?;
+                    pool.close(created);
+                }
+                step::READ_KEPT => {
+                    let mut read = vec![0; KEPT_BYTES];
+                    let object = pool.open(KEPT)?;
+                    object.read_at(pool.memory(), 0, &mut read)?;
+                    assert_eq!(read, kept(), "the survivor's object");
+                    pool.close(object);
+                }
+                step::CREATE_LARGE => pool.close(pool.create_filled(&large, LARGE, Fill::Nothing)?),
+                step::DESTROY_OTHERS => pool.destroy(&doomed)?,
+                step::DESTROY_OWN => pool.destroy(&small)?,
+                step::CREATE_AGAIN => object.set(Some(pool.create(&small, LARGER)?)),
+                step::MAINTAIN => pool.maintain()?,
+                _ => assert!(pool.list("/victim/")?.len() >= 2, "its own objects are missing"),
+            }
+            Ok(())
+        })?;
+    }
+    steps.end()
+}
+
+fn all_reduce(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
+    let size = ranks(round);
+    let mut group = join(actor, round, size - 1, size)?;
+    let mut steps = Steps::begin(actor, round.fate)?;
+    for index in 0..EXCHANGES {
+        let right = steps.step(|_| exchange(&mut group, round.seed, index))?;
+        if !right {
+            return Err(Failure(format!("the victim got a wrong result of operation {index}")));
+        }
+    }
+    steps.end()
+}
+
+/// Ranks of the group of a round; the victim is the last of them.
+pub(super) const fn ranks(round: &Round) -> usize {
+    if round.scene.alone { 2 } else { 3 }
+}
+
+/// The operations of a victim: a barrier, a message in one exchange, and one that is cut into rounds; then again.
+const EXCHANGES: usize = 5;
+/// Elements of the long message: it goes through the staging several times.
+const LONG: usize = 700;
+
+fn options(round: &Round) -> Options {
+    Options {
+        staging_bytes: 4096,
+        segment_bytes: 512,
+        direct_bytes: 256,
+        timeout: patience(round),
+        patience: Patience::SHARED,
+        ..Options::default()
+    }
+}
+
+fn join(actor: &Actor<'_>, round: &Round, rank: usize, size: usize) -> Result<Joined<Wrapped>, Failure> {
+    let joining = Options { timeout: DEADLINE, ..options(round) };
+    let mut group = Group::join(Arc::clone(actor.pool), &own(round, "group"), rank, size, joining, None)?;
+    group.set_timeout(patience(round));
+    Ok(group)
+}
+
+/// One operation of every rank; whether its result is right.
+fn exchange(group: &mut Group<Wrapped>, seed: u64, index: usize) -> Result<bool, PoolError> {
+    let elements = match index % 3 {
+        0 => return group.barrier().map(|()| true),
+        1 => 5,
+        _ => LONG,
+    };
+    let of = |rank: usize| {
+        let mut dice = Dice(seed ^ (index << 8 | rank) as u64);
+        (0..elements).map(move |_| dice.draw() >> 8)
+    };
+    let mut data: Vec<u8> = of(group.rank()).flat_map(u64::to_le_bytes).collect();
+    group.all_reduce(Op::Sum, Dtype::U64, &mut data)?;
+    let mut sums = vec![0; elements];
+    for rank in 0..group.size() {
+        sums.iter_mut().zip(of(rank)).for_each(|(sum, element)| *sum += element);
+    }
+    Ok(sums.into_iter().flat_map(u64::to_le_bytes).eq(data))
+}
+
+// The survivors.
+
+/// What a survivor is told of a victim.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Victim {
+    pub(super) pid: u32,
+    pub(super) slot: u16,
+}
+
+impl Victim {
+    fn process(self, actor: &Actor<'_>, round: &Round) -> Result<Process, Failure> {
+        let process = actor.pool.process(round.scene.host(), ProcessSlot(self.slot))?;
+        match process.pid == self.pid {
+            true => Ok(process),
+            false => Err(Failure(format!("the victim's line names pid {}, not {}", process.pid, self.pid))),
+        }
+    }
+
+    /// That `error` is the one that a survivor must get once the victim is dead: it names it, in time.
+    fn expect_dead(self, round: &Round, error: &PoolError, waited: Duration) -> Result<(), Failure> {
+        let victim = Peer { host: round.scene.host(), pid: self.pid };
+        match error {
+            PoolError::PeerDead { peer, .. } if *peer == victim && waited < DEADLINE => Ok(()),
+            error => Err(Failure(format!(
+                "a survivor got, after {} ms, not the death of {victim}: {error}",
+                waited.as_millis()
+            ))),
+        }
+    }
+
+    /// Whether `error` says that the victim is late; the soak lets it go on then.
+    fn is_late(self, round: &Round, error: &PoolError, actor: &mut Actor<'_>) -> Result<bool, Failure> {
+        let victim = Peer { host: round.scene.host(), pid: self.pid };
+        match (round.fate.action, error) {
+            (TriggerAction::Stop, PoolError::Timeout { peer, .. }) if *peer == victim => {
+                actor.wire.say("late").map(|()| true)
+            }
+            _ => Ok(false),
+        }
+    }
+}
+
+fn expect_broken<T>(outcome: Result<T, PoolError>) -> Result<(), Failure> {
+    match outcome {
+        Err(PoolError::Broken { .. }) => Ok(()),
+        Err(error) => Err(Failure(format!("the second error of a survivor is another: {error}"))),
+        Ok(_) => Err(Failure("what failed went on".into())),
+    }
+}
+
+/// Pops what the victim pushes until that is dead, and says how much it was.
+pub(super) fn outlive_producer(
+    actor: &mut Actor<'_>,
+    round: &Round,
+    victim: Victim,
+) -> Result<usize, Failure> {
+    let pool = Arc::clone(actor.pool);
+    let (lines, credits) = (pool.open(&own(round, "lines"))?, pool.open(CREDITS)?);
+    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number };
+    let link = link(&pool, victim.process(actor, round)?)?;
+    let mut consumer = Consumer::new(pool.memory().clone(), shape(round.scene.what), place, link);
+    actor.wire.say("attached")?;
+    let (sent, mut into, mut patience) = (messages(round.seed), Vec::new(), patience(round));
+    let mut count = 0;
+    loop {
+        let began = Instant::now();
+        match consumer.pop_into(&mut into, soon(&pool, patience)) {
+            Ok(envelope) if envelope.tag as usize == count && sent.get(count) == Some(&into) => count += 1,
+            Ok(envelope) => {
+                return Err(Failure(format!("message {count} came as {envelope:?}, or with other bytes")));
+            }
+            // The ring goes on, and so does the victim.
+            Err(error) if patience < DEADLINE && victim.is_late(round, &error, actor)? => patience = DEADLINE,
+            Err(error) => {
+                victim.expect_dead(round, &error, began.elapsed())?;
+                expect_broken(consumer.pop_into(&mut into, soon(&pool, patience)))?;
+                pool.close(lines);
+                pool.close(credits);
+                return Ok(count);
+            }
+        }
+    }
+}
+
+/// Pushes to the victim until that is dead.
+pub(super) fn outlive_consumer(
+    actor: &mut Actor<'_>,
+    round: &Round,
+    victim: Victim,
+) -> Result<usize, Failure> {
+    let pool = Arc::clone(actor.pool);
+    let (lines, credits) = (pool.open(LINES)?, pool.open(&own(round, "credits"))?);
+    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number };
+    let link = link(&pool, victim.process(actor, round)?)?;
+    let mut producer = Producer::new(pool.memory().clone(), shape(round.scene.what), place, link);
+    actor.wire.say("attached")?;
+    let (sent, mut patience, mut count) = (messages(round.seed), patience(round), 0);
+    loop {
+        // What follows the last is never popped, so the ring fills up.
+        let bytes = sent.get(count).map_or(&[][..], Vec::as_slice);
+        let began = Instant::now();
+        match producer.push(1, count as u32, bytes, soon(&pool, patience)) {
+            Ok(()) => count += 1,
+            Err(error) if patience < DEADLINE && victim.is_late(round, &error, actor)? => patience = DEADLINE,
+            // A message that was under way when the victim was late has ended the ring.
+            Err(PoolError::Broken { .. }) if round.fate.action == TriggerAction::Stop => break,
+            Err(error) => {
+                victim.expect_dead(round, &error, began.elapsed())?;
+                expect_broken(producer.push(1, 0, bytes, soon(&pool, patience)))?;
+                break;
+            }
+        }
+    }
+    pool.close(lines);
+    pool.close(credits);
+    Ok(count)
+}
+
+/// Computes with the victim until that is dead, and says how many operations came to their end.
+pub(super) fn outlive_rank(
+    actor: &mut Actor<'_>,
+    round: &Round,
+    rank: usize,
+    pid: u32,
+) -> Result<usize, Failure> {
+    let mut group = join(actor, round, rank, ranks(round))?;
+    actor.wire.say("attached")?;
+    let victim = Victim { pid, slot: 0 };
+    for index in 0.. {
+        let began = Instant::now();
+        match exchange(&mut group, round.seed, index) {
+            Ok(true) => {}
+            Ok(false) => return Err(Failure(format!("a survivor got a wrong result of operation {index}"))),
+            Err(error) => {
+                if !victim.is_late(round, &error, actor)? {
+                    victim.expect_dead(round, &error, began.elapsed())?;
+                }
+                expect_broken(group.barrier())?;
+                return Ok(index);
+            }
+        }
+    }
+    unreachable!("a victim takes part in a few operations")
+}
+
+/// Makes the object that the victim of this round destroys.
+pub(super) fn prepare(actor: &Actor<'_>, round: &Round) -> Result<(), Failure> {
+    actor.pool.close(actor.pool.create(&doomed(round), SMALL)?);
+    Ok(())
+}
+
+/// What an object must be, after so many steps.
+enum Must {
+    Be(u64),
+    NotBe,
+    /// Either: the victim was at it.
+    Maybe(u64),
+}
+
+/// Holds what is there against what the victim had `begun` and `done`. Before its host has `repaired` what it left, the one
+/// name that it was at may be blocked.
+pub(super) fn judge(
+    actor: &Actor<'_>,
+    round: &Round,
+    (begun, done): (usize, usize),
+    repaired: bool,
+) -> Result<(), Failure> {
+    let at = |step: usize| (begun > step, done > step);
+    let expect = |actor: &Actor<'_>, name: &str, must: &Must, contents: Option<&[u8]>, repaired| {
+        let when = if repaired { "repaired" } else { "not repaired" };
+        let explain = |Failure(why)| {
+            Failure(format!("{why} (the victim began {begun} steps and ended {done}; {when})"))
+        };
+        expect(actor, name, must, contents, repaired).map_err(explain)
+    };
+    let made = |step, bytes| match at(step) {
+        (_, true) => Must::Be(bytes),
+        (true, false) => Must::Maybe(bytes),
+        (false, false) => Must::NotBe,
+    };
+    let small = match (at(step::DESTROY_OWN), at(step::CREATE_AGAIN)) {
+        ((_, true), _) => made(step::CREATE_AGAIN, LARGER),
+        ((true, false), _) => Must::Maybe(SMALL),
+        ((false, false), _) => made(step::CREATE, SMALL),
+    };
+    let doomed_is = match at(step::DESTROY_OTHERS) {
+        (_, true) => Must::NotBe,
+        (true, false) => Must::Maybe(SMALL),
+        (false, false) => Must::Be(SMALL),
+    };
+    let contents =
+        (at(step::WRITE).1 && !at(step::DESTROY_OWN).0).then(|| Dice(round.seed).bytes(SMALL as usize));
+    expect(actor, &own(round, "small"), &small, contents.as_deref(), repaired)?;
+    expect(actor, &own(round, "large"), &made(step::CREATE_LARGE, LARGE), None, repaired)?;
+    expect(actor, &doomed(round), &doomed_is, None, repaired)?;
+    expect(actor, KEPT, &Must::Be(KEPT_BYTES as u64), Some(&kept()), repaired)
+}
+
+fn expect(
+    actor: &Actor<'_>,
+    name: &str,
+    must: &Must,
+    contents: Option<&[u8]>,
+    repaired: bool,
+) -> Result<(), Failure> {
+    let pool = actor.pool;
+    let object = match (pool.open(name), must) {
+        (Ok(object), Must::Be(bytes) | Must::Maybe(bytes)) if object.bytes() == *bytes => object,
+        (Err(PoolError::NotFound { .. }), Must::NotBe | Must::Maybe(_)) => return Ok(()),
+        // Half a line, for as long as nobody repairs it.
+        (Err(PoolError::Corrupt { .. } | PoolError::Timeout { .. }), Must::Maybe(_)) if !repaired => {
+            return Ok(());
+        }
+        (Ok(object), _) => {
+            return Err(Failure(format!("{name} of {} bytes is there and should not", object.bytes())));
+        }
+        (Err(error), _) => return Err(Failure(format!("{name} should be there: {error}"))),
+    };
+    if let Some(contents) = contents {
+        let mut read = vec![0; contents.len()];
+        object.read_at(pool.memory(), 0, &mut read)?;
+        if read != contents {
+            return Err(Failure(format!("{name} holds other bytes than were written")));
+        }
+    }
+    pool.close(object);
+    Ok(())
+}
+
+/// Creates and destroys an object while a process of the same host may stand still anywhere.
+pub(super) fn bypass(actor: &Actor<'_>, round: &Round, victim: Victim) -> Result<(), Failure> {
+    let (pool, name) = (actor.pool, format!("/sibling/{}", round.number));
+    let peer = Peer { host: round.scene.host(), pid: victim.pid };
+    let done = pool.create(&name, SMALL).and_then(|object| {
+        pool.close(object);
+        pool.destroy(&name)
+    });
+    match done {
+        Err(PoolError::Timeout { peer: late, .. }) if late == peer => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+/// Proves that no name of this round is blocked by what the victim left, and destroys what is there.
+pub(super) fn clean(actor: &Actor<'_>, round: &Round) -> Result<(), Failure> {
+    let pool = actor.pool;
+    let rank = format!("group/{}", ranks(round) - 1);
+    for name in ["small", "large", "lines", "credits", &rank].map(|what| own(round, what)) {
+        match pool.create(&name, 0) {
+            Ok(object) => pool.close(object),
+            Err(PoolError::Exists { .. }) => {}
+            Err(error) => return Err(Failure(format!("{name} cannot be made: {error}"))),
+        }
+        pool.destroy(&name)?;
+    }
+    for name in [doomed(round), format!("/sibling/{}", round.number)] {
+        match pool.destroy(&name) {
+            Ok(()) | Err(PoolError::NotFound { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// The free bytes, when nothing is there but what stays.
+pub(super) fn settle(actor: &Actor<'_>) -> Result<u64, Failure> {
+    let pool = actor.pool;
+    pool.maintain()?;
+    for listed in pool.list("")? {
+        if !STAYS.contains(&listed.name.as_str()) {
+            return Err(Failure(format!("{} is still there", listed.name)));
+        }
+    }
+    match pool.create("/probe", u64::MAX / 4) {
+        Err(PoolError::Full { free, .. }) => Ok(free),
+        Err(error) => Err(error.into()),
+        Ok(_) => Err(Failure("an object larger than the pool was made".into())),
+    }
+}
+
+/// How long a survivor waits for a victim.
+const fn patience(round: &Round) -> Duration {
+    match round.fate.action {
+        TriggerAction::Kill => DEADLINE,
+        TriggerAction::Stop => SHORT_DEADLINE,
+    }
+}
+
+fn soon(pool: &Pool<Wrapped>, patience: Duration) -> Nanos {
+    pool.memory().now() + patience
+}
+
+fn link(
+    pool: &Arc<Pool<Wrapped>>,
+    other: Process,
+) -> Result<Link<impl Fn() -> Result<(), PoolError> + use<>>, Failure> {
+    let (pool, layout) = (Arc::clone(pool), pool.layout().clone());
+    let me = pool.this_process();
+    Ok(Link {
+        peer: other.peer(),
+        epoch: pool.epoch()?,
+        bell: layout.bell(me.host, me.slot),
+        wakes: layout.bell(other.host, other.slot),
+        patience: Patience::SHARED,
+        alive: move || pool.expect_alive(&other, "message", 0),
+    })
+}
