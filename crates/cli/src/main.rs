@@ -57,7 +57,7 @@ enum Command {
     Pool(pool::Command),
     /// Say who is a member: hands out host ids and evicts hosts, until stopped.
     Keeper(keeper::Arguments),
-    /// Explore the protocols in the incoherent model.
+    /// Explore the protocols in the incoherent model, or run its litmus tests between two hosts.
     Verify(verify::Arguments),
     /// Kill and stop processes at any memory operation, and see that the others go on.
     Soak(soak::Arguments),
@@ -87,6 +87,8 @@ impl fmt::Display for Failure {
 }
 
 fn main() -> ExitCode {
+    // `polder ... | head` ends quietly.
+    sigpipe::reset();
     let cli = Cli::parse();
     match run(cli) {
         Ok(code) => code,
@@ -104,7 +106,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
         Command::Pool(command) => pool::run(command, &settings),
         Command::Keeper(arguments) => keeper::run(&arguments, &settings),
-        Command::Verify(arguments) => verify::run(&arguments),
+        Command::Verify(arguments) => verify::run(&arguments, &settings),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completion { shell } => {

@@ -1,12 +1,16 @@
 //! `polder verify`: the protocols in the incoherent model.
 
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use polder_mem::model::{Explorer, Suite, replay};
+use polder_mem::Memory;
+use polder_mem::model::{Explorer, LITMUS_BYTES, Suite, Tally, canaries, replay, run_host};
+use polder_pool::session::Session;
+use polder_pool::settings::Settings;
 use polder_pool::verify::suites;
+use polder_pool::{Object, Pool, PoolError, each};
 
 use crate::Failure;
 
@@ -30,13 +34,28 @@ pub(crate) struct Arguments {
     /// Drop or weaken each flush and fence in turn: every mutant must be caught, or be listed as harmless.
     #[arg(long)]
     mutants: bool,
+    /// Run the protocols that are known to be wrong: each must be caught.
+    #[arg(long, conflicts_with_all = ["mutants", "replay", "list"])]
+    canaries: bool,
+    /// Run the litmus tests on the pool itself, with another host that gives the other role.
+    #[arg(long, value_name = "ROLE", value_parser = clap::value_parser!(u64).range(0..2))]
+    litmus: Option<u64>,
+    /// Rounds of each litmus test.
+    #[arg(long, default_value_t = 10_000)]
+    rounds: u64,
     /// OS threads.
     #[arg(long, short = 'j', default_value_t = std::thread::available_parallelism().map_or(1, usize::from))]
     threads: usize,
 }
 
-/// Runs the suites that were asked for.
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+/// Runs what was asked for.
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
+    if let Some(role) = arguments.litmus {
+        return litmus(settings, role, arguments.rounds);
+    }
+    if arguments.canaries {
+        return Ok(sing(arguments.seed));
+    }
     let chosen = choose(&arguments.suites)?;
     if arguments.list {
         for suite in &chosen {
@@ -55,6 +74,66 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
     println!("{} passed, {failed} failed", chosen.len() as u32 - failed);
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs every protocol that is known to be wrong until it is caught.
+fn sing(seed: u64) -> ExitCode {
+    let mut failed = 0;
+    let canaries = canaries();
+    for canary in &canaries {
+        let Suite { name, about, .. } = &canary.wrong;
+        let report = Explorer::new(name, canary.within).first_seed(seed).run(|seed| canary.wrong.run(seed));
+        match report.failures.first() {
+            Some(_) => println!("{name}: caught in schedule {} ({about})", report.schedules),
+            None => println!("{name}: NOT caught in {} schedules ({about})", report.schedules),
+        }
+        failed += usize::from(report.failed == 0);
+    }
+    println!("{} passed, {failed} failed", canaries.len() - failed);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs the litmus tests in an object that role 0 makes and role 1 opens.
+fn litmus(settings: &Settings, role: u64, rounds: u64) -> Result<ExitCode, Failure> {
+    const NAME: &str = "/polder/litmus";
+    let session = Session::open(settings)?;
+    let tallies = each!(session.pool(), pool => {
+        let patience = pool.member().timeout;
+        let object = if role == 0 { pool.create(NAME, LITMUS_BYTES)? } else { open_soon(pool, NAME)? };
+        let tallies = run_host(pool.memory(), object.at(), role, rounds, patience);
+        pool.close(object);
+        if role == 0 {
+            pool.destroy(NAME)?;
+        }
+        tallies?
+    });
+    let mut forbidden = 0;
+    for Tally { test, outcomes, forbidden: bad } in &tallies {
+        let feared = outcomes.get(test.feared).copied().unwrap_or(0);
+        println!("{:<60} {rounds} rounds, feared outcome seen {feared}, forbidden {bad}", test.name);
+        forbidden += bad;
+    }
+    if forbidden == 0 {
+        println!("nothing forbidden was seen");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!(
+        "{forbidden} forbidden outcomes: this memory is weaker than docs/memory-model.md says; do not use it"
+    );
+    Ok(ExitCode::FAILURE)
+}
+
+/// Opens what the other role is about to make.
+fn open_soon<M: Memory>(pool: &Pool<M>, name: &str) -> Result<Object, PoolError> {
+    let deadline = Instant::now() + pool.member().timeout;
+    loop {
+        match pool.open(name) {
+            Err(PoolError::NotFound { .. }) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10))
+            }
+            opened => return opened,
+        }
+    }
 }
 
 fn choose(names: &[String]) -> Result<Vec<Suite>, Failure> {
