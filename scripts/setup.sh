@@ -51,10 +51,14 @@ PATH="$HOME/.cargo/bin:$PATH"
 if ! command -v cargo >/dev/null; then
     command -v curl >/dev/null || install curl curl ca-certificates
     say "Rust is missing: installing rustup into $HOME/.cargo (no root needed; https://rustup.rs)"
-    curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal --default-toolchain none >/dev/null || {
-        say "rustup could not be fetched; install it from https://rustup.rs, then run this again"
+    installer=$(mktemp)
+    { curl --proto '=https' --tlsv1.2 -sSf -o "$installer" https://sh.rustup.rs &&
+        sh "$installer" -y --profile minimal --default-toolchain none >/dev/null; } || {
+        rm -f "$installer"
+        say "rustup could not be installed; get it from https://rustup.rs or with apt-get install rustup, then run this again"
         exit 1
     }
+    rm -f "$installer"
 fi
 cargo --version >/dev/null || { say "cargo does not run; Polder needs Rust 1.90 or later, best from https://rustup.rs"; exit 1; }
 

@@ -75,6 +75,14 @@ def test_names_are_taken_listed_and_given_back(pool: polder.Pool) -> None:
         pool.create("no slash\0", 10)
 
 
+def test_counters_and_damage_are_told(pool: polder.Pool) -> None:
+    assert pool.check() == []
+    pool.create("/thousand", 1000)
+    told = pool.stat()
+    assert (told["objects"], told["object_bytes"]) == (1, 1000)
+    assert told["bytes"] == pool.nbytes
+
+
 def test_a_full_pool_says_so_and_goes_on(pool: polder.Pool) -> None:
     half = pool.nbytes // 2
     pool.create("/half", half).close()

@@ -5,9 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use polder_mem::{Coherence, Memory, forks};
+
 use polder_pool::session::{self, AnyPool, Session, SessionError};
 use polder_pool::settings::{CoherenceChoice, Settings, Size, Span};
-use polder_pool::{Geometry, each};
+use polder_pool::{Geometry, each, inspect};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -176,6 +177,21 @@ impl Pool {
         let mut listed = py.detach(|| each!(&any, pool => pool.list(prefix))).map_err(errors::raise)?;
         listed.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(listed.into_iter().map(Entry::from).collect())
+    }
+
+    /// What is in the pool, as the counters of `polder pool stat --json`.
+    fn stat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let any = self.any()?;
+        let seen = py.detach(|| each!(&any, pool => inspect(pool.memory()))).map_err(errors::raise)?;
+        let words = serde_json::to_string(&seen.stat).expect("counters have a form in JSON");
+        py.import("json")?.call_method1("loads", (words,))
+    }
+
+    /// What is damaged in the pool, a line each; nothing is changed.
+    fn check(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let any = self.any()?;
+        let seen = py.detach(|| each!(&any, pool => inspect(pool.memory()))).map_err(errors::raise)?;
+        Ok(seen.problems.iter().map(ToString::to_string).collect())
     }
 
     /// Detaches; harmless when it was closed before.
