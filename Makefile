@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo torch tools test verify soak
+.PHONY: setup demo torch tools test verify soak bench
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -46,3 +46,11 @@ FOR ?= 10min
 soak: setup
 	.venv/bin/polder soak --for $(FOR)
 	.venv/bin/polder soak --for $(FOR) --doom stop
+
+# Every benchmark beside its peers, into docs/benchmarks.md; wants a machine that does nothing else.
+bench: setup torch .venv/.bench
+	.venv/bin/python scripts/benchmarks.py
+.venv/.bench: pyproject.toml | setup
+	@echo "setup: installing Open MPI and mpi4py" >&2
+	@.venv/bin/pip install -q --disable-pip-version-check $(call extra,bench)
+	@touch $@
