@@ -457,20 +457,18 @@ def _create(options: Any, _backend_options: object) -> ProcessGroupPolder:
     """Makes this rank's part of a group: c10d calls it on every rank of the group."""
     rank, size, store = options.group_rank, options.group_size, options.store
     settings = _core.settings()
-    board = _Board(store, rank, size)
+    board = _Board(store, rank, size, options.timeout)
     me = {
         "machine": _machine(),
         "emulated": _emulated_host(rank, size),
         "host": settings["host"],
         "pool": settings["pool"],
         "attached": list(_attachments),
-        "nonce": secrets.token_hex(8),
     }
-    everyone = board.exchange("hello", me)
+    everyone = board.meet(me)
     hosts = _host_ids(everyone)
-    nonce = everyone[0]["nonce"]
     attachment = board.agree("attach", lambda: _attach(everyone, hosts, board, settings))
-    name = f"/torch/{nonce}/{options.group_id}"
+    name = f"/torch/{board.round}/{options.group_id}"
     try:
         group = _core.Group(attachment.pool, name, rank, size, timeout=options.timeout.total_seconds())
     except PolderError:
@@ -483,17 +481,63 @@ def _create(options: Any, _backend_options: object) -> ProcessGroupPolder:
 
 
 class _Board:
-    """What the ranks of one group tell each other through the c10d store."""
+    """What the ranks of one group tell each other through the c10d store.
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    The store may hold what ranks of an earlier attempt have left under the same names, because torchrun keeps it over
+    restarts. So rank 0 opens a round under a name that it has just drawn, and a rank is in a round only when the list
+    that closes it has the number that this rank has just drawn.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         self.store = store
         self.rank = rank
         self.size = size
+        self.deadline = time.monotonic() + timeout.total_seconds()
+        self.round = secrets.token_hex(8)
+
+    def meet(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        """What every rank says of itself, in the order of ranks."""
+        mine = {**mine, "draw": secrets.token_hex(8)}
+        if self.rank == 0:
+            self.store.set("polder/round", self.round)
+            everyone = self.exchange("hello", mine)
+            self.tell("everyone", everyone)
+            return everyone
+        while True:
+            self.round = self.store.get("polder/round").decode()
+            self.tell(f"hello/{self.rank}", mine)
+            while not self.store.check([self._key("everyone")]):
+                if self.store.get("polder/round").decode() != self.round:
+                    break
+                self._pause()
+            else:
+                everyone = json.loads(self.store.get(self._key("everyone")))
+                if everyone[self.rank]["draw"] == mine["draw"]:
+                    return everyone
+            self._pause()
 
     def exchange(self, topic: str, mine: Any) -> list[Any]:
         """Everybody's word on `topic`, in the order of ranks."""
-        self.store.set(f"polder/{topic}/{self.rank}", json.dumps(mine))
-        return [json.loads(self.store.get(f"polder/{topic}/{rank}")) for rank in range(self.size)]
+        self.tell(f"{topic}/{self.rank}", mine)
+        return [self.hear(f"{topic}/{rank}") for rank in range(self.size)]
+
+    def hear(self, topic: str) -> Any:
+        """What was told on `topic`, once it is."""
+        return json.loads(self.store.get(self._key(topic)))
+
+    def tell(self, topic: str, word: Any) -> None:
+        """Tells every rank."""
+        self.store.set(self._key(topic), json.dumps(word))
+
+    def _key(self, topic: str) -> str:
+        return f"polder/{self.round}/{topic}"
+
+    def _pause(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise PeerTimeoutError(
+                "rank 0 has not opened this attempt in the c10d store; see its log, or raise timeout="
+            )
+        time.sleep(0.005)
 
     def agree(self, topic: str, attempt: Callable[[], _Attachment]) -> _Attachment:
         """Makes an attempt on every rank; when one of them fails, all raise, naming it."""
@@ -565,7 +609,7 @@ def _attach(everyone: list[dict[str, Any]], hosts: list[int], board: _Board, set
     named = {each["pool"] for each in everyone}
     if len(named) > 1:
         raise ArgumentError(f"ranks name different pools: {sorted(map(str, named))}; set POLDER_POOL alike on all")
-    path = named.pop() or _common(everyone) or _private_path(everyone)
+    path = named.pop() or _common(everyone) or _private_path(everyone, board.round)
     if path in _attachments:
         return _attachments[path]
     own = settings["pool"] is None
@@ -573,11 +617,11 @@ def _attach(everyone: list[dict[str, Any]], hosts: list[int], board: _Board, set
     if board.rank == 0:
         try:
             lock = _make_own_pool(path, len(everyone)) if own else _make_named_pool(path, len(everyone))
-            board.store.set("polder/made", "")
+            board.tell("made", "")
         except (PolderError, OSError) as error:
-            board.store.set("polder/made", str(error))
+            board.tell("made", str(error))
             raise
-    elif failure := board.store.get("polder/made").decode():
+    elif failure := board.hear("made"):
         raise PolderError(f"rank 0 could not make the pool: {failure}")
     elif own:
         lock = _share(path)
@@ -596,7 +640,7 @@ def _common(everyone: list[dict[str, Any]]) -> str | None:
     return min(shared, default=None)
 
 
-def _private_path(everyone: list[dict[str, Any]]) -> str:
+def _private_path(everyone: list[dict[str, Any]], job: str) -> str:
     """Where a pool of this job's own goes, if its ranks share a machine."""
     machines = {tuple(each["machine"]) for each in everyone}
     if len(machines) > 1:
@@ -605,7 +649,7 @@ def _private_path(everyone: list[dict[str, Any]]) -> str:
             f"the ranks run on {len(machines)} machines ({names}), which share no default pool; set POLDER_POOL to a "
             "dax device or a file that all of them map"
         )
-    return f"/dev/shm/polder-{os.getuid()}-{everyone[0]['nonce']}.pool"
+    return f"/dev/shm/polder-{os.getuid()}-{job}.pool"
 
 
 def _make_named_pool(path: str, ranks: int) -> None:

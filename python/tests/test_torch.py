@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Ranks
+from conftest import RANKS, Ranks
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -66,6 +66,22 @@ def test_two_jobs_on_one_named_pool_do_not_meet(scratch: Path, tmp_path: Path) -
         for run in (one, two):
             assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
     assert os.listdir(scratch) == ["pool"]
+
+
+def test_torchrun_restarts_a_job_that_lost_a_rank() -> None:
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    ended = subprocess.run(
+        [sys.executable, *command, str(RANKS / "torch_restart.py")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.split()) == ["attempt-1-rank-0", "attempt-1-rank-1"]
+    assert "PeerDeadError" in ended.stderr
+    assert not left_behind()
 
 
 def test_without_torch_the_import_says_what_to_install() -> None:

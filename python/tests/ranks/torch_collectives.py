@@ -26,7 +26,7 @@ def same(what: str, ours: object, theirs: object) -> None:
         assert torch.equal(one, other), f"{what}: {one} is not {other}"
 
 
-for count, dtype in itertools.product([0, 1, 17, 4096, 300_001], FLOATS + INTEGERS):
+for count, dtype in itertools.product([0, 17, 300_001], FLOATS + INTEGERS):
     for op in (OPS.SUM, OPS.PRODUCT, OPS.MIN, OPS.MAX):
         results = [tensor(count, dtype) for _ in range(2)]
         for group, result in zip((None, gloo), results, strict=True):
