@@ -1,0 +1,250 @@
+//! Real processes on a shadow, where each host sees of the others what was flushed and nothing else: the pool, its rings
+//! and its collectives work between two of them, and fail when a flush is left out anywhere.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use polder_kernels::{Dtype, Op};
+use polder_mem::testing::{Child, Ended, Scratch};
+use polder_mem::{Memory, Wrapped};
+use polder_pool::group::{Group, Joined, Options};
+use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
+use polder_pool::session::{self, AnyPool, Session};
+use polder_pool::settings::Settings;
+use polder_pool::wait::Patience;
+use polder_pool::{Fill, Geometry, Object, Pool, PoolError, Process};
+
+type Shared = Arc<Pool<Wrapped>>;
+/// What one of two hosts does.
+type Check = fn(&Shared, u16);
+
+const GEOMETRY: Geometry =
+    Geometry { hosts: 2, processes: 2, names: 61, levels: 3, chunk_bytes: 64 << 10, opens: 32, keepers: 1 };
+/// When nothing is left out; long enough for a machine that is busy.
+const PATIENT: Duration = Duration::from_secs(30);
+/// When something is: what does not come soon does not come.
+const IMPATIENT: Duration = Duration::from_secs(1);
+
+/// Runs `body` as host 0 and host 1, in a process each, under `POLDER_WRAP`; whether both came to their end.
+fn passes(wrap: &str, timeout: Duration, body: Check) -> bool {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("pool");
+    session::create(&path, 2 << 20, &GEOMETRY).unwrap();
+    let mut hosts = [0, 1].map(|host| {
+        let settings = environment(&path, scratch.path(), wrap, timeout, host);
+        Child::fork(|| {
+            // Its last words are enough.
+            std::panic::set_hook(Box::new(|_| {}));
+            let session = Session::open(&settings).unwrap();
+            let AnyPool::Wrapped(pool) = session.pool() else { panic!("POLDER_WRAP wraps") };
+            body(pool, host);
+        })
+    });
+    let start = Instant::now();
+    let mut ended = [None, None];
+    while ended.iter().any(Option::is_none) && start.elapsed() < 20 * timeout {
+        ended = [0, 1].map(|host: usize| hosts[host].ended());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    ended == [Some(Ended::Exited(0)); 2]
+}
+
+fn environment(path: &Path, run: &Path, wrap: &str, timeout: Duration, host: u16) -> Settings {
+    let lookup = |key: &str| match key {
+        "POLDER_POOL" => Some(path.to_str()?.to_owned()),
+        "POLDER_RUN" => Some(run.to_str()?.to_owned()),
+        "POLDER_WRAP" => Some(wrap.to_owned()),
+        "POLDER_HOST" => Some(host.to_string()),
+        "POLDER_TIMEOUT" => Some(timeout.as_secs().to_string()),
+        _ => None,
+    };
+    Settings::environment(lookup).unwrap()
+}
+
+/// Opens an object as soon as it is there.
+fn open(pool: &Shared, name: &str) -> Object {
+    let start = Instant::now();
+    loop {
+        match pool.open(name) {
+            Err(PoolError::NotFound { .. }) if start.elapsed() < pool.member().timeout => {
+                std::thread::yield_now();
+            }
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
+/// Bytes that nobody else sends.
+fn bytes(seed: usize, length: usize) -> Vec<u8> {
+    (0..length).map(|index| (seed * 31 + index * 7 + index / 251) as u8).collect()
+}
+
+fn read(pool: &Shared, object: &Object) -> Vec<u8> {
+    let mut read = vec![0; object.bytes() as usize];
+    object.read_at(pool.memory(), 0, &mut read).unwrap();
+    read
+}
+
+/// Each host creates what the other opens, reads, lists and destroys.
+fn objects(pool: &Shared, host: u16) {
+    for round in 0..30 {
+        let name = |host: u16| format!("/{round}/{host}");
+        // Of the same places as in the round before.
+        let object = pool.create(&name(host), 700).unwrap();
+        object.write_at(pool.memory(), 0, &bytes(round + usize::from(host), 700)).unwrap();
+        pool.close(pool.create_filled(&format!("{}/written", name(host)), 0, Fill::Nothing).unwrap());
+        let other = 1 - host;
+        pool.close(open(pool, &format!("{}/written", name(other))));
+        let theirs = open(pool, &name(other));
+        assert_eq!(read(pool, &theirs), bytes(round + usize::from(other), 700), "{}", theirs.name());
+        assert!(pool.list("").unwrap().iter().any(|listed| listed.name == theirs.name()));
+        pool.close(theirs);
+        pool.destroy(&name(other)).unwrap();
+        pool.destroy(&format!("{}/written", name(other))).unwrap();
+        assert!(matches!(pool.open(&name(other)), Err(PoolError::NotFound { .. })));
+        pool.close(object);
+        let start = Instant::now();
+        while pool.open(&name(host)).map(|object| pool.close(object)).is_ok() {
+            assert!(start.elapsed() < pool.member().timeout, "{} is still there", name(host));
+        }
+        pool.maintain().unwrap();
+    }
+}
+
+/// Host 0 sends messages of all forms to host 1, and gets them back.
+fn rings(pool: &Shared, host: u16) {
+    let shape = RingShape::new(3, 1024).unwrap();
+    let extents = [("lines", shape.producer_bytes()), ("credits", shape.consumer_bytes())];
+    let own = extents
+        .map(|(what, bytes)| pool.create_filled(&format!("/{what}/{host}"), bytes, Fill::Nothing).unwrap());
+    let other = 1 - host;
+    let [their_lines, their_credits] = extents.map(|(what, _)| open(pool, &format!("/{what}/{other}")));
+    let peer = pool.process(other, pool.this_process().slot).unwrap();
+    let out = Place { lines: own[0].at(), credits: their_credits.at(), generation: 1 };
+    let back = Place { lines: their_lines.at(), credits: own[1].at(), generation: 1 };
+    let mut producer = Producer::new(pool.memory().clone(), shape, out, link(pool, peer));
+    let mut consumer = Consumer::new(pool.memory().clone(), shape, back, link(pool, peer));
+    for number in 0..300 {
+        let sent = bytes(number, [8, 100, 700, 1024, 2500][number % 5]);
+        let deadline = pool.memory().now() + pool.member().timeout;
+        if host == 0 {
+            producer.push(1, number as u32, &sent, deadline).unwrap();
+        }
+        let (envelope, received) = consumer.pop(deadline).unwrap();
+        assert_eq!((envelope.tag, received == sent), (number as u32, true), "message {number}");
+        if host == 1 {
+            producer.push(1, number as u32, &received, deadline).unwrap();
+        }
+    }
+}
+
+fn link(pool: &Shared, other: Process) -> Link<impl Fn() -> Result<(), PoolError> + use<>> {
+    let (pool, me) = (Arc::clone(pool), pool.this_process());
+    Link {
+        peer: other.peer(),
+        epoch: 0,
+        bell: pool.layout().bell(me.host, me.slot),
+        wakes: pool.layout().bell(other.host, other.slot),
+        patience: Patience::SHARED,
+        alive: move || pool.expect_alive(&other, "message", 0),
+    }
+}
+
+/// Both hosts compute together, through the staging and on objects of their own.
+fn collectives(pool: &Shared, host: u16) {
+    let options = Options {
+        staging_bytes: 4096,
+        segment_bytes: 512,
+        direct_bytes: 512,
+        timeout: pool.member().timeout,
+        patience: Patience::SHARED,
+        ..Options::default()
+    };
+    let mut group = Group::join(Arc::clone(pool), "/group", host.into(), 2, options, None).unwrap();
+    let object = pool.create(&format!("/data/{host}"), 4096).unwrap();
+    for round in 0..40 {
+        for elements in [5, 700] {
+            reduce(&mut group, round, elements);
+        }
+        let mut all = vec![0; 2 * 300];
+        let mine = bytes(round + group.rank(), 300);
+        group.all_gather(&mine, &mut all).unwrap();
+        assert_eq!(all, [bytes(round, 300), bytes(round + 1, 300)].concat(), "all-gather {round}");
+        let root = round % 2;
+        let mut data = if group.rank() == root { bytes(round, 3000) } else { vec![0; 3000] };
+        group.broadcast(root, &mut data).unwrap();
+        assert_eq!(data, bytes(round, 3000), "broadcast {round}");
+        object.write_at(pool.memory(), 0, &elements(round, group.rank(), 512)).unwrap();
+        group.all_reduce_in_pool(Op::Sum, Dtype::U64, object.at(), 4096).unwrap();
+        assert_eq!(read(pool, &object), sum(round, 512), "all-reduce in the pool {round}");
+    }
+    // So that nobody finds the other gone too early.
+    group.barrier().unwrap();
+}
+
+fn reduce(group: &mut Joined<Wrapped>, round: usize, count: usize) {
+    let mut data = elements(round, group.rank(), count);
+    group.all_reduce(Op::Sum, Dtype::U64, &mut data).unwrap();
+    assert_eq!(data, sum(round, count), "all-reduce {round} of {count} elements");
+}
+
+fn element(round: usize, rank: usize, index: usize) -> u64 {
+    (round * 1000 + rank * 500_000 + index * index) as u64
+}
+
+fn elements(round: usize, rank: usize, count: usize) -> Vec<u8> {
+    (0..count).flat_map(|index| element(round, rank, index).to_le_bytes()).collect()
+}
+
+fn sum(round: usize, count: usize) -> Vec<u8> {
+    let sum = |index| element(round, 0, index) + element(round, 1, index);
+    (0..count).flat_map(|index| sum(index).to_le_bytes()).collect()
+}
+
+#[test]
+fn objects_rings_and_collectives_work_between_hosts_that_share_nothing_but_what_they_flush() {
+    for body in [objects, rings, collectives] {
+        assert!(passes("shadow", PATIENT, body));
+    }
+}
+
+/// A flush: the file that it is in, words on a line before it, and words on its own line.
+struct Flush {
+    file: &'static str,
+    after: &'static str,
+    line: &'static str,
+}
+
+impl Flush {
+    /// Where it stands in the source, so that lines may move.
+    fn site(&self) -> String {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(self.file);
+        let source = std::fs::read_to_string(path).unwrap();
+        let mut lines = (1..).zip(source.lines());
+        lines.find(|(_, line)| line.contains(self.after)).expect(self.after);
+        let found = lines.find(|(_, line)| line.contains(self.line));
+        let (number, _) = found.unwrap_or_else(|| panic!("no {:?} in {}", self.line, self.file));
+        format!("pool/src/{}:{number}", self.file)
+    }
+}
+
+#[test]
+fn each_of_them_fails_when_one_flush_is_left_out() {
+    let flush = |file, after, line| Flush { file, after, line };
+    let seeded: [(Flush, Check); 7] = [
+        (flush("line.rs", "pub fn announce<", "memory.write_back(at, LINE)"), objects),
+        (flush("directory.rs", "fn scan(", "memory.invalidate("), objects),
+        (flush("ring/producer.rs", "fn publish<", "self.memory.write_back(at, LINE)"), rings),
+        (flush("ring/consumer.rs", "fn take<", "self.memory.invalidate(cell"), rings),
+        (flush("line.rs", "pub fn read<", "memory.invalidate(at, LINE)"), rings),
+        (flush("line.rs", "pub fn publish<", "memory.write_back(at, LINE)"), collectives),
+        (flush("collectives/run.rs", "fn invalidate(", ".invalidate("), collectives),
+    ];
+    for (flush, body) in seeded {
+        let site = flush.site();
+        let passed = passes(&format!("shadow,without={site}"), IMPATIENT, body);
+        assert!(!passed, "nobody misses the flush at {site}");
+        println!("the flush at {site} is missed");
+    }
+}
