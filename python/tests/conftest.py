@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import polder
 import pytest
+
+import polder
 
 RANKS = Path(__file__).parent / "ranks"
 

@@ -5,11 +5,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-import polder
 import pytest
 from conftest import Ranks, in_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import polder
 
 OPS = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}
 DTYPES = [

@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import polder
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+
+import polder
 
 DTYPES = arrays.boolean_dtypes() | arrays.integer_dtypes(endianness="<") | arrays.floating_dtypes(endianness="<")
 

@@ -5,6 +5,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+
 from polder import _core
 
 STUB = ast.parse((Path(_core.__file__).parent / "_core.pyi").read_text())

@@ -4,6 +4,7 @@ import sys
 import time
 
 import numpy as np
+
 import polder
 
 rank, folder, size, coherence, *stop = sys.argv[1:]

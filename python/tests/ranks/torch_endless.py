@@ -1,9 +1,10 @@
 """All-reduces until a rank dies, and says what it saw."""
 
-import polder
 import torch
 import torch.distributed as dist
 from torch_meet import meet
+
+import polder
 
 meet()
 tensor = torch.zeros(500_000)

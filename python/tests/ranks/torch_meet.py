@@ -4,9 +4,10 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-import polder.torch  # noqa: F401
 import torch
 import torch.distributed as dist
+
+import polder.torch  # noqa: F401
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[2])
