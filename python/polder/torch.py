@@ -10,7 +10,7 @@ With no configuration the ranks of one machine make a pool of their own in /dev/
 from the c10d store, one for each machine in the order of ranks. ``POLDER_EMULATE=2`` spreads the ranks of one machine
 over two host ids, to try what two machines would do.
 
-It carries DDP, FSDP's collectives, ``all_reduce``, ``broadcast``, ``all_gather``, ``reduce_scatter`` and ``barrier``
+It carries DDP, ``all_reduce``, ``broadcast``, ``all_gather``, ``reduce_scatter`` and ``barrier``
 on CPU tensors, with ``async_op`` too. A collective that it does not carry raises `NotImplementedError` with its name.
 
 Errors are those of `polder.errors`: a rank that dies in an operation gives every other rank a `PeerDeadError`. After an

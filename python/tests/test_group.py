@@ -224,3 +224,33 @@ def test_ctrl_c_ends_a_wait(scratch: Path) -> None:
         first.send_signal(signal.SIGINT)
         assert first.communicate(timeout=10)[0].splitlines()[-1] == "KeyboardInterrupt"
         second.kill()
+
+
+def test_a_group_that_is_not_closed_leaves_when_it_is_forgotten(pool: polder.Pool) -> None:
+    group = polder.Group(pool, "/forgotten", 0, 1)
+    group.barrier()
+    assert len(pool.list()) == 1
+    del group
+    assert pool.list() == []
+
+
+def test_ctrl_c_ends_the_wait_for_a_rank_that_does_not_come(scratch: Path) -> None:
+    with Ranks("endless.py", 1, scratch, 2, "coherent") as ranks:
+        time.sleep(1.5)
+        ranks.processes[0].send_signal(signal.SIGINT)
+        assert ranks.processes[0].communicate(timeout=10)[0].splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_objects_and_groups_keep_a_closed_pool_attached(scratch: Path) -> None:
+    pool = polder.Pool(scratch / "pool", size="64MiB", run=scratch)
+    thing = pool.create("/x", shape=3, dtype="float32")
+    group = polder.Group(pool, "/g", 0, 1)
+    pool.close()
+    with thing.write() as array:
+        array[:] = 2
+    group.all_reduce(thing)
+    with thing.read() as array:
+        assert array.tolist() == [2, 2, 2]
+    group.close()
+    with pytest.raises(polder.ClosedError, match="group is closed"):
+        group.barrier()

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use polder_mem::Memory;
+use polder_pool::session::Session;
 use polder_pool::wait::Patience;
 use polder_pool::{PoolError, each, group};
 use pyo3::prelude::*;
@@ -13,9 +14,6 @@ use crate::errors::{self, argument};
 use crate::lane::{self, Call, Collectives, Interrupt, Lane};
 use crate::object::{Extent, Object};
 use crate::pool::{self, Owned, Pool};
-
-/// How long what is queued may take when a group is closed.
-const GRACE: Duration = Duration::from_secs(2);
 
 /// Ranks that call the same operations in the same order.
 #[pyclass(module = "polder._core", subclass, frozen, weakref)]
@@ -76,11 +74,12 @@ impl Group {
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
-        let any = pool.get().any()?;
-        let lane = py.detach(|| {
-            Lane::new(|interrupt| each!(&any, pool => join(pool, name, (rank, size), timeout, interrupt)))
-        });
-        Ok(Self { lane: Owned::new("group", Arc::new(lane.map_err(errors::raise)?)), rank, size })
+        let session = pool.get().session()?;
+        let lane = Lane::new(
+            py,
+            |interrupt| each!(session.pool(), pool => join(&session, pool, name, (rank, size), timeout, interrupt)),
+        )?;
+        Ok(Self { lane: Owned::new("group", Arc::new(lane)), rank, size })
     }
 
     /// This process's rank.
@@ -262,20 +261,27 @@ impl Group {
     /// Ends what is on its way and leaves the group; harmless when it was closed before.
     fn close(&self, py: Python<'_>) {
         if let Some(lane) = self.lane.take() {
-            lane.close(py, GRACE);
+            lane.close(py);
         }
     }
 }
 
-impl<M: Memory + Send + Sync> Collectives for group::Joined<M> {
+/// A group, and the session whose heartbeat says that this process lives; the group leaves first.
+struct Runner<M: Memory> {
+    group: group::Joined<M>,
+    _session: Arc<Session>,
+}
+
+impl<M: Memory + Send + Sync> Collectives for Runner<M> {
     unsafe fn run(&mut self, call: &Call, timeout: Option<Duration>, beside: bool) -> Result<(), PoolError> {
-        let group::Options { timeout: usual, patience, .. } = *self.options();
-        self.set_timeout(timeout.unwrap_or(usual));
-        self.set_patience(if beside { Patience::SHARED } else { patience });
+        let group = &mut self.group;
+        let group::Options { timeout: usual, patience, .. } = *group.options();
+        group.set_timeout(timeout.unwrap_or(usual));
+        group.set_patience(if beside { Patience::SHARED } else { patience });
         // SAFETY: the same contract.
-        let outcome = unsafe { perform(self, call) };
-        self.set_timeout(usual);
-        self.set_patience(patience);
+        let outcome = unsafe { perform(group, call) };
+        group.set_timeout(usual);
+        group.set_patience(patience);
         outcome
     }
 }
@@ -331,6 +337,7 @@ unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result
 }
 
 fn join<M: Memory + Send + Sync + 'static>(
+    session: &Arc<Session>,
     pool: &Arc<polder_pool::Pool<M>>,
     name: &str,
     (rank, size): (usize, usize),
@@ -340,8 +347,8 @@ fn join<M: Memory + Send + Sync + 'static>(
     let timeout = timeout.unwrap_or(pool.member().timeout);
     let options =
         group::Options { timeout, patience: Patience::for_ranks(size), ..group::Options::default() };
-    let joined = group::Group::join(Arc::clone(pool), name, rank, size, options, Some(interrupt))?;
-    Ok(Box::new(joined))
+    let group = group::Group::join(Arc::clone(pool), name, rank, size, options, Some(interrupt))?;
+    Ok(Box::new(Runner { group, _session: Arc::clone(session) }))
 }
 
 fn missing_out() -> PyErr {

@@ -17,6 +17,9 @@ use crate::object::Extent;
 /// How often a wait looks whether Ctrl-C was pressed.
 const SIGNALS: Duration = Duration::from_millis(50);
 
+/// How long what is queued may take when a group is closed.
+const GRACE: Duration = Duration::from_secs(2);
+
 /// One collective with its arrays.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
@@ -94,10 +97,14 @@ impl Drop for Job {
 
 impl Lane {
     /// A lane over the runner that `join` makes; it gets what its waits must ask.
-    pub(crate) fn new<E>(join: impl FnOnce(Interrupt) -> Result<Box<dyn Collectives>, E>) -> Result<Self, E> {
+    pub(crate) fn new(
+        py: Python<'_>,
+        join: impl FnOnce(Interrupt) -> Result<Box<dyn Collectives>, PoolError> + Send,
+    ) -> PyResult<Self> {
         let stop = Arc::new(Mutex::new(false));
         let asked = Arc::clone(&stop);
-        let runner = join(Box::new(move || *lock(&asked) || signals::arrived()))?;
+        let interrupt: Interrupt = Box::new(move || *lock(&asked) || signals::arrived());
+        let runner = watched(py, || join(interrupt))?;
         let runner = Mutex::new(Some(runner));
         let shared = Shared { runner, queue: Mutex::default(), turn: Condvar::new(), stop };
         Ok(Self { shared: Arc::new(shared), worker: Mutex::default() })
@@ -113,11 +120,7 @@ impl Lane {
             py.check_signals()?;
         }
         // SAFETY: the caller's promise.
-        let outcome = py.detach(|| signals::watched(|| unsafe { self.shared.run(&call, timeout, false) }));
-        match (outcome, signals::taken()) {
-            (Err(_), Some(signal)) => Err(signal),
-            (outcome, _) => outcome.map_err(errors::raise),
-        }
+        watched(py, || unsafe { self.shared.run(&call, timeout, false) })
     }
 
     /// Queues `call` for the group's thread.
@@ -151,20 +154,39 @@ impl Lane {
         Ok(ticket)
     }
 
-    /// Lets what is queued end within `grace`, stops the rest, and lets go of the group.
-    pub(crate) fn close(&self, py: Python<'_>, grace: Duration) {
-        py.detach(|| {
-            lock(&self.shared.queue).closed = true;
-            self.shared.turn.notify_all();
-            if !self.shared.is_idle_within(grace) {
-                *lock(&self.shared.stop) = true;
-            }
-            if let Some(worker) = lock(&self.worker).take() {
-                // A panic of the worker has been told to whoever waited for its ticket.
-                drop(worker.join());
-            }
-            drop(lock(&self.shared.runner).take());
-        });
+    /// Lets what is queued end within `grace`, stops the rest, and lets go of the group. Without the GIL: what ends may
+    /// want it to say so.
+    fn end(&self, grace: Duration) {
+        lock(&self.shared.queue).closed = true;
+        self.shared.turn.notify_all();
+        if !self.shared.is_idle_within(grace) {
+            *lock(&self.shared.stop) = true;
+        }
+        if let Some(worker) = lock(&self.worker).take() {
+            // A panic of the worker has been told to whoever waited for its ticket.
+            drop(worker.join());
+        }
+        drop(lock(&self.shared.runner).take());
+    }
+
+    /// Ends the lane, as dropping it does.
+    pub(crate) fn close(&self, py: Python<'_>) {
+        py.detach(|| self.end(GRACE));
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        Python::attach(|py| self.close(py));
+    }
+}
+
+/// Runs `wait`, which may take long, without the GIL and with an eye on signals.
+fn watched<T: Send>(py: Python<'_>, wait: impl FnOnce() -> Result<T, PoolError> + Send) -> PyResult<T> {
+    let outcome = py.detach(|| signals::watched(wait));
+    match (outcome, signals::taken()) {
+        (Err(_), Some(signal)) => Err(signal),
+        (outcome, _) => outcome.map_err(errors::raise),
     }
 }
 

@@ -1,8 +1,10 @@
 //! `Object` and `Entry`.
 
+use std::sync::Arc;
+
 use polder_kernels::{Dtype, Op};
 use polder_mem::Offset;
-use polder_pool::session::AnyPool;
+use polder_pool::session::Session;
 use polder_pool::{Listed, Object as PoolObject, each};
 use pyo3::prelude::*;
 
@@ -22,7 +24,7 @@ pub(crate) struct Object {
 }
 
 struct Open {
-    pool: AnyPool,
+    session: Arc<Session>,
     /// Taken when it is closed.
     object: Option<PoolObject>,
 }
@@ -30,7 +32,7 @@ struct Open {
 impl Drop for Open {
     fn drop(&mut self) {
         if let Some(object) = self.object.take() {
-            each!(&self.pool, pool => pool.close(object));
+            each!(self.session.pool(), pool => pool.close(object));
         }
     }
 }
@@ -78,16 +80,16 @@ impl Object {
         dtype: &str,
         array_bytes: Option<u64>,
     ) -> PyResult<Self> {
-        let any = pool.get().any()?;
+        let session = pool.get().session()?;
         let object = py.detach(|| {
-            each!(&any, pool => match nbytes {
+            each!(session.pool(), pool => match nbytes {
                 Some(nbytes) => pool.create(&name, nbytes),
                 None => pool.open(&name),
             })
         });
         let object = object.map_err(errors::raise)?;
         let held = object.bytes();
-        let open = Open { pool: any, object: Some(object) };
+        let open = Open { session, object: Some(object) };
         let made = Self {
             open: Owned::new("object", open),
             name,
@@ -125,7 +127,8 @@ impl Object {
                 // SAFETY: `held` keeps the bytes; the caller has just made the array and shows it to nobody.
                 let into = unsafe { span.bytes_mut() };
                 let object = open.object.as_ref().expect("open until dropped");
-                each!(&open.pool, pool => object.read_at(pool.memory(), 0, into)).map_err(errors::raise)
+                each!(open.session.pool(), pool => object.read_at(pool.memory(), 0, into))
+                    .map_err(errors::raise)
             })?
         })
     }
@@ -139,7 +142,8 @@ impl Object {
                 // SAFETY: `held` keeps the bytes; whoever writes them meanwhile publishes what it happens to be.
                 let from = unsafe { span.bytes() };
                 let object = open.object.as_ref().expect("open until dropped");
-                each!(&open.pool, pool => object.write_at(pool.memory(), 0, from)).map_err(errors::raise)
+                each!(open.session.pool(), pool => object.write_at(pool.memory(), 0, from))
+                    .map_err(errors::raise)
             })?
         })
     }

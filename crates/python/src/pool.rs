@@ -1,12 +1,12 @@
 //! `Pool` and `Object`.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use polder_mem::{Coherence, Memory, forks};
 
-use polder_pool::session::{self, AnyPool, Session, SessionError};
+use polder_pool::session::{self, Session, SessionError};
 use polder_pool::settings::{CoherenceChoice, Settings, Size, Span};
 use polder_pool::{Geometry, each, inspect};
 use pyo3::prelude::*;
@@ -77,14 +77,14 @@ impl<T> Drop for Owned<T> {
 /// A pool that this process has attached.
 #[pyclass(module = "polder._core", subclass, frozen, weakref)]
 pub(crate) struct Pool {
-    session: Owned<Session>,
+    session: Owned<Arc<Session>>,
     settings: Settings,
 }
 
 impl Pool {
-    /// The pool of any memory, for as long as the caller likes.
-    pub(crate) fn any(&self) -> PyResult<AnyPool> {
-        self.session.with(|session| session.pool().clone())
+    /// The session, which whoever holds it keeps attached and beating.
+    pub(crate) fn session(&self) -> PyResult<Arc<Session>> {
+        self.session.with(Arc::clone)
     }
 }
 
@@ -128,7 +128,7 @@ impl Pool {
             None => Session::open(&settings),
         });
         let session = opened.map_err(session_error)?;
-        Ok(Self { session: Owned::new("pool", session), settings })
+        Ok(Self { session: Owned::new("pool", Arc::new(session)), settings })
     }
 
     /// The region's path.
@@ -140,13 +140,13 @@ impl Pool {
     /// This host's id.
     #[getter]
     fn host(&self) -> PyResult<u16> {
-        Ok(each!(&self.any()?, pool => pool.member().host))
+        Ok(each!(self.session()?.pool(), pool => pool.member().host))
     }
 
     /// "coherent" or "software".
     #[getter]
     fn coherence(&self) -> PyResult<&'static str> {
-        Ok(match each!(&self.any()?, pool => pool.memory().coherence()) {
+        Ok(match each!(self.session()?.pool(), pool => pool.memory().coherence()) {
             Coherence::Coherent => "coherent",
             Coherence::Software => "software",
         })
@@ -155,46 +155,49 @@ impl Pool {
     /// What tells this pool from others.
     #[getter]
     fn uuid(&self) -> PyResult<String> {
-        Ok(each!(&self.any()?, pool => pool.superblock().uuid.to_string()))
+        Ok(each!(self.session()?.pool(), pool => pool.superblock().uuid.to_string()))
     }
 
     /// Bytes that the pool uses of its region.
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
-        Ok(each!(&self.any()?, pool => pool.superblock().bytes))
+        Ok(each!(self.session()?.pool(), pool => pool.superblock().bytes))
     }
 
     /// Destroys the object `name`, whoever created it; those who hold it open keep its bytes until they let go.
     fn destroy(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        let any = self.any()?;
-        py.detach(|| each!(&any, pool => pool.destroy(name))).map_err(errors::raise)
+        let session = self.session()?;
+        py.detach(|| each!(session.pool(), pool => pool.destroy(name))).map_err(errors::raise)
     }
 
     /// The live objects whose names begin with `prefix`, in the order of names.
     #[pyo3(signature = (prefix=""))]
     fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
-        let any = self.any()?;
-        let mut listed = py.detach(|| each!(&any, pool => pool.list(prefix))).map_err(errors::raise)?;
+        let session = self.session()?;
+        let mut listed =
+            py.detach(|| each!(session.pool(), pool => pool.list(prefix))).map_err(errors::raise)?;
         listed.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(listed.into_iter().map(Entry::from).collect())
     }
 
     /// What is in the pool, as the counters of `polder pool stat --json`.
     fn stat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let any = self.any()?;
-        let seen = py.detach(|| each!(&any, pool => inspect(pool.memory()))).map_err(errors::raise)?;
+        let session = self.session()?;
+        let seen =
+            py.detach(|| each!(session.pool(), pool => inspect(pool.memory()))).map_err(errors::raise)?;
         let words = serde_json::to_string(&seen.stat).expect("counters have a form in JSON");
         py.import("json")?.call_method1("loads", (words,))
     }
 
     /// What is damaged in the pool, a line each; nothing is changed.
     fn check(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        let any = self.any()?;
-        let seen = py.detach(|| each!(&any, pool => inspect(pool.memory()))).map_err(errors::raise)?;
+        let session = self.session()?;
+        let seen =
+            py.detach(|| each!(session.pool(), pool => inspect(pool.memory()))).map_err(errors::raise)?;
         Ok(seen.problems.iter().map(ToString::to_string).collect())
     }
 
-    /// Detaches; harmless when it was closed before.
+    /// Detaches, once the objects and groups that were made with it are closed too; harmless when it was closed before.
     fn close(&self, py: Python<'_>) {
         let session = self.session.take();
         py.detach(|| drop(session));
