@@ -69,6 +69,7 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
 
 use polder_mem::{Bell, LINE, Memory, Offset, ProcessSlot};
 
@@ -95,6 +96,8 @@ pub const CHUNK_BITS: u32 = 2;
 pub const CHUNKS_PER_WORD: u32 = word::BITS / CHUNK_BITS;
 
 const SUPERBLOCK_LINES: u64 = SUPERBLOCK_BYTES / LINE;
+/// How long a formatter may be in the middle of the first line.
+const FORMATTING: Duration = Duration::from_millis(2);
 const MAX_NAMES: u32 = 1 << 26;
 const MAX_OPENS: u32 = 1 << 16;
 const MAX_CHUNK_BYTES: u64 = 1 << 40;
@@ -331,7 +334,7 @@ pub fn read_superblock<M: Memory>(memory: &M) -> Result<Superblock, PoolError> {
     let identity = read_identity(memory)?;
     let mut division = [0; line::WORDS];
     for index in 1..SUPERBLOCK_LINES {
-        let words = read_settled(memory, Offset(0).lines(index), "superblock")?;
+        let words = read_settled(memory, Offset(0).lines(index), "superblock", Duration::ZERO)?;
         match index {
             1 => division = words,
             _ if words != [0; line::WORDS] => return Err(corrupt(Offset(0).lines(index))),
@@ -350,7 +353,7 @@ pub fn read_superblock<M: Memory>(memory: &M) -> Result<Superblock, PoolError> {
 }
 
 fn read_identity<M: Memory>(memory: &M) -> Result<Words, PoolError> {
-    let Ok(identity) = read_settled(memory, Offset(0), "superblock") else {
+    let Ok(identity) = read_settled(memory, Offset(0), "superblock", FORMATTING) else {
         return Err(name_damage(memory)?);
     };
     match (identity[0], identity[1]) {
@@ -378,7 +381,11 @@ fn corrupt(offset: Offset) -> PoolError {
     PoolError::Corrupt { offset, what: "superblock" }
 }
 
-/// Reads the line at `at`, looking again for a while when a writer is in the middle of it.
+/// How long a writer may be in the middle of a line before the line counts as damaged: as long as a busy CPU may keep
+/// it from going on.
+pub(crate) const SETTLE: Duration = Duration::from_millis(100);
+
+/// Reads the line at `at`, looking again for as long as `patience` while a writer is in the middle of it.
 ///
 /// # Errors
 /// [`PoolError::Corrupt`] when it stays torn: its writer died in the middle, or it is damaged.
@@ -386,15 +393,23 @@ pub(crate) fn read_settled<M: Memory>(
     memory: &M,
     at: Offset,
     what: &'static str,
+    patience: Duration,
 ) -> Result<Words, PoolError> {
-    const LOOKS: u32 = 64;
-    for _ in 0..LOOKS {
+    if let Some(words) = line::read(memory, at)? {
+        return Ok(words);
+    }
+    let deadline = memory.now() + patience;
+    loop {
+        memory.yield_now();
+        // Who was stopped beyond its deadline looks once more.
+        let is_late = memory.now() >= deadline;
         if let Some(words) = line::read(memory, at)? {
             return Ok(words);
         }
-        memory.pause();
+        if is_late {
+            return Err(PoolError::Corrupt { offset: at, what });
+        }
     }
-    Err(PoolError::Corrupt { offset: at, what })
 }
 
 /// Where everything in a pool lies: arithmetic on a checked geometry. An index outside it is the caller's mistake

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use polder_mem::{Memory, Nanos, Offset, ProcessSlot};
 
-use crate::format::{Layout, Uuid, read_superblock};
+use crate::format::{Layout, SETTLE, Uuid, read_superblock};
 use crate::line::{self, Words};
 use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, Request, is_beating};
 use crate::view::{CHANGES, Grant, Ids, Said, View, Views, newest_above, read_keeper, with_launched};
@@ -63,6 +63,10 @@ impl<M: Memory> Keeper<M> {
     // SYNC: announces itself before it reads what older keepers said; pairs with `newest_above`.
     pub fn start(memory: M, charge: Charge) -> Result<Self, PoolError> {
         let layout = read_superblock(&memory)?.layout()?;
+        Self::start_in(memory, layout, charge)
+    }
+
+    pub(crate) fn start_in(memory: M, layout: Layout, charge: Charge) -> Result<Self, PoolError> {
         let incarnation = charge.incarnation;
         let highest = newest_above(&memory, &layout, 0)?.map_or(0, |(keeper, _)| keeper);
         let limit = layout.geometry().keepers;
@@ -85,7 +89,6 @@ impl<M: Memory> Keeper<M> {
         for host in 0..keeper.hosts() {
             keeper.write_grant(host, keeper.grants[usize::from(host)]);
         }
-        keeper.beat();
         keeper.publish(keeper.view)?;
         Ok(keeper)
     }
@@ -157,26 +160,30 @@ impl<M: Memory> Keeper<M> {
         self.expect_highest()
     }
 
+    /// Writes the grant of `host`, which is in force once a view is published that is not older.
+    // SYNC: nobody sees that view before this grant.
     fn write_grant(&mut self, host: u16, grant: Grant) {
         self.grants[usize::from(host)] = grant;
-        line::publish(&self.memory, self.layout.grant_line(self.incarnation, host), &grant.encode());
+        line::announce(&self.memory, self.layout.grant_line(self.incarnation, host), &grant.encode());
     }
 
     fn host_line(&self, host: u16) -> Result<HostLine, PoolError> {
-        HostLine::read(&self.memory, &self.layout, host)
+        HostLine::read(&self.memory, &self.layout, host, SETTLE)
     }
 
     /// Whether `host` belongs to the pool now.
     fn has(&self, host: u16) -> Result<bool, PoolError> {
-        Ok(with_launched(&self.memory, &self.layout, self.view)?.has(host))
+        Ok(with_launched(&self.memory, &self.layout, self.view, SETTLE)?.has(host))
     }
 
     /// The incarnation of `host` that belongs to the pool, 0 if none.
-    fn holder(&self, host: u16) -> Result<u64, PoolError> {
+    pub(crate) fn holder(&self, host: u16) -> Result<u64, PoolError> {
         match (self.has(host)?, self.view.ids) {
             (false, _) => Ok(0),
             (true, Ids::Keeper) => Ok(self.grants[usize::from(host)].incarnation),
-            (true, Ids::Launcher) => Ok(self.host_line(host)?.incarnation),
+            (true, Ids::Launcher) => {
+                Ok(HostLine::read_torn(&self.memory, &self.layout, host, SETTLE)?.1.max(1))
+            }
         }
     }
 
@@ -201,7 +208,7 @@ impl<M: Memory> Keeper<M> {
     }
 
     /// Gives the id `host` to the claimant with this nonce, as a new incarnation of the host.
-    fn admit(&mut self, host: u16, nonce: u64, boot: u64) -> Result<(), PoolError> {
+    pub(crate) fn admit(&mut self, host: u16, nonce: u64, boot: u64) -> Result<(), PoolError> {
         let old = self.grants[usize::from(host)];
         let seen = self.host_line(host).map_or(0, |line| line.incarnation);
         let incarnation = old.incarnation.max(old.evicted_through).max(seen).saturating_add(1);
@@ -298,7 +305,7 @@ impl<M: Memory> Keeper<M> {
     /// Puts the lines of a fenced host's shard right, as its last process would have done.
     fn adopt(&self, host: u16) -> Result<(), PoolError> {
         for slot in (0..self.layout.geometry().processes).map(ProcessSlot) {
-            let Ok(line) = Process::read(&self.memory, &self.layout, host, slot) else { continue };
+            let Ok(line) = Process::read(&self.memory, &self.layout, host, slot, SETTLE) else { continue };
             clear_announcements(&self.memory, &self.layout, host, slot);
             if line.state == ProcessState::Live {
                 let dead = Process { state: ProcessState::Dead, ..line };
@@ -308,19 +315,21 @@ impl<M: Memory> Keeper<M> {
         let line = self.host_line(host)?;
         if line.state == HostState::Live {
             let left = HostLine { state: HostState::Left, ..line };
-            line::publish(&self.memory, self.layout.host_line(host), &left.encode());
+            // SYNC: whoever is told that the host is fenced sees all of this.
+            line::announce(&self.memory, self.layout.host_line(host), &left.encode());
         }
         Ok(())
     }
 }
 
-/// Voids what the process at `slot` of `host` announced.
+/// Voids what the process at `slot` of `host` announced. Until others see it, they only keep extents for longer.
 fn clear_announcements<M: Memory>(memory: &M, layout: &Layout, host: u16, slot: ProcessSlot) {
     let opens = layout.geometry().opens;
     for index in 0..opens {
         memory.store(layout.announcement(host, slot, index), 0);
     }
     memory.write_back(layout.announcement(host, slot, 0), u64::from(opens) * 8);
+    // HARMLESS(sfence -> drop): the host line that is announced last brings a fence for all of them.
     memory.sfence();
 }
 
@@ -339,7 +348,7 @@ fn take_over<M: Memory>(
         }
     }
     let ids = ids.unwrap_or(base.ids);
-    let members = with_launched(memory, layout, base)?.members;
+    let members = with_launched(memory, layout, base, SETTLE)?.members;
     let mut grants = Vec::new();
     for host in 0..layout.geometry().hosts {
         grants.push(inherit(memory, layout, &base, members >> host & 1 == 1, host)?);
@@ -356,9 +365,9 @@ fn inherit<M: Memory>(
     is_member: bool,
     host: u16,
 ) -> Result<Grant, PoolError> {
-    let line = HostLine::read(memory, layout, host).unwrap_or_default();
+    let line = HostLine::read(memory, layout, host, SETTLE).unwrap_or_default();
     let epoch = base.epoch;
-    match Grant::read(memory, layout, base.keeper, host) {
+    match Grant::read(memory, layout, base.keeper, host, SETTLE) {
         Err(PoolError::Memory(fault)) => Err(fault.into()),
         Ok(grant) if base.ids == Ids::Keeper && grant.epoch <= epoch => Ok(grant),
         // Ids came from the launcher; or the older keeper was about to give this one to somebody, and never did.
@@ -436,27 +445,29 @@ pub fn claim<M: Memory>(memory: &M, claim: &Claim) -> Result<Granted, PoolError>
     if let Some(host) = claim.host {
         expect_host(&layout, host)?;
     }
-    let deadline = memory.now() + claim.timeout;
-    let views = Views::new(claim.timeout);
-    let mut claimant = Claimant { memory, layout: &layout, claim, views, began: None, deadline };
+    let mut claimant = Claimant::new(memory, &layout, claim);
     match claim.host {
         Some(host) => claimant.claim_one(host),
         None => claimant.claim_any(),
     }
 }
 
-struct Claimant<'a, M: Memory> {
+pub(crate) struct Claimant<'a, M: Memory> {
     memory: &'a M,
     layout: &'a Layout,
     claim: &'a Claim,
     views: Views,
     /// The epoch at the first look: a grant after it went to a competitor.
     began: Option<u64>,
+    /// Another's request that stands on the claim line, and since when.
+    rival: Option<(Words, Nanos)>,
     deadline: Nanos,
+    /// Whether the deadline had come before the last look: who was stopped beyond it looks once more.
+    is_late: bool,
 }
 
 /// What a claimant finds.
-enum Found {
+pub(crate) enum Found {
     /// The id is its own.
     Mine(Granted),
     /// Another has it.
@@ -465,8 +476,22 @@ enum Found {
     Asked(View),
 }
 
-impl<M: Memory> Claimant<'_, M> {
-    fn claim_one(&mut self, host: u16) -> Result<Granted, PoolError> {
+impl<'a, M: Memory> Claimant<'a, M> {
+    pub(crate) fn new(memory: &'a M, layout: &'a Layout, claim: &'a Claim) -> Self {
+        let deadline = memory.now() + claim.timeout;
+        Self {
+            memory,
+            layout,
+            claim,
+            views: Views::new(claim.timeout),
+            began: None,
+            rival: None,
+            deadline,
+            is_late: false,
+        }
+    }
+
+    pub(crate) fn claim_one(&mut self, host: u16) -> Result<Granted, PoolError> {
         loop {
             let error = match self.look(host)? {
                 Found::Mine(granted) => return Ok(granted),
@@ -503,10 +528,12 @@ impl<M: Memory> Claimant<'_, M> {
         }
     }
 
-    fn look(&mut self, host: u16) -> Result<Found, PoolError> {
+    pub(crate) fn look(&mut self, host: u16) -> Result<Found, PoolError> {
+        self.is_late = self.memory.now() >= self.deadline;
         let (memory, layout) = (self.memory, self.layout);
+        let settle = self.claim.timeout.min(SETTLE);
         let (view, grant) =
-            self.views.read(memory, layout, |view| Grant::read(memory, layout, view.keeper, host))?;
+            self.views.read(memory, layout, |view| Grant::read(memory, layout, view.keeper, host, settle))?;
         let began = *self.began.get_or_insert(view.epoch);
         match view.ids == Ids::Keeper && grant.stands_in(&view, host) {
             true if grant.nonce == self.claim.nonce => {
@@ -529,12 +556,27 @@ impl<M: Memory> Claimant<'_, M> {
         Request::Claim { nonce: self.claim.nonce, boot: self.claim.boot }.encode()
     }
 
-    /// Writes the claim unless it stands there: other claimants write the same line.
-    fn write_claim(&self, host: u16) -> Result<(), PoolError> {
+    /// Writes the claim unless it stands there. Another's request is given the time to be answered first.
+    fn write_claim(&mut self, host: u16) -> Result<(), PoolError> {
         let at = self.layout.claim_line(host);
-        if line::read(self.memory, at)? != Some(self.request()) {
-            line::publish(self.memory, at, &self.request());
+        let now = self.memory.now();
+        let found = line::read(self.memory, at)?;
+        match (found, self.rival) {
+            (Some(words), _) if words == self.request() => return Ok(()),
+            (Some(words), Some((rival, since))) if words == rival && now < since + self.claim.silence => {
+                return Ok(());
+            }
+            (Some(words), rival)
+                if words != [0; line::WORDS] && rival.is_none_or(|(old, _)| old != words) =>
+            {
+                self.rival = Some((words, now));
+                return Ok(());
+            }
+            _ => {}
         }
+        self.rival = None;
+        // The claim is out before its author waits for the answer.
+        line::announce(self.memory, at, &self.request());
         Ok(())
     }
 
@@ -558,7 +600,7 @@ impl<M: Memory> Claimant<'_, M> {
 
     /// Waits a moment, or fails with `error` when the deadline has come.
     fn pause(&self, error: PoolError) -> Result<(), PoolError> {
-        if self.memory.now() >= self.deadline {
+        if self.is_late {
             self.claim.host.map_or(Ok(()), |host| self.withdraw(host))?;
             return Err(error);
         }
@@ -591,7 +633,7 @@ pub fn admission<M: Memory>(memory: &M, boot: u64, host: Option<u16>) -> Result<
     let admitted = |view: &View| {
         let ids = 0..layout.geometry().hosts;
         for id in ids.filter(|&id| view.has(id) && host.is_none_or(|host| host == id)) {
-            if Grant::read(memory, &layout, view.keeper, id)?.boot == boot {
+            if Grant::read(memory, &layout, view.keeper, id, SETTLE)?.boot == boot {
                 return Ok(Some(id));
             }
         }
@@ -633,14 +675,17 @@ pub fn order<M: Memory>(
     let layout = read_superblock(memory)?.layout()?;
     expect_host(&layout, host)?;
     let mut views = Views::new(timeout);
+    let settle = timeout.min(SETTLE);
     let look = |views: &mut Views| {
-        views.read(memory, &layout, |view| Grant::read(memory, &layout, view.keeper, host))
+        views.read(memory, &layout, |view| Grant::read(memory, &layout, view.keeper, host, settle))
     };
     let (view, grant) = look(&mut views)?;
     let request = match order {
         Order::Evict if !view.has(host) => return Ok(view),
         Order::Evict if view.ids == Ids::Keeper => Request::Evict { incarnation: grant.incarnation },
-        Order::Evict => Request::Evict { incarnation: HostLine::read(memory, &layout, host)?.incarnation },
+        Order::Evict => {
+            Request::Evict { incarnation: HostLine::read_torn(memory, &layout, host, settle)?.1.max(1) }
+        }
         Order::Fence if view.is_fenced(host) => return Ok(view),
         Order::Fence if view.has(host) || !view.had_evicted(host) => {
             return Err(PoolError::NotEvicted { host, epoch: view.epoch });
@@ -653,14 +698,15 @@ pub fn order<M: Memory>(
     let deadline = memory.now() + timeout;
     let at = layout.claim_line(host);
     loop {
+        let is_late = memory.now() >= deadline;
         if line::read(memory, at)? != Some(request.encode()) {
-            line::publish(memory, at, &request.encode());
+            line::announce(memory, at, &request.encode());
         }
         let (view, grant) = look(&mut views)?;
         if is_done(request, host, &view, &grant) {
             return Ok(view);
         }
-        if memory.now() >= deadline {
+        if is_late {
             return Err(PoolError::NoKeeper { waited_ms: milliseconds(timeout) });
         }
         memory.yield_now();

@@ -33,11 +33,12 @@ pub fn store<M: Memory>(memory: &M, at: Offset, words: &Words) {
     memory.store(at.word(7), checksum(words));
 }
 
-/// Publishes the line at `at`: other hosts see it once this returns. Earlier stores of the payload must have been
-/// written back and fenced before.
+/// Publishes the line at `at`: other hosts see it soon, and before whatever is published later. Earlier stores of the
+/// payload must have been written back and fenced before.
 // SYNC: pairs with `read`.
 pub fn publish<M: Memory>(memory: &M, at: Offset, words: &Words) {
     store(memory, at, words);
+    // What is published leaves the cache.
     memory.write_back(at, LINE);
     // HARMLESS(sfence -> drop) for a group: what a rank stores after it has published its progress need not come after
     // it; the staging of its next operation is another half.
@@ -48,6 +49,7 @@ pub fn publish<M: Memory>(memory: &M, at: Offset, words: &Words) {
 // SYNC: pairs with `read`, in both directions: of two who announce and then scan, at least one sees the other.
 pub fn announce<M: Memory>(memory: &M, at: Offset, words: &Words) {
     store(memory, at, words);
+    // What is announced leaves the cache.
     memory.write_back(at, LINE);
     memory.mfence();
 }

@@ -160,6 +160,8 @@ impl LocalLock {
         let deadline = memory.now() + patience;
         let mut round = 0;
         loop {
+            // Who was stopped beyond its deadline tries once more.
+            let is_late = memory.now() >= deadline;
             let holder = match self.attempt(memory, me) {
                 Ok(recovered) => {
                     return Ok(LocalGuard {
@@ -172,7 +174,7 @@ impl LocalLock {
                 }
                 Err(holder) => holder,
             };
-            if memory.now() >= deadline {
+            if is_late {
                 let waited_ms = patience.as_millis().try_into().unwrap_or(u64::MAX);
                 let peer = me.peer(memory, holder);
                 return Err(PoolError::Timeout {

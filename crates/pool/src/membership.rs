@@ -95,10 +95,30 @@ impl HostLine {
         Some(Self { state, boot, incarnation, epoch })
     }
 
-    pub(crate) fn read<M: Memory>(memory: &M, layout: &Layout, host: u16) -> Result<Self, PoolError> {
+    pub(crate) fn read<M: Memory>(
+        memory: &M,
+        layout: &Layout,
+        host: u16,
+        patience: Duration,
+    ) -> Result<Self, PoolError> {
         let at = layout.host_line(host);
-        let words = read_settled(memory, at, "host line")?;
+        let words = read_settled(memory, at, "host line", patience)?;
         Self::decode(&words).ok_or(PoolError::Corrupt { offset: at, what: "host line" })
+    }
+
+    /// Reads the line also when its writer died in the middle: `None`, and the incarnation that it shows, which is the
+    /// one that was written or the one before.
+    pub(crate) fn read_torn<M: Memory>(
+        memory: &M,
+        layout: &Layout,
+        host: u16,
+        patience: Duration,
+    ) -> Result<(Option<Self>, u64), PoolError> {
+        match Self::read(memory, layout, host, patience) {
+            Ok(line) => Ok((Some(line), line.incarnation)),
+            Err(PoolError::Corrupt { offset, .. }) => Ok((None, memory.load(offset.word(2))?)),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -138,6 +158,12 @@ pub struct Process {
 }
 
 impl Process {
+    /// The process at a slot where nobody ever was.
+    pub(crate) const fn empty(host: u16, slot: ProcessSlot) -> Self {
+        let state = ProcessState::Free;
+        Self { host, slot, state, incarnation: 0, pid: 0, host_incarnation: 0, job: 0, quota: 0 }
+    }
+
     /// As errors name it.
     #[must_use]
     pub const fn peer(&self) -> Peer {
@@ -167,15 +193,27 @@ impl Process {
         Some(Self { host, slot, state, incarnation, pid, host_incarnation, job, quota })
     }
 
+    /// Reads a process line of this host under the membership lock: when it is torn, its writer died in the middle.
+    pub(crate) fn read_own<M: Memory>(
+        memory: &M,
+        layout: &Layout,
+        host: u16,
+        slot: ProcessSlot,
+    ) -> Result<Option<Self>, Fault> {
+        let words = line::read(memory, layout.process_line(host, slot))?;
+        Ok(words.and_then(|words| Self::decode(&words, host, slot)))
+    }
+
     /// Reads the process line at `slot` of `host`.
     pub(crate) fn read<M: Memory>(
         memory: &M,
         layout: &Layout,
         host: u16,
         slot: ProcessSlot,
+        patience: Duration,
     ) -> Result<Self, PoolError> {
         let at = layout.process_line(host, slot);
-        let words = read_settled(memory, at, "process line")?;
+        let words = read_settled(memory, at, "process line", patience)?;
         Self::decode(&words, host, slot).ok_or(PoolError::Corrupt { offset: at, what: "process line" })
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use polder_mem::{LINE, Liveness, Memory, ProcessSlot};
+use polder_mem::{Fault, LINE, Liveness, Memory, ProcessSlot};
 
 use crate::PoolError;
-use crate::format::{Layout, Superblock, read_superblock};
+use crate::format::{Layout, SETTLE, Superblock, read_superblock};
 use crate::line;
 use crate::local::{Local, LocalLayout};
 use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, is_beating};
@@ -75,6 +75,8 @@ pub struct Pool<M: Memory> {
     heartbeats: Mutex<Heartbeats>,
     beats: Mutex<u64>,
     attached: bool,
+    /// Whether it looks after the directory as well: the suites of membership leave that alone.
+    with_objects: bool,
 }
 
 impl<M: Memory> Pool<M> {
@@ -87,8 +89,19 @@ impl<M: Memory> Pool<M> {
     pub fn attach(memory: M, member: Member) -> Result<Self, PoolError> {
         let superblock = read_superblock(&memory)?;
         let layout = superblock.layout()?;
+        Self::attach_in(memory, superblock, layout, member, true)
+    }
+
+    /// Attaches to a pool whose superblock was read before.
+    pub(crate) fn attach_in(
+        memory: M,
+        superblock: Superblock,
+        layout: Layout,
+        member: Member,
+        with_objects: bool,
+    ) -> Result<Self, PoolError> {
         let slot = usable_slot(&memory, &layout, &member)?;
-        let older = Process::read(&memory, &layout, member.host, slot).map_or(0, |old| old.incarnation);
+        let older = last_incarnation(&memory, &layout, member.host, slot)?;
         let local = Local::enter(&memory, LocalLayout::new(&layout), member.host, member.pid, older);
         let mut pool = Self {
             superblock,
@@ -100,6 +113,7 @@ impl<M: Memory> Pool<M> {
             heartbeats: Mutex::new(Heartbeats::new(member.silence)),
             beats: Mutex::new(0),
             attached: false,
+            with_objects,
             memory,
         };
         pool.join()?;
@@ -110,9 +124,11 @@ impl<M: Memory> Pool<M> {
         let memory = self.memory.clone();
         let mut guard = self.local.layout.membership().lock(&memory, &self.local, self.member.timeout)?;
         self.host_incarnation = self.take_host()?;
-        self.directory().prepare()?;
-        self.sweep_processes();
-        self.directory().repair_process(self.local.slot)?;
+        if self.with_objects {
+            self.directory().prepare()?;
+        }
+        self.sweep_processes()?;
+        self.repair_process(self.local.slot)?;
         self.write_process(ProcessState::Live);
         self.attached = true;
         guard.repaired();
@@ -120,16 +136,19 @@ impl<M: Memory> Pool<M> {
         self.beat()?;
         // A keeper that starts meanwhile may not have seen this host: wait until it has said so or not.
         *self.views() = Views::new(self.member.timeout);
-        self.standing()
+        self.standing()?;
+        Ok(())
     }
 
     /// Makes the host line say that this host holds the id, and returns its incarnation. Under the membership lock.
     fn take_host(&self) -> Result<u64, PoolError> {
         let Member { host, boot, .. } = self.member;
-        let old = HostLine::read(&self.memory, &self.layout, host)?;
+        let (old, last) = HostLine::read_torn(&self.memory, &self.layout, host, self.settle())?;
         let alone = self.others().all(|slot| self.memory.liveness(host, slot) != Liveness::Alive);
-        if old.state == HostState::Live && old.boot != boot && (!alone || self.is_beating()?) {
-            return Err(PoolError::HostLive { host, boot: old.boot });
+        // Without a whole line the holder may be anyone: its processes died while they wrote it, or they beat.
+        let (state, holder) = old.map_or((HostState::Live, !boot), |old| (old.state, old.boot));
+        if state == HostState::Live && holder != boot && ((old.is_some() && !alone) || self.is_beating()?) {
+            return Err(PoolError::HostLive { host, boot: holder });
         }
         let (view, grant) = self.view_and_grant()?;
         let incarnation = match view.ids {
@@ -137,23 +156,20 @@ impl<M: Memory> Pool<M> {
             Ids::Keeper => return Err(PoolError::NotAdmitted { host, epoch: view.epoch }),
             Ids::Launcher => {
                 let gone = if view.had_evicted(host) { grant.evicted_through } else { 0 };
-                let stays = old.boot == boot && old.incarnation > gone && old.state != HostState::Free;
-                if stays { old.incarnation } else { old.incarnation.max(gone) + 1 }
+                let stays = state != HostState::Free && holder == boot && last > gone;
+                if stays { last } else { last.max(gone).saturating_add(1) }
             }
         };
         let new = HostLine { state: HostState::Live, boot, incarnation, epoch: view.epoch };
-        if (old.state, old.boot, old.incarnation) == (new.state, boot, incarnation) && !alone {
+        if !alone && old == Some(HostLine { epoch: old.map_or(0, |old| old.epoch), ..new }) {
             return Ok(incarnation);
         }
-        if old.boot != boot {
+        if holder != boot && self.with_objects {
             // Another host held the id: what this one knew of the shard is of no use.
             self.directory().forget();
         }
-        // What this host cached of its shard may be older than what another host wrote there as this one.
-        let (shard, bytes) = self.layout.shard(host);
-        self.memory.invalidate(shard, bytes);
-        // SYNC: others see the host before it claims anything; pairs with `Pool::present`.
-        line::announce(&self.memory, self.layout.host_line(host), &new.encode());
+        enter_shard(&self.memory, &self.layout, host);
+        arrive(&self.memory, &self.layout, host, &new);
         Ok(incarnation)
     }
 
@@ -163,7 +179,12 @@ impl<M: Memory> Pool<M> {
 
     fn view_and_grant(&self) -> Result<(View, Grant), PoolError> {
         let (memory, layout, host) = (&self.memory, &self.layout, self.member.host);
-        self.views().read(memory, layout, |view| Grant::read(memory, layout, view.keeper, host))
+        self.views()
+            .read(memory, layout, |view| Grant::read(memory, layout, view.keeper, host, self.settle()))
+    }
+
+    fn settle(&self) -> Duration {
+        self.member.timeout.min(SETTLE)
     }
 
     /// The other slots of this host.
@@ -176,26 +197,28 @@ impl<M: Memory> Pool<M> {
     pub(crate) fn sweep(&self) -> Result<(), PoolError> {
         let (memory, host) = (&self.memory, self.member.host);
         let is_left_over = |slot| {
-            let line = Process::read(memory, &self.layout, host, slot);
-            !matches!(line, Ok(line) if line.state != ProcessState::Live)
+            let line = Process::read_own(memory, &self.layout, host, slot);
+            !matches!(line, Ok(Some(line)) if line.state != ProcessState::Live)
                 && memory.liveness(host, slot) != Liveness::Alive
         };
         if self.others().any(is_left_over) {
             // What a dead holder of the lock left is not all put right here: the next to attach does that.
             let _guard = self.local.layout.membership().lock(memory, &self.local, self.member.timeout)?;
-            self.sweep_processes();
+            self.sweep_processes()?;
         }
         Ok(())
     }
 
     /// Puts right what the processes of this host which died left, and says that they are dead. Under the membership lock.
-    fn sweep_processes(&self) {
+    fn sweep_processes(&self) -> Result<(), PoolError> {
         let host = self.member.host;
         for slot in self.others() {
-            let line = Process::read(&self.memory, &self.layout, host, slot);
-            let claims_to_live = !matches!(line, Ok(line) if line.state != ProcessState::Live);
-            if claims_to_live && self.memory.liveness(host, slot) != Liveness::Alive {
-                if let Err(error) = self.directory().repair_process(slot) {
+            if self.memory.liveness(host, slot) == Liveness::Alive {
+                continue;
+            }
+            let line = Process::read_own(&self.memory, &self.layout, host, slot)?;
+            if line.is_none_or(|line| line.state == ProcessState::Live) {
+                if let Err(error) = self.repair_process(slot) {
                     tracing::warn!(%error, slot = slot.0, "could not clean up after a dead process; the next sweep will");
                     continue;
                 }
@@ -204,6 +227,11 @@ impl<M: Memory> Pool<M> {
                 line::publish(&self.memory, self.layout.process_line(host, slot), &dead.encode());
             }
         }
+        Ok(())
+    }
+
+    fn repair_process(&self, slot: ProcessSlot) -> Result<(), PoolError> {
+        if self.with_objects { self.directory().repair_process(slot) } else { Ok(()) }
     }
 
     fn write_process(&self, state: ProcessState) {
@@ -242,14 +270,14 @@ impl<M: Memory> Pool<M> {
         }
         let (memory, host) = (&self.memory, self.member.host);
         let mut guard = self.local.layout.membership().lock(memory, &self.local, self.member.timeout)?;
-        let line = HostLine::read(memory, &self.layout, host)?;
+        let line = HostLine::read(memory, &self.layout, host, self.settle())?;
         if line.boot != self.member.boot {
             // The shard is another host's now: it cleans up.
             return Ok(());
         }
-        self.directory().repair_process(self.local.slot)?;
+        self.repair_process(self.local.slot)?;
         self.write_process(ProcessState::Left);
-        self.sweep_processes();
+        self.sweep_processes()?;
         if line.incarnation == self.host_incarnation && self.is_last() {
             let left = HostLine { state: HostState::Left, ..line };
             line::publish(memory, self.layout.host_line(host), &left.encode());
@@ -259,8 +287,8 @@ impl<M: Memory> Pool<M> {
     }
 
     fn is_last(&self) -> bool {
-        let line = |slot| Process::read(&self.memory, &self.layout, self.member.host, slot);
-        self.others().all(|slot| line(slot).is_ok_and(|line| line.state != ProcessState::Live))
+        let line = |slot| Process::read_own(&self.memory, &self.layout, self.member.host, slot);
+        self.others().all(|slot| matches!(line(slot), Ok(Some(line)) if line.state != ProcessState::Live))
     }
 
     /// Gives a sign of life. Call it a few times within [`Member::silence`].
@@ -279,18 +307,18 @@ impl<M: Memory> Pool<M> {
     /// Whether the host line still names this incarnation; `epoch` is for the error.
     fn holds_id(&self, epoch: u64) -> Result<(), PoolError> {
         let host = self.member.host;
-        let line = HostLine::read(&self.memory, &self.layout, host)?;
+        let line = HostLine::read(&self.memory, &self.layout, host, self.settle())?;
         match (line.incarnation, line.boot) == (self.host_incarnation, self.member.boot) {
             true => Ok(()),
             false => Err(PoolError::Evicted { host, epoch: epoch.max(line.epoch) }),
         }
     }
 
-    /// Whether this process still belongs to the pool.
+    /// Whether this process still belongs to the pool; the epoch in which it does.
     ///
     /// # Errors
     /// [`PoolError::Evicted`] when its host was evicted, or another incarnation holds the host id.
-    pub fn standing(&self) -> Result<(), PoolError> {
+    pub fn standing(&self) -> Result<u64, PoolError> {
         let host = self.member.host;
         let (view, grant) = self.view_and_grant()?;
         let belongs = match view.ids {
@@ -298,7 +326,7 @@ impl<M: Memory> Pool<M> {
             Ids::Launcher => !view.had_evicted(host) || grant.evicted_through < self.host_incarnation,
         };
         match belongs {
-            true => self.holds_id(view.epoch),
+            true => self.holds_id(view.epoch).map(|()| view.epoch),
             false => Err(PoolError::Evicted { host, epoch: view.epoch }),
         }
     }
@@ -324,19 +352,8 @@ impl<M: Memory> Pool<M> {
     ///
     /// # Errors
     /// [`PoolError::Memory`] when the memory fails.
-    // SYNC: pairs with the announcement in `take_host`.
     pub fn present(&self) -> Result<u64, PoolError> {
-        let hosts = self.layout.geometry().hosts;
-        self.memory.invalidate(self.layout.host_line(0), u64::from(hosts) * LINE);
-        self.memory.fence_invalidations();
-        let mut present = 0;
-        for host in 0..hosts {
-            let words = line::load(&self.memory, self.layout.host_line(host))?;
-            // A line that is torn is being written: its host may be there.
-            let free = words == Some([0; line::WORDS]);
-            present |= u64::from(!free) << host;
-        }
-        Ok(present)
+        Ok(present(&self.memory, &self.layout)?)
     }
 
     /// The process at `slot` of `host`.
@@ -353,7 +370,7 @@ impl<M: Memory> Pool<M> {
                 expected: "this pool has no such slot",
             });
         }
-        Process::read(&self.memory, &self.layout, host, slot)
+        Process::read(&self.memory, &self.layout, host, slot, self.settle())
     }
 
     /// What is known of the process at `slot` of `host`, from this kernel, the view, its line and its heartbeat.
@@ -457,6 +474,47 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Drops what this host cached of its shard: it may be older than what another host wrote there as this one.
+pub(crate) fn enter_shard<M: Memory>(memory: &M, layout: &Layout, host: u16) {
+    let (shard, bytes) = layout.shard(host);
+    memory.invalidate(shard, bytes);
+    // Before anything of the shard is loaded.
+    memory.fence_invalidations();
+}
+
+/// Makes a host seen before it claims anything.
+// SYNC: pairs with `present`: of two hosts that arrive and then look around, at least one sees the other.
+pub(crate) fn arrive<M: Memory>(memory: &M, layout: &Layout, host: u16, line: &HostLine) {
+    line::announce(memory, layout.host_line(host), &line.encode());
+}
+
+/// The hosts whose lines are not empty.
+// SYNC: pairs with `arrive`.
+pub(crate) fn present<M: Memory>(memory: &M, layout: &Layout) -> Result<u64, Fault> {
+    let hosts = layout.geometry().hosts;
+    memory.invalidate(layout.host_line(0), u64::from(hosts) * LINE);
+    memory.fence_invalidations();
+    let mut present = 0;
+    for host in 0..hosts {
+        // A line that is torn is being written: its host may be there.
+        let is_free = line::load(memory, layout.host_line(host))? == Some([0; line::WORDS]);
+        present |= u64::from(!is_free) << host;
+    }
+    Ok(present)
+}
+
+/// The highest incarnation that the slot's own lines show: a process may have died while it wrote one of them.
+fn last_incarnation<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    host: u16,
+    slot: ProcessSlot,
+) -> Result<u64, PoolError> {
+    let line = Process::read_own(memory, layout, host, slot)?;
+    let beat = Beat::read(memory, layout.heartbeat_line(host, slot))?;
+    Ok(line.map_or(0, |line| line.incarnation).max(beat.map_or(0, |beat| beat.incarnation)))
+}
+
 fn usable_slot<M: Memory>(memory: &M, layout: &Layout, member: &Member) -> Result<ProcessSlot, PoolError> {
     let geometry = layout.geometry();
     if member.host >= geometry.hosts {
@@ -501,7 +559,7 @@ mod tests {
     #[test]
     fn a_host_is_live_from_its_first_process_to_its_last() {
         let heap = formatted();
-        let state = || HostLine::read(&heap, &Layout::new(&TINY, BYTES).unwrap(), 1).unwrap();
+        let state = || HostLine::read(&heap, &Layout::new(&TINY, BYTES).unwrap(), 1, SETTLE).unwrap();
         let first = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
         let second = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 7)).unwrap();
         assert_eq!((state().state, state().boot, state().incarnation), (HostState::Live, 7, 1));

@@ -30,7 +30,7 @@ use std::time::Duration;
 use polder_mem::{Fault, LINE, Memory, Offset};
 
 use crate::PoolError;
-use crate::format::{Layout, read_settled};
+use crate::format::{Layout, SETTLE, read_settled};
 use crate::line::{self, WORDS, Words};
 use crate::membership::{HostLine, HostState};
 
@@ -151,11 +151,12 @@ impl Grant {
         layout: &Layout,
         keeper: u16,
         host: u16,
+        patience: Duration,
     ) -> Result<Self, PoolError> {
         if keeper == 0 {
             return Ok(Self::default());
         }
-        read_settled(memory, layout.grant_line(keeper, host), "grant line").map(Self::decode)
+        read_settled(memory, layout.grant_line(keeper, host), "grant line", patience).map(Self::decode)
     }
 }
 
@@ -165,53 +166,63 @@ pub(crate) enum Said {
     Nothing,
     Starting,
     View(View),
-    /// The line at this offset is torn or damaged, and the other has nothing to say.
-    Unclear(Offset),
+    /// Both lines stay torn or damaged.
+    Unclear,
 }
 
-/// Reads both view lines of `keeper` after an invalidation and a fence.
-fn load_keeper<M: Memory>(memory: &M, layout: &Layout, keeper: u16) -> Result<(Said, Option<Offset>), Fault> {
-    let mut best = Said::Nothing;
-    let mut unclear = None;
-    for half in 0..2 {
-        let at = layout.view_line(keeper, half);
-        let said = match line::load(memory, at)? {
-            Some(EMPTY) => continue,
-            Some(words) => View::decode(&words, keeper),
-            None => None,
-        };
-        best = match (best, said) {
-            (_, None) => {
-                unclear = Some(at);
-                continue;
-            }
-            (Said::View(old), Some(Said::View(new))) if old.epoch > new.epoch => continue,
-            (Said::View(_), Some(Said::Starting)) => continue,
-            (_, Some(new)) => new,
-        };
-    }
-    match (best, unclear) {
-        (Said::Nothing, Some(at)) => Ok((Said::Unclear(at), unclear)),
-        _ => Ok((best, unclear)),
-    }
-}
-
-fn invalidate_keeper<M: Memory>(memory: &M, layout: &Layout, keeper: u16) {
-    memory.invalidate(layout.view_line(keeper, 0), 2 * LINE);
-}
-
-/// What `keeper` says now, and which of its lines is torn or damaged.
+/// What `keeper` says now, and which of its lines is torn or damaged. While one line is torn the other may change, and
+/// neither is the newest by itself: it is when both looks before and after say the same.
 pub(crate) fn read_keeper<M: Memory>(
     memory: &M,
     layout: &Layout,
     keeper: u16,
 ) -> Result<(Said, Option<Offset>), Fault> {
-    invalidate_keeper(memory, layout, keeper);
-    memory.fence_invalidations();
-    load_keeper(memory, layout, keeper)
+    const LOOKS: u32 = 64;
+    let mut last = None;
+    for _ in 0..LOOKS {
+        let [first, second] = read_lines(memory, layout, keeper)?;
+        let (said, torn) = match (first, second) {
+            (Some(first), Some(second)) => return Ok((newer(first, second), None)),
+            // Its first words.
+            (None, Some(Said::Nothing)) => return Ok((Said::Starting, Some(layout.view_line(keeper, 0)))),
+            (None, Some(said)) => (said, layout.view_line(keeper, 0)),
+            (Some(said), None) => (said, layout.view_line(keeper, 1)),
+            (None, None) => continue,
+        };
+        if last == Some(said) {
+            return Ok((said, Some(torn)));
+        }
+        last = Some(said);
+    }
+    Ok((Said::Unclear, Some(layout.view_line(keeper, 0))))
 }
 
-/// The highest incarnation above `keeper` that ever wrote anything, and what it says.
+fn newer(first: Said, second: Said) -> Said {
+    match (first, second) {
+        (Said::View(one), Said::View(two)) if one.epoch > two.epoch => first,
+        (_, Said::View(_)) => second,
+        _ => first,
+    }
+}
+
+/// What each of the view lines of `keeper` says; `None` for one that is torn or damaged.
+fn read_lines<M: Memory>(memory: &M, layout: &Layout, keeper: u16) -> Result<[Option<Said>; 2], Fault> {
+    memory.invalidate(layout.view_line(keeper, 0), 2 * LINE);
+    // Before both lines of the view.
+    memory.fence_invalidations();
+    let mut said = [None; 2];
+    for (half, said) in (0..).zip(&mut said) {
+        *said = match line::load(memory, layout.view_line(keeper, half))? {
+            Some(EMPTY) => Some(Said::Nothing),
+            Some(words) => View::decode(&words, keeper),
+            None => None,
+        };
+    }
+    Ok(said)
+}
+
+/// The highest incarnation above `keeper` that ever announced itself, and what it says. Its first line is written first
+/// and never empty after: one word tells.
 // SYNC: of a reader that accepts a view and then looks here, and a new keeper that announces itself and then reads the
 // views of older ones, at least one sees the other.
 pub(crate) fn newest_above<M: Memory>(
@@ -221,13 +232,14 @@ pub(crate) fn newest_above<M: Memory>(
 ) -> Result<Option<(u16, Said)>, Fault> {
     let above = keeper + 1..=layout.geometry().keepers;
     for keeper in above.clone() {
-        invalidate_keeper(memory, layout, keeper);
+        memory.invalidate(layout.view_line(keeper, 0), LINE);
     }
+    // Before the first words of all higher keepers.
     memory.fence_invalidations();
     for keeper in above.rev() {
-        match load_keeper(memory, layout, keeper)? {
-            (Said::Nothing, _) => {}
-            (said, _) => return Ok(Some((keeper, said))),
+        if memory.load(layout.view_line(keeper, 0))? != 0 {
+            let (said, _) = read_keeper(memory, layout, keeper)?;
+            return Ok(Some((keeper, said)));
         }
     }
     Ok(None)
@@ -246,6 +258,10 @@ impl Views {
         Self { best: None, patience }
     }
 
+    fn settle(&self) -> Duration {
+        self.patience.min(SETTLE)
+    }
+
     /// The newest view, together with what `also` reads of the same keeper's grants: both stood before any newer keeper
     /// was there. While a keeper starts, what was seen last goes on.
     ///
@@ -259,8 +275,13 @@ impl Views {
         mut also: impl FnMut(&View) -> Result<T, PoolError>,
     ) -> Result<(View, T), PoolError> {
         let deadline = memory.now() + self.patience;
-        let mut keeper = self.best.map_or(0, |best| best.keeper);
+        let mut keeper = match self.best {
+            Some(best) => best.keeper,
+            None => newest_above(memory, layout, 0)?.map_or(0, |(keeper, _)| keeper),
+        };
         loop {
+            // Who was stopped beyond its deadline looks once more.
+            let is_late = memory.now() >= deadline;
             let mut unclear = layout.view_line(keeper.max(1), 0);
             let view = self.acceptable(memory, layout, keeper)?;
             let extra = view.map(|view| also(&view));
@@ -275,13 +296,14 @@ impl Views {
                     return Ok((view, extra));
                 }
                 (Some(_), said, Some(best)) => {
-                    let best = in_transition(memory, layout, best, said.map(|(view, _)| view))?;
+                    let best =
+                        in_transition(memory, layout, best, said.map(|(view, _)| view), self.settle())?;
                     return Ok((best, also(&best)?));
                 }
                 (Some((newer, _)), _, None) => unclear = layout.view_line(newer, 0),
                 (None, None, _) => {}
             }
-            if memory.now() >= deadline {
+            if is_late {
                 return Err(PoolError::Corrupt { offset: unclear, what: "view line" });
             }
             memory.pause();
@@ -296,13 +318,13 @@ impl Views {
         keeper: u16,
     ) -> Result<Option<View>, PoolError> {
         if keeper == 0 {
-            return with_launched(memory, layout, View::INITIAL).map(Some);
+            return with_launched(memory, layout, View::INITIAL, self.settle()).map(Some);
         }
         let (said, unclear) = read_keeper(memory, layout, keeper)?;
         match (said, self.best) {
             (Said::View(view), Some(best)) if view.epoch < best.epoch => Ok(None),
             (Said::View(_), None) if unclear.is_some() => Ok(None),
-            (Said::View(view), _) => with_launched(memory, layout, view).map(Some),
+            (Said::View(view), _) => with_launched(memory, layout, view, self.settle()).map(Some),
             _ => Ok(None),
         }
     }
@@ -315,18 +337,25 @@ fn in_transition<M: Memory>(
     layout: &Layout,
     best: View,
     said: Option<View>,
+    patience: Duration,
 ) -> Result<View, PoolError> {
-    let best = with_launched(memory, layout, best)?;
+    let best = with_launched(memory, layout, best, patience)?;
     Ok(View { members: best.members | said.map_or(0, |view| view.members), ..best })
 }
 
 /// Adds the members where ids come from the launcher: hosts with a live host line that was not evicted.
-pub(crate) fn with_launched<M: Memory>(memory: &M, layout: &Layout, view: View) -> Result<View, PoolError> {
+pub(crate) fn with_launched<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    view: View,
+    patience: Duration,
+) -> Result<View, PoolError> {
     if view.ids == Ids::Keeper {
         return Ok(view);
     }
     let mut members = 0;
     memory.invalidate(layout.host_line(0), u64::from(layout.geometry().hosts) * LINE);
+    // Before all host lines.
     memory.fence_invalidations();
     for host in 0..layout.geometry().hosts {
         // A line that cannot be read may be a member's.
@@ -334,7 +363,7 @@ pub(crate) fn with_launched<M: Memory>(memory: &M, layout: &Layout, view: View) 
         let lives = match holder.flatten() {
             Some(line) if line.state != HostState::Live => false,
             Some(line) if view.had_evicted(host) => {
-                line.incarnation > Grant::read(memory, layout, view.keeper, host)?.evicted_through
+                line.incarnation > Grant::read(memory, layout, view.keeper, host, patience)?.evicted_through
             }
             _ => true,
         };

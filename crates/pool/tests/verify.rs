@@ -16,7 +16,7 @@ fn no_schedule_of_any_suite_fails() {
 fn every_mutant_is_caught_or_argued_harmless() {
     for suite in suites() {
         let schedules = 30_000;
-        match suite.mutants(&Explorer::new(suite.name, schedules)) {
+        match suite.mutants(&Explorer::new(suite.name, schedules).threads(2)) {
             Ok(found) => println!("{}: {} mutants", suite.name, found.len()),
             Err(table) => panic!("{table}"),
         }

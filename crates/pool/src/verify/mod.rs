@@ -5,6 +5,7 @@ mod barrier;
 mod collectives;
 mod group;
 mod local;
+mod membership;
 mod ring;
 
 use polder_mem::model::Suite;
@@ -13,6 +14,7 @@ use polder_mem::model::Suite;
 #[must_use]
 pub fn suites() -> Vec<Suite> {
     let mut suites = local::suites();
+    suites.extend(membership::suites());
     suites.extend(ring::suites());
     suites.extend(barrier::suites());
     suites.extend(collectives::suites());

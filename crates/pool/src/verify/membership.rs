@@ -1,0 +1,544 @@
+//! Who belongs to the pool: grants and evictions, keepers that follow each other, races of one host id, hosts that
+//! arrive, and the processes of one host.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use polder_mem::model::{Change, Crash, Harmless, ModelMemory, Outcome, Shape, Suite, World};
+use polder_mem::{Coherence, Memory, ProcessSlot};
+
+use crate::format::{Geometry, Layout, Superblock, Uuid};
+use crate::keeper::{Charge, Claim, Claimant, Granted, Keeper};
+use crate::line;
+use crate::local::LocalLayout;
+use crate::membership::{Beat, HostLine, HostState, Process};
+use crate::pool::{arrive, enter_shard, present};
+use crate::view::{Grant, Ids, View, Views};
+use crate::{Member, Pool, PoolError, ProcessState};
+
+const BYTES: u64 = 16 << 10;
+/// Shorter than the longest pause, so that deadlines come too.
+const PATIENCE: Duration = Duration::from_secs(20);
+const SILENCE: Duration = Duration::from_micros(2);
+
+pub(super) fn suites() -> Vec<Suite> {
+    vec![
+        Suite::new(
+            "grants",
+            "a host id is held by one incarnation in an epoch, and no view goes backwards",
+            grants,
+        )
+        .harmless(HARMLESS_IN_GRANTS),
+        Suite::new(
+            "succession",
+            "a keeper takes over whatever anybody accepted from the one before, which may go on",
+            succession,
+        ),
+        Suite::new("id-race", "of several claimants of a host id one wins, and the others are told", id_race)
+            .harmless(HARMLESS_IN_ID_RACE),
+        Suite::new("arrival", "of two hosts that arrive at once at least one sees the other", arrival),
+        Suite::new("eviction", "an evicted host is out for good while its next incarnation is in", eviction)
+            .harmless(HARMLESS_IN_EVICTION),
+        Suite::new(
+            "adoption",
+            "what the keeper put right in a fenced host's shard is seen by its next boot",
+            adoption,
+        )
+        .harmless(HARMLESS_IN_ADOPTION),
+        Suite::new(
+            "processes",
+            "the lines of a host say who is there, through crashes and restarts of its processes",
+            processes,
+        )
+        .harmless(HARMLESS_IN_PROCESSES),
+    ]
+}
+
+const fn dropped(file: &'static str, snippet: &'static str) -> Harmless {
+    Harmless { file, snippet, change: Change::Drop }
+}
+
+const fn weakened(file: &'static str, snippet: &'static str) -> Harmless {
+    Harmless { file, snippet, change: Change::Weaken }
+}
+
+const HOST_LINES: &str = "memory.invalidate(layout.host_line(0)";
+const BEFORE_HOST_LINES: &str = "// Before all host lines.";
+const BEFORE_HIGHER_KEEPERS: &str = "// Before the first words of all higher keepers.";
+const BEFORE_VIEW: &str = "// Before both lines of the view.";
+const PUBLISHED: &str = "// What is published leaves the cache.";
+const SHARD: &str = "memory.invalidate(shard, bytes)";
+const BEFORE_SHARD: &str = "// Before anything of the shard is loaded.";
+
+const HARMLESS_IN_GRANTS: &[Harmless] = &[
+    // Host lines are asked only before the keeper runs, and by that view nobody holds the id.
+    dropped("view.rs", HOST_LINES),
+    weakened("view.rs", HOST_LINES),
+    dropped("view.rs", BEFORE_HOST_LINES),
+    weakened("view.rs", BEFORE_HOST_LINES),
+];
+
+const HARMLESS_IN_ID_RACE: &[Harmless] = &[
+    dropped("view.rs", HOST_LINES),
+    weakened("view.rs", HOST_LINES),
+    dropped("view.rs", BEFORE_HOST_LINES),
+    weakened("view.rs", BEFORE_HOST_LINES),
+    // Claimants and keeper look again until they see: a look that comes too early costs one round.
+    dropped("view.rs", BEFORE_HIGHER_KEEPERS),
+    weakened("view.rs", BEFORE_HIGHER_KEEPERS),
+    dropped("view.rs", BEFORE_VIEW),
+    weakened("view.rs", BEFORE_VIEW),
+    dropped("line.rs", "memory.fence_invalidations()"),
+    weakened("line.rs", "memory.fence_invalidations()"),
+    // Only one grant is ever given, and whoever sees the view before it finds no nonce; a claim or heartbeat that is
+    // out later is answered later.
+    dropped("line.rs", "memory.mfence()"),
+    weakened("line.rs", "memory.mfence()"),
+    dropped("line.rs", "memory.sfence()"),
+];
+
+const HARMLESS_IN_EVICTION: &[Harmless] = &[
+    // Only heartbeats and process lines are published; nobody reads them here.
+    dropped("line.rs", PUBLISHED),
+    dropped("line.rs", "memory.sfence()"),
+    // Both incarnations run on one host, whose caches are right, and the keeper writes nothing in its shard.
+    dropped("pool.rs", SHARD),
+    weakened("pool.rs", SHARD),
+    dropped("pool.rs", BEFORE_SHARD),
+    weakened("pool.rs", BEFORE_SHARD),
+];
+
+const HARMLESS_IN_ADOPTION: &[Harmless] = &[
+    // There is one keeper, who knows the host line before it begins.
+    dropped("view.rs", BEFORE_HIGHER_KEEPERS),
+    weakened("view.rs", BEFORE_HIGHER_KEEPERS),
+    dropped("view.rs", HOST_LINES),
+    weakened("view.rs", HOST_LINES),
+    dropped("view.rs", BEFORE_HOST_LINES),
+    weakened("view.rs", BEFORE_HOST_LINES),
+    // The host line that is announced last brings a fence for all of them.
+    dropped("keeper.rs", "// HARMLESS(sfence -> drop)"),
+    dropped("line.rs", "memory.sfence()"),
+];
+
+const HARMLESS_IN_PROCESSES: &[Harmless] = &[
+    // Nobody arrives and looks around here.
+    dropped("line.rs", "memory.mfence()"),
+    weakened("line.rs", "memory.mfence()"),
+    // Stores of one process are seen in their order.
+    dropped("line.rs", "memory.sfence()"),
+];
+
+fn superblock(hosts: u16, processes: u16, keepers: u16) -> (Superblock, Layout) {
+    let geometry = Geometry { hosts, processes, names: 2, levels: 1, chunk_bytes: 64, opens: 1, keepers };
+    let superblock = Superblock { uuid: Uuid(1), bytes: BYTES, geometry };
+    (superblock, superblock.layout().expect("16 KiB hold a pool of this geometry"))
+}
+
+fn world(seed: u64, hosts: u16, layout: &Layout) -> World {
+    // Where the hardware keeps coherence only the store buffers are left, and `fence_invalidations` does nothing.
+    let coherence = if seed % 4 > 1 { Coherence::Coherent } else { Coherence::Software };
+    World::new(seed, shape(hosts, layout, coherence))
+}
+
+fn shape(hosts: u16, layout: &Layout, coherence: Coherence) -> Shape {
+    let local_words = LocalLayout::new(layout).words();
+    Shape { hosts, bytes: BYTES, local_words, bells: 8, coherence, ..Shape::default() }
+}
+
+fn keep(memory: ModelMemory, layout: &Layout, incarnation: u16, ids: Option<Ids>) -> Keeper<ModelMemory> {
+    let charge = Charge { incarnation, ids, evict_after: None };
+    Keeper::start_in(memory, layout.clone(), charge).expect("no higher keeper runs")
+}
+
+/// Holds the id in an epoch in which nobody does.
+const NOBODY: u64 = 0;
+
+/// What everyone believes and did, outside the memory.
+#[derive(Default)]
+struct Witness {
+    /// Who holds the id 0 in an epoch, by what its keeper set out to say or by its own belief.
+    by_epoch: RefCell<BTreeMap<u64, u64>>,
+    /// Whose an incarnation was.
+    by_incarnation: RefCell<BTreeMap<u64, u64>>,
+    /// The highest incarnation that a keeper set out to evict.
+    evicted_through: Cell<u64>,
+    /// The highest epoch that was published.
+    published: Cell<u64>,
+    wins: Cell<u64>,
+    ended: Cell<u64>,
+}
+
+impl Witness {
+    fn believe(&self, nonce: u64, granted: Granted) {
+        let Granted { incarnation, epoch, .. } = granted;
+        let holder = *self.by_epoch.borrow_mut().entry(epoch).or_insert(nonce);
+        assert_eq!(holder, nonce, "two claimants hold the id in epoch {epoch}");
+        let mut holders = self.by_incarnation.borrow_mut();
+        let holder = *holders.entry(incarnation).or_insert(nonce);
+        assert_eq!(holder, nonce, "two claimants hold the id as incarnation {incarnation}");
+        let newest = *holders.keys().next_back().expect("one was just noted");
+        let kept = holders.keys().find(|&&old| old > self.evicted_through.get() && old < newest);
+        assert_eq!(kept, None, "incarnation {newest} holds the id while an older one was never evicted");
+    }
+
+    fn publish(&self, view: &View) {
+        self.published.set(view.epoch);
+    }
+}
+
+/// The claimant `nonce` of the id 0 looks some times whether it has it; nobody looks for nobody.
+fn hold(memory: &ModelMemory, layout: &Layout, nonce: u64, looks: u32, witness: &Witness) {
+    let mut views = Views::new(PATIENCE);
+    let mut last = 0;
+    for _ in 0..looks {
+        let published = witness.published.get();
+        match views.read(memory, layout, |view| Grant::read(memory, layout, view.keeper, 0, PATIENCE)) {
+            Ok((view, grant)) => {
+                let View { epoch, .. } = view;
+                assert!(epoch >= last, "epoch {epoch} was seen after {last}");
+                assert!(epoch >= published, "epoch {epoch} was seen while {published} was published");
+                last = epoch;
+                if view.ids == Ids::Keeper && grant.stands_in(&view, 0) && grant.nonce == nonce {
+                    witness.believe(nonce, Granted { host: 0, incarnation: grant.incarnation, epoch });
+                }
+            }
+            Err(PoolError::Corrupt { .. }) => {}
+            Err(error) => panic!("a view cannot be read: {error}"),
+        }
+        memory.pause();
+    }
+}
+
+/// Host 0 keeps; hosts 1 and 2 are given the id in turn.
+fn grants(seed: u64) -> Outcome {
+    let (_, layout) = superblock(1, 1, 2);
+    let mut world = world(seed, 3, &layout);
+    let witness = Rc::new(Witness::default());
+    let (its_layout, seen) = (layout.clone(), Rc::clone(&witness));
+    let thread = world.spawn(0, 0, move |memory| {
+        let mut keeper = keep(memory, &its_layout, 1, Some(Ids::Keeper));
+        seen.publish(keeper.view());
+        for nonce in [1, 2, 1] {
+            let epoch = keeper.view().epoch;
+            seen.by_epoch.borrow_mut().extend([(epoch + 1, nonce), (epoch + 2, NOBODY)]);
+            keeper.admit(0, nonce, 100 + nonce).expect("no other keeper runs");
+            seen.publish(keeper.view());
+            seen.evicted_through.set(keeper.holder(0).expect("no host line is needed"));
+            keeper.evict(0).expect("no other keeper runs");
+            seen.publish(keeper.view());
+        }
+    });
+    if seed & 4 == 0 {
+        world.crash_within(thread, Crash::Pause, 400);
+    }
+    for host in 1..3 {
+        let (layout, witness) = (layout.clone(), Rc::clone(&witness));
+        world.spawn(host, 0, move |memory| hold(&memory, &layout, host.into(), 8, &witness));
+    }
+    world.run()
+}
+
+/// The keeper on host 0 gives the id to host 2 while its successor on host 1 starts, who gives it to somebody else
+/// unless it sees that somebody has it.
+fn succession(seed: u64) -> Outcome {
+    let (_, layout) = superblock(1, 1, 2);
+    let mut world = world(seed, 3, &layout);
+    let witness = Rc::new(Witness::default());
+    let mut old = world.setup(|memory| keep(memory, &layout, 1, Some(Ids::Keeper)));
+    let thread = world.spawn(0, 0, move |_| match old.admit(0, 2, 102) {
+        Ok(()) | Err(PoolError::Superseded { .. }) => {}
+        Err(error) => panic!("the old keeper failed: {error}"),
+    });
+    match seed >> 2 & 3 {
+        0 => world.crash_within(thread, Crash::Pause, 60),
+        1 => world.crash_within(thread, Crash::Host, 60),
+        _ => {}
+    }
+    let (its_layout, seen) = (layout.clone(), Rc::clone(&witness));
+    let thread = world.spawn(1, 0, move |memory| {
+        let mut new = keep(memory, &its_layout, 2, None);
+        if new.view().has(0) {
+            seen.evicted_through.set(new.holder(0).expect("no host line is needed"));
+            new.evict(0).expect("no newer keeper runs");
+        }
+        new.admit(0, 3, 103).expect("no newer keeper runs");
+        let incarnation = new.holder(0).expect("no host line is needed");
+        seen.believe(3, Granted { host: 0, incarnation, epoch: new.view().epoch });
+    });
+    // About when it has looked at what the old one said, with its announcement perhaps still in its buffer.
+    if seed >> 4 & 3 != 0 {
+        world.crash_within(thread, Crash::Pause, 90);
+    }
+    world.spawn(2, 0, move |memory| hold(&memory, &layout, 2, 8, &witness));
+    world.run()
+}
+
+/// Two or three claimants of one id, and a keeper that answers until all have ended.
+fn id_race(seed: u64) -> Outcome {
+    let claimants = 2 + seed % 2;
+    let (_, layout) = superblock(1, 1, 1);
+    let mut world = world(seed, 1 + claimants as u16, &layout);
+    let witness = Rc::new(Witness::default());
+    let (its_layout, seen) = (layout.clone(), Rc::clone(&witness));
+    world.spawn(0, 0, move |memory| {
+        let mut keeper = keep(memory.clone(), &its_layout, 1, Some(Ids::Keeper));
+        while seen.ended.get() < claimants {
+            keeper.tick().expect("no other keeper runs");
+            memory.pause();
+        }
+    });
+    for nonce in 1..=claimants {
+        let (layout, witness) = (layout.clone(), Rc::clone(&witness));
+        world.spawn(nonce as u16, 0, move |memory| race(&memory, &layout, nonce, claimants, &witness));
+    }
+    world.run()
+}
+
+fn race(memory: &ModelMemory, layout: &Layout, nonce: u64, claimants: u64, witness: &Witness) {
+    // Several times as long as a heartbeat may take to be seen, as in every sound configuration.
+    let silence = 20 * SILENCE;
+    let claim = Claim { host: Some(0), boot: 100 + nonce, nonce, timeout: PATIENCE, silence };
+    match Claimant::new(memory, layout, &claim).claim_one(0) {
+        Ok(granted) => {
+            witness.believe(nonce, granted);
+            witness.wins.set(witness.wins.get() + 1);
+            let at = layout.heartbeat_line(0, ProcessSlot(0));
+            for count in 1.. {
+                if witness.ended.get() + 1 == claimants {
+                    break;
+                }
+                Beat { count, incarnation: nonce }.publish(memory, at);
+                memory.pause();
+            }
+        }
+        Err(PoolError::HostLive { .. }) => {}
+        Err(error) => panic!("a claim failed: {error}"),
+    }
+    witness.ended.set(witness.ended.get() + 1);
+    if witness.ended.get() == claimants {
+        assert_eq!(witness.wins.get(), 1, "one of {claimants} claimants has the id");
+    }
+}
+
+/// Two hosts arrive, and look who is there.
+fn arrival(seed: u64) -> Outcome {
+    let (_, layout) = superblock(2, 1, 1);
+    let mut world = world(seed, 2, &layout);
+    let seen = Rc::new(Cell::new([None; 2]));
+    for host in 0..2 {
+        let (seen, layout) = (Rc::clone(&seen), layout.clone());
+        world.spawn(host, 0, move |memory| {
+            let line = HostLine { state: HostState::Live, boot: 7, incarnation: 1, epoch: 0 };
+            arrive(&memory, &layout, host, &line);
+            let mut both = seen.get();
+            let found = present(&memory, &layout).expect("the model has no faults");
+            both[usize::from(host)] = Some(found);
+            both[1 - usize::from(host)] = seen.get()[1 - usize::from(host)];
+            seen.set(both);
+            if let [Some(first), Some(second)] = both {
+                assert_ne!((first, second), (0b01, 0b10), "neither host saw the other");
+            }
+        });
+    }
+    world.run()
+}
+
+fn member(host: u16, boot: u64) -> Member {
+    Member { pid: 1, timeout: PATIENCE, silence: SILENCE, ..Member::new(host, boot) }
+}
+
+fn attach(
+    memory: ModelMemory,
+    superblock: Superblock,
+    layout: &Layout,
+    member: Member,
+) -> Result<Pool<ModelMemory>, PoolError> {
+    Pool::attach_in(memory, superblock, layout.clone(), member, false)
+}
+
+/// How far a process of host 1 and its evictor have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Away,
+    Attached,
+    Leaving,
+    /// By the keeper; a host that left before stays what it was.
+    Evicted(bool),
+}
+
+/// A process of host 1 is evicted, and goes on or is stopped; another joins as the next incarnation of the host.
+fn eviction(seed: u64) -> Outcome {
+    let (superblock, layout) = superblock(2, 2, 1);
+    let mut world = world(seed, 3, &layout);
+    let beliefs = Rc::new(RefCell::new(BTreeMap::new()));
+    let stage = Rc::new(Cell::new(Stage::Away));
+    let (noted, told, its_layout) = (Rc::clone(&beliefs), Rc::clone(&stage), layout.clone());
+    let thread = world.spawn(1, 0, move |memory| {
+        let old = attach(memory, superblock, &its_layout, member(1, 7)).expect("nobody else is there");
+        told.set(Stage::Attached);
+        for _ in 0..5 {
+            stand(&old, &noted, &told);
+            let _ = old.beat();
+        }
+        if told.get() == Stage::Attached {
+            told.set(Stage::Leaving);
+        }
+    });
+    if seed & 4 == 0 {
+        world.crash_within(thread, Crash::Pause, 500);
+    }
+    let (noted, told, its_layout) = (Rc::clone(&beliefs), Rc::clone(&stage), layout.clone());
+    world.spawn(1, 1, move |memory| {
+        let incarnation = loop {
+            match told.get() {
+                Stage::Evicted(out) => break 1 + u64::from(out),
+                _ => memory.pause(),
+            }
+        };
+        match attach(memory, superblock, &its_layout, member(1, 7)) {
+            Ok(next) => {
+                assert_eq!(next.this_process().host_incarnation, incarnation);
+                stand(&next, &noted, &told);
+                stand(&next, &noted, &told);
+            }
+            // The old process was stopped while it held the lock.
+            Err(PoolError::Timeout { .. }) => {}
+            Err(error) => panic!("the next incarnation cannot join: {error}"),
+        }
+    });
+    let witness = Rc::new(Witness::default());
+    let (published, its_layout) = (Rc::clone(&witness), layout.clone());
+    world.spawn(2, 0, move |memory| hold(&memory, &its_layout, NOBODY, 4, &witness));
+    world.spawn(0, 0, move |memory| {
+        let mut keeper = keep(memory.clone(), &layout, 1, None);
+        while stage.get() == Stage::Away {
+            memory.pause();
+        }
+        if stage.get() == Stage::Attached {
+            beliefs.borrow_mut().insert(keeper.view().epoch + 1, 2);
+        }
+        keeper.evict(1).expect("no other keeper runs");
+        published.publish(keeper.view());
+        let out = keeper.view().evicted != 0;
+        assert!(out || stage.get() == Stage::Leaving, "a host that had attached was not seen");
+        stage.set(Stage::Evicted(out));
+    });
+    world.run()
+}
+
+/// Host 1 has announced an object that it opens when it is switched off, and the keeper adopts its shard; its next
+/// boot, which in this world has the caches of the first, must not go by what they hold.
+fn adoption(seed: u64) -> Outcome {
+    let (_, layout) = superblock(2, 1, 1);
+    let mut world = world(seed, 2, &layout);
+    let announced = layout.announcement(1, ProcessSlot(0), 0);
+    let process = Process { state: ProcessState::Live, incarnation: 1, ..Process::empty(1, ProcessSlot(0)) };
+    let mut keeper = world.setup(|memory| {
+        let host = HostLine { state: HostState::Live, boot: 7, incarnation: 1, epoch: 0 };
+        line::publish(&memory, layout.host_line(1), &host.encode());
+        line::publish(&memory, layout.process_line(1, ProcessSlot(0)), &process.encode());
+        memory.store(announced, 1);
+        let mut keeper = keep(memory, &layout, 1, None);
+        keeper.evict(1).expect("no other keeper runs");
+        keeper
+    });
+    let (off, adopted) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+    let (is_off, is_adopted) = (Rc::clone(&off), Rc::clone(&adopted));
+    world.spawn(1, 0, move |memory| {
+        assert_eq!(memory.load(announced), Ok(1));
+        off.set(true);
+        while !adopted.get() {
+            memory.pause();
+        }
+        enter_shard(&memory, &layout, 1);
+        assert_eq!(memory.load(announced), Ok(0), "an announcement of the old boot is still seen");
+        let found = Process::read_own(&memory, &layout, 1, ProcessSlot(0)).expect("the model has no faults");
+        assert_eq!(found.map(|process| process.state), Some(ProcessState::Dead));
+        let host = HostLine::read(&memory, &layout, 1, PATIENCE).expect("a whole host line");
+        assert_eq!(host.state, HostState::Left);
+    });
+    world.spawn(0, 0, move |memory| {
+        while !is_off.get() {
+            memory.pause();
+        }
+        keeper.fence(1).expect("the host was evicted");
+        is_adopted.set(true);
+    });
+    world.run()
+}
+
+/// Notes which incarnation believes to belong to the pool, and in which epoch.
+fn stand(pool: &Pool<ModelMemory>, beliefs: &RefCell<BTreeMap<u64, u64>>, stage: &Cell<Stage>) {
+    let incarnation = pool.this_process().host_incarnation;
+    let out = stage.get() == Stage::Evicted(true) && incarnation == 1;
+    if let Ok(epoch) = pool.standing() {
+        assert!(!out, "incarnation 1 still believes in epoch {epoch} that it belongs to the pool");
+        let holder = *beliefs.borrow_mut().entry(epoch).or_insert(incarnation);
+        assert_eq!(holder, incarnation, "two incarnations of host 1 belong to the pool in epoch {epoch}");
+    }
+}
+
+type Said = Cell<[Option<(u64, ProcessState)>; 2]>;
+
+/// Processes of host 0 come, crash, come again and leave; host 1 watches. What this shows is among processes that share
+/// their caches; what another host sees of them is the other suites' subject.
+fn processes(seed: u64) -> Outcome {
+    let (superblock, layout) = superblock(2, 2, 1);
+    let mut world = World::new(seed, shape(2, &layout, Coherence::Coherent));
+    let said = Rc::new(Said::default());
+    for slot in 0..2 {
+        let process = || {
+            let (said, layout) = (Rc::clone(&said), layout.clone());
+            move |memory| come_and_leave(memory, slot, superblock, &layout, &said)
+        };
+        let first = world.spawn(0, slot, process());
+        if seed >> 2 >> slot & 1 == 0 {
+            world.crash_within(first, Crash::Process, 300);
+            world.spawn_after_crash(first, 0, slot, process());
+        }
+    }
+    let watcher = world
+        .setup_as(1, 0, |memory| attach(memory, superblock, &layout, member(1, 8)))
+        .expect("nobody else is there");
+    world.spawn(1, 0, move |memory| {
+        for _ in 0..4 {
+            observe(&watcher, &said);
+            memory.pause();
+        }
+    });
+    world.check(0, move |memory| {
+        let line = HostLine::read(&memory, &layout, 0, PATIENCE).expect("a whole host line");
+        assert_eq!((line.state, line.boot), (HostState::Left, 7));
+    });
+    world.run()
+}
+
+fn come_and_leave(memory: ModelMemory, slot: u16, superblock: Superblock, layout: &Layout, said: &Said) {
+    let pool = attach(memory, superblock, layout, member(0, 7)).expect("the host is ours");
+    let incarnation = pool.this_process().incarnation;
+    let say = |state| {
+        let mut all = said.get();
+        all[usize::from(slot)] = Some((incarnation, state));
+        said.set(all);
+    };
+    say(ProcessState::Live);
+    assert!(pool.peer_alive(0, ProcessSlot(slot)).expect("whole lines"));
+    pool.detach().expect("no process of the host stays away for long");
+    say(ProcessState::Left);
+}
+
+/// What a process has returned from, another host sees.
+fn observe(watcher: &Pool<ModelMemory>, said: &Said) {
+    for slot in 0..2 {
+        let before = said.get()[usize::from(slot)];
+        let Ok(seen) = watcher.process(0, ProcessSlot(slot)) else { continue };
+        let Some((incarnation, state)) = before else { continue };
+        assert!(seen.incarnation >= incarnation, "slot {slot} is {seen:?}, and was {incarnation} before");
+        if seen.incarnation == incarnation && state == ProcessState::Left {
+            assert_eq!(seen.state, ProcessState::Left, "slot {slot}");
+        }
+    }
+}
