@@ -14,8 +14,8 @@ step() {
 }
 
 step "format" cargo fmt --all --check
-step "format (Python)" ruff format --check .
-step "lint (Python)" ruff check .
+step "format (Python)" ruff format --check python examples scripts
+step "lint (Python)" ruff check python examples scripts
 step "types (Python)" pyright
 step "licences and sources" cargo deny --log-level error --offline check bans licenses sources
 step "lint" cargo clippy --quiet --workspace --all-targets -- -D warnings
