@@ -39,7 +39,7 @@ enum Rival {
     /// Another host has this one, or a host whose claim goes first wants it.
     Ahead { chunk: u32, claims: bool },
     /// A host whose claim goes after ours wants one, and may have looked before it could see ours.
-    Behind { host: u16, chunk: u32 },
+    Behind { chunk: u32 },
 }
 
 impl<'a, M: Memory> Chunks<'a, M> {
@@ -51,20 +51,19 @@ impl<'a, M: Memory> Chunks<'a, M> {
     pub(crate) fn grow(&self, stripe: u32, units: u64, account: Account) -> Result<Room, PoolError> {
         let _guard = self.lock()?;
         let count = units.div_ceil(self.0.words().chunk_units());
-        let mut watch = Watch::new(&self.0);
         let mut others = Others::new(self);
         loop {
             let Some(chunks) = others.find_row(count)? else {
-                if !others.are_contended || !watch.wait(&self.0) {
+                if !others.are_contended || !others.watch.wait(&self.0) {
                     return Err(self.full(units, &mut others)?);
                 }
-                others = Others::new(self);
+                others.forget();
                 continue;
             };
-            match self.claim(&chunks, &mut watch)? {
+            match self.claim(&chunks, &mut others.watch)? {
                 Rival::None => return self.win(chunks, stripe, units, account),
                 Rival::Ahead { chunk, claims } => others.pass(chunk, claims),
-                Rival::Behind { chunk, .. } => others.pass(chunk, true),
+                Rival::Behind { chunk } => others.pass(chunk, true),
             }
         }
     }
@@ -163,7 +162,6 @@ impl<'a, M: Memory> Chunks<'a, M> {
     /// Writes the words of these chunks from what this host holds: claims end here, lost or won.
     fn settle(&self, chunks: &Range<u32>) {
         self.publish(chunks, FREE);
-        self.0.memory.sfence();
         self.0.set(self.0.words().chunk_log(0), 0);
     }
 
@@ -185,9 +183,9 @@ impl<'a, M: Memory> Chunks<'a, M> {
     /// Looks until nobody is in the way any more, or somebody goes first, or the deadline has come.
     fn await_settled(&self, chunks: &Range<u32>, watch: &mut Watch) -> Result<Rival, PoolError> {
         loop {
-            let rival = self.look(chunks)?;
-            let Rival::Behind { host, .. } = rival else { return Ok(rival) };
-            if self.0.flaw == Flaw::LowerDoesNotWait || !watch.minds(&self.0, host) {
+            let rival = self.look(chunks, watch)?;
+            let Rival::Behind { .. } = rival else { return Ok(rival) };
+            if self.0.flaw == Flaw::LowerDoesNotWait {
                 return Ok(Rival::None);
             }
             if !watch.wait(&self.0) {
@@ -197,12 +195,17 @@ impl<'a, M: Memory> Chunks<'a, M> {
     }
 
     fn win(&self, chunks: Range<u32>, stripe: u32, units: u64, account: Account) -> Result<Room, PoolError> {
+        // First, and for certain: other processes of this host use the chunks as soon as they are adopted.
+        self.publish(&chunks, HELD);
+        self.0.memory.mfence();
         let room = Extents(self.0).adopt(chunks.clone(), stripe, units, account);
-        if !matches!(room, Ok(Room::Taken(_))) {
+        if matches!(room, Ok(Room::Taken(_))) {
+            self.0.set(self.0.words().chunk_log(0), 0);
+        } else {
             // What was claimed for nothing goes back at once.
             Extents(self.0).disown_empty(chunks.clone())?;
+            self.settle(&chunks);
         }
-        self.settle(&chunks);
         room
     }
 
@@ -226,7 +229,7 @@ impl<'a, M: Memory> Chunks<'a, M> {
     }
 
     /// What the other hosts say of these chunks now.
-    fn look(&self, chunks: &Range<u32>) -> Result<Rival, PoolError> {
+    fn look(&self, chunks: &Range<u32>, watch: &mut Watch) -> Result<Rival, PoolError> {
         let hosts = self.0.survey(|host| self.invalidate(host, chunks))?;
         let mut behind = Rival::None;
         for host in self.0.hosts(hosts).filter(|host| *host != self.0.host()) {
@@ -235,7 +238,8 @@ impl<'a, M: Memory> Chunks<'a, M> {
                 for chunk in of_word(chunks, index).filter(|chunk| !Extents(self.0).chunk(*chunk).held) {
                     match states.map(|states| state(states, chunk)) {
                         Some(FREE) => {}
-                        Some(CLAIMED) if host > self.0.host() => behind = Rival::Behind { host, chunk },
+                        Some(CLAIMED) if !watch.minds(&self.0, host) => {}
+                        Some(CLAIMED) if host > self.0.host() => behind = Rival::Behind { chunk },
                         other => return Ok(Rival::Ahead { chunk, claims: other == Some(CLAIMED) }),
                     }
                 }
@@ -252,12 +256,19 @@ struct Others<'a, M> {
     taken: Vec<Option<u64>>,
     /// Whether a chunk was passed over that may be free again soon.
     are_contended: bool,
+    watch: Watch,
 }
 
 impl<'a, M: Memory> Others<'a, M> {
     fn new(chunks: &'a Chunks<'a, M>) -> Self {
         let taken = vec![None; chunks.0.layout.chunk_words() as usize];
-        Self { chunks, taken, are_contended: false }
+        Self { chunks, taken, are_contended: false, watch: Watch::new(&chunks.0) }
+    }
+
+    /// Reads the words again from now on.
+    fn forget(&mut self) {
+        self.taken.fill(None);
+        self.are_contended = false;
     }
 
     /// The first row of `count` chunks that may be had. Each host begins elsewhere, so that they seldom meet.
@@ -305,9 +316,10 @@ impl<'a, M: Memory> Others<'a, M> {
         for host in site.hosts(hosts).filter(|host| *host != site.host()) {
             let states = word::open(site.memory.load(site.layout.chunk_word(host, index))?);
             for bit in 0..CHUNKS_PER_WORD {
-                let busy = states.is_none_or(|states| state(states, bit) != FREE);
-                taken |= u64::from(busy) << bit;
-                self.are_contended |= states.is_some_and(|states| state(states, bit) == CLAIMED);
+                let state = states.map(|states| state(states, bit));
+                let claimed = state == Some(CLAIMED) && self.watch.minds(&site, host);
+                taken |= u64::from(claimed || !matches!(state, Some(FREE | CLAIMED))) << bit;
+                self.are_contended |= claimed;
             }
         }
         self.taken[index as usize] = Some(taken);

@@ -30,6 +30,7 @@ use crate::name::Name;
 use crate::object::{self, Fill, Header, Object};
 use crate::opens::{Announcement, Opens};
 use crate::site::{Flaw, Site};
+use crate::state::Marks;
 use crate::watch::Watch;
 use crate::{Peer, PoolError, line};
 
@@ -92,8 +93,8 @@ pub(crate) struct Scan {
     live: Vec<Sight>,
     claimed: Vec<Sight>,
     tombstones: Vec<Tombstone>,
-    /// A line that is being written, or is damaged.
-    unclear: Option<Offset>,
+    /// Lines that are being written, or are damaged, and whose they are.
+    unclear: Vec<(u16, Offset)>,
 }
 
 impl Scan {
@@ -123,18 +124,24 @@ enum Contest {
 pub(crate) enum Intent {
     /// Making an entry in this slot.
     Create(u32),
+    /// Condemning the live entry in this slot.
+    Condemn(u32),
     /// Freeing the condemned entry in this slot.
     Reclaim(u32),
     /// Leaving a tombstone in this slot.
     Bury(u32),
+    /// Taking the tombstone in this slot away.
+    Clear(u32),
 }
 
 impl Intent {
     const fn encode(self) -> u64 {
         let (kind, slot) = match self {
             Self::Create(slot) => (1, slot),
-            Self::Reclaim(slot) => (2, slot),
-            Self::Bury(slot) => (3, slot),
+            Self::Condemn(slot) => (2, slot),
+            Self::Reclaim(slot) => (3, slot),
+            Self::Bury(slot) => (4, slot),
+            Self::Clear(slot) => (5, slot),
         };
         kind << 32 | slot as u64
     }
@@ -143,10 +150,21 @@ impl Intent {
         let slot = word as u32;
         match word >> 32 {
             1 => Some(Self::Create(slot)),
-            2 => Some(Self::Reclaim(slot)),
-            3 => Some(Self::Bury(slot)),
+            2 => Some(Self::Condemn(slot)),
+            3 => Some(Self::Reclaim(slot)),
+            4 => Some(Self::Bury(slot)),
+            5 => Some(Self::Clear(slot)),
             _ => None,
         }
+    }
+
+    pub(crate) const fn slot(self) -> u32 {
+        let (Self::Create(slot)
+        | Self::Condemn(slot)
+        | Self::Reclaim(slot)
+        | Self::Bury(slot)
+        | Self::Clear(slot)) = self;
+        slot
     }
 }
 
@@ -310,7 +328,7 @@ impl<'a, M: Memory> Directory<'a, M> {
                 Contest::Won => return Ok(()),
                 Contest::Exists => return Err(exists(name)),
                 Contest::Yield(host) => {
-                    line::publish(memory, self.entry(slot), &Entry::Free.encode());
+                    line::release(memory, self.entry(slot), &Entry::Free.encode());
                     self.await_settled(key, host, &mut watch)?;
                 }
             }
@@ -334,7 +352,7 @@ impl<'a, M: Memory> Directory<'a, M> {
             }
             let waits = self.site.flaw != Flaw::LowerDoesNotWait;
             let higher = scan.claimants().find(|&host| host > me && waits && watch.minds(&self.site, host));
-            match (higher, scan.unclear) {
+            match (higher, self.unclear(&scan, watch)) {
                 (None, None) => return Ok(Contest::Won),
                 (Some(host), _) => watch.wait_or(&self.site, || self.late(host))?,
                 (None, Some(offset)) => watch.wait_or(&self.site, || corrupt(offset))?,
@@ -383,7 +401,7 @@ impl<'a, M: Memory> Directory<'a, M> {
         loop {
             let scan = self.scan(key)?;
             let Some(sight) = scan.object() else {
-                let Some(offset) = scan.unclear else { return Err(not_found(name)) };
+                let Some(offset) = self.unclear(&scan, &mut watch) else { return Err(not_found(name)) };
                 watch.wait_or(&self.site, || corrupt(offset))?;
                 continue;
             };
@@ -466,7 +484,10 @@ impl<'a, M: Memory> Directory<'a, M> {
         let slot = self.take_slot(stripe, key.slots(), Intent::Bury, name)?;
         let Sight { host: owner, slot: target, record } = *sight;
         let Record { hash, generation, .. } = record;
-        self.push_tombstone(slot, Tombstone { hash, generation, owner, slot: target, next: None })?;
+        self.mark(Marks::Tombstones, slot);
+        self.list_burial(owner, slot)?;
+        let tombstone = Entry::Tombstone(Tombstone { hash, generation, owner, slot: target });
+        line::announce(self.site.memory, self.entry(slot), &tombstone.encode());
         self.clear_intent(stripe.index);
         Ok(())
     }
@@ -476,7 +497,7 @@ impl<'a, M: Memory> Directory<'a, M> {
         let mut watch = Watch::new(&self.site);
         loop {
             let scan = self.scan(key)?;
-            match (scan.object(), scan.unclear) {
+            match (scan.object(), self.unclear(&scan, &mut watch)) {
                 (Some(sight), _) if self.is_still_live(&sight)? => return Ok(Some(sight)),
                 (None, None) => return Ok(None),
                 (Some(sight), _) => watch.wait_or(&self.site, || self.late(sight.host))?,
@@ -490,6 +511,12 @@ impl<'a, M: Memory> Directory<'a, M> {
     fn is_still_live(&self, sight: &Sight) -> Result<bool, PoolError> {
         let now = self.read_entry(sight.host, sight.slot)?;
         Ok(now == Some(Entry::Object(State::Live, sight.record)))
+    }
+
+    /// A line that may still become whole. What a host that is off left torn was seen by nobody.
+    fn unclear(&self, scan: &Scan, watch: &mut Watch) -> Option<Offset> {
+        let mut unclear = scan.unclear.iter();
+        unclear.find(|(host, _)| watch.minds(&self.site, *host)).map(|(_, at)| *at)
     }
 
     /// Reads all candidate slots of a name, of every host that was ever in the pool.
@@ -517,7 +544,7 @@ impl<'a, M: Memory> Directory<'a, M> {
             return Ok(());
         }
         match self.load_entry(host, slot)? {
-            None => scan.unclear = Some(at),
+            None => scan.unclear.push((host, at)),
             Some(Entry::Object(state, record)) if record.hash == key.hash => match state {
                 State::Live => scan.live.push(Sight { host, slot, record }),
                 State::Claimed => scan.claimed.push(Sight { host, slot, record }),

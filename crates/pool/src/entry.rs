@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | 0, 1 | XXH3-128 of the name, low half first | the same |
 //! | 2 | bits 0..8 state, bits 8..64 generation | the same, of the entry that it destroys |
-//! | 3 | offset of the object's header | 1 + the slot of the next tombstone for the same owner, 0 at the end |
+//! | 3 | offset of the object's header | 0 |
 //! | 4 | bytes of the object, without its header | 0 |
 //! | 5 | job id | 0 |
 //! | 6 | bits 0..16 slot of the process that created it, bits 16..24 lines of the header | bits 0..16 owner, bits 16..48 slot of the entry |
@@ -21,7 +21,7 @@
 
 use polder_mem::{LINE, Offset, ProcessSlot};
 
-use crate::line::Words;
+use crate::line::{self, Words};
 use crate::object::MAX_HEADER_LINES;
 
 /// Bits of a generation.
@@ -86,8 +86,6 @@ pub(crate) struct Tombstone {
     pub(crate) generation: u64,
     pub(crate) owner: u16,
     pub(crate) slot: u32,
-    /// The slot of the next tombstone in the list.
-    pub(crate) next: Option<u32>,
 }
 
 impl Entry {
@@ -105,10 +103,10 @@ impl Entry {
                 let tail = creator.0 as u64 | (header_lines as u64) << 16;
                 [low, high, stamp(generation, state), header.0, bytes, job, tail]
             }
-            Self::Tombstone(Tombstone { hash, generation, owner, slot, next }) => {
+            Self::Tombstone(Tombstone { hash, generation, owner, slot }) => {
                 let [low, high] = halves(hash);
                 let target = owner as u64 | (slot as u64) << 16;
-                [low, high, stamp(generation, TOMBSTONE), encode_next(next), 0, 0, target]
+                [low, high, stamp(generation, TOMBSTONE), 0, 0, 0, target]
             }
         }
     }
@@ -124,9 +122,8 @@ impl Entry {
             LIVE => State::Live,
             CONDEMNED => State::Condemned,
             TOMBSTONE => {
-                let next = if place == 0 { None } else { Some(u32::try_from(place - 1).ok()?) };
                 let slot = u32::try_from(tail >> 16).ok()?;
-                return Some(Self::Tombstone(Tombstone { hash, generation, owner: tail as u16, slot, next }));
+                return Some(Self::Tombstone(Tombstone { hash, generation, owner: tail as u16, slot }));
             }
             _ => return None,
         };
@@ -138,17 +135,23 @@ impl Entry {
     }
 }
 
+/// The object whose live entry was being condemned when its writer died: a line whose checksum fits it in one of the two
+/// states. Nobody else left it so, because nothing but the state changes then.
+pub(crate) fn half_condemned(words: &Words, sum: u64) -> Option<Record> {
+    let with = |state| {
+        let mut words = *words;
+        words[2] = stamp(words[2] >> 8, state);
+        (line::checksum(&words) == sum).then(|| Entry::decode(&words))?
+    };
+    match with(LIVE).or_else(|| with(CONDEMNED)) {
+        Some(Entry::Object(_, record)) => Some(record),
+        _ => None,
+    }
+}
+
 /// The first word of every entry for a name: a scan passes over lines with another one.
 pub(crate) const fn first_word(hash: u128) -> u64 {
     halves(hash)[0]
-}
-
-/// How a tombstone names the next one in its list, and a head word the first.
-pub(crate) const fn encode_next(next: Option<u32>) -> u64 {
-    match next {
-        Some(slot) => slot as u64 + 1,
-        None => 0,
-    }
 }
 
 const fn halves(hash: u128) -> [u64; 2] {
@@ -175,13 +178,25 @@ mod tests {
 
     #[test]
     fn entries_come_back_from_their_words() {
-        let tombstone = Tombstone { hash: 1 << 100, generation: 8, owner: 63, slot: 1 << 20, next: Some(0) };
+        let tombstone = Tombstone { hash: 1 << 100, generation: 8, owner: 63, slot: 1 << 20 };
         let states = [State::Claimed, State::Live, State::Condemned];
         let mut entries = vec![Entry::Free, Entry::Tombstone(tombstone)];
         entries.extend(states.map(|state| Entry::Object(state, RECORD)));
         for entry in entries {
             assert_eq!(Entry::decode(&entry.encode()), Some(entry));
         }
+    }
+
+    #[test]
+    fn an_entry_that_was_being_condemned_is_recognised() {
+        let [live, condemned] =
+            [State::Live, State::Condemned].map(|state| Entry::Object(state, RECORD).encode());
+        for (words, sum) in [(live, condemned), (condemned, live)] {
+            assert_eq!(half_condemned(&words, line::checksum(&sum)), Some(RECORD));
+        }
+        let claimed = Entry::Object(State::Claimed, RECORD).encode();
+        assert_eq!(half_condemned(&live, line::checksum(&claimed)), None);
+        assert_eq!(half_condemned(&claimed, line::checksum(&claimed)), None);
     }
 
     #[test]

@@ -56,16 +56,17 @@
 //! | heartbeat lines | `processes * 64` |
 //! | generation line | 64 |
 //! | spare | 64 |
-//! | tombstone heads | for each host id a checked word, filled up to a line |
+//! | burials | checked words: their number, and one for each directory slot, filled up to a line, at most 512 in all |
 //! | announcements | for each process a mark line and `opens` checked words, filled up to a line |
 //! | chunk claims | `chunks / 28` checked words, rounded up, filled up to a line |
 //! | directory | for each level its slots, one line a slot |
 //!
 //! Level `k` of the directory has as many slots as the `k`-th largest prime that is at most `names`. A name whose
 //! XXH3-128 is `h` may stand in slot `(h mod 2^64) mod slots` of each level. Tombstones stand in directory slots of the
-//! destroyer's shard, so that a look-up meets them without a second search; those that wait for one owner are a list that
-//! begins at the owner's tombstone head. The words of generation lines and entries stand in [`crate::entry`]. Chunk claims,
-//! tombstone heads, announcements and their marks are [`crate::word`]s, which are checked and atomic.
+//! destroyer's shard, so that a look-up meets them without a second search; the burials are a hint to their owners, each with
+//! bits 0..6 the owner of the entry that is destroyed and bits 6..36 the slot of the tombstone. The words of generation lines
+//! and entries stand in [`crate::entry`], those of announcements and marks in [`crate::opens`], of claims in
+//! [`crate::chunks`]; burials, claims, announcements and marks are [`crate::word`]s, which are checked and atomic.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -103,6 +104,8 @@ const MAX_OPENS: u32 = 1 << 16;
 const MAX_CHUNK_BYTES: u64 = 1 << 40;
 const MAX_CHUNKS: u64 = 1 << 26;
 const KEEPER_LINES: u64 = 4;
+/// Lines that list burials.
+const MAX_BURIAL_WORDS: u32 = 512;
 /// The generation line and a spare one.
 const SHARD_LINES: u64 = 2;
 const HUGE_PAGE: u64 = 2 << 20;
@@ -426,7 +429,7 @@ pub struct Layout {
     host_area: Offset,
     shard_area: Offset,
     shard_bytes: u64,
-    tombstone_heads: u64,
+    burials: u64,
     announcements: u64,
     chunk_words: u64,
     directory: u64,
@@ -474,8 +477,8 @@ impl Layout {
         let claim_area = keeper_area.lines(u64::from(geometry.keepers) * (KEEPER_LINES + hosts));
         let host_area = claim_area.lines(hosts);
         let shard_area = host_area.lines(hosts);
-        let tombstone_heads = (2 * processes + SHARD_LINES) * LINE;
-        let announcements = tombstone_heads + words_in_lines(geometry.hosts.into());
+        let burials = (2 * processes + SHARD_LINES) * LINE;
+        let announcements = burials + words_in_lines(burial_words(slots));
         let chunk_words = announcements + processes * (LINE + words_in_lines(geometry.opens));
         let directory = chunk_words + words_in_lines(chunks.div_ceil(CHUNKS_PER_WORD));
         let shard_bytes = directory + u64::from(slots) * LINE;
@@ -492,7 +495,7 @@ impl Layout {
             host_area,
             shard_area,
             shard_bytes,
-            tombstone_heads,
+            burials,
             announcements,
             chunk_words,
             directory,
@@ -617,10 +620,16 @@ impl Layout {
         self.shard(host).0.lines(2 * u64::from(self.geometry.processes))
     }
 
-    /// The word of `host` that says where the list of its tombstones for entries of `owner` begins.
+    /// How many burials a host can list.
     #[must_use]
-    pub fn tombstone_head(&self, host: u16, owner: u16) -> Offset {
-        (self.shard(host).0 + self.tombstone_heads).word(self.host(owner))
+    pub const fn burials(&self) -> u32 {
+        burial_words(self.slots) - 1
+    }
+
+    /// The word that says how many burials `host` lists; they stand in the words behind it.
+    #[must_use]
+    pub fn burial_count(&self, host: u16) -> Offset {
+        self.shard(host).0 + self.burials
     }
 
     /// The `index`-th chunk-claim word of `host`: the states of chunks from `index * CHUNKS_PER_WORD` on.
@@ -675,6 +684,12 @@ impl Layout {
         assert!(slot < self.geometry.processes, "slot {slot} is not below {}", self.geometry.processes);
         slot.into()
     }
+}
+
+/// The words that list burials, with their count: whole lines.
+const fn burial_words(slots: u32) -> u32 {
+    let words = (slots + 1).next_multiple_of((LINE / 8) as u32);
+    if words < MAX_BURIAL_WORDS { words } else { MAX_BURIAL_WORDS }
 }
 
 fn words_in_lines(words: u32) -> u64 {
@@ -746,7 +761,7 @@ mod tests {
             lines.extend([layout.claim_line(host), layout.host_line(host)]);
             lines.extend(slots.map(|slot| layout.process_line(host, slot)));
             lines.extend(slots.map(|slot| layout.heartbeat_line(host, slot)));
-            lines.extend([layout.generation_line(host), layout.tombstone_head(host, 0)]);
+            lines.extend([layout.generation_line(host), layout.burial_count(host)]);
             lines.extend(slots.map(|slot| layout.open_mark(host, slot)));
             lines.extend(slots.map(|slot| layout.announcement(host, slot, 0)));
             lines.push(layout.chunk_word(host, 0));

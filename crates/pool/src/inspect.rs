@@ -246,11 +246,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
             self.read_words(self.layout.announcement(host, slot, 0), opens, "announcement")?;
         }
         self.line(self.layout.generation_line(host), "generation line")?;
-        self.read_words(
-            self.layout.tombstone_head(host, 0),
-            self.layout.geometry().hosts.into(),
-            "tombstone head",
-        )?;
+        self.read_words(self.layout.burial_count(host), 1 + self.layout.burials(), "burial")?;
         Ok(live)
     }
 

@@ -45,6 +45,13 @@ pub fn publish<M: Memory>(memory: &M, at: Offset, words: &Words) {
     memory.sfence();
 }
 
+/// Gives up what the line at `at` says, for `words`: other hosts see it at some time, and nothing depends on when.
+// SYNC: pairs with `read`.
+pub fn release<M: Memory>(memory: &M, at: Offset, words: &Words) {
+    store(memory, at, words);
+    memory.write_back(at, LINE);
+}
+
 /// Publishes the line at `at` before a scan of other lines: later loads wait until other hosts can see it (rule 4).
 // SYNC: pairs with `read`, in both directions: of two who announce and then scan, at least one sees the other.
 pub fn announce<M: Memory>(memory: &M, at: Offset, words: &Words) {

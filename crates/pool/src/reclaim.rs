@@ -1,8 +1,8 @@
 //! What is left of destroyed objects, and how it goes: condemned entries are freed when nobody holds them open, tombstones
 //! when their entry is gone.
 //!
-//! The tombstones of a host that wait for one owner are a list: the owner finds there what it has to condemn. The list is a
-//! hint to it, and nothing more: it condemns only what a whole tombstone names by its generation.
+//! A host lists its tombstones for the owners of the entries. The list is a hint, and nothing more: an owner condemns only
+//! what a whole tombstone names by its generation. What does not fit is listed when there is room again.
 
 use polder_mem::{LINE, Memory};
 
@@ -10,32 +10,25 @@ use crate::chunks::Chunks;
 use crate::directory::{Directory, Intent, Sight, Stripe, corrupt};
 use crate::entry::{self, Entry, State, Tombstone};
 use crate::extents::Extents;
-use crate::local::LocalGuard;
 use crate::opens::Opens;
 use crate::site::Flaw;
-use crate::state::LockName;
+use crate::state::Marks;
 use crate::{PoolError, line, word};
 
 /// So many entries are condemned before the announcements are read, to share the cost.
 const BATCH: u64 = 64;
-/// The tag of a slot whose tombstone is being taken away.
-const CLEARING: u8 = u8::MAX;
+/// In a burial the slot stands above the owner.
+const OWNER_BITS: u32 = 6;
 
-const PUSH: u64 = 1;
-const UNLINK: u64 = 2;
-
-impl<'a, M: Memory> Directory<'a, M> {
+impl<M: Memory> Directory<'_, M> {
     /// Frees what can be freed: condemns what other hosts destroyed, frees what nobody holds open, takes away tombstones
-    /// whose entries are gone, gives back empty chunks. Returns how many slots came free.
+    /// whose entries are gone, gives back empty chunks. Returns how many slots and chunks came free.
     ///
     /// # Errors
     /// [`PoolError::Timeout`] when another process of this host does not let go of a lock.
     pub(crate) fn maintain(&self) -> Result<u64, PoolError> {
-        let mut freed = 0;
-        for owner in self.site.hosts(!(1 << self.site.host())) {
-            freed += self.clear_tombstones(owner)?;
-        }
-        self.harvest()?;
+        let mut freed = self.clear_tombstones()?;
+        self.condemn_buried()?;
         freed += self.reclaim()?;
         let chunks = 0..self.site.layout.chunks();
         freed += u64::from(Extents(self.site).has_empty(chunks.clone()));
@@ -45,14 +38,16 @@ impl<'a, M: Memory> Directory<'a, M> {
 
     /// Condemns the entry that was seen, unless it is another one by now.
     // SYNC: pairs with `Directory::admit`: the opener announces and reads the entry again.
-    pub(crate) fn condemn(&self, _stripe: &Stripe<'_, M>, sight: &Sight) -> Result<bool, PoolError> {
+    pub(crate) fn condemn(&self, stripe: &Stripe<'_, M>, sight: &Sight) -> Result<bool, PoolError> {
         let Sight { slot, record, .. } = *sight;
         if self.load_entry(self.site.host(), slot)? != Some(Entry::Object(State::Live, record)) {
             return Ok(false);
         }
-        self.note_condemned(slot);
+        self.set_intent(stripe.index, Intent::Condemn(slot));
+        self.mark(Marks::Condemned, slot);
         let entry = Entry::Object(State::Condemned, record);
         line::announce(self.site.memory, self.entry(slot), &entry.encode());
+        self.clear_intent(stripe.index);
         let hint = self.site.words().condemned_hint();
         self.site.set(hint, self.site.get(hint) + 1);
         Ok(true)
@@ -90,43 +85,15 @@ impl<'a, M: Memory> Directory<'a, M> {
 
     /// The condemned entries of this host, with their lines written back.
     fn condemned(&self) -> Result<Vec<Sight>, PoolError> {
-        let (site, words) = (self.site, self.site.words());
+        let host = self.site.host();
         let mut condemned = vec![];
-        for summary in 0..words.condemned_summaries() {
-            for index in bits(site.get(words.condemned_summary(summary))) {
-                let index = summary * 64 + index;
-                for slot in bits(site.get(words.condemned_bits(index))) {
-                    let slot = index * 64 + slot;
-                    if let Some(Entry::Object(State::Condemned, record)) =
-                        self.load_entry(site.host(), slot)?
-                    {
-                        site.memory.write_back(self.entry(slot), LINE);
-                        condemned.push(Sight { host: site.host(), slot, record });
-                    }
-                }
+        for slot in self.marked(Marks::Condemned) {
+            if let Some(Entry::Object(State::Condemned, record)) = self.load_entry(host, slot)? {
+                self.site.memory.write_back(self.entry(slot), LINE);
+                condemned.push(Sight { host, slot, record });
             }
         }
         Ok(condemned)
-    }
-
-    /// Before an entry is condemned, so that no condemned one is overlooked.
-    pub(crate) fn note_condemned(&self, slot: u32) {
-        let words = self.site.words();
-        self.site.set_bits(words.condemned_bits(slot / 64), 1 << (slot % 64));
-        self.site.set_bits(words.condemned_summary(slot / 4096), 1 << (slot / 64 % 64));
-    }
-
-    fn forget_condemned(&self, slot: u32) {
-        let (site, words) = (self.site, self.site.words());
-        let (bits, summary) = (words.condemned_bits(slot / 64), words.condemned_summary(slot / 4096));
-        site.clear_bits(bits, 1 << (slot % 64));
-        if site.get(bits) == 0 {
-            site.clear_bits(summary, 1 << (slot / 64 % 64));
-            // Another process may have set a bit in between.
-            if site.get(bits) != 0 {
-                site.set_bits(summary, 1 << (slot / 64 % 64));
-            }
-        }
     }
 
     /// Frees a condemned entry and its extent; `false` when another process did so before.
@@ -143,25 +110,22 @@ impl<'a, M: Memory> Directory<'a, M> {
 
     /// Frees the entry in a slot, from wherever the holder of the directory lock was.
     fn finish_reclaim(&self, stripe: u32, slot: u32) -> Result<(), PoolError> {
-        let extents = Extents(self.site);
         if let Some(Entry::Object(_, record)) = self.load_entry(self.site.host(), slot)? {
             let extent = self.extent_of(&record).ok_or_else(|| corrupt(self.entry(slot)))?;
-            extents.intend(stripe, extent, record.job);
+            Extents(self.site).intend(stripe, extent, record.job);
         }
-        line::publish(self.site.memory, self.entry(slot), &Entry::Free.encode());
-        self.forget_condemned(slot);
-        self.free_intended(stripe)?;
-        self.site.retag(slot, stripe as u8 + 1, 0);
-        self.clear_intent(stripe);
-        Ok(())
+        self.finish_free(stripe, slot, Marks::Condemned)
     }
 
-    /// Frees the extent that a directory lock's intent holds, and gives back chunks that are empty then.
-    fn free_intended(&self, stripe: u32) -> Result<(), PoolError> {
-        let extents = Extents(self.site);
-        if let Some(extent) = extents.free(stripe)? {
-            Chunks(self.site).give_back_soon(extents.chunks(extent));
+    /// Frees a slot and the extent that the directory lock's intent holds.
+    fn finish_free(&self, stripe: u32, slot: u32, marks: Marks) -> Result<(), PoolError> {
+        line::release(self.site.memory, self.entry(slot), &Entry::Free.encode());
+        self.unmark(marks, slot);
+        if let Some(extent) = Extents(self.site).free(stripe)? {
+            Chunks(self.site).give_back_soon(Extents(self.site).chunks(extent));
         }
+        self.site.retag(slot, stripe as u8 + 1, 0);
+        self.clear_intent(stripe);
         Ok(())
     }
 
@@ -169,23 +133,28 @@ impl<'a, M: Memory> Directory<'a, M> {
     /// what is complete.
     pub(crate) fn repair_stripe(&self, stripe: u32) -> Result<(), PoolError> {
         let Some(intent) = self.intent(stripe) else { return Ok(()) };
-        let (Intent::Create(slot) | Intent::Reclaim(slot) | Intent::Bury(slot)) = intent;
+        let (memory, slot) = (self.site.memory, intent.slot());
         if slot >= self.site.layout.slots() || self.site.tag(slot) != stripe as u8 + 1 {
             self.clear_intent(stripe);
             return Ok(());
         }
-        let entry = self.load_entry(self.site.host(), slot)?;
-        match (intent, entry) {
+        match (intent, self.load_entry(self.site.host(), slot)?) {
             (Intent::Create(_), Some(Entry::Object(State::Live | State::Condemned, _))) => {
                 Extents(self.site).release_intent(stripe);
             }
-            (Intent::Bury(_), Some(Entry::Tombstone(_))) => {}
-            (Intent::Create(_) | Intent::Bury(_), _) => self.undo(stripe, slot)?,
-            (Intent::Reclaim(_), _) => self.finish_reclaim(stripe, slot)?,
+            (Intent::Create(_), _) => return self.undo(stripe, slot),
+            (Intent::Condemn(_), None) => {
+                self.finish_condemned(slot)?;
+            }
+            (Intent::Reclaim(_), _) => return self.finish_reclaim(stripe, slot),
+            (Intent::Bury(_), Some(Entry::Tombstone(_))) | (Intent::Condemn(_), _) => {}
+            (Intent::Bury(_) | Intent::Clear(_), _) => {
+                return self.finish_free(stripe, slot, Marks::Tombstones);
+            }
         }
         // Another process may have stored what was found, and died before it wrote it back.
-        self.site.memory.write_back(self.entry(slot), LINE);
-        self.site.memory.mfence();
+        memory.write_back(self.entry(slot), LINE);
+        memory.mfence();
         self.clear_intent(stripe);
         Ok(())
     }
@@ -198,169 +167,128 @@ impl<'a, M: Memory> Directory<'a, M> {
             memory.invalidate(Extents(self.site).offset(extent), bytes);
             memory.mfence();
         }
-        line::publish(memory, self.entry(slot), &Entry::Free.encode());
-        self.free_intended(stripe)?;
-        self.site.retag(slot, stripe as u8 + 1, 0);
-        Ok(())
+        self.finish_free(stripe, slot, Marks::Condemned)
+    }
+
+    /// Condemns for good an entry whose line was left between live and condemned.
+    pub(crate) fn finish_condemned(&self, slot: u32) -> Result<bool, PoolError> {
+        let (memory, at) = (self.site.memory, self.entry(slot));
+        let mut words = [0; line::WORDS];
+        for (index, word) in (0..).zip(&mut words) {
+            *word = memory.load(at.word(index))?;
+        }
+        let record = entry::half_condemned(&words, memory.load(at.word(7))?);
+        if let Some(record) = record {
+            self.mark(Marks::Condemned, slot);
+            line::announce(memory, at, &Entry::Object(State::Condemned, record).encode());
+        }
+        Ok(record.is_some())
     }
 
     // Tombstones.
 
-    /// Leaves a tombstone in a slot that the caller has taken, and adds it to the list of its owner.
-    pub(crate) fn push_tombstone(&self, slot: u32, tombstone: Tombstone) -> Result<(), PoolError> {
-        let mut guard = self.lock_tombstones()?;
-        self.log_tombstone(PUSH, slot, tombstone.owner);
-        let linked = self.link(slot, tombstone);
-        self.end_tombstone(&mut guard, linked)
-    }
-
-    fn link(&self, slot: u32, tombstone: Tombstone) -> Result<(), PoolError> {
-        let next = self.head(self.site.host(), tombstone.owner)?;
-        let entry = Entry::Tombstone(Tombstone { next, ..tombstone });
-        line::announce(self.site.memory, self.entry(slot), &entry.encode());
-        self.set_head(tombstone.owner, Some(slot));
-        Ok(())
-    }
-
-    /// Takes away the tombstones for entries of `owner` that are gone. Returns how many.
-    fn clear_tombstones(&self, owner: u16) -> Result<u64, PoolError> {
-        if self.head(self.site.host(), owner)?.is_none() {
-            return Ok(0);
-        }
-        let mut guard = self.lock_tombstones()?;
-        let list = self.tombstones_of(self.site.host(), owner)?;
-        for (_, tombstone) in &list {
-            self.site.memory.invalidate(self.site.layout.entry(owner, tombstone.slot), LINE);
-        }
-        self.site.memory.fence_invalidations();
-        let mut cleared = 0;
-        for (slot, tombstone) in list {
-            let is_gone = match self.load_entry(owner, tombstone.slot)? {
-                None => false,
-                Some(Entry::Object(State::Live, record)) => record.generation != tombstone.generation,
-                Some(_) => true,
-            };
-            if is_gone {
-                self.log_tombstone(UNLINK, slot, owner);
-                let unlinked = self.unlink(slot, owner);
-                self.end_tombstone(&mut guard, unlinked)?;
-                cleared += 1;
+    /// Takes away the tombstones whose entries are gone, and lists the others. Returns how many went.
+    fn clear_tombstones(&self) -> Result<u64, PoolError> {
+        let (site, mut tombstones) = (self.site, vec![]);
+        for slot in self.marked(Marks::Tombstones) {
+            if let Some(Entry::Tombstone(tombstone)) = self.load_entry(site.host(), slot)? {
+                let Tombstone { owner, slot: target, .. } = tombstone;
+                if owner < site.layout.geometry().hosts && target < site.layout.slots() {
+                    site.memory.invalidate(site.layout.entry(owner, target), LINE);
+                }
+                tombstones.push((slot, tombstone));
             }
         }
+        site.memory.fence_invalidations();
+        let (mut cleared, mut listed) = (0, 0);
+        for (slot, tombstone) in tombstones {
+            if self.is_done(&tombstone)? {
+                cleared += u64::from(self.clear(slot, tombstone)?);
+            } else if listed < site.layout.burials() {
+                self.set_burial(listed, tombstone.owner, slot);
+                listed += 1;
+            }
+        }
+        self.set_burials(listed);
         Ok(cleared)
     }
 
-    fn unlink(&self, slot: u32, owner: u16) -> Result<(), PoolError> {
-        self.site.retag(slot, self.site.tag(slot), CLEARING);
-        self.finish_unlink(slot, owner)
-    }
-
-    fn finish_unlink(&self, slot: u32, owner: u16) -> Result<(), PoolError> {
-        let list = self.tombstones_of(self.site.host(), owner)?;
-        if let Some(index) = list.iter().position(|(other, _)| *other == slot) {
-            let next = list[index].1.next;
-            match index.checked_sub(1).map(|before| list[before]) {
-                None => self.set_head(owner, next),
-                Some((before, tombstone)) => {
-                    let entry = Entry::Tombstone(Tombstone { next, ..tombstone });
-                    line::publish(self.site.memory, self.entry(before), &entry.encode());
-                }
-            }
+    /// Whether the entry that a tombstone destroys is gone: its line was invalidated, and a fence followed.
+    fn is_done(&self, tombstone: &Tombstone) -> Result<bool, PoolError> {
+        let Tombstone { owner, slot, generation, .. } = *tombstone;
+        if owner >= self.site.layout.geometry().hosts || slot >= self.site.layout.slots() {
+            return Ok(true);
         }
-        line::publish(self.site.memory, self.entry(slot), &Entry::Free.encode());
-        self.site.retag(slot, CLEARING, 0);
-        Ok(())
+        Ok(match self.load_entry(owner, slot)? {
+            None => false,
+            Some(Entry::Object(State::Live, record)) => record.generation != generation,
+            Some(_) => true,
+        })
     }
 
-    /// Takes the tombstone lock and puts right what a dead holder left.
-    pub(crate) fn lock_tombstones(&self) -> Result<LocalGuard<'a, M>, PoolError> {
-        let mut guard = self.site.lock(LockName::Tombstones)?;
-        if guard.recovered() {
-            let repaired = self.repair_tombstones();
-            self.end_tombstone(&mut guard, repaired)?;
-            guard.repaired();
+    fn clear(&self, slot: u32, tombstone: Tombstone) -> Result<bool, PoolError> {
+        let mut stripe = self.lock(self.site.words().stripe_of(tombstone.hash))?;
+        if self.load_entry(self.site.host(), slot)? != Some(Entry::Tombstone(tombstone)) {
+            return Ok(false);
         }
-        Ok(guard)
+        self.set_intent(stripe.index, Intent::Clear(slot));
+        let cleared = self.finish_free(stripe.index, slot, Marks::Tombstones);
+        self.end(&mut stripe, cleared).map(|()| true)
     }
 
-    fn repair_tombstones(&self) -> Result<(), PoolError> {
-        let words = self.site.words();
-        let [log, owner] = [0, 1].map(|word| self.site.get(words.tombstone_log(word)));
-        let (slot, owner) = (log as u32, owner as u16);
-        match log >> 32 {
-            PUSH => {
-                let is_listed =
-                    self.tombstones_of(self.site.host(), owner)?.iter().any(|(other, _)| *other == slot);
-                if let (false, Some(Entry::Tombstone(tombstone))) =
-                    (is_listed, self.load_entry(self.site.host(), slot)?)
-                {
-                    self.link(slot, tombstone)?;
-                }
-            }
-            UNLINK if self.site.tag(slot) == CLEARING => self.finish_unlink(slot, owner)?,
-            _ => {}
+    /// Lists a new tombstone, if there is room.
+    pub(crate) fn list_burial(&self, owner: u16, slot: u32) -> Result<(), PoolError> {
+        let at = self.site.layout.burial_count(self.site.host());
+        let listed = word::open(self.site.memory.load(at)?).unwrap_or(0);
+        if listed < self.site.layout.burials().into() {
+            self.set_burial(listed as u32, owner, slot);
+            self.set_burials(listed as u32 + 1);
         }
         Ok(())
     }
 
-    fn log_tombstone(&self, operation: u64, slot: u32, owner: u16) {
-        self.site.set(self.site.words().tombstone_log(1), owner.into());
-        self.site.set(self.site.words().tombstone_log(0), operation << 32 | u64::from(slot));
-    }
-
-    /// Ends what was logged, or leaves it to the next who takes the lock.
-    fn end_tombstone(
-        &self,
-        guard: &mut LocalGuard<'_, M>,
-        done: Result<(), PoolError>,
-    ) -> Result<(), PoolError> {
-        match done {
-            Ok(()) => self.site.set(self.site.words().tombstone_log(0), 0),
-            Err(_) => guard.spoil(),
-        }
-        done
-    }
-
-    /// Where the list of the tombstones of `host` for `owner` begins, afresh unless it is this host's own.
-    fn head(&self, host: u16, owner: u16) -> Result<Option<u32>, PoolError> {
-        let head = word::open(self.site.memory.load(self.site.layout.tombstone_head(host, owner))?);
-        let slot = head.and_then(|head| u32::try_from(head).ok()?.checked_sub(1));
-        Ok(slot.filter(|&slot| slot < self.site.layout.slots()))
-    }
-
-    pub(crate) fn set_head(&self, owner: u16, head: Option<u32>) {
-        let at = self.site.layout.tombstone_head(self.site.host(), owner);
-        self.site.memory.store(at, word::seal(entry::encode_next(head)));
+    fn set_burial(&self, index: u32, owner: u16, slot: u32) {
+        let at = self.site.layout.burial_count(self.site.host()).word(u64::from(index) + 1);
+        self.site.memory.store(at, word::seal(u64::from(slot) << OWNER_BITS | u64::from(owner)));
         self.site.memory.write_back(at, 8);
-        self.site.memory.sfence();
     }
 
-    /// The tombstones of `host` for entries of `owner`, as far as the list is whole.
-    fn tombstones_of(&self, host: u16, owner: u16) -> Result<Vec<(u32, Tombstone)>, PoolError> {
-        let mut list: Vec<(u32, Tombstone)> = vec![];
-        let (mut next, mut mark, mut power) = (self.head(host, owner)?, None, 1);
-        while let Some(slot) = next {
-            let Some(Entry::Tombstone(tombstone)) = self.read_entry(host, slot)? else { break };
-            if tombstone.owner != owner || tombstone.slot >= self.site.layout.slots() || mark == next {
-                break;
+    fn set_burials(&self, count: u32) {
+        let at = self.site.layout.burial_count(self.site.host());
+        self.site.memory.store(at, word::seal(count.into()));
+        self.site.memory.write_back(at, 8);
+    }
+
+    /// The slots of the tombstones that `host` lists for this host's entries; the count's line was invalidated, and a fence
+    /// followed.
+    fn burials(&self, host: u16) -> Result<Vec<u32>, PoolError> {
+        let (memory, layout) = (self.site.memory, self.site.layout);
+        let at = layout.burial_count(host);
+        let count = word::open(memory.load(at)?).unwrap_or(0).min(layout.burials().into());
+        memory.invalidate(at.word(1), count * 8);
+        memory.fence_invalidations();
+        let mut slots = vec![];
+        for index in 0..count {
+            let Some(burial) = word::open(memory.load(at.word(index + 1))?) else { continue };
+            let slot = u32::try_from(burial >> OWNER_BITS).unwrap_or(u32::MAX);
+            if burial & ((1 << OWNER_BITS) - 1) == self.site.host().into() && slot < layout.slots() {
+                slots.push(slot);
             }
-            // Brent: a list that bites its tail is left when it comes by the mark again.
-            if list.len() == power {
-                (mark, power) = (next, 2 * power);
-            }
-            list.push((slot, tombstone));
-            next = tombstone.next.filter(|&slot| slot < self.site.layout.slots());
         }
-        Ok(list)
+        Ok(slots)
     }
 
     /// Condemns the entries of this host that others have destroyed.
-    fn harvest(&self) -> Result<(), PoolError> {
+    fn condemn_buried(&self) -> Result<(), PoolError> {
         let (site, me) = (self.site, self.site.host());
-        let hosts = site.survey(|host| site.memory.invalidate(site.layout.tombstone_head(host, me), 8))?;
+        let hosts = site.survey(|host| site.memory.invalidate(site.layout.burial_count(host), 8))?;
         for host in site.hosts(hosts & !(1 << me)) {
-            for (_, tombstone) in self.tombstones_of(host, me)? {
-                let Tombstone { hash, generation, slot, .. } = tombstone;
+            for burial in self.burials(host)? {
+                let Some(Entry::Tombstone(tombstone)) = self.read_entry(host, burial)? else { continue };
+                let Tombstone { hash, generation, owner, slot } = tombstone;
+                if owner != me || slot >= site.layout.slots() {
+                    continue;
+                }
                 let Some(Entry::Object(State::Live, record)) = self.load_entry(me, slot)? else { continue };
                 if (record.hash, record.generation) == (hash, generation) {
                     let stripe = self.lock(site.words().stripe_of(hash))?;
@@ -369,6 +297,36 @@ impl<'a, M: Memory> Directory<'a, M> {
             }
         }
         Ok(())
+    }
+
+    // Marks.
+
+    /// Before an entry of this kind is written, so that none is overlooked.
+    pub(crate) fn mark(&self, kind: Marks, slot: u32) {
+        let marks = self.site.words().marks(kind);
+        self.site.set_bits(marks.bits(slot / 64), 1 << (slot % 64));
+        self.site.set_bits(marks.summary(slot / 4096), 1 << (slot / 64 % 64));
+    }
+
+    fn unmark(&self, kind: Marks, slot: u32) {
+        let (site, marks) = (self.site, self.site.words().marks(kind));
+        let (bits, summary) = (marks.bits(slot / 64), marks.summary(slot / 4096));
+        site.clear_bits(bits, 1 << (slot % 64));
+        if site.get(bits) == 0 {
+            site.clear_bits(summary, 1 << (slot / 64 % 64));
+            // Another process may have set a bit in between.
+            if site.get(bits) != 0 {
+                site.set_bits(summary, 1 << (slot / 64 % 64));
+            }
+        }
+    }
+
+    /// The slots that may hold an entry of this kind.
+    fn marked(&self, kind: Marks) -> Vec<u32> {
+        let (site, marks) = (self.site, self.site.words().marks(kind));
+        let words = (0..marks.summaries)
+            .flat_map(|summary| bits(site.get(marks.summary(summary))).map(move |word| summary * 64 + word));
+        words.flat_map(|word| bits(site.get(marks.bits(word))).map(move |slot| word * 64 + slot)).collect()
     }
 }
 

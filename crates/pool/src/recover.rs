@@ -9,7 +9,7 @@ use crate::entry::{Entry, State};
 use crate::extents::Extents;
 use crate::local::LocalLock;
 use crate::opens::{Announcement, Opens};
-use crate::state::LockName;
+use crate::state::{LockName, Marks};
 use crate::{PoolError, line};
 
 impl<M: Memory> Directory<'_, M> {
@@ -50,7 +50,6 @@ impl<M: Memory> Directory<'_, M> {
             highest = highest.max(self.rebuild_slot(slot)?);
         }
         self.rebuild_generations(highest)?;
-        self.rebuild_tombstones()?;
         let chunks = 0..site.layout.chunks();
         self.flush_empty_chunks();
         Extents(site).disown_empty(chunks)?;
@@ -61,12 +60,12 @@ impl<M: Memory> Directory<'_, M> {
     fn reset(&self) {
         let (site, words) = (self.site, self.site.words());
         Extents(site).reset();
-        let singles = [words.condemned_hint(), words.tombstone_log(0), words.known_hosts()];
+        let singles = [words.condemned_hint(), words.known_hosts()];
         let tags = (0..site.layout.slots()).step_by(8).map(|slot| words.tag(slot).0);
-        let condemned = (0..words.condemned_words()).map(|word| words.condemned_bits(word));
-        let summaries = (0..words.condemned_summaries()).map(|word| words.condemned_summary(word));
+        let [condemned, tombstones] = [Marks::Condemned, Marks::Tombstones].map(|kind| words.marks(kind));
+        let marks = condemned.all().chain(tombstones.all());
         let intents = (0..words.stripes()).flat_map(|stripe| [0, 1].map(|word| words.intent(stripe, word)));
-        for word in singles.into_iter().chain(tags).chain(condemned).chain(summaries).chain(intents) {
+        for word in singles.into_iter().chain(tags).chain(marks).chain(intents) {
             if site.get(word) != 0 {
                 site.set(word, 0);
             }
@@ -76,36 +75,33 @@ impl<M: Memory> Directory<'_, M> {
     /// Takes up what a slot of this host holds, and returns the generation in it.
     fn rebuild_slot(&self, slot: u32) -> Result<u64, PoolError> {
         let (site, host) = (self.site, self.site.host());
-        let entry = self.load_entry(host, slot)?;
-        let keeps = match entry {
+        let mut entry = self.load_entry(host, slot)?;
+        if entry.is_none() && self.finish_condemned(slot)? {
+            entry = self.load_entry(host, slot)?;
+        }
+        let (keeps, hash, generation) = match entry {
             Some(Entry::Free) => return Ok(0),
             Some(Entry::Object(State::Live | State::Condemned, record)) => {
                 let extent = self.extent_of(&record);
-                extent.is_some_and(|extent| Extents(site).mark(extent, record.job))
+                let keeps = extent.is_some_and(|extent| Extents(site).mark(extent, record.job));
+                (keeps, record.hash, record.generation)
             }
-            Some(Entry::Tombstone(tombstone)) => tombstone.slot < site.layout.slots(),
-            Some(Entry::Object(State::Claimed, _)) | None => false,
+            Some(Entry::Object(State::Claimed, record)) => (false, record.hash, record.generation),
+            Some(Entry::Tombstone(tombstone)) => (true, tombstone.hash, 0),
+            None => (false, 0, 0),
         };
         if !keeps {
             tracing::debug!(host, slot, ?entry, "an entry that was never whole is freed");
-            line::publish(site.memory, self.entry(slot), &Entry::Free.encode());
+            line::release(site.memory, self.entry(slot), &Entry::Free.encode());
+            return Ok(generation);
         }
+        site.retag(slot, 0, site.words().stripe_of(hash) as u8 + 1);
         match entry {
-            Some(Entry::Object(state, record)) => {
-                if keeps {
-                    site.retag(slot, 0, site.words().stripe_of(record.hash) as u8 + 1);
-                }
-                if keeps && state == State::Condemned {
-                    self.note_condemned(slot);
-                }
-                Ok(record.generation)
-            }
-            Some(Entry::Tombstone(tombstone)) if keeps => {
-                site.retag(slot, 0, site.words().stripe_of(tombstone.hash) as u8 + 1);
-                Ok(0)
-            }
-            _ => Ok(0),
+            Some(Entry::Object(State::Condemned, _)) => self.mark(Marks::Condemned, slot),
+            Some(Entry::Tombstone(_)) => self.mark(Marks::Tombstones, slot),
+            _ => {}
         }
+        Ok(generation)
     }
 
     /// Begins where no generation was ever used, also when the line that says where is damaged.
@@ -118,19 +114,6 @@ impl<M: Memory> Directory<'_, M> {
         let next = limit.max(highest + 1);
         site.set(words.generation_limit(), next);
         site.set(words.generation(), next);
-        Ok(())
-    }
-
-    fn rebuild_tombstones(&self) -> Result<(), PoolError> {
-        let (site, host) = (self.site, self.site.host());
-        for owner in site.hosts(u64::MAX) {
-            self.set_head(owner, None);
-        }
-        for slot in 0..site.layout.slots() {
-            if let Some(Entry::Tombstone(tombstone)) = self.load_entry(host, slot)? {
-                self.push_tombstone(slot, tombstone)?;
-            }
-        }
         Ok(())
     }
 
@@ -157,9 +140,6 @@ impl<M: Memory> Directory<'_, M> {
             if is_abandoned(words.stripe_lock(stripe)) {
                 drop(self.lock(stripe)?);
             }
-        }
-        if is_abandoned(words.lock(LockName::Tombstones)) {
-            drop(self.lock_tombstones()?);
         }
         if is_abandoned(words.lock(LockName::Chunks)) {
             drop(Chunks(site).lock()?);

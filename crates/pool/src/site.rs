@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use polder_mem::{LocalWord, Memory, Nanos, ProcessSlot};
+use polder_mem::{LocalWord, Memory, ProcessSlot};
 
 use crate::PoolError;
 use crate::format::Layout;
@@ -61,10 +61,6 @@ impl<'a, M: Memory> Site<'a, M> {
     /// The slots of a host's processes.
     pub(crate) fn slots(&self) -> impl Iterator<Item = ProcessSlot> + use<M> {
         (0..self.layout.geometry().processes).map(ProcessSlot)
-    }
-
-    pub(crate) fn deadline(&self) -> Nanos {
-        self.memory.now() + self.patience
     }
 
     /// Invalidates, with `prepare`, what the caller wants to see of each other host that was ever in the pool, fences, and

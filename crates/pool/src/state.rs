@@ -5,7 +5,7 @@
 //!
 //! | words | what |
 //! |---|---|
-//! | 5 | allocator lock, chunk lock, tombstone lock, announcement lock, recovery lock |
+//! | 4 | locks that are not striped |
 //! | `stripes` | directory locks |
 //! | 20 | single words, see the constants |
 //! | 3 * `stripes` | what the holder of each directory lock is doing |
@@ -13,7 +13,7 @@
 //! | `processes` | lines of announcements that a process ever used |
 //! | `processes * opens / 64` | announcements in use, one bit each |
 //! | `slots / 8` | directory slots in use, one byte each: 1 + the stripe that took it |
-//! | `slots / 64`, and that / 64 | slots that may hold a condemned entry, one bit each, and a summary |
+//! | 2 * (`slots / 64`, and that / 64) | slots that may hold a condemned entry, one bit each, and a summary; the same of tombstones |
 //! | `chunks` | chunks: held, units used, a bound on the longest free run |
 //! | `chunks / 64` | chunks with free units, one bit each |
 //! | `chunks * units / 64` | units in use, one bit each |
@@ -27,7 +27,7 @@ pub const MAX_STRIPES: u32 = 64;
 /// Jobs of one host whose use of the pool is counted.
 pub(crate) const JOBS: u32 = 64;
 
-const LOCKS: u32 = 5;
+const LOCKS: u32 = 4;
 const SINGLES: u32 = 20;
 /// Words in which the holder of a directory lock says what it is doing.
 const INTENT_WORDS: u32 = 3;
@@ -42,14 +42,47 @@ const MAX_CHUNK_UNITS: u64 = 1 << 24;
 pub(crate) enum LockName {
     /// Rebuilding the whole state.
     Recovery = 0,
-    /// The list of tombstones, and clearing them.
-    Tombstones = 1,
-    /// Announcement marks, and clearing up after a dead process.
-    Announcements = 2,
+    /// Announcement marks.
+    Announcements = 1,
     /// This host's chunk claims.
-    Chunks = 3,
+    Chunks = 2,
     /// Units, jobs and the generation limit.
-    Allocator = 4,
+    Allocator = 3,
+}
+
+/// Entries that are found without a walk through the directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Marks {
+    Condemned = 0,
+    Tombstones = 1,
+}
+
+/// A bit for each directory slot, and a summary with a bit for each word of them. A bit that is set for nothing costs a look,
+/// so that it is set before the entry is written and cleared after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotBits {
+    first: u32,
+    words: u32,
+    pub(crate) summaries: u32,
+}
+
+impl SlotBits {
+    pub(crate) const fn bits(&self, word: u32) -> LocalWord {
+        LocalWord(self.first + word)
+    }
+
+    pub(crate) const fn summary(&self, word: u32) -> LocalWord {
+        LocalWord(self.first + self.words + word)
+    }
+
+    const fn end(&self) -> u32 {
+        self.first + self.words + self.summaries
+    }
+
+    /// All of the words.
+    pub(crate) fn all(&self) -> impl Iterator<Item = LocalWord> {
+        (self.first..self.end()).map(LocalWord)
+    }
 }
 
 /// Which local word is what.
@@ -172,12 +205,6 @@ impl StateLayout {
         self.single(12 + word)
     }
 
-    /// What the holder of the tombstone lock is doing: operation and slot, owner.
-    pub(crate) const fn tombstone_log(&self, word: u32) -> LocalWord {
-        assert!(word < 2);
-        self.single(14 + word)
-    }
-
     /// What the holder of a directory lock is doing: operation and slot; 1 + the first unit of an extent; its units.
     pub(crate) const fn intent(&self, stripe: u32, word: u32) -> LocalWord {
         assert!(word < INTENT_WORDS);
@@ -215,25 +242,17 @@ impl StateLayout {
         self.job(JOBS).0 + self.processes * (1 + self.open_words)
     }
 
-    pub(crate) const fn condemned_words(&self) -> u32 {
-        self.slots.div_ceil(64)
-    }
-
-    pub(crate) const fn condemned_bits(&self, word: u32) -> LocalWord {
-        LocalWord(self.tags_first() + self.slots.div_ceil(8) + word)
-    }
-
-    pub(crate) const fn condemned_summaries(&self) -> u32 {
-        self.condemned_words().div_ceil(64)
-    }
-
-    pub(crate) const fn condemned_summary(&self, word: u32) -> LocalWord {
-        LocalWord(self.condemned_bits(0).0 + self.condemned_words() + word)
+    /// Slots that may hold an entry of this kind.
+    pub(crate) const fn marks(&self, kind: Marks) -> SlotBits {
+        let words = self.slots.div_ceil(64);
+        let summaries = words.div_ceil(64);
+        let first = self.tags_first() + self.slots.div_ceil(8) + kind as u32 * (words + summaries);
+        SlotBits { first, words, summaries }
     }
 
     /// Held, units used, and a bound on the longest free run of a chunk.
     pub(crate) const fn chunk(&self, chunk: u32) -> LocalWord {
-        LocalWord(self.condemned_summary(0).0 + self.condemned_summaries() + chunk)
+        LocalWord(self.marks(Marks::Tombstones).end() + chunk)
     }
 
     pub(crate) const fn room_words(&self) -> u32 {
@@ -288,8 +307,9 @@ mod tests {
                 words.open_mark(ProcessSlot(0)).0,
                 words.open_bits(ProcessSlot(0), 0).0,
                 words.tag(0).0.0,
-                words.condemned_bits(0).0,
-                words.condemned_summary(0).0,
+                words.marks(Marks::Condemned).bits(0).0,
+                words.marks(Marks::Condemned).summary(0).0,
+                words.marks(Marks::Tombstones).bits(0).0,
                 words.chunk(0).0,
                 words.room_bits(0).0,
                 words.unit_bits(0, 0).0,

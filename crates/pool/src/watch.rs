@@ -14,6 +14,7 @@ const NAP: Duration = Duration::from_micros(500);
 /// How long a call has waited for other hosts, and which of them it need not wait for.
 #[derive(Debug)]
 pub(crate) struct Watch {
+    since: Nanos,
     deadline: Nanos,
     rounds: u32,
     /// The hosts that are off for certain, as of the last look at the view.
@@ -23,7 +24,8 @@ pub(crate) struct Watch {
 impl Watch {
     /// Waits for as long as a call of this process may.
     pub(crate) fn new<M: Memory>(site: &Site<'_, M>) -> Self {
-        Self { deadline: site.deadline(), rounds: 0, fenced: 0 }
+        let since = site.memory.now();
+        Self { since, deadline: since + site.patience, rounds: 0, fenced: 0 }
     }
 
     /// Whether what `host` was seen to have begun must be waited for: it may go on.
@@ -48,7 +50,8 @@ impl Watch {
         } else {
             let bell = site.layout.bell(site.host(), site.me.slot);
             let seen = site.memory.announce_sleep(bell);
-            site.memory.sleep(bell, seen, self.deadline.min(now + NAP));
+            let waited = Duration::from_nanos(now.0.saturating_sub(self.since.0));
+            site.memory.sleep(bell, seen, self.deadline.min(now + NAP.max(waited / 8)));
         }
         self.rounds += 1;
         if self.rounds.is_multiple_of(SPINS) {
