@@ -19,7 +19,7 @@ step "lint (Python)" ruff check python examples scripts
 step "types (Python)" pyright
 step "licences and sources" cargo deny --log-level error --offline check bans licenses sources
 step "lint" cargo clippy --quiet --workspace --all-targets -- -D warnings
-step "docs" cargo doc --quiet --workspace --no-deps --document-private-items
+step "docs" cargo doc --quiet --workspace --no-deps
 step "tests" cargo test --quiet --workspace
 step "schedules" polder verify -n "${POLDER_SCHEDULES:-5000}"
 step "tests (Python)" pytest

@@ -65,8 +65,8 @@
 //! XXH3-128 is `h` may stand in slot `(h mod 2^64) mod slots` of each level. Tombstones stand in directory slots of the
 //! destroyer's shard, so that a look-up meets them without a second search; the burials are a hint to their owners, each with
 //! bits 0..6 the owner of the entry that is destroyed and bits 6..36 the slot of the tombstone. The words of generation lines
-//! and entries stand in [`crate::entry`], those of announcements and marks in [`crate::opens`], of claims in
-//! [`crate::chunks`]; burials, claims, announcements and marks are [`crate::word`]s, which are checked and atomic.
+//! and entries stand in `entry.rs`, those of announcements and marks in `opens.rs`, of claims in
+//! `chunks.rs`; burials, claims, announcements and marks are [`crate::word`]s, which are checked and atomic.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};

@@ -2,11 +2,14 @@
 //! schedules of each and every mutant, `polder verify` as many as one likes.
 
 mod barrier;
+mod chunks;
 mod collectives;
+mod directory;
 mod group;
 mod local;
 mod membership;
 mod ring;
+mod stage;
 
 use polder_mem::model::Suite;
 
@@ -18,6 +21,8 @@ pub fn suites() -> Vec<Suite> {
     suites.extend(ring::suites());
     suites.extend(barrier::suites());
     suites.extend(collectives::suites());
+    suites.extend(chunks::suites());
+    suites.extend(directory::suites());
     suites
 }
 
@@ -27,5 +32,7 @@ pub fn canaries() -> Vec<Suite> {
     let mut canaries = ring::canaries();
     canaries.extend(barrier::canaries());
     canaries.extend(collectives::canaries());
+    canaries.extend(chunks::canaries());
+    canaries.extend(directory::canaries());
     canaries
 }
