@@ -9,7 +9,8 @@ use polder_pool::keeper::{Charge, Claim, Keeper, claim};
 use polder_pool::local::LocalLayout;
 use polder_pool::{Geometry, Ids, Layout, Member, Overwrite, Pool, PoolError, Uuid, format};
 
-const RACES: u64 = 1000;
+/// Each takes as long as a claimant watches for its holder's sign of life. A thousand are run among threads, in keeper.rs.
+const RACES: u64 = 30;
 const CONTENDERS: u64 = 3;
 const HOST: u16 = 1;
 const BYTES: u64 = 512 << 10;
@@ -99,7 +100,7 @@ fn attach(scratch: &Path, boot: u64) -> Pool<Software> {
 }
 
 #[test]
-fn a_thousand_races_of_one_host_id_have_one_winner_each() {
+fn races_of_processes_for_one_host_id_have_one_winner_each() {
     let scratch = Scratch::new();
     let path = scratch.path().join("pool");
     drop(Region::create(&path, BYTES).unwrap());
