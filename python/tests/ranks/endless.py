@@ -1,5 +1,6 @@
 """All-reduces for ever, and says what ended it. With "stop", rank 1 stops taking part after the first."""
 
+import signal
 import sys
 import time
 
@@ -7,6 +8,8 @@ import numpy as np
 
 import polder
 
+# Whoever starts the tests in the background leaves SIGINT ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 rank, folder, size, coherence, *stop = sys.argv[1:]
 pool = polder.Pool(f"{folder}/pool", size="128MiB", host=int(rank), coherence=coherence, run=folder)
 group = polder.Group(pool, "/group", int(rank), int(size), timeout=30)
