@@ -10,10 +10,10 @@ use std::ops::Range;
 
 use polder_mem::{Memory, Offset};
 
-use crate::PoolError;
 use crate::local::LocalGuard;
 use crate::site::Site;
 use crate::state::{JOBS, LockName};
+use crate::{PoolError, line};
 
 const HELD: u64 = 1 << 63;
 const FIELD: u64 = (1 << 31) - 1;
@@ -120,9 +120,20 @@ impl<'a, M: Memory> Extents<'a, M> {
         let mut guard = self.0.lock(LockName::Allocator)?;
         if guard.recovered() {
             self.repair();
+            self.mend_generation_line()?;
             guard.repaired();
         }
         Ok(guard)
+    }
+
+    /// The line is written under this lock too. A limit that its dead writer had not yet made the host's was never used.
+    fn mend_generation_line(&self) -> Result<(), PoolError> {
+        let at = self.0.layout.generation_line(self.0.host());
+        if line::load(self.0.memory, at)?.is_none() {
+            let limit = self.0.get(self.0.words().generation_limit());
+            line::publish(self.0.memory, at, &[limit, 0, 0, 0, 0, 0, 0]);
+        }
+        Ok(())
     }
 
     /// Takes `units` in a chunk that this host holds, for the holder of directory lock `stripe`.

@@ -713,6 +713,9 @@ fn is_prime(number: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use polder_mem::model::{Crash, Shape, World, explore};
+    use polder_mem::{Heap, HeapShape};
+
     use super::*;
 
     const TINY: Geometry =
@@ -790,6 +793,87 @@ mod tests {
         assert!(refused(Geometry { names: 28, levels: 10, ..TINY }).contains("allowed are 29 to"));
         assert!(refused(Geometry { chunk_bytes: 192, ..TINY }).contains("power of two"));
         assert!(matches!(Layout::new(&TINY, 5000), Err(PoolError::TooSmall { bytes: 5000, .. })));
+    }
+
+    fn heap(bytes: u64) -> Heap {
+        Heap::new(HeapShape { bytes, hosts: 1, processes: 1, local_words: 0, bells: 0 })
+    }
+
+    #[test]
+    fn every_flipped_bit_of_the_superblock_is_noticed() {
+        let heap = heap(32 << 10);
+        let made = format(&heap, &TINY, Uuid(9), Overwrite::Refuse).unwrap();
+        for bit in 0..SUPERBLOCK_BYTES * 8 {
+            let at = Offset(0).word(bit / 64);
+            let word = heap.load(at).unwrap();
+            heap.store(at, word ^ 1 << (bit % 64));
+            let found = read_superblock(&heap);
+            heap.store(at, word);
+            let offset = at.line();
+            assert_eq!(found, Err(PoolError::Corrupt { offset, what: "superblock" }), "bit {bit}");
+        }
+        assert_eq!(read_superblock(&heap), Ok(made));
+    }
+
+    #[test]
+    fn a_region_without_a_pool_or_with_another_versions_says_so() {
+        let heap = heap(32 << 10);
+        assert_eq!(read_superblock(&heap), Err(PoolError::NotAPool { found: 0 }));
+        heap.store(Offset(0), 0x7f45_4c46);
+        assert_eq!(read_superblock(&heap), Err(PoolError::NotAPool { found: 0x7f45_4c46 }));
+        line::publish(&heap, Offset(0), &[MAGIC, 2, 0, 0, 0, 0, 0]);
+        assert_eq!(read_superblock(&heap), Err(PoolError::Version { found: 2, supported: 1 }));
+        let short = self::heap(2048);
+        assert_eq!(read_superblock(&short), Err(PoolError::TooSmall { bytes: 2048, need: 4096 }));
+    }
+
+    #[test]
+    fn a_region_that_was_cut_short_says_how_large_it_was() {
+        let (whole, cut) = (heap(32 << 10), heap(16 << 10));
+        format(&whole, &TINY, Uuid(9), Overwrite::Refuse).unwrap();
+        for index in 0..SUPERBLOCK_BYTES / 8 {
+            cut.store(Offset(0).word(index), whole.load(Offset(0).word(index)).unwrap());
+        }
+        assert_eq!(read_superblock(&cut), Err(PoolError::TooSmall { bytes: 16 << 10, need: 32 << 10 }));
+    }
+
+    #[test]
+    fn a_pool_that_is_there_is_lost_only_by_force() {
+        let heap = heap(32 << 10);
+        format(&heap, &TINY, Uuid(9), Overwrite::Refuse).unwrap();
+        let refused = format(&heap, &TINY, Uuid(10), Overwrite::Refuse).unwrap_err();
+        assert!(refused.to_string().contains("00009; attach to it"), "{refused}");
+        heap.store(Offset(8), 0);
+        let refused = format(&heap, &TINY, Uuid(10), Overwrite::Refuse).unwrap_err();
+        assert!(matches!(refused, PoolError::PoolExists { .. }), "a damaged pool is a pool: {refused}");
+        let layout = Layout::new(&TINY, 32 << 10).unwrap();
+        heap.store(layout.entry(1, 0), 7);
+        assert_eq!(format(&heap, &TINY, Uuid(10), Overwrite::Force).unwrap().uuid, Uuid(10));
+        assert_eq!(heap.load(layout.entry(1, 0)), Ok(0));
+    }
+
+    #[test]
+    fn a_format_that_is_killed_leaves_the_old_pool_or_none() {
+        let layout = Layout::new(&TINY, 16 << 10).unwrap();
+        let killed = |seed: u64| {
+            let mut world = World::new(seed, Shape { hosts: 1, bytes: 16 << 10, ..Shape::default() });
+            let old = world.setup(|memory| format(&memory, &TINY, Uuid(9), Overwrite::Refuse)).unwrap();
+            let entry = layout.entry(0, 0);
+            world.setup(|memory| memory.store(entry, 7));
+            let formatter = world.spawn(0, 0, |memory| {
+                format(&memory, &TINY, Uuid(10), Overwrite::Force).unwrap();
+            });
+            let crash = if seed.is_multiple_of(2) { Crash::Process } else { Crash::Host };
+            world.crash_within(formatter, crash, 40);
+            world.check(0, move |memory| match read_superblock(&memory) {
+                Ok(found) if found == old => assert_eq!(memory.load(entry), Ok(7), "half of the old pool"),
+                Ok(_) => assert_eq!(memory.load(entry), Ok(0), "a new pool with an old entry"),
+                Err(PoolError::NotAPool { .. } | PoolError::Corrupt { .. }) => {}
+                Err(error) => panic!("{error}"),
+            });
+            world.run()
+        };
+        explore("a format that is killed", 2000, 0, killed).expect_none();
     }
 
     #[test]

@@ -139,6 +139,8 @@ struct Inspector<'a, M: Memory> {
     /// Which host holds each chunk.
     holders: Vec<Option<u16>>,
     live: Vec<(u16, u32, Record)>,
+    /// Second looks at torn lines that are left.
+    looks: u32,
     /// What tombstones name: owner, slot, generation.
     buried: Vec<(u16, u32, u64)>,
 }
@@ -146,8 +148,10 @@ struct Inspector<'a, M: Memory> {
 /// So many lines are invalidated behind one fence.
 const BATCH: u32 = 64;
 
-/// How long a line may stay torn before it is called damaged: its writer may have been taken off its CPU.
+/// How often a line that is torn is looked at again before it is called damaged: its writer may have been taken off its
+/// CPU. Where many are damaged, only the first are given so much time.
 const LOOKS: u32 = 1000;
+const LOOKS_AT_ALL: u32 = 4 * LOOKS;
 
 impl<'a, M: Memory> Inspector<'a, M> {
     fn new(memory: &'a M, layout: &'a Layout, superblock: &Superblock) -> Self {
@@ -176,6 +180,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
             holders,
             live: vec![],
             buried: vec![],
+            looks: LOOKS_AT_ALL,
         }
     }
 
@@ -185,10 +190,14 @@ impl<'a, M: Memory> Inspector<'a, M> {
 
     /// The words of a line, or a problem where it stays torn.
     fn line(&mut self, at: Offset, what: &str) -> Result<Option<Words>, PoolError> {
-        for _ in 0..LOOKS {
+        for look in 0..LOOKS {
             if let Some(words) = line::read(self.memory, at)? {
                 return Ok(Some(words));
             }
+            if look > 0 && self.looks == 0 {
+                break;
+            }
+            self.looks = self.looks.saturating_sub(1);
             self.memory.yield_now();
         }
         self.problem(at, format!("{what} has a wrong checksum"));

@@ -52,6 +52,8 @@ pub struct Keeper<M: Memory> {
     granted_at: Vec<Nanos>,
     beats: u64,
     heartbeats: Option<Heartbeats>,
+    /// How long a host may be in the middle of a line.
+    settle: Duration,
 }
 
 impl<M: Memory> Keeper<M> {
@@ -74,11 +76,13 @@ impl<M: Memory> Keeper<M> {
             return Err(PoolError::KeeperIncarnation { asked: incarnation, highest, limit });
         }
         line::announce(&memory, layout.view_line(incarnation, 0), &View::starting(incarnation));
-        let (view, grants) = take_over(&memory, &layout, incarnation, charge.ids)?;
+        let settle = charge.evict_after.unwrap_or(SETTLE).min(SETTLE);
+        let (view, grants) = take_over(&memory, &layout, incarnation, charge.ids, settle)?;
         let now = memory.now();
         let mut keeper = Self {
             granted_at: vec![now; grants.len()],
             beats: 0,
+            settle,
             heartbeats: charge.evict_after.map(Heartbeats::new),
             memory,
             layout,
@@ -168,12 +172,12 @@ impl<M: Memory> Keeper<M> {
     }
 
     fn host_line(&self, host: u16) -> Result<HostLine, PoolError> {
-        HostLine::read(&self.memory, &self.layout, host, SETTLE)
+        HostLine::read(&self.memory, &self.layout, host, self.settle)
     }
 
     /// Whether `host` belongs to the pool now.
     fn has(&self, host: u16) -> Result<bool, PoolError> {
-        Ok(with_launched(&self.memory, &self.layout, self.view, SETTLE)?.has(host))
+        Ok(with_launched(&self.memory, &self.layout, self.view, self.settle)?.has(host))
     }
 
     /// The incarnation of `host` that belongs to the pool, 0 if none.
@@ -182,7 +186,7 @@ impl<M: Memory> Keeper<M> {
             (false, _) => Ok(0),
             (true, Ids::Keeper) => Ok(self.grants[usize::from(host)].incarnation),
             (true, Ids::Launcher) => {
-                Ok(HostLine::read_torn(&self.memory, &self.layout, host, SETTLE)?.1.max(1))
+                Ok(HostLine::read_torn(&self.memory, &self.layout, host, self.settle)?.1.max(1))
             }
         }
     }
@@ -305,7 +309,9 @@ impl<M: Memory> Keeper<M> {
     /// Puts the lines of a fenced host's shard right, as its last process would have done.
     fn adopt(&self, host: u16) -> Result<(), PoolError> {
         for slot in (0..self.layout.geometry().processes).map(ProcessSlot) {
-            let Ok(line) = Process::read(&self.memory, &self.layout, host, slot, SETTLE) else { continue };
+            let Ok(line) = Process::read(&self.memory, &self.layout, host, slot, self.settle) else {
+                continue;
+            };
             clear_announcements(&self.memory, &self.layout, host, slot);
             if line.state == ProcessState::Live {
                 let dead = Process { state: ProcessState::Dead, ..line };
@@ -339,6 +345,7 @@ fn take_over<M: Memory>(
     layout: &Layout,
     incarnation: u16,
     ids: Option<Ids>,
+    settle: Duration,
 ) -> Result<(View, Vec<Grant>), PoolError> {
     let mut base = View::INITIAL;
     for older in (1..incarnation).rev() {
@@ -348,10 +355,10 @@ fn take_over<M: Memory>(
         }
     }
     let ids = ids.unwrap_or(base.ids);
-    let members = with_launched(memory, layout, base, SETTLE)?.members;
+    let members = with_launched(memory, layout, base, settle)?.members;
     let mut grants = Vec::new();
     for host in 0..layout.geometry().hosts {
-        grants.push(inherit(memory, layout, &base, members >> host & 1 == 1, host)?);
+        grants.push(inherit(memory, layout, &base, members >> host & 1 == 1, host, settle)?);
     }
     let members = if ids == Ids::Keeper { members } else { 0 };
     Ok((View { ids, members, ..base }, grants))
@@ -364,10 +371,11 @@ fn inherit<M: Memory>(
     base: &View,
     is_member: bool,
     host: u16,
+    settle: Duration,
 ) -> Result<Grant, PoolError> {
-    let line = HostLine::read(memory, layout, host, SETTLE).unwrap_or_default();
+    let line = HostLine::read(memory, layout, host, settle).unwrap_or_default();
     let epoch = base.epoch;
-    match Grant::read(memory, layout, base.keeper, host, SETTLE) {
+    match Grant::read(memory, layout, base.keeper, host, settle) {
         Err(PoolError::Memory(fault)) => Err(fault.into()),
         Ok(grant) if base.ids == Ids::Keeper && grant.epoch <= epoch => Ok(grant),
         // Ids came from the launcher; or the older keeper was about to give this one to somebody, and never did.

@@ -13,6 +13,7 @@ mod error;
 mod extents;
 pub mod format;
 pub mod group;
+pub mod hostile;
 mod inspect;
 pub mod keeper;
 pub mod line;

@@ -94,7 +94,8 @@ impl Local {
     pub fn enter<M: Memory>(memory: &M, layout: LocalLayout, host: u16, pid: u32, older: u64) -> Self {
         let slot = memory.slot();
         let last = memory.local_load(layout.incarnation(slot)).max(older);
-        let incarnation = (last + 1) & ((1 << INCARNATION_BITS) - 1);
+        // What was seen elsewhere may be anything; from 1, so that no lock is held by 0.
+        let incarnation = (last.wrapping_add(1) & ((1 << INCARNATION_BITS) - 1)).max(1);
         memory.local_store(layout.pid(slot), pid.into());
         // From here on locks that an earlier process left behind at this slot are seen to be dead.
         memory.local_store(layout.incarnation(slot), incarnation);

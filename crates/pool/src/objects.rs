@@ -290,6 +290,30 @@ mod tests {
     }
 
     #[test]
+    fn a_generation_line_that_a_dead_process_left_torn_is_whole_again() {
+        for words_are_lost in [false, true] {
+            let heap = heap(&SMALL);
+            let sibling = heap.process(0, ProcessSlot(1));
+            let victim = attach(heap.clone(), 0);
+            victim.close(victim.create("/a", 0).unwrap());
+            let at = victim.layout.generation_line(0);
+            // As if it had died in the middle of raising the limit, under the lock for it.
+            std::mem::forget(victim.directory().site.lock(crate::state::LockName::Allocator).unwrap());
+            heap.store(at, 1 << 20);
+            victim.die();
+            drop(heap);
+            assert_eq!(crate::inspect(&sibling).unwrap().problems.len(), 1);
+            if words_are_lost {
+                let words = LocalLayout::new(&Layout::new(&SMALL, BYTES).unwrap()).words();
+                (0..words).for_each(|word| sibling.local_store(polder_mem::LocalWord(word), 0));
+            }
+            let next = attach(sibling, 0);
+            assert_eq!(crate::inspect(next.memory()).unwrap().problems, []);
+            next.close(next.create("/b", 0).unwrap());
+        }
+    }
+
+    #[test]
     fn a_host_that_comes_back_with_new_words_finds_what_it_had() {
         let geometry = SMALL;
         let heap = heap(&geometry);

@@ -5,7 +5,7 @@ use polder_mem::{Memory, ProcessSlot};
 
 use crate::chunks::Chunks;
 use crate::directory::{Directory, Sight};
-use crate::entry::{Entry, State};
+use crate::entry::{Entry, GENERATION_BITS, State};
 use crate::extents::Extents;
 use crate::local::LocalLock;
 use crate::opens::{Announcement, Opens};
@@ -107,11 +107,15 @@ impl<M: Memory> Directory<'_, M> {
     /// Begins where no generation was ever used, also when the line that says where is damaged.
     fn rebuild_generations(&self, highest: u64) -> Result<(), PoolError> {
         let (site, words) = (self.site, self.site.words());
-        let limit = match line::load(site.memory, site.layout.generation_line(site.host()))? {
-            Some([limit, ..]) => limit,
-            None => highest + (1 << 32),
+        let at = site.layout.generation_line(site.host());
+        let limit = match line::load(site.memory, at)? {
+            Some([limit, ..]) if limit >> GENERATION_BITS == 0 => Some(limit),
+            _ => None,
         };
-        let next = limit.max(highest + 1);
+        let next = limit.unwrap_or(highest + (1 << 32)).max(highest + 1);
+        if limit.is_none() {
+            line::publish(site.memory, at, &[next, 0, 0, 0, 0, 0, 0]);
+        }
         site.set(words.generation_limit(), next);
         site.set(words.generation(), next);
         Ok(())

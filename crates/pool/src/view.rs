@@ -105,9 +105,11 @@ impl View {
         (epoch & 1) as u16
     }
 
-    fn decode(words: &Words, keeper: u16) -> Option<Said> {
+    fn decode(words: &Words, keeper: u16, hosts: u16) -> Option<Said> {
         let epoch = words[1];
-        if words[0] as u16 != keeper || epoch / CHANGES != keeper.into() {
+        let no_host = u64::MAX.checked_shl(hosts.into()).unwrap_or(0);
+        let strangers = (words[2] | words[3] | words[4]) & no_host;
+        if words[0] as u16 != keeper || epoch / CHANGES != keeper.into() || strangers != 0 {
             return None;
         }
         let ids = match words[0] >> 16 {
@@ -214,7 +216,7 @@ fn read_lines<M: Memory>(memory: &M, layout: &Layout, keeper: u16) -> Result<[Op
     for (half, said) in (0..).zip(&mut said) {
         *said = match line::load(memory, layout.view_line(keeper, half))? {
             Some(EMPTY) => Some(Said::Nothing),
-            Some(words) => View::decode(&words, keeper),
+            Some(words) => View::decode(&words, keeper, layout.geometry().hosts),
             None => None,
         };
     }
@@ -380,9 +382,10 @@ mod tests {
     fn a_view_comes_back_from_its_words() {
         let view =
             View { epoch: 7 * CHANGES + 3, keeper: 7, ids: Ids::Keeper, members: 5, fenced: 8, evicted: 10 };
-        assert_eq!(View::decode(&view.encode(), 7), Some(Said::View(view)));
-        assert_eq!(View::decode(&view.encode(), 6), None, "another keeper's words");
-        assert_eq!(View::decode(&View::starting(7), 7), Some(Said::Starting));
+        assert_eq!(View::decode(&view.encode(), 7, 4), Some(Said::View(view)));
+        assert_eq!(View::decode(&view.encode(), 6, 4), None, "another keeper's words");
+        assert_eq!(View::decode(&view.encode(), 7, 3), None, "a host that there is not");
+        assert_eq!(View::decode(&View::starting(7), 7, 4), Some(Said::Starting));
     }
 
     #[test]

@@ -10,10 +10,14 @@ use std::time::Duration;
 use polder_kernels::{Dtype, Op};
 use polder_mem::{Bell, Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
 
+use super::join::{Identity, acknowledgement, mark_of};
 use super::{Group, Member, Options, extent_bytes, progress};
-use crate::PoolError;
+use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
 use crate::line::{self, WORDS};
+use crate::local::LocalLayout;
+use crate::object::Object;
 use crate::wait::Patience;
+use crate::{Pool, PoolError, hostile};
 
 const RANKS: usize = 3;
 const DATA: u64 = 1024;
@@ -25,20 +29,19 @@ const DATA: u64 = 1024;
 pub fn drive(bytes: &[u8]) {
     let mut script = Script { bytes: bytes.to_vec(), at: 0 };
     let victim = usize::from(script.byte()) % RANKS;
-    let options = Options {
-        staging_bytes: 4096,
-        segment_bytes: 64,
-        direct_bytes: 64,
-        timeout: Duration::from_micros(100),
-        silence: Duration::ZERO,
-        patience: Patience { spins: 0, yields: 0, nap: Duration::ZERO },
-        ..Options::default()
-    };
+    let options = options(4096, Duration::from_micros(100));
     let hosts = [[0, 1, 2], [0, 0, 1], [0, 0, 0]][usize::from(script.byte()) % 3];
     let stage = Arc::new(Mutex::new(Stage::new(hosts, victim, options, script)));
     while !lock(&stage).script.is_empty() {
         play(&stage, options);
     }
+}
+
+fn options(staging_bytes: u64, timeout: Duration) -> Options {
+    let patience = Patience { spins: 0, yields: 0, nap: Duration::ZERO };
+    let (segment_bytes, direct_bytes) = (64, 64);
+    let silence = Duration::ZERO;
+    Options { staging_bytes, segment_bytes, direct_bytes, timeout, silence, patience, ..Options::default() }
 }
 
 /// One group, until it breaks or the script ends.
@@ -224,24 +227,106 @@ impl Stage {
     }
 }
 
+/// Runs the script `bytes` against ranks that look for each other: the victim joins as rank 0 of two, the peer owns the
+/// extent of rank 1 and writes there who it says that it is, what it acknowledges and how far it is.
+///
+/// # Panics
+/// When the victim does, or writes in the peer's extent.
+pub fn meet(bytes: &[u8]) {
+    let mut script = hostile::Script(bytes);
+    let options = options(128, Duration::ZERO);
+    let (victim, peer) = pools();
+    let seat = peer.create("/g/1", extent_bytes(&options)).expect("an empty pool has room");
+    while !script.0.is_empty() {
+        let Ok(next) = victim.create("/g/0", 0) else { return };
+        let mark = mark_of(&next) + 1;
+        victim.close(next);
+        victim.destroy("/g/0").expect("its own object");
+        for _ in 0..1 + script.byte() % 4 {
+            write_seat(&peer, &seat, mark, &options, &mut script);
+        }
+        let before = contents(&peer, &seat);
+        let joined = Group::join(Arc::clone(&victim), "/g", 0, 2, options, None);
+        assert_eq!(contents(&peer, &seat), before, "the victim wrote in the peer's extent");
+        drop(joined);
+    }
+}
+
+/// The pools of the victim and of its peer, on hosts of their own.
+fn pools() -> (Arc<Pool<Heap>>, Pool<Heap>) {
+    const BYTES: u64 = 64 << 10;
+    let geometry =
+        Geometry { hosts: 2, processes: 1, names: 7, levels: 2, chunk_bytes: 4096, opens: 4, keepers: 1 };
+    let local_words = LocalLayout::new(&Layout::new(&geometry, BYTES).expect("it fits")).words();
+    let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 1, local_words, bells: 2 });
+    format(&heap, &geometry, Uuid(1), Overwrite::Refuse).expect("it fits");
+    let member = |host| crate::Member {
+        timeout: Duration::ZERO,
+        silence: Duration::ZERO,
+        ..crate::Member::new(host, u64::from(host) + 1)
+    };
+    let peer = Pool::attach(heap.process(1, ProcessSlot(0)), member(1)).expect("a new pool");
+    (Arc::new(Pool::attach(heap, member(0)).expect("a new pool")), peer)
+}
+
+fn contents(pool: &Pool<Heap>, object: &Object) -> Vec<u8> {
+    let mut bytes = vec![0; object.bytes() as usize];
+    object.read_at(pool.memory(), 0, &mut bytes).expect("the heap has no faults");
+    bytes
+}
+
+/// Writes one thing: an identity, an acknowledgement, a progress line, a process line, or any word of the extent.
+fn write_seat(
+    peer: &Pool<Heap>,
+    seat: &Object,
+    mark: u64,
+    options: &Options,
+    script: &mut hostile::Script<'_>,
+) {
+    let memory = peer.memory();
+    match script.byte() % 8 {
+        0 => {
+            let word = script.word() % (seat.bytes() / 8);
+            memory.store(seat.at().word(word), script.word());
+        }
+        1..4 => {
+            let said = Identity { rank: 1, size: 2, process: peer.this_process() };
+            let mut words = said.encode(options);
+            let changed = usize::from(script.byte()) % WORDS;
+            words[changed] = script.near(words[changed]);
+            line::publish(memory, seat.at(), &words);
+        }
+        4 | 5 => memory.store(acknowledgement(seat, 0), script.near(mark)),
+        6 => {
+            let mut words = [progress::at(1, 1), script.word(), 0, 0, 0, 0, 0];
+            let changed = usize::from(script.byte()) % WORDS;
+            words[changed] = script.near(words[changed]);
+            line::publish(memory, progress::line_at(seat.at()), &words);
+        }
+        _ => {
+            let at = peer.layout().process_line(1, ProcessSlot(0));
+            let mut words = line::load(memory, at).expect("ordinary memory").unwrap_or_default();
+            let changed = usize::from(script.byte()) % WORDS;
+            words[changed] = script.near(words[changed]);
+            line::publish(memory, at, &words);
+        }
+    }
+}
+
 const _: () = assert!(DATA.is_multiple_of(LINE), "data of the ranks lie on lines of their own");
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hostile::tests::play;
 
     #[test]
     fn hostile_peers_cause_errors_and_never_a_panic() {
-        let mut state = 0x5eed_u64;
-        for run in 0..2000 {
-            let mut next = || {
-                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-                (state >> 56) as u8
-            };
-            let length = 64 + usize::from(next()) * 8;
-            let script: Vec<u8> = (0..length).map(|_| next()).collect();
-            let outcome = std::panic::catch_unwind(|| drive(&script));
-            assert!(outcome.is_ok(), "script {run} of seed 0x5eed: {script:?}");
-        }
+        play(2000, 2000, drive);
+    }
+
+    #[test]
+    fn whoever_comes_as_a_rank_is_met_or_refused() {
+        play(2000, 200, meet);
     }
 }

@@ -301,24 +301,24 @@ impl<M: Memory> Search<M> {
 }
 
 /// Where the rank whose extent is `object` acknowledges that of `rank`.
-fn acknowledgement(object: &Object, rank: usize) -> Offset {
+pub(super) fn acknowledgement(object: &Object, rank: usize) -> Offset {
     staging_at(object.at()).word(rank as u64)
 }
 
 /// What tells an extent from every other that its host ever made.
-fn mark_of(object: &Object) -> u64 {
+pub(super) fn mark_of(object: &Object) -> u64 {
     u64::from(object.owner()) << 56 | object.generation()
 }
 
 /// What the first line of an extent says.
-struct Identity {
-    rank: usize,
-    size: usize,
-    process: Process,
+pub(super) struct Identity {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) process: Process,
 }
 
 impl Identity {
-    fn encode(&self, options: &Options) -> Words {
+    pub(super) fn encode(&self, options: &Options) -> Words {
         let Process { host, slot, pid, incarnation, host_incarnation, .. } = self.process;
         [
             1,

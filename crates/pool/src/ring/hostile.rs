@@ -1,7 +1,7 @@
 //! A hostile peer at each end of a ring, driven by bytes: whatever it writes, the victim gets messages or errors.
 //!
-//! Of two rings the peer owns the producer's extent of the one and the consumer's line of the other. A script of bytes
-//! says what it stores there, down to single words, and what the victims do between.
+//! Of two rings the peer owns the producer's extent and summary line of the one and the consumer's line of the other. A
+//! script of bytes says what it stores there, down to single words, and what the victims do between.
 
 use std::time::Duration;
 
@@ -9,6 +9,8 @@ use polder_mem::{Bell, Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
 
 use super::header::{Form, Header, WORDS};
 use super::{Consumer, INLINE, Link, Place, Producer, RingShape};
+use crate::hostile::Script;
+use crate::summary::Inbox;
 use crate::wait::Patience;
 use crate::{Peer, PoolError, line};
 
@@ -17,6 +19,11 @@ const LONGEST: u64 = 700;
 const CREDITS: [Offset; 2] = [Offset(0), Offset(64)];
 /// The victim's producer extent; then the hostile one.
 const LINES: [Offset; 2] = [Offset(1024), Offset(2048)];
+
+/// The hostile producer's word of its host's summary line.
+const SUMMARY: Offset = Offset(128 + 8);
+
+const PATIENCE: Patience = Patience { spins: 1, yields: 0, nap: Duration::ZERO };
 
 type Alive = fn() -> Result<(), PoolError>;
 
@@ -32,10 +39,11 @@ pub fn drive(bytes: &[u8]) {
     let peer = heap.process(1, ProcessSlot(0));
     let mut victim = Victim::new(&heap, shape, 1);
     while !script.0.is_empty() {
-        match script.byte() % 8 {
+        match script.byte() % 12 {
             0 => store_word(&peer, shape, &mut script),
-            1 | 2 => store_header(&peer, shape, &victim, &mut script),
+            1 | 2 => store_header(&peer, shape, &mut victim, &mut script),
             3 => store_credit(&peer, &victim, &mut script),
+            4 => store_summary(&peer, &mut victim, &mut script),
             op => {
                 let before = theirs(&peer, shape);
                 if victim.act(op, &mut script) {
@@ -47,68 +55,62 @@ pub fn drive(bytes: &[u8]) {
     }
 }
 
-/// What is left of the script; zeros follow it.
-struct Script<'a>(&'a [u8]);
-
-impl Script<'_> {
-    fn byte(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        *first
-    }
-
-    fn word(&mut self) -> u64 {
-        u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
-    }
-
-    /// Mostly near `usual`, sometimes anything.
-    fn near(&mut self, usual: u64) -> u64 {
-        match self.byte() {
-            255 => self.word(),
-            byte @ 224.. => usual.wrapping_add(u64::from(byte % 8)),
-            byte @ 192.. => usual.wrapping_sub(u64::from(byte % 8)),
-            _ => usual,
-        }
-    }
-}
+const ONE: &str = "the inbox has one ring";
 
 /// The ends that must bear it.
 struct Victim {
     generation: u64,
     memory: Heap,
     producer: Producer<Heap, Alive>,
-    consumer: Consumer<Heap, Alive>,
+    inbox: Inbox<Heap, Alive>,
     into: Vec<u8>,
 }
 
 impl Victim {
     fn new(memory: &Heap, shape: RingShape, generation: u64) -> Self {
         let link = || {
-            let patience = Patience { spins: 1, yields: 0, nap: Duration::ZERO };
-            let alive: Alive = || Ok(());
-            Link { peer: Peer { host: 1, pid: 0 }, epoch: 1, bell: Bell(0), wakes: Bell(1), patience, alive }
+            let (peer, patience, alive) = (Peer { host: 1, pid: 0 }, PATIENCE, (|| Ok(())) as Alive);
+            Link { peer, epoch: 1, bell: Bell(0), wakes: Bell(1), patience, alive }
         };
         let place = |ring: usize| Place { lines: LINES[ring], credits: CREDITS[ring], generation };
+        let consumer = Consumer::new(memory.clone(), shape, place(1), link());
+        let consumer = consumer.with_longest(LONGEST).with_summary(SUMMARY);
         Self {
             generation,
             memory: memory.clone(),
             producer: Producer::new(memory.clone(), shape, place(0), link()),
-            consumer: Consumer::new(memory.clone(), shape, place(1), link()).with_longest(LONGEST),
+            inbox: Inbox::new(memory.clone(), vec![consumer], Bell(0), PATIENCE),
             into: Vec::new(),
         }
+    }
+
+    fn consumer(&mut self) -> &mut Consumer<Heap, Alive> {
+        self.inbox.ring(0).expect(ONE)
     }
 
     /// Does one thing; whether a ring has ended.
     fn act(&mut self, op: u8, script: &mut Script<'_>) -> bool {
         let now = self.memory.now();
         let outcome = match op {
-            4 => {
-                self.consumer.try_pop_into(&mut self.into).map(|popped| popped.map(|envelope| envelope.bytes))
+            5 => {
+                let popped = self.inbox.ring(0).expect(ONE).try_pop_into(&mut self.into);
+                popped.map(|popped| popped.map(|envelope| envelope.bytes))
             }
-            5 => self.consumer.pop_into(&mut self.into, now).map(|envelope| Some(envelope.bytes)),
-            6 => {
+            6 => self
+                .inbox
+                .ring(0)
+                .expect(ONE)
+                .pop_into(&mut self.into, now)
+                .map(|envelope| Some(envelope.bytes)),
+            7 => {
+                let next = self.inbox.try_next(&mut self.into);
+                next.map(|next| next.map(|(_, envelope)| envelope.bytes))
+            }
+            8 => self.inbox.next(&mut self.into, now).map(|(_, envelope)| Some(envelope.bytes)),
+            9 => self.consumer().peek().map(|_| None),
+            10 => {
                 self.into.resize(script.byte().into(), 0);
-                let popped = self.consumer.try_pop_slice(&mut self.into);
+                let popped = self.inbox.ring(0).expect(ONE).try_pop_slice(&mut self.into);
                 popped.map(|popped| popped.map(|envelope| envelope.bytes.max(self.into.len() as u64)))
             }
             _ => {
@@ -123,7 +125,7 @@ impl Victim {
                 false
             }
             Err(PoolError::Argument { .. }) => false,
-            Err(PoolError::Timeout { .. }) => op == 7,
+            Err(PoolError::Timeout { .. }) => op == 11,
             Err(PoolError::Corrupt { .. } | PoolError::PeerDead { .. } | PoolError::Broken { .. }) => true,
             Err(error) => panic!("not an error of a hostile peer: {error}"),
         }
@@ -139,9 +141,9 @@ fn store_word(peer: &Heap, shape: RingShape, script: &mut Script<'_>) {
 }
 
 /// A header whose checksum is right and whose fields are almost so.
-fn store_header(peer: &Heap, shape: RingShape, victim: &Victim, script: &mut Script<'_>) {
-    let expected = victim.consumer.sequence();
-    let about = match victim.consumer.come() {
+fn store_header(peer: &Heap, shape: RingShape, victim: &mut Victim, script: &mut Script<'_>) {
+    let expected = victim.consumer().sequence();
+    let about = match victim.consumer().come() {
         Some(come) => come,
         None => script.byte().into(),
     };
@@ -164,6 +166,12 @@ fn store_header(peer: &Heap, shape: RingShape, victim: &Victim, script: &mut Scr
 fn store_credit(peer: &Heap, victim: &Victim, script: &mut Script<'_>) {
     let consumed = script.near(victim.producer.sequence() - 1);
     line::publish(peer, CREDITS[0], &[consumed, script.near(victim.generation), 0, 0, 0, 0, 0]);
+}
+
+/// How much the producer says that it has published.
+fn store_summary(peer: &Heap, victim: &mut Victim, script: &mut Script<'_>) {
+    let expected = victim.consumer().sequence();
+    peer.store(SUMMARY, script.near(expected));
 }
 
 /// Everything in the lines that only the peer may write.
