@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo torch tools test verify soak bench
+.PHONY: setup demo torch tools test verify soak fuzz bench
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -46,6 +46,11 @@ FOR ?= 10min
 soak: setup
 	.venv/bin/polder soak --for $(FOR)
 	.venv/bin/polder soak --for $(FOR) --doom stop
+
+# Everything that a peer can write, each thing for so long: bytes that play hostile hosts, with libFuzzer's feedback.
+fuzz: FOR = 5min
+fuzz: setup
+	@scripts/fuzz.sh $(FOR)
 
 # Every benchmark beside its peers, into docs/benchmarks.md; wants a machine that does nothing else.
 bench: setup torch .venv/.bench
