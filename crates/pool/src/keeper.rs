@@ -238,8 +238,10 @@ impl<M: Memory> Keeper<M> {
         let evicted_through = old.evicted_through.max(incarnation);
         self.write_grant(host, Grant { evicted_through, ..old });
         let bit = 1 << host;
-        let View { members, evicted, .. } = self.view;
-        self.publish(View { members: members & !bit, evicted: evicted | bit, ..self.view })
+        let View { members, evicted, fenced, .. } = self.view;
+        // One that the launcher sent again was fenced before, and counts as fenced no longer.
+        let fenced = fenced & !bit;
+        self.publish(View { members: members & !bit, evicted: evicted | bit, fenced, ..self.view })
     }
 
     fn evict_if_silent(&mut self, host: u16) -> Result<(), PoolError> {
@@ -826,6 +828,24 @@ mod tests {
             *stop.lock().unwrap() = true;
             (ticking.join().unwrap(), done)
         })
+    }
+
+    #[test]
+    fn a_host_that_came_back_from_the_launcher_after_it_was_fenced_is_not_fenced_once_it_is_evicted_again() {
+        let heap = formatted();
+        let mut keeper = keeper(&heap, 1, Some(Ids::Launcher));
+        let attach = |slot, boot| Pool::attach(heap.process(1, ProcessSlot(slot)), member(1, boot)).unwrap();
+        let _off = attach(0, 7);
+        keeper.evict(1).unwrap();
+        keeper.fence(1).unwrap();
+        let back = attach(1, 8);
+        back.standing().unwrap();
+        assert_eq!(keeper.view().fenced & !back.view().unwrap().members, 0);
+        keeper.evict(1).unwrap();
+        assert!(matches!(back.standing(), Err(PoolError::Evicted { host: 1, .. })));
+        assert!(!keeper.view().is_fenced(1), "nobody has said that it is off again");
+        keeper.fence(1).unwrap();
+        assert!(keeper.view().is_fenced(1));
     }
 
     #[test]
