@@ -49,7 +49,10 @@ impl<'a, M: Memory> Chunks<'a, M> {
     /// # Errors
     /// [`PoolError::Full`] when there is no such row, [`PoolError::Quota`] when the job may not hold so much.
     pub(crate) fn grow(&self, stripe: u32, units: u64, account: Account) -> Result<Room, PoolError> {
-        let _guard = self.lock()?;
+        self.under_lock(|| self.claim_row(stripe, units, account))
+    }
+
+    fn claim_row(&self, stripe: u32, units: u64, account: Account) -> Result<Room, PoolError> {
         let count = units.div_ceil(self.0.words().chunk_units());
         let mut others = Others::new(self);
         loop {
@@ -91,11 +94,12 @@ impl<'a, M: Memory> Chunks<'a, M> {
         if !Extents(self.0).has_empty(chunks.clone()) {
             return Ok(());
         }
-        let _guard = Self(Site { patience, ..self.0 }).lock()?;
-        self.log(&chunks);
-        Extents(self.0).disown_empty(chunks.clone())?;
-        self.settle(&chunks);
-        Ok(())
+        Self(Site { patience, ..self.0 }).under_lock(|| {
+            self.log(&chunks);
+            Extents(self.0).disown_empty(chunks.clone())?;
+            self.settle(&chunks);
+            Ok(())
+        })
     }
 
     /// Whether the claim words of `owner`, which the caller has invalidated, say that it holds all these chunks.
@@ -150,6 +154,16 @@ impl<'a, M: Memory> Chunks<'a, M> {
             guard.repaired();
         }
         Ok(guard)
+    }
+
+    /// Does `what` under the chunk lock. What fails half done is settled by the next to take the lock.
+    fn under_lock<T>(&self, what: impl FnOnce() -> Result<T, PoolError>) -> Result<T, PoolError> {
+        let mut guard = self.lock()?;
+        let done = what();
+        if done.is_err() && self.0.get(self.0.words().chunk_log(0)) != 0 {
+            guard.spoil();
+        }
+        done
     }
 
     // Under the lock.

@@ -290,6 +290,23 @@ mod tests {
     }
 
     #[test]
+    fn chunks_that_were_won_and_could_not_be_taken_up_are_anybodys_again() {
+        let heap = heap(&SMALL);
+        let [sibling, other] = [heap.process(0, ProcessSlot(1)), heap.process(1, ProcessSlot(0))];
+        let hasty = Member { timeout: Duration::from_millis(5), ..Member::new(0, 7) };
+        let [a, b, c] = [Pool::attach(heap, hasty).unwrap(), attach(sibling, 0), attach(other, 1)];
+        let all = free_bytes(&c);
+        // A sibling that stands still under the allocator's lock.
+        let held = b.directory().site.lock(crate::state::LockName::Allocator).unwrap();
+        let late = a.create("/large", 3 * CHUNK).unwrap_err();
+        assert!(matches!(late, PoolError::Timeout { .. }), "{late}");
+        drop(held);
+        assert!(matches!(a.create("/other", u64::MAX / 4), Err(PoolError::Full { .. })));
+        assert_eq!(free_bytes(&c), all, "chunks that nobody holds are claimed");
+        a.close(a.create("/large", all - 64).unwrap());
+    }
+
+    #[test]
     fn a_generation_line_that_a_dead_process_left_torn_is_whole_again() {
         for words_are_lost in [false, true] {
             let heap = heap(&SMALL);
