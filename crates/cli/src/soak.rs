@@ -35,6 +35,9 @@ pub(crate) struct Arguments {
     /// How many victims.
     #[arg(long, visible_alias = "rounds")]
     kills: Option<u64>,
+    /// As many victims as there are memory operations, one at each.
+    #[arg(long, conflicts_with_all = ["kills", "at"])]
+    once: bool,
     /// The first seed; drawn from the clock when this is left out.
     #[arg(long)]
     seed: Option<u64>,
@@ -101,16 +104,16 @@ impl Soak {
         self.scenes.iter().map(|(_, operations)| operations).sum()
     }
 
-    /// The scene and the operation of a seed: as many seeds in a row as there are points meet each point once.
-    fn draw(&self, seed: u64) -> (Scene, u64) {
+    /// The number of the scene and the operation of a seed: as many seeds in a row as there are points meet each point once.
+    fn draw(&self, seed: u64) -> (usize, u64) {
         let points = self.points();
         // A stride without a common divisor spreads them.
         let stride = (points * 5 / 8..).find(|stride| gcd(*stride, points) == 1).unwrap_or(1);
         let mut point = (u128::from(seed) * u128::from(stride) % u128::from(points)) as u64;
-        for (scene, operations) in &self.scenes {
+        for (number, (_, operations)) in self.scenes.iter().enumerate() {
             match point.checked_sub(*operations) {
                 Some(rest) => point = rest,
-                None => return (*scene, point + 1),
+                None => return (number, point + 1),
             }
         }
         unreachable!("a point is below the number of points")
@@ -119,14 +122,15 @@ impl Soak {
     /// Whether no round failed.
     fn run(&mut self, arguments: &Arguments) -> Result<bool, Failure> {
         let first = arguments.seed.unwrap_or_else(clock_seed);
-        let rounds = arguments.kills.unwrap_or(u64::MAX);
+        let rounds = arguments.kills.or(arguments.once.then(|| self.points()));
         let time = arguments.time.map_or(Duration::MAX, |span| span.0);
         println!("first seed {first}, {} points", self.points());
-        let (bar, start) = (bar(arguments.kills), Instant::now());
-        let (mut met, mut covered, mut played) = (0, HashSet::new(), 0);
-        while played < rounds && start.elapsed() < time {
+        let (bar, start) = (bar(rounds), Instant::now());
+        let (mut met, mut played) = (vec![Met::default(); self.scenes.len()], 0);
+        while rounds.is_none_or(|rounds| played < rounds) && start.elapsed() < time {
             let seed = first.wrapping_add(played);
-            let (scene, operation) = self.draw(seed);
+            let (number, operation) = self.draw(seed);
+            let (scene, _) = self.scenes[number];
             let operation = arguments.at.unwrap_or(operation);
             let action = match self.doom {
                 Doom::Kill => TriggerAction::Kill,
@@ -136,9 +140,9 @@ impl Soak {
             match self.stage(scene).play(scene, seed, Fate { operation, action }) {
                 Ok(outcome) => {
                     played += 1;
-                    met += u64::from(outcome.fell);
                     if outcome.fell {
-                        covered.insert((scene, operation));
+                        met[number].victims += 1;
+                        met[number].operations.insert(operation);
                     }
                 }
                 Err(failure) => {
@@ -153,17 +157,19 @@ impl Soak {
             }
             bar.inc(1);
             if !std::io::stderr().is_terminal() && played.is_multiple_of(REPORT) {
-                println!("seeds {} to {seed} are good", seed - REPORT + 1);
+                println!("seeds {} to {seed} are good", seed.wrapping_sub(REPORT - 1));
             }
         }
         bar.finish_and_clear();
-        let seconds = start.elapsed().as_secs_f64();
+        let (seconds, past) = (start.elapsed().as_secs_f64(), self.doom.past());
+        for ((scene, operations), met) in self.scenes.iter().zip(&met) {
+            let (victims, at) = (met.victims, met.operations.len());
+            println!("{scene}: {victims} {past}, at {at} of {operations} memory operations");
+        }
         println!(
-            "{played} rounds from seed {first} in {seconds:.0} s: {met} processes {} at {} of {} memory operations, \
-             every survivor went on and nothing was lost",
-            self.doom.past(),
-            covered.len(),
-            self.points()
+            "{played} rounds from seed {first} in {seconds:.0} s: {} processes {past} in the middle, every survivor went on and \
+             nothing was lost",
+            met.iter().map(|met| met.victims).sum::<u64>()
         );
         Ok(true)
     }
@@ -171,6 +177,13 @@ impl Soak {
     fn close(self) -> Result<(), Failure> {
         self.stages.into_iter().try_for_each(|(_, stage)| stage.close())
     }
+}
+
+/// The victims of a scene that met their fate, and where.
+#[derive(Clone, Debug, Default)]
+struct Met {
+    victims: u64,
+    operations: HashSet<u64>,
 }
 
 /// Rounds between two reports where there is no terminal.

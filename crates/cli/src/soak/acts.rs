@@ -9,7 +9,7 @@ use polder_mem::{Memory, Nanos, ProcessSlot, Trigger, TriggerAction, Wrapped};
 use polder_pool::group::{Group, Joined, Options};
 use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
 use polder_pool::wait::Patience;
-use polder_pool::{Fill, Object, Peer, Pool, PoolError, Process};
+use polder_pool::{Fill, Object, Peer, Pool, PoolError, Process, inspect};
 
 use super::scene::{Dice, Fate, Round, What};
 use super::wire::Wire;
@@ -541,7 +541,7 @@ pub(super) fn clean(actor: &Actor<'_>, round: &Round) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The free bytes, when nothing is there but what stays.
+/// The free bytes, when nothing is there but what stays, and nothing is damaged.
 pub(super) fn settle(actor: &Actor<'_>) -> Result<u64, Failure> {
     let pool = actor.pool;
     pool.maintain()?;
@@ -549,6 +549,16 @@ pub(super) fn settle(actor: &Actor<'_>) -> Result<u64, Failure> {
         if !STAYS.contains(&listed.name.as_str()) {
             return Err(Failure(format!("{} is still there", listed.name)));
         }
+    }
+    let found = inspect(pool.memory())?;
+    if let Some(problem) = found.problems.first() {
+        return Err(Failure(format!(
+            "a check of the pool finds {} problems; {problem}",
+            found.problems.len()
+        )));
+    }
+    if found.stat.claimed + found.stat.condemned > 0 {
+        return Err(Failure(format!("names are claimed or condemned still: {:?}", found.stat)));
     }
     match pool.create("/probe", u64::MAX / 4) {
         Err(PoolError::Full { free, .. }) => Ok(free),
