@@ -21,6 +21,11 @@ step "licences and sources" cargo deny --log-level error --offline check bans li
 step "lint" cargo clippy --quiet --workspace --all-targets -- -D warnings
 step "docs" cargo doc --quiet --workspace --no-deps
 step "tests" cargo test --quiet --workspace
+if grep -q ' hugetlbfs ' /proc/mounts; then
+    step "huge pages" cargo test --quiet -p polder-mem --lib -- --ignored --nocapture huge_pages
+else
+    printf '\n== huge pages: skipped, hugetlbfs is not mounted\n'
+fi
 step "schedules" polder verify -n "${POLDER_SCHEDULES:-5000}"
 step "tests (Python)" pytest
 left=$(ls /dev/shm | grep polder || true)

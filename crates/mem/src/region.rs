@@ -472,23 +472,25 @@ mod tests {
         assert_eq!(child.wait(), Ended::Exited(0));
     }
 
-    /// Runs where hugetlbfs is mounted and has two free pages; elsewhere it shows nothing.
     #[test]
+    #[ignore = "needs hugetlbfs and two free pages; scripts/test.sh runs it where that is mounted"]
     fn huge_pages_are_mapped_whole_and_a_size_between_them_is_refused() {
         let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
-        let Some(mount) = mounts.lines().find(|line| line.split(' ').nth(2) == Some("hugetlbfs")) else {
-            return;
-        };
+        let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("hugetlbfs"));
+        let mount = mount.expect("hugetlbfs is mounted");
         let directory = Path::new(mount.split(' ').nth(1).expect("a mount point"));
         let page = std::fs::metadata(directory).expect("it").blksize();
         let path = directory.join(format!("polder-test-{}", std::process::id()));
         let words = message(Region::create(&path, page + 4096));
         assert!(words.contains(&format!("multiple of {page} bytes")), "{words}");
-        if let Ok(region) = Region::create(&path, 2 * page) {
-            assert_eq!((region.kind(), region.bytes()), (RegionKind::HugePages, 2 * page));
-            let memory = crate::Software::new(region);
-            crate::Memory::store(&memory, Offset(page), 1);
-            assert_eq!(crate::Memory::load(&memory, Offset(page)), Ok(1));
+        match Region::create(&path, 2 * page) {
+            Ok(region) => {
+                assert_eq!((region.kind(), region.bytes()), (RegionKind::HugePages, 2 * page));
+                let memory = crate::Software::new(region);
+                crate::Memory::store(&memory, Offset(page), 1);
+                assert_eq!(crate::Memory::load(&memory, Offset(page)), Ok(1));
+            }
+            Err(error) => println!("only the refusals are tested: {error}"),
         }
         let _ = std::fs::remove_file(&path);
         let words = message(Region::create(&path, page << 16));
