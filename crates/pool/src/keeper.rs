@@ -552,7 +552,7 @@ impl<'a, M: Memory> Claimant<'a, M> {
             }
             true => Ok(Found::Taken { boot: grant.boot, lately: grant.epoch > began }),
             false => {
-                self.write_claim(host)?;
+                self.write_claim(host, grant.nonce)?;
                 Ok(Found::Asked(view))
             }
         }
@@ -566,13 +566,16 @@ impl<'a, M: Memory> Claimant<'a, M> {
         Request::Claim { nonce: self.claim.nonce, boot: self.claim.boot }.encode()
     }
 
-    /// Writes the claim unless it stands there. Another's request is given the time to be answered first.
-    fn write_claim(&mut self, host: u16) -> Result<(), PoolError> {
+    /// Writes the claim unless it stands there. Another's request is given the time to be answered first, unless it is the
+    /// claim that was `answered` last.
+    fn write_claim(&mut self, host: u16, answered: u64) -> Result<(), PoolError> {
         let at = self.layout.claim_line(host);
         let now = self.memory.now();
         let found = line::read(self.memory, at)?;
         match (found, self.rival) {
             (Some(words), _) if words == self.request() => return Ok(()),
+            (Some(words), _) if matches!(Request::decode(&words), Some(Request::Claim { nonce, .. }) if nonce == answered) =>
+                {}
             (Some(words), Some((rival, since))) if words == rival && now < since + self.claim.silence => {
                 return Ok(());
             }

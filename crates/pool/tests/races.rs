@@ -9,8 +9,7 @@ use polder_pool::keeper::{Charge, Claim, Keeper, claim};
 use polder_pool::local::LocalLayout;
 use polder_pool::{Geometry, Ids, Layout, Member, Overwrite, Pool, PoolError, Uuid, format};
 
-/// Each takes as long as a claimant watches for its holder's sign of life. A thousand are run among threads, in keeper.rs.
-const RACES: u64 = 30;
+const RACES: u64 = 1000;
 const CONTENDERS: u64 = 3;
 const HOST: u16 = 1;
 const BYTES: u64 = 512 << 10;
