@@ -1,8 +1,8 @@
 //! Rings: messages from one producer to one consumer, in order, across hosts.
 //!
-//! The producer owns `slots` header lines and as many cells, the consumer owns one line on which it returns credits;
+//! The producer owns header lines (slots) and cells, the consumer owns one line on which it returns credits for both;
 //! neither ever writes the other's (rules 1 and 5 of docs/memory-model.md). A message of up to [`INLINE`] bytes rides
-//! in its header's own line, which carries a checksum; a longer one lies in a cell that is written back before its
+//! in its header's own line, which carries a checksum; a longer one lies in a cell, which reaches memory before its
 //! header is stored; one that no cell holds is streamed through several, and the consumer copies the first out while
 //! the producer still writes the last.
 //!
@@ -30,39 +30,56 @@ use header::{Header, Sight};
 /// The longest message that rides in its header's own line, in bytes.
 pub const INLINE: usize = 16;
 
+/// The distance of one header from the next. CPUs fetch lines in pairs, so a header beside another would be fetched by
+/// whoever looks at that one, and be taken away from whoever writes it: +50% on a round trip, measured.
+const PAIR: u64 = 2 * LINE;
+
 /// How many messages a ring holds, and how large they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RingShape {
     slots: u32,
+    cells: u32,
     cell_bytes: u32,
 }
 
 impl RingShape {
-    /// A ring of `slots` headers, each with a cell of `cell_bytes`, a multiple of 64.
+    /// A ring of `cells` cells of `cell_bytes`, a multiple of 64, and as many slots.
     ///
     /// # Errors
-    /// [`PoolError::Geometry`] when there is no slot, or a cell is no whole number of lines.
-    pub fn new(slots: u32, cell_bytes: u32) -> Result<Self, PoolError> {
-        let ranged = |what, value: u32, low: u32, high: u32| match (low..=high).contains(&value) {
-            true => Ok(()),
-            false => {
-                Err(PoolError::Geometry { what, value: value.into(), low: low.into(), high: high.into() })
-            }
-        };
-        ranged("ring slots", slots, 1, 1 << 16)?;
-        ranged("ring cell bytes", cell_bytes, 64, 1 << 24)?;
-        ranged("ring cell bytes beyond a whole line", cell_bytes % 64, 0, 0)?;
-        Ok(Self { slots, cell_bytes })
+    /// [`PoolError::Geometry`] when there is no cell, or a cell is no whole number of lines.
+    pub fn new(cells: u32, cell_bytes: u32) -> Result<Self, PoolError> {
+        in_range("ring cells", cells, 1, 1 << 16)?;
+        in_range("ring cell bytes", cell_bytes, 64, 1 << 24)?;
+        in_range("ring cell bytes beyond a whole line", cell_bytes % 64, 0, 0)?;
+        Ok(Self { slots: cells, cells, cell_bytes })
+    }
+
+    /// With so many slots: a message takes one, and a cell only when its header's line does not hold it.
+    ///
+    /// # Errors
+    /// [`PoolError::Geometry`] when there are fewer slots than cells.
+    pub fn with_slots(self, slots: u32) -> Result<Self, PoolError> {
+        in_range("ring slots", slots, self.cells, 1 << 16)?;
+        Ok(Self { slots, ..self })
     }
 
     /// How many messages are under way at most.
     #[must_use]
+    #[inline(always)]
     pub fn slots(self) -> u64 {
         self.slots.into()
     }
 
+    /// How many of them are in cells at most.
+    #[must_use]
+    #[inline(always)]
+    pub fn cells(self) -> u64 {
+        self.cells.into()
+    }
+
     /// The size of a cell in bytes: longer messages are streamed through several.
     #[must_use]
+    #[inline(always)]
     pub fn cell_bytes(self) -> u64 {
         self.cell_bytes.into()
     }
@@ -70,48 +87,90 @@ impl RingShape {
     /// Bytes of the extent that the producer owns: the header lines, then the cells.
     #[must_use]
     pub fn producer_bytes(self) -> u64 {
-        self.slots() * (LINE + self.cell_bytes())
+        self.slots() * PAIR + self.cells() * self.cell_bytes()
     }
 
-    /// Bytes of the extent that the consumer owns.
+    #[inline(always)]
+    fn cell_start(self, place: &Place) -> Offset {
+        place.lines + self.slots() * PAIR
+    }
+
+    /// Bytes of the extent that the consumer owns: a line, and its neighbour to keep others away.
     #[must_use]
     pub const fn consumer_bytes(self) -> u64 {
-        LINE
-    }
-
-    /// Unreturned credits at which the consumer returns them all. At most `slots`, so a producer that waits for a
-    /// credit always has a message before it whose consumption returns one.
-    fn batch(self) -> u64 {
-        (self.slots() / 4).max(1)
+        PAIR
     }
 }
 
 impl Default for RingShape {
-    /// Eight cells of 64 KiB: where the paper's bandwidth levels off (cMPI, Figure 9).
+    /// Eight cells of 64 KiB, where the paper's bandwidth levels off (cMPI, Figure 9), and 64 slots, so that credits for
+    /// short messages are rare.
     fn default() -> Self {
-        Self { slots: 8, cell_bytes: 64 << 10 }
+        Self { slots: 64, cells: 8, cell_bytes: 64 << 10 }
     }
+}
+
+fn in_range(what: &'static str, value: u32, low: u32, high: u32) -> Result<(), PoolError> {
+    if (low..=high).contains(&value) {
+        return Ok(());
+    }
+    Err(PoolError::Geometry { what, value: value.into(), low: low.into(), high: high.into() })
+}
+
+/// Unreturned credits, of `all` that there are, at which the consumer returns them. Never more than all, so whoever waits
+/// for a credit has something before it whose consumption returns one.
+#[inline(always)]
+fn batch(all: u64) -> u64 {
+    (all / 4).max(1)
 }
 
 /// Where a ring lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The producer's extent, [`RingShape::producer_bytes`] from the start of a line.
+    /// The producer's extent, [`RingShape::producer_bytes`] from a multiple of 128 bytes.
     pub lines: Offset,
-    /// The consumer's line.
+    /// The consumer's line, best with nothing beside it in its 128 bytes.
     pub credits: Offset,
     /// Which incarnation of the ring this is; both ends agree on it, and a greater one replaces what a dead end left.
     /// Whatever carries another generation counts as never written.
     pub generation: u64,
 }
 
-impl Place {
-    fn header(&self, shape: RingShape, sequence: u64) -> Offset {
-        self.lines.lines((sequence - 1) % shape.slots())
+/// How far one end has come in slots and cells, and where the next of each is.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    slots: u64,
+    cells: u64,
+    header: Offset,
+    cell: Offset,
+}
+
+impl Turn {
+    fn first(shape: RingShape, place: &Place) -> Self {
+        Self { slots: 0, cells: 0, header: place.lines, cell: shape.cell_start(place) }
     }
 
-    fn cell(&self, shape: RingShape, sequence: u64) -> Offset {
-        self.lines.lines(shape.slots()) + (sequence - 1) % shape.slots() * shape.cell_bytes()
+    /// The sequence of the next slot.
+    #[inline(always)]
+    fn sequence(&self) -> u64 {
+        self.slots + 1
+    }
+
+    #[inline(always)]
+    fn pass_slot(&mut self, shape: RingShape, place: &Place) {
+        self.slots += 1;
+        self.header = self.header + PAIR;
+        if self.header == shape.cell_start(place) {
+            self.header = place.lines;
+        }
+    }
+
+    fn pass_cell(&mut self, shape: RingShape, place: &Place) {
+        self.cells += 1;
+        self.cell = self.cell + shape.cell_bytes();
+        if self.cell == place.lines + shape.producer_bytes() {
+            self.cell = shape.cell_start(place);
+        }
     }
 }
 
@@ -138,11 +197,11 @@ pub fn write_back_for_the_dead<M: Memory>(
     place: &Place,
 ) -> Result<u64, PoolError> {
     // The cells need nothing: a header is stored only after its cell was written back and fenced.
-    memory.write_back(place.lines, shape.slots() * LINE);
+    memory.write_back(place.lines, shape.slots() * PAIR);
     memory.mfence();
     let mut newest = 0;
     for slot in 0..shape.slots() {
-        let words = header::load(memory, place.lines.lines(slot))?;
+        let words = header::load(memory, place.lines + slot * PAIR)?;
         if let Sight::Whole(header) = Header::see(&words, words[0], place.generation, shape) {
             newest = newest.max(header.sequence);
         }

@@ -82,8 +82,8 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
     ///
     /// # Errors
     /// Those of [`Inbox::try_next`]; [`PoolError::PeerDead`], once for each sender that died, when all that it published
-    /// has been received; [`PoolError::Timeout`], which names a sender that was stopped
-    /// in the middle of a header, else the one whose turn it is.
+    /// has been received; [`PoolError::Timeout`], which names a sender that was stopped in the middle of a header, else
+    /// the one whose turn it is.
     pub fn next(&mut self, into: &mut Vec<u8>, deadline: Nanos) -> Result<(usize, Envelope), PoolError> {
         self.idle = 0;
         if let Some(found) = self.try_next(into)? {
@@ -138,7 +138,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
             return Ok(Some(found));
         }
         self.idle += 1;
-        if self.idle == IDLE_LOOKS.min(self.patience.spins) {
+        if self.idle == IDLE_LOOKS.min(self.patience.spins.max(1)) {
             self.rings.iter_mut().for_each(|ring| ring.consumer.return_credits());
         }
         if self.idle > self.patience.spins + self.patience.yields {
@@ -156,7 +156,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
             if let Err(dead) = consumer.check_peer() {
                 return match consumer.try_pop_into(into)? {
                     Some(envelope) => Ok(Some((index, envelope))),
-                    None => consumer.end(dead),
+                    None => Err(consumer.end_with(dead)),
                 };
             }
         }
@@ -170,7 +170,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Inbox<M, A> {
             return PoolError::Argument { what: "the number of rings", value: "0".into(), expected };
         };
         let what = if torn.is_some() { HALF_WRITTEN } else { WAITS_FOR };
-        let wait = Wait { began, deadline, what, sequence: consumer.sequence() };
-        consumer.link().late(&self.memory, wait)
+        let wait = Wait { deadline, what, sequence: consumer.sequence() };
+        consumer.link().late(&self.memory, wait, began)
     }
 }

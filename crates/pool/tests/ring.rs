@@ -44,10 +44,17 @@ fn place(generation: u64) -> Place {
 
 type Ends = (Producer<Heap, Alive>, Consumer<Heap, Alive>);
 
-/// Both ends of a ring from host 0 to host 1.
+fn shape(cells: u32, slots: u32, cell_bytes: u32) -> RingShape {
+    RingShape::new(cells, cell_bytes).unwrap().with_slots(slots).unwrap()
+}
+
 fn ring(slots: u32, cell_bytes: u32) -> Ends {
+    ring_of(shape(slots, slots, cell_bytes))
+}
+
+/// Both ends of a ring from host 0 to host 1.
+fn ring_of(shape: RingShape) -> Ends {
     let memories = hosts(2);
-    let shape = RingShape::new(slots, cell_bytes).unwrap();
     (sender(&memories, shape, 1), receiver(&memories, shape, 1))
 }
 
@@ -133,8 +140,10 @@ fn a_ring_behaves_like_a_queue_of_as_many_messages_as_it_has_slots() {
 
 #[test]
 fn two_threads_exchange_messages_of_all_sizes_through_few_slots() {
-    for (slots, cell_bytes) in [(1, 64), (2, 64), (3, 128), (8, 256)] {
-        let (mut producer, mut consumer) = ring(slots, cell_bytes);
+    for (cells, slots, cell_bytes) in
+        [(1, 1, 64), (2, 2, 64), (3, 3, 128), (1, 3, 64), (2, 16, 64), (8, 64, 256)]
+    {
+        let (mut producer, mut consumer) = ring_of(shape(cells, slots, cell_bytes));
         let memory = hosts(1).remove(0);
         let deadline = soon(&memory);
         let size = |number: u64| (Dice(number).roll(6) * Dice(number ^ 99).roll(200)) as usize;
@@ -178,6 +187,40 @@ fn a_full_ring_times_out_without_damage_and_goes_on_when_there_is_room() {
     assert_eq!(consumer.pop(soon(&memories[1])).unwrap().1, b"c");
     let late = consumer.pop(at_once(&memories[1])).unwrap_err();
     assert!(matches!(late, PoolError::Timeout { sequence: 4, .. }), "{late}");
+}
+
+#[test]
+fn short_messages_need_no_cell_and_long_ones_wait_for_one() {
+    let (mut producer, mut consumer) = ring_of(shape(1, 4, 64));
+    let mut into = Vec::new();
+    assert!(producer.try_push(1, 0, &[7; 17]).unwrap());
+    assert!(!producer.try_push(1, 1, &[8; 17]).unwrap(), "the only cell is taken");
+    assert!(producer.try_push(1, 1, b"short").unwrap() && producer.try_push(1, 2, b"").unwrap());
+    assert_eq!(consumer.try_pop_into(&mut into).unwrap().unwrap().tag, 0);
+    assert!(producer.try_push(1, 3, &[9; 64]).unwrap());
+    assert!(producer.try_push(1, 4, b"fourth").unwrap() && !producer.try_push(1, 5, b"fifth").unwrap());
+    for (tag, bytes) in [(1, 5), (2, 0), (3, 64), (4, 6)] {
+        let envelope = consumer.try_pop_into(&mut into).unwrap().unwrap();
+        assert_eq!((envelope.tag, envelope.bytes, into.len()), (tag, bytes, bytes as usize));
+    }
+}
+
+#[test]
+fn a_shape_out_of_range_names_the_parameter() {
+    for (shape, what) in [
+        (RingShape::new(0, 64), "ring cells"),
+        (RingShape::new(1, 0), "ring cell bytes"),
+        (RingShape::new(1, 65), "ring cell bytes beyond a whole line"),
+        (RingShape::new(4, 64).and_then(|shape| shape.with_slots(3)), "ring slots"),
+    ] {
+        assert!(
+            matches!(shape, Err(PoolError::Geometry { what: named, .. }) if named == what),
+            "{what}: {shape:?}"
+        );
+    }
+    let default = RingShape::default();
+    assert_eq!((default.cells(), default.slots(), default.cell_bytes()), (8, 64, 65536));
+    assert_eq!((default.producer_bytes(), default.consumer_bytes()), (8 * 65536 + 64 * 128, 128));
 }
 
 #[test]

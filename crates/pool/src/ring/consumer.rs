@@ -1,27 +1,33 @@
 //! The end that reads headers and cells, and returns credits.
 
-use polder_mem::{LINE, Memory, Nanos, Offset};
+use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
 
 use super::header::{self, Form, Header, Sight, unpack};
-use super::link::{Fate, Wait};
-use super::{Envelope, Link, Place, RingShape};
+use super::link::{Fate, Flaw, Wait};
+use super::{Envelope, INLINE, Link, Place, RingShape, Turn, batch};
 use crate::{PoolError, line};
 
-/// The longest message that a consumer takes unless it is told otherwise: 1 GiB.
-const LONGEST: u64 = 1 << 30;
-/// What is reserved for a message because its first part says that it is long; beyond, memory follows its bytes.
-const TRUSTED: u64 = 128 << 20;
 /// What this end waits for, as errors name it.
 pub(crate) const WAITS_FOR: &str = "message slot";
 /// What it waits for when the producer was stopped in the middle of a header, or the header is damaged.
 pub(crate) const HALF_WRITTEN: &str = "the rest of a half-written or damaged header of message slot";
-/// Looks in vain after which credits are returned that do not make a batch yet: the producer may wait for them.
-const IDLE_LOOKS: u32 = 8;
+/// The longest message that a consumer takes unless it is told otherwise: 1 GiB.
+const LONGEST: u64 = 1 << 30;
+/// What is reserved for a message because its first part says that it is long; beyond, memory follows its bytes.
+const TRUSTED: u64 = 128 << 20;
+/// Looks in vain after which credits are returned that do not make a batch yet: the producer may wait for them. An
+/// answer that is on its way comes within fewer.
+const IDLE_LOOKS: u32 = 32;
+
+/// How often a line that has just been read is looked at again before the next trip to memory.
+const SECOND_LOOKS: u32 = 4;
+const WRONG_PART: Flaw = Flaw::Corrupt("ring message part");
 
 /// The receiving end of a ring. `A` says whether the producer lives.
 #[derive(Debug)]
 pub struct Consumer<M, A> {
-    intake: In<M>,
+    memory: M,
+    intake: In,
     link: Link<A>,
     fate: Fate,
     /// The parts of a streamed message that have come.
@@ -33,25 +39,36 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     /// Attaches to a ring as its only consumer, and shows the producer of this generation that it may begin.
     pub fn new(memory: M, shape: RingShape, place: Place, link: Link<A>) -> Self {
         let intake = In {
-            memory,
             shape,
             place,
-            consumed: 0,
-            returned: 0,
+            turn: Turn::first(shape, &place),
+            returned_slots: 0,
+            returned_cells: 0,
             idle: 0,
             torn: false,
             ahead: None,
             streaming: None,
             longest: LONGEST,
+            second_looks: SECOND_LOOKS,
         };
-        intake.show_credits(&link);
-        Self { intake, link, fate: Fate::default(), partial: Vec::new(), summary: None }
+        intake.show_credits(&memory, link.wakes);
+        Self { memory, intake, link, fate: Fate::default(), partial: Vec::new(), summary: None }
     }
 
-    /// Takes messages of up to `bytes` bytes; a longer one is an error of the producer.
+    /// Takes messages of up to `bytes` bytes, and no less than [`INLINE`]; a longer one is an error of the producer.
     #[must_use]
     pub fn with_longest(mut self, bytes: u64) -> Self {
-        self.intake.longest = bytes;
+        self.intake.longest = bytes.max(INLINE as u64);
+        self
+    }
+
+    /// Looks at a header that has just been read from memory `looks` times more, with a pause between, before it is read
+    /// again. Where hardware keeps the caches of both ends in step, as between emulated hosts, the message shows up
+    /// there; between hosts it never does, and 0 is best. A header counts by its checksum and sequence, so it may be read
+    /// from any cache.
+    #[must_use]
+    pub fn with_second_looks(mut self, looks: u32) -> Self {
+        self.intake.second_looks = looks;
         self
     }
 
@@ -65,7 +82,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
 
     /// The sequence number of the next slot to come.
     pub fn sequence(&self) -> u64 {
-        self.intake.consumed + 1
+        self.intake.turn.sequence()
     }
 
     /// Fails when the producer is dead. [`Consumer::try_pop_into`] does not ask.
@@ -85,8 +102,10 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
         if let Some(streaming) = &self.intake.streaming {
             return Ok(Some(streaming.envelope));
         }
-        let part = self.intake.next_part(&self.link);
-        Ok(self.fate.note(part, false)?.map(|part| part.envelope))
+        match self.intake.see(&self.memory, &self.link) {
+            Ok(seen) => Ok(seen.map(|part| part.envelope())),
+            Err(flaw) => Err(self.end(flaw)),
+        }
     }
 
     /// Replaces `into` by the next message, if all of it has come. Parts of a streamed message are kept meanwhile.
@@ -94,10 +113,13 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     /// # Errors
     /// [`PoolError::Corrupt`] when the producer wrote what no correct one writes, [`PoolError::Memory`];
     /// [`PoolError::Broken`] ever after.
+    #[inline]
     pub fn try_pop_into(&mut self, into: &mut Vec<u8>) -> Result<Option<Envelope>, PoolError> {
         self.fate.check()?;
-        let popped = self.intake.pop_into(&mut self.partial, into, &self.link);
-        self.fate.note(popped, false)
+        match self.intake.pop_into(&self.memory, &self.link, &mut self.partial, into) {
+            Ok(popped) => Ok(popped),
+            Err(flaw) => Err(self.end(flaw)),
+        }
     }
 
     /// Replaces `into` by the next message, waiting for it until `deadline`.
@@ -107,10 +129,12 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     /// had published whole; [`PoolError::Timeout`], also for a header that stays half written, after which the ring
     /// goes on.
     pub fn pop_into(&mut self, into: &mut Vec<u8>, deadline: Nanos) -> Result<Envelope, PoolError> {
-        self.fate.check()?;
-        let Self { intake, link, partial, .. } = self;
-        let popped = intake.until(deadline, link, |intake, link| intake.pop_into(partial, into, link));
-        self.fate.note(popped, false)
+        loop {
+            if let Some(envelope) = self.try_pop_into(into)? {
+                return Ok(envelope);
+            }
+            self.wait(deadline, false)?;
+        }
     }
 
     /// The next message, waiting for it until `deadline`.
@@ -128,10 +152,13 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     ///
     /// # Errors
     /// Those of [`Consumer::try_pop_into`]; [`PoolError::Argument`] when `into` is too short, and the message stays.
+    #[inline]
     pub fn try_pop_slice(&mut self, into: &mut [u8]) -> Result<Option<Envelope>, PoolError> {
         self.fate.check()?;
-        let popped = self.intake.pop_slice(into, &self.link);
-        self.fate.note(popped, false)
+        match self.intake.pop_slice(&self.memory, &self.link, into) {
+            Ok(popped) => Ok(popped),
+            Err(flaw) => Err(self.end(flaw)),
+        }
     }
 
     /// Copies the next message to the start of `into`, waiting for it until `deadline`.
@@ -140,14 +167,19 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     /// Those of [`Consumer::pop_into`]; [`PoolError::Argument`] when `into` is too short, and the message stays. A
     /// [`PoolError::Timeout`] ends the ring when part of a message has come.
     pub fn pop_slice(&mut self, into: &mut [u8], deadline: Nanos) -> Result<Envelope, PoolError> {
-        self.fate.check()?;
-        let popped = self.intake.until(deadline, &self.link, |intake, link| intake.pop_slice(into, link));
-        self.fate.note(popped, self.intake.streaming.is_some())
+        loop {
+            self.fate.check()?;
+            match self.intake.pop_slice(&self.memory, &self.link, into) {
+                Ok(Some(envelope)) => return Ok(envelope),
+                Ok(None) => self.wait(deadline, true)?,
+                Err(flaw) => return Err(self.end(flaw)),
+            }
+        }
     }
 
     /// Returns credits that do not make a batch yet: before this process waits for anything but this ring.
     pub fn return_credits(&mut self) {
-        self.intake.return_credits(&self.link);
+        self.intake.return_credits(&self.memory, self.link.wakes);
     }
 
     /// Bytes that have come of a streamed message.
@@ -173,34 +205,70 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     }
 
     /// Ends this ring, and passes `cause` on.
-    pub(crate) fn end<T>(&mut self, cause: PoolError) -> Result<T, PoolError> {
-        self.fate.note(Err(cause), true)
+    pub(crate) fn end_with(&mut self, cause: PoolError) -> PoolError {
+        self.fate.end(cause, true)
     }
 
     /// Whether the last look met a half-written header: its producer is at it, or stopped, or the line is damaged.
     pub(crate) fn is_torn(&self) -> bool {
         self.intake.torn && !self.is_broken()
     }
+
+    /// Waits for the next part. A timeout ends the ring when parts have come to where nobody keeps them.
+    #[inline(never)]
+    fn wait(&mut self, deadline: Nanos, parts_are_lost: bool) -> Result<(), PoolError> {
+        let Self { memory, intake, link, fate, .. } = self;
+        let lost = parts_are_lost && intake.streaming.is_some();
+        intake.wait(memory, link, deadline).map_err(|error| fate.end(error, lost))
+    }
+
+    #[cold]
+    fn end(&mut self, flaw: Flaw) -> PoolError {
+        self.fate.end(self.intake.error(&self.link, flaw), true)
+    }
 }
 
-/// A part of a message that has come, validated.
+/// A part of a message that has come, validated. Without gaps between the fields: where the compiler moves it whole, a
+/// gap costs more than all the rest (a load of bytes that were stored one by one).
 #[derive(Clone, Copy, Debug)]
 struct Part {
-    envelope: Envelope,
-    /// Where in the message it begins.
+    kind: u16,
+    form: Form,
+    tag: u32,
+    /// Bytes of the whole message.
+    total: u64,
+    /// Where in it this part begins.
     begin: u64,
     bytes: u64,
-    /// Its words, when it is in the header.
-    inline: Option<[u64; 2]>,
+    /// Its bytes, when they are in the header.
+    words: u128,
 }
 
 impl Part {
+    #[inline(always)]
+    fn new(header: Header, total: u64, begin: u64) -> Self {
+        let Header { kind, form, tag, bytes, about, .. } = header;
+        Self { kind, form, tag, total, begin, bytes: bytes.into(), words: about }
+    }
+
+    #[inline(always)]
+    fn envelope(&self) -> Envelope {
+        Envelope { kind: self.kind, tag: self.tag, bytes: self.total }
+    }
+
+    #[inline(always)]
     fn end(&self) -> u64 {
         self.begin + self.bytes
     }
 
+    #[inline(always)]
     fn is_last(&self) -> bool {
-        self.end() == self.envelope.bytes
+        self.end() == self.total
+    }
+
+    #[inline(always)]
+    fn is_whole(&self) -> bool {
+        self.begin == 0 && self.is_last()
     }
 }
 
@@ -214,14 +282,14 @@ struct Streaming {
 
 /// The state of a consumer, apart from what it knows of the producer.
 #[derive(Debug)]
-struct In<M> {
-    memory: M,
+struct In {
     shape: RingShape,
     place: Place,
-    /// The sequence of the newest slot that was copied out.
-    consumed: u64,
-    /// The newest slot that was given back.
-    returned: u64,
+    /// The slots and cells that were copied out.
+    turn: Turn,
+    /// Those of them that were given back.
+    returned_slots: u64,
+    returned_cells: u64,
     /// Looks in vain since the last slot.
     idle: u32,
     /// The last look saw part of a header.
@@ -230,203 +298,217 @@ struct In<M> {
     ahead: Option<Part>,
     streaming: Option<Streaming>,
     longest: u64,
+    second_looks: u32,
 }
 
-impl<M: Memory> In<M> {
-    /// Runs `pop` until it has a message.
-    fn until<A, T>(
-        &mut self,
-        deadline: Nanos,
-        link: &Link<A>,
-        mut pop: impl FnMut(&mut Self, &Link<A>) -> Result<Option<T>, PoolError>,
-    ) -> Result<T, PoolError>
+impl In {
+    /// Waits for one part: the patience is for the silence between two, not for a whole message.
+    fn wait<M: Memory, A>(&mut self, memory: &M, link: &Link<A>, deadline: Nanos) -> Result<(), PoolError>
     where
         A: Fn() -> Result<(), PoolError>,
     {
-        if let Some(message) = pop(self, link)? {
-            return Ok(message);
+        let wait = Wait { deadline, what: WAITS_FOR, sequence: self.turn.sequence() };
+        if self.streaming.is_some() && memory.now() >= deadline {
+            // Parts that come one by one for ever do not put it off.
+            return Err(link.late(memory, wait, deadline));
         }
-        let memory = self.memory.clone();
-        let began = memory.now();
-        loop {
-            // Waits for one part at a time: the patience is for the silence between two, not for a whole message.
-            let sequence = self.consumed + 1;
-            let wait = Wait { began, deadline, what: WAITS_FOR, sequence };
-            let part = link.wait(&memory, wait, || self.next_part(link));
-            part.map_err(|error| if self.torn { error.waiting_for(HALF_WRITTEN) } else { error })?;
-            if let Some(message) = pop(self, link)? {
-                return Ok(message);
-            }
-            if memory.now() >= deadline {
-                // Parts that come one by one for ever do not put it off.
-                return Err(link.late(&memory, wait));
-            }
-        }
+        let seen = link.wait(memory, wait, || match self.see(memory, link) {
+            Ok(seen) => Ok(seen.map(drop)),
+            Err(flaw) => Err(self.error(link, flaw)),
+        });
+        seen.map_err(|error| if self.torn { error.waiting_for(HALF_WRITTEN) } else { error })
     }
 
-    fn pop_into<A>(
+    #[inline(always)]
+    fn pop_into<M: Memory, A>(
         &mut self,
+        memory: &M,
+        link: &Link<A>,
         partial: &mut Vec<u8>,
         into: &mut Vec<u8>,
-        link: &Link<A>,
-    ) -> Result<Option<Envelope>, PoolError> {
+    ) -> Result<Option<Envelope>, Flaw> {
         // At most a whole ring at a time: a hostile producer could go on for ever.
         for _ in 0..self.shape.slots() {
-            let Some(part) = self.next_part(link)? else { return Ok(None) };
-            let whole = part.begin == 0 && part.is_last();
-            let buffer = if whole { &mut *into } else { &mut *partial };
-            if buffer.len() < part.end() as usize {
-                buffer.reserve((part.envelope.bytes.min(TRUSTED) as usize).saturating_sub(buffer.len()));
-                buffer.resize(part.end() as usize, 0);
+            let Some(part) = self.next(memory, link)? else { break };
+            let (begin, end) = (part.begin as usize, part.end() as usize);
+            let buffer = if part.is_whole() { &mut *into } else { &mut *partial };
+            if buffer.len() < end {
+                let bytes = part.total.min(TRUSTED) as usize;
+                buffer.reserve(bytes.saturating_sub(buffer.len()));
+                buffer.resize(end, 0);
             }
-            self.take(part, &mut buffer[part.begin as usize..part.end() as usize], link)?;
+            self.take(memory, link, &part, &mut buffer[begin..end])?;
             if part.is_last() {
-                buffer.truncate(part.end() as usize);
-                if !whole {
+                buffer.truncate(end);
+                if !part.is_whole() {
                     std::mem::swap(partial, into);
                 }
-                return Ok(Some(part.envelope));
+                return Ok(Some(part.envelope()));
             }
         }
         Ok(None)
     }
 
-    fn pop_slice<A>(&mut self, into: &mut [u8], link: &Link<A>) -> Result<Option<Envelope>, PoolError> {
+    #[inline(always)]
+    fn pop_slice<M: Memory, A>(
+        &mut self,
+        memory: &M,
+        link: &Link<A>,
+        into: &mut [u8],
+    ) -> Result<Option<Envelope>, Flaw> {
         for _ in 0..self.shape.slots() {
-            let Some(part) = self.next_part(link)? else { return Ok(None) };
-            let (bytes, room) = (part.envelope.bytes, into.len() as u64);
+            let Some(part) = self.next(memory, link)? else { break };
+            let (bytes, room) = (part.total, into.len() as u64);
             if bytes > room {
-                let value = format!("{room} bytes long for a message of {bytes}");
-                let expected = "look with `peek` and pass a slice that holds the message";
-                return Err(PoolError::Argument { what: "the slice to receive into", value, expected });
+                self.ahead = Some(part);
+                return Err(Flaw::Short(room, bytes));
             }
-            self.take(part, &mut into[part.begin as usize..part.end() as usize], link)?;
+            self.take(memory, link, &part, &mut into[part.begin as usize..part.end() as usize])?;
             if part.is_last() {
-                return Ok(Some(part.envelope));
+                return Ok(Some(part.envelope()));
             }
         }
         Ok(None)
     }
 
     /// The next part, if it has come; it stays until it is taken.
-    fn next_part<A>(&mut self, link: &Link<A>) -> Result<Option<Part>, PoolError> {
-        if self.ahead.is_some() {
-            return Ok(self.ahead);
+    fn see<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<Part>, Flaw> {
+        self.ahead = self.next(memory, link)?;
+        Ok(self.ahead)
+    }
+
+    /// The next part, if it has come, to be taken or put back.
+    #[inline(always)]
+    fn next<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<Part>, Flaw> {
+        if let Some(part) = self.ahead.take() {
+            return Ok(Some(part));
         }
-        let sight = self.look()?;
-        self.torn = sight == Sight::Torn;
-        match sight {
+        match self.look(memory)? {
             Sight::Whole(header) => {
                 self.idle = 0;
-                self.ahead = Some(self.validate(&header)?);
-            }
-            Sight::Nothing | Sight::Torn => {
-                self.idle += 1;
-                if self.idle == IDLE_LOOKS.min(link.patience.spins) {
-                    self.return_credits(link);
+                self.torn = false;
+                match (header.form, &self.streaming) {
+                    (Form::Inline, None) => return Ok(Some(Part::new(header, header.bytes.into(), 0))),
+                    _ => return self.validate(header).map(Some),
                 }
             }
-            Sight::Wrong(what) => return Err(self.corrupt(what)),
+            Sight::Nothing => self.rest(memory, link, false),
+            Sight::Torn => self.rest(memory, link, true),
+            Sight::Wrong(what) => return Err(Flaw::Corrupt(what)),
         }
-        Ok(self.ahead)
+        Ok(None)
+    }
+
+    /// After a look in vain.
+    #[inline(always)]
+    fn rest<M: Memory, A>(&mut self, memory: &M, link: &Link<A>, torn: bool) {
+        self.torn = torn;
+        self.idle = self.idle.saturating_add(1);
+        if self.idle == IDLE_LOOKS.min(link.patience.spins.max(1)) {
+            self.return_credits(memory, link.wakes);
+        }
     }
 
     /// Looks at the line of the next header; at one word of it as long as that has not changed.
     // SYNC: sees what `Out::publish` of the producer stored.
-    fn look(&self) -> Result<Sight, PoolError> {
-        let at = self.header();
-        self.memory.invalidate(at, LINE);
-        self.memory.fence_invalidations();
-        let resting = (self.consumed + 1).saturating_sub(self.shape.slots());
-        if self.memory.load(at)? == resting {
-            return Ok(Sight::Nothing);
+    #[inline(always)]
+    fn look<M: Memory>(&self, memory: &M) -> Result<Sight, Flaw> {
+        let at = self.turn.header;
+        memory.invalidate(at, LINE);
+        memory.fence_invalidations();
+        let resting = self.turn.sequence().saturating_sub(self.shape.slots());
+        let mut again = self.second_looks;
+        while memory.load(at)? == resting {
+            if again == 0 {
+                return Ok(Sight::Nothing);
+            }
+            again -= 1;
+            memory.pause();
         }
-        let words = header::load(&self.memory, at)?;
-        Ok(Header::see(&words, self.consumed + 1, self.place.generation, self.shape))
+        let words = header::load(memory, at)?;
+        Ok(Header::see(&words, self.turn.sequence(), self.place.generation, self.shape))
     }
 
     /// Checks a header against the message that it belongs to.
-    fn validate(&self, header: &Header) -> Result<Part, PoolError> {
+    #[inline(never)]
+    fn validate(&self, header: Header) -> Result<Part, Flaw> {
         let bytes = u64::from(header.bytes);
-        let about = header.about[0];
-        let begun = |streaming: Streaming| Part {
-            envelope: streaming.envelope,
-            begin: streaming.come,
-            bytes,
-            inline: None,
-        };
+        let about = header.about as u64;
         let part = match (header.form, self.streaming) {
-            (Form::Inline, None) => {
-                Part { envelope: Envelope::of(header, bytes), begin: 0, bytes, inline: Some(header.about) }
+            (Form::Only, None) => Part::new(header, bytes, 0),
+            (Form::First, None) if about > bytes => Part::new(header, about, 0),
+            (Form::More | Form::Last, Some(Streaming { envelope, come })) if about == come => {
+                Part::new(header, envelope.bytes, come)
             }
-            (Form::Only, None) => {
-                Part { envelope: Envelope::of(header, bytes), begin: 0, bytes, inline: None }
-            }
-            (Form::First, None) if about > bytes => {
-                Part { envelope: Envelope::of(header, about), begin: 0, bytes, inline: None }
-            }
-            (Form::More | Form::Last, Some(streaming))
-                if about == streaming.come
-                    && streaming.envelope == Envelope::of(header, streaming.envelope.bytes)
-                    && bytes <= streaming.envelope.bytes - streaming.come =>
-            {
-                begun(streaming)
-            }
-            _ => return Err(self.corrupt("ring message part")),
+            _ => return Err(WRONG_PART),
         };
-        let last = matches!(header.form, Form::Inline | Form::Only | Form::Last);
-        if part.is_last() != last || bytes == 0 && header.form != Form::Inline {
-            return Err(self.corrupt("ring message part"));
+        let same = self.streaming.is_none_or(|streaming| streaming.envelope == part.envelope());
+        let last = matches!(header.form, Form::Only | Form::Last);
+        if !same || bytes == 0 || bytes > part.total - part.begin || part.is_last() != last {
+            return Err(WRONG_PART);
         }
-        if part.envelope.bytes > self.longest {
-            return Err(self.corrupt("ring message length"));
+        if part.total > self.longest {
+            return Err(Flaw::Corrupt("ring message length"));
         }
         Ok(part)
     }
 
     /// Copies `part` out, and gives its slot back.
-    fn take<A>(&mut self, part: Part, into: &mut [u8], link: &Link<A>) -> Result<(), PoolError> {
-        match part.inline {
-            Some(words) => unpack(words, into),
-            None => {
-                let cell = self.place.cell(self.shape, self.consumed + 1);
-                // Rule 3: only now. A prefetcher may have filled these lines before the header said that they are
-                // written, also right after an earlier message was copied out of them.
-                self.memory.invalidate(cell, part.bytes);
-                self.memory.fence_invalidations();
-                self.memory.copy_out(cell, into)?;
-            }
+    #[inline(always)]
+    fn take<M: Memory, A>(
+        &mut self,
+        memory: &M,
+        link: &Link<A>,
+        part: &Part,
+        into: &mut [u8],
+    ) -> Result<(), Flaw> {
+        if part.form == Form::Inline {
+            unpack(part.words, into);
+        } else {
+            self.copy_out(memory, *part, into)?;
         }
-        self.ahead = None;
-        self.streaming = (!part.is_last()).then_some(Streaming { envelope: part.envelope, come: part.end() });
-        self.consumed += 1;
-        if self.consumed - self.returned >= self.shape.batch() {
-            self.return_credits(link);
+        self.turn.pass_slot(self.shape, &self.place);
+        if self.turn.slots - self.returned_slots >= batch(self.shape.slots())
+            || self.turn.cells - self.returned_cells >= batch(self.shape.cells())
+        {
+            self.return_credits(memory, link.wakes);
         }
         Ok(())
     }
 
-    fn return_credits<A>(&mut self, link: &Link<A>) {
-        if self.returned < self.consumed {
-            self.returned = self.consumed;
-            self.show_credits(link);
+    #[inline(never)]
+    fn copy_out<M: Memory>(&mut self, memory: &M, part: Part, into: &mut [u8]) -> Result<(), Flaw> {
+        let cell = self.turn.cell;
+        // Rule 3: only now. A prefetcher may have filled these lines before the header said that they are written, also
+        // right after an earlier message was copied out of them.
+        memory.invalidate(cell, part.bytes);
+        memory.fence_invalidations();
+        memory.copy_out(cell, into)?;
+        self.turn.pass_cell(self.shape, &self.place);
+        self.streaming =
+            (!part.is_last()).then_some(Streaming { envelope: part.envelope(), come: part.end() });
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn return_credits<M: Memory>(&mut self, memory: &M, wakes: Bell) {
+        if self.returned_slots < self.turn.slots {
+            (self.returned_slots, self.returned_cells) = (self.turn.slots, self.turn.cells);
+            self.show_credits(memory, wakes);
         }
     }
 
-    // SYNC: publishes freed slots to `Out::room` of the producer.
-    fn show_credits<A>(&self, link: &Link<A>) {
+    // SYNC: publishes freed slots to `Out::look_for_room` of the producer.
+    fn show_credits<M: Memory>(&self, memory: &M, wakes: Bell) {
         let at = self.place.credits;
-        line::store(&self.memory, at, &[self.consumed, self.place.generation, 0, 0, 0, 0, 0]);
-        self.memory.write_back(at, LINE);
+        line::store(memory, at, &[self.turn.slots, self.place.generation, self.turn.cells, 0, 0, 0, 0]);
+        memory.write_back(at, LINE);
         // Its fence stands for the `sfence` of rule 2.
-        self.memory.wake(link.wakes);
+        memory.wake(wakes);
     }
 
-    fn header(&self) -> Offset {
-        self.place.header(self.shape, self.consumed + 1)
-    }
-
-    fn corrupt(&self, what: &'static str) -> PoolError {
-        PoolError::Corrupt { offset: self.header(), what }
+    #[cold]
+    fn error<A>(&self, link: &Link<A>, flaw: Flaw) -> PoolError {
+        link.error(flaw, self.turn.header, WAITS_FOR, self.turn.sequence())
     }
 }

@@ -20,6 +20,7 @@ pub(super) const WORDS: usize = 8;
 
 /// How a slot carries its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
 pub(super) enum Form {
     /// The whole message, in the header.
     Inline = 1,
@@ -50,7 +51,8 @@ pub(super) struct Header {
     pub(super) tag: u32,
     pub(super) form: Form,
     pub(super) bytes: u32,
-    pub(super) about: [u64; 2],
+    /// Words 3 and 4.
+    pub(super) about: u128,
 }
 
 /// What a consumer sees in the line where it expects a header.
@@ -67,16 +69,31 @@ pub(super) enum Sight {
 }
 
 impl Header {
-    pub(super) fn words(&self) -> [u64; WORDS] {
+    /// Stores the header in the line at `at`: the sequence last, so that who looks at one word sees no part of the
+    /// line before, and the checksum while the line is still on its way to this CPU.
+    #[inline(always)]
+    pub(super) fn store<M: Memory>(&self, memory: &M, at: Offset) {
+        let body = self.body();
+        let sum = checksum(&body);
+        for (index, word) in (0..).zip(body).skip(1) {
+            memory.store(at.word(index), word);
+        }
+        memory.store(at.word(6), sum);
+        memory.store(at.word(7), self.sequence);
+        memory.store(at, self.sequence);
+    }
+
+    /// The words that the checksum covers.
+    #[inline(always)]
+    fn body(&self) -> [u64; 6] {
         let length_tag = u64::from(self.bytes) | u64::from(self.tag) << 32;
         let kind_form = u64::from(self.kind) | (self.form as u64) << 16;
-        let [low, high] = self.about;
-        let body = [self.sequence, length_tag, kind_form, low, high, self.generation];
-        let [a, b, c, d, e, f] = body;
-        [a, b, c, d, e, f, checksum(&body), self.sequence]
+        let (low, high) = (self.about as u64, (self.about >> 64) as u64);
+        [self.sequence, length_tag, kind_form, low, high, self.generation]
     }
 
     /// Judges `words`, which were found where the header of `expected` belongs.
+    #[inline(always)]
     pub(super) fn see(words: &[u64; WORDS], expected: u64, generation: u64, shape: RingShape) -> Sight {
         let [sequence, length_tag, kind_form, low, high, theirs, sum, canary] = *words;
         let used_before = expected > shape.slots();
@@ -107,12 +124,13 @@ impl Header {
             tag: (length_tag >> 32) as u32,
             form,
             bytes: bytes as u32,
-            about: [low, high],
+            about: u128::from(low) | u128::from(high) << 64,
         })
     }
 }
 
 /// Loads the words of the line at `at` as this host's caches have it.
+#[inline(always)]
 pub(super) fn load<M: Memory>(memory: &M, at: Offset) -> Result<[u64; WORDS], Fault> {
     let mut words = [0; WORDS];
     for (index, word) in (0..).zip(&mut words) {
@@ -121,6 +139,7 @@ pub(super) fn load<M: Memory>(memory: &M, at: Offset) -> Result<[u64; WORDS], Fa
     Ok(words)
 }
 
+#[inline(always)]
 fn checksum(body: &[u64; 6]) -> u64 {
     let mut bytes = [0; 48];
     for (to, word) in bytes.chunks_exact_mut(8).zip(body) {
@@ -130,17 +149,26 @@ fn checksum(body: &[u64; 6]) -> u64 {
 }
 
 /// Short payload as the two words of an inline header.
-pub(super) fn pack(payload: &[u8]) -> [u64; 2] {
-    let mut bytes = [0; INLINE];
-    bytes[..payload.len()].copy_from_slice(payload);
-    let value = u128::from_le_bytes(bytes);
-    [value as u64, (value >> 64) as u64]
+#[inline(always)]
+pub(super) fn pack(payload: &[u8]) -> u128 {
+    let word = |part: &[u8]| match part.try_into() {
+        Ok(whole) => u64::from_le_bytes(whole),
+        Err(_) => part.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
+    };
+    let (low, high) = payload.split_at(payload.len().min(8));
+    u128::from(word(low)) | u128::from(word(high)) << 64
 }
 
 /// The inverse of [`pack`]: fills `into`, which is no longer than [`INLINE`].
-pub(super) fn unpack([low, high]: [u64; 2], into: &mut [u8]) {
-    let bytes = (u128::from(low) | u128::from(high) << 64).to_le_bytes();
-    into.copy_from_slice(&bytes[..into.len()]);
+#[inline(always)]
+pub(super) fn unpack(words: u128, into: &mut [u8]) {
+    for (word, part) in [words as u64, (words >> 64) as u64].into_iter().zip(into.chunks_mut(8)) {
+        let bytes = word.to_le_bytes();
+        match part.first_chunk_mut() {
+            Some(whole) => *whole = bytes,
+            None => part.copy_from_slice(&bytes[..part.len()]),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -148,6 +176,11 @@ mod tests {
     use super::*;
 
     const TWO_SLOTS: (u32, u32) = (2, 64);
+
+    fn words(header: Header) -> [u64; WORDS] {
+        let [a, b, c, d, e, f] = header.body();
+        [a, b, c, d, e, f, checksum(&header.body()), a]
+    }
 
     fn shape() -> RingShape {
         RingShape::new(TWO_SLOTS.0, TWO_SLOTS.1).unwrap()
@@ -167,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_header_comes_back_as_it_was_written() {
-        let words = header(4).words();
+        let words = words(header(4));
         assert_eq!(Header::see(&words, 4, 7, shape()), Sight::Whole(header(4)));
         let mut payload = [0; 5];
         unpack(header(4).about, &mut payload);
@@ -177,7 +210,7 @@ mod tests {
     #[test]
     fn any_flipped_bit_makes_a_header_torn() {
         for bit in 0..512 {
-            let mut words = header(4).words();
+            let mut words = words(header(4));
             words[bit / 64] ^= 1 << (bit % 64);
             assert_eq!(Header::see(&words, 4, 7, shape()), Sight::Torn, "bit {bit}");
         }
@@ -185,10 +218,10 @@ mod tests {
 
     #[test]
     fn the_turn_before_and_other_generations_are_nothing_and_jumps_are_wrong() {
-        assert_eq!(Header::see(&header(2).words(), 4, 7, shape()), Sight::Nothing);
-        assert_eq!(Header::see(&header(2).words(), 2, 8, shape()), Sight::Nothing);
-        assert_eq!(Header::see(&header(2).words(), 4, 8, shape()), Sight::Wrong("ring generation"));
-        assert_eq!(Header::see(&header(6).words(), 4, 7, shape()), Sight::Wrong("ring sequence"));
+        assert_eq!(Header::see(&words(header(2)), 4, 7, shape()), Sight::Nothing);
+        assert_eq!(Header::see(&words(header(2)), 2, 8, shape()), Sight::Nothing);
+        assert_eq!(Header::see(&words(header(2)), 4, 8, shape()), Sight::Wrong("ring generation"));
+        assert_eq!(Header::see(&words(header(6)), 4, 7, shape()), Sight::Wrong("ring sequence"));
         assert_eq!(Header::see(&[0; WORDS], 1, 7, shape()), Sight::Nothing);
         assert_eq!(Header::see(&[u64::MAX; WORDS], 2, 7, shape()), Sight::Nothing);
     }
@@ -196,10 +229,10 @@ mod tests {
     #[test]
     fn lengths_and_forms_that_no_producer_writes_are_wrong() {
         let long = Header { bytes: 17, ..header(1) };
-        assert_eq!(Header::see(&long.words(), 1, 7, shape()), Sight::Wrong("ring message length"));
+        assert_eq!(Header::see(&words(long), 1, 7, shape()), Sight::Wrong("ring message length"));
         let longer = Header { bytes: 65, form: Form::Only, ..header(1) };
-        assert_eq!(Header::see(&longer.words(), 1, 7, shape()), Sight::Wrong("ring message length"));
-        let mut words = header(1).words();
+        assert_eq!(Header::see(&words(longer), 1, 7, shape()), Sight::Wrong("ring message length"));
+        let mut words = words(header(1));
         words[2] = 9 << 16;
         let body: [u64; 6] = words[..6].try_into().unwrap();
         words[6] = checksum(&body);

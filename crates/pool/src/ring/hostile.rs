@@ -8,7 +8,7 @@ use std::time::Duration;
 use polder_mem::{Bell, Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
 
 use super::header::{Form, Header, WORDS};
-use super::{Consumer, INLINE, Link, Place, Producer, RingShape};
+use super::{Consumer, INLINE, Link, PAIR, Place, Producer, RingShape};
 use crate::hostile::Script;
 use crate::summary::Inbox;
 use crate::wait::Patience;
@@ -154,18 +154,18 @@ fn store_header(peer: &Heap, shape: RingShape, victim: &mut Victim, script: &mut
         tag: 2,
         form: Form::ALL[usize::from(script.byte()) % Form::ALL.len()],
         bytes: script.near(INLINE as u64) as u32,
-        about: [script.near(about), 0],
+        about: script.near(about).into(),
     };
-    let at = LINES[1].lines((expected - 1) % shape.slots());
-    for (index, word) in (0..).zip(header.words()) {
-        peer.store(at.word(index), word);
-    }
+    let at = LINES[1] + (expected - 1) % shape.slots() * PAIR;
+    header.store(peer, at);
 }
 
 /// A credit line whose checksum is right and whose words are almost so.
 fn store_credit(peer: &Heap, victim: &Victim, script: &mut Script<'_>) {
-    let consumed = script.near(victim.producer.sequence() - 1);
-    line::publish(peer, CREDITS[0], &[consumed, script.near(victim.generation), 0, 0, 0, 0, 0]);
+    let slots = script.near(victim.producer.sequence() - 1);
+    let some = u64::from(script.byte());
+    let cells = script.near(slots.min(some));
+    line::publish(peer, CREDITS[0], &[slots, script.near(victim.generation), cells, 0, 0, 0, 0]);
 }
 
 /// How much the producer says that it has published.

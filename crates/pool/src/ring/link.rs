@@ -1,6 +1,6 @@
 //! What an end of a ring knows of the other: who it is, how to wake it, and whether it lives.
 
-use polder_mem::{Bell, Memory, Nanos};
+use polder_mem::{Bell, Fault, Memory, Nanos, Offset};
 
 use crate::wait::{self, Patience};
 use crate::{Peer, PoolError};
@@ -22,10 +22,9 @@ pub struct Link<A> {
     pub alive: A,
 }
 
-/// One wait of one end: since when, until when, for what.
+/// One wait of one end: until when, for what.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    pub(crate) began: Nanos,
     pub(crate) deadline: Nanos,
     pub(crate) what: &'static str,
     pub(crate) sequence: u64,
@@ -39,12 +38,16 @@ impl<A: Fn() -> Result<(), PoolError>> Link<A> {
         wait: Wait,
         mut look: impl FnMut() -> Result<Option<T>, PoolError>,
     ) -> Result<T, PoolError> {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        let began = memory.now();
         let alive = || self.check(wait.what, wait.sequence);
         if let Some(found) = wait::until(memory, self.bell, self.patience, wait.deadline, &mut look, alive)? {
             return Ok(found);
         }
         match alive() {
-            Ok(()) => Err(self.late(memory, wait)),
+            Ok(()) => Err(self.late(memory, wait, began)),
             // What it published before it died counts.
             Err(dead) => look()?.ok_or(dead),
         }
@@ -58,16 +61,17 @@ impl<A: Fn() -> Result<(), PoolError>> Link<A> {
         })
     }
 
-    /// The error for a peer that lives and let `wait` come to its deadline.
-    pub(crate) fn late<M: Memory>(&self, memory: &M, wait: Wait) -> PoolError {
-        let Wait { began, what, sequence, .. } = wait;
+    /// The error for a peer that lives and let `wait`, which began then, come to its deadline.
+    #[cold]
+    pub(crate) fn late<M: Memory>(&self, memory: &M, wait: Wait, began: Nanos) -> PoolError {
         let waited_ms = memory.now().0.saturating_sub(began.0) / 1_000_000;
-        PoolError::Timeout { peer: self.peer, what, epoch: self.epoch, sequence, waited_ms }
-    }
-
-    /// The error for a peer that left this generation of the ring.
-    pub(super) fn left(&self, what: &'static str, sequence: u64) -> PoolError {
-        PoolError::PeerDead { peer: self.peer, what, epoch: self.epoch, sequence }
+        PoolError::Timeout {
+            peer: self.peer,
+            what: wait.what,
+            epoch: self.epoch,
+            sequence: wait.sequence,
+            waited_ms,
+        }
     }
 }
 
@@ -77,6 +81,7 @@ pub(super) struct Fate(Option<Box<PoolError>>);
 
 impl Fate {
     /// Fails when an earlier operation ended this ring.
+    #[inline]
     pub(super) fn check(&self) -> Result<(), PoolError> {
         match &self.0 {
             None => Ok(()),
@@ -88,13 +93,50 @@ impl Fate {
         self.0.is_some()
     }
 
-    /// Passes `outcome` on, and remembers a failure after which this end cannot go on.
-    pub(super) fn note<T>(&mut self, outcome: Result<T, PoolError>, under_way: bool) -> Result<T, PoolError> {
-        match &outcome {
-            Err(PoolError::Timeout { .. }) if !under_way => {}
-            Err(PoolError::Argument { .. }) | Ok(_) => {}
-            Err(cause) => self.0 = Some(Box::new(cause.clone())),
+    /// Remembers a failure after which this end cannot go on, and passes it on. A timeout is one when a message is
+    /// under way.
+    #[cold]
+    pub(super) fn end(&mut self, cause: PoolError, under_way: bool) -> PoolError {
+        match &cause {
+            PoolError::Argument { .. } => {}
+            PoolError::Timeout { .. } if !under_way => {}
+            cause => self.0 = Some(Box::new(cause.clone())),
         }
-        outcome
+        cause
+    }
+}
+
+/// Why an operation failed, in two words that cost the hot path nothing; a [`PoolError`] at the door.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Flaw {
+    /// The peer wrote what no correct one writes.
+    Corrupt(&'static str),
+    /// The peer went over to another generation.
+    Left,
+    /// A slice of so many bytes is too short for a message of so many.
+    Short(u64, u64),
+    Memory(Fault),
+}
+
+impl From<Fault> for Flaw {
+    fn from(fault: Fault) -> Self {
+        Self::Memory(fault)
+    }
+}
+
+impl<A> Link<A> {
+    /// The error for a flaw that was met at `offset`, in an operation on the slot of this sequence.
+    #[cold]
+    pub(super) fn error(&self, flaw: Flaw, offset: Offset, what: &'static str, sequence: u64) -> PoolError {
+        match flaw {
+            Flaw::Corrupt(what) => PoolError::Corrupt { offset, what },
+            Flaw::Left => PoolError::PeerDead { peer: self.peer, what, epoch: self.epoch, sequence },
+            Flaw::Short(room, bytes) => PoolError::Argument {
+                what: "the slice to receive into",
+                value: format!("{room} bytes long for a message of {bytes}"),
+                expected: "look with `peek` and pass a slice that holds the message",
+            },
+            Flaw::Memory(fault) => PoolError::Memory(fault),
+        }
     }
 }

@@ -1,14 +1,15 @@
 //! The end that writes headers and cells.
 
-use polder_mem::{LINE, Memory, Nanos, Offset};
+use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
 
 use super::header::{Form, Header, pack};
-use super::link::{Fate, Wait};
-use super::{Envelope, INLINE, Link, Place, RingShape};
+use super::link::{Fate, Flaw, Wait};
+use super::{INLINE, Link, Place, RingShape, Turn};
 use crate::{PoolError, line};
 
-/// From this many bytes on a payload is written past the caches; below, by stores and write-backs.
-const STREAM_FROM: usize = 512;
+/// From this many bytes on a payload is written past the caches: all that needs a cell, because no length was found for
+/// which stores and write-backs take less time (Zen 4, 24 B to 4 KiB).
+const STREAM_FROM: usize = 0;
 
 /// What this end waits for, as errors name it.
 const WAITS_FOR: &str = "room in the ring for slot";
@@ -18,7 +19,8 @@ const HALF_WRITTEN: &str = "the rest of a half-written or damaged credit line fo
 /// The sending end of a ring. `A` says whether the consumer lives.
 #[derive(Debug)]
 pub struct Producer<M, A> {
-    out: Out<M>,
+    memory: M,
+    out: Out,
     link: Link<A>,
     fate: Fate,
 }
@@ -28,17 +30,17 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
     /// itself, so what an earlier producer left is not disturbed while it is still read.
     pub fn new(memory: M, shape: RingShape, place: Place, link: Link<A>) -> Self {
         let out = Out {
-            memory,
             shape,
             place,
-            sent: 0,
-            consumed: None,
+            turn: Turn::first(shape, &place),
+            slot_limit: 0,
+            cell_limit: 0,
             streamed: 0,
             stream_from: STREAM_FROM,
             summary: None,
             torn: false,
         };
-        Self { out, link, fate: Fate::default() }
+        Self { memory, out, link, fate: Fate::default() }
     }
 
     /// Counts what is published in `word` too: this process's own word of its host's summary line for the consumer.
@@ -48,7 +50,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
         self
     }
 
-    /// Writes payload of `bytes` and more past the caches.
+    /// Writes payload of `bytes` and more past the caches, and shorter by stores and write-backs.
     #[must_use]
     pub fn with_streaming_from(mut self, bytes: usize) -> Self {
         self.out.stream_from = bytes;
@@ -57,7 +59,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
 
     /// The sequence number of the next slot to be published.
     pub fn sequence(&self) -> u64 {
-        self.out.sent + 1
+        self.out.turn.sequence()
     }
 
     /// Fails when the consumer is dead. [`Producer::try_push`] does not ask.
@@ -68,16 +70,19 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
         self.link.check(WAITS_FOR, self.sequence())
     }
 
-    /// Pushes a message if there is room. The consumer can see it once this returns `true`. A message that no cell
-    /// holds goes out in parts: after `false`, call again with the same message until it is `true`.
+    /// Pushes a message if there is room. The consumer can see it soon after this returns `true`, whatever becomes of this
+    /// process. A message that no cell holds goes out in parts: after `false`, call again with the same message until it
+    /// is `true`.
     ///
     /// # Errors
     /// [`PoolError::PeerDead`] when the consumer went over to another generation, [`PoolError::Corrupt`] when it
     /// returned credits that it never got, [`PoolError::Memory`]; [`PoolError::Broken`] ever after.
     pub fn try_push(&mut self, kind: u16, tag: u32, bytes: &[u8]) -> Result<bool, PoolError> {
         self.fate.check()?;
-        let pushed = self.out.push(kind, tag, bytes, &self.link);
-        self.fate.note(pushed, false)
+        match self.out.push(&self.memory, self.link.wakes, Letter { kind, tag, bytes }) {
+            Ok(pushed) => Ok(pushed),
+            Err(flaw) => Err(self.fate.end(self.out.error(&self.link, flaw), false)),
+        }
     }
 
     /// Pushes a message, waiting for room until `deadline`.
@@ -87,41 +92,41 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
     /// unless part of this message is out already.
     pub fn push(&mut self, kind: u16, tag: u32, bytes: &[u8], deadline: Nanos) -> Result<(), PoolError> {
         self.fate.check()?;
-        let pushed = self.push_until(kind, tag, bytes, deadline);
-        self.fate.note(pushed, self.out.streamed > 0)
+        let letter = Letter { kind, tag, bytes };
+        loop {
+            match self.out.push(&self.memory, self.link.wakes, letter) {
+                Ok(true) => return Ok(()),
+                Ok(false) => self.wait(deadline)?,
+                Err(flaw) => return Err(self.fate.end(self.out.error(&self.link, flaw), false)),
+            }
+        }
     }
 
-    fn push_until(&mut self, kind: u16, tag: u32, bytes: &[u8], deadline: Nanos) -> Result<(), PoolError> {
-        let Self { out, link, .. } = self;
-        if out.push(kind, tag, bytes, link)? {
-            return Ok(());
-        }
-        let memory = out.memory.clone();
-        let began = memory.now();
-        loop {
-            let wait = Wait { began, deadline, what: WAITS_FOR, sequence: out.sent + 1 };
-            let room = link.wait(&memory, wait, || out.room(link).map(|room| room.then_some(())));
-            room.map_err(|error| if out.torn { error.waiting_for(HALF_WRITTEN) } else { error })?;
-            if out.push(kind, tag, bytes, link)? {
-                return Ok(());
-            }
-            if memory.now() >= deadline {
-                return Err(link.late(&memory, wait));
-            }
-        }
+    /// Waits for room for one slot.
+    fn wait(&mut self, deadline: Nanos) -> Result<(), PoolError> {
+        let Self { memory, out, link, fate } = self;
+        out.wait(memory, link, deadline).map_err(|error| fate.end(error, out.streamed > 0))
     }
+}
+
+/// A message to be sent.
+#[derive(Clone, Copy, Debug)]
+struct Letter<'a> {
+    kind: u16,
+    tag: u32,
+    bytes: &'a [u8],
 }
 
 /// The state of a producer, apart from what it knows of the consumer.
 #[derive(Debug)]
-struct Out<M> {
-    memory: M,
+struct Out {
     shape: RingShape,
     place: Place,
-    /// The sequence of the newest published slot.
-    sent: u64,
-    /// The newest slot that the consumer gave back; nothing before it has shown itself.
-    consumed: Option<u64>,
+    /// The slots and cells that are published.
+    turn: Turn,
+    /// Slots and cells that the consumer's credits allow; 0 before it has shown itself.
+    slot_limit: u64,
+    cell_limit: u64,
     /// Bytes of the present message that are out already.
     streamed: usize,
     stream_from: usize,
@@ -129,25 +134,59 @@ struct Out<M> {
     torn: bool,
 }
 
-impl<M: Memory> Out<M> {
-    /// Publishes as much of the message as there is room for; whether that was all of it.
-    fn push<A>(&mut self, kind: u16, tag: u32, bytes: &[u8], link: &Link<A>) -> Result<bool, PoolError>
+impl Out {
+    /// Waits for room for one slot.
+    fn wait<M: Memory, A>(&mut self, memory: &M, link: &Link<A>, deadline: Nanos) -> Result<(), PoolError>
     where
         A: Fn() -> Result<(), PoolError>,
     {
+        let wait = Wait { deadline, what: WAITS_FOR, sequence: self.turn.sequence() };
+        if self.streamed > 0 && memory.now() >= deadline {
+            // Credits that come one by one for ever do not put it off.
+            return Err(link.late(memory, wait, deadline));
+        }
+        // Whoever waits for a cell looks for both: which of the two was missing does not matter.
+        let (slots, cells) = (self.slot_limit, self.cell_limit);
+        let room = link.wait(memory, wait, || match self.has_more(memory, slots, cells) {
+            Ok(room) => Ok(room.then_some(())),
+            Err(flaw) => Err(self.error(link, flaw)),
+        });
+        room.map_err(|error| if self.torn { error.waiting_for(HALF_WRITTEN) } else { error })
+    }
+
+    /// Publishes as much of the message as there is room for; whether that was all of it.
+    #[inline(always)]
+    fn push<M: Memory>(&mut self, memory: &M, wakes: Bell, letter: Letter<'_>) -> Result<bool, Flaw> {
+        if letter.bytes.len() > INLINE {
+            return self.push_parts(memory, wakes, letter);
+        }
         assert!(
-            self.streamed <= bytes.len(),
-            "a message of {} bytes was begun and not finished",
+            self.streamed == 0,
+            "a message of more than {} bytes was begun and not finished",
             self.streamed
         );
-        while self.room(link)? {
-            let (form, part, about) = self.part(bytes);
-            if form != Form::Inline {
-                self.fill(part)?;
-            }
-            self.publish(kind, tag, form, part.len(), about, link);
+        let room = self.has_slot(memory)?;
+        if room {
+            self.publish(memory, wakes, &letter, Form::Inline, letter.bytes.len(), pack(letter.bytes));
+        }
+        Ok(room)
+    }
+
+    #[inline(never)]
+    fn push_parts<M: Memory>(&mut self, memory: &M, wakes: Bell, letter: Letter<'_>) -> Result<bool, Flaw> {
+        let whole = letter.bytes.len();
+        assert!(
+            self.streamed < whole,
+            "a message of more than {} bytes was begun and not finished",
+            self.streamed
+        );
+        while self.has_cell(memory)? {
+            let (form, part, about) = self.part(letter.bytes);
+            self.fill(memory, part)?;
+            self.turn.pass_cell(self.shape, &self.place);
+            self.publish(memory, wakes, &letter, form, part.len(), about.into());
             self.streamed += part.len();
-            if self.streamed == bytes.len() {
+            if self.streamed == whole {
                 self.streamed = 0;
                 return Ok(true);
             }
@@ -155,84 +194,103 @@ impl<M: Memory> Out<M> {
         Ok(false)
     }
 
-    /// The next part of a message: its form, its bytes, and the two words of the header that depend on them.
-    fn part<'a>(&self, message: &'a [u8]) -> (Form, &'a [u8], [u64; 2]) {
+    /// The next part of a message: its form, its bytes, and the word of the header that places it.
+    fn part<'a>(&self, message: &'a [u8]) -> (Form, &'a [u8], u64) {
         let rest = &message[self.streamed..];
         let part = &rest[..rest.len().min(self.shape.cell_bytes() as usize)];
         match (self.streamed, part.len() == rest.len()) {
-            (0, true) if part.len() <= INLINE => (Form::Inline, part, pack(part)),
-            (0, true) => (Form::Only, part, [0; 2]),
-            (0, false) => (Form::First, part, [message.len() as u64, 0]),
-            (begin, false) => (Form::More, part, [begin as u64, 0]),
-            (begin, true) => (Form::Last, part, [begin as u64, 0]),
+            (0, true) => (Form::Only, part, 0),
+            (0, false) => (Form::First, part, message.len() as u64),
+            (begin, false) => (Form::More, part, begin as u64),
+            (begin, true) => (Form::Last, part, begin as u64),
         }
     }
 
     /// Whether a slot is free, looking at the consumer's line only when it seems not.
-    // SYNC: sees what `Consumer` returned by `return_credits`, after it had copied those slots out.
-    fn room<A>(&mut self, link: &Link<A>) -> Result<bool, PoolError>
-    where
-        A: Fn() -> Result<(), PoolError>,
-    {
-        let free = |consumed: u64| self.sent - consumed < self.shape.slots();
-        if self.consumed.is_some_and(free) {
+    #[inline(always)]
+    fn has_slot<M: Memory>(&mut self, memory: &M) -> Result<bool, Flaw> {
+        if self.turn.slots < self.slot_limit {
             return Ok(true);
         }
-        let Some([consumed, generation, ..]) = line::read(&self.memory, self.place.credits)? else {
-            self.torn = true;
-            return Ok(false);
-        };
-        self.torn = false;
+        self.look_for_credits(memory)?;
+        Ok(self.turn.slots < self.slot_limit)
+    }
+
+    /// Whether a slot and a cell are free.
+    fn has_cell<M: Memory>(&mut self, memory: &M) -> Result<bool, Flaw> {
+        if self.turn.cells >= self.cell_limit {
+            self.look_for_credits(memory)?;
+        }
+        Ok(self.turn.cells < self.cell_limit && self.has_slot(memory)?)
+    }
+
+    // SYNC: sees what `In::show_credits` of the consumer stored, after it had copied those slots out.
+    #[inline(never)]
+    fn look_for_credits<M: Memory>(&mut self, memory: &M) -> Result<(), Flaw> {
+        let seen = line::read(memory, self.place.credits)?;
+        self.torn = seen.is_none();
+        let Some([slots, generation, cells, ..]) = seen else { return Ok(()) };
         if generation != self.place.generation {
-            return match self.consumed {
-                // What the consumer of an earlier generation left, or nothing at all.
-                None => Ok(false),
-                Some(_) => Err(link.left(WAITS_FOR, self.sent + 1)),
-            };
+            // Before the consumer has shown itself: what one of an earlier generation left, or nothing at all.
+            return if self.slot_limit == 0 { Ok(()) } else { Err(Flaw::Left) };
         }
-        if consumed > self.sent || self.consumed.is_some_and(|before| consumed < before) {
-            return Err(PoolError::Corrupt { offset: self.place.credits, what: "ring credit" });
+        let slot_limit = slots.saturating_add(self.shape.slots());
+        let cell_limit = cells.saturating_add(self.shape.cells());
+        let too_many = slots > self.turn.slots || cells > self.turn.cells;
+        if too_many || slot_limit < self.slot_limit || cell_limit < self.cell_limit {
+            return Err(Flaw::Corrupt("ring credit"));
         }
-        self.consumed = Some(consumed);
-        Ok(free(consumed))
+        (self.slot_limit, self.cell_limit) = (slot_limit, cell_limit);
+        Ok(())
+    }
+
+    /// Whether the consumer has returned more than it had.
+    fn has_more<M: Memory>(&mut self, memory: &M, slots: u64, cells: u64) -> Result<bool, Flaw> {
+        self.look_for_credits(memory)?;
+        Ok((self.slot_limit, self.cell_limit) != (slots, cells))
     }
 
     /// Brings the payload to where the consumer can see it once it sees the header.
-    fn fill(&self, part: &[u8]) -> Result<(), PoolError> {
-        let cell = self.place.cell(self.shape, self.sent + 1);
+    fn fill<M: Memory>(&self, memory: &M, part: &[u8]) -> Result<(), Flaw> {
+        let cell = self.turn.cell;
         if part.len() >= self.stream_from {
-            self.memory.copy_in_nt(cell, part)?;
+            memory.copy_in_nt(cell, part)?;
         } else {
-            self.memory.copy_in(cell, part)?;
-            self.memory.write_back(cell, part.len() as u64);
+            memory.copy_in(cell, part)?;
+            memory.write_back(cell, part.len() as u64);
         }
-        self.memory.sfence();
+        memory.sfence();
         Ok(())
     }
 
     // SYNC: publishes the slot to `In::look` of the consumer.
-    fn publish<A>(&mut self, kind: u16, tag: u32, form: Form, bytes: usize, about: [u64; 2], link: &Link<A>) {
-        let generation = self.place.generation;
-        self.sent += 1;
-        let at = self.place.header(self.shape, self.sent);
-        let header = Header { sequence: self.sent, generation, kind, tag, form, bytes: bytes as u32, about };
-        for (index, word) in (0..).zip(header.words()) {
-            self.memory.store(at.word(index), word);
-        }
-        self.memory.write_back(at, LINE);
+    #[inline(always)]
+    fn publish<M: Memory>(
+        &mut self,
+        memory: &M,
+        wakes: Bell,
+        letter: &Letter<'_>,
+        form: Form,
+        bytes: usize,
+        about: u128,
+    ) {
+        let at = self.turn.header;
+        let Letter { kind, tag, .. } = *letter;
+        let (sequence, generation) = (self.turn.sequence(), self.place.generation);
+        Header { sequence, generation, kind, tag, form, bytes: bytes as u32, about }.store(memory, at);
+        memory.write_back(at, LINE);
+        self.turn.pass_slot(self.shape, &self.place);
         if let Some(word) = self.summary {
             // No fence before it: the summary only says where to look, and goes on saying so.
-            self.memory.store(word, self.sent);
-            self.memory.write_back(word, 8);
+            memory.store(word, sequence);
+            memory.write_back(word, 8);
         }
         // Its fence stands for the `sfence` of rule 2.
-        self.memory.wake(link.wakes);
+        memory.wake(wakes);
     }
-}
 
-impl Envelope {
-    /// The envelope of `bytes` bytes.
-    pub(super) const fn of(header: &Header, bytes: u64) -> Self {
-        Self { kind: header.kind, tag: header.tag, bytes }
+    #[cold]
+    fn error<A>(&self, link: &Link<A>, flaw: Flaw) -> PoolError {
+        link.error(flaw, self.place.credits, WAITS_FOR, self.turn.sequence())
     }
 }
