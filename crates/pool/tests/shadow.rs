@@ -235,8 +235,8 @@ fn each_of_them_fails_when_one_flush_is_left_out() {
     let seeded: [(Flush, Check); 7] = [
         (flush("line.rs", "pub fn announce<", "memory.write_back(at, LINE)"), objects),
         (flush("directory.rs", "fn scan(", "memory.invalidate("), objects),
-        (flush("ring/producer.rs", "fn publish<", "self.memory.write_back(at, LINE)"), rings),
-        (flush("ring/consumer.rs", "fn take<", "self.memory.invalidate(cell"), rings),
+        (flush("ring/producer.rs", "fn publish<", "memory.write_back(at, LINE)"), rings),
+        (flush("ring/consumer.rs", "fn copy_out<", "memory.invalidate(cell"), rings),
         (flush("line.rs", "pub fn read<", "memory.invalidate(at, LINE)"), rings),
         (flush("line.rs", "pub fn publish<", "memory.write_back(at, LINE)"), collectives),
         (flush("collectives/run.rs", "fn invalidate(", ".invalidate("), collectives),
