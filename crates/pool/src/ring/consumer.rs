@@ -19,8 +19,6 @@ const TRUSTED: u64 = 128 << 20;
 /// answer that is on its way comes within fewer.
 const IDLE_LOOKS: u32 = 32;
 
-/// How often a line that has just been read is looked at again before the next trip to memory.
-const SECOND_LOOKS: u32 = 4;
 const WRONG_PART: Flaw = Flaw::Corrupt("ring message part");
 
 /// The receiving end of a ring. `A` says whether the producer lives.
@@ -49,7 +47,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
             ahead: None,
             streaming: None,
             longest: LONGEST,
-            second_looks: SECOND_LOOKS,
+            second_looks: 0,
         };
         intake.show_credits(&memory, link.wakes);
         Self { memory, intake, link, fate: Fate::default(), partial: Vec::new(), summary: None }
@@ -64,8 +62,8 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
 
     /// Looks at a header that has just been read from memory `looks` times more, with a pause between, before it is read
     /// again. Where hardware keeps the caches of both ends in step, as between emulated hosts, the message shows up
-    /// there; between hosts it never does, and 0 is best. A header counts by its checksum and sequence, so it may be read
-    /// from any cache.
+    /// there, and a dozen looks take a quarter off a round trip; between real hosts it never does, and none is best,
+    /// which is the default. A header counts by its checksum and sequence, so it may be read from any cache.
     #[must_use]
     pub fn with_second_looks(mut self, looks: u32) -> Self {
         self.intake.second_looks = looks;
