@@ -18,7 +18,7 @@ const LONGEST: u64 = 700;
 /// The hostile consumer's credit line; then the victim's.
 const CREDITS: [Offset; 2] = [Offset(0), Offset(64)];
 /// The victim's producer extent; then the hostile one.
-const LINES: [Offset; 2] = [Offset(1024), Offset(2048)];
+const LINES: [Offset; 2] = [Offset(1024), Offset(2560)];
 
 /// The hostile producer's word of its host's summary line.
 const SUMMARY: Offset = Offset(128 + 8);
@@ -33,7 +33,9 @@ type Alive = fn() -> Result<(), PoolError>;
 /// When a victim returns what no ring may return, or writes a line of the peer's.
 pub fn drive(bytes: &[u8]) {
     let mut script = Script(bytes);
-    let shape = RingShape::new(1 + u32::from(script.byte() % 3), 64 * (1 + u32::from(script.byte() % 3)))
+    let (cells, more) = (1 + u32::from(script.byte() % 3), u32::from(script.byte() % 3));
+    let shape = RingShape::new(cells, 64 * (1 + u32::from(script.byte() % 3)))
+        .and_then(|shape| shape.with_slots(cells + more))
         .expect("a shape in range");
     let heap = Heap::new(HeapShape { bytes: 4096, hosts: 2, processes: 1, local_words: 0, bells: 2 });
     let peer = heap.process(1, ProcessSlot(0));
