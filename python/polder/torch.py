@@ -13,8 +13,9 @@ over two host ids, to try what two machines would do.
 It carries DDP, ``all_reduce``, ``broadcast``, ``all_gather``, ``reduce_scatter`` and ``barrier``
 on CPU tensors, with ``async_op`` too. A collective that it does not carry raises `NotImplementedError` with its name.
 
-Errors are those of `polder.errors`: a rank that dies in an operation gives every other rank a `PeerDeadError`. After an
-error the group is broken; leave it with ``destroy_process_group`` and join anew, as torchrun does by restarting.
+Errors are those of `polder.errors`: a rank that dies in an operation gives every other rank a `PeerDeadError`. In a
+backward pass of DDP torch makes a RuntimeError of it, whose text is the same and names the host and the process. After
+an error the group is broken; leave it with ``destroy_process_group`` and join anew, as torchrun does by restarting.
 """
 
 import atexit
@@ -166,21 +167,20 @@ class _Pending(Work):
         return self._tensors
 
     def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
-        """A future of the tensors, which DDP's reducer waits for."""
+        """A future of the tensors, which DDP's reducer waits for. A failure is a RuntimeError with the text of ours."""
         if self._future is None:
-            self._future = torch.futures.Future()
-            self._tickets[-1].when_done(self._resolve)
+            over: torch.futures.Future[BaseException | None] = torch.futures.Future()
+            # What set_exception leaves is an error for Python alone, which the reducer takes for tensors: it crashed.
+            self._future = over.then(self._outcome)
+            self._tickets[-1].when_done(over.set_result)
         return self._future
 
-    def _resolve(self, error: BaseException | None) -> None:
-        assert self._future is not None
-        if error is None:
-            error = self.exception()
-        if error is None:
-            self._finish_once()
-            self._future.set_result(self._tensors)
-        else:
-            self._future.set_exception(error)  # pyright: ignore[reportArgumentType]
+    def _outcome(self, over: "torch.futures.Future[BaseException | None]") -> list[torch.Tensor]:
+        error = over.value() or self.exception()
+        if error is not None:
+            raise error
+        self._finish_once()
+        return self._tensors
 
 
 def _missing(name: str) -> Callable[..., NoReturn]:

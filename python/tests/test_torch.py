@@ -57,6 +57,17 @@ def test_a_killed_rank_is_named_and_the_next_start_cleans_up(tmp_path: Path) -> 
     assert not left_behind()
 
 
+def test_a_rank_that_dies_in_a_backward_pass_is_named_by_the_error_of_the_others(tmp_path: Path) -> None:
+    with Ranks("torch_backward.py", 2, tmp_path, POLDER_EMULATE="2") as run:
+        survivor, killed = run.processes
+        output = survivor.communicate(timeout=60)[0]
+        assert killed.wait(20) == -signal.SIGKILL
+        assert f"host 1 pid {killed.pid}" in output.splitlines()[-1], output
+    with Ranks("torch_ddp.py", 2, tmp_path / "next") as run:
+        run.outputs()
+    assert not left_behind()
+
+
 def test_two_jobs_on_one_named_pool_do_not_meet(scratch: Path, tmp_path: Path) -> None:
     named = {"POLDER_POOL": str(scratch / "pool"), "POLDER_RUN": str(scratch)}
     with (
