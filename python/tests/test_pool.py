@@ -1,12 +1,18 @@
 """Pools and objects."""
 
+import itertools
+import mmap
 import os
+import struct
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -14,6 +20,12 @@ from hypothesis.extra import numpy as arrays
 import polder
 
 DTYPES = arrays.boolean_dtypes() | arrays.integer_dtypes(endianness="<") | arrays.floating_dtypes(endianness="<")
+
+
+def sealed(words: list[int]) -> bytes:
+    """A line of a pool whose checksum is right (docs/format.md)."""
+    line = struct.pack("<7Q", *words)
+    return line + struct.pack("<Q", xxhash.xxh3_64_intdigest(line))
 
 
 def test_what_one_host_writes_another_reads(scratch: Path) -> None:
@@ -141,6 +153,86 @@ def test_any_flipped_byte_of_the_first_lines_is_found(scratch: Path) -> None:
             file.seek(index)
             file.write(whole[index : index + 1])
     polder.Pool(path, run=scratch).close()
+
+
+def test_a_pool_that_is_too_small_or_of_another_version_is_refused_and_left_as_it_was(scratch: Path) -> None:
+    path = scratch / "pool"
+    polder.Pool(path, size="64MiB", run=scratch).close()
+    whole = path.read_bytes()
+    os.truncate(path, 1 << 20)
+    with pytest.raises(polder.TooSmallError, match="needs 67108864 bytes"):
+        polder.Pool(path, run=scratch)
+    path.write_bytes(whole)
+    words = list(struct.unpack("<7Q", whole[:56]))
+    words[1] = 2
+    with path.open("r+b") as file:
+        file.write(sealed(words))
+    with pytest.raises(polder.VersionError, match="has format 2"):
+        polder.Pool(path, run=scratch)
+    assert path.read_bytes() == sealed(words) + whole[64:]
+    with pytest.raises(polder.TooSmallError):
+        polder.Pool(scratch / "new", size="64KiB", run=scratch)
+    assert not (scratch / "new").exists()
+
+
+def test_a_host_id_that_another_machine_holds_is_refused(scratch: Path) -> None:
+    path = scratch / "pool"
+    (scratch / "elsewhere").mkdir()
+    with (
+        polder.Pool(path, size="64MiB", host=1, run=scratch) as holder,
+        path.open("r+b") as file,
+        mmap.mmap(file.fileno(), 0) as pool,
+    ):
+        held = holder.create("/held", 10)
+
+        def find(told: Callable[[list[int]], bool]) -> tuple[int, list[int]]:
+            lines = ((at, list(struct.unpack_from("<7Q", pool, at))) for at in range(4096, len(pool), 64))
+            return next((at, words) for at, words in lines if told(words))
+
+        host_line, host = find(lambda words: words[0] == words[2] == 1 and words[1] >> 32 > 0)
+        process_line, process = find(lambda words: words[0] == 1 and words[2] == os.getpid())
+        heartbeat = process_line + 64 * struct.unpack_from("<H", pool, 66)[0]
+        over = threading.Event()
+
+        def beat() -> None:
+            for count in itertools.count(1 << 32):
+                pool[heartbeat : heartbeat + 64] = sealed([count, process[1], 0, 0, 0, 0, 0])
+                if over.wait(0.01):
+                    return
+
+        # As if another kernel had started the holder.
+        pool[host_line : host_line + 64] = sealed([host[0], host[1] ^ 1, *host[2:]])
+        beating = threading.Thread(target=beat)
+        beating.start()
+        try:
+            with pytest.raises(polder.HostLiveError, match="host id 1 is live") as caught:
+                polder.Pool(path, host=1, run=scratch / "elsewhere")
+            assert caught.value.host == 1
+        finally:
+            over.set()
+            beating.join()
+        pool[host_line : host_line + 64] = sealed(host)
+        with held.write() as array:
+            array[:] = 1
+        assert [entry.name for entry in holder.list()] == ["/held"]
+
+
+def test_a_pool_without_permission_is_refused_with_its_owner_and_mode(scratch: Path) -> None:
+    nobody = 65534
+    path = scratch / "pool"
+    polder.Pool(path, size="64MiB", run=scratch).close()
+    path.chmod(0o600 if os.getuid() == 0 else 0)
+    scratch.chmod(0o755)
+    child = os.fork()
+    if child == 0:
+        if os.getuid() == 0:  # whom no mode keeps out
+            os.setuid(nobody)
+        try:
+            polder.Pool(path, run=scratch)
+        except polder.RegionError as error:
+            os._exit(0 if "no permission" in str(error) and f"owner {path.stat().st_uid}" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_closed_pool_says_so(scratch: Path) -> None:
