@@ -119,6 +119,19 @@ impl Script<'_> {
         }
     }
 
+    fn small(&mut self) -> u64 {
+        u64::from(self.byte() % 8)
+    }
+
+    /// A set of hosts, sometimes with one that there is not.
+    fn bits(&mut self) -> u64 {
+        let usual = self.small();
+        match self.byte() {
+            byte @ 224.. => usual | 1 << (byte % 64),
+            _ => usual,
+        }
+    }
+
     pub(crate) fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[usize::from(self.byte()) % choices.len()]
     }
@@ -180,7 +193,12 @@ impl Stage {
             5 => drop(pool.maintain()),
             // Seldom: it looks at torn lines again and again.
             6 if script.byte() < 32 => drop(inspect(pool.memory())),
-            7 => drop((pool.beat(), pool.standing(), pool.present(), pool.view())),
+            7 => {
+                drop((pool.beat(), pool.standing(), pool.present()));
+                if let Ok(View { members, fenced, evicted, .. }) = pool.view() {
+                    assert_eq!((members | fenced | evicted) >> GEOMETRY.hosts, 0, "a host that there is not");
+                }
+            }
             8 => {
                 let slot = ProcessSlot(u16::from(script.byte() % 2));
                 let host = u16::from(script.byte() % 3);
@@ -376,26 +394,21 @@ impl Stage {
     fn write_view(&self, script: &mut Script<'_>) {
         let keeper = 1 + u16::from(script.byte() % GEOMETRY.keepers as u8);
         let usual = u64::from(keeper) * CHANGES + u64::from(script.byte() % 8);
-        let (epoch, mut small) = (script.near(usual), || u64::from(script.byte() % 8));
-        let (at, words) = match small() {
+        let epoch = script.near(usual);
+        let (at, words) = match script.small() {
             0..4 => {
-                let ids = if small() < 4 { Ids::Launcher } else { Ids::Keeper };
-                let (members, fenced, evicted) = (small(), small(), small());
+                let ids = script.of(&[Ids::Launcher, Ids::Keeper]);
+                let [members, fenced, evicted] = std::array::from_fn(|_| script.bits());
                 let view = View { epoch, keeper, ids, members, fenced, evicted };
                 (self.layout.view_line(keeper, View::half(usual)), view.encode())
             }
             4 => (self.layout.view_line(keeper, 0), View::starting(keeper)),
             5 | 6 => {
-                let grant = Grant {
-                    nonce: small(),
-                    boot: small(),
-                    incarnation: small(),
-                    epoch,
-                    evicted_through: small(),
-                };
-                (self.layout.grant_line(keeper, small() as u16 % GEOMETRY.hosts), grant.encode())
+                let [nonce, boot, incarnation, evicted_through] = std::array::from_fn(|_| script.small());
+                let grant = Grant { nonce, boot, incarnation, epoch, evicted_through };
+                (self.layout.grant_line(keeper, Self::host(script)), grant.encode())
             }
-            _ => (self.layout.keeper_heartbeat_line(keeper), [small(), 0, 0, 0, 0, 0, 0]),
+            _ => (self.layout.keeper_heartbeat_line(keeper), [script.small(), 0, 0, 0, 0, 0, 0]),
         };
         self.publish(script, at, words);
     }
