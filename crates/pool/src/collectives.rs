@@ -5,21 +5,24 @@
 //! buffer, in place) are not to be used.
 
 mod data;
+mod pace;
 mod run;
 #[cfg(test)]
 mod tests;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use polder_kernels::{Dtype, Op};
-use polder_mem::{Memory, Offset};
+use polder_mem::{Coherence, Memory, Nanos, Offset};
 use polder_schedule::{Collective, Cut, Plan, Schedule};
 
 use crate::PoolError;
 use crate::group::{Failure, Group, MAX_BYTES, MAX_STEP, Signature};
 
 use data::{Data, Scratch};
+use pace::{Paces, Size, Stores};
 use run::{Reduction, Run};
 
 /// How a collective is scheduled.
@@ -41,6 +44,7 @@ type Key = (Collective, usize, Variant);
 pub(crate) struct Workshop {
     plans: Vec<(Key, Arc<Plan>)>,
     scratch: Option<Scratch>,
+    paces: Paces,
 }
 
 /// A collective with its sizes.
@@ -50,6 +54,13 @@ struct Call {
     reduction: Option<Reduction>,
     /// Bytes of the message that all ranks must agree on.
     bytes: u64,
+}
+
+/// An operation that is being timed, if it is.
+#[derive(Clone, Copy)]
+struct Timed {
+    stores: Stores,
+    begun: Option<(Size, Nanos)>,
 }
 
 impl<M: Memory> Group<M> {
@@ -302,6 +313,8 @@ impl<M: Memory> Group<M> {
         let plan = self.plan(call, variant);
         let cut = self.cut(call, &plan)?;
         let mut scratch = self.workshop.scratch.take().unwrap_or_default();
+        let timed = self.timed(call, false);
+        let stores = timed.stores;
         let outcome = self.operation(call.signature(), |group| {
             group.window()?;
             if !plan.steps[0].fills {
@@ -309,8 +322,9 @@ impl<M: Memory> Group<M> {
                 group.post(0);
             }
             let half = group.half();
-            Run { group, plan: &plan, cut, reduction: call.reduction, data, half }.run(&mut scratch)
+            Run { group, plan: &plan, cut, reduction: call.reduction, data, half, stores }.run(&mut scratch)
         });
+        self.took(timed);
         self.workshop.scratch = Some(scratch);
         outcome
     }
@@ -328,13 +342,36 @@ impl<M: Memory> Group<M> {
         assert!(plan.shows_only_chunks(), "{} in the pool has a block that is no chunk", call.collective);
         let cut = Cut::new(&plan, call.bytes, self.options().segment_bytes);
         let mut scratch = self.workshop.scratch.take().unwrap_or_default();
+        let timed = self.timed(call, true);
+        let stores = timed.stores;
         let outcome = self.operation(call.signature().in_pool(), |group| {
             let at = group.exchange_extents(at, bytes)?;
             let data = Data::Pool { at: &at, input_stride, output_stride };
-            Run { group, plan: &plan, cut, reduction: call.reduction, data, half: 0 }.run(&mut scratch)
+            Run { group, plan: &plan, cut, reduction: call.reduction, data, half: 0, stores }
+                .run(&mut scratch)
         });
+        self.took(timed);
         self.workshop.scratch = Some(scratch);
         outcome
+    }
+
+    /// Begins to time an operation, where the kind of stores is ours to choose: not for short messages, and not where all
+    /// readers need them in memory.
+    fn timed(&mut self, call: &Call, in_pool: bool) -> Timed {
+        let all_far = self.memory().coherence() == Coherence::Software && !self.has_neighbours();
+        if call.bytes < self.options().stream_bytes || all_far || self.size() == 1 {
+            return Timed { stores: Stores::Ordinary, begun: None };
+        }
+        let size = Size { in_pool, bytes_log2: call.bytes.ilog2() };
+        let stores = self.workshop.paces.next(size);
+        Timed { stores, begun: Some((size, self.memory().now())) }
+    }
+
+    fn took(&mut self, timed: Timed) {
+        if let Some((size, begun)) = timed.begun {
+            let time = Duration::from_nanos(self.memory().now().0.saturating_sub(begun.0));
+            self.workshop.paces.took(size, timed.stores, time);
+        }
     }
 
     /// Tells every peer where this rank's data lies, and learns where theirs does.

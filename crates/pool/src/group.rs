@@ -71,6 +71,9 @@ pub struct Options {
     pub segment_bytes: u64,
     /// Messages up to so many bytes go in one exchange, in which every rank reads everything.
     pub direct_bytes: u64,
+    /// From this size of a message on, it is found out by timing whether stores past the caches are faster where ordinary
+    /// ones do as well.
+    pub stream_bytes: u64,
     /// How long one wait for a peer may take.
     pub timeout: Duration,
     /// A peer under another kernel whose heartbeat stands still for so long is dead.
@@ -87,6 +90,7 @@ impl Default for Options {
             staging_bytes: 4 << 20,
             segment_bytes: 256 << 10,
             direct_bytes: 32 << 10,
+            stream_bytes: 4 << 10,
             timeout: Duration::from_secs(30),
             silence: Duration::from_secs(5),
             patience: Patience::DEDICATED,
@@ -566,6 +570,11 @@ impl<M: Memory> Group<M> {
     /// Whether all ranks live on one host: then nothing needs a flush.
     pub(crate) fn is_local(&self) -> bool {
         self.local
+    }
+
+    /// Whether another rank lives on our host.
+    pub(crate) fn has_neighbours(&self) -> bool {
+        (0..self.size()).any(|rank| rank != self.rank && !self.is_remote(rank))
     }
 
     fn is_remote(&self, rank: usize) -> bool {

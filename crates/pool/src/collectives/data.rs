@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use polder_mem::{Coherence, Fault, LINE, Memory, Offset};
+use polder_mem::{Fault, LINE, Memory, Offset};
 
 /// Bytes that are copied out of the pool, combined and copied on at a time: they stay in the first-level cache.
 const PIECE: u64 = 16 << 10;
@@ -85,27 +85,24 @@ pub(crate) fn length(part: &Range<u64>) -> usize {
     (part.end - part.start) as usize
 }
 
-/// Copies `bytes` into a block; it reaches readers on other hosts (`far`) with the next `sfence`.
-pub(crate) fn fill<M: Memory>(memory: &M, at: Offset, bytes: &[u8], far: bool) -> Result<(), Fault> {
-    if far && memory.coherence() == Coherence::Software {
-        memory.copy_in_nt(at, bytes)
-    } else {
-        memory.copy_in(at, bytes)
-    }
+/// Copies `bytes` into a block, past the caches or with ordinary stores. What goes past them reaches anyone with the next
+/// `sfence`.
+pub(crate) fn fill<M: Memory>(memory: &M, at: Offset, bytes: &[u8], streams: bool) -> Result<(), Fault> {
+    if streams { memory.copy_in_nt(at, bytes) } else { memory.copy_in(at, bytes) }
 }
 
-/// Copies `bytes` into this rank's data in the pool, and leaves its neighbours alone. With `far` it reaches other hosts with
-/// the next `sfence`, which must come before anyone is told.
-pub(crate) fn write<M: Memory>(memory: &M, at: Offset, bytes: &[u8], far: bool) -> Result<(), Fault> {
-    let streams = far && memory.coherence() == Coherence::Software && at.0.is_multiple_of(8);
-    let (words, rest) = bytes.split_at(if streams { bytes.len() / 8 * 8 } else { 0 });
+/// Copies `bytes` into this rank's data in the pool, and leaves its neighbours alone. With `streams` it goes past the caches,
+/// and reaches other hosts with the next `sfence`.
+pub(crate) fn write<M: Memory>(memory: &M, at: Offset, bytes: &[u8], streams: bool) -> Result<(), Fault> {
+    let words = if streams && at.0.is_multiple_of(8) { bytes.len() / 8 * 8 } else { 0 };
+    let (words, rest) = bytes.split_at(words);
     if !words.is_empty() {
         memory.copy_in_nt(at, words)?;
     }
     if !rest.is_empty() {
         let at = at + words.len() as u64;
         memory.copy_in(at, rest)?;
-        if far {
+        if streams {
             memory.write_back(at, rest.len() as u64);
         }
     }

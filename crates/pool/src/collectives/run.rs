@@ -5,10 +5,11 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 
 use polder_kernels::{Dtype, Op, divide, reduce, reduce_into};
-use polder_mem::{Fault, Memory, Offset};
+use polder_mem::{Coherence, Fault, Memory, Offset};
 use polder_schedule::{Act, Block, Chunk, Cut, Plan, Read, Step};
 
 use super::data::{Data, Scratch, fill, length, pieces, range, write};
+use super::pace::Stores;
 use crate::group::{Failure, Group};
 
 /// How sources are combined: checked to be defined, so that the kernels cannot refuse.
@@ -44,6 +45,8 @@ pub(crate) struct Run<'a, M: Memory> {
     pub(crate) data: Data<'a>,
     /// The first byte of this operation's half of the staging, in a rank's extent.
     pub(crate) half: u64,
+    /// How to store what no reader needs in memory.
+    pub(crate) stores: Stores,
 }
 
 impl<M: Memory> Run<'_, M> {
@@ -80,7 +83,7 @@ impl<M: Memory> Run<'_, M> {
         for act in &step.actions {
             self.act(act, round, scratch)?;
         }
-        if step.fills_far || self.streams() {
+        if step.fills_far || self.stores == Stores::Streaming || !self.is_staged() {
             group.memory().sfence();
         }
         if step.fills || self.is_staged() && self.plan.frees(self.cut.rounds, round, phase) {
@@ -91,9 +94,16 @@ impl<M: Memory> Run<'_, M> {
         Ok(())
     }
 
-    /// Whether outputs in the pool are written past the caches: nobody but other hosts reads most of them soon.
-    fn streams(&self) -> bool {
-        !self.is_staged() && !self.group.is_local()
+    /// Whether a block is written past the caches: it has to be for readers of other hosts that share no cache with us,
+    /// and may be for others.
+    fn streams(&self, far: bool) -> bool {
+        let flushes = self.group.memory().coherence() == Coherence::Software;
+        far && flushes || self.stores == Stores::Streaming
+    }
+
+    /// Whether outputs in the pool are written past the caches.
+    fn output_streams(&self) -> bool {
+        self.streams(!self.group.is_local())
     }
 
     fn is_staged(&self) -> bool {
@@ -166,7 +176,7 @@ impl<M: Memory> Run<'_, M> {
         pieces(self.bytes(act, round)).try_for_each(|piece| {
             let part = &mut scratch.part[..length(&piece)];
             memory.copy_out(from + piece.start, part)?;
-            write(memory, to + piece.start, part, self.streams())
+            write(memory, to + piece.start, part, self.output_streams())
         })
     }
 
@@ -182,17 +192,17 @@ impl<M: Memory> Run<'_, M> {
             let to = self.chunk(Chunk::Output(chunk), round);
             self.data.keep(&from, &to);
         }
-        let shown = act.block.map(|block| (self.place(&block, round), block.far));
-        shown.map_or(Ok(()), |(at, far)| fill(self.group.memory(), at, self.data.input(&from), far))
+        let shown = act.block.map(|block| (self.place(&block, round), self.streams(block.far)));
+        shown.map_or(Ok(()), |(at, streams)| fill(self.group.memory(), at, self.data.input(&from), streams))
     }
 
     fn take(&mut self, act: &Act, block: &Block, round: u64) -> Result<(), Fault> {
         let memory = self.group.memory();
         let (from, to) = (self.place(block, round), self.chunk(act.length, round));
-        let relayed = act.block.map(|block| (self.place(&block, round), block.far));
+        let relayed = act.block.map(|block| (self.place(&block, round), self.streams(block.far)));
         let output = self.data.output(&to);
         memory.copy_out(from, output)?;
-        relayed.map_or(Ok(()), |(at, far)| fill(memory, at, output, far))
+        relayed.map_or(Ok(()), |(at, streams)| fill(memory, at, output, streams))
     }
 
     /// Combines a piece of all sources, the last of them straight into the caller's output if it takes one.
@@ -207,8 +217,8 @@ impl<M: Memory> Run<'_, M> {
         let reduction = self.reduction.expect("only reductions combine");
         let (sum, part) = scratch.halves(length(piece));
         let [first, middle @ .., last] = act.sources.as_slice() else { unreachable!("at least two sources") };
-        let shown = act.block.map(|block| (self.place(&block, round) + piece.start, block.far));
-        let streams = self.streams();
+        let shown = act.block.map(|block| (self.place(&block, round) + piece.start, self.streams(block.far)));
+        let streams = self.output_streams();
         let in_pool = (!self.is_staged()).then(|| self.output_in_pool(act, round) + piece.start);
         let output = act.output.map(|chunk| within(&self.chunk(Chunk::Output(chunk), round), piece));
         self.fetch(first, round, piece, sum)?;
@@ -222,7 +232,7 @@ impl<M: Memory> Run<'_, M> {
         }
         match (in_pool, shown) {
             (Some(at), _) => write(memory, at, combined, streams),
-            (None, Some((at, far))) => fill(memory, at, combined, far),
+            (None, Some((at, streams))) => fill(memory, at, combined, streams),
             (None, None) => Ok(()),
         }
     }

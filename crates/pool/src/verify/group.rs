@@ -66,6 +66,7 @@ pub(super) fn tiny(staging_bytes: u64) -> Options {
         staging_bytes,
         segment_bytes: 64,
         direct_bytes: 16,
+        stream_bytes: 64,
         timeout: TIMEOUT,
         patience: Patience { spins: 1, yields: 1, nap: Duration::from_secs(1) },
         ..Options::default()
