@@ -37,6 +37,7 @@ RANKS = 2
 CONTEXT = 64
 BATCH = 4
 ROUND = 10  # steps on one backend before the other has its turn
+RAMP = 20  # steps until the learning rate is what it stays
 WARM_UP = 3  # steps that are run and not counted
 TEXT_LIMIT = 64 << 20
 
@@ -170,7 +171,13 @@ class Gpt(torch.nn.Module):
         self.places = torch.nn.Parameter(torch.randn(CONTEXT, width) * 0.02)
         self.blocks = torch.nn.Sequential(*[Block(width, heads) for _ in range(layers)])
         self.last = torch.nn.LayerNorm(width)
-        torch.nn.init.normal_(self.bytes.weight, std=0.02)
+        for name, weight in self.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.zeros_(weight)
+            elif weight.dim() == 2:
+                # What adds to the residual stream starts smaller, by the number of additions, as in GPT-2.
+                adds = name.endswith(("attended.weight", "down.weight"))
+                torch.nn.init.normal_(weight, std=0.02 / (2 * layers) ** (0.5 * adds))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores of the next byte, shape (batch, length, 256), for bytes of shape (batch, length)."""
@@ -215,6 +222,7 @@ class Run:
     group: dist.ProcessGroup
     model: torch.nn.parallel.DistributedDataParallel
     optimizer: torch.optim.Optimizer
+    rate: torch.optim.lr_scheduler.LambdaLR
     losses: list[float] = field(default_factory=list[float])
     steps: list[Step] = field(default_factory=list[Step])
     flights: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
@@ -227,7 +235,8 @@ def start_run(name: str, group: dist.ProcessGroup) -> Run:
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(Gpt(), process_group=group)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), fused=True)
-    run = Run(name, group, model, optimizer)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / RAMP))
+    run = Run(name, group, model, optimizer, rate)
 
     def reduce_bucket(
         run: Run,
@@ -267,6 +276,7 @@ def train_step(run: Run, text: torch.Tensor, draw: torch.Generator, rank: int) -
     backward = time.perf_counter()
     run.optimizer.step()
     run.optimizer.zero_grad()
+    run.rate.step()
     end = time.perf_counter()
     last = max(run.flights)
     run.losses.append(loss.item())
@@ -432,7 +442,7 @@ def draw_picture(runs: list[Run], out: Path) -> Path:
         right.bar([run.name for run in runs], heights, 0.5, bottom=bottom, label=name)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     right.set(ylabel="ms a step (median)", title="Where a step's time goes, measured")
-    right.legend(loc="lower right")
+    figure.legend(*right.get_legend_handles_labels(), loc="outside right center")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "train.png"
     figure.savefig(path, dpi=120)
