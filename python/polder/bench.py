@@ -7,6 +7,7 @@ them alike. A row is one JSON object a line on standard output.
 import argparse
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import statistics
@@ -44,7 +45,8 @@ class Contender:
 
     #: As rows call it: ``software staged``, ``gloo``.
     name: str
-    all_reduce: Callable[[Any], object]
+    #: Combines the buffer so many times, one after the other.
+    all_reduce: Callable[[Any, int], object]
     #: Makes a buffer of so many bytes that this contender works on, and what fills it and returns its last element.
     buffer: Callable[[int], tuple[Any, Fill]]
     is_polder: bool
@@ -90,7 +92,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 def pool_bytes(procs: int, sizes: list[int]) -> int:
     """Room for the arrays and the staging of each rank, and as much again for what is not in one piece."""
-    return 2 * procs * (sum(sizes) + (32 << 20))
+    return 2 * procs * (2 * sum(sizes) + (32 << 20))
 
 
 def rank(folder: Path, sizes: list[int]) -> int:
@@ -126,9 +128,10 @@ def joined(path: Path, coherence: str, number: int, size: int) -> Generator[tupl
 
 def ours(pool: polder.Pool, group: _core.Group, coherence: str, number: int) -> Iterator[Contender]:
     """Polder over one pool: arrays of the process, and arrays that lie in the pool already."""
+    made = itertools.count()
 
     def in_pool(nbytes: int) -> tuple[Any, Fill]:
-        held = pool.create(f"/bench/{number}/{nbytes}", shape=nbytes // 4, dtype=np.float32)
+        held = pool.create(f"/bench/{number}/{nbytes}/{next(made)}", shape=nbytes // 4, dtype=np.float32)
 
         def fill(value: float) -> float:
             with held.write() as array:
@@ -138,8 +141,19 @@ def ours(pool: polder.Pool, group: _core.Group, coherence: str, number: int) -> 
 
         return held, fill
 
-    yield Contender(f"{coherence} staged", group.all_reduce, private, True)
-    yield Contender(f"{coherence} in-pool", group.all_reduce, in_pool, True)
+    for where, buffer in (("staged", private), ("in-pool", in_pool)):
+        yield Contender(f"{coherence} {where}", each(group.all_reduce), buffer, True)
+        yield Contender(f"{coherence} {where} from Rust", group.repeat_all_reduce, buffer, True)
+
+
+def each(all_reduce: Callable[[Any], object]) -> Callable[[Any, int], None]:
+    """Calls from Python, as a program makes them."""
+
+    def calls(buffer: Any, count: int) -> None:
+        for _ in range(count):
+            all_reduce(buffer)
+
+    return calls
 
 
 def private(nbytes: int) -> tuple[Array, Fill]:
@@ -170,7 +184,7 @@ def peers(folder: Path, number: int, size: int) -> Iterator[Contender]:
         def all_reduce(buffer: torch.Tensor) -> None:
             dist.all_reduce(buffer)  # pyright: ignore[reportUnknownMemberType]
 
-        yield Contender("gloo", all_reduce, tensor, False)
+        yield Contender("gloo", each(all_reduce), tensor, False)
     elif number == 0:
         print("no gloo beside it: install torch (extra: bench)", file=sys.stderr)
     if "OMPI_COMM_WORLD_RANK" in os.environ:
@@ -180,7 +194,7 @@ def peers(folder: Path, number: int, size: int) -> Iterator[Contender]:
         def reduce_in_place(array: Array) -> None:
             mpi.COMM_WORLD.Allreduce(mpi.IN_PLACE, array)
 
-        yield Contender("openmpi", reduce_in_place, private, False)
+        yield Contender("openmpi", each(reduce_in_place), private, False)
 
 
 def compare(contenders: list[Contender], nbytes: int, barrier: Callable[[], None], size: int) -> dict[str, list[float]]:
@@ -195,8 +209,7 @@ def compare(contenders: list[Contender], nbytes: int, barrier: Callable[[], None
             buffer, _ = buffers[contender.name]
             barrier()
             begin = time.perf_counter()
-            for _ in range(calls):
-                contender.all_reduce(buffer)
+            contender.all_reduce(buffer, calls)
             if turn > 0:
                 figures[contender.name].append((time.perf_counter() - begin) / calls)
     return figures
@@ -205,7 +218,7 @@ def compare(contenders: list[Contender], nbytes: int, barrier: Callable[[], None
 def check(contender: Contender, buffer: Any, fill: Callable[[float], float], size: int) -> None:
     """Sums ones, so that a library that is fast because it is wrong is found; zeros from then on."""
     fill(1)
-    contender.all_reduce(buffer)
+    contender.all_reduce(buffer, 1)
     if (found := fill(0)) != size:
         raise SystemExit(f"{contender.name}: {size} ones summed up to {found}")
 

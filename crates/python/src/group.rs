@@ -28,6 +28,14 @@ impl Group {
         self.lane.with(Arc::clone)
     }
 
+    fn all_reduce_times(&self, array: &Bound<'_, PyAny>, op: &str, times: u32) -> PyResult<()> {
+        if let Some(extent) = in_pool(array)? {
+            return self.run(array.py(), Call::AllReduceInPool { extent, op: extent.op(op)?, times });
+        }
+        let held = buffer::writable(array)?;
+        self.run(array.py(), Call::AllReduce { data: held.span, op: held.span.elements.op(op)?, times })
+    }
+
     /// Runs a call over held buffers.
     fn run(&self, py: Python<'_>, call: Call) -> PyResult<()> {
         // SAFETY: whoever calls this holds the buffers of the call until it returns.
@@ -102,11 +110,13 @@ impl Group {
     /// Combines the arrays of all ranks; every rank gets the result, in place. An Object is combined where it lies.
     #[pyo3(signature = (array, op="sum"))]
     fn all_reduce(&self, array: &Bound<'_, PyAny>, op: &str) -> PyResult<()> {
-        if let Some(extent) = in_pool(array)? {
-            return self.run(array.py(), Call::AllReduceInPool { extent, op: extent.op(op)? });
-        }
-        let held = buffer::writable(array)?;
-        self.run(array.py(), Call::AllReduce { data: held.span, op: held.span.elements.op(op)? })
+        self.all_reduce_times(array, op, 1)
+    }
+
+    /// Sums the arrays of all ranks `times` times, with no Python between: the row of a benchmark that shows what a call
+    /// from Python adds.
+    fn repeat_all_reduce(&self, array: &Bound<'_, PyAny>, times: u32) -> PyResult<()> {
+        self.all_reduce_times(array, "sum", times)
     }
 
     /// Combines the arrays of all ranks; the root gets the result, in place.
@@ -235,7 +245,7 @@ impl Group {
         self.check_root(root)?;
         let call = match collective {
             "barrier" => Call::Barrier,
-            "all_reduce" => Call::AllReduce { data: into, op: into.elements.op(op)? },
+            "all_reduce" => Call::AllReduce { data: into, op: into.elements.op(op)?, times: 1 },
             "broadcast" => Call::Broadcast { data: into, root },
             "all_gather" => {
                 self.check_each(&into, &from, "the output")?;
@@ -294,7 +304,8 @@ unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result
     unsafe {
         match call {
             Call::Barrier => group.barrier(),
-            Call::AllReduce { data, op } => group.all_reduce(*op, data.dtype(), data.bytes_mut()),
+            Call::AllReduce { data, op, times } => (0..*times)
+                .try_for_each(|_| group.all_reduce(*op, data.dtype(), data.bytes_mut())),
             Call::Reduce { data, op, root } => group.reduce(*root, *op, data.dtype(), data.bytes_mut()),
             Call::Broadcast { data, root } => group.broadcast(*root, data.bytes_mut()),
             Call::AllGather { from, into } if from.is_chunk(into, group.rank()) => {
@@ -324,9 +335,8 @@ unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result
                 group.all_to_all(&from.copied(), into.bytes_mut())
             }
             Call::AllToAll { from, into } => group.all_to_all(from.bytes(), into.bytes_mut()),
-            Call::AllReduceInPool { extent, op } => {
-                group.all_reduce_in_pool(*op, extent.dtype(), extent.at, extent.bytes)
-            }
+            Call::AllReduceInPool { extent, op, times } => (0..*times)
+                .try_for_each(|_| group.all_reduce_in_pool(*op, extent.dtype(), extent.at, extent.bytes)),
             Call::ReduceScatterInPool { extent, op } => {
                 group.reduce_scatter_in_pool(*op, extent.dtype(), extent.at, extent.bytes)
             }

@@ -24,7 +24,8 @@ const GRACE: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
     Barrier,
-    AllReduce { data: Span, op: Op },
+    /// So many, one after the other: more than one in a benchmark only.
+    AllReduce { data: Span, op: Op, times: u32 },
     Reduce { data: Span, op: Op, root: usize },
     Broadcast { data: Span, root: usize },
     AllGather { from: Span, into: Span },
@@ -32,7 +33,7 @@ pub(crate) enum Call {
     Gather { from: Span, into: Option<Span>, root: usize },
     Scatter { from: Option<Span>, into: Span, root: usize },
     AllToAll { from: Span, into: Span },
-    AllReduceInPool { extent: Extent, op: Op },
+    AllReduceInPool { extent: Extent, op: Op, times: u32 },
     ReduceScatterInPool { extent: Extent, op: Op },
     AllGatherInPool { extent: Extent },
     BroadcastInPool { extent: Extent, root: usize },

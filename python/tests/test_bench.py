@@ -1,0 +1,26 @@
+"""Benchmarks run, check their sums, and quote their peers."""
+
+import json
+import subprocess
+import sys
+
+
+def test_collectives_have_a_row_for_each_library_and_way_of_calling() -> None:
+    command = [sys.executable, "-m", "polder.bench", "--procs", "2", "--sizes", "4096"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    ours = [
+        f"{kind} {where}{way}"
+        for kind in ("coherent", "software")
+        for where in ("staged", "in-pool")
+        for way in ("", " from Rust")
+    ]
+    # Open MPI stands beside where it is installed.
+    seen = {row["case"].removeprefix("all-reduce 4 KiB 2 procs ") for row in rows} - {"openmpi"}
+    assert seen == {"gloo", *ours}
+    for row in rows:
+        assert 0 < row["low"] <= row["value"] <= row["high"], row
+        assert row["kind"] == "measured", row
+        assert row["case"].endswith(("gloo", "openmpi")) or row["peer"] in ("gloo", "openmpi"), row
+        if "ratio" in row:
+            assert abs(row["ratio"] - row["peer_value"] / row["value"]) < 1e-9 * row["ratio"], row
