@@ -304,8 +304,9 @@ unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result
     unsafe {
         match call {
             Call::Barrier => group.barrier(),
-            Call::AllReduce { data, op, times } => (0..*times)
-                .try_for_each(|_| group.all_reduce(*op, data.dtype(), data.bytes_mut())),
+            Call::AllReduce { data, op, times } => {
+                (0..*times).try_for_each(|_| group.all_reduce(*op, data.dtype(), data.bytes_mut()))
+            }
             Call::Reduce { data, op, root } => group.reduce(*root, *op, data.dtype(), data.bytes_mut()),
             Call::Broadcast { data, root } => group.broadcast(*root, data.bytes_mut()),
             Call::AllGather { from, into } if from.is_chunk(into, group.rank()) => {

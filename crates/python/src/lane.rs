@@ -24,7 +24,6 @@ const GRACE: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
     Barrier,
-    /// So many, one after the other: more than one in a benchmark only.
     AllReduce { data: Span, op: Op, times: u32 },
     Reduce { data: Span, op: Op, root: usize },
     Broadcast { data: Span, root: usize },
