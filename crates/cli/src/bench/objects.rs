@@ -42,7 +42,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     for coherence in [CoherenceChoice::Coherent, CoherenceChoice::Software] {
         let bytes = 1 << 30;
-        let names = u32::try_from(arguments.objects / u64::from(HOSTS) / 6).unwrap_or(u32::MAX).max(1000);
+        // Half full at the end: of ten levels the last is for tombstones, and the ninth is hardly used by then.
+        let names = u32::try_from(arguments.objects / u64::from(HOSTS) / 5).unwrap_or(u32::MAX).max(1000);
         let geometry =
             Geometry { hosts: HOSTS, processes: 8, names, levels: 10, ..Geometry::for_region(bytes) };
         let scratch = Scratch::new("objects", bytes, &geometry)?;
