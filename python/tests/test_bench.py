@@ -3,6 +3,9 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 
 def test_collectives_have_a_row_for_each_library_and_way_of_calling() -> None:
@@ -24,3 +27,12 @@ def test_collectives_have_a_row_for_each_library_and_way_of_calling() -> None:
         assert row["case"].endswith(("gloo", "openmpi")) or row["peer"] in ("gloo", "openmpi"), row
         if "ratio" in row:
             assert abs(row["ratio"] - row["peer_value"] / row["value"]) < 1e-9 * row["ratio"], row
+
+
+@pytest.mark.parametrize("arguments", [["lines"], ["objects", "--objects", "100000"]])
+def test_a_benchmark_of_the_command_prints_rows(arguments: list[str]) -> None:
+    command = [str(Path(sys.executable).with_name("polder")), "bench", *arguments, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) >= 8
+    assert all(row["value"] > 0 and row["bench"] == arguments[0] for row in rows)
