@@ -13,7 +13,12 @@ step() {
     printf '== %s: %s s\n' "$name" "$(($(date +%s) - begin))"
 }
 
+in_shm() { ls /dev/shm | grep polder || true; }
+before=$(in_shm)
+same_in_shm() { left=$(in_shm); [ "$left" = "$before" ] || { printf 'before:\n%s\nafter:\n%s\n' "$before" "$left"; return 1; }; }
+
 step "format" cargo fmt --all --check
+step "format (fuzz)" cargo fmt --manifest-path fuzz/Cargo.toml --check
 step "format (Python)" ruff format --check python examples scripts
 step "lint (Python)" ruff check python examples scripts
 step "types (Python)" pyright
@@ -28,6 +33,5 @@ else
 fi
 step "schedules" polder verify -n "${POLDER_SCHEDULES:-5000}"
 step "tests (Python)" pytest
-left=$(ls /dev/shm | grep polder || true)
-step "nothing is left in /dev/shm: $left" test -z "$left"
+step "nothing is left in /dev/shm" same_in_shm
 printf '\nall checks passed\n'
