@@ -247,6 +247,46 @@ def test_a_closed_pool_says_so(scratch: Path) -> None:
         pool.list()
 
 
+def test_threads_that_use_and_close_one_object_do_not_wait_for_each_other_for_ever(scratch: Path) -> None:
+    program = f"""
+import threading, polder
+pool = polder.Pool({str(scratch / "pool")!r}, size="64MiB", run={str(scratch)!r})
+thing = pool.create("/x", 10)
+thing.close()
+
+def use():
+    for _ in range(3000):
+        try:
+            with thing.read():
+                pass
+        except polder.ClosedError:
+            thing.close()
+
+threads = [threading.Thread(target=use) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+
+
+def test_a_host_id_that_the_pool_does_not_have_or_that_no_keeper_gives_is_no_membership(scratch: Path) -> None:
+    path = scratch / "pool"
+    polder.Pool(path, size="64MiB", run=scratch).close()
+    with pytest.raises(polder.MembershipError, match=r"host id 9 is outside 0\.\.8"):
+        polder.Pool(path, host=9, run=scratch)
+    keeper = subprocess.Popen(
+        [Path(sys.executable).with_name("polder"), "--pool", path, "keeper", "--ids", "keeper"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert keeper.stdout
+    assert "runs" in keeper.stdout.readline()
+    keeper.kill()
+    keeper.communicate()
+    with pytest.raises(polder.MembershipError, match="no keeper answered"):
+        polder.Pool(path, host=1, run=scratch, timeout=0.1)
+
+
 def test_a_forked_child_is_told_to_open_the_pool_anew(pool: polder.Pool) -> None:
     child = os.fork()
     if child == 0:

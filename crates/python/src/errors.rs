@@ -76,6 +76,10 @@ fn classify(error: &PoolError) -> (&'static str, Facts) {
             ("EvictedError", vec![("host", u64::from(*host)), ("epoch", *epoch)])
         }
         PoolError::NoSlot { .. } => ("NoSlotError", vec![]),
+        PoolError::NotAdmitted { .. }
+        | PoolError::IdTaken { .. }
+        | PoolError::NoFreeId { .. }
+        | PoolError::NoKeeper { .. } => ("MembershipError", vec![]),
         PoolError::Exists { .. } => ("NameExistsError", vec![]),
         PoolError::NotFound { .. } => ("NotFoundError", vec![]),
         PoolError::Quota { .. } => ("QuotaError", vec![]),

@@ -122,30 +122,30 @@ impl Object {
     fn read_into(&self, array: &Bound<'_, PyAny>) -> PyResult<()> {
         let held = buffer::bytes_to_write(array)?;
         let span = held.span;
-        array.py().detach(|| {
+        let read = array.py().detach(|| {
             self.open.with(|open| {
                 // SAFETY: `held` keeps the bytes; the caller has just made the array and shows it to nobody.
                 let into = unsafe { span.bytes_mut() };
                 let object = open.object.as_ref().expect("open until dropped");
                 each!(open.session.pool(), pool => object.read_at(pool.memory(), 0, into))
-                    .map_err(errors::raise)
-            })?
-        })
+            })
+        });
+        read?.map_err(errors::raise)
     }
 
     /// Publishes the bytes of `array` as the object's first.
     fn write_from(&self, array: &Bound<'_, PyAny>) -> PyResult<()> {
         let held = buffer::bytes_to_read(array)?;
         let span = held.span;
-        array.py().detach(|| {
+        let written = array.py().detach(|| {
             self.open.with(|open| {
                 // SAFETY: `held` keeps the bytes; whoever writes them meanwhile publishes what it happens to be.
                 let from = unsafe { span.bytes() };
                 let object = open.object.as_ref().expect("open until dropped");
                 each!(open.session.pool(), pool => object.write_at(pool.memory(), 0, from))
-                    .map_err(errors::raise)
-            })?
-        })
+            })
+        });
+        written?.map_err(errors::raise)
     }
 
     /// Lets go of it; harmless when it was closed before.

@@ -32,16 +32,17 @@ impl<T> Owned<T> {
         Self { held: Mutex::new(Some(held)), process: std::process::id(), forks: forks(), what }
     }
 
-    /// What is held.
+    /// What is held. `look` must not wait for the GIL.
     ///
     /// # Errors
     /// `ClosedError` when it was closed, or belongs to the process that forked this one.
     pub(crate) fn with<R>(&self, look: impl FnOnce(&T) -> R) -> PyResult<R> {
         self.check_process()?;
-        match self.lock().as_ref() {
-            Some(held) => Ok(look(held)),
-            None => Err(errors::plain("ClosedError", format!("this {} is closed; open it anew", self.what))),
-        }
+        // An exception is made with the GIL, and whoever has that may wait for this lock: first one, then the other.
+        let looked = self.lock().as_ref().map(look);
+        looked.ok_or_else(|| {
+            errors::plain("ClosedError", format!("this {} is closed; open it anew", self.what))
+        })
     }
 
     /// Takes what is held, once.
@@ -241,6 +242,9 @@ pub(crate) fn session_error(error: SessionError) -> PyErr {
         }
         SessionError::Host(polder_mem::HostError::NoSlot { .. }) => {
             errors::plain("NoSlotError", error.to_string())
+        }
+        SessionError::Host(polder_mem::HostError::NoHost { .. }) => {
+            errors::plain("MembershipError", error.to_string())
         }
         other => errors::plain("RegionError", other.to_string()),
     }
