@@ -24,6 +24,7 @@ import fcntl
 import json
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -134,6 +135,7 @@ class _Pending(Work):
         self._tickets = tickets
         self._tensors = tensors
         self._finish = finish
+        self._finishing = threading.Lock()
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def wait(self, timeout: timedelta = timedelta()) -> bool:
@@ -146,12 +148,18 @@ class _Pending(Work):
         return True
 
     def _finish_once(self) -> None:
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            finish()
+        # Whoever comes second, on another thread, waits until the copies are made.
+        with self._finishing:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                finish()
 
     def is_completed(self) -> bool:
-        return all(ticket.done() for ticket in self._tickets)
+        """Whether the tensors hold the result, or the operation failed."""
+        done = all(ticket.done() for ticket in self._tickets)
+        if done and self.exception() is None:
+            self._finish_once()
+        return done
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None

@@ -76,6 +76,18 @@ for work in works:
 assert works[-1].is_completed() and chain.eq(size**5).all()
 future = dist.all_reduce(torch.ones(2), async_op=True).get_future()
 assert future.wait()[0].tolist() == [size] * 2
+# Whoever sees that it is over, by whatever way, sees the tensors whole: they are copied into place after the operation.
+for _ in range(20):
+    parts = [torch.zeros(1 << 19) for _ in range(size)]
+    work = dist.all_gather(parts, torch.full((1 << 19,), rank + 1.0), async_op=True)
+    future = work.get_future()
+    work.wait()
+    assert all(part[-1] == source + 1 for source, part in enumerate(parts))
+parts = [torch.zeros(3) for _ in range(size)]
+work = dist.all_gather(parts, torch.full((3,), rank + 1.0), async_op=True)
+while not work.is_completed():
+    pass
+assert all(part[-1] == source + 1 for source, part in enumerate(parts))
 with dist._coalescing_manager():
     many = [torch.full((3,), float(rank)), torch.ones(70_000)]
     for one in many:
