@@ -1,7 +1,8 @@
-"""The stub says what the compiled module is."""
+"""The stub says what the compiled module is; one build of it serves every Python, with torch or without."""
 
 import ast
 import inspect
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,11 @@ def test_a_class_has_the_members_that_its_stub_has(name: str) -> None:
 def test_a_function_has_the_parameters_that_its_stub_has(name: str) -> None:
     node = next(node for node in STUB.body if isinstance(node, ast.FunctionDef) and node.name == name)
     assert list(inspect.signature(getattr(_core, name)).parameters) == parameters(node)
+
+
+def test_the_compiled_module_is_for_every_python_and_linked_to_neither_python_nor_torch() -> None:
+    module = _core.__file__
+    assert module.endswith(".abi3.so")
+    linked = subprocess.run(["ldd", module], capture_output=True, text=True, check=True).stdout
+    assert "libc.so" in linked
+    assert "torch" not in linked and "python" not in linked.replace(module, "")
