@@ -117,8 +117,10 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
 }
 
 fn start_logging(filter: Option<&str>) -> Result<(), Failure> {
-    let filter = EnvFilter::try_new(filter.unwrap_or("warn"))
-        .map_err(|error| Failure(format!("POLDER_LOG={}: {error}", filter.unwrap_or_default())))?;
+    let filter = filter.unwrap_or("warn");
+    let filter = EnvFilter::try_new(filter).map_err(|error| {
+        Failure(format!("{filter:?} is no log filter ({error}); write a level, or polder_pool=debug"))
+    })?;
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     Ok(())
 }

@@ -80,6 +80,9 @@ pub(crate) struct Format {
     /// Objects that a process may hold open.
     #[arg(long)]
     opens: Option<u32>,
+    /// How often a keeper may be started in the life of the pool, 1 to 64; an eviction without one counts as well.
+    #[arg(long)]
+    keepers: Option<u16>,
     /// Lose a pool that is there, and whatever its processes do with it.
     #[arg(long)]
     force: bool,
@@ -130,7 +133,7 @@ impl Format {
             levels: self.levels.unwrap_or(default.levels),
             chunk_bytes: self.chunk.map_or(default.chunk_bytes, |chunk| chunk.0),
             opens: self.opens.unwrap_or(default.opens),
-            keepers: default.keepers,
+            keepers: self.keepers.unwrap_or(default.keepers),
         }
     }
 }

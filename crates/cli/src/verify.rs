@@ -99,7 +99,10 @@ fn litmus(settings: &Settings, role: u64, rounds: u64) -> Result<ExitCode, Failu
     let session = Session::open(settings)?;
     let tallies = each!(session.pool(), pool => {
         let patience = pool.member().timeout;
-        let object = if role == 0 { pool.create(NAME, LITMUS_BYTES)? } else { open_soon(pool, NAME)? };
+        let object = match role {
+            0 => make_or_take(pool, NAME)?,
+            _ => open_soon(pool, NAME)?,
+        };
         let tallies = run_host(pool.memory(), object.at(), role, rounds, patience);
         pool.close(object);
         if role == 0 {
@@ -121,6 +124,14 @@ fn litmus(settings: &Settings, role: u64, rounds: u64) -> Result<ExitCode, Failu
         "{forbidden} forbidden outcomes: this memory is weaker than docs/memory-model.md says; do not use it"
     );
     Ok(ExitCode::FAILURE)
+}
+
+/// Makes the object, or takes what a run that was killed has left: the two roles find each other anew in it.
+fn make_or_take<M: Memory>(pool: &Pool<M>, name: &str) -> Result<Object, PoolError> {
+    match pool.create(name, LITMUS_BYTES) {
+        Err(PoolError::Exists { .. }) => pool.open(name),
+        made => made,
+    }
 }
 
 /// Opens what the other role is about to make.

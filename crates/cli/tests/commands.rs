@@ -1,0 +1,203 @@
+//! The commands as a user gives them: pools, their counters, the keeper, settings, logs and completion.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use polder_mem::testing::Scratch;
+use polder_pool::session::Session;
+use polder_pool::settings::Settings;
+use polder_pool::{PoolError, each};
+use serde_json::Value;
+
+/// A directory for a pool, and commands that leave everything of theirs in it.
+struct Desk {
+    scratch: Scratch,
+}
+
+impl Desk {
+    fn new() -> Self {
+        Self { scratch: Scratch::new() }
+    }
+
+    fn pool(&self) -> PathBuf {
+        self.scratch.path().join("pool")
+    }
+
+    fn command(&self, arguments: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+        for key in ["POLDER_HOST", "POLDER_COHERENCE", "POLDER_TIMEOUT", "POLDER_LOG", "POLDER_WRAP"] {
+            command.env_remove(key);
+        }
+        command.env("POLDER_POOL", self.pool()).env("POLDER_RUN", self.scratch.path());
+        // A file that is not there by accident.
+        command.env("POLDER_CONFIG", "/dev/null");
+        command.args(arguments.split(' '));
+        command
+    }
+
+    /// What a command says that does what it should.
+    fn say(&self, arguments: &str) -> String {
+        said(arguments, &self.command(arguments).output().unwrap())
+    }
+
+    /// The line with which a command refuses.
+    fn refusal(&self, arguments: &str) -> String {
+        refused(&self.command(arguments).output().unwrap())
+    }
+
+    fn session(&self, host: Option<u16>, job: u64) -> Session {
+        let settings = Settings {
+            pool: Some(self.pool()),
+            run: Some(self.scratch.path().into()),
+            host,
+            job: Some(job),
+            ..Settings::default()
+        };
+        Session::open(&settings).unwrap()
+    }
+}
+
+fn said(what: &str, output: &Output) -> String {
+    assert!(output.status.success(), "polder {what}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn refused(output: &Output) -> String {
+    let line = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!((output.status.code(), line.lines().count()), (Some(1), 1), "{line}");
+    line
+}
+
+/// A process that runs until it is stopped.
+struct Running(Child);
+
+impl Running {
+    fn start(mut command: Command) -> (Self, impl Iterator<Item = String>) {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        (Self(child), lines)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+#[test]
+fn a_pool_is_made_listed_counted_checked_and_removed() {
+    let desk = Desk::new();
+    let made = desk.say("pool format --size 16MiB --hosts 3 --processes 4 --keepers 2");
+    assert!(made.contains("for 3 hosts of 4 processes"), "{made}");
+    let session = desk.session(Some(2), 7);
+    each!(session.pool(), pool => {
+        for (name, bytes) in [("/a/one", 5000), ("/a/two", 300), ("/b", 10)] {
+            pool.close(pool.create(name, bytes).unwrap());
+        }
+    });
+    let listed = desk.say("pool list /a");
+    assert_eq!(listed.lines().count(), 2);
+    assert!(listed.contains("host 2") && listed.contains("job 7") && listed.contains("/a/two"), "{listed}");
+    let first: Value = serde_json::from_str(desk.say("pool list --json /a").lines().next().unwrap()).unwrap();
+    assert_eq!((&first["name"], &first["bytes"]), (&"/a/one".into(), &5000.into()));
+    let counters: Value = serde_json::from_str(&desk.say("pool stat --json")).unwrap();
+    assert_eq!((&counters["objects"], &counters["jobs"]["7"]), (&3.into(), &5310.into()));
+    assert_eq!(counters["hosts"][0]["processes"], Value::from(vec![std::process::id()]));
+    assert!(desk.say("pool stat").contains("host 2 live: 3 objects"));
+    assert!(desk.say("pool check").contains("3 objects, 0 problems"));
+    assert!(desk.refusal("pool destroy").contains("say --yes"));
+    drop(session);
+    desk.say("pool destroy --yes");
+    assert_eq!(desk.scratch.names(), [""; 0]);
+}
+
+#[test]
+fn the_live_view_goes_on_until_it_is_stopped_and_shows_what_has_changed() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB");
+    let (_watch, lines) = Running::start(desk.command("pool stat --json --watch 10ms"));
+    let mut objects = lines.map(|line| serde_json::from_str::<Value>(&line).unwrap()["objects"].clone());
+    assert_eq!(objects.next(), Some(0.into()));
+    let session = desk.session(Some(0), 0);
+    each!(session.pool(), pool => pool.close(pool.create("/new", 1).unwrap()));
+    assert!(objects.any(|count| count == 1));
+}
+
+#[test]
+fn a_keeper_gives_host_ids_and_takes_them_back() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB --keepers 1");
+    let (keeper, mut lines) = Running::start(desk.command("keeper --ids keeper"));
+    assert!(lines.next().unwrap().starts_with("keeper 1 of "));
+    let session = desk.session(None, 0);
+    assert_eq!(each!(session.pool(), pool => pool.member().host), 0);
+    assert!(desk.say("pool evict 0").contains("host 0 is out; members none, fenced none"));
+    let standing = each!(session.pool(), pool => pool.standing());
+    assert!(matches!(standing, Err(PoolError::Evicted { host: 0, .. })), "{standing:?}");
+    assert!(desk.say("pool evict 0 --fenced").contains("fenced 0"));
+    assert!(desk.say("pool stat").contains("host 0 left"));
+    drop(keeper);
+    assert!(desk.refusal("keeper").contains("format a pool with more --keepers"));
+}
+
+#[test]
+fn the_litmus_tests_run_between_two_processes_also_in_what_a_run_that_was_killed_has_left() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB");
+    let role = |role: u64| {
+        let arguments = format!("verify --litmus {role} --rounds 20 --coherence software --host {role}");
+        desk.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut alone = role(0);
+    while !desk.say("pool list").contains("/polder/litmus") {
+        assert!(alone.try_wait().unwrap().is_none(), "it ended without the other role");
+    }
+    alone.kill().unwrap();
+    alone.wait().unwrap();
+    for ended in [role(0), role(1)].map(|child| child.wait_with_output().unwrap()) {
+        let said = said("verify --litmus", &ended);
+        assert!(said.contains("message passing") && said.ends_with("nothing forbidden was seen\n"), "{said}");
+    }
+    assert_eq!(desk.say("pool list"), "");
+}
+
+#[test]
+fn an_argument_goes_before_the_environment_and_that_before_the_config_file() {
+    let desk = Desk::new();
+    let config = desk.scratch.path().join("config.toml");
+    std::fs::write(&config, "pool = \"/from/the/file\"\ntimeout = \"5s\"\n").unwrap();
+    let mut from_file = desk.command("pool stat");
+    from_file.env("POLDER_CONFIG", &config).env_remove("POLDER_POOL");
+    assert!(refused(&from_file.output().unwrap()).contains("/from/the/file: no such file"));
+    let mut from_environment = desk.command("pool stat");
+    from_environment.env("POLDER_CONFIG", &config).env("POLDER_POOL", "/from/the/environment");
+    assert!(refused(&from_environment.output().unwrap()).contains("/from/the/environment"));
+    let mut from_arguments = desk.command("pool stat --pool /from/the/arguments");
+    from_arguments.env("POLDER_CONFIG", &config).env("POLDER_POOL", "/from/the/environment");
+    assert!(refused(&from_arguments.output().unwrap()).contains("/from/the/arguments"));
+    std::fs::write(&config, "hots = 3\n").unwrap();
+    let mut misspelt = desk.command("pool stat");
+    let line = refused(&misspelt.env("POLDER_CONFIG", &config).output().unwrap());
+    assert!(line.contains("config.toml") && line.contains("hots"), "{line}");
+}
+
+#[test]
+fn a_log_filter_that_is_none_and_a_number_that_is_none_are_refused_in_one_line() {
+    let desk = Desk::new();
+    assert!(desk.refusal("pool stat --log polder_pool=loud").contains("is no log filter"));
+    let mut wrong = desk.command("pool stat");
+    let line = refused(&wrong.env("POLDER_TIMEOUT", "soon").output().unwrap());
+    assert!(line.contains("POLDER_TIMEOUT=soon: expected a time such as 30s"), "{line}");
+}
+
+#[test]
+fn every_shell_gets_a_completion_script_that_knows_the_commands() {
+    let desk = Desk::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = desk.say(&format!("completion {shell}"));
+        assert!(script.contains("keeper") && script.contains("evict"), "{shell}");
+    }
+}
