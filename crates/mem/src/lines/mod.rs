@@ -1,11 +1,9 @@
-//! What line operations cost on this machine: the figures behind `polder bench lines`, and the floors under
-//! `polder bench ring`, that is, the least that any protocol must do for the same message.
+//! What line operations cost on this machine: the figures behind `polder bench lines`.
 //!
 //! The cases are those of the cMPI paper: Figure 11 (memset and flush by size and instruction) and the rows of its
 //! Table 1 that one machine can measure.
 
 mod dram;
-mod floor;
 mod timing;
 
 use std::sync::Barrier;
@@ -14,7 +12,6 @@ use crate::affinity::{allowed_cpus, pin_to_cpu};
 use crate::{Cpu, Fault, LINE, Memory, Offset, Software};
 
 pub use dram::{memory_bandwidth, memory_latency};
-pub use floor::{Copies, copies_floor, ping_pong_floor};
 pub use timing::{Effort, Timing};
 
 /// How bytes reach memory, in the columns of Figure 11.
