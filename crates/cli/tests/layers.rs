@@ -5,18 +5,17 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Each room with the rooms that it may import. Lower never knows higher; `sim` and `pool` never meet.
+/// Each room with the rooms that it may import. Lower never knows higher.
 const TABLE: &[(&str, &[&str])] = &[
-    ("platform", &[]),
-    ("schedule", &["platform"]),
-    ("mem", &["platform"]),
-    ("kernels", &["platform"]),
-    ("pool", &["mem", "kernels", "schedule", "platform"]),
-    ("python", &["pool", "mem", "kernels", "schedule", "platform"]),
-    ("cli", &["pool", "mem", "kernels", "schedule", "platform"]),
+    ("schedule", &[]),
+    ("mem", &[]),
+    ("kernels", &[]),
+    ("pool", &["mem", "kernels", "schedule"]),
+    ("python", &["pool", "mem", "kernels", "schedule"]),
+    ("cli", &["pool", "mem", "kernels", "schedule"]),
 ];
 
-const WITHOUT_UNSAFE: &[&str] = &["platform", "schedule", "pool", "cli"];
+const WITHOUT_UNSAFE: &[&str] = &["schedule", "pool", "cli"];
 
 fn metadata() -> Value {
     let output = Command::new(env!("CARGO"))

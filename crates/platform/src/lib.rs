@@ -1,2 +1,0 @@
-//! See Cargo.toml.
-#![forbid(unsafe_code)]
