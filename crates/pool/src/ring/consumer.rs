@@ -496,7 +496,7 @@ impl In {
         }
     }
 
-    // SYNC: publishes freed slots to `Out::look_for_room` of the producer.
+    // SYNC: publishes freed slots to `Out::look_for_credits` of the producer.
     fn show_credits<M: Memory>(&self, memory: &M, wakes: Bell) {
         let at = self.place.credits;
         line::store(memory, at, &[self.turn.slots, self.place.generation, self.turn.cells, 0, 0, 0, 0]);
