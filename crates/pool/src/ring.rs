@@ -8,6 +8,23 @@
 //!
 //! A push that is cut short anywhere is invisible: only a header whose checksum is right, of the expected sequence and
 //! generation, makes a message. Whatever the peer writes is copied out once and validated after.
+//!
+//! # Extent of a producer
+//! | part | bytes |
+//! |---|---|
+//! | headers, each in the first line of two | `slots * 128` |
+//! | cells | `cells * cell_bytes` |
+//!
+//! Slot `n` of a generation, from 1, has the header of index `(n - 1) mod slots`; a part that does not ride in its header lies in
+//! the next cell, in turn.
+//!
+//! # Words of a credit line
+//! | word | what |
+//! |---|---|
+//! | 0 | slots that the consumer has copied out in this generation |
+//! | 1 | generation |
+//! | 2 | cells that the consumer has copied out in this generation |
+//! | 3..7 | spare, 0 |
 
 mod consumer;
 mod header;

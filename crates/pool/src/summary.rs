@@ -4,6 +4,11 @@
 //! the process has published for this receiver. The processes of a host share their caches, so any of them writes
 //! back the whole line. A word is a hint and stays one: it is stored after the header that it counts, without a fence
 //! between the two, and the receiver looks at a ring for as long as its word is ahead.
+//!
+//! # Words of a summary line
+//! | word | what |
+//! |---|---|
+//! | 0..8 | slots that this sending process has published for the receiver, one word a process |
 
 use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
 

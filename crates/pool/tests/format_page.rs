@@ -1,7 +1,18 @@
 //! docs/format.md says what the code says.
 
 /// The sources whose tables describe bytes in the pool.
-const SOURCES: &[&str] = &["format", "view", "membership", "entry", "object"];
+const SOURCES: &[&str] = &[
+    "format",
+    "view",
+    "membership",
+    "entry",
+    "object",
+    "ring",
+    "summary",
+    "group/join",
+    "group/progress",
+    "group/signature",
+];
 
 #[test]
 fn every_table_of_the_format_stands_on_its_page() {

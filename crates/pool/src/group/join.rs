@@ -7,6 +7,29 @@
 //!
 //! The acknowledgements lie where the first half of the staging will be, a word for each rank. The first operation stages in
 //! the other half, and the second begins when all ranks are in the first (see invariants 2 and 3 of [`super`]).
+//!
+//! # Extent of a rank
+//! | line | what |
+//! |---|---|
+//! | 0 | identity |
+//! | 1 | spare, 0 |
+//! | 2 | progress |
+//! | 3 | spare, 0 |
+//! | from 4 on | staging, in two halves: operation `k` has the half `k mod 2` |
+//!
+//! # Words of an identity line
+//! | word | what |
+//! |---|---|
+//! | 0 | 1 |
+//! | 1 | bits 0..32 how many ranks there are, bits 32..64 the rank |
+//! | 2 | bits 0..32 process id, bits 32..48 slot, bits 48..64 host |
+//! | 3 | incarnation of the process |
+//! | 4 | incarnation of its host |
+//! | 5 | bytes of staging |
+//! | 6 | bits 0..32 bytes up to which a message goes in one exchange, bits 32..64 bytes of a segment |
+//!
+//! While ranks meet, word `r` of the staging acknowledges the extent of rank `r`: bits 0..56 the generation of its object, bits
+//! 56..64 the owner. What a half holds during an operation follows from the schedule of that operation.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

@@ -1,8 +1,14 @@
 //! The progress line: how far a rank has come, in what, and whom it waits for.
 //!
-//! Word 0 is `operation << 24 | step` and only grows. Words 1 and 2 are the signatures of this operation and the one
-//! before. Word 3 is a [`Mark`]: nothing, the rank waited for, or the rank that was given up on; word 4 is the
-//! progress that is waited for. Words 5 and 6 are the operation's own.
+//! # Words of a progress line
+//! | word | what |
+//! |---|---|
+//! | 0 | bits 0..24 step, bits 24..64 number of the operation, from 1; only grows |
+//! | 1 | signature of this operation |
+//! | 2 | signature of the operation before |
+//! | 3 | bits 0..32 a rank; bits 32..40 0 nothing, 1 it is waited for, 2 it died, 3 it is late, 4 it called something else, 5 this rank met an error, 6 this rank left; bits 40..64 while it waits, a count of its looks |
+//! | 4 | word 0 that is waited for |
+//! | 5, 6 | the operation's own: where data lives in the pool, 5 is the offset of this rank's |
 
 use std::cell::Cell;
 

@@ -1,14 +1,22 @@
 //! What an operation is, in one word, so that ranks which call different ones find out.
+//!
+//! # Bits of a signature
+//! | bits | what |
+//! |---|---|
+//! | 0..38 | bytes of the message |
+//! | 38..50 | root |
+//! | 50 | 1 where the data lives in the pool |
+//! | 51..55 | 0 none, 1 sum, 2 product, 3 min, 4 max, 5 average, 6 bitwise and, 7 bitwise or, 8 bitwise xor |
+//! | 55..60 | 0 none, 1 f64, 2 f32, 3 bf16, 4 f16, 5 u8, 6 i8, 7 u16, 8 i16, 9 u32, 10 i32, 11 u64, 12 i64 |
+//! | 60..64 | 1 barrier, 2 broadcast, 3 reduce, 4 all-reduce, 5 reduce-scatter, 6 all-gather, 7 gather, 8 scatter, 9 all-to-all |
 
 use std::fmt;
 
 use polder_kernels::{Dtype, Op};
 use polder_schedule::Collective;
 
-/// A collective with its element type, operator, root, place and bytes.
-///
-/// From the low end: bytes (38 bits), root (12), whether the data lives in the pool (1), operator (4), element type (5),
-/// collective (4). Zero, which no collective has, is what a rank publishes before its first operation.
+/// A collective with its element type, operator, root, place and bytes. Zero, which no collective has, is what a rank
+/// publishes before its first operation.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Signature(u64);
 
@@ -113,6 +121,22 @@ mod tests {
         let root = Signature::new(Collective::Broadcast, 7, 0).in_pool();
         assert_eq!(Signature::parse(root.word()).to_string(), "broadcast of 0 bytes with root 7 in the pool");
         assert_eq!(Signature::new(Collective::Barrier, 0, 0).to_string(), "barrier");
+    }
+
+    #[test]
+    fn codes_are_those_of_the_format() {
+        let codes = |names: Vec<String>| {
+            let coded = (1..).zip(names).map(|(code, name)| format!("{code} {name}"));
+            coded.collect::<Vec<_>>().join(", ")
+        };
+        let table = include_str!("signature.rs");
+        for row in [
+            codes(Collective::ALL.map(|collective| collective.name().to_owned()).into()),
+            format!("0 none, {}", codes(Op::ALL.map(|op| op.to_string()).into())),
+            format!("0 none, {}", codes(Dtype::ALL.map(|dtype| dtype.to_string()).into())),
+        ] {
+            assert!(table.contains(&format!("| {row} |")), "{row}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! ```text
 //! word 0  sequence: 1 for the first of a generation; never wraps
 //!      1  bytes in this slot, 32 bits | tag << 32
-//!      2  kind, 16 bits | form << 16, 8 bits; the rest is zero
+//!      2  kind, 16 bits | form << 16, 8 bits: 1 inline, 2 only, 3 first, 4 more, 5 last; the rest is zero
 //!      3  inline: payload; first: bytes of the whole message; more and last: where in the message this slot begins
 //!      4  inline: payload; else zero
 //!      5  generation
