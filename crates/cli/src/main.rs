@@ -4,6 +4,7 @@
 mod bench;
 mod keeper;
 mod pool;
+mod scratch;
 mod soak;
 mod verify;
 

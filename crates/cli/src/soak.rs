@@ -11,18 +11,17 @@ mod wire;
 
 use std::collections::HashSet;
 use std::io::IsTerminal;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_mem::TriggerAction;
-use polder_mem::testing::Scratch;
 use polder_pool::settings::{CoherenceChoice, Span};
 
 use crate::Failure;
+use crate::scratch::Scratch;
 use scene::{Dice, Fate, Scene, What};
 use stage::{NEVER, Stage};
 
@@ -63,8 +62,7 @@ enum Doom {
 
 /// Plays rounds until the time, the number or the patience of the caller is over, or one fails.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let scratch = Scratch::new();
-    let _guard = Guard::over(scratch.path())?;
+    let scratch = Scratch::new()?;
     let mut soak = Soak::new(arguments, scratch.path())?;
     let good = soak.run(arguments)?;
     soak.close()?;
@@ -238,24 +236,4 @@ fn bar(rounds: Option<u64>) -> ProgressBar {
         bar.set_style(style);
     }
     bar
-}
-
-/// Removes the files of a soak that is interrupted: a process of its own, out of reach of Ctrl-C, that waits until all
-/// processes of the soak are gone.
-struct Guard(Child);
-
-impl Guard {
-    fn over(directory: &Path) -> Result<Self, Failure> {
-        let mut guard = Command::new("sh");
-        guard.args(["-c", "cat > /dev/null; rm -rf \"$0\""]).arg(directory);
-        Ok(Self(guard.stdin(Stdio::piped()).process_group(0).spawn()?))
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        // It has nothing left to do, and says so by ending.
-        drop(self.0.wait());
-    }
 }

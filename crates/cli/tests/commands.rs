@@ -201,3 +201,17 @@ fn every_shell_gets_a_completion_script_that_knows_the_commands() {
         assert!(script.contains("keeper") && script.contains("evict"), "{shell}");
     }
 }
+
+#[test]
+fn a_benchmark_that_is_killed_leaves_nothing_in_memory() {
+    let bench = Desk::new().command("bench lines").stdout(Stdio::null()).spawn().unwrap();
+    let directory = PathBuf::from(format!("/dev/shm/polder-test-{}-0", bench.id()));
+    while !directory.join("region").exists() {
+        std::thread::yield_now();
+    }
+    drop(Running(bench));
+    // Whoever cleans up is told by the kernel.
+    while directory.exists() {
+        std::thread::yield_now();
+    }
+}

@@ -6,18 +6,18 @@ use polder_mem::lines::{
 };
 use polder_mem::{Region, Software};
 
-use super::pair::Scratch;
 use super::row::{Row, Sample};
 use super::size;
 use crate::Failure;
+use crate::scratch::Scratch;
 
 /// Larger than any cache.
 const MEMORY: usize = 256 << 20;
 
 /// Measures on a file in /dev/shm.
 pub(super) fn run() -> Result<Vec<Row>, Failure> {
-    let scratch = Scratch::plain("lines", 256 << 20)?;
-    let memory = Software::new(Region::open(scratch.path())?);
+    let scratch = Scratch::new()?;
+    let memory = Software::new(Region::create(scratch.path().join("region"), 256 << 20)?);
     let effort = Effort::default();
     let mut rows = Vec::new();
     for bytes in memset_sizes() {

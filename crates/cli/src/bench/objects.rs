@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use polder_mem::{LINE, Memory};
 use polder_pool::group::{Group, Options};
-use polder_pool::session::Session;
+use polder_pool::session::{self, Session};
 use polder_pool::settings::CoherenceChoice;
 use polder_pool::wait::Patience;
 use polder_pool::{Geometry, Inspection, Pool, each, inspect};
 
-use super::pair::{Helper, Scratch, settings, timed};
+use super::pair::{Helper, settings, timed};
 use super::row::{Row, Sample};
 use crate::Failure;
+use crate::scratch::Scratch;
 
 const PROCESSES: u64 = 4;
 const HOSTS: u16 = 2;
@@ -46,16 +47,18 @@ pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
         let names = u32::try_from(arguments.objects / u64::from(HOSTS) / 5).unwrap_or(u32::MAX).max(1000);
         let geometry =
             Geometry { hosts: HOSTS, processes: 8, names, levels: 10, ..Geometry::for_region(bytes) };
-        let scratch = Scratch::new("objects", bytes, &geometry)?;
+        let scratch = Scratch::new()?;
+        let path = scratch.path().join("pool");
+        session::create(&path, bytes, &geometry)?;
         let each = arguments.objects / PROCESSES;
         let helpers: Vec<_> = (1..PROCESSES)
             .map(|rank| {
                 let words = ["bench", "second", "objects"].map(OsString::from).into_iter();
-                let words = words.chain([scratch.path().into(), coherence.to_string().into()]);
+                let words = words.chain([path.clone().into(), coherence.to_string().into()]);
                 Helper::start(words.chain([rank.to_string().into(), each.to_string().into()]))
             })
             .collect::<Result<_, _>>()?;
-        rows.extend(rank(&Second { path: scratch.path().to_owned(), coherence, rank: 0, objects: each })?);
+        rows.extend(rank(&Second { path, coherence, rank: 0, objects: each })?);
         helpers.into_iter().try_for_each(Helper::finish)?;
     }
     Ok(rows)

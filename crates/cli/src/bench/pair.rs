@@ -3,57 +3,20 @@
 //! The same binary is started again as the second process; both then run the same cases in the same order, in step
 //! through the memory itself, and the first reports.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use polder_mem::{Fault, LINE, Memory, Offset, Region};
-use polder_pool::Geometry;
-use polder_pool::session;
+use polder_mem::{Fault, LINE, Memory, Offset};
 use polder_pool::settings::{CoherenceChoice, Settings, Span};
 
 use crate::Failure;
-
-/// A pool file that is gone when the benchmark ends.
-pub(super) struct Scratch {
-    path: PathBuf,
-}
-
-impl Scratch {
-    pub(super) fn new(name: &str, bytes: u64, geometry: &Geometry) -> Result<Self, Failure> {
-        let scratch = Self::at(name);
-        session::create(&scratch.path, bytes, geometry)?;
-        Ok(scratch)
-    }
-
-    /// A file without a pool.
-    pub(super) fn plain(name: &str, bytes: u64) -> Result<Self, Failure> {
-        let scratch = Self::at(name);
-        drop(Region::create(&scratch.path, bytes)?);
-        Ok(scratch)
-    }
-
-    fn at(name: &str) -> Self {
-        Self { path: Path::new("/dev/shm").join(format!("polder-bench-{name}-{}", std::process::id())) }
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::warn!("{}: {error}", self.path.display());
-        }
-    }
-}
 
 /// How one process of a benchmark attaches its pool.
 pub(super) fn settings(path: &Path, coherence: CoherenceChoice, host: u16) -> Settings {
     Settings {
         pool: Some(path.to_owned()),
+        run: path.parent().map(Path::to_owned),
         coherence: Some(coherence),
         host: Some(host),
         timeout: Some(Span(Duration::from_secs(30))),

@@ -7,15 +7,16 @@ use std::path::PathBuf;
 
 use polder_mem::{Bell, Coherence, LINE, Memory, Nanos, Offset, ProcessSlot};
 use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
-use polder_pool::session::Session;
+use polder_pool::session::{self, Session};
 use polder_pool::settings::CoherenceChoice;
 use polder_pool::wait::Patience;
 use polder_pool::{Geometry, Peer, Pool, PoolError, each};
 
-use super::pair::{Bare, Helper, Scratch, settings, timed};
+use super::pair::{Bare, Helper, settings, timed};
 use super::row::{Better, Row, Sample};
 use super::size;
 use crate::Failure;
+use crate::scratch::Scratch;
 
 const NAME: &str = "/bench/ring";
 /// Two rings of each shape, flags, and two megabyte buffers for the floor: nothing overlaps.
@@ -37,16 +38,13 @@ pub(super) fn run() -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     for coherence in [CoherenceChoice::Coherent, CoherenceChoice::Software] {
         let bytes = 128 << 20;
-        let scratch = Scratch::new("ring", bytes, &Geometry::for_region(bytes))?;
-        let session = Session::open(&settings(scratch.path(), coherence, 0))?;
+        let scratch = Scratch::new()?;
+        let path = scratch.path().join("pool");
+        session::create(&path, bytes, &Geometry::for_region(bytes))?;
+        let session = Session::open(&settings(&path, coherence, 0))?;
         each!(session.pool(), pool => pool.create(NAME, OBJECT).map(drop))?;
-        let arguments: [OsString; 5] = [
-            "bench".into(),
-            "second".into(),
-            "ring".into(),
-            scratch.path().into(),
-            coherence.to_string().into(),
-        ];
+        let arguments: [OsString; 5] =
+            ["bench".into(), "second".into(), "ring".into(), path.into(), coherence.to_string().into()];
         let helper = Helper::start(arguments)?;
         each!(session.pool(), pool => cases(pool, &coherence.to_string(), true, &mut rows))?;
         helper.finish()?;
