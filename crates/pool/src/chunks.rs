@@ -140,7 +140,6 @@ impl<'a, M: Memory> Chunks<'a, M> {
     /// Writes all claim words from what this host holds.
     pub(crate) fn publish_all(&self) {
         self.publish(&(0..self.0.layout.chunks()), FREE);
-        self.0.memory.mfence();
     }
 
     /// Takes the chunk lock and puts right what a dead holder left.

@@ -106,6 +106,11 @@ impl Scan {
         self.live.iter().filter(lives).max_by_key(order).copied()
     }
 
+    /// Whether no host was seen to have, or to want, the name.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.live.is_empty() && self.claimed.is_empty()
+    }
+
     fn claimants(&self) -> impl Iterator<Item = u16> {
         self.claimed.iter().map(|sight| sight.host)
     }
@@ -210,6 +215,8 @@ impl<'a, M: Memory> Directory<'a, M> {
     fn create_once(&self, name: &Name<'_>, bytes: u64, fill: Fill) -> Result<Object, PoolError> {
         let key = Key::new(&self.site, name.hash());
         if bytes > SMALL && self.find(&key)?.is_some() {
+            // Before anybody is told.
+            self.site.memory.sfence();
             return Err(exists(name));
         }
         let held = Opens(self.site).reserve()?;
@@ -391,6 +398,7 @@ impl<'a, M: Memory> Directory<'a, M> {
         let held = Opens(self.site).reserve()?;
         let opened = self.open_held(name, &key, held);
         if opened.is_err() {
+            // Fences before anybody is told.
             Opens(self.site).release(held);
         }
         opened
@@ -537,13 +545,18 @@ impl<'a, M: Memory> Directory<'a, M> {
     }
 
     /// Adds one candidate slot to a scan. A line whose first word is not the name's holds nothing of the name that was
-    /// announced before the scan, so it need not be whole.
+    /// announced before the scan, so it need not be whole. A line of this host, which another process may have stored and not
+    /// written back, is written back: whoever tells what it says fences first.
     fn look(&self, key: &Key, host: u16, slot: u32, scan: &mut Scan) -> Result<(), PoolError> {
         let at = self.site.layout.entry(host, slot);
         if self.site.memory.load(at)? != entry::first_word(key.hash) {
             return Ok(());
         }
-        match self.load_entry(host, slot)? {
+        let entry = self.load_entry(host, slot)?;
+        if host == self.site.host() && !matches!(entry, Some(Entry::Object(State::Claimed, _))) {
+            self.site.memory.write_back(at, LINE);
+        }
+        match entry {
             None => scan.unclear.push((host, at)),
             Some(Entry::Object(state, record)) if record.hash == key.hash => match state {
                 State::Live => scan.live.push(Sight { host, slot, record }),

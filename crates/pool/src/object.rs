@@ -104,7 +104,8 @@ impl Object {
         // Another host may have written to the other bytes of the lines at the ends since they were cached.
         memory.invalidate(at, bytes.min(1));
         memory.invalidate(at + bytes.saturating_sub(1), bytes.min(1));
-        memory.fence_invalidations();
+        // Only stores depend on it.
+        memory.sfence();
         memory.copy_in(at, from)?;
         memory.write_back(at, bytes);
         memory.mfence();

@@ -154,20 +154,16 @@ impl<'a, M: Memory> Opens<'a, M> {
         for index in 0..site.layout.geometry().opens {
             let at = site.layout.announcement(site.host(), slot, index);
             site.memory.store(at, 0);
+            // What a dead process announced leaves the cache.
             site.memory.write_back(at, 8);
         }
-        let mark = site.layout.open_mark(site.host(), slot);
-        site.memory.store(mark, 0);
-        site.memory.write_back(mark, 8);
-        site.memory.sfence();
-        site.set(site.words().open_mark(slot), 0);
         for word in 0..site.words().open_words() {
             site.set(site.words().open_bits(slot, word), 0);
         }
     }
 
     /// What the processes of `hosts` hold open of this host's objects. The caller has condemned the entries that it asks for,
-    /// and fenced.
+    /// and written their lines back; the fence before the marks orders that with all that is loaded.
     // SYNC: pairs with `announce`.
     pub(crate) fn collect(&self, hosts: u64) -> Result<Announced, PoolError> {
         let (site, memory) = (self.0, self.0.memory);

@@ -69,8 +69,6 @@ impl<M: Memory> Directory<'_, M> {
         if condemned.is_empty() {
             return Ok(0);
         }
-        // Another process may have condemned some and not fenced yet; their lines were written back above.
-        self.site.memory.mfence();
         let announced = Opens(self.site).collect(self.site.survey(|_| ())?)?;
         let (mut fenced, mut freed) = (None, 0);
         for sight in condemned {
@@ -83,7 +81,8 @@ impl<M: Memory> Directory<'_, M> {
         Ok(freed)
     }
 
-    /// The condemned entries of this host, with their lines written back.
+    /// The condemned entries of this host, with their lines written back: another process may have condemned some and not
+    /// fenced yet.
     fn condemned(&self) -> Result<Vec<Sight>, PoolError> {
         let host = self.site.host();
         let mut condemned = vec![];
@@ -152,9 +151,8 @@ impl<M: Memory> Directory<'_, M> {
                 return self.finish_free(stripe, slot, Marks::Tombstones);
             }
         }
-        // Another process may have stored what was found, and died before it wrote it back.
+        // Another process may have stored what was found, and died before it wrote it back: others may wait for it.
         memory.write_back(self.entry(slot), LINE);
-        memory.mfence();
         self.clear_intent(stripe);
         Ok(())
     }
@@ -162,10 +160,10 @@ impl<M: Memory> Directory<'_, M> {
     fn undo(&self, stripe: u32, slot: u32) -> Result<(), PoolError> {
         let memory = self.site.memory;
         if let Some(extent) = Extents(self.site).intended(stripe) {
-            // What was stored there must not reach memory after another host has the chunk.
+            // What was stored there reaches memory before the entry is free, and another host can have the chunk.
             let bytes = extent.units * self.site.words().unit_bytes();
-            memory.invalidate(Extents(self.site).offset(extent), bytes);
-            memory.mfence();
+            memory.write_back(Extents(self.site).offset(extent), bytes);
+            memory.sfence();
         }
         self.finish_free(stripe, slot, Marks::Condemned)
     }
@@ -199,6 +197,8 @@ impl<M: Memory> Directory<'_, M> {
                 tombstones.push((slot, tombstone));
             }
         }
+        // HARMLESS(fence_invalidations -> sfence -> drop), one look at tombstones: a line from before the invalidation says
+        // that the entry is still live, as it was when this host buried it, and it is looked at again.
         site.memory.fence_invalidations();
         let (mut cleared, mut listed) = (0, 0);
         for (slot, tombstone) in tombstones {

@@ -114,22 +114,24 @@ impl<M: Memory> Directory<'_, M> {
         };
         let next = limit.unwrap_or(highest + (1 << 32)).max(highest + 1);
         if limit.is_none() {
-            line::publish(site.memory, at, &[next, 0, 0, 0, 0, 0, 0]);
+            line::announce(site.memory, at, &[next, 0, 0, 0, 0, 0, 0]);
         }
         site.set(words.generation_limit(), next);
         site.set(words.generation(), next);
         Ok(())
     }
 
-    /// A process that died may have stored to chunks that other hosts get now.
+    /// A process that died may have stored to chunks that other hosts get now: it reaches memory before the claim words say
+    /// that they are free. Clean lines may stay in the cache: whoever uses them again invalidates first.
     fn flush_empty_chunks(&self) {
         let site = self.site;
         for chunk in 0..site.layout.chunks() {
             if Extents(site).chunk(chunk).is_empty() {
-                site.memory.invalidate(site.layout.chunk(chunk), site.layout.geometry().chunk_bytes);
+                site.memory.write_back(site.layout.chunk(chunk), site.layout.geometry().chunk_bytes);
             }
         }
-        site.memory.mfence();
+        // Before the claim words say so.
+        site.memory.sfence();
     }
 
     /// Puts right what the process at `slot` of this host left when it died. The caller sees to it that no other process takes
@@ -160,7 +162,8 @@ impl<M: Memory> Directory<'_, M> {
         for object in Opens(self.site).left_by(slot)? {
             self.flush(object)?;
         }
-        self.site.memory.mfence();
+        // Before the announcements are gone.
+        self.site.memory.sfence();
         Opens(self.site).clear(slot);
         Ok(())
     }
@@ -175,7 +178,7 @@ impl<M: Memory> Directory<'_, M> {
             && let Some(extent) = self.extent_of(&record)
         {
             let bytes = extent.units * site.words().unit_bytes();
-            site.memory.invalidate(Extents(site).offset(extent), bytes);
+            site.memory.write_back(Extents(site).offset(extent), bytes);
         }
         Ok(())
     }

@@ -12,12 +12,9 @@ fn no_schedule_of_any_suite_fails() {
     }
 }
 
-/// Suites of which not every surviving mutant is argued yet: `polder verify --mutants chunks directory` lists them.
-const NOT_JUDGED: &[&str] = &["chunks", "directory"];
-
 #[test]
 fn every_mutant_is_caught_or_argued_harmless() {
-    for suite in suites().into_iter().filter(|suite| !NOT_JUDGED.contains(&suite.name)) {
+    for suite in suites() {
         let schedules = 30_000;
         match suite.mutants(&Explorer::new(suite.name, schedules).threads(2)) {
             Ok(found) => println!("{}: {} mutants", suite.name, found.len()),

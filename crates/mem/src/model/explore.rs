@@ -242,11 +242,13 @@ fn see_again(seed: u64, suite: &impl Fn(u64) -> Outcome) -> Failure {
     })
 }
 
-/// Runs one schedule; a panic outside its threads fails it as well.
+/// Runs one schedule; a panic outside its threads fails it as well. The seed is the suite's, which may make its worlds with
+/// others.
 pub(super) fn once(seed: u64, suite: &impl Fn(u64) -> Outcome) -> Outcome {
-    quietly(|| catch_unwind(AssertUnwindSafe(|| suite(seed)))).unwrap_or_else(|payload| {
+    let outcome = quietly(|| catch_unwind(AssertUnwindSafe(|| suite(seed)))).unwrap_or_else(|payload| {
         Err(Failure { seed, message: panic_message(&*payload), trace: String::new() })
-    })
+    });
+    outcome.map_err(|failure| Failure { seed, ..failure })
 }
 
 pub(super) type Sites = Vec<(&'static Location<'static>, SiteKind)>;

@@ -10,7 +10,7 @@ use super::explore::{self, Explorer, Outcome};
 use super::state::Mutation;
 
 /// Schedules that are run to learn which flushes and fences a suite reaches.
-const RECORDED: u64 = 500;
+const RECORDED: u64 = 4000;
 
 /// A change to one flush or fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -16,12 +16,14 @@ use crate::local::{Local, LocalLayout};
 use crate::membership::{HostLine, HostState};
 use crate::site::{Flaw, Site};
 use crate::state::Marks;
-use crate::view::{Grant, Ids, View};
+use crate::view::{Grant, View};
 
 /// Longer than anyone pauses: a call that waits so long is blocked for ever.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// Processes of a host: two that act, and one that cleans up after them.
 pub(super) const PROCESSES: u16 = 3;
+/// Slots of the directory's first level.
+const NAMES: u32 = 3;
 /// The slot of the process that cleans up.
 pub(super) const SPARE: u16 = 2;
 
@@ -33,19 +35,33 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// All `hosts` hosts are there. One schedule of eight is of coherent hosts, which have store buffers only.
+    /// All `hosts` hosts are there, and a keeper. One schedule of eight is of coherent hosts, which have store buffers only.
     pub(super) fn new(seed: u64, hosts: u16, chunks: u64, flaw: Flaw) -> Self {
-        let mut stage = Self::empty(seed, hosts, chunks, flaw);
+        Self::with_names(seed, hosts, chunks, NAMES, flaw)
+    }
+
+    /// As `new`, with levels of `names` slots and fewer.
+    pub(super) fn with_names(seed: u64, hosts: u16, chunks: u64, names: u32, flaw: Flaw) -> Self {
+        let mut stage = Self::of(seed, layout(hosts, chunks, names), flaw);
         for host in 0..hosts {
-            let layout = Rc::clone(&stage.layout);
-            stage.world.setup_as(host, SPARE, move |memory| drop(Self::join(memory, &layout, host)));
+            stage.setup(host, SPARE, Process::join);
         }
+        let layout = Rc::clone(&stage.layout);
+        stage.world.setup(|memory| {
+            line::announce(&memory, layout.view_line(1, 0), &View::starting(1));
+            // Whoever was here before them was evicted.
+            Self::say(&memory, &layout, &View { evicted: (1 << hosts) - 1, ..LAUNCHED });
+        });
         stage
     }
 
     /// No host is there yet.
     pub(super) fn empty(seed: u64, hosts: u16, chunks: u64, flaw: Flaw) -> Self {
-        let layout = layout(hosts, chunks);
+        Self::of(seed, layout(hosts, chunks, NAMES), flaw)
+    }
+
+    fn of(seed: u64, layout: Rc<Layout>, flaw: Flaw) -> Self {
+        let hosts = layout.geometry().hosts;
         let bytes = layout.bytes();
         let shape = Shape {
             hosts,
@@ -58,41 +74,48 @@ impl Stage {
         Self { world: World::new(seed, shape), layout, flaw }
     }
 
-    /// Makes a host known and its state ready, as its first process does.
-    pub(super) fn join(memory: ModelMemory, layout: &Rc<Layout>, host: u16) -> Process {
-        let line = HostLine { state: HostState::Live, boot: 1, incarnation: 1, epoch: 0 };
-        line::announce(&memory, layout.host_line(host), &line.encode());
-        let process = Process::enter(memory, layout, host, Flaw::None);
-        process.directory().prepare().expect("nobody else is there");
-        process
+    /// Lets a process do something before anything else happens.
+    pub(super) fn setup<R>(&mut self, host: u16, slot: u16, part: impl FnOnce(&Process) -> R) -> R {
+        part(&self.enter(host, slot))
+    }
+
+    /// A process that several threads are of.
+    pub(super) fn enter(&mut self, host: u16, slot: u16) -> Rc<Process> {
+        let (layout, flaw) = (Rc::clone(&self.layout), self.flaw);
+        self.world.setup_as(host, slot, |memory| Rc::new(Process::enter(memory, &layout, host, flaw)))
     }
 
     /// Makes the view say that `host` is off for certain.
     pub(super) fn fence(memory: &ModelMemory, layout: &Layout, host: u16) {
         let grant = Grant { nonce: 0, boot: 1, incarnation: 1, epoch: 0, evicted_through: 1 };
         line::announce(memory, layout.grant_line(1, host), &grant.encode());
-        let bit = 1 << host;
-        let view =
-            View { epoch: 1_000_001, keeper: 1, ids: Ids::Launcher, members: 0, fenced: bit, evicted: bit };
-        // As a keeper does: it announces itself on its first line, and only then says anything.
-        line::announce(memory, layout.view_line(1, 0), &View::starting(1));
-        line::announce(memory, layout.view_line(1, View::half(view.epoch)), &view.encode());
+        let all = (1 << layout.geometry().hosts) - 1;
+        Self::say(memory, layout, &View { epoch: 1_000_002, fenced: 1 << host, evicted: all, ..LAUNCHED });
+    }
+
+    /// What a keeper does to change the view.
+    pub(super) fn say(memory: &ModelMemory, layout: &Layout, view: &View) {
+        line::announce(memory, layout.view_line(view.keeper, View::half(view.epoch)), &view.encode());
     }
 }
 
-/// A pool with so many hosts and chunks, and no byte more.
-fn layout(hosts: u16, chunks: u64) -> Rc<Layout> {
+/// The first view of the first keeper, who leaves it to the launcher who is a member.
+pub(super) const LAUNCHED: View = View { epoch: 1_000_001, keeper: 1, ..View::INITIAL };
+
+/// A pool with so many hosts, chunks and slots in its first level, and no byte more.
+fn layout(hosts: u16, chunks: u64, names: u32) -> Rc<Layout> {
     thread_local! {
-        static LAYOUTS: RefCell<BTreeMap<(u16, u64), Rc<Layout>>> = RefCell::default();
+        static LAYOUTS: RefCell<BTreeMap<(u16, u64, u32), Rc<Layout>>> = RefCell::default();
     }
     let geometry =
-        Geometry { hosts, processes: PROCESSES, names: 3, levels: 2, chunk_bytes: 256, opens: 3, keepers: 1 };
+        Geometry { hosts, processes: PROCESSES, names, levels: 2, chunk_bytes: 256, opens: 3, keepers: 2 };
     let fitting = || {
         let mut layouts =
             (4096..).step_by(LINE as usize).filter_map(|bytes| Layout::new(&geometry, bytes).ok());
         Rc::new(layouts.find(|layout| u64::from(layout.chunks()) == chunks).expect("some size fits"))
     };
-    LAYOUTS.with_borrow_mut(|layouts| Rc::clone(layouts.entry((hosts, chunks)).or_insert_with(fitting)))
+    LAYOUTS
+        .with_borrow_mut(|layouts| Rc::clone(layouts.entry((hosts, chunks, names)).or_insert_with(fitting)))
 }
 
 /// A process of a host.
@@ -107,6 +130,17 @@ impl Process {
     pub(super) fn enter(memory: ModelMemory, layout: &Rc<Layout>, host: u16, flaw: Flaw) -> Self {
         let me = Local::enter(&memory, LocalLayout::new(layout), host, 0, 0);
         Self { memory, layout: Rc::clone(layout), me, flaw }
+    }
+
+    /// Makes the host known and its state ready, unless another process has.
+    pub(super) fn join(&self) {
+        self.arrive();
+        self.directory().prepare().expect("nobody keeps a lock");
+    }
+
+    pub(super) fn arrive(&self) {
+        let line = HostLine { state: HostState::Live, boot: 1, incarnation: 1, epoch: 0 };
+        line::announce(&self.memory, self.layout.host_line(self.host()), &line.encode());
     }
 
     pub(super) const fn host(&self) -> u16 {

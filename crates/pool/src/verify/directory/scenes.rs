@@ -1,31 +1,55 @@
 //! Short scenes, each of which comes down to one decision of the protocol. What one process tells another here without the
 //! pool, it tells only when its call has returned.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
-use polder_mem::model::{Crash, ModelMemory, Outcome, World};
+use polder_mem::model::{Crash, ModelMemory, Outcome};
 use polder_mem::{Memory, ProcessSlot};
 
-use super::super::stage::{Process, SPARE, Stage};
-use crate::PoolError;
+use super::super::group::Dice;
+use super::super::stage::{LAUNCHED, Process, SPARE, Stage};
 use crate::directory::Key;
+use crate::membership::{HostLine, HostState};
 use crate::name::Name;
 use crate::object::{Fill, Object};
 use crate::site::Flaw;
+use crate::view::{Grant, Ids, View};
+use crate::watch::Watch;
+use crate::{PoolError, line};
 
 /// One object of this size fills a chunk with its header, so that the next gets the same lines.
 const BYTES: u64 = 192;
 
 pub(super) fn other(seed: u64) -> Outcome {
-    match seed % 6 {
-        0 => bury(seed),
-        1 => hand_over(seed),
-        2 => join(seed),
-        3 => undo(seed),
-        4 => fence(seed),
-        _ => share_a_chunk(seed),
-    }
+    let mut dice = Dice::new(seed, 0);
+    let scenes = [
+        bury,
+        bury_many,
+        hand_over,
+        hand_over,
+        join,
+        undo,
+        undo,
+        undo,
+        repair,
+        fence,
+        come_back,
+        come_back,
+        orphan,
+        one_chunk,
+        open_late,
+        open_in_threads,
+        stop_while_condemning,
+        stop_while_condemning,
+        stop_while_opening,
+        share_a_chunk,
+        share_a_chunk,
+        tell,
+        tell,
+    ];
+    scenes[dice.roll(scenes.len() as u64) as usize](seed, dice)
 }
 
 fn name() -> Name<'static> {
@@ -40,6 +64,23 @@ fn words(process: &Process, object: &Object) -> Vec<u64> {
     let mut bytes = [0; BYTES as usize];
     object.read_at(&process.memory, 0, &mut bytes).expect("inside");
     bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
+}
+
+/// One of the first two hosts, and the other.
+fn toss(dice: &mut Dice) -> (u16, u16) {
+    let first = dice.roll(2) as u16;
+    (first, 1 - first)
+}
+
+/// About the memory operation of a call that creates, or destroys, at which it writes back what makes it so, as they count
+/// when nothing is in its way.
+fn announces_at(is_own: bool, destroys: bool, dice: &mut Dice) -> u64 {
+    let written_back = match (destroys, is_own) {
+        (false, _) => 168,
+        (true, true) => 52,
+        (true, false) => 60,
+    };
+    written_back - 4 + dice.roll(8)
 }
 
 /// How far the scene has come, as its players tell each other.
@@ -58,6 +99,14 @@ impl Cue {
     }
 }
 
+/// Waits until all that is on its way has arrived: time passes only then.
+fn settle(process: &Process) {
+    let start = process.memory.now();
+    while process.memory.now() < start + Duration::from_secs(1) {
+        process.memory.pause();
+    }
+}
+
 /// A player on a host, in a thread of its own.
 fn play(
     stage: &mut Stage,
@@ -69,8 +118,14 @@ fn play(
     stage.world.spawn(host, slot, move |memory| part(Process::enter(memory, &layout, host, flaw)))
 }
 
-fn run(world: &mut World) -> Outcome {
-    world.run()
+/// A player in one of the threads of a process.
+fn play_in(
+    stage: &mut Stage,
+    process: &Rc<Process>,
+    part: impl FnOnce(&Process) + 'static,
+) -> polder_mem::model::ThreadId {
+    let (process, slot) = (Rc::clone(process), process.directory().site.me.slot);
+    stage.world.spawn(process.host(), slot.0, move |_| part(&process))
 }
 
 /// The owner creates and destroys in one place, again and again, while a reader opens, reads and writes: as long as it holds
@@ -101,14 +156,15 @@ pub(super) fn reuse(seed: u64, flaw: Flaw) -> Outcome {
             }
         });
     }
+    let process = stage.enter(reader, 0);
     for _ in 0..1 + (seed >> 2 & 1) {
-        play(&mut stage, reader, 0, |process| {
+        play_in(&mut stage, &process, |process| {
             for _ in 0..3 {
-                read_and_write(&process);
+                read_and_write(process);
             }
         });
     }
-    run(&mut stage.world)
+    stage.world.run()
 }
 
 /// Opens, if there is something; sees the same stamp for as long as it is open; and writes to a line of its own, which it
@@ -121,12 +177,12 @@ fn read_and_write(process: &Process) {
     };
     let first = words(process, &object)[0];
     expect_own(process, &object);
-    let mine = object.at().lines(1);
-    process.memory.store(mine, object.generation());
-    process.memory.write_back(mine, 8);
     let then = words(process, &object)[0];
     assert!(then == first || first == 0, "an open object held {first}, and then {then}");
     expect_own(process, &object);
+    let mine = object.at().lines(1);
+    process.memory.store(mine, object.generation());
+    process.memory.write_back(mine, 8);
     process.directory().close(&object);
 }
 
@@ -140,10 +196,10 @@ fn expect_own(process: &Process, object: &Object) {
 
 /// A destroy by another host is final when it returns: the owner can free the object, the destroyer forget it, and a third
 /// create it anew, all at once.
-fn bury(seed: u64) -> Outcome {
+fn bury(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 3, 2, Flaw::None);
     let cue = Cue::default();
-    let (owner, destroyer) = ((seed % 2) as u16, 1 - (seed % 2) as u16);
+    let (owner, destroyer) = toss(&mut dice);
     let (given, layout) = (cue.clone(), Rc::clone(&stage.layout));
     play(&mut stage, owner, 0, move |process| {
         let object = create(&process).expect("room");
@@ -181,15 +237,61 @@ fn bury(seed: u64) -> Outcome {
         let object = create(&process).expect("the name is free, and there is room");
         process.directory().close(&object);
     });
-    run(&mut stage.world)
+    stage.world.run()
 }
 
-/// Two hosts write to one line by turns, and each sees what the other published.
-fn hand_over(seed: u64) -> Outcome {
+/// A host destroys more than one line can list; the owner finds the last of it too.
+fn bury_many(seed: u64, mut dice: Dice) -> Outcome {
+    const LISTED_IN_A_LINE: usize = 7;
+    let names: [String; LISTED_IN_A_LINE + 2] = std::array::from_fn(|index| format!("/{index}"));
+    let mut stage = Stage::with_names(seed, 2, 5, 29, Flaw::None);
+    let (owner, destroyer) = toss(&mut dice);
+    stage.setup(owner, SPARE, |process| {
+        for name in &names {
+            let name = Name::parse(name).expect("a good name");
+            let object = process.directory().create(&name, 8, Fill::Zeros).expect("room");
+            process.directory().close(&object);
+        }
+    });
+    let [most @ .., last] = names;
+    stage.setup(destroyer, SPARE, |process| {
+        for name in &most {
+            process.directory().destroy(&Name::parse(name).expect("a good name")).expect("it is there");
+        }
+    });
+    let (cue, layout) = (Cue::default(), Rc::clone(&stage.layout));
+    let given = cue.clone();
+    play(&mut stage, owner, 0, move |process| {
+        for (round, left) in [(1, 1), (3, 0)] {
+            process.directory().maintain().expect("nobody keeps a lock");
+            let taken = (0..layout.slots()).filter(|&slot| process.directory().site.tag(slot) != 0).count();
+            assert_eq!(taken, left, "slots that are taken in round {round}");
+            given.give(round);
+            given.await_(&process.memory, round + 1);
+        }
+    });
+    play(&mut stage, destroyer, 0, move |process| {
+        cue.await_(&process.memory, 1);
+        process.directory().destroy(&Name::parse(&last).expect("a good name")).expect("it is there");
+        cue.give(2);
+        cue.await_(&process.memory, 3);
+        cue.give(4);
+    });
+    stage.world.run()
+}
+
+/// Two hosts write to the same lines by turns, some words each time, and each sees what the other published, also when it
+/// has not looked for a while.
+fn hand_over(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 2, 2, Flaw::None);
-    let cue = Cue::default();
+    let (cue, expected) = (Cue::default(), Rc::new(RefCell::new(vec![0; BYTES as usize / 8])));
+    // Whether it looks first, and which words it writes.
+    let draws: [_; 7] = std::array::from_fn(|_| {
+        let first = dice.roll(16) as usize;
+        (dice.roll(4), first..first + [1, 2, 4, 9][dice.roll(4) as usize])
+    });
     for host in 0..2 {
-        let cue = cue.clone();
+        let (cue, expected, draws) = (cue.clone(), Rc::clone(&expected), draws.clone());
         play(&mut stage, host, 0, move |process| {
             let object = if host == 0 {
                 create(&process).expect("room")
@@ -200,34 +302,38 @@ fn hand_over(seed: u64) -> Outcome {
             cue.give(1);
             for turn in (1..7).filter(|turn| turn % 2 == u64::from(host)) {
                 cue.await_(&process.memory, turn);
-                let seen = words(&process, &object);
-                let expected: Vec<_> =
-                    (0..seen.len() as u64).map(|word| if word < turn - 1 { word + 1 } else { 0 }).collect();
-                assert_eq!(seen, expected, "host {host} in turn {turn}");
-                object.write_at(&process.memory, 8 * (turn - 1), &turn.to_le_bytes()).expect("inside");
+                if draws[turn as usize].0 == 0 || turn > 4 {
+                    assert_eq!(words(&process, &object), *expected.borrow(), "host {host} in turn {turn}");
+                }
+                let range = draws[turn as usize].1.clone();
+                expected.borrow_mut()[range.clone()].fill(turn);
+                let bytes = turn.to_le_bytes().repeat(range.len());
+                object.write_at(&process.memory, 8 * range.start as u64, &bytes).expect("inside");
                 cue.give(turn + 1);
             }
             process.directory().close(&object);
         });
     }
-    run(&mut stage.world)
+    stage.world.run()
 }
 
 /// What a host creates that has just joined, everybody finds.
-fn join(seed: u64) -> Outcome {
+fn join(seed: u64, _: Dice) -> Outcome {
     let mut stage = Stage::empty(seed, 2, 2, Flaw::None);
     let cue = Cue::default();
     let (layout, given) = (Rc::clone(&stage.layout), cue.clone());
     stage.world.spawn(1, 0, move |memory| {
         given.await_(&memory, 1);
-        let process = Stage::join(memory, &layout, 1);
+        let process = Process::enter(memory, &layout, 1, Flaw::None);
+        process.join();
         let object = create(&process).expect("room");
         given.give(2);
         process.directory().close(&object);
     });
     let layout = Rc::clone(&stage.layout);
     stage.world.spawn(0, 0, move |memory| {
-        let process = Stage::join(memory, &layout, 0);
+        let process = Process::enter(memory, &layout, 0, Flaw::None);
+        process.join();
         let missing = process.directory().open(&name()).expect_err("nobody is there");
         assert!(matches!(missing, PoolError::NotFound { .. }), "{missing}");
         cue.give(1);
@@ -235,65 +341,222 @@ fn join(seed: u64) -> Outcome {
         let object = process.directory().open(&name()).expect("it was created");
         process.directory().close(&object);
     });
-    run(&mut stage.world)
+    stage.world.run()
 }
 
-/// A process dies while it creates, or holds an object open that it has written to. What it left in its host's cache never
-/// reaches what another host puts in the same place.
-fn undo(seed: u64) -> Outcome {
+/// A process dies while it creates. What it left in its host's cache never reaches what another host puts in the same place,
+/// whether another process repairs, or the host's words were lost and are built anew.
+fn undo(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 2, 1, Flaw::None);
     let cue = Cue::default();
-    let given = cue.clone();
-    let writes = seed & 8 == 8;
+    // Three lines of header.
+    let long = format!("/{}", "n".repeat(130));
+    let again = long.clone();
     let victim = play(&mut stage, 0, 0, move |process| {
-        let object = create(&process).expect("room");
-        if writes {
-            process.memory.store(object.at(), 7);
-            process.memory.store(object.at().lines(2), 7);
-        }
-        given.give(1);
+        let _ = process.directory().create(&Name::parse(&long).expect("a good name"), 8, Fill::Zeros);
         loop {
             process.memory.pause();
         }
     });
-    if writes {
-        stage.world.crash_at(victim, Crash::Process, 400);
-    } else {
-        stage.world.crash_within(victim, Crash::Process, 150);
-    }
+    // Most often while it writes the header and zeros.
+    let at = if dice.roll(4) == 0 { dice.roll(200) } else { 95 + dice.roll(50) };
+    stage.world.crash_at(victim, Crash::Process, at);
     let (layout, given) = (Rc::clone(&stage.layout), cue.clone());
-    stage.world.spawn_after_crash(victim, 0, SPARE, move |memory| {
+    let is_lost = dice.roll(2) == 0;
+    let repairer = stage.world.spawn_after_crash(victim, 0, SPARE, move |memory| {
         let process = Process::enter(memory, &layout, 0, Flaw::None);
-        process.directory().repair_process(ProcessSlot(0)).expect("nobody keeps a lock");
-        let _ = process.directory().destroy(&name());
-        process.directory().maintain().expect("nobody keeps a lock");
-        given.give(2);
-    });
-    play(&mut stage, 1, 0, move |process| {
-        cue.await_(&process.memory, 2);
-        let object = loop {
-            match create(&process) {
-                Ok(object) => break object,
-                // That it was given back may still be on its way.
-                Err(PoolError::Full { .. }) => process.memory.pause(),
-                Err(error) => panic!("{error}"),
-            }
-        };
-        for _ in 0..4 {
-            assert!(words(&process, &object).iter().all(|&word| word == 0), "something reached a new object");
-            process.memory.yield_now();
+        if is_lost {
+            process.directory().forget();
+            process.directory().prepare().expect("nobody else is there");
         }
+        process.directory().repair_process(ProcessSlot(0)).expect("nobody keeps a lock");
+        let _ = process.directory().destroy(&Name::parse(&again).expect("a good name"));
+        process.directory().maintain().expect("nobody keeps a lock");
+        given.give(1);
+    });
+    let waits = dice.roll(3) == 0;
+    if !waits {
+        // About where it gives the place back.
+        let at = if is_lost { 275 } else { 75 } + dice.roll(25);
+        stage.world.crash_at(repairer, Crash::Pause, at);
+    }
+    let placed = Rc::new(Cell::new(false));
+    let is_placed = Rc::clone(&placed);
+    play(&mut stage, 1, 0, move |process| {
+        if waits {
+            cue.await_(&process.memory, 1);
+            use_the_place(&process);
+            return is_placed.set(true);
+        }
+        for _ in 0..30 {
+            process.memory.pause();
+            if let Ok(object) = create(&process) {
+                process.directory().close(&object);
+                return is_placed.set(true);
+            }
+        }
+    });
+    expect_new_at_the_end(&mut stage, 1, placed);
+    stage.world.run()
+}
+
+/// A process dies while it creates, and another of its host repairs: the name is in nobody's way then.
+fn repair(seed: u64, mut dice: Dice) -> Outcome {
+    let mut stage = Stage::new(seed, 2, 2, Flaw::None);
+    let (host, other) = toss(&mut dice);
+    let victim = play(&mut stage, host, 0, |process| drop(create(&process)));
+    let at = if dice.roll(2) == 0 { dice.roll(180) } else { announces_at(true, false, &mut dice) };
+    stage.world.crash_at(victim, Crash::Process, at);
+    let layout = Rc::clone(&stage.layout);
+    stage.world.spawn_after_crash(victim, host, SPARE, move |memory| {
+        let process = Process::enter(memory, &layout, host, Flaw::None);
+        process.directory().repair_process(ProcessSlot(0)).expect("nobody keeps a lock");
+    });
+    play(&mut stage, other, 0, |process| match create(&process) {
+        Ok(object) => process.directory().close(&object),
+        Err(error) => assert!(matches!(error, PoolError::Exists { .. }), "{error}"),
+    });
+    stage.world.run()
+}
+
+/// A process is stopped, or dies, while it creates or destroys. Once another process of its host has seen what came of it,
+/// every host sees the same.
+fn tell(seed: u64, mut dice: Dice) -> Outcome {
+    let mut stage = Stage::new(seed, 2, 2, Flaw::None);
+    let (host, other) = toss(&mut dice);
+    let (owner, destroys) = (toss(&mut dice).0, dice.roll(3) > 0);
+    if destroys {
+        stage.setup(owner, SPARE, |process| {
+            let object = create(process).expect("room");
+            process.directory().close(&object);
+        });
+    }
+    let victim = play(&mut stage, host, 0, move |process| {
+        if destroys {
+            process.directory().destroy(&name()).expect("nobody else destroys it");
+        } else {
+            drop(create(&process).map(|object| process.directory().close(&object)));
+        }
+        loop {
+            process.memory.pause();
+        }
+    });
+    stage.world.crash_at(victim, Crash::Process, announces_at(host == owner, destroys, &mut dice));
+    let (cue, layout) = (Cue::default(), Rc::clone(&stage.layout));
+    let given = cue.clone();
+    stage.world.spawn_after_crash(victim, host, 1, move |memory| {
+        let process = Process::enter(memory, &layout, host, Flaw::None);
+        given.give(if is_there(&process) == Some(!destroys) { 2 } else { 1 });
+    });
+    play(&mut stage, other, 0, move |process| {
+        cue.await_(&process.memory, 1);
+        if cue.0.get() == 2 {
+            assert_eq!(is_there(&process), Some(!destroys), "hosts see different things");
+        }
+    });
+    stage.world.run()
+}
+
+/// Whether the object is there; nothing while its line is half written.
+fn is_there(process: &Process) -> Option<bool> {
+    match process.directory().open(&name()) {
+        Ok(object) => {
+            process.directory().close(&object);
+            Some(true)
+        }
+        Err(PoolError::NotFound { .. }) => Some(false),
+        Err(PoolError::Corrupt { .. }) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A process dies that holds another host's object open, and has written to it and not written back. Once its host has
+/// cleaned up, the owner gets the place back, and nothing reaches it any more.
+fn orphan(seed: u64, mut dice: Dice) -> Outcome {
+    let settles = dice.roll(2) == 0;
+    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let cue = Cue::default();
+    let given = cue.clone();
+    play(&mut stage, 0, 0, move |process| {
+        let object = create(&process).expect("room");
         process.directory().close(&object);
+        given.give(1);
+        given.await_(&process.memory, 3);
+        if settles {
+            settle(&process);
+        }
+        process.directory().destroy(&name()).expect("it is there");
+        assert!(!settles || has_room(&process), "what was given back is not free");
+        use_the_place(&process);
+    });
+    let given = cue.clone();
+    let victim = play(&mut stage, 1, 0, move |process| {
+        given.await_(&process.memory, 1);
+        let object = process.directory().open(&name()).expect("it was created");
+        process.memory.store(object.at(), 7);
+        process.memory.store(object.at().lines(2), 7);
+        given.give(2);
+        loop {
+            process.memory.pause();
+        }
+    });
+    // Long after it has opened the object.
+    stage.world.crash_at(victim, Crash::Process, 2000);
+    let layout = Rc::clone(&stage.layout);
+    stage.world.spawn_after_crash(victim, 1, SPARE, move |memory| {
+        let process = Process::enter(memory, &layout, 1, Flaw::None);
+        process.directory().repair_process(ProcessSlot(0)).expect("nobody keeps a lock");
+        cue.give(3);
+    });
+    expect_new_at_the_end(&mut stage, 0, Rc::new(Cell::new(true)));
+    stage.world.run()
+}
+
+/// Creates in a place that will be free, and sees nothing of who was there before.
+fn use_the_place(process: &Process) {
+    let object = loop {
+        match create(process) {
+            Ok(object) => break object,
+            // That it is free may still be on its way.
+            Err(PoolError::Full { .. }) => process.memory.pause(),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    for _ in 0..4 {
+        expect_zeros(process, &object);
+        process.memory.yield_now();
+    }
+    process.directory().close(&object);
+}
+
+/// Whether the host has freed every entry.
+fn has_room(process: &Process) -> bool {
+    let site = process.directory().site;
+    process.directory().maintain().expect("nobody keeps a lock");
+    (0..site.layout.slots()).all(|slot| site.tag(slot) == 0)
+}
+
+fn expect_zeros(process: &Process, object: &Object) {
+    assert!(words(process, object).iter().all(|&word| word == 0), "something reached a new object");
+}
+
+/// When everything has reached memory, the object is still as it was created.
+fn expect_new_at_the_end(stage: &mut Stage, host: u16, placed: Rc<Cell<bool>>) {
+    let process = stage.enter(host, SPARE);
+    stage.world.check(host, move |_| {
+        if !placed.get() {
+            return;
+        }
         let object = process.directory().open(&name()).expect("its header is whole");
+        expect_zeros(&process, &object);
         process.directory().close(&object);
     });
-    run(&mut stage.world)
 }
 
 /// A host dies while it creates. Once the view says that it is off, its claim is in nobody's way.
-fn fence(seed: u64) -> Outcome {
+fn fence(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 3, 4, Flaw::None);
-    let dead = (seed / 6 % 2) as u16;
+    let (dead, other) = toss(&mut dice);
     let victim = play(&mut stage, dead, 0, |process| {
         let object = create(&process);
         if let Ok(object) = object {
@@ -308,34 +571,295 @@ fn fence(seed: u64) -> Outcome {
         }
         Stage::fence(&memory, &layout, dead);
     });
-    play(&mut stage, 1 - dead, 0, |process| match create(&process) {
+    play(&mut stage, other, 0, |process| match create(&process) {
         Ok(object) => process.directory().close(&object),
         Err(error) => assert!(matches!(error, PoolError::Exists { .. }), "{error}"),
     });
-    run(&mut stage.world)
+    stage.world.run()
 }
 
-/// Two processes of a host create in one chunk, and another host opens both as soon as they are there.
-fn share_a_chunk(seed: u64) -> Outcome {
+/// Two processes of a host create in one chunk, and another host opens both as soon as they are there. The one that claims
+/// the chunk may be stopped: what the other creates in it is there all the same.
+fn share_a_chunk(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 2, 2, Flaw::None);
-    let owner = (seed / 6 % 2) as u16;
+    let (owner, opener) = toss(&mut dice);
+    let stops = dice.roll(2) == 0;
     let names = ["/one", "/two"].map(|name| Name::parse(name).expect("a good name"));
-    for (slot, name) in (0..).zip(names) {
-        play(&mut stage, owner, slot, move |process| {
+    let cues = [Cue::default(), Cue::default()];
+    for ((slot, name), cue) in (0..).zip(names).zip(cues.clone()) {
+        let delay = if slot == 1 { dice.roll(64) } else { 0 };
+        let creator = play(&mut stage, owner, slot, move |process| {
+            (0..delay).for_each(|_| process.memory.pause());
             let object = process.directory().create(&name, 8, Fill::Zeros).expect("room");
+            cue.give(1);
             process.directory().close(&object);
         });
+        if stops && slot == 0 {
+            stage.world.crash_within(creator, Crash::Pause, 200);
+        }
     }
-    play(&mut stage, 1 - owner, 0, move |process| {
-        for name in names {
+    play(&mut stage, opener, 0, move |process| {
+        for (name, cue) in names.iter().zip(cues).rev() {
+            if stops {
+                // Whoever looks all the time lets no time pass.
+                cue.await_(&process.memory, 1);
+            }
             loop {
-                match process.directory().open(&name) {
+                match process.directory().open(name) {
                     Ok(object) => break process.directory().close(&object),
-                    Err(PoolError::NotFound { .. }) => process.memory.pause(),
+                    Err(PoolError::NotFound { .. }) if !stops => process.memory.pause(),
                     Err(error) => panic!("{error}"),
                 }
             }
         }
     });
-    run(&mut stage.world)
+    stage.world.run()
+}
+
+/// Two hosts want the only chunk at once: one of them at most gets it.
+fn one_chunk(seed: u64, mut dice: Dice) -> Outcome {
+    // What orders a claim and a look is never the same fence on coherent hosts.
+    let seed = if dice.roll(2) == 0 { seed | 7 << 3 } else { seed };
+    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let holders = Rc::new(Cell::new(0));
+    for (host, name) in [(0, "/one"), (1, "/two")] {
+        let holders = Rc::clone(&holders);
+        play(&mut stage, host, 0, move |process| {
+            match process.directory().create(&Name::parse(name).expect("a good name"), BYTES, Fill::Zeros) {
+                Ok(object) => {
+                    holders.set(holders.get() + 1);
+                    assert_eq!(holders.get(), 1, "two objects lie in one place");
+                    process.directory().close(&object);
+                }
+                Err(error) => assert!(matches!(error, PoolError::Full { .. }), "{error}"),
+            }
+        });
+    }
+    stage.world.run()
+}
+
+/// What is open counts as soon as it is, however old all is that the owner knows of announcements: from before the reader
+/// opened anything, or from when it had closed what it had opened.
+fn open_late(seed: u64, mut dice: Dice) -> Outcome {
+    let (settles, opens_before) = (dice.roll(2) == 0, dice.roll(3) > 0);
+    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let (owner, reader) = toss(&mut dice);
+    let cue = Cue::default();
+    let given = cue.clone();
+    play(&mut stage, owner, 0, move |process| {
+        let object = create(&process).expect("room");
+        process.directory().close(&object);
+        given.give(1);
+        given.await_(&process.memory, 2);
+        if settles {
+            settle(&process);
+        }
+        process.directory().destroy(&name()).expect("it is there");
+        assert!(!settles || has_room(&process), "what was closed is still held");
+        use_the_place(&process);
+        given.give(3);
+        given.await_(&process.memory, 4);
+        process.directory().destroy(&name()).expect("it is there");
+        let refused = create(&process).expect_err("somebody holds the place");
+        assert!(matches!(refused, PoolError::Full { .. }), "{refused}");
+        given.give(5);
+    });
+    play(&mut stage, reader, 0, move |process| {
+        cue.await_(&process.memory, 1);
+        if opens_before {
+            let object = process.directory().open(&name()).expect("it was created");
+            let mine = object.at().lines(1);
+            process.memory.store(mine, 7);
+            process.memory.write_back(mine, 8);
+            process.directory().close(&object);
+        }
+        cue.give(2);
+        cue.await_(&process.memory, 3);
+        let object = process.directory().open(&name()).expect("it was created");
+        cue.give(4);
+        cue.await_(&process.memory, 5);
+        process.directory().close(&object);
+    });
+    stage.world.run()
+}
+
+/// Two threads open the first objects that their process ever opened, and one of them may be stopped in the middle: what the
+/// other holds open counts.
+fn open_in_threads(seed: u64, mut dice: Dice) -> Outcome {
+    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let (owner, reader) = toss(&mut dice);
+    stage.setup(owner, SPARE, |process| {
+        let object = create(process).expect("room");
+        process.directory().close(&object);
+    });
+    let process = stage.enter(reader, 0);
+    let other = play_in(&mut stage, &process, |process| {
+        let missing = process.directory().open(&Name::parse("/other").expect("a good name"));
+        assert!(matches!(missing, Err(PoolError::NotFound { .. })), "{missing:?}");
+    });
+    if dice.roll(4) > 0 {
+        stage.world.crash_within(other, Crash::Pause, 32);
+    }
+    let cue = Cue::default();
+    let given = cue.clone();
+    play_in(&mut stage, &process, move |process| {
+        let object = process.directory().open(&name()).expect("it was created");
+        given.give(1);
+        given.await_(&process.memory, 2);
+        process.directory().close(&object);
+    });
+    play(&mut stage, owner, 0, move |process| {
+        cue.await_(&process.memory, 1);
+        process.directory().destroy(&name()).expect("it is there");
+        let refused = create(&process).expect_err("somebody holds the place");
+        assert!(matches!(refused, PoolError::Full { .. }), "{refused}");
+        cue.give(2);
+    });
+    stage.world.run()
+}
+
+/// A process is stopped, or dies, while it destroys, and another of its host frees what it finds condemned. What somebody has
+/// opened meanwhile stays what it was.
+fn stop_while_condemning(seed: u64, mut dice: Dice) -> Outcome {
+    let (mut stage, owner, reader) = with_an_object(seed, &mut dice);
+    let destroyer = play(&mut stage, owner, 0, |process| {
+        process.directory().destroy(&name()).expect("nobody else destroys it");
+    });
+    let (dies, delays) = (dice.roll(2) == 0, [dice.roll(64), dice.roll(64)]);
+    let at = announces_at(true, true, &mut dice);
+    stage.world.crash_at(destroyer, if dies { Crash::Process } else { Crash::Pause }, at);
+    let (layout, again) = (Rc::clone(&stage.layout), Rc::clone(&stage.layout));
+    let free = move |memory: ModelMemory| {
+        let process = Process::enter(memory, &layout, owner, Flaw::None);
+        idle(&process, delays[0]);
+        use_again(&process);
+    };
+    let look = move |memory: ModelMemory| {
+        let process = Process::enter(memory, &again, reader, Flaw::None);
+        idle(&process, delays[1]);
+        open_and_look(&process);
+    };
+    if dies {
+        stage.world.spawn_after_crash(destroyer, owner, 1, free);
+        stage.world.spawn_after_crash(destroyer, reader, 0, look);
+    } else {
+        stage.world.spawn(owner, 1, free);
+        stage.world.spawn(reader, 0, look);
+    }
+    stage.world.run()
+}
+
+/// Does nothing for so many operations.
+fn idle(process: &Process, operations: u64) {
+    for _ in 0..operations {
+        let _ = process.memory.now();
+    }
+}
+
+/// A process is stopped while it opens what is destroyed meanwhile, and something else made in its place.
+fn stop_while_opening(seed: u64, mut dice: Dice) -> Outcome {
+    let (mut stage, owner, reader) = with_an_object(seed, &mut dice);
+    let opener = play(&mut stage, reader, 0, |process| open_and_look(&process));
+    stage.world.crash_within(opener, Crash::Pause, 120);
+    let delay = dice.roll(32);
+    play(&mut stage, owner, 0, move |process| {
+        (0..delay).for_each(|_| process.memory.pause());
+        process.directory().destroy(&name()).expect("nobody else destroys it");
+        use_again(&process);
+    });
+    stage.world.run()
+}
+
+/// A stage of two hosts and one chunk, the owner of an object that fills it, and the other host.
+fn with_an_object(seed: u64, dice: &mut Dice) -> (Stage, u16, u16) {
+    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let (owner, other) = toss(dice);
+    stage.setup(owner, SPARE, |process| {
+        let object = create(process).expect("room");
+        object.write_at(&process.memory, 0, &100_u64.to_le_bytes()).expect("inside");
+        process.directory().close(&object);
+    });
+    (stage, owner, other)
+}
+
+/// Creates in the place of what is destroyed, if it comes free soon.
+fn use_again(process: &Process) {
+    for _ in 0..6 {
+        process.directory().maintain().expect("nobody keeps a lock");
+        match create(process) {
+            Ok(object) => return process.directory().close(&object),
+            Err(PoolError::Exists { .. } | PoolError::Full { .. }) => process.memory.pause(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// What is there and can be opened is the same for as long as it is open.
+fn open_and_look(process: &Process) {
+    match process.directory().open(&name()) {
+        Ok(object) => {
+            let first = words(process, &object)[0];
+            for _ in 0..3 {
+                assert_eq!(words(process, &object)[0], first, "an open object was used again");
+                process.memory.pause();
+            }
+            process.directory().close(&object);
+        }
+        Err(error) => assert!(matches!(error, PoolError::NotFound { .. }), "{error}"),
+    }
+}
+
+/// A host was fenced, and comes back: by its host line, by the keeper's word, or by that of the keeper's successor. Whoever
+/// passed over what it had left minds what it begins now.
+fn come_back(seed: u64, mut dice: Dice) -> Outcome {
+    let mut stage = Stage::new(seed, 3, 2, Flaw::None);
+    let ((host, other), how) = (toss(&mut dice), dice.roll(4));
+    let layout = Rc::clone(&stage.layout);
+    let bit = 1 << host;
+    let fenced = View { epoch: 1_000_002, fenced: bit, evicted: bit, ..LAUNCHED };
+    let ids = if how == 0 { Ids::Launcher } else { Ids::Keeper };
+    stage.world.setup(|memory| {
+        let grant = Grant { boot: 1, incarnation: 1, evicted_through: 1, ..Grant::default() };
+        line::announce(&memory, layout.grant_line(1, host), &grant.encode());
+        Stage::say(&memory, &layout, &View { ids, ..fenced });
+    });
+    let cue = Cue::default();
+    let (given, layout) = (cue.clone(), Rc::clone(&stage.layout));
+    stage.world.spawn(2, 0, move |memory| {
+        given.await_(&memory, 1);
+        let back = View { members: bit, ids, ..fenced };
+        match how {
+            0 => {}
+            1 | 2 => Stage::say(&memory, &layout, &View { epoch: 1_000_003, ..back }),
+            _ => {
+                line::announce(&memory, layout.view_line(2, 0), &View::starting(2));
+                let grant = Grant { boot: 2, incarnation: 2, evicted_through: 1, ..Grant::default() };
+                line::announce(&memory, layout.grant_line(2, host), &grant.encode());
+                Stage::say(&memory, &layout, &View { epoch: 2_000_001, keeper: 2, ..back });
+            }
+        }
+        given.give(2);
+    });
+    let (given, layout) = (cue.clone(), Rc::clone(&stage.layout));
+    stage.world.spawn(host, 0, move |memory| {
+        given.await_(&memory, 2);
+        let line = HostLine { state: HostState::Live, boot: 2, incarnation: 2, epoch: fenced.epoch };
+        line::announce(&memory, layout.host_line(host), &line.encode());
+        let process = Process::enter(memory, &layout, host, Flaw::None);
+        let object = create(&process).expect("nobody else creates anything");
+        process.directory().close(&object);
+    });
+    play(&mut stage, other, 0, move |process| {
+        let site = process.directory().site;
+        let (key, mut watch) = (Key::new(&site, name().hash()), Watch::new(&site));
+        while watch.minds(&site, host) {
+            assert!(watch.wait(&site), "the view has said so from the start");
+        }
+        cue.give(1);
+        while process.directory().scan(&key).expect("no fault").is_empty() {
+            process.memory.pause();
+        }
+        assert!(watch.minds(&site, host), "host {host} is back and has begun something");
+    });
+    stage.world.run()
 }
