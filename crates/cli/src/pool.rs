@@ -258,8 +258,9 @@ fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
         }
     }
     each_memory!(&memory, memory => unmake(memory));
-    if std::fs::symlink_metadata(path)?.is_file() {
-        std::fs::remove_file(path)?;
+    if path.is_file() {
+        // Behind a link that leads to it as well; the link stays, as a setting does.
+        std::fs::remove_file(path.canonicalize()?)?;
     }
     println!("{}: removed", path.display());
     Ok(())

@@ -115,6 +115,27 @@ fn a_pool_is_made_listed_counted_checked_and_removed() {
 }
 
 #[test]
+fn what_cannot_be_made_is_refused_by_the_name_that_the_user_gave() {
+    let desk = Desk::new();
+    let pool = desk.pool().display().to_string();
+    let line = desk.refusal("pool format --size 1000");
+    assert!(line.starts_with(&format!("polder: {pool}: 1000 bytes is no size")), "{line}");
+    let line = desk.refusal(&format!("pool format --size 16MiB --pool {pool}/nowhere"));
+    assert!(line.contains("/pool/nowhere: cannot make it"), "{line}");
+    assert!(line.contains("make its directory first"), "{line}");
+}
+
+#[test]
+fn a_pool_behind_a_link_is_removed_and_the_link_stays() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB");
+    let link = desk.scratch.path().join("link");
+    std::os::unix::fs::symlink(desk.pool(), &link).unwrap();
+    desk.say(&format!("pool destroy --yes --pool {}", link.display()));
+    assert_eq!(desk.scratch.names(), ["link"]);
+}
+
+#[test]
 fn the_live_view_goes_on_until_it_is_stopped_and_shows_what_has_changed() {
     let desk = Desk::new();
     desk.say("pool format --size 16MiB");

@@ -119,6 +119,22 @@ pub enum RegionError {
     },
 }
 
+impl RegionError {
+    /// The same error, about the path that the user named, for whoever works on another in its place.
+    #[must_use]
+    pub fn of(mut self, named: &Path) -> Self {
+        let (Self::Missing { path }
+        | Self::Exists { path }
+        | Self::Permission { path, .. }
+        | Self::NotMemory { path, .. }
+        | Self::Size { path, .. }
+        | Self::Dax { path, .. }
+        | Self::System { path, .. }) = &mut self;
+        named.clone_into(path);
+        self
+    }
+}
+
 /// A mapping of a whole file or device, shared with whoever else maps it.
 ///
 /// The memory is reached through [`crate::Coherent`] or [`crate::Software`] only: there is no slice of it.
@@ -181,7 +197,13 @@ impl Region {
     fn draft(path: &Path, draft: &Path, bytes: u64) -> Result<(), RegionError> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create_new(true).mode(0o660).open(draft);
-        let file = file.map_err(|e| refused(path, e))?;
+        let file = file.map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => {
+                let remedy = "; make its directory first";
+                RegionError::System { path: path.into(), doing: "make it", source, remedy }
+            }
+            _ => refused(path, source),
+        })?;
         let metadata = file.metadata().map_err(|e| system(path, "look at it", e))?;
         let multiple = page(&file, &metadata).map_err(|e| system(path, "look at its file system", e))?.1;
         if bytes == 0 || !bytes.is_multiple_of(multiple) {

@@ -224,7 +224,7 @@ pub fn create(path: &Path, bytes: u64, geometry: &Geometry) -> Result<Superblock
     let uuid = Uuid::fresh();
     name.push(format!(".{uuid}.format"));
     let draft = path.with_file_name(name);
-    let region = Region::create(&draft, bytes)?;
+    let region = Region::create(&draft, bytes).map_err(|error| error.of(path))?;
     let memory = AnyMemory::over(region, CoherenceChoice::Auto);
     let made = each_memory!(&memory, memory => format(memory, geometry, uuid, Overwrite::Refuse));
     let linked = made

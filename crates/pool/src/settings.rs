@@ -211,8 +211,8 @@ impl Settings {
         Ok(Self {
             pool: lookup("POLDER_POOL").map(PathBuf::from),
             coherence: variable(&lookup, "POLDER_COHERENCE")?,
-            host: variable(&lookup, "POLDER_HOST")?,
-            job: variable(&lookup, "POLDER_JOB")?,
+            host: number(&lookup, "POLDER_HOST", "expected a host id such as 0")?,
+            job: number(&lookup, "POLDER_JOB", "expected the number of a job")?,
             quota: variable(&lookup, "POLDER_QUOTA")?,
             timeout: variable(&lookup, "POLDER_TIMEOUT")?,
             wrap: variable(&lookup, "POLDER_WRAP")?,
@@ -252,20 +252,23 @@ fn config_file(lookup: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     places.into_iter().flatten().find(|path| path.is_file())
 }
 
-fn variable<T: FromStr>(
+fn variable<T: FromStr<Err = String>>(
     lookup: &impl Fn(&str) -> Option<String>,
     key: &str,
-) -> Result<Option<T>, SettingsError>
-where
-    T::Err: fmt::Display,
-{
+) -> Result<Option<T>, SettingsError> {
     let Some(value) = lookup(key) else { return Ok(None) };
-    match value.parse() {
-        Ok(parsed) => Ok(Some(parsed)),
-        Err(expected) => {
-            Err(SettingsError::Value { key: key.to_owned(), value, expected: expected.to_string() })
-        }
-    }
+    let parsed = value.parse().map(Some);
+    parsed.map_err(|expected| SettingsError::Value { key: key.to_owned(), value, expected })
+}
+
+fn number<T: FromStr>(
+    lookup: &impl Fn(&str) -> Option<String>,
+    key: &str,
+    expected: &str,
+) -> Result<Option<T>, SettingsError> {
+    let Some(value) = lookup(key) else { return Ok(None) };
+    let parsed = value.parse().ok().map(Some);
+    parsed.ok_or_else(|| SettingsError::Value { key: key.to_owned(), value, expected: expected.to_owned() })
 }
 
 fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(from: D) -> Result<Option<T>, D::Error> {
@@ -300,6 +303,8 @@ mod tests {
         assert_eq!(error.to_string(), "POLDER_COHERENCE=hopeful: expected auto, coherent or software");
         let error = environment(&[("POLDER_TIMEOUT", "-1")]).unwrap_err();
         assert_eq!(error.to_string(), "POLDER_TIMEOUT=-1: expected a time such as 30s, 500ms or 2min");
+        let error = environment(&[("POLDER_HOST", "70000")]).unwrap_err();
+        assert_eq!(error.to_string(), "POLDER_HOST=70000: expected a host id such as 0");
     }
 
     #[test]
