@@ -38,6 +38,7 @@ class Pool:
         quota: int | str | None = None,
         timeout: float | None = None,
         run: str | PathLike[str] | None = None,
+        launched: int | None = None,
     ) -> Self: ...
     @property
     def path(self) -> str: ...

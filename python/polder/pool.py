@@ -42,6 +42,8 @@ class Pool(_core.Pool):
         Seconds that a call may wait for another process.
     run : path, optional
         Where the files of this host lie that are not in the pool, ``/dev/shm``.
+    launched : int, optional
+        The id that a launcher gives this machine, for where nothing sets `host` and no keeper gives one.
 
     Raises
     ------

@@ -7,8 +7,8 @@ Two lines make a data-parallel program use it::
 
 With no configuration the ranks of one machine make a pool of their own in /dev/shm and remove it at the end.
 ``POLDER_POOL=/dev/dax0.0`` (or any path) uses that one. ``POLDER_HOST`` is the host id of a rank; without it ids come
-from the c10d store, one for each machine in the order of ranks. ``POLDER_EMULATE=2`` spreads the ranks of one machine
-over two host ids, to try what two machines would do.
+from the pool's keeper, or where that gives none from the c10d store, one for each machine in the order of ranks.
+``POLDER_EMULATE=2`` spreads the ranks of one machine over two host ids, to try what two machines would do.
 
 It carries DDP, ``all_reduce``, ``broadcast``, ``all_gather``, ``reduce_scatter`` and ``barrier``
 on CPU tensors, with ``async_op`` too. A collective that it does not carry raises `NotImplementedError` with its name.
@@ -574,12 +574,16 @@ def _machine() -> list[str]:
 
 def _emulated_host(rank: int, size: int) -> int:
     """Which of the POLDER_EMULATE hosts of this machine the rank plays; 0 when there is only the machine itself."""
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    locals_ = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    return local * _hosts_to_emulate() // max(locals_, local + 1)
+
+
+def _hosts_to_emulate() -> int:
     hosts = os.environ.get("POLDER_EMULATE", "1")
     if not hosts.isdecimal() or int(hosts) == 0:
         raise ArgumentError(f"POLDER_EMULATE={hosts}: expected a number of hosts, 1 or more")
-    local = int(os.environ.get("LOCAL_RANK", rank))
-    locals_ = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    return local * int(hosts) // max(locals_, local + 1)
+    return int(hosts)
 
 
 def _host_ids(everyone: list[dict[str, Any]]) -> list[int]:
@@ -633,8 +637,12 @@ def _attach(everyone: list[dict[str, Any]], hosts: list[int], board: _Board, set
         raise PolderError(f"rank 0 could not make the pool: {failure}")
     elif own:
         lock = _share(path)
+    # An id that nobody chose gives way to the one that a keeper has given this machine.
+    chosen = settings["host"] is not None or _hosts_to_emulate() > 1
+    place = hosts[board.rank]
     try:
-        attachment = _Attachment(path, _core.Pool(path, host=hosts[board.rank]), lock)
+        pool = _core.Pool(path, host=place) if chosen else _core.Pool(path, launched=place)
+        attachment = _Attachment(path, pool, lock)
     except PolderError:
         _let_go(path, lock)
         raise

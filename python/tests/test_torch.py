@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import RANKS, Ranks
 
+import polder
+
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
@@ -77,6 +79,22 @@ def test_two_jobs_on_one_named_pool_do_not_meet(scratch: Path, tmp_path: Path) -
         for run in (one, two):
             assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
     assert os.listdir(scratch) == ["pool"]
+
+
+def test_a_job_takes_the_host_id_that_the_keeper_has_given_this_machine(scratch: Path, tmp_path: Path) -> None:
+    path = scratch / "pool"
+    command = [Path(sys.executable).with_name("polder"), "--pool", path]
+    subprocess.run([*command, "pool", "format", "--size", "256MiB"], check=True)
+    with subprocess.Popen([*command, "keeper", "--ids", "keeper"], stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout
+            assert "runs" in running.stdout.readline()
+            with polder.Pool(path, host=1, run=scratch) as pool:
+                with Ranks("torch_ddp.py", 2, tmp_path, POLDER_POOL=str(path), POLDER_RUN=str(scratch)) as run:
+                    assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
+                assert [host["host"] for host in pool.stat()["hosts"]] == [1]
+        finally:
+            running.kill()
 
 
 def test_torchrun_restarts_a_job_that_lost_a_rank() -> None:

@@ -234,7 +234,7 @@ pub fn create(path: &Path, bytes: u64, geometry: &Geometry) -> Result<Superblock
     linked
 }
 
-/// The id that was set or that the keeper gives; 0 on memory that has one host.
+/// The id that was set, or that the keeper or else a launcher gives; 0 on memory that has one host.
 fn host_id(settings: &Settings, memory: &AnyMemory, boot: u64) -> Result<Option<u16>, PoolError> {
     each_memory!(memory, memory => match keeper::admission(memory, boot, settings.host)? {
         Admission::Admitted(host) => Ok(Some(host)),
@@ -244,7 +244,7 @@ fn host_id(settings: &Settings, memory: &AnyMemory, boot: u64) -> Result<Option<
         }
         Admission::Launcher => {
             let shared = matches!(memory.region().kind(), RegionKind::DaxDevice | RegionKind::DaxFile);
-            Ok(settings.host.or((!shared).then_some(0)))
+            Ok(settings.host.or(settings.launched).or((!shared).then_some(0)))
         }
     })
 }

@@ -137,6 +137,9 @@ pub struct Settings {
     pub coherence: Option<CoherenceChoice>,
     /// This host's id in the pool (`POLDER_HOST`).
     pub host: Option<u16>,
+    /// The id that a launcher gives this host, for where none is set and no keeper gives one.
+    #[serde(skip)]
+    pub launched: Option<u16>,
     /// The job that objects are booked to (`POLDER_JOB`).
     pub job: Option<u64>,
     /// What the job may hold on this host (`POLDER_QUOTA`).
@@ -212,6 +215,7 @@ impl Settings {
             pool: lookup("POLDER_POOL").map(PathBuf::from),
             coherence: variable(&lookup, "POLDER_COHERENCE")?,
             host: number(&lookup, "POLDER_HOST", "expected a host id such as 0")?,
+            launched: None,
             job: number(&lookup, "POLDER_JOB", "expected the number of a job")?,
             quota: variable(&lookup, "POLDER_QUOTA")?,
             timeout: variable(&lookup, "POLDER_TIMEOUT")?,
@@ -228,6 +232,7 @@ impl Settings {
             pool: self.pool.or(lower.pool),
             coherence: self.coherence.or(lower.coherence),
             host: self.host.or(lower.host),
+            launched: self.launched.or(lower.launched),
             job: self.job.or(lower.job),
             quota: self.quota.or(lower.quota),
             timeout: self.timeout.or(lower.timeout),

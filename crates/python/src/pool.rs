@@ -92,7 +92,7 @@ impl Pool {
 #[pymethods]
 impl Pool {
     #[new]
-    #[pyo3(signature = (path=None, *, size=None, host=None, coherence=None, job=None, quota=None, timeout=None, run=None))]
+    #[pyo3(signature = (path=None, *, size=None, host=None, coherence=None, job=None, quota=None, timeout=None, run=None, launched=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python class")]
     fn new(
         py: Python<'_>,
@@ -104,12 +104,14 @@ impl Pool {
         quota: Option<SizeArgument>,
         timeout: Option<f64>,
         run: Option<PathBuf>,
+        launched: Option<u16>,
     ) -> PyResult<Self> {
         let coherence = coherence.map(str::parse::<CoherenceChoice>).transpose();
         let arguments = Settings {
             pool: path,
             coherence: coherence.map_err(|expected| errors::argument(format!("coherence: {expected}")))?,
             host,
+            launched,
             job,
             quota: quota.map(|quota| quota.0),
             timeout: timeout.map(span).transpose()?,
