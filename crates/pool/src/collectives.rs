@@ -340,7 +340,8 @@ impl<M: Memory> Group<M> {
             if call.collective == Collective::AllReduce { Variant::Sharded } else { Variant::Direct };
         let plan = self.plan(call, variant);
         assert!(plan.shows_only_chunks(), "{} in the pool has a block that is no chunk", call.collective);
-        let cut = Cut::new(&plan, call.bytes, self.options().segment_bytes);
+        let segment = self.options().segment_bytes;
+        let cut = bounded(&plan, Some(Cut::new(&plan, call.bytes, segment)), "segment", segment)?;
         let mut scratch = self.workshop.scratch.take().unwrap_or_default();
         let timed = self.timed(call, true);
         let stores = timed.stores;
@@ -417,15 +418,19 @@ impl<M: Memory> Group<M> {
 
     /// Cuts a message so that its blocks fit one half of the staging.
     fn cut(&self, call: &Call, plan: &Plan) -> Result<Cut, PoolError> {
-        let cut =
-            Cut::staged(plan, call.bytes, self.options().staging_bytes / 2, self.options().segment_bytes);
-        let steps = |cut: &Cut| plan.number(cut.rounds, plan.steps.len());
-        cut.filter(|cut| steps(cut) <= u64::from(MAX_STEP)).ok_or_else(|| {
-            let value = format!("{} bytes a rank", self.options().staging_bytes);
-            let expected = "more, for so many ranks and such a message";
-            PoolError::Argument { what: "staging", value, expected }
-        })
+        let staging = self.options().staging_bytes;
+        let cut = Cut::staged(plan, call.bytes, staging / 2, self.options().segment_bytes);
+        bounded(plan, cut, "staging", staging)
     }
+}
+
+/// The cut, when there is one whose rounds can be counted; else it is `what`, of so many bytes, that is too small.
+fn bounded(plan: &Plan, cut: Option<Cut>, what: &'static str, bytes: u64) -> Result<Cut, PoolError> {
+    let steps = |cut: &Cut| plan.number(cut.rounds, plan.steps.len());
+    cut.filter(|cut| steps(cut) <= u64::from(MAX_STEP)).ok_or_else(|| {
+        let expected = "more, for so many ranks and such a message";
+        PoolError::Argument { what, value: format!("{bytes} bytes a rank"), expected }
+    })
 }
 
 impl Call {

@@ -290,6 +290,23 @@ mod tests {
     }
 
     #[test]
+    fn opens_that_fail_before_they_are_announced_take_no_place() {
+        let heap = heap(&SMALL);
+        let sibling = heap.process(0, ProcessSlot(1));
+        let hasty = Member { timeout: Duration::from_millis(2), ..Member::new(0, 7) };
+        let [a, b] = [Pool::attach(heap, hasty).unwrap(), attach(sibling, 0)];
+        b.close(b.create("/a", 0).unwrap());
+        // A sibling that stands still under the lock for marks.
+        let held = b.directory().site.lock(crate::state::LockName::Announcements).unwrap();
+        for _ in 0..SMALL.opens {
+            let late = a.open("/a").unwrap_err();
+            assert!(matches!(late, PoolError::Timeout { .. }), "{late}");
+        }
+        drop(held);
+        a.close(a.open("/a").unwrap());
+    }
+
+    #[test]
     fn chunks_that_were_won_and_could_not_be_taken_up_are_anybodys_again() {
         let heap = heap(&SMALL);
         let [sibling, other] = [heap.process(0, ProcessSlot(1)), heap.process(1, ProcessSlot(0))];

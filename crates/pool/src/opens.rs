@@ -80,8 +80,13 @@ impl<'a, M: Memory> Opens<'a, M> {
             };
             if let Ok(bits) = site.update(site.words().open_bits(site.me.slot, word), free) {
                 let index = word * 64 + bits.trailing_ones();
-                self.raise_mark(index / WORDS_PER_LINE)?;
-                return Ok(index);
+                return match self.raise_mark(index / WORDS_PER_LINE) {
+                    Ok(()) => Ok(index),
+                    Err(error) => {
+                        self.give_back(index);
+                        Err(error)
+                    }
+                };
             }
         }
         Err(PoolError::TooManyOpen { limit })
@@ -127,6 +132,12 @@ impl<'a, M: Memory> Opens<'a, M> {
         site.memory.sfence();
         site.memory.store(at, 0);
         site.memory.write_back(at, 8);
+        self.give_back(index);
+    }
+
+    /// Frees a word that announces nothing.
+    fn give_back(&self, index: u32) {
+        let site = self.0;
         site.clear_bits(site.words().open_bits(site.me.slot, index / 64), 1 << (index % 64));
     }
 

@@ -38,30 +38,52 @@ pub(super) struct Second {
     objects: u64,
 }
 
+/// What the figures of a round are, with their units: an entry and a header for each object in use, and all that the
+/// directory reserves.
+const FIGURES: [(&str, &str, &str); 4] = [
+    ("create and close", "rate", "calls/s"),
+    ("open and close", "rate", "calls/s"),
+    ("metadata", "in use", "B/object"),
+    ("metadata", "reserved", "B/object"),
+];
+/// Rounds, each with a pool of its own.
+const ROUNDS: usize = 3;
+
+type Figures = [f64; FIGURES.len()];
+
 /// Measures one kind of pool after the other.
 pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
+    let each = arguments.objects / PROCESSES;
     let mut rows = Vec::new();
     for coherence in [CoherenceChoice::Coherent, CoherenceChoice::Software] {
-        let bytes = 1 << 30;
-        // Half full at the end: of ten levels the last is for tombstones, and the ninth is hardly used by then.
-        let names = u32::try_from(arguments.objects / u64::from(HOSTS) / 5).unwrap_or(u32::MAX).max(1000);
-        let geometry =
-            Geometry { hosts: HOSTS, processes: 8, names, levels: 10, ..Geometry::for_region(bytes) };
-        let scratch = Scratch::new()?;
-        let path = scratch.path().join("pool");
-        session::create(&path, bytes, &geometry)?;
-        let each = arguments.objects / PROCESSES;
-        let helpers: Vec<_> = (1..PROCESSES)
-            .map(|rank| {
-                let words = ["bench", "second", "objects"].map(OsString::from).into_iter();
-                let words = words.chain([path.clone().into(), coherence.to_string().into()]);
-                Helper::start(words.chain([rank.to_string().into(), each.to_string().into()]))
-            })
-            .collect::<Result<_, _>>()?;
-        rows.extend(rank(&Second { path, coherence, rank: 0, objects: each })?);
-        helpers.into_iter().try_for_each(Helper::finish)?;
+        let rounds = (0..ROUNDS).map(|_| round(coherence, each)).collect::<Result<Vec<_>, _>>()?;
+        for (index, (what, metric, unit)) in FIGURES.into_iter().enumerate() {
+            let case = format!("{what} {} objects {PROCESSES} procs {coherence}", each * PROCESSES);
+            let sample = Sample::of(rounds.iter().map(|figures| figures[index]).collect());
+            rows.extend(sample.map(|sample| Row::measured("objects", case, metric, sample, unit)));
+        }
     }
     Ok(rows)
+}
+
+fn round(coherence: CoherenceChoice, each: u64) -> Result<Figures, Failure> {
+    let bytes = 1 << 30;
+    // Half full at the end: of ten levels the last is for tombstones, and the ninth is hardly used by then.
+    let names = u32::try_from(each * PROCESSES / u64::from(HOSTS) / 5).unwrap_or(u32::MAX).max(1000);
+    let geometry = Geometry { hosts: HOSTS, processes: 8, names, levels: 10, ..Geometry::for_region(bytes) };
+    let scratch = Scratch::new()?;
+    let path = scratch.path().join("pool");
+    session::create(&path, bytes, &geometry)?;
+    let helpers: Vec<_> = (1..PROCESSES)
+        .map(|rank| {
+            let words = ["bench", "second", "objects"].map(OsString::from).into_iter();
+            let words = words.chain([path.clone().into(), coherence.to_string().into()]);
+            Helper::start(words.chain([rank.to_string().into(), each.to_string().into()]))
+        })
+        .collect::<Result<_, _>>()?;
+    let figures = rank(&Second { path, coherence, rank: 0, objects: each })?;
+    helpers.into_iter().try_for_each(Helper::finish)?;
+    Ok(figures)
 }
 
 /// Runs another process.
@@ -69,14 +91,14 @@ pub(super) fn second(second: &Second) -> Result<(), Failure> {
     rank(second).map(drop)
 }
 
-fn rank(second: &Second) -> Result<Vec<Row>, Failure> {
+fn rank(second: &Second) -> Result<Figures, Failure> {
     let host = (second.rank % u64::from(HOSTS)) as u16;
     let session = Session::open(&settings(&second.path, second.coherence, host))?;
     each!(session.pool(), pool => measure(Arc::clone(pool), second))
 }
 
-fn measure<M: Memory>(pool: Arc<Pool<M>>, second: &Second) -> Result<Vec<Row>, Failure> {
-    let Second { rank, objects, coherence, .. } = second;
+fn measure<M: Memory>(pool: Arc<Pool<M>>, second: &Second) -> Result<Figures, Failure> {
+    let Second { rank, objects, .. } = second;
     let options =
         Options { patience: Patience::SHARED, timeout: Duration::from_secs(120), ..Options::default() };
     let mut group =
@@ -98,26 +120,8 @@ fn measure<M: Memory>(pool: Arc<Pool<M>>, second: &Second) -> Result<Vec<Row>, F
     })?;
     let total = (objects * PROCESSES) as f64;
     let Inspection { stat, .. } = inspect(pool.memory())?;
-    let metadata = stat.objects * LINE + stat.header_bytes;
-    let case = |what: &str| format!("{what} {} objects {PROCESSES} procs {coherence}", objects * PROCESSES);
-    let one = |value: f64| Sample { median: value, low: value, high: value };
-    Ok(vec![
-        Row::measured("objects", case("create and close"), "rate", one(total / creates), "calls/s"),
-        Row::measured("objects", case("open and close"), "rate", one(total / opens), "calls/s"),
-        // An entry and a header each; what the directory reserves in all stands beside it.
-        Row::measured(
-            "objects",
-            case("metadata"),
-            "in use",
-            one(metadata as f64 / stat.objects as f64),
-            "B/object",
-        ),
-        Row::measured(
-            "objects",
-            case("metadata"),
-            "reserved",
-            one((stat.metadata_bytes + stat.header_bytes) as f64 / stat.objects as f64),
-            "B/object",
-        ),
-    ])
+    let an_object = |bytes: u64| bytes as f64 / stat.objects as f64;
+    let (in_use, reserved) =
+        (stat.objects * LINE + stat.header_bytes, stat.metadata_bytes + stat.header_bytes);
+    Ok([total / creates, total / opens, an_object(in_use), an_object(reserved)])
 }

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 pub(super) enum Kind {
     /// On this machine, in this run.
     Measured,
+    /// On memory that stands in for other memory.
+    Emulated,
 }
 
 /// Whether less or more of a metric is better.
