@@ -428,12 +428,14 @@ impl<'a, M: Memory> Directory<'a, M> {
         let entry = site.layout.entry(sight.host, sight.slot);
         let extent = self.extent_of(record).ok_or_else(|| corrupt(entry))?;
         let chunks = Extents(site).chunks(extent);
+        // The announcement is out first: a line that is invalidated before may be filled again while it is not.
+        memory.mfence();
         if sight.host != site.host() {
             memory.invalidate(entry, LINE);
             memory.invalidate(record.header, u64::from(record.header_lines) * LINE);
             Chunks(site).invalidate(sight.host, &chunks);
+            memory.fence_invalidations();
         }
-        memory.mfence();
         if self.load_entry(sight.host, sight.slot)? != Some(Entry::Object(State::Live, *record)) {
             return Ok(None);
         }

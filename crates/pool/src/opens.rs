@@ -174,7 +174,7 @@ impl<'a, M: Memory> Opens<'a, M> {
     }
 
     /// What the processes of `hosts` hold open of this host's objects. The caller has condemned the entries that it asks for,
-    /// and written their lines back; the fence before the marks orders that with all that is loaded.
+    /// written their lines back and fenced.
     // SYNC: pairs with `announce`.
     pub(crate) fn collect(&self, hosts: u64) -> Result<Announced, PoolError> {
         let (site, memory) = (self.0, self.0.memory);

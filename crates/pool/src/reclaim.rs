@@ -69,6 +69,7 @@ impl<M: Memory> Directory<'_, M> {
         if condemned.is_empty() {
             return Ok(0);
         }
+        // The fence of the survey comes before anything of the announcements is invalidated.
         let announced = Opens(self.site).collect(self.site.survey(|_| ())?)?;
         let (mut fenced, mut freed) = (None, 0);
         for sight in condemned {

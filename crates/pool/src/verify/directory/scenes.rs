@@ -37,6 +37,7 @@ pub(super) fn other(seed: u64) -> Outcome {
         fence,
         come_back,
         come_back,
+        quarantine,
         orphan,
         one_chunk,
         open_late,
@@ -595,7 +596,9 @@ fn share_a_chunk(seed: u64, mut dice: Dice) -> Outcome {
             process.directory().close(&object);
         });
         if stops && slot == 0 {
-            stage.world.crash_within(creator, Crash::Pause, 200);
+            // Most often when the chunk has just become the host's.
+            let at = if dice.roll(3) == 0 { dice.roll(200) } else { 80 + dice.roll(40) };
+            stage.world.crash_at(creator, Crash::Pause, at);
         }
     }
     play(&mut stage, opener, 0, move |process| {
@@ -760,7 +763,9 @@ fn idle(process: &Process, operations: u64) {
 fn stop_while_opening(seed: u64, mut dice: Dice) -> Outcome {
     let (mut stage, owner, reader) = with_an_object(seed, &mut dice);
     let opener = play(&mut stage, reader, 0, |process| open_and_look(&process));
-    stage.world.crash_within(opener, Crash::Pause, 120);
+    // Most often about where it announces what it opens.
+    let at = if dice.roll(4) == 0 { dice.roll(120) } else { 36 + dice.roll(12) };
+    stage.world.crash_at(opener, Crash::Pause, at);
     let delay = dice.roll(32);
     play(&mut stage, owner, 0, move |process| {
         (0..delay).for_each(|_| process.memory.pause());
@@ -807,6 +812,60 @@ fn open_and_look(process: &Process) {
         }
         Err(error) => assert!(matches!(error, PoolError::NotFound { .. }), "{error}"),
     }
+}
+
+/// A host that holds an object open stands still and is evicted. It may go on: what it holds is nobody else's until it is
+/// confirmed to be off.
+fn quarantine(seed: u64, mut dice: Dice) -> Outcome {
+    let mut stage = Stage::new(seed, 3, 1, Flaw::None);
+    let (owner, reader) = toss(&mut dice);
+    let cue = Cue::default();
+    let given = cue.clone();
+    play(&mut stage, owner, 0, move |process| {
+        let object = create(&process).expect("room");
+        object.write_at(&process.memory, 0, &100_u64.to_le_bytes()).expect("inside");
+        process.directory().close(&object);
+        given.give(1);
+        given.await_(&process.memory, 3);
+        process.directory().destroy(&name()).expect("it is there");
+        for _ in 0..2 {
+            let refused = create(&process).expect_err("an evicted host holds the place");
+            assert!(matches!(refused, PoolError::Full { .. }), "{refused}");
+        }
+        given.give(4);
+        given.await_(&process.memory, 5);
+        assert!(has_room(&process), "a host that is off holds the place");
+        use_the_place(&process);
+    });
+    let given = cue.clone();
+    let evicted = play(&mut stage, reader, 0, move |process| {
+        given.await_(&process.memory, 1);
+        let object = process.directory().open(&name()).expect("it was created");
+        given.give(2);
+        loop {
+            assert_eq!(words(&process, &object)[0], 100, "what is held open was used again");
+            process.memory.store(object.at().lines(1), 7);
+            process.memory.pause();
+        }
+    });
+    // Long after it has opened the object.
+    stage.world.crash_at(evicted, Crash::Host, 2000);
+    let (given, layout) = (cue.clone(), Rc::clone(&stage.layout));
+    let out = View { epoch: 1_000_002, evicted: 1 << reader, ..LAUNCHED };
+    stage.world.spawn(2, 0, move |memory| {
+        given.await_(&memory, 2);
+        let grant = Grant { boot: 1, incarnation: 1, evicted_through: 1, ..Grant::default() };
+        line::announce(&memory, layout.grant_line(1, reader), &grant.encode());
+        Stage::say(&memory, &layout, &out);
+        given.give(3);
+    });
+    let layout = Rc::clone(&stage.layout);
+    stage.world.spawn_after_crash(evicted, 2, SPARE, move |memory| {
+        cue.await_(&memory, 4);
+        Stage::say(&memory, &layout, &View { epoch: 1_000_003, fenced: 1 << reader, ..out });
+        cue.give(5);
+    });
+    stage.world.run()
 }
 
 /// A host was fenced, and comes back: by its host line, by the keeper's word, or by that of the keeper's successor. Whoever
