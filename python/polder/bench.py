@@ -33,6 +33,8 @@ Fill = Callable[[float], float]
 SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20]
 #: Rounds of each library at each size.
 ROUNDS = 7
+#: Calls before those that count: buffers are touched, and whoever tries several ways has tried them.
+WARM_UP = 8
 #: Bytes that the calls of one round move at most, and at least one call.
 CALL_BYTES = 32 << 20
 #: Emulated hosts that the ranks are dealt out to.
@@ -209,7 +211,7 @@ def compare(contenders: list[Contender], nbytes: int, barrier: Callable[[], None
             buffer, _ = buffers[contender.name]
             barrier()
             begin = time.perf_counter()
-            contender.all_reduce(buffer, calls)
+            contender.all_reduce(buffer, calls if turn > 0 else max(calls, WARM_UP))
             if turn > 0:
                 figures[contender.name].append((time.perf_counter() - begin) / calls)
     return figures

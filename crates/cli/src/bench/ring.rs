@@ -24,7 +24,7 @@ const OBJECT: u64 = 32 << 20;
 const SAMPLES: usize = 15;
 const MESSAGE: usize = 1 << 20;
 /// Second looks at a header: both processes run under one kernel, whose hardware keeps their caches in step.
-const ONE_KERNEL: u32 = 12;
+const ONE_KERNEL: u32 = 32;
 
 /// The second process's side, for the hidden command that starts it.
 #[derive(clap::Args)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 const AGAIN: u32 = 128;
 
 /// Operations of a size that are spent on each kind at first.
-const TRIALS: u32 = 4;
+const TRIALS: u32 = 3;
 
 /// A kind of stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -62,8 +62,9 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
 
     /// Looks at a header that has just been read from memory `looks` times more, with a pause between, before it is read
     /// again. Where hardware keeps the caches of both ends in step, as between emulated hosts, the message shows up
-    /// there, and a dozen looks take a quarter off a round trip; between real hosts it never does, and none is best,
-    /// which is the default. A header counts by its checksum and sequence, so it may be read from any cache.
+    /// there, and as many looks as fit into half a round trip, a few dozen, take a quarter off it; between real hosts it
+    /// never does, and none is best, which is the default. A header counts by its checksum and sequence, so it may be
+    /// read from any cache.
     #[must_use]
     pub fn with_second_looks(mut self, looks: u32) -> Self {
         self.intake.second_looks = looks;
