@@ -22,8 +22,8 @@ PREFACE = """\
 # Benchmarks
 
 Measured on {machine}, {date}, by `make bench`. A figure is the median, with the least and the greatest
-beside it (of lines, which are many, the tenth and the ninetieth of a hundred); a ratio says how many times better Polder is than the peer, so above 1 is better. Rows that
-lose stay.
+beside it (of lines, which are many, the tenth and the ninetieth of a hundred); a ratio says how many times better
+Polder is than the peer, so above 1 is better. Rows that lose stay.
 """
 HEAD = ["case", "metric", "median", "low", "high", "unit", "kind", "peer", "peer's", "ratio"]
 

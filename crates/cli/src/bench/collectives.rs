@@ -10,8 +10,8 @@ use crate::Failure;
 /// What to measure.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
-    /// How many processes.
-    #[arg(long, num_args = 1.., default_values_t = [2, 4])]
+    /// How many processes, from 2 on.
+    #[arg(long, num_args = 1.., default_values_t = [2, 4], value_parser = clap::value_parser!(u16).range(2..=64))]
     procs: Vec<u16>,
     /// Sizes in bytes; 4 KiB to 128 MiB when left out.
     #[arg(long, num_args = 1..)]
