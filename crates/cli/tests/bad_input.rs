@@ -215,9 +215,10 @@ fn a_pool_without_permission_is_refused_with_its_owner_and_mode() {
     std::fs::set_permissions(&made.path, PermissionsExt::from_mode(0o600)).unwrap();
     std::fs::set_permissions(made.scratch.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let me = std::fs::metadata(&made.path).unwrap().uid();
-    // Where another user can run it.
+    // Where another user can run it. Copied by another process: a test that forks meanwhile would inherit the file open
+    // for writing, and nobody may run it then.
     let program = made.scratch.path().join("polder");
-    std::fs::copy(env!("CARGO_BIN_EXE_polder"), &program).unwrap();
+    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_polder")).arg(&program).status().unwrap().success());
     std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
     let mut command = Command::new(&program);
     command.args(["pool", "list", "--pool"]).arg(&made.path).current_dir("/");
