@@ -348,6 +348,21 @@ mod tests {
     }
 
     #[test]
+    fn a_heartbeat_that_a_dead_process_left_torn_is_whole_again() {
+        let heap = heap(&SMALL);
+        let sibling = heap.process(0, ProcessSlot(1));
+        let (victim, other) = (attach(heap.clone(), 0), attach(sibling, 0));
+        let at = victim.layout.heartbeat_line(0, ProcessSlot(0));
+        drop(victim);
+        // As if the next in its place had died in its first sign of life, before its line said that it lives.
+        heap.store(at, 1 << 20);
+        drop(heap);
+        assert_eq!(crate::inspect(other.memory()).unwrap().problems.len(), 1);
+        other.maintain().unwrap();
+        assert_eq!(crate::inspect(other.memory()).unwrap().problems, []);
+    }
+
+    #[test]
     fn a_host_that_comes_back_with_new_words_finds_what_it_had() {
         let geometry = SMALL;
         let heap = heap(&geometry);

@@ -198,8 +198,10 @@ impl<M: Memory> Pool<M> {
         let (memory, host) = (&self.memory, self.member.host);
         let is_left_over = |slot| {
             let line = Process::read_own(memory, &self.layout, host, slot);
-            !matches!(line, Ok(Some(line)) if line.state != ProcessState::Live)
-                && memory.liveness(host, slot) != Liveness::Alive
+            let beat = line::load(memory, self.layout.heartbeat_line(host, slot));
+            let is_clean = matches!(line, Ok(Some(line)) if line.state != ProcessState::Live)
+                && matches!(beat, Ok(Some(_)));
+            !is_clean && memory.liveness(host, slot) != Liveness::Alive
         };
         if self.others().any(is_left_over) {
             // What a dead holder of the lock left is not all put right here: the next to attach does that.
@@ -215,6 +217,11 @@ impl<M: Memory> Pool<M> {
         for slot in self.others() {
             if self.memory.liveness(host, slot) == Liveness::Alive {
                 continue;
+            }
+            let beat = self.layout.heartbeat_line(host, slot);
+            if line::load(&self.memory, beat)?.is_none() {
+                // It died in the middle of its first sign of life, perhaps before its own line said that it lives.
+                Beat::default().publish(&self.memory, beat);
             }
             let line = Process::read_own(&self.memory, &self.layout, host, slot)?;
             if line.is_none_or(|line| line.state == ProcessState::Live) {
