@@ -90,6 +90,8 @@ pub(super) struct Thread {
     pub(super) host: u16,
     pub(super) slot: u16,
     pub(super) operations: u64,
+    /// How often it has waited for others.
+    waits: u32,
     /// The operation at which `crash` falls.
     crash_at: u64,
     crash: Crash,
@@ -213,6 +215,7 @@ impl State {
             host,
             slot,
             operations: 0,
+            waits: 0,
             crash_at: u64::MAX,
             crash: Crash::Pause,
             until: 0,

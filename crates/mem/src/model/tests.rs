@@ -283,6 +283,37 @@ fn an_endless_wait_is_called_a_livelock() {
     assert!(replay(0, suite).unwrap_err().trace.contains("t0 h0.0  load"), "the replay does");
 }
 
+#[test]
+fn what_a_thread_writes_over_and_over_is_seen_whole() {
+    let suite = |seed| {
+        let mut world = World::new(seed, Shape { coherence: Coherence::Coherent, ..shape() });
+        world.budget(20_000);
+        let seen = Rc::new(Cell::new(false));
+        let told = Rc::clone(&seen);
+        world.spawn(0, 0, move |memory| {
+            for count in 1.. {
+                memory.store(X, count);
+                memory.store(X.word(1), count);
+                memory.sfence();
+                memory.pause();
+                if told.get() {
+                    return;
+                }
+            }
+        });
+        world.spawn(1, 0, move |memory| {
+            while !seen.get() {
+                let first = memory.load(X).unwrap();
+                seen.set(first != 0 && memory.load(X.word(1)).unwrap() == first);
+                memory.pause();
+            }
+        });
+        world.run()
+    };
+    // Without an end to how long a buffer keeps a store, seed 192,914 does not end.
+    explore("written over and over", 200_000, 0, suite).expect_none();
+}
+
 /// A waiter and a waker; the right waiter looks once more after it has announced its sleep.
 fn doorbell(looks_again: bool, kernels: Kernels, waker: u16) -> impl Fn(u64) -> Outcome + Sync {
     move |seed| {

@@ -8,6 +8,8 @@ const OPERATION_NS: u64 = 10;
 pub(super) const LEAP_NS: u64 = 200;
 /// The longest.
 const LONGEST_LEAP_NS: u64 = 1 << 36;
+/// Waits of a thread after which its buffer is empty once.
+const DRAINING_WAITS: u32 = 64;
 
 impl State {
     /// Counts an operation of the current thread; false when the schedule has to end here.
@@ -57,8 +59,19 @@ impl State {
     }
 
     /// The current thread waits for others: it goes on when they do not, or now and then.
+    ///
+    /// Its buffer is drained once in many waits, as every buffer is some time. Where the adversary hardly commits, a small
+    /// buffer is moved on by its own thread alone: whoever writes a line and waits, over and over, would have the end of
+    /// each line still in the buffer whenever it waits, and others, who go on only then, would see the line torn for ever.
     pub(in crate::model) fn wait(&mut self) {
-        self.waiting |= 1 << self.current;
+        let me = self.current;
+        self.waiting |= 1 << me;
+        self.threads[me].waits += 1;
+        if self.threads[me].waits.is_multiple_of(DRAINING_WAITS) {
+            while !self.machine.is_drained(me) {
+                self.drain_step();
+            }
+        }
     }
 
     /// The thread that goes on; none when all have ended, or the schedule has failed.
