@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use polder_mem::{Bell, Coherence, LINE, Memory, Nanos, Offset, ProcessSlot};
+use polder_mem::{Bell, LINE, Memory, Nanos, Offset, ProcessSlot};
 use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
 use polder_pool::session::{self, Session};
 use polder_pool::settings::CoherenceChoice;
@@ -23,9 +23,6 @@ const NAME: &str = "/bench/ring";
 const OBJECT: u64 = 32 << 20;
 const SAMPLES: usize = 15;
 const MESSAGE: usize = 1 << 20;
-/// Second looks at a header: both processes run under one kernel, whose hardware keeps their caches in step.
-const ONE_KERNEL: u32 = 32;
-
 /// The second process's side, for the hidden command that starts it.
 #[derive(clap::Args)]
 pub(super) struct Second {
@@ -61,11 +58,8 @@ pub(super) fn second(second: &Second) -> Result<(), Failure> {
 fn cases<M: Memory>(pool: &Pool<M>, kind: &str, first: bool, rows: &mut Vec<Row>) -> Result<(), Failure> {
     let at = pool.open(NAME)?.at();
     let bench = Bench { pool, at, first, cases: Cell::new(0) };
-    bench.round_trip(kind, 8, ONE_KERNEL, rows)?;
-    if pool.memory().coherence() == Coherence::Software {
-        bench.round_trip("software as between kernels", 8, 0, rows)?;
-    }
-    bench.round_trip(kind, 4096, ONE_KERNEL, rows)?;
+    bench.round_trip(kind, 8, rows)?;
+    bench.round_trip(kind, 4096, rows)?;
     for cell in [16, 32, 64, 128] {
         for message in [16 << 10, 64 << 10, MESSAGE] {
             bench.stream(kind, cell << 10, message, rows)?;
@@ -135,17 +129,10 @@ impl<'a, M: Memory> Bench<'a, M> {
         (producer, consumer)
     }
 
-    fn round_trip(
-        &self,
-        kind: &str,
-        bytes: usize,
-        second_looks: u32,
-        rows: &mut Vec<Row>,
-    ) -> Result<(), Failure> {
+    fn round_trip(&self, kind: &str, bytes: usize, rows: &mut Vec<Row>) -> Result<(), Failure> {
         const TURNS: u64 = 2000;
         let (bare, generation) = self.bare();
-        let (mut producer, consumer) = self.ends(RingShape::default(), generation);
-        let mut consumer = consumer.with_second_looks(second_looks);
+        let (mut producer, mut consumer) = self.ends(RingShape::default(), generation);
         let message = vec![7; bytes];
         let mut back = vec![0; bytes];
         let (mut floor, mut ring) = (Vec::new(), Vec::new());

@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Shape, Suite, World};
+use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Shape, Suite, World};
 use polder_mem::{Bell, Liveness, Memory, Nanos, Offset, ProcessSlot};
 
+use super::group::harmless;
 use crate::ring::{Consumer, INLINE, Link, Place, Producer, RingShape, write_back_for_the_dead};
 use crate::summary::Inbox;
 use crate::wait::Patience;
@@ -22,15 +23,20 @@ mod naive;
 /// The suites of this protocol.
 pub(super) fn suites() -> Vec<Suite> {
     let case = |name, about, case: Case| Suite::new(name, about, move |seed| case.run(seed));
-    vec![
+    let suites = [
         case("ring-inline", "messages in their headers' lines, through two slots", INLINE_RING),
         case("ring-cells", "messages in cells, one to three of them", CELL_RING),
         case("ring-streamed", "messages larger than a cell, and than the ring", STREAM_RING),
         case("ring-forms", "messages of every form in turn, with more slots than cells", EVERY_FORM),
         Suite::new("ring-crashes", "either end dies, stops or starts again at any operation", crashes),
         Suite::new("inbox", "two hosts with two senders each, of which one may die", inboxes),
-    ]
+    ];
+    suites.into_iter().map(|suite| suite.harmless(HARMLESS)).collect()
 }
+
+const AHEAD: &str = "// HARMLESS(invalidate -> write_back -> drop)";
+const HARMLESS: &[Harmless] =
+    &[harmless("consumer.rs", AHEAD, Change::Drop), harmless("consumer.rs", AHEAD, Change::Weaken)];
 
 pub(super) use naive::canaries;
 
@@ -115,7 +121,6 @@ struct Draw {
     ring: RingShape,
     /// From which length on payload goes past the caches.
     stream_from: usize,
-    second_looks: u32,
     deadline: Duration,
     /// The longest sleep.
     nap: Duration,
@@ -171,7 +176,6 @@ impl Case {
             ring: RingShape::new(cells, CELL_BYTES)
                 .and_then(|ring| ring.with_slots(slots))
                 .expect("in range"),
-            second_looks: mix(seed, 6) as u32 % 2,
             stream_from: [17, 64, 1000][mix(seed, 2) as usize % 3],
             deadline,
             nap,
@@ -268,8 +272,7 @@ impl Case {
             });
         }
         let place = Place { lines: LINES, credits: CREDITS, generation };
-        let mut consumer =
-            Consumer::new(memory.clone(), draw.ring, place, link).with_second_looks(draw.second_looks);
+        let mut consumer = Consumer::new(memory.clone(), draw.ring, place, link);
         let mut into = Vec::new();
         for number in 0..self.messages {
             let deadline = memory.now() + draw.deadline;
@@ -397,9 +400,7 @@ fn receive_all(memory: &ModelMemory, draw: Draw, logs: &[Shared], may_die: bool)
         let (place, word) = inbox_place(sender, draw.ring);
         let peer = Peer { host: (sender / 2) as u16, pid: (sender % 2) as u32 };
         let link = link(memory, draw, Bell(4), Bell(sender as u32), peer);
-        Consumer::new(memory.clone(), draw.ring, place, link)
-            .with_summary(word)
-            .with_second_looks(draw.second_looks)
+        Consumer::new(memory.clone(), draw.ring, place, link).with_summary(word)
     };
     let mut inbox =
         Inbox::new(memory.clone(), (0..SENDERS).map(consumer).collect(), Bell(4), draw.patience());
