@@ -39,6 +39,6 @@ pub use host::{HostError, HostPlan};
 pub use mapped::{Coherent, Mapped, Software};
 pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, ProcessSlot};
 pub use offset::{LINE, Offset};
-pub use region::{Region, RegionError, RegionKind};
+pub use region::{Draft, Region, RegionError, RegionKind};
 pub use variants::{FlushedLines, HardwareLines, Lines};
 pub use wrapped::{Cost, FlushSite, FlushSiteError, Trigger, TriggerAction, Wrapped};

@@ -1,9 +1,10 @@
 //! A mapped piece of memory that other hosts may write: a dax device, huge pages, tmpfs, or another file.
 
-use std::ffi::OsString;
+use std::ffi::CString;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -119,22 +120,6 @@ pub enum RegionError {
     },
 }
 
-impl RegionError {
-    /// The same error, about the path that the user named, for whoever works on another in its place.
-    #[must_use]
-    pub fn of(mut self, named: &Path) -> Self {
-        let (Self::Missing { path }
-        | Self::Exists { path }
-        | Self::Permission { path, .. }
-        | Self::NotMemory { path, .. }
-        | Self::Size { path, .. }
-        | Self::Dax { path, .. }
-        | Self::System { path, .. }) = &mut self;
-        named.clone_into(path);
-        self
-    }
-}
-
 /// A mapping of a whole file or device, shared with whoever else maps it.
 ///
 /// The memory is reached through [`crate::Coherent`] or [`crate::Software`] only: there is no slice of it.
@@ -178,42 +163,33 @@ impl Region {
     /// # Errors
     /// [`RegionError`], when something is there already, or the directory or the size will not do.
     pub fn create(path: impl AsRef<Path>, bytes: u64) -> Result<Self, RegionError> {
+        let (region, draft) = Self::draft(path, bytes)?;
+        draft.publish()?;
+        Ok(region)
+    }
+
+    /// Makes and maps a new file as [`Region::create`] does, which has no name before it is published: it is gone with
+    /// whoever dies before that.
+    ///
+    /// # Errors
+    /// Those of [`Region::create`].
+    pub fn draft(path: impl AsRef<Path>, bytes: u64) -> Result<(Self, Draft), RegionError> {
         let path = path.as_ref();
         if path.symlink_metadata().is_ok() {
             return Err(RegionError::Exists { path: path.into() });
         }
-        let mut name = OsString::from(".");
-        name.push(path.file_name().unwrap_or_default());
-        name.push(format!(".{}.new", std::process::id()));
-        let draft = path.with_file_name(name);
-        let made = Self::draft(path, &draft, bytes);
-        let removed = std::fs::remove_file(&draft);
-        made?;
-        removed.map_err(|e| system(&draft, "remove the draft", e))?;
-        Self::open(path).inspect_err(|_| drop(std::fs::remove_file(path)))
-    }
-
-    /// Makes the sized file under the name `draft` and links it to `path`.
-    fn draft(path: &Path, draft: &Path, bytes: u64) -> Result<(), RegionError> {
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create_new(true).mode(0o660).open(draft);
-        let file = file.map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => {
-                let remedy = "; make its directory first";
-                RegionError::System { path: path.into(), doing: "make it", source, remedy }
-            }
-            _ => refused(path, source),
-        })?;
+        let file = unnamed(path)?;
         let metadata = file.metadata().map_err(|e| system(path, "look at it", e))?;
-        let multiple = page(&file, &metadata).map_err(|e| system(path, "look at its file system", e))?.1;
+        let (kind, multiple) =
+            page(&file, &metadata).map_err(|e| system(path, "look at its file system", e))?;
         if bytes == 0 || !bytes.is_multiple_of(multiple) {
             return Err(RegionError::Size { path: path.into(), bytes, multiple });
         }
         file.set_len(bytes).map_err(|e| system(path, "set its size", e))?;
-        std::fs::hard_link(draft, path).map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => RegionError::Exists { path: path.into() },
-            _ => system(path, "give it its name", e),
-        })
+        let base = map(path, &file, kind, bytes)?;
+        fault::install();
+        let region = Self { base, bytes, kind, path: path.into(), mode: metadata.mode() & 0o666 };
+        Ok((region, Draft { file, path: path.into() }))
     }
 
     /// The size in bytes.
@@ -263,12 +239,63 @@ impl Region {
     }
 }
 
+/// A new file that has no name yet.
+#[derive(Debug)]
+pub struct Draft {
+    file: File,
+    path: PathBuf,
+}
+
+impl Draft {
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    /// [`RegionError::Exists`] when somebody else was faster.
+    pub fn publish(self) -> Result<(), RegionError> {
+        let from = CString::new(format!("/proc/self/fd/{}", self.file.as_raw_fd())).expect("no zero in it");
+        let to = CString::new(self.path.as_os_str().as_bytes())
+            .map_err(|error| system(&self.path, "give it its name", error.into()))?;
+        // SAFETY: both are strings that end with a zero.
+        let rc = unsafe {
+            libc::linkat(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::AT_SYMLINK_FOLLOW)
+        };
+        match io::Error::last_os_error() {
+            _ if rc == 0 => Ok(()),
+            error if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(RegionError::Exists { path: self.path })
+            }
+            error => Err(system(&self.path, "give it its name", error)),
+        }
+    }
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
         fault::forget(self.base.as_ptr().addr());
         // SAFETY: maps exactly what `map` mapped; handles keep the Region alive, so none can use it any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes as usize) };
     }
+}
+
+/// Makes a file in the directory of `path`.
+fn unnamed(path: &Path) -> Result<File, RegionError> {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o660).open(directory);
+    file.map_err(|source| {
+        let remedy = match source.kind() {
+            io::ErrorKind::PermissionDenied => return refused(directory, source),
+            io::ErrorKind::NotFound => "; make its directory first",
+            io::ErrorKind::Unsupported | io::ErrorKind::IsADirectory => {
+                "; its file system has no files without a name, so make it on another, such as /dev/shm"
+            }
+            _ => "",
+        };
+        RegionError::System { path: path.into(), doing: "make it", source, remedy }
+    })
 }
 
 /// What the file is, its size, and what a region's size must be a multiple of.
@@ -428,7 +455,19 @@ mod tests {
         region.populate(Offset(8200), 1).expect("one page");
         assert_eq!(std::fs::metadata(&path).expect("it").blocks(), 8, "one page of 4096 bytes");
         assert_eq!(Region::open(&path).expect("it").bytes(), 1 << 30);
-        assert_eq!(scratch.names(), ["pool"], "no draft is left");
+        assert_eq!(scratch.names(), ["pool"]);
+    }
+
+    #[test]
+    fn a_draft_has_no_name_before_it_is_published_and_only_the_first_gets_it() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("pool");
+        let (_, first) = Region::draft(&path, 4096).expect("a draft");
+        let (_, second) = Region::draft(&path, 4096).expect("a draft");
+        assert!(scratch.names().is_empty());
+        first.publish().expect("it");
+        assert!(matches!(second.publish(), Err(RegionError::Exists { .. })));
+        assert_eq!(scratch.names(), ["pool"]);
     }
 
     #[test]

@@ -199,8 +199,7 @@ impl Session {
         if !path.exists() {
             match create(path, bytes, &Geometry::for_region(bytes)) {
                 // Another process was faster: its pool is as good.
-                Err(SessionError::System { source, .. })
-                    if source.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(SessionError::Region(RegionError::Exists { .. })) => {}
                 made => drop(made?),
             }
         }
@@ -217,21 +216,14 @@ impl Session {
 /// Makes the file `path` with a pool of `geometry` in it. The file appears with the whole pool at once.
 ///
 /// # Errors
-/// [`SessionError`]; [`SessionError::System`] with `AlreadyExists` when something is there.
+/// [`SessionError`]; [`RegionError::Exists`] when something is there.
 pub fn create(path: &Path, bytes: u64, geometry: &Geometry) -> Result<Superblock, SessionError> {
-    let system = |source| SessionError::System { path: path.to_owned(), source };
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    let uuid = Uuid::fresh();
-    name.push(format!(".{uuid}.format"));
-    let draft = path.with_file_name(name);
-    let region = Region::create(&draft, bytes).map_err(|error| error.of(path))?;
+    let (region, draft) = Region::draft(path, bytes)?;
     let memory = AnyMemory::over(region, CoherenceChoice::Auto);
-    let made = each_memory!(&memory, memory => format(memory, geometry, uuid, Overwrite::Refuse));
-    let linked = made
-        .map_err(|source| SessionError::Pool { path: path.to_owned(), source })
-        .and_then(|made| std::fs::hard_link(&draft, path).map(|()| made).map_err(system));
-    std::fs::remove_file(&draft).map_err(system)?;
-    linked
+    let made = each_memory!(&memory, memory => format(memory, geometry, Uuid::fresh(), Overwrite::Refuse));
+    let made = made.map_err(|source| SessionError::Pool { path: path.to_owned(), source })?;
+    draft.publish()?;
+    Ok(made)
 }
 
 /// The id that was set, or that the keeper or else a launcher gives; 0 on memory that has one host.
