@@ -115,7 +115,13 @@ impl Explorer<'_> {
     /// # Panics
     /// When the suite fails without any change.
     pub fn mutants(&self, suite: impl Fn(u64) -> Outcome + Sync) -> Vec<Mutant> {
+        self.mutants_of(&[""], suite)
+    }
+
+    /// As [`Explorer::mutants`], for the flushes and fences in files whose paths end with one of `files`.
+    pub(super) fn mutants_of(&self, files: &[&str], suite: impl Fn(u64) -> Outcome + Sync) -> Vec<Mutant> {
         let mut sites = self.sites(&suite);
+        sites.retain(|(site, _)| files.iter().any(|file| site.file().ends_with(file)));
         sites.sort_by_key(|(site, kind)| (site.file(), site.line(), site.column(), *kind));
         let planned: Vec<Mutation> = sites
             .into_iter()

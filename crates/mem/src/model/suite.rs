@@ -14,6 +14,7 @@ pub struct Suite {
     /// What it shows, in a sentence.
     pub about: &'static str,
     run: Arc<dyn Fn(u64) -> Outcome + Send + Sync>,
+    files: &'static [&'static str],
     harmless: &'static [Harmless],
 }
 
@@ -24,7 +25,14 @@ impl Suite {
         about: &'static str,
         run: impl Fn(u64) -> Outcome + Send + Sync + 'static,
     ) -> Self {
-        Self { name, about, run: Arc::new(run), harmless: &[] }
+        Self { name, about, run: Arc::new(run), files: &[""], harmless: &[] }
+    }
+
+    /// Takes mutants from files whose paths end so only, for a suite that stands on protocols which other suites judge.
+    #[must_use]
+    pub fn mutates(mut self, files: &'static [&'static str]) -> Self {
+        self.files = files;
+        self
     }
 
     /// Lists the mutants that may survive.
@@ -57,7 +65,7 @@ impl Suite {
     /// # Panics
     /// When the suite fails without any change.
     pub fn mutants(&self, explorer: &Explorer<'_>) -> Result<Vec<Mutant>, String> {
-        let found = explorer.mutants(|seed| self.run(seed));
+        let found = explorer.mutants_of(self.files, |seed| self.run(seed));
         match judge(&found, self.harmless) {
             Ok(()) => Ok(found),
             Err(complaints) => {
