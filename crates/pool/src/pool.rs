@@ -147,7 +147,8 @@ impl<M: Memory> Pool<M> {
         let alone = self.others().all(|slot| self.memory.liveness(host, slot) != Liveness::Alive);
         // Without a whole line the holder may be anyone: its processes died while they wrote it, or they beat.
         let (state, holder) = old.map_or((HostState::Live, !boot), |old| (old.state, old.boot));
-        if state == HostState::Live && holder != boot && ((old.is_some() && !alone) || self.is_beating()?) {
+        let held = old.is_some() && self.others().any(|slot| self.has_joined(slot));
+        if state == HostState::Live && holder != boot && (held || self.is_beating()?) {
             return Err(PoolError::HostLive { host, boot: holder });
         }
         let (view, grant) = self.view_and_grant()?;
@@ -171,6 +172,16 @@ impl<M: Memory> Pool<M> {
         enter_shard(&self.memory, &self.layout, host);
         arrive(&self.memory, &self.layout, host, &new);
         Ok(incarnation)
+    }
+
+    /// Whether a live process at `slot` of this host has written its line. One that only just came finds there, after a reboot,
+    /// what the one before it left.
+    fn has_joined(&self, slot: ProcessSlot) -> bool {
+        let (memory, host) = (&self.memory, self.member.host);
+        let newest = || memory.local_load(self.local.layout.incarnation(slot));
+        let line = Process::read_own(memory, &self.layout, host, slot);
+        memory.liveness(host, slot) == Liveness::Alive
+            && matches!(line, Ok(Some(line)) if line.state == ProcessState::Live && line.incarnation == newest())
     }
 
     fn is_beating(&self) -> Result<bool, PoolError> {
@@ -623,6 +634,16 @@ mod tests {
         drop(holder);
         let next = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 8)).unwrap();
         assert_eq!(next.host_incarnation, 2);
+    }
+
+    #[test]
+    fn processes_of_a_host_that_has_booted_again_may_come_at_once() {
+        let heap = formatted();
+        Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap().die();
+        let [one, two] = [0, 1].map(|slot| heap.process(1, ProcessSlot(slot)));
+        let first = Pool::attach(one, member(1, 8)).unwrap();
+        let second = Pool::attach(two, member(1, 8)).unwrap();
+        assert_eq!([first.host_incarnation, second.host_incarnation], [2, 2]);
     }
 
     #[test]
