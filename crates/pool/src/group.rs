@@ -421,7 +421,9 @@ impl<M: Memory> Group<M> {
                 // HARMLESS(fence_invalidations -> sfence -> drop), one look for bad news: it comes with the next.
                 self.memory.fence_invalidations();
             }
-            self.standings[other].refresh(&self.memory, self.members[other].at)?;
+            if self.standings[other].refresh(&self.memory, self.members[other].at)? {
+                self.compare(other)?;
+            }
             if let Some(mark) = self.standings[other].gave_up().filter(|mark| !mark.is_left()) {
                 return Err(Failure::Told(other, mark));
             }
