@@ -7,7 +7,7 @@ use polder_mem::Memory;
 use polder_schedule::Collective;
 
 use crate::PoolError;
-use crate::group::{Group, Signature};
+use crate::group::{Group, MAX_BYTES, Signature};
 
 impl<M: Memory> Group<M> {
     /// Returns once every rank has entered. What a rank wrote back to the pool before is then in memory: its readers
@@ -16,7 +16,15 @@ impl<M: Memory> Group<M> {
     /// # Errors
     /// The group's error when a rank died, is late, or called something else; the group is broken then.
     pub fn barrier(&mut self) -> Result<(), PoolError> {
-        self.operation(Signature::new(Collective::Barrier, 0, 0), |group| {
+        self.barrier_of(0)
+    }
+
+    /// A barrier of ranks that give the same `number`; the low 38 bits of it count.
+    ///
+    /// # Errors
+    /// As [`Group::barrier`], and [`PoolError::Mismatch`] when a rank gives another number.
+    pub(crate) fn barrier_of(&mut self, number: u64) -> Result<(), PoolError> {
+        self.operation(Signature::new(Collective::Barrier, 0, number & MAX_BYTES), |group| {
             group.window()?;
             group.post(1);
             group.await_steps(1)

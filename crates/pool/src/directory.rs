@@ -461,19 +461,39 @@ impl<'a, M: Memory> Directory<'a, M> {
     /// # Errors
     /// [`PoolError::NotFound`]; [`PoolError::DirectoryFull`] when another host owns it and this one has no slot to say so.
     pub(crate) fn destroy(&self, name: &Name<'_>) -> Result<(), PoolError> {
+        self.destroy_if(name, |_| true)
+    }
+
+    /// Lets go of an object and destroys it, unless the name is another's by now.
+    ///
+    /// # Errors
+    /// Those of [`Directory::destroy`].
+    pub(crate) fn discard(&self, object: &Object) -> Result<(), PoolError> {
+        self.close(object);
+        let is_it =
+            |sight: &Sight| (sight.host, sight.record.generation) == (object.owner, object.generation);
+        self.destroy_if(&Name::parse(&object.name)?, is_it)
+    }
+
+    fn destroy_if(&self, name: &Name<'_>, wanted: impl Fn(&Sight) -> bool) -> Result<(), PoolError> {
         let key = Key::new(&self.site, name.hash());
-        let mut destroyed = self.destroy_once(&key, name);
+        let mut destroyed = self.destroy_once(&key, name, &wanted);
         if matches!(destroyed, Err(PoolError::DirectoryFull { .. })) && self.maintain()? > 0 {
-            destroyed = self.destroy_once(&key, name);
+            destroyed = self.destroy_once(&key, name, &wanted);
         }
         self.reclaim_when_due(destroyed?)
     }
 
     /// Returns the bytes that may come free.
-    fn destroy_once(&self, key: &Key, name: &Name<'_>) -> Result<u64, PoolError> {
+    fn destroy_once(
+        &self,
+        key: &Key,
+        name: &Name<'_>,
+        wanted: impl Fn(&Sight) -> bool,
+    ) -> Result<u64, PoolError> {
         let mut stripe = self.lock(self.site.words().stripe_of(key.hash))?;
         loop {
-            let Some(sight) = self.find(key)? else { return Err(not_found(name)) };
+            let Some(sight) = self.find(key)?.filter(&wanted) else { return Err(not_found(name)) };
             if sight.host != self.site.host() {
                 let buried = self.bury(&stripe, key, &sight, name);
                 return self.end(&mut stripe, buried).map(|()| 0);

@@ -19,6 +19,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::PoolError;
 use crate::entry::GENERATION_BITS;
+use crate::line::{self, Words};
 use crate::name::{MAX_NAME_BYTES, Name};
 
 const FIXED_BYTES: usize = 32;
@@ -35,6 +36,9 @@ pub enum Fill {
     /// Whatever was there, other jobs' bytes included; the lines are only dropped from this host's caches. For staging
     /// space that is written before it is read.
     Nothing,
+    /// These words and their checksum in the first line, and zeros behind it, unless it has no bytes: whoever finds the
+    /// object finds them there.
+    Line(Words),
 }
 
 /// An object that this process holds open. It stays where it is until it is given to `close`, also when it is destroyed
@@ -195,10 +199,18 @@ pub(crate) fn fill<M: Memory>(memory: &M, at: Offset, bytes: u64, fill: Fill) ->
     const ZEROS: [u8; 1 << 14] = [0; 1 << 14];
     // Below this the next reader finds the lines in the cache, and bulk stores gain nothing.
     const SMALL: u64 = 1 << 12;
-    if fill == Fill::Nothing {
-        memory.invalidate(at, bytes);
-        return Ok(());
-    }
+    let (at, bytes) = match fill {
+        Fill::Nothing => {
+            memory.invalidate(at, bytes);
+            return Ok(());
+        }
+        Fill::Line(words) if bytes != 0 => {
+            line::store(memory, at, &words);
+            memory.write_back(at, LINE);
+            (at + LINE, bytes - LINE)
+        }
+        Fill::Zeros | Fill::Line(_) => (at, bytes),
+    };
     for done in (0..bytes).step_by(ZEROS.len()) {
         let piece = &ZEROS[..(bytes - done).min(ZEROS.len() as u64) as usize];
         if memory.coherence() == Coherence::Coherent && bytes <= SMALL {

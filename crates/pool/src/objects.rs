@@ -55,6 +55,14 @@ impl<M: Memory> Pool<M> {
         self.directory().destroy(&Name::parse(name)?)
     }
 
+    /// Lets go of an object and destroys it, unless its name is another's by now.
+    ///
+    /// # Errors
+    /// Those of [`Pool::destroy`].
+    pub(crate) fn discard(&self, object: Object) -> Result<(), PoolError> {
+        self.directory().discard(&object)
+    }
+
     /// The live objects whose names begin with `prefix`, in no order. What comes or goes meanwhile may be missing.
     ///
     /// # Errors
@@ -159,6 +167,22 @@ mod tests {
         }
         c.close(seen);
         a.close(object);
+    }
+
+    #[test]
+    fn an_object_is_found_with_its_first_line_and_discarded_unless_another_has_its_name() {
+        let [a, b, _c] = pools();
+        let words = [1, 2, 3, 4, 5, 6, 7];
+        let first = a.create_filled("/line", 128, Fill::Line(words)).unwrap();
+        let seen = b.open("/line").unwrap();
+        assert_eq!(crate::line::read(b.memory(), seen.at()), Ok(Some(words)));
+        assert_eq!(crate::line::read(b.memory(), seen.at().lines(1)), Ok(Some([0; 7])));
+        b.discard(seen).unwrap();
+        let second = b.create_filled("/line", 0, Fill::Line(words)).unwrap();
+        assert_eq!(a.discard(first), Err(PoolError::NotFound { name: "/line".into() }));
+        a.close(a.open("/line").unwrap());
+        b.discard(second).unwrap();
+        assert_eq!(a.list(""), Ok(vec![]));
     }
 
     #[test]

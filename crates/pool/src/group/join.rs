@@ -1,9 +1,11 @@
-//! How ranks find each other: each makes the object `NAME/RANK`, its extent, says in the first line who it is, and
-//! acknowledges the extents that it has found.
+//! How ranks find each other: each makes the object `NAME/RANK`, its extent, which says in its first line who it is before
+//! anybody can find it, and acknowledges the extents that it has found.
 //!
-//! A rank has joined when every rank has acknowledged the very extent that it made, so that it holds none that is left from
-//! an earlier group of the same name, and none can be gone before a late one came. Extents of ranks that died are taken
-//! away by whoever joins as the same rank of the same name.
+//! A rank has found all others when every rank has acknowledged the very extent that it made, so that it holds none that is
+//! left from an earlier group of the same name, and none can be gone before a late one came. When ranks die meanwhile, some may
+//! have found one that died, and others the next in its place. So all begin with a barrier of those that found the same extents,
+//! and an extent belongs to one group at most. Extents of ranks that died are taken away by whoever joins as the same rank of
+//! the same name.
 //!
 //! The acknowledgements lie where the first half of the staging will be, a word for each rank. The first operation stages in
 //! the other half, and the second begins when all ranks are in the first (see invariants 2 and 3 of [`super`]).
@@ -31,16 +33,18 @@
 //! While ranks meet, word `r` of the staging acknowledges the extent of rank `r`: bits 0..56 the generation of its object, bits
 //! 56..64 the owner. What a half holds during an operation follows from the schedule of that operation.
 
+use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
 use polder_mem::{Bell, Liveness, Memory, Nanos, Offset, ProcessSlot};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Group, Interrupt, Member, Options, extent_bytes, staging_at};
 use crate::line::{self, Words};
 use crate::membership::{Process, ProcessState};
-use crate::object::Object;
+use crate::object::{Fill, Object};
 use crate::{Peer, Pool, PoolError};
 
 /// Between two looks for a rank that has not come.
@@ -49,7 +53,14 @@ const NAP: Duration = Duration::from_millis(1);
 /// A group over extents of its own. Dropping it leaves the group and gives them back.
 pub struct Joined<M: Memory> {
     group: Group<M>,
-    _seats: Seats<M>,
+    seats: Seats<M>,
+}
+
+impl<M: Memory> Joined<M> {
+    /// What tells the extents of its ranks from all that there ever were, in no order of ranks.
+    pub(crate) fn marks(&self) -> BTreeSet<u64> {
+        self.seats.marks()
+    }
 }
 
 impl<M: Memory> Drop for Joined<M> {
@@ -107,8 +118,14 @@ impl<M: Memory> Group<M> {
         if let Some(interrupt) = search.interrupt {
             group.on_wait(interrupt);
         }
-        group.barrier()?;
-        Ok(Joined { group, _seats: search.seats })
+        match group.barrier_of(number_of(&search.seats.marks())) {
+            // It has found one that died, and we the next in its place.
+            Err(PoolError::Mismatch { peer, .. }) => {
+                let (epoch, sequence) = (options.epoch, rank as u64);
+                Err(PoolError::GaveUp { peer, what: "join of rank", epoch, sequence })
+            }
+            met => met.map(|()| Joined { group, seats: search.seats }),
+        }
     }
 }
 
@@ -126,6 +143,10 @@ impl<M: Memory> Seats<M> {
     fn name_of(&self, rank: usize) -> String {
         format!("{}/{rank}", self.name)
     }
+
+    fn marks(&self) -> BTreeSet<u64> {
+        self.own.iter().chain(&self.others).map(mark_of).collect()
+    }
 }
 
 impl<M: Memory> Drop for Seats<M> {
@@ -134,9 +155,9 @@ impl<M: Memory> Drop for Seats<M> {
             self.pool.close(other);
         }
         if let Some(own) = self.own.take() {
-            self.pool.close(own);
-            if let Err(error) = self.pool.destroy(&self.name_of(self.rank)) {
-                tracing::warn!("{} stays in the pool: {error}", self.name_of(self.rank));
+            match self.pool.discard(own) {
+                Ok(()) | Err(PoolError::NotFound { .. }) => {}
+                Err(error) => tracing::warn!("{} stays in the pool: {error}", self.name_of(self.rank)),
             }
         }
     }
@@ -152,49 +173,54 @@ struct Search<M: Memory> {
 }
 
 impl<M: Memory> Search<M> {
-    /// Makes this rank's extent and says whose it is.
+    /// Makes this rank's extent, which says from the beginning whose it is.
     fn take_seat(&mut self) -> Result<(), PoolError> {
         let Seats { pool, rank, size, .. } = &self.seats;
-        let name = self.seats.name_of(*rank);
-        let bytes = extent_bytes(&self.options);
-        let own = match pool.create(&name, bytes) {
+        let (name, process) = (self.seats.name_of(*rank), pool.this_process());
+        let identity = Identity { rank: *rank, size: *size, process }.encode(&self.options);
+        let make = || pool.create_filled(&name, extent_bytes(&self.options), Fill::Line(identity));
+        let own = match make() {
             Err(PoolError::Exists { name }) => {
                 self.remove_the_dead(&name)?;
-                pool.create(&name, bytes)?
+                make()?
             }
             made => made?,
         };
-        let process = pool.this_process();
-        line::publish(
-            pool.memory(),
-            own.at(),
-            &Identity { rank: *rank, size: *size, process }.encode(&self.options),
-        );
-        self.found[*rank] = Some(self.member(&own, &process)?);
+        let (rank, member) = (*rank, self.member(&own, &process));
         self.seats.own = Some(own);
+        self.found[rank] = Some(member?);
         Ok(())
     }
 
     /// Removes the extent `name` of a process that died without leaving.
     ///
     /// # Errors
-    /// [`PoolError::Exists`] when it lives, or has not yet said who it is.
+    /// [`PoolError::Exists`] when it lives, or the object is no rank's.
     fn remove_the_dead(&self, name: &str) -> Result<(), PoolError> {
         let pool = &self.seats.pool;
         let found = match pool.open(name) {
             Err(PoolError::NotFound { .. }) => return Ok(()),
             found => found?,
         };
-        let said = line::read(pool.memory(), found.at());
-        pool.close(found);
-        let holder = said?.and_then(|words| Identity::decode(&words));
-        match holder.map(|holder| pool.expect_alive(&holder.process, "rank", 0)) {
-            Some(Err(PoolError::PeerDead { .. })) => match pool.destroy(name) {
+        match self.expect_holder(&found) {
+            Err(PoolError::PeerDead { .. }) => match pool.discard(found) {
                 Err(PoolError::NotFound { .. }) => Ok(()),
-                destroyed => destroyed,
+                removed => removed,
             },
-            Some(Err(error)) => Err(error),
-            Some(Ok(())) | None => Err(PoolError::Exists { name: name.to_owned() }),
+            held => {
+                pool.close(found);
+                held.and(Err(PoolError::Exists { name: name.to_owned() }))
+            }
+        }
+    }
+
+    /// That the process lives whose extent `object` is, if it is one.
+    fn expect_holder(&self, object: &Object) -> Result<(), PoolError> {
+        let pool = &self.seats.pool;
+        let said = line::read(pool.memory(), object.at())?;
+        match said.and_then(|words| Identity::decode(&words)) {
+            Some(holder) => pool.expect_alive(&holder.process, "rank", 0),
+            None => Ok(()),
         }
     }
 
@@ -236,35 +262,25 @@ impl<M: Memory> Search<M> {
     }
 
     /// Writes down that we have found `object`; keeps `member` when its rank has written down that it has found ours.
-    fn acknowledge(
-        &self,
-        object: &Object,
-        rank: usize,
-        member: Option<Member>,
-    ) -> Result<Option<Member>, PoolError> {
+    fn acknowledge(&self, object: &Object, rank: usize, member: Member) -> Result<Option<Member>, PoolError> {
         let (memory, Some(own)) = (self.seats.pool.memory(), &self.seats.own) else { return Ok(None) };
-        if member.is_none() {
-            return Ok(None);
-        }
         let ours = acknowledgement(own, rank);
         if memory.load(ours)? != mark_of(object) {
             memory.store(ours, mark_of(object));
             memory.write_back(ours, 8);
-            memory.sfence();
         }
         let theirs = acknowledgement(object, self.seats.rank);
         memory.invalidate(theirs, 8);
+        // HARMLESS(fence_invalidations -> sfence -> drop), one look at an acknowledgement: an older one means another look. One
+        // that an earlier extent in this place held for ours means that we wait in the barrier instead.
         memory.fence_invalidations();
-        Ok(member.filter(|_| memory.load(theirs) == Ok(mark_of(own))))
+        Ok((memory.load(theirs)? == mark_of(own)).then_some(member))
     }
 
-    /// Whose extent `object` is; `None` while its process has not said so.
-    fn look(&self, object: &Object, rank: usize) -> Result<Option<Member>, PoolError> {
+    /// Whose extent `object` is.
+    fn look(&self, object: &Object, rank: usize) -> Result<Member, PoolError> {
         let Seats { pool, size, .. } = &self.seats;
-        let Some(words) = line::read(pool.memory(), object.at())? else { return Ok(None) };
-        if words == Words::default() {
-            return Ok(None);
-        }
+        let words = line::read(pool.memory(), object.at())?.unwrap_or_default();
         let corrupt = PoolError::Corrupt { offset: object.at(), what: "identity of a rank" };
         let said = Identity::decode(&words).ok_or(corrupt)?;
         pool.expect_alive(&said.process, "join of rank", rank as u64)?;
@@ -274,7 +290,7 @@ impl<M: Memory> Search<M> {
             let expected = "made for another size or other options; every rank must join with the same";
             return Err(PoolError::Argument { what: "the group", value, expected });
         }
-        self.member(object, &said.process).map(Some)
+        self.member(object, &said.process)
     }
 
     fn member(&self, object: &Object, process: &Process) -> Result<Member, PoolError> {
@@ -331,6 +347,11 @@ pub(super) fn acknowledgement(object: &Object, rank: usize) -> Offset {
 /// What tells an extent from every other that its host ever made.
 pub(super) fn mark_of(object: &Object) -> u64 {
     u64::from(object.owner()) << 56 | object.generation()
+}
+
+/// A number for these extents, which all ranks of a group give: no rank has found others.
+fn number_of(marks: &BTreeSet<u64>) -> u64 {
+    xxh3_64(&marks.iter().flat_map(|mark| mark.to_le_bytes()).collect::<Vec<_>>())
 }
 
 /// What the first line of an extent says.
@@ -499,10 +520,10 @@ mod tests {
     #[test]
     fn a_rank_is_taken_by_one_process_and_given_to_the_next_when_that_dies() {
         let pools = pools(2);
-        let object = pools[1].create("/taken/0", extent_bytes(&quick())).unwrap();
         let process = pools[1].this_process();
-        let said = Identity { rank: 0, size: 1, process };
-        line::publish(pools[1].memory(), object.at(), &said.encode(&quick()));
+        let said = Identity { rank: 0, size: 1, process }.encode(&quick());
+        let bytes = extent_bytes(&quick());
+        let object = pools[1].create_filled("/taken/0", bytes, Fill::Line(said)).unwrap();
         let taken = Group::join(Arc::clone(&pools[0]), "/taken", 0, 1, quick(), None).err();
         assert_eq!(taken, Some(PoolError::Exists { name: "/taken/0".to_owned() }));
         let before = Process { incarnation: process.incarnation + 1, ..process };

@@ -3,7 +3,7 @@
 //! # Bits of a signature
 //! | bits | what |
 //! |---|---|
-//! | 0..38 | bytes of the message |
+//! | 0..38 | bytes of the message; of the barrier that a group begins with, a number of its extents |
 //! | 38..50 | root |
 //! | 50 | 1 where the data lives in the pool |
 //! | 51..55 | 0 none, 1 sum, 2 product, 3 min, 4 max, 5 average, 6 bitwise and, 7 bitwise or, 8 bitwise xor |

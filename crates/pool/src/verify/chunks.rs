@@ -9,7 +9,7 @@ use polder_mem::model::{Change, Crash, Harmless, Outcome, Suite};
 use polder_mem::{Memory, Nanos, ProcessSlot};
 
 use super::group::{Dice, harmless};
-use super::stage::{PROCESSES, Process, SPARE, Stage};
+use super::stage::{PROCESSES, Process, SPARE, Stage, expect_clean};
 use crate::PoolError;
 use crate::chunks::Chunks;
 use crate::extents::{Extent, Extents, Room};
@@ -244,7 +244,7 @@ fn judge(stage: &mut Stage) {
             }
             processes.push(process);
         }
-        processes.iter().for_each(Process::expect_clean);
+        processes.iter().for_each(|process| expect_clean(&process.directory()));
         let lines = u64::from(layout.chunks()) * LINES;
         let all = take(&processes[1], 0, lines).expect("nobody holds anything");
         assert_eq!(all, Extent { start: 0, units: lines });

@@ -12,7 +12,7 @@ use polder_mem::model::{Change, Crash, Harmless, ModelMemory, Outcome, Suite, Th
 
 use self::history::{End, History, Id, What};
 use super::group::{Dice, harmless};
-use super::stage::{PROCESSES, Process, SPARE, Stage};
+use super::stage::{PROCESSES, Process, SPARE, Stage, expect_clean};
 use crate::PoolError;
 use crate::format::Layout;
 use crate::name::Name;
@@ -330,7 +330,7 @@ fn judge(stage: &mut Stage, history: &Shared) {
                 process.directory().maintain().expect("nobody else is there");
             }
         }
-        processes.iter().for_each(Process::expect_clean);
+        processes.iter().for_each(|process| expect_clean(&process.directory()));
     });
 }
 

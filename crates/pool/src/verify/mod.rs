@@ -6,6 +6,7 @@ mod chunks;
 mod collectives;
 mod directory;
 mod group;
+mod join;
 mod local;
 mod membership;
 mod ring;
@@ -23,6 +24,7 @@ pub fn suites() -> Vec<Suite> {
     suites.extend(collectives::suites());
     suites.extend(chunks::suites());
     suites.extend(directory::suites());
+    suites.extend(join::suites());
     suites
 }
 

@@ -9,6 +9,7 @@ use polder_mem::model::{ModelMemory, Shape, World};
 use polder_mem::{Coherence, LINE, Memory};
 
 use crate::directory::Directory;
+use crate::entry::Entry;
 use crate::extents::Account;
 use crate::format::{Geometry, Layout};
 use crate::line;
@@ -157,38 +158,30 @@ impl Process {
         };
         Directory { site, account: Account { job: 0, quota: u64::MAX } }
     }
+}
 
-    /// Nothing that another process could have left is left.
-    pub(super) fn expect_clean(&self) {
-        let (directory, layout, host) = (self.directory(), &self.layout, self.host());
-        let words = directory.site.words();
-        for slot in 0..layout.slots() {
-            let entry = directory.load_entry(host, slot).expect("the model has no faults");
-            assert_eq!(entry, Some(crate::entry::Entry::Free), "slot {slot} of host {host} has leaked");
-            assert_eq!(directory.site.tag(slot), 0, "slot {slot} of host {host} is tagged for ever");
-            for marks in [Marks::Condemned, Marks::Tombstones] {
-                let bits = directory.site.get(words.marks(marks).bits(slot / 64));
-                assert_eq!(bits >> (slot % 64) & 1, 0, "slot {slot} of host {host} is marked for ever");
-            }
+/// Nothing that a process of this host could have left is left.
+pub(super) fn expect_clean(directory: &Directory<'_, ModelMemory>) {
+    let Directory { site, .. } = directory;
+    let (layout, words, host) = (site.layout, site.words(), site.host());
+    for slot in 0..layout.slots() {
+        let entry = directory.load_entry(host, slot).expect("the model has no faults");
+        assert_eq!(entry, Some(Entry::Free), "slot {slot} of host {host} has leaked");
+        assert_eq!(site.tag(slot), 0, "slot {slot} of host {host} is tagged for ever");
+        for marks in [Marks::Condemned, Marks::Tombstones] {
+            let bits = site.get(words.marks(marks).bits(slot / 64));
+            assert_eq!(bits >> (slot % 64) & 1, 0, "slot {slot} of host {host} is marked for ever");
         }
-        for index in 0..layout.chunk_words() {
-            let claims = self.memory.load(layout.chunk_word(host, index)).expect("the model has no faults");
-            assert_eq!(claims, 0, "host {host} holds chunks for nothing");
-        }
-        for chunk in 0..layout.chunks() {
-            assert_eq!(
-                directory.site.get(words.chunk(chunk)),
-                0,
-                "host {host} thinks that it holds chunk {chunk}"
-            );
-        }
-        for stripe in 0..words.stripes() {
-            assert_eq!(directory.intent(stripe), None, "host {host} stripe {stripe}");
-        }
-        assert_eq!(
-            directory.site.get(words.job_bytes(0)),
-            0,
-            "the job of host {host} holds bytes for nothing"
-        );
     }
+    for index in 0..layout.chunk_words() {
+        let claims = site.memory.load(layout.chunk_word(host, index)).expect("the model has no faults");
+        assert_eq!(claims, 0, "host {host} holds chunks for nothing");
+    }
+    for chunk in 0..layout.chunks() {
+        assert_eq!(site.get(words.chunk(chunk)), 0, "host {host} thinks that it holds chunk {chunk}");
+    }
+    for stripe in 0..words.stripes() {
+        assert_eq!(directory.intent(stripe), None, "host {host} stripe {stripe}");
+    }
+    assert_eq!(site.get(words.job_bytes(0)), 0, "the job of host {host} holds bytes for nothing");
 }
