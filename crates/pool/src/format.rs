@@ -598,6 +598,12 @@ impl Layout {
         self.shard(host).0.lines(u64::from(self.geometry.processes) + self.process(slot))
     }
 
+    /// The heartbeat lines of all processes of `host`.
+    pub(crate) fn heartbeat_lines(&self, host: u16) -> impl Iterator<Item = Offset> + Clone + use<> {
+        let first = self.heartbeat_line(host, ProcessSlot(0));
+        (0..u64::from(self.geometry.processes)).map(move |slot| first.lines(slot))
+    }
+
     /// The `index`-th announcement word of the process at `slot` of `host`; the words of a process share no line with
     /// another's.
     #[must_use]

@@ -10,13 +10,14 @@
 //! keeper's grant line together with its view: a claimant holds the id when the view has the host, the grant names the
 //! claimant's nonce and is not newer than the view.
 
+use std::iter;
 use std::time::Duration;
 
-use polder_mem::{Memory, Nanos, Offset, ProcessSlot};
+use polder_mem::{Memory, Nanos, ProcessSlot};
 
 use crate::format::{Layout, SETTLE, Uuid, read_superblock};
 use crate::line::{self, Words};
-use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, Request, is_beating};
+use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, Request, any_beats};
 use crate::view::{CHANGES, Grant, Ids, Said, View, Views, newest_above, read_keeper, with_launched};
 use crate::{Pool, PoolError};
 
@@ -263,13 +264,8 @@ impl<M: Memory> Keeper<M> {
         self.heartbeats.as_ref().map_or(Duration::MAX, Heartbeats::silence)
     }
 
-    fn heartbeat_lines(&self, host: u16) -> impl Iterator<Item = Offset> + use<M> {
-        let first = self.layout.heartbeat_line(host, ProcessSlot(0));
-        (0..u64::from(self.layout.geometry().processes)).map(move |slot| first.lines(slot))
-    }
-
     fn is_silent(&mut self, host: u16) -> Result<bool, PoolError> {
-        let lines = self.heartbeat_lines(host);
+        let lines = self.layout.heartbeat_lines(host);
         let Some(heartbeats) = &mut self.heartbeats else { return Ok(false) };
         let mut silent = true;
         for at in lines {
@@ -279,7 +275,7 @@ impl<M: Memory> Keeper<M> {
     }
 
     fn forget_heartbeats(&mut self, host: u16) {
-        let lines = self.heartbeat_lines(host);
+        let lines = self.layout.heartbeat_lines(host);
         if let Some(heartbeats) = &mut self.heartbeats {
             lines.for_each(|at| heartbeats.forget(at));
         }
@@ -559,7 +555,7 @@ impl<'a, M: Memory> Claimant<'a, M> {
     }
 
     fn is_beating(&self, host: u16) -> Result<bool, PoolError> {
-        Ok(is_beating(self.memory, self.layout, host, self.claim.silence)?)
+        Ok(any_beats(self.memory, self.layout.heartbeat_lines(host), self.claim.silence)?)
     }
 
     fn request(&self) -> Words {
@@ -705,7 +701,9 @@ pub fn order<M: Memory>(
         }
         Order::Fence => Request::Fence { incarnation: grant.evicted_through },
     };
-    if !keeper_beats(memory, &layout, view.keeper, silence)? {
+    let keeper_beats = view.keeper != 0
+        && any_beats(memory, iter::once(layout.keeper_heartbeat_line(view.keeper)), silence)?;
+    if !keeper_beats {
         return carry_out(memory, host, order);
     }
     let deadline = memory.now() + timeout;
@@ -736,29 +734,6 @@ fn is_done(request: Request, host: u16, view: &View, grant: &Grant) -> bool {
             view.had_evicted(host) && grant.evicted_through >= incarnation && out
         }
     }
-}
-
-/// Whether the keeper gives a sign of life within `silence`.
-fn keeper_beats<M: Memory>(
-    memory: &M,
-    layout: &Layout,
-    keeper: u16,
-    silence: Duration,
-) -> Result<bool, PoolError> {
-    if keeper == 0 {
-        return Ok(false);
-    }
-    let at = layout.keeper_heartbeat_line(keeper);
-    let first = Beat::read(memory, at)?;
-    let deadline = memory.now() + silence;
-    while memory.now() < deadline {
-        let beat = Beat::read(memory, at)?;
-        if beat.is_some() && beat != first {
-            return Ok(true);
-        }
-        memory.yield_now();
-    }
-    Ok(false)
 }
 
 fn carry_out<M: Memory>(memory: &M, host: u16, order: Order) -> Result<View, PoolError> {

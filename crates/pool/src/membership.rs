@@ -282,22 +282,19 @@ impl Heartbeats {
     }
 }
 
-/// Whether any process of `host` gives a sign of life while this one watches, for at most `silence`.
+/// Whether any of the heartbeats at `lines` moves while this process watches, for at most `silence`.
 ///
 /// # Errors
 /// [`Fault`] when the memory itself fails.
-pub(crate) fn is_beating<M: Memory>(
+pub(crate) fn any_beats<M: Memory>(
     memory: &M,
-    layout: &Layout,
-    host: u16,
+    lines: impl Iterator<Item = Offset> + Clone,
     silence: Duration,
 ) -> Result<bool, Fault> {
     let deadline = memory.now() + silence;
-    let lines =
-        || (0..layout.geometry().processes).map(|slot| layout.heartbeat_line(host, ProcessSlot(slot)));
-    let first = lines().map(|at| Beat::read(memory, at)).collect::<Result<Vec<_>, _>>()?;
+    let first = lines.clone().map(|at| Beat::read(memory, at)).collect::<Result<Vec<_>, _>>()?;
     while memory.now() < deadline {
-        for (at, old) in lines().zip(&first) {
+        for (at, old) in lines.clone().zip(&first) {
             let new = Beat::read(memory, at)?;
             // A line that was torn and is whole is a sign of life as well: somebody wrote it.
             if new.is_some() && new != *old {

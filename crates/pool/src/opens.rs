@@ -80,13 +80,8 @@ impl<'a, M: Memory> Opens<'a, M> {
             };
             if let Ok(bits) = site.update(site.words().open_bits(site.me.slot, word), free) {
                 let index = word * 64 + bits.trailing_ones();
-                return match self.raise_mark(index / WORDS_PER_LINE) {
-                    Ok(()) => Ok(index),
-                    Err(error) => {
-                        self.give_back(index);
-                        Err(error)
-                    }
-                };
+                self.raise_mark(index / WORDS_PER_LINE).inspect_err(|_| self.give_back(index))?;
+                return Ok(index);
             }
         }
         Err(PoolError::TooManyOpen { limit })

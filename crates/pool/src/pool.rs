@@ -9,7 +9,7 @@ use crate::PoolError;
 use crate::format::{Layout, SETTLE, Superblock, read_superblock};
 use crate::line;
 use crate::local::{Local, LocalLayout};
-use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, is_beating};
+use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, any_beats};
 use crate::view::{Grant, Ids, View, Views};
 
 /// Who attaches.
@@ -185,7 +185,7 @@ impl<M: Memory> Pool<M> {
     }
 
     fn is_beating(&self) -> Result<bool, PoolError> {
-        Ok(is_beating(&self.memory, &self.layout, self.member.host, self.member.silence)?)
+        Ok(any_beats(&self.memory, self.layout.heartbeat_lines(self.member.host), self.member.silence)?)
     }
 
     fn view_and_grant(&self) -> Result<(View, Grant), PoolError> {
