@@ -15,7 +15,7 @@ use polder_pool::{Geometry, Member, Pool, PoolError, each, inspect, line, read_s
 
 const BYTES: u64 = 1 << 20;
 const GEOMETRY: Geometry =
-    Geometry { hosts: 4, processes: 2, names: 61, levels: 4, chunk_bytes: 16 << 10, opens: 8, keepers: 1 };
+    Geometry { hosts: 4, processes: 2, names: 61, levels: 4, chunk_bytes: 16 << 10, opens: 8, keepers: 2 };
 const CONTENTS: &[u8] = b"must not be lost";
 
 /// A pool with an object in it.
@@ -275,6 +275,28 @@ fn a_host_id_that_is_live_is_refused_and_its_holder_is_not_disturbed() {
     holder.standing().unwrap();
     holder.close(object);
     holder.close(holder.open("/holder").unwrap());
+    made.expect_kept();
+}
+
+#[test]
+fn the_id_of_a_boot_that_stands_still_is_refused_until_somebody_says_that_it_is_off() {
+    let made = Made::new();
+    let stopped = attach_elsewhere(&made, 3);
+    let refused = Session::open(&made.settings(3)).unwrap_err().to_string();
+    assert!(refused.contains("host id 3 belongs to boot 0x7"), "{refused}");
+    assert!(refused.contains("polder pool evict 3 --fenced") && !refused.contains('\n'), "{refused}");
+    stopped.beat().unwrap();
+    // Once more is no harm.
+    for _ in 0..2 {
+        let mut evict = Command::new(env!("CARGO_BIN_EXE_polder"));
+        let said = evict.args(["pool", "evict", "3", "--fenced", "--pool"]).arg(&made.path).output().unwrap();
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        let said = String::from_utf8(said.stdout).unwrap();
+        assert!(said.contains("host 3 is out") && said.contains("fenced 3"), "{said}");
+    }
+    let next = made.session(3);
+    assert!(matches!(stopped.beat(), Err(PoolError::Evicted { host: 3, .. })));
+    drop(next);
     made.expect_kept();
 }
 

@@ -84,7 +84,7 @@ pub enum PoolError {
     },
     /// The host id is in use by another incarnation.
     #[error(
-        "host id {host} is live (its heartbeat advanced, boot {boot:#x}); choose a free id, or evict it with `polder pool evict {host}` once that host is off"
+        "host id {host} is live (its heartbeat advanced, boot {boot:#x}); choose a free id, or run `polder pool evict {host} --fenced` once that host is off"
     )]
     HostLive {
         /// The host id.
@@ -104,11 +104,13 @@ pub enum PoolError {
     },
     /// The host id belongs to another boot that gives no sign of life.
     #[error(
-        "host id {host} belongs to another boot in epoch {epoch}; if that host is off, run `polder pool evict {host}` and `polder pool evict {host} --fenced`"
+        "host id {host} belongs to boot {boot:#x} in epoch {epoch}, which gives no sign of life and may only stand still; if that host is off for certain, or has booted again, run `polder pool evict {host} --fenced`"
     )]
     IdTaken {
         /// The host id.
         host: u16,
+        /// A hash of the holder's boot id.
+        boot: u64,
         /// The epoch of the view.
         epoch: u64,
     },

@@ -187,7 +187,8 @@ impl<M: Memory> Keeper<M> {
             (false, _) => Ok(0),
             (true, Ids::Keeper) => Ok(self.grants[usize::from(host)].incarnation),
             (true, Ids::Launcher) => {
-                Ok(HostLine::read_torn(&self.memory, &self.layout, host, self.settle)?.1.max(1))
+                let (line, _) = HostLine::read_torn(&self.memory, &self.layout, host, self.settle)?;
+                Ok(line.incarnation.max(1))
             }
         }
     }
@@ -300,12 +301,21 @@ impl<M: Memory> Keeper<M> {
         if self.view.is_fenced(host) {
             return self.expect_highest();
         }
-        self.publish(View { fenced: self.view.fenced | 1 << host, ..self.view })?;
-        self.adopt(host)
+        self.expect_highest()?;
+        // Before the view says so, after which this is not done again.
+        self.adopt(host)?;
+        self.publish(View { fenced: self.view.fenced | 1 << host, ..self.view })
     }
 
-    /// Puts the lines of a fenced host's shard right, as its last process would have done.
+    /// Puts the lines of an evicted host's shard right, as its last process would have done. Its id is another's to take as soon
+    /// as its host line says that it left.
     fn adopt(&self, host: u16) -> Result<(), PoolError> {
+        let (line, _) = HostLine::read_torn(&self.memory, &self.layout, host, self.settle)?;
+        // Whoever left has done it, or a keeper has that died after it: another may be in by now.
+        if line.state != HostState::Live || line.incarnation > self.grants[usize::from(host)].evicted_through
+        {
+            return Ok(());
+        }
         for slot in (0..self.layout.geometry().processes).map(ProcessSlot) {
             let Ok(line) = Process::read(&self.memory, &self.layout, host, slot, self.settle) else {
                 continue;
@@ -316,12 +326,9 @@ impl<M: Memory> Keeper<M> {
                 line::publish(&self.memory, self.layout.process_line(host, slot), &dead.encode());
             }
         }
-        let line = self.host_line(host)?;
-        if line.state == HostState::Live {
-            let left = HostLine { state: HostState::Left, ..line };
-            // SYNC: whoever is told that the host is fenced sees all of this.
-            line::announce(&self.memory, self.layout.host_line(host), &left.encode());
-        }
+        let left = HostLine { state: HostState::Left, ..line };
+        // SYNC: whoever is told that the host has left sees all of this.
+        line::announce(&self.memory, self.layout.host_line(host), &left.encode());
         Ok(())
     }
 }
@@ -478,8 +485,8 @@ pub(crate) enum Found {
     Mine(Granted),
     /// Another has it.
     Taken { boot: u64, lately: bool },
-    /// Nobody has it, and the claim stands.
-    Asked(View),
+    /// Nobody has it, the claim stands, and the boot that had it last was this.
+    Asked { view: View, boot: u64 },
 }
 
 impl<'a, M: Memory> Claimant<'a, M> {
@@ -505,8 +512,10 @@ impl<'a, M: Memory> Claimant<'a, M> {
                     self.withdraw(host)?;
                     return Err(PoolError::HostLive { host, boot });
                 }
-                Found::Taken { .. } => PoolError::IdTaken { host, epoch: self.began.unwrap_or(0) },
-                Found::Asked(view) => self.unanswered(host, &view),
+                Found::Taken { boot, .. } => {
+                    PoolError::IdTaken { host, boot, epoch: self.began.unwrap_or(0) }
+                }
+                Found::Asked { view, boot } => self.unanswered(host, boot, &view),
             };
             self.pause(error)?;
         }
@@ -518,11 +527,11 @@ impl<'a, M: Memory> Claimant<'a, M> {
             let mut error = PoolError::NoFreeId { hosts: self.layout.geometry().hosts };
             for host in 0..self.layout.geometry().hosts {
                 let next = self.memory.now() + self.claim.silence;
-                while let Found::Asked(view) = match self.look(host)? {
+                while let Found::Asked { view, boot } = match self.look(host)? {
                     Found::Mine(granted) => return Ok(granted),
                     found => found,
                 } {
-                    error = self.unanswered(host, &view);
+                    error = self.unanswered(host, boot, &view);
                     if self.memory.now() >= next {
                         break;
                     }
@@ -549,7 +558,7 @@ impl<'a, M: Memory> Claimant<'a, M> {
             true => Ok(Found::Taken { boot: grant.boot, lately: grant.epoch > began }),
             false => {
                 self.write_claim(host, grant.nonce)?;
-                Ok(Found::Asked(view))
+                Ok(Found::Asked { view, boot: grant.boot })
             }
         }
     }
@@ -598,10 +607,10 @@ impl<'a, M: Memory> Claimant<'a, M> {
         Ok(())
     }
 
-    fn unanswered(&self, host: u16, view: &View) -> PoolError {
+    fn unanswered(&self, host: u16, boot: u64, view: &View) -> PoolError {
         match view.ids {
             Ids::Keeper if view.had_evicted(host) && !view.is_fenced(host) => {
-                PoolError::IdTaken { host, epoch: view.epoch }
+                PoolError::IdTaken { host, boot, epoch: view.epoch }
             }
             _ => PoolError::NoKeeper { waited_ms: milliseconds(self.claim.timeout) },
         }
@@ -693,12 +702,12 @@ pub fn order<M: Memory>(
         Order::Evict if !view.has(host) => return Ok(view),
         Order::Evict if view.ids == Ids::Keeper => Request::Evict { incarnation: grant.incarnation },
         Order::Evict => {
-            Request::Evict { incarnation: HostLine::read_torn(memory, &layout, host, settle)?.1.max(1) }
+            let (line, _) = HostLine::read_torn(memory, &layout, host, settle)?;
+            Request::Evict { incarnation: line.incarnation.max(1) }
         }
-        Order::Fence if view.is_fenced(host) => return Ok(view),
-        Order::Fence if view.has(host) || !view.had_evicted(host) => {
-            return Err(PoolError::NotEvicted { host, epoch: view.epoch });
-        }
+        Order::Fence if view.has(host) => return Err(PoolError::NotEvicted { host, epoch: view.epoch }),
+        // Nobody was evicted who could go on.
+        Order::Fence if view.is_fenced(host) || !view.had_evicted(host) => return Ok(view),
         Order::Fence => Request::Fence { incarnation: grant.evicted_through },
     };
     let keeper_beats = view.keeper != 0
@@ -824,6 +833,22 @@ mod tests {
         assert!(!keeper.view().is_fenced(1), "nobody has said that it is off again");
         keeper.fence(1).unwrap();
         assert!(keeper.view().is_fenced(1));
+    }
+
+    #[test]
+    fn a_keeper_that_adopts_a_shard_again_leaves_the_next_boot_alone() {
+        let heap = formatted();
+        let off = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
+        let mut keeper = keeper(&heap, 1, None);
+        keeper.evict(1).unwrap();
+        let early = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 8)).unwrap_err();
+        assert_eq!(early, PoolError::IdTaken { host: 1, boot: 7, epoch: keeper.view().epoch });
+        keeper.adopt(1).unwrap();
+        let next = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 8)).unwrap();
+        keeper.adopt(1).unwrap();
+        assert_eq!(next.process(1, ProcessSlot(1)), Ok(next.this_process()));
+        next.standing().unwrap();
+        off.die();
     }
 
     #[test]

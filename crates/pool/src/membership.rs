@@ -106,17 +106,20 @@ impl HostLine {
         Self::decode(&words).ok_or(PoolError::Corrupt { offset: at, what: "host line" })
     }
 
-    /// Reads the line also when its writer died in the middle: `None`, and the incarnation that it shows, which is the
-    /// one that was written or the one before.
+    /// Reads the line also when its writer died in the middle, and says whether it is whole. A torn line shows a live holder,
+    /// and of its boot and incarnation each what was written or what stood there before.
     pub(crate) fn read_torn<M: Memory>(
         memory: &M,
         layout: &Layout,
         host: u16,
         patience: Duration,
-    ) -> Result<(Option<Self>, u64), PoolError> {
+    ) -> Result<(Self, bool), PoolError> {
         match Self::read(memory, layout, host, patience) {
-            Ok(line) => Ok((Some(line), line.incarnation)),
-            Err(PoolError::Corrupt { offset, .. }) => Ok((None, memory.load(offset.word(2))?)),
+            Ok(line) => Ok((line, true)),
+            Err(PoolError::Corrupt { offset, .. }) => {
+                let (boot, incarnation) = (memory.load(offset.word(1))?, memory.load(offset.word(2))?);
+                Ok((Self { state: HostState::Live, boot, incarnation, epoch: 0 }, false))
+            }
             Err(error) => Err(error),
         }
     }

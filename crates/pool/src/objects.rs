@@ -7,7 +7,7 @@ use crate::extents::Account;
 use crate::list::Listed;
 use crate::name::Name;
 use crate::object::{Fill, Object};
-use crate::site::{Flaw, Site};
+use crate::site::Site;
 use crate::{Pool, PoolError};
 
 impl<M: Memory> Pool<M> {
@@ -89,7 +89,7 @@ impl<M: Memory> Pool<M> {
             layout: &self.layout,
             me: &self.local,
             patience: member.timeout,
-            flaw: Flaw::None,
+            flaw: self.flaw,
         };
         Directory { site, account: Account { job: member.job, quota: member.quota } }
     }

@@ -10,7 +10,11 @@ use crate::format::{Layout, SETTLE, Superblock, read_superblock};
 use crate::line;
 use crate::local::{Local, LocalLayout};
 use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, any_beats};
+use crate::site::Flaw;
 use crate::view::{Grant, Ids, View, Views};
+
+/// How long the words of one line may reach memory one after another: far more than any link takes.
+const ON_THEIR_WAY: Duration = Duration::from_millis(1);
 
 /// Who attaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +80,9 @@ pub struct Pool<M: Memory> {
     beats: Mutex<u64>,
     attached: bool,
     /// Whether it looks after the directory as well: the suites of membership leave that alone.
-    with_objects: bool,
+    pub(crate) with_objects: bool,
+    /// A mistake of a canary.
+    pub(crate) flaw: Flaw,
 }
 
 impl<M: Memory> Pool<M> {
@@ -85,11 +91,12 @@ impl<M: Memory> Pool<M> {
     ///
     /// # Errors
     /// Those of [`read_superblock`]; [`PoolError::HostLive`] when another host holds the id and lives;
+    /// [`PoolError::IdTaken`] when it gives no sign of life, but has neither left nor been fenced;
     /// [`PoolError::Evicted`] when ids come from the keeper and it has not admitted this host; [`PoolError::NoSlot`].
     pub fn attach(memory: M, member: Member) -> Result<Self, PoolError> {
         let superblock = read_superblock(&memory)?;
         let layout = superblock.layout()?;
-        Self::attach_in(memory, superblock, layout, member, true)
+        Self::attach_in(memory, superblock, layout, member, true, Flaw::None)
     }
 
     /// Attaches to a pool whose superblock was read before.
@@ -99,6 +106,7 @@ impl<M: Memory> Pool<M> {
         layout: Layout,
         member: Member,
         with_objects: bool,
+        flaw: Flaw,
     ) -> Result<Self, PoolError> {
         let slot = usable_slot(&memory, &layout, &member)?;
         let older = last_incarnation(&memory, &layout, member.host, slot)?;
@@ -114,6 +122,7 @@ impl<M: Memory> Pool<M> {
             beats: Mutex::new(0),
             attached: false,
             with_objects,
+            flaw,
             memory,
         };
         pool.join()?;
@@ -143,29 +152,39 @@ impl<M: Memory> Pool<M> {
     /// Makes the host line say that this host holds the id, and returns its incarnation. Under the membership lock.
     fn take_host(&self) -> Result<u64, PoolError> {
         let Member { host, boot, .. } = self.member;
-        let (old, last) = HostLine::read_torn(&self.memory, &self.layout, host, self.settle())?;
-        let alone = self.others().all(|slot| self.memory.liveness(host, slot) != Liveness::Alive);
-        // Without a whole line the holder may be anyone: its processes died while they wrote it, or they beat.
-        let (state, holder) = old.map_or((HostState::Live, !boot), |old| (old.state, old.boot));
-        let held = old.is_some() && self.others().any(|slot| self.has_joined(slot));
-        if state == HostState::Live && holder != boot && (held || self.is_beating()?) {
+        let (old, is_whole) = HostLine::read_torn(&self.memory, &self.layout, host, self.settle())?;
+        let HostLine { boot: holder, incarnation: last, .. } = old;
+        let is_ours = is_whole && holder == boot;
+        let in_use = old.state == HostState::Live && !is_ours;
+        if in_use && any_beats(&self.memory, self.layout.heartbeat_lines(host), self.member.silence)? {
             return Err(PoolError::HostLive { host, boot: holder });
         }
         let (view, grant) = self.view_and_grant()?;
+        // A torn line with no other boot in it was left by a process of this boot that died while it wrote it. A host of another
+        // boot may only stand still, and would go on to write what is this one's by then: it has to leave, or to be fenced,
+        // after which its line says that it left.
+        let is_others = is_whole || ![0, boot].contains(&holder);
+        if in_use && is_others && self.flaw != Flaw::SilenceIsEnough {
+            return Err(PoolError::IdTaken { host, boot: holder, epoch: view.epoch });
+        }
         let incarnation = match view.ids {
             Ids::Keeper if grant.stands_in(&view, host) && grant.boot == boot => grant.incarnation,
             Ids::Keeper => return Err(PoolError::NotAdmitted { host, epoch: view.epoch }),
             Ids::Launcher => {
                 let gone = if view.had_evicted(host) { grant.evicted_through } else { 0 };
-                let stays = state != HostState::Free && holder == boot && last > gone;
+                let stays = is_ours && old.state != HostState::Free && last > gone;
                 if stays { last } else { last.max(gone).saturating_add(1) }
             }
         };
         let new = HostLine { state: HostState::Live, boot, incarnation, epoch: view.epoch };
-        if !alone && old == Some(HostLine { epoch: old.map_or(0, |old| old.epoch), ..new }) {
+        let alone = self.others().all(|slot| self.memory.liveness(host, slot) != Liveness::Alive);
+        if !alone && is_whole && old == (HostLine { epoch: old.epoch, ..new }) {
             return Ok(incarnation);
         }
-        if holder != boot && self.with_objects {
+        if !is_ours && old.state != HostState::Free {
+            self.let_settle();
+        }
+        if !is_ours && self.with_objects {
             // Another host held the id: what this one knew of the shard is of no use.
             self.directory().forget();
         }
@@ -174,18 +193,13 @@ impl<M: Memory> Pool<M> {
         Ok(incarnation)
     }
 
-    /// Whether a live process at `slot` of this host has written its line. One that only just came finds there, after a reboot,
-    /// what the one before it left.
-    fn has_joined(&self, slot: ProcessSlot) -> bool {
-        let (memory, host) = (&self.memory, self.member.host);
-        let newest = || memory.local_load(self.local.layout.incarnation(slot));
-        let line = Process::read_own(memory, &self.layout, host, slot);
-        memory.liveness(host, slot) == Liveness::Alive
-            && matches!(line, Ok(Some(line)) if line.state == ProcessState::Live && line.incarnation == newest())
-    }
-
-    fn is_beating(&self) -> Result<bool, PoolError> {
-        Ok(any_beats(&self.memory, self.layout.heartbeat_lines(self.member.host), self.member.silence)?)
+    /// Waits until whatever another boot wrote of the host line last is in memory. It was seen whole as soon as the words were
+    /// there that changed, and those that did not change may still be on their way.
+    fn let_settle(&self) {
+        let settled = self.memory.now() + ON_THEIR_WAY;
+        while self.memory.now() < settled {
+            self.memory.yield_now();
+        }
     }
 
     fn view_and_grant(&self) -> Result<(View, Grant), PoolError> {
@@ -556,6 +570,7 @@ mod tests {
 
     use super::*;
     use crate::format::{Geometry, Overwrite, Uuid, format};
+    use crate::keeper::{Order, order};
 
     const TINY: Geometry =
         Geometry { hosts: 3, processes: 2, names: 5, levels: 2, chunk_bytes: 256, opens: 3, keepers: 3 };
@@ -625,10 +640,20 @@ mod tests {
     }
 
     #[test]
-    fn a_live_host_id_is_refused_to_another_boot() {
+    fn a_host_id_is_refused_to_another_boot_until_its_holder_has_left() {
         let heap = formatted();
         let holder = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
-        let refused = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 8)).unwrap_err();
+        let attach = || Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 8));
+        let silent = attach().unwrap_err();
+        assert_eq!(silent, PoolError::IdTaken { host: 1, boot: 7, epoch: 0 });
+        assert!(silent.to_string().contains("boot 0x7") && silent.to_string().contains("evict 1 --fenced"));
+        let refused = std::thread::scope(|scope| {
+            let refused = scope.spawn(attach);
+            while !refused.is_finished() {
+                holder.beat().unwrap();
+            }
+            refused.join().unwrap().unwrap_err()
+        });
         assert_eq!(refused, PoolError::HostLive { host: 1, boot: 7 });
         holder.standing().unwrap();
         drop(holder);
@@ -640,6 +665,10 @@ mod tests {
     fn processes_of_a_host_that_has_booted_again_may_come_at_once() {
         let heap = formatted();
         Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap().die();
+        for asked in [Order::Evict, Order::Fence] {
+            let Member { timeout, silence, .. } = member(1, 7);
+            order(&heap, 1, asked, timeout, silence).unwrap();
+        }
         let [one, two] = [0, 1].map(|slot| heap.process(1, ProcessSlot(slot)));
         let first = Pool::attach(one, member(1, 8)).unwrap();
         let second = Pool::attach(two, member(1, 8)).unwrap();

@@ -22,6 +22,8 @@ pub(crate) enum Flaw {
     CheckThenSet,
     /// Extents are used again without a look at who holds them open.
     IgnoreAnnouncements,
+    /// Another boot takes the id of a host that gives no sign of life, and may only stand still.
+    SilenceIsEnough,
 }
 
 /// A process of a host, and how long it waits for others.

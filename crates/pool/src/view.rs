@@ -11,7 +11,7 @@
 //! | 0 | bits 0..16 the keeper's incarnation, bits 16..32 what the line says: 1 the keeper starts, 2 ids come from the launcher, 3 ids come from the keeper |
 //! | 1 | epoch: incarnation * 1,000,000 + number of the change |
 //! | 2 | members, one bit a host id (0 where ids come from the launcher) |
-//! | 3 | fenced, one bit a host id: surely off, may be adopted |
+//! | 3 | fenced, one bit a host id: surely off, and its shard put right |
 //! | 4 | evicted, one bit a host id: the grant line says which incarnations |
 //! | 5, 6 | spare, 0 |
 //!
@@ -360,12 +360,14 @@ pub(crate) fn with_launched<M: Memory>(
     // Before all host lines.
     memory.fence_invalidations();
     for host in 0..layout.geometry().hosts {
-        // A line that cannot be read may be a member's.
-        let holder = line::load(memory, layout.host_line(host))?.map(|words| HostLine::decode(&words));
-        let lives = match holder.flatten() {
+        let at = layout.host_line(host);
+        let lives = match line::load(memory, at)?.as_ref().and_then(HostLine::decode) {
             Some(line) if line.state != HostState::Live => false,
-            Some(line) if view.had_evicted(host) => {
-                line.incarnation > Grant::read(memory, layout, view.keeper, host, patience)?.evicted_through
+            // A line that cannot be read may be a member's, unless it shows one that was evicted.
+            line if view.had_evicted(host) => {
+                let incarnation =
+                    line.map_or_else(|| memory.load(at.word(2)), |line| Ok(line.incarnation))?;
+                incarnation > Grant::read(memory, layout, view.keeper, host, patience)?.evicted_through
             }
             _ => true,
         };

@@ -21,6 +21,7 @@ use super::stage::expect_clean;
 use crate::format::{Geometry, Layout, Superblock, Uuid};
 use crate::group::{Group, Options};
 use crate::local::LocalLayout;
+use crate::site::Flaw;
 use crate::wait::Patience;
 use crate::{Member, Peer, Pool, PoolError};
 
@@ -360,7 +361,9 @@ fn attach(
     let silence = if kernels == Kernels::Shared { Duration::from_micros(2) } else { PATIENCE };
     let boot = 7 + witness.boots[usize::from(host)].get();
     let member = Member { pid, timeout: PATIENCE, silence, ..Member::new(host, boot) };
-    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member, true);
+    // A host that boots again did die here: its scene leaves out that it is fenced.
+    let flaw = if boot == 7 { Flaw::None } else { Flaw::SilenceIsEnough };
+    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member, true, flaw);
     Arc::new(pool.expect("the host is ours"))
 }
 

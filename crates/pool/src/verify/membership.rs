@@ -15,6 +15,7 @@ use crate::line;
 use crate::local::LocalLayout;
 use crate::membership::{Beat, HostLine, HostState, Process};
 use crate::pool::{arrive, enter_shard, present};
+use crate::site::Flaw;
 use crate::view::{Grant, Ids, View, Views};
 use crate::{Member, Pool, PoolError, ProcessState};
 
@@ -43,8 +44,8 @@ pub(super) fn suites() -> Vec<Suite> {
             .harmless(HARMLESS_IN_EVICTION),
         Suite::new(
             "adoption",
-            "what the keeper put right in a fenced host's shard is seen by its next boot",
-            adoption,
+            "another boot has a host's id once that has left or is fenced, and sees what the keeper put right",
+            |seed| if seed & 16 == 0 { adoption(seed) } else { takeover(seed, Flaw::None, false) },
         )
         .harmless(HARMLESS_IN_ADOPTION),
         Suite::new(
@@ -54,6 +55,11 @@ pub(super) fn suites() -> Vec<Suite> {
         )
         .harmless(HARMLESS_IN_PROCESSES),
     ]
+}
+
+pub(super) fn canaries() -> Vec<Suite> {
+    let about = "another boot takes the id of a host that stands still";
+    vec![Suite::new("takeover-silence-is-enough", about, |seed| takeover(seed, Flaw::SilenceIsEnough, true))]
 }
 
 const fn dropped(file: &'static str, snippet: &'static str) -> Harmless {
@@ -111,9 +117,11 @@ const HARMLESS_IN_EVICTION: &[Harmless] = &[
 ];
 
 const HARMLESS_IN_ADOPTION: &[Harmless] = &[
-    // There is one keeper, who knows the host line before it begins.
+    // A keeper knows the host line before it begins, or reads it by itself; another boot looks again at the view after it is in.
     dropped("view.rs", BEFORE_HIGHER_KEEPERS),
     weakened("view.rs", BEFORE_HIGHER_KEEPERS),
+    dropped("view.rs", BEFORE_VIEW),
+    weakened("view.rs", BEFORE_VIEW),
     dropped("view.rs", HOST_LINES),
     weakened("view.rs", HOST_LINES),
     dropped("view.rs", BEFORE_HOST_LINES),
@@ -133,6 +141,14 @@ const HARMLESS_IN_PROCESSES: &[Harmless] = &[
 
 fn superblock(hosts: u16, processes: u16, keepers: u16) -> (Superblock, Layout) {
     let geometry = Geometry { hosts, processes, names: 2, levels: 1, chunk_bytes: 64, opens: 1, keepers };
+    let superblock = Superblock { uuid: Uuid(1), bytes: BYTES, geometry };
+    (superblock, superblock.layout().expect("16 KiB hold a pool of this geometry"))
+}
+
+/// As `superblock`, of two hosts that can create some objects each.
+fn with_names() -> (Superblock, Layout) {
+    let geometry =
+        Geometry { hosts: 2, processes: 1, names: 3, levels: 2, chunk_bytes: 256, opens: 3, keepers: 2 };
     let superblock = Superblock { uuid: Uuid(1), bytes: BYTES, geometry };
     (superblock, superblock.layout().expect("16 KiB hold a pool of this geometry"))
 }
@@ -356,7 +372,7 @@ fn attach(
     layout: &Layout,
     member: Member,
 ) -> Result<Pool<ModelMemory>, PoolError> {
-    Pool::attach_in(memory, superblock, layout.clone(), member, false)
+    Pool::attach_in(memory, superblock, layout.clone(), member, false, Flaw::None)
 }
 
 /// How far a process of host 1 and its evictor have come.
@@ -468,6 +484,106 @@ fn adoption(seed: u64) -> Outcome {
         is_adopted.set(true);
     });
     world.run()
+}
+
+/// A boot of host 1 works, and leaves, stands still or dies at any operation; the launcher gives the id again to another
+/// boot, which has caches and locks of its own. It is let in when the old one has left, or is dead and the keeper was told.
+fn takeover(seed: u64, flaw: Flaw, with_objects: bool) -> Outcome {
+    let (superblock, layout) = if with_objects { with_names() } else { superblock(2, 1, 2) };
+    let mut world = world(seed, 3, &layout);
+    let its_layout = layout.clone();
+    let join = move |memory, host, boot, pid| {
+        let member = Member { pid, ..member(host, boot) };
+        Pool::attach_in(memory, superblock, its_layout.clone(), member, with_objects, flaw)
+    };
+    let (made, over) = (Made::default(), Rc::new(Cell::new(None)));
+    let old = world.setup_as(1, 0, |memory| join(memory, 1, 7, 1)).expect("nobody else is there");
+    let keeper = world.setup(|memory| keep(memory, &layout, 1, None));
+    let (given, ended) = (Rc::clone(&made), Rc::clone(&over));
+    let old = world.spawn(1, 0, move |_| {
+        work(&old, ["/a", "/b"], &given);
+        old.detach().expect("no other process of the host is there");
+        ended.set(Some(0));
+    });
+    match seed >> 2 & 3 {
+        0 => world.crash_within(old, Crash::Host, 300),
+        1 | 2 => world.crash_within(old, Crash::Pause, 300),
+        _ => {}
+    }
+    let ended = Rc::clone(&over);
+    let first = world.spawn_after_crash(old, 0, 0, move |_| fence_off(keeper, &ended));
+    if seed >> 5 & 1 == 0 {
+        world.crash_within(first, Crash::Host, 200);
+    }
+    let ended = Rc::clone(&over);
+    world.spawn_after_crash(first, 0, 0, move |memory| fence_off(keep(memory, &layout, 2, None), &ended));
+    let (given, join_anew) = (Rc::clone(&made), join.clone());
+    world.spawn(2, 0, move |memory| {
+        let mut tries = 1 + (seed >> 7 & 7);
+        let new = loop {
+            let published = over.get();
+            match join_anew(memory.clone(), 1, 8, 2) {
+                Ok(new) => {
+                    assert!(new.epoch().expect("a whole view") >= published.unwrap_or(0));
+                    break new;
+                }
+                Err(PoolError::IdTaken { .. } | PoolError::HostLive { boot: 7, .. }) => memory.pause(),
+                Err(error) => panic!("the id is neither free nor the old boot's: {error}"),
+            }
+            tries = tries.saturating_sub(1);
+            while tries == 0 && over.get().is_none() {
+                memory.pause();
+            }
+        };
+        work(&new, ["/c", "/d"], &given);
+        new.standing().expect("nobody has evicted this boot");
+        let process = new.process(1, ProcessSlot(0)).expect("a whole process line");
+        assert_eq!(process, new.this_process());
+    });
+    world.check(0, move |memory| {
+        let pool = join(memory, 0, 9, 3).expect("nobody else is there");
+        for name in made.take() {
+            pool.close(pool.open(name).expect("it was created and not destroyed"));
+        }
+    });
+    world.run()
+}
+
+/// Evicts and fences host 1, of which the keeper knows that it is off, and notes the epoch. A keeper that died may have come
+/// so far with it that another boot is in.
+fn fence_off(mut keeper: Keeper<ModelMemory>, over: &Cell<Option<u64>>) {
+    if !keeper.view().had_evicted(1) {
+        keeper.evict(1).expect("no newer keeper runs");
+    }
+    match keeper.fence(1) {
+        Ok(()) | Err(PoolError::NotEvicted { .. }) => over.set(Some(keeper.view().epoch)),
+        Err(error) => panic!("the host cannot be fenced: {error}"),
+    }
+}
+
+/// The names of objects that are surely there.
+type Made = Rc<RefCell<Vec<&'static str>>>;
+
+/// Gives signs of life, and if the pool has objects, creates two, opens them and destroys the first.
+fn work(pool: &Pool<ModelMemory>, names: [&'static str; 2], made: &Made) {
+    for name in names {
+        // Whoever has lost the id is told here, perhaps too late.
+        let _ = pool.beat();
+        if !pool.with_objects {
+            continue;
+        }
+        match pool.create(name, 8) {
+            Ok(object) => pool.close(object),
+            Err(PoolError::DirectoryFull { .. }) => continue,
+            Err(error) => panic!("{name} cannot be created: {error}"),
+        }
+        pool.close(pool.open(name).expect("it was created"));
+        if name == names[0] {
+            pool.destroy(name).expect("it was created");
+        } else {
+            made.borrow_mut().push(name);
+        }
+    }
 }
 
 /// Notes which incarnation believes to belong to the pool, and in which epoch.

@@ -31,7 +31,8 @@ pub fn suites() -> Vec<Suite> {
 /// Protocols that are known to be wrong: some schedule of each must fail, or the model is blind.
 #[must_use]
 pub fn canaries() -> Vec<Suite> {
-    let mut canaries = ring::canaries();
+    let mut canaries = membership::canaries();
+    canaries.extend(ring::canaries());
     canaries.extend(barrier::canaries());
     canaries.extend(collectives::canaries());
     canaries.extend(chunks::canaries());
