@@ -1,5 +1,6 @@
 """Groups: the numbers, the errors, the deaths."""
 
+import contextlib
 import signal
 import time
 from pathlib import Path
@@ -142,6 +143,50 @@ def test_objects_are_combined_where_they_lie(scratch: Path, coherence: str) -> N
     with ThreadPoolExecutor(2) as threads:
         for future in [threads.submit(rank_body, rank) for rank in range(2)]:
             future.result()
+
+
+def test_an_object_of_another_pool_is_refused_and_nothing_is_overwritten(scratch: Path, pool: polder.Pool) -> None:
+    with polder.Pool(scratch / "other", size="64MiB", run=scratch) as other, polder.Group(pool, "/g", 0, 1) as group:
+        foreign = other.create("/foreign", shape=4, dtype="float32")
+        for call in (group.all_reduce, group.broadcast, group.all_gather, group.reduce_scatter):
+            with pytest.raises(polder.ArgumentError, match="/foreign was opened through another Pool than the group's"):
+                call(foreign)
+        group.all_reduce(pool.create("/own", shape=4, dtype="float32"))
+
+
+@pytest.mark.parametrize("coherence", ["coherent", "software"])
+def test_an_object_that_is_closed_while_a_collective_works_on_it_keeps_its_place_until_that_is_over(
+    scratch: Path, coherence: str
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as threads, contextlib.ExitStack() as stack:
+        pools = [
+            stack.enter_context(
+                polder.Pool(scratch / "pool", size="64MiB", host=host, coherence=coherence, run=scratch)
+            )
+            for host in range(2)
+        ]
+        joining = [threads.submit(polder.Group, pool, "/g", rank, 2, timeout=20) for rank, pool in enumerate(pools)]
+        groups = [stack.enter_context(future.result()) for future in joining]
+        parts = [pool.create(f"/part-{rank}", shape=1 << 19, dtype="float32") for rank, pool in enumerate(pools)]
+        waiting = threads.submit(groups[0].all_reduce, parts[0])
+        time.sleep(0.3)
+        parts[0].close()
+        pools[0].destroy("/part-0")
+        others = [pools[0].create(f"/other-{index}", shape=1 << 18, dtype="float32") for index in range(8)]
+        for other in others:
+            with other.write() as array:
+                array[:] = 7
+        with parts[1].write() as array:
+            array[:] = 1
+        groups[1].all_reduce(parts[1])
+        waiting.result()
+        for other in others:
+            with other.read() as array:
+                assert (array == 7).all()
+        with pytest.raises(polder.ClosedError, match="object is closed"):
+            groups[0].all_reduce(parts[0])
 
 
 def test_what_cannot_be_sent_is_refused_before_anything_moves(pool: polder.Pool) -> None:

@@ -1,6 +1,6 @@
 //! `Group` and `Ticket`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use polder_mem::Memory;
@@ -19,6 +19,8 @@ use crate::pool::{self, Owned, Pool};
 #[pyclass(module = "polder._core", subclass, frozen, weakref)]
 pub(crate) struct Group {
     lane: Owned<Arc<Lane>>,
+    /// Through which it was joined.
+    session: Weak<Session>,
     rank: usize,
     size: usize,
 }
@@ -29,11 +31,16 @@ impl Group {
     }
 
     fn all_reduce_times(&self, array: &Bound<'_, PyAny>, op: &str, times: u32) -> PyResult<()> {
-        if let Some(extent) = in_pool(array)? {
-            return self.run(array.py(), Call::AllReduceInPool { extent, op: extent.op(op)?, times });
+        if let Some(extent) = self.in_pool(array)? {
+            return self.run(array.py(), Call::AllReduceInPool { op: extent.op(op)?, extent, times });
         }
         let held = buffer::writable(array)?;
         self.run(array.py(), Call::AllReduce { data: held.span, op: held.span.elements.op(op)?, times })
+    }
+
+    /// The array of an object that a collective works on in place, when it got one instead of an array.
+    fn in_pool(&self, array: &Bound<'_, PyAny>) -> PyResult<Option<Extent>> {
+        array.cast::<Object>().ok().map(|object| object.get().extent(&self.session)).transpose()
     }
 
     /// Runs a call over held buffers.
@@ -64,11 +71,6 @@ impl Group {
     }
 }
 
-/// The array of an object that a collective works on in place, when it got one instead of an array.
-fn in_pool(array: &Bound<'_, PyAny>) -> PyResult<Option<Extent>> {
-    array.cast::<Object>().ok().map(|object| object.get().extent()).transpose()
-}
-
 #[pymethods]
 impl Group {
     #[new]
@@ -87,7 +89,7 @@ impl Group {
             py,
             |interrupt| each!(session.pool(), pool => join(&session, pool, name, (rank, size), timeout, interrupt)),
         )?;
-        Ok(Self { lane: Owned::new("group", Arc::new(lane)), rank, size })
+        Ok(Self { lane: Owned::new("group", Arc::new(lane)), session: Arc::downgrade(&session), rank, size })
     }
 
     /// This process's rank.
@@ -131,7 +133,7 @@ impl Group {
     #[pyo3(signature = (array, root=0))]
     fn broadcast(&self, array: &Bound<'_, PyAny>, root: usize) -> PyResult<()> {
         self.check_root(root)?;
-        if let Some(extent) = in_pool(array)? {
+        if let Some(extent) = self.in_pool(array)? {
             return self.run(array.py(), Call::BroadcastInPool { extent, root });
         }
         let held = buffer::writable(array)?;
@@ -143,7 +145,7 @@ impl Group {
     #[pyo3(signature = (array, out=None))]
     fn all_gather(&self, array: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let Some(out) = out else {
-            let extent = in_pool(array)?.ok_or_else(missing_out)?;
+            let extent = self.in_pool(array)?.ok_or_else(missing_out)?;
             return self.run(array.py(), Call::AllGatherInPool { extent });
         };
         let (from, into) = (buffer::readable(array)?, buffer::writable(out)?);
@@ -161,8 +163,8 @@ impl Group {
         op: &str,
     ) -> PyResult<()> {
         let Some(out) = out else {
-            let extent = in_pool(array)?.ok_or_else(missing_out)?;
-            return self.run(array.py(), Call::ReduceScatterInPool { extent, op: extent.op(op)? });
+            let extent = self.in_pool(array)?.ok_or_else(missing_out)?;
+            return self.run(array.py(), Call::ReduceScatterInPool { op: extent.op(op)?, extent });
         };
         let (from, into) = (buffer::readable(array)?, buffer::writable(out)?);
         self.check_each(&from.span, &into.span, "array")?;

@@ -21,7 +21,6 @@ const SIGNALS: Duration = Duration::from_millis(50);
 const GRACE: Duration = Duration::from_secs(2);
 
 /// One collective with its arrays.
-#[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
     Barrier,
     AllReduce { data: Span, op: Op, times: u32 },
@@ -120,7 +119,7 @@ impl Lane {
             py.check_signals()?;
         }
         // SAFETY: the caller's promise.
-        watched(py, || unsafe { self.shared.run(&call, timeout, false) })
+        watched(py, move || unsafe { self.shared.run(&call, timeout, false) })
     }
 
     /// Queues `call` for the group's thread.

@@ -1,6 +1,6 @@
 //! `Object` and `Entry`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use polder_kernels::{Dtype, Op};
 use polder_mem::Offset;
@@ -15,7 +15,7 @@ use crate::pool::{Owned, Pool};
 /// Named bytes that this process holds open.
 #[pyclass(module = "polder._core", subclass, frozen, weakref)]
 pub(crate) struct Object {
-    open: Owned<Open>,
+    open: Owned<Arc<Open>>,
     name: String,
     nbytes: u64,
     /// What the front says that it holds: the elements, and how many bytes of them.
@@ -23,6 +23,7 @@ pub(crate) struct Object {
     array_bytes: u64,
 }
 
+/// Held by the object, and by every collective on it until that is over.
 struct Open {
     session: Arc<Session>,
     /// Taken when it is closed.
@@ -37,12 +38,12 @@ impl Drop for Open {
     }
 }
 
-/// An array that lives in the pool.
-#[derive(Clone, Copy, Debug)]
+/// An array that lives in the pool, and stays there while this is kept.
 pub(crate) struct Extent {
     pub(crate) at: Offset,
     pub(crate) bytes: u64,
     elements: Elements,
+    _open: Arc<Open>,
 }
 
 impl Extent {
@@ -56,14 +57,21 @@ impl Extent {
 }
 
 impl Object {
-    /// Where its array lies, for a collective without a copy.
-    pub(crate) fn extent(&self) -> PyResult<Extent> {
+    /// Where its array lies, for a collective without a copy of a group that was joined through `session`: a place says
+    /// nothing in any other pool.
+    pub(crate) fn extent(&self, session: &Weak<Session>) -> PyResult<Extent> {
         let elements = self.elements.ok_or_else(|| {
             argument(format!("{} holds elements that cannot be combined; give it another dtype", self.name))
         })?;
-        let at = self.open.with(|open| open.object.as_ref().map(PoolObject::at))?;
-        let at = at.expect("an open object has a place");
-        Ok(Extent { at, bytes: self.array_bytes, elements })
+        let open = self.open.with(Arc::clone)?;
+        if Arc::as_ptr(&open.session) != session.as_ptr() {
+            return Err(argument(format!(
+                "{} was opened through another Pool than the group's; open it through the one that the group was made with",
+                self.name
+            )));
+        }
+        let at = open.object.as_ref().expect("open until dropped").at();
+        Ok(Extent { at, bytes: self.array_bytes, elements, _open: open })
     }
 }
 
@@ -91,7 +99,7 @@ impl Object {
         let held = object.bytes();
         let open = Open { session, object: Some(object) };
         let made = Self {
-            open: Owned::new("object", open),
+            open: Owned::new("object", Arc::new(open)),
             name,
             nbytes: held,
             elements: Elements::named(dtype).ok(),
@@ -148,7 +156,7 @@ impl Object {
         written?.map_err(errors::raise)
     }
 
-    /// Lets go of it; harmless when it was closed before.
+    /// Lets go of it, once the collectives on it are over; harmless when it was closed before.
     fn close(&self, py: Python<'_>) {
         let open = self.open.take();
         py.detach(|| drop(open));
