@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::kernel::{self, Gate, Locks};
+use crate::kernel::{self, Access, Gate, Locks};
 use crate::shm::{BellWord, Shm};
 use crate::{Bell, LINE, Liveness, LocalWord, Nanos, ProcessSlot, bounds, clock};
 
@@ -65,7 +65,7 @@ impl HostPlan {
 pub enum HostError {
     /// A host id that this pool does not have.
     #[error(
-        "host id {host} is outside 0..{hosts}; choose one of these, or format the pool with more --hosts"
+        "host id {host} is none of this pool's, 0 to {}; choose one of these, or format it with more --hosts", hosts - 1
     )]
     NoHost {
         /// The id.
@@ -106,7 +106,7 @@ pub enum HostError {
         ours: u64,
     },
     /// The system refused.
-    #[error("{path}: cannot {doing}: {source}")]
+    #[error("{path}: cannot {doing}: {source}{remedy}")]
     System {
         /// The file.
         path: PathBuf,
@@ -114,6 +114,8 @@ pub enum HostError {
         doing: &'static str,
         /// What the kernel said.
         source: io::Error,
+        /// What to do, as the end of the sentence; empty when the kernel's words say enough.
+        remedy: &'static str,
     },
 }
 
@@ -142,9 +144,8 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Takes the first free slot of the host in `plan`; files are made with the permission bits `mode`.
-    pub(crate) fn attach(plan: &HostPlan, mode: u32, shadow_bytes: usize) -> Result<Self, HostError> {
-        let mode = mode | 0o600;
+    /// Takes the first free slot of the host in `plan`; files are made for `access`.
+    pub(crate) fn attach(plan: &HostPlan, access: Access, shadow_bytes: usize) -> Result<Self, HostError> {
         if plan.host >= plan.hosts {
             return Err(HostError::NoHost { host: plan.host, hosts: plan.hosts });
         }
@@ -152,13 +153,13 @@ impl Host {
         let path = plan.kernel_file();
         loop {
             let locks =
-                Locks::open(&path, mode, true).map_err(failed(&path, "open it"))?.expect("made if missing");
+                Locks::open(&path, Some(access)).map_err(failed(&path, "open it"))?.expect("made if missing");
             let Some(gate) = locks.gate(clock::now() + GATE_WAIT).map_err(failed(&path, "lock it"))? else {
                 return Err(HostError::Busy { path, waited_ms: GATE_WAIT.as_millis() as u64 });
             };
             // Whoever held the gate before may have been the last process, and have removed the file.
             if locks.stands_at(&path).map_err(failed(&path, "look at it"))? {
-                let entered = Entered::enter(plan, mode, shadow_bytes, &gate)?;
+                let entered = Entered::enter(plan, access, shadow_bytes, &gate)?;
                 drop(gate);
                 let Entered { slot, words, shadow, kernel } = entered;
                 return Ok(Self { plan: plan.clone(), slot, words, shadow, kernel, locks });
@@ -282,7 +283,12 @@ struct Entered {
 
 impl Entered {
     /// Behind the gate: maps the files, emptied first where no process lives that uses them, and takes a slot.
-    fn enter(plan: &HostPlan, mode: u32, shadow_bytes: usize, gate: &Gate<'_>) -> Result<Self, HostError> {
+    fn enter(
+        plan: &HostPlan,
+        access: Access,
+        shadow_bytes: usize,
+        gate: &Gate<'_>,
+    ) -> Result<Self, HostError> {
         let path = plan.kernel_file();
         let (first, count) = (u32::from(plan.host) * u32::from(plan.processes), u32::from(plan.processes));
         let free = |first, count| gate.locks().others_hold(first, count).map(|held| !held);
@@ -290,13 +296,13 @@ impl Entered {
         let (kernel_is_free, host_is_free) = (free(0, plan.slots())?, free(first, count)?);
 
         let kernel_words = holder_word(plan, plan.slots()) + usize::from(plan.hosts);
-        let kernel = file(&path, mode, kernel_words * 8, kernel_is_free)?;
+        let kernel = file(&path, access, kernel_words * 8, kernel_is_free)?;
         same_numbers(plan, &kernel)?;
         same_shadow(plan, &kernel, shadow_bytes as u64, host_is_free)?;
-        let words = file(&plan.host_file(), mode, plan.local_words as usize * 8, host_is_free)?;
+        let words = file(&plan.host_file(), access, plan.local_words as usize * 8, host_is_free)?;
         let shadow = match shadow_bytes {
             0 => None,
-            bytes => Some(file(&plan.shadow_file(), mode, bytes, host_is_free)?),
+            bytes => Some(file(&plan.shadow_file(), access, bytes, host_is_free)?),
         };
         for (slot, index) in (0..plan.processes).zip(first..) {
             if gate.locks().take_slot(index).map_err(failed(&path, "lock a slot"))? {
@@ -309,9 +315,9 @@ impl Entered {
 }
 
 /// Maps a file of `bytes` bytes; all zeros when it is `fresh`, that is, when no living process uses it.
-fn file(path: &Path, mode: u32, bytes: usize, fresh: bool) -> Result<Shm, HostError> {
+fn file(path: &Path, access: Access, bytes: usize, fresh: bool) -> Result<Shm, HostError> {
     let bytes = bytes.next_multiple_of(LINE as usize).max(LINE as usize);
-    let file = kernel::open(path, mode, fresh).map_err(failed(path, "open it"))?;
+    let file = kernel::open(path, fresh.then_some(access)).map_err(failed(path, "open it"))?;
     let file = file.ok_or_else(|| failed(path, "open it")(io::ErrorKind::NotFound.into()))?;
     if fresh {
         file.set_len(0).and_then(|()| file.set_len(bytes as u64)).map_err(failed(path, "set its size"))?;
@@ -376,7 +382,7 @@ fn sweep(plan: &HostPlan) {
 
 fn sweep_pool(plan: &HostPlan) -> io::Result<()> {
     let path = plan.kernel_file();
-    let Some(locks) = Locks::open(&path, 0, false)? else { return Ok(()) };
+    let Some(locks) = Locks::open(&path, None)? else { return Ok(()) };
     let Some(_gate) = locks.gate(Nanos(0))? else { return Ok(()) };
     if locks.stands_at(&path)? && !locks.others_hold(0, u32::MAX)? {
         remove_pool(&plan.directory, plan.pool)?;
@@ -396,5 +402,14 @@ fn remove_pool(directory: &Path, pool: u64) -> io::Result<()> {
 }
 
 fn failed(path: &Path, doing: &'static str) -> impl Fn(io::Error) -> HostError {
-    move |source| HostError::System { path: path.into(), doing, source }
+    move |source| {
+        let remedy = match source.kind() {
+            io::ErrorKind::NotFound => "; POLDER_RUN names the directory of such files, and it must be there",
+            io::ErrorKind::PermissionDenied => {
+                "; another user's pool of this kernel: its group must be the pool's, and this user in it"
+            }
+            _ => "",
+        };
+        HostError::System { path: path.into(), doing, source, remedy }
+    }
 }

@@ -11,7 +11,7 @@
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -37,9 +37,9 @@ pub(crate) struct Locks {
 pub(crate) struct Gate<'a>(&'a Locks);
 
 impl Locks {
-    /// Opens `path`, making it with `mode` when `make` says so; `None` when there is no such file.
-    pub(crate) fn open(path: &Path, mode: u32, make: bool) -> io::Result<Option<Self>> {
-        match open(path, mode, make)? {
+    /// Opens `path`; when there is no such file, makes it for `access`, or returns `None`.
+    pub(crate) fn open(path: &Path, access: Option<Access>) -> io::Result<Option<Self>> {
+        match open(path, access)? {
             Some(file) => {
                 let forked = close_in_children(file.as_raw_fd())?;
                 Ok(Some(Self { file, forked, pid: std::process::id() }))
@@ -147,23 +147,34 @@ fn control(file: &File, command: i32, range: &mut libc::flock) -> io::Result<()>
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Opens a file for reading and writing, or makes it when `make` says so; `None` when it is not there.
-pub(crate) fn open(path: &Path, mode: u32, make: bool) -> io::Result<Option<File>> {
+/// Who may use a file beside a pool: whoever may use the pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    /// Permission bits.
+    pub(crate) mode: u32,
+    /// Group id.
+    pub(crate) group: u32,
+}
+
+/// Opens a file for reading and writing; when it is not there, makes it for `access`, or returns `None`.
+pub(crate) fn open(path: &Path, access: Option<Access>) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(mode).custom_flags(libc::O_NOFOLLOW);
+    options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
     loop {
         // Two calls, since kernels refuse O_CREAT on another user's file in a sticky directory.
-        match options.open(path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound && make => {}
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => return opened.map(Some),
-        }
-        match options.clone().create_new(true).open(path) {
+        let access = match (options.open(path), access) {
+            (Err(e), None) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            (Err(e), Some(access)) if e.kind() == io::ErrorKind::NotFound => access,
+            (opened, _) => return opened.map(Some),
+        };
+        match options.clone().mode(access.mode).create_new(true).open(path) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             made => {
                 let file = made?;
-                // What the umask took away: whoever may use the pool may use this.
-                file.set_permissions(Permissions::from_mode(mode))?;
+                // Refused to the pool's owner who is not in its group, and then its members are left out.
+                drop(fchown(&file, None, Some(access.group)));
+                // What the umask took away.
+                file.set_permissions(Permissions::from_mode(access.mode))?;
                 return Ok(Some(file));
             }
         }

@@ -53,7 +53,7 @@ pub enum Liveness {
 /// An access that the hardware refused: poison, a lost link, or a file that was truncated below its mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "memory at offset {offset} failed (poison, a lost link or a truncated file); {done} bytes were copied before it"
+    "memory at offset {offset} failed (poison, a lost link, a truncated file, or no memory left for it); {done} bytes were copied before it"
 )]
 pub struct Fault {
     /// The first byte that failed.

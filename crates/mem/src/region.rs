@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
+use crate::kernel::Access;
 use crate::{Coherence, LINE, Offset, fault};
 
 /// What stands behind a path.
@@ -129,7 +130,7 @@ pub struct Region {
     bytes: u64,
     kind: RegionKind,
     path: PathBuf,
-    mode: u32,
+    access: Access,
 }
 
 // SAFETY: the mapping belongs to no thread, and a Region itself reads and writes none of it: it hands out the
@@ -154,7 +155,7 @@ impl Region {
         }
         let base = map(path, &file, kind, usable)?;
         fault::install();
-        Ok(Self { base, bytes: usable, kind, path: path.into(), mode: metadata.mode() & 0o666 })
+        Ok(Self { base, bytes: usable, kind, path: path.into(), access: access(&metadata) })
     }
 
     /// Makes a new file of `bytes` zeros, which takes up no memory until it is written, and maps it. The file appears
@@ -188,7 +189,7 @@ impl Region {
         file.set_len(bytes).map_err(|e| system(path, "set its size", e))?;
         let base = map(path, &file, kind, bytes)?;
         fault::install();
-        let region = Self { base, bytes, kind, path: path.into(), mode: metadata.mode() & 0o666 };
+        let region = Self { base, bytes, kind, path: path.into(), access: access(&metadata) };
         Ok((region, Draft { file, path: path.into() }))
     }
 
@@ -210,10 +211,9 @@ impl Region {
         &self.path
     }
 
-    /// The permission bits of the file, execution left out: who may use a pool may use the files beside it.
-    #[must_use]
-    pub fn mode(&self) -> u32 {
-        self.mode
+    /// Who may use the files beside it.
+    pub(crate) fn access(&self) -> Access {
+        self.access
     }
 
     /// Lets the kernel find the pages of `[at, at + bytes)` now, so that no later access waits for that.
@@ -288,8 +288,8 @@ fn unnamed(path: &Path) -> Result<File, RegionError> {
     file.map_err(|source| {
         let remedy = match source.kind() {
             io::ErrorKind::PermissionDenied => return refused(directory, source),
-            io::ErrorKind::NotFound => "; make its directory first",
-            io::ErrorKind::Unsupported | io::ErrorKind::IsADirectory => {
+            io::ErrorKind::NotFound if !directory.exists() => "; make its directory first",
+            io::ErrorKind::NotFound | io::ErrorKind::Unsupported | io::ErrorKind::IsADirectory => {
                 "; its file system has no files without a name, so make it on another, such as /dev/shm"
             }
             _ => "",
@@ -312,6 +312,11 @@ fn measure(path: &Path, file: &File, metadata: &Metadata) -> Result<(RegionKind,
     }
     let (kind, multiple) = page(file, metadata).map_err(|e| system(path, "look at its file system", e))?;
     Ok((kind, metadata.len(), multiple))
+}
+
+/// Who may use the file; its maker always may use what he makes.
+fn access(metadata: &Metadata) -> Access {
+    Access { mode: metadata.mode() & 0o666 | 0o600, group: metadata.gid() }
 }
 
 /// Size and alignment of the dax device that sysfs shows at `device`.
@@ -396,7 +401,7 @@ fn map(path: &Path, file: &File, kind: RegionKind, bytes: u64) -> Result<NonNull
     let source = io::Error::last_os_error();
     let remedy = match kind {
         RegionKind::HugePages => "; reserve more huge pages: /proc/sys/vm/nr_hugepages",
-        _ => "",
+        _ => "; its size may be more than a process can map",
     };
     Err(RegionError::System { path: path.into(), doing: "map it", source, remedy })
 }

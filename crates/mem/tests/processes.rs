@@ -209,7 +209,10 @@ fn other_numbers_than_those_of_living_processes_are_refused() {
     assert!(error.contains("-kernel: its size in bytes is") || error.contains("number of bells"), "{error}");
     let none = HostPlan { host: 2, ..plan(&scratch, 1, 0) };
     let error = region().attach(&none).expect_err("no such host").to_string();
-    assert_eq!(error, "host id 2 is outside 0..2; choose one of these, or format the pool with more --hosts");
+    assert_eq!(
+        error,
+        "host id 2 is none of this pool's, 0 to 1; choose one of these, or format it with more --hosts"
+    );
 }
 
 #[test]

@@ -54,7 +54,7 @@ pub enum PoolError {
     },
     /// The region cannot hold a pool of the asked geometry.
     #[error(
-        "a pool of this geometry needs {need} bytes, the region has {bytes}; enlarge it, or lower --hosts, --names or --chunk"
+        "a pool needs {need} bytes here, the region has {bytes}; enlarge it, or lower --hosts, --names or --chunk; a pool that stood here was cut"
     )]
     TooSmall {
         /// Size of the region in bytes.
@@ -75,7 +75,13 @@ pub enum PoolError {
         high: u64,
     },
     /// Bytes in the pool that no correct writer left there.
-    #[error("corrupt {what} at offset {offset}; run `polder pool check` to see what is affected")]
+    #[error(
+        "corrupt {what} at offset {offset}; {}",
+        match *what {
+            "superblock" => "nothing can be read without it: put its bytes back, or format anew with --force",
+            _ => "run `polder pool check` to see what is affected",
+        }
+    )]
     Corrupt {
         /// Where.
         offset: Offset,
@@ -132,7 +138,8 @@ pub enum PoolError {
     },
     /// An incarnation of the keeper that cannot start, or go on.
     #[error(
-        "keeper incarnation {asked} cannot run: {highest} has run, and this pool allows {limit}; take a higher one, or format a pool with more --keepers"
+        "keeper incarnation {asked} cannot run: {highest} has run, and this pool has places for {limit}; {}",
+        if highest < limit { "take a higher one" } else { "format a pool with more --keepers" }
     )]
     KeeperIncarnation {
         /// The incarnation.
@@ -151,7 +158,9 @@ pub enum PoolError {
         by: u16,
     },
     /// A host cannot be called fenced before it was evicted.
-    #[error("host {host} was not evicted as of epoch {epoch}; run `polder pool evict {host}` first")]
+    #[error(
+        "host {host} has not been evicted as of epoch {epoch}, and only such a host can be fenced; `polder pool evict {host}` evicts a member"
+    )]
     NotEvicted {
         /// The host id.
         host: u16,
