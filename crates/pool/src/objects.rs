@@ -14,7 +14,8 @@ impl<M: Memory> Pool<M> {
     /// Creates an object of `bytes` zeros and holds it open. Whoever learns of it after this returns can open it.
     ///
     /// # Errors
-    /// [`PoolError::Exists`]; [`PoolError::Full`], [`PoolError::DirectoryFull`] and [`PoolError::Quota`], after which nothing is
+    /// [`PoolError::Evicted`] once a sign of life of this process has met the eviction; [`PoolError::Exists`];
+    /// [`PoolError::Full`], [`PoolError::DirectoryFull`] and [`PoolError::Quota`], after which nothing is
     /// left of it; [`PoolError::TooManyOpen`]; [`PoolError::Name`]; [`PoolError::Timeout`] when another host claims the name
     /// and does not go on.
     pub fn create(&self, name: &str, bytes: u64) -> Result<Object, PoolError> {
@@ -26,6 +27,7 @@ impl<M: Memory> Pool<M> {
     /// # Errors
     /// Those of [`Pool::create`].
     pub fn create_filled(&self, name: &str, bytes: u64, fill: Fill) -> Result<Object, PoolError> {
+        self.expect_member()?;
         self.directory().create(&Name::parse(name)?, bytes, fill)
     }
 
@@ -36,6 +38,7 @@ impl<M: Memory> Pool<M> {
     /// [`PoolError::NotFound`], [`PoolError::TooManyOpen`], [`PoolError::Name`], and [`PoolError::Corrupt`] when its entry or header
     /// is damaged.
     pub fn open(&self, name: &str) -> Result<Object, PoolError> {
+        self.expect_member()?;
         self.directory().open(&Name::parse(name)?)
     }
 
@@ -52,6 +55,7 @@ impl<M: Memory> Pool<M> {
     /// [`PoolError::NotFound`], [`PoolError::Name`]; [`PoolError::DirectoryFull`] when another host owns it and this host's
     /// directory has no slot to say so.
     pub fn destroy(&self, name: &str) -> Result<(), PoolError> {
+        self.expect_member()?;
         self.directory().destroy(&Name::parse(name)?)
     }
 

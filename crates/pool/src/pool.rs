@@ -1,6 +1,6 @@
 //! A pool, as one process of one host has it attached.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use polder_mem::{Fault, LINE, Liveness, Memory, ProcessSlot};
@@ -78,6 +78,8 @@ pub struct Pool<M: Memory> {
     views: Mutex<Views>,
     heartbeats: Mutex<Heartbeats>,
     beats: Mutex<u64>,
+    /// The epoch in which this host was evicted, once that has been seen.
+    evicted: OnceLock<u64>,
     attached: bool,
     /// Whether it looks after the directory as well: the suites of membership leave that alone.
     pub(crate) with_objects: bool,
@@ -120,6 +122,7 @@ impl<M: Memory> Pool<M> {
             views: Mutex::new(Views::new(member.timeout)),
             heartbeats: Mutex::new(Heartbeats::new(member.silence)),
             beats: Mutex::new(0),
+            evicted: OnceLock::new(),
             attached: false,
             with_objects,
             flaw,
@@ -257,6 +260,7 @@ impl<M: Memory> Pool<M> {
                 let line = line.unwrap_or(self.this_process());
                 let dead = Process { slot, state: ProcessState::Dead, ..line };
                 line::publish(&self.memory, self.layout.process_line(host, slot), &dead.encode());
+                tracing::info!(host, pid = line.pid, "cleaned up after a process that died");
             }
         }
         Ok(())
@@ -357,9 +361,21 @@ impl<M: Memory> Pool<M> {
             Ids::Keeper => view.has(host) && grant.incarnation == self.host_incarnation,
             Ids::Launcher => !view.had_evicted(host) || grant.evicted_through < self.host_incarnation,
         };
-        match belongs {
+        let standing = match belongs {
             true => self.holds_id(view.epoch).map(|()| view.epoch),
             false => Err(PoolError::Evicted { host, epoch: view.epoch }),
+        };
+        if let Err(PoolError::Evicted { epoch, .. }) = standing {
+            self.evicted.get_or_init(|| epoch);
+        }
+        standing
+    }
+
+    /// Fails once [`Pool::standing`] has found that this host was evicted; looks at nothing itself.
+    pub(crate) fn expect_member(&self) -> Result<(), PoolError> {
+        match self.evicted.get() {
+            None => Ok(()),
+            Some(&epoch) => Err(PoolError::Evicted { host: self.member.host, epoch }),
         }
     }
 

@@ -187,6 +187,10 @@ impl Session {
             }
         };
         let beat = each!(&pool, pool => Beat::start(Arc::clone(pool)));
+        each!(&pool, pool => {
+            let (coherence, epoch) = (pool.memory().coherence(), pool.epoch().map_err(refused)?);
+            tracing::info!(pool = %path.display(), host, ?coherence, epoch, "attached");
+        });
         Ok(Self { _beat: beat, pool })
     }
 
@@ -292,7 +296,11 @@ impl Beat {
                 if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
-                if let Err(error) = pool.beat() {
+                let alive = match pool.standing() {
+                    Err(evicted @ PoolError::Evicted { .. }) => Err(evicted),
+                    _ => pool.beat(),
+                };
+                if let Err(error) = alive {
                     tracing::error!("no more heartbeats: {error}");
                     return;
                 }
@@ -412,6 +420,25 @@ mod tests {
             assert_eq!(hosts[0], hosts[1]);
             drop(stop);
         });
+    }
+
+    #[test]
+    fn a_host_that_is_evicted_is_told_by_its_next_call() {
+        let scratch = Scratch::new("evicted");
+        let [one, other] =
+            [0, 1].map(|host| Session::open_or_create(&scratch.settings(host), 64 << 20).unwrap());
+        each!(one.pool(), pool => pool.evict(1).map(drop).unwrap());
+        let refused = loop {
+            if let Err(error) = each!(other.pool(), pool => pool.create("/late", 64).and_then(|object| {
+                pool.close(object);
+                pool.destroy("/late")
+            })) {
+                break error;
+            }
+            std::thread::yield_now();
+        };
+        assert!(matches!(refused, PoolError::Evicted { host: 1, .. }), "{refused}");
+        each!(one.pool(), pool => pool.create("/still", 64).map(drop).unwrap());
     }
 
     #[test]

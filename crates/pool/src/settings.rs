@@ -106,7 +106,7 @@ impl FromStr for Wrap {
 impl Wrap {
     fn take(&mut self, word: &str) -> Result<(), String> {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
-        let number = || value.parse::<u64>().map_err(|_| format!("{word}: expected a number"));
+        let number = || value.parse::<u64>().map_err(|_| format!("expected a number after {key}="));
         match key {
             "shadow" => self.shadow = true,
             "without" => self.without = Some(value.parse::<FlushSite>().map_err(|error| error.to_string())?),
@@ -189,7 +189,7 @@ impl Settings {
     /// [`SettingsError`], naming the variable, or the file and the key.
     pub fn load(arguments: Self) -> Result<Self, SettingsError> {
         let lookup = |key: &str| std::env::var(key).ok().filter(|value| !value.is_empty());
-        let file = match config_file(&lookup) {
+        let file = match config_file(&lookup)? {
             Some(path) => Self::file(&path)?,
             None => Self::default(),
         };
@@ -203,7 +203,10 @@ impl Settings {
     pub fn file(path: &Path) -> Result<Self, SettingsError> {
         let failed = |why: String| SettingsError::File { path: path.to_owned(), why };
         let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-        toml::from_str(&text).map_err(|error| failed(error.to_string().trim_end().replace('\n', " ")))
+        toml::from_str(&text).map_err(|error| {
+            let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
+            failed(format!("line {line}: {}", error.message().replace('\n', " ")))
+        })
     }
 
     /// Reads the `POLDER_` variables through `lookup`.
@@ -243,9 +246,16 @@ impl Settings {
     }
 }
 
-fn config_file(lookup: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    if let Some(named) = lookup("POLDER_CONFIG") {
-        return Some(PathBuf::from(named));
+fn config_file(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<PathBuf>, SettingsError> {
+    if let Some(value) = lookup("POLDER_CONFIG") {
+        return match Path::new(&value).exists() {
+            true => Ok(Some(PathBuf::from(value))),
+            false => Err(SettingsError::Value {
+                key: "POLDER_CONFIG".to_owned(),
+                value,
+                expected: "no such file; name a config file, or unset it".to_owned(),
+            }),
+        };
     }
     let home = lookup("XDG_CONFIG_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(lookup("HOME")?).join(".config")));
@@ -254,7 +264,7 @@ fn config_file(lookup: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
         home.map(|home| home.join("polder/config.toml")),
         Some(PathBuf::from("/etc/polder/config.toml")),
     ];
-    places.into_iter().flatten().find(|path| path.is_file())
+    Ok(places.into_iter().flatten().find(|path| path.is_file()))
 }
 
 fn variable<T: FromStr<Err = String>>(
@@ -276,8 +286,22 @@ fn number<T: FromStr>(
     parsed.ok_or_else(|| SettingsError::Value { key: key.to_owned(), value, expected: expected.to_owned() })
 }
 
+/// A value as a file may write it: a bare number means what it means in the environment.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected text or a number")]
+enum Written {
+    Text(String),
+    Whole(u64),
+    Number(f64),
+}
+
 fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(from: D) -> Result<Option<T>, D::Error> {
-    let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
+    let text = match Option::<Written>::deserialize(from)? {
+        None => return Ok(None),
+        Some(Written::Text(text)) => text,
+        Some(Written::Whole(number)) => number.to_string(),
+        Some(Written::Number(number)) => number.to_string(),
+    };
     text.parse().map(Some).map_err(|expected| serde::de::Error::custom(format!("{text:?}: {expected}")))
 }
 
@@ -295,7 +319,8 @@ mod tests {
     fn an_argument_goes_before_the_environment_and_that_before_the_file() {
         let arguments = Settings { host: Some(1), ..Settings::default() };
         let environment = environment(&[("POLDER_HOST", "2"), ("POLDER_QUOTA", "8GiB")]).unwrap();
-        let file: Settings = toml::from_str("host = 3\nquota = \"1MiB\"\ntimeout = \"500ms\"").unwrap();
+        let file: Settings = toml::from_str("host = 3\nquota = 4096\ntimeout = 0.5").unwrap();
+        assert_eq!(file.quota, Some(Size(4096)));
         let settings = arguments.or(environment).or(file);
         assert_eq!(settings.host, Some(1));
         assert_eq!(settings.quota, Some(Size(8 << 30)));
