@@ -60,7 +60,10 @@ if ! command -v cargo >/dev/null; then
     }
     rm -f "$installer"
 fi
-cargo --version >/dev/null || { say "cargo does not run; Polder needs Rust 1.90 or later, best from https://rustup.rs"; exit 1; }
+rust=$(cargo --version) || { say "cargo does not run; Polder needs Rust 1.90 or later, best from https://rustup.rs"; exit 1; }
+case $rust in
+    "cargo 1."[0-8][0-9].* | "cargo 1."[0-9].*) say "$rust is too old; Polder needs 1.90 or later, best from https://rustup.rs"; exit 1 ;;
+esac
 
 .venv/bin/python -c 'import maturin' 2>/dev/null || .venv/bin/pip install -q --disable-pip-version-check 'maturin>=1.9,<2' numpy
 say "building the polder command and the Python module (minutes, the first time)"

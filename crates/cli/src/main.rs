@@ -51,6 +51,24 @@ struct Common {
     log: Option<String>,
 }
 
+impl Common {
+    /// Refuses what would be passed over in silence by a command that opens no pool of the user's.
+    fn expect_used(&self, command: &Command) -> Result<(), Failure> {
+        let idle = match command {
+            Command::Soak(_) | Command::Bench(_) => "it makes pools of its own in /dev/shm",
+            Command::Verify(arguments) if !arguments.opens_a_pool() => "only --litmus opens one",
+            _ => return Ok(()),
+        };
+        match self.pool.is_some() || self.coherence.is_some() || self.host.is_some() || self.timeout.is_some()
+        {
+            true => {
+                Err(Failure(format!("--pool, --coherence, --host and --timeout do not apply here: {idle}")))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
 #[derive(Subcommand)]
 enum Command {
     /// Make, look into, mend and remove pools.
@@ -101,6 +119,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    cli.common.expect_used(&cli.command)?;
     let Common { pool, coherence, host, timeout, log } = cli.common;
     let settings = Settings::load(Settings { pool, coherence, host, timeout, log, ..Settings::default() })?;
     start_logging(settings.log.as_deref())?;

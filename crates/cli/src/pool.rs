@@ -1,8 +1,9 @@
 //! `polder pool`: makes, shows, mends and removes pools.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use polder_mem::Memory;
@@ -169,18 +170,23 @@ fn list(path: &Path, settings: &Settings, prefix: &str, json: bool) -> Result<()
     Ok(())
 }
 
+/// Between two views at least: reading a pool is work for whoever else uses its memory.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+
 fn stat(path: &Path, settings: &Settings, json: bool, watch: Option<Span>) -> Result<(), Failure> {
     loop {
         let stat = look(path, settings)?.stat;
         match (json, watch) {
             (true, _) => println!("{}", serde_json::to_string(&stat)?),
             // Home, and clear what an earlier, longer view left.
-            (false, Some(_)) => print!("\x1b[H\x1b[J{}", table(path, &stat)),
-            (false, None) => print!("{}", table(path, &stat)),
+            (false, Some(_)) if std::io::stdout().is_terminal() => {
+                print!("\x1b[H\x1b[J{}", table(path, &stat))
+            }
+            (false, _) => print!("{}", table(path, &stat)),
         }
         std::io::stdout().flush()?;
         let Some(Span(pause)) = watch else { return Ok(()) };
-        std::thread::sleep(pause);
+        std::thread::sleep(pause.max(SHORTEST_PAUSE));
     }
 }
 

@@ -122,7 +122,7 @@ impl Soak {
         let first = arguments.seed.unwrap_or_else(clock_seed);
         let rounds = arguments.kills.or(arguments.once.then(|| self.points()));
         let time = arguments.time.map_or(Duration::MAX, |span| span.0);
-        println!("first seed {first}, {} points", self.points());
+        println!("first seed {first}, the next is one more each round; {} points", self.points());
         let (bar, start) = (bar(rounds), Instant::now());
         let (mut met, mut played) = (vec![Met::default(); self.scenes.len()], 0);
         while rounds.is_none_or(|rounds| played < rounds) && start.elapsed() < time {
@@ -185,7 +185,7 @@ struct Met {
 }
 
 /// Rounds between two reports where there is no terminal.
-const REPORT: u64 = 1000;
+const REPORT: u64 = 100;
 
 impl Doom {
     const fn name(self) -> &'static str {

@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Run one schedule, that of --seed, and print its last operations when it fails.
-    #[arg(long, conflicts_with_all = ["mutants", "list"])]
+    #[arg(long, conflicts_with_all = ["mutants", "list"], requires = "suites")]
     replay: bool,
     /// Drop or weaken each flush and fence in turn: every mutant must be caught, or be listed as harmless.
     #[arg(long)]
@@ -46,6 +46,13 @@ pub(crate) struct Arguments {
     /// OS threads.
     #[arg(long, short = 'j', default_value_t = std::thread::available_parallelism().map_or(1, usize::from))]
     threads: usize,
+}
+
+impl Arguments {
+    /// Whether it works on a pool, and not in the model.
+    pub(crate) const fn opens_a_pool(&self) -> bool {
+        self.litmus.is_some()
+    }
 }
 
 /// Runs what was asked for.
@@ -101,7 +108,7 @@ fn litmus(settings: &Settings, role: u64, rounds: u64) -> Result<ExitCode, Failu
         let patience = pool.member().timeout;
         let object = match role {
             0 => make_or_take(pool, NAME)?,
-            _ => open_soon(pool, NAME)?,
+            _ => open_soon(pool, NAME).map_err(|error| Failure(format!("{error}; has role 0 been started?")))?,
         };
         let tallies = run_host(pool.memory(), object.at(), role, rounds, patience);
         pool.close(object);

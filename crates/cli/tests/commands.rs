@@ -212,6 +212,8 @@ fn a_log_filter_that_is_none_and_a_number_that_is_none_are_refused_in_one_line()
     let mut wrong = desk.command("pool stat");
     let line = refused(&wrong.env("POLDER_TIMEOUT", "soon").output().unwrap());
     assert!(line.contains("POLDER_TIMEOUT=soon: expected a time such as 30s"), "{line}");
+    let refused = desk.refusal("bench objects --host 3");
+    assert!(refused.contains("do not apply here: it makes pools of its own"), "{refused}");
 }
 
 #[test]

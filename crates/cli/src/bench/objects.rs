@@ -25,7 +25,7 @@ const OBJECT_BYTES: u64 = 64;
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// Objects that the four processes create together.
-    #[arg(long, default_value_t = 1_000_000)]
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(4..))]
     objects: u64,
 }
 
