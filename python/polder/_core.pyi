@@ -3,6 +3,7 @@
 import builtins
 from collections.abc import Callable
 from os import PathLike
+from pathlib import Path
 from typing import Any, Self, TypedDict
 
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ class Pool:
         launched: int | None = None,
     ) -> Self: ...
     @property
-    def path(self) -> str: ...
+    def path(self) -> Path: ...
     @property
     def host(self) -> int: ...
     @property

@@ -133,7 +133,7 @@ class QuotaError(PoolFullError):
 
 
 class PeerError(PolderError):
-    """Another process is the reason; nothing partial was returned.
+    """Another process is the reason. An array that the call was to fill may be filled in part.
 
     Attributes
     ----------

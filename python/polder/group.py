@@ -14,6 +14,10 @@ class Group(_core.Group):
     Arrays are anything contiguous with the buffer protocol: floats of 2, 4 and 8 bytes, integers and bools. Results are
     the same bits on every rank. The GIL is released while an operation runs.
 
+    An operation that raises a `PeerError` or a `MemoryFaultError` leaves the array that it was to fill, or to change in
+    place, with some of what it held and some of the result: fill it anew before it is used again, or give the operation
+    a copy.
+
     Parameters
     ----------
     pool : Pool
@@ -28,7 +32,7 @@ class Group(_core.Group):
     Raises
     ------
     PeerDeadError
-        From any operation: a rank died before it had done its part. Nothing partial was returned.
+        From any operation: a rank died before it had done its part.
     PeerTimeoutError, PeerGaveUpError
         A rank lives but did not come, or left the operation.
     MismatchError

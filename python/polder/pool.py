@@ -1,17 +1,18 @@
 """Pools and the objects in them."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from math import prod
+from operator import index
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from polder import _core
 from polder._core import Entry
-from polder.errors import ArgumentError
+from polder.errors import ArgumentError, ClosedError
 
 __all__ = ["Entry", "Object", "Pool"]
 
@@ -78,7 +79,7 @@ class Pool(_core.Pool):
         name: str,
         nbytes: int | None = None,
         *,
-        shape: int | Sequence[int] | None = None,
+        shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
         dtype: DTypeLike = "uint8",
     ) -> "Object":
         """Makes an object, visible to every host when this returns.
@@ -106,7 +107,9 @@ class Pool(_core.Pool):
             raise ArgumentError("give nbytes or shape, one of them")
         return Object(self, name, layout.nbytes if nbytes is None else nbytes, layout)
 
-    def open(self, name: str, *, shape: int | Sequence[int] | None = None, dtype: DTypeLike = "uint8") -> "Object":
+    def open(
+        self, name: str, *, shape: SupportsIndex | Sequence[SupportsIndex] | None = None, dtype: DTypeLike = "uint8"
+    ) -> "Object":
         """Opens the object that any host has made under `name`, as an array of `shape` and `dtype`.
 
         Raises
@@ -119,15 +122,29 @@ class Pool(_core.Pool):
         layout = _Layout(shape, dtype)
         return Object(self, name, None, layout)
 
+    def __repr__(self) -> str:
+        try:
+            return f"<polder.Pool {self.path} host={self.host} coherence={self.coherence}>"
+        except ClosedError:
+            return f"<polder.Pool {self.path} closed>"
+
 
 class _Layout:
     """A shape, or the open end that fills an object, and a dtype."""
 
-    def __init__(self, shape: int | Sequence[int] | None, dtype: DTypeLike) -> None:
+    def __init__(self, shape: SupportsIndex | Sequence[SupportsIndex] | None, dtype: DTypeLike) -> None:
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         if self.dtype.hasobject:
             raise ArgumentError(f"dtype {self.dtype} holds Python objects, which are of this process only")
-        self.shape = (shape,) if isinstance(shape, int) else shape if shape is None else tuple(shape)
+        if self.dtype.itemsize == 0:
+            raise ArgumentError(f"dtype is {self.dtype.str!r}, of 0 bytes; give its elements a size")
+        try:
+            _ = np.empty(0, self.dtype).data
+        except ValueError as error:
+            raise ArgumentError(
+                f"dtype is {self.dtype}, which has no buffers; share it as integers ({error})"
+            ) from None
+        self.shape = None if shape is None else _sides(shape)
         if self.shape is not None and any(side < 0 for side in self.shape):
             raise ArgumentError(f"shape is {self.shape}; sides are 0 or more")
 
@@ -139,6 +156,13 @@ class _Layout:
     def within(self, nbytes: int) -> tuple[int, ...]:
         """The shape in an object of `nbytes`, which holds it."""
         return (nbytes // self.dtype.itemsize,) if self.shape is None else self.shape
+
+
+def _sides(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
+    try:
+        return tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
+    except TypeError:
+        raise ArgumentError(f"shape is {shape!r}; give a whole number or a sequence of them") from None
 
 
 class Object(_core.Object):

@@ -12,6 +12,7 @@ from the pool's keeper, or where that gives none from the c10d store, one for ea
 
 It carries DDP, ``all_reduce``, ``broadcast``, ``all_gather``, ``reduce_scatter`` and ``barrier``
 on CPU tensors, with ``async_op`` too. A collective that it does not carry raises `NotImplementedError` with its name.
+A collective that fails leaves its tensors with some of what they held and some of the result, as with other backends.
 
 Errors are those of `polder.errors`: a rank that dies in an operation gives every other rank a `PeerDeadError`. In a
 backward pass of DDP torch makes a RuntimeError of it, whose text is the same and names the host and the process. After
@@ -50,8 +51,8 @@ try:
 except ImportError as error:
     raise ImportError(f"polder.torch needs torch ({error}); install it with: pip install 'polder[torch]'") from error
 
-from polder import _core
-from polder.errors import ArgumentError, PeerTimeoutError, PolderError
+from polder import _core, errors
+from polder.errors import ArgumentError, PeerTimeoutError, PolderError, RegionError
 
 __all__ = ["ProcessGroupPolder"]
 
@@ -555,15 +556,29 @@ class _Board:
             made = attempt()
         except Exception as error:
             failure = error
-        outcomes = self.exchange(topic, None if failure is None else f"{type(failure).__name__}: {failure}")
+        outcomes = self.exchange(topic, None if failure is None else _told(failure))
         if failure is None and made is not None and not any(outcomes):
             return made
         if made is not None and not made.groups:
             made.close()
         if failure is not None:
             raise failure
-        rank, reason = next((rank, reason) for rank, reason in enumerate(outcomes) if reason)
-        raise PolderError(f"rank {rank} could not join the pool: {reason}")
+        rank, told = next((rank, told) for rank, told in enumerate(outcomes) if told)
+        raise _retold(f"rank {rank} could not join the pool", told)
+
+
+def _told(error: Exception) -> list[str]:
+    """An error as other ranks hear of it: its class and its text."""
+    return [type(error).__name__, str(error)]
+
+
+def _retold(before: str, told: list[str]) -> PolderError:
+    """What another rank was told, in the same class where that is one of Polder's."""
+    kind, text = told
+    if kind not in errors.__all__:
+        return PolderError(f"{before}: {kind}: {text}")
+    retold: PolderError = getattr(errors, kind)(f"{before}: {text}")
+    return retold
 
 
 def _machine() -> list[str]:
@@ -629,12 +644,12 @@ def _attach(everyone: list[dict[str, Any]], hosts: list[int], board: _Board, set
     if board.rank == 0:
         try:
             lock = _make_own_pool(path, len(everyone)) if own else _make_named_pool(path, len(everyone))
-            board.tell("made", "")
+            board.tell("made", None)
         except (PolderError, OSError) as error:
-            board.tell("made", str(error))
+            board.tell("made", _told(error))
             raise
-    elif failure := board.hear("made"):
-        raise PolderError(f"rank 0 could not make the pool: {failure}")
+    elif told := board.hear("made"):
+        raise _retold("rank 0 could not make the pool", told)
     elif own:
         lock = _share(path)
     # An id that nobody chose gives way to the one that a keeper has given this machine.
@@ -691,7 +706,10 @@ def _make_own_pool(path: str, ranks: int) -> int:
 
 def _format(path: str, ranks: int) -> None:
     """A pool that takes memory only as it is used, of 1 GiB where there is room for it."""
-    room = os.statvfs(Path(path).parent)
+    try:
+        room = os.statvfs(Path(path).parent)
+    except OSError as error:
+        raise RegionError(f"{path}: no pool can be made there, {error.strerror}; make the folder first") from None
     size = min(_POOL_BYTES, room.f_bavail * room.f_frsize // 2 >> 21 << 21)
     _core.format(path, size, processes=min(max(ranks, 16), 64))
 

@@ -1,6 +1,7 @@
 """Groups: the numbers, the errors, the deaths."""
 
 import contextlib
+import os
 import signal
 import time
 from pathlib import Path
@@ -211,6 +212,47 @@ def test_what_cannot_be_sent_is_refused_before_anything_moves(pool: polder.Pool)
         still = np.ones(3)
         group.all_reduce(still)
         assert still.tolist() == [1, 1, 1]
+
+
+def test_calls_that_take_no_object_name_those_that_do(pool: polder.Pool) -> None:
+    thing, array = pool.create("/x", shape=4, dtype="float32"), np.zeros(4, "float32")
+    with polder.Group(pool, "/one", 0, 1) as group:
+        for call in (
+            lambda: group.reduce(thing),
+            lambda: group.gather(thing, array),
+            lambda: group.gather(array, thing),
+            lambda: group.scatter(thing, array),
+            lambda: group.all_to_all(thing, array),
+            lambda: group.all_gather(thing, array),
+            lambda: group.reduce_scatter(array, thing),
+        ):
+            with pytest.raises(polder.ArgumentError, match="all_reduce, broadcast, and without out all_gather"):
+                call()
+
+
+def test_a_group_that_cannot_be_is_refused_by_what_is_wrong_with_it(pool: polder.Pool) -> None:
+    for rank, size, message in [
+        (2, 2, "rank is 2 of 2; ranks count from 0 to one less than the size"),
+        (0, 0, "size is 0; a group has 1 to 4096 ranks"),
+        (0, 5000, "size is 5000; a group has 1 to 4096 ranks"),
+        (-1, 2, "rank is -1; give a whole number from 0 to 4294967295"),
+        (0, 1 << 70, f"size is {1 << 70}; give a whole number from 0 to 4294967295"),
+        ("first", 1, "rank is 'first'; give a whole number from 0 to 4294967295"),
+    ]:
+        with pytest.raises(polder.ArgumentError) as caught:
+            polder.Group(pool, "/g", rank, size)  # type: ignore[arg-type]
+        assert str(caught.value) == message
+    with pytest.raises(polder.PeerTimeoutError, match="rank 1 has not come to group /g within 100 ms"):
+        polder.Group(pool, "/g", 0, 2, timeout=0.1)
+    with polder.Group(pool, "/g", 0, 1) as group:
+        with pytest.raises(polder.NameExistsError, match=f"rank 0 of group /g is taken by host 0 pid {os.getpid()}"):
+            polder.Group(pool, "/g", 0, 1)
+        with pytest.raises(polder.ArgumentError, match="root is -1; give a whole number"):
+            group.broadcast(np.zeros(3), root=-1)
+        with pytest.raises(polder.ArgumentError, match="bitwise and of f32; floats have sum, product, min, max"):
+            group.all_reduce(np.zeros(3, "float32"), "and")
+        with pytest.raises(polder.ArgumentError, match="elements of f64 and out of f32; both need the same"):
+            group.all_to_all(np.zeros(2), np.zeros(4, "float32"))
 
 
 def test_ranks_that_call_different_operations_are_told(scratch: Path) -> None:

@@ -126,6 +126,46 @@ def test_a_shape_that_the_object_cannot_hold_is_refused(pool: polder.Pool) -> No
         pool.create("/both", 10, shape=10)
 
 
+def test_numbers_and_types_that_cannot_be_are_named_and_nothing_is_made(scratch: Path, pool: polder.Pool) -> None:
+    byte_sizes = "give a number of bytes, or a size such as 64KiB or 8GiB"
+    for wrong, message in [
+        ({"host": -1}, "host is -1; give a whole number from 0 to 65535"),
+        ({"host": 70000}, "host is 70000; give a whole number from 0 to 65535"),
+        ({"job": -1}, f"job is -1; give a whole number from 0 to {(1 << 64) - 1}"),
+        ({"size": -1}, f"size is -1; {byte_sizes}"),
+        ({"size": "abc"}, f"size is 'abc'; {byte_sizes}"),
+        ({"quota": "much"}, f"quota is 'much'; {byte_sizes}"),
+        ({"coherence": "x"}, 'coherence is "x"; expected auto, coherent or software'),
+    ]:
+        with pytest.raises(polder.ArgumentError) as caught:
+            polder.Pool(scratch / "new", run=scratch, **{"size": "64MiB", **wrong})
+        assert str(caught.value) == message
+    for layout, message in [
+        ({"nbytes": -1}, "nbytes is -1"),
+        ({"nbytes": 1 << 64}, f"nbytes is {1 << 64}"),
+        ({"shape": 1 << 64}, f"is {1 << 64}; give a whole number"),
+        ({"shape": "abc"}, "shape is 'abc'; give a whole number or a sequence of them"),
+        ({"shape": 2.5}, "shape is 2.5"),
+        ({"shape": 3, "dtype": "S"}, "dtype is '|S0', of 0 bytes"),
+        ({"shape": 3, "dtype": "V0"}, "dtype is '|V0', of 0 bytes"),
+        ({"shape": 3, "dtype": "datetime64[s]"}, r"dtype is datetime64\[s\], which has no buffers"),
+    ]:
+        with pytest.raises(polder.ArgumentError, match=message.replace("|", r"\|")):
+            pool.create("/x", **layout)
+    assert pool.list() == []
+    assert not (scratch / "new").exists()
+    assert pool.create("/sixteen", shape=np.int64(16)).shape == (16,)
+    assert pool.create("/pair", shape=np.array([2, 3])).shape == (2, 3)
+
+
+def test_a_pool_shows_where_it_is_and_as_whom(scratch: Path) -> None:
+    pool = polder.Pool(scratch / "pool", size="64MiB", run=scratch)
+    assert pool.path == scratch / "pool"
+    assert repr(pool) == f"<polder.Pool {scratch}/pool host=0 coherence=coherent>"
+    pool.close()
+    assert repr(pool) == f"<polder.Pool {scratch}/pool closed>"
+
+
 def test_regions_that_are_no_pools_are_told_apart(scratch: Path) -> None:
     with pytest.raises(polder.RegionError, match="no such file") as caught:
         polder.Pool(scratch / "missing")

@@ -36,6 +36,13 @@ def test_ddp_trains_to_the_same_weights_as_over_gloo(tmp_path: Path, ranks: int,
     assert not left_behind()
 
 
+def test_every_rank_is_told_why_no_pool_could_be_made(tmp_path: Path) -> None:
+    with Ranks("torch_endless.py", 2, tmp_path / "meet", POLDER_POOL=str(tmp_path / "missing" / "pool")) as run:
+        first, second = [process.communicate(timeout=60)[0].splitlines()[-1] for process in run.processes]
+    assert first.startswith(f"polder.errors.RegionError: {tmp_path}/missing/pool: no pool can be made there"), first
+    assert second.startswith("polder.errors.RegionError: rank 0 could not make the pool: "), second
+
+
 def test_a_killed_rank_is_named_and_the_next_start_cleans_up(tmp_path: Path) -> None:
     with Ranks("torch_endless.py", 2, tmp_path) as run:
         survivor, killed = run.processes

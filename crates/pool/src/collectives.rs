@@ -276,7 +276,7 @@ impl<M: Memory> Group<M> {
     ) -> Result<Call, PoolError> {
         let refused = |value, expected| Err(PoolError::Argument { what: "reduction", value, expected });
         if op.check(dtype).is_err() {
-            return refused(format!("{op} of {dtype}"), "an operator that the element type has");
+            return refused(format!("{op} of {dtype}"), "floats have sum, product, min, max and average");
         }
         if !bytes.is_multiple_of(dtype.bytes()) {
             return refused(format!("{bytes} bytes of {dtype}"), "a whole number of elements");

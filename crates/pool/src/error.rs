@@ -22,7 +22,8 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Why an operation on a pool failed. Nothing is half done when one is returned, except where the text says so.
+/// Why an operation on a pool failed. Nothing is half done when one is returned, except where the text says so, and except
+/// the array that a collective was to fill or to change in place: that holds some of what it had and some of the result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
@@ -197,6 +198,18 @@ pub enum PoolError {
         /// The name.
         name: String,
     },
+    /// Another process is this rank of the group.
+    #[error(
+        "rank {rank} of group {group} is taken by {peer}; give each process a rank of its own, or the group another name"
+    )]
+    RankTaken {
+        /// The rank.
+        rank: usize,
+        /// The group's name.
+        group: String,
+        /// Who has it.
+        peer: Peer,
+    },
     /// There is no object of this name.
     #[error("no object {name} in this pool; `polder pool list` shows what is there")]
     NotFound {
@@ -241,7 +254,7 @@ pub enum PoolError {
     },
     /// A peer died or stopped while this process waited for it.
     #[error(
-        "{peer} died or stopped: its sign of life ended while waiting for {what} {sequence} in epoch {epoch}; nothing partial was returned; restart it and join again"
+        "{peer} died or stopped: its sign of life ended while waiting for {what} {sequence} in epoch {epoch}; an array that the call was to fill may be filled in part; restart that process and join again"
     )]
     PeerDead {
         /// Who.
@@ -267,6 +280,18 @@ pub enum PoolError {
         /// The sequence number of the operation.
         sequence: u64,
         /// How long, in milliseconds.
+        waited_ms: u64,
+    },
+    /// A rank did not join in time; nobody has said whose it would be.
+    #[error(
+        "rank {rank} has not come to group {group} within {waited_ms} ms; look whether it was started, or raise POLDER_TIMEOUT"
+    )]
+    Absent {
+        /// The rank.
+        rank: usize,
+        /// The group's name.
+        group: String,
+        /// How long it was waited for, in milliseconds.
         waited_ms: u64,
     },
     /// A peer left the group, or ended the operation because of an error of its own or because it waited for this process

@@ -7,6 +7,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::errors::argument;
+use crate::object::Object;
 
 /// What an array's elements are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +76,8 @@ impl Elements {
     }
 }
 
-const KNOWN: &str = "there are little-endian floats of 16, 32 and 64 bits, bfloat16, integers and bool";
+const KNOWN: &str =
+    "there are little-endian floats of 16, 32 and 64 bits, integers and bool, and bfloat16 from torch";
 
 /// Bytes that Python keeps alive for the length of a call, which other Python threads may reach meanwhile.
 #[derive(Clone, Copy, Debug)]
@@ -171,6 +173,13 @@ impl Drop for Held {
 
 /// Takes the buffer of `array` to read.
 pub(crate) fn readable(array: &Bound<'_, PyAny>) -> PyResult<Held> {
+    if array.is_instance_of::<Object>() {
+        return Err(argument(
+            "this call takes arrays; all_reduce, broadcast, and without out all_gather and reduce_scatter take an Object, \
+             others what its read() gives"
+                .to_owned(),
+        ));
+    }
     let mut held = bytes_to_read(array)?;
     let format = match held.view.format.is_null() {
         true => c"B",

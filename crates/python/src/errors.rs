@@ -80,7 +80,7 @@ fn classify(error: &PoolError) -> (&'static str, Facts) {
         | PoolError::IdTaken { .. }
         | PoolError::NoFreeId { .. }
         | PoolError::NoKeeper { .. } => ("MembershipError", vec![]),
-        PoolError::Exists { .. } => ("NameExistsError", vec![]),
+        PoolError::Exists { .. } | PoolError::RankTaken { .. } => ("NameExistsError", vec![]),
         PoolError::NotFound { .. } => ("NotFoundError", vec![]),
         PoolError::Quota { .. } => ("QuotaError", vec![]),
         PoolError::Full { .. } | PoolError::DirectoryFull { .. } | PoolError::TooManyOpen { .. } => {
@@ -92,6 +92,7 @@ fn classify(error: &PoolError) -> (&'static str, Facts) {
         PoolError::Timeout { peer, epoch, sequence, .. } => {
             ("PeerTimeoutError", peer_facts(*peer, *epoch, *sequence))
         }
+        PoolError::Absent { .. } => ("PeerTimeoutError", vec![]),
         PoolError::GaveUp { peer, epoch, sequence, .. } => {
             ("PeerGaveUpError", peer_facts(*peer, *epoch, *sequence))
         }

@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use crate::buffer::{self, Span};
 use crate::errors::{self, argument};
 use crate::lane::{self, Call, Collectives, Interrupt, Lane};
+use crate::number::Number;
 use crate::object::{Extent, Object};
 use crate::pool::{self, Owned, Pool};
 
@@ -56,6 +57,12 @@ impl Group {
         Err(argument(format!("root is {root}; the group has ranks 0 to {}", self.size - 1)))
     }
 
+    /// The rank that a call names.
+    fn root(&self, root: Number) -> PyResult<usize> {
+        let root = root.of::<u32>("root")? as usize;
+        self.check_root(root).map(|()| root)
+    }
+
     fn check_each(&self, whole: &Span, part: &Span, what: &str) -> PyResult<()> {
         if Some(whole.len()) == part.len().checked_mul(self.size) && whole.dtype() == part.dtype() {
             return Ok(());
@@ -79,10 +86,11 @@ impl Group {
         py: Python<'_>,
         pool: &Bound<'_, Pool>,
         name: &str,
-        rank: usize,
-        size: usize,
+        rank: Number,
+        size: Number,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
+        let (rank, size) = (rank.of::<u32>("rank")? as usize, size.of::<u32>("size")? as usize);
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         let session = pool.get().session()?;
         let lane = Lane::new(
@@ -122,17 +130,17 @@ impl Group {
     }
 
     /// Combines the arrays of all ranks; the root gets the result, in place.
-    #[pyo3(signature = (array, op="sum", root=0))]
-    fn reduce(&self, array: &Bound<'_, PyAny>, op: &str, root: usize) -> PyResult<()> {
-        self.check_root(root)?;
+    #[pyo3(signature = (array, op="sum", root=Number::default()))]
+    fn reduce(&self, array: &Bound<'_, PyAny>, op: &str, root: Number) -> PyResult<()> {
+        let root = self.root(root)?;
         let held = buffer::writable(array)?;
         self.run(array.py(), Call::Reduce { data: held.span, op: held.span.elements.op(op)?, root })
     }
 
     /// Copies the root's array to every rank's. Objects are copied where they lie.
-    #[pyo3(signature = (array, root=0))]
-    fn broadcast(&self, array: &Bound<'_, PyAny>, root: usize) -> PyResult<()> {
-        self.check_root(root)?;
+    #[pyo3(signature = (array, root=Number::default()))]
+    fn broadcast(&self, array: &Bound<'_, PyAny>, root: Number) -> PyResult<()> {
+        let root = self.root(root)?;
         if let Some(extent) = self.in_pool(array)? {
             return self.run(array.py(), Call::BroadcastInPool { extent, root });
         }
@@ -173,9 +181,9 @@ impl Group {
     }
 
     /// Copies the arrays of all ranks to the root's `out`, in the order of ranks.
-    #[pyo3(signature = (array, out=None, root=0))]
-    fn gather(&self, array: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyAny>>, root: usize) -> PyResult<()> {
-        self.check_root(root)?;
+    #[pyo3(signature = (array, out=None, root=Number::default()))]
+    fn gather(&self, array: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyAny>>, root: Number) -> PyResult<()> {
+        let root = self.root(root)?;
         let from = buffer::readable(array)?;
         let into = match out {
             Some(out) if self.rank == root => Some(buffer::writable(out)?),
@@ -192,9 +200,14 @@ impl Group {
     }
 
     /// Copies chunk r of the root's array to rank r's `out`.
-    #[pyo3(signature = (array, out, root=0))]
-    fn scatter(&self, array: Option<&Bound<'_, PyAny>>, out: &Bound<'_, PyAny>, root: usize) -> PyResult<()> {
-        self.check_root(root)?;
+    #[pyo3(signature = (array, out, root=Number::default()))]
+    fn scatter(
+        &self,
+        array: Option<&Bound<'_, PyAny>>,
+        out: &Bound<'_, PyAny>,
+        root: Number,
+    ) -> PyResult<()> {
+        let root = self.root(root)?;
         let into = buffer::writable(out)?;
         let from = match array {
             Some(array) if self.rank == root => Some(buffer::readable(array)?),
@@ -215,6 +228,13 @@ impl Group {
     fn all_to_all(&self, array: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let (from, into) = (buffer::readable(array)?, buffer::writable(out)?);
         let (sent, received) = (from.span.len(), into.span.len());
+        if from.span.dtype() != into.span.dtype() {
+            return Err(argument(format!(
+                "array has elements of {} and out of {}; both need the same",
+                from.span.dtype(),
+                into.span.dtype()
+            )));
+        }
         if sent != received || !sent.is_multiple_of(self.size * from.span.dtype().bytes()) {
             return Err(argument(format!(
                 "array has {sent} bytes and out {received}; both need the same whole number of elements for each of {} ranks",

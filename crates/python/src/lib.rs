@@ -4,6 +4,7 @@ mod buffer;
 mod errors;
 mod group;
 mod lane;
+mod number;
 mod object;
 mod pool;
 

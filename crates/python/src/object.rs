@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 
 use crate::buffer::{self, Elements};
 use crate::errors::{self, argument};
+use crate::number::Number;
 use crate::pool::{Owned, Pool};
 
 /// Named bytes that this process holds open.
@@ -84,10 +85,13 @@ impl Object {
         py: Python<'_>,
         pool: &Bound<'_, Pool>,
         name: String,
-        nbytes: Option<u64>,
+        nbytes: Option<Number>,
         dtype: &str,
-        array_bytes: Option<u64>,
+        array_bytes: Option<Number>,
     ) -> PyResult<Self> {
+        let nbytes = nbytes.map(|nbytes| nbytes.of::<u64>("nbytes")).transpose()?;
+        let array_bytes =
+            array_bytes.map(|bytes| bytes.of::<u64>("the array's size in bytes")).transpose()?;
         let session = pool.get().session()?;
         let object = py.detach(|| {
             each!(session.pool(), pool => match nbytes {

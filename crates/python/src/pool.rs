@@ -7,12 +7,13 @@ use std::time::Duration;
 use polder_mem::{Coherence, Memory, forks};
 
 use polder_pool::session::{self, Session, SessionError};
-use polder_pool::settings::{CoherenceChoice, Settings, Size, Span};
+use polder_pool::settings::{Settings, Size, Span};
 use polder_pool::{Geometry, each, inspect};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors;
+use crate::number::{Bytes, Number};
 use crate::object::Entry;
 
 /// What a pool is made with when nobody said a size.
@@ -97,31 +98,34 @@ impl Pool {
     fn new(
         py: Python<'_>,
         path: Option<PathBuf>,
-        size: Option<SizeArgument>,
-        host: Option<u16>,
+        size: Option<Bytes>,
+        host: Option<Number>,
         coherence: Option<&str>,
-        job: Option<u64>,
-        quota: Option<SizeArgument>,
+        job: Option<Number>,
+        quota: Option<Bytes>,
         timeout: Option<f64>,
         run: Option<PathBuf>,
-        launched: Option<u16>,
+        launched: Option<Number>,
     ) -> PyResult<Self> {
-        let coherence = coherence.map(str::parse::<CoherenceChoice>).transpose();
+        let choice = |said: &str| {
+            said.parse().map_err(|expected| errors::argument(format!("coherence is {said:?}; {expected}")))
+        };
         let arguments = Settings {
             pool: path,
-            coherence: coherence.map_err(|expected| errors::argument(format!("coherence: {expected}")))?,
-            host,
-            launched,
-            job,
-            quota: quota.map(|quota| quota.0),
+            coherence: coherence.map(choice).transpose()?,
+            host: host.map(|host| host.of("host")).transpose()?,
+            launched: launched.map(|host| host.of("launched")).transpose()?,
+            job: job.map(|job| job.of("job")).transpose()?,
+            quota: quota.map(|quota| quota.of("quota").map(Size)).transpose()?,
             timeout: timeout.map(span).transpose()?,
             run,
             ..Settings::default()
         };
+        let size = size.map(|size| size.of("size")).transpose()?;
         let mut settings = Settings::load(arguments).map_err(|error| errors::settings(&error))?;
         start_log(&settings);
         let bytes = match (size, &settings.pool) {
-            (Some(size), _) => Some(size.0.0),
+            (Some(size), _) => Some(size),
             (None, None) => Some(DEFAULT_BYTES),
             (None, Some(_)) => None,
         };
@@ -207,23 +211,6 @@ impl Pool {
     }
 }
 
-/// A size as a number of bytes, or in words such as `"8GiB"`.
-pub(crate) struct SizeArgument(Size);
-
-impl<'py> FromPyObject<'_, 'py> for SizeArgument {
-    type Error = PyErr;
-
-    fn extract(from: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(bytes) = from.extract::<u64>() {
-            return Ok(Self(Size(bytes)));
-        }
-        let words = from.extract::<String>()?;
-        let parsed =
-            words.parse().map_err(|expected: String| errors::argument(format!("{words:?}: {expected}")))?;
-        Ok(Self(parsed))
-    }
-}
-
 /// Seconds from Python.
 pub(crate) fn span(seconds: f64) -> PyResult<Span> {
     let span = Duration::try_from_secs_f64(seconds);
@@ -268,14 +255,14 @@ fn start_log(settings: &Settings) {
 pub(crate) fn format(
     py: Python<'_>,
     path: PathBuf,
-    size: SizeArgument,
-    hosts: Option<u16>,
-    processes: Option<u16>,
+    size: Bytes,
+    hosts: Option<Number>,
+    processes: Option<Number>,
 ) -> PyResult<String> {
-    let bytes = size.0.0;
+    let bytes = size.of("size")?;
     let mut geometry = Geometry::for_region(bytes);
-    geometry.hosts = hosts.unwrap_or(geometry.hosts);
-    geometry.processes = processes.unwrap_or(geometry.processes);
+    geometry.hosts = hosts.map_or(Ok(geometry.hosts), |hosts| hosts.of("hosts"))?;
+    geometry.processes = processes.map_or(Ok(geometry.processes), |processes| processes.of("processes"))?;
     let made = py.detach(|| session::create(&path, bytes, &geometry)).map_err(session_error)?;
     Ok(made.uuid.to_string())
 }

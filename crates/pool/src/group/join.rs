@@ -41,6 +41,7 @@ use std::time::Duration;
 use polder_mem::{Bell, Liveness, Memory, Nanos, Offset, ProcessSlot};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::signature::MAX_RANKS;
 use super::{Group, Interrupt, Member, Options, extent_bytes, staging_at};
 use crate::line::{self, Words};
 use crate::membership::{Process, ProcessState};
@@ -88,7 +89,7 @@ impl<M: Memory> Group<M> {
     /// give up.
     ///
     /// # Errors
-    /// [`PoolError::Exists`] when a live process is this rank already; [`PoolError::Timeout`] and [`PoolError::PeerDead`] when
+    /// [`PoolError::RankTaken`] when a live process is this rank already; [`PoolError::Absent`] and [`PoolError::PeerDead`] when
     /// a rank does not come; [`PoolError::Argument`] when ranks disagree on size or options; those of [`Pool::create`].
     pub fn join(
         pool: Arc<Pool<M>>,
@@ -98,11 +99,7 @@ impl<M: Memory> Group<M> {
         options: Options,
         interrupt: Option<Interrupt>,
     ) -> Result<Joined<M>, PoolError> {
-        if rank >= size || size as u64 * 8 > options.staging_bytes / 2 {
-            let value = format!("{rank} of {size} with {} bytes of staging", options.staging_bytes);
-            let expected = "a rank below the size, and 16 bytes of staging or more for each rank";
-            return Err(PoolError::Argument { what: "rank", value, expected });
-        }
+        check_place(rank, size, &options)?;
         let options = Options { epoch: pool.epoch()?, silence: pool.member().silence, ..options };
         let memory = pool.memory().clone();
         let mut search = Search {
@@ -127,6 +124,21 @@ impl<M: Memory> Group<M> {
             met => met.map(|()| Joined { group, seats: search.seats }),
         }
     }
+}
+
+fn check_place(rank: usize, size: usize, options: &Options) -> Result<(), PoolError> {
+    let bad = |what, value, expected| Err(PoolError::Argument { what, value, expected });
+    if size == 0 || size > MAX_RANKS {
+        return bad("size", size.to_string(), "a group has 1 to 4096 ranks");
+    }
+    if rank >= size {
+        return bad("rank", format!("{rank} of {size}"), "ranks count from 0 to one less than the size");
+    }
+    if size as u64 * 8 > options.staging_bytes / 2 {
+        let value = format!("{} bytes for {size} ranks", options.staging_bytes);
+        return bad("staging", value, "16 bytes or more for each rank");
+    }
+    Ok(())
 }
 
 /// The extents that this rank holds open.
@@ -195,33 +207,36 @@ impl<M: Memory> Search<M> {
     /// Removes the extent `name` of a process that died without leaving.
     ///
     /// # Errors
-    /// [`PoolError::Exists`] when it lives, or the object is no rank's.
+    /// [`PoolError::RankTaken`] when it lives, [`PoolError::Exists`] when the object is no rank's.
     fn remove_the_dead(&self, name: &str) -> Result<(), PoolError> {
         let pool = &self.seats.pool;
         let found = match pool.open(name) {
             Err(PoolError::NotFound { .. }) => return Ok(()),
             found => found?,
         };
-        match self.expect_holder(&found) {
+        match self.live_holder(&found) {
             Err(PoolError::PeerDead { .. }) => match pool.discard(found) {
                 Err(PoolError::NotFound { .. }) => Ok(()),
                 removed => removed,
             },
             held => {
                 pool.close(found);
-                held.and(Err(PoolError::Exists { name: name.to_owned() }))
+                let Seats { rank, name: group, .. } = &self.seats;
+                Err(match held? {
+                    Some(peer) => PoolError::RankTaken { rank: *rank, group: group.clone(), peer },
+                    None => PoolError::Exists { name: name.to_owned() },
+                })
             }
         }
     }
 
-    /// That the process lives whose extent `object` is, if it is one.
-    fn expect_holder(&self, object: &Object) -> Result<(), PoolError> {
+    /// The process whose extent `object` is, if it is one, and that it lives.
+    fn live_holder(&self, object: &Object) -> Result<Option<Peer>, PoolError> {
         let pool = &self.seats.pool;
         let said = line::read(pool.memory(), object.at())?;
-        match said.and_then(|words| Identity::decode(&words)) {
-            Some(holder) => pool.expect_alive(&holder.process, "rank", 0),
-            None => Ok(()),
-        }
+        let Some(holder) = said.and_then(|words| Identity::decode(&words)) else { return Ok(None) };
+        pool.expect_alive(&holder.process, "rank", 0)?;
+        Ok(Some(holder.process.peer()))
     }
 
     /// Waits until every rank has been found, and has found this one.
@@ -286,8 +301,11 @@ impl<M: Memory> Search<M> {
         pool.expect_alive(&said.process, "join of rank", rank as u64)?;
         let expected = Identity { rank, size: *size, process: said.process };
         if words != expected.encode(&self.options) || object.bytes() != extent_bytes(&self.options) {
-            let value = format!("{} by {}", object.name(), said.process.peer());
-            let expected = "made for another size or other options; every rank must join with the same";
+            let value = match said.size == *size {
+                true => format!("one of other options to {}", said.process.peer()),
+                false => format!("one of {size} ranks here and of {} to {}", said.size, said.process.peer()),
+            };
+            let expected = "every rank must join with the same size and options";
             return Err(PoolError::Argument { what: "the group", value, expected });
         }
         self.member(object, &said.process)
@@ -321,9 +339,9 @@ impl<M: Memory> Search<M> {
 
     /// Sleeps a little, unless the time is over: then `dead`, or that the rank did not come.
     fn nap(&self, rank: usize, dead: Option<PoolError>) -> Result<(), PoolError> {
-        let (memory, what, sequence) = (self.seats.pool.memory(), "join of rank", rank as u64);
+        let memory = self.seats.pool.memory();
         if self.interrupt.as_ref().is_some_and(|asked| asked()) {
-            return Err(PoolError::Interrupted { what, sequence });
+            return Err(PoolError::Interrupted { what: "join of rank", sequence: rank as u64 });
         }
         let now = memory.now();
         if now < self.deadline {
@@ -333,9 +351,8 @@ impl<M: Memory> Search<M> {
             return Ok(());
         }
         let waited_ms = u64::try_from(self.options.timeout.as_millis()).unwrap_or(u64::MAX);
-        let epoch = self.options.epoch;
-        // Nobody has said which host the rank would be on.
-        Err(dead.unwrap_or(PoolError::Timeout { peer: Peer::default(), what, epoch, sequence, waited_ms }))
+        let group = self.seats.name.clone();
+        Err(dead.unwrap_or(PoolError::Absent { rank, group, waited_ms }))
     }
 }
 
@@ -510,7 +527,8 @@ mod tests {
         let pools = pools(2);
         let options = Options { timeout: Duration::from_millis(50), ..quick() };
         let error = Group::join(Arc::clone(&pools[0]), "/alone", 0, 2, options, None).err().unwrap();
-        assert!(matches!(error, PoolError::Timeout { what: "join of rank", sequence: 1, .. }), "{error}");
+        let text = "rank 1 has not come to group /alone within 50 ms; look whether it was started, or raise POLDER_TIMEOUT";
+        assert_eq!(error.to_string(), text);
         let stop: Interrupt = Box::new(|| true);
         let error = Group::join(Arc::clone(&pools[0]), "/alone", 0, 2, quick(), Some(stop)).err().unwrap();
         assert!(matches!(error, PoolError::Interrupted { .. }), "{error}");
@@ -525,7 +543,8 @@ mod tests {
         let bytes = extent_bytes(&quick());
         let object = pools[1].create_filled("/taken/0", bytes, Fill::Line(said)).unwrap();
         let taken = Group::join(Arc::clone(&pools[0]), "/taken", 0, 1, quick(), None).err();
-        assert_eq!(taken, Some(PoolError::Exists { name: "/taken/0".to_owned() }));
+        let group = "/taken".to_owned();
+        assert_eq!(taken, Some(PoolError::RankTaken { rank: 0, group, peer: process.peer() }));
         let before = Process { incarnation: process.incarnation + 1, ..process };
         let said = Identity { rank: 0, size: 1, process: before };
         line::publish(pools[1].memory(), object.at(), &said.encode(&quick()));
@@ -545,7 +564,12 @@ mod tests {
             let ranks = pools.iter().enumerate().map(|(rank, pool)| scope.spawn(move || join(rank, pool)));
             ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
         });
-        let told = |error: &PoolError| matches!(error, PoolError::Argument { what: "the group", .. });
-        assert!(errors.iter().any(told), "{errors:?}");
+        let told = |error: &PoolError| {
+            error.to_string().starts_with("the group is one of 2 ranks here and of 3 to host 1")
+        };
+        let other = |error: &PoolError| {
+            error.to_string().starts_with("the group is one of 3 ranks here and of 2 to host 0")
+        };
+        assert!(errors.iter().any(|error| told(error) || other(error)), "{errors:?}");
     }
 }

@@ -23,7 +23,7 @@ use crate::group::{Group, Options};
 use crate::local::LocalLayout;
 use crate::site::Flaw;
 use crate::wait::Patience;
-use crate::{Member, Peer, Pool, PoolError};
+use crate::{Member, Pool, PoolError};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "ranks meet by name, compute and part, twice; who dies comes back and is met again";
@@ -154,15 +154,17 @@ impl Witness {
         if self.rival.is_some_and(|(rival, _)| rival == rank) {
             match error {
                 // Where both are of one host, the name may take all its slots.
-                PoolError::Exists { .. } | PoolError::DirectoryFull { .. } | PoolError::Timeout { .. } => {
-                    return;
-                }
+                PoolError::RankTaken { .. }
+                | PoolError::Exists { .. }
+                | PoolError::DirectoryFull { .. }
+                | PoolError::Absent { .. }
+                | PoolError::Timeout { .. } => return,
                 _ => {}
             }
         }
         let is_fine = match &error {
             PoolError::PeerDead { peer, .. } => self.kills(peer.pid) || self.has_lost(),
-            PoolError::Timeout { peer, what: "join of rank", .. } => *peer == Peer::default(),
+            PoolError::Absent { .. } => true,
             PoolError::Timeout { peer, .. } => self.kills(peer.pid) || !self.comes_back(),
             // Only a third is told by another than whoever stopped.
             PoolError::GaveUp { .. } => self.hosts.len() > 2 || !self.comes_back(),
@@ -333,7 +335,7 @@ impl Scene {
                 let options = Options { timeout: Duration::ZERO, ..options() };
                 let alone = Group::join(pool, NAME, rank, witness.hosts.len(), options, None).err();
                 // The others do not come, or have not come again since they died.
-                let is_free = matches!(alone, Some(PoolError::Timeout { .. } | PoolError::PeerDead { .. }));
+                let is_free = matches!(alone, Some(PoolError::Absent { .. } | PoolError::PeerDead { .. }));
                 assert!(is_free, "rank {rank} is taken: {alone:?}");
             }
             assert_eq!(pools[0].list(""), Ok(vec![]));
