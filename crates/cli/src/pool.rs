@@ -167,7 +167,17 @@ fn list(path: &Path, settings: &Settings, prefix: &str, json: bool) -> Result<()
             ),
         }
     }
+    warn_of_damage(&found.stat);
     Ok(())
+}
+
+/// Says on stderr that there is more than what was printed.
+fn warn_of_damage(stat: &Stat) {
+    match stat.damaged {
+        0 => {}
+        1 => eprintln!("1 entry is damaged; run `polder pool check`"),
+        damaged => eprintln!("{damaged} entries are damaged; run `polder pool check`"),
+    }
 }
 
 /// Between two views at least: reading a pool is work for whoever else uses its memory.
@@ -185,6 +195,7 @@ fn stat(path: &Path, settings: &Settings, json: bool, watch: Option<Span>) -> Re
             (false, _) => print!("{}", table(path, &stat)),
         }
         std::io::stdout().flush()?;
+        warn_of_damage(&stat);
         let Some(Span(pause)) = watch else { return Ok(()) };
         std::thread::sleep(pause.max(SHORTEST_PAUSE));
     }

@@ -209,6 +209,81 @@ fn use_another_host(made: &Made, name: &str) {
 }
 
 #[test]
+fn an_object_whose_metadata_is_damaged_is_kept_by_its_owner_until_the_bit_is_right_again() {
+    let made = Made::new();
+    let memory = made.memory();
+    let layout = read_superblock(&memory).unwrap().layout().unwrap();
+    let first_word = |at: &Offset| memory.load(*at) != Ok(0);
+    let entry = (0..layout.slots()).map(|slot| layout.entry(0, slot)).find(first_word).unwrap();
+    let header = Offset(memory.load(entry.word(3)).unwrap());
+    each!(made.session(0).pool(), pool => pool.close(pool.create("/other", 100).unwrap()));
+    for at in [entry, header].into_iter().flat_map(|line| (0..8).map(move |word| line.word(word))) {
+        let word = memory.load(at).unwrap();
+        for bit in (0..64).filter(|bit| *bit < 8 || bit % 5 == 0) {
+            memory.store(at, word ^ 1 << bit);
+            use_the_owner(&made, &format!("bit {bit} of the word at {at}"));
+            memory.store(at, word);
+            each!(made.session(0).pool(), pool => pool.close(pool.open("/kept").unwrap()));
+            made.expect_kept();
+        }
+    }
+    assert_eq!(inspect(&memory).unwrap().problems, []);
+}
+
+#[test]
+fn list_and_stat_say_how_many_entries_are_damaged() {
+    let made = Made::new();
+    each!(made.session(0).pool(), pool => pool.close(pool.create("/other", 100).unwrap()));
+    let memory = made.memory();
+    let layout = read_superblock(&memory).unwrap().layout().unwrap();
+    let first_words = (0..layout.slots()).map(|slot| layout.entry(0, slot));
+    let entries: Vec<_> = first_words.filter(|at| memory.load(*at) != Ok(0)).collect();
+    let said = |command| {
+        let output = made.polder(command);
+        assert_eq!(output.status.code(), Some(0));
+        [output.stdout, output.stderr].map(|said| String::from_utf8(said).unwrap())
+    };
+    assert!(said(&["pool", "stat", "--json"])[0].contains(r#""damaged":0"#));
+    for (damaged, at, remark) in [
+        (1, entries[0], "1 entry is damaged; run `polder pool check`\n"),
+        (2, entries[1], "2 entries are damaged; run `polder pool check`\n"),
+    ] {
+        memory.store(at, memory.load(at).unwrap() ^ 4);
+        let [listed, warned] = said(&["pool", "list"]);
+        assert_eq!((listed.lines().count(), &*warned), (2 - damaged, remark));
+        let [counted, warned] = said(&["pool", "stat", "--json"]);
+        assert!(counted.contains(&format!(r#""damaged":{damaged}"#)), "{counted}");
+        assert_eq!(warned, remark);
+    }
+}
+
+/// The owner of what is damaged starts anew, says what is damaged or has mended it, and goes on.
+fn use_the_owner(made: &Made, damage: &str) {
+    let timeout = Some(Span(Duration::from_millis(2)));
+    let session = Session::open(&Settings { timeout, ..made.settings(0) }).unwrap();
+    each!(session.pool(), pool => {
+        let opened = pool.open("/kept").map(|object| pool.close(object));
+        let problems = inspect(pool.memory()).unwrap().problems;
+        match opened {
+            Ok(()) => assert_eq!(problems, [], "{damage}"),
+            Err(PoolError::Corrupt { .. } | PoolError::NotFound { .. }) => {
+                assert!(!problems.is_empty(), "{damage}, and nobody says so");
+            }
+            Err(error) => panic!("{damage}: {error}"),
+        }
+        pool.close(pool.open("/other").unwrap());
+        // What is new goes elsewhere.
+        for bytes in [10, 5_000] {
+            let new = pool.create("/new", bytes).unwrap();
+            new.write_at(pool.memory(), 0, &vec![255; bytes as usize]).unwrap();
+            pool.close(new);
+            pool.destroy("/new").unwrap();
+            pool.maintain().unwrap();
+        }
+    });
+}
+
+#[test]
 fn a_pool_without_permission_is_refused_with_its_owner_and_mode() {
     const NOBODY: u32 = 65534;
     let made = Made::new();

@@ -30,7 +30,7 @@ use crate::name::Name;
 use crate::object::{self, Fill, Header, Object};
 use crate::opens::{Announcement, Opens};
 use crate::site::{Flaw, Site};
-use crate::state::Marks;
+use crate::state::{DAMAGED, Marks};
 use crate::watch::Watch;
 use crate::{Peer, PoolError, line};
 
@@ -274,7 +274,11 @@ impl<'a, M: Memory> Directory<'a, M> {
             levels @ 4.. => levels - 1,
             levels => levels,
         };
-        let slot = self.take_slot(stripe, &key.slots()[..levels], Intent::Create, name)?;
+        let slot = match self.take_slot(stripe, &key.slots()[..levels], Intent::Create, name) {
+            // The object of this name may be among what fills the slots. Whoever is told fences when it lets go of what it holds.
+            Err(PoolError::DirectoryFull { .. }) if self.find(key)?.is_some() => return Err(exists(name)),
+            taken => taken?,
+        };
         let extent = self.allocate(stripe.index, Extents(site).units_for(whole - LINE))?;
         let at = Extents(site).offset(extent);
         let generation = self.next_generation()?;
@@ -497,6 +501,10 @@ impl<'a, M: Memory> Directory<'a, M> {
             if sight.host != self.site.host() {
                 let buried = self.bury(&stripe, key, &sight, name);
                 return self.end(&mut stripe, buried).map(|()| 0);
+            }
+            if self.site.tag(sight.slot) == DAMAGED {
+                // It was when the host started: what it takes up is not known to be its own.
+                return Err(corrupt(self.entry(sight.slot)));
             }
             if self.condemn(&stripe, &sight)? {
                 return Ok(sight.record.bytes);

@@ -10,6 +10,9 @@
 //! | 5 | job id | 0 |
 //! | 6 | bits 0..16 slot of the process that created it, bits 16..24 lines of the header | bits 0..16 owner, bits 16..48 slot of the entry |
 //!
+//! A line that is not whole is torn, or damaged: a host that starts frees what a writer may have left half done when it died,
+//! and keeps any other as it is, with all that it may lead to.
+//!
 //! States are 0 free (all words are 0), 1 claimed, 2 live, 3 condemned, 4 tombstone. A generation is used once by its owner:
 //! (owner, slot, generation) names one object for ever.
 //!
@@ -135,18 +138,39 @@ impl Entry {
     }
 }
 
-/// The object whose live entry was being condemned when its writer died: a line whose checksum fits it in one of the two
-/// states. Nobody else left it so, because nothing but the state changes then.
-pub(crate) fn half_condemned(words: &Words, sum: u64) -> Option<Record> {
-    let with = |state| {
-        let mut words = *words;
-        words[2] = stamp(words[2] >> 8, state);
+/// The object whose live entry was being condemned when its writer died, or has a damaged state, and the state that the
+/// line's checksum fits. A claim that was becoming live is none: nobody was told of it.
+pub(crate) fn half_condemned(words: &Words, sum: u64) -> Option<(State, Record)> {
+    if words[2] as u8 == CLAIMED {
+        return None;
+    }
+    let found = [LIVE, CONDEMNED].into_iter().find_map(|state| {
+        let words = in_state(words, state);
         (line::checksum(&words) == sum).then(|| Entry::decode(&words))?
-    };
-    match with(LIVE).or_else(|| with(CONDEMNED)) {
-        Some(Entry::Object(_, record)) => Some(record),
+    });
+    match found {
+        Some(Entry::Object(state, record)) => Some((state, record)),
         _ => None,
     }
+}
+
+/// Whether a writer that died may have left these words in a line that is not whole. If not, it is damaged: whatever it says
+/// may have been live. Of a live entry only the state was changed, when it was whole, and a slot that was free has one word at
+/// most that is not 0.
+pub(crate) fn may_be_torn(words: &Words, sum: u64) -> bool {
+    let was_free = words.iter().chain([&sum]).filter(|word| **word != 0).count() <= 1;
+    was_free
+        || match words[2] as u8 {
+            CLAIMED | CONDEMNED | TOMBSTONE => true,
+            LIVE => line::checksum(&in_state(words, CLAIMED)) == sum,
+            _ => words[2] == 0,
+        }
+}
+
+fn in_state(words: &Words, state: u8) -> Words {
+    let mut words = *words;
+    words[2] = stamp(words[2] >> 8, state);
+    words
 }
 
 /// The first word of every entry for a name: a scan passes over lines with another one.
@@ -191,12 +215,36 @@ mod tests {
     fn an_entry_that_was_being_condemned_is_recognised() {
         let [live, condemned] =
             [State::Live, State::Condemned].map(|state| Entry::Object(state, RECORD).encode());
-        for (words, sum) in [(live, condemned), (condemned, live)] {
-            assert_eq!(half_condemned(&words, line::checksum(&sum)), Some(RECORD));
+        for (words, sum, state) in [(live, condemned, State::Condemned), (condemned, live, State::Live)] {
+            assert_eq!(half_condemned(&words, line::checksum(&sum)), Some((state, RECORD)));
         }
         let claimed = Entry::Object(State::Claimed, RECORD).encode();
         assert_eq!(half_condemned(&live, line::checksum(&claimed)), None);
         assert_eq!(half_condemned(&claimed, line::checksum(&claimed)), None);
+    }
+
+    #[test]
+    fn a_live_entry_that_is_damaged_is_told_from_one_that_was_never_whole() {
+        let [claimed, live] =
+            [State::Claimed, State::Live].map(|state| Entry::Object(state, RECORD).encode());
+        let sum = line::checksum(&live);
+        for bit in 0..448 {
+            let mut words = live;
+            words[bit / 64] ^= 1 << (bit % 64);
+            let mended = (128..136).contains(&bit).then_some((State::Live, RECORD));
+            assert_eq!(half_condemned(&words, sum), mended, "bit {bit}");
+            assert!(mended.is_some() || !may_be_torn(&words, sum), "bit {bit}");
+        }
+        for bit in 0..64 {
+            assert!(!may_be_torn(&live, sum ^ 1 << bit), "bit {bit} of the checksum");
+        }
+        // Any words of a claim may have arrived, and then that it is live.
+        for arrived in 0..128 {
+            let words = std::array::from_fn(|word| if arrived >> word & 1 == 1 { claimed[word] } else { 0 });
+            assert!([0, line::checksum(&claimed)].iter().all(|sum| may_be_torn(&words, *sum)));
+        }
+        assert!(may_be_torn(&live, line::checksum(&claimed)) && may_be_torn(&claimed, sum));
+        assert_eq!(half_condemned(&claimed, sum), None);
     }
 
     #[test]

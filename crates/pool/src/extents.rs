@@ -264,6 +264,16 @@ impl<'a, M: Memory> Extents<'a, M> {
         true
     }
 
+    /// Marks all units of the chunks that this host holds, while the state is rebuilt: where something damaged lies among them
+    /// nobody knows.
+    pub(crate) fn withhold_all(&self) {
+        let per_chunk = self.0.words().chunk_units();
+        for chunk in (0..self.0.layout.chunks()).filter(|chunk| self.chunk(*chunk).held) {
+            self.change_bits(chunk, 0, per_chunk, |bits, mask| bits | mask);
+            self.set_chunk(chunk, Chunk { held: true, used: per_chunk, longest: 0 });
+        }
+    }
+
     fn is_free(&self, extent: Extent) -> bool {
         self.parts(extent).all(|(chunk, from, units)| {
             let state = self.chunk(chunk);

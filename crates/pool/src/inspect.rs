@@ -45,6 +45,8 @@ pub struct Stat {
     pub condemned: u64,
     /// Records that an object of another host was destroyed.
     pub tombstones: u64,
+    /// Entries that are damaged, or lead to a header that is: their objects are neither counted nor listed.
+    pub damaged: u64,
     /// The hosts that were ever here.
     pub hosts: Vec<HostStat>,
     /// Bytes that each job holds in live objects.
@@ -167,6 +169,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
             claimed: 0,
             condemned: 0,
             tombstones: 0,
+            damaged: 0,
             hosts: vec![],
             jobs: BTreeMap::new(),
         };
@@ -186,6 +189,12 @@ impl<'a, M: Memory> Inspector<'a, M> {
 
     fn problem(&mut self, at: Offset, what: impl Into<String>) {
         self.problems.push(Problem { offset: at.0, what: what.into() });
+    }
+
+    /// A problem for which an entry does not count.
+    fn damaged(&mut self, at: Offset, what: impl Into<String>) {
+        self.stat.damaged += 1;
+        self.problem(at, what);
     }
 
     /// The words of a line, or a problem where it stays torn.
@@ -311,9 +320,12 @@ impl<'a, M: Memory> Inspector<'a, M> {
             Some(words) => Some(words),
             None => self.line(at, "directory entry")?,
         };
-        let Some(words) = words else { return Ok(()) };
+        let Some(words) = words else {
+            self.stat.damaged += 1;
+            return Ok(());
+        };
         match Entry::decode(&words) {
-            None => self.problem(at, format!("directory entry {slot} of host {host} makes no sense")),
+            None => self.damaged(at, format!("directory entry {slot} of host {host} makes no sense")),
             Some(Entry::Free) => {}
             Some(Entry::Tombstone(tombstone)) => {
                 self.stat.tombstones += 1;
@@ -338,13 +350,13 @@ impl<'a, M: Memory> Inspector<'a, M> {
         for (host, slot, record) in live {
             let at = self.layout.entry(host, slot);
             let Some(bytes) = self.extent_bytes(&record) else {
-                self.problem(at, "an object whose extent lies outside the chunks");
+                self.damaged(at, "an object whose extent lies outside the chunks");
                 continue;
             };
             match self.header(&record, host, slot)? {
                 Some(header) => self.count(header, &record, host),
                 None if self.still_stands(host, slot, &record)? => {
-                    self.problem(record.header, "the header of a live object is damaged, or another's");
+                    self.damaged(record.header, "the header of a live object is damaged, or another's");
                 }
                 None => continue,
             }
@@ -459,12 +471,13 @@ mod tests {
                 let word = at.word(bit / 64);
                 let flipped = memory.load(word).unwrap() ^ 1 << (bit % 64);
                 memory.store(word, flipped);
-                let problems = inspect(&memory).unwrap().problems;
+                let Inspection { stat, objects, problems } = inspect(&memory).unwrap();
                 memory.store(word, flipped ^ 1 << (bit % 64));
                 assert!(
                     problems.iter().any(|problem| problem.offset == at.0),
                     "bit {bit} at {at}: {problems:?}"
                 );
+                assert_eq!((stat.damaged, stat.objects, objects), (1, 0, vec![]), "bit {bit} at {at}");
             }
         }
         pool.close(object);

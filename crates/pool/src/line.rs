@@ -77,10 +77,15 @@ pub fn read<M: Memory>(memory: &M, at: Offset) -> Result<Option<Words>, Fault> {
 /// # Errors
 /// [`Fault`] when the memory itself fails.
 pub fn load<M: Memory>(memory: &M, at: Offset) -> Result<Option<Words>, Fault> {
+    let (words, sum) = load_torn(memory, at)?;
+    Ok((sum == checksum(&words)).then_some(words))
+}
+
+/// As [`load`], with the checksum in the line, whether it is right or not.
+pub(crate) fn load_torn<M: Memory>(memory: &M, at: Offset) -> Result<(Words, u64), Fault> {
     let mut words = [0; WORDS];
     for (index, word) in (0..).zip(&mut words) {
         *word = memory.load(at.word(index))?;
     }
-    let sum = memory.load(at.word(7))?;
-    Ok((sum == checksum(&words)).then_some(words))
+    Ok((words, memory.load(at.word(7))?))
 }

@@ -43,8 +43,11 @@ pub(crate) struct Inventory {
 
 impl<M: Memory> Directory<'_, M> {
     pub(crate) fn list(&self, prefix: &str) -> Result<Vec<Listed>, PoolError> {
-        let mut listed = vec![];
-        for batch in self.inventory()?.live.chunks(BATCH as usize) {
+        let (mut listed, inventory) = (vec![], self.inventory()?);
+        for offset in &inventory.unclear {
+            tracing::warn!(%offset, "an entry that is damaged, or being written, is not listed");
+        }
+        for batch in inventory.live.chunks(BATCH as usize) {
             self.list_batch(batch, prefix, &mut listed)?;
         }
         Ok(listed)

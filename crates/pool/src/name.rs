@@ -9,7 +9,7 @@ use crate::PoolError;
 /// The longest name in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
 
-/// A name that an object may have: absolute, in parts that are neither empty nor `.` or `..`.
+/// A name that an object may have: absolute, in parts that are neither empty nor `.` or `..`, without control characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Name<'a>(&'a str);
 
@@ -26,8 +26,8 @@ impl<'a> Name<'a> {
         if text.len() > MAX_NAME_BYTES {
             return refuse("is too long");
         }
-        if text.contains('\0') {
-            return refuse("holds a NUL byte");
+        if text.contains(char::is_control) {
+            return refuse("holds a control character");
         }
         match text[1..].split('/').find(|part| matches!(*part, "" | "." | "..")) {
             Some("") => refuse("has an empty part"),
@@ -79,7 +79,9 @@ mod tests {
         assert_eq!(why("/a/"), Some("has an empty part"));
         assert_eq!(why("/a/./b"), Some("has a part . or .."));
         assert_eq!(why("/.."), Some("has a part . or .."));
-        assert_eq!(why("/a\0"), Some("holds a NUL byte"));
+        for text in ["/a\0", "/a\nb", "/\x1b[2J", "/a\u{9b}"] {
+            assert_eq!(why(text), Some("holds a control character"), "{text:?}");
+        }
         assert_eq!(why(&format!("/{}", "x".repeat(255))), Some("is too long"));
     }
 }

@@ -12,7 +12,7 @@
 //! | 24 | 4 | directory slot of the entry |
 //! | 28 | 1 | bytes of the name |
 //! | 29 | 3 | 0 |
-//! | 32 | | the name, filled up with 0 to a whole line |
+//! | 32 | | the name, without control characters, filled up with 0 to a whole line |
 
 use polder_mem::{Coherence, LINE, Memory, Offset};
 use xxhash_rust::xxh3::xxh3_64;

@@ -53,7 +53,7 @@ impl<M: Memory> Pool<M> {
     ///
     /// # Errors
     /// [`PoolError::NotFound`], [`PoolError::Name`]; [`PoolError::DirectoryFull`] when another host owns it and this host's
-    /// directory has no slot to say so.
+    /// directory has no slot to say so; [`PoolError::Corrupt`] when its entry is damaged, or was when the host started.
     pub fn destroy(&self, name: &str) -> Result<(), PoolError> {
         self.expect_member()?;
         self.directory().destroy(&Name::parse(name)?)
@@ -67,7 +67,8 @@ impl<M: Memory> Pool<M> {
         self.directory().discard(&object)
     }
 
-    /// The live objects whose names begin with `prefix`, in no order. What comes or goes meanwhile may be missing.
+    /// The live objects whose names begin with `prefix`, in no order. What comes or goes meanwhile may be missing, and what is
+    /// damaged is: [`inspect`](crate::inspect()) counts it.
     ///
     /// # Errors
     /// [`PoolError::Memory`] when the memory fails.
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_directory_can_be_emptied_from_another_host() {
+    fn a_full_directory_knows_its_names_and_can_be_emptied_from_another_host() {
         let geometry = Geometry { names: 11, ..SMALL };
         let heap = heap(&geometry);
         let other = heap.process(1, ProcessSlot(0));
@@ -280,6 +281,13 @@ mod tests {
             assert!(matches!(full, Some(PoolError::DirectoryFull { .. })), "{full:?}");
         }
         assert!(names.len() >= 2 * 12, "{} of 2 * 23 slots in use", names.len());
+        for name in &names {
+            let exists = Err(PoolError::Exists { name: name.clone() });
+            assert_eq!(
+                [&a, &b].map(|pool| pool.create(name, 0).map(|object| pool.close(object))),
+                [exists.clone(), exists]
+            );
+        }
         for name in &names {
             a.destroy(name).unwrap();
             b.maintain().unwrap();

@@ -12,7 +12,7 @@ use crate::entry::{self, Entry, State, Tombstone};
 use crate::extents::Extents;
 use crate::opens::Opens;
 use crate::site::Flaw;
-use crate::state::Marks;
+use crate::state::{DAMAGED, Marks};
 use crate::{PoolError, line, word};
 
 /// So many entries are condemned before the announcements are read, to share the cost.
@@ -143,9 +143,7 @@ impl<M: Memory> Directory<'_, M> {
                 Extents(self.site).release_intent(stripe);
             }
             (Intent::Create(_), _) => return self.undo(stripe, slot),
-            (Intent::Condemn(_), None) => {
-                self.finish_condemned(slot)?;
-            }
+            (Intent::Condemn(_), None) => self.finish_condemned(slot)?,
             (Intent::Reclaim(_), _) => return self.finish_reclaim(stripe, slot),
             (Intent::Bury(_), Some(Entry::Tombstone(_))) | (Intent::Condemn(_), _) => {}
             (Intent::Bury(_) | Intent::Clear(_), _) => {
@@ -170,18 +168,14 @@ impl<M: Memory> Directory<'_, M> {
     }
 
     /// Condemns for good an entry whose line was left between live and condemned.
-    pub(crate) fn finish_condemned(&self, slot: u32) -> Result<bool, PoolError> {
+    fn finish_condemned(&self, slot: u32) -> Result<(), PoolError> {
         let (memory, at) = (self.site.memory, self.entry(slot));
-        let mut words = [0; line::WORDS];
-        for (index, word) in (0..).zip(&mut words) {
-            *word = memory.load(at.word(index))?;
-        }
-        let record = entry::half_condemned(&words, memory.load(at.word(7))?);
-        if let Some(record) = record {
+        let (words, sum) = line::load_torn(memory, at)?;
+        if let Some((_, record)) = entry::half_condemned(&words, sum) {
             self.mark(Marks::Condemned, slot);
             line::announce(memory, at, &Entry::Object(State::Condemned, record).encode());
         }
-        Ok(record.is_some())
+        Ok(())
     }
 
     // Tombstones.
@@ -287,7 +281,7 @@ impl<M: Memory> Directory<'_, M> {
             for burial in self.burials(host)? {
                 let Some(Entry::Tombstone(tombstone)) = self.read_entry(host, burial)? else { continue };
                 let Tombstone { hash, generation, owner, slot } = tombstone;
-                if owner != me || slot >= site.layout.slots() {
+                if owner != me || slot >= site.layout.slots() || site.tag(slot) == DAMAGED {
                     continue;
                 }
                 let Some(Entry::Object(State::Live, record)) = self.load_entry(me, slot)? else { continue };

@@ -5,11 +5,11 @@ use polder_mem::{Memory, ProcessSlot};
 
 use crate::chunks::Chunks;
 use crate::directory::{Directory, Sight};
-use crate::entry::{Entry, GENERATION_BITS, State};
+use crate::entry::{self, Entry, GENERATION_BITS, State};
 use crate::extents::Extents;
 use crate::local::LocalLock;
 use crate::opens::{Announcement, Opens};
-use crate::state::{LockName, Marks};
+use crate::state::{DAMAGED, LockName, Marks};
 use crate::{PoolError, line};
 
 impl<M: Memory> Directory<'_, M> {
@@ -45,11 +45,17 @@ impl<M: Memory> Directory<'_, M> {
         }
         self.reset();
         Chunks(site).rebuild()?;
-        let mut highest = 0;
+        let (mut highest, mut is_damaged) = (0, false);
         for slot in 0..site.layout.slots() {
-            highest = highest.max(self.rebuild_slot(slot)?);
+            match self.rebuild_slot(slot)? {
+                Some(generation) => highest = highest.max(generation),
+                None => is_damaged = true,
+            }
         }
         self.rebuild_generations(highest)?;
+        if is_damaged {
+            Extents(site).withhold_all();
+        }
         let chunks = 0..site.layout.chunks();
         self.flush_empty_chunks();
         Extents(site).disown_empty(chunks)?;
@@ -72,28 +78,39 @@ impl<M: Memory> Directory<'_, M> {
         }
     }
 
-    /// Takes up what a slot of this host holds, and returns the generation in it.
-    fn rebuild_slot(&self, slot: u32) -> Result<u64, PoolError> {
-        let (site, host) = (self.site, self.site.host());
-        let mut entry = self.load_entry(host, slot)?;
-        if entry.is_none() && self.finish_condemned(slot)? {
-            entry = self.load_entry(host, slot)?;
-        }
+    /// Takes up what a slot of this host holds, and returns the generation in it; `None` when it is damaged, and kept as it is.
+    fn rebuild_slot(&self, slot: u32) -> Result<Option<u64>, PoolError> {
+        let (site, at) = (self.site, self.entry(slot));
+        let (words, sum) = line::load_torn(site.memory, at)?;
+        let is_whole = sum == line::checksum(&words);
+        let entry = match entry::half_condemned(&words, sum) {
+            // A condemnation that nobody was told of: the checksum says what it came to, also where a bit of the state flipped.
+            Some((state, record)) if !is_whole => {
+                let entry = Entry::Object(state, record);
+                line::announce(site.memory, at, &entry.encode());
+                Some(entry)
+            }
+            _ => is_whole.then(|| Entry::decode(&words)).flatten(),
+        };
         let (keeps, hash, generation) = match entry {
-            Some(Entry::Free) => return Ok(0),
-            Some(Entry::Object(State::Live | State::Condemned, record)) => {
+            Some(Entry::Free) => return Ok(Some(0)),
+            Some(Entry::Object(state @ (State::Live | State::Condemned), record)) => {
                 let extent = self.extent_of(&record);
                 let keeps = extent.is_some_and(|extent| Extents(site).mark(extent, record.job));
+                if !keeps && state == State::Live {
+                    return Ok(self.keep_damaged(slot));
+                }
                 (keeps, record.hash, record.generation)
             }
             Some(Entry::Object(State::Claimed, record)) => (false, record.hash, record.generation),
             Some(Entry::Tombstone(tombstone)) => (true, tombstone.hash, 0),
-            None => (false, 0, 0),
+            None if entry::may_be_torn(&words, sum) => (false, 0, 0),
+            None => return Ok(self.keep_damaged(slot)),
         };
         if !keeps {
-            tracing::debug!(host, slot, ?entry, "an entry that was never whole is freed");
-            line::release(site.memory, self.entry(slot), &Entry::Free.encode());
-            return Ok(generation);
+            tracing::debug!(host = site.host(), slot, ?entry, "an entry that was never whole is freed");
+            line::release(site.memory, at, &Entry::Free.encode());
+            return Ok(Some(generation));
         }
         site.retag(slot, 0, site.words().stripe_of(hash) as u8 + 1);
         match entry {
@@ -101,7 +118,15 @@ impl<M: Memory> Directory<'_, M> {
             Some(Entry::Tombstone(_)) => self.mark(Marks::Tombstones, slot),
             _ => {}
         }
-        Ok(generation)
+        Ok(Some(generation))
+    }
+
+    /// Keeps an entry that is damaged, and what it may lead to, for whoever can put it right.
+    fn keep_damaged(&self, slot: u32) -> Option<u64> {
+        let (host, offset) = (self.site.host(), self.entry(slot));
+        tracing::warn!(host, slot, %offset, "a damaged entry is kept as it is; run `polder pool check`");
+        self.site.retag(slot, 0, DAMAGED);
+        None
     }
 
     /// Begins where no generation was ever used, also when the line that says where is damaged.

@@ -12,7 +12,7 @@
 //! | 2 * 64 | jobs: id, bytes held |
 //! | `processes` | lines of announcements that a process ever used |
 //! | `processes * opens / 64` | announcements in use, one bit each |
-//! | `slots / 8` | directory slots in use, one byte each: 1 + the stripe that took it |
+//! | `slots / 8` | directory slots in use, one byte each: 1 + the stripe that took it, 255 what is damaged |
 //! | 2 * (`slots / 64`, and that / 64) | slots that may hold a condemned entry, one bit each, and a summary; the same of tombstones |
 //! | `chunks` | chunks: held, units used, a bound on the longest free run |
 //! | `chunks / 64` | chunks with free units, one bit each |
@@ -24,6 +24,8 @@ use crate::format::Layout;
 
 /// Stripes of the directory lock of one host: names that fall on different stripes are changed at the same time.
 pub const MAX_STRIPES: u32 = 64;
+/// The tag of a slot that is not used again until the state is built anew, because what it holds is damaged.
+pub(crate) const DAMAGED: u8 = u8::MAX;
 /// Jobs of one host whose use of the pool is counted.
 pub(crate) const JOBS: u32 = 64;
 
