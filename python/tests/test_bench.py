@@ -29,7 +29,7 @@ def test_collectives_have_a_row_for_each_library_and_way_of_calling() -> None:
             assert abs(row["ratio"] - row["peer_value"] / row["value"]) < 1e-9 * row["ratio"], row
 
 
-@pytest.mark.parametrize("arguments", [["lines"], ["objects", "--objects", "100000"]])
+@pytest.mark.parametrize("arguments", [["lines"], ["ring"], ["objects", "--objects", "100000"]])
 def test_a_benchmark_of_the_command_prints_rows(arguments: list[str]) -> None:
     command = [str(Path(sys.executable).with_name("polder")), "bench", *arguments, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)

@@ -33,7 +33,8 @@ pub(super) struct Arguments {
 #[derive(clap::Args)]
 pub(super) struct Second {
     path: PathBuf,
-    coherence: CoherenceChoice,
+    /// Under a name of its own: `coherence` is what the user may give to every command.
+    kind: CoherenceChoice,
     rank: u64,
     objects: u64,
 }
@@ -81,7 +82,7 @@ fn round(coherence: CoherenceChoice, each: u64) -> Result<Figures, Failure> {
             Helper::start(words.chain([rank.to_string().into(), each.to_string().into()]))
         })
         .collect::<Result<_, _>>()?;
-    let figures = rank(&Second { path, coherence, rank: 0, objects: each })?;
+    let figures = rank(&Second { path, kind: coherence, rank: 0, objects: each })?;
     helpers.into_iter().try_for_each(Helper::finish)?;
     Ok(figures)
 }
@@ -93,7 +94,7 @@ pub(super) fn second(second: &Second) -> Result<(), Failure> {
 
 fn rank(second: &Second) -> Result<Figures, Failure> {
     let host = (second.rank % u64::from(HOSTS)) as u16;
-    let session = Session::open(&settings(&second.path, second.coherence, host))?;
+    let session = Session::open(&settings(&second.path, second.kind, host))?;
     each!(session.pool(), pool => measure(Arc::clone(pool), second))
 }
 

@@ -27,7 +27,8 @@ const MESSAGE: usize = 1 << 20;
 #[derive(clap::Args)]
 pub(super) struct Second {
     path: PathBuf,
-    coherence: CoherenceChoice,
+    /// Under a name of its own: `coherence` is what the user may give to every command.
+    kind: CoherenceChoice,
 }
 
 /// Measures one kind of pool after the other.
@@ -51,7 +52,7 @@ pub(super) fn run() -> Result<Vec<Row>, Failure> {
 
 /// Runs the second process.
 pub(super) fn second(second: &Second) -> Result<(), Failure> {
-    let session = Session::open(&settings(&second.path, second.coherence, 1))?;
+    let session = Session::open(&settings(&second.path, second.kind, 1))?;
     each!(session.pool(), pool => cases(pool, "", false, &mut Vec::new()))
 }
 
