@@ -187,10 +187,8 @@ impl Session {
             }
         };
         let beat = each!(&pool, pool => Beat::start(Arc::clone(pool)));
-        each!(&pool, pool => {
-            let (coherence, epoch) = (pool.memory().coherence(), pool.epoch().map_err(refused)?);
-            tracing::info!(pool = %path.display(), host, ?coherence, epoch, "attached");
-        });
+        let coherence = each!(&pool, pool => pool.memory().coherence());
+        tracing::info!(pool = %path.display(), host, ?coherence, "attached");
         Ok(Self { _beat: beat, pool })
     }
 

@@ -23,6 +23,7 @@ const NAME: &str = "/bench/ring";
 const OBJECT: u64 = 32 << 20;
 const SAMPLES: usize = 15;
 const MESSAGE: usize = 1 << 20;
+
 /// The second process's side, for the hidden command that starts it.
 #[derive(clap::Args)]
 pub(super) struct Second {
