@@ -13,8 +13,8 @@
 //! A line that is not whole is torn, or damaged: a host that starts frees what a writer may have left half done when it died,
 //! and keeps any other as it is, with all that it may lead to.
 //!
-//! States are 0 free (all words are 0), 1 claimed, 2 live, 3 condemned, 4 tombstone. A generation is used once by its owner:
-//! (owner, slot, generation) names one object for ever.
+//! States are 0 free (all words are 0), 3 claimed, 5 live, 6 condemned, 9 tombstone: no damaged bit makes one of another. A
+//! generation is used once by its owner: (owner, slot, generation) names one object for ever.
 //!
 //! # Words of the generation line
 //! | word | what |
@@ -30,10 +30,10 @@ use crate::object::MAX_HEADER_LINES;
 /// Bits of a generation.
 pub(crate) const GENERATION_BITS: u32 = 56;
 
-const CLAIMED: u8 = 1;
-const LIVE: u8 = 2;
-const CONDEMNED: u8 = 3;
-const TOMBSTONE: u8 = 4;
+const CLAIMED: u8 = 3;
+const LIVE: u8 = 5;
+const CONDEMNED: u8 = 6;
+const TOMBSTONE: u8 = 9;
 
 /// What a directory slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,18 +138,17 @@ impl Entry {
     }
 }
 
-/// The object whose live entry was being condemned when its writer died, or has a damaged state, and the state that the
-/// line's checksum fits. A claim that was becoming live is none: nobody was told of it.
+/// The object whose live entry was being condemned when its writer died: it is condemned, as others may have passed over the
+/// line since, once the host was fenced. Or the object of an entry whose state is damaged, in the state that the line's
+/// checksum fits. A claim that was becoming live is none: nobody was told of it.
 pub(crate) fn half_condemned(words: &Words, sum: u64) -> Option<(State, Record)> {
-    if words[2] as u8 == CLAIMED {
-        return None;
-    }
     let found = [LIVE, CONDEMNED].into_iter().find_map(|state| {
         let words = in_state(words, state);
         (line::checksum(&words) == sum).then(|| Entry::decode(&words))?
     });
-    match found {
-        Some(Entry::Object(state, record)) => Some((state, record)),
+    match (words[2] as u8, found) {
+        (LIVE | CONDEMNED, Some(Entry::Object(_, record))) => Some((State::Condemned, record)),
+        (state, Some(Entry::Object(fits, record))) if state != CLAIMED => Some((fits, record)),
         _ => None,
     }
 }
@@ -215,8 +214,8 @@ mod tests {
     fn an_entry_that_was_being_condemned_is_recognised() {
         let [live, condemned] =
             [State::Live, State::Condemned].map(|state| Entry::Object(state, RECORD).encode());
-        for (words, sum, state) in [(live, condemned, State::Condemned), (condemned, live, State::Live)] {
-            assert_eq!(half_condemned(&words, line::checksum(&sum)), Some((state, RECORD)));
+        for (words, sum) in [(live, condemned), (condemned, live)] {
+            assert_eq!(half_condemned(&words, line::checksum(&sum)), Some((State::Condemned, RECORD)));
         }
         let claimed = Entry::Object(State::Claimed, RECORD).encode();
         assert_eq!(half_condemned(&live, line::checksum(&claimed)), None);
@@ -248,9 +247,19 @@ mod tests {
     }
 
     #[test]
+    fn no_damaged_bit_makes_one_state_of_another() {
+        let states = [0, CLAIMED, LIVE, CONDEMNED, TOMBSTONE];
+        for (index, one) in states.iter().enumerate() {
+            for other in &states[..index] {
+                assert!((one ^ other).count_ones() > 1, "{one} and {other}");
+            }
+        }
+    }
+
+    #[test]
     fn words_that_nobody_writes_are_no_entry() {
         let mut words = Entry::Object(State::Live, RECORD).encode();
-        words[2] = stamp(3, 9);
+        words[2] = stamp(3, 8);
         assert_eq!(Entry::decode(&words), None);
         words[2] = 0;
         assert_eq!(Entry::decode(&words), None, "free, with something in it");

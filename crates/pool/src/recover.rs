@@ -1,11 +1,13 @@
 //! What a host does when one of its processes has died, and when its own words are new: it puts its shard right, and builds
 //! its local state from it.
 
+use std::cmp::Reverse;
+
 use polder_mem::{Memory, ProcessSlot};
 
 use crate::chunks::Chunks;
 use crate::directory::{Directory, Sight};
-use crate::entry::{self, Entry, GENERATION_BITS, State};
+use crate::entry::{self, Entry, GENERATION_BITS, Record, State};
 use crate::extents::Extents;
 use crate::local::LocalLock;
 use crate::opens::{Announcement, Opens};
@@ -45,13 +47,14 @@ impl<M: Memory> Directory<'_, M> {
         }
         self.reset();
         Chunks(site).rebuild()?;
-        let (mut highest, mut is_damaged) = (0, false);
+        let (mut highest, mut is_damaged, mut condemned) = (0, false, vec![]);
         for slot in 0..site.layout.slots() {
-            match self.rebuild_slot(slot)? {
+            match self.rebuild_slot(slot, &mut condemned)? {
                 Some(generation) => highest = highest.max(generation),
                 None => is_damaged = true,
             }
         }
+        self.rebuild_condemned(condemned);
         self.rebuild_generations(highest)?;
         if is_damaged {
             Extents(site).withhold_all();
@@ -78,13 +81,13 @@ impl<M: Memory> Directory<'_, M> {
         }
     }
 
-    /// Takes up what a slot of this host holds, and returns the generation in it; `None` when it is damaged, and kept as it is.
-    fn rebuild_slot(&self, slot: u32) -> Result<Option<u64>, PoolError> {
+    /// Takes up what a slot of this host holds, or leaves it to the condemned, and returns the generation in it; `None` when it
+    /// is damaged, and kept as it is.
+    fn rebuild_slot(&self, slot: u32, condemned: &mut Vec<Sight>) -> Result<Option<u64>, PoolError> {
         let (site, at) = (self.site, self.entry(slot));
         let (words, sum) = line::load_torn(site.memory, at)?;
         let is_whole = sum == line::checksum(&words);
         let entry = match entry::half_condemned(&words, sum) {
-            // A condemnation that nobody was told of: the checksum says what it came to, also where a bit of the state flipped.
             Some((state, record)) if !is_whole => {
                 let entry = Entry::Object(state, record);
                 line::announce(site.memory, at, &entry.encode());
@@ -94,14 +97,14 @@ impl<M: Memory> Directory<'_, M> {
         };
         let (keeps, hash, generation) = match entry {
             Some(Entry::Free) => return Ok(Some(0)),
-            Some(Entry::Object(state @ (State::Live | State::Condemned), record)) => {
-                let extent = self.extent_of(&record);
-                let keeps = extent.is_some_and(|extent| Extents(site).mark(extent, record.job));
-                if !keeps && state == State::Live {
-                    return Ok(self.keep_damaged(slot));
-                }
-                (keeps, record.hash, record.generation)
+            Some(Entry::Object(State::Condemned, record)) => {
+                condemned.push(Sight { host: site.host(), slot, record });
+                return Ok(Some(record.generation));
             }
+            Some(Entry::Object(State::Live, record)) if !self.takes_up(&record) => {
+                return Ok(self.keep_damaged(slot));
+            }
+            Some(Entry::Object(State::Live, record)) => (true, record.hash, record.generation),
             Some(Entry::Object(State::Claimed, record)) => (false, record.hash, record.generation),
             Some(Entry::Tombstone(tombstone)) => (true, tombstone.hash, 0),
             None if entry::may_be_torn(&words, sum) => (false, 0, 0),
@@ -113,12 +116,31 @@ impl<M: Memory> Directory<'_, M> {
             return Ok(Some(generation));
         }
         site.retag(slot, 0, site.words().stripe_of(hash) as u8 + 1);
-        match entry {
-            Some(Entry::Object(State::Condemned, _)) => self.mark(Marks::Condemned, slot),
-            Some(Entry::Tombstone(_)) => self.mark(Marks::Tombstones, slot),
-            _ => {}
+        if let Some(Entry::Tombstone(_)) = entry {
+            self.mark(Marks::Tombstones, slot);
         }
         Ok(Some(generation))
+    }
+
+    /// Whether the place of an entry is its own.
+    fn takes_up(&self, record: &Record) -> bool {
+        self.extent_of(record).is_some_and(|extent| Extents(self.site).mark(extent, record.job))
+    }
+
+    /// Takes up the entries that are condemned. Memory may not have been told yet that one was freed before its host died:
+    /// its place is then that of whatever is live there, or was made there last.
+    fn rebuild_condemned(&self, mut condemned: Vec<Sight>) {
+        let site = self.site;
+        condemned.sort_unstable_by_key(|sight| Reverse(sight.record.generation));
+        for Sight { slot, record, .. } in condemned {
+            if self.takes_up(&record) {
+                site.retag(slot, 0, site.words().stripe_of(record.hash) as u8 + 1);
+                self.mark(Marks::Condemned, slot);
+            } else {
+                tracing::debug!(host = site.host(), slot, ?record, "an entry that was freed before is freed");
+                line::release(site.memory, self.entry(slot), &Entry::Free.encode());
+            }
+        }
     }
 
     /// Keeps an entry that is damaged, and what it may lead to, for whoever can put it right.

@@ -37,6 +37,8 @@ pub(super) fn other(seed: u64) -> Outcome {
         fence,
         come_back,
         come_back,
+        boot_again,
+        boot_again,
         quarantine,
         orphan,
         one_chunk,
@@ -554,17 +556,29 @@ fn expect_new_at_the_end(stage: &mut Stage, host: u16, placed: Rc<Cell<bool>>) {
     });
 }
 
-/// A host dies while it creates. Once the view says that it is off, its claim is in nobody's way.
+/// A host dies while it creates or destroys. Once the view says that it is off, its claim is in nobody's way; and when it
+/// boots again, the name is one object's.
 fn fence(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 3, 4, Flaw::None);
-    let (dead, other) = toss(&mut dice);
-    let victim = play(&mut stage, dead, 0, |process| {
-        let object = create(&process);
-        if let Ok(object) = object {
+    let ((dead, other), destroys) = (toss(&mut dice), dice.roll(2) == 0);
+    if destroys {
+        stage.setup(dead, SPARE, |process| {
+            let object = create(process).expect("room");
+            process.directory().close(&object);
+        });
+    }
+    let victim = play(&mut stage, dead, 0, move |process| {
+        if destroys {
+            let _ = process.directory().destroy(&name());
+        } else if let Ok(object) = create(&process) {
             process.directory().close(&object);
         }
     });
-    stage.world.crash_within(victim, Crash::Host, 250);
+    if destroys {
+        stage.world.crash_at(victim, Crash::Host, announces_at(true, true, &mut dice));
+    } else {
+        stage.world.crash_within(victim, Crash::Host, 250);
+    }
     let layout = Rc::clone(&stage.layout);
     stage.world.spawn_after_crash(victim, 2, SPARE, move |memory| {
         for _ in 0..200 {
@@ -575,6 +589,13 @@ fn fence(seed: u64, mut dice: Dice) -> Outcome {
     play(&mut stage, other, 0, |process| match create(&process) {
         Ok(object) => process.directory().close(&object),
         Err(error) => assert!(matches!(error, PoolError::Exists { .. }), "{error}"),
+    });
+    let (memory, layout) = (stage.world.memory(dead, SPARE), Rc::clone(&stage.layout));
+    stage.world.check(dead, move |_| {
+        let process = Process::enter(memory, &layout, dead, Flaw::None);
+        process.directory().prepare().expect("nobody else is there");
+        let live = process.directory().inventory().expect("no fault").live;
+        assert!(live.len() <= 1, "the name is that of each of {live:?}");
     });
     stage.world.run()
 }
@@ -757,6 +778,76 @@ fn idle(process: &Process, operations: u64) {
     for _ in 0..operations {
         let _ = process.memory.now();
     }
+}
+
+/// A host frees an object, uses its place again, and dies, while memory may still say that the first is condemned. When it
+/// boots again, what it created last is there; or, when that was destroyed as well, the place is of whoever holds it open.
+fn boot_again(seed: u64, mut dice: Dice) -> Outcome {
+    let (mut stage, owner, reader) = with_an_object(seed, &mut dice);
+    // Another slot each, before or behind that of the first.
+    let text = format!("/{}", dice.roll(8));
+    let (destroys, cue) = (dice.roll(2) == 0, Cue::default());
+    let given = cue.clone();
+    play(&mut stage, owner, 0, move |process| {
+        process.directory().destroy(&name()).expect("it is there");
+        given.give(1);
+        loop {
+            process.memory.pause();
+        }
+    });
+    let (given, second) = (cue.clone(), text.clone());
+    let victim = play(&mut stage, owner, 1, move |process| {
+        given.await_(&process.memory, 1);
+        let name = Name::parse(&second).expect("a good name");
+        let object = process.directory().create(&name, BYTES, Fill::Zeros).expect("the place is free");
+        object.write_at(&process.memory, 0, &200_u64.to_le_bytes()).expect("inside");
+        process.directory().close(&object);
+        given.give(2);
+        if destroys {
+            given.await_(&process.memory, 3);
+            process.directory().destroy(&name).expect("it is there");
+            given.give(4);
+        }
+        loop {
+            process.memory.pause();
+        }
+    });
+    // Most often when it has just created, or destroyed, the second.
+    stage.world.crash_at(victim, Crash::Host, 150 + dice.roll(200));
+    let (given, second) = (cue.clone(), text.clone());
+    play(&mut stage, reader, 0, move |process| {
+        // When its host dies first, the second is never there.
+        for _ in 0..2000 {
+            if given.0.get() >= 2 {
+                break;
+            }
+            process.memory.pause();
+        }
+        let Ok(object) = process.directory().open(&Name::parse(&second).expect("a good name")) else {
+            return;
+        };
+        given.give(3);
+        given.await_(&process.memory, 5);
+        process.directory().close(&object);
+    });
+    let layout = Rc::clone(&stage.layout);
+    stage.world.spawn_after_crash(victim, owner, SPARE, move |memory| {
+        let process = Process::enter(memory, &layout, owner, Flaw::None);
+        process.directory().prepare().expect("nobody else is there");
+        process.directory().maintain().expect("nobody keeps a lock");
+        let name = Name::parse(&text).expect("a good name");
+        if cue.0.get() >= 2 && !destroys {
+            let object = process.directory().open(&name).expect("it was created");
+            assert_eq!(words(&process, &object)[0], 200, "what was created is another");
+            process.directory().close(&object);
+        }
+        if cue.0.get() >= 3 {
+            let refused = create(&process).expect_err("somebody holds the place");
+            assert!(matches!(refused, PoolError::Full { .. }), "{refused}");
+        }
+        cue.give(5);
+    });
+    stage.world.run()
 }
 
 /// A process is stopped while it opens what is destroyed meanwhile, and something else made in its place.
