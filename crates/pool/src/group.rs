@@ -366,7 +366,7 @@ impl<M: Memory> Group<M> {
             || self.look(rank, want),
             || self.still_there(rank, want, &looks),
         )?;
-        came.ok_or_else(|| self.give_up(rank))
+        came.map_or_else(|| self.give_up(rank, want), Ok)
     }
 
     /// Looks afresh at the line of `rank`.
@@ -450,7 +450,11 @@ impl<M: Memory> Group<M> {
     }
 
     /// The deadline has come while waiting for `rank`: whom does it wait for, and that one?
-    fn give_up(&self, rank: usize) -> Failure {
+    fn give_up(&self, rank: usize, want: u64) -> Result<(), Failure> {
+        // This process may have been stopped since it last looked.
+        if self.look(rank, want)?.is_some() {
+            return Ok(());
+        }
         let mut late = rank;
         for _ in 0..self.size() {
             let Some((next, want)) = self.standings[late].waits_for().filter(|_| !self.is_torn(late)) else {
@@ -462,7 +466,8 @@ impl<M: Memory> Group<M> {
             }
             late = next;
         }
-        self.alive(late).err().unwrap_or(Failure::Late(late, self.options.timeout))
+        self.alive(late)?;
+        Err(Failure::Late(late, self.options.timeout))
     }
 
     /// Whether everybody should be able to see that `rank` has come to `want`.
@@ -480,6 +485,11 @@ impl<M: Memory> Group<M> {
     /// Whether `rank` still looks at what it waits for: if that has come, it has come to our host only.
     fn still_looks(&self, rank: usize) -> bool {
         self.is_recent(self.standings[rank].looked())
+    }
+
+    /// Whether `rank` looks for us, whom it has not seen come: then it was us who stood still.
+    fn waits_for_us(&self, rank: usize) -> bool {
+        self.still_looks(rank) && self.standings[rank].waits_for().is_some_and(|(next, _)| next == self.rank)
     }
 
     /// Whether a peer that looks and sleeps in turn has hardly had time to do more since then.
@@ -509,7 +519,7 @@ impl<M: Memory> Group<M> {
     fn mark_of(&self, failure: &Failure) -> Mark {
         match *failure {
             Failure::Dead(rank) => Mark::dead(rank),
-            Failure::Late(rank, _) => Mark::late(rank),
+            Failure::Late(rank, _) => Mark::late(if self.waits_for_us(rank) { self.rank } else { rank }),
             Failure::Mismatch(rank, _) => Mark::mismatch(rank),
             Failure::Corrupt(..) | Failure::Memory(_) | Failure::Interrupted => Mark::own(self.rank),
             Failure::Told(_, mark) => mark,
