@@ -356,17 +356,23 @@ impl<M: Memory> Group<M> {
         if self.owes.get() {
             self.publish();
         }
-        let started = self.memory.now();
         let looks = Cell::new(0);
-        let came = wait::until(
-            &self.memory,
-            self.members[self.rank].bell.unwrap_or(Bell(0)),
-            self.options.patience,
-            started + self.options.timeout,
-            || self.look(rank, want),
-            || self.still_there(rank, want, &looks),
-        )?;
-        came.map_or_else(|| self.give_up(rank, want), Ok)
+        let mut deadline = self.memory.now() + self.options.timeout;
+        let latest = deadline + self.options.timeout;
+        loop {
+            let came = wait::until(
+                &self.memory,
+                self.members[self.rank].bell.unwrap_or(Bell(0)),
+                self.options.patience,
+                deadline,
+                || self.look(rank, want),
+                || self.still_there(rank, want, &looks),
+            )?;
+            if came.is_some() || self.late(rank, want, latest)? {
+                return Ok(());
+            }
+            deadline = latest.min(self.memory.now() + self.options.patience.nap * 8);
+        }
     }
 
     /// Looks afresh at the line of `rank`.
@@ -449,19 +455,23 @@ impl<M: Memory> Group<M> {
         }
     }
 
-    /// The deadline has come while waiting for `rank`: whom does it wait for, and that one?
-    fn give_up(&self, rank: usize, want: u64) -> Result<(), Failure> {
+    /// The deadline has come while waiting for `rank`, and it has come as well (true), or whoever holds it up is about to go on
+    /// (false), which is waited for until `latest`. Fails with whom all others wait for.
+    fn late(&self, rank: usize, want: u64, latest: Nanos) -> Result<bool, Failure> {
         // This process may have been stopped since it last looked.
         if self.look(rank, want)?.is_some() {
-            return Ok(());
+            return Ok(true);
         }
         let mut late = rank;
         for _ in 0..self.size() {
             let Some((next, want)) = self.standings[late].waits_for().filter(|_| !self.is_torn(late)) else {
                 break;
             };
-            let stuck = self.has_come(next, want) && !self.still_looks(late);
-            if stuck || next == self.rank || next >= self.size() {
+            let has_come = self.has_come(next, want);
+            if has_come && self.still_looks(late) && self.memory.now() < latest {
+                return Ok(false);
+            }
+            if has_come || next == self.rank || next >= self.size() {
                 break;
             }
             late = next;
