@@ -207,7 +207,7 @@ struct Ends<M> {
 }
 
 impl<M: Memory> Ends<M> {
-    fn new(memory: &M, host: u16, shape: RingShape, turn: &mut u64) -> Self {
+    fn new(memory: &M, host: u16, shape: RingShape, turn: &mut u32) -> Self {
         *turn += 1;
         let link = || Self::link(host);
         let place = |from: u16| {

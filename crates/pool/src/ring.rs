@@ -150,7 +150,7 @@ pub struct Place {
     pub credits: Offset,
     /// Which incarnation of the ring this is; both ends agree on it, and a greater one replaces what a dead end left.
     /// Whatever carries another generation counts as never written.
-    pub generation: u64,
+    pub generation: u32,
 }
 
 /// How far one end has come in slots and cells, and where the next of each is.
@@ -197,7 +197,7 @@ pub struct Envelope {
     /// What sort of message it is, for the layer above.
     pub kind: u16,
     /// A word for the layer above.
-    pub tag: u32,
+    pub tag: u64,
     /// How many bytes it has.
     pub bytes: u64,
 }

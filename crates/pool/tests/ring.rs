@@ -38,7 +38,7 @@ fn link(memory: &Heap, host: u16, peer: u16) -> Link<Alive> {
     Link { peer: Peer { host: peer, pid: 7 }, epoch: 3, bell, wakes, patience: QUICK, alive: Box::new(alive) }
 }
 
-fn place(generation: u64) -> Place {
+fn place(generation: u32) -> Place {
     Place { lines: LINES, credits: CREDITS, generation }
 }
 
@@ -58,11 +58,11 @@ fn ring_of(shape: RingShape) -> Ends {
     (sender(&memories, shape, 1), receiver(&memories, shape, 1))
 }
 
-fn sender(memories: &[Heap], shape: RingShape, generation: u64) -> Producer<Heap, Alive> {
+fn sender(memories: &[Heap], shape: RingShape, generation: u32) -> Producer<Heap, Alive> {
     Producer::new(memories[0].clone(), shape, place(generation), link(&memories[0], 0, 1))
 }
 
-fn receiver(memories: &[Heap], shape: RingShape, generation: u64) -> Consumer<Heap, Alive> {
+fn receiver(memories: &[Heap], shape: RingShape, generation: u32) -> Consumer<Heap, Alive> {
     Consumer::new(memories[1].clone(), shape, place(generation), link(&memories[1], 1, 0))
 }
 
@@ -99,8 +99,11 @@ fn every_form_arrives_whole_and_in_order_through_one_two_and_three_slots() {
         for (number, bytes) in [0, 1, 15, 16, 17, 63, 64, 127, 128, 129, 256, 1000, 5].into_iter().enumerate()
         {
             let sent = message(number as u64, bytes);
-            let envelope =
-                Envelope { kind: number as u16, tag: 0xffff_fff0 + number as u32, bytes: bytes as u64 };
+            let envelope = Envelope {
+                kind: number as u16,
+                tag: 0xffff_ffff_ffff_0000 + number as u64,
+                bytes: bytes as u64,
+            };
             let popped = loop {
                 let pushed = producer.try_push(envelope.kind, envelope.tag, &sent).unwrap();
                 match consumer.try_pop_into(&mut into).unwrap() {
@@ -123,10 +126,10 @@ fn a_ring_behaves_like_a_queue_of_as_many_messages_as_it_has_slots() {
         for number in 0..300 {
             if dice.roll(2) == 0 {
                 let sent = message(number, dice.roll(65) as usize);
-                let pushed = producer.try_push(1, number as u32, &sent).unwrap();
+                let pushed = producer.try_push(1, number, &sent).unwrap();
                 assert!(pushed || !queue.is_empty(), "no room in an empty ring, seed {seed}");
                 assert!(!pushed || queue.len() < slots as usize, "seed {seed}");
-                queue.extend(pushed.then_some((number as u32, sent)));
+                queue.extend(pushed.then_some((number, sent)));
             } else {
                 let ahead = consumer.peek().unwrap();
                 let popped = consumer.try_pop_into(&mut into).unwrap();
@@ -150,12 +153,12 @@ fn two_threads_exchange_messages_of_all_sizes_through_few_slots() {
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for number in 0..3000 {
-                    producer.push(2, number as u32, &message(number, size(number)), deadline).unwrap();
+                    producer.push(2, number, &message(number, size(number)), deadline).unwrap();
                 }
             });
             for number in 0..3000 {
                 let (envelope, bytes) = consumer.pop(deadline).unwrap();
-                assert_eq!((envelope.tag, bytes), (number as u32, message(number, size(number))));
+                assert_eq!((envelope.tag, bytes), (number, message(number, size(number))));
             }
         });
     }
@@ -421,9 +424,7 @@ fn an_inbox_serves_many_threads() {
         for mut producer in producers {
             scope.spawn(move || {
                 for number in 0..1000 {
-                    producer
-                        .push(1, number as u32, &message(number, (number % 150) as usize), deadline)
-                        .unwrap();
+                    producer.push(1, number, &message(number, (number % 150) as usize), deadline).unwrap();
                 }
             });
         }
@@ -431,7 +432,7 @@ fn an_inbox_serves_many_threads() {
         for _ in 0..4000 {
             let (ring, envelope) = inbox.next(&mut into, deadline).unwrap();
             assert_eq!(
-                (u64::from(envelope.tag), &into),
+                (envelope.tag, &into),
                 (next[ring], &message(next[ring], (next[ring] % 150) as usize))
             );
             next[ring] += 1;

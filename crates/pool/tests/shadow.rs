@@ -129,12 +129,12 @@ fn rings(pool: &Shared, host: u16) {
         let sent = bytes(number, [8, 100, 700, 1024, 2500][number % 5]);
         let deadline = pool.memory().now() + pool.member().timeout;
         if host == 0 {
-            producer.push(1, number as u32, &sent, deadline).unwrap();
+            producer.push(1, number as u64, &sent, deadline).unwrap();
         }
         let (envelope, received) = consumer.pop(deadline).unwrap();
-        assert_eq!((envelope.tag, received == sent), (number as u32, true), "message {number}");
+        assert_eq!((envelope.tag, received == sent), (number as u64, true), "message {number}");
         if host == 1 {
-            producer.push(1, number as u32, &received, deadline).unwrap();
+            producer.push(1, number as u64, &received, deadline).unwrap();
         }
     }
 }

@@ -87,10 +87,10 @@ impl<'a, M: Memory> Bench<'a, M> {
     const RING: u64 = 8 << 20;
 
     /// Lines for the next case, and its number.
-    fn bare(&self) -> (Bare<'a, M>, u64) {
+    fn bare(&self) -> (Bare<'a, M>, u32) {
         let case = self.cases.get() + 1;
         self.cases.set(case);
-        (Bare::new(self.pool.memory(), self.at.lines(8 * case), self.first), case)
+        (Bare::new(self.pool.memory(), self.at.lines(8 * case), self.first), case as u32)
     }
 
     fn link(&self) -> Link<Alive<'a>> {
@@ -117,12 +117,12 @@ impl<'a, M: Memory> Bench<'a, M> {
     }
 
     /// The ring from the first side (0) or from the second (1), of one generation.
-    fn place(&self, from: u64, generation: u64) -> Place {
+    fn place(&self, from: u64, generation: u32) -> Place {
         let lines = self.at + Self::RINGS + from * Self::RING;
         Place { lines: lines + LINE * 2, credits: lines, generation }
     }
 
-    fn ends(&self, shape: RingShape, generation: u64) -> (Producer<M, Alive<'a>>, Consumer<M, Alive<'a>>) {
+    fn ends(&self, shape: RingShape, generation: u32) -> (Producer<M, Alive<'a>>, Consumer<M, Alive<'a>>) {
         let (out, back) = if self.first { (0, 1) } else { (1, 0) };
         let memory = self.pool.memory();
         // The credit line belongs to the consumer: each side writes the head of the extent that it reads from.

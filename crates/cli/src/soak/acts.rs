@@ -137,7 +137,7 @@ fn push(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
     let credits = pool.open(CREDITS)?;
     let peer = pool.process(super::scene::FIRST_HOST, ProcessSlot(0))?;
     let mut steps = Steps::begin(actor, round.fate)?;
-    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number };
+    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number as u32 };
     let mut producer = Producer::new(pool.memory().clone(), shape, place, link(&pool, peer)?);
     for (tag, bytes) in (0..).zip(messages(round.seed)) {
         steps.step(|pool| producer.push(1, tag, &bytes, soon(pool, DEADLINE)))?;
@@ -151,7 +151,7 @@ fn pop(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
     let lines = pool.open(LINES)?;
     let peer = pool.process(super::scene::FIRST_HOST, ProcessSlot(0))?;
     let mut steps = Steps::begin(actor, round.fate)?;
-    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number };
+    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number as u32 };
     let mut consumer = Consumer::new(pool.memory().clone(), shape, place, link(&pool, peer)?);
     // A producer that gave up on it in the middle of a message sends no more.
     let patience = if round.fate.action == TriggerAction::Stop { 10 * SHORT_DEADLINE } else { DEADLINE };
@@ -335,7 +335,7 @@ pub(super) fn outlive_producer(
 ) -> Result<usize, Failure> {
     let pool = Arc::clone(actor.pool);
     let (lines, credits) = (pool.open(&own(round, "lines"))?, pool.open(CREDITS)?);
-    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number };
+    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number as u32 };
     let link = link(&pool, victim.process(actor, round)?)?;
     let mut consumer = Consumer::new(pool.memory().clone(), shape(round.scene.what), place, link);
     actor.wire.say("attached")?;
@@ -369,7 +369,7 @@ pub(super) fn outlive_consumer(
 ) -> Result<usize, Failure> {
     let pool = Arc::clone(actor.pool);
     let (lines, credits) = (pool.open(LINES)?, pool.open(&own(round, "credits"))?);
-    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number };
+    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number as u32 };
     let link = link(&pool, victim.process(actor, round)?)?;
     let mut producer = Producer::new(pool.memory().clone(), shape(round.scene.what), place, link);
     actor.wire.say("attached")?;
@@ -378,7 +378,7 @@ pub(super) fn outlive_consumer(
         // What follows the last is never popped, so the ring fills up.
         let bytes = sent.get(count).map_or(&[][..], Vec::as_slice);
         let began = Instant::now();
-        match producer.push(1, count as u32, bytes, soon(&pool, patience)) {
+        match producer.push(1, count as u64, bytes, soon(&pool, patience)) {
             Ok(()) => count += 1,
             Err(error) if patience < DEADLINE && victim.is_late(round, &error, actor)? => patience = DEADLINE,
             // A message that was under way when the victim was late has ended the ring.

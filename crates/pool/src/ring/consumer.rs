@@ -229,14 +229,14 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
 /// gap costs more than all the rest (a load of bytes that were stored one by one).
 #[derive(Clone, Copy, Debug)]
 struct Part {
+    tag: u64,
     kind: u16,
     form: Form,
-    tag: u32,
     /// Bytes of the whole message.
     total: u64,
     /// Where in it this part begins.
     begin: u64,
-    bytes: u64,
+    bytes: u32,
     /// Its bytes, when they are in the header.
     words: u128,
 }
@@ -245,7 +245,7 @@ impl Part {
     #[inline(always)]
     fn new(header: Header, total: u64, begin: u64) -> Self {
         let Header { kind, form, tag, bytes, about, .. } = header;
-        Self { kind, form, tag, total, begin, bytes: bytes.into(), words: about }
+        Self { kind, form, tag, total, begin, bytes, words: about }
     }
 
     #[inline(always)]
@@ -255,7 +255,7 @@ impl Part {
 
     #[inline(always)]
     fn end(&self) -> u64 {
-        self.begin + self.bytes
+        self.begin + u64::from(self.bytes)
     }
 
     #[inline(always)]
@@ -499,7 +499,7 @@ impl In {
         let cell = self.turn.cell;
         // Rule 3: only now. A prefetcher may have filled these lines before the header said that they are written, also
         // right after an earlier message was copied out of them.
-        memory.invalidate(cell, part.bytes);
+        memory.invalidate(cell, part.bytes.into());
         memory.fence_invalidations();
         memory.copy_out(cell, into)?;
         self.turn.pass_cell(self.shape, &self.place);
@@ -519,7 +519,11 @@ impl In {
     // SYNC: publishes freed slots to `Out::look_for_credits` of the producer.
     fn show_credits<M: Memory>(&self, memory: &M, wakes: Bell) {
         let at = self.place.credits;
-        line::store(memory, at, &[self.turn.slots, self.place.generation, self.turn.cells, 0, 0, 0, 0]);
+        line::store(
+            memory,
+            at,
+            &[self.turn.slots, self.place.generation.into(), self.turn.cells, 0, 0, 0, 0],
+        );
         memory.write_back(at, LINE);
         // Its fence stands for the `sfence` of rule 2.
         memory.wake(wakes);

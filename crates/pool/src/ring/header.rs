@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! word 0  sequence: 1 for the first of a generation; never wraps
-//!      1  bytes in this slot, 32 bits | tag << 32
+//!      1  bytes in this slot, 32 bits | generation << 32
 //!      2  kind, 16 bits | form << 16, 8 bits: 1 inline, 2 only, 3 first, 4 more, 5 last; the rest is zero
 //!      3  inline: payload; first: bytes of the whole message; more and last: where in the message this slot begins
 //!      4  inline: payload; else zero
-//!      5  generation
+//!      5  tag
 //!      6  XXH3-64 of words 0 to 5, little-endian
 //!      7  sequence again: a canary, not a proof
 //! ```
@@ -46,9 +46,9 @@ impl Form {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) sequence: u64,
-    pub(super) generation: u64,
+    pub(super) generation: u32,
     pub(super) kind: u16,
-    pub(super) tag: u32,
+    pub(super) tag: u64,
     pub(super) form: Form,
     pub(super) bytes: u32,
     /// Words 3 and 4.
@@ -86,23 +86,23 @@ impl Header {
     /// The words that the checksum covers.
     #[inline(always)]
     fn body(&self) -> [u64; 6] {
-        let length_tag = u64::from(self.bytes) | u64::from(self.tag) << 32;
+        let length = u64::from(self.bytes) | u64::from(self.generation) << 32;
         let kind_form = u64::from(self.kind) | (self.form as u64) << 16;
         let (low, high) = (self.about as u64, (self.about >> 64) as u64);
-        [self.sequence, length_tag, kind_form, low, high, self.generation]
+        [self.sequence, length, kind_form, low, high, self.tag]
     }
 
     /// Judges `words`, which were found where the header of `expected` belongs.
     #[inline(always)]
-    pub(super) fn see(words: &[u64; WORDS], expected: u64, generation: u64, shape: RingShape) -> Sight {
-        let [sequence, length_tag, kind_form, low, high, theirs, sum, canary] = *words;
+    pub(super) fn see(words: &[u64; WORDS], expected: u64, generation: u32, shape: RingShape) -> Sight {
+        let [sequence, length, kind_form, low, high, tag, sum, canary] = *words;
         let used_before = expected > shape.slots();
-        if checksum(&[sequence, length_tag, kind_form, low, high, theirs]) != sum || canary != sequence {
+        if checksum(&[sequence, length, kind_form, low, high, tag]) != sum || canary != sequence {
             // Before the first turn of a slot anything may stand there: extents are not cleared.
             let begun = used_before || sequence == expected || canary == expected;
             return if begun { Sight::Torn } else { Sight::Nothing };
         }
-        if theirs != generation {
+        if length >> 32 != u64::from(generation) {
             return if used_before { Sight::Wrong("ring generation") } else { Sight::Nothing };
         }
         if used_before && sequence == expected - shape.slots() {
@@ -112,7 +112,7 @@ impl Header {
             return Sight::Wrong("ring sequence");
         }
         let Some(form) = Form::parse(kind_form >> 16) else { return Sight::Wrong("ring message form") };
-        let bytes = length_tag & 0xffff_ffff;
+        let bytes = length & 0xffff_ffff;
         let room = if form == Form::Inline { INLINE as u64 } else { shape.cell_bytes() };
         if bytes > room {
             return Sight::Wrong("ring message length");
@@ -121,7 +121,7 @@ impl Header {
             sequence,
             generation,
             kind: (kind_form & 0xffff) as u16,
-            tag: (length_tag >> 32) as u32,
+            tag,
             form,
             bytes: bytes as u32,
             about: u128::from(low) | u128::from(high) << 64,

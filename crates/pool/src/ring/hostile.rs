@@ -61,7 +61,7 @@ const ONE: &str = "the inbox has one ring";
 
 /// The ends that must bear it.
 struct Victim {
-    generation: u64,
+    generation: u32,
     memory: Heap,
     producer: Producer<Heap, Alive>,
     inbox: Inbox<Heap, Alive>,
@@ -69,7 +69,7 @@ struct Victim {
 }
 
 impl Victim {
-    fn new(memory: &Heap, shape: RingShape, generation: u64) -> Self {
+    fn new(memory: &Heap, shape: RingShape, generation: u32) -> Self {
         let link = || {
             let (peer, patience, alive) = (Peer { host: 1, pid: 0 }, PATIENCE, (|| Ok(())) as Alive);
             Link { peer, epoch: 1, bell: Bell(0), wakes: Bell(1), patience, alive }
@@ -151,7 +151,7 @@ fn store_header(peer: &Heap, shape: RingShape, victim: &mut Victim, script: &mut
     };
     let header = Header {
         sequence: script.near(expected),
-        generation: script.near(victim.generation),
+        generation: script.near(victim.generation.into()) as u32,
         kind: 1,
         tag: 2,
         form: Form::ALL[usize::from(script.byte()) % Form::ALL.len()],
@@ -167,7 +167,7 @@ fn store_credit(peer: &Heap, victim: &Victim, script: &mut Script<'_>) {
     let slots = script.near(victim.producer.sequence() - 1);
     let some = u64::from(script.byte());
     let cells = script.near(slots.min(some));
-    line::publish(peer, CREDITS[0], &[slots, script.near(victim.generation), cells, 0, 0, 0, 0]);
+    line::publish(peer, CREDITS[0], &[slots, script.near(victim.generation.into()), cells, 0, 0, 0, 0]);
 }
 
 /// How much the producer says that it has published.

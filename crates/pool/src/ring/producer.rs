@@ -77,7 +77,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
     /// # Errors
     /// [`PoolError::PeerDead`] when the consumer went over to another generation, [`PoolError::Corrupt`] when it
     /// returned credits that it never got, [`PoolError::Memory`]; [`PoolError::Broken`] ever after.
-    pub fn try_push(&mut self, kind: u16, tag: u32, bytes: &[u8]) -> Result<bool, PoolError> {
+    pub fn try_push(&mut self, kind: u16, tag: u64, bytes: &[u8]) -> Result<bool, PoolError> {
         self.fate.check()?;
         match self.out.push(&self.memory, self.link.wakes, Letter { kind, tag, bytes }) {
             Ok(pushed) => Ok(pushed),
@@ -90,7 +90,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
     /// # Errors
     /// Those of [`Producer::try_push`]; [`PoolError::PeerDead`]; [`PoolError::Timeout`], after which the ring goes on
     /// unless part of this message is out already.
-    pub fn push(&mut self, kind: u16, tag: u32, bytes: &[u8], deadline: Nanos) -> Result<(), PoolError> {
+    pub fn push(&mut self, kind: u16, tag: u64, bytes: &[u8], deadline: Nanos) -> Result<(), PoolError> {
         self.fate.check()?;
         let letter = Letter { kind, tag, bytes };
         loop {
@@ -113,7 +113,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
 #[derive(Clone, Copy, Debug)]
 struct Letter<'a> {
     kind: u16,
-    tag: u32,
+    tag: u64,
     bytes: &'a [u8],
 }
 
@@ -230,7 +230,7 @@ impl Out {
         let seen = line::read(memory, self.place.credits)?;
         self.torn = seen.is_none();
         let Some([slots, generation, cells, ..]) = seen else { return Ok(()) };
-        if generation != self.place.generation {
+        if generation != u64::from(self.place.generation) {
             // Before the consumer has shown itself: what one of an earlier generation left, or nothing at all.
             return if self.slot_limit == 0 { Ok(()) } else { Err(Flaw::Left) };
         }

@@ -138,7 +138,7 @@ impl Draw {
 #[derive(Debug, Default)]
 struct Log {
     /// Begun to be pushed, not popped yet.
-    begun: VecDeque<(u32, Vec<u8>)>,
+    begun: VecDeque<(u64, Vec<u8>)>,
     pushed: u64,
     popped: u64,
     /// The newest slot of the dead producer, which was written back.
@@ -226,15 +226,15 @@ impl Case {
         draw.deadline < HOUR
     }
 
-    fn message(&self, draw: Draw, generation: u64, number: u64) -> (u32, Vec<u8>) {
-        let unique = mix(draw.seed, generation << 32 | number << 8);
+    fn message(&self, draw: Draw, generation: u32, number: u64) -> (u64, Vec<u8>) {
+        let unique = mix(draw.seed, u64::from(generation) << 32 | number << 8);
         let length = self.lengths[unique as usize % self.lengths.len()];
         let bytes = (0..length as u64).map(|at| (mix(unique, at / 8) >> (at % 8 * 8)) as u8).collect();
-        (number as u32, bytes)
+        (unique, bytes)
     }
 
     /// Pushes the messages of one generation. In generation 2, a process in another slot does.
-    fn produce(&self, memory: &ModelMemory, draw: Draw, generation: u64, log: &Shared) {
+    fn produce(&self, memory: &ModelMemory, draw: Draw, generation: u32, log: &Shared) {
         let mut link = link(memory, draw, Bell(0), Bell(1), Peer { host: 1, pid: 0 });
         let (told, peer, alive) = (log.clone(), link.peer, link.alive);
         link.alive = Box::new(move || {
@@ -261,8 +261,8 @@ impl Case {
         }
     }
 
-    fn consume(&self, memory: &ModelMemory, draw: Draw, generation: u64, log: &Shared) -> Fate {
-        let peer = Peer { host: 0, pid: (generation - 1) as u32 };
+    fn consume(&self, memory: &ModelMemory, draw: Draw, generation: u32, log: &Shared) -> Fate {
+        let peer = Peer { host: 0, pid: generation - 1 };
         let mut link = link(memory, draw, Bell(1), Bell(0), peer);
         if self.after == After::WriteBack {
             let (told, alive) = (log.clone(), link.alive);
@@ -317,7 +317,7 @@ enum Fate {
 }
 
 impl Log {
-    fn pop(&mut self, tag: u32, bytes: &[u8]) {
+    fn pop(&mut self, tag: u64, bytes: &[u8]) {
         let (expected, message) = self.begun.pop_front().expect("a message that was never pushed");
         assert_eq!((tag, bytes), (expected, &message[..]), "message {}", self.popped);
         self.popped += 1;
@@ -330,7 +330,7 @@ fn receive(
     into: &mut Vec<u8>,
     deadline: Nanos,
     way: u64,
-) -> Result<u32, PoolError> {
+) -> Result<u64, PoolError> {
     if way.is_multiple_of(2) {
         return consumer.pop_into(into, deadline).map(|envelope| envelope.tag);
     }
@@ -388,7 +388,7 @@ fn send(memory: &ModelMemory, draw: Draw, sender: u64, log: &Shared) {
     let producer = Producer::new(memory.clone(), draw.ring, place, link).with_summary(word);
     let mut producer = producer.with_streaming_from(draw.stream_from);
     for number in 0..INBOX_MESSAGES {
-        let (tag, bytes) = EVERY_FORM.message(draw, sender, number);
+        let (tag, bytes) = EVERY_FORM.message(draw, sender as u32, number);
         log.borrow_mut().begun.push_back((tag, bytes.clone()));
         producer.push(1, tag, &bytes, memory.now() + HOUR).expect("the receiver lives");
         log.borrow_mut().pushed += 1;
