@@ -8,6 +8,7 @@ mod barrier;
 mod chunks;
 mod collectives;
 mod directory;
+pub mod endpoint;
 mod entry;
 mod error;
 mod extents;

@@ -5,6 +5,7 @@ mod barrier;
 mod chunks;
 mod collectives;
 mod directory;
+mod endpoint;
 mod group;
 mod join;
 mod local;
@@ -25,6 +26,7 @@ pub fn suites() -> Vec<Suite> {
     suites.extend(chunks::suites());
     suites.extend(directory::suites());
     suites.extend(join::suites());
+    suites.extend(endpoint::suites());
     suites
 }
 

@@ -1,0 +1,672 @@
+//! Endpoints: messages between any two processes of a job, matched by tag as MPI libraries and libfabric match them.
+//!
+//! Each pair of endpoints that talks has a ring each way, made when the first message is sent. Short messages are pushed as
+//! they are (eager), and lie in the receiver's memory until something receives them. A long one is announced by a request, which
+//! is matched in the same order; its bytes go out in parts when the receiver grants it, straight into where they belong. So a
+//! message that nobody receives yet never stands in the way of another.
+//!
+//! What an endpoint keeps of eager messages that nobody received is bounded: each sender counts what its receiver has not yet
+//! taken, and requests what goes beyond the window.
+//!
+//! Nothing here waits, but for [`Endpoint::close`]: whoever waits calls [`Endpoint::progress`] until
+//! [`Endpoint::completion`] has what it waits for.
+
+mod inlet;
+mod outlet;
+mod place;
+mod wire;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use polder_mem::Memory;
+use slab::Slab;
+
+use self::inlet::Inlets;
+use self::outlet::{Load, Outgoing, Peer};
+use self::place::{endpoint_bytes, endpoint_name, identity};
+use self::wire::{DATA, LONGEST, Note, RECEIVES, words_of};
+use crate::object::{Fill, Object};
+use crate::ring::{Envelope, RingShape};
+use crate::{Pool, PoolError};
+
+/// What a message that nobody received costs beside its bytes.
+const OVERHEAD: u64 = 64;
+
+/// What tells an endpoint from all that there ever were in a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address {
+    /// Its host.
+    pub host: u16,
+    /// Which it is of those of its host.
+    pub port: u16,
+    /// The generation of its object.
+    pub generation: u64,
+}
+
+impl Address {
+    /// The address as bytes, little-endian: host, port, four zeros, generation.
+    #[must_use]
+    pub fn encode(self) -> [u8; 16] {
+        let place = u64::from(self.host) | u64::from(self.port) << 16;
+        let word = u128::from(place) | u128::from(self.generation) << 64;
+        word.to_le_bytes()
+    }
+
+    /// The inverse of [`Address::encode`]; `None` for bytes that it never gives.
+    #[must_use]
+    pub fn decode(bytes: [u8; 16]) -> Option<Self> {
+        let word = u128::from_le_bytes(bytes);
+        let (place, generation) = (word as u64, (word >> 64) as u64);
+        let address = Self { host: place as u16, port: (place >> 16) as u16, generation };
+        (place >> 32 == 0 && generation != 0).then_some(address)
+    }
+}
+
+/// What a message says beside its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Label {
+    /// Which sort of message it is: a receive takes those of its own kind only.
+    pub kind: u8,
+    /// What a receive matches.
+    pub tag: u64,
+    /// A word for whoever receives it.
+    pub data: Option<u64>,
+}
+
+/// Bytes that the caller lends until an operation is complete.
+pub trait Buffer {
+    /// The bytes to send.
+    fn bytes(&self) -> &[u8];
+    /// The bytes to receive into.
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+impl Buffer for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+/// Which messages a receive takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// From whom; anybody when it is `None`.
+    pub from: Option<u32>,
+    /// The kind of the label.
+    pub kind: u8,
+    /// The tag, in all bits but those of `ignore`.
+    pub tag: u64,
+    /// Bits of the tag that may be anything.
+    pub ignore: u64,
+}
+
+impl Filter {
+    fn takes(&self, from: u32, label: &Label) -> bool {
+        self.kind == label.kind
+            && (self.tag ^ label.tag) & !self.ignore == 0
+            && self.from.is_none_or(|wanted| wanted == from)
+    }
+}
+
+/// A message that has come, or was announced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// The peer that sent it.
+    pub from: u32,
+    /// What it says.
+    pub label: Label,
+    /// How long it is.
+    pub bytes: u64,
+}
+
+/// An operation that is over, with what was lent for it.
+#[derive(Debug)]
+pub enum Completion<B, C> {
+    /// The bytes are the caller's again.
+    Sent {
+        /// What was sent.
+        buffer: B,
+        /// The caller's word.
+        context: C,
+    },
+    /// A message has come.
+    Received {
+        /// Where it begins.
+        buffer: B,
+        /// The caller's word.
+        context: C,
+        /// Whose message it is, and its whole length, of which the buffer holds as much as it can.
+        arrival: Arrival,
+    },
+    /// The operation did not succeed.
+    Failed {
+        /// What was lent; some of a message may stand in it.
+        buffer: B,
+        /// The caller's word.
+        context: C,
+        /// Why.
+        error: PoolError,
+    },
+}
+
+/// How an endpoint sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The ring to each peer.
+    pub ring: RingShape,
+    /// Messages up to so many bytes are eager.
+    pub eager_bytes: u64,
+    /// Bytes of eager messages that one peer has not taken yet, at most; each counts for 64 bytes more than it has.
+    pub window_bytes: u64,
+    /// How long [`Endpoint::close`] waits for a peer to come for its messages.
+    pub timeout: Duration,
+    /// Calls of [`Endpoint::progress`] in vain after which it asks who died.
+    pub idle_calls: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            ring: RingShape::default(),
+            eager_bytes: 64 << 10,
+            window_bytes: 1 << 20,
+            timeout: Duration::from_secs(10),
+            idle_calls: 1 << 14,
+        }
+    }
+}
+
+/// A receive that nothing has matched.
+struct Posted<B, C> {
+    filter: Filter,
+    buffer: B,
+    context: C,
+}
+
+/// A message that no receive has matched.
+struct Unexpected {
+    arrival: Arrival,
+    body: Body,
+}
+
+enum Body {
+    /// All of it.
+    Whole(Vec<u8>),
+    /// It waits for a grant: the number of the send.
+    Request(u64),
+}
+
+/// A receive whose message comes in parts.
+struct Receiving<B, C> {
+    arrival: Arrival,
+    /// Bytes that are to come, and that have.
+    room: u64,
+    come: u64,
+    buffer: B,
+    context: C,
+}
+
+/// One end of all conversations of a process. `B` is what the caller lends, `C` its word for an operation.
+pub struct Endpoint<M: Memory, B, C> {
+    pool: Arc<Pool<M>>,
+    options: Options,
+    address: Address,
+    own: Option<Object>,
+    peers: Vec<Peer<M, B, C>>,
+    known: BTreeMap<Address, u32>,
+    inlets: Inlets<M>,
+    posted: VecDeque<Posted<B, C>>,
+    unexpected: VecDeque<Unexpected>,
+    receiving: Slab<Receiving<B, C>>,
+    done: VecDeque<Completion<B, C>>,
+    idle: u32,
+}
+
+impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
+    /// Makes an endpoint, which others find from here on.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSlot`] when its host has as many endpoints as processes; those of [`Pool::create`].
+    pub fn open(pool: Arc<Pool<M>>, options: Options) -> Result<Self, PoolError> {
+        let (own, port) = take_port(&pool)?;
+        let address = Address { host: pool.member().host, port, generation: own.generation() };
+        let inlets = Inlets::new(&pool, own.at(), address);
+        Ok(Self {
+            pool,
+            options,
+            address,
+            own: Some(own),
+            peers: vec![],
+            known: BTreeMap::new(),
+            inlets,
+            posted: VecDeque::new(),
+            unexpected: VecDeque::new(),
+            receiving: Slab::new(),
+            done: VecDeque::new(),
+            idle: 0,
+        })
+    }
+
+    /// What others connect to.
+    #[must_use]
+    pub const fn address(&self) -> Address {
+        self.address
+    }
+
+    /// The number of the peer with this address, from 0 in the order in which they became known.
+    pub fn connect(&mut self, address: Address) -> u32 {
+        let next = self.peers.len() as u32;
+        let number = *self.known.entry(address).or_insert(next);
+        if number == next {
+            self.peers.push(Peer::new(address));
+        }
+        number
+    }
+
+    /// The address of a peer.
+    #[must_use]
+    pub fn address_of(&self, peer: u32) -> Option<Address> {
+        self.peers.get(peer as usize).map(|peer| peer.address)
+    }
+
+    /// Sends what `buffer` holds, which is complete when the bytes are out.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when there is no such peer, or the message is too long.
+    pub fn send(&mut self, to: u32, label: Label, buffer: B, context: C) -> Result<(), PoolError> {
+        self.start(to, Outgoing { label, load: Load::Lent(buffer, context) })
+    }
+
+    /// Sends a copy of `bytes`, and says no more of it.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::send`].
+    pub fn inject(&mut self, to: u32, label: Label, bytes: &[u8]) -> Result<(), PoolError> {
+        if let Some(peer) = self.peers.get_mut(to as usize)
+            && peer.inject(&self.options, &label, bytes)?
+        {
+            return Ok(());
+        }
+        self.start(to, Outgoing { label, load: Load::Copied(bytes.to_vec()) })
+    }
+
+    fn start(&mut self, to: u32, outgoing: Outgoing<B, C>) -> Result<(), PoolError> {
+        let refuse = |what, value, expected| Err(PoolError::Argument { what, value, expected });
+        let bytes = outgoing.load.bytes().len() as u64;
+        let Some(peer) = self.peers.get_mut(to as usize) else {
+            return refuse("the peer", to.to_string(), "connect to its address first");
+        };
+        if bytes > LONGEST {
+            return refuse("the message", format!("{bytes} bytes"), "send less than 1 TiB at once");
+        }
+        peer.queue.push_back(outgoing);
+        let moved = peer.advance(&self.pool, &self.options, self.address, &mut self.done);
+        moved.map(drop).or_else(|error| self.lose(to, &error))
+    }
+
+    /// Receives the first message that `filter` takes, into `buffer`.
+    pub fn receive(&mut self, filter: Filter, buffer: B, context: C) {
+        let found = self.unexpected.iter().position(|message| {
+            let Arrival { from, label, .. } = &message.arrival;
+            filter.takes(*from, label)
+        });
+        let posted = Posted { filter, buffer, context };
+        match found.and_then(|index| self.unexpected.remove(index)) {
+            Some(message) => self.deliver(message, posted),
+            None => match filter.from.and_then(|from| self.peers.get(from as usize)?.broken.clone()) {
+                Some(error) => self.done.push_back(fail(posted.buffer, posted.context, &error)),
+                None => self.posted.push_back(posted),
+            },
+        }
+    }
+
+    /// The first message that has come, or was announced, and that `filter` takes; it stays.
+    #[must_use]
+    pub fn peek(&self, filter: Filter) -> Option<Arrival> {
+        let mut arrivals = self.unexpected.iter().map(|message| message.arrival);
+        arrivals.find(|arrival| filter.takes(arrival.from, &arrival.label))
+    }
+
+    /// Takes back a receive that nothing has matched, the oldest whose context `is` the one.
+    pub fn cancel(&mut self, is: impl Fn(&C) -> bool) -> Option<(B, C)> {
+        let index = self.posted.iter().position(|posted| is(&posted.context))?;
+        self.posted.remove(index).map(|posted| (posted.buffer, posted.context))
+    }
+
+    /// An operation that is over.
+    pub fn completion(&mut self) -> Option<Completion<B, C>> {
+        self.done.pop_front()
+    }
+
+    /// Takes in what has come, and sends on what waited for room.
+    ///
+    /// # Errors
+    /// [`PoolError::Evicted`], [`PoolError::Memory`]. What fails with one peer fails the operations with it.
+    pub fn progress(&mut self) -> Result<(), PoolError> {
+        let came = self.take_in()?;
+        let mut moved = false;
+        for number in 0..self.peers.len() {
+            let peer = &mut self.peers[number];
+            if peer.is_quiet() {
+                continue;
+            }
+            match peer.advance(&self.pool, &self.options, self.address, &mut self.done) {
+                Ok(sent) => moved |= sent,
+                Err(error) => self.lose(number as u32, &error)?,
+            }
+        }
+        self.idle = if came || moved { 0 } else { self.idle + 1 };
+        if self.idle >= self.options.idle_calls {
+            self.idle = 0;
+            self.look_for_the_dead()?;
+        }
+        Ok(())
+    }
+
+    /// Leaves, when the peers have what was sent to them, or nobody of them comes for it in time. What is still under way is
+    /// forgotten.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::progress`].
+    pub fn close(mut self) -> Result<(), PoolError> {
+        let memory = self.pool.memory().clone();
+        let deadline = memory.now() + self.options.timeout;
+        while self.peers.iter().any(Peer::is_owing) && memory.now() < deadline {
+            self.progress()?;
+            memory.pause();
+        }
+        Ok(())
+    }
+
+    // What comes.
+
+    /// Takes in the messages that have come; whether there was one.
+    fn take_in(&mut self) -> Result<bool, PoolError> {
+        let mut came = false;
+        self.inlets.look(&self.pool)?;
+        while let Some(inlet) = self.inlets.next() {
+            let from = self.connect(self.inlets.sender(inlet));
+            match self.take_from(inlet, from) {
+                Ok(took) => came |= took,
+                Err(error) => {
+                    self.inlets.close(&self.pool, inlet);
+                    self.lose(from, &error)?;
+                }
+            }
+        }
+        Ok(came)
+    }
+
+    /// Takes in what one ring has, as many messages as it has slots at most.
+    fn take_from(&mut self, inlet: usize, from: u32) -> Result<bool, PoolError> {
+        let mut came = false;
+        for _ in 0..self.options.ring.slots() {
+            let Some(envelope) = self.inlets.peek(inlet)? else { break };
+            came = true;
+            let corrupt = self.inlets.corrupt(inlet);
+            let note = Note::decode(&envelope).ok_or(corrupt)?;
+            self.take(inlet, from, note, &envelope)?;
+        }
+        Ok(came)
+    }
+
+    fn take(&mut self, inlet: usize, from: u32, note: Note, envelope: &Envelope) -> Result<(), PoolError> {
+        match note {
+            Note::Message { kind, tag, has_data: false, is_request: false } => {
+                let arrival = Arrival { from, label: Label { kind, tag, data: None }, bytes: envelope.bytes };
+                self.take_eager(inlet, arrival)
+            }
+            Note::Part { receive, offset } => self.take_part(inlet, from, receive, offset, envelope.bytes),
+            note => {
+                let bytes = self.inlets.pop(inlet)?;
+                let taken = self.take_note(from, note, bytes);
+                taken.map_err(|what| PoolError::Corrupt { offset: self.inlets.place(inlet), what })
+            }
+        }
+    }
+
+    /// Takes an eager message without data: straight into where it belongs, if that is known.
+    fn take_eager(&mut self, inlet: usize, arrival: Arrival) -> Result<(), PoolError> {
+        let index = self.posted.iter().position(|posted| posted.filter.takes(arrival.from, &arrival.label));
+        let fits = |posted: &Posted<B, C>| posted.buffer.bytes().len() as u64 >= arrival.bytes;
+        let fitting = index.filter(|&index| fits(&self.posted[index]));
+        let Some(mut posted) = fitting.and_then(|index| self.posted.remove(index)) else {
+            let body = Body::Whole(self.inlets.pop(inlet)?);
+            self.arrive(Unexpected { arrival, body });
+            return Ok(());
+        };
+        if let Err(error) = self.inlets.pop_slice(inlet, posted.buffer.bytes_mut()) {
+            self.done.push_back(fail(posted.buffer, posted.context, &error));
+            return Err(error);
+        }
+        self.peers[arrival.from as usize].take(&self.options, arrival.bytes);
+        let Posted { buffer, context, .. } = posted;
+        self.done.push_back(Completion::Received { buffer, context, arrival });
+        Ok(())
+    }
+
+    fn take_part(
+        &mut self,
+        inlet: usize,
+        from: u32,
+        receive: u64,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(), PoolError> {
+        let key = receive as usize;
+        let corrupt = self.inlets.corrupt(inlet);
+        let Some(receiving) = self.receiving.get_mut(key) else { return Err(corrupt) };
+        let is_next = receiving.arrival.from == from && receiving.come == offset;
+        if !is_next || bytes == 0 || bytes > receiving.room - receiving.come {
+            return Err(corrupt);
+        }
+        let end = (offset + bytes) as usize;
+        self.inlets.pop_slice(inlet, &mut receiving.buffer.bytes_mut()[offset as usize..end])?;
+        receiving.come += bytes;
+        if receiving.come == receiving.room {
+            let Receiving { arrival, buffer, context, .. } = self.receiving.remove(key);
+            self.done.push_back(Completion::Received { buffer, context, arrival });
+        }
+        Ok(())
+    }
+
+    /// Takes any other note; the error says what of it no correct endpoint writes.
+    fn take_note(&mut self, from: u32, note: Note, mut bytes: Vec<u8>) -> Result<(), &'static str> {
+        match note {
+            Note::Message { kind, tag, has_data, is_request } => {
+                let mut data = None;
+                if has_data {
+                    let rest = bytes.split_off(bytes.len().min(DATA));
+                    data = Some(words_of::<1>(&bytes).ok_or("message data")?[0]);
+                    bytes = rest;
+                }
+                let label = Label { kind, tag, data };
+                let message = if is_request {
+                    let [send, bytes] = words_of(&bytes).ok_or("message request")?;
+                    Unexpected { arrival: Arrival { from, label, bytes }, body: Body::Request(send) }
+                } else {
+                    let arrival = Arrival { from, label, bytes: bytes.len() as u64 };
+                    Unexpected { arrival, body: Body::Whole(bytes) }
+                };
+                self.arrive(message);
+                Ok(())
+            }
+            Note::Grant { send } => {
+                let [receive, room] = words_of(&bytes).ok_or("message grant")?;
+                self.peers[from as usize].grant(send, receive, room, &mut self.done)
+            }
+            Note::Credit => {
+                let [taken] = words_of(&bytes).ok_or("message credit")?;
+                self.peers[from as usize].credit(taken)
+            }
+            Note::Part { .. } => Err("message part"),
+        }
+    }
+
+    /// Gives a message to the receive that has waited longest for it, or keeps it.
+    fn arrive(&mut self, message: Unexpected) {
+        let Arrival { from, label, .. } = &message.arrival;
+        let index = self.posted.iter().position(|posted| posted.filter.takes(*from, label));
+        match index.and_then(|index| self.posted.remove(index)) {
+            Some(posted) => self.deliver(message, posted),
+            None => self.unexpected.push_back(message),
+        }
+    }
+
+    fn deliver(&mut self, message: Unexpected, posted: Posted<B, C>) {
+        let Unexpected { arrival, body } = message;
+        let Posted { mut buffer, context, .. } = posted;
+        let peer = &mut self.peers[arrival.from as usize];
+        match body {
+            Body::Whole(bytes) => {
+                peer.take(&self.options, arrival.bytes);
+                let room = bytes.len().min(buffer.bytes().len());
+                buffer.bytes_mut()[..room].copy_from_slice(&bytes[..room]);
+                self.done.push_back(Completion::Received { buffer, context, arrival });
+            }
+            Body::Request(send) => {
+                let room = arrival.bytes.min(buffer.bytes().len() as u64);
+                if let Some(error) = peer.broken.clone() {
+                    self.done.push_back(fail(buffer, context, &error));
+                } else if room == 0 {
+                    peer.control.push_back(outlet::Control::Grant { send, receive: 0, room });
+                    self.done.push_back(Completion::Received { buffer, context, arrival });
+                } else {
+                    assert!(self.receiving.len() < RECEIVES, "16 million receives are under way");
+                    let receiving = Receiving { arrival, room, come: 0, buffer, context };
+                    let receive = self.receiving.insert(receiving) as u64;
+                    peer.control.push_back(outlet::Control::Grant { send, receive, room });
+                }
+            }
+        }
+    }
+
+    // Who is gone.
+
+    /// Fails what a dead peer would have had to do.
+    fn look_for_the_dead(&mut self) -> Result<(), PoolError> {
+        self.pool.standing()?;
+        for number in 0..self.peers.len() as u32 {
+            let waits = self.waits_for(number);
+            let peer = &mut self.peers[number as usize];
+            if waits
+                && peer.broken.is_none()
+                && let Err(error) = peer.check(&self.pool)
+            {
+                // What it published before it died counts, on a ring that nobody has looked for, too.
+                self.inlets.search(&self.pool)?;
+                if !self.take_in()? {
+                    self.lose(number, &error)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn waits_for(&self, number: u32) -> bool {
+        !self.peers[number as usize].is_quiet()
+            || self.peers[number as usize].is_sending()
+            || self.posted.iter().any(|posted| posted.filter.from == Some(number))
+            || self.receiving.iter().any(|(_, receiving)| receiving.arrival.from == number)
+    }
+
+    /// Ends the conversation with a peer, and every operation with it.
+    ///
+    /// # Errors
+    /// When it is this process that cannot go on.
+    fn lose(&mut self, number: u32, error: &PoolError) -> Result<(), PoolError> {
+        if let PoolError::Evicted { .. } | PoolError::Memory(_) = error {
+            return Err(error.clone());
+        }
+        let peer = &mut self.peers[number as usize];
+        tracing::debug!(%error, peer = ?peer.address, "a conversation has ended");
+        peer.lose(&self.pool, error, &mut self.done);
+        let posted = std::mem::take(&mut self.posted);
+        for posted in posted {
+            if posted.filter.from == Some(number) {
+                self.done.push_back(fail(posted.buffer, posted.context, error));
+            } else {
+                self.posted.push_back(posted);
+            }
+        }
+        let lost =
+            |(key, receiving): (usize, &Receiving<B, C>)| (receiving.arrival.from == number).then_some(key);
+        for key in self.receiving.iter().filter_map(lost).collect::<Vec<_>>() {
+            let Receiving { buffer, context, .. } = self.receiving.remove(key);
+            self.done.push_back(fail(buffer, context, error));
+        }
+        Ok(())
+    }
+}
+
+impl<M: Memory, B, C> Drop for Endpoint<M, B, C> {
+    fn drop(&mut self) {
+        self.inlets.close_all(&self.pool);
+        for peer in &mut self.peers {
+            peer.close(&self.pool);
+        }
+        if let Some(own) = self.own.take() {
+            discard(&self.pool, own);
+        }
+    }
+}
+
+fn fail<B, C>(buffer: B, context: C, error: &PoolError) -> Completion<B, C> {
+    Completion::Failed { buffer, context, error: error.clone() }
+}
+
+/// Destroys an object of this endpoint.
+fn discard<M: Memory>(pool: &Pool<M>, object: Object) {
+    let name = object.name().to_owned();
+    match pool.discard(object) {
+        Ok(()) | Err(PoolError::NotFound { .. }) => {}
+        Err(error) => tracing::warn!("{name} stays in the pool: {error}"),
+    }
+}
+
+/// Makes the object of an endpoint at the first port that is free, or whose endpoint died.
+fn take_port<M: Memory>(pool: &Pool<M>) -> Result<(Object, u16), PoolError> {
+    let (member, geometry) = (pool.member(), pool.layout().geometry());
+    let identity = Fill::Line(identity(&pool.this_process()));
+    for port in 0..geometry.processes {
+        let name = endpoint_name(member.job, member.host, port);
+        let make = || pool.create_filled(&name, endpoint_bytes(geometry), identity);
+        match make() {
+            Err(PoolError::Exists { .. }) => {}
+            made => return made.map(|own| (own, port)),
+        }
+        if remove_the_dead(pool, &name)? {
+            match make() {
+                Err(PoolError::Exists { .. }) => {}
+                made => return made.map(|own| (own, port)),
+            }
+        }
+    }
+    Err(PoolError::NoSlot { host: member.host, slots: geometry.processes })
+}
+
+/// Removes the object of an endpoint whose process died; whether there is none any more.
+fn remove_the_dead<M: Memory>(pool: &Pool<M>, name: &str) -> Result<bool, PoolError> {
+    let found = match pool.open(name) {
+        Err(PoolError::NotFound { .. }) => return Ok(true),
+        found => found?,
+    };
+    let holder =
+        place::process_of(pool, &found).and_then(|process| pool.expect_alive(&process, "endpoint", 0));
+    match holder {
+        Err(PoolError::PeerDead { .. }) => {
+            discard(pool, found);
+            Ok(true)
+        }
+        held => {
+            pool.close(found);
+            held.map(|()| false)
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The rings on which messages come, and how an endpoint learns of them.
+
+use std::collections::BTreeMap;
+
+use polder_mem::{Bell, LINE, Memory, Offset};
+
+use super::Address;
+use super::place::{endpoint_name, find_ring, news_word, ring_name};
+use crate::object::Object;
+use crate::ring::{Consumer, Envelope, Link};
+use crate::wait::Patience;
+use crate::{Peer, Pool, PoolError};
+
+/// Looks in vain after which an endpoint looks for senders that are new.
+const LOOKS_A_SEARCH: u32 = 64;
+/// With more senders an endpoint reads first which of them have news, and else looks at each.
+const LOOKED_AT: usize = 2;
+
+/// Whoever pushes or pops here asks elsewhere whether its peer lives.
+pub(super) type Alive = fn() -> Result<(), PoolError>;
+
+/// One ring to this endpoint.
+struct Inlet<M> {
+    sender: Address,
+    /// Its object, until the conversation has ended.
+    object: Option<Object>,
+    place: Offset,
+    consumer: Consumer<M, Alive>,
+    /// The sender's word of the news, and what it last said.
+    word: Offset,
+    promised: u64,
+}
+
+/// All rings to this endpoint.
+pub(super) struct Inlets<M> {
+    memory: M,
+    own: Offset,
+    address: Address,
+    rings: Vec<Inlet<M>>,
+    /// The word of each sender's news that was acted on.
+    met: BTreeMap<(u16, u16), u64>,
+    /// The ring to look at next in this round, and how many are left.
+    turn: usize,
+    left: usize,
+    idle: u32,
+}
+
+impl<M: Memory> Inlets<M> {
+    pub(super) fn new(pool: &Pool<M>, own: Offset, address: Address) -> Self {
+        let (rings, met, idle) = (vec![], BTreeMap::new(), LOOKS_A_SEARCH);
+        Self { memory: pool.memory().clone(), own, address, rings, met, turn: 0, left: 0, idle }
+    }
+
+    /// Begins a round over the rings, and finds new ones now and then.
+    pub(super) fn look(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
+        self.idle += 1;
+        if self.idle >= LOOKS_A_SEARCH {
+            self.idle = 0;
+            self.search(pool)?;
+        }
+        if self.rings.len() > LOOKED_AT {
+            self.read_news()?;
+        }
+        self.left = self.rings.len();
+        Ok(())
+    }
+
+    /// The next ring of this round that may have something.
+    pub(super) fn next(&mut self) -> Option<usize> {
+        while self.left > 0 {
+            self.left -= 1;
+            self.turn = if self.turn + 1 < self.rings.len() { self.turn + 1 } else { 0 };
+            let ring = &self.rings[self.turn];
+            let looks = self.rings.len() <= LOOKED_AT || ring.promised >= ring.consumer.sequence();
+            if ring.object.is_some() && looks {
+                return Some(self.turn);
+            }
+        }
+        None
+    }
+
+    pub(super) fn sender(&self, inlet: usize) -> Address {
+        self.rings[inlet].sender
+    }
+
+    /// Where the ring lies, for errors.
+    pub(super) fn place(&self, inlet: usize) -> Offset {
+        self.rings[inlet].place
+    }
+
+    /// The error for a message that no endpoint writes.
+    pub(super) fn corrupt(&self, inlet: usize) -> PoolError {
+        PoolError::Corrupt { offset: self.place(inlet), what: "message between endpoints" }
+    }
+
+    pub(super) fn peek(&mut self, inlet: usize) -> Result<Option<Envelope>, PoolError> {
+        let seen = self.rings[inlet].consumer.peek()?;
+        if seen.is_some() {
+            self.idle = 0;
+        }
+        Ok(seen)
+    }
+
+    /// The message that was seen.
+    pub(super) fn pop(&mut self, inlet: usize) -> Result<Vec<u8>, PoolError> {
+        let mut bytes = vec![];
+        self.rings[inlet].consumer.try_pop_into(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Copies the message that was seen to the start of `into`, which can hold it.
+    pub(super) fn pop_slice(&mut self, inlet: usize, into: &mut [u8]) -> Result<(), PoolError> {
+        self.rings[inlet].consumer.try_pop_slice(into).map(drop)
+    }
+
+    /// Lets go of a ring.
+    pub(super) fn close(&mut self, pool: &Pool<M>, inlet: usize) {
+        if let Some(object) = self.rings[inlet].object.take() {
+            pool.close(object);
+        }
+    }
+
+    pub(super) fn close_all(&mut self, pool: &Pool<M>) {
+        (0..self.rings.len()).for_each(|inlet| self.close(pool, inlet));
+    }
+
+    /// Reads afresh how much each sender says that it has published, with one fence for all.
+    // SYNC: sees what `Out::publish` of the producers stored in their words.
+    fn read_news(&mut self) -> Result<(), PoolError> {
+        for ring in &self.rings {
+            self.memory.invalidate(ring.word, 8);
+        }
+        self.memory.fence_invalidations();
+        for ring in &mut self.rings {
+            ring.promised = self.memory.load(ring.word)?;
+        }
+        Ok(())
+    }
+
+    /// Opens the rings of senders that have knocked since the last search.
+    // SYNC: sees what `Outlet::knock` stored, after the ring was made.
+    pub(super) fn search(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
+        let geometry = *pool.layout().geometry();
+        let present = pool.present()?;
+        let hosts = (0..geometry.hosts).filter(|host| present >> host & 1 == 1);
+        let ports = hosts.flat_map(|host| (0..geometry.processes).map(move |port| (host, port)));
+        let words: Vec<_> =
+            ports.map(|(host, port)| ((host, port), news_word(&geometry, self.own, host, port))).collect();
+        for (_, word) in words.iter().filter(|(_, word)| word.0.is_multiple_of(LINE)) {
+            self.memory.invalidate(*word, LINE);
+        }
+        self.memory.fence_invalidations();
+        for (place, word) in words {
+            let said = self.memory.load(word)?;
+            let met = self.met.get(&place).copied();
+            let is_open =
+                |ring: &Inlet<M>| ring.object.is_some() && (ring.sender.host, ring.sender.port) == place;
+            if said == 0 || met == Some(said) || self.rings.iter().any(is_open) {
+                continue;
+            }
+            match self.open(pool, place, word) {
+                Ok(()) | Err(PoolError::NotFound { .. }) => {}
+                Err(error) => {
+                    tracing::warn!(%error, host = place.0, port = place.1, "cannot hear this endpoint")
+                }
+            }
+            self.met.insert(place, said);
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, pool: &Pool<M>, (host, port): (u16, u16), word: Offset) -> Result<(), PoolError> {
+        let job = pool.member().job;
+        let endpoint = pool.open(&endpoint_name(job, host, port))?;
+        let sender = Address { host, port, generation: endpoint.generation() };
+        pool.close(endpoint);
+        let object = pool.open(&ring_name(job, sender, self.address))?;
+        let found = find_ring(pool, &object);
+        let (shape, place) = match found {
+            Ok(found) => found,
+            Err(error) => {
+                pool.close(object);
+                return Err(error);
+            }
+        };
+        let consumer = Consumer::new(self.memory.clone(), shape, place, link(pool, host));
+        let consumer = consumer.with_longest(shape.cell_bytes());
+        let (place, object) = (object.at(), Some(object));
+        self.rings.push(Inlet { sender, object, place, consumer, word, promised: 0 });
+        Ok(())
+    }
+}
+
+/// What a ring of an endpoint knows of its other end: nobody sleeps at it, and nobody waits.
+pub(super) fn link<M: Memory>(pool: &Pool<M>, host: u16) -> Link<Alive> {
+    let own = pool.layout().bell(pool.member().host, pool.memory().slot());
+    let alive: Alive = || Ok(());
+    let patience = Patience { spins: u32::MAX, ..Patience::DEDICATED };
+    let peer = Peer { host, pid: 0 };
+    Link { peer, epoch: 0, bell: own, wakes: Bell(own.0), patience, alive }
+}

@@ -1,0 +1,358 @@
+//! What goes to one peer: the ring to it, and what waits for room there.
+
+use std::collections::VecDeque;
+
+use polder_mem::{Memory, Offset};
+use slab::Slab;
+
+use super::inlet::{Alive, link};
+use super::place::{create_ring, endpoint_name, news_word, process_of, ring_name};
+use super::wire::{Note, bytes_of};
+use super::{Address, Buffer, Completion, Label, OVERHEAD, Options, discard, fail};
+use crate::membership::Process;
+use crate::object::Object;
+use crate::ring::{INLINE, Producer};
+use crate::{Pool, PoolError};
+
+/// The bytes of a message.
+pub(super) enum Load<B, C> {
+    /// The caller's, until it is told that they are out.
+    Lent(B, C),
+    /// Our own.
+    Copied(Vec<u8>),
+}
+
+impl<B: Buffer, C> Load<B, C> {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Lent(buffer, _) => buffer.bytes(),
+            Self::Copied(bytes) => bytes,
+        }
+    }
+}
+
+/// A message that nothing was said of yet.
+pub(super) struct Outgoing<B, C> {
+    pub(super) label: Label,
+    pub(super) load: Load<B, C>,
+}
+
+/// An answer to a peer.
+pub(super) enum Control {
+    /// The receive of this number takes so many bytes of a send.
+    Grant { send: u64, receive: u64, room: u64 },
+    /// So many bytes of eager messages were taken.
+    Credit(u64),
+}
+
+/// A message that was requested: its bytes go out once it is granted.
+struct Sending<B, C> {
+    load: Load<B, C>,
+    /// The receive that takes it, how many bytes, and how many of them are out.
+    granted: Option<(u64, u64)>,
+    out: u64,
+}
+
+/// The ring to a peer.
+struct Outlet<M> {
+    /// The peer's endpoint, whose news says that the ring is there.
+    endpoint: Object,
+    ring: Object,
+    producer: Producer<M, Alive>,
+    process: Process,
+}
+
+/// A peer, as one endpoint sees it.
+pub(super) struct Peer<M, B, C> {
+    pub(super) address: Address,
+    outlet: Option<Outlet<M>>,
+    pub(super) control: VecDeque<Control>,
+    pub(super) queue: VecDeque<Outgoing<B, C>>,
+    sending: Slab<Sending<B, C>>,
+    /// The sends that were granted, in turn.
+    granted: VecDeque<usize>,
+    /// Bytes of eager messages that it has not taken.
+    untaken: u64,
+    /// Bytes of its eager messages that we have taken and not said so.
+    consumed: u64,
+    pub(super) broken: Option<PoolError>,
+}
+
+impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
+    pub(super) const fn new(address: Address) -> Self {
+        Self {
+            address,
+            outlet: None,
+            control: VecDeque::new(),
+            queue: VecDeque::new(),
+            sending: Slab::new(),
+            granted: VecDeque::new(),
+            untaken: 0,
+            consumed: 0,
+            broken: None,
+        }
+    }
+
+    /// Whether nothing waits for room.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.queue.is_empty() && self.control.is_empty() && self.granted.is_empty()
+    }
+
+    /// Owes the peer a credit once that is worth a message.
+    pub(super) fn take(&mut self, options: &Options, bytes: u64) {
+        self.consumed += bytes + OVERHEAD;
+        if self.consumed >= options.window_bytes / 4 {
+            self.control.push_back(Control::Credit(std::mem::take(&mut self.consumed)));
+        }
+    }
+
+    /// Whether messages are not out of which the caller has been told, or never will be.
+    pub(super) fn is_owing(&self) -> bool {
+        let is_copied = |(_, sending): (usize, &Sending<B, C>)| matches!(sending.load, Load::Copied(_));
+        !self.is_quiet() || self.sending.iter().any(is_copied)
+    }
+
+    /// Whether something was requested that the peer has not taken.
+    pub(super) fn is_sending(&self) -> bool {
+        !self.sending.is_empty()
+    }
+
+    /// Pushes a short message at once, if it can.
+    #[inline]
+    pub(super) fn inject(
+        &mut self,
+        options: &Options,
+        label: &Label,
+        bytes: &[u8],
+    ) -> Result<bool, PoolError> {
+        let cost = bytes.len() as u64 + OVERHEAD;
+        let Some(Outlet { producer, .. }) = &mut self.outlet else { return Ok(false) };
+        let can = self.queue.is_empty()
+            && label.data.is_none()
+            && bytes.len() as u64 <= options.eager_bytes.min(options.ring.cell_bytes())
+            && self.untaken + cost <= options.window_bytes;
+        let (kind, tag) = Note::message(label, false).encode();
+        // What fails here fails again, and is told, when it is queued.
+        let pushed = can && producer.try_push(kind, tag, bytes).unwrap_or(false);
+        if pushed {
+            self.untaken += cost;
+        }
+        Ok(pushed)
+    }
+
+    /// Brings out what there is room for; whether that was anything.
+    pub(super) fn advance(
+        &mut self,
+        pool: &Pool<M>,
+        options: &Options,
+        own: Address,
+        done: &mut VecDeque<Completion<B, C>>,
+    ) -> Result<bool, PoolError> {
+        if let Some(broken) = &self.broken {
+            return Err(broken.clone());
+        }
+        if self.outlet.is_none() {
+            self.outlet = Some(Outlet::open(pool, options, own, self.address)?);
+        }
+        let mut moved = false;
+        while self.answer()? || self.begin(options, done)? || self.stream(options, done)? {
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Pushes an answer.
+    fn answer(&mut self) -> Result<bool, PoolError> {
+        let (Some(control), Some(outlet)) = (self.control.front(), &mut self.outlet) else {
+            return Ok(false);
+        };
+        let (note, bytes) = match *control {
+            Control::Grant { send, receive, room } => (Note::Grant { send }, bytes_of(&[receive, room])),
+            Control::Credit(taken) => (Note::Credit, bytes_of(&[taken])),
+        };
+        let (kind, tag) = note.encode();
+        let pushed = outlet.producer.try_push(kind, tag, &bytes)?;
+        if pushed {
+            self.control.pop_front();
+        }
+        Ok(pushed)
+    }
+
+    /// Pushes the next message, or a request for it.
+    fn begin(&mut self, options: &Options, done: &mut VecDeque<Completion<B, C>>) -> Result<bool, PoolError> {
+        let (Some(Outgoing { label, load }), Some(outlet)) = (self.queue.front(), &mut self.outlet) else {
+            return Ok(false);
+        };
+        let bytes = load.bytes();
+        let length = bytes.len() as u64;
+        let cost = length + OVERHEAD;
+        let room = options.eager_bytes.min(options.ring.cell_bytes() - INLINE as u64);
+        let is_eager = length <= room && self.untaken + cost <= options.window_bytes;
+        let (kind, tag) = Note::message(label, !is_eager).encode();
+        let number = self.sending.vacant_key() as u64;
+        let pushed = match (is_eager, label.data) {
+            (true, None) => outlet.producer.try_push(kind, tag, bytes)?,
+            (true, Some(data)) => {
+                let bytes = [&data.to_le_bytes(), bytes].concat();
+                outlet.producer.try_push(kind, tag, &bytes)?
+            }
+            (false, None) => outlet.producer.try_push(kind, tag, &bytes_of(&[number, length]))?,
+            (false, Some(data)) => outlet.producer.try_push(kind, tag, &bytes_of(&[data, number, length]))?,
+        };
+        if pushed && let Some(Outgoing { load, .. }) = self.queue.pop_front() {
+            if is_eager {
+                self.untaken += cost;
+                finish(load, done);
+            } else {
+                self.sending.insert(Sending { load, granted: None, out: 0 });
+            }
+        }
+        Ok(pushed)
+    }
+
+    /// Pushes a part of the granted send whose turn it is.
+    fn stream(
+        &mut self,
+        options: &Options,
+        done: &mut VecDeque<Completion<B, C>>,
+    ) -> Result<bool, PoolError> {
+        let (Some(number), Some(outlet)) = (self.granted.front().copied(), &mut self.outlet) else {
+            return Ok(false);
+        };
+        let Some(Sending { load, granted: Some((receive, room)), out }) = self.sending.get_mut(number) else {
+            self.granted.pop_front();
+            return Ok(true);
+        };
+        let end = (*out + options.ring.cell_bytes()).min(*room);
+        let (kind, tag) = Note::Part { receive: *receive, offset: *out }.encode();
+        let pushed = outlet.producer.try_push(kind, tag, &load.bytes()[*out as usize..end as usize])?;
+        if pushed {
+            *out = end;
+            let is_over = end == *room;
+            self.granted.rotate_left(1);
+            if is_over {
+                self.granted.pop_back();
+                finish(self.sending.remove(number).load, done);
+            }
+        }
+        Ok(pushed)
+    }
+
+    /// The peer takes `room` bytes of a send; the error says what of it no correct endpoint writes.
+    pub(super) fn grant(
+        &mut self,
+        send: u64,
+        receive: u64,
+        room: u64,
+        done: &mut VecDeque<Completion<B, C>>,
+    ) -> Result<(), &'static str> {
+        let number = send as usize;
+        match self.sending.get_mut(number) {
+            Some(sending) if sending.granted.is_none() && room <= sending.load.bytes().len() as u64 => {
+                sending.granted = Some((receive, room));
+                if room == 0 {
+                    finish(self.sending.remove(number).load, done);
+                } else {
+                    self.granted.push_back(number);
+                }
+                Ok(())
+            }
+            _ => Err("message grant"),
+        }
+    }
+
+    /// The peer has taken eager messages; the error says what of it no correct endpoint writes.
+    pub(super) fn credit(&mut self, taken: u64) -> Result<(), &'static str> {
+        self.untaken = self.untaken.checked_sub(taken).ok_or("message credit")?;
+        Ok(())
+    }
+
+    /// Fails when the peer's process is gone.
+    pub(super) fn check(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
+        if let Some(Outlet { process, .. }) = &self.outlet {
+            return pool.expect_alive(process, "message", 0);
+        }
+        let (endpoint, process) = find(pool, self.address)?;
+        pool.close(endpoint);
+        pool.expect_alive(&process, "message", 0)
+    }
+
+    /// Ends every send to the peer.
+    pub(super) fn lose(&mut self, pool: &Pool<M>, error: &PoolError, done: &mut VecDeque<Completion<B, C>>) {
+        self.broken.get_or_insert_with(|| error.clone());
+        self.close(pool);
+        self.control.clear();
+        self.granted.clear();
+        let queued = std::mem::take(&mut self.queue).into_iter().map(|outgoing| outgoing.load);
+        let sending = std::mem::take(&mut self.sending).into_iter().map(|(_, sending)| sending.load);
+        for load in queued.chain(sending) {
+            if let Load::Lent(buffer, context) = load {
+                done.push_back(fail(buffer, context, error));
+            }
+        }
+    }
+}
+
+impl<M: Memory, B, C> Peer<M, B, C> {
+    /// Lets go of the ring.
+    pub(super) fn close(&mut self, pool: &Pool<M>) {
+        if let Some(Outlet { endpoint, ring, .. }) = self.outlet.take() {
+            discard(pool, ring);
+            pool.close(endpoint);
+        }
+    }
+}
+
+impl<M: Memory> Outlet<M> {
+    /// Makes the ring to a peer, and tells it.
+    fn open(pool: &Pool<M>, options: &Options, own: Address, to: Address) -> Result<Self, PoolError> {
+        let (endpoint, process) = find(pool, to)?;
+        let name = ring_name(pool.member().job, own, to);
+        let (ring, place) = match create_ring(pool, &name, options.ring) {
+            Ok(made) => made,
+            Err(error) => {
+                pool.close(endpoint);
+                return Err(error);
+            }
+        };
+        let word = news_word(pool.layout().geometry(), endpoint.at(), own.host, own.port);
+        let producer = Producer::new(pool.memory().clone(), options.ring, place, link(pool, to.host));
+        Self::knock(pool.memory(), word);
+        Ok(Self { endpoint, ring, producer: producer.with_summary(word), process })
+    }
+
+    // SYNC: pairs with `Inlets::search`; the ring is there, and found by its name, since before.
+    fn knock(memory: &M, word: Offset) {
+        memory.store(word, 1);
+        memory.write_back(word, 8);
+    }
+}
+
+/// The endpoint with this address, held open, and its process.
+fn find<M: Memory>(pool: &Pool<M>, address: Address) -> Result<(Object, Process), PoolError> {
+    let gone = || {
+        let peer = crate::Peer { host: address.host, pid: 0 };
+        Ok(PoolError::PeerDead { peer, what: "endpoint", epoch: pool.epoch()?, sequence: address.generation })
+    };
+    let endpoint = match pool.open(&endpoint_name(pool.member().job, address.host, address.port)) {
+        Err(PoolError::NotFound { .. }) => return Err(gone().unwrap_or_else(|error| error)),
+        found => found?,
+    };
+    if endpoint.generation() != address.generation {
+        pool.close(endpoint);
+        return Err(gone().unwrap_or_else(|error| error));
+    }
+    match process_of(pool, &endpoint) {
+        Ok(process) => Ok((endpoint, process)),
+        Err(error) => {
+            pool.close(endpoint);
+            Err(error)
+        }
+    }
+}
+
+fn finish<B, C>(load: Load<B, C>, done: &mut VecDeque<Completion<B, C>>) {
+    if let Load::Lent(buffer, context) = load {
+        done.push_back(Completion::Sent { buffer, context });
+    }
+}

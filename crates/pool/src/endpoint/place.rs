@@ -1,0 +1,146 @@
+//! Where endpoints and the rings between them lie.
+//!
+//! An endpoint is the object `/endpoint/JOB/HOST.PORT`; the ring on which one sends to another is the object
+//! `RECEIVER/from/SENDER` of the sender, with the generations of both.
+//!
+//! # Object of an endpoint
+//! | line | what |
+//! |---|---|
+//! | 0 | identity of its process |
+//! | 1 | spare, 0 |
+//! | from 2 on | news: for each host, a word for each of its ports, eight a line |
+//!
+//! A word of the news belongs to the sender with this port of this host: 0 before it has a ring to this endpoint, then 1, then the
+//! slots that it has published. It is the summary word of the ring.
+//!
+//! # Object of a ring
+//! Its first line is the identity of its shape. The others count from the first multiple of 128 bytes in the object.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 128..192 | credits |
+//! | from 256 on | the producer's extent |
+//!
+//! # Words of the identity of a process
+//! | word | what |
+//! |---|---|
+//! | 0 | 1 |
+//! | 1 | bits 0..32 process id, bits 32..48 slot, bits 48..64 host |
+//! | 2 | incarnation of the process |
+//! | 3 | incarnation of its host |
+//!
+//! # Words of the identity of a ring
+//! | word | what |
+//! |---|---|
+//! | 0 | 1 |
+//! | 1 | bits 0..32 slots, bits 32..64 cells |
+//! | 2 | bytes of a cell |
+
+use polder_mem::{Memory, Offset, ProcessSlot};
+
+use super::Address;
+use crate::format::Geometry;
+use crate::line::{self, Words};
+use crate::membership::{Process, ProcessState};
+use crate::object::{Fill, Object};
+use crate::ring::{Place, RingShape};
+use crate::summary::SENDERS;
+use crate::{Pool, PoolError};
+
+/// Lines of an endpoint before its news.
+const HEAD: u64 = 2;
+/// Where a ring's parts begin.
+const ALIGNED: u64 = 128;
+/// Objects are made for one ring and never used again.
+const GENERATION: u32 = 1;
+
+/// The name of the endpoint at `port` of `host`.
+pub(super) fn endpoint_name(job: u64, host: u16, port: u16) -> String {
+    format!("/endpoint/{job}/{host}.{port}")
+}
+
+/// The name of the ring from `sender` to `receiver`.
+pub(super) fn ring_name(job: u64, sender: Address, receiver: Address) -> String {
+    let receiver_name = endpoint_name(job, receiver.host, receiver.port);
+    let Address { host, port, generation } = sender;
+    format!("{receiver_name}.{}/from/{host}.{port}.{generation}", receiver.generation)
+}
+
+/// Lines of the news of one host.
+fn lines_of_host(geometry: &Geometry) -> u64 {
+    u64::from(geometry.processes).div_ceil(SENDERS)
+}
+
+/// Bytes of an endpoint's object.
+pub(super) fn endpoint_bytes(geometry: &Geometry) -> u64 {
+    Offset(0).lines(HEAD + u64::from(geometry.hosts) * lines_of_host(geometry)).0
+}
+
+/// The word of the news in an endpoint that starts at `at`, of the sender at `port` of `host`.
+pub(super) fn news_word(geometry: &Geometry, at: Offset, host: u16, port: u16) -> Offset {
+    let line = HEAD + u64::from(host) * lines_of_host(geometry) + u64::from(port) / SENDERS;
+    at.lines(line).word(u64::from(port) % SENDERS)
+}
+
+/// What the first line of the endpoint of `process` says.
+pub(super) fn identity(process: &Process) -> Words {
+    let place = u64::from(process.pid) | u64::from(process.slot.0) << 32 | u64::from(process.host) << 48;
+    [1, place, process.incarnation, process.host_incarnation, 0, 0, 0]
+}
+
+/// The process of the endpoint in `object`.
+///
+/// # Errors
+/// [`PoolError::Corrupt`] when it is no endpoint's, or damaged.
+pub(super) fn process_of<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<Process, PoolError> {
+    match line::read(pool.memory(), object.at())? {
+        Some([1, place, incarnation, host_incarnation, ..]) => Ok(Process {
+            host: (place >> 48) as u16,
+            slot: ProcessSlot((place >> 32) as u16),
+            state: ProcessState::Live,
+            incarnation,
+            pid: place as u32,
+            host_incarnation,
+            job: 0,
+            quota: 0,
+        }),
+        _ => Err(PoolError::Corrupt { offset: object.at(), what: "endpoint identity" }),
+    }
+}
+
+/// Makes the object of a ring.
+///
+/// # Errors
+/// Those of [`Pool::create`].
+pub(super) fn create_ring<M: Memory>(
+    pool: &Pool<M>,
+    name: &str,
+    shape: RingShape,
+) -> Result<(Object, Place), PoolError> {
+    let words = [1, shape.slots() | shape.cells() << 32, shape.cell_bytes(), 0, 0, 0, 0];
+    let bytes = 3 * ALIGNED + shape.producer_bytes();
+    let ring = pool.create_filled(name, bytes, Fill::Line(words))?;
+    let place = place_of(&ring);
+    Ok((ring, place))
+}
+
+/// The shape and place of the ring in `object`.
+///
+/// # Errors
+/// [`PoolError::Corrupt`] when it is no ring's, or damaged.
+pub(super) fn find_ring<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<(RingShape, Place), PoolError> {
+    let corrupt = || PoolError::Corrupt { offset: object.at(), what: "ring identity" };
+    let said = line::read(pool.memory(), object.at())?;
+    let Some([1, counts, cell_bytes, ..]) = said else { return Err(corrupt()) };
+    let cell_bytes = u32::try_from(cell_bytes).map_err(|_| corrupt())?;
+    let shape = RingShape::new((counts >> 32) as u32, cell_bytes)
+        .and_then(|shape| shape.with_slots(counts as u32))
+        .map_err(|_| corrupt())?;
+    let is_inside = 3 * ALIGNED + shape.producer_bytes() == object.bytes();
+    is_inside.then(|| (shape, place_of(object))).ok_or_else(corrupt)
+}
+
+fn place_of(ring: &Object) -> Place {
+    let start = Offset(ring.at().0.next_multiple_of(ALIGNED));
+    Place { lines: start + 2 * ALIGNED, credits: start + ALIGNED, generation: GENERATION }
+}

@@ -1,0 +1,299 @@
+//! Endpoints that send each other messages of every form, with rings and windows that are always full; one may die at any
+//! memory operation.
+//!
+//! The oracle is the plan of all messages, which everybody knows: each arrives once, whole, and in the order that its sender
+//! and its receiver's filters say.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Shape, Suite, World};
+use polder_mem::{Coherence, LINE, Memory};
+
+use super::group::Dice;
+use super::stage::expect_clean;
+use crate::endpoint::{Address, Completion, Endpoint, Filter, Label, Options};
+use crate::format::{Geometry, Layout, Superblock, Uuid};
+use crate::local::LocalLayout;
+use crate::ring::RingShape;
+use crate::site::Flaw;
+use crate::{Member, Pool, PoolError};
+
+pub(super) fn suites() -> Vec<Suite> {
+    let about = "endpoints send each other eager and long messages, and one may die";
+    vec![Suite::new("endpoint", about, endpoint).mutates(&["endpoint.rs", "inlet.rs", "outlet.rs"])]
+}
+
+const HOSTS: u16 = 2;
+const PROCESSES: u16 = 3;
+/// The slot of the process that looks at the end.
+const SPARE: u16 = 2;
+const CHUNKS: u32 = 14;
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+const FIRST: u32 = 100;
+/// Inline, in a cell, and in parts of one.
+const SIZES: [usize; 6] = [0, 8, 16, 40, 64, 150];
+
+type End = Endpoint<ModelMemory, Vec<u8>, usize>;
+
+static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
+    let geometry = Geometry {
+        hosts: HOSTS,
+        processes: PROCESSES,
+        names: 29,
+        levels: 3,
+        chunk_bytes: 1024,
+        opens: 12,
+        keepers: 1,
+    };
+    let sizes = (4096..).step_by(LINE as usize);
+    let mut layouts = sizes.filter_map(|bytes| Layout::new(&geometry, bytes).ok());
+    let layout = layouts.find(|layout| layout.chunks() == CHUNKS).expect("some size fits");
+    (Superblock { uuid: Uuid(1), bytes: layout.bytes(), geometry }, layout)
+});
+
+fn options() -> Options {
+    let ring = RingShape::new(2, 64).expect("a shape");
+    Options { ring, eager_bytes: 48, window_bytes: 160, timeout: PATIENCE, idle_calls: 8 }
+}
+
+/// A message that everybody knows of.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    from: usize,
+    to: usize,
+    label: Label,
+    size: usize,
+    salt: u64,
+}
+
+impl Message {
+    fn bytes(&self) -> Vec<u8> {
+        (0..self.size as u64).map(|index| (self.salt.rotate_left(index as u32 % 64) ^ index) as u8).collect()
+    }
+}
+
+/// What is known outside the memory.
+struct Witness {
+    hosts: &'static [u16],
+    plan: Vec<Message>,
+    /// How each endpoint receives: 0 the next of anybody, 1 the next of each, 2 the next of each with its tag.
+    ways: Vec<u64>,
+    addresses: RefCell<Vec<Option<Address>>>,
+    /// Who dies.
+    victim: Option<usize>,
+    /// Endpoints that have all that they wait for.
+    over: Cell<usize>,
+}
+
+fn endpoint(seed: u64) -> Outcome {
+    let mut dice = Dice::new(seed, 9);
+    let hosts: &[u16] = [&[0, 1][..], &[0, 1], &[0, 0], &[0, 1, 1]][dice.roll(4) as usize];
+    let crash = dice.roll(3) == 0;
+    let ends = hosts.len() as u64;
+    let messages = 1 + dice.roll(6);
+    let plan = (0..messages).map(|_| {
+        let label = Label { kind: 1, tag: dice.roll(2), data: (dice.roll(4) == 0).then(|| dice.roll(100)) };
+        let (from, to) = (dice.roll(ends) as usize, dice.roll(ends) as usize);
+        Message { from, to, label, size: SIZES[dice.roll(6) as usize], salt: dice.roll(u64::MAX) }
+    });
+    let plan = plan.collect();
+    // Nobody is told of the death of whoever may be anybody.
+    let ways = (0..ends).map(|_| if crash { 1 + dice.roll(2) } else { dice.roll(3) }).collect();
+    let kernels = if crash || dice.roll(2) == 0 { Kernels::Shared } else { Kernels::OnePerHost };
+    let shape = Shape {
+        hosts: HOSTS,
+        bytes: POOL.1.bytes(),
+        local_words: LocalLayout::new(&POOL.1).words(),
+        bells: u32::from(HOSTS * PROCESSES),
+        kernels,
+        coherence: if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software },
+    };
+    let mut world = World::new(seed, shape);
+    let addresses = RefCell::new(vec![None; hosts.len()]);
+    let victim = crash.then(|| dice.roll(ends) as usize);
+    let witness = Rc::new(Witness { hosts, plan, ways, addresses, victim, over: Cell::new(0) });
+    for (number, &host) in hosts.iter().enumerate() {
+        let slot = hosts[..number].iter().filter(|&&other| other == host).count() as u16;
+        let (pool, acts) =
+            (world.setup_as(host, slot, |memory| attach(memory, kernels, host, number)), dice.roll(1 << 30));
+        let known = Rc::clone(&witness);
+        let thread = world.spawn(host, slot, move |_| converse(pool, number, acts, &known));
+        if victim == Some(number) {
+            world.crash_within(thread, Crash::Process, 1500);
+        }
+    }
+    judge(&mut world, kernels, &witness);
+    world.run()
+}
+
+#[expect(
+    clippy::arc_with_non_send_sync,
+    reason = "an endpoint shares its pool; all threads of a world run on one"
+)]
+fn attach(memory: ModelMemory, kernels: Kernels, host: u16, number: usize) -> Arc<Pool<ModelMemory>> {
+    let (superblock, layout) = &*POOL;
+    let pid = FIRST + number as u32;
+    // Under one kernel nobody goes by heartbeats; between two nobody who lives is silent for so long.
+    let silence = if kernels == Kernels::Shared { Duration::from_micros(2) } else { PATIENCE };
+    let member = Member { pid, timeout: PATIENCE, silence, ..Member::new(host, 7) };
+    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member, true, Flaw::None);
+    Arc::new(pool.expect("the host is ours"))
+}
+
+/// Sends and receives all that the plan says of endpoint `number`.
+fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Witness) {
+    let mut dice = Dice::new(acts, 10);
+    let mut end = End::open(Arc::clone(&pool), options()).expect("a port is free");
+    witness.addresses.borrow_mut()[number] = Some(end.address());
+    let peers: Vec<u32> = (0..witness.hosts.len())
+        .map_while(|peer| Some(end.connect(address_of(&pool, witness, peer)?)))
+        .collect();
+    if peers.len() < witness.hosts.len() {
+        return;
+    }
+    let plan = &witness.plan;
+    let mut sends: VecDeque<usize> = (0..plan.len()).filter(|&index| plan[index].from == number).collect();
+    let mut receives: VecDeque<usize> = (0..plan.len()).filter(|&index| plan[index].to == number).collect();
+    let (mut open, mut received) = (0, BTreeMap::new());
+    while open > 0 || !sends.is_empty() || !receives.is_empty() {
+        match dice.roll(4) {
+            0 | 1 => {
+                if let Some(index) = sends.pop_front() {
+                    open += send(&mut end, peers[plan[index].to], &plan[index], index, &mut dice);
+                }
+            }
+            2 => {
+                if let Some(index) = receives.pop_front() {
+                    let Message { from, label, .. } = plan[index];
+                    let way = witness.ways[number];
+                    let filter = Filter {
+                        from: (way > 0).then_some(peers[from]),
+                        kind: 1,
+                        tag: label.tag,
+                        ignore: if way == 2 { 0 } else { u64::MAX },
+                    };
+                    end.receive(filter, vec![0; SIZES[5]], index);
+                    open += 1;
+                }
+            }
+            _ => {
+                end.progress().expect("nobody is evicted");
+                pool.memory().pause();
+            }
+        }
+        while let Some(done) = end.completion() {
+            open -= 1;
+            if let Some((context, came)) = finish(done, &peers, number, witness) {
+                received.insert(context, came);
+            }
+        }
+    }
+    for from in 0..peers.len() {
+        let came = received.values().filter(|came| came.from == from);
+        let sent = plan.iter().filter(|message| (message.from, message.to) == (from, number));
+        let pairs: Vec<_> = came.zip(sent).collect();
+        // Where it matters who is meant, each receive has been held against its message.
+        let in_order = pairs.iter().all(|(came, sent)| came.is(sent));
+        assert!(
+            in_order || witness.ways[number] > 0,
+            "{number} received from {from} in another order: {pairs:?}"
+        );
+    }
+    end.close().expect("nobody is evicted");
+    witness.over.set(witness.over.get() + 1);
+}
+
+/// The address of an endpoint, once it has one; nothing when its process died before.
+fn address_of(pool: &Pool<ModelMemory>, witness: &Witness, peer: usize) -> Option<Address> {
+    loop {
+        if let Some(address) = witness.addresses.borrow()[peer] {
+            return Some(address);
+        }
+        let (host, slots) = (witness.hosts[peer], &witness.hosts[..peer]);
+        let slot = slots.iter().filter(|&&other| other == host).count() as u16;
+        let is_alive = pool.peer_alive(host, polder_mem::ProcessSlot(slot)).expect("no fault");
+        if !is_alive && witness.addresses.borrow()[peer].is_none() {
+            return None;
+        }
+        pool.memory().pause();
+    }
+}
+
+/// Sends a message, one way or the other; how many completions come of it.
+fn send(end: &mut End, to: u32, message: &Message, index: usize, dice: &mut Dice) -> usize {
+    let bytes = message.bytes();
+    if dice.roll(2) == 0 {
+        end.inject(to, message.label, &bytes).expect("the peer is known");
+        return 0;
+    }
+    end.send(to, message.label, bytes, index).expect("the peer is known");
+    1
+}
+
+/// What came.
+#[derive(Debug)]
+struct Came {
+    from: usize,
+    label: Label,
+    bytes: Vec<u8>,
+}
+
+impl Came {
+    fn is(&self, message: &Message) -> bool {
+        (self.from, self.label) == (message.from, message.label) && self.bytes == message.bytes()
+    }
+}
+
+/// Holds what is over against the plan. Returns what came, and to which receive.
+fn finish(
+    done: Completion<Vec<u8>, usize>,
+    peers: &[u32],
+    number: usize,
+    witness: &Witness,
+) -> Option<(usize, Came)> {
+    let plan = &witness.plan;
+    match done {
+        Completion::Sent { buffer, context } => assert_eq!(buffer, plan[context].bytes(), "sent {context}"),
+        Completion::Received { mut buffer, context, arrival } => {
+            let from = peers.iter().position(|&peer| peer == arrival.from).expect("a peer of the plan");
+            buffer.truncate(arrival.bytes as usize);
+            let came = Came { from, label: arrival.label, bytes: buffer };
+            let is_right = witness.ways[number] == 0 || came.is(&plan[context]);
+            assert!(is_right, "{number} received {came:?} for {:?}", plan[context]);
+            return Some((context, came));
+        }
+        Completion::Failed { context, error, .. } => {
+            let Message { from, to, .. } = plan[context];
+            let with = if from == number { to } else { from };
+            let is_fine = matches!(error, PoolError::PeerDead { .. }) && witness.victim == Some(with);
+            assert!(is_fine, "message {context} failed: {error}");
+        }
+    }
+    None
+}
+
+/// At the end everybody has all, and nothing is left; where somebody died, its port can be had again.
+fn judge(world: &mut World, kernels: Kernels, witness: &Rc<Witness>) {
+    let witness = Rc::clone(witness);
+    let memories: Vec<_> = (0..HOSTS).map(|host| world.memory(host, SPARE)).collect();
+    world.check(0, move |_| {
+        let pools: Vec<_> =
+            (0..).zip(memories).map(|(host, memory)| attach(memory, kernels, host, 50)).collect();
+        if witness.victim.is_none() {
+            assert_eq!(witness.over.get(), witness.hosts.len(), "somebody waits for ever");
+            assert_eq!(pools[0].list(""), Ok(vec![]));
+            for pool in pools.iter().chain(&pools).chain(&pools) {
+                pool.maintain().expect("nobody keeps a lock");
+            }
+            pools.iter().for_each(|pool| expect_clean(&pool.directory()));
+        }
+        for pool in pools {
+            let end = End::open(pool, options()).expect("whoever died is in nobody's way");
+            assert_eq!(end.address().port, 0);
+        }
+    });
+}

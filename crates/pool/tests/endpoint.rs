@@ -1,0 +1,214 @@
+//! Endpoints between threads that are processes of two hosts.
+
+use std::sync::Arc;
+
+use polder_mem::{Heap, HeapShape, ProcessSlot};
+use polder_pool::endpoint::{Address, Arrival, Completion, Endpoint, Filter, Label, Options};
+use polder_pool::format::{Geometry, Layout, Overwrite, Uuid, format};
+use polder_pool::local::LocalLayout;
+use polder_pool::ring::RingShape;
+use polder_pool::{Member, Pool, PoolError};
+
+const BYTES: u64 = 16 << 20;
+
+type End = Endpoint<Heap, Vec<u8>, u64>;
+
+fn options() -> Options {
+    let ring = RingShape::new(4, 1024).unwrap();
+    Options { ring, eager_bytes: 512, window_bytes: 4096, ..Options::default() }
+}
+
+/// Pools of two processes on each of two hosts.
+fn pools() -> Vec<Arc<Pool<Heap>>> {
+    let geometry = Geometry { hosts: 2, processes: 2, ..Geometry::for_region(BYTES) };
+    let layout = Layout::new(&geometry, BYTES).unwrap();
+    let local_words = LocalLayout::new(&layout).words();
+    let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 2, local_words, bells: 4 });
+    format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
+    let places = [(0, 0), (1, 0), (0, 1), (1, 1)];
+    let attach = |(host, slot)| {
+        let memory =
+            if (host, slot) == (0, 0) { heap.clone() } else { heap.process(host, ProcessSlot(slot)) };
+        Arc::new(Pool::attach(memory, Member::new(host, 1)).unwrap())
+    };
+    places.map(attach).into()
+}
+
+fn ends(pools: &[Arc<Pool<Heap>>]) -> [End; 2] {
+    [0, 1].map(|index: usize| Endpoint::open(Arc::clone(&pools[index]), options()).unwrap())
+}
+
+fn label(tag: u64) -> Label {
+    Label { kind: 1, tag, data: None }
+}
+
+fn exactly(from: Option<u32>, tag: u64) -> Filter {
+    Filter { from, kind: 1, tag, ignore: 0 }
+}
+
+fn bytes(count: usize, salt: u8) -> Vec<u8> {
+    (0..count).map(|index| (index as u8).wrapping_mul(31).wrapping_add(salt)).collect()
+}
+
+/// Goes on until the one at `index` completes something.
+fn next(ends: &mut [End; 2], index: usize) -> Completion<Vec<u8>, u64> {
+    for _ in 0..1 << 20 {
+        ends.iter_mut().for_each(|end| end.progress().unwrap());
+        if let Some(done) = ends[index].completion() {
+            return done;
+        }
+    }
+    panic!("nothing completes");
+}
+
+fn received(done: Completion<Vec<u8>, u64>) -> (Vec<u8>, u64, Arrival) {
+    match done {
+        Completion::Received { buffer, context, arrival } => (buffer, context, arrival),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn messages_of_every_size_arrive_whole_and_in_order() {
+    let pools = pools();
+    let mut ends = ends(&pools);
+    let to = ends[1].address();
+    let peer = ends[0].connect(to);
+    let sizes = [0, 1, 8, 16, 17, 512, 513, 1024, 1025, 100_000];
+    for (number, &size) in (0..).zip(&sizes) {
+        ends[0].send(peer, label(7), bytes(size, number as u8), number).unwrap();
+    }
+    for (number, &size) in (0..).zip(&sizes) {
+        ends[1].receive(exactly(None, 7), vec![0; size + 1], number);
+        let (buffer, context, arrival) = received(next(&mut ends, 1));
+        assert_eq!((context, arrival.bytes, arrival.label), (number, size as u64, label(7)));
+        assert_eq!(&buffer[..size], bytes(size, number as u8), "message of {size} bytes");
+    }
+    for _ in &sizes {
+        assert!(matches!(next(&mut ends, 0), Completion::Sent { .. }));
+    }
+}
+
+#[test]
+fn a_receive_takes_what_its_tag_mask_and_sender_say() {
+    let pools = pools();
+    let mut ends = ends(&pools);
+    let addresses = [ends[0].address(), ends[1].address()];
+    let there = ends[0].connect(addresses[1]);
+    let here = ends[1].connect(addresses[0]);
+    for tag in [0x11, 0x12, 0x21] {
+        ends[0].inject(there, label(tag), &bytes(4, tag as u8)).unwrap();
+    }
+    ends[0].inject(there, Label { kind: 2, tag: 0x33, data: Some(99) }, b"with data").unwrap();
+    ends[1].receive(Filter { ignore: 0xf0, ..exactly(Some(here), 0x01) }, vec![0; 4], 1);
+    ends[1].receive(Filter { ignore: 0xf0, ..exactly(None, 0x01) }, vec![0; 4], 2);
+    ends[1].receive(exactly(Some(here), 0x12), vec![0; 2], 3);
+    ends[1].receive(Filter { from: None, kind: 2, tag: 0, ignore: u64::MAX }, vec![0; 20], 4);
+    let mut got: Vec<_> = (0..4).map(|_| received(next(&mut ends, 1))).collect();
+    got.sort_by_key(|(_, context, _)| *context);
+    let tags: Vec<u64> = got.iter().map(|(_, _, arrival)| arrival.label.tag).collect();
+    assert_eq!(tags, [0x11, 0x21, 0x12, 0x33]);
+    assert_eq!((got[2].0.len(), got[2].2.bytes), (2, 4), "a message that is longer than its buffer is cut");
+    assert_eq!((got[3].2.label.data, &got[3].0[..9]), (Some(99), &b"with data"[..]));
+}
+
+#[test]
+fn a_message_that_nobody_receives_stands_in_no_other_ones_way() {
+    let pools = pools();
+    let mut ends = ends(&pools);
+    let to = ends[1].address();
+    let peer = ends[0].connect(to);
+    for number in 0..100 {
+        ends[0].send(peer, label(1), bytes(500, 1), number).unwrap();
+        ends[0].send(peer, label(2), bytes(5000, 2), 1000 + number).unwrap();
+    }
+    ends[0].send(peer, label(3), bytes(2000, 3), 5000).unwrap();
+    ends[1].receive(exactly(None, 3), vec![0; 2000], 0);
+    assert_eq!(received(next(&mut ends, 1)).0, bytes(2000, 3));
+    let filter = exactly(None, 2);
+    assert_eq!(ends[1].peek(filter).map(|arrival| arrival.bytes), Some(5000));
+    for number in 0..100 {
+        for (tag, size) in [(1, 500), (2, 5000)] {
+            ends[1].receive(exactly(None, tag), vec![0; size], number);
+            assert_eq!(received(next(&mut ends, 1)).0, bytes(size, tag as u8));
+        }
+    }
+}
+
+#[test]
+fn an_endpoint_sends_to_itself_and_to_others_of_its_host() {
+    let pools = pools();
+    let mut ends: [End; 2] =
+        [0, 2].map(|index: usize| Endpoint::open(Arc::clone(&pools[index]), options()).unwrap());
+    let addresses = [ends[0].address(), ends[1].address()];
+    assert_eq!(addresses.map(|address| (address.host, address.port)), [(0, 0), (0, 1)]);
+    for to in addresses {
+        let peer = ends[0].connect(to);
+        ends[0].send(peer, label(5), bytes(3000, 5), 1).unwrap();
+    }
+    for index in [0, 1] {
+        ends[index].receive(exactly(None, 5), vec![0; 3000], 2);
+    }
+    let mut own: Vec<_> = (0..3).map(|_| next(&mut ends, 0)).collect();
+    own.retain(|done| matches!(done, Completion::Received { .. }));
+    assert_eq!(received(own.remove(0)).0, bytes(3000, 5));
+    assert_eq!(received(next(&mut ends, 1)).0, bytes(3000, 5));
+}
+
+#[test]
+fn what_was_sent_before_its_sender_left_is_received() {
+    let pools = pools();
+    let [mut first, mut second] = ends(&pools);
+    let peer = first.connect(second.address());
+    first.inject(peer, label(1), b"last words").unwrap();
+    let closing = std::thread::spawn(move || first.close());
+    second.receive(exactly(None, 1), vec![0; 10], 1);
+    let done = loop {
+        second.progress().unwrap();
+        if let Some(done) = second.completion() {
+            break done;
+        }
+    };
+    assert_eq!(received(done).0, b"last words");
+    closing.join().unwrap().unwrap();
+    drop(second);
+    assert_eq!(pools[0].list("").unwrap(), []);
+}
+
+#[test]
+fn operations_with_a_peer_that_is_gone_fail_and_name_it() {
+    let pools = pools();
+    let [mut first, second] = ends(&pools);
+    let peer = first.connect(second.address());
+    first.receive(exactly(Some(peer), 1), vec![0; 10], 1);
+    drop(second);
+    first.send(peer, label(1), bytes(10, 1), 2).unwrap();
+    let failed: Vec<_> = std::iter::from_fn(|| first.completion()).collect();
+    assert_eq!(failed.len(), 2);
+    for done in failed {
+        let Completion::Failed { error: PoolError::PeerDead { peer, .. }, .. } = done else {
+            panic!("{done:?}")
+        };
+        assert_eq!(peer.host, 1);
+    }
+}
+
+#[test]
+fn a_receive_that_nothing_matched_is_taken_back_and_ports_are_given_again() {
+    let pools = pools();
+    let [mut first, second] = ends(&pools);
+    first.receive(exactly(None, 1), vec![0; 10], 1);
+    assert!(first.cancel(|context| *context == 2).is_none());
+    assert_eq!(first.cancel(|context| *context == 1).map(|(buffer, _)| buffer.len()), Some(10));
+    let before = second.address();
+    drop(second);
+    let again: End = Endpoint::open(Arc::clone(&pools[1]), options()).unwrap();
+    assert_eq!((again.address().port, before.port), (0, 0));
+    assert_ne!(again.address(), before);
+    assert_eq!(Address::decode(before.encode()), Some(before));
+    assert_eq!(Address::decode([0; 16]), None);
+    let more: End = Endpoint::open(Arc::clone(&pools[1]), options()).unwrap();
+    assert_eq!(more.address().port, 1);
+    let full = Endpoint::<Heap, Vec<u8>, u64>::open(Arc::clone(&pools[3]), options()).err();
+    assert!(matches!(full, Some(PoolError::NoSlot { host: 1, slots: 2 })), "{full:?}");
+}
