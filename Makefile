@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo torch tools test verify soak fuzz bench
+.PHONY: setup demo torch tools mpi test verify soak fuzz bench
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -33,7 +33,15 @@ tools: setup .venv/.dev .cache/tools/bin/cargo-deny
 	@echo "setup: building cargo-deny (minutes, once)" >&2
 	@PATH="$$HOME/.cargo/bin:$$PATH" cargo install --quiet --locked --debug --root .cache/tools cargo-deny@0.20.2
 
-test: setup tools torch
+# An MPI library that the tests run over the pool, in an environment of its own: several have programs of one name.
+mpi: .cache/mpich/.ready
+.cache/mpich/.ready: pyproject.toml | setup
+	@echo "setup: installing MPICH and mpi4py" >&2
+	@.venv/bin/python -m venv .cache/mpich
+	@.cache/mpich/bin/pip install -q --disable-pip-version-check numpy $(call extra,mpich)
+	@touch $@
+
+test: setup tools torch mpi
 	@scripts/test.sh
 
 # A million schedules of each protocol, and every mutant of each: about an hour on two cores.

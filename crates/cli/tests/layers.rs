@@ -11,6 +11,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("mem", &[]),
     ("kernels", &[]),
     ("pool", &["mem", "kernels", "schedule"]),
+    ("ofi", &["pool", "mem", "kernels", "schedule"]),
     ("python", &["pool", "mem", "kernels", "schedule"]),
     ("cli", &["pool", "mem", "kernels", "schedule"]),
 ];

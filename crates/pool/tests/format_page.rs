@@ -9,6 +9,8 @@ const SOURCES: &[&str] = &[
     "object",
     "ring",
     "summary",
+    "endpoint/place",
+    "endpoint/wire",
     "group/join",
     "group/progress",
     "group/signature",

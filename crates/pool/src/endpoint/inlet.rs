@@ -128,8 +128,10 @@ impl<M: Memory> Inlets<M> {
     // SYNC: sees what `Out::publish` of the producers stored in their words.
     fn read_news(&mut self) -> Result<(), PoolError> {
         for ring in &self.rings {
+            // HARMLESS(invalidate -> write_back -> drop), the news of a ring: the next search reads it afresh.
             self.memory.invalidate(ring.word, 8);
         }
+        // HARMLESS(fence_invalidations -> sfence -> drop), one look at the news: an older word means another look.
         self.memory.fence_invalidations();
         for ring in &mut self.rings {
             ring.promised = self.memory.load(ring.word)?;
@@ -149,6 +151,7 @@ impl<M: Memory> Inlets<M> {
         for (_, word) in words.iter().filter(|(_, word)| word.0.is_multiple_of(LINE)) {
             self.memory.invalidate(*word, LINE);
         }
+        // HARMLESS(fence_invalidations -> sfence -> drop), one search: an older word means another search.
         self.memory.fence_invalidations();
         for (place, word) in words {
             let said = self.memory.load(word)?;

@@ -17,8 +17,8 @@ use crate::ring::Envelope;
 
 /// Bits of an offset in a message.
 const OFFSET_BITS: u32 = 40;
-/// The longest message.
-pub(super) const LONGEST: u64 = (1 << OFFSET_BITS) - 1;
+/// Bytes of the longest message.
+pub const LONGEST: u64 = (1 << OFFSET_BITS) - 1;
 /// Receives that are under way at most.
 pub(super) const RECEIVES: usize = 1 << (64 - OFFSET_BITS);
 /// Bytes of a label's data.

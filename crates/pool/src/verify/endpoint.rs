@@ -10,10 +10,10 @@ use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Shape, Suite, World};
+use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Shape, Suite, World};
 use polder_mem::{Coherence, LINE, Memory};
 
-use super::group::Dice;
+use super::group::{Dice, harmless};
 use super::stage::expect_clean;
 use crate::endpoint::{Address, Completion, Endpoint, Filter, Label, Options};
 use crate::format::{Geometry, Layout, Superblock, Uuid};
@@ -24,8 +24,18 @@ use crate::{Member, Pool, PoolError};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "endpoints send each other eager and long messages, and one may die";
-    vec![Suite::new("endpoint", about, endpoint).mutates(&["endpoint.rs", "inlet.rs", "outlet.rs"])]
+    let files = &["endpoint.rs", "inlet.rs", "outlet.rs"];
+    vec![Suite::new("endpoint", about, endpoint).mutates(files).harmless(HARMLESS)]
 }
+
+const HARMLESS: &[Harmless] = &[
+    harmless("endpoint/inlet.rs", "the news of a ring", Change::Drop),
+    harmless("endpoint/inlet.rs", "the news of a ring", Change::Weaken),
+    harmless("endpoint/inlet.rs", "one look at the news", Change::Drop),
+    harmless("endpoint/inlet.rs", "one look at the news", Change::Weaken),
+    harmless("endpoint/inlet.rs", "one search", Change::Drop),
+    harmless("endpoint/inlet.rs", "one search", Change::Weaken),
+];
 
 const HOSTS: u16 = 2;
 const PROCESSES: u16 = 3;

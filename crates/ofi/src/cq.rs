@@ -1,0 +1,271 @@
+//! Completion queues.
+
+use std::collections::VecDeque;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::Arc;
+
+use crate::domain;
+use crate::ffi::{
+    Absent, CQ_FORMAT_CONTEXT, CQ_FORMAT_DATA, CQ_FORMAT_MSG, CQ_FORMAT_TAGGED, CQ_FORMAT_UNSPEC, CqAttr,
+    CqErrEntry, CqTaggedEntry, Errno, Fid, FidCq, FidDomain, Ops, OpsCq, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD,
+    class,
+};
+use crate::guard;
+use crate::object::{Object, fid, given, wanted};
+use crate::state::{Domain, State};
+
+/// Operations that have completed, oldest first.
+pub(crate) struct Queue {
+    /// Bytes of an entry in the format that was asked for.
+    entry_bytes: usize,
+    entries: VecDeque<Done>,
+    /// Endpoints that report here.
+    pub(crate) bound: usize,
+    /// Whether somebody wants the waiting to end.
+    signalled: bool,
+    /// The text of the failure that was read last.
+    told: CString,
+}
+
+enum Done {
+    Well(CqTaggedEntry, u64),
+    Badly { entry: CqTaggedEntry, errno: Errno, over: u64, text: String },
+}
+
+// SAFETY: the pointers in entries are the program's and carried, never followed.
+unsafe impl Send for Queue {}
+
+impl Queue {
+    fn new(entry_bytes: usize) -> Self {
+        Self { entry_bytes, entries: VecDeque::new(), bound: 0, signalled: false, told: CString::default() }
+    }
+
+    pub(crate) fn push(&mut self, entry: CqTaggedEntry, from: u64) {
+        self.entries.push_back(Done::Well(entry, from));
+    }
+
+    pub(crate) fn fail(&mut self, entry: CqTaggedEntry, errno: Errno, over: u64, text: &str) {
+        self.entries.push_back(Done::Badly { entry, errno, over, text: text.to_owned() });
+    }
+
+    /// Writes up to `count` entries that went well; a failure in front of them must be read first.
+    ///
+    /// # Safety
+    /// `to` has room for `count` entries of this queue's format, and `from`, unless null, for as many addresses.
+    unsafe fn take(&mut self, to: *mut c_void, count: usize, from: *mut u64) -> Result<usize, Errno> {
+        let mut taken = 0;
+        while taken < count
+            && let Some(Done::Well(entry, source)) = self.entries.front()
+        {
+            // SAFETY: by this function's contract; a format is a beginning of the longest one.
+            unsafe {
+                let place = to.cast::<u8>().add(taken * self.entry_bytes);
+                std::ptr::from_ref(entry).cast::<u8>().copy_to_nonoverlapping(place, self.entry_bytes);
+                if !from.is_null() {
+                    from.add(taken).write(*source);
+                }
+            }
+            self.entries.pop_front();
+            taken += 1;
+        }
+        match (taken, self.entries.front()) {
+            (0, Some(Done::Badly { .. })) => Err(Errno::AVAIL),
+            (0, None) => Err(Errno::AGAIN),
+            _ => Ok(taken),
+        }
+    }
+}
+
+/// An open queue.
+pub(crate) struct Open {
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) at: usize,
+}
+
+impl Open {
+    fn queue<'a>(&self, state: &'a mut State) -> Result<&'a mut Queue, Errno> {
+        state.ledger.queues.get_mut(self.at).ok_or(Errno::INVAL)
+    }
+}
+
+pub(crate) type Cq = Object<FidCq, Open>;
+
+static OPS: Ops = Ops {
+    size: size_of::<Ops>(),
+    close,
+    bind: Absent::ABSENT,
+    control: Absent::ABSENT,
+    ops_open: Absent::ABSENT,
+    tostr: Absent::ABSENT,
+    ops_set: Absent::ABSENT,
+};
+
+static CQ_OPS: OpsCq =
+    OpsCq { size: size_of::<OpsCq>(), read, readfrom, readerr, sread, sreadfrom, signal, strerror };
+
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut FidDomain,
+    attr: *mut CqAttr,
+    place: *mut *mut FidCq,
+    context: *mut c_void,
+) -> c_int {
+    guard::status(|| {
+        wanted(place)?;
+        // SAFETY: libfabric passes an open domain, and attributes that live for the call.
+        let (domain, attr) = unsafe { (domain::of(domain), given(attr)?) };
+        let entry_bytes = match attr.format {
+            CQ_FORMAT_CONTEXT | CQ_FORMAT_UNSPEC => 8,
+            CQ_FORMAT_MSG => 24,
+            CQ_FORMAT_DATA => 40,
+            CQ_FORMAT_TAGGED => size_of::<CqTaggedEntry>(),
+            _ => return Err(Errno::NOSYS),
+        };
+        // There is nothing to poll on: progress is made by whoever waits.
+        if !matches!(attr.wait_obj, WAIT_NONE | WAIT_UNSPEC | WAIT_YIELD) {
+            return Err(Errno::NOSYS);
+        }
+        let at = domain.state().ledger.queues.insert(Queue::new(entry_bytes));
+        let fid = FidCq { fid: fid(class::CQ, context, &OPS), ops: &CQ_OPS };
+        // SAFETY: `place` is not null, and the caller's to be written.
+        unsafe { Cq::hand_out(fid, Open { domain: Arc::clone(domain), at }, place) };
+        Ok(())
+    })
+}
+
+/// What belongs to an open queue.
+///
+/// # Safety
+/// `cq` is one that [`open`] made.
+pub(crate) unsafe fn of<'a>(cq: *const FidCq) -> &'a Open {
+    // SAFETY: by this function's contract.
+    unsafe { Cq::of(cq) }
+}
+
+unsafe extern "C" fn close(cq: *mut Fid) -> c_int {
+    guard::status(|| {
+        // SAFETY: libfabric passes what `open` made.
+        let queue = unsafe { of(cq.cast()) };
+        let mut state = queue.domain.state();
+        if queue.queue(&mut state)?.bound > 0 {
+            return Err(Errno::BUSY);
+        }
+        state.ledger.queues.remove(queue.at);
+        drop(state);
+        // SAFETY: as above; a program closes once.
+        unsafe { Cq::close(cq.cast()) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn read(cq: *mut FidCq, to: *mut c_void, count: usize) -> isize {
+    // SAFETY: the same call, without addresses.
+    unsafe { readfrom(cq, to, count, std::ptr::null_mut()) }
+}
+
+unsafe extern "C" fn readfrom(cq: *mut FidCq, to: *mut c_void, count: usize, from: *mut u64) -> isize {
+    guard::amount(|| {
+        // SAFETY: libfabric passes an open queue.
+        let open = unsafe { of(cq) };
+        let mut state = open.domain.state();
+        state.progress()?;
+        let count = if to.is_null() { 0 } else { count };
+        // SAFETY: the program has room for `count` entries, and for addresses if it asks for them.
+        unsafe { open.queue(&mut state)?.take(to, count, from) }
+    })
+}
+
+unsafe extern "C" fn sread(
+    cq: *mut FidCq,
+    to: *mut c_void,
+    count: usize,
+    cond: *const c_void,
+    timeout_ms: c_int,
+) -> isize {
+    // SAFETY: the same call, without addresses.
+    unsafe { sreadfrom(cq, to, count, std::ptr::null_mut(), cond, timeout_ms) }
+}
+
+unsafe extern "C" fn sreadfrom(
+    cq: *mut FidCq,
+    to: *mut c_void,
+    count: usize,
+    from: *mut u64,
+    _cond: *const c_void,
+    timeout_ms: c_int,
+) -> isize {
+    guard::amount(|| {
+        // SAFETY: libfabric passes an open queue.
+        let open = unsafe { of(cq) };
+        let count = if to.is_null() { 0 } else { count };
+        let read = open.domain.wait(timeout_ms, |state| {
+            let queue = open.queue(state)?;
+            // SAFETY: as for a read that does not wait.
+            match unsafe { queue.take(to, count, from) } {
+                Err(Errno::AGAIN) if !std::mem::take(&mut queue.signalled) => Ok(None),
+                read => read.map(Some),
+            }
+        });
+        read?.ok_or(Errno::AGAIN)
+    })
+}
+
+unsafe extern "C" fn readerr(cq: *mut FidCq, to: *mut CqErrEntry, _flags: u64) -> isize {
+    guard::amount(|| {
+        wanted(to)?;
+        // SAFETY: libfabric passes an open queue.
+        let open = unsafe { of(cq) };
+        let mut state = open.domain.state();
+        let queue = open.queue(&mut state)?;
+        if !matches!(queue.entries.front(), Some(Done::Badly { .. })) {
+            return Err(Errno::AGAIN);
+        }
+        let Some(Done::Badly { entry, errno: Errno(err), over, text }) = queue.entries.pop_front() else {
+            return Err(Errno::AGAIN);
+        };
+        queue.told = CString::new(text).unwrap_or_default();
+        // SAFETY: not null, and the program's to be written; its own buffer for more stays as it is.
+        unsafe {
+            (*to).entry = entry;
+            (*to).olen = usize::try_from(over).unwrap_or(usize::MAX);
+            (*to).err = err;
+            (*to).prov_errno = -err;
+            (*to).err_data_size = 0;
+        }
+        Ok(1)
+    })
+}
+
+unsafe extern "C" fn signal(cq: *mut FidCq) -> c_int {
+    guard::status(|| {
+        // SAFETY: libfabric passes an open queue.
+        let open = unsafe { of(cq) };
+        open.queue(&mut open.domain.state())?.signalled = true;
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn strerror(
+    cq: *mut FidCq,
+    _prov_errno: c_int,
+    _err_data: *const c_void,
+    to: *mut c_char,
+    room: usize,
+) -> *const c_char {
+    guard::object(|| {
+        // SAFETY: libfabric passes an open queue.
+        let open = unsafe { of(cq) };
+        let mut state = open.domain.state();
+        let Ok(queue) = open.queue(&mut state) else { return std::ptr::null_mut() };
+        if to.is_null() || room == 0 {
+            return queue.told.as_ptr().cast_mut();
+        }
+        let text = queue.told.as_bytes();
+        let bytes = text.len().min(room - 1);
+        // SAFETY: the program says how much room there is.
+        unsafe {
+            to.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), bytes);
+            to.add(bytes).write(0);
+        }
+        to
+    })
+}

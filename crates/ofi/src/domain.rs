@@ -1,0 +1,111 @@
+//! The domain: this process in the pool.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use crate::fabric::Fabric;
+use crate::ffi::{Absent, Errno, Fid, FidDomain, FidEp, FidFabric, Info, Ops, OpsDomain, class};
+use crate::object::{Object, fid, given, wanted};
+use crate::state::Domain;
+use crate::{av, cntr, cq, ep, guard, mr, session};
+
+struct Open {
+    domain: Arc<Domain>,
+    /// Keeps the fabric open.
+    _fabric: Arc<()>,
+}
+
+type Opened = Object<FidDomain, Open>;
+
+static OPS: Ops = Ops {
+    size: size_of::<Ops>(),
+    close,
+    bind,
+    control: Absent::ABSENT,
+    ops_open: Absent::ABSENT,
+    tostr: Absent::ABSENT,
+    ops_set: Absent::ABSENT,
+};
+
+static DOMAIN_OPS: OpsDomain = OpsDomain {
+    size: size_of::<OpsDomain>(),
+    av_open: av::open,
+    cq_open: cq::open,
+    endpoint: ep::open,
+    scalable_ep: Absent::ABSENT,
+    cntr_open: cntr::open,
+    poll_open: Absent::ABSENT,
+    stx_ctx: Absent::ABSENT,
+    srx_ctx: Absent::ABSENT,
+    query_atomic: Absent::ABSENT,
+    query_collective: Absent::ABSENT,
+    endpoint2,
+};
+
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut FidFabric,
+    info: *mut Info,
+    place: *mut *mut FidDomain,
+    context: *mut c_void,
+) -> c_int {
+    guard::status(|| {
+        wanted(place)?;
+        // SAFETY: libfabric passes an open fabric, and an info that lives for the call.
+        let (fabric, _) = unsafe { (Fabric::of(fabric), given(info)?) };
+        let session = session::session().map_err(|why| {
+            session::complain(&why);
+            Errno::NODATA
+        })?;
+        let open = Open { domain: Arc::new(Domain::new(session)), _fabric: Arc::clone(&fabric.domains) };
+        let fid = FidDomain { fid: fid(class::DOMAIN, context, &OPS), ops: &DOMAIN_OPS, mr: &mr::MR_OPS };
+        // SAFETY: `place` is not null, and the caller's to be written.
+        unsafe { Opened::hand_out(fid, open, place) };
+        Ok(())
+    })
+}
+
+/// What belongs to an open domain.
+///
+/// # Safety
+/// `domain` is one that [`open`] made.
+pub(crate) unsafe fn of<'a>(domain: *const FidDomain) -> &'a Arc<Domain> {
+    // SAFETY: by this function's contract.
+    unsafe { &Opened::of(domain).domain }
+}
+
+unsafe extern "C" fn close(domain: *mut Fid) -> c_int {
+    guard::status(|| {
+        // SAFETY: libfabric passes what `open` made.
+        if unsafe { of(domain.cast()) }.state().in_use() {
+            return Err(Errno::BUSY);
+        }
+        // SAFETY: as above; a program closes once.
+        unsafe { Opened::close(domain.cast()) };
+        Ok(())
+    })
+}
+
+/// An event queue would be told of registrations and insertions in the background: there are none.
+unsafe extern "C" fn bind(_domain: *mut Fid, to: *mut Fid, _flags: u64) -> c_int {
+    guard::status(|| {
+        // SAFETY: libfabric passes an open object, or the program passed none.
+        match unsafe { given(to)? }.class {
+            class::EQ => Ok(()),
+            _ => Err(Errno::INVAL),
+        }
+    })
+}
+
+unsafe extern "C" fn endpoint2(
+    domain: *mut FidDomain,
+    info: *mut Info,
+    place: *mut *mut FidEp,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    match flags {
+        // SAFETY: the same arguments.
+        0 => unsafe { ep::open(domain, info, place, context) },
+        _ => -Errno::BADFLAGS.0,
+    }
+}

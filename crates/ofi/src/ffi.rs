@@ -1,0 +1,796 @@
+//! libfabric's C interface, as far as the provider meets it: the layout that 1.17 and every later release share.
+//!
+//! A structure that grew after 1.17 stands here without what it gained, and is made by libfabric alone.
+#![expect(dead_code, reason = "the layout is libfabric's, whatever of it is read here")]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::offset_of;
+
+pub(crate) use libc::iovec;
+
+pub(crate) const fn version(major: u32, minor: u32) -> u32 {
+    major << 16 | minor
+}
+
+/// What a capability, an operation or a completion is about.
+pub(crate) mod flag {
+    pub(crate) const MSG: u64 = 1 << 1;
+    pub(crate) const RMA: u64 = 1 << 2;
+    pub(crate) const TAGGED: u64 = 1 << 3;
+    pub(crate) const ATOMIC: u64 = 1 << 4;
+    pub(crate) const READ: u64 = 1 << 8;
+    pub(crate) const WRITE: u64 = 1 << 9;
+    pub(crate) const RECV: u64 = 1 << 10;
+    pub(crate) const SEND: u64 = 1 << 11;
+    pub(crate) const REMOTE_READ: u64 = 1 << 12;
+    pub(crate) const REMOTE_WRITE: u64 = 1 << 13;
+    pub(crate) const MULTI_RECV: u64 = 1 << 16;
+    pub(crate) const REMOTE_CQ_DATA: u64 = 1 << 17;
+    pub(crate) const MORE: u64 = 1 << 18;
+    pub(crate) const PEEK: u64 = 1 << 19;
+    pub(crate) const FENCE: u64 = 1 << 21;
+    pub(crate) const COMPLETION: u64 = 1 << 24;
+    pub(crate) const INJECT: u64 = 1 << 25;
+    pub(crate) const INJECT_COMPLETE: u64 = 1 << 26;
+    pub(crate) const TRANSMIT_COMPLETE: u64 = 1 << 27;
+    pub(crate) const DELIVERY_COMPLETE: u64 = 1 << 28;
+    pub(crate) const LOCAL_COMM: u64 = 1 << 51;
+    pub(crate) const REMOTE_COMM: u64 = 1 << 52;
+    pub(crate) const SOURCE: u64 = 1 << 57;
+    pub(crate) const DIRECTED_RECV: u64 = 1 << 59;
+    /// Of a tagged receive: takes the message that a peek set aside.
+    pub(crate) const CLAIM: u64 = 1 << 59;
+    /// Of a tagged receive: throws the message away.
+    pub(crate) const DISCARD: u64 = 1 << 58;
+    /// Of a queue that is bound: completions only where an operation asks.
+    pub(crate) const SELECTIVE_COMPLETION: u64 = 1 << 59;
+}
+
+pub(crate) mod order {
+    pub(crate) const SAS: u64 = 1 << 8;
+}
+
+pub(crate) mod mr_mode {
+    pub(crate) const BASIC: c_int = 1 << 0;
+    pub(crate) const SCALABLE: c_int = 1 << 1;
+    pub(crate) const LOCAL: c_int = 1 << 2;
+    pub(crate) const ENDPOINT: c_int = 1 << 9;
+
+    use std::ffi::c_int;
+}
+
+/// Enumerations, whose later values are not known here: numbers, as C has them.
+pub(crate) const EP_UNSPEC: c_int = 0;
+pub(crate) const EP_RDM: c_int = 3;
+pub(crate) const AV_UNSPEC: c_int = 0;
+pub(crate) const AV_MAP: c_int = 1;
+pub(crate) const AV_TABLE: c_int = 2;
+pub(crate) const PROGRESS_UNSPEC: c_int = 0;
+pub(crate) const PROGRESS_AUTO: c_int = 1;
+pub(crate) const PROGRESS_MANUAL: c_int = 2;
+pub(crate) const THREAD_UNSPEC: c_int = 0;
+pub(crate) const THREAD_SAFE: c_int = 1;
+pub(crate) const THREAD_DOMAIN: c_int = 3;
+pub(crate) const RM_ENABLED: c_int = 2;
+pub(crate) const FORMAT_UNSPEC: u32 = 0;
+/// Marks what is a provider's own.
+pub(crate) const PROV_SPECIFIC: u32 = 1 << 31;
+pub(crate) const ADDR_UNSPEC: u64 = u64::MAX;
+pub(crate) const ADDR_NOTAVAIL: u64 = u64::MAX;
+/// The fields of a tag are runs of the same bit: here each bit is one.
+pub(crate) const TAG_GENERIC: u64 = 0xaaaa_aaaa_aaaa_aaaa;
+pub(crate) const TC_UNSPEC: u32 = 0;
+
+pub(crate) const CQ_FORMAT_UNSPEC: c_int = 0;
+pub(crate) const CQ_FORMAT_CONTEXT: c_int = 1;
+pub(crate) const CQ_FORMAT_MSG: c_int = 2;
+pub(crate) const CQ_FORMAT_DATA: c_int = 3;
+pub(crate) const CQ_FORMAT_TAGGED: c_int = 4;
+
+pub(crate) const WAIT_NONE: c_int = 0;
+pub(crate) const WAIT_UNSPEC: c_int = 1;
+pub(crate) const WAIT_YIELD: c_int = 5;
+
+pub(crate) const ENABLE: c_int = 6;
+pub(crate) const GETWAITOBJ: c_int = 16;
+pub(crate) const OPT_ENDPOINT: c_int = 0;
+pub(crate) const OPT_MIN_MULTI_RECV: c_int = 0;
+pub(crate) const OPT_CM_DATA_SIZE: c_int = 1;
+pub(crate) const CNTR_EVENTS_COMP: c_int = 0;
+
+/// What an object is, in its first word.
+pub(crate) mod class {
+    pub(crate) const FABRIC: usize = 1;
+    pub(crate) const DOMAIN: usize = 2;
+    pub(crate) const EP: usize = 3;
+    pub(crate) const AV: usize = 11;
+    pub(crate) const MR: usize = 12;
+    pub(crate) const EQ: usize = 13;
+    pub(crate) const CQ: usize = 14;
+    pub(crate) const CNTR: usize = 15;
+}
+
+/// Why a call failed: an errno, or one of libfabric's own from 256 on. Calls return it negated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+impl Errno {
+    pub(crate) const NOENT: Self = Self(libc::ENOENT);
+    pub(crate) const IO: Self = Self(libc::EIO);
+    pub(crate) const AGAIN: Self = Self(libc::EAGAIN);
+    pub(crate) const NOMEM: Self = Self(libc::ENOMEM);
+    pub(crate) const BUSY: Self = Self(libc::EBUSY);
+    pub(crate) const INVAL: Self = Self(libc::EINVAL);
+    pub(crate) const NOSPC: Self = Self(libc::ENOSPC);
+    pub(crate) const NOSYS: Self = Self(libc::ENOSYS);
+    pub(crate) const NOMSG: Self = Self(libc::ENOMSG);
+    pub(crate) const NODATA: Self = Self(libc::ENODATA);
+    pub(crate) const MSGSIZE: Self = Self(libc::EMSGSIZE);
+    pub(crate) const NOPROTOOPT: Self = Self(libc::ENOPROTOOPT);
+    pub(crate) const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
+    pub(crate) const TIMEDOUT: Self = Self(libc::ETIMEDOUT);
+    pub(crate) const HOSTDOWN: Self = Self(libc::EHOSTDOWN);
+    pub(crate) const NOTCONN: Self = Self(libc::ENOTCONN);
+    pub(crate) const CANCELED: Self = Self(libc::ECANCELED);
+    pub(crate) const NOKEY: Self = Self(266);
+    pub(crate) const OTHER: Self = Self(256);
+    pub(crate) const TOOSMALL: Self = Self(257);
+    pub(crate) const OPBADSTATE: Self = Self(258);
+    pub(crate) const AVAIL: Self = Self(259);
+    pub(crate) const BADFLAGS: Self = Self(260);
+    pub(crate) const NOEQ: Self = Self(261);
+    pub(crate) const DOMAIN: Self = Self(262);
+    pub(crate) const NOCQ: Self = Self(263);
+    pub(crate) const TRUNC: Self = Self(265);
+    pub(crate) const NOAV: Self = Self(267);
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct TxAttr {
+    pub(crate) caps: u64,
+    pub(crate) mode: u64,
+    pub(crate) op_flags: u64,
+    pub(crate) msg_order: u64,
+    pub(crate) comp_order: u64,
+    pub(crate) inject_size: usize,
+    pub(crate) size: usize,
+    pub(crate) iov_limit: usize,
+    pub(crate) rma_iov_limit: usize,
+    pub(crate) tclass: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct RxAttr {
+    pub(crate) caps: u64,
+    pub(crate) mode: u64,
+    pub(crate) op_flags: u64,
+    pub(crate) msg_order: u64,
+    pub(crate) comp_order: u64,
+    pub(crate) total_buffered_recv: usize,
+    pub(crate) size: usize,
+    pub(crate) iov_limit: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct EpAttr {
+    pub(crate) kind: c_int,
+    pub(crate) protocol: u32,
+    pub(crate) protocol_version: u32,
+    pub(crate) max_msg_size: usize,
+    pub(crate) msg_prefix_size: usize,
+    pub(crate) max_order_raw_size: usize,
+    pub(crate) max_order_war_size: usize,
+    pub(crate) max_order_waw_size: usize,
+    pub(crate) mem_tag_format: u64,
+    pub(crate) tx_ctx_cnt: usize,
+    pub(crate) rx_ctx_cnt: usize,
+    pub(crate) auth_key_size: usize,
+    pub(crate) auth_key: *mut u8,
+}
+
+#[repr(C)]
+pub(crate) struct DomainAttr {
+    pub(crate) domain: *mut Fid,
+    pub(crate) name: *mut c_char,
+    pub(crate) threading: c_int,
+    pub(crate) control_progress: c_int,
+    pub(crate) data_progress: c_int,
+    pub(crate) resource_mgmt: c_int,
+    pub(crate) av_type: c_int,
+    pub(crate) mr_mode: c_int,
+    pub(crate) mr_key_size: usize,
+    pub(crate) cq_data_size: usize,
+    pub(crate) cq_cnt: usize,
+    pub(crate) ep_cnt: usize,
+    pub(crate) tx_ctx_cnt: usize,
+    pub(crate) rx_ctx_cnt: usize,
+    pub(crate) max_ep_tx_ctx: usize,
+    pub(crate) max_ep_rx_ctx: usize,
+    pub(crate) max_ep_stx_ctx: usize,
+    pub(crate) max_ep_srx_ctx: usize,
+    pub(crate) cntr_cnt: usize,
+    pub(crate) mr_iov_limit: usize,
+    pub(crate) caps: u64,
+    pub(crate) mode: u64,
+    pub(crate) auth_key: *mut u8,
+    pub(crate) auth_key_size: usize,
+    pub(crate) max_err_data: usize,
+    pub(crate) mr_cnt: usize,
+    pub(crate) tclass: u32,
+}
+
+#[repr(C)]
+pub(crate) struct FabricAttr {
+    pub(crate) fabric: *mut Fid,
+    pub(crate) name: *mut c_char,
+    pub(crate) prov_name: *mut c_char,
+    pub(crate) prov_version: u32,
+    pub(crate) api_version: u32,
+}
+
+#[repr(C)]
+pub(crate) struct Info {
+    pub(crate) next: *mut Info,
+    pub(crate) caps: u64,
+    pub(crate) mode: u64,
+    pub(crate) addr_format: u32,
+    pub(crate) src_addrlen: usize,
+    pub(crate) dest_addrlen: usize,
+    pub(crate) src_addr: *mut c_void,
+    pub(crate) dest_addr: *mut c_void,
+    pub(crate) handle: *mut Fid,
+    pub(crate) tx_attr: *mut TxAttr,
+    pub(crate) rx_attr: *mut RxAttr,
+    pub(crate) ep_attr: *mut EpAttr,
+    pub(crate) domain_attr: *mut DomainAttr,
+    pub(crate) fabric_attr: *mut FabricAttr,
+    pub(crate) nic: *mut c_void,
+}
+
+/// What every object begins with.
+#[repr(C)]
+pub(crate) struct Fid {
+    pub(crate) class: usize,
+    pub(crate) context: *mut c_void,
+    pub(crate) ops: *const Ops,
+}
+
+#[repr(C)]
+pub(crate) struct Ops {
+    pub(crate) size: usize,
+    pub(crate) close: unsafe extern "C" fn(*mut Fid) -> c_int,
+    pub(crate) bind: unsafe extern "C" fn(*mut Fid, *mut Fid, u64) -> c_int,
+    pub(crate) control: unsafe extern "C" fn(*mut Fid, c_int, *mut c_void) -> c_int,
+    pub(crate) ops_open:
+        unsafe extern "C" fn(*mut Fid, *const c_char, u64, *mut *mut c_void, *mut c_void) -> c_int,
+    pub(crate) tostr: unsafe extern "C" fn(*const Fid, *mut c_char, usize) -> c_int,
+    pub(crate) ops_set: unsafe extern "C" fn(*mut Fid, *const c_char, u64, *mut c_void, *mut c_void) -> c_int,
+}
+
+/// A function that this provider does not have: it answers -FI_ENOSYS.
+pub(crate) trait Absent {
+    const ABSENT: Self;
+}
+
+macro_rules! absent {
+    ($($result:ty: $($argument:ident)*;)*) => {$(
+        impl<$($argument),*> Absent for unsafe extern "C" fn($($argument),*) -> $result {
+            const ABSENT: Self = {
+                unsafe extern "C" fn absent<$($argument),*>($(_: $argument),*) -> $result {
+                    -(libc::ENOSYS as $result)
+                }
+                absent
+            };
+        }
+    )*};
+}
+
+absent! {
+    c_int: A;
+    c_int: A B;
+    c_int: A B C;
+    c_int: A B C D;
+    c_int: A B C D E;
+    c_int: A B C D E F;
+    c_int: A B C D E F G;
+    c_int: A B C D E F G H;
+    c_int: A B C D E F G H I;
+    isize: A;
+    isize: A B C;
+    isize: A B C D;
+    isize: A B C D E;
+    isize: A B C D E F;
+    isize: A B C D E F G;
+    isize: A B C D E F G H;
+    isize: A B C D E F G H I;
+    isize: A B C D E F G H I J;
+    isize: A B C D E F G H I J K;
+    isize: A B C D E F G H I J K L;
+    isize: A B C D E F G H I J K L M;
+    isize: A B C D E F G H I J K L M N;
+}
+
+#[repr(C)]
+pub(crate) struct OpsFabric {
+    pub(crate) size: usize,
+    pub(crate) domain:
+        unsafe extern "C" fn(*mut FidFabric, *mut Info, *mut *mut FidDomain, *mut c_void) -> c_int,
+    pub(crate) passive_ep:
+        unsafe extern "C" fn(*mut FidFabric, *mut Info, *mut *mut c_void, *mut c_void) -> c_int,
+    pub(crate) eq_open:
+        unsafe extern "C" fn(*mut FidFabric, *mut EqAttr, *mut *mut FidEq, *mut c_void) -> c_int,
+    pub(crate) wait_open: unsafe extern "C" fn(*mut FidFabric, *mut c_void, *mut *mut c_void) -> c_int,
+    pub(crate) trywait: unsafe extern "C" fn(*mut FidFabric, *mut *mut Fid, c_int) -> c_int,
+    pub(crate) domain2:
+        unsafe extern "C" fn(*mut FidFabric, *mut Info, *mut *mut FidDomain, u64, *mut c_void) -> c_int,
+}
+
+#[repr(C)]
+pub(crate) struct FidFabric {
+    pub(crate) fid: Fid,
+    pub(crate) ops: *const OpsFabric,
+    pub(crate) api_version: u32,
+}
+
+#[repr(C)]
+pub(crate) struct OpsDomain {
+    pub(crate) size: usize,
+    pub(crate) av_open:
+        unsafe extern "C" fn(*mut FidDomain, *mut AvAttr, *mut *mut FidAv, *mut c_void) -> c_int,
+    pub(crate) cq_open:
+        unsafe extern "C" fn(*mut FidDomain, *mut CqAttr, *mut *mut FidCq, *mut c_void) -> c_int,
+    pub(crate) endpoint:
+        unsafe extern "C" fn(*mut FidDomain, *mut Info, *mut *mut FidEp, *mut c_void) -> c_int,
+    pub(crate) scalable_ep:
+        unsafe extern "C" fn(*mut FidDomain, *mut Info, *mut *mut FidEp, *mut c_void) -> c_int,
+    pub(crate) cntr_open:
+        unsafe extern "C" fn(*mut FidDomain, *mut CntrAttr, *mut *mut FidCntr, *mut c_void) -> c_int,
+    pub(crate) poll_open: unsafe extern "C" fn(*mut FidDomain, *mut c_void, *mut *mut c_void) -> c_int,
+    pub(crate) stx_ctx:
+        unsafe extern "C" fn(*mut FidDomain, *mut TxAttr, *mut *mut c_void, *mut c_void) -> c_int,
+    pub(crate) srx_ctx:
+        unsafe extern "C" fn(*mut FidDomain, *mut RxAttr, *mut *mut FidEp, *mut c_void) -> c_int,
+    pub(crate) query_atomic: unsafe extern "C" fn(*mut FidDomain, c_int, c_int, *mut c_void, u64) -> c_int,
+    pub(crate) query_collective: unsafe extern "C" fn(*mut FidDomain, c_int, *mut c_void, u64) -> c_int,
+    pub(crate) endpoint2:
+        unsafe extern "C" fn(*mut FidDomain, *mut Info, *mut *mut FidEp, u64, *mut c_void) -> c_int,
+}
+
+#[repr(C)]
+pub(crate) struct OpsMr {
+    pub(crate) size: usize,
+    pub(crate) reg: unsafe extern "C" fn(
+        *mut Fid,
+        *const c_void,
+        usize,
+        u64,
+        u64,
+        u64,
+        u64,
+        *mut *mut FidMr,
+        *mut c_void,
+    ) -> c_int,
+    pub(crate) regv: unsafe extern "C" fn(
+        *mut Fid,
+        *const iovec,
+        usize,
+        u64,
+        u64,
+        u64,
+        u64,
+        *mut *mut FidMr,
+        *mut c_void,
+    ) -> c_int,
+    pub(crate) regattr: unsafe extern "C" fn(*mut Fid, *const MrAttr, u64, *mut *mut FidMr) -> c_int,
+}
+
+#[repr(C)]
+pub(crate) struct FidDomain {
+    pub(crate) fid: Fid,
+    pub(crate) ops: *const OpsDomain,
+    pub(crate) mr: *const OpsMr,
+}
+
+/// The attributes of a registration; what follows here in memory depends on libfabric's version.
+#[repr(C)]
+pub(crate) struct MrAttr {
+    pub(crate) mr_iov: *const iovec,
+    pub(crate) iov_count: usize,
+    pub(crate) access: u64,
+    pub(crate) offset: u64,
+    pub(crate) requested_key: u64,
+    pub(crate) context: *mut c_void,
+}
+
+#[repr(C)]
+pub(crate) struct FidMr {
+    pub(crate) fid: Fid,
+    pub(crate) mem_desc: *mut c_void,
+    pub(crate) key: u64,
+}
+
+#[repr(C)]
+pub(crate) struct AvAttr {
+    pub(crate) kind: c_int,
+    pub(crate) rx_ctx_bits: c_int,
+    pub(crate) count: usize,
+    pub(crate) ep_per_node: usize,
+    pub(crate) name: *const c_char,
+    pub(crate) map_addr: *mut c_void,
+    pub(crate) flags: u64,
+}
+
+#[repr(C)]
+pub(crate) struct OpsAv {
+    pub(crate) size: usize,
+    pub(crate) insert:
+        unsafe extern "C" fn(*mut FidAv, *const c_void, usize, *mut u64, u64, *mut c_void) -> c_int,
+    pub(crate) insertsvc:
+        unsafe extern "C" fn(*mut FidAv, *const c_char, *const c_char, *mut u64, u64, *mut c_void) -> c_int,
+    pub(crate) insertsym: unsafe extern "C" fn(
+        *mut FidAv,
+        *const c_char,
+        usize,
+        *const c_char,
+        usize,
+        *mut u64,
+        u64,
+        *mut c_void,
+    ) -> c_int,
+    pub(crate) remove: unsafe extern "C" fn(*mut FidAv, *mut u64, usize, u64) -> c_int,
+    pub(crate) lookup: unsafe extern "C" fn(*mut FidAv, u64, *mut c_void, *mut usize) -> c_int,
+    pub(crate) straddr:
+        unsafe extern "C" fn(*mut FidAv, *const c_void, *mut c_char, *mut usize) -> *const c_char,
+    pub(crate) av_set: unsafe extern "C" fn(*mut FidAv, *mut c_void, *mut *mut c_void, *mut c_void) -> c_int,
+}
+
+#[repr(C)]
+pub(crate) struct FidAv {
+    pub(crate) fid: Fid,
+    pub(crate) ops: *const OpsAv,
+}
+
+#[repr(C)]
+pub(crate) struct OpsEp {
+    pub(crate) size: usize,
+    pub(crate) cancel: unsafe extern "C" fn(*mut Fid, *mut c_void) -> isize,
+    pub(crate) getopt: unsafe extern "C" fn(*mut Fid, c_int, c_int, *mut c_void, *mut usize) -> c_int,
+    pub(crate) setopt: unsafe extern "C" fn(*mut Fid, c_int, c_int, *const c_void, usize) -> c_int,
+    pub(crate) tx_ctx:
+        unsafe extern "C" fn(*mut FidEp, c_int, *mut TxAttr, *mut *mut FidEp, *mut c_void) -> c_int,
+    pub(crate) rx_ctx:
+        unsafe extern "C" fn(*mut FidEp, c_int, *mut RxAttr, *mut *mut FidEp, *mut c_void) -> c_int,
+    pub(crate) rx_size_left: unsafe extern "C" fn(*mut FidEp) -> isize,
+    pub(crate) tx_size_left: unsafe extern "C" fn(*mut FidEp) -> isize,
+}
+
+#[repr(C)]
+pub(crate) struct OpsCm {
+    pub(crate) size: usize,
+    pub(crate) setname: unsafe extern "C" fn(*mut Fid, *mut c_void, usize) -> c_int,
+    pub(crate) getname: unsafe extern "C" fn(*mut Fid, *mut c_void, *mut usize) -> c_int,
+    pub(crate) getpeer: unsafe extern "C" fn(*mut FidEp, *mut c_void, *mut usize) -> c_int,
+    pub(crate) connect: unsafe extern "C" fn(*mut FidEp, *const c_void, *const c_void, usize) -> c_int,
+    pub(crate) listen: unsafe extern "C" fn(*mut c_void) -> c_int,
+    pub(crate) accept: unsafe extern "C" fn(*mut FidEp, *const c_void, usize) -> c_int,
+    pub(crate) reject: unsafe extern "C" fn(*mut c_void, *mut Fid, *const c_void, usize) -> c_int,
+    pub(crate) shutdown: unsafe extern "C" fn(*mut FidEp, u64) -> c_int,
+    pub(crate) join:
+        unsafe extern "C" fn(*mut FidEp, *const c_void, u64, *mut *mut c_void, *mut c_void) -> c_int,
+}
+
+#[repr(C)]
+pub(crate) struct Msg {
+    pub(crate) msg_iov: *const iovec,
+    pub(crate) desc: *mut *mut c_void,
+    pub(crate) iov_count: usize,
+    pub(crate) addr: u64,
+    pub(crate) context: *mut c_void,
+    pub(crate) data: u64,
+}
+
+#[repr(C)]
+pub(crate) struct OpsMsg {
+    pub(crate) size: usize,
+    pub(crate) recv:
+        unsafe extern "C" fn(*mut FidEp, *mut c_void, usize, *mut c_void, u64, *mut c_void) -> isize,
+    pub(crate) recvv:
+        unsafe extern "C" fn(*mut FidEp, *const iovec, *mut *mut c_void, usize, u64, *mut c_void) -> isize,
+    pub(crate) recvmsg: unsafe extern "C" fn(*mut FidEp, *const Msg, u64) -> isize,
+    pub(crate) send:
+        unsafe extern "C" fn(*mut FidEp, *const c_void, usize, *mut c_void, u64, *mut c_void) -> isize,
+    pub(crate) sendv:
+        unsafe extern "C" fn(*mut FidEp, *const iovec, *mut *mut c_void, usize, u64, *mut c_void) -> isize,
+    pub(crate) sendmsg: unsafe extern "C" fn(*mut FidEp, *const Msg, u64) -> isize,
+    pub(crate) inject: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64) -> isize,
+    pub(crate) senddata:
+        unsafe extern "C" fn(*mut FidEp, *const c_void, usize, *mut c_void, u64, u64, *mut c_void) -> isize,
+    pub(crate) injectdata: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64) -> isize,
+}
+
+#[repr(C)]
+pub(crate) struct MsgTagged {
+    pub(crate) msg_iov: *const iovec,
+    pub(crate) desc: *mut *mut c_void,
+    pub(crate) iov_count: usize,
+    pub(crate) addr: u64,
+    pub(crate) tag: u64,
+    pub(crate) ignore: u64,
+    pub(crate) context: *mut c_void,
+    pub(crate) data: u64,
+}
+
+#[repr(C)]
+pub(crate) struct OpsTagged {
+    pub(crate) size: usize,
+    pub(crate) recv: unsafe extern "C" fn(
+        *mut FidEp,
+        *mut c_void,
+        usize,
+        *mut c_void,
+        u64,
+        u64,
+        u64,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) recvv: unsafe extern "C" fn(
+        *mut FidEp,
+        *const iovec,
+        *mut *mut c_void,
+        usize,
+        u64,
+        u64,
+        u64,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) recvmsg: unsafe extern "C" fn(*mut FidEp, *const MsgTagged, u64) -> isize,
+    pub(crate) send:
+        unsafe extern "C" fn(*mut FidEp, *const c_void, usize, *mut c_void, u64, u64, *mut c_void) -> isize,
+    pub(crate) sendv: unsafe extern "C" fn(
+        *mut FidEp,
+        *const iovec,
+        *mut *mut c_void,
+        usize,
+        u64,
+        u64,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) sendmsg: unsafe extern "C" fn(*mut FidEp, *const MsgTagged, u64) -> isize,
+    pub(crate) inject: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64) -> isize,
+    pub(crate) senddata: unsafe extern "C" fn(
+        *mut FidEp,
+        *const c_void,
+        usize,
+        *mut c_void,
+        u64,
+        u64,
+        u64,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) injectdata: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64, u64) -> isize,
+}
+
+#[repr(C)]
+pub(crate) struct OpsRma {
+    pub(crate) size: usize,
+    pub(crate) read: unsafe extern "C" fn(
+        *mut FidEp,
+        *mut c_void,
+        usize,
+        *mut c_void,
+        u64,
+        u64,
+        u64,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) readv: unsafe extern "C" fn(
+        *mut FidEp,
+        *const iovec,
+        *mut *mut c_void,
+        usize,
+        u64,
+        u64,
+        u64,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) readmsg: unsafe extern "C" fn(*mut FidEp, *const c_void, u64) -> isize,
+    pub(crate) write: unsafe extern "C" fn(
+        *mut FidEp,
+        *const c_void,
+        usize,
+        *mut c_void,
+        u64,
+        u64,
+        u64,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) writev: unsafe extern "C" fn(
+        *mut FidEp,
+        *const iovec,
+        *mut *mut c_void,
+        usize,
+        u64,
+        u64,
+        u64,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) writemsg: unsafe extern "C" fn(*mut FidEp, *const c_void, u64) -> isize,
+    pub(crate) inject: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64, u64) -> isize,
+    pub(crate) writedata: unsafe extern "C" fn(
+        *mut FidEp,
+        *const c_void,
+        usize,
+        *mut c_void,
+        u64,
+        u64,
+        u64,
+        u64,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) injectdata:
+        unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64, u64, u64) -> isize,
+}
+
+#[repr(C)]
+pub(crate) struct FidEp {
+    pub(crate) fid: Fid,
+    pub(crate) ops: *const OpsEp,
+    pub(crate) cm: *const OpsCm,
+    pub(crate) msg: *const OpsMsg,
+    pub(crate) rma: *const OpsRma,
+    pub(crate) tagged: *const OpsTagged,
+    pub(crate) atomic: *const c_void,
+    pub(crate) collective: *const c_void,
+}
+
+#[repr(C)]
+pub(crate) struct EqAttr {
+    pub(crate) size: usize,
+    pub(crate) flags: u64,
+    pub(crate) wait_obj: c_int,
+    pub(crate) signaling_vector: c_int,
+    pub(crate) wait_set: *mut c_void,
+}
+
+#[repr(C)]
+pub(crate) struct OpsEq {
+    pub(crate) size: usize,
+    pub(crate) read: unsafe extern "C" fn(*mut FidEq, *mut u32, *mut c_void, usize, u64) -> isize,
+    pub(crate) readerr: unsafe extern "C" fn(*mut FidEq, *mut c_void, u64) -> isize,
+    pub(crate) write: unsafe extern "C" fn(*mut FidEq, u32, *const c_void, usize, u64) -> isize,
+    pub(crate) sread: unsafe extern "C" fn(*mut FidEq, *mut u32, *mut c_void, usize, c_int, u64) -> isize,
+    pub(crate) strerror:
+        unsafe extern "C" fn(*mut FidEq, c_int, *const c_void, *mut c_char, usize) -> *const c_char,
+}
+
+#[repr(C)]
+pub(crate) struct FidEq {
+    pub(crate) fid: Fid,
+    pub(crate) ops: *const OpsEq,
+}
+
+#[repr(C)]
+pub(crate) struct CqAttr {
+    pub(crate) size: usize,
+    pub(crate) flags: u64,
+    pub(crate) format: c_int,
+    pub(crate) wait_obj: c_int,
+    pub(crate) signaling_vector: c_int,
+    pub(crate) wait_cond: c_int,
+    pub(crate) wait_set: *mut c_void,
+}
+
+/// A completion in its longest format; the shorter ones are its beginnings.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CqTaggedEntry {
+    pub(crate) op_context: *mut c_void,
+    pub(crate) flags: u64,
+    pub(crate) len: usize,
+    pub(crate) buf: *mut c_void,
+    pub(crate) data: u64,
+    pub(crate) tag: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct CqErrEntry {
+    pub(crate) entry: CqTaggedEntry,
+    pub(crate) olen: usize,
+    pub(crate) err: c_int,
+    pub(crate) prov_errno: c_int,
+    pub(crate) err_data: *mut c_void,
+    pub(crate) err_data_size: usize,
+}
+
+#[repr(C)]
+pub(crate) struct OpsCq {
+    pub(crate) size: usize,
+    pub(crate) read: unsafe extern "C" fn(*mut FidCq, *mut c_void, usize) -> isize,
+    pub(crate) readfrom: unsafe extern "C" fn(*mut FidCq, *mut c_void, usize, *mut u64) -> isize,
+    pub(crate) readerr: unsafe extern "C" fn(*mut FidCq, *mut CqErrEntry, u64) -> isize,
+    pub(crate) sread: unsafe extern "C" fn(*mut FidCq, *mut c_void, usize, *const c_void, c_int) -> isize,
+    pub(crate) sreadfrom:
+        unsafe extern "C" fn(*mut FidCq, *mut c_void, usize, *mut u64, *const c_void, c_int) -> isize,
+    pub(crate) signal: unsafe extern "C" fn(*mut FidCq) -> c_int,
+    pub(crate) strerror:
+        unsafe extern "C" fn(*mut FidCq, c_int, *const c_void, *mut c_char, usize) -> *const c_char,
+}
+
+#[repr(C)]
+pub(crate) struct FidCq {
+    pub(crate) fid: Fid,
+    pub(crate) ops: *const OpsCq,
+}
+
+#[repr(C)]
+pub(crate) struct CntrAttr {
+    pub(crate) events: c_int,
+    pub(crate) wait_obj: c_int,
+    pub(crate) wait_set: *mut c_void,
+    pub(crate) flags: u64,
+}
+
+#[repr(C)]
+pub(crate) struct OpsCntr {
+    pub(crate) size: usize,
+    pub(crate) read: unsafe extern "C" fn(*mut FidCntr) -> u64,
+    pub(crate) readerr: unsafe extern "C" fn(*mut FidCntr) -> u64,
+    pub(crate) add: unsafe extern "C" fn(*mut FidCntr, u64) -> c_int,
+    pub(crate) set: unsafe extern "C" fn(*mut FidCntr, u64) -> c_int,
+    pub(crate) wait: unsafe extern "C" fn(*mut FidCntr, u64, c_int) -> c_int,
+    pub(crate) adderr: unsafe extern "C" fn(*mut FidCntr, u64) -> c_int,
+    pub(crate) seterr: unsafe extern "C" fn(*mut FidCntr, u64) -> c_int,
+}
+
+#[repr(C)]
+pub(crate) struct FidCntr {
+    pub(crate) fid: Fid,
+    pub(crate) ops: *const OpsCntr,
+}
+
+/// What a provider says of itself; libfabric keeps notes in `context`.
+#[repr(C)]
+pub(crate) struct Provider {
+    pub(crate) version: u32,
+    pub(crate) fi_version: u32,
+    pub(crate) context: [*mut c_void; 4],
+    pub(crate) name: *const c_char,
+    pub(crate) getinfo:
+        unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const Info, *mut *mut Info) -> c_int,
+    pub(crate) fabric: unsafe extern "C" fn(*mut FabricAttr, *mut *mut FidFabric, *mut c_void) -> c_int,
+    pub(crate) cleanup: unsafe extern "C" fn(),
+}
+
+// As the C compiler lays out the headers of 1.17; 2.6 differs only behind the end of what stands here.
+const _: () = {
+    assert!(size_of::<TxAttr>() == 80 && offset_of!(TxAttr, inject_size) == 40);
+    assert!(size_of::<RxAttr>() == 64 && offset_of!(RxAttr, iov_limit) == 56);
+    assert!(size_of::<EpAttr>() == 96 && offset_of!(EpAttr, mem_tag_format) == 56);
+    assert!(size_of::<DomainAttr>() == 192 && offset_of!(DomainAttr, mr_mode) == 36);
+    assert!(offset_of!(DomainAttr, caps) == 136 && offset_of!(DomainAttr, mr_cnt) == 176);
+    assert!(size_of::<FabricAttr>() == 32 && offset_of!(FabricAttr, api_version) == 28);
+    assert!(size_of::<Info>() == 120 && offset_of!(Info, handle) == 64 && offset_of!(Info, nic) == 112);
+    assert!(size_of::<Fid>() == 24 && size_of::<Ops>() == 56);
+    assert!(size_of::<OpsFabric>() == 56 && size_of::<FidFabric>() == 40);
+    assert!(size_of::<OpsDomain>() == 96 && size_of::<OpsMr>() == 32 && size_of::<FidDomain>() == 40);
+    assert!(size_of::<OpsAv>() == 64 && size_of::<FidAv>() == 32);
+    assert!(size_of::<AvAttr>() == 48 && offset_of!(AvAttr, name) == 24);
+    assert!(size_of::<FidMr>() == 40 && offset_of!(MrAttr, requested_key) == 32);
+    assert!(offset_of!(MrAttr, context) == 40);
+    assert!(size_of::<OpsEp>() == 64 && size_of::<OpsMsg>() == 80 && size_of::<OpsTagged>() == 80);
+    assert!(size_of::<OpsCm>() == 80 && size_of::<OpsRma>() == 80);
+    assert!(size_of::<FidEp>() == 80 && offset_of!(FidEp, tagged) == 56);
+    assert!(size_of::<Msg>() == 48 && size_of::<MsgTagged>() == 64 && offset_of!(MsgTagged, data) == 56);
+    assert!(size_of::<EqAttr>() == 32 && size_of::<OpsEq>() == 48 && size_of::<FidEq>() == 32);
+    assert!(size_of::<CqAttr>() == 40 && offset_of!(CqAttr, wait_set) == 32);
+    assert!(size_of::<OpsCq>() == 64 && size_of::<FidCq>() == 32 && size_of::<CqTaggedEntry>() == 48);
+    assert!(size_of::<CqErrEntry>() == 80 && offset_of!(CqErrEntry, err) == 56);
+    assert!(offset_of!(CqErrEntry, err_data_size) == 72);
+    assert!(size_of::<CntrAttr>() == 24 && size_of::<OpsCntr>() == 64 && size_of::<FidCntr>() == 32);
+    assert!(size_of::<Provider>() == 72 && offset_of!(Provider, name) == 40);
+    assert!(offset_of!(Provider, cleanup) == 64);
+};

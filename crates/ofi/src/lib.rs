@@ -1,0 +1,49 @@
+//! `libpolder-fi.so`: a libfabric provider, so that any MPI library that speaks libfabric runs over the pool unchanged.
+//!
+//! libfabric loads it from `FI_PROVIDER_PATH` and calls [`fi_prov_ini`]; everything else it reaches through the tables of
+//! functions in the objects that it is given. The messages themselves are the pool's: here stands libfabric's meaning.
+
+mod av;
+mod cntr;
+mod cq;
+mod domain;
+mod endpoint;
+mod ep;
+mod eq;
+mod fabric;
+mod ffi;
+mod getinfo;
+mod guard;
+mod libfabric;
+mod log;
+mod mr;
+mod object;
+mod port;
+mod session;
+mod span;
+mod state;
+#[cfg(test)]
+mod tests;
+mod transfer;
+
+use std::ffi::c_void;
+use std::ptr;
+
+/// What libfabric calls once it has loaded this library: gives the provider's name and its first functions.
+#[unsafe(no_mangle)]
+pub extern "C" fn fi_prov_ini() -> *mut c_void {
+    let provider = guard::object(|| {
+        let provider = Box::into_raw(Box::new(ffi::Provider {
+            version: ffi::version(0, 1),
+            fi_version: libfabric::version(),
+            context: [ptr::null_mut(); 4],
+            name: getinfo::NAME.as_ptr(),
+            getinfo: getinfo::getinfo,
+            fabric: fabric::open,
+            cleanup: session::cleanup,
+        }));
+        log::start(provider);
+        provider
+    });
+    provider.cast()
+}

@@ -1,0 +1,87 @@
+//! Everything that is logged goes where libfabric's own log goes, `FI_LOG_LEVEL` and its filters included.
+
+use std::ffi::{CString, c_int};
+use std::fmt::Write;
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::layer::{Context, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+use crate::ffi::Provider;
+use crate::libfabric;
+
+/// libfabric's levels: warn, trace, info, debug.
+const WARN: c_int = 0;
+const TRACE: c_int = 1;
+const INFO: c_int = 2;
+const DEBUG: c_int = 3;
+/// The part of the log that belongs to whole fabrics.
+const FABRIC: c_int = 1;
+
+/// Forwards to libfabric, and to stderr what `POLDER_LOG` asks for. The provider is never freed.
+pub(crate) fn start(provider: *const Provider) {
+    let filter = std::env::var("POLDER_LOG").ok().filter(|filter| !filter.is_empty());
+    let stderr = filter.map(|filter| {
+        let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+        logs.with_filter(EnvFilter::new(filter))
+    });
+    let libfabric = ToLibfabric { provider: provider as usize, alone: stderr.is_none() };
+    // This library has a subscriber of its own, whoever loads it: a second load finds the first one's.
+    drop(tracing_subscriber::registry().with(libfabric).with(stderr).try_init());
+}
+
+struct ToLibfabric {
+    /// Where the provider's structure stands, for libfabric alone to look into.
+    provider: usize,
+    /// Whether nobody else listens.
+    alone: bool,
+}
+
+impl<S: Subscriber> Layer<S> for ToLibfabric {
+    fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
+        let provider = self.provider as *const Provider;
+        !self.alone
+            || libfabric::core().is_some_and(|core| {
+                // SAFETY: the provider is never freed, and the numbers are libfabric's.
+                unsafe { (core.log_enabled)(provider, level(*metadata.level()), FABRIC) != 0 }
+            })
+    }
+
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        let (Some(core), Ok(text)) = (libfabric::core(), CString::new(line.0)) else { return };
+        let provider = self.provider as *const Provider;
+        let level = level(*event.metadata().level());
+        // SAFETY: as above; the format takes one C string, which outlives the call, as does the name.
+        unsafe {
+            if (core.log_enabled)(provider, level, FABRIC) != 0 {
+                (core.log)(provider, level, FABRIC, c"polder".as_ptr(), 0, c"%s\n".as_ptr(), text.as_ptr());
+            }
+        }
+    }
+}
+
+fn level(level: Level) -> c_int {
+    match level {
+        Level::ERROR | Level::WARN => WARN,
+        Level::INFO => INFO,
+        Level::DEBUG => DEBUG,
+        Level::TRACE => TRACE,
+    }
+}
+
+/// An event in one line: its message, and then what else it says.
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        // Writing to a string cannot fail.
+        let _ = match field.name() {
+            "message" => write!(self.0, "{value:?} "),
+            name => write!(self.0, "{name}={value:?} "),
+        };
+    }
+}

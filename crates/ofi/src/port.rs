@@ -1,0 +1,486 @@
+//! An endpoint as libfabric means it: addresses are places in an address vector, completions go to queues and counters.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+
+use polder_pool::PoolError;
+
+use crate::av::Vector;
+use crate::cq::Queue;
+use crate::endpoint::{Address, Arrival, Buffer, Completion, Filter, Label, Link};
+use crate::ffi::{ADDR_NOTAVAIL, ADDR_UNSPEC, CqTaggedEntry, Errno, flag};
+use crate::span::Span;
+use crate::state::Ledger;
+
+/// The kinds of messages, which never match one another.
+pub(crate) const MSG: u8 = 0;
+pub(crate) const TAGGED: u8 = 1;
+
+/// What a program gives with an operation and gets back with its completion; never looked into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Context(pub(crate) *mut c_void);
+
+// SAFETY: carried, never followed.
+unsafe impl Send for Context {}
+
+/// An operation under way.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    pub(crate) context: Context,
+    /// What its completion says that it was.
+    pub(crate) flags: u64,
+    /// Whether its completion is written into the queue.
+    pub(crate) report: bool,
+    pub(crate) role: Role,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Role {
+    Send,
+    Receive,
+    /// A receive into a buffer for many messages, with what they are.
+    Many(Filter),
+    /// A message that a peek set aside for a later receive with the same context.
+    Claim,
+    /// A message that nobody wants.
+    Discard,
+}
+
+/// A message that was claimed: on its way, with whoever asks for it; or here.
+enum Claim {
+    Coming(Option<(Span, Operation)>),
+    Here {
+        bytes: Vec<u8>,
+        from: u32,
+        label: Label,
+    },
+    /// Thrown away once it is here.
+    Unwanted,
+}
+
+/// What a receive is to take, as the program says it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) from: u64,
+    pub(crate) kind: u8,
+    pub(crate) tag: u64,
+    pub(crate) ignore: u64,
+}
+
+/// Where the completions of one direction go.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Report {
+    pub(crate) queue: Option<usize>,
+    /// Only those that ask for it.
+    pub(crate) selective: bool,
+    /// What holds for each operation that says nothing else.
+    pub(crate) flags: u64,
+}
+
+impl Report {
+    /// Whether an operation with these flags is reported.
+    pub(crate) const fn of(&self, flags: u64) -> bool {
+        self.queue.is_some() && (!self.selective || flags & flag::COMPLETION != 0)
+    }
+}
+
+pub(crate) struct Port {
+    pub(crate) link: Link,
+    pub(crate) vector: Option<usize>,
+    pub(crate) transmit: Report,
+    pub(crate) receive: Report,
+    /// Counters, each with the directions that it counts.
+    pub(crate) counters: Vec<(usize, u64)>,
+    pub(crate) enabled: bool,
+    /// Whether a receive's sender means anything: only where the program asked for that.
+    directed: bool,
+    /// A buffer for many messages is given back when less than this is left.
+    pub(crate) least_left: usize,
+    peers: Peers,
+    claims: BTreeMap<Context, Claim>,
+}
+
+impl Port {
+    pub(crate) fn new(link: Link, transmit_flags: u64, receive_flags: u64, directed: bool) -> Self {
+        Self {
+            link,
+            vector: None,
+            transmit: Report { flags: transmit_flags, ..Report::default() },
+            receive: Report { flags: receive_flags, ..Report::default() },
+            counters: Vec::new(),
+            enabled: false,
+            directed,
+            least_left: 64,
+            peers: Peers::default(),
+            claims: BTreeMap::new(),
+        }
+    }
+
+    /// Queues a message.
+    pub(crate) fn send(
+        &mut self,
+        ledger: &Ledger,
+        to: u64,
+        label: Label,
+        span: Span,
+        operation: Operation,
+    ) -> Result<(), Errno> {
+        let to = self.peer(ledger, to)?;
+        self.link.send(to, label, span, operation).map_err(|error| errno(&error))
+    }
+
+    /// Sends bytes that the program may use again at once; nothing tells of it but a counter.
+    pub(crate) fn inject(
+        &mut self,
+        ledger: &mut Ledger,
+        to: u64,
+        label: Label,
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        let to = self.peer(ledger, to)?;
+        self.link.inject(to, label, bytes).map_err(|error| errno(&error))?;
+        self.count(ledger, flag::SEND, true);
+        Ok(())
+    }
+
+    /// Posts a receive.
+    pub(crate) fn post(
+        &mut self,
+        ledger: &Ledger,
+        wanted: Wanted,
+        span: Span,
+        mut operation: Operation,
+    ) -> Result<(), Errno> {
+        let filter = self.filter(ledger, wanted)?;
+        if let Role::Many(many) = &mut operation.role {
+            *many = filter;
+        }
+        self.link.receive(filter, span, operation);
+        Ok(())
+    }
+
+    /// Says whether a message is there, and does with it what the flags say: leaves it, sets it aside, or throws it away.
+    pub(crate) fn peek(
+        &mut self,
+        ledger: &mut Ledger,
+        wanted: Wanted,
+        operation: Operation,
+        flags: u64,
+    ) -> Result<(), Errno> {
+        let filter = self.filter(ledger, wanted)?;
+        self.progress(ledger)?;
+        let Some(Arrival { from, label, bytes }) = self.link.peek(filter) else {
+            self.fail(ledger, &operation, Errno::NOMSG, None, "no such message has arrived");
+            return Ok(());
+        };
+        let role = match flags & (flag::CLAIM | flag::DISCARD) {
+            0 => None,
+            flag::CLAIM => {
+                self.claims.insert(operation.context, Claim::Coming(None));
+                Some(Role::Claim)
+            }
+            _ => Some(Role::Discard),
+        };
+        if let Some(role) = role {
+            // The message that was found is the first of its sender, kind and tag, and no posted receive fits it.
+            let exactly = Filter { from: Some(from), kind: label.kind, tag: label.tag, ignore: 0 };
+            let bytes = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
+            let aside = Operation { context: operation.context, flags: 0, report: false, role };
+            self.link.receive(exactly, Span::Held(vec![0; bytes]), aside);
+        }
+        self.received(ledger, &operation, Message { from, label, bytes, at: std::ptr::null_mut() });
+        Ok(())
+    }
+
+    /// Receives, or throws away, the message that a peek with this context set aside.
+    pub(crate) fn claim(
+        &mut self,
+        ledger: &mut Ledger,
+        span: Span,
+        operation: Operation,
+        discard: bool,
+    ) -> Result<(), Errno> {
+        let context = operation.context;
+        match (self.claims.remove(&context).ok_or(Errno::INVAL)?, discard) {
+            (Claim::Here { bytes, from, label }, false) => {
+                self.deliver(ledger, span, &operation, &bytes, (from, label));
+            }
+            (Claim::Coming(None), false) => {
+                self.claims.insert(context, Claim::Coming(Some((span, operation))));
+            }
+            (Claim::Here { from, label, .. }, true) => {
+                self.received(
+                    ledger,
+                    &operation,
+                    Message { from, label, bytes: 0, at: std::ptr::null_mut() },
+                );
+            }
+            (Claim::Coming(None), true) => {
+                self.claims.insert(context, Claim::Unwanted);
+                self.report(ledger, &operation, entry(&operation), ADDR_NOTAVAIL);
+            }
+            (Claim::Coming(Some(_)) | Claim::Unwanted, _) => return Err(Errno::INVAL),
+        }
+        Ok(())
+    }
+
+    /// Takes back a receive.
+    pub(crate) fn cancel(&mut self, ledger: &mut Ledger, context: Context) -> Result<(), Errno> {
+        let cancelled = self.link.cancel(|operation| {
+            operation.context == context && matches!(operation.role, Role::Receive | Role::Many(_))
+        });
+        let (_, operation) = cancelled.ok_or(Errno::NOENT)?;
+        self.fail(ledger, &operation, Errno::CANCELED, None, "the receive was cancelled");
+        Ok(())
+    }
+
+    /// Moves messages, and writes down what has completed.
+    pub(crate) fn progress(&mut self, ledger: &mut Ledger) -> Result<(), Errno> {
+        if !self.enabled {
+            return Ok(());
+        }
+        let moved = self.link.progress();
+        while let Some(completion) = self.link.completion() {
+            self.settle(ledger, completion);
+        }
+        moved.map_err(|error| {
+            tracing::error!("{error}");
+            errno(&error)
+        })
+    }
+
+    fn settle(&mut self, ledger: &mut Ledger, completion: Completion<Span, Operation>) {
+        match completion {
+            Completion::Sent { context: operation, .. } => {
+                self.count(ledger, flag::SEND, true);
+                self.report(ledger, &operation, entry(&operation), ADDR_NOTAVAIL);
+            }
+            Completion::Received { buffer, context: operation, arrival: Arrival { from, label, bytes } } => {
+                match operation.role {
+                    Role::Claim => self.claimed(ledger, operation.context, buffer, (from, label)),
+                    Role::Discard => {}
+                    Role::Many(filter) => {
+                        self.one_of_many(ledger, filter, (buffer, operation), (from, label, bytes))
+                    }
+                    Role::Receive | Role::Send => {
+                        self.message(
+                            ledger,
+                            &buffer,
+                            &operation,
+                            Message { from, label, bytes, at: buffer.at() },
+                        );
+                    }
+                }
+            }
+            Completion::Failed { context: operation, error, .. } => {
+                tracing::error!("{error}");
+                self.fail(ledger, &operation, errno(&error), None, &error.to_string());
+            }
+        }
+    }
+
+    /// Writes down a message that has come into `buffer`, whole or cut off.
+    fn message(&mut self, ledger: &mut Ledger, buffer: &Span, operation: &Operation, message: Message) {
+        match message.bytes <= buffer.len() as u64 {
+            true => {
+                self.count(ledger, flag::RECV, true);
+                self.received(ledger, operation, message);
+            }
+            false => {
+                let text = format!("a message of {} bytes came for {}", message.bytes, buffer.len());
+                self.fail(ledger, operation, Errno::TRUNC, Some((message, buffer.len())), &text);
+            }
+        }
+    }
+
+    /// A message in a buffer for many: what is left of it waits for the next.
+    fn one_of_many(
+        &mut self,
+        ledger: &mut Ledger,
+        filter: Filter,
+        (buffer, mut operation): (Span, Operation),
+        (from, label, bytes): (u32, Label, u64),
+    ) {
+        let used = usize::try_from(bytes).map_or(buffer.len(), |bytes| bytes.min(buffer.len()));
+        let left = buffer.len() - used;
+        let last = left < self.least_left.max(1);
+        let once = operation.flags;
+        operation.flags |= if last { flag::MULTI_RECV } else { 0 };
+        self.message(ledger, &buffer, &operation, Message { from, label, bytes, at: buffer.at() });
+        if !last {
+            operation.flags = once;
+            self.link.receive(filter, buffer.after(used), operation);
+        }
+    }
+
+    fn claimed(&mut self, ledger: &mut Ledger, context: Context, buffer: Span, (from, label): (u32, Label)) {
+        let Span::Held(bytes) = buffer else { return };
+        match self.claims.remove(&context) {
+            Some(Claim::Coming(Some((span, operation)))) => {
+                self.deliver(ledger, span, &operation, &bytes, (from, label));
+            }
+            Some(Claim::Coming(None)) => {
+                self.claims.insert(context, Claim::Here { bytes, from, label });
+            }
+            Some(Claim::Unwanted | Claim::Here { .. }) | None => {}
+        }
+    }
+
+    /// Copies a message that was set aside to whoever claims it.
+    fn deliver(
+        &mut self,
+        ledger: &mut Ledger,
+        mut span: Span,
+        operation: &Operation,
+        bytes: &[u8],
+        (from, label): (u32, Label),
+    ) {
+        let room = span.bytes_mut();
+        let fill = room.len().min(bytes.len());
+        room[..fill].copy_from_slice(&bytes[..fill]);
+        let message = Message { from, label, bytes: bytes.len() as u64, at: span.at() };
+        self.message(ledger, &span, operation, message);
+    }
+
+    fn received(&mut self, ledger: &mut Ledger, operation: &Operation, message: Message) {
+        let from = self.address(ledger, message.from);
+        let bytes = usize::try_from(message.bytes).unwrap_or(usize::MAX);
+        self.report(ledger, operation, message.entry(operation, bytes), from);
+    }
+
+    fn report(&self, ledger: &mut Ledger, operation: &Operation, entry: CqTaggedEntry, from: u64) {
+        if let (true, Some(queue)) = (operation.report, self.queue(ledger, operation)) {
+            queue.push(entry, from);
+        }
+    }
+
+    /// Writes down a failure, which is reported whether it was asked for or not.
+    fn fail(
+        &self,
+        ledger: &mut Ledger,
+        operation: &Operation,
+        errno: Errno,
+        cut: Option<(Message, usize)>,
+        text: &str,
+    ) {
+        let direction = if operation.flags & flag::SEND != 0 { flag::SEND } else { flag::RECV };
+        if errno != Errno::NOMSG {
+            self.count(ledger, direction, false);
+        }
+        let (entry, over) = match cut {
+            Some((message, bytes)) => (message.entry(operation, bytes), message.bytes - bytes as u64),
+            None => (entry(operation), 0),
+        };
+        if let Some(queue) = self.queue(ledger, operation) {
+            queue.fail(entry, errno, over, text);
+        }
+    }
+
+    fn queue<'a>(&self, ledger: &'a mut Ledger, operation: &Operation) -> Option<&'a mut Queue> {
+        let report = if operation.flags & flag::SEND != 0 { &self.transmit } else { &self.receive };
+        ledger.queues.get_mut(report.queue?)
+    }
+
+    fn count(&self, ledger: &mut Ledger, direction: u64, well: bool) {
+        for &(counter, directions) in &self.counters {
+            if directions & direction != 0
+                && let Some(counter) = ledger.counters.get_mut(counter)
+            {
+                counter.count(well);
+            }
+        }
+    }
+
+    fn filter(&mut self, ledger: &Ledger, wanted: Wanted) -> Result<Filter, Errno> {
+        let Wanted { from, kind, tag, ignore } = wanted;
+        let anyone = from == ADDR_UNSPEC || !self.directed;
+        let from = if anyone { None } else { Some(self.peer(ledger, from)?) };
+        Ok(Filter { from, kind, tag, ignore })
+    }
+
+    fn peer(&mut self, ledger: &Ledger, address: u64) -> Result<u32, Errno> {
+        let vector = self.vector.and_then(|at| ledger.vectors.get(at)).ok_or(Errno::NOAV)?;
+        self.peers.peer(&mut self.link, vector, address)
+    }
+
+    fn address(&mut self, ledger: &Ledger, peer: u32) -> u64 {
+        let vector = self.vector.and_then(|at| ledger.vectors.get(at));
+        vector.map_or(ADDR_NOTAVAIL, |vector| self.peers.address(&self.link, vector, peer))
+    }
+}
+
+/// A message, as its completion tells of it.
+struct Message {
+    from: u32,
+    label: Label,
+    bytes: u64,
+    at: *mut u8,
+}
+
+impl Message {
+    fn entry(&self, operation: &Operation, len: usize) -> CqTaggedEntry {
+        let Label { tag, data, .. } = self.label;
+        CqTaggedEntry {
+            flags: operation.flags | if data.is_some() { flag::REMOTE_CQ_DATA } else { 0 },
+            len,
+            buf: self.at.cast(),
+            data: data.unwrap_or(0),
+            tag,
+            ..entry(operation)
+        }
+    }
+}
+
+const fn entry(operation: &Operation) -> CqTaggedEntry {
+    let Operation { context: Context(op_context), flags, .. } = *operation;
+    CqTaggedEntry { op_context, flags, len: 0, buf: std::ptr::null_mut(), data: 0, tag: 0 }
+}
+
+/// Which peer of the pool's endpoint stands behind which place of the address vector.
+#[derive(Default)]
+struct Peers {
+    of: Vec<Option<u32>>,
+    places: Vec<u64>,
+}
+
+impl Peers {
+    fn peer(&mut self, link: &mut Link, vector: &Vector, address: u64) -> Result<u32, Errno> {
+        let known = vector.get(address).ok_or(Errno::INVAL)?;
+        // A place of the vector is an index.
+        let at = address as usize;
+        if let Some(&Some(peer)) = self.of.get(at) {
+            return Ok(peer);
+        }
+        let peer = link.connect(known);
+        self.of.resize(self.of.len().max(at + 1), None);
+        self.of[at] = Some(peer);
+        Ok(peer)
+    }
+
+    /// The place of a peer, which may have written before this process wrote to it.
+    fn address(&mut self, link: &Link, vector: &Vector, peer: u32) -> u64 {
+        if let Some(&place) = self.places.get(peer as usize)
+            && place != ADDR_NOTAVAIL
+        {
+            return place;
+        }
+        let place = link.address_of(peer).and_then(|address: Address| vector.place_of(address));
+        let places = self.places.len().max(peer as usize + 1);
+        self.places.resize(places, ADDR_NOTAVAIL);
+        self.places[peer as usize] = place.unwrap_or(ADDR_NOTAVAIL);
+        self.places[peer as usize]
+    }
+}
+
+/// What libfabric calls an error of the pool.
+pub(crate) fn errno(error: &PoolError) -> Errno {
+    match error {
+        PoolError::PeerDead { .. } | PoolError::Evicted { .. } => Errno::HOSTDOWN,
+        PoolError::GaveUp { .. } | PoolError::Broken { .. } | PoolError::NotFound { .. } => Errno::NOTCONN,
+        PoolError::Timeout { .. } => Errno::TIMEDOUT,
+        PoolError::Full { .. } | PoolError::Quota { .. } | PoolError::DirectoryFull { .. } => Errno::NOSPC,
+        PoolError::TooManyOpen { .. } | PoolError::NoSlot { .. } => Errno::NOMEM,
+        PoolError::Argument { .. } => Errno::INVAL,
+        _ => Errno::IO,
+    }
+}

@@ -1,0 +1,75 @@
+//! A program's memory, lent to the provider until the operation on it completes.
+
+use std::ffi::c_void;
+
+use crate::endpoint::Buffer;
+
+/// The bytes of an operation.
+#[derive(Debug)]
+pub(crate) enum Span {
+    /// The program's own.
+    Lent { at: *mut u8, bytes: usize },
+    /// Copied from the program, or not yet asked for by it.
+    Held(Vec<u8>),
+}
+
+// SAFETY: libfabric's rule: until an operation completes its bytes belong to the provider, on whatever thread.
+unsafe impl Send for Span {}
+
+impl Span {
+    /// What a program lends.
+    ///
+    /// # Safety
+    /// The bytes are the provider's until their operation completes or is given back: nobody else writes them, nor reads
+    /// them if they are to be filled.
+    pub(crate) const unsafe fn lent(at: *mut c_void, bytes: usize) -> Self {
+        match at.is_null() {
+            true => Self::Held(Vec::new()),
+            false => Self::Lent { at: at.cast(), bytes },
+        }
+    }
+
+    pub(crate) const fn at(&self) -> *mut u8 {
+        match self {
+            Self::Lent { at, .. } => *at,
+            Self::Held(_) => std::ptr::null_mut(),
+        }
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        match self {
+            Self::Lent { bytes, .. } => *bytes,
+            Self::Held(bytes) => bytes.len(),
+        }
+    }
+
+    /// What follows the first `bytes`, which are the program's again.
+    pub(crate) fn after(self, bytes: usize) -> Self {
+        match self {
+            // SAFETY: `bytes` is at most the length, by the minimum.
+            Self::Lent { at, bytes: all } => unsafe {
+                let bytes = bytes.min(all);
+                Self::Lent { at: at.add(bytes), bytes: all - bytes }
+            },
+            Self::Held(mut held) => Self::Held(held.split_off(bytes.min(held.len()))),
+        }
+    }
+}
+
+impl Buffer for Span {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            // SAFETY: not null, and lent by the contract of `Span::lent`.
+            Self::Lent { at, bytes } => unsafe { std::slice::from_raw_parts(*at, *bytes) },
+            Self::Held(bytes) => bytes,
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            // SAFETY: as above; the bytes of a receive are the provider's alone.
+            Self::Lent { at, bytes } => unsafe { std::slice::from_raw_parts_mut(*at, *bytes) },
+            Self::Held(bytes) => bytes,
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Everything that belongs to a domain, behind its one lock: endpoints, address vectors, queues and counters.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use polder_pool::session::Session;
+
+use crate::av::Vector;
+use crate::cntr::Counter;
+use crate::cq::Queue;
+use crate::ffi::Errno;
+use crate::port::Port;
+
+/// A domain, as its objects hold it.
+pub(crate) struct Domain {
+    pub(crate) session: Arc<Session>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) ports: Table<Port>,
+    pub(crate) ledger: Ledger,
+    /// The keys of registered memory.
+    pub(crate) keys: BTreeSet<u64>,
+}
+
+/// Where completions are written down, and who is called what.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    pub(crate) queues: Table<Queue>,
+    pub(crate) counters: Table<Counter>,
+    pub(crate) vectors: Table<Vector>,
+}
+
+impl Domain {
+    pub(crate) fn new(session: Arc<Session>) -> Self {
+        Self { session, state: Mutex::new(State::default()) }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        // A call that panicked said so; what it left is as good as a call that failed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes progress and looks, again and again, until there is something or `timeout_ms` are over; negative: for ever.
+    pub(crate) fn wait<T>(
+        &self,
+        timeout_ms: i32,
+        mut look: impl FnMut(&mut State) -> Result<Option<T>, Errno>,
+    ) -> Result<Option<T>, Errno> {
+        let limit = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        let start = Instant::now();
+        loop {
+            let mut state = self.state();
+            state.progress()?;
+            if let Some(found) = look(&mut state)? {
+                return Ok(Some(found));
+            }
+            drop(state);
+            let waited = start.elapsed();
+            if limit.is_some_and(|limit| waited >= limit) {
+                return Ok(None);
+            }
+            match waited < SPIN {
+                true => std::hint::spin_loop(),
+                false => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+}
+
+/// How long a wait keeps its processor, and how long it sleeps between looks after that.
+const SPIN: Duration = Duration::from_micros(50);
+const PAUSE: Duration = Duration::from_micros(50);
+
+impl State {
+    /// Moves messages, and writes down what has completed.
+    pub(crate) fn progress(&mut self) -> Result<(), Errno> {
+        for port in self.ports.iter_mut() {
+            port.progress(&mut self.ledger)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn port(&mut self, at: usize) -> Result<(&mut Port, &mut Ledger), Errno> {
+        Ok((self.ports.get_mut(at).ok_or(Errno::INVAL)?, &mut self.ledger))
+    }
+
+    /// Whether any object of the domain is open.
+    pub(crate) fn in_use(&self) -> bool {
+        let Ledger { queues, counters, vectors } = &self.ledger;
+        let open = [self.ports.len(), queues.len(), counters.len(), vectors.len(), self.keys.len()];
+        open.iter().any(|&open| open > 0)
+    }
+}
+
+/// Things at places that stay theirs until they are removed.
+pub(crate) struct Table<T>(Vec<Option<T>>);
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T> Table<T> {
+    pub(crate) fn insert(&mut self, thing: T) -> usize {
+        match self.0.iter().position(Option::is_none) {
+            Some(free) => {
+                self.0[free] = Some(thing);
+                free
+            }
+            None => {
+                self.0.push(Some(thing));
+                self.0.len() - 1
+            }
+        }
+    }
+
+    pub(crate) fn remove(&mut self, at: usize) -> Option<T> {
+        self.0.get_mut(at)?.take()
+    }
+
+    pub(crate) fn get(&self, at: usize) -> Option<&T> {
+        self.0.get(at)?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, at: usize) -> Option<&mut T> {
+        self.0.get_mut(at)?.as_mut()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut().flatten()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.iter().flatten().count()
+    }
+}

@@ -1,0 +1,637 @@
+//! The provider as libfabric and MPI libraries call it: through its tables, with the hints that each library gives.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::{from_mut, null, null_mut};
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+use polder_pool::{Geometry, session as pools};
+
+use crate::ffi::*;
+use crate::getinfo::getinfo;
+use crate::libfabric::{self, standing_in};
+use crate::{fabric, session};
+
+const ENODATA: c_int = -libc::ENODATA;
+const EINVAL: c_int = -libc::EINVAL;
+const EAGAIN: isize = -(libc::EAGAIN as isize);
+const EAVAIL: isize = -259;
+
+/// One pool for all tests of this process, in a directory that is gone once it is attached.
+fn begin() {
+    static BEGUN: Once = Once::new();
+    BEGUN.call_once(|| {
+        standing_in::begin();
+        let directory = std::env::temp_dir().join(format!("polder-fi-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let pool = directory.join("pool");
+        pools::create(&pool, 64 << 20, &Geometry::for_region(64 << 20)).unwrap();
+        // SAFETY: every test comes through here before it reads the environment.
+        unsafe {
+            std::env::set_var("POLDER_POOL", &pool);
+            std::env::set_var("POLDER_RUN", &directory);
+        }
+        session::session().unwrap();
+        std::fs::remove_dir_all(&directory).unwrap();
+    });
+}
+
+/// What a library says in its hints, where it says anything.
+#[derive(Clone, Copy, Default)]
+struct Hints {
+    version: u32,
+    caps: u64,
+    transmit_flags: u64,
+    receive_flags: u64,
+    transmit_order: u64,
+    threading: c_int,
+    progress: c_int,
+    av_type: c_int,
+    mr_mode: c_int,
+    cq_data_size: usize,
+    kind: c_int,
+}
+
+const MPI: u64 = flag::MSG | flag::TAGGED | flag::LOCAL_COMM | flag::REMOTE_COMM | flag::DIRECTED_RECV;
+
+/// MPICH 5.0.2 and 4.2.3, with the capabilities that they found without hints, once they gave up ordered atomics.
+const MPICH: Hints = Hints {
+    version: version(2, 5),
+    caps: MPI | flag::SEND | flag::RECV | flag::MULTI_RECV | flag::SOURCE,
+    transmit_flags: flag::COMPLETION | flag::DELIVERY_COMPLETE,
+    receive_flags: flag::COMPLETION,
+    transmit_order: order::SAS,
+    threading: THREAD_DOMAIN,
+    progress: PROGRESS_MANUAL,
+    av_type: AV_TABLE,
+    mr_mode: mr_mode::ENDPOINT,
+    cq_data_size: 4,
+    kind: EP_RDM,
+};
+
+/// Open MPI 5.0.11, without memory of devices.
+const OPEN_MPI_5: Hints = Hints {
+    version: version(1, 18),
+    caps: MPI,
+    transmit_flags: flag::COMPLETION,
+    progress: PROGRESS_UNSPEC,
+    av_type: AV_MAP,
+    mr_mode: 0x20,
+    ..MPICH
+};
+
+/// Open MPI 4.1.
+const OPEN_MPI_4: Hints = Hints { version: version(1, 5), caps: MPI & !flag::MSG, mr_mode: 0, ..OPEN_MPI_5 };
+
+/// Intel MPI 2021.18.1.
+const INTEL: Hints = Hints {
+    version: version(1, 5),
+    transmit_flags: flag::COMPLETION,
+    mr_mode: 0x70,
+    cq_data_size: 0,
+    ..MPICH
+};
+
+/// An info of the stand-in, freed at its end.
+struct Asked(*mut Info);
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        // SAFETY: made by new_info.
+        unsafe { libfabric::free_info(self.0) };
+    }
+}
+
+impl Hints {
+    fn info(&self) -> Asked {
+        begin();
+        let info = libfabric::new_info();
+        // SAFETY: new, with all its parts.
+        unsafe {
+            (*info).caps = self.caps;
+            (*(*info).tx_attr).op_flags = self.transmit_flags;
+            (*(*info).tx_attr).msg_order = self.transmit_order;
+            (*(*info).rx_attr).op_flags = self.receive_flags;
+            (*(*info).rx_attr).msg_order = self.transmit_order & order::SAS;
+            (*(*info).ep_attr).kind = self.kind;
+            let domain = (*info).domain_attr;
+            (*domain).threading = self.threading;
+            (*domain).control_progress = self.progress;
+            (*domain).data_progress = self.progress;
+            (*domain).resource_mgmt = RM_ENABLED;
+            (*domain).av_type = self.av_type;
+            (*domain).mr_mode = self.mr_mode;
+            (*domain).cq_data_size = self.cq_data_size;
+        }
+        Asked(info)
+    }
+
+    fn ask(&self) -> Result<Asked, c_int> {
+        let hints = self.info();
+        let mut found = null_mut();
+        // SAFETY: as libfabric calls it.
+        match unsafe { getinfo(self.version, null(), null(), 0, hints.0, &raw mut found) } {
+            0 => Ok(Asked(found)),
+            errno => Err(errno),
+        }
+    }
+}
+
+#[test]
+fn each_library_is_offered_what_it_asks_for() {
+    for hints in [MPICH, OPEN_MPI_5, OPEN_MPI_4, INTEL] {
+        let found = hints.ask().unwrap();
+        // SAFETY: a whole info.
+        unsafe {
+            let info = &*found.0;
+            assert_eq!(info.caps & hints.caps, hints.caps);
+            assert_eq!(info.mode, 0);
+            assert_eq!((*info.domain_attr).threading, THREAD_DOMAIN);
+            assert_eq!((*info.domain_attr).av_type, hints.av_type);
+            assert_eq!((*info.domain_attr).mr_mode, 0);
+            assert!((*info.domain_attr).cq_data_size >= hints.cq_data_size);
+            assert_eq!((*info.tx_attr).op_flags, hints.transmit_flags);
+            assert_eq!((*info.tx_attr).msg_order, order::SAS);
+            assert_eq!((*info.ep_attr).mem_tag_format >> 63, 1, "all 64 bits of a tag");
+            assert_eq!(CStr::from_ptr((*info.fabric_attr).name), c"polder");
+        }
+    }
+}
+
+#[test]
+fn without_hints_everything_is_offered_and_an_old_program_gets_the_old_name_for_registration() {
+    begin();
+    for (version, mr_mode) in [(0, mr_mode::SCALABLE), (version(1, 5), 0), (version(2, 5), 0)] {
+        let mut found = null_mut();
+        // SAFETY: as libfabric calls it.
+        assert_eq!(unsafe { getinfo(version, null(), null(), 0, null(), &raw mut found) }, 0);
+        let found = Asked(found);
+        // SAFETY: a whole info.
+        unsafe {
+            assert_eq!((*found.0).caps & MPICH.caps, MPICH.caps);
+            assert_eq!((*(*found.0).domain_attr).mr_mode, mr_mode);
+        }
+    }
+}
+
+#[test]
+fn what_the_pool_does_not_carry_is_not_offered() {
+    let unfit = [
+        ("one-sided operations", Hints { caps: MPICH.caps | flag::RMA, ..MPICH }),
+        ("atomics", Hints { caps: MPICH.caps | flag::ATOMIC, ..MPICH }),
+        ("MPICH's first hints, with ordered atomics", Hints { transmit_order: 0xf0_0000_0100, ..MPICH }),
+        ("progress without calls", Hints { progress: PROGRESS_AUTO, ..MPICH }),
+        ("nine bytes of data", Hints { cq_data_size: 9, ..MPICH }),
+        ("connected endpoints", Hints { kind: 1, ..MPICH }),
+        ("a fence", Hints { transmit_flags: flag::FENCE, ..MPICH }),
+    ];
+    for (what, hints) in unfit {
+        assert_eq!(hints.ask().err(), Some(ENODATA), "{what}");
+    }
+    begin();
+    let mut found = null_mut();
+    // SAFETY: as libfabric calls it.
+    unsafe {
+        assert_eq!(getinfo(0, c"node".as_ptr(), null(), 0, null(), &raw mut found), ENODATA);
+        assert_eq!(getinfo(0, null(), null(), 0, null(), null_mut()), EINVAL);
+    }
+}
+
+/// An open endpoint and all that it needs, closed in order.
+struct Bench {
+    fabric: *mut FidFabric,
+    domain: *mut FidDomain,
+    av: *mut FidAv,
+    cq: *mut FidCq,
+    cntr: *mut FidCntr,
+    ep: *mut FidEp,
+}
+
+fn close(fid: *mut Fid) -> c_int {
+    // SAFETY: an open object.
+    unsafe { ((*(*fid).ops).close)(fid) }
+}
+
+fn bind(fid: *mut Fid, to: *mut Fid, flags: u64) -> c_int {
+    // SAFETY: open objects.
+    unsafe { ((*(*fid).ops).bind)(fid, to, flags) }
+}
+
+fn enable(ep: *mut FidEp) -> c_int {
+    // SAFETY: an open endpoint.
+    unsafe { ((*(*ep).fid.ops).control)(ep.cast(), ENABLE, null_mut()) }
+}
+
+impl Bench {
+    /// All of it, bound to nothing.
+    fn open(hints: Hints) -> Self {
+        let info = hints.ask().unwrap();
+        let (mut fabric, mut domain, mut av) = (null_mut(), null_mut(), null_mut());
+        let (mut cq, mut cntr, mut ep) = (null_mut(), null_mut(), null_mut());
+        let mut av_attr = AvAttr {
+            kind: AV_TABLE,
+            rx_ctx_bits: 0,
+            count: 4,
+            ep_per_node: 0,
+            name: null(),
+            map_addr: null_mut(),
+            flags: 0,
+        };
+        let mut cq_attr = CqAttr {
+            size: 0,
+            flags: 0,
+            format: CQ_FORMAT_TAGGED,
+            wait_obj: WAIT_UNSPEC,
+            signaling_vector: 0,
+            wait_cond: 0,
+            wait_set: null_mut(),
+        };
+        let mut cntr_attr =
+            CntrAttr { events: CNTR_EVENTS_COMP, wait_obj: WAIT_UNSPEC, wait_set: null_mut(), flags: 0 };
+        // SAFETY: as a program calls libfabric.
+        unsafe {
+            assert_eq!(fabric::open((*info.0).fabric_attr, &raw mut fabric, null_mut()), 0);
+            assert_eq!(((*(*fabric).ops).domain)(fabric, info.0, &raw mut domain, null_mut()), 0);
+            let ops = &*(*domain).ops;
+            assert_eq!((ops.av_open)(domain, &raw mut av_attr, &raw mut av, null_mut()), 0);
+            assert_eq!((ops.cq_open)(domain, &raw mut cq_attr, &raw mut cq, null_mut()), 0);
+            assert_eq!((ops.cntr_open)(domain, &raw mut cntr_attr, &raw mut cntr, null_mut()), 0);
+            assert_eq!((ops.endpoint)(domain, info.0, &raw mut ep, null_mut()), 0);
+        }
+        Self { fabric, domain, av, cq, cntr, ep }
+    }
+
+    /// Bound as MPI libraries do, enabled, and with its own address at place 0.
+    fn enabled(hints: Hints) -> Self {
+        let bench = Self::open(hints);
+        assert_eq!(bind(bench.ep.cast(), bench.av.cast(), 0), 0);
+        let both = flag::SEND | flag::RECV;
+        assert_eq!(bind(bench.ep.cast(), bench.cq.cast(), both | flag::SELECTIVE_COMPLETION), 0);
+        assert_eq!(bind(bench.ep.cast(), bench.cntr.cast(), both), 0);
+        assert_eq!(enable(bench.ep), 0);
+        assert_eq!(bench.insert(&bench.name()), 0);
+        bench
+    }
+
+    fn name(&self) -> [u8; 16] {
+        let (mut name, mut bytes) = ([0; 16], 16);
+        // SAFETY: an open endpoint, and room for a name.
+        unsafe {
+            assert_eq!(
+                ((*(*self.ep).cm).getname)(self.ep.cast(), name.as_mut_ptr().cast(), &raw mut bytes),
+                0
+            )
+        };
+        assert_eq!(bytes, 16);
+        name
+    }
+
+    fn insert(&self, name: &[u8; 16]) -> u64 {
+        let mut place = 77;
+        // SAFETY: an open vector, one address and room for one place.
+        let inserted = unsafe {
+            ((*(*self.av).ops).insert)(self.av, name.as_ptr().cast(), 1, &raw mut place, 0, null_mut())
+        };
+        assert_eq!(inserted, 1);
+        place
+    }
+
+    fn tsend(&self, to: u64, bytes: &[u8], tag: u64) -> isize {
+        // SAFETY: the stand-in copies at once.
+        unsafe {
+            ((*(*self.ep).tagged).send)(
+                self.ep,
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                null_mut(),
+                to,
+                tag,
+                context(1),
+            )
+        }
+    }
+
+    fn trecv(&self, room: &mut [u8], from: u64, tag: u64, ignore: u64) -> isize {
+        let at = room.as_mut_ptr().cast();
+        // SAFETY: tests read the room after the completion.
+        unsafe {
+            ((*(*self.ep).tagged).recv)(self.ep, at, room.len(), null_mut(), from, tag, ignore, context(2))
+        }
+    }
+
+    fn trecvmsg(&self, room: &mut [u8], tag: u64, flags: u64) -> isize {
+        let iov = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+        let msg = MsgTagged {
+            msg_iov: &raw const iov,
+            desc: null_mut(),
+            iov_count: 1,
+            addr: ADDR_UNSPEC,
+            tag,
+            ignore: 0,
+            context: context(3),
+            data: 0,
+        };
+        // SAFETY: as above.
+        unsafe { ((*(*self.ep).tagged).recvmsg)(self.ep, &raw const msg, flags | flag::COMPLETION) }
+    }
+
+    /// The next completion, once there is one.
+    fn next(&self) -> Result<(CqTaggedEntry, u64), isize> {
+        let late = Instant::now() + Duration::from_secs(5);
+        loop {
+            match self.read() {
+                Err(EAGAIN) if Instant::now() < late => std::thread::yield_now(),
+                read => return read,
+            }
+        }
+    }
+
+    /// Looks for a message that was sent until it is there.
+    fn peek(&self, tag: u64, flags: u64) -> CqTaggedEntry {
+        let late = Instant::now() + Duration::from_secs(5);
+        loop {
+            assert_eq!(self.trecvmsg(&mut [], tag, flag::PEEK | flags), 0);
+            match self.read() {
+                Ok((found, _)) => return found,
+                Err(_) => assert_eq!(self.failure().err, libc::ENOMSG),
+            }
+            assert!(Instant::now() < late, "no message came");
+        }
+    }
+
+    /// The next completion, if there is one, and who it came from.
+    fn read(&self) -> Result<(CqTaggedEntry, u64), isize> {
+        let mut entry = EMPTY;
+        let mut from = 0;
+        // SAFETY: an open queue, and room for one entry and one address.
+        let read =
+            unsafe { ((*(*self.cq).ops).readfrom)(self.cq, from_mut(&mut entry).cast(), 1, &raw mut from) };
+        if read == 1 { Ok((entry, from)) } else { Err(read) }
+    }
+
+    fn failure(&self) -> CqErrEntry {
+        let mut entry = CqErrEntry {
+            entry: EMPTY,
+            olen: 0,
+            err: 0,
+            prov_errno: 0,
+            err_data: null_mut(),
+            err_data_size: 0,
+        };
+        // SAFETY: an open queue, and room for an entry.
+        assert_eq!(unsafe { ((*(*self.cq).ops).readerr)(self.cq, &raw mut entry, 0) }, 1);
+        entry
+    }
+}
+
+const EMPTY: CqTaggedEntry =
+    CqTaggedEntry { op_context: null_mut(), flags: 0, len: 0, buf: null_mut(), data: 0, tag: 0 };
+
+fn context(number: usize) -> *mut c_void {
+    std::ptr::without_provenance_mut(number)
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let Self { fabric, domain, av, cq, cntr, ep } = *self;
+        for fid in [ep.cast(), cq.cast(), av.cast(), cntr.cast(), domain.cast(), fabric.cast::<Fid>()] {
+            assert_eq!(close(fid), 0);
+        }
+    }
+}
+
+#[test]
+fn nothing_closes_while_something_uses_it() {
+    let bench = Bench::enabled(MPICH);
+    for fid in
+        [bench.cq.cast(), bench.av.cast(), bench.cntr.cast(), bench.domain.cast(), bench.fabric.cast::<Fid>()]
+    {
+        assert_eq!(close(fid), -libc::EBUSY);
+    }
+}
+
+#[test]
+fn an_endpoint_is_enabled_once_it_has_addresses_and_a_queue_of_its_own_domain() {
+    let (bench, other) = (Bench::open(MPICH), Bench::open(MPICH));
+    let ep: *mut Fid = bench.ep.cast();
+    assert_eq!(bench.tsend(0, b"early", 1), -258, "not enabled");
+    assert_eq!(enable(bench.ep), -267, "no address vector");
+    assert_eq!(bind(ep, other.av.cast(), 0), -262, "another domain's");
+    assert_eq!(bind(ep, bench.av.cast(), 0), 0);
+    assert_eq!(bind(ep, bench.av.cast(), 0), EINVAL, "bound already");
+    assert_eq!(enable(bench.ep), -263, "no queue");
+    assert_eq!(bind(ep, bench.cq.cast(), 0), -260, "no direction");
+    assert_eq!(bind(ep, bench.cq.cast(), flag::SEND | flag::RECV), 0);
+    assert_eq!(bind(ep, null_mut(), 0), EINVAL);
+    assert_eq!(bind(ep, bench.domain.cast(), 0), EINVAL);
+    assert_eq!(enable(bench.ep), 0);
+    assert_eq!(bind(ep, bench.cntr.cast(), flag::SEND), -258, "enabled already");
+    assert_eq!(bench.tsend(5, b"nobody", 1), isize::try_from(EINVAL).unwrap(), "no such address");
+}
+
+#[test]
+fn a_name_that_finds_no_room_says_how_long_it_is() {
+    let bench = Bench::open(MPICH);
+    let mut bytes = 0;
+    // SAFETY: an open endpoint, and no room.
+    let status = unsafe { ((*(*bench.ep).cm).getname)(bench.ep.cast(), null_mut(), &raw mut bytes) };
+    assert_eq!((status, bytes), (-257, 16));
+}
+
+#[test]
+fn a_tagged_message_completes_at_both_ends_with_tag_length_and_sender() {
+    let (one, other) = (Bench::enabled(OPEN_MPI_5), Bench::enabled(OPEN_MPI_5));
+    let to = one.insert(&other.name());
+    let from = other.insert(&one.name());
+    let mut room = [0; 8];
+    assert_eq!(other.trecv(&mut room, from, 0x8000_0000_0000_0001, 0xff00), 0);
+    assert_eq!(other.read().unwrap_err(), EAGAIN);
+    assert_eq!(one.tsend(to, b"hello", 0x8000_0000_0000_1201), 0);
+    // Until the receiver has come for the first message, the sender may have to wait as well.
+    let late = Instant::now() + Duration::from_secs(5);
+    let (mut sent, mut got) = (one.read(), other.read());
+    while (sent.is_err() || got.is_err()) && Instant::now() < late {
+        sent = sent.or_else(|_| one.read());
+        got = got.or_else(|_| other.read());
+    }
+    let (sent, _) = sent.unwrap();
+    assert_eq!((sent.op_context, sent.flags), (context(1), flag::SEND | flag::TAGGED));
+    let (got, source) = got.unwrap();
+    assert_eq!((got.op_context, got.flags), (context(2), flag::RECV | flag::TAGGED));
+    assert_eq!((got.len, got.tag, source), (5, 0x8000_0000_0000_1201, from));
+    assert_eq!(&room[..5], b"hello");
+    // SAFETY: an open counter.
+    unsafe { assert_eq!(((*(*other.cntr).ops).read)(other.cntr), 1) };
+}
+
+#[test]
+fn a_message_that_is_too_long_is_cut_off_and_says_by_how_much() {
+    let bench = Bench::enabled(MPICH);
+    let mut room = [0; 4];
+    assert_eq!(bench.tsend(0, b"too long", 9), 0);
+    assert!(bench.next().is_ok(), "sent");
+    assert_eq!(bench.trecv(&mut room, ADDR_UNSPEC, 9, 0), 0);
+    assert_eq!(bench.next().unwrap_err(), EAVAIL);
+    let failure = bench.failure();
+    assert_eq!((failure.err, failure.olen, failure.entry.len, failure.entry.tag), (265, 4, 4, 9));
+    assert_eq!(&room, b"too ");
+    let mut text = [0; 64];
+    // SAFETY: an open queue, and room for the text.
+    let text = unsafe {
+        let said = ((*(*bench.cq).ops).strerror)(bench.cq, failure.prov_errno, null(), text.as_mut_ptr(), 64);
+        CStr::from_ptr(said).to_str().unwrap().to_owned()
+    };
+    assert_eq!(text, "a message of 8 bytes came for 4");
+}
+
+#[test]
+fn a_receive_that_is_cancelled_completes_as_such_and_takes_nothing() {
+    let bench = Bench::enabled(MPICH);
+    let mut room = [0; 4];
+    assert_eq!(bench.trecv(&mut room, ADDR_UNSPEC, 1, 0), 0);
+    // SAFETY: an open endpoint.
+    let cancel = || unsafe { ((*(*bench.ep).ops).cancel)(bench.ep.cast(), context(2)) };
+    assert_eq!(cancel(), 0);
+    assert_eq!(cancel(), -(libc::ENOENT as isize));
+    assert_eq!(bench.read().unwrap_err(), EAVAIL);
+    let failure = bench.failure();
+    assert_eq!((failure.err, failure.entry.op_context), (libc::ECANCELED, context(2)));
+}
+
+#[test]
+fn a_peek_leaves_a_message_claims_it_or_throws_it_away() {
+    let bench = Bench::enabled(MPICH);
+    let mut room = [0; 8];
+    assert_eq!(bench.trecvmsg(&mut [], 5, flag::PEEK), 0);
+    assert_eq!(bench.read().unwrap_err(), EAVAIL);
+    assert_eq!(bench.failure().err, libc::ENOMSG);
+    for bytes in [b"first", b"other"] {
+        assert_eq!(bench.tsend(0, bytes, 5), 0);
+        assert!(bench.next().is_ok());
+    }
+    assert_eq!(bench.peek(5, 0).len, 5);
+    assert_eq!(bench.peek(5, flag::CLAIM).len, 5);
+    // Claimed, the first is no longer in the way of the other.
+    assert_eq!(bench.peek(5, flag::DISCARD).len, 5);
+    assert_eq!(bench.trecvmsg(&mut [], 5, flag::PEEK), 0);
+    assert_eq!(bench.read().unwrap_err(), EAVAIL);
+    assert_eq!(bench.failure().err, libc::ENOMSG);
+    assert_eq!(bench.trecvmsg(&mut room, 5, flag::CLAIM), 0);
+    assert_eq!(bench.next().unwrap().0.len, 5);
+    assert_eq!(&room[..5], b"first");
+    assert_eq!(bench.trecvmsg(&mut room, 5, flag::CLAIM), isize::try_from(EINVAL).unwrap(), "claimed once");
+}
+
+#[test]
+fn a_buffer_for_many_messages_fills_until_too_little_is_left() {
+    let bench = Bench::enabled(MPICH);
+    let least = 8_usize;
+    let mut room = [0_u8; 20];
+    let iov = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+    let msg = Msg {
+        msg_iov: &raw const iov,
+        desc: null_mut(),
+        iov_count: 1,
+        addr: ADDR_UNSPEC,
+        context: context(4),
+        data: 0,
+    };
+    // SAFETY: an open endpoint; the room is read after the completions.
+    unsafe {
+        let set = (*(*bench.ep).ops).setopt;
+        let value = (&raw const least).cast();
+        assert_eq!(set(bench.ep.cast(), OPT_ENDPOINT, OPT_MIN_MULTI_RECV, value, size_of::<usize>()), 0);
+        assert_eq!(set(bench.ep.cast(), OPT_ENDPOINT, 99, value, size_of::<usize>()), -libc::ENOPROTOOPT);
+        let flags = flag::MULTI_RECV | flag::COMPLETION;
+        assert_eq!(((*(*bench.ep).msg).recvmsg)(bench.ep, &raw const msg, flags), 0);
+        for bytes in [b"seven77", b"another"] {
+            assert_eq!(((*(*bench.ep).msg).inject)(bench.ep, bytes.as_ptr().cast(), 7, 0), 0);
+        }
+    }
+    let (first, _) = bench.next().unwrap();
+    assert_eq!((first.op_context, first.flags, first.len), (context(4), flag::RECV | flag::MSG, 7));
+    let (second, _) = bench.next().unwrap();
+    assert_eq!(second.flags, flag::RECV | flag::MSG | flag::MULTI_RECV, "the buffer is the program's again");
+    assert_eq!(second.buf.addr() - first.buf.addr(), 7);
+    assert_eq!(&room[..14], b"seven77another");
+}
+
+#[test]
+fn completion_data_travels_and_quiet_sends_say_nothing() {
+    let quiet = Hints { transmit_flags: 0, ..MPICH };
+    let bench = Bench::enabled(quiet);
+    let mut room = [0; 4];
+    assert_eq!(bench.trecv(&mut room, 0, 3, 0), 0);
+    // SAFETY: an open endpoint.
+    let sent = unsafe {
+        let send = (*(*bench.ep).tagged).senddata;
+        send(bench.ep, b"data".as_ptr().cast(), 4, null_mut(), 0xdead_beef_0123_4567, 0, 3, context(1))
+    };
+    assert_eq!(sent, 0);
+    let (got, _) = bench.next().unwrap();
+    assert_eq!(
+        (got.flags, got.data),
+        (flag::RECV | flag::TAGGED | flag::REMOTE_CQ_DATA, 0xdead_beef_0123_4567)
+    );
+    assert_eq!(bench.read().unwrap_err(), EAGAIN);
+}
+
+#[test]
+fn waiting_for_nothing_ends_with_the_timeout() {
+    let bench = Bench::enabled(MPICH);
+    let mut entry = EMPTY;
+    // SAFETY: an open queue and counter.
+    unsafe {
+        let sread = (*(*bench.cq).ops).sread;
+        assert_eq!(sread(bench.cq, from_mut(&mut entry).cast(), 1, null(), 5), EAGAIN);
+        assert_eq!(((*(*bench.cntr).ops).wait)(bench.cntr, 1, 5), -libc::ETIMEDOUT);
+        assert_eq!(((*(*bench.cq).ops).signal)(bench.cq), 0);
+        assert_eq!(sread(bench.cq, from_mut(&mut entry).cast(), 1, null(), -1), EAGAIN);
+    }
+}
+
+#[test]
+fn what_is_not_there_answers_so_instead_of_crashing() {
+    let bench = Bench::enabled(MPICH);
+    let mut nothing = null_mut();
+    let mut named = AvAttr {
+        kind: AV_MAP,
+        rx_ctx_bits: 0,
+        count: 1,
+        ep_per_node: 0,
+        name: c"shared".as_ptr(),
+        map_addr: null_mut(),
+        flags: 0,
+    };
+    let nosys = -libc::ENOSYS;
+    // SAFETY: open objects, and arguments that are not looked at.
+    unsafe {
+        let ops = &*(*bench.domain).ops;
+        assert_eq!((ops.av_open)(bench.domain, &raw mut named, &raw mut nothing, null_mut()), nosys);
+        assert_eq!((ops.av_open)(bench.domain, null_mut(), &raw mut nothing, null_mut()), EINVAL);
+        assert_eq!((ops.query_atomic)(bench.domain, 0, 0, null_mut(), 0), nosys);
+        let read = (*(*bench.ep).rma).read;
+        assert_eq!(read(bench.ep, null_mut(), 0, null_mut(), 0, 0, 0, null_mut()), -(libc::ENOSYS as isize));
+        let (mut mr, mut twin) = (null_mut(), null_mut());
+        let register = (*(*bench.domain).mr).reg;
+        let domain = bench.domain.cast();
+        assert_eq!(register(domain, null(), 0, 0, 0, 42, 0, &raw mut mr, null_mut()), 0);
+        assert_eq!(
+            register(domain, null(), 0, 0, 0, 42, 0, &raw mut twin, null_mut()),
+            -266,
+            "the key is taken"
+        );
+        assert_eq!((*mr).key, 42);
+        assert_eq!(close(mr.cast()), 0);
+    }
+}
+
+#[test]
+fn an_endpoint_that_is_gone_fails_a_send_with_its_name_in_words() {
+    let (one, other) = (Bench::enabled(MPICH), Bench::enabled(MPICH));
+    let to = one.insert(&other.name());
+    drop(other);
+    assert_eq!(one.tsend(to, b"hello?", 1), 0);
+    assert_eq!(one.next().unwrap_err(), EAVAIL);
+    assert_eq!(one.failure().err, libc::EHOSTDOWN);
+}

@@ -1,0 +1,458 @@
+//! Messages, with tags and without: libfabric's many ways to say send and receive.
+
+use std::ffi::c_void;
+
+use crate::endpoint::{Buffer, Filter, Label};
+use crate::ep::{self, Open};
+use crate::ffi::{Errno, FidEp, Msg, MsgTagged, OpsMsg, OpsTagged, flag, iovec};
+use crate::getinfo::INJECT_BYTES;
+use crate::guard;
+use crate::object::given;
+use crate::port::{Context, MSG, Operation, Role, TAGGED, Wanted};
+use crate::span::Span;
+
+pub(crate) static MSG_OPS: OpsMsg = OpsMsg {
+    size: size_of::<OpsMsg>(),
+    recv,
+    recvv,
+    recvmsg,
+    send,
+    sendv,
+    sendmsg,
+    inject,
+    senddata,
+    injectdata,
+};
+
+pub(crate) static TAGGED_OPS: OpsTagged = OpsTagged {
+    size: size_of::<OpsTagged>(),
+    recv: trecv,
+    recvv: trecvv,
+    recvmsg: trecvmsg,
+    send: tsend,
+    sendv: tsendv,
+    sendmsg: tsendmsg,
+    inject: tinject,
+    senddata: tsenddata,
+    injectdata: tinjectdata,
+};
+
+/// What a call may say of a send, and of a receive.
+pub(crate) const SEND_FLAGS: u64 = flag::COMPLETION
+    | flag::INJECT
+    | flag::INJECT_COMPLETE
+    | flag::TRANSMIT_COMPLETE
+    | flag::DELIVERY_COMPLETE
+    | flag::REMOTE_CQ_DATA
+    | flag::MORE;
+pub(crate) const RECEIVE_FLAGS: u64 = flag::COMPLETION | flag::MULTI_RECV | flag::MORE;
+const TAGGED_RECEIVE_FLAGS: u64 = flag::COMPLETION | flag::MORE | flag::PEEK | flag::CLAIM | flag::DISCARD;
+
+/// A message and where it goes.
+struct Outgoing {
+    to: u64,
+    label: Label,
+    span: Span,
+    context: *mut c_void,
+    /// What was said with the call; without, the endpoint's own hold.
+    flags: Option<u64>,
+}
+
+/// # Safety
+/// `ep` is open.
+unsafe fn transmit(ep: *mut FidEp, outgoing: impl FnOnce() -> Result<Outgoing, Errno>) -> isize {
+    guard::amount(|| {
+        // SAFETY: by this function's contract.
+        let Open { domain, at } = unsafe { ep::of(ep) };
+        let Outgoing { to, label, mut span, context, flags } = outgoing()?;
+        let mut state = domain.state();
+        let (port, ledger) = state.port(*at)?;
+        if !port.enabled {
+            return Err(Errno::OPBADSTATE);
+        }
+        let flags = flags.unwrap_or(port.transmit.flags);
+        if flags & !SEND_FLAGS != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        if flags & flag::INJECT != 0 {
+            if span.len() > INJECT_BYTES {
+                return Err(Errno::MSGSIZE);
+            }
+            span = Span::Held(span.bytes().to_vec());
+        }
+        let operation = Operation {
+            context: Context(context),
+            flags: flag::SEND | kind_flag(label.kind),
+            report: port.transmit.of(flags),
+            role: Role::Send,
+        };
+        port.send(ledger, to, label, span, operation).map(|()| 0)
+    })
+}
+
+/// # Safety
+/// `ep` is open, and `at` holds so many bytes.
+unsafe fn give_away(ep: *mut FidEp, at: *const c_void, bytes: usize, to: u64, label: Label) -> isize {
+    guard::amount(|| {
+        if bytes > INJECT_BYTES {
+            return Err(Errno::MSGSIZE);
+        }
+        // SAFETY: by this function's contract; the bytes are read before it returns.
+        let (Open { domain, at: port }, span) = unsafe { (ep::of(ep), Span::lent(at.cast_mut(), bytes)) };
+        let mut state = domain.state();
+        let (port, ledger) = state.port(*port)?;
+        if !port.enabled {
+            return Err(Errno::OPBADSTATE);
+        }
+        port.inject(ledger, to, label, span.bytes()).map(|()| 0)
+    })
+}
+
+/// A receive and what it takes.
+struct Incoming {
+    wanted: Wanted,
+    span: Span,
+    context: *mut c_void,
+    flags: Option<u64>,
+}
+
+/// # Safety
+/// `ep` is open.
+unsafe fn receive(ep: *mut FidEp, incoming: impl FnOnce() -> Result<Incoming, Errno>) -> isize {
+    guard::amount(|| {
+        // SAFETY: by this function's contract.
+        let Open { domain, at } = unsafe { ep::of(ep) };
+        let Incoming { wanted, span, context, flags } = incoming()?;
+        let mut state = domain.state();
+        let (port, ledger) = state.port(*at)?;
+        if !port.enabled {
+            return Err(Errno::OPBADSTATE);
+        }
+        let flags = flags.unwrap_or(port.receive.flags);
+        let allowed = if wanted.kind == TAGGED { TAGGED_RECEIVE_FLAGS } else { RECEIVE_FLAGS };
+        // Receive defaults may name FI_MULTI_RECV, which a tagged receive does not have.
+        if flags & !allowed != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        let many = flags & flag::MULTI_RECV != 0;
+        let role = match many {
+            true => Role::Many(Filter { from: None, kind: MSG, tag: 0, ignore: 0 }),
+            false => Role::Receive,
+        };
+        let operation = Operation {
+            context: Context(context),
+            flags: flag::RECV | kind_flag(wanted.kind),
+            report: port.receive.of(flags),
+            role,
+        };
+        // FI_CLAIM and FI_DISCARD share their bits with what only a binding says.
+        match (wanted.kind == TAGGED, flags & flag::PEEK != 0, flags & (flag::CLAIM | flag::DISCARD)) {
+            (true, true, _) => port.peek(ledger, wanted, operation, flags),
+            (true, false, 0) | (false, ..) => port.post(ledger, wanted, span, operation),
+            (true, false, flag::DISCARD) => Err(Errno::INVAL),
+            (true, false, said) => port.claim(ledger, span, operation, said & flag::DISCARD != 0),
+        }
+        .map(|()| 0)
+    })
+}
+
+const fn kind_flag(kind: u8) -> u64 {
+    if kind == TAGGED { flag::TAGGED } else { flag::MSG }
+}
+
+/// The room of a receive with a list of pieces: one at most, as the attributes say.
+///
+/// # Safety
+/// As [`Span::lent`], for what the list names.
+unsafe fn lent(iov: *const iovec, count: usize) -> Result<Span, Errno> {
+    match count {
+        0 => Ok(Span::Held(Vec::new())),
+        1 => {
+            // SAFETY: a list of one lives for the call.
+            let piece = unsafe { given(iov)? };
+            // SAFETY: by this function's contract.
+            Ok(unsafe { Span::lent(piece.iov_base, piece.iov_len) })
+        }
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// The bytes of a send with a list of pieces: several are gathered at once.
+///
+/// # Safety
+/// As [`Span::lent`], for what the list names.
+unsafe fn gathered(iov: *const iovec, count: usize) -> Result<Span, Errno> {
+    if count < 2 {
+        // SAFETY: the same contract.
+        return unsafe { lent(iov, count) };
+    }
+    if count > SEND_PIECES {
+        return Err(Errno::INVAL);
+    }
+    let mut bytes = Vec::new();
+    for index in 0..count {
+        // SAFETY: the list has `count` pieces, each lent by this function's contract.
+        unsafe {
+            let piece = given(iov.wrapping_add(index))?;
+            bytes.extend_from_slice(Span::lent(piece.iov_base, piece.iov_len).bytes());
+        }
+    }
+    Ok(Span::Held(bytes))
+}
+
+/// Pieces that a send may have.
+pub(crate) const SEND_PIECES: usize = 8;
+
+const fn plain(data: Option<u64>) -> Label {
+    Label { kind: MSG, tag: 0, data }
+}
+
+const fn tagged(tag: u64, data: Option<u64>) -> Label {
+    Label { kind: TAGGED, tag, data }
+}
+
+const fn any(from: u64) -> Wanted {
+    Wanted { from, kind: MSG, tag: 0, ignore: 0 }
+}
+
+unsafe extern "C" fn send(
+    ep: *mut FidEp,
+    at: *const c_void,
+    bytes: usize,
+    _desc: *mut c_void,
+    to: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        let span = Span::lent(at.cast_mut(), bytes);
+        transmit(ep, || Ok(Outgoing { to, label: plain(None), span, context, flags: None }))
+    }
+}
+
+unsafe extern "C" fn sendv(
+    ep: *mut FidEp,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    to: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        let span = gathered(iov, count);
+        transmit(ep, || Ok(Outgoing { to, label: plain(None), span: span?, context, flags: None }))
+    }
+}
+
+unsafe extern "C" fn sendmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isize {
+    // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
+    unsafe {
+        transmit(ep, || {
+            let Msg { msg_iov, iov_count, addr: to, context, data, .. } = *given(msg)?;
+            let data = if flags & flag::REMOTE_CQ_DATA != 0 { Some(data) } else { None };
+            let span = gathered(msg_iov, iov_count)?;
+            Ok(Outgoing { to, label: plain(data), span, context, flags: Some(flags) })
+        })
+    }
+}
+
+unsafe extern "C" fn senddata(
+    ep: *mut FidEp,
+    at: *const c_void,
+    bytes: usize,
+    _desc: *mut c_void,
+    data: u64,
+    to: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        let span = Span::lent(at.cast_mut(), bytes);
+        transmit(ep, || Ok(Outgoing { to, label: plain(Some(data)), span, context, flags: None }))
+    }
+}
+
+unsafe extern "C" fn inject(ep: *mut FidEp, at: *const c_void, bytes: usize, to: u64) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program the bytes.
+    unsafe { give_away(ep, at, bytes, to, plain(None)) }
+}
+
+unsafe extern "C" fn injectdata(
+    ep: *mut FidEp,
+    at: *const c_void,
+    bytes: usize,
+    data: u64,
+    to: u64,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program the bytes.
+    unsafe { give_away(ep, at, bytes, to, plain(Some(data))) }
+}
+
+unsafe extern "C" fn recv(
+    ep: *mut FidEp,
+    at: *mut c_void,
+    bytes: usize,
+    _desc: *mut c_void,
+    from: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        let span = Span::lent(at, bytes);
+        receive(ep, || Ok(Incoming { wanted: any(from), span, context, flags: None }))
+    }
+}
+
+unsafe extern "C" fn recvv(
+    ep: *mut FidEp,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    from: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        let span = lent(iov, count);
+        receive(ep, || Ok(Incoming { wanted: any(from), span: span?, context, flags: None }))
+    }
+}
+
+unsafe extern "C" fn recvmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isize {
+    // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
+    unsafe {
+        receive(ep, || {
+            let Msg { msg_iov, iov_count, addr: from, context, .. } = *given(msg)?;
+            let span = lent(msg_iov, iov_count)?;
+            Ok(Incoming { wanted: any(from), span, context, flags: Some(flags) })
+        })
+    }
+}
+
+unsafe extern "C" fn tsend(
+    ep: *mut FidEp,
+    at: *const c_void,
+    bytes: usize,
+    _desc: *mut c_void,
+    to: u64,
+    tag: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        let span = Span::lent(at.cast_mut(), bytes);
+        transmit(ep, || Ok(Outgoing { to, label: tagged(tag, None), span, context, flags: None }))
+    }
+}
+
+unsafe extern "C" fn tsendv(
+    ep: *mut FidEp,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    to: u64,
+    tag: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        let span = gathered(iov, count);
+        transmit(ep, || Ok(Outgoing { to, label: tagged(tag, None), span: span?, context, flags: None }))
+    }
+}
+
+unsafe extern "C" fn tsendmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) -> isize {
+    // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
+    unsafe {
+        transmit(ep, || {
+            let MsgTagged { msg_iov, iov_count, addr: to, tag, context, data, .. } = *given(msg)?;
+            let data = if flags & flag::REMOTE_CQ_DATA != 0 { Some(data) } else { None };
+            let span = gathered(msg_iov, iov_count)?;
+            Ok(Outgoing { to, label: tagged(tag, data), span, context, flags: Some(flags) })
+        })
+    }
+}
+
+unsafe extern "C" fn tsenddata(
+    ep: *mut FidEp,
+    at: *const c_void,
+    bytes: usize,
+    _desc: *mut c_void,
+    data: u64,
+    to: u64,
+    tag: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        let span = Span::lent(at.cast_mut(), bytes);
+        transmit(ep, || Ok(Outgoing { to, label: tagged(tag, Some(data)), span, context, flags: None }))
+    }
+}
+
+unsafe extern "C" fn tinject(ep: *mut FidEp, at: *const c_void, bytes: usize, to: u64, tag: u64) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program the bytes.
+    unsafe { give_away(ep, at, bytes, to, tagged(tag, None)) }
+}
+
+unsafe extern "C" fn tinjectdata(
+    ep: *mut FidEp,
+    at: *const c_void,
+    bytes: usize,
+    data: u64,
+    to: u64,
+    tag: u64,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program the bytes.
+    unsafe { give_away(ep, at, bytes, to, tagged(tag, Some(data))) }
+}
+
+unsafe extern "C" fn trecv(
+    ep: *mut FidEp,
+    at: *mut c_void,
+    bytes: usize,
+    _desc: *mut c_void,
+    from: u64,
+    tag: u64,
+    ignore: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        let span = Span::lent(at, bytes);
+        let wanted = Wanted { from, kind: TAGGED, tag, ignore };
+        receive(ep, || Ok(Incoming { wanted, span, context, flags: None }))
+    }
+}
+
+unsafe extern "C" fn trecvv(
+    ep: *mut FidEp,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    from: u64,
+    tag: u64,
+    ignore: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        let span = lent(iov, count);
+        let wanted = Wanted { from, kind: TAGGED, tag, ignore };
+        receive(ep, || Ok(Incoming { wanted, span: span?, context, flags: None }))
+    }
+}
+
+unsafe extern "C" fn trecvmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) -> isize {
+    // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
+    unsafe {
+        receive(ep, || {
+            let MsgTagged { msg_iov, iov_count, addr: from, tag, ignore, context, .. } = *given(msg)?;
+            let span =
+                if flags & flag::PEEK != 0 { Span::Held(Vec::new()) } else { lent(msg_iov, iov_count)? };
+            let wanted = Wanted { from, kind: TAGGED, tag, ignore };
+            Ok(Incoming { wanted, span, context, flags: Some(flags) })
+        })
+    }
+}

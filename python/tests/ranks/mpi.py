@@ -1,0 +1,34 @@
+"""One rank of an MPI job: messages of every size, from anybody, in order, probed, and in collectives."""
+
+import sys
+
+import numpy as np
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+rank, size = world.rank, world.size
+right, left = (rank + 1) % size, (rank - 1) % size
+
+for count in [0, 1, 8, 16, 17, 1000, 65536, 65537, 3_000_000]:
+    sent = np.arange(count, dtype=np.uint64).view(np.uint8)[:count] + np.uint8(rank)
+    came = np.zeros(count, dtype=np.uint8)
+    request = world.Isend(sent, right, tag=count % 100)
+    world.Recv(came, left, tag=count % 100)
+    request.Wait()
+    assert (came == sent - np.uint8(rank) + np.uint8(left)).all(), f"{count} bytes"
+
+# What nobody receives yet is in no other message's way.
+requests = [world.isend((number, "x" * (number % 3 * 40_000)), right, tag=1) for number in range(30)]
+world.send("first", right, tag=2)
+assert world.recv(source=left, tag=2) == "first"
+status = MPI.Status()
+world.Probe(MPI.ANY_SOURCE, 1, status)
+assert status.source == left
+assert [world.recv(source=MPI.ANY_SOURCE, tag=1)[0] for _ in range(30)] == list(range(30))
+MPI.Request.waitall(requests)
+
+total = np.zeros(100_000)
+world.Allreduce(np.full(100_000, rank + 1.0), total)
+assert (total == size * (size + 1) / 2).all()
+assert world.alltoall([(rank, other) for other in range(size)]) == [(other, rank) for other in range(size)]
+sys.stdout.write(f"rank {rank} of {size} is done\n")

@@ -1,0 +1,58 @@
+"""A stock MPI library over the pool, through the libfabric provider."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import RANKS
+
+import polder
+
+ROOT = Path(__file__).parents[2]
+MPICH = ROOT / ".cache/mpich/bin"
+PROVIDER = Path(sys.prefix) / "lib/libfabric"
+
+pytestmark = pytest.mark.mpi
+if not MPICH.is_dir():
+    pytest.skip("MPICH is not installed: run `make mpi`", allow_module_level=True)
+
+
+def mpiexec(pool: Path, run: Path, ranks: list[int], **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs ranks/mpi.py on MPICH, with so many ranks on each emulated host."""
+    command: list[str | Path] = [MPICH / "mpiexec"]
+    for host, count in enumerate(ranks):
+        command += [":"] * (host > 0) + ["-n", str(count), "-env", "POLDER_HOST", str(host)]
+        command += [MPICH / "python", RANKS / "mpi.py"]
+    environment = {
+        **os.environ,
+        "FI_PROVIDER_PATH": str(PROVIDER),
+        "FI_PROVIDER": "polder",
+        "MPIR_CVAR_CH4_NETMOD": "ofi",
+        "MPIR_CVAR_NOLOCAL": "1",
+        "OMP_NUM_THREADS": "1",
+        "POLDER_POOL": str(pool),
+        "POLDER_RUN": str(run),
+        **environment,
+    }
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+
+
+@pytest.mark.parametrize("wrap", [{}, {"POLDER_WRAP": "shadow"}])
+@pytest.mark.parametrize("ranks", [[1, 1], [2, 1]])
+def test_a_stock_mpich_runs_over_the_pool_and_leaves_nothing_in_it(
+    scratch: Path, wrap: dict[str, str], ranks: list[int]
+) -> None:
+    with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch) as pool:
+        done = mpiexec(scratch / "pool", scratch, ranks, POLDER_COHERENCE="software", **wrap)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("is done") == sum(ranks)
+        assert pool.list() == []
+
+
+def test_a_missing_pool_is_one_line_that_says_what_to_do(scratch: Path) -> None:
+    done = mpiexec(scratch / "none", scratch, [1, 1])
+    assert done.returncode != 0
+    line = f"polder: {scratch / 'none'}: no such file or device; check the path, or create a pool there with"
+    assert line in done.stderr
