@@ -11,6 +11,7 @@
 //! Nothing here waits, but for [`Endpoint::close`]: whoever waits calls [`Endpoint::progress`] until
 //! [`Endpoint::completion`] has what it waits for.
 
+pub mod hostile;
 mod inlet;
 mod outlet;
 mod place;
@@ -560,11 +561,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
                 && peer.broken.is_none()
                 && let Err(error) = peer.check(&self.pool)
             {
-                // What it published before it died counts, on a ring that nobody has looked for, too.
-                self.inlets.search(&self.pool)?;
-                if !self.take_in()? {
-                    self.lose(number, &error)?;
-                }
+                self.lose(number, &error)?;
             }
         }
         Ok(())
@@ -585,6 +582,9 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         if let PoolError::Evicted { .. } | PoolError::Memory(_) = error {
             return Err(error.clone());
         }
+        // What it published before counts, on a ring that nobody has looked for, too.
+        self.inlets.search(&self.pool)?;
+        self.take_in()?;
         let peer = &mut self.peers[number as usize];
         tracing::debug!(%error, peer = ?peer.address, "a conversation has ended");
         peer.lose(&self.pool, error, &mut self.done);

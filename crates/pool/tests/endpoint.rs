@@ -212,3 +212,17 @@ fn a_receive_that_nothing_matched_is_taken_back_and_ports_are_given_again() {
     let full = Endpoint::<Heap, Vec<u8>, u64>::open(Arc::clone(&pools[3]), options()).err();
     assert!(matches!(full, Some(PoolError::NoSlot { host: 1, slots: 2 })), "{full:?}");
 }
+
+#[test]
+fn a_hostile_peer_causes_errors_and_never_a_panic() {
+    for seed in 0..2_000_u64 {
+        let mut state = seed;
+        let mut byte = || {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 56) as u8
+        };
+        let script: Vec<u8> = (0..400).map(|_| byte()).collect();
+        let run = std::panic::catch_unwind(|| polder_pool::endpoint::hostile::drive(&script));
+        assert!(run.is_ok(), "seed {seed}");
+    }
+}

@@ -101,16 +101,17 @@ impl<M: Memory> Inlets<M> {
         Ok(seen)
     }
 
-    /// The message that was seen.
+    /// The message that was seen. None is longer than a cell, so it comes whole.
     pub(super) fn pop(&mut self, inlet: usize) -> Result<Vec<u8>, PoolError> {
         let mut bytes = vec![];
-        self.rings[inlet].consumer.try_pop_into(&mut bytes)?;
-        Ok(bytes)
+        let popped = self.rings[inlet].consumer.try_pop_into(&mut bytes)?;
+        popped.map(|_| bytes).ok_or_else(|| self.corrupt(inlet))
     }
 
     /// Copies the message that was seen to the start of `into`, which can hold it.
     pub(super) fn pop_slice(&mut self, inlet: usize, into: &mut [u8]) -> Result<(), PoolError> {
-        self.rings[inlet].consumer.try_pop_slice(into).map(drop)
+        let popped = self.rings[inlet].consumer.try_pop_slice(into)?;
+        popped.map(drop).ok_or_else(|| self.corrupt(inlet))
     }
 
     /// Lets go of a ring.
@@ -177,6 +178,10 @@ impl<M: Memory> Inlets<M> {
         let endpoint = pool.open(&endpoint_name(job, host, port))?;
         let sender = Address { host, port, generation: endpoint.generation() };
         pool.close(endpoint);
+        if self.rings.iter().any(|ring| ring.sender == sender) {
+            // The conversation has ended, whatever it says now.
+            return Ok(());
+        }
         let object = pool.open(&ring_name(job, sender, self.address))?;
         let found = find_ring(pool, &object);
         let (shape, place) = match found {

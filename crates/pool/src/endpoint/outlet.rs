@@ -54,7 +54,7 @@ struct Sending<B, C> {
 }
 
 /// The ring to a peer.
-struct Outlet<M> {
+pub(super) struct Outlet<M> {
     /// The peer's endpoint, whose news says that the ring is there.
     endpoint: Object,
     ring: Object,
@@ -322,7 +322,7 @@ impl<M: Memory> Outlet<M> {
     }
 
     // SYNC: pairs with `Inlets::search`; the ring is there, and found by its name, since before.
-    fn knock(memory: &M, word: Offset) {
+    pub(super) fn knock(memory: &M, word: Offset) {
         memory.store(word, 1);
         memory.write_back(word, 8);
     }

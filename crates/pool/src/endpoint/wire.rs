@@ -16,7 +16,7 @@ use super::Label;
 use crate::ring::Envelope;
 
 /// Bits of an offset in a message.
-const OFFSET_BITS: u32 = 40;
+pub(super) const OFFSET_BITS: u32 = 40;
 /// Bytes of the longest message.
 pub const LONGEST: u64 = (1 << OFFSET_BITS) - 1;
 /// Receives that are under way at most.

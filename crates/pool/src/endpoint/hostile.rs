@@ -1,0 +1,111 @@
+//! A hostile peer of an endpoint, driven by bytes: whatever it says on its ring, the victim's operations end with what was sent
+//! or an error.
+//!
+//! What it can do to the ring itself is in [`crate::ring::hostile`]; here every message is whole, and its kind, its tag and its
+//! bytes are almost right.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use polder_mem::{Heap, HeapShape, ProcessSlot};
+
+use super::inlet::{Alive, link};
+use super::outlet::Outlet;
+use super::place::{create_ring, news_word, ring_name};
+use super::wire::{OFFSET_BITS, bytes_of};
+use super::{Completion, Endpoint, Filter, Label, Options};
+use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
+use crate::hostile::Script;
+use crate::local::LocalLayout;
+use crate::ring::{Producer, RingShape};
+use crate::{Member, Pool, PoolError};
+
+const GEOMETRY: Geometry =
+    Geometry { hosts: 2, processes: 1, names: 31, levels: 3, chunk_bytes: 4096, opens: 16, keepers: 1 };
+const BYTES: u64 = 64 << 10;
+/// Bytes of a buffer that the victim lends.
+const ROOM: usize = 200;
+
+type Victim = Endpoint<Heap, Vec<u8>, u64>;
+
+fn options() -> Options {
+    let ring = RingShape::new(2, 64).expect("a shape in range");
+    Options { ring, eager_bytes: 48, window_bytes: 256, timeout: Duration::ZERO, idle_calls: 4 }
+}
+
+/// Runs the script `bytes`.
+///
+/// # Panics
+/// When the victim does, or returns a buffer that it was not lent.
+pub fn drive(bytes: &[u8]) {
+    let layout = Layout::new(&GEOMETRY, BYTES).expect("a geometry that fits");
+    let local_words = LocalLayout::new(&layout).words();
+    let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 1, local_words, bells: 2 });
+    format(&heap, &GEOMETRY, Uuid(1), Overwrite::Refuse).expect("it fits");
+    let attach = |host: u16, memory| {
+        Arc::new(Pool::attach(memory, Member::new(host, 1)).expect("nobody is there yet"))
+    };
+    let pools = [attach(0, heap.clone()), attach(1, heap.process(1, ProcessSlot(0)))];
+    let mut victim = Victim::open(Arc::clone(&pools[0]), options()).expect("a port is free");
+    let peer = Victim::open(Arc::clone(&pools[1]), options()).expect("a port is free");
+    let number = victim.connect(peer.address());
+    let name = ring_name(0, peer.address(), victim.address());
+    let (ring, place) = create_ring(&pools[1], &name, options().ring).expect("there is room");
+    let news = news_word(&GEOMETRY, victim.own.as_ref().expect("it is open").at(), 1, 0);
+    let producer = Producer::new(pools[1].memory().clone(), options().ring, place, link(&pools[1], 0));
+    Outlet::knock(pools[1].memory(), news);
+    victim.progress().expect("the peer has said nothing yet");
+    let mut script = Script(bytes);
+    converse(&mut victim, number, &mut producer.with_summary(news), &mut script);
+    pools[1].close(ring);
+}
+
+fn converse(victim: &mut Victim, peer: u32, hostile: &mut Producer<Heap, Alive>, script: &mut Script<'_>) {
+    let (mut lent, mut context) = (0, 0);
+    while !script.0.is_empty() {
+        context += 1;
+        match script.byte() % 8 {
+            0..3 => say(hostile, script),
+            3 => {
+                let from = script.byte().is_multiple_of(2).then_some(peer);
+                let filter = Filter { from, kind: script.byte() % 2, tag: 0, ignore: script.near(u64::MAX) };
+                victim.receive(filter, vec![0; ROOM], context);
+                lent += 1;
+            }
+            4 => {
+                let data = script.byte().is_multiple_of(2).then_some(7);
+                let label = Label { kind: 1, tag: script.word(), data };
+                victim.send(peer, label, vec![1; ROOM], context).expect("the peer is known");
+                lent += 1;
+            }
+            5 => lent -= usize::from(victim.cancel(|one| *one == context / 2).is_some()),
+            _ => match victim.progress() {
+                Ok(()) | Err(PoolError::Evicted { .. }) => {}
+                Err(error) => panic!("not an error of a hostile peer: {error}"),
+            },
+        }
+        while let Some(done) = victim.completion() {
+            lent -= 1;
+            let (Completion::Sent { buffer, .. }
+            | Completion::Received { buffer, .. }
+            | Completion::Failed { buffer, .. }) = done;
+            assert_eq!(buffer.len(), ROOM, "a buffer of somebody else");
+        }
+    }
+    assert!(lent < 1 << 20, "more came back than was lent");
+}
+
+/// Says something that is almost what an endpoint says.
+fn say(hostile: &mut Producer<Heap, Alive>, script: &mut Script<'_>) {
+    let what = u16::from(script.byte() % 7);
+    let kind = what | u16::from(script.byte() & 0x81) << 7;
+    let (number, part) = (script.near(0), u64::from(script.byte() % 4));
+    let tag = if what == 4 { number << OFFSET_BITS | script.near(part * 64) } else { number };
+    let words = [script.near(0), script.near(ROOM as u64), script.near(64)];
+    let bytes = match script.byte() % 8 {
+        length @ 0..4 => bytes_of(&words[..usize::from(length)]),
+        _ => vec![3; usize::from(script.byte())],
+    };
+    // A ring that is full or has ended takes no more.
+    drop(hostile.try_push(kind, tag, &bytes[..bytes.len().min(64)]));
+}
