@@ -168,8 +168,8 @@ pub struct Options {
     pub window_bytes: u64,
     /// How long [`Endpoint::close`] waits for a peer to come for its messages.
     pub timeout: Duration,
-    /// Calls of [`Endpoint::progress`] in vain after which it asks who died.
-    pub idle_calls: u32,
+    /// Calls of [`Endpoint::progress`] after which it asks who died of those that something is awaited of.
+    pub calls_a_look: u32,
 }
 
 impl Default for Options {
@@ -179,7 +179,7 @@ impl Default for Options {
             eager_bytes: 64 << 10,
             window_bytes: 1 << 20,
             timeout: Duration::from_secs(10),
-            idle_calls: 1 << 14,
+            calls_a_look: 1 << 14,
         }
     }
 }
@@ -227,7 +227,7 @@ pub struct Endpoint<M: Memory, B, C> {
     unexpected: VecDeque<Unexpected>,
     receiving: Slab<Receiving<B, C>>,
     done: VecDeque<Completion<B, C>>,
-    idle: u32,
+    calls: u32,
 }
 
 impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
@@ -251,7 +251,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
             unexpected: VecDeque::new(),
             receiving: Slab::new(),
             done: VecDeque::new(),
-            idle: 0,
+            calls: 0,
         })
     }
 
@@ -309,7 +309,12 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         }
         peer.queue.push_back(outgoing);
         let moved = peer.advance(&self.pool, &self.options, self.address, &mut self.done);
-        moved.map(drop).or_else(|error| self.lose(to, &error))
+        let Err(lost) = moved.or_else(|error| self.lose(to, &error)) else { return Ok(()) };
+        // What is refused is the caller's again; what has begun ends with a completion.
+        match self.peers[to as usize].queue.pop_back() {
+            Some(_) => Err(lost),
+            None => Ok(()),
+        }
     }
 
     /// Receives the first message that `filter` takes, into `buffer`.
@@ -351,21 +356,19 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     /// # Errors
     /// [`PoolError::Evicted`], [`PoolError::Memory`]. What fails with one peer fails the operations with it.
     pub fn progress(&mut self) -> Result<(), PoolError> {
-        let came = self.take_in()?;
-        let mut moved = false;
+        self.take_in()?;
         for number in 0..self.peers.len() {
             let peer = &mut self.peers[number];
             if peer.is_quiet() {
                 continue;
             }
-            match peer.advance(&self.pool, &self.options, self.address, &mut self.done) {
-                Ok(sent) => moved |= sent,
-                Err(error) => self.lose(number as u32, &error)?,
+            if let Err(error) = peer.advance(&self.pool, &self.options, self.address, &mut self.done) {
+                self.lose(number as u32, &error)?;
             }
         }
-        self.idle = if came || moved { 0 } else { self.idle + 1 };
-        if self.idle >= self.options.idle_calls {
-            self.idle = 0;
+        self.calls += 1;
+        if self.calls >= self.options.calls_a_look {
+            self.calls = 0;
             self.look_for_the_dead()?;
         }
         Ok(())
@@ -388,34 +391,28 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
 
     // What comes.
 
-    /// Takes in the messages that have come; whether there was one.
-    fn take_in(&mut self) -> Result<bool, PoolError> {
-        let mut came = false;
+    /// Takes in the messages that have come.
+    fn take_in(&mut self) -> Result<(), PoolError> {
         self.inlets.look(&self.pool)?;
         while let Some(inlet) = self.inlets.next() {
             let from = self.connect(self.inlets.sender(inlet));
-            match self.take_from(inlet, from) {
-                Ok(took) => came |= took,
-                Err(error) => {
-                    self.inlets.close(&self.pool, inlet);
-                    self.lose(from, &error)?;
-                }
+            if let Err(error) = self.take_from(inlet, from) {
+                self.inlets.close(&self.pool, inlet);
+                self.lose(from, &error)?;
             }
         }
-        Ok(came)
+        Ok(())
     }
 
     /// Takes in what one ring has, as many messages as it has slots at most.
-    fn take_from(&mut self, inlet: usize, from: u32) -> Result<bool, PoolError> {
-        let mut came = false;
+    fn take_from(&mut self, inlet: usize, from: u32) -> Result<(), PoolError> {
         for _ in 0..self.options.ring.slots() {
             let Some(envelope) = self.inlets.peek(inlet)? else { break };
-            came = true;
             let corrupt = self.inlets.corrupt(inlet);
             let note = Note::decode(&envelope).ok_or(corrupt)?;
             self.take(inlet, from, note, &envelope)?;
         }
-        Ok(came)
+        Ok(())
     }
 
     fn take(&mut self, inlet: usize, from: u32, note: Note, envelope: &Envelope) -> Result<(), PoolError> {
@@ -491,6 +488,9 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
                 let label = Label { kind, tag, data };
                 let message = if is_request {
                     let [send, bytes] = words_of(&bytes).ok_or("message request")?;
+                    if bytes > LONGEST {
+                        return Err("message request");
+                    }
                     Unexpected { arrival: Arrival { from, label, bytes }, body: Body::Request(send) }
                 } else {
                     let arrival = Arrival { from, label, bytes: bytes.len() as u64 };

@@ -30,7 +30,7 @@ type Victim = Endpoint<Heap, Vec<u8>, u64>;
 
 fn options() -> Options {
     let ring = RingShape::new(2, 64).expect("a shape in range");
-    Options { ring, eager_bytes: 48, window_bytes: 256, timeout: Duration::ZERO, idle_calls: 4 }
+    Options { ring, eager_bytes: 48, window_bytes: 256, timeout: Duration::ZERO, calls_a_look: 4 }
 }
 
 /// Runs the script `bytes`.

@@ -163,12 +163,14 @@ impl<M: Memory> Inlets<M> {
                 continue;
             }
             match self.open(pool, place, word) {
-                Ok(()) | Err(PoolError::NotFound { .. }) => {}
+                Ok(()) | Err(PoolError::NotFound { .. } | PoolError::Corrupt { .. }) => {
+                    self.met.insert(place, said);
+                }
+                // It may be heard when less is open, or a lock is free.
                 Err(error) => {
-                    tracing::warn!(%error, host = place.0, port = place.1, "cannot hear this endpoint")
+                    tracing::warn!(%error, host = place.0, port = place.1, "cannot hear this endpoint");
                 }
             }
-            self.met.insert(place, said);
         }
         Ok(())
     }

@@ -140,25 +140,22 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
         Ok(pushed)
     }
 
-    /// Brings out what there is room for; whether that was anything.
+    /// Brings out what there is room for.
     pub(super) fn advance(
         &mut self,
         pool: &Pool<M>,
         options: &Options,
         own: Address,
         done: &mut VecDeque<Completion<B, C>>,
-    ) -> Result<bool, PoolError> {
+    ) -> Result<(), PoolError> {
         if let Some(broken) = &self.broken {
             return Err(broken.clone());
         }
         if self.outlet.is_none() {
             self.outlet = Some(Outlet::open(pool, options, own, self.address)?);
         }
-        let mut moved = false;
-        while self.answer()? || self.begin(options, done)? || self.stream(options, done)? {
-            moved = true;
-        }
-        Ok(moved)
+        while self.answer()? || self.begin(options, done)? || self.stream(options, done)? {}
+        Ok(())
     }
 
     /// Pushes an answer.

@@ -67,7 +67,7 @@ static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
 
 fn options() -> Options {
     let ring = RingShape::new(2, 64).expect("a shape");
-    Options { ring, eager_bytes: 48, window_bytes: 160, timeout: PATIENCE, idle_calls: 8 }
+    Options { ring, eager_bytes: 48, window_bytes: 160, timeout: PATIENCE, calls_a_look: 8 }
 }
 
 /// A message that everybody knows of.
