@@ -44,15 +44,7 @@ pub(crate) struct Open {
 
 pub(crate) type Av = Object<FidAv, Open>;
 
-static OPS: Ops = Ops {
-    size: size_of::<Ops>(),
-    close,
-    bind: Absent::ABSENT,
-    control: Absent::ABSENT,
-    ops_open: Absent::ABSENT,
-    tostr: Absent::ABSENT,
-    ops_set: Absent::ABSENT,
-};
+static OPS: Ops = Ops::closing(close);
 
 static AV_OPS: OpsAv = OpsAv {
     size: size_of::<OpsAv>(),

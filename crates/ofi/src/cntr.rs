@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::domain;
 use crate::ffi::{
-    Absent, CNTR_EVENTS_COMP, CntrAttr, Errno, Fid, FidCntr, FidDomain, Ops, OpsCntr, WAIT_NONE, WAIT_UNSPEC,
+    CNTR_EVENTS_COMP, CntrAttr, Errno, Fid, FidCntr, FidDomain, Ops, OpsCntr, WAIT_NONE, WAIT_UNSPEC,
     WAIT_YIELD, class,
 };
 use crate::guard;
@@ -44,15 +44,7 @@ impl Open {
 
 pub(crate) type Cntr = Object<FidCntr, Open>;
 
-static OPS: Ops = Ops {
-    size: size_of::<Ops>(),
-    close,
-    bind: Absent::ABSENT,
-    control: Absent::ABSENT,
-    ops_open: Absent::ABSENT,
-    tostr: Absent::ABSENT,
-    ops_set: Absent::ABSENT,
-};
+static OPS: Ops = Ops::closing(close);
 
 static CNTR_OPS: OpsCntr =
     OpsCntr { size: size_of::<OpsCntr>(), read, readerr, add, set, wait, adderr, seterr };

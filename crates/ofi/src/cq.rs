@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use crate::domain;
 use crate::ffi::{
-    Absent, CQ_FORMAT_CONTEXT, CQ_FORMAT_DATA, CQ_FORMAT_MSG, CQ_FORMAT_TAGGED, CQ_FORMAT_UNSPEC, CqAttr,
-    CqErrEntry, CqTaggedEntry, Errno, Fid, FidCq, FidDomain, Ops, OpsCq, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD,
-    class,
+    CQ_FORMAT_CONTEXT, CQ_FORMAT_DATA, CQ_FORMAT_MSG, CQ_FORMAT_TAGGED, CQ_FORMAT_UNSPEC, CqAttr, CqErrEntry,
+    CqTaggedEntry, Errno, Fid, FidCq, FidDomain, Ops, OpsCq, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD, class,
 };
 use crate::guard;
 use crate::object::{Object, fid, given, wanted};
@@ -90,15 +89,7 @@ impl Open {
 
 pub(crate) type Cq = Object<FidCq, Open>;
 
-static OPS: Ops = Ops {
-    size: size_of::<Ops>(),
-    close,
-    bind: Absent::ABSENT,
-    control: Absent::ABSENT,
-    ops_open: Absent::ABSENT,
-    tostr: Absent::ABSENT,
-    ops_set: Absent::ABSENT,
-};
+static OPS: Ops = Ops::closing(close);
 
 static CQ_OPS: OpsCq =
     OpsCq { size: size_of::<OpsCq>(), read, readfrom, readerr, sread, sreadfrom, signal, strerror };

@@ -17,15 +17,7 @@ struct Open {
 
 type Opened = Object<FidDomain, Open>;
 
-static OPS: Ops = Ops {
-    size: size_of::<Ops>(),
-    close,
-    bind,
-    control: Absent::ABSENT,
-    ops_open: Absent::ABSENT,
-    tostr: Absent::ABSENT,
-    ops_set: Absent::ABSENT,
-};
+static OPS: Ops = Ops { bind, ..Ops::closing(close) };
 
 static DOMAIN_OPS: OpsDomain = OpsDomain {
     size: size_of::<OpsDomain>(),

@@ -21,15 +21,7 @@ pub(crate) struct Open {
 
 type Ep = Object<FidEp, Open>;
 
-static OPS: Ops = Ops {
-    size: size_of::<Ops>(),
-    close,
-    bind,
-    control,
-    ops_open: Absent::ABSENT,
-    tostr: Absent::ABSENT,
-    ops_set: Absent::ABSENT,
-};
+static OPS: Ops = Ops { bind, control, ..Ops::closing(close) };
 
 static EP_OPS: OpsEp = OpsEp {
     size: size_of::<OpsEp>(),

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::ffi::{
-    Absent, EqAttr, Errno, Fid, FidEq, FidFabric, Ops, OpsEq, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD, class, flag,
+    EqAttr, Errno, Fid, FidEq, FidFabric, Ops, OpsEq, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD, class, flag,
 };
 use crate::guard;
 use crate::object::{Object, fid, given, wanted};
@@ -24,15 +24,7 @@ impl Open {
 
 type Eq = Object<FidEq, Open>;
 
-static OPS: Ops = Ops {
-    size: size_of::<Ops>(),
-    close,
-    bind: Absent::ABSENT,
-    control: Absent::ABSENT,
-    ops_open: Absent::ABSENT,
-    tostr: Absent::ABSENT,
-    ops_set: Absent::ABSENT,
-};
+static OPS: Ops = Ops::closing(close);
 
 static EQ_OPS: OpsEq = OpsEq { size: size_of::<OpsEq>(), read, readerr, write, sread, strerror };
 

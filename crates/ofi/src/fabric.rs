@@ -14,15 +14,7 @@ pub(crate) struct Open {
 
 pub(crate) type Fabric = Object<FidFabric, Open>;
 
-static OPS: Ops = Ops {
-    size: size_of::<Ops>(),
-    close,
-    bind: Absent::ABSENT,
-    control: Absent::ABSENT,
-    ops_open: Absent::ABSENT,
-    tostr: Absent::ABSENT,
-    ops_set: Absent::ABSENT,
-};
+static OPS: Ops = Ops::closing(close);
 
 static FABRIC_OPS: OpsFabric = OpsFabric {
     size: size_of::<OpsFabric>(),

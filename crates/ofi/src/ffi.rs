@@ -270,6 +270,21 @@ pub(crate) struct Ops {
     pub(crate) ops_set: unsafe extern "C" fn(*mut Fid, *const c_char, u64, *mut c_void, *mut c_void) -> c_int,
 }
 
+impl Ops {
+    /// Of an object that can be closed, and no more.
+    pub(crate) const fn closing(close: unsafe extern "C" fn(*mut Fid) -> c_int) -> Self {
+        Self {
+            size: size_of::<Self>(),
+            close,
+            bind: Absent::ABSENT,
+            control: Absent::ABSENT,
+            ops_open: Absent::ABSENT,
+            tostr: Absent::ABSENT,
+            ops_set: Absent::ABSENT,
+        }
+    }
+}
+
 /// A function that this provider does not have: it answers -FI_ENOSYS.
 pub(crate) trait Absent {
     const ABSENT: Self;

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use crate::domain;
-use crate::ffi::{Absent, ENABLE, Errno, Fid, FidMr, MrAttr, Ops, OpsMr, class, iovec};
+use crate::ffi::{ENABLE, Errno, Fid, FidMr, MrAttr, Ops, OpsMr, class, iovec};
 use crate::guard;
 use crate::object::{Object, fid, given, wanted};
 use crate::state::Domain;
@@ -16,15 +16,7 @@ struct Open {
 
 type Mr = Object<FidMr, Open>;
 
-static OPS: Ops = Ops {
-    size: size_of::<Ops>(),
-    close,
-    bind,
-    control,
-    ops_open: Absent::ABSENT,
-    tostr: Absent::ABSENT,
-    ops_set: Absent::ABSENT,
-};
+static OPS: Ops = Ops { bind, control, ..Ops::closing(close) };
 
 pub(crate) static MR_OPS: OpsMr = OpsMr { size: size_of::<OpsMr>(), reg, regv, regattr };
 

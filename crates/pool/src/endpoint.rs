@@ -291,7 +291,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     /// Those of [`Endpoint::send`].
     pub fn inject(&mut self, to: u32, label: Label, bytes: &[u8]) -> Result<(), PoolError> {
         if let Some(peer) = self.peers.get_mut(to as usize)
-            && peer.inject(&self.options, &label, bytes)?
+            && peer.inject(&self.options, &label, bytes)
         {
             return Ok(());
         }
@@ -613,22 +613,13 @@ impl<M: Memory, B, C> Drop for Endpoint<M, B, C> {
             peer.close(&self.pool);
         }
         if let Some(own) = self.own.take() {
-            discard(&self.pool, own);
+            self.pool.abandon(own);
         }
     }
 }
 
 fn fail<B, C>(buffer: B, context: C, error: &PoolError) -> Completion<B, C> {
     Completion::Failed { buffer, context, error: error.clone() }
-}
-
-/// Destroys an object of this endpoint.
-fn discard<M: Memory>(pool: &Pool<M>, object: Object) {
-    let name = object.name().to_owned();
-    match pool.discard(object) {
-        Ok(()) | Err(PoolError::NotFound { .. }) => {}
-        Err(error) => tracing::warn!("{name} stays in the pool: {error}"),
-    }
 }
 
 /// Makes the object of an endpoint at the first port that is free, or whose endpoint died.
@@ -662,7 +653,7 @@ fn remove_the_dead<M: Memory>(pool: &Pool<M>, name: &str) -> Result<bool, PoolEr
         place::process_of(pool, &found).and_then(|process| pool.expect_alive(&process, "endpoint", 0));
     match holder {
         Err(PoolError::PeerDead { .. }) => {
-            discard(pool, found);
+            pool.abandon(found);
             Ok(true)
         }
         held => {

@@ -161,6 +161,26 @@ pub struct Process {
 }
 
 impl Process {
+    /// Words by which an object says whose it is.
+    pub(crate) fn identity(&self) -> [u64; 3] {
+        let place = u64::from(self.host) << 48 | u64::from(self.slot.0) << 32 | u64::from(self.pid);
+        [place, self.incarnation, self.host_incarnation]
+    }
+
+    /// The live process that an object names by these words.
+    pub(crate) const fn identified([place, incarnation, host_incarnation]: [u64; 3]) -> Self {
+        Self {
+            host: (place >> 48) as u16,
+            slot: ProcessSlot((place >> 32) as u16),
+            state: ProcessState::Live,
+            incarnation,
+            pid: place as u32,
+            host_incarnation,
+            job: 0,
+            quota: 0,
+        }
+    }
+
     /// The process at a slot where nobody ever was.
     pub(crate) const fn empty(host: u16, slot: ProcessSlot) -> Self {
         let state = ProcessState::Free;

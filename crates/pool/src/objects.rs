@@ -67,6 +67,15 @@ impl<M: Memory> Pool<M> {
         self.directory().discard(&object)
     }
 
+    /// As [`Pool::discard`], where nobody is left to be told that it failed.
+    pub(crate) fn abandon(&self, object: Object) {
+        let name = object.name().to_owned();
+        match self.discard(object) {
+            Ok(()) | Err(PoolError::NotFound { .. }) => {}
+            Err(error) => tracing::warn!("{name} stays in the pool: {error}"),
+        }
+    }
+
     /// The live objects whose names begin with `prefix`, in no order. What comes or goes meanwhile may be missing, and what is
     /// damaged is: [`inspect`](crate::inspect()) counts it.
     ///

@@ -8,7 +8,7 @@ use slab::Slab;
 use super::inlet::{Alive, link};
 use super::place::{create_ring, endpoint_name, news_word, process_of, ring_name};
 use super::wire::{Note, bytes_of};
-use super::{Address, Buffer, Completion, Label, OVERHEAD, Options, discard, fail};
+use super::{Address, Buffer, Completion, Label, OVERHEAD, Options, fail};
 use crate::membership::Process;
 use crate::object::Object;
 use crate::ring::{INLINE, Producer};
@@ -119,14 +119,9 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
 
     /// Pushes a short message at once, if it can.
     #[inline]
-    pub(super) fn inject(
-        &mut self,
-        options: &Options,
-        label: &Label,
-        bytes: &[u8],
-    ) -> Result<bool, PoolError> {
+    pub(super) fn inject(&mut self, options: &Options, label: &Label, bytes: &[u8]) -> bool {
         let cost = bytes.len() as u64 + OVERHEAD;
-        let Some(Outlet { producer, .. }) = &mut self.outlet else { return Ok(false) };
+        let Some(Outlet { producer, .. }) = &mut self.outlet else { return false };
         let can = self.queue.is_empty()
             && label.data.is_none()
             && bytes.len() as u64 <= options.eager_bytes.min(options.ring.cell_bytes())
@@ -137,7 +132,7 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
         if pushed {
             self.untaken += cost;
         }
-        Ok(pushed)
+        pushed
     }
 
     /// Brings out what there is room for.
@@ -294,7 +289,7 @@ impl<M: Memory, B, C> Peer<M, B, C> {
     /// Lets go of the ring.
     pub(super) fn close(&mut self, pool: &Pool<M>) {
         if let Some(Outlet { endpoint, ring, .. }) = self.outlet.take() {
-            discard(pool, ring);
+            pool.abandon(ring);
             pool.close(endpoint);
         }
     }
@@ -327,18 +322,18 @@ impl<M: Memory> Outlet<M> {
 
 /// The endpoint with this address, held open, and its process.
 fn find<M: Memory>(pool: &Pool<M>, address: Address) -> Result<(Object, Process), PoolError> {
-    let gone = || {
-        let peer = crate::Peer { host: address.host, pid: 0 };
-        Ok(PoolError::PeerDead { peer, what: "endpoint", epoch: pool.epoch()?, sequence: address.generation })
+    let found = match pool.open(&endpoint_name(pool.member().job, address.host, address.port)) {
+        Err(PoolError::NotFound { .. }) => None,
+        found => Some(found?),
     };
-    let endpoint = match pool.open(&endpoint_name(pool.member().job, address.host, address.port)) {
-        Err(PoolError::NotFound { .. }) => return Err(gone().unwrap_or_else(|error| error)),
-        found => found?,
+    let endpoint = match found {
+        Some(endpoint) if endpoint.generation() == address.generation => endpoint,
+        other => {
+            other.into_iter().for_each(|other| pool.close(other));
+            let (peer, epoch) = (crate::Peer { host: address.host, pid: 0 }, pool.epoch()?);
+            return Err(PoolError::PeerDead { peer, what: "endpoint", epoch, sequence: address.generation });
+        }
     };
-    if endpoint.generation() != address.generation {
-        pool.close(endpoint);
-        return Err(gone().unwrap_or_else(|error| error));
-    }
     match process_of(pool, &endpoint) {
         Ok(process) => Ok((endpoint, process)),
         Err(error) => {

@@ -36,12 +36,12 @@
 //! | 1 | bits 0..32 slots, bits 32..64 cells |
 //! | 2 | bytes of a cell |
 
-use polder_mem::{Memory, Offset, ProcessSlot};
+use polder_mem::{Memory, Offset};
 
 use super::Address;
 use crate::format::Geometry;
 use crate::line::{self, Words};
-use crate::membership::{Process, ProcessState};
+use crate::membership::Process;
 use crate::object::{Fill, Object};
 use crate::ring::{Place, RingShape};
 use crate::summary::SENDERS;
@@ -84,8 +84,8 @@ pub(super) fn news_word(geometry: &Geometry, at: Offset, host: u16, port: u16) -
 
 /// What the first line of the endpoint of `process` says.
 pub(super) fn identity(process: &Process) -> Words {
-    let place = u64::from(process.pid) | u64::from(process.slot.0) << 32 | u64::from(process.host) << 48;
-    [1, place, process.incarnation, process.host_incarnation, 0, 0, 0]
+    let [place, incarnation, host_incarnation] = process.identity();
+    [1, place, incarnation, host_incarnation, 0, 0, 0]
 }
 
 /// The process of the endpoint in `object`.
@@ -94,16 +94,9 @@ pub(super) fn identity(process: &Process) -> Words {
 /// [`PoolError::Corrupt`] when it is no endpoint's, or damaged.
 pub(super) fn process_of<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<Process, PoolError> {
     match line::read(pool.memory(), object.at())? {
-        Some([1, place, incarnation, host_incarnation, ..]) => Ok(Process {
-            host: (place >> 48) as u16,
-            slot: ProcessSlot((place >> 32) as u16),
-            state: ProcessState::Live,
-            incarnation,
-            pid: place as u32,
-            host_incarnation,
-            job: 0,
-            quota: 0,
-        }),
+        Some([1, place, incarnation, host_incarnation, ..]) => {
+            Ok(Process::identified([place, incarnation, host_incarnation]))
+        }
         _ => Err(PoolError::Corrupt { offset: object.at(), what: "endpoint identity" }),
     }
 }

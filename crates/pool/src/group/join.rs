@@ -38,13 +38,13 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_mem::{Bell, Liveness, Memory, Nanos, Offset, ProcessSlot};
+use polder_mem::{Bell, Liveness, Memory, Nanos, Offset};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::signature::MAX_RANKS;
 use super::{Group, Interrupt, Member, Options, extent_bytes, staging_at};
 use crate::line::{self, Words};
-use crate::membership::{Process, ProcessState};
+use crate::membership::Process;
 use crate::object::{Fill, Object};
 use crate::{Peer, Pool, PoolError};
 
@@ -167,10 +167,7 @@ impl<M: Memory> Drop for Seats<M> {
             self.pool.close(other);
         }
         if let Some(own) = self.own.take() {
-            match self.pool.discard(own) {
-                Ok(()) | Err(PoolError::NotFound { .. }) => {}
-                Err(error) => tracing::warn!("{} stays in the pool: {error}", self.name_of(self.rank)),
-            }
+            self.pool.abandon(own);
         }
     }
 }
@@ -380,11 +377,11 @@ pub(super) struct Identity {
 
 impl Identity {
     pub(super) fn encode(&self, options: &Options) -> Words {
-        let Process { host, slot, pid, incarnation, host_incarnation, .. } = self.process;
+        let [process, incarnation, host_incarnation] = self.process.identity();
         [
             1,
             (self.rank as u64) << 32 | self.size as u64,
-            u64::from(host) << 48 | u64::from(slot.0) << 32 | u64::from(pid),
+            process,
             incarnation,
             host_incarnation,
             options.staging_bytes,
@@ -397,16 +394,7 @@ impl Identity {
         Some(Self {
             rank: (place >> 32) as usize,
             size: (place & 0xffff_ffff) as usize,
-            process: Process {
-                host: (process >> 48) as u16,
-                slot: ProcessSlot((process >> 32) as u16),
-                state: ProcessState::Live,
-                incarnation,
-                pid: process as u32,
-                host_incarnation,
-                job: 0,
-                quota: 0,
-            },
+            process: Process::identified([process, incarnation, host_incarnation]),
         })
     }
 }
@@ -414,7 +402,7 @@ impl Identity {
 #[cfg(test)]
 mod tests {
     use polder_kernels::{Dtype, Op};
-    use polder_mem::{Heap, HeapShape};
+    use polder_mem::{Heap, HeapShape, ProcessSlot};
 
     use super::*;
     use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
