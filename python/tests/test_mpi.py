@@ -12,6 +12,7 @@ import polder
 
 ROOT = Path(__file__).parents[2]
 MPICH = ROOT / ".cache/mpich/bin"
+POLDER = Path(sys.prefix) / "bin/polder"
 PROVIDER = Path(sys.prefix) / "lib/libfabric"
 
 pytestmark = pytest.mark.mpi
@@ -48,6 +49,17 @@ def test_a_stock_mpich_runs_over_the_pool_and_leaves_nothing_in_it(
         done = mpiexec(scratch / "pool", scratch, ranks, POLDER_COHERENCE="software", **wrap)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("is done") == sum(ranks)
+        assert pool.list() == []
+
+
+def test_polder_mpi_run_starts_ranks_on_emulated_hosts_and_leaves_nothing_in_the_pool(scratch: Path) -> None:
+    with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch) as pool:
+        command: list[str | Path] = [POLDER, "mpi", "run", "-n", "3", "--emulate", "2", "--pool", scratch / "pool"]
+        command += ["--mpiexec", MPICH / "mpiexec", "--", MPICH / "python", RANKS / "mpi.py"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "POLDER_RUN": str(scratch)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("is done") == 3
         assert pool.list() == []
 
 

@@ -3,6 +3,7 @@
 
 mod bench;
 mod keeper;
+mod mpi;
 mod pool;
 mod scratch;
 mod soak;
@@ -54,6 +55,11 @@ struct Common {
 impl Common {
     /// Refuses what would be passed over in silence by a command that opens no pool of the user's.
     fn expect_used(&self, command: &Command) -> Result<(), Failure> {
+        if matches!(command, Command::Mpi(_)) && self.host.is_some() {
+            let instead =
+                "which host a rank is on is said by --emulate, --hosts, or POLDER_HOST on each host";
+            return Err(Failure(format!("--host does not apply here: {instead}")));
+        }
         let idle = match command {
             Command::Soak(_) | Command::Bench(_) => "it makes pools of its own in /dev/shm",
             Command::Verify(arguments) if !arguments.opens_a_pool() => "only --litmus opens one",
@@ -74,6 +80,9 @@ enum Command {
     /// Make, look into, mend and remove pools.
     #[command(subcommand)]
     Pool(pool::Command),
+    /// Run programs of an MPI library over a pool.
+    #[command(subcommand)]
+    Mpi(mpi::Command),
     /// Say who is a member: hands out host ids and evicts hosts, until stopped.
     Keeper(keeper::Arguments),
     /// Explore the protocols in the incoherent model, or run its litmus tests between two hosts.
@@ -126,6 +135,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
         Command::Pool(command) => pool::run(command, &settings),
         Command::Keeper(arguments) => keeper::run(&arguments, &settings),
+        Command::Mpi(command) => mpi::run(command, &settings),
         Command::Verify(arguments) => verify::run(&arguments, &settings),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),

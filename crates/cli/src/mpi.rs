@@ -1,0 +1,134 @@
+//! `polder mpi`: an MPI library that is installed, over a pool, through the libfabric provider.
+
+mod job;
+mod library;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueEnum};
+use polder_pool::Uuid;
+use polder_pool::session::SessionError;
+use polder_pool::settings::Settings;
+
+use crate::Failure;
+use library::{Install, Library, quoted};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Print what to export, so that an MPI library goes through a pool: eval "$(polder mpi env mpich)".
+    Env(Env),
+    /// Start a program with an MPI library that is installed, over a pool, and clean up after it.
+    Run(job::Run),
+}
+
+#[derive(Args)]
+pub(crate) struct Env {
+    /// The MPI library.
+    library: Library,
+    #[command(flatten)]
+    choice: Choice,
+    /// The shell to write for.
+    #[arg(long, value_enum, default_value_t = Shell::Sh)]
+    shell: Shell,
+}
+
+/// What both commands need to know.
+#[derive(Args)]
+pub(crate) struct Choice {
+    /// The library's mpiexec; the one in PATH when this is left out.
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::ExecutablePath)]
+    mpiexec: Option<PathBuf>,
+    /// The folder with libpolder-fi.so; the one that belongs to this command when this is left out.
+    #[arg(long, value_name = "DIRECTORY", value_hint = clap::ValueHint::DirPath)]
+    provider_path: Option<PathBuf>,
+    /// Send messages between ranks of one host through the pool too, and not through the library's own shared memory.
+    #[arg(long)]
+    all_through_pool: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Shell {
+    /// sh, bash, zsh.
+    Sh,
+    /// csh, tcsh.
+    Csh,
+    /// fish.
+    Fish,
+}
+
+/// Runs one of the commands.
+pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Env(arguments) => env(&arguments, settings),
+        Command::Run(arguments) => job::run(&arguments, settings),
+    }
+}
+
+fn env(arguments: &Env, settings: &Settings) -> Result<ExitCode, Failure> {
+    let Env { library, choice, shell } = arguments;
+    let mpiexec = match library {
+        // Only Intel's has something beside it that is needed.
+        Library::Impi => Some(Install::find(choice.mpiexec.as_deref(), Some(*library))?.mpiexec),
+        Library::Mpich | Library::Openmpi => None,
+    };
+    let variables = choice.variables(*library, mpiexec.as_deref(), choice.all_through_pool, settings)?;
+    for (name, value) in variables {
+        match shell {
+            Shell::Sh => println!("export {name}={}", quoted(&value)),
+            Shell::Csh => println!("setenv {name} {}", quoted(&value)),
+            Shell::Fish => println!("set -gx {name} {}", quoted(&value)),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Choice {
+    /// What the environment of every rank has to say.
+    fn variables(
+        &self,
+        library: Library,
+        mpiexec: Option<&Path>,
+        through_pool: bool,
+        settings: &Settings,
+    ) -> Result<Vec<(String, String)>, Failure> {
+        let pool = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+        let folders = library.provider_folders(&self.provider()?, mpiexec);
+        let mut variables = vec![
+            ("POLDER_POOL", std::path::absolute(pool)?.display().to_string()),
+            ("POLDER_JOB", job_id(settings).to_string()),
+            ("FI_PROVIDER_PATH", folders),
+            ("FI_PROVIDER", "polder".to_owned()),
+        ];
+        variables.extend(settings.coherence.map(|coherence| ("POLDER_COHERENCE", coherence.to_string())));
+        variables.extend(settings.timeout.map(|span| ("POLDER_TIMEOUT", span.0.as_secs_f64().to_string())));
+        variables.extend(settings.log.clone().map(|filter| ("POLDER_LOG", filter)));
+        variables
+            .extend(library.variables(through_pool).iter().map(|(name, value)| (*name, (*value).to_owned())));
+        Ok(variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    }
+
+    /// The folder with the provider, beside this command or where it was said to be.
+    fn provider(&self) -> Result<PathBuf, Failure> {
+        const FILE: &str = "libpolder-fi.so";
+        let folder = match &self.provider_path {
+            Some(folder) => std::path::absolute(folder)?,
+            None => {
+                let command = std::env::current_exe()?;
+                command.ancestors().nth(2).unwrap_or(Path::new("/")).join("lib/libfabric")
+            }
+        };
+        match folder.join(FILE).is_file() {
+            true => Ok(folder),
+            false => Err(Failure(format!(
+                "{} has no {FILE}; run `make setup` and take .venv/bin/polder, or give --provider-path DIRECTORY",
+                folder.display()
+            ))),
+        }
+    }
+}
+
+/// The job that was set, or one of its own: short enough to type.
+fn job_id(settings: &Settings) -> u64 {
+    settings.job.unwrap_or_else(|| u64::from((Uuid::fresh().0 as u32).max(1)))
+}

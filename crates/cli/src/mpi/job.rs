@@ -1,0 +1,151 @@
+//! `polder mpi run`: starts the library's mpiexec, waits for it, and passes signals and its end on.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitCode, ExitStatus};
+
+use clap::Args;
+use polder_pool::session::{AnyMemory, SessionError};
+use polder_pool::settings::Settings;
+use polder_pool::{Geometry, each_memory, read_superblock};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::low_level::siginfo::Cause;
+
+use super::Choice;
+use super::library::{Install, Library, Section, in_path, quoted};
+use crate::Failure;
+
+#[derive(Args)]
+pub(crate) struct Run {
+    /// How many ranks.
+    #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u16).range(1..))]
+    ranks: u16,
+    /// The machines to run on, with commas between them; their host ids in the pool are 0, 1, ... in this order.
+    #[arg(long, value_delimiter = ',', value_name = "MACHINES", conflicts_with = "emulate")]
+    hosts: Vec<String>,
+    /// Split the ranks over so many emulated hosts of this machine; what goes between them goes through the pool.
+    #[arg(long, value_name = "HOSTS", value_parser = clap::value_parser!(u16).range(1..=64))]
+    emulate: Option<u16>,
+    /// The MPI library, where PATH has several.
+    #[arg(long, value_name = "LIBRARY")]
+    mpi: Option<Library>,
+    #[command(flatten)]
+    choice: Choice,
+    /// Print the command, and start nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// The program and its arguments.
+    #[arg(last = true, required = true, value_hint = clap::ValueHint::CommandWithArguments)]
+    program: Vec<String>,
+}
+
+/// Starts the program and waits until it has ended.
+pub(super) fn run(arguments: &Run, settings: &Settings) -> Result<ExitCode, Failure> {
+    let Run { choice, program, .. } = arguments;
+    arguments.expect_room(settings)?;
+    let Install { library, mpiexec } = Install::find(choice.mpiexec.as_deref(), arguments.mpi)?;
+    arguments.expect_program()?;
+    let through_pool = choice.all_through_pool || arguments.emulate.is_some();
+    let variables = choice.variables(library, Some(&mpiexec), through_pool, settings)?;
+    let words = library.arguments(&arguments.sections(), &variables, program);
+    if arguments.dry_run {
+        let settings = variables.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
+        let command = [mpiexec.display().to_string()].into_iter().chain(words).map(|word| quoted(&word));
+        println!("{}", settings.chain(command).collect::<Vec<_>>().join(" "));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut command = Command::new(&mpiexec);
+    let status = passing_signals(command.args(words).envs(variables), &mpiexec)?;
+    Ok(code_of(status))
+}
+
+impl Run {
+    /// The ranks of each host, the first ones with one more where they do not come out even.
+    fn sections(&self) -> Vec<Section> {
+        let hosts = self.host_count();
+        let section = |host: u16| Section {
+            ranks: self.ranks / hosts + u16::from(host < self.ranks % hosts),
+            host: (self.emulate.is_some() || !self.hosts.is_empty()).then_some(host),
+            machine: self.hosts.get(usize::from(host)).cloned(),
+        };
+        (0..hosts).map(section).collect()
+    }
+
+    fn host_count(&self) -> u16 {
+        self.emulate.unwrap_or(self.hosts.len().max(1) as u16)
+    }
+
+    /// That the pool is there, and has room for so many ranks on so many hosts.
+    fn expect_room(&self, settings: &Settings) -> Result<(), Failure> {
+        let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+        let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+        let superblock = each_memory!(&memory, memory => read_superblock(memory))
+            .map_err(|source| SessionError::Pool { path: path.to_owned(), source })?;
+        let Geometry { hosts, processes, .. } = superblock.geometry;
+        let (asked, pool) = (self.host_count(), path.display());
+        if asked > self.ranks {
+            return Err(Failure(format!(
+                "{asked} hosts are too many for {} ranks; give a larger -n",
+                self.ranks
+            )));
+        }
+        if asked > hosts {
+            let remedy = "take fewer, or format a pool with more --hosts";
+            return Err(Failure(format!("{pool} is made for {hosts} hosts, not for {asked}; {remedy}")));
+        }
+        let most = self.ranks.div_ceil(asked);
+        if most > processes {
+            let remedy = "take more hosts, or format a pool with more --processes";
+            return Err(Failure(format!(
+                "{pool} has room for {processes} ranks on a host, not {most}; {remedy}"
+            )));
+        }
+        let twice = |name: &&String| self.hosts.iter().filter(|other| other == name).count() > 1;
+        match self.hosts.iter().find(twice) {
+            Some(name) => Err(Failure(format!("{name} is named twice in --hosts; name each machine once"))),
+            None => Ok(()),
+        }
+    }
+
+    /// That the program is there, if it is to run here.
+    fn expect_program(&self) -> Result<(), Failure> {
+        let program = &self.program[0];
+        let is_here =
+            if program.contains('/') { Path::new(program).is_file() } else { !in_path(program).is_empty() };
+        match is_here || !self.hosts.is_empty() {
+            true => Ok(()),
+            false => Err(Failure(format!("{program}: no such program, or not in PATH"))),
+        }
+    }
+}
+
+/// Runs `command` to its end, and hands on what this process is told meanwhile.
+fn passing_signals(command: &mut Command, mpiexec: &Path) -> Result<ExitStatus, Failure> {
+    let mut signals = SignalsInfo::<WithOrigin>::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])?;
+    let mut child = command.spawn().map_err(|error| Failure(format!("{}: {error}", mpiexec.display())))?;
+    let (handle, pid) = (signals.handle(), Pid::from_child(&child));
+    let passing = std::thread::spawn(move || {
+        // A terminal tells both at once, and mpiexec takes a second Ctrl-C for impatience.
+        for origin in signals.forever().filter(|origin| origin.cause != Cause::Kernel) {
+            if let Some(signal) = Signal::from_named_raw(origin.signal) {
+                // It may have ended just now.
+                let _ = kill_process(pid, signal);
+            }
+        }
+    });
+    // Its id is not another's before it is reaped.
+    retry_on_intr(|| waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT))?;
+    handle.close();
+    drop(passing.join());
+    Ok(child.wait()?)
+}
+
+/// As a shell says it.
+fn code_of(status: ExitStatus) -> ExitCode {
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}

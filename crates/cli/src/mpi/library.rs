@@ -1,0 +1,216 @@
+//! The MPI libraries that a pool carries: how each is told from the others, set up, and made to start ranks on hosts.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::ValueEnum;
+
+use crate::Failure;
+
+/// An MPI library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Library {
+    /// MPICH 4.2 or later, built for libfabric.
+    Mpich,
+    /// Open MPI 4.1 or later.
+    Openmpi,
+    /// Intel MPI.
+    Impi,
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mpich => "MPICH",
+            Self::Openmpi => "Open MPI",
+            Self::Impi => "Intel MPI",
+        })
+    }
+}
+
+/// Ranks that run on one host.
+#[derive(Debug)]
+pub(super) struct Section {
+    pub(super) ranks: u16,
+    /// The host id, where it is said to the ranks.
+    pub(super) host: Option<u16>,
+    /// The machine, where it is not this one.
+    pub(super) machine: Option<String>,
+}
+
+impl Library {
+    /// What makes the library go through the provider, and `through_pool` also between ranks of one machine. Open MPI
+    /// knows one way for all messages: cm has no other.
+    pub(super) const fn variables(self, through_pool: bool) -> &'static [(&'static str, &'static str)] {
+        match (self, through_pool) {
+            (Self::Mpich, false) => &[("MPIR_CVAR_CH4_NETMOD", "ofi")],
+            (Self::Mpich, true) => &[("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1")],
+            (Self::Openmpi, _) => &[("OMPI_MCA_pml", "cm"), ("OMPI_MCA_mtl", "ofi")],
+            (Self::Impi, false) => &[("I_MPI_FABRICS", "shm:ofi")],
+            (Self::Impi, true) => &[("I_MPI_FABRICS", "ofi")],
+        }
+    }
+
+    /// Where libfabric looks for providers: ours, then what was said, then the library's own, which stay in reach.
+    pub(super) fn provider_folders(self, ours: &Path, mpiexec: Option<&Path>) -> String {
+        let mut folders = vec![ours.display().to_string()];
+        let said = std::env::var("FI_PROVIDER_PATH").unwrap_or_default();
+        let theirs = mpiexec.filter(|_| self == Self::Impi).into_iter().flat_map(intel_folders);
+        for folder in said.split(':').map(str::to_owned).chain(theirs) {
+            if !folder.is_empty() && !folders.contains(&folder) {
+                folders.push(folder);
+            }
+        }
+        folders.join(":")
+    }
+
+    /// What stands behind `mpiexec` to start `program` in these sections.
+    pub(super) fn arguments(
+        self,
+        sections: &[Section],
+        variables: &[(String, String)],
+        program: &[String],
+    ) -> Vec<String> {
+        let mut words = match self {
+            Self::Mpich => machines_of_all(sections),
+            Self::Openmpi if sections.len() > 1 && sections[0].machine.is_none() => {
+                // Emulated hosts share the cores of one machine.
+                ["--oversubscribe", "--bind-to", "none"].map(str::to_owned).into()
+            }
+            Self::Openmpi | Self::Impi => vec![],
+        };
+        for (number, section) in sections.iter().enumerate() {
+            if number > 0 {
+                words.push(":".to_owned());
+            }
+            words.extend(self.section(section, variables));
+            words.extend_from_slice(program);
+        }
+        words
+    }
+
+    fn section(self, section: &Section, variables: &[(String, String)]) -> Vec<String> {
+        let Section { ranks, host, machine } = section;
+        let host = host.map(|host| ("POLDER_HOST", host));
+        let mut words = vec!["-n".to_owned(), ranks.to_string()];
+        match self {
+            Self::Mpich | Self::Impi => {
+                if let (Self::Impi, Some(machine)) = (self, machine) {
+                    words.extend(["-host".to_owned(), machine.clone()]);
+                }
+                words.extend(
+                    host.into_iter()
+                        .flat_map(|(name, host)| ["-env".to_owned(), name.to_owned(), host.to_string()]),
+                );
+            }
+            Self::Openmpi => {
+                if let Some(machine) = machine {
+                    words.extend(["--host".to_owned(), format!("{machine}:{ranks}")]);
+                    // It takes no more of the environment to other machines than it is told.
+                    let names = variables.iter().map(|(name, _)| name.clone());
+                    words.extend(names.flat_map(|name| ["-x".to_owned(), name]));
+                }
+                words.extend(
+                    host.into_iter().flat_map(|(name, host)| ["-x".to_owned(), format!("{name}={host}")]),
+                );
+            }
+        }
+        words
+    }
+}
+
+/// MPICH takes machines once, for all sections.
+fn machines_of_all(sections: &[Section]) -> Vec<String> {
+    let named = |section: &Section| Some(format!("{}:{}", section.machine.as_ref()?, section.ranks));
+    let machines: Vec<_> = sections.iter().filter_map(named).collect();
+    if machines.is_empty() { vec![] } else { vec!["-hosts".to_owned(), machines.join(",")] }
+}
+
+/// Where Intel MPI keeps its providers: in its own tree, in oneAPI's, or in a Python environment.
+fn intel_folders(mpiexec: &Path) -> Vec<String> {
+    let Some(prefix) = mpiexec.ancestors().nth(2) else { return vec![] };
+    let places = ["opt/mpi/libfabric/lib/prov", "libfabric/lib/prov", "lib"];
+    let places = places.map(|place| prefix.join(place)).into_iter();
+    places
+        .filter(|place| place.join("libtcp-fi.so").is_file())
+        .map(|place| place.display().to_string())
+        .collect()
+}
+
+/// An MPI library that is installed.
+#[derive(Debug)]
+pub(super) struct Install {
+    pub(super) library: Library,
+    pub(super) mpiexec: PathBuf,
+}
+
+impl Install {
+    /// The one at `mpiexec`, or the one in PATH, of the `wanted` library if one is.
+    pub(super) fn find(mpiexec: Option<&Path>, wanted: Option<Library>) -> Result<Self, Failure> {
+        if let Some(mpiexec) = mpiexec {
+            let found = Self::at(mpiexec)?;
+            return match wanted {
+                Some(wanted) if wanted != found.library => {
+                    let is = found.library;
+                    Err(Failure(format!("{} is of {is}, and --mpi says {wanted}", mpiexec.display())))
+                }
+                _ => Ok(found),
+            };
+        }
+        let names = ["mpiexec", "mpiexec.hydra"];
+        let (mut found, mut refused) = (vec![], None);
+        for mpiexec in names.iter().flat_map(|name| in_path(name)) {
+            match Self::at(&mpiexec) {
+                Ok(one) if wanted.is_none_or(|wanted| wanted == one.library) => found.push(one),
+                Ok(_) => {}
+                Err(failure) => refused = refused.or(Some(failure)),
+            }
+        }
+        if let Some(other) = found.iter().find(|other| other.library != found[0].library) {
+            let paths = [&found[0], other].map(|one| format!("{} ({})", one.mpiexec.display(), one.library));
+            let said = "several MPI libraries are in PATH";
+            return Err(Failure(format!("{said}: {}; name one with --mpi or --mpiexec", paths.join(", "))));
+        }
+        if found.is_empty() {
+            let what = wanted.map_or_else(|| "an MPI library".to_owned(), |library| library.to_string());
+            let none = Failure(format!("no mpiexec of {what} is in PATH; give --mpiexec PATH"));
+            return Err(refused.unwrap_or(none));
+        }
+        Ok(found.remove(0))
+    }
+
+    /// What `mpiexec` says it is.
+    fn at(mpiexec: &Path) -> Result<Self, Failure> {
+        let path = mpiexec.display();
+        let said = Command::new(mpiexec).arg("--version").output();
+        let said = said.map_err(|error| Failure(format!("{path}: {error}")))?;
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let library = match () {
+            () if said.contains("Intel(R) MPI") => Library::Impi,
+            () if said.contains("Open MPI") || said.contains("OpenRTE") => Library::Openmpi,
+            () if said.contains("HYDRA") => Library::Mpich,
+            () => return Err(Failure(format!("{path} is of no MPI library that is known here"))),
+        };
+        if library == Library::Mpich && said.contains("--with-device=") && !said.contains("ofi") {
+            let remedy = "take one whose `mpiexec --version` says --with-device=ch4:ofi";
+            return Err(Failure(format!("{path}: this MPICH was built without libfabric; {remedy}")));
+        }
+        Ok(Self { library, mpiexec: std::path::absolute(mpiexec)? })
+    }
+}
+
+/// The files of this name in the directories of PATH.
+pub(super) fn in_path(name: &str) -> Vec<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|folder| folder.join(name)).filter(|file| file.is_file()).collect()
+}
+
+/// A word as a shell reads it.
+pub(super) fn quoted(word: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-=:,+@%".contains(&byte);
+    match !word.is_empty() && word.bytes().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
