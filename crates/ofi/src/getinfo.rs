@@ -130,7 +130,7 @@ impl Offer {
         let automatic = [attr.control_progress, attr.data_progress].contains(&PROGRESS_AUTO);
         refuse_if(automatic, "progress without calls")?;
         refuse_if(attr.mr_key_size > size_of::<u64>(), "longer memory keys")?;
-        refuse_if(attr.cq_data_size > size_of::<u64>(), "more than 8 bytes of completion data")?;
+        refuse_if(attr.cq_data_size > size_of::<u32>(), "more than 4 bytes of completion data")?;
         refuse_if(attr.caps & !DOMAIN != 0, "other capabilities of the domain")?;
         let contexts = [attr.max_ep_tx_ctx, attr.max_ep_rx_ctx];
         let shared = [attr.max_ep_stx_ctx, attr.max_ep_srx_ctx];
@@ -185,7 +185,7 @@ impl Offer {
             (*attr).av_type = self.av_type;
             (*attr).mr_mode = self.mr_mode;
             (*attr).mr_key_size = size_of::<u64>();
-            (*attr).cq_data_size = size_of::<u64>();
+            (*attr).cq_data_size = size_of::<u32>();
             (*attr).cq_cnt = OBJECTS;
             (*attr).ep_cnt = OBJECTS;
             (*attr).tx_ctx_cnt = OBJECTS;

@@ -424,7 +424,7 @@ impl Message {
             flags: operation.flags | if data.is_some() { flag::REMOTE_CQ_DATA } else { 0 },
             len,
             buf: self.at.cast(),
-            data: data.unwrap_or(0),
+            data: data.map_or(0, u64::from),
             tag,
             ..entry(operation)
         }

@@ -203,12 +203,13 @@ unsafe fn gathered(iov: *const iovec, count: usize) -> Result<Span, Errno> {
 /// Pieces that a send may have.
 pub(crate) const SEND_PIECES: usize = 8;
 
-const fn plain(data: Option<u64>) -> Label {
-    Label { kind: MSG, tag: 0, data }
+fn plain(data: Option<u64>) -> Label {
+    Label { kind: MSG, ..tagged(0, data) }
 }
 
-const fn tagged(tag: u64, data: Option<u64>) -> Label {
-    Label { kind: TAGGED, tag, data }
+/// Of the data as many bytes count as the domain says: 4.
+fn tagged(tag: u64, data: Option<u64>) -> Label {
+    Label { kind: TAGGED, tag, data: data.map(|data| data as u32) }
 }
 
 const fn any(from: u64) -> Wanted {

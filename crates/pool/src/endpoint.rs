@@ -28,9 +28,9 @@ use self::inlet::Inlets;
 use self::outlet::{Load, Outgoing, Peer};
 use self::place::{endpoint_bytes, endpoint_name, identity};
 pub use self::wire::LONGEST;
-use self::wire::{DATA, Note, RECEIVES, words_of};
+use self::wire::{Note, RECEIVES, words_of};
 use crate::object::{Fill, Object};
-use crate::ring::{Envelope, RingShape};
+use crate::ring::{Envelope, INLINE, RingShape};
 use crate::{Pool, PoolError};
 
 /// What a message that nobody received costs beside its bytes.
@@ -74,7 +74,7 @@ pub struct Label {
     /// What a receive matches.
     pub tag: u64,
     /// A word for whoever receives it.
-    pub data: Option<u64>,
+    pub data: Option<u32>,
 }
 
 /// Bytes that the caller lends until an operation is complete.
@@ -282,6 +282,12 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     /// # Errors
     /// [`PoolError::Argument`] when there is no such peer, or the message is too long.
     pub fn send(&mut self, to: u32, label: Label, buffer: B, context: C) -> Result<(), PoolError> {
+        if let Some(peer) = self.peers.get_mut(to as usize)
+            && peer.inject(&self.options, &label, buffer.bytes())
+        {
+            self.done.push_back(Completion::Sent { buffer, context });
+            return Ok(());
+        }
         self.start(to, Outgoing { label, load: Load::Lent(buffer, context) })
     }
 
@@ -356,7 +362,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     /// # Errors
     /// [`PoolError::Evicted`], [`PoolError::Memory`]. What fails with one peer fails the operations with it.
     pub fn progress(&mut self) -> Result<(), PoolError> {
-        self.take_in()?;
+        self.take_in(self.done.len() + 1)?;
         for number in 0..self.peers.len() {
             let peer = &mut self.peers[number];
             if peer.is_quiet() {
@@ -391,12 +397,14 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
 
     // What comes.
 
-    /// Takes in the messages that have come.
-    fn take_in(&mut self) -> Result<(), PoolError> {
+    /// Takes in the messages that have come, until `enough` operations are over: whoever waits for one waits for no further look.
+    fn take_in(&mut self, enough: usize) -> Result<(), PoolError> {
         self.inlets.look(&self.pool)?;
-        while let Some(inlet) = self.inlets.next() {
+        while self.done.len() < enough
+            && let Some(inlet) = self.inlets.next()
+        {
             let from = self.connect(self.inlets.sender(inlet));
-            if let Err(error) = self.take_from(inlet, from) {
+            if let Err(error) = self.take_from(inlet, from, enough) {
                 self.inlets.close(&self.pool, inlet);
                 self.lose(from, &error)?;
             }
@@ -405,32 +413,35 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     }
 
     /// Takes in what one ring has, as many messages as it has slots at most.
-    fn take_from(&mut self, inlet: usize, from: u32) -> Result<(), PoolError> {
+    fn take_from(&mut self, inlet: usize, from: u32, enough: usize) -> Result<(), PoolError> {
         for _ in 0..self.options.ring.slots() {
             let Some(envelope) = self.inlets.peek(inlet)? else { break };
-            let corrupt = self.inlets.corrupt(inlet);
-            let note = Note::decode(&envelope).ok_or(corrupt)?;
+            let note = Note::decode(&envelope).ok_or_else(|| self.inlets.corrupt(inlet))?;
             self.take(inlet, from, note, &envelope)?;
+            if self.done.len() >= enough {
+                break;
+            }
         }
         Ok(())
     }
 
     fn take(&mut self, inlet: usize, from: u32, note: Note, envelope: &Envelope) -> Result<(), PoolError> {
         match note {
-            Note::Message { kind, tag, has_data: false, is_request: false } => {
-                let arrival = Arrival { from, label: Label { kind, tag, data: None }, bytes: envelope.bytes };
-                self.take_eager(inlet, arrival)
-            }
+            Note::Eager(label) => self.take_eager(inlet, Arrival { from, label, bytes: envelope.bytes }),
             Note::Part { receive, offset } => self.take_part(inlet, from, receive, offset, envelope.bytes),
             note => {
-                let bytes = self.inlets.pop(inlet)?;
-                let taken = self.take_note(from, note, bytes);
+                let mut bytes = [0; INLINE];
+                if envelope.bytes != INLINE as u64 {
+                    return Err(self.inlets.corrupt(inlet));
+                }
+                self.inlets.pop_slice(inlet, &mut bytes)?;
+                let taken = self.take_note(from, note, words_of(bytes));
                 taken.map_err(|what| PoolError::Corrupt { offset: self.inlets.place(inlet), what })
             }
         }
     }
 
-    /// Takes an eager message without data: straight into where it belongs, if that is known.
+    /// Takes an eager message: straight into where it belongs, if that is known.
     fn take_eager(&mut self, inlet: usize, arrival: Arrival) -> Result<(), PoolError> {
         let index = self.posted.iter().position(|posted| posted.filter.takes(arrival.from, &arrival.label));
         let fits = |posted: &Posted<B, C>| posted.buffer.bytes().len() as u64 >= arrival.bytes;
@@ -475,39 +486,18 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         Ok(())
     }
 
-    /// Takes any other note; the error says what of it no correct endpoint writes.
-    fn take_note(&mut self, from: u32, note: Note, mut bytes: Vec<u8>) -> Result<(), &'static str> {
+    /// Takes any other note with its words; the error says what of it no correct endpoint writes.
+    fn take_note(&mut self, from: u32, note: Note, [first, second]: [u64; 2]) -> Result<(), &'static str> {
         match note {
-            Note::Message { kind, tag, has_data, is_request } => {
-                let mut data = None;
-                if has_data {
-                    let rest = bytes.split_off(bytes.len().min(DATA));
-                    data = Some(words_of::<1>(&bytes).ok_or("message data")?[0]);
-                    bytes = rest;
-                }
-                let label = Label { kind, tag, data };
-                let message = if is_request {
-                    let [send, bytes] = words_of(&bytes).ok_or("message request")?;
-                    if bytes > LONGEST {
-                        return Err("message request");
-                    }
-                    Unexpected { arrival: Arrival { from, label, bytes }, body: Body::Request(send) }
-                } else {
-                    let arrival = Arrival { from, label, bytes: bytes.len() as u64 };
-                    Unexpected { arrival, body: Body::Whole(bytes) }
-                };
-                self.arrive(message);
+            Note::Request(label) if second <= LONGEST => {
+                let arrival = Arrival { from, label, bytes: second };
+                self.arrive(Unexpected { arrival, body: Body::Request(first) });
                 Ok(())
             }
-            Note::Grant { send } => {
-                let [receive, room] = words_of(&bytes).ok_or("message grant")?;
-                self.peers[from as usize].grant(send, receive, room, &mut self.done)
-            }
-            Note::Credit => {
-                let [taken] = words_of(&bytes).ok_or("message credit")?;
-                self.peers[from as usize].credit(taken)
-            }
-            Note::Part { .. } => Err("message part"),
+            Note::Request(_) => Err("message request"),
+            Note::Grant { send } => self.peers[from as usize].grant(send, first, second, &mut self.done),
+            Note::Credit => self.peers[from as usize].credit(first),
+            Note::Eager(_) | Note::Part { .. } => Err("message part"),
         }
     }
 
@@ -584,7 +574,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         }
         // What it published before counts, on a ring that nobody has looked for, too.
         self.inlets.search(&self.pool)?;
-        self.take_in()?;
+        self.take_in(usize::MAX)?;
         let peer = &mut self.peers[number as usize];
         tracing::debug!(%error, peer = ?peer.address, "a conversation has ended");
         peer.lose(&self.pool, error, &mut self.done);

@@ -194,8 +194,8 @@ impl Turn {
 /// What a message says of itself beside its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Envelope {
-    /// What sort of message it is, for the layer above.
-    pub kind: u16,
+    /// What sort of message it is, for the layer above: 56 bits.
+    pub kind: u64,
     /// A word for the layer above.
     pub tag: u64,
     /// How many bytes it has.

@@ -100,7 +100,7 @@ fn every_form_arrives_whole_and_in_order_through_one_two_and_three_slots() {
         {
             let sent = message(number as u64, bytes);
             let envelope = Envelope {
-                kind: number as u16,
+                kind: number as u64,
                 tag: 0xffff_ffff_ffff_0000 + number as u64,
                 bytes: bytes as u64,
             };

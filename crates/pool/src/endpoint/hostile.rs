@@ -97,15 +97,16 @@ fn converse(victim: &mut Victim, peer: u32, hostile: &mut Producer<Heap, Alive>,
 
 /// Says something that is almost what an endpoint says.
 fn say(hostile: &mut Producer<Heap, Alive>, script: &mut Script<'_>) {
-    let what = u16::from(script.byte() % 7);
-    let kind = what | u16::from(script.byte() & 0x81) << 7;
+    let what = u64::from(script.byte() % 7);
+    let label = u64::from(script.byte() & 0x81) << 7 | u64::from(script.byte() % 4) << 16;
     let (number, part) = (script.near(0), u64::from(script.byte() % 4));
     let tag = if what == 4 { number << OFFSET_BITS | script.near(part * 64) } else { number };
-    let words = [script.near(0), script.near(ROOM as u64), script.near(64)];
+    let words = bytes_of(script.near(0), script.near(ROOM as u64));
+    let other = [3; 64];
     let bytes = match script.byte() % 8 {
-        length @ 0..4 => bytes_of(&words[..usize::from(length)]),
-        _ => vec![3; usize::from(script.byte())],
+        0..4 => &words[..],
+        _ => &other[..usize::from(script.byte() % 65)],
     };
     // A ring that is full or has ended takes no more.
-    drop(hostile.try_push(kind, tag, &bytes[..bytes.len().min(64)]));
+    drop(hostile.try_push(what | label, tag, bytes));
 }

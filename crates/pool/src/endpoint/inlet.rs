@@ -11,8 +11,10 @@ use crate::ring::{Consumer, Envelope, Link};
 use crate::wait::Patience;
 use crate::{Peer, Pool, PoolError};
 
-/// Looks in vain after which an endpoint looks for senders that are new.
+/// Looks in vain after which an endpoint looks for senders that are new: so many at first, and twice as many after each search
+/// that found nobody, which reads a line of every host.
 const LOOKS_A_SEARCH: u32 = 64;
+const LOOKS_AT_MOST: u32 = 4096;
 /// With more senders an endpoint reads first which of them have news, and else looks at each.
 const LOOKED_AT: usize = 2;
 
@@ -43,20 +45,34 @@ pub(super) struct Inlets<M> {
     turn: usize,
     left: usize,
     idle: u32,
+    looks_a_search: u32,
 }
 
 impl<M: Memory> Inlets<M> {
     pub(super) fn new(pool: &Pool<M>, own: Offset, address: Address) -> Self {
-        let (rings, met, idle) = (vec![], BTreeMap::new(), LOOKS_A_SEARCH);
-        Self { memory: pool.memory().clone(), own, address, rings, met, turn: 0, left: 0, idle }
+        Self {
+            memory: pool.memory().clone(),
+            own,
+            address,
+            rings: vec![],
+            met: BTreeMap::new(),
+            turn: 0,
+            left: 0,
+            idle: LOOKS_A_SEARCH,
+            looks_a_search: LOOKS_A_SEARCH,
+        }
     }
 
     /// Begins a round over the rings, and finds new ones now and then.
     pub(super) fn look(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
         self.idle += 1;
-        if self.idle >= LOOKS_A_SEARCH {
+        if self.idle >= self.looks_a_search {
             self.idle = 0;
+            let known = self.rings.len();
             self.search(pool)?;
+            let found = self.rings.len() > known;
+            self.looks_a_search =
+                if found { LOOKS_A_SEARCH } else { (self.looks_a_search * 2).min(LOOKS_AT_MOST) };
         }
         if self.rings.len() > LOOKED_AT {
             self.read_news()?;

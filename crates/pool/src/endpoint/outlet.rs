@@ -11,7 +11,7 @@ use super::wire::{Note, bytes_of};
 use super::{Address, Buffer, Completion, Label, OVERHEAD, Options, fail};
 use crate::membership::Process;
 use crate::object::Object;
-use crate::ring::{INLINE, Producer};
+use crate::ring::Producer;
 use crate::{Pool, PoolError};
 
 /// The bytes of a message.
@@ -117,20 +117,24 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
         !self.sending.is_empty()
     }
 
+    /// Whether a message goes out as it is, unasked.
+    #[inline]
+    fn is_eager(&self, options: &Options, bytes: &[u8]) -> bool {
+        let length = bytes.len() as u64;
+        length <= options.eager_bytes.min(options.ring.cell_bytes())
+            && self.untaken + length + OVERHEAD <= options.window_bytes
+    }
+
     /// Pushes a short message at once, if it can.
     #[inline]
     pub(super) fn inject(&mut self, options: &Options, label: &Label, bytes: &[u8]) -> bool {
-        let cost = bytes.len() as u64 + OVERHEAD;
-        let Some(Outlet { producer, .. }) = &mut self.outlet else { return false };
-        let can = self.queue.is_empty()
-            && label.data.is_none()
-            && bytes.len() as u64 <= options.eager_bytes.min(options.ring.cell_bytes())
-            && self.untaken + cost <= options.window_bytes;
-        let (kind, tag) = Note::message(label, false).encode();
+        let can = self.queue.is_empty() && self.is_eager(options, bytes);
+        let (true, Some(Outlet { producer, .. })) = (can, &mut self.outlet) else { return false };
+        let (kind, tag) = Note::Eager(*label).encode();
         // What fails here fails again, and is told, when it is queued.
-        let pushed = can && producer.try_push(kind, tag, bytes).unwrap_or(false);
+        let pushed = producer.try_push(kind, tag, bytes).unwrap_or(false);
         if pushed {
-            self.untaken += cost;
+            self.untaken += bytes.len() as u64 + OVERHEAD;
         }
         pushed
     }
@@ -159,8 +163,8 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
             return Ok(false);
         };
         let (note, bytes) = match *control {
-            Control::Grant { send, receive, room } => (Note::Grant { send }, bytes_of(&[receive, room])),
-            Control::Credit(taken) => (Note::Credit, bytes_of(&[taken])),
+            Control::Grant { send, receive, room } => (Note::Grant { send }, bytes_of(receive, room)),
+            Control::Credit(taken) => (Note::Credit, bytes_of(taken, 0)),
         };
         let (kind, tag) = note.encode();
         let pushed = outlet.producer.try_push(kind, tag, &bytes)?;
@@ -172,28 +176,21 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
 
     /// Pushes the next message, or a request for it.
     fn begin(&mut self, options: &Options, done: &mut VecDeque<Completion<B, C>>) -> Result<bool, PoolError> {
-        let (Some(Outgoing { label, load }), Some(outlet)) = (self.queue.front(), &mut self.outlet) else {
-            return Ok(false);
-        };
-        let bytes = load.bytes();
+        let Some(Outgoing { label, load }) = self.queue.front() else { return Ok(false) };
+        let is_eager = self.is_eager(options, load.bytes());
+        let Some(Outlet { producer, .. }) = &mut self.outlet else { return Ok(false) };
+        let (bytes, number) = (load.bytes(), self.sending.vacant_key() as u64);
         let length = bytes.len() as u64;
-        let cost = length + OVERHEAD;
-        let room = options.eager_bytes.min(options.ring.cell_bytes() - INLINE as u64);
-        let is_eager = length <= room && self.untaken + cost <= options.window_bytes;
-        let (kind, tag) = Note::message(label, !is_eager).encode();
-        let number = self.sending.vacant_key() as u64;
-        let pushed = match (is_eager, label.data) {
-            (true, None) => outlet.producer.try_push(kind, tag, bytes)?,
-            (true, Some(data)) => {
-                let bytes = [&data.to_le_bytes(), bytes].concat();
-                outlet.producer.try_push(kind, tag, &bytes)?
-            }
-            (false, None) => outlet.producer.try_push(kind, tag, &bytes_of(&[number, length]))?,
-            (false, Some(data)) => outlet.producer.try_push(kind, tag, &bytes_of(&[data, number, length]))?,
+        let pushed = if is_eager {
+            let (kind, tag) = Note::Eager(*label).encode();
+            producer.try_push(kind, tag, bytes)?
+        } else {
+            let (kind, tag) = Note::Request(*label).encode();
+            producer.try_push(kind, tag, &bytes_of(number, length))?
         };
         if pushed && let Some(Outgoing { load, .. }) = self.queue.pop_front() {
             if is_eager {
-                self.untaken += cost;
+                self.untaken += length + OVERHEAD;
                 finish(load, done);
             } else {
                 self.sending.insert(Sending { load, granted: None, out: 0 });

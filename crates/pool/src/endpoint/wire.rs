@@ -7,13 +7,13 @@
 //! | 2 request | the label's | number of the send, bytes of the message, 8 bytes each |
 //! | 3 grant | number of the send | number of the receive, bytes that it takes, 8 bytes each |
 //! | 4 part | bits 40..64 number of the receive, bits 0..40 offset | the message from there on |
-//! | 5 credit | 0 | bytes of eager messages that were taken, 8 bytes |
+//! | 5 credit | 0 | bytes of eager messages that were taken, and 0, 8 bytes each |
 //!
-//! Of the kind, bit 7 says that 8 bytes of data stand before the bytes of an eager message or a request, and bits 8..16 are the
-//! label's kind.
+//! The kind of an eager message or a request has the label's kind in bits 8..16 and its data in bits 16..48; bit 7 says that there
+//! is some.
 
 use super::Label;
-use crate::ring::Envelope;
+use crate::ring::{Envelope, INLINE};
 
 /// Bits of an offset in a message.
 pub(super) const OFFSET_BITS: u32 = 40;
@@ -21,21 +21,24 @@ pub(super) const OFFSET_BITS: u32 = 40;
 pub const LONGEST: u64 = (1 << OFFSET_BITS) - 1;
 /// Receives that are under way at most.
 pub(super) const RECEIVES: usize = 1 << (64 - OFFSET_BITS);
-/// Bytes of a label's data.
-pub(super) const DATA: usize = 8;
 
-const HAS_DATA: u16 = 1 << 7;
-const EAGER: u16 = 1;
-const REQUEST: u16 = 2;
-const GRANT: u16 = 3;
-const PART: u16 = 4;
-const CREDIT: u16 = 5;
+const HAS_DATA: u64 = 1 << 7;
+const LABEL_BITS: u32 = 8;
+const DATA_BITS: u32 = 16;
+const END_BITS: u32 = 48;
+const EAGER: u64 = 1;
+const REQUEST: u64 = 2;
+const GRANT: u64 = 3;
+const PART: u64 = 4;
+const CREDIT: u64 = 5;
 
 /// What a message on a ring is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
-    /// A whole message, or the announcement of a long one; whether data stands before its bytes.
-    Message { kind: u8, tag: u64, has_data: bool, is_request: bool },
+    /// A whole message.
+    Eager(Label),
+    /// The announcement of a long one.
+    Request(Label),
     /// The receiver of the send of this number is ready.
     Grant { send: u64 },
     /// Bytes of the message of this receive, from an offset on.
@@ -46,12 +49,11 @@ pub(super) enum Note {
 
 impl Note {
     /// The kind and tag that say so.
-    pub(super) fn encode(self) -> (u16, u64) {
+    #[inline]
+    pub(super) fn encode(self) -> (u64, u64) {
         match self {
-            Self::Message { kind, tag, has_data, is_request } => {
-                let what = if is_request { REQUEST } else { EAGER };
-                (what | if has_data { HAS_DATA } else { 0 } | u16::from(kind) << 8, tag)
-            }
+            Self::Eager(label) => (EAGER | kind_of(&label), label.tag),
+            Self::Request(label) => (REQUEST | kind_of(&label), label.tag),
             Self::Grant { send } => (GRANT, send),
             Self::Part { receive, offset } => (PART, receive << OFFSET_BITS | offset),
             Self::Credit => (CREDIT, 0),
@@ -59,41 +61,43 @@ impl Note {
     }
 
     /// What an envelope says; `None` when no endpoint wrote it.
+    #[inline]
     pub(super) fn decode(envelope: &Envelope) -> Option<Self> {
-        let Envelope { kind: code, tag, .. } = *envelope;
-        let (kind, has_data) = ((code >> 8) as u8, code & HAS_DATA != 0);
-        match code & 0x7f {
-            what @ (EAGER | REQUEST) => {
-                Some(Self::Message { kind, tag, has_data, is_request: what == REQUEST })
-            }
-            GRANT if code == GRANT => Some(Self::Grant { send: tag }),
-            PART if code == PART => Some(Self::Part { receive: tag >> OFFSET_BITS, offset: tag & LONGEST }),
-            CREDIT if code == CREDIT => Some(Self::Credit),
+        let Envelope { kind, tag, .. } = *envelope;
+        match kind & (HAS_DATA - 1) {
+            EAGER => Some(Self::Eager(label_of(kind, tag)?)),
+            REQUEST => Some(Self::Request(label_of(kind, tag)?)),
+            GRANT if kind == GRANT => Some(Self::Grant { send: tag }),
+            PART if kind == PART => Some(Self::Part { receive: tag >> OFFSET_BITS, offset: tag & LONGEST }),
+            CREDIT if kind == CREDIT => Some(Self::Credit),
             _ => None,
         }
     }
-
-    /// A message with this label.
-    pub(super) fn message(label: &Label, is_request: bool) -> Self {
-        Self::Message { kind: label.kind, tag: label.tag, has_data: label.data.is_some(), is_request }
-    }
 }
 
-/// Words as the bytes of a message.
-pub(super) fn bytes_of(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+/// The bits of a kind that say a label.
+fn kind_of(label: &Label) -> u64 {
+    let data = label.data.map_or(0, |data| HAS_DATA | u64::from(data) << DATA_BITS);
+    u64::from(label.kind) << LABEL_BITS | data
 }
 
-/// The words of a message that has exactly so many.
-pub(super) fn words_of<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
-    if bytes.len() != N * 8 {
-        return None;
-    }
-    let mut words = [0; N];
-    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-        *word = u64::from_le_bytes(bytes.try_into().ok()?);
-    }
-    Some(words)
+/// The label that they say; `None` when they say more than one has.
+fn label_of(kind: u64, tag: u64) -> Option<Label> {
+    let data = (kind >> DATA_BITS) as u32;
+    let has_data = kind & HAS_DATA != 0;
+    let label = Label { kind: (kind >> LABEL_BITS) as u8, tag, data: has_data.then_some(data) };
+    (kind >> END_BITS == 0 && (has_data || data == 0)).then_some(label)
+}
+
+/// Two words as the bytes of a message.
+pub(super) fn bytes_of(low: u64, high: u64) -> [u8; INLINE] {
+    (u128::from(low) | u128::from(high) << 64).to_le_bytes()
+}
+
+/// The inverse of [`bytes_of`].
+pub(super) fn words_of(bytes: [u8; INLINE]) -> [u64; 2] {
+    let words = u128::from_le_bytes(bytes);
+    [words as u64, (words >> 64) as u64]
 }
 
 #[cfg(test)]
@@ -102,10 +106,11 @@ mod tests {
 
     #[test]
     fn notes_come_back_from_kind_and_tag() {
-        let message = |has_data, is_request| Note::Message { kind: 3, tag: u64::MAX, has_data, is_request };
+        let label = |data| Label { kind: u8::MAX, tag: u64::MAX, data };
         let notes = [
-            message(false, false),
-            message(true, true),
+            Note::Eager(label(None)),
+            Note::Request(label(Some(u32::MAX))),
+            Note::Eager(label(Some(0))),
             Note::Grant { send: 7 },
             Note::Part { receive: RECEIVES as u64 - 1, offset: LONGEST },
             Note::Credit,
@@ -118,10 +123,19 @@ mod tests {
 
     #[test]
     fn kinds_that_no_endpoint_writes_are_none() {
-        for kind in [0, 6, GRANT | HAS_DATA, PART | 1 << 8, CREDIT | HAS_DATA, 0x7f] {
+        let data_unsaid = EAGER | 1 << DATA_BITS;
+        for kind in [
+            0,
+            6,
+            GRANT | HAS_DATA,
+            PART | 1 << 8,
+            CREDIT | HAS_DATA,
+            0x7f,
+            data_unsaid,
+            1 << END_BITS | EAGER,
+        ] {
             assert_eq!(Note::decode(&Envelope { kind, tag: 0, bytes: 0 }), None, "{kind}");
         }
-        assert_eq!(words_of::<2>(&[0; 15]), None);
-        assert_eq!(words_of(&bytes_of(&[1, u64::MAX])), Some([1, u64::MAX]));
+        assert_eq!(words_of(bytes_of(1, u64::MAX)), [1, u64::MAX]);
     }
 }

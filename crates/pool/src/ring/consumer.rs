@@ -230,7 +230,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
 #[derive(Clone, Copy, Debug)]
 struct Part {
     tag: u64,
-    kind: u16,
+    kind: u64,
     form: Form,
     /// Bytes of the whole message.
     total: u64,

@@ -3,7 +3,7 @@
 //! ```text
 //! word 0  sequence: 1 for the first of a generation; never wraps
 //!      1  bytes in this slot, 32 bits | generation << 32
-//!      2  kind, 16 bits | form << 16, 8 bits: 1 inline, 2 only, 3 first, 4 more, 5 last; the rest is zero
+//!      2  form, 8 bits: 1 inline, 2 only, 3 first, 4 more, 5 last | kind << 8, 56 bits
 //!      3  inline: payload; first: bytes of the whole message; more and last: where in the message this slot begins
 //!      4  inline: payload; else zero
 //!      5  tag
@@ -17,10 +17,13 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{INLINE, RingShape};
 
 pub(super) const WORDS: usize = 8;
+/// Bits of a header's word that say its form; the others say its kind.
+pub(super) const FORM_BITS: u32 = 8;
+const FORM: u64 = (1 << FORM_BITS) - 1;
 
 /// How a slot carries its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u16)]
+#[repr(u8)]
 pub(super) enum Form {
     /// The whole message, in the header.
     Inline = 1,
@@ -47,7 +50,7 @@ impl Form {
 pub(super) struct Header {
     pub(super) sequence: u64,
     pub(super) generation: u32,
-    pub(super) kind: u16,
+    pub(super) kind: u64,
     pub(super) tag: u64,
     pub(super) form: Form,
     pub(super) bytes: u32,
@@ -87,17 +90,17 @@ impl Header {
     #[inline(always)]
     fn body(&self) -> [u64; 6] {
         let length = u64::from(self.bytes) | u64::from(self.generation) << 32;
-        let kind_form = u64::from(self.kind) | (self.form as u64) << 16;
+        let form_kind = self.form as u64 | self.kind << FORM_BITS;
         let (low, high) = (self.about as u64, (self.about >> 64) as u64);
-        [self.sequence, length, kind_form, low, high, self.tag]
+        [self.sequence, length, form_kind, low, high, self.tag]
     }
 
     /// Judges `words`, which were found where the header of `expected` belongs.
     #[inline(always)]
     pub(super) fn see(words: &[u64; WORDS], expected: u64, generation: u32, shape: RingShape) -> Sight {
-        let [sequence, length, kind_form, low, high, tag, sum, canary] = *words;
+        let [sequence, length, form_kind, low, high, tag, sum, canary] = *words;
         let used_before = expected > shape.slots();
-        if checksum(&[sequence, length, kind_form, low, high, tag]) != sum || canary != sequence {
+        if checksum(&[sequence, length, form_kind, low, high, tag]) != sum || canary != sequence {
             // Before the first turn of a slot anything may stand there: extents are not cleared.
             let begun = used_before || sequence == expected || canary == expected;
             return if begun { Sight::Torn } else { Sight::Nothing };
@@ -111,7 +114,7 @@ impl Header {
         if sequence != expected {
             return Sight::Wrong("ring sequence");
         }
-        let Some(form) = Form::parse(kind_form >> 16) else { return Sight::Wrong("ring message form") };
+        let Some(form) = Form::parse(form_kind & FORM) else { return Sight::Wrong("ring message form") };
         let bytes = length & 0xffff_ffff;
         let room = if form == Form::Inline { INLINE as u64 } else { shape.cell_bytes() };
         if bytes > room {
@@ -120,7 +123,7 @@ impl Header {
         Sight::Whole(Self {
             sequence,
             generation,
-            kind: (kind_form & 0xffff) as u16,
+            kind: form_kind >> FORM_BITS,
             tag,
             form,
             bytes: bytes as u32,
@@ -233,7 +236,7 @@ mod tests {
         let longer = Header { bytes: 65, form: Form::Only, ..header(1) };
         assert_eq!(Header::see(&words(longer), 1, 7, shape()), Sight::Wrong("ring message length"));
         let mut words = words(header(1));
-        words[2] = 9 << 16;
+        words[2] = 9;
         let body: [u64; 6] = words[..6].try_into().unwrap();
         words[6] = checksum(&body);
         assert_eq!(Header::see(&words, 1, 7, shape()), Sight::Wrong("ring message form"));

@@ -2,7 +2,7 @@
 
 use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
 
-use super::header::{Form, Header, pack};
+use super::header::{FORM_BITS, Form, Header, pack};
 use super::link::{Fate, Flaw, Wait};
 use super::{INLINE, Link, Place, RingShape, Turn};
 use crate::{PoolError, line};
@@ -10,6 +10,9 @@ use crate::{PoolError, line};
 /// From this many bytes on a payload is written past the caches: all that needs a cell, because no length was found for
 /// which stores and write-backs take less time (Zen 4, 24 B to 4 KiB).
 const STREAM_FROM: usize = 0;
+
+/// Kinds of messages that a header can name.
+const KINDS: u64 = 1 << (u64::BITS - FORM_BITS);
 
 /// What this end waits for, as errors name it.
 const WAITS_FOR: &str = "room in the ring for slot";
@@ -77,7 +80,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
     /// # Errors
     /// [`PoolError::PeerDead`] when the consumer went over to another generation, [`PoolError::Corrupt`] when it
     /// returned credits that it never got, [`PoolError::Memory`]; [`PoolError::Broken`] ever after.
-    pub fn try_push(&mut self, kind: u16, tag: u64, bytes: &[u8]) -> Result<bool, PoolError> {
+    pub fn try_push(&mut self, kind: u64, tag: u64, bytes: &[u8]) -> Result<bool, PoolError> {
         self.fate.check()?;
         match self.out.push(&self.memory, self.link.wakes, Letter { kind, tag, bytes }) {
             Ok(pushed) => Ok(pushed),
@@ -90,7 +93,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
     /// # Errors
     /// Those of [`Producer::try_push`]; [`PoolError::PeerDead`]; [`PoolError::Timeout`], after which the ring goes on
     /// unless part of this message is out already.
-    pub fn push(&mut self, kind: u16, tag: u64, bytes: &[u8], deadline: Nanos) -> Result<(), PoolError> {
+    pub fn push(&mut self, kind: u64, tag: u64, bytes: &[u8], deadline: Nanos) -> Result<(), PoolError> {
         self.fate.check()?;
         let letter = Letter { kind, tag, bytes };
         loop {
@@ -112,7 +115,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
 /// A message to be sent.
 #[derive(Clone, Copy, Debug)]
 struct Letter<'a> {
-    kind: u16,
+    kind: u64,
     tag: u64,
     bytes: &'a [u8],
 }
@@ -157,6 +160,7 @@ impl Out {
     /// Publishes as much of the message as there is room for; whether that was all of it.
     #[inline(always)]
     fn push<M: Memory>(&mut self, memory: &M, wakes: Bell, letter: Letter<'_>) -> Result<bool, Flaw> {
+        assert!(letter.kind < KINDS, "a kind of message has 56 bits, not those of {:#x}", letter.kind);
         if letter.bytes.len() > INLINE {
             return self.push_parts(memory, wakes, letter);
         }

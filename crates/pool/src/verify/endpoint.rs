@@ -106,7 +106,8 @@ fn endpoint(seed: u64) -> Outcome {
     let ends = hosts.len() as u64;
     let messages = 1 + dice.roll(6);
     let plan = (0..messages).map(|_| {
-        let label = Label { kind: 1, tag: dice.roll(2), data: (dice.roll(4) == 0).then(|| dice.roll(100)) };
+        let label =
+            Label { kind: 1, tag: dice.roll(2), data: (dice.roll(4) == 0).then(|| dice.roll(100) as u32) };
         let (from, to) = (dice.roll(ends) as usize, dice.roll(ends) as usize);
         Message { from, to, label, size: SIZES[dice.roll(6) as usize], salt: dice.roll(u64::MAX) }
     });

@@ -247,7 +247,7 @@ impl Case {
         for number in 0..self.messages {
             let (tag, bytes) = self.message(draw, generation, number);
             log.borrow_mut().begun.push_back((tag, bytes.clone()));
-            match producer.push(number as u16, tag, &bytes, memory.now() + draw.deadline) {
+            match producer.push(number & 0xffff, tag, &bytes, memory.now() + draw.deadline) {
                 Ok(()) => log.borrow_mut().pushed += 1,
                 Err(PoolError::PeerDead { peer: Peer { host: 1, .. }, epoch: 1, sequence, .. }) => {
                     assert_eq!(sequence, producer.sequence());
