@@ -12,6 +12,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("kernels", &[]),
     ("pool", &["mem", "kernels", "schedule"]),
     ("ofi", &["pool", "mem", "kernels", "schedule"]),
+    ("capi", &["pool", "mem", "kernels", "schedule"]),
     ("python", &["pool", "mem", "kernels", "schedule"]),
     ("cli", &["pool", "mem", "kernels", "schedule"]),
 ];

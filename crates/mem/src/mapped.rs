@@ -130,6 +130,11 @@ impl<L: Lines> Memory for Mapped<L> {
         L::COHERENCE
     }
 
+    fn address(&self, at: Offset, bytes: u64) -> Option<*mut u8> {
+        bounds::range(self.bytes, at, bytes);
+        Some(self.base.wrapping_add(at.0 as usize))
+    }
+
     #[inline(always)]
     #[track_caller]
     fn load(&self, at: Offset) -> Result<u64, Fault> {

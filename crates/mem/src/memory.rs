@@ -82,6 +82,12 @@ pub trait Memory: Clone {
         false
     }
 
+    /// Where `[at, at + bytes)` is mapped, for programs that load and store there themselves; `None` where nothing is, as in a
+    /// shadow.
+    fn address(&self, _at: Offset, _bytes: u64) -> Option<*mut u8> {
+        None
+    }
+
     /// Loads the aligned word at `at`; the 8 bytes are atomic. Passes an earlier `sfence`.
     ///
     /// # Errors

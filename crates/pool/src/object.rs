@@ -91,10 +91,8 @@ impl Object {
     /// # Errors
     /// [`PoolError::Argument`] when the range ends past the object, [`PoolError::Memory`] when the memory fails.
     pub fn read_at<M: Memory>(&self, memory: &M, offset: u64, into: &mut [u8]) -> Result<(), PoolError> {
-        let at = self.range(offset, into.len() as u64)?;
-        memory.invalidate(at, into.len() as u64);
-        memory.fence_invalidations();
-        Ok(memory.copy_out(at, into)?)
+        self.refresh(memory, offset, into.len() as u64)?;
+        Ok(memory.copy_out(self.at + offset, into)?)
     }
 
     /// Copies `from` to the bytes from `offset` on and publishes them: once this returns, a [`Object::read_at`] anywhere sees
@@ -111,8 +109,28 @@ impl Object {
         // Only stores depend on it.
         memory.sfence();
         memory.copy_in(at, from)?;
-        memory.write_back(at, bytes);
+        self.publish(memory, offset, bytes)
+    }
+
+    /// Publishes what this host stored where the bytes are mapped: once this returns, a [`Object::refresh`] anywhere makes it
+    /// seen. Whole lines go out.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when the range ends past the object.
+    pub fn publish<M: Memory>(&self, memory: &M, offset: u64, bytes: u64) -> Result<(), PoolError> {
+        memory.write_back(self.range(offset, bytes)?, bytes);
         memory.mfence();
+        Ok(())
+    }
+
+    /// Drops the range from this host's caches, once what was stored in it is written back: later loads see what was published
+    /// before the call.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when the range ends past the object.
+    pub fn refresh<M: Memory>(&self, memory: &M, offset: u64, bytes: u64) -> Result<(), PoolError> {
+        memory.invalidate(self.range(offset, bytes)?, bytes);
+        memory.fence_invalidations();
         Ok(())
     }
 

@@ -182,6 +182,10 @@ impl Memory for Wrapped {
         self.cost.is_some() || matches!(self.inner, Inner::Shadow(_))
     }
 
+    fn address(&self, at: Offset, bytes: u64) -> Option<*mut u8> {
+        inner!(self, memory => memory.address(at, bytes))
+    }
+
     #[track_caller]
     fn load(&self, at: Offset) -> Result<u64, Fault> {
         self.operations.next();

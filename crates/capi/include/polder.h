@@ -1,0 +1,102 @@
+/* polder.h: one pool of shared memory for many hosts, in C.
+ *
+ * Every call that can fail returns POLDER_OK, which is 0, or another polder_status, and what it was to make is NULL then.
+ * polder_error() says what went wrong last in this thread, in a sentence that names the offender and the remedy.
+ *
+ * Handles are made by a call that ends in _open or _create, and given up by the _close of their kind, once; NULL may be closed too.
+ * A pool stays attached until everything that was made with it is closed. Threads may share a pool and its objects. A child
+ * that was forked uses none of its parent's handles.
+ *
+ * Names look like "/train/weights" and have 1 to 255 bytes.
+ *
+ * docs/c.md has a complete program. */
+#ifndef POLDER_H
+#define POLDER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum polder_status {
+    POLDER_OK = 0,
+    /* An argument or a setting that cannot be used. */
+    POLDER_ARGUMENT = 1,
+    /* No pool or no object of this name. */
+    POLDER_NOT_FOUND = 2,
+    /* The name is taken. */
+    POLDER_EXISTS = 3,
+    /* No room in the pool, its directory, the job's quota, or this process's table of open objects. */
+    POLDER_FULL = 4,
+    /* Whoever was waited for lives, and is late. */
+    POLDER_TIMEOUT = 5,
+    /* Whoever was waited for died, stopped or left. */
+    POLDER_PEER_DEAD = 6,
+    /* Bytes in the pool that no correct program left there. */
+    POLDER_CORRUPT = 7,
+    /* This host may not join the pool, or was evicted from it. */
+    POLDER_MEMBERSHIP = 8,
+    /* The memory itself failed: poison, or a lost link. */
+    POLDER_MEMORY = 9,
+    /* Anything else; polder_error() says what. */
+    POLDER_OTHER = 10
+} polder_status;
+
+/* A pool that this process has attached, and an object of it that this process holds open. */
+typedef struct polder_pool polder_pool;
+typedef struct polder_object polder_object;
+
+/* What went wrong last in this thread; "" if nothing did. Stays as it is until the next call of this thread fails. */
+const char *polder_error(void);
+
+/* The version of this library. */
+const char *polder_version(void);
+
+/* Attaches the pool at `path`, as host `host` of it. NULL and a negative host mean POLDER_POOL and POLDER_HOST; all other settings come
+ * from the environment and the config file, as everywhere. */
+int polder_pool_open(const char *path, int host, polder_pool **pool);
+
+/* Lets go of the pool, and of the host when this was its last process. */
+int polder_pool_close(polder_pool *pool);
+
+/* Makes the object `name` of `bytes` zeros, and holds it open. */
+int polder_object_create(polder_pool *pool, const char *name, size_t bytes, polder_object **object);
+
+/* Opens the object `name`, whoever made it. */
+int polder_object_open(polder_pool *pool, const char *name, polder_object **object);
+
+/* Destroys the object `name`: nobody finds it any more, and whoever holds it open keeps its bytes until it is closed. */
+int polder_object_destroy(polder_pool *pool, const char *name);
+
+/* Lets go of an object; its address is no longer valid then. */
+int polder_object_close(polder_object *object);
+
+/* The size of an object in bytes, as it was created. */
+size_t polder_object_size(const polder_object *object);
+
+/* Copies bytes out, afresh: all that was published before the call is seen. */
+int polder_object_read(const polder_object *object, size_t offset, void *into, size_t bytes);
+
+/* Copies bytes in and publishes them: once this returns, a read anywhere sees them. Only one host at a time may write to a line of
+ * 64 bytes: lines at the two ends are written whole. */
+int polder_object_write(const polder_object *object, size_t offset, const void *from, size_t bytes);
+
+/* Where the object is mapped, a multiple of 64, for programs that load and store there themselves. What they store is seen elsewhere
+ * once it was published, and what others published is seen here once it was refreshed; where the hardware keeps caches in step both
+ * are no more than fences. NULL where the memory is a shadow (POLDER_WRAP=shadow). */
+void *polder_object_address(const polder_object *object);
+
+/* Publishes what this host stored in a range. Whole lines go out. */
+int polder_object_publish(const polder_object *object, size_t offset, size_t bytes);
+
+/* Forgets what this host's caches hold of a range: the next loads see what was published. What was stored and not published is
+ * published by this too, so refresh only what another host owns. */
+int polder_object_refresh(const polder_object *object, size_t offset, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

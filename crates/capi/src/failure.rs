@@ -1,0 +1,111 @@
+//! What C is told of an error: a number, and the sentence that it asks for afterwards.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+use std::io::ErrorKind;
+
+use polder_mem::RegionError;
+use polder_pool::PoolError;
+use polder_pool::session::SessionError;
+use polder_pool::settings::SettingsError;
+
+/// `polder_status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Status {
+    Argument = 1,
+    NotFound = 2,
+    Exists = 3,
+    Full = 4,
+    Timeout = 5,
+    PeerDead = 6,
+    Corrupt = 7,
+    Membership = 8,
+    Memory = 9,
+    Other = 10,
+}
+
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    status: Status,
+    why: String,
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// The sentence of this thread's last failure, which stays until the next.
+pub(crate) fn last() -> *const c_char {
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"this thread ends".as_ptr())
+}
+
+impl Failure {
+    pub(crate) fn new(status: Status, why: impl Into<String>) -> Self {
+        Self { status, why: why.into() }
+    }
+
+    /// An argument that cannot be used.
+    pub(crate) fn argument(why: impl Into<String>) -> Self {
+        Self::new(Status::Argument, why)
+    }
+
+    /// Keeps the sentence for this thread, and gives the number.
+    pub(crate) fn tell(self) -> c_int {
+        let why = CString::new(self.why.replace('\0', "\\0")).unwrap_or_default();
+        // A thread that ends tells nobody.
+        let _ = LAST.try_with(|last| *last.borrow_mut() = why);
+        self.status as c_int
+    }
+}
+
+impl From<PoolError> for Failure {
+    fn from(error: PoolError) -> Self {
+        Self::new(status(&error), error.to_string())
+    }
+}
+
+impl From<SettingsError> for Failure {
+    fn from(error: SettingsError) -> Self {
+        Self::argument(error.to_string())
+    }
+}
+
+impl From<SessionError> for Failure {
+    fn from(error: SessionError) -> Self {
+        let status = match &error {
+            SessionError::NoPool | SessionError::NoHostId { .. } => Status::Argument,
+            SessionError::Region(RegionError::Missing { .. }) => Status::NotFound,
+            SessionError::Pool { source, .. } => status(source),
+            SessionError::System { source, .. } if source.kind() == ErrorKind::NotFound => Status::NotFound,
+            _ => Status::Other,
+        };
+        Self::new(status, error.to_string())
+    }
+}
+
+fn status(error: &PoolError) -> Status {
+    match error {
+        PoolError::Geometry { .. } | PoolError::Name { .. } | PoolError::Argument { .. } => Status::Argument,
+        PoolError::NotAPool { .. } | PoolError::NotFound { .. } => Status::NotFound,
+        PoolError::Exists { .. } | PoolError::RankTaken { .. } => Status::Exists,
+        PoolError::Full { .. }
+        | PoolError::DirectoryFull { .. }
+        | PoolError::Quota { .. }
+        | PoolError::TooManyOpen { .. } => Status::Full,
+        PoolError::Timeout { .. } | PoolError::Absent { .. } => Status::Timeout,
+        PoolError::PeerDead { .. } | PoolError::GaveUp { .. } => Status::PeerDead,
+        PoolError::Corrupt { .. } => Status::Corrupt,
+        PoolError::HostLive { .. }
+        | PoolError::NotAdmitted { .. }
+        | PoolError::IdTaken { .. }
+        | PoolError::NoFreeId { .. }
+        | PoolError::NoKeeper { .. }
+        | PoolError::Evicted { .. }
+        | PoolError::NoSlot { .. } => Status::Membership,
+        PoolError::Memory(_) => Status::Memory,
+        PoolError::Broken { cause, .. } => status(cause),
+        _ => Status::Other,
+    }
+}

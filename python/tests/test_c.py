@@ -1,0 +1,73 @@
+"""The C API: a C program on two emulated hosts."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import polder
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+if not shutil.which("pkg-config"):
+    pytest.skip("there is no pkg-config", allow_module_level=True)
+
+
+def compiled(scratch: Path, program: str) -> Path:
+    environment = {**os.environ, "PKG_CONFIG_PATH": str(Path(sys.prefix) / "lib/pkgconfig")}
+    flags = subprocess.run(
+        ["pkg-config", "--cflags", "--libs", "polder"], env=environment, capture_output=True, text=True, check=True
+    )
+    source = EXAMPLES / f"{program}.c"
+    strict = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    subprocess.run(["cc", *strict, source, "-o", scratch / program, *flags.stdout.split()], check=True)
+    return scratch / program
+
+
+def run(program: Path, host: int, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    scratch = program.parent
+    pool = {"POLDER_POOL": str(scratch / "pool"), "POLDER_HOST": str(host), "POLDER_RUN": str(scratch)}
+    return subprocess.run(
+        [program, *arguments],
+        env={**os.environ, **pool, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "total"),
+    [
+        ({}, 498501),
+        ({"POLDER_COHERENCE": "software"}, 498501),
+        # A shadow has no address: the last element is not changed in place.
+        ({"POLDER_WRAP": "shadow"}, 499500),
+    ],
+)
+def test_a_c_program_reads_on_one_host_what_it_published_on_another(
+    scratch: Path, environment: dict[str, str], total: int
+) -> None:
+    program = compiled(scratch, "objects")
+    # A host that stays, so that a shadow's copies do.
+    with polder.Pool(scratch / "pool", size="64MiB", host=3, run=scratch):
+        published = run(program, 0, "publish", **environment)
+        assert (published.returncode, published.stderr) == (0, "")
+        again = run(program, 0, "publish", **environment)
+        assert again.returncode == 3
+        assert "/example/table exists already" in again.stderr
+        summed = run(program, 1, "sum", **environment)
+        assert (summed.stdout, summed.stderr) == (f"{total}\n", "")
+        gone = run(program, 0, "sum", **environment)
+        assert gone.returncode == 2
+        assert "no object /example/table" in gone.stderr
+
+
+def test_a_missing_pool_is_a_status_and_a_sentence(scratch: Path) -> None:
+    done = run(compiled(scratch, "objects"), 0, "sum")
+    assert done.returncode == 2
+    assert f"{scratch / 'pool'}: no such file or device" in done.stderr
