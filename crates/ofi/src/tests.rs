@@ -569,10 +569,7 @@ fn completion_data_travels_and_quiet_sends_say_nothing() {
     };
     assert_eq!(sent, 0);
     let (got, _) = bench.next().unwrap();
-    assert_eq!(
-        (got.flags, got.data),
-        (flag::RECV | flag::TAGGED | flag::REMOTE_CQ_DATA, 0xdead_beef)
-    );
+    assert_eq!((got.flags, got.data), (flag::RECV | flag::TAGGED | flag::REMOTE_CQ_DATA, 0xdead_beef));
     assert_eq!(bench.read().unwrap_err(), EAGAIN);
 }
 
