@@ -767,6 +767,8 @@ impl<M: Memory> Pool<M> {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
     use polder_mem::{Heap, HeapShape};
 
     use super::*;
@@ -811,9 +813,9 @@ mod tests {
                 }
                 keeper
             });
-            let done = work();
+            let done = catch_unwind(AssertUnwindSafe(work));
             *stop.lock().unwrap() = true;
-            (ticking.join().unwrap(), done)
+            (ticking.join().unwrap(), done.unwrap_or_else(|panic| resume_unwind(panic)))
         })
     }
 
@@ -877,8 +879,10 @@ mod tests {
             let granted = claim(&heap, &claim_of(Some(2), 1)).unwrap();
             assert_eq!((granted.host, granted.incarnation), (2, 1));
             let pool = Pool::attach(heap.process(2, ProcessSlot(0)), member(2, 101)).unwrap();
+            // As patient as a machine may be busy: one beat is enough.
+            let patient = Claim { silence: PATIENCE, ..claim_of(Some(2), 2) };
             std::thread::scope(|scope| {
-                let second = scope.spawn(|| claim(&heap, &claim_of(Some(2), 2)));
+                let second = scope.spawn(|| claim(&heap, &patient));
                 while !second.is_finished() {
                     pool.beat().unwrap();
                 }
@@ -931,7 +935,7 @@ mod tests {
         }
         assert!(matches!(pool.standing(), Err(PoolError::Evicted { host: 1, .. })));
         let (keeper, refused) = beside(keeper, || {
-            claim(&heap, &Claim { timeout: 3 * SILENCE, ..claim_of(Some(1), 2) }).unwrap_err()
+            claim(&heap, &Claim { timeout: 50 * SILENCE, ..claim_of(Some(1), 2) }).unwrap_err()
         });
         assert!(matches!(refused, PoolError::IdTaken { host: 1, .. }), "{refused}");
         let (_, granted) = beside(keeper, || {
