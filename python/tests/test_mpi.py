@@ -1,6 +1,7 @@
 """A stock MPI library over the pool, through the libfabric provider."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +21,14 @@ if not MPICH.is_dir():
     pytest.skip("MPICH is not installed: run `make mpi`", allow_module_level=True)
 
 
-def mpiexec(pool: Path, run: Path, ranks: list[int], **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs ranks/mpi.py on MPICH, with so many ranks on each emulated host."""
+def mpiexec(
+    pool: Path, run: Path, ranks: list[int], program: str = "mpi.py", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program on MPICH, with so many ranks on each emulated host."""
     command: list[str | Path] = [MPICH / "mpiexec"]
     for host, count in enumerate(ranks):
         command += [":"] * (host > 0) + ["-n", str(count), "-env", "POLDER_HOST", str(host)]
-        command += [MPICH / "python", RANKS / "mpi.py"]
+        command += [MPICH / "python", RANKS / program]
     environment = {
         **os.environ,
         "FI_PROVIDER_PATH": str(PROVIDER),
@@ -61,6 +64,15 @@ def test_polder_mpi_run_starts_ranks_on_emulated_hosts_and_leaves_nothing_in_the
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("is done") == 3
         assert pool.list() == []
+
+
+@pytest.mark.parametrize("call", ["receive", "probe"])
+def test_a_dead_rank_is_named_on_stderr_and_is_an_error_where_errors_return(scratch: Path, call: str) -> None:
+    with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch):
+        done = mpiexec(scratch / "pool", scratch, [1, 1], "mpi_death.py", CALL=call)
+    assert "an error, not an end" in done.stdout, done.stderr
+    line = re.compile(r"^polder: host 1 pid \d+ died or stopped", re.MULTILINE)
+    assert len(line.findall(done.stderr)) == 1, done.stderr
 
 
 def test_a_missing_pool_is_one_line_that_says_what_to_do(scratch: Path) -> None:

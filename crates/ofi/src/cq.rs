@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use crate::domain;
 use crate::ffi::{
-    CQ_FORMAT_CONTEXT, CQ_FORMAT_DATA, CQ_FORMAT_MSG, CQ_FORMAT_TAGGED, CQ_FORMAT_UNSPEC, CqAttr, CqErrEntry,
-    CqTaggedEntry, Errno, Fid, FidCq, FidDomain, Ops, OpsCq, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD, class,
+    self, CQ_FORMAT_CONTEXT, CQ_FORMAT_DATA, CQ_FORMAT_MSG, CQ_FORMAT_TAGGED, CQ_FORMAT_UNSPEC, CqAttr,
+    CqErrEntry, CqTaggedEntry, Errno, Fid, FidCq, FidDomain, Ops, OpsCq, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD,
+    class,
 };
 use crate::guard;
 use crate::object::{Object, fid, given, wanted};
@@ -220,7 +221,10 @@ unsafe extern "C" fn readerr(cq: *mut FidCq, to: *mut CqErrEntry, _flags: u64) -
             (*to).olen = usize::try_from(over).unwrap_or(usize::MAX);
             (*to).err = err;
             (*to).prov_errno = -err;
-            (*to).err_data_size = 0;
+            // Before 1.5 an entry ended there, and it is the program's memory.
+            if open.domain.manner.version >= ffi::version(1, 5) {
+                (*to).err_data_size = 0;
+            }
         }
         Ok(1)
     })

@@ -4,9 +4,9 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use crate::fabric::Fabric;
-use crate::ffi::{Absent, Errno, Fid, FidDomain, FidEp, FidFabric, Info, Ops, OpsDomain, class};
+use crate::ffi::{Absent, Errno, Fid, FidDomain, FidEp, FidFabric, Info, Ops, OpsDomain, class, mr_mode};
 use crate::object::{Object, fid, given, wanted};
-use crate::state::Domain;
+use crate::state::{Domain, Manner};
 use crate::{av, cntr, cq, ep, guard, mr, session};
 
 struct Open {
@@ -43,12 +43,17 @@ pub(crate) unsafe extern "C" fn open(
     guard::status(|| {
         wanted(place)?;
         // SAFETY: libfabric passes an open fabric, and an info that lives for the call.
-        let (fabric, _) = unsafe { (Fabric::of(fabric), given(info)?) };
+        let (version, fabric, info) =
+            unsafe { (given(fabric)?.api_version, Fabric::of(fabric), given(info)?) };
+        // SAFETY: the parts of an info live as long as it does.
+        let mr_mode = unsafe { info.domain_attr.as_ref() }.map_or(0, |attr| attr.mr_mode);
+        let manner = Manner { version, basic: mr_mode == mr_mode::BASIC };
         let session = session::session().map_err(|why| {
             session::complain(&why);
             Errno::NODATA
         })?;
-        let open = Open { domain: Arc::new(Domain::new(session)), _fabric: Arc::clone(&fabric.domains) };
+        let open =
+            Open { domain: Arc::new(Domain::new(session, manner)), _fabric: Arc::clone(&fabric.domains) };
         let fid = FidDomain { fid: fid(class::DOMAIN, context, &OPS), ops: &DOMAIN_OPS, mr: &mr::MR_OPS };
         // SAFETY: `place` is not null, and the caller's to be written.
         unsafe { Opened::hand_out(fid, open, place) };

@@ -64,6 +64,10 @@ impl Link {
         each_link!(self, link => link.receive(filter, span, operation));
     }
 
+    pub(crate) fn receive_first(&mut self, filter: Filter, span: Span, operation: Operation) {
+        each_link!(self, link => link.receive_first(filter, span, operation));
+    }
+
     pub(crate) fn cancel(&mut self, is: impl Fn(&Operation) -> bool) -> Option<(Span, Operation)> {
         each_link!(self, link => link.cancel(is))
     }

@@ -81,10 +81,7 @@ pub(crate) unsafe extern "C" fn open(
         if kind != EP_RDM {
             return Err(Errno::INVAL);
         }
-        let link = Link::open(domain.session.pool()).map_err(|error| {
-            tracing::error!("{error}");
-            port::errno(&error)
-        })?;
+        let link = Link::open(domain.session.pool()).map_err(|error| port::told(&error))?;
         let at = domain.state().ports.insert(Port::new(
             link,
             transmit,

@@ -19,6 +19,7 @@ mod log;
 mod mr;
 mod object;
 mod port;
+mod region;
 mod session;
 mod span;
 mod state;

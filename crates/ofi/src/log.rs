@@ -1,7 +1,11 @@
 //! Everything that is logged goes where libfabric's own log goes, `FI_LOG_LEVEL` and its filters included.
 
+use std::collections::BTreeSet;
 use std::ffi::{CString, c_int};
 use std::fmt::Write;
+use std::sync::{Mutex, PoisonError};
+
+use polder_pool::PoolError;
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -30,6 +34,22 @@ pub(crate) fn start(provider: *const Provider) {
     let libfabric = ToLibfabric { provider: provider as usize, alone: stderr.is_none() };
     // This library has a subscriber of its own, whoever loads it: a second load finds the first one's.
     drop(tracing_subscriber::registry().with(libfabric).with(stderr).try_init());
+}
+
+/// Logs an error; whoever is dead, and that the pool is full, stands on stderr too, once: programs show no more of it than a
+/// number.
+pub(crate) fn tell(error: &PoolError) {
+    tracing::error!("{error}");
+    static SAID: Mutex<BTreeSet<(&str, u16, u32)>> = Mutex::new(BTreeSet::new());
+    let what = match error {
+        PoolError::PeerDead { peer, .. } => ("dead", peer.host, peer.pid),
+        PoolError::Evicted { host, .. } => ("evicted", *host, 0),
+        PoolError::Full { .. } | PoolError::Quota { .. } | PoolError::DirectoryFull { .. } => ("full", 0, 0),
+        _ => return,
+    };
+    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(what) {
+        eprintln!("polder: {error}");
+    }
 }
 
 struct ToLibfabric {

@@ -64,7 +64,7 @@ unsafe extern "C" fn regattr(
     }
 }
 
-/// Takes the key that the program chose.
+/// Takes the key that the program chose, or makes one where that is the provider's to do.
 ///
 /// # Safety
 /// `domain` is open, and `place` null or the caller's to be written.
@@ -82,9 +82,8 @@ unsafe fn register(
         }
         // SAFETY: by this function's contract.
         let domain = unsafe { domain::of(domain.cast()) };
-        if !domain.state().keys.insert(key) {
-            return Err(Errno::NOKEY);
-        }
+        let wanted = (!domain.manner.basic).then_some(key);
+        let key = domain.state().regions.insert(wanted).ok_or(Errno::NOKEY)?;
         let fid = FidMr { fid: fid(class::MR, context, &OPS), mem_desc: std::ptr::null_mut(), key };
         // SAFETY: by this function's contract.
         unsafe { Mr::hand_out(fid, Open { domain: Arc::clone(domain), key }, place) };
@@ -96,7 +95,7 @@ unsafe extern "C" fn close(mr: *mut Fid) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes what `register` made.
         let Open { domain, key } = unsafe { Mr::of(mr.cast::<FidMr>()) };
-        domain.state().keys.remove(key);
+        domain.state().regions.remove(*key);
         // SAFETY: as above; a program closes once.
         unsafe { Mr::close(mr.cast()) };
         Ok(())

@@ -1,6 +1,6 @@
 //! An endpoint as libfabric means it: addresses are places in an address vector, completions go to queues and counters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
 
 use polder_pool::PoolError;
@@ -9,12 +9,15 @@ use crate::av::Vector;
 use crate::cq::Queue;
 use crate::endpoint::{Address, Arrival, Buffer, Completion, Filter, Label, Link};
 use crate::ffi::{ADDR_NOTAVAIL, ADDR_UNSPEC, CqTaggedEntry, Errno, flag};
+use crate::log;
 use crate::span::Span;
 use crate::state::Ledger;
 
 /// The kinds of messages, which never match one another.
 pub(crate) const MSG: u8 = 0;
 pub(crate) const TAGGED: u8 = 1;
+/// Of a message that nobody sends.
+const NEVER: u8 = u8::MAX;
 
 /// What a program gives with an operation and gets back with its completion; never looked into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,6 +47,8 @@ pub(crate) enum Role {
     Claim,
     /// A message that nobody wants.
     Discard,
+    /// Nothing, from a peer whose death is to be noticed.
+    Watch(u32),
 }
 
 /// A message that was claimed: on its way, with whoever asks for it; or here.
@@ -56,6 +61,8 @@ enum Claim {
     },
     /// Thrown away once it is here.
     Unwanted,
+    /// It never came.
+    Lost(PoolError),
 }
 
 /// What a receive is to take, as the program says it.
@@ -98,6 +105,10 @@ pub(crate) struct Port {
     pub(crate) least_left: usize,
     peers: Peers,
     claims: BTreeMap<Context, Claim>,
+    /// Buffers for many messages: what the first of each takes, and those that come after it.
+    many: Vec<(Filter, VecDeque<(Span, Operation)>)>,
+    /// Peers that a program looks for messages of, and what became of them.
+    watched: BTreeMap<u32, Option<PoolError>>,
 }
 
 impl Port {
@@ -113,6 +124,8 @@ impl Port {
             least_left: 64,
             peers: Peers::default(),
             claims: BTreeMap::new(),
+            many: Vec::new(),
+            watched: BTreeMap::new(),
         }
     }
 
@@ -126,7 +139,7 @@ impl Port {
         operation: Operation,
     ) -> Result<(), Errno> {
         let to = self.peer(ledger, to)?;
-        self.link.send(to, label, span, operation).map_err(|error| errno(&error))
+        self.link.send(to, label, span, operation).map_err(|error| told(&error))
     }
 
     /// Sends bytes that the program may use again at once; nothing tells of it but a counter.
@@ -138,7 +151,7 @@ impl Port {
         bytes: &[u8],
     ) -> Result<(), Errno> {
         let to = self.peer(ledger, to)?;
-        self.link.inject(to, label, bytes).map_err(|error| errno(&error))?;
+        self.link.inject(to, label, bytes).map_err(|error| told(&error))?;
         self.count(ledger, flag::SEND, true);
         Ok(())
     }
@@ -154,6 +167,12 @@ impl Port {
         let filter = self.filter(ledger, wanted)?;
         if let Role::Many(many) = &mut operation.role {
             *many = filter;
+            // The first is filled before the next: only one at a time is where messages find it.
+            if let Some((_, waiting)) = self.many.iter_mut().find(|(taken, _)| *taken == filter) {
+                waiting.push_back((span, operation));
+                return Ok(());
+            }
+            self.many.push((filter, VecDeque::new()));
         }
         self.link.receive(filter, span, operation);
         Ok(())
@@ -170,26 +189,50 @@ impl Port {
         let filter = self.filter(ledger, wanted)?;
         self.progress(ledger)?;
         let Some(Arrival { from, label, bytes }) = self.link.peek(filter) else {
-            self.fail(ledger, &operation, Errno::NOMSG, None, "no such message has arrived");
+            match filter.from.and_then(|from| self.watch(from)) {
+                Some(error) => self.fail(ledger, &operation, told(&error), None, &error.to_string()),
+                None => self.fail(ledger, &operation, Errno::NOMSG, None, "no such message has arrived"),
+            }
             return Ok(());
         };
-        let role = match flags & (flag::CLAIM | flag::DISCARD) {
+        let aside = match flags & (flag::CLAIM | flag::DISCARD) {
             0 => None,
-            flag::CLAIM => {
-                self.claims.insert(operation.context, Claim::Coming(None));
-                Some(Role::Claim)
-            }
-            _ => Some(Role::Discard),
+            flag::CLAIM => match room(bytes) {
+                Some(room) => {
+                    self.claims.insert(operation.context, Claim::Coming(None));
+                    Some((Role::Claim, room))
+                }
+                None => {
+                    let text =
+                        format!("no memory to set a message of {bytes} bytes aside; receive it instead");
+                    self.fail(ledger, &operation, Errno::NOMEM, None, &text);
+                    return Ok(());
+                }
+            },
+            _ => Some((Role::Discard, Vec::new())),
         };
-        if let Some(role) = role {
+        if let Some((role, room)) = aside {
             // The message that was found is the first of its sender, kind and tag, and no posted receive fits it.
             let exactly = Filter { from: Some(from), kind: label.kind, tag: label.tag, ignore: 0 };
-            let bytes = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
             let aside = Operation { context: operation.context, flags: 0, report: false, role };
-            self.link.receive(exactly, Span::Held(vec![0; bytes]), aside);
+            self.link.receive(exactly, Span::Held(room), aside);
         }
         self.received(ledger, &operation, Message { from, label, bytes, at: std::ptr::null_mut() });
         Ok(())
+    }
+
+    /// Why nothing will come of this peer any more. A look is no receive, so that one is posted which ends with the peer.
+    fn watch(&mut self, from: u32) -> Option<PoolError> {
+        let known = self.watched.get(&from).cloned();
+        known.unwrap_or_else(|| {
+            self.watched.insert(from, None);
+            let nothing = Filter { from: Some(from), kind: NEVER, tag: 0, ignore: 0 };
+            let role = Role::Watch(from);
+            let operation =
+                Operation { context: Context(std::ptr::null_mut()), flags: 0, report: false, role };
+            self.link.receive(nothing, Span::Held(Vec::new()), operation);
+            None
+        })
     }
 
     /// Receives, or throws away, the message that a peek with this context set aside.
@@ -219,6 +262,7 @@ impl Port {
                 self.claims.insert(context, Claim::Unwanted);
                 self.report(ledger, &operation, entry(&operation), ADDR_NOTAVAIL);
             }
+            (Claim::Lost(error), _) => self.fail(ledger, &operation, told(&error), None, &error.to_string()),
             (Claim::Coming(Some(_)) | Claim::Unwanted, _) => return Err(Errno::INVAL),
         }
         Ok(())
@@ -229,9 +273,41 @@ impl Port {
         let cancelled = self.link.cancel(|operation| {
             operation.context == context && matches!(operation.role, Role::Receive | Role::Many(_))
         });
-        let (_, operation) = cancelled.ok_or(Errno::NOENT)?;
-        self.fail(ledger, &operation, Errno::CANCELED, None, "the receive was cancelled");
+        let operation = match cancelled {
+            Some((_, operation)) => operation,
+            None => self.withdraw(context).ok_or(Errno::NOENT)?,
+        };
+        self.end(ledger, operation, Errno::CANCELED, "the receive was cancelled");
         Ok(())
+    }
+
+    /// Takes back a buffer for many messages that waits for the one before it.
+    fn withdraw(&mut self, context: Context) -> Option<Operation> {
+        self.many.iter_mut().find_map(|(_, waiting)| {
+            let at = waiting.iter().position(|(_, operation)| operation.context == context)?;
+            let (_, operation) = waiting.remove(at)?;
+            // The buffer before it is not finished by that.
+            let flags = operation.flags | flag::MULTI_RECV;
+            Some(Operation { role: Role::Receive, flags, ..operation })
+        })
+    }
+
+    /// Writes down that a receive is over without a message.
+    fn end(&mut self, ledger: &mut Ledger, mut operation: Operation, errno: Errno, text: &str) {
+        if let Role::Many(filter) = operation.role {
+            operation.flags |= flag::MULTI_RECV;
+            self.next_of_many(filter);
+        }
+        self.fail(ledger, &operation, errno, None, text);
+    }
+
+    /// Lets messages into the next buffer for many, where the one before it is finished.
+    fn next_of_many(&mut self, filter: Filter) {
+        let Some(at) = self.many.iter().position(|(taken, _)| *taken == filter) else { return };
+        match self.many[at].1.pop_front() {
+            Some((span, operation)) => self.link.receive_first(filter, span, operation),
+            None => drop(self.many.swap_remove(at)),
+        }
     }
 
     /// Moves messages, and writes down what has completed.
@@ -243,10 +319,7 @@ impl Port {
         while let Some(completion) = self.link.completion() {
             self.settle(ledger, completion);
         }
-        moved.map_err(|error| {
-            tracing::error!("{error}");
-            errno(&error)
-        })
+        moved.map_err(|error| told(&error))
     }
 
     fn settle(&mut self, ledger: &mut Ledger, completion: Completion<Span, Operation>) {
@@ -258,7 +331,7 @@ impl Port {
             Completion::Received { buffer, context: operation, arrival: Arrival { from, label, bytes } } => {
                 match operation.role {
                     Role::Claim => self.claimed(ledger, operation.context, buffer, (from, label)),
-                    Role::Discard => {}
+                    Role::Discard | Role::Watch(_) => {}
                     Role::Many(filter) => {
                         self.one_of_many(ledger, filter, (buffer, operation), (from, label, bytes))
                     }
@@ -272,9 +345,17 @@ impl Port {
                     }
                 }
             }
-            Completion::Failed { context: operation, error, .. } => {
-                tracing::error!("{error}");
-                self.fail(ledger, &operation, errno(&error), None, &error.to_string());
+            Completion::Failed { context: operation, error, .. } => match operation.role {
+                Role::Claim => self.lost(ledger, operation.context, error),
+                Role::Discard => log::tell(&error),
+                // Who asks for a message of it is told.
+                Role::Watch(peer) => drop(self.watched.insert(peer, Some(error))),
+                _ => self.end(ledger, operation, told(&error), &error.to_string()),
+            },
+            // It was counted as sent, for its bytes were the program's again.
+            Completion::Lost { error } => {
+                log::tell(&error);
+                self.count(ledger, flag::SEND, false);
             }
         }
     }
@@ -306,10 +387,15 @@ impl Port {
         let last = left < self.least_left.max(1);
         let once = operation.flags;
         operation.flags |= if last { flag::MULTI_RECV } else { 0 };
+        // That a buffer is the program's again is told whatever else is not.
+        let report = operation.report;
+        operation.report |= last && self.receive.queue.is_some();
         self.message(ledger, &buffer, &operation, Message { from, label, bytes, at: buffer.at() });
-        if !last {
-            operation.flags = once;
-            self.link.receive(filter, buffer.after(used), operation);
+        if last {
+            self.next_of_many(filter);
+        } else {
+            let operation = Operation { flags: once, report, ..operation };
+            self.link.receive_first(filter, buffer.after(used), operation);
         }
     }
 
@@ -322,7 +408,18 @@ impl Port {
             Some(Claim::Coming(None)) => {
                 self.claims.insert(context, Claim::Here { bytes, from, label });
             }
-            Some(Claim::Unwanted | Claim::Here { .. }) | None => {}
+            Some(Claim::Unwanted | Claim::Here { .. } | Claim::Lost(_)) | None => {}
+        }
+    }
+
+    /// A message that was set aside did not come.
+    fn lost(&mut self, ledger: &mut Ledger, context: Context, error: PoolError) {
+        match self.claims.remove(&context) {
+            Some(Claim::Coming(Some((_, operation)))) => {
+                self.fail(ledger, &operation, told(&error), None, &error.to_string());
+            }
+            Some(Claim::Coming(None)) => drop(self.claims.insert(context, Claim::Lost(error))),
+            _ => log::tell(&error),
         }
     }
 
@@ -472,8 +569,21 @@ impl Peers {
     }
 }
 
+/// Zeros for a message of so many bytes, if there is memory for them.
+fn room(bytes: u64) -> Option<Vec<u8>> {
+    let bytes = usize::try_from(bytes).ok()?;
+    Vec::<u8>::new().try_reserve_exact(bytes).ok()?;
+    Some(vec![0; bytes])
+}
+
+/// What libfabric calls an error of the pool, which is also told in words.
+pub(crate) fn told(error: &PoolError) -> Errno {
+    log::tell(error);
+    errno(error)
+}
+
 /// What libfabric calls an error of the pool.
-pub(crate) fn errno(error: &PoolError) -> Errno {
+fn errno(error: &PoolError) -> Errno {
     match error {
         PoolError::PeerDead { .. } | PoolError::Evicted { .. } => Errno::HOSTDOWN,
         PoolError::GaveUp { .. } | PoolError::Broken { .. } | PoolError::NotFound { .. } => Errno::NOTCONN,

@@ -1,6 +1,5 @@
 //! Everything that belongs to a domain, behind its one lock: endpoints, address vectors, queues and counters.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,19 +10,29 @@ use crate::cntr::Counter;
 use crate::cq::Queue;
 use crate::ffi::Errno;
 use crate::port::Port;
+use crate::region::Regions;
 
 /// A domain, as its objects hold it.
 pub(crate) struct Domain {
     pub(crate) session: Arc<Session>,
+    pub(crate) manner: Manner,
     state: Mutex<State>,
+}
+
+/// How the program that opened a domain was built, and what it asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Manner {
+    /// The interface that it was built for.
+    pub(crate) version: u32,
+    /// Whether keys of registered memory are the provider's, and peers give addresses as the program sees them.
+    pub(crate) basic: bool,
 }
 
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) ports: Table<Port>,
     pub(crate) ledger: Ledger,
-    /// The keys of registered memory.
-    pub(crate) keys: BTreeSet<u64>,
+    pub(crate) regions: Regions,
 }
 
 /// Where completions are written down, and who is called what.
@@ -35,8 +44,8 @@ pub(crate) struct Ledger {
 }
 
 impl Domain {
-    pub(crate) fn new(session: Arc<Session>) -> Self {
-        Self { session, state: Mutex::new(State::default()) }
+    pub(crate) fn new(session: Arc<Session>, manner: Manner) -> Self {
+        Self { session, manner, state: Mutex::new(State::default()) }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -91,7 +100,7 @@ impl State {
     /// Whether any object of the domain is open.
     pub(crate) fn in_use(&self) -> bool {
         let Ledger { queues, counters, vectors } = &self.ledger;
-        let open = [self.ports.len(), queues.len(), counters.len(), vectors.len(), self.keys.len()];
+        let open = [self.ports.len(), queues.len(), counters.len(), vectors.len(), self.regions.len()];
         open.iter().any(|&open| open > 0)
     }
 }

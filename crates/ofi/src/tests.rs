@@ -248,8 +248,9 @@ impl Bench {
         };
         let mut cntr_attr =
             CntrAttr { events: CNTR_EVENTS_COMP, wait_obj: WAIT_UNSPEC, wait_set: null_mut(), flags: 0 };
-        // SAFETY: as a program calls libfabric.
+        // SAFETY: as a program calls libfabric, which writes down for which interface it was built.
         unsafe {
+            (*(*info.0).fabric_attr).api_version = hints.version;
             assert_eq!(fabric::open((*info.0).fabric_attr, &raw mut fabric, null_mut()), 0);
             assert_eq!(((*(*fabric).ops).domain)(fabric, info.0, &raw mut domain, null_mut()), 0);
             let ops = &*(*domain).ops;
@@ -335,6 +336,26 @@ impl Bench {
         unsafe { ((*(*self.ep).tagged).recvmsg)(self.ep, &raw const msg, flags | flag::COMPLETION) }
     }
 
+    fn recvmsg(&self, room: &mut [u8], number: usize, flags: u64) -> isize {
+        let iov = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+        let msg = Msg {
+            msg_iov: &raw const iov,
+            desc: null_mut(),
+            iov_count: 1,
+            addr: ADDR_UNSPEC,
+            context: context(number),
+            data: 0,
+        };
+        // SAFETY: as above.
+        unsafe { ((*(*self.ep).msg).recvmsg)(self.ep, &raw const msg, flags) }
+    }
+
+    /// Injects a message to ourselves.
+    fn inject(&self, bytes: &[u8]) -> isize {
+        // SAFETY: an open endpoint.
+        unsafe { ((*(*self.ep).msg).inject)(self.ep, bytes.as_ptr().cast(), bytes.len(), 0) }
+    }
+
     /// The next completion, once there is one.
     fn next(&self) -> Result<(CqTaggedEntry, u64), isize> {
         let late = Instant::now() + Duration::from_secs(5);
@@ -376,7 +397,7 @@ impl Bench {
             err: 0,
             prov_errno: 0,
             err_data: null_mut(),
-            err_data_size: 0,
+            err_data_size: 77,
         };
         // SAFETY: an open queue, and room for an entry.
         assert_eq!(unsafe { ((*(*self.cq).ops).readerr)(self.cq, &raw mut entry, 0) }, 1);
@@ -523,30 +544,72 @@ fn a_peek_leaves_a_message_claims_it_or_throws_it_away() {
 }
 
 #[test]
+fn a_claim_of_a_message_whose_sender_is_gone_fails_whenever_it_comes() {
+    for claims_before in [true, false] {
+        let (one, other) = (Bench::enabled(MPICH), Bench::enabled(MPICH));
+        let long = vec![7; 100_000];
+        assert_eq!(one.tsend(one.insert(&other.name()), &long, 5), 0);
+        let mut room = [0; 8];
+        // Until the receiver has come for the first message, the sender may have to wait as well.
+        for _ in 0..100 {
+            assert!(other.read().is_err() && one.read().is_err());
+        }
+        assert_eq!(other.peek(5, 0).len, long.len());
+        drop(one);
+        assert_eq!(other.peek(5, flag::CLAIM).len, long.len());
+        if !claims_before {
+            assert_eq!(other.read().unwrap_err(), EAGAIN, "nobody is told of it yet");
+        }
+        assert_eq!(other.trecvmsg(&mut room, 5, flag::CLAIM), 0);
+        assert_eq!(other.next().unwrap_err(), EAVAIL);
+        let failure = other.failure();
+        assert_eq!((failure.err, failure.entry.op_context), (libc::EHOSTDOWN, context(3)));
+    }
+}
+
+#[test]
+fn a_message_that_memory_cannot_hold_is_thrown_away_and_not_claimed() {
+    let bench = Bench::enabled(MPICH);
+    let bytes = (1 << 40) - 1;
+    // SAFETY: addresses that nothing is behind, and nothing reads.
+    let at = unsafe {
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        libc::mmap(null_mut(), bytes, libc::PROT_NONE, kind, -1, 0)
+    };
+    assert_ne!(at, libc::MAP_FAILED);
+    for tag in [1, 2] {
+        // SAFETY: an open endpoint, and bytes that stay.
+        let sent =
+            unsafe { ((*(*bench.ep).tagged).send)(bench.ep, at, bytes, null_mut(), 0, tag, context(1)) };
+        assert_eq!(sent, 0);
+    }
+    assert_eq!(bench.peek(1, flag::DISCARD).len, bytes);
+    assert!(bench.next().is_ok(), "it is sent");
+    // Where a kernel promises whatever is asked, a claim succeeds.
+    let promises = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap();
+    if promises.trim() != "1" {
+        assert_eq!(bench.peek(2, 0).len, bytes);
+        assert_eq!(bench.trecvmsg(&mut [], 2, flag::PEEK | flag::CLAIM), 0);
+        assert_eq!(bench.read().unwrap_err(), EAVAIL);
+        assert_eq!(bench.failure().err, libc::ENOMEM);
+    }
+}
+
+#[test]
 fn a_buffer_for_many_messages_fills_until_too_little_is_left() {
     let bench = Bench::enabled(MPICH);
     let least = 8_usize;
     let mut room = [0_u8; 20];
-    let iov = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
-    let msg = Msg {
-        msg_iov: &raw const iov,
-        desc: null_mut(),
-        iov_count: 1,
-        addr: ADDR_UNSPEC,
-        context: context(4),
-        data: 0,
-    };
-    // SAFETY: an open endpoint; the room is read after the completions.
+    // SAFETY: an open endpoint.
     unsafe {
         let set = (*(*bench.ep).ops).setopt;
         let value = (&raw const least).cast();
         assert_eq!(set(bench.ep.cast(), OPT_ENDPOINT, OPT_MIN_MULTI_RECV, value, size_of::<usize>()), 0);
         assert_eq!(set(bench.ep.cast(), OPT_ENDPOINT, 99, value, size_of::<usize>()), -libc::ENOPROTOOPT);
-        let flags = flag::MULTI_RECV | flag::COMPLETION;
-        assert_eq!(((*(*bench.ep).msg).recvmsg)(bench.ep, &raw const msg, flags), 0);
-        for bytes in [b"seven77", b"another"] {
-            assert_eq!(((*(*bench.ep).msg).inject)(bench.ep, bytes.as_ptr().cast(), 7, 0), 0);
-        }
+    }
+    assert_eq!(bench.recvmsg(&mut room, 4, flag::MULTI_RECV | flag::COMPLETION), 0);
+    for bytes in [b"seven77", b"another"] {
+        assert_eq!(bench.inject(bytes), 0);
     }
     let (first, _) = bench.next().unwrap();
     assert_eq!((first.op_context, first.flags, first.len), (context(4), flag::RECV | flag::MSG, 7));
@@ -554,6 +617,90 @@ fn a_buffer_for_many_messages_fills_until_too_little_is_left() {
     assert_eq!(second.flags, flag::RECV | flag::MSG | flag::MULTI_RECV, "the buffer is the program's again");
     assert_eq!(second.buf.addr() - first.buf.addr(), 7);
     assert_eq!(&room[..14], b"seven77another");
+}
+
+#[test]
+fn buffers_for_many_messages_are_filled_one_after_the_other_and_each_says_that_it_is_given_back() {
+    let bench = Bench::enabled(MPICH);
+    let mut rooms = [[0_u8; 80], [0; 80], [0; 80]];
+    let (many, flags) = (flag::RECV | flag::MSG, flag::MULTI_RECV);
+    for (room, number) in rooms.iter_mut().zip(4..) {
+        // The first is not reported but for its end.
+        let asked = if number == 4 { flags } else { flags | flag::COMPLETION };
+        assert_eq!(bench.recvmsg(room, number, asked), 0);
+    }
+    for length in [10, 10, 10] {
+        assert_eq!(bench.inject(&[length; 10]), 0);
+    }
+    let (first, _) = bench.next().unwrap();
+    assert_eq!((first.op_context, first.flags, first.len), (context(4), many | flags, 10));
+    assert_eq!(bench.next().unwrap().0.op_context, context(5));
+    for number in [6, 5] {
+        // SAFETY: an open endpoint.
+        assert_eq!(unsafe { ((*(*bench.ep).ops).cancel)(bench.ep.cast(), context(number)) }, 0);
+        assert_eq!(bench.read().unwrap_err(), EAVAIL);
+        let failure = bench.failure();
+        assert_eq!((failure.err, failure.entry.op_context), (libc::ECANCELED, context(number)));
+        assert_eq!(failure.entry.flags, many | flags);
+    }
+    let (_, last) = rooms.split_at(2);
+    assert_eq!(last[0], [0; 80]);
+}
+
+#[test]
+fn defaults_for_many_messages_do_not_concern_tagged_receives() {
+    let bench = Bench::enabled(Hints { receive_flags: flag::COMPLETION | flag::MULTI_RECV, ..MPICH });
+    let mut room = [0; 4];
+    assert_eq!(bench.trecv(&mut room, ADDR_UNSPEC, 1, 0), 0);
+}
+
+#[test]
+fn an_injected_message_that_is_lost_is_counted_as_a_failure() {
+    let (one, other) = (Bench::enabled(MPICH), Bench::enabled(MPICH));
+    assert_eq!(one.insert(&other.name()), 1);
+    drop(other);
+    // SAFETY: an open endpoint and counter.
+    unsafe {
+        assert_eq!(((*(*one.ep).tagged).inject)(one.ep, b"lost".as_ptr().cast(), 4, 1, 9), 0);
+        assert_eq!(((*(*one.cntr).ops).readerr)(one.cntr), 1);
+    }
+}
+
+#[test]
+fn an_old_program_gets_no_more_of_a_failure_than_it_has_room_for() {
+    for (version, kept) in [(version(1, 4), 77), (version(1, 5), 0)] {
+        let bench = Bench::enabled(Hints { version, ..MPICH });
+        assert_eq!(bench.trecvmsg(&mut [], 5, flag::PEEK), 0);
+        assert_eq!(bench.failure().err_data_size, kept);
+    }
+}
+
+#[test]
+fn where_keys_are_the_providers_each_registration_gets_its_own() {
+    let bench = Bench::enabled(Hints { mr_mode: mr_mode::BASIC, ..MPICH });
+    let mut regions = [null_mut(); 2];
+    for region in &mut regions {
+        // SAFETY: an open domain.
+        let registered = unsafe {
+            ((*(*bench.domain).mr).reg)(
+                bench.domain.cast(),
+                null(),
+                0,
+                0,
+                0,
+                0,
+                0,
+                from_mut(region),
+                null_mut(),
+            )
+        };
+        assert_eq!(registered, 0);
+    }
+    // SAFETY: open registrations.
+    unsafe { assert_ne!((*regions[0]).key, (*regions[1]).key) };
+    for region in regions {
+        assert_eq!(close(region.cast()), 0);
+    }
 }
 
 #[test]

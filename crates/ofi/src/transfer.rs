@@ -128,9 +128,9 @@ unsafe fn receive(ep: *mut FidEp, incoming: impl FnOnce() -> Result<Incoming, Er
         if !port.enabled {
             return Err(Errno::OPBADSTATE);
         }
-        let flags = flags.unwrap_or(port.receive.flags);
         let allowed = if wanted.kind == TAGGED { TAGGED_RECEIVE_FLAGS } else { RECEIVE_FLAGS };
-        // Receive defaults may name FI_MULTI_RECV, which a tagged receive does not have.
+        // The defaults may name FI_MULTI_RECV, which a tagged receive does not have.
+        let flags = flags.unwrap_or(port.receive.flags & allowed);
         if flags & !allowed != 0 {
             return Err(Errno::BADFLAGS);
         }

@@ -155,6 +155,11 @@ pub enum Completion<B, C> {
         /// Why.
         error: PoolError,
     },
+    /// A copy that was injected did not go out.
+    Lost {
+        /// Why.
+        error: PoolError,
+    },
 }
 
 /// How an endpoint sends.
@@ -291,7 +296,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         self.start(to, Outgoing { label, load: Load::Lent(buffer, context) })
     }
 
-    /// Sends a copy of `bytes`, and says no more of it.
+    /// Sends a copy of `bytes`, and says no more of it, but when it is lost.
     ///
     /// # Errors
     /// Those of [`Endpoint::send`].
@@ -336,6 +341,15 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
                 Some(error) => self.done.push_back(fail(posted.buffer, posted.context, &error)),
                 None => self.posted.push_back(posted),
             },
+        }
+    }
+
+    /// As [`Endpoint::receive`], and before the receives that were posted earlier: into what is left of a buffer for many.
+    pub fn receive_first(&mut self, filter: Filter, buffer: B, context: C) {
+        let earlier = self.posted.len();
+        self.receive(filter, buffer, context);
+        if self.posted.len() > earlier {
+            self.posted.rotate_right(1);
         }
     }
 

@@ -194,6 +194,31 @@ fn operations_with_a_peer_that_is_gone_fail_and_name_it() {
 }
 
 #[test]
+fn a_copy_that_was_injected_for_a_peer_that_is_gone_is_told_as_lost() {
+    let pools = pools();
+    let [mut first, second] = ends(&pools);
+    let peer = first.connect(second.address());
+    drop(second);
+    first.inject(peer, label(1), b"to nobody").unwrap();
+    let done = first.completion();
+    assert!(matches!(done, Some(Completion::Lost { error: PoolError::PeerDead { .. } })), "{done:?}");
+}
+
+#[test]
+fn what_is_received_first_comes_before_what_was_posted_earlier() {
+    let pools = pools();
+    let mut ends = ends(&pools);
+    let to = ends[1].address();
+    let peer = ends[0].connect(to);
+    ends[1].receive(exactly(None, 1), vec![0; 10], 1);
+    ends[1].receive_first(exactly(None, 1), vec![0; 10], 2);
+    for context in [2, 1] {
+        ends[0].inject(peer, label(1), b"in turn").unwrap();
+        assert_eq!(received(next(&mut ends, 1)).1, context);
+    }
+}
+
+#[test]
 fn a_receive_that_nothing_matched_is_taken_back_and_ports_are_given_again() {
     let pools = pools();
     let [mut first, second] = ends(&pools);

@@ -85,10 +85,13 @@ fn converse(victim: &mut Victim, peer: u32, hostile: &mut Producer<Heap, Alive>,
             },
         }
         while let Some(done) = victim.completion() {
-            lent -= 1;
             let (Completion::Sent { buffer, .. }
             | Completion::Received { buffer, .. }
-            | Completion::Failed { buffer, .. }) = done;
+            | Completion::Failed { buffer, .. }) = done
+            else {
+                panic!("nothing was injected");
+            };
+            lent -= 1;
             assert_eq!(buffer.len(), ROOM, "a buffer of somebody else");
         }
     }

@@ -275,9 +275,10 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
         let queued = std::mem::take(&mut self.queue).into_iter().map(|outgoing| outgoing.load);
         let sending = std::mem::take(&mut self.sending).into_iter().map(|(_, sending)| sending.load);
         for load in queued.chain(sending) {
-            if let Load::Lent(buffer, context) = load {
-                done.push_back(fail(buffer, context, error));
-            }
+            done.push_back(match load {
+                Load::Lent(buffer, context) => fail(buffer, context, error),
+                Load::Copied(_) => Completion::Lost { error: error.clone() },
+            });
         }
     }
 }

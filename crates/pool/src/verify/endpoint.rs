@@ -197,7 +197,7 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
             }
         }
         while let Some(done) = end.completion() {
-            open -= 1;
+            open -= usize::from(!matches!(done, Completion::Lost { .. }));
             if let Some((context, came)) = finish(done, &peers, number, witness) {
                 received.insert(context, came);
             }
@@ -282,6 +282,10 @@ fn finish(
             let with = if from == number { to } else { from };
             let is_fine = matches!(error, PoolError::PeerDead { .. }) && witness.victim == Some(with);
             assert!(is_fine, "message {context} failed: {error}");
+        }
+        Completion::Lost { error } => {
+            let is_fine = matches!(error, PoolError::PeerDead { .. }) && witness.victim.is_some();
+            assert!(is_fine, "a message was lost: {error}");
         }
     }
     None
