@@ -33,7 +33,7 @@ tools: setup .venv/.dev .cache/tools/bin/cargo-deny
 	@echo "setup: building cargo-deny (minutes, once)" >&2
 	@PATH="$$HOME/.cargo/bin:$$PATH" cargo install --quiet --locked --debug --root .cache/tools cargo-deny@0.20.2
 
-# An MPI library that the tests run over the pool, in an environment of its own: several have programs of one name.
+# An MPI library that tests and benchmarks run over the pool, in an environment of its own: several have programs of one name.
 mpi: .cache/mpich/.ready
 .cache/mpich/.ready: pyproject.toml | setup
 	@echo "setup: installing MPICH and mpi4py" >&2
@@ -61,7 +61,7 @@ fuzz: setup
 	@scripts/fuzz.sh $(FOR)
 
 # Every benchmark beside its peers, into docs/benchmarks.md; wants a machine that does nothing else.
-bench: setup torch .venv/.bench
+bench: setup torch mpi .venv/.bench
 	.venv/bin/python scripts/benchmarks.py
 .venv/.bench: pyproject.toml | setup
 	@echo "setup: installing Open MPI and mpi4py" >&2

@@ -36,3 +36,20 @@ def test_a_benchmark_of_the_command_prints_rows(arguments: list[str]) -> None:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) >= 8
     assert all(row["value"] > 0 and row["bench"] == arguments[0] for row in rows)
+
+
+@pytest.mark.mpi
+def test_mpi_has_rows_beside_tcp_and_beside_shared_memory() -> None:
+    mpiexec = Path(__file__).parents[2] / ".cache/mpich/bin/mpiexec"
+    if not mpiexec.exists():
+        pytest.skip("MPICH is not installed: run `make mpi`")
+    command = [Path(sys.executable).with_name("polder"), "bench", "mpi", "--rounds", "1", "--mpi", mpiexec, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    beside = {(row["case"], row["peer"]) for row in rows}
+    for case in ("message 8 B 2 procs", "stream 1 MiB 2 procs", "all-to-all 4 KiB 4 procs"):
+        assert {(f"{case} {pool} mpich", "tcp") for pool in ("coherent", "software")} <= beside
+        assert (f"{case} coherent mpich", "shm") in beside
+    for row in rows:
+        better = row["value"] / row["peer_value"]
+        assert abs(row["ratio"] * (better if row["unit"] == "us" else 1 / better) - 1) < 1e-9, row

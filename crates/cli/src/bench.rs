@@ -2,6 +2,7 @@
 
 mod collectives;
 mod lines;
+mod mpi;
 mod objects;
 mod pair;
 mod ring;
@@ -32,6 +33,8 @@ enum Bench {
     Lines,
     /// Collectives through Python, beside gloo and Open MPI.
     Collectives(collectives::Arguments),
+    /// Messages of stock MPI libraries over a pool, beside TCP and their own shared memory.
+    Mpi(mpi::Arguments),
     /// A million creates and opens from four processes.
     Objects(objects::Arguments),
     /// The other process of a benchmark.
@@ -53,6 +56,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         Bench::Objects(arguments) => objects::run(arguments)?,
         Bench::Collectives(collectives) => {
             collectives::run(collectives, |row| print(row, arguments.json))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Bench::Mpi(mpi) => {
+            mpi::run(mpi, |row| print(row, arguments.json))?;
             return Ok(ExitCode::SUCCESS);
         }
         Bench::Second(Second::Objects(second)) => {

@@ -1,7 +1,7 @@
 //! `polder mpi`: an MPI library that is installed, over a pool, through the libfabric provider.
 
 mod job;
-mod library;
+pub(crate) mod library;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

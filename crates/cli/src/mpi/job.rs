@@ -64,15 +64,14 @@ pub(super) fn run(arguments: &Run, settings: &Settings) -> Result<ExitCode, Fail
 }
 
 impl Run {
-    /// The ranks of each host, the first ones with one more where they do not come out even.
     fn sections(&self) -> Vec<Section> {
-        let hosts = self.host_count();
-        let section = |host: u16| Section {
-            ranks: self.ranks / hosts + u16::from(host < self.ranks % hosts),
-            host: (self.emulate.is_some() || !self.hosts.is_empty()).then_some(host),
-            machine: self.hosts.get(usize::from(host)).cloned(),
+        let is_said = self.emulate.is_some() || !self.hosts.is_empty();
+        let place = |section: Section| Section {
+            host: section.host.filter(|_| is_said),
+            machine: section.host.and_then(|host| self.hosts.get(usize::from(host)).cloned()),
+            ..section
         };
-        (0..hosts).map(section).collect()
+        Section::deal(self.ranks, self.host_count()).map(place).collect()
     }
 
     fn host_count(&self) -> u16 {

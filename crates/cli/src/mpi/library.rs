@@ -31,18 +31,38 @@ impl fmt::Display for Library {
 
 /// Ranks that run on one host.
 #[derive(Debug)]
-pub(super) struct Section {
-    pub(super) ranks: u16,
+pub(crate) struct Section {
+    pub(crate) ranks: u16,
     /// The host id, where it is said to the ranks.
-    pub(super) host: Option<u16>,
+    pub(crate) host: Option<u16>,
     /// The machine, where it is not this one.
-    pub(super) machine: Option<String>,
+    pub(crate) machine: Option<String>,
+}
+
+impl Section {
+    /// So many ranks on each of so many hosts, the first ones with one more where they do not come out even.
+    pub(crate) fn deal(ranks: u16, hosts: u16) -> impl Iterator<Item = Self> {
+        (0..hosts).map(move |host| Self {
+            ranks: ranks / hosts + u16::from(host < ranks % hosts),
+            host: Some(host),
+            machine: None,
+        })
+    }
 }
 
 impl Library {
+    /// As a command names it.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Mpich => "mpich",
+            Self::Openmpi => "openmpi",
+            Self::Impi => "impi",
+        }
+    }
+
     /// What makes the library go through the provider, and `through_pool` also between ranks of one machine. Open MPI
     /// knows one way for all messages: cm has no other.
-    pub(super) const fn variables(self, through_pool: bool) -> &'static [(&'static str, &'static str)] {
+    pub(crate) const fn variables(self, through_pool: bool) -> &'static [(&'static str, &'static str)] {
         match (self, through_pool) {
             (Self::Mpich, false) => &[("MPIR_CVAR_CH4_NETMOD", "ofi")],
             (Self::Mpich, true) => &[("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1")],
@@ -53,7 +73,7 @@ impl Library {
     }
 
     /// Where libfabric looks for providers: ours, then what was said, then the library's own, which stay in reach.
-    pub(super) fn provider_folders(self, ours: &Path, mpiexec: Option<&Path>) -> String {
+    pub(crate) fn provider_folders(self, ours: &Path, mpiexec: Option<&Path>) -> String {
         let mut folders = vec![ours.display().to_string()];
         let said = std::env::var("FI_PROVIDER_PATH").unwrap_or_default();
         let theirs = mpiexec.filter(|_| self == Self::Impi).into_iter().flat_map(intel_folders);
@@ -66,7 +86,7 @@ impl Library {
     }
 
     /// What stands behind `mpiexec` to start `program` in these sections.
-    pub(super) fn arguments(
+    pub(crate) fn arguments(
         self,
         sections: &[Section],
         variables: &[(String, String)],
@@ -140,14 +160,14 @@ fn intel_folders(mpiexec: &Path) -> Vec<String> {
 
 /// An MPI library that is installed.
 #[derive(Debug)]
-pub(super) struct Install {
-    pub(super) library: Library,
-    pub(super) mpiexec: PathBuf,
+pub(crate) struct Install {
+    pub(crate) library: Library,
+    pub(crate) mpiexec: PathBuf,
 }
 
 impl Install {
     /// The one at `mpiexec`, or the one in PATH, of the `wanted` library if one is.
-    pub(super) fn find(mpiexec: Option<&Path>, wanted: Option<Library>) -> Result<Self, Failure> {
+    pub(crate) fn find(mpiexec: Option<&Path>, wanted: Option<Library>) -> Result<Self, Failure> {
         if let Some(mpiexec) = mpiexec {
             let found = Self::at(mpiexec)?;
             return match wanted {
@@ -201,13 +221,13 @@ impl Install {
 }
 
 /// The files of this name in the directories of PATH.
-pub(super) fn in_path(name: &str) -> Vec<PathBuf> {
+pub(crate) fn in_path(name: &str) -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|folder| folder.join(name)).filter(|file| file.is_file()).collect()
 }
 
 /// A word as a shell reads it.
-pub(super) fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-=:,+@%".contains(&byte);
     match !word.is_empty() && word.bytes().all(is_plain) {
         true => word.to_owned(),
