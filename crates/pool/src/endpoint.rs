@@ -26,7 +26,8 @@ use slab::Slab;
 
 use self::inlet::Inlets;
 use self::outlet::{Load, Outgoing, Peer};
-use self::place::{endpoint_bytes, endpoint_name, identity};
+pub(crate) use self::place::identity;
+use self::place::{endpoint_bytes, endpoint_name};
 pub use self::wire::LONGEST;
 use self::wire::{Note, RECEIVES, words_of};
 use crate::object::{Fill, Object};
@@ -647,8 +648,8 @@ fn take_port<M: Memory>(pool: &Pool<M>) -> Result<(Object, u16), PoolError> {
     Err(PoolError::NoSlot { host: member.host, slots: geometry.processes })
 }
 
-/// Removes the object of an endpoint whose process died; whether there is none any more.
-fn remove_the_dead<M: Memory>(pool: &Pool<M>, name: &str) -> Result<bool, PoolError> {
+/// Removes an object whose first line is the identity of a process, if that died; whether there is none any more.
+pub(crate) fn remove_the_dead<M: Memory>(pool: &Pool<M>, name: &str) -> Result<bool, PoolError> {
     let found = match pool.open(name) {
         Err(PoolError::NotFound { .. }) => return Ok(true),
         found => found?,

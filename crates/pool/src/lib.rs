@@ -38,6 +38,7 @@ pub mod verify;
 pub mod view;
 pub mod wait;
 mod watch;
+pub mod window;
 pub mod word;
 
 pub use error::{Peer, PoolError};

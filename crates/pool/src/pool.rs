@@ -196,9 +196,9 @@ impl<M: Memory> Pool<M> {
         Ok(incarnation)
     }
 
-    /// Waits until whatever another boot wrote of the host line last is in memory. It was seen whole as soon as the words were
-    /// there that changed, and those that did not change may still be on their way.
-    fn let_settle(&self) {
+    /// Waits until whatever another boot, or a process that died, wrote last is in memory. A host line was seen whole as soon as
+    /// the words were there that changed, and those that did not change may still be on their way.
+    pub(crate) fn let_settle(&self) {
         let settled = self.memory.now() + ON_THEIR_WAY;
         while self.memory.now() < settled {
             self.memory.yield_now();
@@ -470,7 +470,33 @@ impl<M: Memory> Pool<M> {
         if same && self.state_of(&now)? == PeerState::Alive {
             return Ok(());
         }
-        Err(PoolError::PeerDead { peer: peer.peer(), what, epoch: self.epoch()?, sequence })
+        Err(self.dead(peer, what, sequence)?)
+    }
+
+    /// The error that says that `peer` died while it was waited for.
+    pub(crate) fn dead(
+        &self,
+        peer: &Process,
+        what: &'static str,
+        sequence: u64,
+    ) -> Result<PoolError, PoolError> {
+        Ok(PoolError::PeerDead { peer: peer.peer(), what, epoch: self.epoch()?, sequence })
+    }
+
+    /// Whether `peer`, as it was seen before, will never go on. That it gives no sign of life, or was evicted, is not enough: it
+    /// may only stand still.
+    ///
+    /// # Errors
+    /// Those of [`Pool::process`] and [`Pool::view`].
+    pub(crate) fn is_gone(&self, peer: &Process) -> Result<bool, PoolError> {
+        let now = self.process(peer.host, peer.slot)?;
+        let same = now.incarnation == peer.incarnation && now.host_incarnation == peer.host_incarnation;
+        if !same || now.state != ProcessState::Live {
+            return Ok(true);
+        }
+        let view = self.view()?;
+        let is_fenced = (view.fenced & !view.members) >> peer.host & 1 == 1;
+        Ok(is_fenced || self.memory.liveness(peer.host, peer.slot) == Liveness::Dead)
     }
 
     /// The memory that the pool lies in.

@@ -11,6 +11,7 @@ const SOURCES: &[&str] = &[
     "summary",
     "endpoint/place",
     "endpoint/wire",
+    "window/place",
     "group/join",
     "group/progress",
     "group/signature",

@@ -82,22 +82,22 @@ pub(super) fn news_word(geometry: &Geometry, at: Offset, host: u16, port: u16) -
     at.lines(line).word(u64::from(port) % SENDERS)
 }
 
-/// What the first line of the endpoint of `process` says.
-pub(super) fn identity(process: &Process) -> Words {
+/// What the first line of the endpoint of `process` says; the last three words are free for other objects.
+pub(crate) fn identity(process: &Process) -> Words {
     let [place, incarnation, host_incarnation] = process.identity();
     [1, place, incarnation, host_incarnation, 0, 0, 0]
 }
 
-/// The process of the endpoint in `object`.
+/// The process of the endpoint, or another object with such a first line, in `object`.
 ///
 /// # Errors
-/// [`PoolError::Corrupt`] when it is no endpoint's, or damaged.
+/// [`PoolError::Corrupt`] when it is of no process, or damaged.
 pub(super) fn process_of<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<Process, PoolError> {
     match line::read(pool.memory(), object.at())? {
         Some([1, place, incarnation, host_incarnation, ..]) => {
             Ok(Process::identified([place, incarnation, host_incarnation]))
         }
-        _ => Err(PoolError::Corrupt { offset: object.at(), what: "endpoint identity" }),
+        _ => Err(PoolError::Corrupt { offset: object.at(), what: "identity of a process" }),
     }
 }
 

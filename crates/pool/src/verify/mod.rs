@@ -12,6 +12,7 @@ mod local;
 mod membership;
 mod ring;
 mod stage;
+mod window;
 
 use polder_mem::model::Suite;
 
@@ -27,6 +28,7 @@ pub fn suites() -> Vec<Suite> {
     suites.extend(directory::suites());
     suites.extend(join::suites());
     suites.extend(endpoint::suites());
+    suites.extend(window::suites());
     suites
 }
 

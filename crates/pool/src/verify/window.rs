@@ -1,0 +1,447 @@
+//! Windows of two or three ranks on two hosts: puts to words and bytes that share lines, updates, locks, and epochs; in some of
+//! the scenes one rank dies, or its host, or it stands still for a while.
+//!
+//! The oracle is outside the memory: what every byte must be once it was flushed, who is inside a lock, and how far every rank
+//! has come. The ranks meet there too, so that nothing but the window itself drains a buffer.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Shape, Suite, ThreadId, World};
+use polder_mem::{Coherence, LINE, Memory, Offset};
+
+use super::group::Dice;
+use super::stage::Stage;
+use crate::format::{Geometry, Layout, Superblock, Uuid};
+use crate::local::LocalLayout;
+use crate::site::Flaw;
+use crate::window::{Access, Window};
+use crate::{Member, Pool, PoolError};
+
+pub(super) fn suites() -> Vec<Suite> {
+    let about = "ranks put, get, update and lock in a window, and one may die";
+    vec![Suite::new("window", about, window).mutates(&["window.rs", "lock.rs", "epoch.rs"])]
+}
+
+const HOSTS: u16 = 2;
+const PROCESSES: u16 = 3;
+/// The slot of whoever says that a host is fenced.
+const SPARE: u16 = 2;
+const CHUNKS: u32 = 10;
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+/// Bytes of each rank's data: one line, and a part of the next that ends in the middle of a word.
+const BYTES: u64 = 92;
+/// Words that the scenes of locks keep equal, and where the others count.
+const PAIR: [u64; 2] = [0, 64];
+const COUNTERS: [(u64, u64); 3] = [(8, 8), (16, 4), (20, 4)];
+
+static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
+    let geometry = Geometry {
+        hosts: HOSTS,
+        processes: PROCESSES,
+        names: 29,
+        levels: 3,
+        chunk_bytes: 1024,
+        opens: 6,
+        keepers: 1,
+    };
+    let sizes = (4096..).step_by(LINE as usize);
+    let mut layouts = sizes.filter_map(|bytes| Layout::new(&geometry, bytes).ok());
+    let layout = layouts.find(|layout| layout.chunks() == CHUNKS).expect("some size fits");
+    (Superblock { uuid: Uuid(1), bytes: layout.bytes(), geometry }, layout)
+});
+
+/// What is known outside the memory.
+struct Witness {
+    hosts: &'static [u16],
+    /// How often each rank came to where all meet.
+    met: RefCell<Vec<u64>>,
+    /// What each rank's data is, once everything was flushed.
+    data: RefCell<Vec<Vec<u8>>>,
+    /// Updates that each rank has begun, and those that it has flushed.
+    begun: RefCell<Vec<u64>>,
+    flushed: RefCell<Vec<u64>>,
+    /// Who is inside the window lock, by rank.
+    inside: RefCell<Vec<Option<Access>>>,
+    /// The victim, and whether it, or its host with it, has died.
+    victim: Cell<Option<(usize, Crash)>>,
+    /// What was gotten where each puts and then gets what another put.
+    seen: RefCell<Vec<u64>>,
+    /// Ranks that did all they had to, and those that ended because another had died.
+    over: Cell<usize>,
+    gave_up: RefCell<Vec<bool>>,
+    /// Whether survivors do all they have to, whoever died.
+    goes_on: bool,
+}
+
+impl Witness {
+    /// Whether this rank dies with the victim.
+    fn is_doomed(&self, rank: usize) -> bool {
+        self.victim.get().is_some_and(|(victim, crash)| match crash {
+            Crash::Process => rank == victim,
+            Crash::Host => self.hosts[rank] == self.hosts[victim],
+            Crash::Pause => false,
+        })
+    }
+}
+
+/// One rank, in its thread.
+struct Rank {
+    window: Window<ModelMemory>,
+    memory: ModelMemory,
+    me: usize,
+    dice: Dice,
+    witness: Rc<Witness>,
+}
+
+type Scene = fn(&mut Rank) -> Result<(), PoolError>;
+
+fn window(seed: u64) -> Outcome {
+    let mut dice = Dice::new(seed, 11);
+    let hosts: &[u16] = [&[0, 1][..], &[0, 1, 1], &[0, 0, 1], &[1, 0, 1]][dice.roll(4) as usize];
+    // Whether somebody may die in them, and the others do all they have to then.
+    let scenes: [(Scene, bool, bool); 6] = [
+        (fences, false, false),
+        (counters, true, true),
+        (exclusion, true, true),
+        (readers, false, false),
+        (epochs, true, false),
+        (buffers, false, false),
+    ];
+    let (scene, mortal, goes_on) = scenes[dice.roll(6) as usize];
+    let crashes = [None, None, Some(Crash::Process), Some(Crash::Host), Some(Crash::Pause)];
+    let crash = if mortal { crashes[dice.roll(5) as usize] } else { None };
+    let kernels = match crash {
+        Some(Crash::Process) => Kernels::Shared,
+        _ => [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
+    };
+    let shape = Shape {
+        hosts: HOSTS,
+        bytes: POOL.1.bytes(),
+        local_words: LocalLayout::new(&POOL.1).words(),
+        bells: u32::from(HOSTS * PROCESSES),
+        kernels,
+        coherence: if dice.roll(6) == 0 { Coherence::Coherent } else { Coherence::Software },
+    };
+    let mut world = World::new(seed, shape);
+    let ranks = hosts.len();
+    let witness = Rc::new(Witness {
+        hosts,
+        met: RefCell::new(vec![0; ranks]),
+        data: RefCell::new(vec![vec![0; BYTES as usize]; ranks]),
+        begun: RefCell::new(vec![0; ranks]),
+        flushed: RefCell::new(vec![0; ranks]),
+        inside: RefCell::new(vec![None; ranks]),
+        victim: Cell::new(crash.map(|crash| (dice.roll(ranks as u64) as usize, crash))),
+        seen: RefCell::new(vec![0; ranks]),
+        over: Cell::new(0),
+        gave_up: RefCell::new(vec![false; ranks]),
+        goes_on,
+    });
+    let threads = enter(&mut world, kernels, &witness, scene, &mut dice);
+    if let Some((victim, crash)) = witness.victim.get() {
+        world.crash_within(threads[victim], crash, 400);
+        if kernels == Kernels::OnePerHost && crash == Crash::Host {
+            let (host, layout) = (hosts[victim], &POOL.1);
+            world.spawn_after_crash(threads[victim], 1 - host, SPARE, move |memory| {
+                Stage::fence(&memory, layout, host);
+            });
+        }
+    }
+    world.run()
+}
+
+/// Makes the window, and a thread for each rank of it.
+fn enter(
+    world: &mut World,
+    kernels: Kernels,
+    witness: &Rc<Witness>,
+    scene: Scene,
+    dice: &mut Dice,
+) -> Vec<ThreadId> {
+    let hosts = witness.hosts;
+    let slots = |rank: usize| hosts[..rank].iter().filter(|&&other| other == hosts[rank]).count() as u16;
+    let windows: Rc<RefCell<Vec<Option<Window<ModelMemory>>>>> = Rc::default();
+    let mut threads = vec![];
+    for (me, &host) in hosts.iter().enumerate() {
+        let (window, memory) = world.setup_as(host, slots(me), |memory| create(memory, kernels, hosts, me));
+        windows.borrow_mut().push(Some(window));
+        let (dice, witness) = (Dice::new(dice.roll(1 << 30), 12), Rc::clone(witness));
+        let windows = Rc::clone(&windows);
+        // Before the next process of the host comes, which takes one without a thread for dead.
+        threads.push(world.spawn(host, slots(me), move |_| {
+            let window = windows.borrow_mut()[me].take().expect("it is there before anybody runs");
+            let mut rank = Rank { window, memory, me, dice, witness: Rc::clone(&witness) };
+            match scene(&mut rank) {
+                Ok(()) => witness.over.set(witness.over.get() + 1),
+                Err(PoolError::PeerDead { peer, .. }) => {
+                    let whom = peer.pid as usize;
+                    let is_right = witness.is_doomed(whom) || witness.gave_up.borrow()[whom];
+                    assert!(is_right && !witness.goes_on, "rank {me} blames rank {whom}");
+                    witness.gave_up.borrow_mut()[me] = true;
+                }
+                Err(error) => panic!("rank {me}: {error}"),
+            }
+        }));
+    }
+    let mut windows = windows.borrow_mut();
+    windows.iter_mut().flatten().for_each(|window| window.join().expect("all are there"));
+    judge(world, witness, windows[0].as_ref().expect("nobody has run").own().at);
+    threads
+}
+
+#[expect(
+    clippy::arc_with_non_send_sync,
+    reason = "a window shares its pool; all threads of a world run on one"
+)]
+fn create(
+    memory: ModelMemory,
+    kernels: Kernels,
+    hosts: &[u16],
+    rank: usize,
+) -> (Window<ModelMemory>, ModelMemory) {
+    let (superblock, layout) = &*POOL;
+    // Under one kernel nobody goes by heartbeats; between two nobody who lives is silent for so long.
+    let silence = if kernels == Kernels::Shared { Duration::from_micros(2) } else { PATIENCE };
+    let member = Member { pid: rank as u32, timeout: PATIENCE, silence, ..Member::new(hosts[rank], 7) };
+    let pool = Pool::attach_in(memory.clone(), *superblock, layout.clone(), member, true, Flaw::None);
+    let pool = Arc::new(pool.expect("the host is ours"));
+    let window = Window::create(pool, "w", rank as u32, hosts.len() as u32, BYTES);
+    (window.expect("there is room"), memory)
+}
+
+impl Rank {
+    fn ranks(&self) -> usize {
+        self.witness.hosts.len()
+    }
+
+    /// The next rank, in a ring.
+    fn next(&self) -> usize {
+        (self.me + 1) % self.ranks()
+    }
+
+    /// Waits until all ranks have come here.
+    fn meet(&self) {
+        self.witness.met.borrow_mut()[self.me] += 1;
+        let mine = self.witness.met.borrow()[self.me];
+        while self.witness.met.borrow().iter().any(|&met| met < mine) {
+            self.memory.pause();
+        }
+    }
+
+    fn until(
+        &mut self,
+        mut step: impl FnMut(&mut Window<ModelMemory>) -> Result<bool, PoolError>,
+    ) -> Result<(), PoolError> {
+        while !step(&mut self.window)? {
+            self.memory.pause();
+        }
+        Ok(())
+    }
+
+    fn get_word(&self, target: usize, offset: u64) -> Result<u64, PoolError> {
+        let mut word = [0; 8];
+        self.window.get(target as u32, offset, &mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+
+    fn put_word(&mut self, target: usize, offset: u64, word: u64) -> Result<(), PoolError> {
+        self.window.put(target as u32, offset, &word.to_le_bytes())
+    }
+
+    /// Its own data, by plain loads.
+    fn own(&self) -> Vec<u8> {
+        let mut bytes = vec![0; BYTES as usize];
+        self.memory.copy_out(self.window.own().at, &mut bytes).expect("no fault");
+        bytes
+    }
+
+    /// Stores to its own data, by plain stores.
+    fn store_own(&self, offset: u64, bytes: &[u8]) {
+        self.memory.copy_in(self.window.own().at + offset, bytes).expect("no fault");
+        self.witness.data.borrow_mut()[self.me][offset as usize..][..bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn expect_own(&self, when: &str) {
+        assert_eq!(self.own(), self.witness.data.borrow()[self.me], "rank {} after {when}", self.me);
+    }
+
+    /// Takes the window lock of `target` and checks that nobody is inside who may not be.
+    fn lock(&mut self, target: usize, access: Access) -> Result<(), PoolError> {
+        self.until(|window| window.try_lock(target as u32, access))?;
+        let witness = &self.witness;
+        witness.inside.borrow_mut()[self.me] = Some(access);
+        let inside = witness.inside.borrow();
+        let together = || (0..inside.len()).filter(|&rank| rank != self.me && !witness.is_doomed(rank));
+        let is_fine = together().all(|rank| match inside[rank] {
+            None => true,
+            Some(other) => (access, other) == (Access::Shared, Access::Shared),
+        });
+        assert!(is_fine, "rank {} is inside as {access:?} with {inside:?}", self.me);
+        Ok(())
+    }
+
+    fn unlock(&mut self, target: usize) {
+        self.witness.inside.borrow_mut()[self.me] = None;
+        self.window.unlock(target as u32);
+    }
+}
+
+/// Epochs between barriers: what each stores to its own data, and what all put to each other's, in pieces that share words.
+fn fences(rank: &mut Rank) -> Result<(), PoolError> {
+    let ranks = rank.ranks();
+    for round in 0..2 {
+        if rank.dice.roll(2) == 0 {
+            let offset = rank.dice.roll(BYTES - 8);
+            rank.store_own(offset, &[0x10 + round; 8]);
+            rank.window.expose(rank.me as u32, 0, BYTES)?;
+        }
+        rank.meet();
+        // Each byte belongs to one origin: every third, or every third run of some.
+        let run = [1, 3, 4, 8, 16][rank.witness.met.borrow()[0] as usize % 5];
+        for target in 0..ranks {
+            for start in (0..BYTES).step_by(run).skip(rank.me).step_by(ranks) {
+                if rank.dice.roll(3) > 0 {
+                    continue;
+                }
+                let length = (run as u64).min(BYTES - start) as usize;
+                let bytes: Vec<u8> = (0..length).map(|_| rank.dice.roll(256) as u8).collect();
+                rank.window.put(target as u32, start, &bytes)?;
+                rank.witness.data.borrow_mut()[target][start as usize..][..length].copy_from_slice(&bytes);
+            }
+        }
+        rank.window.flush();
+        rank.meet();
+        rank.window.renew(rank.me as u32, 0, BYTES)?;
+        rank.expect_own("a fence");
+        let (target, mut bytes) = (rank.next(), vec![0; BYTES as usize]);
+        rank.window.get(target as u32, 0, &mut bytes)?;
+        assert_eq!(bytes, rank.witness.data.borrow()[target], "rank {} gets from {target}", rank.me);
+        rank.meet();
+    }
+    Ok(())
+}
+
+/// All count together in words and half words of all; the bytes beside them are put meanwhile.
+fn counters(rank: &mut Rank) -> Result<(), PoolError> {
+    for _ in 0..3 {
+        if rank.dice.roll(3) == 0 {
+            // Bytes of its own, in a word that all share.
+            rank.window.put(0, 24 + rank.me as u64, &[0x55])?;
+            rank.witness.data.borrow_mut()[0][24 + rank.me] = 0x55;
+        }
+        let (offset, bytes) = COUNTERS[rank.dice.roll(3) as usize];
+        rank.witness.begun.borrow_mut()[rank.me] += 1;
+        rank.window.update(0, offset, bytes, &mut |bytes| bytes[0] += 1)?;
+        rank.window.flush();
+        let begun = rank.witness.begun.borrow()[rank.me];
+        rank.witness.flushed.borrow_mut()[rank.me] = begun;
+    }
+    Ok(())
+}
+
+/// Two words stay equal under the lock: whoever has it alone changes both by gets and puts, whoever shares it looks.
+fn exclusion(rank: &mut Rank) -> Result<(), PoolError> {
+    for _ in 0..2 {
+        let target = 0;
+        if rank.dice.roll(3) == 0 {
+            rank.lock(target, Access::Shared)?;
+            let pair = [rank.get_word(target, PAIR[0])?, rank.get_word(target, PAIR[1])?];
+            assert!(pair[0] == pair[1] || rank.witness.victim.get().is_some(), "{pair:?} under the lock");
+        } else {
+            rank.lock(target, Access::Exclusive)?;
+            let next = rank.get_word(target, PAIR[0])? + 1;
+            rank.witness.begun.borrow_mut()[rank.me] += 1;
+            for offset in PAIR {
+                rank.put_word(target, offset, next)?;
+            }
+        }
+        rank.unlock(target);
+        rank.window.flush();
+        let begun = rank.witness.begun.borrow()[rank.me];
+        rank.witness.flushed.borrow_mut()[rank.me] = begun;
+    }
+    Ok(())
+}
+
+/// All share the lock at once, and one then has it alone.
+fn readers(rank: &mut Rank) -> Result<(), PoolError> {
+    rank.lock(1, Access::Shared)?;
+    rank.meet();
+    rank.unlock(1);
+    rank.lock(1, Access::Exclusive)?;
+    rank.unlock(1);
+    Ok(())
+}
+
+/// The ranks are targets in turn: each posts what it stored, the others get it and put their parts.
+fn epochs(rank: &mut Rank) -> Result<(), PoolError> {
+    let ranks = rank.ranks();
+    for round in 1..=3_u64 {
+        let target = round as usize % ranks;
+        if rank.me == target {
+            rank.store_own(0, &(round * 100).to_le_bytes());
+            rank.window.expose(target as u32, 0, 8)?;
+            let group: Vec<u32> = (0..ranks as u32).filter(|&other| other as usize != target).collect();
+            rank.window.post(&group)?;
+            rank.until(Window::try_wait)?;
+            rank.window.renew(target as u32, 0, BYTES)?;
+            for &origin in &group {
+                let at = 8 + origin as usize * 8;
+                let word = u64::from_le_bytes(rank.own()[at..at + 8].try_into().expect("8 bytes"));
+                assert_eq!(word, round * 1000 + u64::from(origin), "what {origin} put in round {round}");
+            }
+        } else {
+            rank.window.start(&[target as u32])?;
+            rank.until(Window::try_start)?;
+            assert_eq!(rank.get_word(target, 0)?, round * 100, "what {target} posted");
+            rank.put_word(target, 8 + rank.me as u64 * 8, round * 1000 + rank.me as u64)?;
+            rank.window.complete()?;
+        }
+    }
+    Ok(())
+}
+
+/// Each puts, or stores, and then looks whether the next rank has: the last to do so has seen the one before.
+fn buffers(rank: &mut Rank) -> Result<(), PoolError> {
+    let (me, next) = (rank.me, rank.next());
+    let by_loads = rank.witness.hosts.len() == 2;
+    let seen = if by_loads {
+        rank.store_own(0, &1_u64.to_le_bytes());
+        rank.window.expose(me as u32, 0, 8)?;
+        rank.window.renew(next as u32, 0, 8)?;
+        rank.memory.load(rank.window.extent(next as u32)?.at)?
+    } else {
+        rank.put_word(0, me as u64 * 8, 1)?;
+        rank.window.flush();
+        rank.get_word(0, next as u64 * 8)?
+    };
+    rank.witness.seen.borrow_mut()[me] = seen;
+    rank.meet();
+    assert_ne!(rank.witness.seen.borrow().iter().sum::<u64>(), 0, "nobody saw what another did before");
+    Ok(())
+}
+
+/// At the end nobody waits, and every count is there.
+fn judge(world: &mut World, witness: &Rc<Witness>, counts: Offset) {
+    let witness = Rc::clone(witness);
+    world.check(0, move |memory| {
+        let ranks = witness.hosts.len();
+        let dead = (0..ranks).filter(|&rank| witness.is_doomed(rank)).count();
+        let done = witness.over.get() + dead >= ranks;
+        assert!(done || dead > 0 && !witness.goes_on, "somebody waits for ever");
+        let mut bytes = [0; BYTES as usize];
+        memory.copy_out(counts, &mut bytes).expect("no fault");
+        let places = COUNTERS.map(|(offset, _)| offset).into_iter().chain([PAIR[0]]);
+        let count: u64 = places.map(|offset| u64::from(bytes[offset as usize])).sum();
+        let sum = |counts: &RefCell<Vec<u64>>| counts.borrow().iter().sum::<u64>();
+        let range = sum(&witness.flushed)..=sum(&witness.begun);
+        assert!(!witness.goes_on || range.contains(&count), "{count} of {range:?} are counted");
+        for (rank, _) in witness.hosts.iter().enumerate().filter(|_| witness.goes_on) {
+            let (put, there) = (witness.data.borrow()[0][24 + rank], bytes[24 + rank]);
+            assert!(put == there || witness.is_doomed(rank), "what {rank} put beside the counters");
+        }
+    });
+}

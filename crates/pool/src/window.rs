@@ -1,0 +1,335 @@
+//! Windows: memory of every rank that all ranks put into and get from, as MPI's one-sided operations do.
+//!
+//! Each rank makes a segment, [`Window::create`], and once all have, finds those of the others, [`Window::join`]. A put is
+//! stores past the caches, which leave the other words of their lines alone, so that any number of ranks may put to
+//! different words of a line; [`Window::flush`] makes it visible. A get invalidates and reads. Whatever has to read what it
+//! writes, an update or bytes that are no whole word, is done under the target's update lock.
+//!
+//! # Who may write what
+//! - A rank that loads from its own segment first [renews](Window::renew) what others may have put; one that stored to it
+//!   [exposes](Window::expose) that before others get it, or put to it: a dirty line is written back whole, at any time, over
+//!   all that was put to it meanwhile. So no rank stores to its own segment while others put to the same lines. MPI calls that
+//!   `MPI_WIN_SEPARATE`. The same holds for whoever loads from and stores to another rank's segment at its address.
+//! - Puts that overlap, and a put that overlaps an update, leave either's bytes, word for word.
+//! - What a rank has put, and not flushed, it gets itself; others may.
+//!
+//! Where the hardware keeps coherence, exposing and renewing cost a fence and nothing. There is no barrier here: the caller has
+//! one. Nothing waits, but for puts of less than a word and updates, which wait for their lock as long as a call may.
+
+mod epoch;
+pub mod hostile;
+
+mod lock;
+mod place;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use polder_mem::{Memory, Offset};
+
+use self::epoch::Epoch;
+pub use self::lock::Access;
+use self::lock::{Claim, Lock};
+use self::place::{Segment, Word, encode, object_bytes, segment_name};
+use crate::endpoint::remove_the_dead;
+use crate::object::{Fill, Object};
+use crate::{Pool, PoolError};
+
+/// Bytes of a word: what memory writes at once.
+const WORD: u64 = 8;
+
+/// Where a rank's data lies in the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Its first byte, a multiple of 64.
+    pub at: Offset,
+    /// How long it is.
+    pub bytes: u64,
+}
+
+/// How often this rank posted for another, and completed accesses to it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    posted: u64,
+    completed: u64,
+}
+
+/// A window, as one of its ranks has it. Dropping it gives locks back and removes this rank's segment; the other ranks keep what
+/// they have found until they drop theirs.
+#[derive(Debug)]
+pub struct Window<M: Memory> {
+    pool: Arc<Pool<M>>,
+    name: String,
+    rank: u32,
+    ranks: u32,
+    own: Segment,
+    /// The segment of each rank, once they are found.
+    segments: Vec<Segment>,
+    /// The objects that are held open: of this rank, then of the others.
+    objects: Vec<Object>,
+    claims: BTreeMap<u32, Claim>,
+    counts: Vec<Counts>,
+    exposure: Option<Epoch>,
+    access: Option<Epoch>,
+    /// What an update works on.
+    words: Vec<u8>,
+}
+
+impl<M: Memory> Window<M> {
+    /// Makes the segment of `rank`, with `bytes` zeros of data, in the window `name` of the job. It replaces that of a process
+    /// that died.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when `rank` is not below `ranks`, or the segment is too large; those of [`Pool::create`].
+    pub fn create(
+        pool: Arc<Pool<M>>,
+        name: &str,
+        rank: u32,
+        ranks: u32,
+        bytes: u64,
+    ) -> Result<Self, PoolError> {
+        let argument = |what, value, expected| PoolError::Argument { what, value, expected };
+        if rank >= ranks {
+            return Err(argument("the rank", format!("{rank} of {ranks}"), "ranks count from 0"));
+        }
+        let total = object_bytes(ranks, bytes)
+            .ok_or_else(|| argument("the window", format!("{bytes} bytes"), "make a smaller one"))?;
+        let process = pool.this_process();
+        let object_name = segment_name(pool.member().job, name, rank);
+        let identity = Fill::Line(encode(&process, rank, ranks, bytes));
+        let make = || pool.create_filled(&object_name, total, identity);
+        let object = match make() {
+            Err(PoolError::Exists { .. }) if remove_the_dead(&pool, &object_name)? => make()?,
+            made => made?,
+        };
+        let own = Segment::new(process, object.at(), ranks, bytes);
+        let (segments, objects) = (vec![], vec![object]);
+        let counts = vec![Counts::default(); ranks as usize];
+        Ok(Self {
+            pool,
+            name: name.to_owned(),
+            rank,
+            ranks,
+            own,
+            segments,
+            objects,
+            claims: BTreeMap::new(),
+            counts,
+            exposure: None,
+            access: None,
+            words: vec![],
+        })
+    }
+
+    /// Finds the segments of all ranks, each of which has been created; once it has, it does nothing.
+    ///
+    /// # Errors
+    /// [`PoolError::NotFound`] when one has not; [`PoolError::Corrupt`] when one is not what a rank of this window makes;
+    /// [`PoolError::TooManyOpen`], [`PoolError::Memory`].
+    pub fn join(&mut self) -> Result<(), PoolError> {
+        if !self.segments.is_empty() {
+            return Ok(());
+        }
+        let found: Result<Vec<_>, _> = (0..self.ranks).map(|rank| self.find(rank)).collect();
+        if found.is_err() {
+            self.objects.drain(1..).for_each(|object| self.pool.close(object));
+        }
+        self.segments = found?;
+        Ok(())
+    }
+
+    fn find(&mut self, rank: u32) -> Result<Segment, PoolError> {
+        if rank == self.rank {
+            return Ok(self.own);
+        }
+        let object = self.pool.open(&segment_name(self.pool.member().job, &self.name, rank))?;
+        let found = Segment::find(&self.pool, &object, rank, self.ranks);
+        self.objects.push(object);
+        found
+    }
+
+    /// This process's rank.
+    #[must_use]
+    pub const fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub const fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// Where this rank's data lies, also before [`Window::join`].
+    #[must_use]
+    pub const fn own(&self) -> Extent {
+        Extent { at: self.own.at, bytes: self.own.bytes }
+    }
+
+    /// Where the data of a rank lies.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when there is no such rank, or the window has not been joined.
+    pub fn extent(&self, rank: u32) -> Result<Extent, PoolError> {
+        self.segment(rank).map(|segment| Extent { at: segment.at, bytes: segment.bytes })
+    }
+
+    /// Stores `from` to the bytes from `offset` on of `target`. Bytes that are no whole words take the target's update lock.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when the range ends past the segment; [`PoolError::Memory`]; where it takes a lock, those of
+    /// [`Window::update`].
+    pub fn put(&mut self, target: u32, offset: u64, from: &[u8]) -> Result<(), PoolError> {
+        let at = self.range(target, offset, from.len() as u64)?;
+        let start = at.0.next_multiple_of(WORD) - at.0;
+        let (head, rest) = from.split_at(from.len().min(start as usize));
+        let (words, tail) = rest.split_at(rest.len() - rest.len() % WORD as usize);
+        if !words.is_empty() {
+            self.pool.memory().copy_in_nt(at + head.len() as u64, words)?;
+        }
+        if head.is_empty() && tail.is_empty() {
+            return Ok(());
+        }
+        self.locked(target, |window| {
+            let behind = at + (head.len() + words.len()) as u64;
+            for (at, part) in [(at, head), (behind, tail)].into_iter().filter(|(_, part)| !part.is_empty()) {
+                window.change(at, part.len(), &mut |bytes| bytes.copy_from_slice(part))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Copies the bytes from `offset` on of `target` into `into`, afresh: all that was flushed before is seen.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when the range ends past the segment, [`PoolError::Memory`].
+    pub fn get(&self, target: u32, offset: u64, into: &mut [u8]) -> Result<(), PoolError> {
+        let at = self.range(target, offset, into.len() as u64)?;
+        let memory = self.pool.memory();
+        memory.invalidate(at, into.len() as u64);
+        memory.fence_invalidations();
+        Ok(memory.copy_out(at, into)?)
+    }
+
+    /// Makes all that this rank has put, to any target, visible to whoever gets or renews it from here on.
+    // SYNC: an mfence, so that what is loaded next is at least as new: of two who put, flush and get, one gets what the other
+    // has put.
+    pub fn flush(&self) {
+        self.pool.memory().mfence();
+    }
+
+    /// Lets `change` change the bytes from `offset` on of `target`, of which no other update, and no put of less than a word,
+    /// changes any meanwhile. It is visible when this returns.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when the range ends past the segment; [`PoolError::Timeout`] with the rank that has the lock for
+    /// too long; [`PoolError::PeerDead`] when that gives no sign of life and may yet go on; [`PoolError::Evicted`],
+    /// [`PoolError::Corrupt`], [`PoolError::Memory`].
+    pub fn update(
+        &mut self,
+        target: u32,
+        offset: u64,
+        bytes: u64,
+        change: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<(), PoolError> {
+        let at = self.range(target, offset, bytes)?;
+        self.locked(target, |window| window.change(at, bytes as usize, change))
+    }
+
+    /// Writes back what this process has stored, by its own means, to the bytes from `offset` on of `target`, so that others can
+    /// get it, and put to those lines.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when the range ends past the segment.
+    // SYNC: an mfence, as in `flush`.
+    pub fn expose(&self, target: u32, offset: u64, bytes: u64) -> Result<(), PoolError> {
+        let at = self.range(target, offset, bytes)?;
+        let memory = self.pool.memory();
+        memory.write_back(at, bytes);
+        memory.mfence();
+        Ok(())
+    }
+
+    /// Drops what this host has cached of the bytes from `offset` on of `target`, so that this process loads what others have
+    /// put.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when the range ends past the segment.
+    pub fn renew(&self, target: u32, offset: u64, bytes: u64) -> Result<(), PoolError> {
+        let at = self.range(target, offset, bytes)?;
+        let memory = self.pool.memory();
+        memory.invalidate(at, bytes);
+        memory.fence_invalidations();
+        Ok(())
+    }
+
+    /// Does something under the update lock of `target`.
+    fn locked(
+        &mut self,
+        target: u32,
+        work: impl FnOnce(&mut Self) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        let lock = Lock { word: Word::UpdateLock, target };
+        self.take(lock)?;
+        let done = work(self);
+        self.release(lock);
+        done
+    }
+
+    /// Changes `bytes` bytes at `at`, and stores the words that hold them past the caches.
+    fn change(
+        &mut self,
+        at: Offset,
+        bytes: usize,
+        change: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<(), PoolError> {
+        let skip = (at.0 % WORD) as usize;
+        let start = Offset(at.0 - skip as u64);
+        let words = &mut self.words;
+        words.clear();
+        words.resize((skip + bytes).next_multiple_of(WORD as usize), 0);
+        let memory = self.pool.memory();
+        memory.invalidate(start, words.len() as u64);
+        memory.fence_invalidations();
+        memory.copy_out(start, words)?;
+        change(&mut words[skip..skip + bytes]);
+        Ok(memory.copy_in_nt(start, words)?)
+    }
+
+    fn segment(&self, rank: u32) -> Result<&Segment, PoolError> {
+        self.segments.get(rank as usize).ok_or_else(|| self.no_such(rank))
+    }
+
+    #[cold]
+    fn no_such(&self, rank: u32) -> PoolError {
+        let value = format!("{rank} of {} in window {}", self.segments.len(), self.name);
+        PoolError::Argument { what: "the rank", value, expected: "ranks count from 0, once all are joined" }
+    }
+
+    /// Where a range of bytes of `target` begins.
+    fn range(&self, target: u32, offset: u64, bytes: u64) -> Result<Offset, PoolError> {
+        let segment = self.segment(target)?;
+        match offset.checked_add(bytes) {
+            Some(end) if end <= segment.bytes => Ok(segment.at + offset),
+            _ => Err(self.outside(target, offset, bytes, segment.bytes)),
+        }
+    }
+
+    #[cold]
+    fn outside(&self, target: u32, offset: u64, bytes: u64, limit: u64) -> PoolError {
+        let value = format!("[{offset}, +{bytes}) of rank {target} in window {} ({limit} bytes)", self.name);
+        PoolError::Argument { what: "the range", value, expected: "it must end inside the segment" }
+    }
+}
+
+impl<M: Memory> Drop for Window<M> {
+    fn drop(&mut self) {
+        for target in std::mem::take(&mut self.claims).into_keys() {
+            self.release(Lock { word: Word::WindowLock, target });
+        }
+        let mut objects = self.objects.drain(..);
+        let own = objects.next();
+        objects.for_each(|object| self.pool.close(object));
+        own.into_iter().for_each(|own| self.pool.abandon(own));
+    }
+}

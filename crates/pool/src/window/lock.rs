@@ -1,0 +1,295 @@
+//! The locks of a window: bakery among ranks, shared or exclusive.
+//!
+//! Whoever wants a lock says that it chooses a number, takes one above all that it sees, says it, and waits for those with a
+//! lower one; of two with the same number the lower rank goes first. Each says so in a word of its own, which is seen whole, so
+//! that the number and that it is being chosen need no two words. Who shares a lock waits for those only who do not.
+//!
+//! A process that will never go on counts as one without a ticket: its word stays as it is, for nobody writes it again.
+
+use polder_mem::{Memory, Nanos, Offset};
+
+use super::Window;
+use super::place::Word;
+use crate::{PoolError, word};
+
+/// Bits of a number.
+const NUMBER_BITS: u32 = word::BITS - 2;
+/// Looks in vain before the CPU is offered to others between them.
+const SPINS: u32 = 50;
+
+/// Who may hold a lock together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// All that share it.
+    Shared,
+    /// One alone.
+    Exclusive,
+}
+
+/// Which lock of which rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lock {
+    pub(super) word: Word,
+    pub(super) target: u32,
+}
+
+/// What a lock's word says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ticket {
+    access: Access,
+    /// From 1; 0 while it is being chosen.
+    number: u64,
+}
+
+/// A wait for a lock, or the lock itself when nobody is left to wait for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim {
+    ticket: Ticket,
+    turn: Turn,
+}
+
+/// How far a wait has come that looks at one peer after another.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Turn {
+    /// The peers that need not be looked at any more.
+    passed: usize,
+    /// Looks in vain at the next.
+    looks: u32,
+}
+
+impl Turn {
+    /// How many peers need not be looked at any more.
+    pub(super) const fn passed(&self) -> usize {
+        self.passed
+    }
+
+    /// Whether it is time to ask whether the peer that is waited for still lives.
+    const fn asks(&self) -> bool {
+        self.looks >= 64 && (self.looks.is_power_of_two() || self.looks.is_multiple_of(1024))
+    }
+}
+
+impl Ticket {
+    fn encode(self) -> u64 {
+        word::seal(1 | u64::from(self.access == Access::Exclusive) << 1 | self.number << 2)
+    }
+
+    /// What a word says; the error is that no rank writes it.
+    fn decode(word: u64) -> Result<Option<Self>, ()> {
+        let payload = word::open(word).ok_or(())?;
+        let access = if payload & 2 == 0 { Access::Shared } else { Access::Exclusive };
+        match payload {
+            0 => Ok(None),
+            _ if payload & 1 == 0 => Err(()),
+            _ => Ok(Some(Self { access, number: payload >> 2 })),
+        }
+    }
+
+    /// Whether `rank`, who has this ticket, goes before `other` of rank `after`, or may.
+    fn goes_before(self, rank: u32, other: Self, after: u32) -> bool {
+        let excludes = [self.access, other.access].contains(&Access::Exclusive);
+        excludes && (self.number, rank) < (other.number, after)
+    }
+}
+
+impl<M: Memory> Window<M> {
+    /// Takes the window lock of `target`, or a place in the queue for it: call it until it returns true, or give the place
+    /// back with [`Window::unlock`]. What whoever held it before has put is what [`Window::get`] gets.
+    ///
+    /// # Errors
+    /// [`PoolError::PeerDead`] when somebody in front gives no sign of life and may yet go on: nobody passes it before the view
+    /// says that its host is fenced. [`PoolError::Evicted`], [`PoolError::Corrupt`], [`PoolError::Memory`]. The place in the
+    /// queue is given back then.
+    pub fn try_lock(&mut self, target: u32, access: Access) -> Result<bool, PoolError> {
+        self.segment(target)?;
+        let lock = Lock { word: Word::WindowLock, target };
+        let mut claim = match self.claims.get(&target) {
+            Some(claim) => *claim,
+            None => self.draw(lock, access)?,
+        };
+        let came = self.advance(lock, &mut claim);
+        self.claims.insert(target, claim);
+        if came.is_err() {
+            self.unlock(target);
+        }
+        came
+    }
+
+    /// Gives the window lock of `target` back, or the place in the queue for it. All that was put is there before.
+    pub fn unlock(&mut self, target: u32) {
+        if self.claims.remove(&target).is_some() {
+            self.release(Lock { word: Word::WindowLock, target });
+        }
+    }
+
+    /// Takes a lock for this process alone, or waits for it as long as a call may.
+    pub(super) fn take(&mut self, lock: Lock) -> Result<(), PoolError> {
+        let mut claim = self.draw(lock, Access::Exclusive)?;
+        let mut began = None;
+        loop {
+            let came = self.advance(lock, &mut claim).and_then(|came| match came {
+                false => self.wait(&claim, &mut began).map(|()| false),
+                true => Ok(true),
+            });
+            match came {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => {
+                    self.release(lock);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    fn wait(&self, claim: &Claim, began: &mut Option<Nanos>) -> Result<(), PoolError> {
+        let (memory, timeout) = (self.pool.memory(), self.pool.member().timeout);
+        if claim.turn.looks < SPINS {
+            memory.pause();
+            return Ok(());
+        }
+        memory.yield_now();
+        let began = *began.get_or_insert_with(|| memory.now());
+        if memory.now() < began + timeout {
+            return Ok(());
+        }
+        let rank = self.other(claim.turn.passed);
+        Err(PoolError::Timeout {
+            peer: self.segments[rank as usize].process.peer(),
+            what: "the update lock of a window, held by rank",
+            epoch: self.pool.epoch()?,
+            sequence: rank.into(),
+            waited_ms: timeout.as_millis().try_into().unwrap_or(u64::MAX),
+        })
+    }
+
+    /// Draws a number above all that are seen.
+    // SYNC: rule 4, twice. Of two who choose at once, one sees that the other does, or its number.
+    fn draw(&mut self, lock: Lock, access: Access) -> Result<Claim, PoolError> {
+        self.announce(lock, Ticket { access, number: 0 });
+        let number = match self.highest(lock) {
+            Ok(highest) => highest + 1,
+            Err(error) => {
+                self.release(lock);
+                return Err(error);
+            }
+        };
+        let ticket = Ticket { access, number };
+        self.announce(lock, ticket);
+        Ok(Claim { ticket, turn: Turn::default() })
+    }
+
+    fn announce(&self, lock: Lock, ticket: Ticket) {
+        let (memory, at) = (self.pool.memory(), self.own_word(lock));
+        memory.store(at, ticket.encode());
+        // What is announced leaves the cache.
+        memory.write_back(at, 8);
+        memory.mfence();
+    }
+
+    /// The highest number that anybody has.
+    fn highest(&self, lock: Lock) -> Result<u64, PoolError> {
+        let memory = self.pool.memory();
+        let words = || (0..self.segments.len() - 1).map(|index| self.lock_word(lock, self.other(index)));
+        words().for_each(|at| memory.invalidate(at, 8));
+        memory.fence_invalidations();
+        words().try_fold(0, |highest, at| {
+            let number = self.ticket(at, memory.load(at)?)?.map_or(0, |ticket| ticket.number);
+            // No rank comes so far in centuries.
+            if (number + 1) >> NUMBER_BITS != 0 { Err(corrupt(at)) } else { Ok(highest.max(number)) }
+        })
+    }
+
+    fn ticket(&self, at: Offset, word: u64) -> Result<Option<Ticket>, PoolError> {
+        Ticket::decode(word).map_err(|()| corrupt(at))
+    }
+
+    /// Looks at those who may go before; whether nobody does any more.
+    fn advance(&mut self, lock: Lock, claim: &mut Claim) -> Result<bool, PoolError> {
+        let Claim { ticket: ours, turn } = claim;
+        let (count, me) = (self.segments.len() - 1, self.rank);
+        self.pass(
+            turn,
+            count,
+            |window, index| {
+                let rank = window.other(index);
+                (rank, window.lock_word(lock, rank))
+            },
+            |window, rank, at, word| {
+                let theirs = window.ticket(at, word)?;
+                let is_there = !window.segments[rank as usize].gone;
+                Ok(is_there && theirs.is_some_and(|theirs| theirs.goes_before(rank, *ours, me)))
+            },
+        )
+    }
+
+    /// Gives a lock back.
+    pub(super) fn release(&self, lock: Lock) {
+        let (memory, at) = (self.pool.memory(), self.own_word(lock));
+        // What was written under the lock is there first.
+        memory.sfence();
+        memory.store(at, 0);
+        memory.write_back(at, 8);
+    }
+
+    /// Looks afresh at a word of each of `count` peers, in turn, until one `stands` in the way; whether none does. Who has
+    /// passed is not looked at again.
+    pub(super) fn pass(
+        &mut self,
+        turn: &mut Turn,
+        count: usize,
+        place: impl Fn(&Self, usize) -> (u32, Offset),
+        stands: impl Fn(&Self, u32, Offset, u64) -> Result<bool, PoolError>,
+    ) -> Result<bool, PoolError> {
+        while turn.passed < count {
+            // Whoever stood in the way is looked at alone.
+            let end = if turn.looks > 0 { turn.passed + 1 } else { count };
+            let memory = self.pool.memory();
+            (turn.passed..end).for_each(|index| memory.invalidate(place(self, index).1, 8));
+            memory.fence_invalidations();
+            while turn.passed < end {
+                let (rank, at) = place(self, turn.passed);
+                if stands(self, rank, at, self.pool.memory().load(at)?)? {
+                    turn.looks += 1;
+                    if turn.asks() {
+                        self.ask_after(rank)?;
+                    }
+                    return Ok(false);
+                }
+                *turn = Turn { passed: turn.passed + 1, looks: 0 };
+            }
+        }
+        Ok(true)
+    }
+
+    /// Asks whether the process of `rank` lives, and remembers it when it will never go on.
+    fn ask_after(&mut self, rank: u32) -> Result<(), PoolError> {
+        let process = self.segments[rank as usize].process;
+        match self.pool.expect_alive(&process, "rank of a window", rank.into()) {
+            Err(PoolError::PeerDead { .. }) if self.pool.is_gone(&process)? => {
+                // What it had stored is in memory before anybody goes on in its place.
+                self.pool.let_settle();
+                self.segments[rank as usize].gone = true;
+                Ok(())
+            }
+            asked => asked,
+        }
+    }
+
+    /// The rank at `index` of those that are not this one.
+    fn other(&self, index: usize) -> u32 {
+        index as u32 + u32::from(index as u32 >= self.rank)
+    }
+
+    fn lock_word(&self, lock: Lock, rank: u32) -> Offset {
+        self.segments[rank as usize].word(lock.word, lock.target)
+    }
+
+    fn own_word(&self, lock: Lock) -> Offset {
+        self.lock_word(lock, self.rank)
+    }
+}
+
+fn corrupt(offset: Offset) -> PoolError {
+    PoolError::Corrupt { offset, what: "lock of a window" }
+}

@@ -1,0 +1,128 @@
+//! Where the parts of a window lie.
+//!
+//! Rank `RANK` of the window `NAME` of job `JOB` owns the object `/window/JOB/NAME/RANK`, its segment. All lines before the
+//! data are written by that rank's process alone; the data has one writer at a time, as MPI's rules have it.
+//!
+//! # Object of a segment
+//! | line | what |
+//! |---|---|
+//! | 0 | identity |
+//! | 1 | spare, 0 |
+//! | from 2 on | for each rank, two a line, the words by which this segment's process deals with it |
+//! | then | the data, filled up to a whole line |
+//!
+//! # Words of the identity of a segment
+//! | word | what |
+//! |---|---|
+//! | 0 | 1 |
+//! | 1 | bits 0..32 process id, bits 32..48 slot, bits 48..64 host |
+//! | 2 | incarnation of the process |
+//! | 3 | incarnation of its host |
+//! | 4 | bits 0..32 how many ranks there are, bits 32..64 the rank |
+//! | 5 | bytes of data |
+//! | 6 | spare, 0 |
+//!
+//! # Words for another rank
+//! | word | what |
+//! |---|---|
+//! | 0 | the ticket for the window lock of that rank |
+//! | 1 | the ticket for the update lock of that rank |
+//! | 2 | how often this window was posted for that rank |
+//! | 3 | how many accesses to the window of that rank were completed |
+//!
+//! A ticket is a checked word: 0 without one; else bit 0 is 1, bit 1 is 1 where nobody else may hold the lock, and bits 2..56
+//! are the number, 0 while it is being chosen.
+
+use polder_mem::{LINE, Memory, Offset};
+
+use crate::endpoint::identity;
+use crate::line::{self, Words};
+use crate::membership::Process;
+use crate::object::Object;
+use crate::{Pool, PoolError};
+
+/// Lines before the words for the ranks.
+const HEAD: u64 = 2;
+/// Words for a rank.
+const WORDS: u64 = 4;
+
+/// A word by which a process deals with another rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    WindowLock,
+    UpdateLock,
+    Posts,
+    Completions,
+}
+
+/// One rank's part of a window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    /// Whose it is.
+    pub(super) process: Process,
+    /// Where the words for the ranks begin.
+    words: Offset,
+    /// Where the data begins: a multiple of 64.
+    pub(super) at: Offset,
+    /// Bytes of the data.
+    pub(super) bytes: u64,
+    /// Whether its process is known never to go on.
+    pub(super) gone: bool,
+}
+
+/// The name of the segment of a rank.
+pub(super) fn segment_name(job: u64, window: &str, rank: u32) -> String {
+    format!("/window/{job}/{window}/{rank}")
+}
+
+/// Bytes of the object of a segment; `None` when there are not so many.
+pub(super) fn object_bytes(ranks: u32, bytes: u64) -> Option<u64> {
+    bytes.checked_next_multiple_of(LINE)?.checked_add(head_bytes(ranks))
+}
+
+/// Bytes before the data.
+fn head_bytes(ranks: u32) -> u64 {
+    (HEAD * LINE + u64::from(ranks) * WORDS * 8).next_multiple_of(LINE)
+}
+
+/// What the first line of a segment says.
+pub(super) fn encode(process: &Process, rank: u32, ranks: u32, bytes: u64) -> Words {
+    let [kind, place, incarnation, host_incarnation, ..] = identity(process);
+    let count = u64::from(ranks) | u64::from(rank) << 32;
+    [kind, place, incarnation, host_incarnation, count, bytes, 0]
+}
+
+impl Segment {
+    /// The segment of `process` in an object that starts at `start`.
+    pub(super) fn new(process: Process, start: Offset, ranks: u32, bytes: u64) -> Self {
+        let (words, at) = (start.lines(HEAD), start + head_bytes(ranks));
+        Self { process, words, at, bytes, gone: false }
+    }
+
+    /// The segment of `rank` in `object`.
+    ///
+    /// # Errors
+    /// [`PoolError::Corrupt`] when it is not what that rank makes.
+    pub(super) fn find<M: Memory>(
+        pool: &Pool<M>,
+        object: &Object,
+        rank: u32,
+        ranks: u32,
+    ) -> Result<Self, PoolError> {
+        let corrupt = PoolError::Corrupt { offset: object.at(), what: "segment of a window" };
+        let Some(said) = line::read(pool.memory(), object.at())? else { return Err(corrupt) };
+        let [_, place, incarnation, host_incarnation, _, bytes, _] = said;
+        let process = Process::identified([place, incarnation, host_incarnation]);
+        let geometry = pool.layout().geometry();
+        let is_right = said == encode(&process, rank, ranks, bytes)
+            && object_bytes(ranks, bytes) == Some(object.bytes())
+            && process.host < geometry.hosts
+            && process.slot.0 < geometry.processes;
+        is_right.then(|| Self::new(process, object.at(), ranks, bytes)).ok_or(corrupt)
+    }
+
+    /// Where its process writes how it deals with `rank`.
+    pub(super) fn word(&self, word: Word, rank: u32) -> Offset {
+        self.words.word(u64::from(rank) * WORDS + word as u64)
+    }
+}
