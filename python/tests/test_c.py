@@ -27,17 +27,19 @@ def compiled(scratch: Path, program: str) -> Path:
     return scratch / program
 
 
-def run(program: Path, host: int, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def start(program: Path, host: int, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     scratch = program.parent
     pool = {"POLDER_POOL": str(scratch / "pool"), "POLDER_HOST": str(host), "POLDER_RUN": str(scratch)}
-    return subprocess.run(
-        [program, *arguments],
-        env={**os.environ, **pool, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+    environment = {**os.environ, **pool, **environment}
+    return subprocess.Popen(
+        [program, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def run(program: Path, host: int, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    with start(program, host, *arguments, **environment) as process:
+        stdout, stderr = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +73,27 @@ def test_a_missing_pool_is_a_status_and_a_sentence(scratch: Path) -> None:
     done = run(compiled(scratch, "objects"), 0, "sum")
     assert done.returncode == 2
     assert f"{scratch / 'pool'}: no such file or device" in done.stderr
+
+
+@pytest.mark.parametrize("environment", [{}, {"POLDER_COHERENCE": "software"}, {"POLDER_WRAP": "shadow"}])
+def test_a_ring_carries_messages_from_one_host_to_another(scratch: Path, environment: dict[str, str]) -> None:
+    program = compiled(scratch, "ring")
+    with polder.Pool(scratch / "pool", size="64MiB", host=3, run=scratch) as pool:
+        with start(program, 1, "receive", **environment) as receiver:
+            sent = run(program, 0, "send", **environment)
+            assert (sent.returncode, sent.stderr) == (0, "")
+            stdout, stderr = receiver.communicate(timeout=60)
+        assert (receiver.returncode, stderr) == (0, "")
+        assert stdout.startswith("100 messages, 3333252 bytes; then: host 0 pid")
+        assert pool.list() == []
+
+
+def test_a_sender_that_is_killed_is_named(scratch: Path) -> None:
+    program = compiled(scratch, "ring")
+    with polder.Pool(scratch / "pool", size="64MiB", host=3, run=scratch):
+        with start(program, 0, "wait") as sender, start(program, 1, "receive") as receiver:
+            assert sender.stdout
+            assert sender.stdout.readline() == "the ring is there\n"
+            sender.kill()
+            stdout, _ = receiver.communicate(timeout=60)
+        assert stdout == f"0 messages, 0 bytes; then: host 0 pid {sender.pid} died or stopped\n"

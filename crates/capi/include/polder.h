@@ -30,7 +30,7 @@ typedef enum polder_status {
     POLDER_EXISTS = 3,
     /* No room in the pool, its directory, the job's quota, or this process's table of open objects. */
     POLDER_FULL = 4,
-    /* Whoever was waited for lives, and is late. */
+    /* Nobody has died, but what was waited for did not come in time. */
     POLDER_TIMEOUT = 5,
     /* Whoever was waited for died, stopped or left. */
     POLDER_PEER_DEAD = 6,
@@ -44,9 +44,11 @@ typedef enum polder_status {
     POLDER_OTHER = 10
 } polder_status;
 
-/* A pool that this process has attached, and an object of it that this process holds open. */
+/* A pool that this process has attached, an object of it that this process holds open, and the two ends of a ring. */
 typedef struct polder_pool polder_pool;
 typedef struct polder_object polder_object;
+typedef struct polder_sender polder_sender;
+typedef struct polder_receiver polder_receiver;
 
 /* What went wrong last in this thread; "" if nothing did. Stays as it is until the next call of this thread fails. */
 const char *polder_error(void);
@@ -94,6 +96,29 @@ int polder_object_publish(const polder_object *object, size_t offset, size_t byt
 /* Forgets what this host's caches hold of a range: the next loads see what was published. What was stored and not published is
  * published by this too, so refresh only what another host owns. */
 int polder_object_refresh(const polder_object *object, size_t offset, size_t bytes);
+
+/* A ring carries messages from one process to one other, in order. The sender makes it, the receiver opens it; after it has closed it,
+ * nobody else can. Threads may share an end, and take turns. Times are in milliseconds. */
+
+/* Makes the ring `name`, which holds `cells` messages of up to `cell_bytes` bytes, a multiple of 64, each; longer ones go through several
+ * cells. 0 and 0 mean 8 cells of 64 KiB, which suits most. */
+int polder_ring_create(polder_pool *pool, const char *name, uint32_t cells, uint32_t cell_bytes, polder_sender **sender);
+
+/* Opens the ring `name` to receive, waiting until there is one: POLDER_NOT_FOUND when there is none in time. */
+int polder_ring_open(polder_pool *pool, const char *name, uint64_t timeout_ms, polder_receiver **receiver);
+
+/* Sends a message, waiting for a receiver and for room. The receiver gets it, whatever becomes of this process. */
+int polder_ring_push(polder_sender *sender, uint64_t tag, const void *from, size_t bytes, uint64_t timeout_ms);
+
+/* Waits for the next message, and copies it and its tag out; `tag` may be NULL. `bytes` is its length, also where `room` is too small for
+ * it: that is POLDER_ARGUMENT, and the message stays. POLDER_PEER_DEAD comes after the last message of a sender that died or left. */
+int polder_ring_pop(polder_receiver *receiver, uint64_t *tag, void *into, size_t room, size_t *bytes, uint64_t timeout_ms);
+
+/* Ends the ring; what was sent can still be received. */
+int polder_sender_close(polder_sender *sender);
+
+/* Receives no more; the sender is told. */
+int polder_receiver_close(polder_receiver *receiver);
 
 #ifdef __cplusplus
 }

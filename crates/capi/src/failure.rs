@@ -94,7 +94,9 @@ fn status(error: &PoolError) -> Status {
         | PoolError::DirectoryFull { .. }
         | PoolError::Quota { .. }
         | PoolError::TooManyOpen { .. } => Status::Full,
-        PoolError::Timeout { .. } | PoolError::Absent { .. } => Status::Timeout,
+        PoolError::Timeout { .. } | PoolError::Absent { .. } | PoolError::NoReceiver { .. } => {
+            Status::Timeout
+        }
         PoolError::PeerDead { .. } | PoolError::GaveUp { .. } => Status::PeerDead,
         PoolError::Corrupt { .. } => Status::Corrupt,
         PoolError::HostLive { .. }

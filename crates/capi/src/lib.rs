@@ -4,6 +4,7 @@ mod failure;
 mod guard;
 mod object;
 mod pool;
+mod ring;
 
 use std::ffi::{CStr, c_char};
 

@@ -38,6 +38,10 @@ fn c_type(rust: &str) -> &str {
         "*mut Object" => "polder_object *",
         "*const Object" => "const polder_object *",
         "*mut *mut Object" => "polder_object **",
+        "*mut Sender" => "polder_sender *",
+        "*mut *mut Sender" => "polder_sender **",
+        "*mut Receiver" => "polder_receiver *",
+        "*mut *mut Receiver" => "polder_receiver **",
         other => panic!("{other} has no name in C: add it here"),
     }
 }
@@ -48,7 +52,7 @@ fn declaration(kind: &str, name: &str) -> String {
 
 /// What the sources export, as the header would declare it.
 fn exported() -> BTreeSet<String> {
-    let sources = ["src/lib.rs", "src/pool.rs", "src/object.rs"].map(read);
+    let sources = ["src/lib.rs", "src/pool.rs", "src/object.rs", "src/ring.rs"].map(read);
     let functions = sources.iter().flat_map(|source| source.split("extern \"C\" fn ").skip(1));
     functions
         .map(|function| {

@@ -26,7 +26,7 @@ use slab::Slab;
 
 use self::inlet::Inlets;
 use self::outlet::{Load, Outgoing, Peer};
-pub(crate) use self::place::identity;
+pub(crate) use self::place::{create_ring, find_ring, identity};
 use self::place::{endpoint_bytes, endpoint_name};
 pub use self::wire::LONGEST;
 use self::wire::{Note, RECEIVES, words_of};

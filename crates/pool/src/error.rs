@@ -294,10 +294,20 @@ pub enum PoolError {
         /// How long it was waited for, in milliseconds.
         waited_ms: u64,
     },
-    /// A peer left the group, or ended the operation because of an error of its own or because it waited for this process
+    /// Nobody has opened a channel to receive.
+    #[error(
+        "nobody has opened the ring {name} to receive within {waited_ms} ms; look whether the receiver was started, or wait longer"
+    )]
+    NoReceiver {
+        /// The channel's name.
+        name: String,
+        /// How long, in milliseconds.
+        waited_ms: u64,
+    },
+    /// A peer left the group or closed its end, or ended the operation because of an error of its own or because it waited for this process
     /// in vain.
     #[error(
-        "{peer} gave up {what} {sequence} in epoch {epoch}: it left the group, met an error of its own, or found this process late; see its log and join again"
+        "{peer} gave up {what} {sequence} in epoch {epoch}: it left, met an error of its own, or found this process late; see its log and join again"
     )]
     GaveUp {
         /// Who.

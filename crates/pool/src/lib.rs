@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod barrier;
+pub mod channel;
 mod chunks;
 mod collectives;
 mod directory;

@@ -9,6 +9,7 @@ const SOURCES: &[&str] = &[
     "object",
     "ring",
     "summary",
+    "channel",
     "endpoint/place",
     "endpoint/wire",
     "window/place",

@@ -35,6 +35,9 @@
 //! | 0 | 1 |
 //! | 1 | bits 0..32 slots, bits 32..64 cells |
 //! | 2 | bytes of a cell |
+//! | 3 | bits 0..32 process id of the producer, bits 32..48 slot, bits 48..64 host |
+//! | 4 | incarnation of the process |
+//! | 5 | incarnation of its host |
 
 use polder_mem::{Memory, Offset};
 
@@ -105,12 +108,14 @@ pub(super) fn process_of<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<P
 ///
 /// # Errors
 /// Those of [`Pool::create`].
-pub(super) fn create_ring<M: Memory>(
+pub(crate) fn create_ring<M: Memory>(
     pool: &Pool<M>,
     name: &str,
     shape: RingShape,
 ) -> Result<(Object, Place), PoolError> {
-    let words = [1, shape.slots() | shape.cells() << 32, shape.cell_bytes(), 0, 0, 0, 0];
+    let counts = shape.slots() | shape.cells() << 32;
+    let [process, incarnation, host_incarnation] = pool.this_process().identity();
+    let words = [1, counts, shape.cell_bytes(), process, incarnation, host_incarnation, 0];
     let bytes = 3 * ALIGNED + shape.producer_bytes();
     let ring = pool.create_filled(name, bytes, Fill::Line(words))?;
     let place = place_of(&ring);
@@ -121,7 +126,7 @@ pub(super) fn create_ring<M: Memory>(
 ///
 /// # Errors
 /// [`PoolError::Corrupt`] when it is no ring's, or damaged.
-pub(super) fn find_ring<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<(RingShape, Place), PoolError> {
+pub(crate) fn find_ring<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<(RingShape, Place), PoolError> {
     let corrupt = || PoolError::Corrupt { offset: object.at(), what: "ring identity" };
     let said = line::read(pool.memory(), object.at())?;
     let Some([1, counts, cell_bytes, ..]) = said else { return Err(corrupt()) };

@@ -37,10 +37,10 @@ const HARMLESS: &[Harmless] = &[
     harmless("endpoint/inlet.rs", "one search", Change::Weaken),
 ];
 
-const HOSTS: u16 = 2;
-const PROCESSES: u16 = 3;
+pub(super) const HOSTS: u16 = 2;
+pub(super) const PROCESSES: u16 = 3;
 /// The slot of the process that looks at the end.
-const SPARE: u16 = 2;
+pub(super) const SPARE: u16 = 2;
 const CHUNKS: u32 = 14;
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 const FIRST: u32 = 100;
@@ -49,7 +49,7 @@ const SIZES: [usize; 6] = [0, 8, 16, 40, 64, 150];
 
 type End = Endpoint<ModelMemory, Vec<u8>, usize>;
 
-static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
+pub(super) static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
     let geometry = Geometry {
         hosts: HOSTS,
         processes: PROCESSES,
@@ -145,7 +145,12 @@ fn endpoint(seed: u64) -> Outcome {
     clippy::arc_with_non_send_sync,
     reason = "an endpoint shares its pool; all threads of a world run on one"
 )]
-fn attach(memory: ModelMemory, kernels: Kernels, host: u16, number: usize) -> Arc<Pool<ModelMemory>> {
+pub(super) fn attach(
+    memory: ModelMemory,
+    kernels: Kernels,
+    host: u16,
+    number: usize,
+) -> Arc<Pool<ModelMemory>> {
     let (superblock, layout) = &*POOL;
     let pid = FIRST + number as u32;
     // Under one kernel nobody goes by heartbeats; between two nobody who lives is silent for so long.

@@ -2,6 +2,7 @@
 //! schedules of each and every mutant, `polder verify` as many as one likes.
 
 mod barrier;
+mod channel;
 mod chunks;
 mod collectives;
 mod directory;
@@ -29,6 +30,7 @@ pub fn suites() -> Vec<Suite> {
     suites.extend(join::suites());
     suites.extend(endpoint::suites());
     suites.extend(window::suites());
+    suites.extend(channel::suites());
     suites
 }
 

@@ -1,0 +1,223 @@
+//! `polder_sender` and `polder_receiver`: the two ends of a ring.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use polder_mem::{Coherent, Software, Wrapped};
+use polder_pool::PoolError;
+use polder_pool::channel;
+use polder_pool::ring::{Envelope, RingShape};
+use polder_pool::session::{AnyPool, Session};
+
+use crate::guard;
+use crate::pool::Pool;
+
+// Threads that take turns may share an end: it holds the pool, which is every thread's, and nothing of a thread's own.
+
+/// The sending end of a ring.
+pub(crate) struct Sender {
+    end: Mutex<AnySender>,
+    _session: Arc<Session>,
+}
+
+/// The receiving end of a ring.
+pub(crate) struct Receiver {
+    end: Mutex<AnyReceiver>,
+    _session: Arc<Session>,
+}
+
+enum AnySender {
+    Coherent(channel::Sender<Coherent>),
+    Software(channel::Sender<Software>),
+    Wrapped(channel::Sender<Wrapped>),
+}
+
+enum AnyReceiver {
+    Coherent(channel::Receiver<Coherent>),
+    Software(channel::Receiver<Software>),
+    Wrapped(channel::Receiver<Wrapped>),
+}
+
+impl AnySender {
+    fn create(pool: &AnyPool, name: &str, shape: RingShape) -> Result<Self, PoolError> {
+        Ok(match pool {
+            AnyPool::Coherent(pool) => {
+                Self::Coherent(channel::Sender::create(Arc::clone(pool), name, shape)?)
+            }
+            AnyPool::Software(pool) => {
+                Self::Software(channel::Sender::create(Arc::clone(pool), name, shape)?)
+            }
+            AnyPool::Wrapped(pool) => Self::Wrapped(channel::Sender::create(Arc::clone(pool), name, shape)?),
+        })
+    }
+
+    fn push(&mut self, tag: u64, bytes: &[u8], timeout: Duration) -> Result<(), PoolError> {
+        match self {
+            Self::Coherent(sender) => sender.push(tag, bytes, timeout),
+            Self::Software(sender) => sender.push(tag, bytes, timeout),
+            Self::Wrapped(sender) => sender.push(tag, bytes, timeout),
+        }
+    }
+}
+
+impl AnyReceiver {
+    fn open(pool: &AnyPool, name: &str, timeout: Duration) -> Result<Self, PoolError> {
+        Ok(match pool {
+            AnyPool::Coherent(pool) => {
+                Self::Coherent(channel::Receiver::open(Arc::clone(pool), name, timeout)?)
+            }
+            AnyPool::Software(pool) => {
+                Self::Software(channel::Receiver::open(Arc::clone(pool), name, timeout)?)
+            }
+            AnyPool::Wrapped(pool) => {
+                Self::Wrapped(channel::Receiver::open(Arc::clone(pool), name, timeout)?)
+            }
+        })
+    }
+
+    fn pop(&mut self, into: &mut [u8], timeout: Duration) -> Result<Envelope, PoolError> {
+        match self {
+            Self::Coherent(receiver) => receiver.pop(into, timeout),
+            Self::Software(receiver) => receiver.pop(into, timeout),
+            Self::Wrapped(receiver) => receiver.pop(into, timeout),
+        }
+    }
+
+    fn peek(&mut self) -> Result<Option<Envelope>, PoolError> {
+        match self {
+            Self::Coherent(receiver) => receiver.peek(),
+            Self::Software(receiver) => receiver.peek(),
+            Self::Wrapped(receiver) => receiver.peek(),
+        }
+    }
+}
+
+/// Makes a ring.
+///
+/// # Safety
+/// `pool` is null or open, `name` null or a string of C; `sender` is null or may be written.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_ring_create(
+    pool: *mut Pool,
+    name: *const c_char,
+    cells: u32,
+    cell_bytes: u32,
+    sender: *mut *mut Sender,
+) -> c_int {
+    let create = || {
+        // SAFETY: by this function's contract.
+        let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
+        let shape = match (cells, cell_bytes) {
+            (0, 0) => RingShape::default(),
+            _ => RingShape::new(cells, cell_bytes)?,
+        };
+        let end = Mutex::new(AnySender::create(session.pool(), name, shape)?);
+        Ok(Sender { end, _session: Arc::clone(session) })
+    };
+    // SAFETY: by this function's contract.
+    unsafe { guard::made(sender, create) }
+}
+
+/// Opens a ring to receive.
+///
+/// # Safety
+/// `pool` is null or open, `name` null or a string of C; `receiver` is null or may be written.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_ring_open(
+    pool: *mut Pool,
+    name: *const c_char,
+    timeout_ms: u64,
+    receiver: *mut *mut Receiver,
+) -> c_int {
+    let open = || {
+        // SAFETY: by this function's contract.
+        let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
+        let end = Mutex::new(AnyReceiver::open(session.pool(), name, timeout(timeout_ms))?);
+        Ok(Receiver { end, _session: Arc::clone(session) })
+    };
+    // SAFETY: by this function's contract.
+    unsafe { guard::made(receiver, open) }
+}
+
+/// Sends a message.
+///
+/// # Safety
+/// `sender` is null or open; `bytes` bytes at `from` may be read.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_ring_push(
+    sender: *mut Sender,
+    tag: u64,
+    from: *const c_void,
+    bytes: usize,
+    timeout_ms: u64,
+) -> c_int {
+    guard::status(|| {
+        // SAFETY: by this function's contract.
+        let (sender, from) = unsafe { (guard::given(sender, "sender")?, guard::source(from.cast(), bytes)?) };
+        let mut end = sender.end.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(end.push(tag, from, timeout(timeout_ms))?)
+    })
+}
+
+/// Receives a message.
+///
+/// # Safety
+/// `receiver` is null or open; `room` bytes at `into` are the caller's to be written, as are `tag` and `bytes` unless they are null.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_ring_pop(
+    receiver: *mut Receiver,
+    tag: *mut u64,
+    into: *mut c_void,
+    room: usize,
+    bytes: *mut usize,
+    timeout_ms: u64,
+) -> c_int {
+    guard::status(|| {
+        // SAFETY: by this function's contract.
+        let (receiver, into) =
+            unsafe { (guard::given(receiver, "receiver")?, guard::target(into.cast(), room)?) };
+        let mut end = receiver.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let popped = end.pop(into, timeout(timeout_ms));
+        let seen = match &popped {
+            Ok(envelope) => Some(*envelope),
+            Err(PoolError::Argument { .. }) => end.peek()?,
+            Err(_) => None,
+        };
+        // SAFETY: by this function's contract.
+        if let (Some(seen), Some(bytes)) = (seen, unsafe { bytes.as_mut() }) {
+            *bytes = seen.bytes as usize;
+        }
+        let envelope = popped?;
+        // SAFETY: by this function's contract.
+        if let Some(tag) = unsafe { tag.as_mut() } {
+            *tag = envelope.tag;
+        }
+        Ok(())
+    })
+}
+
+/// Ends a ring.
+///
+/// # Safety
+/// `sender` is null, or open and used no more.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_sender_close(sender: *mut Sender) -> c_int {
+    // SAFETY: by this function's contract.
+    unsafe { guard::close(sender) }
+}
+
+/// Receives no more.
+///
+/// # Safety
+/// `receiver` is null, or open and used no more.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_receiver_close(receiver: *mut Receiver) -> c_int {
+    // SAFETY: by this function's contract.
+    unsafe { guard::close(receiver) }
+}
+
+/// A day stands for ever: what is added to a clock must have an end.
+fn timeout(timeout_ms: u64) -> Duration {
+    Duration::from_millis(timeout_ms.min(86_400_000))
+}
