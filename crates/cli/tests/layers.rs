@@ -13,6 +13,9 @@ const TABLE: &[(&str, &[&str])] = &[
     ("pool", &["mem", "kernels", "schedule"]),
     ("ofi", &["pool", "mem", "kernels", "schedule"]),
     ("capi", &["pool", "mem", "kernels", "schedule"]),
+    ("mpi", &["pool", "mem", "kernels", "schedule"]),
+    ("mpi-mpich", &["mpi"]),
+    ("mpi-openmpi", &["mpi"]),
     ("python", &["pool", "mem", "kernels", "schedule"]),
     ("cli", &["pool", "mem", "kernels", "schedule"]),
 ];

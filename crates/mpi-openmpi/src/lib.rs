@@ -1,0 +1,79 @@
+//! `libpolder-openmpi.so`: windows in the pool for Open MPI. It is loaded before a program by LD_PRELOAD.
+
+use std::ffi::{CStr, c_int, c_void};
+
+use polder_mpi::abi::{Abi, Combiners, Errors, Handles, Numbers};
+use polder_mpi::shim::Shim;
+
+struct OpenMpi;
+
+impl Abi for OpenMpi {
+    /// The address of a structure of the library's.
+    type Handle = usize;
+
+    const NAME: &'static str = "Open MPI";
+
+    const NUMBERS: Numbers = Numbers {
+        proc_null: -2,
+        any_source: -1,
+        any_tag: -1,
+        status_ignore: 0,
+        win_create_flavor: 10,
+        win_model: 11,
+        win_separate: 1,
+        win_unified: 0,
+        lock_exclusive: 1,
+        lock_shared: 2,
+        mode_nocheck: 1,
+        mode_nostore: 8,
+        order_c: 0,
+        combiner: Combiners {
+            named: 0,
+            dup: 1,
+            contiguous: 2,
+            vector: 3,
+            hvector: 5,
+            indexed: 6,
+            hindexed: 8,
+            indexed_block: 9,
+            hindexed_block: 18,
+            structure: 11,
+            subarray: 12,
+            resized: 17,
+            f90_real: 14,
+            f90_complex: 15,
+            f90_integer: 16,
+        },
+        error: Errors {
+            count: 2,
+            kind: 3,
+            rank: 6,
+            arg: 13,
+            other: 16,
+            locktype: 37,
+            rma_range: 68,
+            rma_sync: 47,
+        },
+    };
+
+    fn handles(find: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Handles<usize>> {
+        let handle = |name| Some(find(name)? as usize);
+        Some(Handles {
+            comm_world: handle(c"ompi_mpi_comm_world")?,
+            win_null: handle(c"ompi_mpi_win_null")?,
+            info_null: handle(c"ompi_mpi_info_null")?,
+            byte: handle(c"ompi_mpi_byte")?,
+            int: handle(c"ompi_mpi_int")?,
+            min: handle(c"ompi_mpi_op_min")?,
+            replace: handle(c"ompi_mpi_op_replace")?,
+            no_op: handle(c"ompi_mpi_op_no_op")?,
+        })
+    }
+
+    fn shim() -> &'static Shim<Self> {
+        static SHIM: Shim<OpenMpi> = Shim::new();
+        &SHIM
+    }
+}
+
+polder_mpi::shim!(OpenMpi);

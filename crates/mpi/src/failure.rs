@@ -1,0 +1,33 @@
+//! Why a call of MPI failed: the class that the program is told, and the line on stderr.
+
+use std::ffi::c_int;
+
+use polder_pool::PoolError;
+
+use crate::abi::Abi;
+
+/// Why a call failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// MPI's class, or the library's own code.
+    pub(crate) code: c_int,
+    pub(crate) why: String,
+}
+
+impl Failure {
+    pub(crate) fn new(code: c_int, why: impl Into<String>) -> Self {
+        Self { code, why: why.into() }
+    }
+
+    /// What the pool refused.
+    pub(crate) fn pool<A: Abi>(error: &PoolError) -> Self {
+        let errors = &A::NUMBERS.error;
+        let code = match error {
+            PoolError::Argument { what: "the range", .. } => errors.rma_range,
+            PoolError::Argument { what: "the rank", .. } => errors.rank,
+            PoolError::Argument { .. } => errors.rma_sync,
+            _ => errors.other,
+        };
+        Self::new(code, error.to_string())
+    }
+}

@@ -1,0 +1,195 @@
+//! The MPI library of this process: what the shim itself calls of it, under the names that no shim takes.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr;
+
+use crate::abi::{Abi, Aint, Count, Handles};
+use crate::failure::Failure;
+
+/// The function called `name` in a library.
+///
+/// # Safety
+/// `F` is a function pointer of the type that the function has.
+unsafe fn symbol<F: Copy>(library: *mut c_void, name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    // SAFETY: `library` is a handle of dlopen's or one of its constants, `name` a C string.
+    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+    if found.is_null() {
+        return None;
+    }
+    // SAFETY: not null, and of this type by the contract.
+    Some(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
+}
+
+/// Every program with MPI has it.
+const KNOWN: &CStr = c"PMPI_Win_create";
+
+/// The first loaded library whose name says that it is MPI: Python loads MPI so that its symbols are not everybody's.
+fn loaded() -> Option<*mut c_void> {
+    unsafe extern "C" fn look(library: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
+        // SAFETY: dl_iterate_phdr gives a valid entry, whose name is a C string or null.
+        let path = unsafe { (*library).dlpi_name };
+        if path.is_null() {
+            return 0;
+        }
+        // SAFETY: not null, and alive for the length of this call.
+        let path = unsafe { CStr::from_ptr(path) };
+        let name = path.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        if name.starts_with(b"libmpi") {
+            // SAFETY: `found` is the list that the caller below waits for.
+            unsafe { (*found.cast::<Vec<CString>>()).push(path.to_owned()) };
+        }
+        0
+    }
+    let mut paths: Vec<CString> = vec![];
+    // SAFETY: `look` has the type that is asked for, and `paths` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut paths).cast()) };
+    paths.into_iter().find_map(|path| {
+        // SAFETY: the name of a library that is loaded; it called us, so that it stays loaded.
+        let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        // SAFETY: a pointer to anything.
+        let is_mpi = !library.is_null() && unsafe { symbol::<*const c_void>(library, KNOWN) }.is_some();
+        is_mpi.then_some(library)
+    })
+}
+
+/// Where the library's symbols are found.
+fn library() -> *mut c_void {
+    // SAFETY: a pointer to anything.
+    let is_everybodys = unsafe { symbol::<*const c_void>(libc::RTLD_DEFAULT, KNOWN) }.is_some();
+    match is_everybodys {
+        true => libc::RTLD_DEFAULT,
+        false => loaded().unwrap_or(libc::RTLD_DEFAULT),
+    }
+}
+
+/// The library's own function of this name, which begins with PMPI.
+///
+/// # Panics
+/// When it has none: then a program calls what its library does not have.
+///
+/// # Safety
+/// `F` is a function pointer of the type that the function has.
+#[must_use]
+pub unsafe fn real<F: Copy>(name: &str) -> F {
+    let name = CString::new(name).expect("a name");
+    // SAFETY: by this function's contract.
+    let found = unsafe { symbol(library(), &name) };
+    found.unwrap_or_else(|| panic!("no {name:?} in this process: is an MPI library loaded?"))
+}
+
+macro_rules! library {
+    (
+        always { $($name:ident = $symbol:literal ($($kind:ty),* $(,)?);)* }
+        maybe { $($maybe:ident = $maybe_symbol:literal ($($maybe_kind:ty),* $(,)?);)* }
+    ) => {
+        /// The library's functions that the shim calls.
+        pub(crate) struct Library<A: Abi> {
+            pub(crate) handles: Handles<A::Handle>,
+            $(pub(crate) $name: unsafe extern "C" fn($($kind),*) -> c_int,)*
+            $(pub(crate) $maybe: Option<unsafe extern "C" fn($($maybe_kind),*) -> c_int>,)*
+        }
+
+        impl<A: Abi> Library<A> {
+            /// Finds them; `None` when this is no library of this ABI.
+            pub(crate) fn find() -> Option<Self> {
+                let library = library();
+                // SAFETY: the types are those of MPI's standard.
+                unsafe {
+                    Some(Self {
+                        handles: A::handles(|name| symbol(library, name))?,
+                        $($name: symbol(library, $symbol)?,)*
+                        $($maybe: symbol(library, $maybe_symbol),)*
+                    })
+                }
+            }
+        }
+    };
+}
+
+library! {
+    always {
+
+    comm_rank = c"PMPI_Comm_rank" (A::Handle, *mut c_int);
+    comm_size = c"PMPI_Comm_size" (A::Handle, *mut c_int);
+    comm_dup = c"PMPI_Comm_dup" (A::Handle, *mut A::Handle);
+    comm_free = c"PMPI_Comm_free" (*mut A::Handle);
+    comm_group = c"PMPI_Comm_group" (A::Handle, *mut A::Handle);
+    comm_call_errhandler = c"PMPI_Comm_call_errhandler" (A::Handle, c_int);
+    group_size = c"PMPI_Group_size" (A::Handle, *mut c_int);
+    group_translate_ranks = c"PMPI_Group_translate_ranks" (A::Handle, c_int, *const c_int, A::Handle, *mut c_int);
+    group_free = c"PMPI_Group_free" (*mut A::Handle);
+    barrier = c"PMPI_Barrier" (A::Handle);
+    bcast = c"PMPI_Bcast" (*mut c_void, c_int, A::Handle, c_int, A::Handle);
+    allgather = c"PMPI_Allgather" (*const c_void, c_int, A::Handle, *mut c_void, c_int, A::Handle, A::Handle);
+    allreduce = c"PMPI_Allreduce" (*const c_void, *mut c_void, c_int, A::Handle, A::Handle, A::Handle);
+    iprobe = c"PMPI_Iprobe" (c_int, c_int, A::Handle, *mut c_int, *mut c_void);
+    isend = c"PMPI_Isend" (*const c_void, c_int, A::Handle, c_int, c_int, A::Handle, *mut A::Handle);
+    reduce_local = c"PMPI_Reduce_local" (*const c_void, *mut c_void, c_int, A::Handle, A::Handle);
+    info_get = c"PMPI_Info_get" (A::Handle, *const c_char, c_int, *mut c_char, *mut c_int);
+    type_get_extent = c"PMPI_Type_get_extent" (A::Handle, *mut Aint, *mut Aint);
+    type_get_true_extent = c"PMPI_Type_get_true_extent" (A::Handle, *mut Aint, *mut Aint);
+    type_get_envelope = c"PMPI_Type_get_envelope" (A::Handle, *mut c_int, *mut c_int, *mut c_int, *mut c_int);
+    type_get_contents = c"PMPI_Type_get_contents" (
+        A::Handle, c_int, c_int, c_int, *mut c_int, *mut Aint, *mut A::Handle,
+    );
+    type_free = c"PMPI_Type_free" (*mut A::Handle);
+    win_create = c"PMPI_Win_create" (*mut c_void, Aint, c_int, A::Handle, A::Handle, *mut A::Handle);
+    win_call_errhandler = c"PMPI_Win_call_errhandler" (A::Handle, c_int);
+    }
+    maybe {
+    type_get_envelope_c = c"PMPI_Type_get_envelope_c" (
+        A::Handle, *mut Count, *mut Count, *mut Count, *mut Count, *mut c_int,
+    );
+    type_get_contents_c = c"PMPI_Type_get_contents_c" (
+        A::Handle, Count, Count, Count, Count, *mut c_int, *mut Aint, *mut Count, *mut A::Handle,
+    );
+    }
+}
+
+impl<A: Abi> Library<A> {
+    /// What a call of the library's came to.
+    ///
+    /// # Errors
+    /// Its own, with the name of the call.
+    pub(crate) fn check(what: &str, code: c_int) -> Result<(), Failure> {
+        match code {
+            0 => Ok(()),
+            code => Err(Failure::new(code, format!("{what} failed with {code}"))),
+        }
+    }
+
+    /// The least of what all ranks of `comm` say: whether all can.
+    pub(crate) fn all(&self, comm: A::Handle, can: bool) -> Result<bool, Failure> {
+        let (ours, mut least) = (c_int::from(can), 0);
+        let Handles { int, min, .. } = self.handles;
+        // SAFETY: a collective call of all ranks, with places for one number.
+        let code =
+            unsafe { (self.allreduce)((&raw const ours).cast(), (&raw mut least).cast(), 1, int, min, comm) };
+        Self::check("MPI_Allreduce", code)?;
+        Ok(least == 1)
+    }
+
+    /// Lets the library go on with what it has to do, which other ranks may wait for.
+    pub(crate) fn progress(&self, comm: A::Handle) {
+        let mut found = 0;
+        let numbers = &A::NUMBERS;
+        let ignore = ptr::without_provenance_mut(numbers.status_ignore);
+        // SAFETY: a probe of a communicator on which nothing is sent.
+        let code =
+            unsafe { (self.iprobe)(numbers.any_source, numbers.any_tag, comm, &raw mut found, ignore) };
+        debug_assert_eq!(code, 0);
+    }
+
+    /// A request that is complete.
+    ///
+    /// # Safety
+    /// `request` may be written.
+    pub(crate) unsafe fn done(&self, request: *mut A::Handle) -> Result<(), Failure> {
+        let Handles { byte, comm_world, .. } = self.handles;
+        // SAFETY: nothing is sent to nobody; `request` by this function's contract.
+        let code =
+            unsafe { (self.isend)(ptr::null(), 0, byte, A::NUMBERS.proc_null, 0, comm_world, request) };
+        Self::check("MPI_Isend", code)
+    }
+}

@@ -1,0 +1,236 @@
+//! What the shim of a process knows: the library, the pool, and the windows in it.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock};
+
+use polder_mem::forks;
+use polder_pool::each;
+use polder_pool::session::Session;
+use polder_pool::settings::Settings;
+use tracing_subscriber::EnvFilter;
+
+use crate::abi::Abi;
+use crate::failure::Failure;
+use crate::library::Library;
+use crate::window::{Made, Window, Wish};
+
+struct Attached {
+    session: Arc<Session>,
+    /// Tells the process from its children, whose pool this is not.
+    forks: u32,
+}
+
+/// What the shim of a process knows.
+pub struct Shim<A: Abi> {
+    library: OnceLock<Option<Library<A>>>,
+    attached: Mutex<Option<Attached>>,
+    windows: RwLock<BTreeMap<A::Handle, Arc<Window<A>>>>,
+    /// Windows that this process was the first rank of.
+    named: Mutex<u64>,
+}
+
+impl<A: Abi> Default for Shim<A> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<A: Abi> Shim<A> {
+    /// One that knows nothing.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            library: OnceLock::new(),
+            attached: Mutex::new(None),
+            windows: RwLock::new(BTreeMap::new()),
+            named: Mutex::new(0),
+        }
+    }
+
+    /// The window of a handle, if it lies in the pool.
+    fn window(&self, handle: A::Handle) -> Option<Arc<Window<A>>> {
+        self.windows.read().unwrap_or_else(PoisonError::into_inner).get(&handle).map(Arc::clone)
+    }
+
+    fn library(&self) -> Option<&Library<A>> {
+        self.library.get_or_init(Library::find).as_ref()
+    }
+
+    /// The pool that the environment or a config file names.
+    fn session(&self) -> Result<Arc<Session>, String> {
+        let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        // The threads that it would join and the locks that it would give back are the parent's.
+        std::mem::forget(attached.take_if(|attached| attached.forks != forks()));
+        if let Some(attached) = &*attached {
+            return Ok(Arc::clone(&attached.session));
+        }
+        let settings = Settings::load(Settings::default()).map_err(|error| error.to_string())?;
+        if let Some(filter) = &settings.log {
+            let logs = tracing_subscriber::fmt().with_writer(std::io::stderr);
+            drop(logs.with_env_filter(EnvFilter::new(filter)).try_init());
+        }
+        let session = Arc::new(Session::open(&settings).map_err(|error| error.to_string())?);
+        *attached = Some(Attached { session: Arc::clone(&session), forks: forks() });
+        Ok(session)
+    }
+
+    /// Lets go of the pool, when MPI ends.
+    pub fn end(&self) {
+        drop(std::mem::take(&mut *self.windows.write().unwrap_or_else(PoisonError::into_inner)));
+        match self.attached.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(attached) if attached.forks != forks() => std::mem::forget(attached),
+            attached => drop(attached),
+        }
+    }
+
+    /// Makes a window; nothing where the library shall.
+    fn allocate(
+        &'static self,
+        library: &'static Library<A>,
+        wish: &Wish<A>,
+    ) -> Result<Option<(*mut u8, A::Handle)>, Failure> {
+        let session = self.session();
+        if let Err(why) = &session {
+            static SAID: Once = Once::new();
+            SAID.call_once(|| say(&format!("windows stay with the MPI library: {why}")));
+        }
+        if !library.all(wish.comm, session.is_ok())? {
+            return Ok(None);
+        }
+        let Ok(session) = session else { return Ok(None) };
+        let Some(name) = self.name(library, &session, wish.comm)? else { return Ok(None) };
+        let Some(Made { window, base, handle }) = Window::allocate(library, session, wish, &name)? else {
+            return Ok(None);
+        };
+        self.windows.write().unwrap_or_else(PoisonError::into_inner).insert(handle, Arc::new(window));
+        Ok(Some((base, handle)))
+    }
+
+    /// A name that no other window of the job has, if all ranks are in one pool.
+    fn name(
+        &self,
+        library: &Library<A>,
+        session: &Session,
+        comm: A::Handle,
+    ) -> Result<Option<String>, Failure> {
+        let uuid = each!(session.pool(), pool => pool.superblock().uuid.0);
+        let pool = [uuid as u64, (uuid >> 64) as u64];
+        let (host, pid) = each!(session.pool(), pool => (pool.member().host, pool.member().pid));
+        let number = {
+            let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+            *named += 1;
+            *named
+        };
+        let mut said = [pool[0], pool[1], u64::from(host), u64::from(pid), number];
+        let bytes = size_of_val(&said) as c_int;
+        // SAFETY: a collective call of all ranks, with a place for so many bytes.
+        let code = unsafe { (library.bcast)((&raw mut said).cast(), bytes, library.handles.byte, 0, comm) };
+        Library::<A>::check("MPI_Bcast", code)?;
+        let [first, second, host, pid, number] = said;
+        let all = library.all(comm, [first, second] == pool)?;
+        Ok(all.then(|| format!("{host}.{pid}.{number}")))
+    }
+}
+
+/// Says something on stderr, in one piece.
+pub(crate) fn say(what: &str) {
+    // Nobody is left to be told.
+    let _ = std::io::stderr().write_all(format!("polder: {what}\n").as_bytes());
+}
+
+/// Says on stderr what failed, and gives the number that the program is told.
+fn report(call: &str, rank: u32, failure: &Failure) -> c_int {
+    say(&format!("{call} of rank {rank}: {}", failure.why));
+    failure.code
+}
+
+/// A panic as a failure.
+fn guarded<A: Abi, T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        let why = "the shim panicked; the message stands above, please report it";
+        Err(Failure::new(A::NUMBERS.error.other, why))
+    })
+}
+
+/// A call on a window: done here when that lies in the pool, else by the library.
+pub fn on<A: Abi>(
+    call: &str,
+    win: A::Handle,
+    body: impl FnOnce(&Window<A>) -> Result<(), Failure>,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    let shim = A::shim();
+    let (Some(window), Some(library)) = (shim.window(win), shim.library()) else { return real() };
+    match guarded::<A, _>(|| body(&window)) {
+        Ok(()) => 0,
+        Err(failure) => {
+            let code = report(call, window.rank(), &failure);
+            // SAFETY: the library's own window.
+            unsafe { (library.win_call_errhandler)(win, code) };
+            code
+        }
+    }
+}
+
+/// A call that makes a window: in the pool, where all ranks have one, else by the library.
+///
+/// # Safety
+/// There is room for an address at `base`, and for a handle at `win`; all ranks of the communicator make this call.
+pub unsafe fn allocate<A: Abi>(
+    call: &str,
+    wish: &Wish<A>,
+    base: *mut c_void,
+    win: *mut A::Handle,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    let shim = A::shim();
+    let Some(library) = shim.library() else {
+        static SAID: Once = Once::new();
+        SAID.call_once(|| say(&format!("this shim is for {}, and does nothing for this program", A::NAME)));
+        return real();
+    };
+    match guarded::<A, _>(|| shim.allocate(library, wish)) {
+        Ok(Some((address, handle))) => {
+            // SAFETY: by this function's contract.
+            unsafe {
+                base.cast::<*mut u8>().write(address);
+                win.write(handle);
+            }
+            0
+        }
+        Ok(None) => real(),
+        Err(failure) => {
+            let code = report(call, 0, &failure);
+            // SAFETY: the program's communicator.
+            unsafe { (library.comm_call_errhandler)(wish.comm, code) };
+            code
+        }
+    }
+}
+
+/// MPI_Win_free.
+///
+/// # Safety
+/// `win` is the program's handle; all ranks make this call.
+pub unsafe fn free<A: Abi>(win: *mut A::Handle, real: impl FnOnce() -> c_int) -> c_int {
+    let shim = A::shim();
+    // SAFETY: by this function's contract.
+    let handle = unsafe { win.read() };
+    let Some(window) = shim.window(handle) else { return real() };
+    let code = on::<A>("MPI_Win_free", handle, Window::barrier, || 0);
+    if code != 0 {
+        return code;
+    }
+    // The memory is there until nobody has a window over it.
+    let code = real();
+    if code == 0 {
+        shim.windows.write().unwrap_or_else(PoisonError::into_inner).remove(&handle);
+        if let Err(failure) = guarded::<A, _>(|| window.free()) {
+            report("MPI_Win_free", window.rank(), &failure);
+        }
+    }
+    code
+}

@@ -1,0 +1,834 @@
+//! A window of MPI's whose memory lies in the pool.
+//!
+//! The library has a window over the same memory, for everything that is not done here: names, attributes, groups, handlers of
+//! errors. What is done here is all that moves bytes, and all that orders it.
+
+use std::collections::BTreeSet;
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use polder_pool::PoolError;
+use polder_pool::session::Session;
+use polder_pool::window::Access;
+
+use crate::abi::{Abi, Aint, Count, WIN_FLAVOR_ALLOCATE, WIN_FLAVOR_SHARED};
+use crate::failure::Failure;
+use crate::layout::{Basic, Layout, gather, scatter};
+use crate::library::Library;
+use crate::pooled::{Pooled, is_coherent};
+use crate::shim::say;
+use crate::view::View;
+
+/// Bytes that are combined at once.
+const CACHED: usize = 1 << 14;
+
+/// A rank's part of a window.
+#[derive(Clone, Copy, Debug, Default)]
+struct Target {
+    /// Which segment it lies in, and from where.
+    segment: u32,
+    offset: u64,
+    bytes: u64,
+    disp_unit: i64,
+}
+
+/// What changes.
+struct State {
+    pooled: Pooled,
+    /// The segments that the program loads from and stores to, by rank.
+    views: Vec<(u32, View)>,
+    locked: BTreeSet<u32>,
+}
+
+/// A window in the pool.
+pub struct Window<A: Abi> {
+    // Before the session: it lies in its pool.
+    state: Mutex<State>,
+    _session: Arc<Session>,
+    library: &'static Library<A>,
+    /// A communicator of its own.
+    comm: A::Handle,
+    rank: u32,
+    targets: Vec<Target>,
+    /// What the program is told of it, by address.
+    flavor: c_int,
+    model: c_int,
+}
+
+/// A buffer of the program's: where, how many, of what.
+pub type Buffer<P, H> = (P, Count, H);
+/// Where in a window: the rank, from where, how many, of what.
+pub type Place<H> = (c_int, Aint, Count, H);
+
+/// Elements of a buffer or of a place.
+struct Elements<H> {
+    layout: Layout<H>,
+    count: usize,
+}
+
+/// Elements of a window: in which segment, and from where.
+struct Located<H> {
+    elements: Elements<H>,
+    segment: u32,
+    at: i64,
+}
+
+/// A window, where this rank's part of it is, and the library's handle.
+pub(crate) struct Made<A: Abi> {
+    pub(crate) window: Window<A>,
+    pub(crate) base: *mut u8,
+    pub(crate) handle: A::Handle,
+}
+
+/// How a window is asked for.
+pub struct Wish<A: Abi> {
+    /// Bytes of this rank.
+    pub bytes: Aint,
+    /// Bytes that a displacement counts.
+    pub disp_unit: Count,
+    /// Hints.
+    pub info: A::Handle,
+    /// Of which ranks.
+    pub comm: A::Handle,
+    /// Whether the program may load and store everywhere.
+    pub is_shared: bool,
+}
+
+impl<A: Abi> Window<A> {
+    /// Makes a window of all ranks of a communicator, and the library's own over it; nothing when one of them has no room for it.
+    ///
+    /// # Errors
+    /// Those of the library.
+    pub(crate) fn allocate(
+        library: &'static Library<A>,
+        session: Arc<Session>,
+        wish: &Wish<A>,
+        name: &str,
+    ) -> Result<Option<Made<A>>, Failure> {
+        let (mut rank, mut ranks, mut comm) = (0, 0, wish.comm);
+        // SAFETY: places for what is asked; all ranks call this.
+        unsafe {
+            Library::<A>::check("MPI_Comm_rank", (library.comm_rank)(wish.comm, &raw mut rank))?;
+            Library::<A>::check("MPI_Comm_size", (library.comm_size)(wish.comm, &raw mut ranks))?;
+        }
+        let targets = share_out(library, wish, ranks as usize)?;
+        let own = targets[rank as usize];
+        // The bytes of all in the segment of the first, or each in its own.
+        let bytes = if own.segment == rank as u32 {
+            targets.iter().filter(|target| target.segment == own.segment).map(|target| target.bytes).sum()
+        } else {
+            0
+        };
+        let made = Pooled::create(&session, name, rank as u32, ranks as u32, bytes);
+        let Some(mut pooled) = agree(library, wish.comm, made)? else { return Ok(None) };
+        let joined = pooled.join();
+        let views = joined.and_then(|()| views(&pooled, &session, &targets, rank as usize, wish.is_shared));
+        let Some(views) = agree(library, wish.comm, views)? else { return Ok(None) };
+        // SAFETY: a collective call of all ranks.
+        Library::<A>::check("MPI_Comm_dup", unsafe { (library.comm_dup)(wish.comm, &raw mut comm) })?;
+        let model = if is_coherent(&session) { A::NUMBERS.win_unified } else { A::NUMBERS.win_separate };
+        let flavor = if wish.is_shared { WIN_FLAVOR_SHARED } else { WIN_FLAVOR_ALLOCATE };
+        let state = Mutex::new(State { pooled, views, locked: BTreeSet::new() });
+        let rank = rank as u32;
+        let window = Self { state, _session: session, library, comm, rank, targets, flavor, model };
+        let base = window.base(rank as usize);
+        let mut handle = library.handles.win_null;
+        // SAFETY: the memory is there for as long as the window.
+        let code = unsafe {
+            (library.win_create)(
+                base.cast(),
+                wish.bytes,
+                wish.disp_unit as c_int,
+                wish.info,
+                comm,
+                &raw mut handle,
+            )
+        };
+        Library::<A>::check("MPI_Win_create", code)?;
+        Ok(Some(Made { window, base, handle }))
+    }
+
+    /// Where the program sees the part of a rank; null where it does not.
+    fn base(&self, rank: usize) -> *mut u8 {
+        let target = self.targets[rank];
+        let mut state = self.state();
+        let view = state.views.iter_mut().find(|(segment, _)| *segment == target.segment);
+        view.map_or(ptr::null_mut(), |(_, view)| view.base().wrapping_add(target.offset as usize))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets other threads of this process, the library and other processes go on until `step` is done.
+    fn until(&self, mut step: impl FnMut(&mut Pooled) -> Result<bool, PoolError>) -> Result<(), Failure> {
+        loop {
+            let done = step(&mut self.state().pooled);
+            if done.map_err(|error| Failure::pool::<A>(&error))? {
+                return Ok(());
+            }
+            self.library.progress(self.comm);
+            std::thread::yield_now();
+        }
+    }
+
+    /// Lets others get what this process has stored: in the segment of `target`, or in all that it sees.
+    fn expose(&self, target: Option<u32>) -> Result<(), Failure> {
+        self.state().each_view(target, View::expose).map_err(|error| Failure::pool::<A>(&error))
+    }
+
+    /// Lets this process load what others have put.
+    fn renew(&self, target: Option<u32>) -> Result<(), Failure> {
+        self.state().each_view(target, View::renew).map_err(|error| Failure::pool::<A>(&error))
+    }
+}
+
+/// Moving bytes.
+impl<A: Abi> Window<A> {
+    fn elements(&self, count: Count, kind: A::Handle) -> Result<Elements<A::Handle>, Failure> {
+        let count = usize::try_from(count).map_err(|_| {
+            Failure::new(A::NUMBERS.error.count, format!("a count is {count}; counts are not negative"))
+        })?;
+        Ok(Elements { layout: self.library.layout(kind)?, count })
+    }
+
+    /// The elements of a place, its segment, and the offset there of its first; nothing where nobody is.
+    fn place(&self, place: Place<A::Handle>) -> Result<Option<Located<A::Handle>>, Failure> {
+        let (rank, disp, count, kind) = place;
+        if rank == A::NUMBERS.proc_null {
+            return Ok(None);
+        }
+        let elements = self.elements(count, kind)?;
+        let target = usize::try_from(rank).ok().and_then(|rank| self.targets.get(rank));
+        let target = target.ok_or_else(|| {
+            Failure::new(A::NUMBERS.error.rank, format!("rank {rank} is none of {}", self.targets.len()))
+        })?;
+        let at = disp as i64 * target.disp_unit;
+        let inside = |at: i64, bytes: usize| at >= 0 && at.unsigned_abs() + bytes as u64 <= target.bytes;
+        let outside = elements.layout.runs(elements.count).find(|run| !inside(at + run.at as i64, run.bytes));
+        if let Some(run) = outside {
+            let why = format!(
+                "[{}, +{}) lies outside the {} bytes of rank {rank}; look at the displacement, its unit and the datatype",
+                at + run.at as i64,
+                run.bytes,
+                target.bytes
+            );
+            return Err(Failure::new(A::NUMBERS.error.rma_range, why));
+        }
+        Ok(Some(Located { elements, segment: target.segment, at: at + target.offset as i64 }))
+    }
+
+    fn expect_same(ours: usize, theirs: usize) -> Result<(), Failure> {
+        if ours == theirs {
+            return Ok(());
+        }
+        let why =
+            format!("{ours} bytes here and {theirs} in the window; counts and datatypes must make the same");
+        Err(Failure::new(A::NUMBERS.error.arg, why))
+    }
+
+    /// MPI_Put.
+    ///
+    /// # Safety
+    /// The elements of `origin` may be read.
+    ///
+    /// # Errors
+    /// When a rank, a range or a type is wrong, or the memory fails.
+    pub unsafe fn put(
+        &self,
+        (from, count, kind): Buffer<*const c_void, A::Handle>,
+        place: Place<A::Handle>,
+    ) -> Result<(), Failure> {
+        let Some(Located { elements: theirs, segment, at }) = self.place(place)? else { return Ok(()) };
+        let ours = self.elements(count, kind)?;
+        Self::expect_same(ours.bytes(), theirs.bytes())?;
+        // SAFETY: by this function's contract.
+        let bytes = unsafe { ours.read(from) };
+        let mut rest = &*bytes;
+        let mut state = self.state();
+        for run in theirs.layout.runs(theirs.count) {
+            let (part, behind) = rest.split_at(run.bytes);
+            let offset = (at + run.at as i64).unsigned_abs();
+            state.pooled.put(segment, offset, part).map_err(|error| Failure::pool::<A>(&error))?;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    /// MPI_Get.
+    ///
+    /// # Safety
+    /// The elements of `origin` may be written, and nobody else touches them meanwhile.
+    ///
+    /// # Errors
+    /// As [`Window::put`].
+    pub unsafe fn get(
+        &self,
+        (into, count, kind): Buffer<*mut c_void, A::Handle>,
+        place: Place<A::Handle>,
+    ) -> Result<(), Failure> {
+        let Some(Located { elements: theirs, segment, at }) = self.place(place)? else { return Ok(()) };
+        let ours = self.elements(count, kind)?;
+        Self::expect_same(ours.bytes(), theirs.bytes())?;
+        let mut state = self.state();
+        let mut get = |bytes: &mut [u8]| {
+            let mut rest = bytes;
+            for run in theirs.layout.runs(theirs.count) {
+                let (part, behind) = rest.split_at_mut(run.bytes);
+                let offset = (at + run.at as i64).unsigned_abs();
+                state.pooled.get(segment, offset, part).map_err(|error| Failure::pool::<A>(&error))?;
+                rest = behind;
+            }
+            Ok(())
+        };
+        match ours.together() {
+            // SAFETY: by this function's contract; the run is all that the elements are.
+            Some(run) => get(unsafe {
+                std::slice::from_raw_parts_mut(into.cast::<u8>().wrapping_offset(run.at), run.bytes)
+            }),
+            None => {
+                let mut bytes = vec![0; ours.bytes()];
+                get(&mut bytes)?;
+                // SAFETY: by this function's contract.
+                unsafe { scatter(&ours.layout, into, ours.count, &bytes) };
+                Ok(())
+            }
+        }
+    }
+
+    /// MPI_Accumulate.
+    ///
+    /// # Safety
+    /// The elements of `origin` may be read.
+    ///
+    /// # Errors
+    /// As [`Window::put`], and when the types are not of one predefined type.
+    pub unsafe fn accumulate(
+        &self,
+        origin: Buffer<*const c_void, A::Handle>,
+        place: Place<A::Handle>,
+        op: A::Handle,
+    ) -> Result<(), Failure> {
+        // SAFETY: by this function's contract.
+        unsafe { self.combine(origin, None, place, op) }
+    }
+
+    /// MPI_Get_accumulate.
+    ///
+    /// # Safety
+    /// The elements of `origin` may be read, unless the operation is MPI_NO_OP; those of `result` may be written, and nobody else
+    /// touches them meanwhile.
+    ///
+    /// # Errors
+    /// As [`Window::accumulate`].
+    pub unsafe fn get_accumulate(
+        &self,
+        origin: Buffer<*const c_void, A::Handle>,
+        result: Buffer<*mut c_void, A::Handle>,
+        place: Place<A::Handle>,
+        op: A::Handle,
+    ) -> Result<(), Failure> {
+        // SAFETY: by this function's contract.
+        unsafe { self.combine(origin, Some(result), place, op) }
+    }
+
+    /// MPI_Compare_and_swap.
+    ///
+    /// # Safety
+    /// One element of `kind` may be read at `origin` and `compare`, and written at `result`.
+    ///
+    /// # Errors
+    /// As [`Window::put`].
+    pub unsafe fn compare_and_swap(
+        &self,
+        [origin, compare]: [*const c_void; 2],
+        result: *mut c_void,
+        kind: A::Handle,
+        target: c_int,
+        disp: Aint,
+    ) -> Result<(), Failure> {
+        let Some(Located { elements: theirs, segment, at }) = self.place((target, disp, 1, kind))? else {
+            return Ok(());
+        };
+        // SAFETY: by this function's contract.
+        let [origin, compare] = unsafe { [theirs.read(origin), theirs.read(compare)] };
+        let mut found = vec![0; theirs.bytes()];
+        let mut swap = |bytes: &mut [u8]| {
+            found.copy_from_slice(bytes);
+            if *found == *compare {
+                bytes.copy_from_slice(&origin);
+            }
+        };
+        let (offset, bytes) = (at.unsigned_abs(), theirs.bytes() as u64);
+        let updated = self.state().pooled.update(segment, offset, bytes, &mut swap);
+        updated.map_err(|error| Failure::pool::<A>(&error))?;
+        // SAFETY: by this function's contract.
+        unsafe { scatter(&theirs.layout, result, 1, &found) };
+        Ok(())
+    }
+
+    /// Combines elements with those of a place, and gives what was there.
+    unsafe fn combine(
+        &self,
+        (from, count, kind): Buffer<*const c_void, A::Handle>,
+        result: Option<Buffer<*mut c_void, A::Handle>>,
+        place: Place<A::Handle>,
+        op: A::Handle,
+    ) -> Result<(), Failure> {
+        let Some(Located { elements: theirs, segment, at }) = self.place(place)? else { return Ok(()) };
+        let handles = &self.library.handles;
+        let ours = match op == handles.no_op {
+            true => None,
+            // SAFETY: by the contract of those who call this.
+            false => Some(unsafe { self.elements(count, kind)?.read(from) }.into_owned()),
+        };
+        if let Some(ours) = &ours {
+            Self::expect_same(ours.len(), theirs.bytes())?;
+        }
+        let basic = theirs.layout.basic().filter(|basic| basic.bytes > 0);
+        let basic = basic.ok_or_else(|| {
+            Failure::new(
+                A::NUMBERS.error.kind,
+                "elements of several types cannot be combined; use one predefined type",
+            )
+        })?;
+        let mut found = vec![0; if result.is_some() { theirs.bytes() } else { 0 }];
+        let (mut done, mut failed) = (0, 0);
+        for run in theirs.layout.runs(theirs.count) {
+            let offset = (at + run.at as i64).unsigned_abs();
+            let range = done..done + run.bytes;
+            let mut change = |bytes: &mut [u8]| {
+                if let Some(found) = found.get_mut(range.clone()) {
+                    found.copy_from_slice(bytes);
+                }
+                match &ours {
+                    None => {}
+                    Some(ours) if op == handles.replace => bytes.copy_from_slice(&ours[range.clone()]),
+                    Some(ours) => failed |= self.reduce(basic, &ours[range.clone()], bytes, op),
+                }
+            };
+            let updated = self.state().pooled.update(segment, offset, run.bytes as u64, &mut change);
+            updated.map_err(|error| Failure::pool::<A>(&error))?;
+            done += run.bytes;
+        }
+        Library::<A>::check("MPI_Reduce_local", failed)?;
+        if let Some((into, count, kind)) = result {
+            let elements = self.elements(count, kind)?;
+            Self::expect_same(elements.bytes(), found.len())?;
+            // SAFETY: by the contract of those who call this.
+            unsafe { scatter(&elements.layout, into, elements.count, &found) };
+        }
+        Ok(())
+    }
+
+    /// Combines `ours` into `theirs`, elements of a predefined type, as the library does it.
+    fn reduce(&self, basic: Basic<A::Handle>, ours: &[u8], theirs: &mut [u8], op: A::Handle) -> c_int {
+        let Basic { kind, bytes, extent } = basic;
+        // As many as a cache holds where one element follows another, or one by one.
+        let piece = if bytes == extent { bytes * (CACHED / bytes).max(1) } else { bytes };
+        let mut scratch = [(); 2].map(|()| vec![0_u128; piece.max(extent) / 16 + 1]);
+        for (ours, theirs) in ours.chunks(piece).zip(theirs.chunks_mut(piece)) {
+            let [from, into] = scratch.each_mut().map(|words| words.as_mut_ptr().cast::<u8>());
+            // SAFETY: the scratch is aligned for every type, and as long as the elements; they do not overlap.
+            let code = unsafe {
+                from.copy_from_nonoverlapping(ours.as_ptr(), ours.len());
+                into.copy_from_nonoverlapping(theirs.as_ptr(), theirs.len());
+                let count = (ours.len() / bytes) as c_int;
+                let code = (self.library.reduce_local)(from.cast(), into.cast(), count, kind, op);
+                theirs.as_mut_ptr().copy_from_nonoverlapping(into, theirs.len());
+                code
+            };
+            if code != 0 {
+                return code;
+            }
+        }
+        0
+    }
+
+    /// A request for what is done already.
+    ///
+    /// # Safety
+    /// `request` may be written.
+    ///
+    /// # Errors
+    /// Those of the library.
+    pub unsafe fn done(&self, request: *mut A::Handle) -> Result<(), Failure> {
+        // A request that is complete says that the origin's buffer is free, and of gets and updates that they are over.
+        // SAFETY: by this function's contract.
+        unsafe { self.library.done(request) }
+    }
+}
+
+/// Ordering it.
+impl<A: Abi> Window<A> {
+    /// MPI_Win_fence.
+    ///
+    /// # Errors
+    /// Those of the library, and when the memory fails.
+    pub fn fence(&self, assert: c_int) -> Result<(), Failure> {
+        self.state().pooled.flush();
+        if assert & A::NUMBERS.mode_nostore == 0 {
+            self.expose(None)?;
+        }
+        self.barrier()?;
+        self.renew(None)
+    }
+
+    /// Waits for all ranks.
+    pub(crate) fn barrier(&self) -> Result<(), Failure> {
+        // SAFETY: a collective call of all ranks, on a communicator of the window's own.
+        Library::<A>::check("MPI_Barrier", unsafe { (self.library.barrier)(self.comm) })
+    }
+
+    /// MPI_Win_post.
+    ///
+    /// # Errors
+    /// Those of the library, and when the window is posted already.
+    pub fn post(&self, group: A::Handle, assert: c_int) -> Result<(), Failure> {
+        let ranks = self.ranks(group)?;
+        if assert & A::NUMBERS.mode_nostore == 0 {
+            self.expose(None)?;
+        }
+        self.state().pooled.post(&ranks).map_err(|error| Failure::pool::<A>(&error))
+    }
+
+    /// MPI_Win_start.
+    ///
+    /// # Errors
+    /// Those of the library, when accesses have begun already, and when a target died.
+    pub fn start(&self, group: A::Handle) -> Result<(), Failure> {
+        let ranks = self.ranks(group)?;
+        self.state().pooled.start(&ranks).map_err(|error| Failure::pool::<A>(&error))?;
+        self.until(Pooled::try_start)
+    }
+
+    /// MPI_Win_complete.
+    ///
+    /// # Errors
+    /// When no accesses have begun.
+    pub fn complete(&self) -> Result<(), Failure> {
+        self.state().pooled.complete().map_err(|error| Failure::pool::<A>(&error))
+    }
+
+    /// MPI_Win_wait.
+    ///
+    /// # Errors
+    /// When nothing is posted, and when an origin died.
+    pub fn wait(&self) -> Result<(), Failure> {
+        self.until(Pooled::try_wait)?;
+        self.renew(None)
+    }
+
+    /// MPI_Win_test.
+    ///
+    /// # Safety
+    /// `flag` may be written.
+    ///
+    /// # Errors
+    /// As [`Window::wait`].
+    pub unsafe fn test(&self, flag: *mut c_int) -> Result<(), Failure> {
+        let came = self.state().pooled.try_wait().map_err(|error| Failure::pool::<A>(&error))?;
+        if came {
+            self.renew(None)?;
+        } else {
+            self.library.progress(self.comm);
+        }
+        // SAFETY: by this function's contract.
+        unsafe { flag.write(c_int::from(came)) };
+        Ok(())
+    }
+
+    /// The ranks of a group of the library's, as this window counts them.
+    fn ranks(&self, group: A::Handle) -> Result<Vec<u32>, Failure> {
+        let library = self.library;
+        let (mut count, mut all) = (0, group);
+        // SAFETY: places for what is asked, lists as long as is said; the group of the communicator is our own to free.
+        unsafe {
+            Library::<A>::check("MPI_Group_size", (library.group_size)(group, &raw mut count))?;
+            let ours: Vec<c_int> = (0..count).collect();
+            let mut theirs = vec![0; ours.len()];
+            Library::<A>::check("MPI_Comm_group", (library.comm_group)(self.comm, &raw mut all))?;
+            let code = (library.group_translate_ranks)(group, count, ours.as_ptr(), all, theirs.as_mut_ptr());
+            (library.group_free)(&raw mut all);
+            Library::<A>::check("MPI_Group_translate_ranks", code)?;
+            Ok(theirs.into_iter().map(|rank| rank as u32).collect())
+        }
+    }
+
+    /// MPI_Win_lock.
+    ///
+    /// # Errors
+    /// When the rank is none or locked already, and when somebody in front died.
+    pub fn lock(&self, kind: c_int, rank: c_int, assert: c_int) -> Result<(), Failure> {
+        let numbers = &A::NUMBERS;
+        if rank == numbers.proc_null {
+            return Ok(());
+        }
+        let access = match kind {
+            kind if kind == numbers.lock_exclusive => Access::Exclusive,
+            kind if kind == numbers.lock_shared => Access::Shared,
+            _ => return Err(Failure::new(numbers.error.locktype, format!("{kind} is no type of a lock"))),
+        };
+        self.acquire(rank as u32, access, assert)
+    }
+
+    fn acquire(&self, target: u32, access: Access, assert: c_int) -> Result<(), Failure> {
+        let segment = self.segment(target)?;
+        if !self.state().locked.insert(target) {
+            let why = format!("this process holds the lock of rank {target} already; unlock it first");
+            return Err(Failure::new(A::NUMBERS.error.rma_sync, why));
+        }
+        if assert & A::NUMBERS.mode_nocheck == 0 {
+            let locked = self.until(|pooled| pooled.try_lock(target, access));
+            if locked.is_err() {
+                self.state().locked.remove(&target);
+            }
+            locked?;
+        }
+        self.renew(Some(segment))
+    }
+
+    /// MPI_Win_unlock.
+    ///
+    /// # Errors
+    /// When the lock is not held.
+    pub fn unlock(&self, rank: c_int) -> Result<(), Failure> {
+        if rank == A::NUMBERS.proc_null {
+            return Ok(());
+        }
+        let target = rank as u32;
+        if !self.state().locked.contains(&target) {
+            let why = format!("this process does not hold the lock of rank {rank}; lock it first");
+            return Err(Failure::new(A::NUMBERS.error.rma_sync, why));
+        }
+        self.release(target)
+    }
+
+    fn release(&self, target: u32) -> Result<(), Failure> {
+        self.expose(Some(self.segment(target)?))?;
+        let mut state = self.state();
+        state.pooled.flush();
+        state.locked.remove(&target);
+        state.pooled.unlock(target);
+        Ok(())
+    }
+
+    /// The segment that a rank's part lies in.
+    fn segment(&self, rank: u32) -> Result<u32, Failure> {
+        let target = self.targets.get(rank as usize).map(|target| target.segment);
+        target
+            .ok_or_else(|| Failure::new(A::NUMBERS.error.rank, format!("there is no rank {}", rank as c_int)))
+    }
+
+    /// MPI_Win_lock_all.
+    ///
+    /// # Errors
+    /// As [`Window::lock`].
+    pub fn lock_all(&self, assert: c_int) -> Result<(), Failure> {
+        (0..self.targets.len() as u32).try_for_each(|target| self.acquire(target, Access::Shared, assert))
+    }
+
+    /// MPI_Win_unlock_all.
+    ///
+    /// # Errors
+    /// As [`Window::unlock`].
+    pub fn unlock_all(&self) -> Result<(), Failure> {
+        let locked: Vec<u32> = self.state().locked.iter().copied().collect();
+        locked.into_iter().try_for_each(|target| self.release(target))
+    }
+
+    /// MPI_Win_flush and all that is like it: puts are there when they are flushed, to whomever; gets and updates were there at
+    /// once, and buffers are free.
+    ///
+    /// # Errors
+    /// None.
+    pub fn flush(&self) -> Result<(), Failure> {
+        self.state().pooled.flush();
+        self.library.progress(self.comm);
+        Ok(())
+    }
+
+    /// MPI_Win_sync: what this process stored is there for others, and what others put is there for it.
+    ///
+    /// # Errors
+    /// When the memory fails.
+    pub fn sync(&self) -> Result<(), Failure> {
+        self.expose(None)?;
+        self.renew(None)
+    }
+}
+
+/// Answering.
+impl<A: Abi> Window<A> {
+    /// MPI_Win_get_attr, of those attributes that the library would answer wrongly.
+    ///
+    /// # Safety
+    /// `value` has room for an address, and `flag` for a number.
+    pub unsafe fn attribute(&self, key: c_int, value: *mut c_void, flag: *mut c_int) -> bool {
+        let numbers = &A::NUMBERS;
+        let answer = match key {
+            key if key == numbers.win_create_flavor => &raw const self.flavor,
+            key if key == numbers.win_model => &raw const self.model,
+            _ => return false,
+        };
+        // SAFETY: by this function's contract; the window stands still as long as the program has it.
+        unsafe {
+            value.cast::<*const c_int>().write(answer);
+            flag.write(1);
+        }
+        true
+    }
+
+    /// MPI_Win_shared_query; false where the memory is not shared.
+    ///
+    /// # Safety
+    /// There is room for the answers.
+    ///
+    /// # Errors
+    /// When the rank is none.
+    pub unsafe fn shared_query(
+        &self,
+        rank: c_int,
+        bytes: *mut Aint,
+        disp_unit: *mut Count,
+        base: *mut c_void,
+    ) -> Result<bool, Failure> {
+        if self.flavor != WIN_FLAVOR_SHARED {
+            return Ok(false);
+        }
+        let rank = match rank == A::NUMBERS.proc_null {
+            true => self.targets.iter().position(|target| target.bytes > 0).unwrap_or(0),
+            false => rank as usize,
+        };
+        let target = self.targets.get(rank).copied();
+        let target =
+            target.ok_or_else(|| Failure::new(A::NUMBERS.error.rank, format!("there is no rank {rank}")))?;
+        // SAFETY: by this function's contract.
+        unsafe {
+            bytes.write(target.bytes as Aint);
+            disp_unit.write(target.disp_unit);
+            base.cast::<*mut u8>().write(self.base(rank));
+        }
+        Ok(true)
+    }
+
+    /// Frees what the library has of it.
+    pub(crate) fn free(&self) -> Result<(), Failure> {
+        let mut comm = self.comm;
+        // SAFETY: the communicator is the window's own, and nobody uses it any more.
+        Library::<A>::check("MPI_Comm_free", unsafe { (self.library.comm_free)(&raw mut comm) })
+    }
+
+    /// Which rank this process is.
+    pub(crate) const fn rank(&self) -> u32 {
+        self.rank
+    }
+}
+
+impl State {
+    fn each_view(
+        &mut self,
+        target: Option<u32>,
+        change: impl Fn(&mut View, &mut Pooled, u32) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        let views =
+            self.views.iter_mut().filter(|(segment, _)| target.is_none_or(|target| target == *segment));
+        for (segment, view) in views {
+            change(view, &mut self.pooled, *segment)?;
+        }
+        Ok(())
+    }
+}
+
+impl<H: Copy + PartialEq> Elements<H> {
+    fn bytes(&self) -> usize {
+        self.layout.bytes(self.count)
+    }
+
+    /// All of them, where they lie together.
+    fn together(&self) -> Option<crate::layout::Run> {
+        let mut runs = self.layout.runs(self.count);
+        runs.next().filter(|_| runs.next().is_none())
+    }
+
+    /// Their bytes, without gaps.
+    ///
+    /// # Safety
+    /// They may be read while the bytes live.
+    unsafe fn read<'a>(&self, from: *const c_void) -> std::borrow::Cow<'a, [u8]> {
+        match self.together() {
+            // SAFETY: by this function's contract; the run is all that the elements are.
+            Some(run) => unsafe {
+                std::slice::from_raw_parts(from.cast::<u8>().wrapping_offset(run.at), run.bytes).into()
+            },
+            // SAFETY: by this function's contract.
+            None => unsafe { gather(&self.layout, from, self.count) }.into(),
+        }
+    }
+}
+
+/// What each rank wishes, and where its part lies.
+fn share_out<A: Abi>(library: &Library<A>, wish: &Wish<A>, ranks: usize) -> Result<Vec<Target>, Failure> {
+    let mine = [wish.bytes as i64, wish.disp_unit];
+    let mut all = vec![[0_i64; 2]; ranks];
+    let (bytes, byte) = (size_of_val(&mine) as c_int, library.handles.byte);
+    // SAFETY: a collective call of all ranks, with a place for what each says.
+    let code = unsafe {
+        let into = all.as_mut_ptr().cast();
+        (library.allgather)((&raw const mine).cast(), bytes, byte, into, bytes, byte, wish.comm)
+    };
+    Library::<A>::check("MPI_Allgather", code)?;
+    let together = wish.is_shared && !asks_for_gaps(library, wish.info);
+    let mut end = 0;
+    let parts = all.iter().zip(0..).map(|(&[bytes, disp_unit], rank)| {
+        let (segment, offset) = if together { (0, end) } else { (rank, 0) };
+        end += bytes as u64;
+        Target { segment, offset, bytes: bytes as u64, disp_unit }
+    });
+    Ok(parts.collect())
+}
+
+/// Whether the parts of a shared window need not follow each other.
+fn asks_for_gaps<A: Abi>(library: &Library<A>, info: A::Handle) -> bool {
+    if info == library.handles.info_null {
+        return false;
+    }
+    let (mut value, mut flag) = ([0; 8], 0);
+    let (key, room) = (c"alloc_shared_noncontig".as_ptr(), value.len() as c_int - 1);
+    // SAFETY: a C string, and room for the answers.
+    let code = unsafe { (library.info_get)(info, key, room, value.as_mut_ptr(), &raw mut flag) };
+    code == 0 && flag != 0 && value.iter().zip(b"true\0").all(|(&said, &want)| said == want as c_char)
+}
+
+/// What this process made, if all ranks made theirs.
+fn agree<A: Abi, T>(
+    library: &Library<A>,
+    comm: A::Handle,
+    made: Result<T, PoolError>,
+) -> Result<Option<T>, Failure> {
+    if let Err(error) = &made {
+        say(&format!("a window stays with the MPI library: {error}"));
+    }
+    let all = library.all(comm, made.is_ok())?;
+    Ok(made.ok().filter(|_| all))
+}
+
+/// The segments that the program may load from and store to.
+fn views(
+    pooled: &Pooled,
+    session: &Session,
+    targets: &[Target],
+    rank: usize,
+    is_shared: bool,
+) -> Result<Vec<(u32, View)>, PoolError> {
+    let seen = |index: usize| is_shared || index == rank;
+    let segments: BTreeSet<u32> =
+        (0..targets.len()).filter(|&index| seen(index)).map(|index| targets[index].segment).collect();
+    let views = segments.into_iter().map(|segment| {
+        let bytes =
+            targets.iter().filter(|target| target.segment == segment).map(|target| target.bytes).sum::<u64>();
+        Ok((segment, View::new(pooled.address(session, segment)?, bytes as usize)))
+    });
+    views.collect()
+}
