@@ -7,7 +7,7 @@ use crate::fabric::Fabric;
 use crate::ffi::{Absent, Errno, Fid, FidDomain, FidEp, FidFabric, Info, Ops, OpsDomain, class, mr_mode};
 use crate::object::{Object, fid, given, wanted};
 use crate::state::{Domain, Manner};
-use crate::{av, cntr, cq, ep, guard, mr, session};
+use crate::{atomic, av, cntr, cq, ep, guard, mr, session};
 
 struct Open {
     domain: Arc<Domain>,
@@ -29,7 +29,7 @@ static DOMAIN_OPS: OpsDomain = OpsDomain {
     poll_open: Absent::ABSENT,
     stx_ctx: Absent::ABSENT,
     srx_ctx: Absent::ABSENT,
-    query_atomic: Absent::ABSENT,
+    query_atomic: atomic::query,
     query_collective: Absent::ABSENT,
     endpoint2,
 };

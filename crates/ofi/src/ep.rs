@@ -6,12 +6,12 @@ use std::sync::Arc;
 use crate::endpoint::{Address, Link};
 use crate::ffi::{
     Absent, ENABLE, EP_RDM, Errno, Fid, FidDomain, FidEp, Info, OPT_ENDPOINT, OPT_MIN_MULTI_RECV, Ops, OpsCm,
-    OpsEp, OpsRma, class, flag,
+    OpsEp, class, flag,
 };
 use crate::object::{Object, fid, given, wanted};
 use crate::port::{self, Context, Port};
 use crate::state::{Domain, Ledger};
-use crate::{av, cntr, cq, domain, guard, transfer};
+use crate::{atomic, av, cntr, cq, domain, guard, rma, transfer};
 
 /// An open endpoint.
 pub(crate) struct Open {
@@ -47,19 +47,6 @@ static CM_OPS: OpsCm = OpsCm {
     join: Absent::ABSENT,
 };
 
-static RMA_OPS: OpsRma = OpsRma {
-    size: size_of::<OpsRma>(),
-    read: Absent::ABSENT,
-    readv: Absent::ABSENT,
-    readmsg: Absent::ABSENT,
-    write: Absent::ABSENT,
-    writev: Absent::ABSENT,
-    writemsg: Absent::ABSENT,
-    inject: Absent::ABSENT,
-    writedata: Absent::ABSENT,
-    injectdata: Absent::ABSENT,
-};
-
 pub(crate) unsafe extern "C" fn open(
     domain: *mut FidDomain,
     info: *mut Info,
@@ -82,20 +69,15 @@ pub(crate) unsafe extern "C" fn open(
             return Err(Errno::INVAL);
         }
         let link = Link::open(domain.session.pool()).map_err(|error| port::told(&error))?;
-        let at = domain.state().ports.insert(Port::new(
-            link,
-            transmit,
-            receive,
-            info.caps & flag::DIRECTED_RECV != 0,
-        ));
+        let at = domain.state().ports.insert(Port::new(link, transmit, receive, info.caps));
         let fid = FidEp {
             fid: fid(class::EP, context, &OPS),
             ops: &EP_OPS,
             cm: &CM_OPS,
             msg: &transfer::MSG_OPS,
-            rma: &RMA_OPS,
+            rma: &rma::OPS,
             tagged: &transfer::TAGGED_OPS,
-            atomic: std::ptr::null(),
+            atomic: &atomic::OPS,
             collective: std::ptr::null(),
         };
         // SAFETY: `place` is not null, and the caller's to be written.
@@ -239,7 +221,7 @@ unsafe extern "C" fn control(ep: *mut Fid, command: c_int, _argument: *mut c_voi
             ENABLE if port.vector.is_none() => Err(Errno::NOAV),
             ENABLE if port.transmit.queue.is_none() && port.receive.queue.is_none() => Err(Errno::NOCQ),
             ENABLE => {
-                port.enabled = true;
+                port.enable();
                 let Address { host, port, generation } = port.link.address();
                 tracing::info!(host, port, generation, "an endpoint is enabled");
                 Ok(())

@@ -36,18 +36,25 @@ pub(crate) mod flag {
     pub(crate) const DELIVERY_COMPLETE: u64 = 1 << 28;
     pub(crate) const LOCAL_COMM: u64 = 1 << 51;
     pub(crate) const REMOTE_COMM: u64 = 1 << 52;
+    pub(crate) const RMA_EVENT: u64 = 1 << 56;
     pub(crate) const SOURCE: u64 = 1 << 57;
     pub(crate) const DIRECTED_RECV: u64 = 1 << 59;
     /// Of a tagged receive: takes the message that a peek set aside.
     pub(crate) const CLAIM: u64 = 1 << 59;
     /// Of a tagged receive: throws the message away.
     pub(crate) const DISCARD: u64 = 1 << 58;
+    /// Of a question about atomics: those that fetch, and those that compare.
+    pub(crate) const FETCH_ATOMIC: u64 = 1 << 58;
+    pub(crate) const COMPARE_ATOMIC: u64 = 1 << 59;
     /// Of a queue that is bound: completions only where an operation asks.
     pub(crate) const SELECTIVE_COMPLETION: u64 = 1 << 59;
 }
 
 pub(crate) mod order {
     pub(crate) const SAS: u64 = 1 << 8;
+    /// Reads after reads, reads after writes, writes after reads and writes after writes: of everything one-sided, of what is
+    /// not atomic, and of what is.
+    pub(crate) const ONE_SIDED: u64 = 0b11011 | 0xf << 32 | 0xf << 36;
 }
 
 pub(crate) mod mr_mode {
@@ -132,6 +139,8 @@ impl Errno {
     pub(crate) const HOSTDOWN: Self = Self(libc::EHOSTDOWN);
     pub(crate) const NOTCONN: Self = Self(libc::ENOTCONN);
     pub(crate) const CANCELED: Self = Self(libc::ECANCELED);
+    pub(crate) const ACCES: Self = Self(libc::EACCES);
+    pub(crate) const KEYREJECTED: Self = Self(libc::EKEYREJECTED);
     pub(crate) const NOKEY: Self = Self(266);
     pub(crate) const OTHER: Self = Self(256);
     pub(crate) const TOOSMALL: Self = Self(257);
@@ -368,7 +377,8 @@ pub(crate) struct OpsDomain {
         unsafe extern "C" fn(*mut FidDomain, *mut TxAttr, *mut *mut c_void, *mut c_void) -> c_int,
     pub(crate) srx_ctx:
         unsafe extern "C" fn(*mut FidDomain, *mut RxAttr, *mut *mut FidEp, *mut c_void) -> c_int,
-    pub(crate) query_atomic: unsafe extern "C" fn(*mut FidDomain, c_int, c_int, *mut c_void, u64) -> c_int,
+    pub(crate) query_atomic:
+        unsafe extern "C" fn(*mut FidDomain, c_int, c_int, *mut AtomicAttr, u64) -> c_int,
     pub(crate) query_collective: unsafe extern "C" fn(*mut FidDomain, c_int, *mut c_void, u64) -> c_int,
     pub(crate) endpoint2:
         unsafe extern "C" fn(*mut FidDomain, *mut Info, *mut *mut FidEp, u64, *mut c_void) -> c_int,
@@ -588,6 +598,27 @@ pub(crate) struct OpsTagged {
     pub(crate) injectdata: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64, u64) -> isize,
 }
 
+/// Memory of a peer: so many bytes, or elements of an atomic.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct RmaIov {
+    pub(crate) addr: u64,
+    pub(crate) len: usize,
+    pub(crate) key: u64,
+}
+
+#[repr(C)]
+pub(crate) struct MsgRma {
+    pub(crate) msg_iov: *const iovec,
+    pub(crate) desc: *mut *mut c_void,
+    pub(crate) iov_count: usize,
+    pub(crate) addr: u64,
+    pub(crate) rma_iov: *const RmaIov,
+    pub(crate) rma_iov_count: usize,
+    pub(crate) context: *mut c_void,
+    pub(crate) data: u64,
+}
+
 #[repr(C)]
 pub(crate) struct OpsRma {
     pub(crate) size: usize,
@@ -611,7 +642,7 @@ pub(crate) struct OpsRma {
         u64,
         *mut c_void,
     ) -> isize,
-    pub(crate) readmsg: unsafe extern "C" fn(*mut FidEp, *const c_void, u64) -> isize,
+    pub(crate) readmsg: unsafe extern "C" fn(*mut FidEp, *const MsgRma, u64) -> isize,
     pub(crate) write: unsafe extern "C" fn(
         *mut FidEp,
         *const c_void,
@@ -632,7 +663,7 @@ pub(crate) struct OpsRma {
         u64,
         *mut c_void,
     ) -> isize,
-    pub(crate) writemsg: unsafe extern "C" fn(*mut FidEp, *const c_void, u64) -> isize,
+    pub(crate) writemsg: unsafe extern "C" fn(*mut FidEp, *const MsgRma, u64) -> isize,
     pub(crate) inject: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64, u64) -> isize,
     pub(crate) writedata: unsafe extern "C" fn(
         *mut FidEp,
@@ -649,6 +680,148 @@ pub(crate) struct OpsRma {
         unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64, u64, u64) -> isize,
 }
 
+/// Elements of an atomic.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Ioc {
+    pub(crate) addr: *mut c_void,
+    pub(crate) count: usize,
+}
+
+#[repr(C)]
+pub(crate) struct MsgAtomic {
+    pub(crate) msg_iov: *const Ioc,
+    pub(crate) desc: *mut *mut c_void,
+    pub(crate) iov_count: usize,
+    pub(crate) addr: u64,
+    pub(crate) rma_iov: *const RmaIov,
+    pub(crate) rma_iov_count: usize,
+    pub(crate) datatype: c_int,
+    pub(crate) op: c_int,
+    pub(crate) context: *mut c_void,
+    pub(crate) data: u64,
+}
+
+/// How much of an atomic is done at once, and how large an element is.
+#[repr(C)]
+pub(crate) struct AtomicAttr {
+    pub(crate) count: usize,
+    pub(crate) size: usize,
+}
+
+type Valid = unsafe extern "C" fn(*mut FidEp, c_int, c_int, *mut usize) -> c_int;
+
+#[repr(C)]
+pub(crate) struct OpsAtomic {
+    pub(crate) size: usize,
+    pub(crate) write: unsafe extern "C" fn(
+        *mut FidEp,
+        *const c_void,
+        usize,
+        *mut c_void,
+        u64,
+        u64,
+        u64,
+        c_int,
+        c_int,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) writev: unsafe extern "C" fn(
+        *mut FidEp,
+        *const Ioc,
+        *mut *mut c_void,
+        usize,
+        u64,
+        u64,
+        u64,
+        c_int,
+        c_int,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) writemsg: unsafe extern "C" fn(*mut FidEp, *const MsgAtomic, u64) -> isize,
+    pub(crate) inject:
+        unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64, u64, c_int, c_int) -> isize,
+    pub(crate) readwrite: unsafe extern "C" fn(
+        *mut FidEp,
+        *const c_void,
+        usize,
+        *mut c_void,
+        *mut c_void,
+        *mut c_void,
+        u64,
+        u64,
+        u64,
+        c_int,
+        c_int,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) readwritev: unsafe extern "C" fn(
+        *mut FidEp,
+        *const Ioc,
+        *mut *mut c_void,
+        usize,
+        *mut Ioc,
+        *mut *mut c_void,
+        usize,
+        u64,
+        u64,
+        u64,
+        c_int,
+        c_int,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) readwritemsg:
+        unsafe extern "C" fn(*mut FidEp, *const MsgAtomic, *mut Ioc, *mut *mut c_void, usize, u64) -> isize,
+    pub(crate) compwrite: unsafe extern "C" fn(
+        *mut FidEp,
+        *const c_void,
+        usize,
+        *mut c_void,
+        *const c_void,
+        *mut c_void,
+        *mut c_void,
+        *mut c_void,
+        u64,
+        u64,
+        u64,
+        c_int,
+        c_int,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) compwritev: unsafe extern "C" fn(
+        *mut FidEp,
+        *const Ioc,
+        *mut *mut c_void,
+        usize,
+        *const Ioc,
+        *mut *mut c_void,
+        usize,
+        *mut Ioc,
+        *mut *mut c_void,
+        usize,
+        u64,
+        u64,
+        u64,
+        c_int,
+        c_int,
+        *mut c_void,
+    ) -> isize,
+    pub(crate) compwritemsg: unsafe extern "C" fn(
+        *mut FidEp,
+        *const MsgAtomic,
+        *const Ioc,
+        *mut *mut c_void,
+        usize,
+        *mut Ioc,
+        *mut *mut c_void,
+        usize,
+        u64,
+    ) -> isize,
+    pub(crate) writevalid: Valid,
+    pub(crate) readwritevalid: Valid,
+    pub(crate) compwritevalid: Valid,
+}
+
 #[repr(C)]
 pub(crate) struct FidEp {
     pub(crate) fid: Fid,
@@ -657,7 +830,7 @@ pub(crate) struct FidEp {
     pub(crate) msg: *const OpsMsg,
     pub(crate) rma: *const OpsRma,
     pub(crate) tagged: *const OpsTagged,
-    pub(crate) atomic: *const c_void,
+    pub(crate) atomic: *const OpsAtomic,
     pub(crate) collective: *const c_void,
 }
 
@@ -800,6 +973,9 @@ const _: () = {
     assert!(size_of::<OpsCm>() == 80 && size_of::<OpsRma>() == 80);
     assert!(size_of::<FidEp>() == 80 && offset_of!(FidEp, tagged) == 56);
     assert!(size_of::<Msg>() == 48 && size_of::<MsgTagged>() == 64 && offset_of!(MsgTagged, data) == 56);
+    assert!(size_of::<MsgRma>() == 64 && offset_of!(MsgRma, rma_iov) == 32 && size_of::<RmaIov>() == 24);
+    assert!(size_of::<MsgAtomic>() == 72 && offset_of!(MsgAtomic, datatype) == 48);
+    assert!(size_of::<OpsAtomic>() == 112 && size_of::<Ioc>() == 16 && size_of::<AtomicAttr>() == 16);
     assert!(size_of::<EqAttr>() == 32 && size_of::<OpsEq>() == 48 && size_of::<FidEq>() == 32);
     assert!(size_of::<CqAttr>() == 40 && offset_of!(CqAttr, wait_set) == 32);
     assert!(size_of::<OpsCq>() == 64 && size_of::<FidCq>() == 32 && size_of::<CqTaggedEntry>() == 48);

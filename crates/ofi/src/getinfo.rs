@@ -9,6 +9,7 @@ use crate::ffi::{
     PROGRESS_AUTO, PROGRESS_MANUAL, PROV_SPECIFIC, RM_ENABLED, RxAttr, THREAD_SAFE, THREAD_UNSPEC, TxAttr,
     flag, mr_mode, order,
 };
+use crate::note::INLINE;
 use crate::object::wanted;
 use crate::{guard, libfabric, session, transfer};
 
@@ -19,10 +20,10 @@ pub(crate) const NAME: &CStr = c"polder";
 pub(crate) const INJECT_BYTES: usize = 256;
 
 /// The longest message.
-const MESSAGE_BYTES: usize = endpoint::LONGEST as usize;
+pub(crate) const MESSAGE_BYTES: usize = endpoint::LONGEST as usize;
 
 /// Operations that a program may have under way in each direction.
-const DEPTH: usize = 1024;
+pub(crate) const DEPTH: usize = 1024;
 
 /// Queues, counters and endpoints that a domain has room for.
 const OBJECTS: usize = 1024;
@@ -32,13 +33,28 @@ const FORMAT: u32 = PROV_SPECIFIC | 0x706f;
 const PROTOCOL: u32 = PROV_SPECIFIC | 0x706f;
 
 /// What an endpoint does when asked.
-const PRIMARY: u64 =
-    flag::MSG | flag::TAGGED | flag::SEND | flag::RECV | flag::DIRECTED_RECV | flag::MULTI_RECV;
+const PRIMARY: u64 = TRANSMIT | RECEIVE;
 /// What it does unasked.
 const SECONDARY: u64 = flag::LOCAL_COMM | flag::REMOTE_COMM | flag::SOURCE;
-const TRANSMIT: u64 = flag::MSG | flag::TAGGED | flag::SEND;
-const RECEIVE: u64 =
-    flag::MSG | flag::TAGGED | flag::RECV | flag::DIRECTED_RECV | flag::MULTI_RECV | flag::SOURCE;
+const TRANSMIT: u64 = MESSAGES | ONE_SIDED | flag::SEND | flag::READ | flag::WRITE;
+const RECEIVE: u64 = MESSAGES
+    | ONE_SIDED
+    | flag::RECV
+    | flag::REMOTE_READ
+    | flag::REMOTE_WRITE
+    | flag::DIRECTED_RECV
+    | flag::MULTI_RECV
+    | flag::RMA_EVENT
+    | flag::SOURCE;
+const MESSAGES: u64 = flag::MSG | flag::TAGGED;
+const ONE_SIDED: u64 = flag::RMA | flag::ATOMIC;
+/// What is asked for without saying so, of messages and of one-sided operations.
+const BOTH_WAYS: u64 = flag::SEND | flag::RECV;
+const ALL_WAYS: u64 = flag::READ | flag::WRITE | flag::REMOTE_READ | flag::REMOTE_WRITE;
+
+/// The order that is kept: of messages, and of one-sided operations up to so many bytes.
+const ORDER: u64 = order::SAS | order::ONE_SIDED;
+const ORDERED_BYTES: usize = INLINE;
 const DOMAIN: u64 = flag::LOCAL_COMM | flag::REMOTE_COMM;
 
 /// What a program will get, within what it asked for.
@@ -83,9 +99,12 @@ impl Offer {
         refuse_if(!hints.dest_addr.is_null(), "a destination: peers are found through an address vector")?;
         let mut offer = Self::default();
         if hints.caps != 0 {
-            let directions = flag::SEND | flag::RECV;
-            let both = hints.caps & directions == 0;
-            offer.caps = hints.caps | SECONDARY | if both { directions } else { 0 };
+            offer.caps = hints.caps | SECONDARY;
+            for (capability, ways) in [(MESSAGES, BOTH_WAYS), (ONE_SIDED, ALL_WAYS)] {
+                if hints.caps & capability != 0 && hints.caps & ways == 0 {
+                    offer.caps |= ways;
+                }
+            }
         }
         // SAFETY: by this function's contract.
         unsafe {
@@ -101,12 +120,12 @@ impl Offer {
     fn fit_transmit(&mut self, attr: &TxAttr) -> Result<(), Unfit> {
         refuse_if(attr.caps & !(TRANSMIT | SECONDARY) != 0, "other capabilities for sending")?;
         refuse_if(attr.op_flags & !transfer::SEND_FLAGS != 0, "other flags for sending")?;
-        refuse_if(attr.msg_order & !order::SAS != 0, "an order of sending beyond send after send")?;
+        refuse_if(attr.msg_order & !ORDER != 0, "an order of messages beside one-sided operations")?;
         refuse_if(attr.comp_order != 0, "completions of sends in order")?;
         refuse_if(attr.inject_size > INJECT_BYTES, "larger injected messages")?;
         refuse_if(attr.size > DEPTH, "more sends at once")?;
-        refuse_if(attr.iov_limit > transfer::SEND_PIECES, "sends in more pieces")?;
-        refuse_if(attr.rma_iov_limit > 0, "one-sided operations")?;
+        refuse_if(attr.iov_limit > transfer::PIECES, "sends in more pieces")?;
+        refuse_if(attr.rma_iov_limit > 1, "several pieces of a peer's memory at once")?;
         self.transmit_flags = attr.op_flags;
         Ok(())
     }
@@ -114,7 +133,7 @@ impl Offer {
     fn fit_receive(&mut self, attr: &RxAttr) -> Result<(), Unfit> {
         refuse_if(attr.caps & !(RECEIVE | SECONDARY) != 0, "other capabilities for receiving")?;
         refuse_if(attr.op_flags & !transfer::RECEIVE_FLAGS != 0, "other flags for receiving")?;
-        refuse_if(attr.msg_order & !order::SAS != 0, "an order of receiving beyond send after send")?;
+        refuse_if(attr.msg_order & !ORDER != 0, "an order of messages beside one-sided operations")?;
         refuse_if(attr.comp_order != 0, "completions of receives in order")?;
         refuse_if(attr.size > DEPTH, "more receives at once")?;
         refuse_if(attr.iov_limit > 1, "receives in several pieces")?;
@@ -158,14 +177,15 @@ impl Offer {
             let attr = (*info).tx_attr;
             (*attr).caps = self.caps & TRANSMIT;
             (*attr).op_flags = self.transmit_flags;
-            (*attr).msg_order = order::SAS;
+            (*attr).msg_order = ORDER;
             (*attr).inject_size = INJECT_BYTES;
             (*attr).size = DEPTH;
-            (*attr).iov_limit = transfer::SEND_PIECES;
+            (*attr).iov_limit = transfer::PIECES;
+            (*attr).rma_iov_limit = 1;
             let attr = (*info).rx_attr;
             (*attr).caps = self.caps & RECEIVE;
             (*attr).op_flags = self.receive_flags;
-            (*attr).msg_order = order::SAS;
+            (*attr).msg_order = ORDER;
             (*attr).size = DEPTH;
             (*attr).iov_limit = 1;
             let attr = (*info).ep_attr;
@@ -173,6 +193,9 @@ impl Offer {
             (*attr).protocol = PROTOCOL;
             (*attr).protocol_version = 1;
             (*attr).max_msg_size = MESSAGE_BYTES;
+            (*attr).max_order_raw_size = ORDERED_BYTES;
+            (*attr).max_order_war_size = ORDERED_BYTES;
+            (*attr).max_order_waw_size = ORDERED_BYTES;
             (*attr).mem_tag_format = ffi::TAG_GENERIC;
             (*attr).tx_ctx_cnt = 1;
             (*attr).rx_ctx_cnt = 1;
@@ -226,7 +249,8 @@ fn fits_endpoint(attr: &EpAttr) -> Result<(), Unfit> {
     refuse_if(attr.max_msg_size > MESSAGE_BYTES, "longer messages")?;
     refuse_if(attr.msg_prefix_size > 0, "messages with a prefix")?;
     let ordered = [attr.max_order_raw_size, attr.max_order_war_size, attr.max_order_waw_size];
-    refuse_if(ordered != [0; 3], "ordered one-sided operations")?;
+    let too_long = ordered.iter().any(|&bytes| bytes > ORDERED_BYTES);
+    refuse_if(too_long, "longer one-sided operations in order")?;
     refuse_if(attr.tx_ctx_cnt > 1 || attr.rx_ctx_cnt > 1, "shared or scalable endpoints")?;
     refuse_if(attr.auth_key_size > 0, "authorization keys")
 }

@@ -3,6 +3,8 @@
 //! libfabric loads it from `FI_PROVIDER_PATH` and calls [`fi_prov_ini`]; everything else it reaches through the tables of
 //! functions in the objects that it is given. The messages themselves are the pool's: here stands libfabric's meaning.
 
+mod arithmetic;
+mod atomic;
 mod av;
 mod cntr;
 mod cq;
@@ -17,9 +19,12 @@ mod guard;
 mod libfabric;
 mod log;
 mod mr;
+mod note;
 mod object;
 mod port;
 mod region;
+mod remote;
+mod rma;
 mod session;
 mod span;
 mod state;

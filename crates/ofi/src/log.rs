@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_int};
 use std::fmt::Write;
+use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
 use polder_pool::PoolError;
@@ -48,8 +49,14 @@ pub(crate) fn tell(error: &PoolError) {
         _ => return,
     };
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(what) {
-        eprintln!("polder: {error}");
+        say(&error.to_string());
     }
+}
+
+/// Writes a line to stderr in one piece, for what a launcher mixes with others'.
+pub(crate) fn say(line: &str) {
+    // Who cannot be told is not told.
+    drop(std::io::stderr().write_all(format!("polder: {line}\n").as_bytes()));
 }
 
 struct ToLibfabric {

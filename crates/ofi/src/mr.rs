@@ -1,13 +1,15 @@
-//! Registered memory: nobody reaches into a program's memory from outside, so that only the keys are kept.
+//! Memory that peers may reach into: what of it is registered with a domain is in [`region`](crate::region).
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
+use crate::cntr;
 use crate::domain;
-use crate::ffi::{ENABLE, Errno, Fid, FidMr, MrAttr, Ops, OpsMr, class, iovec};
+use crate::ffi::{ENABLE, Errno, Fid, FidMr, MrAttr, Ops, OpsMr, class, flag, iovec};
 use crate::guard;
 use crate::object::{Object, fid, given, wanted};
-use crate::state::Domain;
+use crate::region::Region;
+use crate::state::{Domain, Ledger};
 
 struct Open {
     domain: Arc<Domain>,
@@ -22,89 +24,105 @@ pub(crate) static MR_OPS: OpsMr = OpsMr { size: size_of::<OpsMr>(), reg, regv, r
 
 unsafe extern "C" fn reg(
     domain: *mut Fid,
-    _at: *const c_void,
-    _bytes: usize,
-    _access: u64,
-    _offset: u64,
+    at: *const c_void,
+    bytes: usize,
+    access: u64,
+    offset: u64,
     key: u64,
     flags: u64,
     place: *mut *mut FidMr,
     context: *mut c_void,
 ) -> c_int {
+    let iov = iovec { iov_base: at.cast_mut(), iov_len: bytes };
     // SAFETY: the same arguments.
-    unsafe { register(domain, key, flags, place, context) }
+    unsafe { regv(domain, &raw const iov, 1, access, offset, key, flags, place, context) }
 }
 
 unsafe extern "C" fn regv(
     domain: *mut Fid,
-    _iov: *const iovec,
-    _count: usize,
-    _access: u64,
-    _offset: u64,
+    iov: *const iovec,
+    count: usize,
+    access: u64,
+    offset: u64,
     key: u64,
     flags: u64,
     place: *mut *mut FidMr,
     context: *mut c_void,
 ) -> c_int {
+    let attr = MrAttr { mr_iov: iov, iov_count: count, access, offset, requested_key: key, context };
     // SAFETY: the same arguments.
-    unsafe { register(domain, key, flags, place, context) }
+    unsafe { regattr(domain, &raw const attr, flags, place) }
 }
 
+/// Takes the key that the program chose, or makes one where that is the provider's to do.
 unsafe extern "C" fn regattr(
     domain: *mut Fid,
     attr: *const MrAttr,
     flags: u64,
     place: *mut *mut FidMr,
 ) -> c_int {
-    // SAFETY: attributes live for the call.
-    match unsafe { given(attr) } {
-        // SAFETY: the same arguments.
-        Ok(attr) => unsafe { register(domain, attr.requested_key, flags, place, attr.context) },
-        Err(Errno(errno)) => -errno,
-    }
-}
-
-/// Takes the key that the program chose, or makes one where that is the provider's to do.
-///
-/// # Safety
-/// `domain` is open, and `place` null or the caller's to be written.
-unsafe fn register(
-    domain: *mut Fid,
-    key: u64,
-    flags: u64,
-    place: *mut *mut FidMr,
-    context: *mut c_void,
-) -> c_int {
     guard::status(|| {
         wanted(place)?;
-        if flags != 0 {
+        if flags & !flag::RMA_EVENT != 0 {
             return Err(Errno::BADFLAGS);
         }
-        // SAFETY: by this function's contract.
-        let domain = unsafe { domain::of(domain.cast()) };
-        let wanted = (!domain.manner.basic).then_some(key);
-        let key = domain.state().regions.insert(wanted).ok_or(Errno::NOKEY)?;
+        // SAFETY: libfabric passes an open domain, and attributes that live for the call.
+        let (domain, attr) = unsafe { (domain::of(domain.cast()), given(attr)?) };
+        if attr.iov_count != 1 {
+            return Err(Errno::INVAL);
+        }
+        let MrAttr { access, requested_key, context, .. } = *attr;
+        // SAFETY: the list has one piece.
+        let iov = unsafe { given(attr.mr_iov)? };
+        let (at, bytes) = (iov.iov_base.expose_provenance(), iov.iov_len);
+        let (wanted, first) = if domain.manner.basic { (None, at as u64) } else { (Some(requested_key), 0) };
+        let region = Region { at, bytes, first, access, counters: Vec::new() };
+        let key = domain.state().ledger.regions.insert(wanted, region).ok_or(Errno::NOKEY)?;
         let fid = FidMr { fid: fid(class::MR, context, &OPS), mem_desc: std::ptr::null_mut(), key };
-        // SAFETY: by this function's contract.
+        // SAFETY: `place` is not null, and the caller's to be written.
         unsafe { Mr::hand_out(fid, Open { domain: Arc::clone(domain), key }, place) };
         Ok(())
     })
 }
 
+/// Memory is the program's again once no peer's operation uses it.
 unsafe extern "C" fn close(mr: *mut Fid) -> c_int {
     guard::status(|| {
-        // SAFETY: libfabric passes what `register` made.
+        // SAFETY: libfabric passes what `regattr` made.
         let Open { domain, key } = unsafe { Mr::of(mr.cast::<FidMr>()) };
-        domain.state().regions.remove(*key);
+        if domain.state().holds(*key) {
+            let over = domain.wait(LONGEST_MS, |state| Ok((!state.holds(*key)).then_some(())))?;
+            over.ok_or(Errno::BUSY)?;
+        }
+        let ledger = &mut domain.state().ledger;
+        for (counter, _) in ledger.regions.remove(*key).into_iter().flat_map(|region| region.counters) {
+            if let Some(counter) = ledger.counters.get_mut(counter) {
+                counter.bound -= 1;
+            }
+        }
         // SAFETY: as above; a program closes once.
         unsafe { Mr::close(mr.cast()) };
         Ok(())
     })
 }
 
-/// Memory belongs to the whole domain: whatever it is bound to reaches it already.
-unsafe extern "C" fn bind(_mr: *mut Fid, to: *mut Fid, _flags: u64) -> c_int {
-    guard::status(|| wanted(to))
+/// How long an operation of a peer may keep memory that is to be closed.
+const LONGEST_MS: c_int = 10_000;
+
+/// Counters count what peers do. To whatever else it is bound, memory belongs to the whole domain, and reaches it already.
+unsafe extern "C" fn bind(mr: *mut Fid, to: *mut Fid, flags: u64) -> c_int {
+    guard::status(|| {
+        // SAFETY: libfabric passes open objects.
+        let (Open { domain, key }, class) = unsafe { (Mr::of(mr.cast::<FidMr>()), given(to)?.class) };
+        if class == class::CNTR {
+            // SAFETY: its class says what it is.
+            let at = unsafe { cntr::of(to.cast()) }.at;
+            let Ledger { regions, counters, .. } = &mut domain.state().ledger;
+            counters.get_mut(at).ok_or(Errno::INVAL)?.bound += 1;
+            regions.get_mut(*key).ok_or(Errno::INVAL)?.counters.push((at, flags));
+        }
+        Ok(())
+    })
 }
 
 unsafe extern "C" fn control(_mr: *mut Fid, command: c_int, _argument: *mut c_void) -> c_int {

@@ -10,8 +10,12 @@ use crate::cq::Queue;
 use crate::endpoint::{Address, Arrival, Buffer, Completion, Filter, Label, Link};
 use crate::ffi::{ADDR_NOTAVAIL, ADDR_UNSPEC, CqTaggedEntry, Errno, flag};
 use crate::log;
+use crate::remote::{Landing, Remote};
 use crate::span::Span;
 use crate::state::Ledger;
+
+/// Steps of one-sided operations in one call, at most.
+const ROUNDS: usize = 64;
 
 /// The kinds of messages, which never match one another.
 pub(crate) const MSG: u8 = 0;
@@ -49,6 +53,15 @@ pub(crate) enum Role {
     Discard,
     /// Nothing, from a peer whose death is to be noticed.
     Watch(u32),
+    /// Of one-sided operations: what is sent and nobody waits for, and a note that comes.
+    Note,
+    Hear,
+    /// The answer to a request, and the payload that follows one.
+    Answer(u64),
+    Payload(u64),
+    /// A payload into registered memory, and what is sent from there.
+    Land(Landing),
+    Serve(u64),
 }
 
 /// A message that was claimed: on its way, with whoever asks for it; or here.
@@ -101,6 +114,8 @@ pub(crate) struct Port {
     pub(crate) enabled: bool,
     /// Whether a receive's sender means anything: only where the program asked for that.
     directed: bool,
+    /// Whether peers may ask for one-sided operations.
+    one_sided: bool,
     /// A buffer for many messages is given back when less than this is left.
     pub(crate) least_left: usize,
     peers: Peers,
@@ -109,10 +124,11 @@ pub(crate) struct Port {
     many: Vec<(Filter, VecDeque<(Span, Operation)>)>,
     /// Peers that a program looks for messages of, and what became of them.
     watched: BTreeMap<u32, Option<PoolError>>,
+    pub(crate) remote: Remote,
 }
 
 impl Port {
-    pub(crate) fn new(link: Link, transmit_flags: u64, receive_flags: u64, directed: bool) -> Self {
+    pub(crate) fn new(link: Link, transmit_flags: u64, receive_flags: u64, caps: u64) -> Self {
         Self {
             link,
             vector: None,
@@ -120,13 +136,23 @@ impl Port {
             receive: Report { flags: receive_flags, ..Report::default() },
             counters: Vec::new(),
             enabled: false,
-            directed,
+            directed: caps & flag::DIRECTED_RECV != 0,
+            one_sided: caps & (flag::RMA | flag::ATOMIC) != 0,
             least_left: 64,
             peers: Peers::default(),
             claims: BTreeMap::new(),
             many: Vec::new(),
             watched: BTreeMap::new(),
+            remote: Remote::default(),
         }
+    }
+
+    /// Begins.
+    pub(crate) fn enable(&mut self) {
+        if !self.enabled && self.one_sided {
+            self.listen();
+        }
+        self.enabled = true;
     }
 
     /// Queues a message.
@@ -310,47 +336,78 @@ impl Port {
         }
     }
 
-    /// Moves messages, and writes down what has completed.
+    /// Moves messages, and writes down what has completed. Where all of that was the provider's own, there may be more.
     pub(crate) fn progress(&mut self, ledger: &mut Ledger) -> Result<(), Errno> {
         if !self.enabled {
             return Ok(());
         }
-        let moved = self.link.progress();
-        while let Some(completion) = self.link.completion() {
-            self.settle(ledger, completion);
+        for _ in 0..ROUNDS {
+            let moved = self.link.progress();
+            let mut own = false;
+            while let Some(completion) = self.link.completion() {
+                own |= self.settle(ledger, completion);
+            }
+            moved.map_err(|error| told(&error))?;
+            if !own {
+                break;
+            }
         }
-        moved.map_err(|error| told(&error))
+        Ok(())
     }
 
-    fn settle(&mut self, ledger: &mut Ledger, completion: Completion<Span, Operation>) {
+    /// Writes down what is over. Returns whether it was a step of a one-sided operation, after which there may be another.
+    fn settle(&mut self, ledger: &mut Ledger, completion: Completion<Span, Operation>) -> bool {
         match completion {
-            Completion::Sent { context: operation, .. } => {
-                self.count(ledger, flag::SEND, true);
-                self.report(ledger, &operation, entry(&operation), ADDR_NOTAVAIL);
-            }
+            Completion::Sent { context: operation, .. } => match operation.role {
+                Role::Note => {}
+                Role::Payload(number) => self.payload_out(ledger, number),
+                Role::Serve(key) => self.give_back(key),
+                _ => {
+                    self.count(ledger, flag::SEND, true);
+                    self.report(ledger, &operation, entry(&operation), ADDR_NOTAVAIL);
+                }
+            },
             Completion::Received { buffer, context: operation, arrival: Arrival { from, label, bytes } } => {
                 match operation.role {
                     Role::Claim => self.claimed(ledger, operation.context, buffer, (from, label)),
-                    Role::Discard | Role::Watch(_) => {}
                     Role::Many(filter) => {
                         self.one_of_many(ledger, filter, (buffer, operation), (from, label, bytes))
                     }
-                    Role::Receive | Role::Send => {
-                        self.message(
-                            ledger,
-                            &buffer,
-                            &operation,
-                            Message { from, label, bytes, at: buffer.at() },
-                        );
+                    Role::Receive => {
+                        let at = buffer.at();
+                        self.message(ledger, &buffer, &operation, Message { from, label, bytes, at });
                     }
+                    Role::Hear => {
+                        self.heard(ledger, buffer, from, label.tag, bytes);
+                        return true;
+                    }
+                    Role::Answer(number) => {
+                        self.answered(ledger, number, &buffer, operation, (bytes, label.data));
+                        return true;
+                    }
+                    Role::Land(landing) => {
+                        self.landed(ledger, &landing, bytes);
+                        return true;
+                    }
+                    // A message that nobody wants; and what is sent is not received.
+                    _ => {}
                 }
             }
             Completion::Failed { context: operation, error, .. } => match operation.role {
                 Role::Claim => self.lost(ledger, operation.context, error),
-                Role::Discard => log::tell(&error),
                 // Who asks for a message of it is told.
                 Role::Watch(peer) => drop(self.watched.insert(peer, Some(error))),
-                _ => self.end(ledger, operation, told(&error), &error.to_string()),
+                Role::Answer(number) => {
+                    let failure = (told(&error), error.to_string());
+                    self.decided(ledger, number, operation, Err(failure));
+                }
+                Role::Payload(number) => self.payload_out(ledger, number),
+                Role::Land(landing) => self.give_back(landing.key()),
+                Role::Serve(key) => self.give_back(key),
+                Role::Discard | Role::Note | Role::Hear => tracing::debug!("{error}"),
+                Role::Send | Role::Receive | Role::Many(_) => {
+                    self.end(ledger, operation, told(&error), &error.to_string());
+                }
             },
             // It was counted as sent, for its bytes were the program's again.
             Completion::Lost { error } => {
@@ -358,6 +415,7 @@ impl Port {
                 self.count(ledger, flag::SEND, false);
             }
         }
+        false
     }
 
     /// Writes down a message that has come into `buffer`, whole or cut off.
@@ -445,14 +503,14 @@ impl Port {
         self.report(ledger, operation, message.entry(operation, bytes), from);
     }
 
-    fn report(&self, ledger: &mut Ledger, operation: &Operation, entry: CqTaggedEntry, from: u64) {
+    pub(crate) fn report(&self, ledger: &mut Ledger, operation: &Operation, entry: CqTaggedEntry, from: u64) {
         if let (true, Some(queue)) = (operation.report, self.queue(ledger, operation)) {
             queue.push(entry, from);
         }
     }
 
     /// Writes down a failure, which is reported whether it was asked for or not.
-    fn fail(
+    pub(crate) fn fail(
         &self,
         ledger: &mut Ledger,
         operation: &Operation,
@@ -460,9 +518,9 @@ impl Port {
         cut: Option<(Message, usize)>,
         text: &str,
     ) {
-        let direction = if operation.flags & flag::SEND != 0 { flag::SEND } else { flag::RECV };
         if errno != Errno::NOMSG {
-            self.count(ledger, direction, false);
+            let direction = flag::SEND | flag::RECV | flag::READ | flag::WRITE;
+            self.count(ledger, operation.flags & direction, false);
         }
         let (entry, over) = match cut {
             Some((message, bytes)) => (message.entry(operation, bytes), message.bytes - bytes as u64),
@@ -474,11 +532,11 @@ impl Port {
     }
 
     fn queue<'a>(&self, ledger: &'a mut Ledger, operation: &Operation) -> Option<&'a mut Queue> {
-        let report = if operation.flags & flag::SEND != 0 { &self.transmit } else { &self.receive };
+        let report = if operation.flags & flag::RECV != 0 { &self.receive } else { &self.transmit };
         ledger.queues.get_mut(report.queue?)
     }
 
-    fn count(&self, ledger: &mut Ledger, direction: u64, well: bool) {
+    pub(crate) fn count(&self, ledger: &mut Ledger, direction: u64, well: bool) {
         for &(counter, directions) in &self.counters {
             if directions & direction != 0
                 && let Some(counter) = ledger.counters.get_mut(counter)
@@ -495,19 +553,19 @@ impl Port {
         Ok(Filter { from, kind, tag, ignore })
     }
 
-    fn peer(&mut self, ledger: &Ledger, address: u64) -> Result<u32, Errno> {
+    pub(crate) fn peer(&mut self, ledger: &Ledger, address: u64) -> Result<u32, Errno> {
         let vector = self.vector.and_then(|at| ledger.vectors.get(at)).ok_or(Errno::NOAV)?;
         self.peers.peer(&mut self.link, vector, address)
     }
 
-    fn address(&mut self, ledger: &Ledger, peer: u32) -> u64 {
+    pub(crate) fn address(&mut self, ledger: &Ledger, peer: u32) -> u64 {
         let vector = self.vector.and_then(|at| ledger.vectors.get(at));
         vector.map_or(ADDR_NOTAVAIL, |vector| self.peers.address(&self.link, vector, peer))
     }
 }
 
 /// A message, as its completion tells of it.
-struct Message {
+pub(crate) struct Message {
     from: u32,
     label: Label,
     bytes: u64,
@@ -528,7 +586,7 @@ impl Message {
     }
 }
 
-const fn entry(operation: &Operation) -> CqTaggedEntry {
+pub(crate) const fn entry(operation: &Operation) -> CqTaggedEntry {
     let Operation { context: Context(op_context), flags, .. } = *operation;
     CqTaggedEntry { op_context, flags, len: 0, buf: std::ptr::null_mut(), data: 0, tag: 0 }
 }

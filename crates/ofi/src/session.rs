@@ -6,6 +6,8 @@ use polder_mem::forks;
 use polder_pool::session::Session;
 use polder_pool::settings::Settings;
 
+use crate::log;
+
 struct Attached {
     session: Arc<Session>,
     /// Tells the process from its children, whose pool this is not.
@@ -37,7 +39,7 @@ pub(crate) fn complain(why: &str) {
     let named =
         std::env::var("FI_PROVIDER").is_ok_and(|names| names.contains("polder") && !names.starts_with('^'));
     if named {
-        SAID.call_once(|| eprintln!("polder: {why}"));
+        SAID.call_once(|| log::say(why));
     }
     tracing::info!("not offered: {why}");
 }

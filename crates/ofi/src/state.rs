@@ -32,15 +32,15 @@ pub(crate) struct Manner {
 pub(crate) struct State {
     pub(crate) ports: Table<Port>,
     pub(crate) ledger: Ledger,
-    pub(crate) regions: Regions,
 }
 
-/// Where completions are written down, and who is called what.
+/// Where completions are written down, who is called what, and what is registered.
 #[derive(Default)]
 pub(crate) struct Ledger {
     pub(crate) queues: Table<Queue>,
     pub(crate) counters: Table<Counter>,
     pub(crate) vectors: Table<Vector>,
+    pub(crate) regions: Regions,
 }
 
 impl Domain {
@@ -97,10 +97,15 @@ impl State {
         Ok((self.ports.get_mut(at).ok_or(Errno::INVAL)?, &mut self.ledger))
     }
 
+    /// Whether a peer's operation uses registered memory.
+    pub(crate) fn holds(&mut self, key: u64) -> bool {
+        self.ports.iter_mut().any(|port| port.holds(key))
+    }
+
     /// Whether any object of the domain is open.
     pub(crate) fn in_use(&self) -> bool {
-        let Ledger { queues, counters, vectors } = &self.ledger;
-        let open = [self.ports.len(), queues.len(), counters.len(), vectors.len(), self.regions.len()];
+        let Ledger { queues, counters, vectors, regions } = &self.ledger;
+        let open = [self.ports.len(), queues.len(), counters.len(), vectors.len(), regions.len()];
         open.iter().any(|&open| open > 0)
     }
 }

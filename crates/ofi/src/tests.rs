@@ -10,6 +10,7 @@ use polder_pool::{Geometry, session as pools};
 use crate::ffi::*;
 use crate::getinfo::getinfo;
 use crate::libfabric::{self, standing_in};
+use crate::note::INLINE;
 use crate::{fabric, session};
 
 const ENODATA: c_int = -libc::ENODATA;
@@ -52,15 +53,16 @@ struct Hints {
     kind: c_int,
 }
 
+const WAYS: u64 = flag::SEND | flag::RECV | flag::READ | flag::WRITE | flag::REMOTE_READ | flag::REMOTE_WRITE;
 const MPI: u64 = flag::MSG | flag::TAGGED | flag::LOCAL_COMM | flag::REMOTE_COMM | flag::DIRECTED_RECV;
 
-/// MPICH 5.0.2 and 4.2.3, with the capabilities that they found without hints, once they gave up ordered atomics.
+/// MPICH 5.0.2 and 4.2.3, with the capabilities that they found without hints.
 const MPICH: Hints = Hints {
     version: version(2, 5),
-    caps: MPI | flag::SEND | flag::RECV | flag::MULTI_RECV | flag::SOURCE,
+    caps: MPI | WAYS | flag::RMA | flag::ATOMIC | flag::MULTI_RECV | flag::SOURCE,
     transmit_flags: flag::COMPLETION | flag::DELIVERY_COMPLETE,
     receive_flags: flag::COMPLETION,
-    transmit_order: order::SAS,
+    transmit_order: order::SAS | 0xf0_0000_0000,
     threading: THREAD_DOMAIN,
     progress: PROGRESS_MANUAL,
     av_type: AV_TABLE,
@@ -151,7 +153,7 @@ fn each_library_is_offered_what_it_asks_for() {
             assert_eq!((*info.domain_attr).mr_mode, 0);
             assert!((*info.domain_attr).cq_data_size >= hints.cq_data_size);
             assert_eq!((*info.tx_attr).op_flags, hints.transmit_flags);
-            assert_eq!((*info.tx_attr).msg_order, order::SAS);
+            assert_eq!((*info.tx_attr).msg_order & hints.transmit_order, hints.transmit_order);
             assert_eq!((*info.ep_attr).mem_tag_format >> 63, 1, "all 64 bits of a tag");
             assert_eq!(CStr::from_ptr((*info.fabric_attr).name), c"polder");
         }
@@ -177,9 +179,8 @@ fn without_hints_everything_is_offered_and_an_old_program_gets_the_old_name_for_
 #[test]
 fn what_the_pool_does_not_carry_is_not_offered() {
     let unfit = [
-        ("one-sided operations", Hints { caps: MPICH.caps | flag::RMA, ..MPICH }),
-        ("atomics", Hints { caps: MPICH.caps | flag::ATOMIC, ..MPICH }),
-        ("MPICH's first hints, with ordered atomics", Hints { transmit_order: 0xf0_0000_0100, ..MPICH }),
+        ("triggered operations", Hints { caps: MPICH.caps | 1 << 20, ..MPICH }),
+        ("an order of messages and writes", Hints { transmit_order: 0xf0_0000_0180, ..MPICH }),
         ("progress without calls", Hints { progress: PROGRESS_AUTO, ..MPICH }),
         ("five bytes of data", Hints { cq_data_size: 5, ..MPICH }),
         ("connected endpoints", Hints { kind: 1, ..MPICH }),
@@ -268,7 +269,7 @@ impl Bench {
         assert_eq!(bind(bench.ep.cast(), bench.av.cast(), 0), 0);
         let both = flag::SEND | flag::RECV;
         assert_eq!(bind(bench.ep.cast(), bench.cq.cast(), both | flag::SELECTIVE_COMPLETION), 0);
-        assert_eq!(bind(bench.ep.cast(), bench.cntr.cast(), both), 0);
+        assert_eq!(bind(bench.ep.cast(), bench.cntr.cast(), both | flag::READ | flag::WRITE), 0);
         assert_eq!(enable(bench.ep), 0);
         assert_eq!(bench.insert(&bench.name()), 0);
         bench
@@ -737,7 +738,7 @@ fn waiting_for_nothing_ends_with_the_timeout() {
 #[test]
 fn what_is_not_there_answers_so_instead_of_crashing() {
     let bench = Bench::enabled(MPICH);
-    let mut nothing = null_mut();
+    let (mut nothing, mut nothing_else) = (null_mut(), null_mut());
     let mut named = AvAttr {
         kind: AV_MAP,
         rx_ctx_bits: 0,
@@ -753,9 +754,7 @@ fn what_is_not_there_answers_so_instead_of_crashing() {
         let ops = &*(*bench.domain).ops;
         assert_eq!((ops.av_open)(bench.domain, &raw mut named, &raw mut nothing, null_mut()), nosys);
         assert_eq!((ops.av_open)(bench.domain, null_mut(), &raw mut nothing, null_mut()), EINVAL);
-        assert_eq!((ops.query_atomic)(bench.domain, 0, 0, null_mut(), 0), nosys);
-        let read = (*(*bench.ep).rma).read;
-        assert_eq!(read(bench.ep, null_mut(), 0, null_mut(), 0, 0, 0, null_mut()), -(libc::ENOSYS as isize));
+        assert_eq!((ops.stx_ctx)(bench.domain, null_mut(), &raw mut nothing_else, null_mut()), nosys);
         let (mut mr, mut twin) = (null_mut(), null_mut());
         let register = (*(*bench.domain).mr).reg;
         let domain = bench.domain.cast();
@@ -778,4 +777,309 @@ fn an_endpoint_that_is_gone_fails_a_send_with_its_name_in_words() {
     assert_eq!(one.tsend(to, b"hello?", 1), 0);
     assert_eq!(one.next().unwrap_err(), EAVAIL);
     assert_eq!(one.failure().err, libc::EHOSTDOWN);
+}
+
+/// A registration of a test's memory.
+struct Registered(*mut FidMr);
+
+impl Registered {
+    fn key(&self) -> u64 {
+        // SAFETY: open.
+        unsafe { (*self.0).key }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        assert_eq!(close(self.0.cast()), 0);
+    }
+}
+
+const ALL: u64 = flag::REMOTE_READ | flag::REMOTE_WRITE;
+
+impl Bench {
+    fn register(&self, memory: &mut [u8], access: u64, key: u64) -> Registered {
+        let mut mr = null_mut();
+        let (at, bytes) = (memory.as_mut_ptr().cast(), memory.len());
+        // SAFETY: an open domain; tests look at the memory when nothing is under way.
+        let registered = unsafe {
+            let register = (*(*self.domain).mr).reg;
+            register(self.domain.cast(), at, bytes, access, 0, key, 0, &raw mut mr, null_mut())
+        };
+        assert_eq!(registered, 0);
+        Registered(mr)
+    }
+
+    fn write(&self, bytes: &[u8], to: u64, address: u64, key: u64) -> isize {
+        let at = bytes.as_ptr().cast();
+        // SAFETY: tests keep the bytes until the completion.
+        unsafe {
+            ((*(*self.ep).rma).write)(self.ep, at, bytes.len(), null_mut(), to, address, key, context(5))
+        }
+    }
+
+    fn fetch(&self, bytes: &mut [u8], to: u64, address: u64, key: u64) -> isize {
+        let at = bytes.as_mut_ptr().cast();
+        // SAFETY: as above.
+        unsafe {
+            ((*(*self.ep).rma).read)(self.ep, at, bytes.len(), null_mut(), to, address, key, context(6))
+        }
+    }
+
+    /// The next completion, while the other goes on too.
+    fn next_beside(&self, other: &Self) -> Result<CqTaggedEntry, isize> {
+        let late = Instant::now() + Duration::from_secs(5);
+        loop {
+            // SAFETY: an open counter, which makes progress.
+            unsafe { ((*(*other.cntr).ops).read)(other.cntr) };
+            match self.read() {
+                Err(EAGAIN) if Instant::now() < late => {}
+                read => return read.map(|(entry, _)| entry),
+            }
+        }
+    }
+}
+
+/// Two that know each other, and where the first finds the second.
+fn pair() -> (Bench, Bench, u64) {
+    let (one, other) = (Bench::enabled(MPICH), Bench::enabled(MPICH));
+    let to = one.insert(&other.name());
+    other.insert(&one.name());
+    (one, other, to)
+}
+
+fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at * 31 % 251) as u8).collect()
+}
+
+#[test]
+fn what_is_written_to_a_peer_stands_there_and_is_read_back() {
+    let (one, other, to) = pair();
+    let mut memory = vec![0; 1 << 20];
+    let at = memory.as_ptr();
+    let region = other.register(&mut memory, ALL, 42);
+    for bytes in [0, 1, 8, INLINE, INLINE + 1, 100_000, (1 << 20) - 3] {
+        let (sent, mut came) = (pattern(bytes), vec![0; bytes]);
+        assert_eq!(one.write(&sent, to, 3, region.key()), 0);
+        let done = one.next_beside(&other).unwrap();
+        assert_eq!((done.op_context, done.flags), (context(5), flag::RMA | flag::WRITE));
+        // SAFETY: the write is complete.
+        assert!(unsafe { std::slice::from_raw_parts(at.add(3), bytes) } == sent, "{bytes} bytes written");
+        assert_eq!(one.fetch(&mut came, to, 3, region.key()), 0);
+        let done = one.next_beside(&other).unwrap();
+        assert_eq!((done.op_context, done.flags), (context(6), flag::RMA | flag::READ));
+        assert!(came == sent, "{bytes} bytes read");
+    }
+    // SAFETY: an open counter.
+    unsafe { assert_eq!(((*(*one.cntr).ops).read)(one.cntr), 14) };
+}
+
+#[test]
+fn reads_and_writes_in_pieces_are_put_together() {
+    let (one, other, to) = pair();
+    let mut memory = vec![0; 20_000];
+    let region = other.register(&mut memory, ALL, 1);
+    let sent = pattern(20_000);
+    let mut came = vec![0; 20_000];
+    let list = |bytes: &[u8]| {
+        [0..7, 7..9000, 9000..20_000].map(|range| iovec {
+            iov_base: bytes[range.clone()].as_ptr().cast_mut().cast(),
+            iov_len: range.len(),
+        })
+    };
+    let there = RmaIov { addr: 0, len: 20_000, key: region.key() };
+    let msg = |pieces: &[iovec]| MsgRma {
+        msg_iov: pieces.as_ptr(),
+        desc: null_mut(),
+        iov_count: pieces.len(),
+        addr: to,
+        rma_iov: &raw const there,
+        rma_iov_count: 1,
+        context: context(7),
+        data: 0,
+    };
+    let (out, back) = (list(&sent), list(&came));
+    let (written, read) = (msg(&out), msg(&back));
+    // SAFETY: an open endpoint; the bytes stay until the completions.
+    unsafe {
+        let ops = &*(*one.ep).rma;
+        assert_eq!((ops.writemsg)(one.ep, &raw const written, flag::COMPLETION), 0);
+        assert_eq!(one.next_beside(&other).unwrap().op_context, context(7));
+        assert_eq!((ops.readmsg)(one.ep, &raw const read, flag::COMPLETION), 0);
+        assert_eq!(one.next_beside(&other).unwrap().op_context, context(7));
+        let two = MsgRma { rma_iov_count: 2, ..msg(&out) };
+        assert_eq!((ops.writemsg)(one.ep, &raw const two, 0), EINVAL as isize);
+    }
+    assert!(came.iter_mut().zip(&sent).all(|(came, sent)| came == sent));
+}
+
+#[test]
+fn what_is_not_registered_for_it_is_refused_and_stays_as_it_is() {
+    let (one, other, to) = pair();
+    let (mut memory, mut wide) = (vec![7; 20_000], vec![1; 20_000]);
+    let before = memory.clone();
+    let at = memory.as_ptr();
+    let region = other.register(&mut memory[..10_000], flag::REMOTE_READ, 9);
+    let (key, rejected) = (region.key(), libc::EKEYREJECTED);
+    for (bytes, address, key, errno) in [
+        (8, 0, key, libc::EACCES),
+        (20_000, 0, key, libc::EACCES),
+        (8, 0, key + 1, rejected),
+        (20_000, 0, key + 1, rejected),
+    ] {
+        assert_eq!(one.write(&wide[..bytes], to, address, key), 0);
+        assert_eq!(one.next_beside(&other).unwrap_err(), EAVAIL);
+        let failure = one.failure();
+        assert_eq!((failure.err, failure.entry.op_context), (errno, context(5)));
+    }
+    for (bytes, address) in [(10_001, 0), (1, 10_000), (8, u64::MAX - 3)] {
+        assert_eq!(one.fetch(&mut wide[..bytes], to, address, key), 0);
+        assert_eq!(one.next_beside(&other).unwrap_err(), EAVAIL);
+        assert_eq!(one.failure().err, libc::EACCES);
+    }
+    // SAFETY: nothing is under way.
+    assert!(unsafe { std::slice::from_raw_parts(at, 20_000) } == before);
+    assert_eq!(one.fetch(&mut wide[..10_000], to, 0, key), 0);
+    assert!(one.next_beside(&other).is_ok(), "what was refused stands in no other one's way");
+    // SAFETY: an open counter.
+    unsafe { assert_eq!(((*(*one.cntr).ops).readerr)(one.cntr), 7) };
+}
+
+#[test]
+fn whoever_is_written_to_is_told_with_data_and_counts() {
+    let (one, other, to) = pair();
+    let mut memory = vec![0; 8];
+    let region = other.register(&mut memory, ALL, 1);
+    assert_eq!(bind(region.0.cast(), other.cntr.cast(), flag::REMOTE_WRITE), 0);
+    // SAFETY: an open endpoint; injected bytes are copied.
+    unsafe {
+        let ops = &*(*one.ep).rma;
+        assert_eq!((ops.inject)(one.ep, b"quietly".as_ptr().cast(), 7, to, 0, region.key()), 0);
+        assert_eq!((ops.injectdata)(one.ep, b"loud".as_ptr().cast(), 4, 0xfeed, to, 0, region.key()), 0);
+    }
+    let late = Instant::now() + Duration::from_secs(5);
+    let told = loop {
+        assert_eq!(one.read().unwrap_err(), EAGAIN, "nobody is told of what is injected");
+        match other.read() {
+            Ok((told, _)) => break told,
+            Err(_) => assert!(Instant::now() < late),
+        }
+    };
+    assert_eq!(told.flags, flag::RMA | flag::REMOTE_WRITE | flag::REMOTE_CQ_DATA);
+    assert_eq!((told.data, told.len), (0xfeed, 4));
+    // SAFETY: open counters.
+    unsafe {
+        assert_eq!(((*(*other.cntr).ops).read)(other.cntr), 2);
+        while ((*(*one.cntr).ops).read)(one.cntr) < 2 {
+            assert!(other.read().is_err() && Instant::now() < late);
+        }
+    }
+    drop(region);
+    assert_eq!(memory, b"loudtly\0");
+}
+
+#[test]
+fn atomics_fetch_compare_and_say_what_there_is() {
+    let (word, double, long_double): (c_int, c_int, c_int) = (7, 9, 12);
+    let (one, other, to) = pair();
+    let mut memory = 40_u64.to_le_bytes().to_vec();
+    let region = other.register(&mut memory, ALL, 1);
+    let (operand, compare, mut before) = (2_u64, 42_u64, 0_u64);
+    let (at, back) = ((&raw const operand).cast(), (&raw mut before).cast());
+    let (none, key, ep) = (null_mut(), region.key(), one.ep);
+    // SAFETY: an open endpoint; operands and results stay until the completions.
+    unsafe {
+        let ops = &*(*ep).atomic;
+        assert_eq!((ops.write)(ep, at, 1, none, to, 0, key, word, 2, context(8)), 0);
+        assert_eq!(one.next_beside(&other).unwrap().flags, flag::ATOMIC | flag::WRITE);
+        assert_eq!((ops.readwrite)(ep, null(), 1, none, back, none, to, 0, key, word, 10, context(8)), 0);
+        assert_eq!(one.next_beside(&other).unwrap().flags, flag::ATOMIC | flag::READ);
+        assert_eq!(before, 42);
+        let compared = (&raw const compare).cast();
+        let swap = ops.compwrite;
+        assert_eq!(swap(ep, at, 1, none, compared, none, back, none, to, 0, key, word, 12, context(8)), 0);
+        assert!(one.next_beside(&other).is_ok());
+        assert_eq!(swap(ep, at, 1, none, compared, none, back, none, to, 0, key, word, 12, context(8)), 0);
+        assert!(one.next_beside(&other).is_ok());
+        assert_eq!(before, 2, "it was swapped before, and not again");
+        let mut count = 0;
+        assert_eq!((ops.writevalid)(ep, double, 2, &raw mut count), 0);
+        assert_eq!(count, INLINE / 8);
+        assert_eq!((ops.compwritevalid)(ep, double, 12, &raw mut count), 0);
+        assert_eq!(count, INLINE / 16);
+        let absent = -libc::EOPNOTSUPP;
+        assert_eq!((ops.writevalid)(ep, double, 6, &raw mut count), absent, "bits of a double");
+        assert_eq!((ops.readwritevalid)(ep, long_double, 2, &raw mut count), absent);
+        let refused = (ops.write)(ep, at, 1, none, to, 0, key, double, 6, context(8));
+        assert_eq!(refused, absent as isize);
+        let long = (ops.write)(ep, at, INLINE, none, to, 0, key, word, 2, context(8));
+        assert_eq!(long, -(libc::EMSGSIZE as isize));
+        let mut attr = AtomicAttr { count: 0, size: 0 };
+        let query = (*(*one.domain).ops).query_atomic;
+        assert_eq!(query(one.domain, word, 12, &raw mut attr, flag::COMPARE_ATOMIC), 0);
+        assert_eq!((attr.count, attr.size), (INLINE / 16, 8));
+    }
+    drop(region);
+    assert_eq!(memory, 2_u64.to_le_bytes());
+}
+
+#[test]
+fn writes_land_in_the_order_in_which_they_were_asked_for() {
+    let (one, other, to) = pair();
+    let mut memory = vec![0; INLINE];
+    let region = other.register(&mut memory, ALL, 1);
+    let sent: Vec<_> = (0..600_usize).map(|number| vec![number as u8; INLINE]).collect();
+    // So many are beyond the window of what is eager, and are announced.
+    for bytes in &sent {
+        assert_eq!(one.write(bytes, to, 0, region.key()), 0);
+    }
+    for _ in &sent {
+        assert!(one.next_beside(&other).is_ok());
+    }
+    drop(region);
+    assert!(memory == sent[599]);
+}
+
+#[test]
+fn no_more_are_under_way_than_an_endpoint_has_room_for() {
+    let (one, other, to) = pair();
+    let mut memory = vec![0; 8];
+    let region = other.register(&mut memory, ALL, 1);
+    for _ in 0..1024 {
+        assert_eq!(one.write(&[1], to, 0, region.key()), 0);
+    }
+    assert_eq!(one.write(&[1], to, 0, region.key()), EAGAIN);
+    for _ in 0..1024 {
+        assert!(one.next_beside(&other).is_ok());
+    }
+    assert_eq!(one.write(&[1], to, 0, region.key()), 0);
+    assert!(one.next_beside(&other).is_ok());
+}
+
+#[test]
+fn an_operation_on_the_memory_of_one_that_is_gone_fails() {
+    let (one, other, to) = pair();
+    drop(other);
+    for bytes in [8, 100_000] {
+        assert_eq!(one.write(&vec![0; bytes], to, 0, 1), 0);
+        assert_eq!(one.next().unwrap_err(), EAVAIL);
+        assert_eq!(one.failure().err, libc::EHOSTDOWN);
+    }
+    let mut room = [0; 8];
+    assert_eq!(one.fetch(&mut room, to, 0, 1), 0);
+    assert_eq!(one.next().unwrap_err(), EAVAIL);
+    assert_eq!(one.failure().err, libc::EHOSTDOWN);
+}
+
+#[test]
+fn where_keys_are_the_providers_addresses_are_the_programs_own() {
+    let (one, other) = (Bench::enabled(MPICH), Bench::enabled(Hints { mr_mode: mr_mode::BASIC, ..MPICH }));
+    let to = one.insert(&other.name());
+    let mut memory = vec![0; 8];
+    let at = memory.as_ptr().addr() as u64;
+    let region = other.register(&mut memory, ALL, 0);
+    assert_eq!(one.write(&[9; 4], to, at + 4, region.key()), 0);
+    assert!(one.next_beside(&other).is_ok());
+    drop(region);
+    assert_eq!(memory, [0, 0, 0, 0, 9, 9, 9, 9]);
 }

@@ -181,12 +181,12 @@ unsafe fn lent(iov: *const iovec, count: usize) -> Result<Span, Errno> {
 ///
 /// # Safety
 /// As [`Span::lent`], for what the list names.
-unsafe fn gathered(iov: *const iovec, count: usize) -> Result<Span, Errno> {
+pub(crate) unsafe fn gathered(iov: *const iovec, count: usize) -> Result<Span, Errno> {
     if count < 2 {
         // SAFETY: the same contract.
         return unsafe { lent(iov, count) };
     }
-    if count > SEND_PIECES {
+    if count > PIECES {
         return Err(Errno::INVAL);
     }
     let mut bytes = Vec::new();
@@ -200,8 +200,8 @@ unsafe fn gathered(iov: *const iovec, count: usize) -> Result<Span, Errno> {
     Ok(Span::Held(bytes))
 }
 
-/// Pieces that a send may have.
-pub(crate) const SEND_PIECES: usize = 8;
+/// Pieces that a send, a read or a write may have.
+pub(crate) const PIECES: usize = 8;
 
 fn plain(data: Option<u64>) -> Label {
     Label { kind: MSG, ..tagged(0, data) }

@@ -31,4 +31,32 @@ total = np.zeros(100_000)
 world.Allreduce(np.full(100_000, rank + 1.0), total)
 assert (total == size * (size + 1) / 2).all()
 assert world.alltoall([(rank, other) for other in range(size)]) == [(other, rank) for other in range(size)]
+# Windows: short and long puts, gets, and accumulates and a counter that all add to.
+memory = np.zeros(200_001, dtype=np.int64)
+window = MPI.Win.Create(memory, 8, comm=world)
+for count in [1, 100, 200_000]:
+    sent = np.full(count, rank + count)
+    window.Fence()
+    window.Put(sent, right)
+    window.Fence()
+    assert (memory[:count] == left + count).all(), f"{count} words put"
+    came = np.zeros(count, dtype=np.int64)
+    window.Get(came, right)
+    window.Fence()
+    assert (came == rank + count).all(), f"{count} words got"
+window.Lock_all()
+before = np.zeros(1, dtype=np.int64)
+for _ in range(20):
+    window.Fetch_and_op(np.ones(1, dtype=np.int64), before, 0, 200_000, MPI.SUM)
+    window.Flush(0)
+ones = np.ones(1000, dtype=np.int64)
+window.Accumulate(ones, 0, 0)
+window.Unlock_all()
+world.barrier()
+if rank == 0:
+    window.Lock(0)
+    assert memory[200_000] == 20 * size
+    assert (memory[:1000] == left + 200_000 + size).all()
+    window.Unlock(0)
+window.Free()
 sys.stdout.write(f"rank {rank} of {size} is done\n")

@@ -1,0 +1,298 @@
+//! Reads and writes of a peer's memory: libfabric's many ways to ask for them.
+
+use std::ffi::c_void;
+
+use crate::arithmetic::Form;
+use crate::endpoint::Buffer;
+use crate::ep::{self, Open};
+use crate::ffi::{Errno, FidEp, MsgRma, OpsRma, flag, iovec};
+use crate::getinfo::{INJECT_BYTES, MESSAGE_BYTES};
+use crate::guard;
+use crate::note::Act;
+use crate::object::given;
+use crate::port::{Context, Operation, Role};
+use crate::remote::Request;
+use crate::span::Span;
+use crate::transfer::{PIECES, gathered};
+
+pub(crate) static OPS: OpsRma = OpsRma {
+    size: size_of::<OpsRma>(),
+    read,
+    readv,
+    readmsg,
+    write,
+    writev,
+    writemsg,
+    inject,
+    writedata,
+    injectdata,
+};
+
+/// What a call may say of a one-sided operation.
+const FLAGS: u64 = flag::COMPLETION
+    | flag::INJECT
+    | flag::INJECT_COMPLETE
+    | flag::TRANSMIT_COMPLETE
+    | flag::DELIVERY_COMPLETE
+    | flag::REMOTE_CQ_DATA
+    | flag::MORE;
+
+/// Whether, and how, an operation is told of.
+pub(crate) enum Told {
+    /// As the endpoint says.
+    Default,
+    /// As the call says.
+    Flags(u64),
+    /// Not at all, and its bytes are the program's again at once.
+    Injected,
+}
+
+/// A request and where it goes.
+pub(crate) struct Asked {
+    pub(crate) to: u64,
+    pub(crate) request: Request,
+    pub(crate) context: *mut c_void,
+    pub(crate) told: Told,
+}
+
+/// # Safety
+/// `ep` is open.
+pub(crate) unsafe fn ask(ep: *mut FidEp, asked: impl FnOnce() -> Result<Asked, Errno>) -> isize {
+    guard::amount(|| {
+        // SAFETY: by this function's contract.
+        let Open { domain, at } = unsafe { ep::of(ep) };
+        let Asked { to, mut request, context, told } = asked()?;
+        if request.bytes > MESSAGE_BYTES as u64 {
+            return Err(Errno::MSGSIZE);
+        }
+        let mut state = domain.state();
+        let (port, ledger) = state.port(*at)?;
+        if !port.enabled {
+            return Err(Errno::OPBADSTATE);
+        }
+        let (flags, injected) = match told {
+            Told::Default => (port.transmit.flags, port.transmit.flags & flag::INJECT != 0),
+            Told::Flags(flags) => (flags, flags & flag::INJECT != 0),
+            Told::Injected => (0, true),
+        };
+        if flags & !FLAGS != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        if injected && request.act != Act::Read {
+            if request.out.len() > INJECT_BYTES {
+                return Err(Errno::MSGSIZE);
+            }
+            request.out = Span::Held(request.out.bytes().to_vec());
+        }
+        let operation = Operation {
+            context: Context(context),
+            flags: request.act.flags(),
+            report: !matches!(told, Told::Injected) && port.transmit.of(flags),
+            role: Role::Send,
+        };
+        port.ask(ledger, to, request, operation).map(|()| 0)
+    })
+}
+
+impl Act {
+    /// What its completion says that it was.
+    const fn flags(self) -> u64 {
+        match self {
+            Self::Write => flag::RMA | flag::WRITE,
+            Self::Read => flag::RMA | flag::READ,
+            Self::Atomic(Form::Plain, ..) => flag::ATOMIC | flag::WRITE,
+            Self::Atomic(..) => flag::ATOMIC | flag::READ,
+        }
+    }
+}
+
+const fn data_of(flags: u64, data: u64) -> Option<u32> {
+    if flags & flag::REMOTE_CQ_DATA != 0 { Some(data as u32) } else { None }
+}
+
+fn writing(out: Span, (address, key): (u64, u64), data: Option<u32>) -> Request {
+    Request { act: Act::Write, key, address, bytes: out.len() as u64, data, out, back: Vec::new() }
+}
+
+fn reading(back: Vec<Span>, (address, key): (u64, u64)) -> Request {
+    let bytes = back.iter().map(|piece| piece.len() as u64).sum();
+    Request { act: Act::Read, key, address, bytes, data: None, out: Span::Held(Vec::new()), back }
+}
+
+/// The pieces of a list, each where it is.
+///
+/// # Safety
+/// As [`Span::lent`], for what the list names.
+unsafe fn pieces(iov: *const iovec, count: usize) -> Result<Vec<Span>, Errno> {
+    if count > PIECES {
+        return Err(Errno::INVAL);
+    }
+    let piece = |index| {
+        // SAFETY: the list has `count` pieces, each lent by this function's contract.
+        unsafe {
+            let piece = given(iov.wrapping_add(index))?;
+            Ok(Span::lent(piece.iov_base, piece.iov_len))
+        }
+    };
+    (0..count).map(piece).collect()
+}
+
+/// The peer's memory of a message: one piece, as long as what stands here.
+///
+/// # Safety
+/// The list lives for the call.
+unsafe fn there(msg: &MsgRma, bytes: u64) -> Result<(u64, u64), Errno> {
+    if msg.rma_iov_count != 1 {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: by this function's contract.
+    let there = unsafe { given(msg.rma_iov)? };
+    if there.len as u64 == bytes { Ok((there.addr, there.key)) } else { Err(Errno::INVAL) }
+}
+
+unsafe extern "C" fn read(
+    ep: *mut FidEp,
+    at: *mut c_void,
+    bytes: usize,
+    _desc: *mut c_void,
+    to: u64,
+    address: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        let back = vec![Span::lent(at, bytes)];
+        let request = reading(back, (address, key));
+        ask(ep, || Ok(Asked { to, request, context, told: Told::Default }))
+    }
+}
+
+unsafe extern "C" fn readv(
+    ep: *mut FidEp,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    to: u64,
+    address: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        ask(ep, || {
+            let request = reading(pieces(iov, count)?, (address, key));
+            Ok(Asked { to, request, context, told: Told::Default })
+        })
+    }
+}
+
+unsafe extern "C" fn readmsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) -> isize {
+    // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
+    unsafe {
+        ask(ep, || {
+            let msg = given(msg)?;
+            let mut request = reading(pieces(msg.msg_iov, msg.iov_count)?, (0, 0));
+            (request.address, request.key) = there(msg, request.bytes)?;
+            Ok(Asked { to: msg.addr, request, context: msg.context, told: Told::Flags(flags) })
+        })
+    }
+}
+
+unsafe extern "C" fn write(
+    ep: *mut FidEp,
+    at: *const c_void,
+    bytes: usize,
+    _desc: *mut c_void,
+    to: u64,
+    address: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        let request = writing(Span::lent(at.cast_mut(), bytes), (address, key), None);
+        ask(ep, || Ok(Asked { to, request, context, told: Told::Default }))
+    }
+}
+
+unsafe extern "C" fn writev(
+    ep: *mut FidEp,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    to: u64,
+    address: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        ask(ep, || {
+            let request = writing(gathered(iov, count)?, (address, key), None);
+            Ok(Asked { to, request, context, told: Told::Default })
+        })
+    }
+}
+
+unsafe extern "C" fn writemsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) -> isize {
+    // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
+    unsafe {
+        ask(ep, || {
+            let msg = given(msg)?;
+            let out = gathered(msg.msg_iov, msg.iov_count)?;
+            let there = there(msg, out.len() as u64)?;
+            let request = writing(out, there, data_of(flags, msg.data));
+            Ok(Asked { to: msg.addr, request, context: msg.context, told: Told::Flags(flags) })
+        })
+    }
+}
+
+unsafe extern "C" fn inject(
+    ep: *mut FidEp,
+    at: *const c_void,
+    bytes: usize,
+    to: u64,
+    address: u64,
+    key: u64,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program the bytes, which are copied.
+    unsafe {
+        let request = writing(Span::lent(at.cast_mut(), bytes), (address, key), None);
+        ask(ep, || Ok(Asked { to, request, context: std::ptr::null_mut(), told: Told::Injected }))
+    }
+}
+
+unsafe extern "C" fn writedata(
+    ep: *mut FidEp,
+    at: *const c_void,
+    bytes: usize,
+    _desc: *mut c_void,
+    data: u64,
+    to: u64,
+    address: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
+    unsafe {
+        let request = writing(Span::lent(at.cast_mut(), bytes), (address, key), Some(data as u32));
+        ask(ep, || Ok(Asked { to, request, context, told: Told::Default }))
+    }
+}
+
+unsafe extern "C" fn injectdata(
+    ep: *mut FidEp,
+    at: *const c_void,
+    bytes: usize,
+    data: u64,
+    to: u64,
+    address: u64,
+    key: u64,
+) -> isize {
+    // SAFETY: libfabric passes an open endpoint, and the program the bytes, which are copied.
+    unsafe {
+        let request = writing(Span::lent(at.cast_mut(), bytes), (address, key), Some(data as u32));
+        ask(ep, || Ok(Asked { to, request, context: std::ptr::null_mut(), told: Told::Injected }))
+    }
+}
