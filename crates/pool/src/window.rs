@@ -73,6 +73,8 @@ pub struct Window<M: Memory> {
     access: Option<Epoch>,
     /// What an update works on.
     words: Vec<u8>,
+    /// Looks in vain before it is asked whether a peer lives, which takes longer than most waits.
+    pub(crate) asks_after: u32,
 }
 
 impl<M: Memory> Window<M> {
@@ -118,6 +120,7 @@ impl<M: Memory> Window<M> {
             exposure: None,
             access: None,
             words: vec![],
+            asks_after: 64,
         })
     }
 

@@ -1,5 +1,5 @@
-//! Real processes on a shadow, where each host sees of the others what was flushed and nothing else: the pool, its rings
-//! and its collectives work between two of them, and fail when a flush is left out anywhere.
+//! Real processes on a shadow, where each host sees of the others what was flushed and nothing else: the pool, its rings, its
+//! windows and its collectives work between two of them, and fail when a flush is left out anywhere.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
 use polder_pool::session::{self, AnyPool, Session};
 use polder_pool::settings::Settings;
 use polder_pool::wait::Patience;
+use polder_pool::window::{Access, Window};
 use polder_pool::{Fill, Geometry, Object, Pool, PoolError, Process};
 
 type Shared = Arc<Pool<Wrapped>>;
@@ -151,6 +152,54 @@ fn link(pool: &Shared, other: Process) -> Link<impl Fn() -> Result<(), PoolError
     }
 }
 
+/// Both hosts store to their own segments and read what the other put there, count together, and take turns under a lock.
+fn windows(pool: &Shared, host: u16) {
+    let (me, other) = (u32::from(host), 1 - u32::from(host));
+    let mut window = Window::create(Arc::clone(pool), "w", me, 2, 256).unwrap();
+    pool.close(open(pool, &format!("/window/0/w/{other}")));
+    window.join().unwrap();
+    for round in 1..=40_u8 {
+        pool.memory().store(window.own().at, round.into());
+        window.expose(me, 0, 8).unwrap();
+        window.post(&[other]).unwrap();
+        window.start(&[other]).unwrap();
+        until(pool, || window.try_start());
+        let mut word = [0; 8];
+        window.get(other, 0, &mut word).unwrap();
+        assert_eq!(word, u64::from(round).to_le_bytes(), "what {other} exposed");
+        window.put(other, 67, &[round; 30]).unwrap();
+        window.update(0, 128, 4, &mut |bytes| bytes[0] += 1).unwrap();
+        until(pool, || window.try_lock(0, Access::Exclusive));
+        window.get(0, 192, &mut word).unwrap();
+        word[0] += 1;
+        // Long enough for the other to come.
+        std::thread::sleep(Duration::from_micros(200));
+        window.put(0, 192, &word).unwrap();
+        window.unlock(0);
+        window.complete().unwrap();
+        until(pool, || window.try_wait());
+        window.renew(me, 0, 128).unwrap();
+        let mut put = [0; 32];
+        pool.memory().copy_out(window.own().at + 66, &mut put).unwrap();
+        assert_eq!(
+            put,
+            std::array::from_fn(|byte| if byte % 31 == 0 { 0 } else { round }),
+            "what {other} put"
+        );
+        let mut counts = [0; 72];
+        window.get(0, 128, &mut counts).unwrap();
+        assert!(counts[0] >= 2 * round && counts[64] >= 2 * round, "{counts:?} in round {round}");
+    }
+}
+
+fn until(pool: &Shared, mut step: impl FnMut() -> Result<bool, PoolError>) {
+    let start = Instant::now();
+    while !step().unwrap() {
+        assert!(start.elapsed() < pool.member().timeout, "it does not come");
+        std::thread::yield_now();
+    }
+}
+
 /// Both hosts compute together, through the staging and on objects of their own.
 fn collectives(pool: &Shared, host: u16) {
     let options = Options {
@@ -203,8 +252,8 @@ fn sum(round: usize, count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn objects_rings_and_collectives_work_between_hosts_that_share_nothing_but_what_they_flush() {
-    for body in [objects, rings, collectives] {
+fn objects_rings_windows_and_collectives_work_between_hosts_that_share_nothing_but_what_they_flush() {
+    for body in [objects, rings, windows, collectives] {
         assert!(passes("shadow", PATIENT, body));
     }
 }
@@ -232,13 +281,19 @@ impl Flush {
 #[test]
 fn each_of_them_fails_when_one_flush_is_left_out() {
     let flush = |file, after, line| Flush { file, after, line };
-    let seeded: [(Flush, Check); 7] = [
+    let seeded: [(Flush, Check); 13] = [
         (flush("line.rs", "pub fn announce<", "memory.write_back(at, LINE)"), objects),
         (flush("directory.rs", "fn scan(", "memory.invalidate("), objects),
         (flush("ring/producer.rs", "fn publish<", "memory.write_back(at, LINE)"), rings),
         (flush("ring/consumer.rs", "fn copy_out<", "memory.invalidate(cell"), rings),
         (flush("line.rs", "pub fn read<", "memory.invalidate(at, LINE)"), rings),
         (flush("line.rs", "pub fn publish<", "memory.write_back(at, LINE)"), collectives),
+        (flush("window.rs", "pub fn get(", "memory.invalidate("), windows),
+        (flush("window.rs", "pub fn expose(", "memory.write_back("), windows),
+        (flush("window.rs", "pub fn renew(", "memory.invalidate("), windows),
+        (flush("window.rs", "fn change(", "memory.invalidate("), windows),
+        (flush("window/lock.rs", "fn announce(", "memory.write_back("), windows),
+        (flush("window/epoch.rs", "fn count(", "memory.write_back("), windows),
         (flush("collectives/run.rs", "fn invalidate(", ".invalidate("), collectives),
     ];
     for (flush, body) in seeded {

@@ -158,6 +158,13 @@ fn epochs_pass_a_segment_between_target_and_origins() {
         ranks[0].try_wait().unwrap_err();
         assert_eq!(got(&ranks[0], 0, 0, 4), [0, round, round, 0]);
     }
+    // A rank may be its own origin.
+    ranks[0].post(&[0]).unwrap();
+    ranks[0].start(&[0]).unwrap();
+    assert_eq!(ranks[0].try_start(), Ok(true));
+    assert_eq!(ranks[0].try_wait(), Ok(false));
+    ranks[0].complete().unwrap();
+    assert_eq!(ranks[0].try_wait(), Ok(true));
 }
 
 /// Waits until every rank has come here for the `round`th time.

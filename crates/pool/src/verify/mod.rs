@@ -43,5 +43,6 @@ pub fn canaries() -> Vec<Suite> {
     canaries.extend(collectives::canaries());
     canaries.extend(chunks::canaries());
     canaries.extend(directory::canaries());
+    canaries.extend(window::canaries());
     canaries
 }

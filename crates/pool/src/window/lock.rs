@@ -10,6 +10,7 @@ use polder_mem::{Memory, Nanos, Offset};
 
 use super::Window;
 use super::place::Word;
+use crate::site::Flaw;
 use crate::{PoolError, word};
 
 /// Bits of a number.
@@ -63,9 +64,9 @@ impl Turn {
         self.passed
     }
 
-    /// Whether it is time to ask whether the peer that is waited for still lives.
-    const fn asks(&self) -> bool {
-        self.looks >= 64 && (self.looks.is_power_of_two() || self.looks.is_multiple_of(1024))
+    /// Whether it is time to ask whether the peer that is waited for still lives, which is not asked before so many looks.
+    const fn asks(&self, first: u32) -> bool {
+        self.looks >= first && (self.looks.is_power_of_two() || self.looks.is_multiple_of(1024))
     }
 }
 
@@ -166,7 +167,9 @@ impl<M: Memory> Window<M> {
     /// Draws a number above all that are seen.
     // SYNC: rule 4, twice. Of two who choose at once, one sees that the other does, or its number.
     fn draw(&mut self, lock: Lock, access: Access) -> Result<Claim, PoolError> {
-        self.announce(lock, Ticket { access, number: 0 });
+        if self.pool.flaw != Flaw::CheckThenSet {
+            self.announce(lock, Ticket { access, number: 0 });
+        }
         let number = match self.highest(lock) {
             Ok(highest) => highest + 1,
             Err(error) => {
@@ -251,7 +254,7 @@ impl<M: Memory> Window<M> {
                 let (rank, at) = place(self, turn.passed);
                 if stands(self, rank, at, self.pool.memory().load(at)?)? {
                     turn.looks += 1;
-                    if turn.asks() {
+                    if turn.asks(self.asks_after) {
                         self.ask_after(rank)?;
                     }
                     return Ok(false);
