@@ -81,6 +81,10 @@ impl Sight {
             && (header.generation, header.bytes) == (self.record.generation, self.record.bytes)
     }
 
+    fn is(&self, object: &Object) -> bool {
+        (self.host, self.record.generation) == (object.owner, object.generation)
+    }
+
     fn is_destroyed_by(&self, tombstone: &Tombstone) -> bool {
         (tombstone.owner, tombstone.slot) == (self.host, self.slot)
             && tombstone.generation == self.record.generation
@@ -474,9 +478,13 @@ impl<'a, M: Memory> Directory<'a, M> {
     /// Those of [`Directory::destroy`].
     pub(crate) fn discard(&self, object: &Object) -> Result<(), PoolError> {
         self.close(object);
-        let is_it =
-            |sight: &Sight| (sight.host, sight.record.generation) == (object.owner, object.generation);
-        self.destroy_if(&Name::parse(&object.name)?, is_it)
+        self.destroy_if(&Name::parse(&object.name)?, |sight| sight.is(object))
+    }
+
+    /// Whether an object that is held open has not been destroyed.
+    pub(crate) fn is_live(&self, object: &Object) -> Result<bool, PoolError> {
+        let key = Key::new(&self.site, Name::parse(&object.name)?.hash());
+        Ok(self.find(&key)?.is_some_and(|sight| sight.is(object)))
     }
 
     fn destroy_if(&self, name: &Name<'_>, wanted: impl Fn(&Sight) -> bool) -> Result<(), PoolError> {

@@ -176,6 +176,8 @@ pub struct Options {
     pub timeout: Duration,
     /// Calls of [`Endpoint::progress`] after which it asks who died of those that something is awaited of.
     pub calls_a_look: u32,
+    /// Calls of [`Endpoint::progress`] in vain after which it looks for senders that are new, at most.
+    pub calls_a_search: u32,
 }
 
 impl Default for Options {
@@ -186,6 +188,7 @@ impl Default for Options {
             window_bytes: 1 << 20,
             timeout: Duration::from_secs(10),
             calls_a_look: 1 << 14,
+            calls_a_search: 1 << 12,
         }
     }
 }
@@ -244,7 +247,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     pub fn open(pool: Arc<Pool<M>>, options: Options) -> Result<Self, PoolError> {
         let (own, port) = take_port(&pool)?;
         let address = Address { host: pool.member().host, port, generation: own.generation() };
-        let inlets = Inlets::new(&pool, own.at(), address);
+        let inlets = Inlets::new(&pool, own.at(), address, options.calls_a_search);
         Ok(Self {
             pool,
             options,
@@ -403,7 +406,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     pub fn close(mut self) -> Result<(), PoolError> {
         let memory = self.pool.memory().clone();
         let deadline = memory.now() + self.options.timeout;
-        while self.peers.iter().any(Peer::is_owing) && memory.now() < deadline {
+        while self.peers.iter_mut().any(|peer| peer.is_owing()) && memory.now() < deadline {
             self.progress()?;
             memory.pause();
         }
@@ -430,7 +433,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     /// Takes in what one ring has, as many messages as it has slots at most.
     fn take_from(&mut self, inlet: usize, from: u32, enough: usize) -> Result<(), PoolError> {
         for _ in 0..self.options.ring.slots() {
-            let Some(envelope) = self.inlets.peek(inlet)? else { break };
+            let Some(envelope) = self.inlets.peek(&self.pool, inlet)? else { break };
             let note = Note::decode(&envelope).ok_or_else(|| self.inlets.corrupt(inlet))?;
             self.take(inlet, from, note, &envelope)?;
             if self.done.len() >= enough {
@@ -560,11 +563,9 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     fn look_for_the_dead(&mut self) -> Result<(), PoolError> {
         self.pool.standing()?;
         for number in 0..self.peers.len() as u32 {
-            let waits = self.waits_for(number);
-            let peer = &mut self.peers[number as usize];
-            if waits
-                && peer.broken.is_none()
-                && let Err(error) = peer.check(&self.pool)
+            if self.peers[number as usize].broken.is_none()
+                && self.waits_for(number)
+                && let Err(error) = self.peers[number as usize].check(&self.pool)
             {
                 self.lose(number, &error)?;
             }
@@ -572,8 +573,8 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         Ok(())
     }
 
-    fn waits_for(&self, number: u32) -> bool {
-        !self.peers[number as usize].is_quiet()
+    fn waits_for(&mut self, number: u32) -> bool {
+        self.peers[number as usize].is_owing()
             || self.peers[number as usize].is_sending()
             || self.posted.iter().any(|posted| posted.filter.from == Some(number))
             || self.receiving.iter().any(|(_, receiving)| receiving.arrival.from == number)
@@ -591,6 +592,10 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         self.inlets.search(&self.pool)?;
         self.take_in(usize::MAX)?;
         let peer = &mut self.peers[number as usize];
+        if peer.may_begin_later(error) {
+            peer.refuse(error, &mut self.done);
+            return Ok(());
+        }
         tracing::debug!(%error, peer = ?peer.address, "a conversation has ended");
         peer.lose(&self.pool, error, &mut self.done);
         let posted = std::mem::take(&mut self.posted);

@@ -59,6 +59,14 @@ impl<M: Memory> Pool<M> {
         self.directory().destroy(&Name::parse(name)?)
     }
 
+    /// Whether an object that is held open has not been destroyed.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`], and [`PoolError::Corrupt`] when its entry is damaged.
+    pub fn is_live(&self, object: &Object) -> Result<bool, PoolError> {
+        self.directory().is_live(object)
+    }
+
     /// Lets go of an object and destroys it, unless its name is another's by now.
     ///
     /// # Errors

@@ -176,6 +176,74 @@ fn what_was_sent_before_its_sender_left_is_received() {
 }
 
 #[test]
+fn a_first_message_is_out_before_its_receiver_has_come_for_it() {
+    let pools = pools();
+    let mut ends = ends(&pools);
+    let to = ends[1].address();
+    let peer = ends[0].connect(to);
+    ends[0].send(peer, label(1), bytes(10, 1), 1).unwrap();
+    assert!(matches!(ends[0].completion(), Some(Completion::Sent { context: 1, .. })));
+    ends[1].receive(exactly(None, 1), vec![0; 10], 2);
+    assert_eq!(received(next(&mut ends, 1)).0, bytes(10, 1));
+}
+
+#[test]
+fn a_send_fails_when_the_pool_has_no_room_for_a_ring_and_the_next_goes_out_when_it_has() {
+    let pools = pools();
+    let mut ends = ends(&pools);
+    let to = ends[1].address();
+    let peer = ends[0].connect(to);
+    let mut taken = vec![];
+    for size in [1 << 20, 4096] {
+        let name = |number| format!("/taken/{number}");
+        while let Ok(object) = pools[0].create(&name(taken.len()), size) {
+            taken.push(object.name().to_owned());
+            pools[0].close(object);
+        }
+    }
+    ends[0].send(peer, label(1), bytes(10, 1), 1).unwrap();
+    let failed = ends[0].completion();
+    assert!(
+        matches!(failed, Some(Completion::Failed { context: 1, error: PoolError::Full { .. }, .. })),
+        "{failed:?}"
+    );
+    for name in taken {
+        pools[0].destroy(&name).unwrap();
+    }
+    ends[0].send(peer, label(1), bytes(10, 2), 2).unwrap();
+    ends[1].receive(exactly(None, 1), vec![0; 10], 3);
+    assert_eq!(received(next(&mut ends, 1)).0, bytes(10, 2));
+}
+
+#[test]
+fn whoever_stays_hears_a_sender_at_the_place_of_one_that_has_left_and_is_told_of_that() {
+    let pools = pools();
+    let mut ends = ends(&pools);
+    let to = ends[1].address();
+    let before = ends[0].address();
+    let peer = ends[0].connect(to);
+    ends[0].inject(peer, label(1), &bytes(10, 1)).unwrap();
+    ends[1].receive(exactly(None, 1), vec![0; 10], 1);
+    assert_eq!(received(next(&mut ends, 1)).0, bytes(10, 1));
+    let left = ends[1].connect(before);
+    ends[1].receive(exactly(Some(left), 1), vec![0; 10], 2);
+    let [first, second] = ends;
+    drop(first);
+    let again = Endpoint::open(Arc::clone(&pools[0]), options()).unwrap();
+    assert_eq!(again.address().port, before.port);
+    let mut ends = [again, second];
+    let peer = ends[0].connect(to);
+    ends[0].inject(peer, label(2), &bytes(10, 2)).unwrap();
+    ends[1].receive(exactly(None, 2), vec![0; 10], 3);
+    assert_eq!(received(next(&mut ends, 1)).0, bytes(10, 2));
+    let failed = next(&mut ends, 1);
+    assert!(
+        matches!(failed, Completion::Failed { context: 2, error: PoolError::PeerDead { .. }, .. }),
+        "{failed:?}"
+    );
+}
+
+#[test]
 fn operations_with_a_peer_that_is_gone_fail_and_name_it() {
     let pools = pools();
     let [mut first, second] = ends(&pools);

@@ -360,7 +360,7 @@ fn star(memories: &[Heap], summaries: bool) -> (Vec<Producer<Heap, Alive>>, Inbo
         let mut consumer = Consumer::new(memories[last].clone(), shape, place, intake);
         if summaries {
             let word = SUMMARY.lines(host as u64);
-            (producer, consumer) = (producer.with_summary(word), consumer.with_summary(word));
+            (producer, consumer) = (producer.with_summary(word, 0), consumer.with_summary(word));
         }
         producers.push(producer);
         consumers.push(consumer);

@@ -11,7 +11,7 @@ use polder_mem::{Heap, HeapShape, ProcessSlot};
 
 use super::inlet::{Alive, link};
 use super::outlet::Outlet;
-use super::place::{create_ring, news_word, ring_name};
+use super::place::{create_ring, news_base, news_word, ring_name};
 use super::wire::{OFFSET_BITS, bytes_of};
 use super::{Completion, Endpoint, Filter, Label, Options};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
@@ -30,7 +30,14 @@ type Victim = Endpoint<Heap, Vec<u8>, u64>;
 
 fn options() -> Options {
     let ring = RingShape::new(2, 64).expect("a shape in range");
-    Options { ring, eager_bytes: 48, window_bytes: 256, timeout: Duration::ZERO, calls_a_look: 4 }
+    Options {
+        ring,
+        eager_bytes: 48,
+        window_bytes: 256,
+        timeout: Duration::ZERO,
+        calls_a_look: 4,
+        calls_a_search: 8,
+    }
 }
 
 /// Runs the script `bytes`.
@@ -53,10 +60,11 @@ pub fn drive(bytes: &[u8]) {
     let (ring, place) = create_ring(&pools[1], &name, options().ring).expect("there is room");
     let news = news_word(&GEOMETRY, victim.own.as_ref().expect("it is open").at(), 1, 0);
     let producer = Producer::new(pools[1].memory().clone(), options().ring, place, link(&pools[1], 0));
-    Outlet::knock(pools[1].memory(), news);
+    let base = news_base(peer.address().generation);
+    Outlet::knock(pools[1].memory(), news, base);
     victim.progress().expect("the peer has said nothing yet");
     let mut script = Script(bytes);
-    converse(&mut victim, number, &mut producer.with_summary(news), &mut script);
+    converse(&mut victim, number, &mut producer.with_summary(news, base), &mut script);
     pools[1].close(ring);
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use polder_mem::{Bell, LINE, Memory, Offset};
 
 use super::Address;
-use super::place::{endpoint_name, find_ring, news_word, ring_name};
+use super::place::{counted, endpoint_name, find_ring, news_base, news_word, ring_name};
 use crate::object::Object;
 use crate::ring::{Consumer, Envelope, Link};
 use crate::wait::Patience;
@@ -14,7 +14,6 @@ use crate::{Peer, Pool, PoolError};
 /// Looks in vain after which an endpoint looks for senders that are new: so many at first, and twice as many after each search
 /// that found nobody, which reads a line of every host.
 const LOOKS_A_SEARCH: u32 = 64;
-const LOOKS_AT_MOST: u32 = 4096;
 /// With more senders an endpoint reads first which of them have news, and else looks at each.
 const LOOKED_AT: usize = 2;
 
@@ -31,6 +30,8 @@ struct Inlet<M> {
     /// The sender's word of the news, and what it last said.
     word: Offset,
     promised: u64,
+    /// Its sender has left: another has its place.
+    left: bool,
 }
 
 /// All rings to this endpoint.
@@ -39,17 +40,18 @@ pub(super) struct Inlets<M> {
     own: Offset,
     address: Address,
     rings: Vec<Inlet<M>>,
-    /// The word of each sender's news that was acted on.
+    /// From what on the sender at each place counted whose knock was answered.
     met: BTreeMap<(u16, u16), u64>,
     /// The ring to look at next in this round, and how many are left.
     turn: usize,
     left: usize,
     idle: u32,
     looks_a_search: u32,
+    looks_at_most: u32,
 }
 
 impl<M: Memory> Inlets<M> {
-    pub(super) fn new(pool: &Pool<M>, own: Offset, address: Address) -> Self {
+    pub(super) fn new(pool: &Pool<M>, own: Offset, address: Address, looks_at_most: u32) -> Self {
         Self {
             memory: pool.memory().clone(),
             own,
@@ -60,6 +62,7 @@ impl<M: Memory> Inlets<M> {
             left: 0,
             idle: LOOKS_A_SEARCH,
             looks_a_search: LOOKS_A_SEARCH,
+            looks_at_most,
         }
     }
 
@@ -71,8 +74,8 @@ impl<M: Memory> Inlets<M> {
             let known = self.rings.len();
             self.search(pool)?;
             let found = self.rings.len() > known;
-            self.looks_a_search =
-                if found { LOOKS_A_SEARCH } else { (self.looks_a_search * 2).min(LOOKS_AT_MOST) };
+            let looks = if found { LOOKS_A_SEARCH } else { self.looks_a_search * 2 };
+            self.looks_a_search = looks.min(self.looks_at_most);
         }
         if self.rings.len() > LOOKED_AT {
             self.read_news()?;
@@ -109,10 +112,12 @@ impl<M: Memory> Inlets<M> {
         PoolError::Corrupt { offset: self.place(inlet), what: "message between endpoints" }
     }
 
-    pub(super) fn peek(&mut self, inlet: usize) -> Result<Option<Envelope>, PoolError> {
+    pub(super) fn peek(&mut self, pool: &Pool<M>, inlet: usize) -> Result<Option<Envelope>, PoolError> {
         let seen = self.rings[inlet].consumer.peek()?;
         if seen.is_some() {
             self.idle = 0;
+        } else if self.rings[inlet].left {
+            self.close(pool, inlet);
         }
         Ok(seen)
     }
@@ -151,7 +156,9 @@ impl<M: Memory> Inlets<M> {
         // HARMLESS(fence_invalidations -> sfence -> drop), one look at the news: an older word means another look.
         self.memory.fence_invalidations();
         for ring in &mut self.rings {
-            ring.promised = self.memory.load(ring.word)?;
+            let (count, base) = counted(self.memory.load(ring.word)?);
+            // What the sender said last is not known once another speaks in its place.
+            ring.promised = if base == news_base(ring.sender.generation) { count } else { u64::MAX };
         }
         Ok(())
     }
@@ -171,16 +178,13 @@ impl<M: Memory> Inlets<M> {
         // HARMLESS(fence_invalidations -> sfence -> drop), one search: an older word means another search.
         self.memory.fence_invalidations();
         for (place, word) in words {
-            let said = self.memory.load(word)?;
-            let met = self.met.get(&place).copied();
-            let is_open =
-                |ring: &Inlet<M>| ring.object.is_some() && (ring.sender.host, ring.sender.port) == place;
-            if said == 0 || met == Some(said) || self.rings.iter().any(is_open) {
+            let (count, base) = counted(self.memory.load(word)?);
+            if count == 0 || self.met.get(&place) == Some(&base) {
                 continue;
             }
             match self.open(pool, place, word) {
                 Ok(()) | Err(PoolError::NotFound { .. } | PoolError::Corrupt { .. }) => {
-                    self.met.insert(place, said);
+                    self.met.insert(place, base);
                 }
                 // It may be heard when less is open, or a lock is free.
                 Err(error) => {
@@ -212,7 +216,9 @@ impl<M: Memory> Inlets<M> {
         let consumer = Consumer::new(self.memory.clone(), shape, place, link(pool, host));
         let consumer = consumer.with_longest(shape.cell_bytes());
         let (place, object) = (object.at(), Some(object));
-        self.rings.push(Inlet { sender, object, place, consumer, word, promised: 0 });
+        let is_there = |ring: &&mut Inlet<M>| (ring.sender.host, ring.sender.port) == (host, port);
+        self.rings.iter_mut().filter(is_there).for_each(|ring| ring.left = true);
+        self.rings.push(Inlet { sender, object, place, consumer, word, promised: 0, left: false });
         Ok(())
     }
 }

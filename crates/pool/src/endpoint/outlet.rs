@@ -6,7 +6,7 @@ use polder_mem::{Memory, Offset};
 use slab::Slab;
 
 use super::inlet::{Alive, link};
-use super::place::{create_ring, endpoint_name, news_word, process_of, ring_name};
+use super::place::{create_ring, endpoint_name, news_base, news_word, process_of, ring_name};
 use super::wire::{Note, bytes_of};
 use super::{Address, Buffer, Completion, Label, OVERHEAD, Options, fail};
 use crate::membership::Process;
@@ -106,10 +106,11 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
         }
     }
 
-    /// Whether messages are not out of which the caller has been told, or never will be.
-    pub(super) fn is_owing(&self) -> bool {
+    /// Whether the peer would miss messages, of which the caller has been told or never will be, if this end left now.
+    pub(super) fn is_owing(&mut self) -> bool {
         let is_copied = |(_, sending): (usize, &Sending<B, C>)| matches!(sending.load, Load::Copied(_));
-        !self.is_quiet() || self.sending.iter().any(is_copied)
+        let is_met = |outlet: &mut Outlet<M>| outlet.producer.is_met().unwrap_or(true);
+        !self.is_quiet() || self.sending.iter().any(is_copied) || !self.outlet.as_mut().is_none_or(is_met)
     }
 
     /// Whether something was requested that the peer has not taken.
@@ -256,14 +257,33 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
         Ok(())
     }
 
-    /// Fails when the peer's process is gone.
-    pub(super) fn check(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
-        if let Some(Outlet { process, .. }) = &self.outlet {
-            return pool.expect_alive(process, "message", 0);
+    /// Fails when the peer has left, or its process is gone.
+    pub(super) fn check(&self, pool: &Pool<M>) -> Result<(), PoolError> {
+        if let Some(Outlet { endpoint, process, .. }) = &self.outlet {
+            return match pool.is_live(endpoint)? {
+                true => pool.expect_alive(process, "message", 0),
+                false => Err(left(pool, self.address, process.pid)?),
+            };
         }
-        let (endpoint, process) = find(pool, self.address)?;
+        let (endpoint, process) = match find(pool, self.address) {
+            // Whoever has too much open to look now looks again.
+            Err(PoolError::TooManyOpen { .. }) => return Ok(()),
+            found => found?,
+        };
         pool.close(endpoint);
         pool.expect_alive(&process, "message", 0)
+    }
+
+    /// Whether nothing was said to the peer that waits for more, so that a ring which cannot be made now may be made later.
+    pub(super) fn may_begin_later(&self, error: &PoolError) -> bool {
+        let is_over = matches!(error, PoolError::PeerDead { .. } | PoolError::Corrupt { .. });
+        self.outlet.is_none() && self.broken.is_none() && self.control.is_empty() && !is_over
+    }
+
+    /// Ends every send of which nothing was said to the peer.
+    pub(super) fn refuse(&mut self, error: &PoolError, done: &mut VecDeque<Completion<B, C>>) {
+        let queued = std::mem::take(&mut self.queue);
+        queued.into_iter().for_each(|outgoing| give_up(outgoing.load, error, done));
     }
 
     /// Ends every send to the peer.
@@ -272,14 +292,9 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
         self.close(pool);
         self.control.clear();
         self.granted.clear();
-        let queued = std::mem::take(&mut self.queue).into_iter().map(|outgoing| outgoing.load);
-        let sending = std::mem::take(&mut self.sending).into_iter().map(|(_, sending)| sending.load);
-        for load in queued.chain(sending) {
-            done.push_back(match load {
-                Load::Lent(buffer, context) => fail(buffer, context, error),
-                Load::Copied(_) => Completion::Lost { error: error.clone() },
-            });
-        }
+        self.refuse(error, done);
+        let sending = std::mem::take(&mut self.sending);
+        sending.into_iter().for_each(|(_, sending)| give_up(sending.load, error, done));
     }
 }
 
@@ -306,14 +321,15 @@ impl<M: Memory> Outlet<M> {
             }
         };
         let word = news_word(pool.layout().geometry(), endpoint.at(), own.host, own.port);
+        let base = news_base(own.generation);
         let producer = Producer::new(pool.memory().clone(), options.ring, place, link(pool, to.host));
-        Self::knock(pool.memory(), word);
-        Ok(Self { endpoint, ring, producer: producer.with_summary(word), process })
+        Self::knock(pool.memory(), word, base);
+        Ok(Self { endpoint, ring, producer: producer.of_new_ring().with_summary(word, base), process })
     }
 
     // SYNC: pairs with `Inlets::search`; the ring is there, and found by its name, since before.
-    pub(super) fn knock(memory: &M, word: Offset) {
-        memory.store(word, 1);
+    pub(super) fn knock(memory: &M, word: Offset, base: u64) {
+        memory.store(word, base + 1);
         memory.write_back(word, 8);
     }
 }
@@ -328,8 +344,7 @@ fn find<M: Memory>(pool: &Pool<M>, address: Address) -> Result<(Object, Process)
         Some(endpoint) if endpoint.generation() == address.generation => endpoint,
         other => {
             other.into_iter().for_each(|other| pool.close(other));
-            let (peer, epoch) = (crate::Peer { host: address.host, pid: 0 }, pool.epoch()?);
-            return Err(PoolError::PeerDead { peer, what: "endpoint", epoch, sequence: address.generation });
+            return Err(left(pool, address, 0)?);
         }
     };
     match process_of(pool, &endpoint) {
@@ -341,8 +356,21 @@ fn find<M: Memory>(pool: &Pool<M>, address: Address) -> Result<(Object, Process)
     }
 }
 
+/// The error for an endpoint that is gone, of a process that was `pid`, or is not known.
+fn left<M: Memory>(pool: &Pool<M>, address: Address, pid: u32) -> Result<PoolError, PoolError> {
+    let (peer, epoch) = (crate::Peer { host: address.host, pid }, pool.epoch()?);
+    Ok(PoolError::PeerDead { peer, what: "endpoint", epoch, sequence: address.generation })
+}
+
 fn finish<B, C>(load: Load<B, C>, done: &mut VecDeque<Completion<B, C>>) {
     if let Load::Lent(buffer, context) = load {
         done.push_back(Completion::Sent { buffer, context });
     }
+}
+
+fn give_up<B, C>(load: Load<B, C>, error: &PoolError, done: &mut VecDeque<Completion<B, C>>) {
+    done.push_back(match load {
+        Load::Lent(buffer, context) => fail(buffer, context, error),
+        Load::Copied(_) => Completion::Lost { error: error.clone() },
+    });
 }

@@ -10,8 +10,9 @@
 //! | 1 | spare, 0 |
 //! | from 2 on | news: for each host, a word for each of its ports, eight a line |
 //!
-//! A word of the news belongs to the sender with this port of this host: 0 before it has a ring to this endpoint, then 1, then the
-//! slots that it has published. It is the summary word of the ring.
+//! A word of the news belongs to the sender with this port of this host. It is 0 before that has a ring to this endpoint; then bits
+//! 40..64 are the lowest of the sender's generation, and bits 0..40 first 1, then the slots that it has published: the summary word
+//! of the ring.
 //!
 //! # Object of a ring
 //! Its first line is the identity of its shape. The others count from the first multiple of 128 bytes in the object.
@@ -57,6 +58,9 @@ const ALIGNED: u64 = 128;
 /// Objects are made for one ring and never used again.
 const GENERATION: u32 = 1;
 
+/// Bits of a word of the news that count.
+const COUNT_BITS: u32 = 40;
+
 /// The name of the endpoint at `port` of `host`.
 pub(super) fn endpoint_name(job: u64, host: u16, port: u16) -> String {
     format!("/endpoint/{job}/{host}.{port}")
@@ -83,6 +87,17 @@ pub(super) fn endpoint_bytes(geometry: &Geometry) -> u64 {
 pub(super) fn news_word(geometry: &Geometry, at: Offset, host: u16, port: u16) -> Offset {
     let line = HEAD + u64::from(host) * lines_of_host(geometry) + u64::from(port) / SENDERS;
     at.lines(line).word(u64::from(port) % SENDERS)
+}
+
+/// What an endpoint of this generation adds its counts to, in its words of others' news.
+pub(super) const fn news_base(generation: u64) -> u64 {
+    generation << COUNT_BITS
+}
+
+/// What a word of the news counts, and from what on.
+pub(super) const fn counted(word: u64) -> (u64, u64) {
+    let count = word & ((1 << COUNT_BITS) - 1);
+    (count, word - count)
 }
 
 /// What the first line of the endpoint of `process` says; the last three words are free for other objects.

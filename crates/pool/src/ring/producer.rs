@@ -38,6 +38,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
             turn: Turn::first(shape, &place),
             slot_limit: 0,
             cell_limit: 0,
+            met: false,
             streamed: 0,
             stream_from: STREAM_FROM,
             summary: None,
@@ -46,11 +47,32 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
         Self { memory, out, link, fate: Fate::default() }
     }
 
-    /// Counts what is published in `word` too: this process's own word of its host's summary line for the consumer.
+    /// Counts what is published in `word` too, from `base` on: this process's own word of its host's summary line for the
+    /// consumer.
     #[must_use]
-    pub fn with_summary(mut self, word: Offset) -> Self {
-        self.out.summary = Some(word);
+    pub fn with_summary(mut self, word: Offset, base: u64) -> Self {
+        self.out.summary = Some((word, base));
         self
+    }
+
+    /// Begins before the consumer has shown itself: nobody used the ring before, and its bytes are zeros.
+    #[must_use]
+    pub fn of_new_ring(mut self) -> Self {
+        (self.out.slot_limit, self.out.cell_limit) = (self.out.shape.slots(), self.out.shape.cells());
+        self
+    }
+
+    /// Whether the consumer has shown itself, or nothing is there for it to take.
+    ///
+    /// # Errors
+    /// Those of [`Producer::try_push`].
+    pub fn is_met(&mut self) -> Result<bool, PoolError> {
+        self.fate.check()?;
+        if !self.out.met && self.out.turn.slots > 0 {
+            let looked = self.out.look_for_credits(&self.memory);
+            looked.map_err(|flaw| self.fate.end(self.out.error(&self.link, flaw), false))?;
+        }
+        Ok(self.out.met || self.out.turn.slots == 0)
     }
 
     /// Writes payload of `bytes` and more past the caches, and shorter by stores and write-backs.
@@ -127,13 +149,15 @@ struct Out {
     place: Place,
     /// The slots and cells that are published.
     turn: Turn,
-    /// Slots and cells that the consumer's credits allow; 0 before it has shown itself.
+    /// Slots and cells that the consumer's credits allow; 0 before it has shown itself, but in a new ring.
     slot_limit: u64,
     cell_limit: u64,
+    /// The consumer has shown itself.
+    met: bool,
     /// Bytes of the present message that are out already.
     streamed: usize,
     stream_from: usize,
-    summary: Option<Offset>,
+    summary: Option<(Offset, u64)>,
     torn: bool,
 }
 
@@ -236,7 +260,7 @@ impl Out {
         let Some([slots, generation, cells, ..]) = seen else { return Ok(()) };
         if generation != u64::from(self.place.generation) {
             // Before the consumer has shown itself: what one of an earlier generation left, or nothing at all.
-            return if self.slot_limit == 0 { Ok(()) } else { Err(Flaw::Left) };
+            return if self.met { Err(Flaw::Left) } else { Ok(()) };
         }
         let slot_limit = slots.saturating_add(self.shape.slots());
         let cell_limit = cells.saturating_add(self.shape.cells());
@@ -244,7 +268,7 @@ impl Out {
         if too_many || slot_limit < self.slot_limit || cell_limit < self.cell_limit {
             return Err(Flaw::Corrupt("ring credit"));
         }
-        (self.slot_limit, self.cell_limit) = (slot_limit, cell_limit);
+        (self.slot_limit, self.cell_limit, self.met) = (slot_limit, cell_limit, true);
         Ok(())
     }
 
@@ -284,9 +308,9 @@ impl Out {
         Header { sequence, generation, kind, tag, form, bytes: bytes as u32, about }.store(memory, at);
         memory.write_back(at, LINE);
         self.turn.pass_slot(self.shape, &self.place);
-        if let Some(word) = self.summary {
+        if let Some((word, base)) = self.summary {
             // No fence before it: the summary only says where to look, and goes on saying so.
-            memory.store(word, sequence);
+            memory.store(word, base + sequence);
             memory.write_back(word, 8);
         }
         // Its fence stands for the `sfence` of rule 2.

@@ -67,7 +67,14 @@ pub(super) static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
 
 fn options() -> Options {
     let ring = RingShape::new(2, 64).expect("a shape");
-    Options { ring, eager_bytes: 48, window_bytes: 160, timeout: PATIENCE, calls_a_look: 8 }
+    Options {
+        ring,
+        eager_bytes: 48,
+        window_bytes: 160,
+        timeout: PATIENCE,
+        calls_a_look: 8,
+        calls_a_search: 8,
+    }
 }
 
 /// A message that everybody knows of.
@@ -95,6 +102,8 @@ struct Witness {
     addresses: RefCell<Vec<Option<Address>>>,
     /// Who dies.
     victim: Option<usize>,
+    /// Whether the first endpoint leaves when it is done, and another of its process writes to the second, which stays.
+    encore: bool,
     /// Endpoints that have all that they wait for.
     over: Cell<usize>,
 }
@@ -126,7 +135,8 @@ fn endpoint(seed: u64) -> Outcome {
     let mut world = World::new(seed, shape);
     let addresses = RefCell::new(vec![None; hosts.len()]);
     let victim = crash.then(|| dice.roll(ends) as usize);
-    let witness = Rc::new(Witness { hosts, plan, ways, addresses, victim, over: Cell::new(0) });
+    let encore = !crash && dice.roll(3) == 0;
+    let witness = Rc::new(Witness { hosts, plan, ways, addresses, victim, encore, over: Cell::new(0) });
     for (number, &host) in hosts.iter().enumerate() {
         let slot = hosts[..number].iter().filter(|&&other| other == host).count() as u16;
         let (pool, acts) =
@@ -219,8 +229,47 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
             "{number} received from {from} in another order: {pairs:?}"
         );
     }
+    if witness.encore && number == 1 {
+        hear_the_next(&pool, &mut end, peers[0]);
+    }
+    let at = end.address();
     end.close().expect("nobody is evicted");
+    if witness.encore && number == 0 {
+        speak_as_the_next(&pool, at, address_of(&pool, witness, 1).expect("nobody dies"));
+    }
     witness.over.set(witness.over.get() + 1);
+}
+
+const ENCORE: Label = Label { kind: 2, tag: 9, data: Some(1) };
+
+/// Writes to an endpoint that stays, as one at the place of one that has left.
+fn speak_as_the_next(pool: &Arc<Pool<ModelMemory>>, left: Address, to: Address) {
+    let mut end = End::open(Arc::clone(pool), options()).expect("a port is free");
+    let address = end.address();
+    assert_eq!((address.host, address.port), (left.host, left.port));
+    let peer = end.connect(to);
+    end.inject(peer, ENCORE, &[7; 40]).expect("the peer is known");
+    end.close().expect("nobody is evicted");
+}
+
+/// Is told that an endpoint has left from which it waits for something, and hears the next at its place.
+fn hear_the_next(pool: &Pool<ModelMemory>, end: &mut End, left: u32) {
+    let filter = |from| Filter { from, kind: ENCORE.kind, tag: ENCORE.tag, ignore: 0 };
+    end.receive(filter(Some(left)), vec![0; 40], 0);
+    end.receive(filter(None), vec![0; 40], 1);
+    let (mut is_gone, mut came) = (false, None);
+    while !is_gone || came.is_none() {
+        end.progress().expect("nobody is evicted");
+        match end.completion() {
+            Some(Completion::Failed { context: 0, error: PoolError::PeerDead { .. }, .. }) => is_gone = true,
+            Some(Completion::Received { buffer, context: 1, arrival }) => {
+                came = Some((buffer, arrival.label))
+            }
+            Some(other) => panic!("{other:?}"),
+            None => pool.memory().pause(),
+        }
+    }
+    assert_eq!(came, Some((vec![7; 40], ENCORE)));
 }
 
 /// The address of an endpoint, once it has one; nothing when its process died before.

@@ -385,7 +385,7 @@ fn inbox(seed: u64, crash: Option<Crash>) -> Outcome {
 fn send(memory: &ModelMemory, draw: Draw, sender: u64, log: &Shared) {
     let (place, word) = inbox_place(sender, draw.ring);
     let link = link(memory, draw, Bell(sender as u32), Bell(4), Peer { host: 2, pid: 0 });
-    let producer = Producer::new(memory.clone(), draw.ring, place, link).with_summary(word);
+    let producer = Producer::new(memory.clone(), draw.ring, place, link).with_summary(word, 0);
     let mut producer = producer.with_streaming_from(draw.stream_from);
     for number in 0..INBOX_MESSAGES {
         let (tag, bytes) = EVERY_FORM.message(draw, sender as u32, number);
