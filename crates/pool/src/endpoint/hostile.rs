@@ -10,7 +10,6 @@ use std::time::Duration;
 use polder_mem::{Heap, HeapShape, ProcessSlot};
 
 use super::inlet::{Alive, link};
-use super::outlet::Outlet;
 use super::place::{create_ring, news_base, news_word, ring_name};
 use super::wire::{OFFSET_BITS, bytes_of};
 use super::{Completion, Endpoint, Filter, Label, Options};
@@ -61,7 +60,6 @@ pub fn drive(bytes: &[u8]) {
     let news = news_word(&GEOMETRY, victim.own.as_ref().expect("it is open").at(), 1, 0);
     let producer = Producer::new(pools[1].memory().clone(), options().ring, place, link(&pools[1], 0));
     let base = news_base(peer.address().generation);
-    Outlet::knock(pools[1].memory(), news, base);
     victim.progress().expect("the peer has said nothing yet");
     let mut script = Script(bytes);
     converse(&mut victim, number, &mut producer.with_summary(news, base), &mut script);

@@ -40,7 +40,7 @@ pub(super) struct Inlets<M> {
     own: Offset,
     address: Address,
     rings: Vec<Inlet<M>>,
-    /// From what on the sender at each place counted whose knock was answered.
+    /// From what on the sender counts that was heard last at each place.
     met: BTreeMap<(u16, u16), u64>,
     /// The ring to look at next in this round, and how many are left.
     turn: usize,
@@ -163,8 +163,8 @@ impl<M: Memory> Inlets<M> {
         Ok(())
     }
 
-    /// Opens the rings of senders that have knocked since the last search.
-    // SYNC: sees what `Outlet::knock` stored, after the ring was made.
+    /// Opens the rings of senders that have begun to write since the last search.
+    // SYNC: sees what `Out::publish` stored with the first message, after the ring was made.
     pub(super) fn search(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
         let geometry = *pool.layout().geometry();
         let present = pool.present()?;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use polder_mem::{Memory, Offset};
+use polder_mem::Memory;
 use slab::Slab;
 
 use super::inlet::{Alive, link};
@@ -309,7 +309,7 @@ impl<M: Memory, B, C> Peer<M, B, C> {
 }
 
 impl<M: Memory> Outlet<M> {
-    /// Makes the ring to a peer, and tells it.
+    /// Makes the ring to a peer, which learns of it from the first message.
     fn open(pool: &Pool<M>, options: &Options, own: Address, to: Address) -> Result<Self, PoolError> {
         let (endpoint, process) = find(pool, to)?;
         let name = ring_name(pool.member().job, own, to);
@@ -323,14 +323,7 @@ impl<M: Memory> Outlet<M> {
         let word = news_word(pool.layout().geometry(), endpoint.at(), own.host, own.port);
         let base = news_base(own.generation);
         let producer = Producer::new(pool.memory().clone(), options.ring, place, link(pool, to.host));
-        Self::knock(pool.memory(), word, base);
         Ok(Self { endpoint, ring, producer: producer.of_new_ring().with_summary(word, base), process })
-    }
-
-    // SYNC: pairs with `Inlets::search`; the ring is there, and found by its name, since before.
-    pub(super) fn knock(memory: &M, word: Offset, base: u64) {
-        memory.store(word, base + 1);
-        memory.write_back(word, 8);
     }
 }
 

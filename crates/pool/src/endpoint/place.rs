@@ -10,9 +10,8 @@
 //! | 1 | spare, 0 |
 //! | from 2 on | news: for each host, a word for each of its ports, eight a line |
 //!
-//! A word of the news belongs to the sender with this port of this host. It is 0 before that has a ring to this endpoint; then bits
-//! 40..64 are the lowest of the sender's generation, and bits 0..40 first 1, then the slots that it has published: the summary word
-//! of the ring.
+//! A word of the news belongs to the sender with this port of this host. It is 0 before that has sent anything; then bits 40..64
+//! are the lowest of the sender's generation, and bits 0..40 the slots that it has published: the summary word of the ring.
 //!
 //! # Object of a ring
 //! Its first line is the identity of its shape. The others count from the first multiple of 128 bytes in the object.
