@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,42 @@ def test_a_dead_rank_gives_its_lock_back_and_is_named_by_whoever_waits_for_it(sc
     assert "the lock passes on\nan error, not an end\n" in done.stdout, done.stderr
     line = r"^polder: MPI_Win_start of rank 0: host 1 pid \d+ died or stopped: .* rank of a window 1 in epoch"
     assert re.search(line, done.stderr, re.MULTILINE), done.stderr
+
+
+@pytest.mark.parametrize("victim", ["rank", "mpiexec"])
+def test_a_job_with_a_rank_or_its_mpiexec_killed_ends_names_the_dead_and_leaves_nothing(
+    scratch: Path, victim: str
+) -> None:
+    with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch) as pool:
+        command: list[str | Path] = [POLDER, "mpi", "run", "-n", "3", "--emulate", "2", "--pool", scratch / "pool"]
+        command += ["--mpiexec", MPICH / "mpiexec", "--", MPICH / "python", RANKS / "mpi_endless.py"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "POLDER_RUN": str(scratch)}
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as job:
+            assert job.stdout and job.stderr
+            ranks = dict(reversed([int(word) for word in job.stdout.readline().split()]) for _ in range(3))
+            pid, host = max(ranks.items(), key=lambda rank: rank[1])
+            # What MPICH itself leaves of ranks that are killed.
+            own = {line.split()[-1] for rank in ranks for line in maps(rank) if "/dev/shm/mpich" in line}
+            os.kill(pid if victim == "rank" else child_of(job.pid), signal.SIGKILL)
+            try:
+                _, said = job.communicate(timeout=60)
+            finally:
+                job.kill()
+        for file in own:
+            Path(file).unlink(missing_ok=True)
+        assert job.returncode != 0
+        assert "polder: removed " in said and f"host {host} pid {pid}" in said
+        assert pool.list() == []
+
+
+def maps(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/maps").read_text().splitlines()
+
+
+def child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
 def test_a_missing_pool_is_one_line_that_says_what_to_do(scratch: Path) -> None:

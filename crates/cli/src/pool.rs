@@ -1,5 +1,6 @@
 //! `polder pool`: makes, shows, mends and removes pools.
 
+use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,11 +9,11 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use polder_mem::Memory;
 use polder_pool::keeper::{Order, order};
-use polder_pool::session::{self, AnyMemory, SessionError};
+use polder_pool::session::{self, AnyMemory, Session, SessionError};
 use polder_pool::settings::{Settings, Size, Span};
 use polder_pool::{
-    Geometry, HostStat, Inspection, Member, Overwrite, PoolError, Stat, Superblock, Uuid, each_memory,
-    format, inspect, read_superblock,
+    Geometry, HostStat, Inspection, Member, Overwrite, Peer, PoolError, Stat, Superblock, Swept, Uuid, each,
+    each_memory, format, inspect, read_superblock,
 };
 
 use crate::Failure;
@@ -42,6 +43,12 @@ pub(crate) enum Command {
     },
     /// Look for damage: reports each damaged byte's offset, changes nothing, and fails when it finds any.
     Check,
+    /// Remove endpoints, rings and windows that killed processes of jobs have left, and that nobody can miss.
+    Sweep {
+        /// The job; all when this is left out.
+        #[arg(long)]
+        job: Option<u64>,
+    },
     /// Take a host out of the view, so that the others stop waiting for it.
     Evict {
         /// The host id.
@@ -96,6 +103,7 @@ pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Fai
         Command::List { prefix, json } => list(path, settings, &prefix, json)?,
         Command::Stat { json, watch } => stat(path, settings, json, watch)?,
         Command::Check => return check(path, settings),
+        Command::Sweep { job } => sweep(path, settings, job)?,
         Command::Format(arguments) => make(path, settings, &arguments)?,
         Command::Evict { id, fenced } => evict(path, settings, id, fenced)?,
         Command::Destroy { yes } => destroy(path, settings, yes)?,
@@ -239,6 +247,27 @@ fn check(path: &Path, settings: &Settings) -> Result<ExitCode, Failure> {
     }
     println!("{}: {} objects, {} problems", path.display(), stat.objects, problems.len());
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn sweep(path: &Path, settings: &Settings, job: Option<u64>) -> Result<(), Failure> {
+    let session = Session::open(settings)?;
+    each!(session.pool(), pool => {
+        for job in job.map_or_else(|| pool.jobs(), |job| Ok(BTreeSet::from([job])))? {
+            println!("{}: job {job}: removed {}", path.display(), removed(&pool.sweep_job(job)?));
+        }
+        // What other hosts owned goes when they look after it.
+        Ok(pool.maintain()?)
+    })
+}
+
+/// How many objects of how many bytes, and whose they were.
+pub(crate) fn removed(swept: &Swept) -> String {
+    let Swept { objects, dead, .. } = swept;
+    let noun = if objects.len() == 1 { "object" } else { "objects" };
+    let held = objects.iter().map(|object| object.bytes).sum();
+    let peers: Vec<_> = dead.iter().map(Peer::to_string).collect();
+    let of = if peers.is_empty() { String::new() } else { format!(", left by {}", peers.join(", ")) };
+    format!("{} {noun} of {}{of}", objects.len(), bytes(held))
 }
 
 fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool) -> Result<(), Failure> {

@@ -115,6 +115,17 @@ fn a_pool_is_made_listed_counted_checked_and_removed() {
 }
 
 #[test]
+fn a_sweep_removes_nothing_that_is_of_no_dead_process() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB");
+    assert_eq!(desk.say("pool sweep"), "");
+    let session = desk.session(Some(0), 7);
+    each!(session.pool(), pool => pool.close(pool.create("/endpoint/7/mine", 5000).unwrap()));
+    assert!(desk.say("pool sweep").ends_with("job 7: removed 0 objects of 0 B\n"));
+    assert!(desk.say("pool list").contains("/endpoint/7/mine"));
+}
+
+#[test]
 fn what_cannot_be_made_is_refused_by_the_name_that_the_user_gave() {
     let desk = Desk::new();
     let pool = desk.pool().display().to_string();

@@ -26,7 +26,7 @@ use slab::Slab;
 
 use self::inlet::Inlets;
 use self::outlet::{Load, Outgoing, Peer};
-pub(crate) use self::place::{create_ring, find_ring, identity};
+pub(crate) use self::place::{create_ring, find_ring, identity, process_of};
 use self::place::{endpoint_bytes, endpoint_name};
 pub use self::wire::LONGEST;
 use self::wire::{Note, RECEIVES, words_of};
@@ -659,8 +659,7 @@ pub(crate) fn remove_the_dead<M: Memory>(pool: &Pool<M>, name: &str) -> Result<b
         Err(PoolError::NotFound { .. }) => return Ok(true),
         found => found?,
     };
-    let holder =
-        place::process_of(pool, &found).and_then(|process| pool.expect_alive(&process, "endpoint", 0));
+    let holder = process_of(pool, &found).and_then(|process| pool.expect_alive(&process, "endpoint", 0));
     match holder {
         Err(PoolError::PeerDead { .. }) => {
             pool.abandon(found);

@@ -42,15 +42,13 @@ pub(crate) struct Inventory {
 }
 
 impl<M: Memory> Directory<'_, M> {
-    pub(crate) fn list(&self, prefix: &str) -> Result<Vec<Listed>, PoolError> {
+    /// The live objects, and where entries lie that are damaged or being written.
+    pub(crate) fn list(&self, prefix: &str) -> Result<(Vec<Listed>, Vec<Offset>), PoolError> {
         let (mut listed, inventory) = (vec![], self.inventory()?);
-        for offset in &inventory.unclear {
-            tracing::warn!(%offset, "an entry that is damaged, or being written, is not listed");
-        }
         for batch in inventory.live.chunks(BATCH as usize) {
             self.list_batch(batch, prefix, &mut listed)?;
         }
-        Ok(listed)
+        Ok((listed, inventory.unclear))
     }
 
     /// Reads the headers that entries lead to, then the entries again: a header counts while its entry stands.

@@ -90,7 +90,11 @@ impl<M: Memory> Pool<M> {
     /// # Errors
     /// [`PoolError::Memory`] when the memory fails.
     pub fn list(&self, prefix: &str) -> Result<Vec<Listed>, PoolError> {
-        self.directory().list(prefix)
+        let (listed, unclear) = self.directory().list(prefix)?;
+        for offset in unclear {
+            tracing::warn!(%offset, "an entry that is damaged, or being written, is not listed");
+        }
+        Ok(listed)
     }
 
     /// Frees what can be freed of destroyed objects, this host's and those that other hosts destroyed, and puts right what

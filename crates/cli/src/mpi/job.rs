@@ -2,12 +2,13 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use polder_pool::session::{AnyMemory, SessionError};
+use polder_pool::session::{AnyMemory, Session, SessionError};
 use polder_pool::settings::Settings;
-use polder_pool::{Geometry, each_memory, read_superblock};
+use polder_pool::{Geometry, Member, Swept, each, each_memory, read_superblock};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -18,6 +19,7 @@ use signal_hook::low_level::siginfo::Cause;
 use super::Choice;
 use super::library::{Install, Library, Section, in_path, quoted};
 use crate::Failure;
+use crate::pool::removed;
 
 #[derive(Args)]
 pub(crate) struct Run {
@@ -59,7 +61,11 @@ pub(super) fn run(arguments: &Run, settings: &Settings) -> Result<ExitCode, Fail
         return Ok(ExitCode::SUCCESS);
     }
     let mut command = Command::new(&mpiexec);
-    let status = passing_signals(command.args(words).envs(variables), &mpiexec)?;
+    let status = passing_signals(command.args(words).envs(variables.clone()), &mpiexec)?;
+    let install = Install { library, mpiexec };
+    if let Err(failure) = arguments.clean_up(&install, &variables, settings) {
+        eprintln!("polder: cannot clean up after the job: {failure}");
+    }
     Ok(code_of(status))
 }
 
@@ -119,6 +125,69 @@ impl Run {
             true => Ok(()),
             false => Err(Failure(format!("{program}: no such program, or not in PATH"))),
         }
+    }
+}
+
+impl Run {
+    /// Removes what ranks that were killed have left in the pool.
+    fn clean_up(
+        &self,
+        install: &Install,
+        variables: &[(String, String)],
+        settings: &Settings,
+    ) -> Result<(), Failure> {
+        let job = variables.iter().find(|(name, _)| name == "POLDER_JOB").map_or("", |(_, job)| job);
+        if !self.hosts.is_empty() {
+            // Each host knows which of its processes are gone.
+            let sections: Vec<_> =
+                self.sections().into_iter().map(|section| Section { ranks: 1, ..section }).collect();
+            let polder = std::env::current_exe()?.display().to_string();
+            let sweep = [&*polder, "pool", "sweep", "--job", job].map(str::to_owned);
+            let words = install.library.arguments(&sections, variables, &sweep);
+            let mut command = Command::new(&install.mpiexec);
+            command.args(words).envs(variables.iter().cloned()).stdout(Stdio::null());
+            return passing_signals(&mut command, &install.mpiexec).map(drop);
+        }
+        let hosts: Vec<_> = match self.emulate {
+            Some(hosts) => (0..hosts).map(Some).collect(),
+            None => vec![settings.host],
+        };
+        sweep_until_clean(settings, &hosts, job.parse()?)
+    }
+}
+
+/// Sweeps as each of the hosts of this machine, until nothing of the job is left: ranks may outlive an mpiexec that was
+/// killed.
+fn sweep_until_clean(settings: &Settings, hosts: &[Option<u16>], job: u64) -> Result<(), Failure> {
+    let patience = settings.timeout.map_or(Member::new(0, 0).timeout, |span| span.0);
+    let (start, mut swept) = (Instant::now(), Swept::default());
+    loop {
+        let mut stays = false;
+        for host in hosts {
+            // Not of the job: nobody waits for this process.
+            let settings = Settings { host: *host, job: Some(0), ..settings.clone() };
+            let session = Session::open(&settings)?;
+            each!(session.pool(), pool => {
+                let Swept { objects, dead, .. } = pool.sweep_job(job)?;
+                swept.objects.extend(objects);
+                swept.dead.extend(dead);
+                pool.maintain()?;
+                stays = pool.jobs()?.contains(&job);
+            });
+        }
+        if !stays || start.elapsed() > patience {
+            if !swept.objects.is_empty() {
+                eprintln!("polder: removed {}", removed(&swept));
+            }
+            if stays {
+                let remedy = format!("end them, then run `polder pool sweep --job {job}`");
+                eprintln!(
+                    "polder: ranks of job {job} outlive mpiexec and keep objects in the pool; {remedy}"
+                );
+            }
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -109,7 +109,7 @@ pub(crate) fn identity(process: &Process) -> Words {
 ///
 /// # Errors
 /// [`PoolError::Corrupt`] when it is of no process, or damaged.
-pub(super) fn process_of<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<Process, PoolError> {
+pub(crate) fn process_of<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<Process, PoolError> {
     match line::read(pool.memory(), object.at())? {
         Some([1, place, incarnation, host_incarnation, ..]) => {
             Ok(Process::identified([place, incarnation, host_incarnation]))

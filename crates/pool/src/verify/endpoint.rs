@@ -1,5 +1,5 @@
 //! Endpoints that send each other messages of every form, with rings and windows that are always full; one may die at any
-//! memory operation.
+//! memory operation, while somebody sweeps up what the dead leave.
 //!
 //! The oracle is the plan of all messages, which everybody knows: each arrives once, whole, and in the order that its sender
 //! and its receiver's filters say.
@@ -38,9 +38,11 @@ const HARMLESS: &[Harmless] = &[
 ];
 
 pub(super) const HOSTS: u16 = 2;
-pub(super) const PROCESSES: u16 = 3;
+pub(super) const PROCESSES: u16 = 4;
+/// The slot of the process that sweeps.
+const SWEEPER: u16 = 2;
 /// The slot of the process that looks at the end.
-pub(super) const SPARE: u16 = 2;
+pub(super) const SPARE: u16 = 3;
 const CHUNKS: u32 = 14;
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 const FIRST: u32 = 100;
@@ -146,6 +148,15 @@ fn endpoint(seed: u64) -> Outcome {
         if victim == Some(number) {
             world.crash_within(thread, Crash::Process, 1500);
         }
+    }
+    if dice.roll(4) == 0 {
+        let host = dice.roll(u64::from(HOSTS)) as u16;
+        let pool = world.setup_as(host, SWEEPER, |memory| attach(memory, kernels, host, 40));
+        world.spawn(host, SWEEPER, move |_| {
+            for _ in 0..3 {
+                pool.sweep_job(0).expect("nobody keeps a lock");
+            }
+        });
     }
     judge(&mut world, kernels, &witness);
     world.run()
@@ -355,11 +366,13 @@ fn judge(world: &mut World, kernels: Kernels, witness: &Rc<Witness>) {
         if witness.victim.is_none() {
             assert_eq!(witness.over.get(), witness.hosts.len(), "somebody waits for ever");
             assert_eq!(pools[0].list(""), Ok(vec![]));
-            for pool in pools.iter().chain(&pools).chain(&pools) {
-                pool.maintain().expect("nobody keeps a lock");
-            }
-            pools.iter().for_each(|pool| expect_clean(&pool.directory()));
         }
+        pools[0].sweep_job(0).expect("nobody keeps a lock");
+        assert_eq!(pools[0].list(""), Ok(vec![]), "the dead have left something");
+        for pool in pools.iter().chain(&pools).chain(&pools) {
+            pool.maintain().expect("nobody keeps a lock");
+        }
+        pools.iter().for_each(|pool| expect_clean(&pool.directory()));
         for pool in pools {
             let end = End::open(pool, options()).expect("whoever died is in nobody's way");
             assert_eq!(end.address().port, 0);

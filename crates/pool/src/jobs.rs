@@ -1,0 +1,193 @@
+//! What a job leaves whose processes were killed: endpoints, the rings between them, and windows.
+//!
+//! An object goes when nobody is left who could miss it: a ring when both its ends are gone, for what the dead have said is heard
+//! first; an endpoint when its process is gone and none of its rings is kept, for by it they are found; the segments of a window
+//! when all their processes are gone, for who looks for one that is dead must find whose it was. What is damaged, or of a process
+//! of which it is not certain that it never goes on, stays.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+
+use polder_mem::Memory;
+
+use crate::endpoint::process_of;
+use crate::list::Listed;
+use crate::object::Object;
+use crate::{Peer, Pool, PoolError};
+
+/// What an object is for, by its name.
+#[derive(Debug, PartialEq, Eq)]
+enum Use<'a> {
+    /// An endpoint.
+    Endpoint,
+    /// A ring, with the name and generation of the endpoints at both ends.
+    Ring([(String, u64); 2]),
+    /// A segment of the window with this name.
+    Segment(&'a str),
+}
+
+impl<'a> Use<'a> {
+    fn of(name: &'a str, job: u64) -> Option<Self> {
+        let within = |what: &str| name.strip_prefix(what)?.strip_prefix(&job.to_string())?.strip_prefix('/');
+        if within("/window/").is_some() {
+            return name.rsplit_once('/').map(|(window, _)| Self::Segment(window));
+        }
+        let Some((receiver, sender)) = within("/endpoint/")?.split_once("/from/") else {
+            return Some(Self::Endpoint);
+        };
+        let end = |words: &str| {
+            let (place, generation) = words.rsplit_once('.')?;
+            Some((format!("/endpoint/{job}/{place}"), generation.parse().ok()?))
+        };
+        Some(Self::Ring([end(receiver)?, end(sender)?]))
+    }
+}
+
+/// Who may miss an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    /// Its process, or it is not known whose it is.
+    Stays,
+    /// This process did, and never goes on.
+    Gone(Peer),
+    /// There is no such object any more.
+    Nobody,
+}
+
+/// What a sweep has removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Swept {
+    /// The objects.
+    pub objects: Vec<Listed>,
+    /// The processes whose endpoints were among them.
+    pub dead: Vec<Peer>,
+}
+
+impl<M: Memory> Pool<M> {
+    /// The jobs that have endpoints or windows.
+    ///
+    /// # Errors
+    /// Those of [`Pool::list`].
+    pub fn jobs(&self) -> Result<BTreeSet<u64>, PoolError> {
+        let (found, _) = self.directory().list("")?;
+        let job = |listed: &Listed| {
+            let name = listed.name.strip_prefix("/endpoint/").or(listed.name.strip_prefix("/window/"))?;
+            name.split_once('/')?.0.parse().ok()
+        };
+        Ok(found.iter().filter_map(job).collect())
+    }
+
+    /// Removes what processes of `job` have left that are gone, and returns what it was. A process of another kernel counts
+    /// as gone once it has left, its host has cleaned up after it, or the view says that its host is off.
+    ///
+    /// # Errors
+    /// Those of [`Pool::list`] and [`Pool::standing`].
+    pub fn sweep_job(&self, job: u64) -> Result<Swept, PoolError> {
+        let (mut found, _) = self.directory().list("")?;
+        found.retain(|listed| Use::of(&listed.name, job).is_some());
+        let mut known = BTreeMap::new();
+        let mut is_over = |name: &str, generation| {
+            let holder = match known.entry((name.to_owned(), generation)) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(unknown) => *unknown.insert(self.holder(name, generation)?),
+            };
+            Ok::<_, PoolError>(holder != Holder::Stays)
+        };
+        let mut kept = BTreeSet::new();
+        for listed in &found {
+            let is_kept = match Use::of(&listed.name, job) {
+                Some(Use::Ring([receiver, sender])) => {
+                    let is_kept = !is_over(&receiver.0, receiver.1)? || !is_over(&sender.0, sender.1)?;
+                    kept.extend(is_kept.then_some(sender));
+                    is_kept
+                }
+                _ => !is_over(&listed.name, listed.generation)?,
+            };
+            kept.extend(is_kept.then(|| (listed.name.clone(), listed.generation)));
+        }
+        let window = |listed: &Listed| match Use::of(&listed.name, job) {
+            Some(Use::Segment(window)) => Some(window.to_owned()),
+            _ => None,
+        };
+        let is_kept = |listed: &Listed| kept.contains(&(listed.name.clone(), listed.generation));
+        let windows: BTreeSet<_> = found.iter().filter(|listed| is_kept(listed)).filter_map(window).collect();
+        found.retain(|listed| {
+            !is_kept(listed) && !window(listed).is_some_and(|window| windows.contains(&window))
+        });
+        found.retain(|listed| self.remove(listed));
+        let dead = |listed: &Listed| match known.get(&(listed.name.clone(), listed.generation)) {
+            Some(Holder::Gone(peer)) if Use::of(&listed.name, job) == Some(Use::Endpoint) => Some(*peer),
+            _ => None,
+        };
+        Ok(Swept { dead: found.iter().filter_map(dead).collect(), objects: found })
+    }
+
+    /// Who holds the object of this name and generation.
+    fn holder(&self, name: &str, generation: u64) -> Result<Holder, PoolError> {
+        let of_object = |object: &Object| {
+            if object.generation() != generation {
+                return Ok(Holder::Nobody);
+            }
+            let process = process_of(self, object)?;
+            Ok(if self.is_gone(&process)? { Holder::Gone(process.peer()) } else { Holder::Stays })
+        };
+        let holder = match self.open(name) {
+            Err(PoolError::NotFound { .. }) => Ok(Holder::Nobody),
+            Err(error) => Err(error),
+            Ok(object) => {
+                let holder = of_object(&object);
+                self.close(object);
+                holder
+            }
+        };
+        match holder {
+            Err(
+                error @ (PoolError::Corrupt { .. } | PoolError::Argument { .. } | PoolError::Timeout { .. }),
+            ) => {
+                tracing::warn!("{name} is kept: {error}");
+                Ok(Holder::Stays)
+            }
+            holder => holder,
+        }
+    }
+
+    /// Destroys the object that was listed, unless its name is another's by now; whether it did.
+    fn remove(&self, listed: &Listed) -> bool {
+        let Ok(object) = self.open(&listed.name) else { return false };
+        if object.generation() != listed.generation {
+            self.close(object);
+            return false;
+        }
+        match self.discard(object) {
+            Ok(()) => true,
+            Err(PoolError::NotFound { .. }) => false,
+            Err(error) => {
+                tracing::warn!("{} stays in the pool: {error}", listed.name);
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_known_by_its_name_in_its_own_job_alone() {
+        assert_eq!(Use::of("/endpoint/7/1.0", 7), Some(Use::Endpoint));
+        let ends = [("/endpoint/7/1.0".to_owned(), 5), ("/endpoint/7/0.3".to_owned(), 9)];
+        assert_eq!(Use::of("/endpoint/7/1.0.5/from/0.3.9", 7), Some(Use::Ring(ends)));
+        assert_eq!(Use::of("/window/7/some/name/3", 7), Some(Use::Segment("/window/7/some/name")));
+        for strange in [
+            "/endpoint/71/1.0",
+            "/endpoint/7",
+            "/endpoints/7/1.0",
+            "/mine/endpoint/7/1.0",
+            "/endpoint/7/1.0/from/x",
+        ] {
+            assert_eq!(Use::of(strange, 7), None, "{strange}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What killed processes of a job leave, and what of it a sweep removes.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use polder_mem::Coherent;
+use polder_mem::testing::{Child, Scratch};
+use polder_pool::endpoint::{Address, Completion, Endpoint, Filter, Label, Options};
+use polder_pool::session::{self, AnyPool, Session};
+use polder_pool::settings::Settings;
+use polder_pool::{Geometry, Peer, Pool, Swept};
+
+const JOB: u64 = 7;
+
+type End = Endpoint<Coherent, Vec<u8>, u64>;
+
+fn made() -> Scratch {
+    let (scratch, bytes) = (Scratch::new(), 64 << 20);
+    session::create(&scratch.path().join("pool"), bytes, &Geometry::for_region(bytes)).unwrap();
+    scratch
+}
+
+fn attach(folder: &Path, host: u16) -> (Session, Arc<Pool<Coherent>>) {
+    let settings = Settings {
+        pool: Some(folder.join("pool")),
+        run: Some(folder.into()),
+        host: Some(host),
+        job: Some(JOB),
+        ..Settings::default()
+    };
+    let session = Session::open(&settings).unwrap();
+    let AnyPool::Coherent(pool) = session.pool() else { panic!("a file on tmpfs is coherent") };
+    let pool = Arc::clone(pool);
+    (session, pool)
+}
+
+/// A process on `host` that sends `message` to whomever it is told of, until it is killed.
+struct Sender {
+    child: Child,
+    wire: UnixStream,
+}
+
+impl Sender {
+    fn start(scratch: &Scratch, host: u16, message: &'static [u8]) -> Self {
+        let (wire, mut theirs) = UnixStream::pair().unwrap();
+        let folder = scratch.path().to_owned();
+        let child = Child::fork(move || {
+            let (_session, pool) = attach(&folder, host);
+            let mut end = End::open(pool, Options::default()).unwrap();
+            theirs.write_all(&end.address().encode()).unwrap();
+            let mut address = [0; 16];
+            while theirs.read_exact(&mut address).is_ok() {
+                let peer = end.connect(Address::decode(address).unwrap());
+                end.inject(peer, Label { kind: 1, tag: 3, data: None }, message).unwrap();
+                end.progress().unwrap();
+                theirs.write_all(&[1]).unwrap();
+            }
+        });
+        Self { child, wire }
+    }
+
+    fn address(&mut self) -> Address {
+        let mut bytes = [0; 16];
+        self.wire.read_exact(&mut bytes).unwrap();
+        Address::decode(bytes).unwrap()
+    }
+
+    fn send_to(&mut self, address: Address) {
+        self.wire.write_all(&address.encode()).unwrap();
+        self.wire.read_exact(&mut [0]).unwrap();
+    }
+}
+
+fn names(pool: &Pool<Coherent>) -> Vec<String> {
+    let mut names: Vec<_> = pool.list("").unwrap().into_iter().map(|listed| listed.name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_sweep_leaves_what_the_living_may_still_want_and_in_the_end_nothing() {
+    let scratch = made();
+    let mut dead = Sender::start(&scratch, 1, b"last words");
+    let mut alive = Sender::start(&scratch, 1, b"more to come");
+    let [of_dead, of_alive] = [dead.address(), alive.address()];
+    let (_session, pool) = attach(scratch.path(), 0);
+    let mut end = End::open(Arc::clone(&pool), Options::default()).unwrap();
+    // A ring takes messages once its receiver has seen it.
+    for _ in 0..2 {
+        for _ in 0..100_000 {
+            end.progress().unwrap();
+        }
+        for sender in [&mut dead, &mut alive] {
+            sender.send_to(end.address());
+        }
+    }
+    dead.send_to(of_alive);
+    alive.send_to(of_dead);
+    dead.child.kill();
+    pool.close(pool.create("/endpoint/70/1.0", 64).unwrap());
+    pool.close(pool.create("/mine", 64).unwrap());
+    // Three endpoints, four rings, and two objects that are not the job's.
+    assert_eq!(names(&pool).len(), 3 + 4 + 2);
+    assert_eq!(pool.sweep_job(JOB), Ok(Swept::default()), "somebody who lives may still listen to the dead");
+    // What the dead said is heard after the sweep.
+    let mut heard = vec![];
+    for _ in 0..4 {
+        end.receive(Filter { from: None, kind: 1, tag: 3, ignore: 0 }, vec![0; 20], 0);
+        let done = (0..10_000_000).find_map(|_| {
+            end.progress().unwrap();
+            end.completion()
+        });
+        let Some(Completion::Received { buffer, arrival, .. }) = done else { panic!("{done:?}") };
+        heard.push(String::from_utf8(buffer[..arrival.bytes as usize].into()).unwrap());
+    }
+    heard.sort();
+    assert_eq!(heard, ["last words", "last words", "more to come", "more to come"]);
+    alive.child.kill();
+    pool.sweep_job(JOB).unwrap();
+    let left = names(&pool);
+    assert!(
+        left.iter().filter(|name| name.contains("/from/")).all(|name| name.contains("/0.0.")),
+        "{left:?}"
+    );
+    end.close().unwrap();
+    let mut named = pool.sweep_job(JOB).unwrap().dead;
+    named.sort_by_key(|peer| peer.pid != dead.child.pid());
+    assert_eq!(named, [&dead, &alive].map(|sender| Peer { host: 1, pid: sender.child.pid() }));
+    assert_eq!(names(&pool), ["/endpoint/70/1.0", "/mine"]);
+}
+
+#[test]
+fn what_names_no_process_stays_and_stands_in_nobodys_way() {
+    let scratch = made();
+    let mut dead = Sender::start(&scratch, 1, b"");
+    let _ = dead.address();
+    let (_session, pool) = attach(scratch.path(), 0);
+    pool.close(pool.create(&format!("/endpoint/{JOB}/1.9"), 64).unwrap());
+    pool.close(pool.create(&format!("/endpoint/{JOB}/odd"), 0).unwrap());
+    dead.child.kill();
+    pool.sweep_job(JOB).unwrap();
+    assert_eq!(names(&pool), [format!("/endpoint/{JOB}/1.9"), format!("/endpoint/{JOB}/odd")]);
+}
