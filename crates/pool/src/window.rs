@@ -79,7 +79,7 @@ pub struct Window<M: Memory> {
 
 impl<M: Memory> Window<M> {
     /// Makes the segment of `rank`, with `bytes` zeros of data, in the window `name` of the job. It replaces that of a process
-    /// that died.
+    /// that died; a name is used again only after all ranks have dropped the window that had it.
     ///
     /// # Errors
     /// [`PoolError::Argument`] when `rank` is not below `ranks`, or the segment is too large; those of [`Pool::create`].

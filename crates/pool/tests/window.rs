@@ -102,6 +102,25 @@ fn a_segment_that_is_not_of_this_window_is_corrupt() {
 }
 
 #[test]
+fn a_part_of_a_word_waits_for_an_update_of_its_target_and_names_whoever_takes_too_long() {
+    let pools = pools();
+    let mut ranks = windows(&pools, [16; 3]);
+    let [first, second, _] = &mut ranks[..] else { panic!("three ranks") };
+    let update = second.update(2, 0, 4, &mut |bytes| {
+        first.put(2, 8, &[7; 8]).unwrap();
+        first.put(0, 1, &[7]).unwrap();
+        assert_eq!(first.try_lock(2, Access::Exclusive), Ok(true), "it is another lock");
+        let late = first.put(2, 9, &[8]).unwrap_err();
+        let is_named = matches!(late, PoolError::Timeout { peer, sequence: 1, .. } if peer.host == 1);
+        assert!(is_named, "{late}");
+        bytes.fill(9);
+    });
+    update.unwrap();
+    first.put(2, 4, &[6]).unwrap();
+    assert_eq!(got(first, 2, 0, 16), [9, 9, 9, 9, 6, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7]);
+}
+
+#[test]
 fn a_window_that_is_dropped_leaves_nothing_and_gives_its_locks_back() {
     let pools = pools();
     let mut ranks = windows(&pools, [8; 3]);

@@ -126,42 +126,43 @@ impl<M: Memory> Window<M> {
     /// Takes a lock for this process alone, or waits for it as long as a call may.
     pub(super) fn take(&mut self, lock: Lock) -> Result<(), PoolError> {
         let mut claim = self.draw(lock, Access::Exclusive)?;
-        let mut began = None;
+        let mut deadline = None;
         loop {
-            let came = self.advance(lock, &mut claim).and_then(|came| match came {
-                false => self.wait(&claim, &mut began).map(|()| false),
-                true => Ok(true),
-            });
-            match came {
+            // Who was stopped beyond its deadline looks once more.
+            let is_late = deadline.is_some_and(|deadline| self.pool.memory().now() >= deadline);
+            let error = match self.advance(lock, &mut claim) {
                 Ok(true) => return Ok(()),
-                Ok(false) => {}
-                Err(error) => {
-                    self.release(lock);
-                    return Err(error);
+                Ok(false) if !is_late => {
+                    self.rest(&claim, &mut deadline);
+                    continue;
                 }
-            }
+                Ok(false) => self.late(&claim),
+                Err(error) => error,
+            };
+            self.release(lock);
+            return Err(error);
         }
     }
 
-    fn wait(&self, claim: &Claim, began: &mut Option<Nanos>) -> Result<(), PoolError> {
-        let (memory, timeout) = (self.pool.memory(), self.pool.member().timeout);
+    /// Lets others go on.
+    fn rest(&self, claim: &Claim, deadline: &mut Option<Nanos>) {
+        let memory = self.pool.memory();
         if claim.turn.looks < SPINS {
-            memory.pause();
-            return Ok(());
+            return memory.pause();
         }
+        deadline.get_or_insert_with(|| memory.now() + self.pool.member().timeout);
         memory.yield_now();
-        let began = *began.get_or_insert_with(|| memory.now());
-        if memory.now() < began + timeout {
-            return Ok(());
-        }
-        let rank = self.other(claim.turn.passed);
-        Err(PoolError::Timeout {
+    }
+
+    fn late(&self, claim: &Claim) -> PoolError {
+        let (rank, timeout) = (self.other(claim.turn.passed), self.pool.member().timeout);
+        PoolError::Timeout {
             peer: self.segments[rank as usize].process.peer(),
-            what: "the update lock of a window, held by rank",
-            epoch: self.pool.epoch()?,
+            what: "the update lock of a window, which is with rank",
+            epoch: self.pool.epoch().unwrap_or(0),
             sequence: rank.into(),
             waited_ms: timeout.as_millis().try_into().unwrap_or(u64::MAX),
-        })
+        }
     }
 
     /// Draws a number above all that are seen.
