@@ -80,8 +80,8 @@ impl<'a> Note<'a> {
             _ => None,
         };
         let act = match (header[36], form) {
-            (WRITE, _) => Act::Write,
-            (READ, _) => Act::Read,
+            (WRITE, _) if header[37..39] == [0; 2] => Act::Write,
+            (READ, _) if header[37..39] == [0; 2] => Act::Read,
             (_, Some(form)) => Act::Atomic(form, Op::of(header[37])?, Datatype::of(header[38])?),
             _ => return None,
         };
@@ -180,7 +180,7 @@ mod tests {
         }
         let bytes = NOTE.encode();
         assert_eq!(Note::decode(&bytes[..HEADER - 1]), None);
-        for (at, wrong) in [(36, 0), (36, 6), (39, 2), (39, 0x80)] {
+        for (at, wrong) in [(36, 0), (36, 6), (37, 1), (38, 1), (39, 2), (39, 0x80)] {
             let mut bytes = bytes.clone();
             bytes[at] = wrong;
             assert_eq!(Note::decode(&bytes), None, "byte {at}");

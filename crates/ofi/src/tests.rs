@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 use polder_pool::{Geometry, session as pools};
 
+use crate::endpoint::{Address, Completion, Filter, Label, Link};
 use crate::ffi::*;
 use crate::getinfo::getinfo;
 use crate::libfabric::{self, standing_in};
 use crate::note::INLINE;
-use crate::{fabric, session};
+use crate::port::Role;
+use crate::span::Span;
+use crate::{fabric, remote, session};
 
 const ENODATA: c_int = -libc::ENODATA;
 const EINVAL: c_int = -libc::EINVAL;
@@ -1082,4 +1085,74 @@ fn where_keys_are_the_providers_addresses_are_the_programs_own() {
     assert!(one.next_beside(&other).is_ok());
     drop(region);
     assert_eq!(memory, [0, 0, 0, 0, 9, 9, 9, 9]);
+}
+
+/// Numbers that come again with their seed.
+struct Dice(u64);
+
+impl Dice {
+    fn word(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        self.0 >> 13 ^ self.0 << 31
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.word() % end
+    }
+}
+
+/// A note that is almost one.
+fn almost(dice: &mut Dice, key: u64, number: u64) -> Vec<u8> {
+    let bytes = [0, 1, 8, 64, INLINE as u64, 20_000, u64::MAX][dice.below(7) as usize];
+    let address = [0, 1, 63, 64, 1000, 1020, u64::MAX - 7][dice.below(7) as usize];
+    let carried = bytes.saturating_mul(dice.below(3)).min(2 * INLINE as u64);
+    let mut note = Vec::new();
+    for word in [number, key + dice.below(8) / 7, address, bytes] {
+        note.extend(word.to_le_bytes());
+    }
+    note.extend([0, 0, 0, 0, dice.below(7) as u8, dice.below(20) as u8, dice.below(17) as u8, 0]);
+    note.resize(note.len() + carried as usize, 0xee);
+    if dice.below(4) == 0 {
+        note.truncate(dice.below(60) as usize);
+    }
+    note
+}
+
+#[test]
+fn a_peer_that_asks_for_whatever_it_likes_reaches_nothing_that_is_not_registered() {
+    let mut answers = 0;
+    for seed in 0..20 {
+        let victim = Bench::enabled(MPICH);
+        let mut memory = vec![7; 4096];
+        let at = memory.as_ptr();
+        let region = victim.register(&mut memory[1024..2048], ALL, 3);
+        let mut hostile = Link::open(session::session().unwrap().pool()).unwrap();
+        let to = hostile.connect(Address::decode(victim.name()).unwrap());
+        let (mut dice, mut turn) = (Dice(seed), 0);
+        let operation = || remote::aside(Role::Note);
+        for number in 0..200 {
+            let (kind, tag) = match dice.below(10) {
+                0 => (3 + dice.below(2) as u8, dice.below(number + 1)),
+                1 => (2, dice.word()),
+                _ => {
+                    turn += 1;
+                    (2, turn - 1)
+                }
+            };
+            let label = Label { kind, tag, data: None };
+            let note = almost(&mut dice, region.key(), number);
+            hostile.send(to, label, Span::Held(note), operation()).unwrap();
+            let answer = Filter { from: Some(to), kind: 4, tag: 0, ignore: u64::MAX };
+            hostile.receive(answer, Span::Held(vec![0; 100]), operation());
+            hostile.progress().unwrap();
+            while let Some(done) = hostile.completion() {
+                answers += usize::from(matches!(done, Completion::Received { .. }));
+            }
+            assert_ne!(victim.read().unwrap_err(), -256, "it panicked with seed {seed}");
+        }
+        // SAFETY: nobody writes it now.
+        let now = unsafe { std::slice::from_raw_parts(at, 4096) };
+        assert!(now[..1024] == [7; 1024] && now[2048..] == [7; 2048], "it wrote elsewhere with seed {seed}");
+    }
+    assert!(answers > 100, "only {answers} notes were understood");
 }
