@@ -95,12 +95,9 @@ impl<A: Abi> Library<A> {
     ///
     /// # Errors
     /// When it is made in a way that cannot be followed.
-    pub(crate) fn layout(&self, kind: A::Handle) -> Result<Layout<A::Handle>, Failure> {
-        self.decode(kind).map(|(layout, _)| layout)
-    }
-
-    /// The layout, and whether the type is predefined, and so not to be freed.
-    fn decode(&self, kind: A::Handle) -> Result<(Layout<A::Handle>, bool), Failure> {
+    ///
+    /// Says too whether the type is predefined: then it is not to be freed, and is always this.
+    pub(crate) fn layout(&self, kind: A::Handle) -> Result<(Layout<A::Handle>, bool), Failure> {
         let numbers = &A::NUMBERS;
         let names = &numbers.combiner;
         let making = self.making(kind)?;
@@ -109,7 +106,7 @@ impl<A: Abi> Library<A> {
         }
         let mut parts = vec![];
         for &part in &making.kinds {
-            let (layout, is_predefined) = self.decode(part)?;
+            let (layout, is_predefined) = self.layout(part)?;
             if !is_predefined {
                 let mut part = part;
                 // SAFETY: the library gave a handle of our own.

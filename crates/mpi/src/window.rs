@@ -3,10 +3,10 @@
 //! The library has a window over the same memory, for everything that is not done here: names, attributes, groups, handlers of
 //! errors. What is done here is all that moves bytes, and all that orders it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use polder_pool::PoolError;
 use polder_pool::session::Session;
@@ -22,6 +22,9 @@ use crate::view::View;
 
 /// Bytes that are combined at once.
 const CACHED: usize = 1 << 14;
+
+/// Flushes after which the library may go on.
+const FLUSHES: u32 = 64;
 
 /// A rank's part of a window.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,6 +42,8 @@ struct State {
     /// The segments that the program loads from and stores to, by rank.
     views: Vec<(u32, View)>,
     locked: BTreeSet<u32>,
+    /// Flushes since the library went on.
+    flushes: u32,
 }
 
 /// A window in the pool.
@@ -51,6 +56,8 @@ pub struct Window<A: Abi> {
     comm: A::Handle,
     rank: u32,
     targets: Vec<Target>,
+    /// Predefined datatypes that were met.
+    layouts: RwLock<Layouts<A::Handle>>,
     /// What the program is told of it, by address.
     flavor: c_int,
     model: c_int,
@@ -63,7 +70,7 @@ pub type Place<H> = (c_int, Aint, Count, H);
 
 /// Elements of a buffer or of a place.
 struct Elements<H> {
-    layout: Layout<H>,
+    layout: Arc<Layout<H>>,
     count: usize,
 }
 
@@ -80,6 +87,8 @@ pub(crate) struct Made<A: Abi> {
     pub(crate) base: *mut u8,
     pub(crate) handle: A::Handle,
 }
+
+type Layouts<H> = BTreeMap<H, Arc<Layout<H>>>;
 
 /// How a window is asked for.
 pub struct Wish<A: Abi> {
@@ -129,9 +138,19 @@ impl<A: Abi> Window<A> {
         Library::<A>::check("MPI_Comm_dup", unsafe { (library.comm_dup)(wish.comm, &raw mut comm) })?;
         let model = if is_coherent(&session) { A::NUMBERS.win_unified } else { A::NUMBERS.win_separate };
         let flavor = if wish.is_shared { WIN_FLAVOR_SHARED } else { WIN_FLAVOR_ALLOCATE };
-        let state = Mutex::new(State { pooled, views, locked: BTreeSet::new() });
+        let state = Mutex::new(State { pooled, views, locked: BTreeSet::new(), flushes: 0 });
         let rank = rank as u32;
-        let window = Self { state, _session: session, library, comm, rank, targets, flavor, model };
+        let window = Self {
+            state,
+            _session: session,
+            library,
+            comm,
+            rank,
+            targets,
+            layouts: RwLock::default(),
+            flavor,
+            model,
+        };
         let base = window.base(rank as usize);
         let mut handle = library.handles.win_null;
         // SAFETY: the memory is there for as long as the window.
@@ -190,7 +209,16 @@ impl<A: Abi> Window<A> {
         let count = usize::try_from(count).map_err(|_| {
             Failure::new(A::NUMBERS.error.count, format!("a count is {count}; counts are not negative"))
         })?;
-        Ok(Elements { layout: self.library.layout(kind)?, count })
+        let known = self.layouts.read().unwrap_or_else(PoisonError::into_inner).get(&kind).map(Arc::clone);
+        if let Some(layout) = known {
+            return Ok(Elements { layout, count });
+        }
+        let (layout, is_predefined) = self.library.layout(kind)?;
+        let layout = Arc::new(layout);
+        if is_predefined {
+            self.layouts.write().unwrap_or_else(PoisonError::into_inner).insert(kind, Arc::clone(&layout));
+        }
+        Ok(Elements { layout, count })
     }
 
     /// The elements of a place, its segment, and the offset there of its first; nothing where nobody is.
@@ -644,8 +672,15 @@ impl<A: Abi> Window<A> {
     /// # Errors
     /// None.
     pub fn flush(&self) -> Result<(), Failure> {
-        self.state().pooled.flush();
-        self.library.progress(self.comm);
+        let mut state = self.state();
+        state.pooled.flush();
+        state.flushes += 1;
+        // For others, in case the program does nothing but flush: it costs more than a flush.
+        if state.flushes >= FLUSHES {
+            state.flushes = 0;
+            drop(state);
+            self.library.progress(self.comm);
+        }
         Ok(())
     }
 
