@@ -57,11 +57,14 @@ def test_a_stock_mpich_runs_over_the_pool_and_leaves_nothing_in_it(
         assert pool.list() == []
 
 
-def test_polder_mpi_run_starts_ranks_on_emulated_hosts_and_leaves_nothing_in_the_pool(scratch: Path) -> None:
+@pytest.mark.parametrize("program", ["mpi.py", "windows.py"])
+def test_polder_mpi_run_starts_ranks_on_emulated_hosts_and_leaves_nothing_in_the_pool(
+    scratch: Path, program: str
+) -> None:
     with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch) as pool:
         command: list[str | Path] = [POLDER, "mpi", "run", "-n", "3", "--emulate", "2", "--pool", scratch / "pool"]
-        command += ["--mpiexec", MPICH / "mpiexec", "--", MPICH / "python", RANKS / "mpi.py"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "POLDER_RUN": str(scratch)}
+        command += ["--windows", "--mpiexec", MPICH / "mpiexec", "--", MPICH / "python", RANKS / program]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "POLDER_RUN": str(scratch), "MODEL": "unified"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("is done") == 3

@@ -45,6 +45,9 @@ pub(crate) struct Choice {
     /// Send messages between ranks of one host through the pool too, and not through the library's own shared memory.
     #[arg(long)]
     all_through_pool: bool,
+    /// Put windows into the pool too, with the shim that lies beside the provider's folder.
+    #[arg(long)]
+    windows: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -93,13 +96,17 @@ impl Choice {
         settings: &Settings,
     ) -> Result<Vec<(String, String)>, Failure> {
         let pool = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
-        let folders = library.provider_folders(&self.provider()?, mpiexec);
+        let provider = self.provider()?;
+        let folders = library.provider_folders(&provider, mpiexec);
         let mut variables = vec![
             ("POLDER_POOL", std::path::absolute(pool)?.display().to_string()),
             ("POLDER_JOB", job_id(settings).to_string()),
             ("FI_PROVIDER_PATH", folders),
             ("FI_PROVIDER", "polder".to_owned()),
         ];
+        if self.windows {
+            variables.push(("LD_PRELOAD", shim(&provider, library)?.display().to_string()));
+        }
         variables.extend(settings.coherence.map(|coherence| ("POLDER_COHERENCE", coherence.to_string())));
         variables.extend(settings.timeout.map(|span| ("POLDER_TIMEOUT", span.0.as_secs_f64().to_string())));
         variables.extend(settings.log.clone().map(|filter| ("POLDER_LOG", filter)));
@@ -124,6 +131,20 @@ impl Choice {
                 "{} has no {FILE}; run `make setup` and take .venv/bin/polder, or give --provider-path DIRECTORY",
                 folder.display()
             ))),
+        }
+    }
+}
+
+/// The window shim for a library, which lies in a folder beside the provider's.
+fn shim(provider: &Path, library: Library) -> Result<PathBuf, Failure> {
+    let shim = provider.with_file_name("polder").join(match library {
+        Library::Mpich | Library::Impi => "libpolder-mpich.so",
+        Library::Openmpi => "libpolder-openmpi.so",
+    });
+    match shim.is_file() {
+        true => Ok(shim),
+        false => {
+            Err(Failure(format!("there is no {}; run `make setup`, or leave out --windows", shim.display())))
         }
     }
 }

@@ -26,6 +26,8 @@ impl Bench {
         std::fs::create_dir(bench.path("bin")).unwrap();
         std::fs::create_dir(bench.path("lib")).unwrap();
         std::fs::write(bench.path("lib/libpolder-fi.so"), "").unwrap();
+        std::fs::create_dir(bench.path("polder")).unwrap();
+        std::fs::write(bench.path("polder/libpolder-mpich.so"), "").unwrap();
         bench
     }
 
@@ -110,6 +112,10 @@ fn the_settings_of_each_library_are_printed_for_each_shell() {
         assert!(mpich.lines().any(|said| said == line), "{line} is not in\n{mpich}");
     }
     assert!(!bench.say("env mpich").contains("NOLOCAL"));
+    let windows = bench.say("env mpich --windows");
+    assert!(windows.contains("export LD_PRELOAD=polder/libpolder-mpich.so\n"), "{windows}");
+    let refused = bench.refusal("env openmpi --windows");
+    assert!(refused.contains("there is no") && refused.contains("leave out --windows"), "{refused}");
     let openmpi = bench.say("env openmpi --shell csh");
     assert!(openmpi.contains("setenv OMPI_MCA_pml cm\nsetenv OMPI_MCA_mtl ofi\n"), "{openmpi}");
     // Intel's own providers stay in reach, behind ours.

@@ -102,12 +102,12 @@ impl Run {
             let remedy = "take fewer, or format a pool with more --hosts";
             return Err(Failure(format!("{pool} is made for {hosts} hosts, not for {asked}; {remedy}")));
         }
+        // The provider is in the pool, and so is the shim.
+        let room = processes / if self.choice.windows { 2 } else { 1 };
         let most = self.ranks.div_ceil(asked);
-        if most > processes {
+        if most > room {
             let remedy = "take more hosts, or format a pool with more --processes";
-            return Err(Failure(format!(
-                "{pool} has room for {processes} ranks on a host, not {most}; {remedy}"
-            )));
+            return Err(Failure(format!("{pool} has room for {room} ranks on a host, not {most}; {remedy}")));
         }
         let twice = |name: &&String| self.hosts.iter().filter(|other| other == name).count() > 1;
         match self.hosts.iter().find(twice) {
