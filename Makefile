@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo torch tools mpi test verify soak fuzz bench
+.PHONY: setup demo torch tools mpi test verify soak fuzz bench mpi-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -43,6 +43,10 @@ mpi: .cache/mpich/.ready
 
 test: setup tools torch mpi
 	@scripts/test.sh
+
+# mpi4py's own test suite on MPICH and Open MPI over the pool, held against TCP, and Intel's benchmarks: about half an hour.
+mpi-check: setup mpi
+	.venv/bin/python scripts/mpi_check.py
 
 # A million schedules of each protocol, and every mutant of each: about an hour on two cores.
 verify: setup
