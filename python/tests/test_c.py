@@ -88,6 +88,16 @@ def test_a_ring_carries_messages_from_one_host_to_another(scratch: Path, environ
         assert pool.list() == []
 
 
+@pytest.mark.parametrize("environment", [{}, {"POLDER_COHERENCE": "software"}, {"POLDER_WRAP": "shadow"}])
+def test_ranks_on_two_hosts_count_in_one_window(scratch: Path, environment: dict[str, str]) -> None:
+    program = compiled(scratch, "window")
+    with polder.Pool(scratch / "pool", size="64MiB", host=3, run=scratch) as pool:
+        with start(program, 0, "0", "2", **environment) as first, start(program, 1, "1", "2", **environment) as second:
+            for rank, process in enumerate((first, second)):
+                assert process.communicate(timeout=60) == (f"400 400 {101 - rank}\n", "")
+        assert pool.list() == []
+
+
 def test_a_sender_that_is_killed_is_named(scratch: Path) -> None:
     program = compiled(scratch, "ring")
     with polder.Pool(scratch / "pool", size="64MiB", host=3, run=scratch):

@@ -44,11 +44,13 @@ typedef enum polder_status {
     POLDER_OTHER = 10
 } polder_status;
 
-/* A pool that this process has attached, an object of it that this process holds open, and the two ends of a ring. */
+/* A pool that this process has attached, an object of it that this process holds open, the two ends of a ring, and
+ * a window as one of its ranks has it. */
 typedef struct polder_pool polder_pool;
 typedef struct polder_object polder_object;
 typedef struct polder_sender polder_sender;
 typedef struct polder_receiver polder_receiver;
+typedef struct polder_window polder_window;
 
 /* What went wrong last in this thread; "" if nothing did. Stays as it is until the next call of this thread fails. */
 const char *polder_error(void);
@@ -119,6 +121,47 @@ int polder_sender_close(polder_sender *sender);
 
 /* Receives no more; the sender is told. */
 int polder_receiver_close(polder_receiver *receiver);
+
+/* A window is memory of every rank of a group of processes that all of them put into and get from. Ranks count from 0. Threads may share
+ * a window, and take turns. */
+
+/* Makes this rank's segment of `bytes` zeros in the window `name`, and waits until all `ranks` have made theirs. */
+int polder_window_create(polder_pool *pool, const char *name, uint32_t rank, uint32_t ranks, size_t bytes, uint64_t timeout_ms,
+                         polder_window **window);
+
+/* Lets go of the window; the others keep this rank's segment until they let go of theirs. */
+int polder_window_close(polder_window *window);
+
+/* Stores bytes in a rank's segment. They are visible once they are flushed. Ranks may put to different bytes of a line at once. */
+int polder_window_put(polder_window *window, uint32_t rank, size_t offset, const void *from, size_t bytes);
+
+/* Copies bytes out of a rank's segment, afresh: all that was flushed before the call is seen. */
+int polder_window_get(polder_window *window, uint32_t rank, size_t offset, void *into, size_t bytes);
+
+/* Makes all that this rank has put visible. */
+int polder_window_flush(polder_window *window);
+
+/* Adds to an unsigned number of 8 bytes in a rank's segment, all at once; `before`, if it is not NULL, is what it was. */
+int polder_window_add(polder_window *window, uint32_t rank, size_t offset, uint64_t number, uint64_t *before);
+
+/* Replaces such a number if it is `expected`; `before`, if it is not NULL, is what it was. */
+int polder_window_swap(polder_window *window, uint32_t rank, size_t offset, uint64_t expected, uint64_t number, uint64_t *before);
+
+/* Waits for the lock of a rank, alone or with others that share it. It says nothing of puts and updates that do without it. */
+int polder_window_lock(polder_window *window, uint32_t rank, int shared, uint64_t timeout_ms);
+
+/* Gives the lock of a rank back; what was put is flushed. */
+int polder_window_unlock(polder_window *window, uint32_t rank);
+
+/* Where a rank's segment is mapped, a multiple of 64; NULL where the memory is a shadow. What is stored there is published and refreshed
+ * as an object's is, and nobody puts to a line meanwhile. */
+void *polder_window_address(polder_window *window, uint32_t rank);
+
+/* Publishes what this host stored in a range of a rank's segment. */
+int polder_window_publish(polder_window *window, uint32_t rank, size_t offset, size_t bytes);
+
+/* Forgets what this host's caches hold of such a range. */
+int polder_window_refresh(polder_window *window, uint32_t rank, size_t offset, size_t bytes);
 
 #ifdef __cplusplus
 }

@@ -5,6 +5,7 @@ mod guard;
 mod object;
 mod pool;
 mod ring;
+mod window;
 
 use std::ffi::{CStr, c_char};
 

@@ -42,6 +42,8 @@ fn c_type(rust: &str) -> &str {
         "*mut *mut Sender" => "polder_sender **",
         "*mut Receiver" => "polder_receiver *",
         "*mut *mut Receiver" => "polder_receiver **",
+        "*mut Window" => "polder_window *",
+        "*mut *mut Window" => "polder_window **",
         other => panic!("{other} has no name in C: add it here"),
     }
 }
@@ -52,7 +54,7 @@ fn declaration(kind: &str, name: &str) -> String {
 
 /// What the sources export, as the header would declare it.
 fn exported() -> BTreeSet<String> {
-    let sources = ["src/lib.rs", "src/pool.rs", "src/object.rs", "src/ring.rs"].map(read);
+    let sources = ["src/lib.rs", "src/pool.rs", "src/object.rs", "src/ring.rs", "src/window.rs"].map(read);
     let functions = sources.iter().flat_map(|source| source.split("extern \"C\" fn ").skip(1));
     functions
         .map(|function| {

@@ -1,5 +1,7 @@
 //! `libpolder-openmpi.so`: windows in the pool for Open MPI. It is loaded before a program by LD_PRELOAD.
 
+mod fortran;
+
 use std::ffi::{CStr, c_int, c_void};
 
 use polder_mpi::abi::{Abi, Combiners, Errors, Handles, Numbers};

@@ -63,6 +63,13 @@ fn library() -> *mut c_void {
     }
 }
 
+/// Where a symbol of this name lies, of the library or of the program.
+#[must_use]
+pub fn symbol_at(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: an address, of which nothing is asked.
+    unsafe { symbol(libc::RTLD_DEFAULT, name).or_else(|| symbol(library(), name)) }
+}
+
 /// The library's own function of this name, which begins with PMPI.
 ///
 /// # Panics

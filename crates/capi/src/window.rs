@@ -1,0 +1,337 @@
+//! `polder_window`: memory of every rank that all ranks put into and get from.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use polder_mem::{Coherent, Memory, Software, Wrapped};
+use polder_pool::session::{AnyPool, Session};
+use polder_pool::window::{self, Access};
+use polder_pool::{PoolError, each};
+
+use crate::failure::{Failure, Status};
+use crate::guard;
+use crate::pool::Pool;
+
+/// Between two looks at what other ranks do.
+const NAP: Duration = Duration::from_micros(100);
+
+/// A window, as one of its ranks has it.
+pub(crate) struct Window {
+    held: Mutex<AnyWindow>,
+    session: Arc<Session>,
+}
+
+enum AnyWindow {
+    Coherent(window::Window<Coherent>),
+    Software(window::Window<Software>),
+    Wrapped(window::Window<Wrapped>),
+}
+
+macro_rules! each_window {
+    ($any:expr, $window:ident => $body:expr) => {
+        match $any {
+            AnyWindow::Coherent($window) => $body,
+            AnyWindow::Software($window) => $body,
+            AnyWindow::Wrapped($window) => $body,
+        }
+    };
+}
+
+impl AnyWindow {
+    fn create(pool: &AnyPool, name: &str, rank: u32, ranks: u32, bytes: u64) -> Result<Self, PoolError> {
+        use window::Window;
+        Ok(match pool {
+            AnyPool::Coherent(pool) => {
+                Self::Coherent(Window::create(Arc::clone(pool), name, rank, ranks, bytes)?)
+            }
+            AnyPool::Software(pool) => {
+                Self::Software(Window::create(Arc::clone(pool), name, rank, ranks, bytes)?)
+            }
+            AnyPool::Wrapped(pool) => {
+                Self::Wrapped(Window::create(Arc::clone(pool), name, rank, ranks, bytes)?)
+            }
+        })
+    }
+}
+
+impl Window {
+    fn held(&self) -> MutexGuard<'_, AnyWindow> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks until `step` has come, and lets other threads at the window meanwhile.
+    fn until(
+        &self,
+        timeout_ms: u64,
+        what: &str,
+        mut step: impl FnMut(&mut AnyWindow) -> Result<bool, PoolError>,
+    ) -> Result<(), Failure> {
+        let began = Instant::now();
+        for look in 0_u64.. {
+            if step(&mut self.held())? {
+                return Ok(());
+            }
+            if began.elapsed() >= Duration::from_millis(timeout_ms) {
+                let why = format!("{what} within {timeout_ms} ms; look at the other ranks, or wait longer");
+                return Err(Failure::new(Status::Timeout, why));
+            }
+            if look < 1000 { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+        }
+        Ok(())
+    }
+}
+
+/// Makes this rank's segment, and waits for those of the others.
+///
+/// # Safety
+/// `pool` is null or open, `name` null or a string of C; `window` is null or may be written.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_window_create(
+    pool: *mut Pool,
+    name: *const c_char,
+    rank: u32,
+    ranks: u32,
+    bytes: usize,
+    timeout_ms: u64,
+    window: *mut *mut Window,
+) -> c_int {
+    let create = || {
+        // SAFETY: by this function's contract.
+        let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
+        let held = Mutex::new(AnyWindow::create(session.pool(), name, rank, ranks, bytes as u64)?);
+        let window = Window { held, session: Arc::clone(session) };
+        let missing = format!("a rank has not come to window {name}");
+        window.until(timeout_ms, &missing, |held| match each_window!(held, held => held.join()) {
+            Err(PoolError::NotFound { .. }) => Ok(false),
+            joined => joined.map(|()| true),
+        })?;
+        Ok(window)
+    };
+    // SAFETY: by this function's contract.
+    unsafe { guard::made(window, create) }
+}
+
+/// Lets go of a window.
+///
+/// # Safety
+/// `window` is null, or open and used no more.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_window_close(window: *mut Window) -> c_int {
+    // SAFETY: by this function's contract.
+    unsafe { guard::close(window) }
+}
+
+/// Where a rank's segment is mapped; null where it is not, and of null.
+///
+/// # Safety
+/// `window` is null or open.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_window_address(window: *mut Window, rank: u32) -> *mut c_void {
+    // SAFETY: by this function's contract.
+    let Some(window) = (unsafe { window.as_ref() }) else { return ptr::null_mut() };
+    let address = || {
+        let extent = each_window!(&*window.held(), held => held.extent(rank))?;
+        let address = each!(window.session.pool(), pool => pool.memory().address(extent.at, extent.bytes));
+        address.ok_or_else(|| {
+            Failure::argument("the window lies in a shadow, which has no address; put and get")
+        })
+    };
+    address().map_or_else(
+        |failure: Failure| {
+            failure.tell();
+            ptr::null_mut()
+        },
+        <*mut u8>::cast,
+    )
+}
+
+/// Stores bytes in a rank's segment.
+///
+/// # Safety
+/// `window` is null or open; `bytes` bytes at `from` may be read.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_window_put(
+    window: *mut Window,
+    rank: u32,
+    offset: usize,
+    from: *const c_void,
+    bytes: usize,
+) -> c_int {
+    guard::status(|| {
+        // SAFETY: by this function's contract.
+        let (window, from) = unsafe { (guard::given(window, "window")?, guard::source(from.cast(), bytes)?) };
+        Ok(each_window!(&mut *window.held(), held => held.put(rank, offset as u64, from))?)
+    })
+}
+
+/// Copies bytes out of a rank's segment.
+///
+/// # Safety
+/// `window` is null or open; `bytes` bytes at `into` are the caller's to be written.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_window_get(
+    window: *mut Window,
+    rank: u32,
+    offset: usize,
+    into: *mut c_void,
+    bytes: usize,
+) -> c_int {
+    guard::status(|| {
+        // SAFETY: by this function's contract.
+        let (window, into) = unsafe { (guard::given(window, "window")?, guard::target(into.cast(), bytes)?) };
+        Ok(each_window!(&mut *window.held(), held => held.get(rank, offset as u64, into))?)
+    })
+}
+
+/// Makes all that this rank has put visible.
+///
+/// # Safety
+/// `window` is null or open.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_window_flush(window: *mut Window) -> c_int {
+    guard::status(|| {
+        // SAFETY: by this function's contract.
+        let window = unsafe { guard::given(window, "window") }?;
+        each_window!(&*window.held(), held => held.flush());
+        Ok(())
+    })
+}
+
+/// Adds to a number of a rank's segment, and gives what it was.
+///
+/// # Safety
+/// `window` is null or open; `before` is null or may be written.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_window_add(
+    window: *mut Window,
+    rank: u32,
+    offset: usize,
+    number: u64,
+    before: *mut u64,
+) -> c_int {
+    let add = |was: u64| was.wrapping_add(number);
+    // SAFETY: by this function's contract.
+    unsafe { change(window, (rank, offset), before, add) }
+}
+
+/// Replaces a number of a rank's segment if it is as expected, and gives what it was.
+///
+/// # Safety
+/// As [`polder_window_add`].
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_window_swap(
+    window: *mut Window,
+    rank: u32,
+    offset: usize,
+    expected: u64,
+    number: u64,
+    before: *mut u64,
+) -> c_int {
+    let swap = |was: u64| if was == expected { number } else { was };
+    // SAFETY: by this function's contract.
+    unsafe { change(window, (rank, offset), before, swap) }
+}
+
+/// # Safety
+/// As [`polder_window_add`].
+unsafe fn change(
+    window: *mut Window,
+    (rank, offset): (u32, usize),
+    before: *mut u64,
+    next: impl Fn(u64) -> u64,
+) -> c_int {
+    guard::status(|| {
+        // SAFETY: by this function's contract.
+        let window = unsafe { guard::given(window, "window") }?;
+        let mut was = 0;
+        let mut change = |bytes: &mut [u8]| {
+            if let Ok(word) = <[u8; 8]>::try_from(&*bytes) {
+                was = u64::from_le_bytes(word);
+                bytes.copy_from_slice(&next(was).to_le_bytes());
+            }
+        };
+        each_window!(&mut *window.held(), held => held.update(rank, offset as u64, 8, &mut change))?;
+        // SAFETY: by this function's contract.
+        if let Some(before) = unsafe { before.as_mut() } {
+            *before = was;
+        }
+        Ok(())
+    })
+}
+
+/// Waits for the lock of a rank.
+///
+/// # Safety
+/// `window` is null or open.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_window_lock(
+    window: *mut Window,
+    rank: u32,
+    shared: c_int,
+    timeout_ms: u64,
+) -> c_int {
+    guard::status(|| {
+        // SAFETY: by this function's contract.
+        let window = unsafe { guard::given(window, "window") }?;
+        let access = if shared == 0 { Access::Exclusive } else { Access::Shared };
+        let taken = format!("the lock of rank {rank} was not free");
+        let locked =
+            window.until(timeout_ms, &taken, |held| each_window!(held, held => held.try_lock(rank, access)));
+        if locked.is_err() {
+            each_window!(&mut *window.held(), held => held.unlock(rank));
+        }
+        locked
+    })
+}
+
+/// Gives the lock of a rank back.
+///
+/// # Safety
+/// `window` is null or open.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_window_unlock(window: *mut Window, rank: u32) -> c_int {
+    guard::status(|| {
+        // SAFETY: by this function's contract.
+        let window = unsafe { guard::given(window, "window") }?;
+        each_window!(&mut *window.held(), held => held.unlock(rank));
+        Ok(())
+    })
+}
+
+/// Publishes what this host stored in a rank's segment.
+///
+/// # Safety
+/// `window` is null or open.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_window_publish(
+    window: *mut Window,
+    rank: u32,
+    offset: usize,
+    bytes: usize,
+) -> c_int {
+    guard::status(|| {
+        // SAFETY: by this function's contract.
+        let window = unsafe { guard::given(window, "window") }?;
+        Ok(each_window!(&*window.held(), held => held.expose(rank, offset as u64, bytes as u64))?)
+    })
+}
+
+/// Forgets what this host's caches hold of a rank's segment.
+///
+/// # Safety
+/// `window` is null or open.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn polder_window_refresh(
+    window: *mut Window,
+    rank: u32,
+    offset: usize,
+    bytes: usize,
+) -> c_int {
+    guard::status(|| {
+        // SAFETY: by this function's contract.
+        let window = unsafe { guard::given(window, "window") }?;
+        Ok(each_window!(&*window.held(), held => held.renew(rank, offset as u64, bytes as u64))?)
+    })
+}
