@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     /// The first seed; drawn from the clock when this is left out.
     #[arg(long)]
     seed: Option<u64>,
-    /// Scenes to play, with commas between them: push, stream, pop, create, all-reduce, attach, or one of a scene such as
+    /// Scenes to play, with commas between them: push, stream, pop, create, all-reduce, attach, job, or one of a scene such as
     /// push/software/alone.
     #[arg(long, value_delimiter = ',')]
     what: Vec<String>,
@@ -79,10 +79,11 @@ impl Soak {
     /// Starts the survivors and counts the operations of every scene that was asked for.
     fn new(arguments: &Arguments, directory: &Path) -> Result<Self, Failure> {
         let mut soak = Self { scenes: Vec::new(), stages: Vec::new(), doom: arguments.doom };
-        // One that stands still while it attaches keeps its host from everything: that is for its operator to see.
-        let stops = arguments.doom == Doom::Stop;
-        for scene in choose(&arguments.what)?.into_iter().filter(|scene| !stops || scene.what != What::Attach)
-        {
+        // One that stands still while it attaches keeps its host from everything: that is for its operator to see. And what
+        // it holds is never swept up.
+        let plays =
+            |scene: &Scene| arguments.doom == Doom::Kill || !matches!(scene.what, What::Attach | What::Job);
+        for scene in choose(&arguments.what)?.into_iter().filter(plays) {
             if soak.stages.iter().all(|(coherence, _)| *coherence != scene.coherence) {
                 soak.stages.push((scene.coherence, Stage::open(directory, scene.coherence)?));
             }

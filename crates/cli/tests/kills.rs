@@ -40,6 +40,11 @@ fn a_process_that_attaches_where_another_was_killed_may_be_killed_as_well() {
 }
 
 #[test]
+fn nothing_is_left_of_jobs_whose_endpoints_are_killed_anywhere() {
+    println!("{}", soak("--kills 300 --seed 0 --what job"));
+}
+
+#[test]
 fn a_process_that_stands_still_is_named_and_nothing_is_lost_when_it_goes_on() {
     println!("{}", soak("--doom stop --kills 200 --seed 0"));
 }

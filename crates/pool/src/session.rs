@@ -238,9 +238,15 @@ fn host_id(settings: &Settings, memory: &AnyMemory, boot: u64) -> Result<Option<
         }
         Admission::Launcher => {
             let shared = matches!(memory.region().kind(), RegionKind::DaxDevice | RegionKind::DaxFile);
-            Ok(settings.host.or(settings.launched).or((!shared).then_some(0)))
+            Ok(host_without_keeper(settings, shared))
         }
     })
+}
+
+/// Machines of a job share memory only where it is a device: a file is one machine's, and has one host unless more are said.
+fn host_without_keeper(settings: &Settings, shared: bool) -> Option<u16> {
+    let of_machine = if shared { settings.node } else { Some(0) };
+    settings.host.or(settings.launched).or(of_machine)
 }
 
 fn host_plan(superblock: &Superblock, host: u16, settings: &Settings) -> Result<HostPlan, PoolError> {
@@ -381,6 +387,15 @@ mod tests {
         std::fs::write(scratch.0.join("pool"), vec![7; 1 << 20]).unwrap();
         let error = Session::open(&scratch.settings(0)).unwrap_err().to_string();
         assert!(error.contains("polder pool format"), "{error}");
+    }
+
+    #[test]
+    fn a_machine_of_a_slurm_job_is_the_host_of_its_number_where_memory_is_shared_and_nothing_else_is_said() {
+        let node = Settings { node: Some(3), ..Settings::default() };
+        assert_eq!([true, false].map(|shared| host_without_keeper(&node, shared)), [Some(3), Some(0)]);
+        let said = Settings { host: Some(1), ..node };
+        assert_eq!([true, false].map(|shared| host_without_keeper(&said, shared)), [Some(1); 2]);
+        assert_eq!(host_without_keeper(&Settings::default(), true), None);
     }
 
     #[test]

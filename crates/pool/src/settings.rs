@@ -140,6 +140,10 @@ pub struct Settings {
     /// The id that a launcher gives this host, for where none is set and no keeper gives one.
     #[serde(skip)]
     pub launched: Option<u16>,
+    /// Which machine this is among those of a job of Slurm (`SLURM_NODEID`), for where nothing else is said and memory has
+    /// several hosts.
+    #[serde(skip)]
+    pub node: Option<u16>,
     /// The job that objects are booked to (`POLDER_JOB`).
     pub job: Option<u64>,
     /// What the job may hold on this host (`POLDER_QUOTA`).
@@ -219,6 +223,7 @@ impl Settings {
             coherence: variable(&lookup, "POLDER_COHERENCE")?,
             host: number(&lookup, "POLDER_HOST", "expected a host id such as 0")?,
             launched: None,
+            node: lookup("SLURM_NODEID").and_then(|node| node.parse().ok()),
             job: number(&lookup, "POLDER_JOB", "expected the number of a job")?,
             quota: variable(&lookup, "POLDER_QUOTA")?,
             timeout: variable(&lookup, "POLDER_TIMEOUT")?,
@@ -236,6 +241,7 @@ impl Settings {
             coherence: self.coherence.or(lower.coherence),
             host: self.host.or(lower.host),
             launched: self.launched.or(lower.launched),
+            node: self.node.or(lower.node),
             job: self.job.or(lower.job),
             quota: self.quota.or(lower.quota),
             timeout: self.timeout.or(lower.timeout),
@@ -335,6 +341,13 @@ mod tests {
         assert_eq!(error.to_string(), "POLDER_TIMEOUT=-1: expected a time such as 30s, 500ms or 2min");
         let error = environment(&[("POLDER_HOST", "70000")]).unwrap_err();
         assert_eq!(error.to_string(), "POLDER_HOST=70000: expected a host id such as 0");
+    }
+
+    #[test]
+    fn slurm_says_which_machine_this_is_and_whoever_sets_a_host_id_goes_before() {
+        let settings = environment(&[("SLURM_NODEID", "3"), ("POLDER_HOST", "1")]).unwrap();
+        assert_eq!((settings.host, settings.node), (Some(1), Some(3)));
+        assert_eq!(environment(&[("SLURM_NODEID", "none")]).unwrap().node, None, "it is not ours to check");
     }
 
     #[test]

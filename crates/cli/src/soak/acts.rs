@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use polder_kernels::{Dtype, Op};
 use polder_mem::{Memory, Nanos, ProcessSlot, Trigger, TriggerAction, Wrapped};
+use polder_pool::endpoint::{self, Address, Completion, Endpoint, Filter, Label};
 use polder_pool::group::{Group, Joined, Options};
 use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
 use polder_pool::wait::Patience;
@@ -127,6 +128,7 @@ pub(super) fn victim(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure
         What::Pop => pop(actor, round),
         What::Create | What::Attach => create(actor, round),
         What::AllReduce => all_reduce(actor, round),
+        What::Job => talk(actor, round, 0),
     }
 }
 
@@ -227,6 +229,77 @@ fn all_reduce(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
         }
     }
     steps.end()
+}
+
+/// Bytes of what each endpoint of a job sends to each: in a header, in a cell, and in parts.
+const TALK: [usize; 3] = [8, 700, 5000];
+
+/// One endpoint of a job: tells its address, sends every message to every endpoint, and receives as many.
+pub(super) fn talk(actor: &mut Actor<'_>, round: &Round, rank: usize) -> Result<(), Failure> {
+    let (pool, memory) = (Arc::clone(actor.pool), actor.pool.memory());
+    let first = memory.operations();
+    memory.arm(round.fate.trigger());
+    let options = endpoint::Options {
+        ring: shape(What::Push),
+        eager_bytes: 1000,
+        window_bytes: 2000,
+        timeout: DEADLINE,
+        // On a busy machine each call gives way to others, and thousands take long.
+        calls_a_look: 64,
+        ..endpoint::Options::default()
+    };
+    let mut end = Endpoint::open(Arc::clone(&pool), options)?;
+    actor.wire.say(&format!("{:032x}", u128::from_le_bytes(end.address().encode())))?;
+    let all = actor.wire.hear()?.unwrap_or_default();
+    let decode = |word: &str| Address::decode(u128::from_str_radix(word, 16).ok()?.to_le_bytes());
+    let of = |from: usize, tag: usize| Dice(round.seed ^ (from << 8 | tag) as u64).bytes(TALK[tag]);
+    let mut open = 0;
+    for (other, address) in
+        all.split(' ').enumerate().filter_map(|(other, word)| Some((other, decode(word)?)))
+    {
+        let peer = end.connect(address);
+        for (tag, &bytes) in TALK.iter().enumerate() {
+            let label = Label { kind: 1, tag: tag as u64, data: None };
+            let filter = Filter { from: Some(peer), kind: 1, tag: tag as u64, ignore: 0 };
+            end.receive(filter, vec![0; bytes], Some(of(other, tag)));
+            // A peer that has died is refused at once.
+            let refused = end.send(peer, label, of(rank, tag), None).err();
+            open += 1 + usize::from(refused.is_none());
+        }
+    }
+    let deadline = soon(&pool, DEADLINE);
+    while open > 0 {
+        end.progress()?;
+        match end.completion() {
+            Some(Completion::Received { buffer, context: Some(sent), .. }) if buffer != sent => {
+                return Err(Failure("an endpoint received what was not sent".into()));
+            }
+            Some(Completion::Failed {
+                error: PoolError::PeerDead { .. } | PoolError::Broken { .. }, ..
+            }) => open -= 1,
+            Some(Completion::Failed { error, .. }) => return Err(error.into()),
+            Some(Completion::Lost { .. }) => {}
+            Some(_) => open -= 1,
+            None if pool.memory().now() > deadline => {
+                return Err(Failure("an endpoint waits for the dead".into()));
+            }
+            None => std::thread::yield_now(),
+        }
+    }
+    if round.seed.is_multiple_of(3) {
+        end.close()?;
+    }
+    actor.wire.say(&format!("total {}", pool.memory().operations() - first))?;
+    die(pool.memory())
+}
+
+/// Sweeps up what a job has left, of which nobody lives.
+pub(super) fn sweep(actor: &Actor<'_>) -> Result<(), Failure> {
+    actor.pool.sweep_job(actor.pool.member().job)?;
+    match actor.pool.list("/endpoint/")?.first() {
+        Some(left) => Err(Failure(format!("{} is left of the job", left.name))),
+        None => Ok(()),
+    }
 }
 
 /// Ranks of the group of a round; the victim is the last of them.

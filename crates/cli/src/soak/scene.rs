@@ -20,10 +20,13 @@ pub(super) enum What {
     AllReduce,
     /// It attaches where another was just killed while it created, and cleans up after that one.
     Attach,
+    /// It is one of three endpoints of a job, of which others may die as well, and the job is swept up.
+    Job,
 }
 
 impl What {
-    const ALL: [Self; 6] = [Self::Push, Self::Stream, Self::Pop, Self::Create, Self::AllReduce, Self::Attach];
+    const ALL: [Self; 7] =
+        [Self::Push, Self::Stream, Self::Pop, Self::Create, Self::AllReduce, Self::Attach, Self::Job];
 
     const fn name(self) -> &'static str {
         match self {
@@ -33,6 +36,7 @@ impl What {
             Self::Create => "create",
             Self::AllReduce => "all-reduce",
             Self::Attach => "attach",
+            Self::Job => "job",
         }
     }
 }

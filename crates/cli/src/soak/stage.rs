@@ -11,7 +11,7 @@ use polder_pool::settings::{CoherenceChoice, Settings, Span, Wrap};
 use polder_pool::{Geometry, Pool};
 
 use super::acts::{self, Actor, DEADLINE, Victim};
-use super::scene::{FIRST_HOST, Fate, LONELY_HOST, Round, SHARED_HOST, Scene, What};
+use super::scene::{Dice, FIRST_HOST, Fate, LONELY_HOST, Round, SHARED_HOST, Scene, What};
 use super::wire::Wire;
 use crate::Failure;
 
@@ -84,6 +84,7 @@ impl Stage {
             What::Create => self.play_create(&round)?,
             What::AllReduce => self.play_all_reduce(&round)?,
             What::Attach => self.play_attach(&round)?,
+            What::Job => self.play_job(&round)?,
         };
         self.clean(&round)?;
         Ok(outcome)
@@ -169,6 +170,42 @@ impl Stage {
         Ok(outcome)
     }
 
+    /// Endpoints on two hosts meet, talk and die; nothing is left of them once somebody has swept.
+    fn play_job(&mut self, round: &Round) -> Result<Outcome, Failure> {
+        let mut dice = Dice(round.seed);
+        let hosts = [round.scene.host(), FIRST_HOST, round.scene.host()];
+        let mut ranks = vec![];
+        for (rank, host) in hosts.into_iter().enumerate() {
+            let drawn =
+                if dice.draw().is_multiple_of(2) { 1 + dice.draw() % JOB_OPERATIONS } else { u64::MAX };
+            let operation = if rank == 0 { round.fate.operation } else { drawn };
+            let one = Round { fate: Fate { operation, action: TriggerAction::Kill }, ..*round };
+            let settings = on_host(&self.settings, host);
+            ranks.push(Running::fork(move |wire| {
+                let session = Session::open(&settings)?;
+                acts::talk(&mut Actor { pool: pool(&session), wire }, &one, rank)
+            })?);
+        }
+        // Whoever is dead already has said nothing.
+        let addresses = ranks.iter_mut().map(|rank| rank.wire.hear()).collect::<Result<Vec<_>, _>>()?;
+        let all: Vec<_> = addresses.iter().map(|said| said.as_deref().unwrap_or("-")).collect();
+        let all = all.join(" ");
+        let mut ends = vec![];
+        for rank in &mut ranks {
+            // It may be dead by now.
+            drop(rank.wire.say(&all));
+        }
+        for mut rank in ranks {
+            ends.push(rank.end()?);
+        }
+        // What the dead of one host held open is in the way of the other.
+        self.first.ask("maintain")?;
+        self.sweep(round)?;
+        self.first.tell("sweep", round, &[])?;
+        let Outcome { fell, operations } = ends.swap_remove(0).outcome;
+        Ok(Outcome { fell, operations: operations.min(JOB_OPERATIONS) })
+    }
+
     /// Has the first survivor look at what the victim left, before anybody has cleaned up and after.
     fn judge(&mut self, round: &Round, end: &End) -> Result<(), Failure> {
         let (begun, done) = (end.begun as u64, end.done as u64);
@@ -220,6 +257,10 @@ impl Stage {
         Ok(())
     }
 }
+
+/// Where the endpoints of a job die. How many operations one takes depends on how long it waits for the others; those beyond
+/// are of waiting.
+const JOB_OPERATIONS: u64 = 6000;
 
 /// Where the first of two victims dies: about as many operations as a create scene has.
 const CREATE_OPERATIONS: u64 = 1500;
@@ -330,6 +371,7 @@ fn obey(actor: &mut Actor<'_>, line: &str) -> Result<u64, Failure> {
         ("judge", [begun, done, repaired]) => {
             acts::judge(actor, &round, (*begun as usize, *done as usize), *repaired == 1).map(|()| 0)
         }
+        ("sweep", []) => acts::sweep(actor).map(|()| 0),
         ("clean", []) => acts::clean(actor, &round).map(|()| 0),
         ("pop", [pid, slot]) => {
             acts::outlive_producer(actor, &round, Victim { pid: *pid as u32, slot: *slot as u16 })
