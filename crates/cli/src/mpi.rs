@@ -96,7 +96,7 @@ impl Choice {
         settings: &Settings,
     ) -> Result<Vec<(String, String)>, Failure> {
         let pool = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
-        let provider = self.provider()?;
+        let provider = provider(self.provider_path.as_deref())?;
         let folders = library.provider_folders(&provider, mpiexec);
         let mut variables = vec![
             ("POLDER_POOL", std::path::absolute(pool)?.display().to_string()),
@@ -114,29 +114,29 @@ impl Choice {
             .extend(library.variables(through_pool).iter().map(|(name, value)| (*name, (*value).to_owned())));
         Ok(variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
     }
+}
 
-    /// The folder with the provider, beside this command or where it was said to be.
-    fn provider(&self) -> Result<PathBuf, Failure> {
-        const FILE: &str = "libpolder-fi.so";
-        let folder = match &self.provider_path {
-            Some(folder) => std::path::absolute(folder)?,
-            None => {
-                let command = std::env::current_exe()?;
-                command.ancestors().nth(2).unwrap_or(Path::new("/")).join("lib/libfabric")
-            }
-        };
-        match folder.join(FILE).is_file() {
-            true => Ok(folder),
-            false => Err(Failure(format!(
-                "{} has no {FILE}; run `make setup` and take .venv/bin/polder, or give --provider-path DIRECTORY",
-                folder.display()
-            ))),
+/// The folder with the provider, beside this command or where it was said to be.
+pub(crate) fn provider(said: Option<&Path>) -> Result<PathBuf, Failure> {
+    const FILE: &str = "libpolder-fi.so";
+    let folder = match said {
+        Some(folder) => std::path::absolute(folder)?,
+        None => {
+            let command = std::env::current_exe()?;
+            command.ancestors().nth(2).unwrap_or(Path::new("/")).join("lib/libfabric")
         }
+    };
+    match folder.join(FILE).is_file() {
+        true => Ok(folder),
+        false => Err(Failure(format!(
+            "{} has no {FILE}; run `make setup` and take .venv/bin/polder, or give --provider-path DIRECTORY",
+            folder.display()
+        ))),
     }
 }
 
 /// The window shim for a library, which lies in a folder beside the provider's.
-fn shim(provider: &Path, library: Library) -> Result<PathBuf, Failure> {
+pub(crate) fn shim(provider: &Path, library: Library) -> Result<PathBuf, Failure> {
     let shim = provider.with_file_name("polder").join(match library {
         Library::Mpich | Library::Impi => "libpolder-mpich.so",
         Library::Openmpi => "libpolder-openmpi.so",

@@ -48,7 +48,14 @@ impl Bench {
 
     fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
-        for key in ["POLDER_HOST", "POLDER_JOB", "POLDER_COHERENCE", "POLDER_TIMEOUT", "FI_PROVIDER_PATH"] {
+        for key in [
+            "POLDER_HOST",
+            "POLDER_JOB",
+            "POLDER_COHERENCE",
+            "POLDER_TIMEOUT",
+            "FI_PROVIDER_PATH",
+            "LD_PRELOAD",
+        ] {
             command.env_remove(key);
         }
         command.env("POLDER_POOL", self.path("pool")).env("POLDER_RUN", self.scratch.path());
@@ -191,6 +198,7 @@ fn what_cannot_be_started_is_refused_in_one_line_that_says_what_to_do() {
         ("-n 8 --emulate 4", "is made for 3 hosts, not for 4; take fewer"),
         ("-n 2 --emulate 3", "3 hosts are too many for 2 ranks"),
         ("-n 9 --emulate 2", "has room for 4 ranks on a host, not 5; take more hosts"),
+        ("-n 3 --windows", "has room for 2 ranks on a host, not 3"),
         ("-n 2 --hosts a,a", "a is named twice"),
         ("-n 2 --host 1", "--host does not apply here"),
         ("-n 2 --pool /dev/shm/none", "/dev/shm/none: no such file or device; check the path"),

@@ -10,10 +10,12 @@ use polder_pool::Geometry;
 use polder_pool::session;
 use polder_pool::settings::CoherenceChoice;
 
+use super::ring::floor;
 use super::row::{Better, Row, Sample};
 use super::size;
 use crate::Failure;
 use crate::mpi::library::{Install, Library, Section};
+use crate::mpi::{provider, shim};
 use crate::scratch::Scratch;
 
 /// What to measure with.
@@ -25,6 +27,10 @@ pub(super) struct Arguments {
     /// The folder with libpolder-fi.so; the one that belongs to this command when this is left out.
     #[arg(long, value_name = "DIRECTORY", value_hint = clap::ValueHint::DirPath)]
     provider_path: Option<PathBuf>,
+    /// The sweep of a figure of the cMPI paper instead, beside TCP: 5 and 6 are the bandwidth and the latency of one-sided
+    /// messages, 7 and 8 those of two-sided ones; 1 B to 8 MiB, 2 to 32 ranks, half of them origins.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(5..=8))]
+    figure: Option<u16>,
     /// Jobs of each way, which take turns.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
@@ -46,12 +52,14 @@ pub(super) fn run(
     };
     for install in &installs {
         let bench = Bench::new(arguments, install)?;
-        for (ranks, cases) in [(2, PAIRS), (4, PATTERNS)] {
-            let cases: Vec<_> =
-                cases.iter().filter(|case| case.operation.is_carried(install.library)).collect();
+        let suites = match arguments.figure {
+            Some(figure) => sweep(figure),
+            None => vec![(2, PAIRS.to_vec()), (4, PATTERNS.to_vec())],
+        };
+        for (ranks, cases) in suites {
             let figures = bench.figures(ranks, &cases)?;
             for case in cases {
-                rows(case, ranks, install.library, &figures).iter().try_for_each(&mut print)?;
+                bench.rows(case, ranks, &figures).iter().try_for_each(&mut print)?;
             }
         }
     }
@@ -70,6 +78,7 @@ enum Operation {
     Latency,
     Stream,
     Put,
+    PutStream,
     Halo,
     AllToAll,
 }
@@ -96,12 +105,25 @@ const PATTERNS: &[Case] = &[
     case(Operation::AllToAll, 64 << 10),
 ];
 
+/// The ranks and cases of a figure of the paper.
+fn sweep(figure: u16) -> Vec<(u16, Vec<Case>)> {
+    let operation = match figure {
+        5 => Operation::PutStream,
+        6 => Operation::Put,
+        7 => Operation::Stream,
+        _ => Operation::Latency,
+    };
+    let sizes = (0..=23).map(|power| case(operation, 1 << power));
+    [2, 4, 8, 16, 32].map(|ranks| (ranks, sizes.clone().collect())).into()
+}
+
 impl Operation {
     const fn word(self) -> &'static str {
         match self {
             Self::Latency => "latency",
             Self::Stream => "stream",
             Self::Put => "put",
+            Self::PutStream => "put-stream",
             Self::Halo => "halo",
             Self::AllToAll => "alltoall",
         }
@@ -113,14 +135,14 @@ impl Operation {
             Self::Latency => "message",
             Self::Stream => "stream",
             Self::Put => "put and flush",
+            Self::PutStream => "puts and flush",
             Self::Halo => "halo exchange and dot products",
             Self::AllToAll => "all-to-all",
         }
     }
 
-    /// Open MPI keeps windows of one machine in its own shared memory, also where hosts are emulated.
-    fn is_carried(self, library: Library) -> bool {
-        self != Self::Put || library != Library::Openmpi
+    const fn has_window(self) -> bool {
+        matches!(self, Self::Put | Self::PutStream)
     }
 }
 
@@ -135,6 +157,9 @@ impl Case {
 enum Way {
     Coherent,
     Software,
+    /// With windows in the pool too, by the shim.
+    CoherentShim,
+    SoftwareShim,
     /// Over TCP on this machine, through libfabric's provider.
     Tcp,
     /// Over TCP on this machine, through a transport of the library's own.
@@ -144,20 +169,37 @@ enum Way {
 }
 
 impl Way {
-    /// Those that a library has.
-    const fn of(library: Library) -> &'static [Self] {
-        match library {
-            Library::Mpich | Library::Impi => &[Self::Coherent, Self::Software, Self::Tcp, Self::Shm],
-            Library::Openmpi => &[Self::Coherent, Self::Software, Self::Tcp, Self::OwnTcp, Self::Shm],
+    const ALL: [Self; 7] = [
+        Self::Coherent,
+        Self::Software,
+        Self::CoherentShim,
+        Self::SoftwareShim,
+        Self::Tcp,
+        Self::OwnTcp,
+        Self::Shm,
+    ];
+
+    /// Whether it is measured. Open MPI keeps windows of one machine in its own shared memory, whatever its messages take.
+    const fn goes(self, library: Library, operation: Operation) -> bool {
+        let is_openmpi = matches!(library, Library::Openmpi);
+        match self {
+            Self::CoherentShim | Self::SoftwareShim => operation.has_window(),
+            Self::OwnTcp => is_openmpi && !operation.has_window(),
+            Self::Coherent | Self::Software | Self::Tcp => !(is_openmpi && operation.has_window()),
+            Self::Shm => true,
         }
     }
 
     const fn coherence(self) -> Option<CoherenceChoice> {
         match self {
-            Self::Coherent => Some(CoherenceChoice::Coherent),
-            Self::Software => Some(CoherenceChoice::Software),
+            Self::Coherent | Self::CoherentShim => Some(CoherenceChoice::Coherent),
+            Self::Software | Self::SoftwareShim => Some(CoherenceChoice::Software),
             Self::Tcp | Self::OwnTcp | Self::Shm => None,
         }
+    }
+
+    const fn has_shim(self) -> bool {
+        matches!(self, Self::CoherentShim | Self::SoftwareShim)
     }
 
     /// What makes a library go this way without a pool.
@@ -180,6 +222,9 @@ impl Way {
     }
 }
 
+/// Under this word stands what the copies of a long message take.
+const FLOOR: &str = "floor";
+
 /// What each way took for each case, in seconds: one figure a round.
 type Figures = BTreeMap<(Way, String), Vec<f64>>;
 
@@ -201,20 +246,38 @@ impl<'a> Bench<'a> {
     }
 
     /// All ways in turn, round by round, so that noise meets all of them alike.
-    fn figures(&self, ranks: u16, cases: &[&Case]) -> Result<Figures, Failure> {
+    fn figures(&self, ranks: u16, cases: &[Case]) -> Result<Figures, Failure> {
         let mut figures = Figures::new();
-        let words: Vec<_> = cases.iter().map(|case| case.word()).collect();
         for round in 1..=self.arguments.rounds {
             eprintln!("{}, {ranks} ranks: round {round} of {}", self.install.library, self.arguments.rounds);
-            for way in Way::of(self.install.library) {
-                let said = self.said(*way, ranks, &words)?;
+            for way in Way::ALL {
+                let goes = |case: &&Case| way.goes(self.install.library, case.operation);
+                let words: Vec<_> = cases.iter().filter(goes).map(|case| case.word()).collect();
+                let is_there = !way.has_shim() || self.has_shim()?;
+                let is_asked = self.arguments.figure.is_none() || way != Way::Shm;
+                if words.is_empty() || !is_there || !is_asked {
+                    continue;
+                }
+                let said = self.said(way, ranks, &words)?;
                 for (word, seconds) in said.lines().filter_map(|line| line.split_once(' ')) {
                     let seconds = seconds.trim().parse()?;
-                    figures.entry((*way, word.to_owned())).or_default().push(seconds);
+                    figures.entry((way, word.to_owned())).or_default().push(seconds);
+                }
+                let long = case(Operation::Stream, 1 << 20);
+                if let (Some(coherence), None) = (way.coherence(), self.arguments.figure)
+                    && words.contains(&long.word())
+                {
+                    let seconds = floor(coherence)?.map(|rate| long.bytes as f64 / rate / 1e9);
+                    figures.entry((way, FLOOR.to_owned())).or_default().extend(seconds);
                 }
             }
         }
         Ok(figures)
+    }
+
+    fn has_shim(&self) -> Result<bool, Failure> {
+        let provider = provider(self.arguments.provider_path.as_deref())?;
+        Ok(shim(&provider, self.install.library).is_ok())
     }
 
     /// What one job of `ranks` prints.
@@ -222,7 +285,7 @@ impl<'a> Bench<'a> {
         let program: Vec<_> = [self.program.clone()].into_iter().chain(cases.iter().cloned()).collect();
         let Install { library, mpiexec } = self.install;
         let mut command = match way.coherence() {
-            Some(coherence) => self.over_pool(coherence, ranks, &program)?,
+            Some(coherence) => self.over_pool(coherence, way.has_shim(), ranks, &program)?,
             None => {
                 let mut command = Command::new(mpiexec);
                 let sections: Vec<_> = Section::deal(ranks, HOSTS).collect();
@@ -253,6 +316,7 @@ impl<'a> Bench<'a> {
     fn over_pool(
         &self,
         coherence: CoherenceChoice,
+        has_shim: bool,
         ranks: u16,
         program: &[String],
     ) -> Result<Command, Failure> {
@@ -263,7 +327,7 @@ impl<'a> Bench<'a> {
         if let Some(folder) = &self.arguments.provider_path {
             command.arg("--provider-path").arg(folder);
         }
-        command.arg("--").args(program);
+        command.args(has_shim.then_some("--windows")).arg("--").args(program);
         Ok(command)
     }
 }
@@ -284,48 +348,57 @@ fn compile(mpiexec: &Path, folder: &Path) -> Result<String, Failure> {
     }
 }
 
-/// The rows of a case: each pool beside TCP, the faster where there are two, and a coherent pool beside shared memory.
-fn rows(case: &Case, ranks: u16, library: Library, figures: &Figures) -> Vec<Row> {
-    let sample = |way| case.sample(figures.get(&(way, case.word()))?);
-    let median = |way| sample(way).map(|sample: Sample| sample.median);
-    let (metric, unit, better) = case.measure();
-    let tcp = [Way::Tcp, Way::OwnTcp].into_iter().filter_map(median).reduce(|one, other| match better {
-        Better::Less => one.min(other),
-        Better::More => one.max(other),
-    });
-    let mut rows = vec![];
-    for way in [Way::Coherent, Way::Software] {
-        let (Some(sample), Some(coherence)) = (sample(way), way.coherence()) else { continue };
-        let name = library.word();
+impl Bench<'_> {
+    /// The rows of a case: each pool beside TCP, the faster where there are two, a coherent pool beside shared memory, and long
+    /// messages beside their floor.
+    fn rows(&self, case: Case, ranks: u16, figures: &Figures) -> Vec<Row> {
+        let (metric, unit, better) = case.measure();
+        let of = |way, word: String| case.sample(ranks, figures.get(&(way, word))?);
+        let median = |way, word| of(way, word).map(|sample: Sample| sample.median);
+        let tcp = [Way::Tcp, Way::OwnTcp].into_iter().filter_map(|way| median(way, case.word()));
+        let tcp = tcp.reduce(|one, other| match better {
+            Better::Less => one.min(other),
+            Better::More => one.max(other),
+        });
+        let figure = self.arguments.figure.map_or_else(String::new, |figure| format!("figure {figure} "));
         let (operation, size) = (case.operation.name(), size(case.bytes));
-        let row = Row::measured(
-            "mpi",
-            format!("{operation} {size} {ranks} procs {coherence} {name}"),
-            metric,
-            sample,
-            unit,
-        );
-        let shm = median(Way::Shm).filter(|_| way == Way::Coherent);
-        rows.extend(tcp.map(|tcp| row.clone().beside("tcp", tcp, better)));
-        rows.extend(shm.map(|shm| row.clone().beside("shm", shm, better)));
+        let mut rows = vec![];
+        for way in Way::ALL {
+            let Some((sample, coherence)) = of(way, case.word()).zip(way.coherence()) else { continue };
+            let shim = if way.has_shim() { " with shim" } else { "" };
+            let name =
+                format!("{operation} {size} {ranks} procs {coherence} {}{shim}", self.install.library.word());
+            let row = Row::measured("mpi", figure.clone() + &name, metric, sample, unit);
+            let is_coherent = coherence == CoherenceChoice::Coherent;
+            let shm = median(Way::Shm, case.word()).filter(|_| is_coherent);
+            let is_long = case.word() == self::case(Operation::Stream, 1 << 20).word();
+            let floor = median(way, FLOOR.to_owned()).filter(|_| is_long);
+            let peers = [("tcp", tcp), ("shm", shm), ("floor", floor)];
+            let beside = peers.map(|(peer, value)| Some(row.clone().beside(peer, value?, better)));
+            match beside.iter().all(Option::is_none) {
+                true => rows.push(row),
+                false => rows.extend(beside.into_iter().flatten()),
+            }
+        }
+        rows
     }
-    rows
 }
 
 impl Case {
-    const fn measure(&self) -> (&'static str, &'static str, Better) {
+    const fn measure(self) -> (&'static str, &'static str, Better) {
         match self.operation {
-            Operation::Stream => ("bandwidth", "GB/s", Better::More),
+            Operation::Stream | Operation::PutStream => ("bandwidth", "GB/s", Better::More),
             Operation::Latency | Operation::Put => ("latency", "us", Better::Less),
             Operation::Halo | Operation::AllToAll => ("time", "us", Better::Less),
         }
     }
 
     /// The figures of a case in its unit.
-    fn sample(&self, seconds: &[f64]) -> Option<Sample> {
+    fn sample(self, ranks: u16, seconds: &[f64]) -> Option<Sample> {
         let (_, _, better) = self.measure();
         let figure = |seconds: &f64| match better {
-            Better::More => self.bytes as f64 / seconds / 1e9,
+            // Half of the ranks send at the same time.
+            Better::More => f64::from(ranks / 2) * self.bytes as f64 / seconds / 1e9,
             Better::Less => seconds * 1e6,
         };
         Sample::of(seconds.iter().map(figure).collect())

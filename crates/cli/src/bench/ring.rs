@@ -30,36 +30,55 @@ pub(super) struct Second {
     path: PathBuf,
     /// Under a name of its own: `coherence` is what the user may give to every command.
     kind: CoherenceChoice,
+    /// The floor alone.
+    #[arg(long)]
+    floor: bool,
 }
 
 /// Measures one kind of pool after the other.
 pub(super) fn run() -> Result<Vec<Row>, Failure> {
-    let mut rows = Vec::new();
-    for coherence in [CoherenceChoice::Coherent, CoherenceChoice::Software] {
-        let bytes = 128 << 20;
-        let scratch = Scratch::new()?;
-        let path = scratch.path().join("pool");
-        session::create(&path, bytes, &Geometry::for_region(bytes))?;
-        let session = Session::open(&settings(&path, coherence, 0))?;
-        each!(session.pool(), pool => pool.create(NAME, OBJECT).map(drop))?;
-        let arguments: [OsString; 5] =
-            ["bench".into(), "second".into(), "ring".into(), path.into(), coherence.to_string().into()];
-        let helper = Helper::start(arguments)?;
-        each!(session.pool(), pool => cases(pool, &coherence.to_string(), true, &mut rows))?;
-        helper.finish()?;
-    }
+    let kinds = [CoherenceChoice::Coherent, CoherenceChoice::Software];
+    Ok(kinds.map(|kind| pair(kind, false)).into_iter().collect::<Result<Vec<_>, _>>()?.concat())
+}
+
+/// What long messages cannot do without: GB/s of their two copies.
+pub(super) fn floor(coherence: CoherenceChoice) -> Result<Option<f64>, Failure> {
+    Ok(pair(coherence, true)?.first().map(|row| row.value))
+}
+
+fn pair(coherence: CoherenceChoice, floor: bool) -> Result<Vec<Row>, Failure> {
+    let (mut rows, bytes) = (Vec::new(), 128 << 20);
+    let scratch = Scratch::new()?;
+    let path = scratch.path().join("pool");
+    session::create(&path, bytes, &Geometry::for_region(bytes))?;
+    let session = Session::open(&settings(&path, coherence, 0))?;
+    each!(session.pool(), pool => pool.create(NAME, OBJECT).map(drop))?;
+    let mut arguments: Vec<OsString> =
+        vec!["bench".into(), "second".into(), "ring".into(), path.into(), coherence.to_string().into()];
+    arguments.extend(floor.then(|| "--floor".into()));
+    let helper = Helper::start(arguments)?;
+    each!(session.pool(), pool => cases(pool, &coherence.to_string(), (true, floor), &mut rows))?;
+    helper.finish()?;
     Ok(rows)
 }
 
 /// Runs the second process.
 pub(super) fn second(second: &Second) -> Result<(), Failure> {
     let session = Session::open(&settings(&second.path, second.kind, 1))?;
-    each!(session.pool(), pool => cases(pool, "", false, &mut Vec::new()))
+    each!(session.pool(), pool => cases(pool, "", (false, second.floor), &mut Vec::new()))
 }
 
-fn cases<M: Memory>(pool: &Pool<M>, kind: &str, first: bool, rows: &mut Vec<Row>) -> Result<(), Failure> {
+fn cases<M: Memory>(
+    pool: &Pool<M>,
+    kind: &str,
+    (first, floor): (bool, bool),
+    rows: &mut Vec<Row>,
+) -> Result<(), Failure> {
     let at = pool.open(NAME)?.at();
     let bench = Bench { pool, at, first, cases: Cell::new(0) };
+    if floor {
+        return bench.bare_stream(kind, rows);
+    }
     bench.round_trip(kind, 8, rows)?;
     bench.round_trip(kind, 4096, rows)?;
     for cell in [16, 32, 64, 128] {
@@ -198,6 +217,21 @@ impl<'a, M: Memory> Bench<'a, M> {
             floor.median,
             Better::More,
         ));
+        Ok(())
+    }
+
+    /// The copies of long messages alone.
+    fn bare_stream(&self, kind: &str, rows: &mut Vec<Row>) -> Result<(), Failure> {
+        const COUNT: u64 = 64;
+        let (bare, _) = self.bare();
+        let (mut message, mut rates) = (vec![7; MESSAGE], Vec::new());
+        for sample in 0..=3 {
+            let (begin, end) = (sample * (COUNT + 1) + 1, (sample + 1) * (COUNT + 1));
+            let seconds = timed(|| self.copies(&bare, begin..=end - 1, &mut message))?;
+            bare.turn(end)?;
+            rates.push((COUNT * MESSAGE as u64) as f64 / seconds / 1e9);
+        }
+        rows.extend(sample(rates).map(|rates| Row::measured("ring", kind, "bandwidth", rates, "GB/s")));
         Ok(())
     }
 
