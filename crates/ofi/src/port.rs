@@ -150,7 +150,7 @@ impl Port {
     /// Begins.
     pub(crate) fn enable(&mut self) {
         if !self.enabled && self.one_sided {
-            self.listen();
+            self.hear(Vec::new());
         }
         self.enabled = true;
     }

@@ -25,8 +25,6 @@ const NOTE: u8 = 2;
 const PAYLOAD: u8 = 3;
 const ANSWER: u8 = 4;
 
-/// Notes that are received without being looked for.
-const POSTED: usize = 8;
 /// Notes that may come before the one that is next: more than anybody has under way.
 const EARLY: u64 = 1 << 16;
 
@@ -88,14 +86,9 @@ pub(crate) struct Remote {
 }
 
 impl Port {
-    /// Lets others ask.
-    pub(crate) fn listen(&mut self) {
-        for _ in 0..POSTED {
-            self.hear(vec![0; note::LONGEST]);
-        }
-    }
-
-    fn hear(&mut self, mut room: Vec<u8>) {
+    /// Lets others ask: the next note is received here. One at a time is enough, for a call of the endpoint's progress ends with it,
+    /// and each that is posted is looked at when a message comes.
+    pub(crate) fn hear(&mut self, mut room: Vec<u8>) {
         room.resize(note::LONGEST, 0);
         let any = Filter { from: None, kind: NOTE, tag: 0, ignore: u64::MAX };
         self.link.receive(any, Span::Held(room), aside(Role::Hear));
