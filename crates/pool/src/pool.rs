@@ -489,14 +489,15 @@ impl<M: Memory> Pool<M> {
     /// # Errors
     /// Those of [`Pool::process`] and [`Pool::view`].
     pub(crate) fn is_gone(&self, peer: &Process) -> Result<bool, PoolError> {
-        let now = self.process(peer.host, peer.slot)?;
-        let same = now.incarnation == peer.incarnation && now.host_incarnation == peer.host_incarnation;
-        if !same || now.state != ProcessState::Live {
-            return Ok(true);
-        }
         let view = self.view()?;
         let is_fenced = (view.fenced & !view.members) >> peer.host & 1 == 1;
-        Ok(is_fenced || self.memory.liveness(peer.host, peer.slot) == Liveness::Dead)
+        // Its line is not asked first: whoever died while it wrote it has left it torn.
+        if is_fenced || self.memory.liveness(peer.host, peer.slot) == Liveness::Dead {
+            return Ok(true);
+        }
+        let now = self.process(peer.host, peer.slot)?;
+        let same = now.incarnation == peer.incarnation && now.host_incarnation == peer.host_incarnation;
+        Ok(!same || now.state != ProcessState::Live)
     }
 
     /// The memory that the pool lies in.

@@ -270,7 +270,7 @@ impl<M: Memory> Window<M> {
     fn ask_after(&mut self, rank: u32) -> Result<(), PoolError> {
         let process = self.segments[rank as usize].process;
         match self.pool.expect_alive(&process, "rank of a window", rank.into()) {
-            Err(PoolError::PeerDead { .. }) if self.pool.is_gone(&process)? => {
+            Err(PoolError::PeerDead { .. } | PoolError::Corrupt { .. }) if self.pool.is_gone(&process)? => {
                 // What it had stored is in memory before anybody goes on in its place.
                 self.pool.let_settle();
                 self.segments[rank as usize].gone = true;
