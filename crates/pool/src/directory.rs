@@ -81,8 +81,8 @@ impl Sight {
             && (header.generation, header.bytes) == (self.record.generation, self.record.bytes)
     }
 
-    fn is(&self, object: &Object) -> bool {
-        (self.host, self.record.generation) == (object.owner, object.generation)
+    fn is(&self, owner: u16, generation: u64) -> bool {
+        (self.host, self.record.generation) == (owner, generation)
     }
 
     fn is_destroyed_by(&self, tombstone: &Tombstone) -> bool {
@@ -478,13 +478,14 @@ impl<'a, M: Memory> Directory<'a, M> {
     /// Those of [`Directory::destroy`].
     pub(crate) fn discard(&self, object: &Object) -> Result<(), PoolError> {
         self.close(object);
-        self.destroy_if(&Name::parse(&object.name)?, |sight| sight.is(object))
+        self.destroy_if(&Name::parse(&object.name)?, |sight| sight.is(object.owner, object.generation))
     }
 
-    /// Whether an object that is held open has not been destroyed.
-    pub(crate) fn is_live(&self, object: &Object) -> Result<bool, PoolError> {
-        let key = Key::new(&self.site, Name::parse(&object.name)?.hash());
-        Ok(self.find(&key)?.is_some_and(|sight| sight.is(object)))
+    /// Whether an object of a host has not been destroyed, as far as one look says: it may be there behind a line that is being
+    /// written.
+    pub(crate) fn is_live(&self, name: &Name<'_>, owner: u16, generation: u64) -> Result<bool, PoolError> {
+        let scan = self.scan(&Key::new(&self.site, name.hash()))?;
+        Ok(scan.object().map_or(!scan.unclear.is_empty(), |sight| sight.is(owner, generation)))
     }
 
     fn destroy_if(&self, name: &Name<'_>, wanted: impl Fn(&Sight) -> bool) -> Result<(), PoolError> {

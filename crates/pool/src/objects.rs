@@ -59,12 +59,12 @@ impl<M: Memory> Pool<M> {
         self.directory().destroy(&Name::parse(name)?)
     }
 
-    /// Whether an object that is held open has not been destroyed.
+    /// Whether the object of this name, of a host and a generation, has not been destroyed, as far as one look says.
     ///
     /// # Errors
-    /// [`PoolError::Memory`], and [`PoolError::Corrupt`] when its entry is damaged.
-    pub fn is_live(&self, object: &Object) -> Result<bool, PoolError> {
-        self.directory().is_live(object)
+    /// [`PoolError::Name`], [`PoolError::Memory`].
+    pub(crate) fn is_live(&self, name: &str, owner: u16, generation: u64) -> Result<bool, PoolError> {
+        self.directory().is_live(&Name::parse(name)?, owner, generation)
     }
 
     /// Lets go of an object and destroys it, unless its name is another's by now.

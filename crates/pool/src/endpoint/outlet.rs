@@ -59,12 +59,13 @@ pub(super) struct Outlet<M> {
     endpoint: Object,
     ring: Object,
     producer: Producer<M, Alive>,
-    process: Process,
 }
 
 /// A peer, as one endpoint sees it.
 pub(super) struct Peer<M, B, C> {
     pub(super) address: Address,
+    /// Its process, once it was looked up.
+    process: Option<Process>,
     outlet: Option<Outlet<M>>,
     pub(super) control: VecDeque<Control>,
     pub(super) queue: VecDeque<Outgoing<B, C>>,
@@ -82,6 +83,7 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
     pub(super) const fn new(address: Address) -> Self {
         Self {
             address,
+            process: None,
             outlet: None,
             control: VecDeque::new(),
             queue: VecDeque::new(),
@@ -152,7 +154,9 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
             return Err(broken.clone());
         }
         if self.outlet.is_none() {
-            self.outlet = Some(Outlet::open(pool, options, own, self.address)?);
+            let (endpoint, process) = find(pool, self.address)?;
+            self.process = Some(process);
+            self.outlet = Some(Outlet::open(pool, options, own, self.address, endpoint)?);
         }
         while self.answer()? || self.begin(options, done)? || self.stream(options, done)? {}
         Ok(())
@@ -257,21 +261,28 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
         Ok(())
     }
 
-    /// Fails when the peer has left, or its process is gone.
-    pub(super) fn check(&self, pool: &Pool<M>) -> Result<(), PoolError> {
-        if let Some(Outlet { endpoint, process, .. }) = &self.outlet {
-            return match pool.is_live(endpoint)? {
-                true => pool.expect_alive(process, "message", 0),
-                false => Err(left(pool, self.address, process.pid)?),
-            };
+    /// Fails when the peer has left, or its process is gone. Who cannot see that now looks again.
+    pub(super) fn check(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
+        match self.expect_alive(pool) {
+            Err(PoolError::TooManyOpen { .. } | PoolError::Corrupt { .. } | PoolError::Timeout { .. }) => {
+                Ok(())
+            }
+            seen => seen,
         }
-        let (endpoint, process) = match find(pool, self.address) {
-            // Whoever has too much open to look now looks again.
-            Err(PoolError::TooManyOpen { .. }) => return Ok(()),
-            found => found?,
+    }
+
+    fn expect_alive(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
+        let Address { host, port, generation } = self.address;
+        let Some(process) = self.process else {
+            let (endpoint, process) = find(pool, self.address)?;
+            pool.close(endpoint);
+            self.process = Some(process);
+            return pool.expect_alive(&process, "message", 0);
         };
-        pool.close(endpoint);
-        pool.expect_alive(&process, "message", 0)
+        match pool.is_live(&endpoint_name(pool.member().job, host, port), host, generation)? {
+            true => pool.expect_alive(&process, "message", 0),
+            false => Err(left(pool, self.address, process.pid)?),
+        }
     }
 
     /// Whether nothing was said to the peer that waits for more, so that a ring which cannot be made now may be made later.
@@ -309,9 +320,14 @@ impl<M: Memory, B, C> Peer<M, B, C> {
 }
 
 impl<M: Memory> Outlet<M> {
-    /// Makes the ring to a peer, which learns of it from the first message.
-    fn open(pool: &Pool<M>, options: &Options, own: Address, to: Address) -> Result<Self, PoolError> {
-        let (endpoint, process) = find(pool, to)?;
+    /// Makes the ring to the peer of `endpoint`, which learns of it from the first message.
+    fn open(
+        pool: &Pool<M>,
+        options: &Options,
+        own: Address,
+        to: Address,
+        endpoint: Object,
+    ) -> Result<Self, PoolError> {
         let name = ring_name(pool.member().job, own, to);
         let (ring, place) = match create_ring(pool, &name, options.ring) {
             Ok(made) => made,
@@ -323,7 +339,7 @@ impl<M: Memory> Outlet<M> {
         let word = news_word(pool.layout().geometry(), endpoint.at(), own.host, own.port);
         let base = news_base(own.generation);
         let producer = Producer::new(pool.memory().clone(), options.ring, place, link(pool, to.host));
-        Ok(Self { endpoint, ring, producer: producer.of_new_ring().with_summary(word, base), process })
+        Ok(Self { endpoint, ring, producer: producer.of_new_ring().with_summary(word, base) })
     }
 }
 
