@@ -11,12 +11,12 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Shape, Suite, World};
-use polder_mem::{Coherence, LINE, Memory};
+use polder_mem::{Coherence, Memory};
 
 use super::group::{Dice, harmless};
-use super::stage::expect_clean;
+use super::stage::{expect_clean, pool_of};
 use crate::endpoint::{Address, Completion, Endpoint, Filter, Label, Options};
-use crate::format::{Geometry, Layout, Superblock, Uuid};
+use crate::format::{Geometry, Layout, Superblock};
 use crate::local::LocalLayout;
 use crate::ring::RingShape;
 use crate::site::Flaw;
@@ -61,10 +61,7 @@ pub(super) static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
         opens: 12,
         keepers: 1,
     };
-    let sizes = (4096..).step_by(LINE as usize);
-    let mut layouts = sizes.filter_map(|bytes| Layout::new(&geometry, bytes).ok());
-    let layout = layouts.find(|layout| layout.chunks() == CHUNKS).expect("some size fits");
-    (Superblock { uuid: Uuid(1), bytes: layout.bytes(), geometry }, layout)
+    pool_of(geometry, CHUNKS)
 });
 
 fn options() -> Options {

@@ -14,11 +14,11 @@ use polder_kernels::{Dtype, Op};
 use polder_mem::model::{
     Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Shape, Suite, ThreadId, World,
 };
-use polder_mem::{Coherence, LINE, Memory};
+use polder_mem::{Coherence, Memory};
 
 use super::group::{Dice, harmless, tiny};
-use super::stage::expect_clean;
-use crate::format::{Geometry, Layout, Superblock, Uuid};
+use super::stage::{expect_clean, pool_of};
+use crate::format::{Geometry, Layout, Superblock};
 use crate::group::{Group, Options};
 use crate::local::LocalLayout;
 use crate::site::Flaw;
@@ -67,10 +67,7 @@ static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
         opens: 6,
         keepers: 1,
     };
-    let sizes = (4096..).step_by(LINE as usize);
-    let mut layouts = sizes.filter_map(|bytes| Layout::new(&geometry, bytes).ok());
-    let layout = layouts.find(|layout| layout.chunks() == CHUNKS).expect("some size fits");
-    (Superblock { uuid: Uuid(1), bytes: layout.bytes(), geometry }, layout)
+    pool_of(geometry, CHUNKS)
 });
 
 fn options() -> Options {

@@ -11,7 +11,7 @@ use polder_mem::{Coherence, LINE, Memory};
 use crate::directory::Directory;
 use crate::entry::Entry;
 use crate::extents::Account;
-use crate::format::{Geometry, Layout};
+use crate::format::{Geometry, Layout, Superblock, Uuid};
 use crate::line;
 use crate::local::{Local, LocalLayout};
 use crate::membership::{HostLine, HostState};
@@ -27,6 +27,14 @@ pub(super) const PROCESSES: u16 = 3;
 const NAMES: u32 = 3;
 /// The slot of the process that cleans up.
 pub(super) const SPARE: u16 = 2;
+
+/// The pool of a geometry that has so many chunks.
+pub(super) fn pool_of(geometry: Geometry, chunks: u32) -> (Superblock, Layout) {
+    let sizes = (4096..).step_by(LINE as usize);
+    let mut layouts = sizes.filter_map(|bytes| Layout::new(&geometry, bytes).ok());
+    let layout = layouts.find(|layout| layout.chunks() == chunks).expect("some size fits");
+    (Superblock { uuid: Uuid(1), bytes: layout.bytes(), geometry }, layout)
+}
 
 /// A pool with entries in two levels of 3 and 2 slots, and chunks of four lines.
 pub(super) struct Stage {

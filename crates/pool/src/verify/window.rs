@@ -10,11 +10,11 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Shape, Suite, ThreadId, World};
-use polder_mem::{Coherence, LINE, Memory, Offset};
+use polder_mem::{Coherence, Memory, Offset};
 
 use super::group::Dice;
-use super::stage::Stage;
-use crate::format::{Geometry, Layout, Superblock, Uuid};
+use super::stage::{Stage, pool_of};
+use crate::format::{Geometry, Layout, Superblock};
 use crate::local::LocalLayout;
 use crate::site::Flaw;
 use crate::window::{Access, Window};
@@ -58,10 +58,7 @@ static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
         opens: 6,
         keepers: 1,
     };
-    let sizes = (4096..).step_by(LINE as usize);
-    let mut layouts = sizes.filter_map(|bytes| Layout::new(&geometry, bytes).ok());
-    let layout = layouts.find(|layout| layout.chunks() == CHUNKS).expect("some size fits");
-    (Superblock { uuid: Uuid(1), bytes: layout.bytes(), geometry }, layout)
+    pool_of(geometry, CHUNKS)
 });
 
 /// What is known outside the memory.
