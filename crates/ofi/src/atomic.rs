@@ -11,7 +11,7 @@ use crate::object::{given, wanted};
 use crate::remote::Request;
 use crate::rma::{Asked, Told, ask};
 use crate::span::Span;
-use crate::transfer::PIECES;
+use crate::transfer;
 
 pub(crate) static OPS: OpsAtomic = OpsAtomic {
     size: size_of::<OpsAtomic>(),
@@ -69,18 +69,13 @@ impl Kind {
     /// # Safety
     /// As [`Span::lent`], for what the list names.
     unsafe fn pieces(self, ioc: *const Ioc, count: usize) -> Result<Vec<Span>, Errno> {
-        if count > PIECES {
-            return Err(Errno::INVAL);
-        }
-        let piece = |index| {
-            // SAFETY: the list has `count` pieces, each lent by this function's contract.
-            unsafe {
-                let piece = given(ioc.wrapping_add(index))?;
-                let bytes = piece.count.checked_mul(self.datatype.bytes()).ok_or(Errno::INVAL)?;
-                Ok(Span::lent(piece.addr, bytes))
-            }
+        let span = |piece: &Ioc| {
+            let bytes = piece.count.checked_mul(self.datatype.bytes()).ok_or(Errno::INVAL)?;
+            // SAFETY: by this function's contract.
+            Ok(unsafe { Span::lent(piece.addr, bytes) })
         };
-        (0..count).map(piece).collect()
+        // SAFETY: by this function's contract.
+        unsafe { transfer::pieces(ioc, count, span) }
     }
 
     /// What is asked for on the peer's elements at an address; `operands` are what is done, and then what is compared with.
@@ -124,6 +119,28 @@ struct Said {
 }
 
 const NONE: (*const Ioc, usize) = (std::ptr::null(), 0);
+
+/// What all calls with arguments of their own say; there is nothing in the lists yet.
+fn plainly(
+    form: Form,
+    (datatype, op): (c_int, c_int),
+    to: u64,
+    there: (u64, u64),
+    context: *mut c_void,
+) -> Said {
+    let kind = Kind::of(form, datatype, op);
+    Said {
+        kind,
+        to,
+        there,
+        out: NONE,
+        compare: NONE,
+        back: NONE,
+        context,
+        told: Told::Default,
+        elements: None,
+    }
+}
 
 /// # Safety
 /// `ep` is open, and the program lends what the lists name.
@@ -208,17 +225,8 @@ unsafe extern "C" fn write(
     unsafe {
         let out = run(at, count);
         say(ep, || {
-            Ok(Said {
-                kind: Kind::of(Form::Plain, datatype, op),
-                to,
-                there: (address, key),
-                out: (&raw const out, 1),
-                compare: NONE,
-                back: NONE,
-                context,
-                told: Told::Default,
-                elements: Some(count),
-            })
+            let said = plainly(Form::Plain, (datatype, op), to, (address, key), context);
+            Ok(Said { out: (&raw const out, 1), elements: Some(count), ..said })
         })
     }
 }
@@ -238,17 +246,8 @@ unsafe extern "C" fn writev(
     // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
     unsafe {
         say(ep, || {
-            Ok(Said {
-                kind: Kind::of(Form::Plain, datatype, op),
-                to,
-                there: (address, key),
-                out: (iov, count),
-                compare: NONE,
-                back: NONE,
-                context,
-                told: Told::Default,
-                elements: None,
-            })
+            let said = plainly(Form::Plain, (datatype, op), to, (address, key), context);
+            Ok(Said { out: (iov, count), ..said })
         })
     }
 }
@@ -267,17 +266,8 @@ unsafe extern "C" fn inject(
     unsafe {
         let out = run(at, count);
         say(ep, || {
-            Ok(Said {
-                kind: Kind::of(Form::Plain, datatype, op),
-                to,
-                there: (address, key),
-                out: (&raw const out, 1),
-                compare: NONE,
-                back: NONE,
-                context: std::ptr::null_mut(),
-                told: Told::Injected,
-                elements: Some(count),
-            })
+            let said = plainly(Form::Plain, (datatype, op), to, (address, key), std::ptr::null_mut());
+            Ok(Said { out: (&raw const out, 1), told: Told::Injected, elements: Some(count), ..said })
         })
     }
 }
@@ -301,17 +291,8 @@ unsafe extern "C" fn readwrite(
         let out = run(at, count);
         let came = run(result, count);
         say(ep, || {
-            Ok(Said {
-                kind: Kind::of(Form::Fetch, datatype, op),
-                to,
-                there: (address, key),
-                out: (&raw const out, 1),
-                compare: NONE,
-                back: (&raw const came, 1),
-                context,
-                told: Told::Default,
-                elements: Some(count),
-            })
+            let said = plainly(Form::Fetch, (datatype, op), to, (address, key), context);
+            Ok(Said { out: (&raw const out, 1), back: (&raw const came, 1), elements: Some(count), ..said })
         })
     }
 }
@@ -334,17 +315,8 @@ unsafe extern "C" fn readwritev(
     // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
     unsafe {
         say(ep, || {
-            Ok(Said {
-                kind: Kind::of(Form::Fetch, datatype, op),
-                to,
-                there: (address, key),
-                out: (iov, count),
-                compare: NONE,
-                back: (result, results),
-                context,
-                told: Told::Default,
-                elements: None,
-            })
+            let said = plainly(Form::Fetch, (datatype, op), to, (address, key), context);
+            Ok(Said { out: (iov, count), back: (result, results), ..said })
         })
     }
 }
@@ -371,16 +343,13 @@ unsafe extern "C" fn compwrite(
         let compared = run(compare, count);
         let came = run(result, count);
         say(ep, || {
+            let said = plainly(Form::Compare, (datatype, op), to, (address, key), context);
             Ok(Said {
-                kind: Kind::of(Form::Compare, datatype, op),
-                to,
-                there: (address, key),
                 out: (&raw const out, 1),
                 compare: (&raw const compared, 1),
                 back: (&raw const came, 1),
-                context,
-                told: Told::Default,
                 elements: Some(count),
+                ..said
             })
         })
     }
@@ -407,17 +376,8 @@ unsafe extern "C" fn compwritev(
     // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
     unsafe {
         say(ep, || {
-            Ok(Said {
-                kind: Kind::of(Form::Compare, datatype, op),
-                to,
-                there: (address, key),
-                out: (iov, count),
-                compare: (compare, compares),
-                back: (result, results),
-                context,
-                told: Told::Default,
-                elements: None,
-            })
+            let said = plainly(Form::Compare, (datatype, op), to, (address, key), context);
+            Ok(Said { out: (iov, count), compare: (compare, compares), back: (result, results), ..said })
         })
     }
 }

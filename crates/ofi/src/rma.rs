@@ -13,7 +13,7 @@ use crate::object::given;
 use crate::port::{Context, Operation, Role};
 use crate::remote::Request;
 use crate::span::Span;
-use crate::transfer::{PIECES, gathered};
+use crate::transfer::{self, SEND_FLAGS, data_of, gathered};
 
 pub(crate) static OPS: OpsRma = OpsRma {
     size: size_of::<OpsRma>(),
@@ -27,15 +27,6 @@ pub(crate) static OPS: OpsRma = OpsRma {
     writedata,
     injectdata,
 };
-
-/// What a call may say of a one-sided operation.
-const FLAGS: u64 = flag::COMPLETION
-    | flag::INJECT
-    | flag::INJECT_COMPLETE
-    | flag::TRANSMIT_COMPLETE
-    | flag::DELIVERY_COMPLETE
-    | flag::REMOTE_CQ_DATA
-    | flag::MORE;
 
 /// Whether, and how, an operation is told of.
 pub(crate) enum Told {
@@ -66,16 +57,13 @@ pub(crate) unsafe fn ask(ep: *mut FidEp, asked: impl FnOnce() -> Result<Asked, E
             return Err(Errno::MSGSIZE);
         }
         let mut state = domain.state();
-        let (port, ledger) = state.port(*at)?;
-        if !port.enabled {
-            return Err(Errno::OPBADSTATE);
-        }
+        let (port, ledger) = state.enabled_port(*at)?;
         let (flags, injected) = match told {
             Told::Default => (port.transmit.flags, port.transmit.flags & flag::INJECT != 0),
             Told::Flags(flags) => (flags, flags & flag::INJECT != 0),
             Told::Injected => (0, true),
         };
-        if flags & !FLAGS != 0 {
+        if flags & !SEND_FLAGS != 0 {
             return Err(Errno::BADFLAGS);
         }
         if injected && request.act != Act::Read {
@@ -106,10 +94,6 @@ impl Act {
     }
 }
 
-const fn data_of(flags: u64, data: u64) -> Option<u32> {
-    if flags & flag::REMOTE_CQ_DATA != 0 { Some(data as u32) } else { None }
-}
-
 fn writing(out: Span, (address, key): (u64, u64), data: Option<u32>) -> Request {
     Request { act: Act::Write, key, address, bytes: out.len() as u64, data, out, back: Vec::new() }
 }
@@ -124,17 +108,8 @@ fn reading(back: Vec<Span>, (address, key): (u64, u64)) -> Request {
 /// # Safety
 /// As [`Span::lent`], for what the list names.
 unsafe fn pieces(iov: *const iovec, count: usize) -> Result<Vec<Span>, Errno> {
-    if count > PIECES {
-        return Err(Errno::INVAL);
-    }
-    let piece = |index| {
-        // SAFETY: the list has `count` pieces, each lent by this function's contract.
-        unsafe {
-            let piece = given(iov.wrapping_add(index))?;
-            Ok(Span::lent(piece.iov_base, piece.iov_len))
-        }
-    };
-    (0..count).map(piece).collect()
+    // SAFETY: by this function's contract.
+    unsafe { transfer::pieces(iov, count, |piece| Ok(Span::lent(piece.iov_base, piece.iov_len))) }
 }
 
 /// The peer's memory of a message: one piece, as long as what stands here.

@@ -102,6 +102,12 @@ impl State {
         self.ports.iter_mut().any(|port| port.holds(key))
     }
 
+    /// The port at a place that carries messages.
+    pub(crate) fn enabled_port(&mut self, at: usize) -> Result<(&mut Port, &mut Ledger), Errno> {
+        let (port, ledger) = self.port(at)?;
+        if port.enabled { Ok((port, ledger)) } else { Err(Errno::OPBADSTATE) }
+    }
+
     /// Whether any object of the domain is open.
     pub(crate) fn in_use(&self) -> bool {
         let Ledger { queues, counters, vectors, regions } = &self.ledger;

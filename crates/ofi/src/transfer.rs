@@ -66,10 +66,7 @@ unsafe fn transmit(ep: *mut FidEp, outgoing: impl FnOnce() -> Result<Outgoing, E
         let Open { domain, at } = unsafe { ep::of(ep) };
         let Outgoing { to, label, mut span, context, flags } = outgoing()?;
         let mut state = domain.state();
-        let (port, ledger) = state.port(*at)?;
-        if !port.enabled {
-            return Err(Errno::OPBADSTATE);
-        }
+        let (port, ledger) = state.enabled_port(*at)?;
         let flags = flags.unwrap_or(port.transmit.flags);
         if flags & !SEND_FLAGS != 0 {
             return Err(Errno::BADFLAGS);
@@ -100,10 +97,7 @@ unsafe fn give_away(ep: *mut FidEp, at: *const c_void, bytes: usize, to: u64, la
         // SAFETY: by this function's contract; the bytes are read before it returns.
         let (Open { domain, at: port }, span) = unsafe { (ep::of(ep), Span::lent(at.cast_mut(), bytes)) };
         let mut state = domain.state();
-        let (port, ledger) = state.port(*port)?;
-        if !port.enabled {
-            return Err(Errno::OPBADSTATE);
-        }
+        let (port, ledger) = state.enabled_port(*port)?;
         port.inject(ledger, to, label, span.bytes()).map(|()| 0)
     })
 }
@@ -124,10 +118,7 @@ unsafe fn receive(ep: *mut FidEp, incoming: impl FnOnce() -> Result<Incoming, Er
         let Open { domain, at } = unsafe { ep::of(ep) };
         let Incoming { wanted, span, context, flags } = incoming()?;
         let mut state = domain.state();
-        let (port, ledger) = state.port(*at)?;
-        if !port.enabled {
-            return Err(Errno::OPBADSTATE);
-        }
+        let (port, ledger) = state.enabled_port(*at)?;
         let allowed = if wanted.kind == TAGGED { TAGGED_RECEIVE_FLAGS } else { RECEIVE_FLAGS };
         // The defaults may name FI_MULTI_RECV, which a tagged receive does not have.
         let flags = flags.unwrap_or(port.receive.flags & allowed);
@@ -186,30 +177,41 @@ pub(crate) unsafe fn gathered(iov: *const iovec, count: usize) -> Result<Span, E
         // SAFETY: the same contract.
         return unsafe { lent(iov, count) };
     }
+    // SAFETY: the same contract.
+    let pieces = unsafe { pieces(iov, count, |piece| Ok(Span::lent(piece.iov_base, piece.iov_len)))? };
+    Ok(Span::Held(pieces.iter().flat_map(|piece| piece.bytes()).copied().collect()))
+}
+
+/// The pieces of a list, each where `span` says that it is.
+///
+/// # Safety
+/// The list lives for the call.
+pub(crate) unsafe fn pieces<T>(
+    list: *const T,
+    count: usize,
+    span: impl Fn(&T) -> Result<Span, Errno>,
+) -> Result<Vec<Span>, Errno> {
     if count > PIECES {
         return Err(Errno::INVAL);
     }
-    let mut bytes = Vec::new();
-    for index in 0..count {
-        // SAFETY: the list has `count` pieces, each lent by this function's contract.
-        unsafe {
-            let piece = given(iov.wrapping_add(index))?;
-            bytes.extend_from_slice(Span::lent(piece.iov_base, piece.iov_len).bytes());
-        }
-    }
-    Ok(Span::Held(bytes))
+    // SAFETY: the list has `count` pieces.
+    (0..count).map(|index| span(unsafe { given(list.wrapping_add(index))? })).collect()
 }
 
 /// Pieces that a send, a read or a write may have.
 pub(crate) const PIECES: usize = 8;
 
-fn plain(data: Option<u64>) -> Label {
-    Label { kind: MSG, ..tagged(0, data) }
+/// The data of a call whose flags say that there is some. Of it as many bytes count as the domain says: 4.
+pub(crate) const fn data_of(flags: u64, data: u64) -> Option<u32> {
+    if flags & flag::REMOTE_CQ_DATA != 0 { Some(data as u32) } else { None }
 }
 
-/// Of the data as many bytes count as the domain says: 4.
-fn tagged(tag: u64, data: Option<u64>) -> Label {
-    Label { kind: TAGGED, tag, data: data.map(|data| data as u32) }
+const fn plain(data: Option<u32>) -> Label {
+    Label { kind: MSG, tag: 0, data }
+}
+
+const fn tagged(tag: u64, data: Option<u32>) -> Label {
+    Label { kind: TAGGED, tag, data }
 }
 
 const fn any(from: u64) -> Wanted {
@@ -251,7 +253,7 @@ unsafe extern "C" fn sendmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isi
     unsafe {
         transmit(ep, || {
             let Msg { msg_iov, iov_count, addr: to, context, data, .. } = *given(msg)?;
-            let data = if flags & flag::REMOTE_CQ_DATA != 0 { Some(data) } else { None };
+            let data = data_of(flags, data);
             let span = gathered(msg_iov, iov_count)?;
             Ok(Outgoing { to, label: plain(data), span, context, flags: Some(flags) })
         })
@@ -270,7 +272,7 @@ unsafe extern "C" fn senddata(
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
         let span = Span::lent(at.cast_mut(), bytes);
-        transmit(ep, || Ok(Outgoing { to, label: plain(Some(data)), span, context, flags: None }))
+        transmit(ep, || Ok(Outgoing { to, label: plain(Some(data as u32)), span, context, flags: None }))
     }
 }
 
@@ -287,7 +289,7 @@ unsafe extern "C" fn injectdata(
     to: u64,
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program the bytes.
-    unsafe { give_away(ep, at, bytes, to, plain(Some(data))) }
+    unsafe { give_away(ep, at, bytes, to, plain(Some(data as u32))) }
 }
 
 unsafe extern "C" fn recv(
@@ -368,7 +370,7 @@ unsafe extern "C" fn tsendmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64)
     unsafe {
         transmit(ep, || {
             let MsgTagged { msg_iov, iov_count, addr: to, tag, context, data, .. } = *given(msg)?;
-            let data = if flags & flag::REMOTE_CQ_DATA != 0 { Some(data) } else { None };
+            let data = data_of(flags, data);
             let span = gathered(msg_iov, iov_count)?;
             Ok(Outgoing { to, label: tagged(tag, data), span, context, flags: Some(flags) })
         })
@@ -388,7 +390,9 @@ unsafe extern "C" fn tsenddata(
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
         let span = Span::lent(at.cast_mut(), bytes);
-        transmit(ep, || Ok(Outgoing { to, label: tagged(tag, Some(data)), span, context, flags: None }))
+        transmit(ep, || {
+            Ok(Outgoing { to, label: tagged(tag, Some(data as u32)), span, context, flags: None })
+        })
     }
 }
 
@@ -406,7 +410,7 @@ unsafe extern "C" fn tinjectdata(
     tag: u64,
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program the bytes.
-    unsafe { give_away(ep, at, bytes, to, tagged(tag, Some(data))) }
+    unsafe { give_away(ep, at, bytes, to, tagged(tag, Some(data as u32))) }
 }
 
 unsafe extern "C" fn trecv(
