@@ -145,6 +145,35 @@ def child_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
+def test_ranks_that_share_a_core_do_not_wait_for_each_others_time_slices(scratch: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch):
+        ours = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {core})
+        try:
+            done = mpiexec(scratch / "pool", scratch, [1, 1], "flushes.py")
+        finally:
+            os.sched_setaffinity(0, ours)
+    assert done.returncode == 0, done.stderr
+    # Whoever does not give the core up uses its slice of milliseconds, whatever else runs there.
+    assert int(done.stdout.split()[50]) < 500, done.stdout
+
+
+def test_a_sweep_is_a_table_for_each_number_of_ranks_and_a_picture(scratch: Path) -> None:
+    picture = scratch / "figure.svg"
+    command: list[str | Path] = [POLDER, "bench", "mpi", "--mpi", MPICH / "mpiexec", "--figure", "8", "--plot", picture]
+    command += ["--ranks", "2,4", "--sizes", "1B,64KiB", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
+    titles = re.findall(r"^figure 8, MPICH, (\d+) ranks: message, latency in us", done.stdout, re.MULTILINE)
+    assert titles == ["2", "4"]
+    heads, *lines = done.stdout.split("4 ranks", 1)[1].splitlines()[1:4]
+    assert heads.split() == ["size", "coherent", "software", "tcp", "software", "beside", "tcp"]
+    assert [line.split()[:2] for line in lines] == [["1", "B"], ["64", "KiB"]]
+    assert "published" in done.stdout.splitlines()[-1]
+    drawn = picture.read_text()
+    assert all(f"MPICH, {ranks} ranks" in drawn for ranks in (2, 4)) and "latency of two-sided messages" in drawn
+
+
 def test_a_missing_pool_is_one_line_that_says_what_to_do(scratch: Path) -> None:
     done = mpiexec(scratch / "none", scratch, [1, 1])
     assert done.returncode != 0

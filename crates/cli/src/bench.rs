@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             return Ok(ExitCode::SUCCESS);
         }
         Bench::Mpi(mpi) => {
-            mpi::run(mpi, |row| print(row, arguments.json))?;
+            mpi::run(mpi, arguments.json)?;
             return Ok(ExitCode::SUCCESS);
         }
         Bench::Second(Second::Objects(second)) => {

@@ -3,20 +3,22 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use crate::domain;
 use crate::ffi::{
     CNTR_EVENTS_COMP, CntrAttr, Errno, Fid, FidCntr, FidDomain, Ops, OpsCntr, WAIT_NONE, WAIT_UNSPEC,
     WAIT_YIELD, class,
 };
-use crate::guard;
+use crate::idle::Poll;
 use crate::object::{Object, fid, given, wanted};
 use crate::state::{Domain, State};
+use crate::{domain, guard};
 
 /// How many operations went well, and how many did not.
 #[derive(Default)]
 pub(crate) struct Counter {
     well: u64,
     badly: u64,
+    /// How many there were when the program last looked.
+    told: u64,
     /// Endpoints that count here.
     pub(crate) bound: usize,
 }
@@ -27,6 +29,12 @@ impl Counter {
             true => self.well = self.well.wrapping_add(1),
             false => self.badly = self.badly.wrapping_add(1),
         }
+    }
+
+    /// Whether there is something that the program has not seen.
+    const fn is_news(&mut self) -> bool {
+        let count = self.well.wrapping_add(self.badly);
+        std::mem::replace(&mut self.told, count) != count
     }
 }
 
@@ -102,9 +110,14 @@ unsafe fn look(cntr: *mut FidCntr, of_it: impl FnOnce(&Counter) -> u64) -> u64 {
     guard::status(|| {
         // SAFETY: libfabric passes an open counter.
         let open = unsafe { of(cntr) };
+        let poll = Poll::begin();
         let mut state = open.domain.state();
         let moved = state.progress();
-        value = of_it(open.counter(&mut state)?);
+        let counter = open.counter(&mut state)?;
+        value = of_it(counter);
+        let found = counter.is_news();
+        drop(state);
+        poll.end(found);
         moved
     });
     value

@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
-use crate::domain;
 use crate::ffi::{
     self, CQ_FORMAT_CONTEXT, CQ_FORMAT_DATA, CQ_FORMAT_MSG, CQ_FORMAT_TAGGED, CQ_FORMAT_UNSPEC, CqAttr,
     CqErrEntry, CqTaggedEntry, Errno, Fid, FidCq, FidDomain, Ops, OpsCq, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD,
     class,
 };
-use crate::guard;
+use crate::idle::Poll;
 use crate::object::{Object, fid, given, wanted};
 use crate::state::{Domain, State};
+use crate::{domain, guard};
 
 /// Operations that have completed, oldest first.
 pub(crate) struct Queue {
@@ -158,11 +158,15 @@ unsafe extern "C" fn readfrom(cq: *mut FidCq, to: *mut c_void, count: usize, fro
     guard::amount(|| {
         // SAFETY: libfabric passes an open queue.
         let open = unsafe { of(cq) };
+        let poll = Poll::begin();
         let mut state = open.domain.state();
         state.progress()?;
         let count = if to.is_null() { 0 } else { count };
         // SAFETY: the program has room for `count` entries, and for addresses if it asks for them.
-        unsafe { open.queue(&mut state)?.take(to, count, from) }
+        let read = unsafe { open.queue(&mut state)?.take(to, count, from) };
+        drop(state);
+        poll.end(read != Err(Errno::AGAIN));
+        read
     })
 }
 

@@ -16,6 +16,7 @@ mod fabric;
 mod ffi;
 mod getinfo;
 mod guard;
+mod idle;
 mod libfabric;
 mod log;
 mod mr;

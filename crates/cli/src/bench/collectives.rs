@@ -43,12 +43,12 @@ pub(super) fn run(
 }
 
 /// The Python beside this program, as `make setup` puts it.
-fn python() -> Result<PathBuf, Failure> {
+pub(super) fn python() -> Result<PathBuf, Failure> {
     let python = std::env::current_exe()?.with_file_name("python");
     match python.exists() {
         true => Ok(python),
         false => Err(Failure(format!(
-            "{} does not exist: this benchmark runs in the Python that polder was installed into; try .venv/bin/polder",
+            "{} does not exist: Python is needed, the one that polder was installed into; try .venv/bin/polder",
             python.display()
         ))),
     }

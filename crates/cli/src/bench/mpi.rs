@@ -1,6 +1,8 @@
 //! `polder bench mpi`: stock MPI libraries over a pool, beside the same libraries over TCP and over their own shared
 //! memory. A program that each library's own mpicc compiles takes the time; each way is a job of its own, in turn.
 
+mod figure;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,9 +12,10 @@ use polder_pool::Geometry;
 use polder_pool::session;
 use polder_pool::settings::CoherenceChoice;
 
+use self::figure::Sweep;
 use super::ring::floor;
 use super::row::{Better, Row, Sample};
-use super::size;
+use super::{print, size};
 use crate::Failure;
 use crate::mpi::library::{Install, Library, Section};
 use crate::mpi::{provider, shim};
@@ -27,13 +30,17 @@ pub(super) struct Arguments {
     /// The folder with libpolder-fi.so; the one that belongs to this command when this is left out.
     #[arg(long, value_name = "DIRECTORY", value_hint = clap::ValueHint::DirPath)]
     provider_path: Option<PathBuf>,
-    /// The sweep of a figure of the cMPI paper instead, beside TCP: 5 and 6 are the bandwidth and the latency of one-sided
-    /// messages, 7 and 8 those of two-sided ones; 1 B to 8 MiB, 2 to 32 ranks, half of them origins.
-    #[arg(long, value_parser = clap::value_parser!(u16).range(5..=8))]
-    figure: Option<u16>,
-    /// Jobs of each way, which take turns.
-    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
-    rounds: u16,
+    #[command(flatten)]
+    sweep: Sweep,
+    /// Jobs of each way, which take turns; 7 when this is left out, and 3 of a figure.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: Option<u16>,
+}
+
+impl Arguments {
+    fn rounds(&self) -> u16 {
+        self.rounds.unwrap_or(if self.sweep.figure.is_some() { 3 } else { 7 })
+    }
 }
 
 /// Hosts that the ranks are dealt out to.
@@ -42,28 +49,35 @@ const POOL_BYTES: u64 = 1 << 30;
 const PROGRAM: &str = include_str!("mpi.c");
 
 /// Measures one library after the other.
-pub(super) fn run(
-    arguments: &Arguments,
-    mut print: impl FnMut(&Row) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    arguments.sweep.expect_plot()?;
     let installs = match &arguments.mpi[..] {
         [] => vec![Install::find(None, None)?],
         paths => paths.iter().map(|path| Install::find(Some(path), None)).collect::<Result<_, _>>()?,
     };
+    let suites = match arguments.sweep.figure {
+        Some(figure) => arguments.sweep.suites(figure),
+        None => vec![(2, PAIRS.to_vec()), (4, PATTERNS.to_vec())],
+    };
+    let mut all = vec![];
     for install in &installs {
         let bench = Bench::new(arguments, install)?;
-        let suites = match arguments.figure {
-            Some(figure) => sweep(figure),
-            None => vec![(2, PAIRS.to_vec()), (4, PATTERNS.to_vec())],
-        };
-        for (ranks, cases) in suites {
-            let figures = bench.figures(ranks, &cases)?;
-            for case in cases {
-                bench.rows(case, ranks, &figures).iter().try_for_each(&mut print)?;
+        for (ranks, cases) in &suites {
+            let figures = bench.figures(*ranks, cases)?;
+            let rows: Vec<_> = cases.iter().flat_map(|case| bench.rows(*case, *ranks, &figures)).collect();
+            match arguments.sweep.figure.filter(|_| !json) {
+                Some(figure) => println!("{}", bench.table(figure, *ranks, cases, &figures)),
+                None => rows.iter().try_for_each(|row| print(row, json))?,
             }
+            all.extend(rows);
         }
     }
-    Ok(())
+    if let Some(figure) = arguments.sweep.figure {
+        let published = figure::published(figure, suites[0].1[0]);
+        published.iter().try_for_each(|row| print(row, json))?;
+        all.extend(published);
+    }
+    arguments.sweep.plot(&all)
 }
 
 /// An operation on so many bytes, as the program calls it.
@@ -104,18 +118,6 @@ const PATTERNS: &[Case] = &[
     case(Operation::AllToAll, 4 << 10),
     case(Operation::AllToAll, 64 << 10),
 ];
-
-/// The ranks and cases of a figure of the paper.
-fn sweep(figure: u16) -> Vec<(u16, Vec<Case>)> {
-    let operation = match figure {
-        5 => Operation::PutStream,
-        6 => Operation::Put,
-        7 => Operation::Stream,
-        _ => Operation::Latency,
-    };
-    let sizes = (0..=23).map(|power| case(operation, 1 << power));
-    [2, 4, 8, 16, 32].map(|ranks| (ranks, sizes.clone().collect())).into()
-}
 
 impl Operation {
     const fn word(self) -> &'static str {
@@ -190,6 +192,19 @@ impl Way {
         }
     }
 
+    /// At the head of a column.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Coherent => "coherent",
+            Self::Software => "software",
+            Self::CoherentShim => "coherent+shim",
+            Self::SoftwareShim => "software+shim",
+            Self::Tcp => "tcp",
+            Self::OwnTcp => "own tcp",
+            Self::Shm => "shm",
+        }
+    }
+
     const fn coherence(self) -> Option<CoherenceChoice> {
         match self {
             Self::Coherent | Self::CoherentShim => Some(CoherenceChoice::Coherent),
@@ -248,13 +263,14 @@ impl<'a> Bench<'a> {
     /// All ways in turn, round by round, so that noise meets all of them alike.
     fn figures(&self, ranks: u16, cases: &[Case]) -> Result<Figures, Failure> {
         let mut figures = Figures::new();
-        for round in 1..=self.arguments.rounds {
-            eprintln!("{}, {ranks} ranks: round {round} of {}", self.install.library, self.arguments.rounds);
+        let rounds = self.arguments.rounds();
+        for round in 1..=rounds {
+            eprintln!("{}, {ranks} ranks: round {round} of {rounds}", self.install.library);
             for way in Way::ALL {
                 let goes = |case: &&Case| way.goes(self.install.library, case.operation);
                 let words: Vec<_> = cases.iter().filter(goes).map(|case| case.word()).collect();
                 let is_there = !way.has_shim() || self.has_shim()?;
-                let is_asked = self.arguments.figure.is_none() || way != Way::Shm;
+                let is_asked = self.arguments.sweep.figure.is_none() || way != Way::Shm;
                 if words.is_empty() || !is_there || !is_asked {
                     continue;
                 }
@@ -264,7 +280,7 @@ impl<'a> Bench<'a> {
                     figures.entry((way, word.to_owned())).or_default().push(seconds);
                 }
                 let long = case(Operation::Stream, 1 << 20);
-                if let (Some(coherence), None) = (way.coherence(), self.arguments.figure)
+                if let (Some(coherence), None) = (way.coherence(), self.arguments.sweep.figure)
                     && words.contains(&long.word())
                 {
                     let seconds = floor(coherence)?.map(|rate| long.bytes as f64 / rate / 1e9);
@@ -355,12 +371,9 @@ impl Bench<'_> {
         let (metric, unit, better) = case.measure();
         let of = |way, word: String| case.sample(ranks, figures.get(&(way, word))?);
         let median = |way, word| of(way, word).map(|sample: Sample| sample.median);
-        let tcp = [Way::Tcp, Way::OwnTcp].into_iter().filter_map(|way| median(way, case.word()));
-        let tcp = tcp.reduce(|one, other| match better {
-            Better::Less => one.min(other),
-            Better::More => one.max(other),
-        });
-        let figure = self.arguments.figure.map_or_else(String::new, |figure| format!("figure {figure} "));
+        let tcp = case.tcp(ranks, figures);
+        let figure =
+            self.arguments.sweep.figure.map_or_else(String::new, |figure| format!("figure {figure} "));
         let (operation, size) = (case.operation.name(), size(case.bytes));
         let mut rows = vec![];
         for way in Way::ALL {
@@ -402,5 +415,17 @@ impl Case {
             Better::Less => seconds * 1e6,
         };
         Sample::of(seconds.iter().map(figure).collect())
+    }
+
+    /// The median over TCP, of the faster where a library has two ways.
+    fn tcp(self, ranks: u16, figures: &Figures) -> Option<f64> {
+        let (_, _, better) = self.measure();
+        let ways = [Way::Tcp, Way::OwnTcp].into_iter();
+        let medians =
+            ways.filter_map(|way| Some(self.sample(ranks, figures.get(&(way, self.word()))?)?.median));
+        medians.reduce(|one, other| match better {
+            Better::Less => one.min(other),
+            Better::More => one.max(other),
+        })
     }
 }

@@ -10,6 +10,8 @@ pub(super) enum Kind {
     Measured,
     /// On memory that stands in for other memory.
     Emulated,
+    /// By others, elsewhere.
+    Published,
 }
 
 /// Whether less or more of a metric is better.
@@ -100,6 +102,18 @@ impl Row {
         }
     }
 
+    /// A figure that others say.
+    pub(super) fn published(
+        bench: &str,
+        case: impl Into<String>,
+        metric: &str,
+        value: f64,
+        unit: &str,
+    ) -> Self {
+        let sample = Sample { median: value, low: value, high: value };
+        Self { kind: Kind::Published, ..Self::measured(bench, case, metric, sample, unit) }
+    }
+
     /// The same figure beside that of `peer`.
     #[must_use]
     pub(super) fn beside(mut self, peer: &str, value: f64, better: Better) -> Self {
@@ -114,13 +128,12 @@ impl Row {
 
     /// The row as a line of a table for people.
     pub(super) fn line(&self) -> String {
-        let Self { case, metric, value, low, high, unit, .. } = self;
-        let figure = format!(
-            "{case:<58} {metric:<10} {:>10} {unit:<5} [{} .. {}]",
-            short(*value),
-            short(*low),
-            short(*high)
-        );
+        let Self { case, metric, value, low, high, unit, kind, .. } = self;
+        let spread = match kind {
+            Kind::Published => "published".to_owned(),
+            Kind::Measured | Kind::Emulated => format!("[{} .. {}]", short(*low), short(*high)),
+        };
+        let figure = format!("{case:<58} {metric:<10} {:>10} {unit:<5} {spread}", short(*value));
         match (&self.peer, self.peer_value, self.ratio) {
             (Some(peer), Some(other), Some(ratio)) => {
                 format!("{figure:<112} {peer} {}, {ratio:.2}x", short(other))
@@ -131,7 +144,7 @@ impl Row {
 }
 
 /// Three significant digits.
-fn short(value: f64) -> String {
+pub(super) fn short(value: f64) -> String {
     let magnitude = value.abs();
     match magnitude {
         _ if magnitude >= 100.0 => format!("{value:.0}"),

@@ -1,0 +1,91 @@
+"""Draws the sweeps of ``polder bench mpi --figure``: what its ``--plot`` starts, with the rows on stdin."""
+
+# pyright: basic
+# matplotlib says too little of its types.
+import json
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+CASE = re.compile(r"figure (\d) .* (\d+) (B|KiB|MiB) (\d+) procs (coherent|software) (\w+)( with shim)?")
+UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+WHAT = {
+    5: "bandwidth of one-sided messages",
+    6: "latency of one-sided messages",
+    7: "bandwidth of two-sided messages",
+    8: "latency of two-sided messages",
+}
+LIBRARIES = {"mpich": "MPICH", "openmpi": "Open MPI", "impi": "Intel MPI"}
+STYLES = {
+    "tcp": ("tab:gray", "--"),
+    "coherent": ("tab:blue", ":"),
+    "software": ("tab:orange", ":"),
+    "coherent with shim": ("tab:blue", "-"),
+    "software with shim": ("tab:orange", "-"),
+}
+
+# Of a panel, its lines: the values by size.
+Lines = dict[str, dict[int, float]]
+
+
+def panels(rows: list[dict[str, Any]]) -> dict[tuple[str, int], Lines]:
+    """The lines of each library and number of ranks.
+
+    >>> row = {"case": "figure 8 message 2 KiB 4 procs software mpich", "value": 3.0, "peer": "tcp", "peer_value": 9.0}
+    >>> panels([row])
+    {('mpich', 4): {'software': {2048: 3.0}, 'tcp': {2048: 9.0}}}
+    """
+    found: dict[tuple[str, int], Lines] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        if said := CASE.fullmatch(row["case"]):
+            _, count, unit, ranks, pool, library, shim = said.groups()
+            lines, size = found[library, int(ranks)], int(count) * UNITS[unit]
+            lines[pool + (shim or "")][size] = row["value"]
+            if row.get("peer") == "tcp":
+                lines["tcp"][size] = row["peer_value"]
+    return {key: dict(lines) for key, lines in found.items()}
+
+
+def draw(rows: list[dict[str, Any]], out: Path) -> None:
+    """A panel for each number of ranks, below each other for each library."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    # The same rows give the same file.
+    mpl.rcParams.update({"svg.hashsalt": "polder", "svg.fonttype": "none"})
+    from matplotlib import pyplot
+
+    found = panels(rows)
+    libraries = list(dict.fromkeys(library for library, _ in found))
+    ranks = sorted({ranks for _, ranks in found})
+    size = (2.2 + 2.4 * len(ranks), 0.8 + 2.6 * len(libraries))
+    figure, axes = pyplot.subplots(
+        len(libraries), len(ranks), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
+    for (library, count), lines in found.items():
+        panel = axes[libraries.index(library)][ranks.index(count)]
+        for name, (colour, dashes) in STYLES.items():
+            if line := sorted(lines.get(name, {}).items()):
+                panel.plot(*zip(*line, strict=True), dashes, color=colour, label=name, linewidth=1.5)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_title(f"{LIBRARIES[library]}, {count} ranks", fontsize=9)
+        panel.set_xticks(
+            [1, 1 << 6, 1 << 12, 1 << 18, 1 << 23], ["1 B", "64 B", "4 KiB", "256 KiB", "8 MiB"], rotation=45
+        )
+        panel.tick_params(labelsize=8)
+        panel.grid(alpha=0.3)
+    first = next(row for row in rows if CASE.fullmatch(row["case"]))
+    number = int(first["case"].split()[1])
+    figure.suptitle(f"cMPI figure {number}: {WHAT[number]}, {first['unit']}, measured", fontsize=10)
+    handles = {
+        label: handle for panel in axes.flat for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize=8)
+    figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=120)
+
+
+if __name__ == "__main__":
+    draw([json.loads(line) for line in sys.stdin], Path(sys.argv[1]))
