@@ -1,4 +1,4 @@
-"""Two ranks with a window: the first puts and flushes while the second waits, and says how much of its core that takes."""
+"""Two ranks with a window: the first puts and flushes while the second waits, and says how much of its core it uses."""
 
 import time
 
