@@ -5,10 +5,9 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use polder_mem::{Coherent, Memory, Software, Wrapped};
-use polder_pool::session::{AnyPool, Session};
-use polder_pool::window::{self, Access};
-use polder_pool::{PoolError, each};
+use polder_pool::PoolError;
+use polder_pool::session::Session;
+use polder_pool::window::{Access, AnyWindow};
 
 use crate::failure::{Failure, Status};
 use crate::guard;
@@ -20,40 +19,8 @@ const NAP: Duration = Duration::from_micros(100);
 /// A window, as one of its ranks has it.
 pub(crate) struct Window {
     held: Mutex<AnyWindow>,
-    session: Arc<Session>,
-}
-
-enum AnyWindow {
-    Coherent(window::Window<Coherent>),
-    Software(window::Window<Software>),
-    Wrapped(window::Window<Wrapped>),
-}
-
-macro_rules! each_window {
-    ($any:expr, $window:ident => $body:expr) => {
-        match $any {
-            AnyWindow::Coherent($window) => $body,
-            AnyWindow::Software($window) => $body,
-            AnyWindow::Wrapped($window) => $body,
-        }
-    };
-}
-
-impl AnyWindow {
-    fn create(pool: &AnyPool, name: &str, rank: u32, ranks: u32, bytes: u64) -> Result<Self, PoolError> {
-        use window::Window;
-        Ok(match pool {
-            AnyPool::Coherent(pool) => {
-                Self::Coherent(Window::create(Arc::clone(pool), name, rank, ranks, bytes)?)
-            }
-            AnyPool::Software(pool) => {
-                Self::Software(Window::create(Arc::clone(pool), name, rank, ranks, bytes)?)
-            }
-            AnyPool::Wrapped(pool) => {
-                Self::Wrapped(Window::create(Arc::clone(pool), name, rank, ranks, bytes)?)
-            }
-        })
-    }
+    /// The window lies in its pool.
+    _session: Arc<Session>,
 }
 
 impl Window {
@@ -101,9 +68,9 @@ pub(crate) unsafe extern "C" fn polder_window_create(
         // SAFETY: by this function's contract.
         let (Pool(session), name) = unsafe { (guard::given(pool, "pool")?, guard::text(name, "name")?) };
         let held = Mutex::new(AnyWindow::create(session.pool(), name, rank, ranks, bytes as u64)?);
-        let window = Window { held, session: Arc::clone(session) };
+        let window = Window { held, _session: Arc::clone(session) };
         let missing = format!("a rank has not come to window {name}");
-        window.until(timeout_ms, &missing, |held| match each_window!(held, held => held.join()) {
+        window.until(timeout_ms, &missing, |held| match held.join() {
             Err(PoolError::NotFound { .. }) => Ok(false),
             joined => joined.map(|()| true),
         })?;
@@ -132,9 +99,7 @@ pub(crate) unsafe extern "C" fn polder_window_address(window: *mut Window, rank:
     // SAFETY: by this function's contract.
     let Some(window) = (unsafe { window.as_ref() }) else { return ptr::null_mut() };
     let address = || {
-        let extent = each_window!(&*window.held(), held => held.extent(rank))?;
-        let address = each!(window.session.pool(), pool => pool.memory().address(extent.at, extent.bytes));
-        address.ok_or_else(|| {
+        window.held().address(rank)?.ok_or_else(|| {
             Failure::argument("the window lies in a shadow, which has no address; put and get")
         })
     };
@@ -162,12 +127,11 @@ pub(crate) unsafe extern "C" fn polder_window_put(
     guard::status(|| {
         // SAFETY: by this function's contract.
         let (window, from) = unsafe { (guard::given(window, "window")?, guard::source(from.cast(), bytes)?) };
-        each_window!(&mut *window.held(), held => {
-            held.put(rank, offset as u64, from)?;
-            // Not for the meaning: giving a lock back waits three times as long for part of a line that is on its way past the
-            // caches as a fence does.
-            held.flush();
-        });
+        let mut held = window.held();
+        held.put(rank, offset as u64, from)?;
+        // Not for the meaning: giving a lock back waits three times as long for part of a line that is on its way past the
+        // caches as a fence does.
+        held.flush();
         Ok(())
     })
 }
@@ -187,7 +151,7 @@ pub(crate) unsafe extern "C" fn polder_window_get(
     guard::status(|| {
         // SAFETY: by this function's contract.
         let (window, into) = unsafe { (guard::given(window, "window")?, guard::target(into.cast(), bytes)?) };
-        Ok(each_window!(&mut *window.held(), held => held.get(rank, offset as u64, into))?)
+        Ok(window.held().get(rank, offset as u64, into)?)
     })
 }
 
@@ -200,7 +164,7 @@ pub(crate) unsafe extern "C" fn polder_window_flush(window: *mut Window) -> c_in
     guard::status(|| {
         // SAFETY: by this function's contract.
         let window = unsafe { guard::given(window, "window") }?;
-        each_window!(&*window.held(), held => held.flush());
+        window.held().flush();
         Ok(())
     })
 }
@@ -258,7 +222,7 @@ unsafe fn change(
                 bytes.copy_from_slice(&next(was).to_le_bytes());
             }
         };
-        each_window!(&mut *window.held(), held => held.update(rank, offset as u64, 8, &mut change))?;
+        window.held().update(rank, offset as u64, 8, &mut change)?;
         // SAFETY: by this function's contract.
         if let Some(before) = unsafe { before.as_mut() } {
             *before = was;
@@ -283,10 +247,9 @@ pub(crate) unsafe extern "C" fn polder_window_lock(
         let window = unsafe { guard::given(window, "window") }?;
         let access = if shared == 0 { Access::Exclusive } else { Access::Shared };
         let taken = format!("the lock of rank {rank} was not free");
-        let locked =
-            window.until(timeout_ms, &taken, |held| each_window!(held, held => held.try_lock(rank, access)));
+        let locked = window.until(timeout_ms, &taken, |held| held.try_lock(rank, access));
         if locked.is_err() {
-            each_window!(&mut *window.held(), held => held.unlock(rank));
+            window.held().unlock(rank);
         }
         locked
     })
@@ -301,7 +264,7 @@ pub(crate) unsafe extern "C" fn polder_window_unlock(window: *mut Window, rank: 
     guard::status(|| {
         // SAFETY: by this function's contract.
         let window = unsafe { guard::given(window, "window") }?;
-        each_window!(&mut *window.held(), held => held.unlock(rank));
+        window.held().unlock(rank);
         Ok(())
     })
 }
@@ -320,7 +283,7 @@ pub(crate) unsafe extern "C" fn polder_window_publish(
     guard::status(|| {
         // SAFETY: by this function's contract.
         let window = unsafe { guard::given(window, "window") }?;
-        Ok(each_window!(&*window.held(), held => held.expose(rank, offset as u64, bytes as u64))?)
+        Ok(window.held().expose(rank, offset as u64, bytes as u64)?)
     })
 }
 
@@ -338,6 +301,6 @@ pub(crate) unsafe extern "C" fn polder_window_refresh(
     guard::status(|| {
         // SAFETY: by this function's contract.
         let window = unsafe { guard::given(window, "window") }?;
-        Ok(each_window!(&*window.held(), held => held.renew(rank, offset as u64, bytes as u64))?)
+        Ok(window.held().renew(rank, offset as u64, bytes as u64)?)
     })
 }

@@ -12,7 +12,6 @@ mod calls;
 mod failure;
 mod layout;
 pub mod library;
-mod pooled;
 pub mod shim;
 mod view;
 pub mod window;

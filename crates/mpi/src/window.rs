@@ -8,15 +8,15 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use polder_mem::Coherence;
 use polder_pool::PoolError;
 use polder_pool::session::Session;
-use polder_pool::window::Access;
+use polder_pool::window::{Access, AnyWindow};
 
 use crate::abi::{Abi, Aint, Count, WIN_FLAVOR_ALLOCATE, WIN_FLAVOR_SHARED};
 use crate::failure::Failure;
 use crate::layout::{Basic, Layout, gather, scatter};
 use crate::library::Library;
-use crate::pooled::{Pooled, is_coherent};
 use crate::shim::say;
 use crate::view::View;
 
@@ -38,7 +38,7 @@ struct Target {
 
 /// What changes.
 struct State {
-    pooled: Pooled,
+    pooled: AnyWindow,
     /// The segments that the program loads from and stores to, by rank.
     views: Vec<(u32, View)>,
     locked: BTreeSet<u32>,
@@ -129,14 +129,18 @@ impl<A: Abi> Window<A> {
         } else {
             0
         };
-        let made = Pooled::create(&session, name, rank as u32, ranks as u32, bytes);
+        let made = AnyWindow::create(session.pool(), name, rank as u32, ranks as u32, bytes);
         let Some(mut pooled) = agree(library, wish.comm, made)? else { return Ok(None) };
         let joined = pooled.join();
-        let views = joined.and_then(|()| views(&pooled, &session, &targets, rank as usize, wish.is_shared));
+        let views = joined.and_then(|()| views(&pooled, &targets, rank as usize, wish.is_shared));
         let Some(views) = agree(library, wish.comm, views)? else { return Ok(None) };
         // SAFETY: a collective call of all ranks.
         Library::<A>::check("MPI_Comm_dup", unsafe { (library.comm_dup)(wish.comm, &raw mut comm) })?;
-        let model = if is_coherent(&session) { A::NUMBERS.win_unified } else { A::NUMBERS.win_separate };
+        let model = if session.pool().coherence() == Coherence::Coherent {
+            A::NUMBERS.win_unified
+        } else {
+            A::NUMBERS.win_separate
+        };
         let flavor = if wish.is_shared { WIN_FLAVOR_SHARED } else { WIN_FLAVOR_ALLOCATE };
         let state = Mutex::new(State { pooled, views, locked: BTreeSet::new(), flushes: 0 });
         let rank = rank as u32;
@@ -181,7 +185,7 @@ impl<A: Abi> Window<A> {
     }
 
     /// Lets other threads of this process, the library and other processes go on until `step` is done.
-    fn until(&self, mut step: impl FnMut(&mut Pooled) -> Result<bool, PoolError>) -> Result<(), Failure> {
+    fn until(&self, mut step: impl FnMut(&mut AnyWindow) -> Result<bool, PoolError>) -> Result<(), Failure> {
         loop {
             let done = step(&mut self.state().pooled);
             if done.map_err(|error| Failure::pool::<A>(&error))? {
@@ -302,8 +306,8 @@ impl<A: Abi> Window<A> {
         let Some(Located { elements: theirs, segment, at }) = self.place(place)? else { return Ok(()) };
         let ours = self.elements(count, kind)?;
         Self::expect_same(ours.bytes(), theirs.bytes())?;
-        let mut state = self.state();
-        let mut get = |bytes: &mut [u8]| {
+        let state = self.state();
+        let get = |bytes: &mut [u8]| {
             let mut rest = bytes;
             for run in theirs.layout.runs(theirs.count) {
                 let (part, behind) = rest.split_at_mut(run.bytes);
@@ -531,7 +535,7 @@ impl<A: Abi> Window<A> {
     pub fn start(&self, group: A::Handle) -> Result<(), Failure> {
         let ranks = self.ranks(group)?;
         self.state().pooled.start(&ranks).map_err(|error| Failure::pool::<A>(&error))?;
-        self.until(Pooled::try_start)
+        self.until(AnyWindow::try_start)
     }
 
     /// MPI_Win_complete.
@@ -547,7 +551,7 @@ impl<A: Abi> Window<A> {
     /// # Errors
     /// When nothing is posted, and when an origin died.
     pub fn wait(&self) -> Result<(), Failure> {
-        self.until(Pooled::try_wait)?;
+        self.until(AnyWindow::try_wait)?;
         self.renew(None)
     }
 
@@ -768,7 +772,7 @@ impl State {
     fn each_view(
         &mut self,
         target: Option<u32>,
-        change: impl Fn(&mut View, &mut Pooled, u32) -> Result<(), PoolError>,
+        change: impl Fn(&mut View, &mut AnyWindow, u32) -> Result<(), PoolError>,
     ) -> Result<(), PoolError> {
         let views =
             self.views.iter_mut().filter(|(segment, _)| target.is_none_or(|target| target == *segment));
@@ -854,8 +858,7 @@ fn agree<A: Abi, T>(
 
 /// The segments that the program may load from and store to.
 fn views(
-    pooled: &Pooled,
-    session: &Session,
+    pooled: &AnyWindow,
     targets: &[Target],
     rank: usize,
     is_shared: bool,
@@ -866,7 +869,7 @@ fn views(
     let views = segments.into_iter().map(|segment| {
         let bytes =
             targets.iter().filter(|target| target.segment == segment).map(|target| target.bytes).sum::<u64>();
-        Ok((segment, View::new(pooled.address(session, segment)?, bytes as usize)))
+        Ok((segment, View::new(pooled.address(segment)?, bytes as usize)))
     });
     views.collect()
 }

@@ -272,12 +272,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
 
     /// The number of the peer with this address, from 0 in the order in which they became known.
     pub fn connect(&mut self, address: Address) -> u32 {
-        let next = self.peers.len() as u32;
-        let number = *self.known.entry(address).or_insert(next);
-        if number == next {
-            self.peers.push(Peer::new(address));
-        }
-        number
+        meet(&mut self.known, &mut self.peers, address)
     }
 
     /// The address of a peer.
@@ -421,7 +416,8 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         while self.done.len() < enough
             && let Some(inlet) = self.inlets.next()
         {
-            let from = self.connect(self.inlets.sender(inlet));
+            let Self { inlets, known, peers, .. } = self;
+            let from = inlets.from(inlet, |sender| meet(known, peers, sender));
             if let Err(error) = self.take_from(inlet, from, enough) {
                 self.inlets.close(&self.pool, inlet);
                 self.lose(from, &error)?;
@@ -614,6 +610,20 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         }
         Ok(())
     }
+}
+
+/// The number of the peer with this address, which gets the next one when it is new.
+fn meet<M: Memory, B: Buffer, C>(
+    known: &mut BTreeMap<Address, u32>,
+    peers: &mut Vec<Peer<M, B, C>>,
+    address: Address,
+) -> u32 {
+    let next = peers.len() as u32;
+    let number = *known.entry(address).or_insert(next);
+    if number == next {
+        peers.push(Peer::new(address));
+    }
+    number
 }
 
 impl<M: Memory, B, C> Drop for Endpoint<M, B, C> {

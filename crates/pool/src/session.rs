@@ -100,6 +100,14 @@ macro_rules! each_memory {
     };
 }
 
+impl AnyPool {
+    /// Who keeps the caches of hosts in step.
+    #[must_use]
+    pub fn coherence(&self) -> Coherence {
+        each!(self, pool => pool.memory().coherence())
+    }
+}
+
 impl AnyMemory {
     /// Maps what is at `path`.
     ///
@@ -187,7 +195,7 @@ impl Session {
             }
         };
         let beat = each!(&pool, pool => Beat::start(Arc::clone(pool)));
-        let coherence = each!(&pool, pool => pool.memory().coherence());
+        let coherence = pool.coherence();
         tracing::info!(pool = %path.display(), host, ?coherence, "attached");
         Ok(Self { _beat: beat, pool })
     }

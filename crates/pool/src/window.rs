@@ -16,9 +16,9 @@
 //! Where the hardware keeps coherence, exposing and renewing cost a fence and nothing. There is no barrier here: the caller has
 //! one. Nothing waits, but for puts of less than a word and updates, which wait for their lock as long as a call may.
 
+mod any;
 mod epoch;
 pub mod hostile;
-
 mod lock;
 mod place;
 
@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use polder_mem::{Memory, Offset};
 
+pub use self::any::AnyWindow;
 use self::epoch::Epoch;
 pub use self::lock::Access;
 use self::lock::{Claim, Lock};
@@ -175,6 +176,15 @@ impl<M: Memory> Window<M> {
     /// [`PoolError::Argument`] when there is no such rank, or the window has not been joined.
     pub fn extent(&self, rank: u32) -> Result<Extent, PoolError> {
         self.segment(rank).map(|segment| Extent { at: segment.at, bytes: segment.bytes })
+    }
+
+    /// Where this process has the data of a rank mapped; nothing where it has not, as in a shadow.
+    ///
+    /// # Errors
+    /// Those of [`Window::extent`].
+    pub fn address(&self, rank: u32) -> Result<Option<*mut u8>, PoolError> {
+        let Extent { at, bytes } = self.extent(rank)?;
+        Ok(self.pool.memory().address(at, bytes))
     }
 
     /// Stores `from` to the bytes from `offset` on of `target`. Bytes that are no whole words take the target's update lock.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use polder_mem::{Coherence, Memory, forks};
+use polder_mem::{Coherence, forks};
 
 use polder_pool::session::{self, Session, SessionError};
 use polder_pool::settings::{Settings, Size, Span};
@@ -153,7 +153,7 @@ impl Pool {
     /// "coherent" or "software".
     #[getter]
     fn coherence(&self) -> PyResult<&'static str> {
-        Ok(match each!(self.session()?.pool(), pool => pool.memory().coherence()) {
+        Ok(match self.session()?.pool().coherence() {
             Coherence::Coherent => "coherent",
             Coherence::Software => "software",
         })

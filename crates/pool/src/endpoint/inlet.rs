@@ -23,6 +23,8 @@ pub(super) type Alive = fn() -> Result<(), PoolError>;
 /// One ring to this endpoint.
 struct Inlet<M> {
     sender: Address,
+    /// Its number among the peers, once it has one.
+    from: Option<u32>,
     /// Its object, until the conversation has ended.
     object: Option<Object>,
     place: Offset,
@@ -98,8 +100,10 @@ impl<M: Memory> Inlets<M> {
         None
     }
 
-    pub(super) fn sender(&self, inlet: usize) -> Address {
-        self.rings[inlet].sender
+    /// The number of the sender, which `connect` gives it when it has none yet.
+    pub(super) fn from(&mut self, inlet: usize, connect: impl FnOnce(Address) -> u32) -> u32 {
+        let Inlet { sender, from, .. } = &mut self.rings[inlet];
+        *from.get_or_insert_with(|| connect(*sender))
     }
 
     /// Where the ring lies, for errors.
@@ -218,7 +222,16 @@ impl<M: Memory> Inlets<M> {
         let (place, object) = (object.at(), Some(object));
         let is_there = |ring: &&mut Inlet<M>| (ring.sender.host, ring.sender.port) == (host, port);
         self.rings.iter_mut().filter(is_there).for_each(|ring| ring.left = true);
-        self.rings.push(Inlet { sender, object, place, consumer, word, promised: 0, left: false });
+        self.rings.push(Inlet {
+            sender,
+            from: None,
+            object,
+            place,
+            consumer,
+            word,
+            promised: 0,
+            left: false,
+        });
         Ok(())
     }
 }
