@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
-use polder_mpi::abi::{Abi, Combiners, Errors, Handles, Numbers};
+use polder_mpi::abi::{Abi, Combiners, Distribution, Errors, Handles, Numbers};
 use polder_mpi::shim::Shim;
 
 struct Mpich;
@@ -27,6 +27,7 @@ impl Abi for Mpich {
         mode_nocheck: 1024,
         mode_nostore: 2048,
         order_c: 56,
+        distribute: Distribution { cyclic: 122, default: -49767 },
         combiner: Combiners {
             named: 1,
             dup: 2,
@@ -39,6 +40,7 @@ impl Abi for Mpich {
             hindexed_block: 19,
             structure: 12,
             subarray: 13,
+            darray: 14,
             resized: 18,
             f90_real: 15,
             f90_complex: 16,

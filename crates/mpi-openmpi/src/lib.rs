@@ -4,7 +4,7 @@ mod fortran;
 
 use std::ffi::{CStr, c_int, c_void};
 
-use polder_mpi::abi::{Abi, Combiners, Errors, Handles, Numbers};
+use polder_mpi::abi::{Abi, Combiners, Distribution, Errors, Handles, Numbers};
 use polder_mpi::shim::Shim;
 
 struct OpenMpi;
@@ -29,6 +29,7 @@ impl Abi for OpenMpi {
         mode_nocheck: 1,
         mode_nostore: 8,
         order_c: 0,
+        distribute: Distribution { cyclic: 1, default: -1 },
         combiner: Combiners {
             named: 0,
             dup: 1,
@@ -41,6 +42,7 @@ impl Abi for OpenMpi {
             hindexed_block: 18,
             structure: 11,
             subarray: 12,
+            darray: 13,
             resized: 17,
             f90_real: 14,
             f90_complex: 15,

@@ -60,8 +60,17 @@ pub struct Numbers {
     pub mode_nocheck: c_int,
     pub mode_nostore: c_int,
     pub order_c: c_int,
+    pub distribute: Distribution,
     pub combiner: Combiners,
     pub error: Errors,
+}
+
+/// How a dimension of an array is dealt out.
+#[expect(missing_docs, reason = "they are MPI's own names")]
+#[derive(Clone, Copy, Debug)]
+pub struct Distribution {
+    pub cyclic: c_int,
+    pub default: c_int,
 }
 
 /// How a datatype was made.
@@ -79,6 +88,7 @@ pub struct Combiners {
     pub hindexed_block: c_int,
     pub structure: c_int,
     pub subarray: c_int,
+    pub darray: c_int,
     pub resized: c_int,
     pub f90_real: c_int,
     pub f90_complex: c_int,

@@ -1,6 +1,7 @@
 //! Where the bytes of a datatype lie: runs of bytes, from what the library says of how the type was made.
 
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 
 use crate::abi::{Abi, Aint, Count};
 use crate::failure::Failure;
@@ -149,11 +150,38 @@ impl<A: Abi> Library<A> {
         } else if combiner == names.subarray {
             let dimensions = count()?;
             let (order, first) = if making.large { (1, 2) } else { (1 + 3 * dimensions, 1) };
-            let axis = |part: usize| {
-                said.get(first + part * dimensions..first + (part + 1) * dimensions).ok_or_else(wrong)
-            };
-            let is_c = number(order)? == Count::from(numbers.order_c);
-            subarray(&mut layout, part, [axis(0)?, axis(1)?, axis(2)?], is_c);
+            let axis = |part| axis(said, first + part * dimensions, dimensions).ok_or_else(wrong);
+            let (sizes, subsizes, starts) = (axis(0)?, axis(1)?, axis(2)?);
+            let kept = starts.iter().zip(subsizes).map(|(start, size)| vec![*start..start + size]).collect();
+            array(&mut layout, part, (sizes, kept), number(order)? == numbers.order_c.into());
+        } else if combiner == names.darray {
+            let dimensions = usize::try_from(number(2)?).map_err(|_| wrong())?;
+            // The sizes of the array come last where they are large.
+            let (first, order) =
+                if making.large { (3, 3 + 3 * dimensions) } else { (3 + dimensions, 3 + 4 * dimensions) };
+            let sizes = if making.large { order + 1 } else { 3 };
+            let axis = |from| axis(said, from, dimensions).ok_or_else(wrong);
+            let ways = axis(first)?.iter().zip(axis(first + dimensions)?).zip(axis(first + 2 * dimensions)?);
+            let sizes = axis(sizes)?;
+            let mut rank = number(1)?;
+            let mut kept: Vec<_> = sizes
+                .iter()
+                .zip(ways)
+                .rev()
+                .map(|(&size, ((&way, &block), &ranks))| {
+                    let block = match block == numbers.distribute.default.into() {
+                        true if way == numbers.distribute.cyclic.into() => 1,
+                        true => (size + ranks - 1) / ranks,
+                        false => block,
+                    };
+                    // The last dimension of the grid of ranks counts fastest.
+                    let mine = rank % ranks;
+                    rank /= ranks;
+                    dealt(size, block, ranks, mine)
+                })
+                .collect();
+            kept.reverse();
+            array(&mut layout, part, (sizes, kept), number(order)? == numbers.order_c.into());
         } else {
             let why =
                 format!("a datatype of combiner {combiner} cannot be put into a window; make it otherwise");
@@ -241,26 +269,53 @@ impl<H> Making<H> {
     }
 }
 
-/// Adds the elements of a part of an array of so many dimensions: its sizes, those of the part, and where that starts.
-fn subarray<H: Copy + PartialEq>(
+/// The numbers of each dimension of an array, of all that were said.
+fn axis(said: &[Count], from: usize, dimensions: usize) -> Option<&[Count]> {
+    said.get(from..from.checked_add(dimensions)?)
+}
+
+/// The indices of one of so many ranks to whom `size` of them are dealt, `block` at a time.
+fn dealt(size: Count, block: Count, ranks: Count, mine: Count) -> Vec<Range<Count>> {
+    let (block, round) = (block.max(1), (block * ranks).max(1));
+    let starts = (0..).map(|turn| turn * round + mine * block).take_while(|&start| start < size);
+    starts.map(|start| start..(start + block).min(size)).collect()
+}
+
+/// Adds the elements of a part of an array: its sizes, and the indices of each dimension that are kept.
+fn array<H: Copy + PartialEq>(
     layout: &mut Layout<H>,
     part: &Layout<H>,
-    [sizes, subsizes, starts]: [&[Count]; 3],
+    (sizes, kept): (&[Count], Vec<Vec<Range<Count>>>),
     is_c: bool,
 ) {
-    let dimensions = sizes.len();
-    // From the dimension that lies together to the one that lies farthest apart.
-    let order: Vec<usize> = if is_c { (0..dimensions).rev().collect() } else { (0..dimensions).collect() };
-    let Some((&near, far)) = order.split_first() else { return };
-    let rows: Count = far.iter().map(|&axis| subsizes[axis]).product();
-    for row in 0..rows {
-        let (mut row, mut stride, mut at) = (row, sizes[near], starts[near]);
-        for &axis in far {
-            at += (starts[axis] + row % subsizes[axis]) * stride;
-            row /= subsizes[axis];
-            stride *= sizes[axis];
+    let mut axes: Vec<_> = sizes.iter().zip(kept).collect();
+    if is_c {
+        axes.reverse();
+    }
+    // Now from the dimension that lies together to the one that lies farthest apart.
+    let mut next = 1;
+    let mut stride_of = |size| {
+        let stride = next;
+        next *= size;
+        stride
+    };
+    let axes: Vec<_> = axes.into_iter().map(|(size, kept)| (stride_of(size), kept)).collect();
+    rows(layout, part, &axes, 0);
+}
+
+/// Adds the elements from `at` on: for each dimension, how far an index leads and which are kept.
+fn rows<H: Copy + PartialEq>(
+    layout: &mut Layout<H>,
+    part: &Layout<H>,
+    axes: &[(Count, Vec<Range<Count>>)],
+    at: Count,
+) {
+    let Some(((stride, kept), nearer)) = axes.split_last() else { return };
+    for range in kept {
+        match nearer.is_empty() {
+            true => layout.append(part, (at + range.start) as Aint * part.extent, range.end - range.start),
+            false => range.clone().for_each(|index| rows(layout, part, nearer, at + index * stride)),
         }
-        layout.append(part, at as Aint * part.extent, subsizes[near]);
     }
 }
 
@@ -330,10 +385,11 @@ mod tests {
 
     #[test]
     fn a_part_of_an_array_is_its_rows_in_either_order() {
-        let (sizes, subsizes, starts) = ([4, 5, 6], [2, 1, 3], [1, 2, 0]);
+        let (sizes, starts) = ([4, 5, 6], [1, 2, 0]);
         for (is_c, index) in [(true, [30, 6, 1]), (false, [1, 4, 20])] {
             let mut layout = Layout { extent: 4 * 5 * 6, ..Layout::empty() };
-            subarray(&mut layout, &basic(1), [&sizes, &subsizes, &starts], is_c);
+            let kept = [1..3, 2..3, 0..3].map(|range| vec![range]).to_vec();
+            array(&mut layout, &basic(1), (&sizes, kept), is_c);
             let mut seen: Vec<Aint> = layout
                 .runs(1)
                 .flat_map(|run| (0..run.bytes as Aint).map(move |byte| run.at + byte))
@@ -346,6 +402,19 @@ mod tests {
             seen.sort_unstable();
             cells.sort_unstable();
             assert_eq!(seen, cells);
+        }
+    }
+
+    #[test]
+    fn each_index_is_dealt_to_one_rank() {
+        assert_eq!(dealt(10, 2, 2, 1), [2..4, 6..8]);
+        assert_eq!(dealt(10, 4, 3, 2), [8..10]);
+        assert_eq!(dealt(3, 1, 4, 3), []);
+        for (size, block, ranks) in [(10, 3, 2), (7, 7, 1), (1, 2, 3)] {
+            let dealt = (0..ranks).flat_map(|mine| dealt(size, block, ranks, mine).into_iter().flatten());
+            let mut indices: Vec<Count> = dealt.collect();
+            indices.sort_unstable();
+            assert_eq!(indices, (0..size).collect::<Vec<_>>());
         }
     }
 

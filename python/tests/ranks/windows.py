@@ -167,7 +167,9 @@ def datatypes() -> None:
     rows = WORD.Create_subarray([6, 6], [2, 3], [1, 2])
     struct = MPI.Datatype.Create_struct([2, 4], [0, 48], [WORD, WORD])
     nested = column.Create_resized(0, ITEM)
-    kinds = [column, pairs, rows, struct, nested]
+    grid = [MPI.DISTRIBUTE_CYCLIC, MPI.DISTRIBUTE_BLOCK], [1, MPI.DISTRIBUTE_DFLT_DARG], [2, 2]
+    dealt = WORD.Create_darray(4, 2, [6, 6], *grid)
+    kinds = [column, pairs, rows, struct, nested, dealt]
     for kind in kinds:
         kind.Commit()
     matrix = np.arange(36, dtype=np.int64).reshape(6, 6) + 100 * rank
@@ -187,6 +189,10 @@ def datatypes() -> None:
     want = np.zeros(36, dtype=np.int64)
     want[[8, 9, 10, 14, 15, 16]] = world.sendrecv(memory[[0, 1, 6, 7, 8, 9]].copy(), left, source=right)
     expect(back.ravel(), want)
+    window.Fence()
+    window.Put([matrix, 9, WORD], right, (0, 1, dealt))
+    window.Fence()
+    expect(memory.reshape(6, 6)[1::2, :3].ravel(), theirs.ravel()[:9])
     window.Fence()
     # A matrix, turned over: six columns, one after another.
     window.Put([matrix, 36, WORD], right, (0, 6, nested))
