@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_mem::Memory;
+use polder_mem::{Memory, Offset};
 use slab::Slab;
 
 use self::inlet::Inlets;
@@ -29,7 +29,7 @@ use self::outlet::{Load, Outgoing, Peer};
 pub(crate) use self::place::{create_ring, find_ring, identity, process_of};
 use self::place::{endpoint_bytes, endpoint_name};
 pub use self::wire::LONGEST;
-use self::wire::{Note, RECEIVES, words_of};
+use self::wire::{Note, RECEIVES, offer_of, words_of};
 use crate::object::{Fill, Object};
 use crate::ring::{Envelope, INLINE, RingShape};
 use crate::{Pool, PoolError};
@@ -84,6 +84,10 @@ pub trait Buffer {
     fn bytes(&self) -> &[u8];
     /// The bytes to receive into.
     fn bytes_mut(&mut self) -> &mut [u8];
+    /// Where in the pool the bytes to send lie, when they do: a very long message is read there by whoever receives it.
+    fn place(&self) -> Option<Offset> {
+        None
+    }
 }
 
 impl Buffer for Vec<u8> {
@@ -172,6 +176,9 @@ pub struct Options {
     pub eager_bytes: u64,
     /// Bytes of eager messages that one peer has not taken yet, at most; each counts for 64 bytes more than it has.
     pub window_bytes: u64,
+    /// Messages from so many bytes on are read in place where they lie in the pool. The parts of a shorter one are read while the
+    /// next are written, which is sooner over.
+    pub in_place_bytes: u64,
     /// How long [`Endpoint::close`] waits for a peer to come for its messages.
     pub timeout: Duration,
     /// Calls of [`Endpoint::progress`] after which it asks who died of those that something is awaited of.
@@ -186,6 +193,7 @@ impl Default for Options {
             ring: RingShape::default(),
             eager_bytes: 64 << 10,
             window_bytes: 1 << 20,
+            in_place_bytes: 16 << 20,
             timeout: Duration::from_secs(10),
             calls_a_look: 1 << 14,
             calls_a_search: 1 << 12,
@@ -211,6 +219,8 @@ enum Body {
     Whole(Vec<u8>),
     /// It waits for a grant: the number of the send.
     Request(u64),
+    /// It lies in the pool, and stays there until the send of this number is told that nothing more is taken of it.
+    Offer(u64, Offset),
 }
 
 /// A receive whose message comes in parts.
@@ -292,7 +302,15 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
             self.done.push_back(Completion::Sent { buffer, context });
             return Ok(());
         }
-        self.start(to, Outgoing { label, load: Load::Lent(buffer, context) })
+        let is_long = buffer.bytes().len() as u64 >= self.options.in_place_bytes;
+        let place = if is_long { buffer.place() } else { None };
+        if let Some(place) = place {
+            // Whoever reads it finds it in memory; one fence stands between it and every header that offers it.
+            let memory = self.pool.memory();
+            memory.write_back(place, buffer.bytes().len() as u64);
+            memory.sfence();
+        }
+        self.start(to, Outgoing { label, load: Load::Lent(buffer, context), place })
     }
 
     /// Sends a copy of `bytes`, and says no more of it, but when it is lost.
@@ -305,7 +323,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         {
             return Ok(());
         }
-        self.start(to, Outgoing { label, load: Load::Copied(bytes.to_vec()) })
+        self.start(to, Outgoing { label, load: Load::Copied(bytes.to_vec()), place: None })
     }
 
     fn start(&mut self, to: u32, outgoing: Outgoing<B, C>) -> Result<(), PoolError> {
@@ -509,6 +527,16 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
                 Ok(())
             }
             Note::Request(_) => Err("message request"),
+            Note::Offer(label) => {
+                let (send, bytes) = offer_of(first);
+                let end = second.checked_add(bytes).ok_or("message offer")?;
+                if end > self.pool.layout().bytes() {
+                    return Err("message offer");
+                }
+                let arrival = Arrival { from, label, bytes };
+                self.arrive(Unexpected { arrival, body: Body::Offer(send, Offset(second)) });
+                Ok(())
+            }
             Note::Grant { send } => self.peers[from as usize].grant(send, first, second, &mut self.done),
             Note::Credit => self.peers[from as usize].credit(first),
             Note::Eager(_) | Note::Part { .. } => Err("message part"),
@@ -536,6 +564,18 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
                 buffer.bytes_mut()[..room].copy_from_slice(&bytes[..room]);
                 self.done.push_back(Completion::Received { buffer, context, arrival });
             }
+            Body::Offer(send, place) => {
+                let room = arrival.bytes.min(buffer.bytes().len() as u64) as usize;
+                let read = self.read_in_place(arrival.from, place, &mut buffer.bytes_mut()[..room]);
+                self.done.push_back(match read {
+                    Ok(()) => Completion::Received { buffer, context, arrival },
+                    Err(error) => fail(buffer, context, &error),
+                });
+                let peer = &mut self.peers[arrival.from as usize];
+                if peer.broken.is_none() {
+                    peer.control.push_back(outlet::Control::Grant { send, receive: 0, room: 0 });
+                }
+            }
             Body::Request(send) => {
                 let room = arrival.bytes.min(buffer.bytes().len() as u64);
                 if let Some(error) = peer.broken.clone() {
@@ -550,6 +590,29 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
                     peer.control.push_back(outlet::Control::Grant { send, receive, room });
                 }
             }
+        }
+    }
+
+    /// Copies out what a peer has offered where it lies.
+    // SYNC: sees what `Endpoint::send` wrote back.
+    fn read_in_place(&self, from: u32, place: Offset, into: &mut [u8]) -> Result<(), PoolError> {
+        let peer = &self.peers[from as usize];
+        if let Some(broken) = &peer.broken {
+            return Err(broken.clone());
+        }
+        let memory = self.pool.memory();
+        memory.invalidate(place, into.len() as u64);
+        memory.fence_invalidations();
+        memory.copy_out(place, into)?;
+        // It lay there all the while if its sender still has a ring to us, which goes before what was offered on it; and if
+        // nobody has given us up.
+        self.pool.standing()?;
+        match self.inlets.is_spoken_on(&self.pool, peer.address)? {
+            true => {
+                tracing::debug!(bytes = into.len(), peer = ?peer.address, "read in place");
+                Ok(())
+            }
+            false => Err(peer.left(&self.pool)?),
         }
     }
 

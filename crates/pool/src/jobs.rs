@@ -1,9 +1,10 @@
-//! What a job leaves whose processes were killed: endpoints, the rings between them, and windows.
+//! What a job leaves whose processes were killed: endpoints, the rings between them, windows, and private memory.
 //!
 //! An object goes when nobody is left who could miss it: a ring when both its ends are gone, for what the dead have said is heard
 //! first; an endpoint when its process is gone and none of its rings is kept, for by it they are found; the segments of a window
-//! when all their processes are gone, for who looks for one that is dead must find whose it was. What is damaged, or of a process
-//! of which it is not certain that it never goes on, stays.
+//! when all their processes are gone, for who looks for one that is dead must find whose it was; private memory when no ring from
+//! its host is kept, for what the dead have offered is read there. What is damaged, or of a process of which it is not certain
+//! that it never goes on, stays.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +25,8 @@ enum Use<'a> {
     Ring([(String, u64); 2]),
     /// A segment of the window with this name.
     Segment(&'a str),
+    /// Private memory of a process of this host.
+    Memory(&'a str),
 }
 
 impl<'a> Use<'a> {
@@ -31,6 +34,9 @@ impl<'a> Use<'a> {
         let within = |what: &str| name.strip_prefix(what)?.strip_prefix(&job.to_string())?.strip_prefix('/');
         if within("/window/").is_some() {
             return name.rsplit_once('/').map(|(window, _)| Self::Segment(window));
+        }
+        if let Some(owner) = within("/memory/") {
+            return owner.split_once('.').map(|(host, _)| Self::Memory(host));
         }
         let Some((receiver, sender)) = within("/endpoint/")?.split_once("/from/") else {
             return Some(Self::Endpoint);
@@ -65,14 +71,15 @@ pub struct Swept {
 }
 
 impl<M: Memory> Pool<M> {
-    /// The jobs that have endpoints or windows.
+    /// The jobs that have endpoints, windows or private memory.
     ///
     /// # Errors
     /// Those of [`Pool::list`].
     pub fn jobs(&self) -> Result<BTreeSet<u64>, PoolError> {
         let (found, _) = self.directory().list("")?;
         let job = |listed: &Listed| {
-            let name = listed.name.strip_prefix("/endpoint/").or(listed.name.strip_prefix("/window/"))?;
+            let uses = ["/endpoint/", "/window/", "/memory/"];
+            let name = uses.iter().find_map(|of| listed.name.strip_prefix(of))?;
             name.split_once('/')?.0.parse().ok()
         };
         Ok(found.iter().filter_map(job).collect())
@@ -84,9 +91,18 @@ impl<M: Memory> Pool<M> {
     /// # Errors
     /// Those of [`Pool::list`] and [`Pool::standing`].
     pub fn sweep_job(&self, job: u64) -> Result<Swept, PoolError> {
+        let memory = |listed: &Listed| matches!(Use::of(&listed.name, job), Some(Use::Memory(_)));
+        let mut known = BTreeMap::new();
+        // Whoever is gone by now has made all its rings, and the list that follows has them.
+        for listed in self.directory().list("/memory/")?.0.into_iter().filter(memory) {
+            let holder = self.holder(&listed.name, listed.generation)?;
+            known.insert((listed.name, listed.generation), holder);
+        }
         let (mut found, _) = self.directory().list("")?;
         found.retain(|listed| Use::of(&listed.name, job).is_some());
-        let mut known = BTreeMap::new();
+        found.retain(|listed| {
+            !memory(listed) || known.contains_key(&(listed.name.clone(), listed.generation))
+        });
         let mut is_over = |name: &str, generation| {
             let holder = match known.entry((name.to_owned(), generation)) {
                 Entry::Occupied(known) => *known.get(),
@@ -94,12 +110,15 @@ impl<M: Memory> Pool<M> {
             };
             Ok::<_, PoolError>(holder != Holder::Stays)
         };
-        let mut kept = BTreeSet::new();
+        let (mut kept, mut heard) = (BTreeSet::new(), BTreeSet::new());
         for listed in &found {
             let is_kept = match Use::of(&listed.name, job) {
                 Some(Use::Ring([receiver, sender])) => {
                     let is_kept = !is_over(&receiver.0, receiver.1)? || !is_over(&sender.0, sender.1)?;
-                    kept.extend(is_kept.then_some(sender));
+                    if is_kept {
+                        heard.extend(sender.0.rsplit_once('.').map(|(host, _)| host.to_owned()));
+                        kept.insert(sender);
+                    }
                     is_kept
                 }
                 _ => !is_over(&listed.name, listed.generation)?,
@@ -112,8 +131,14 @@ impl<M: Memory> Pool<M> {
         };
         let is_kept = |listed: &Listed| kept.contains(&(listed.name.clone(), listed.generation));
         let windows: BTreeSet<_> = found.iter().filter(|listed| is_kept(listed)).filter_map(window).collect();
+        let is_offered = |listed: &Listed| match Use::of(&listed.name, job) {
+            Some(Use::Memory(host)) => heard.contains(&format!("/endpoint/{job}/{host}")),
+            _ => false,
+        };
         found.retain(|listed| {
-            !is_kept(listed) && !window(listed).is_some_and(|window| windows.contains(&window))
+            !is_kept(listed)
+                && !window(listed).is_some_and(|window| windows.contains(&window))
+                && !is_offered(listed)
         });
         found.retain(|listed| self.remove(listed));
         let dead = |listed: &Listed| match known.get(&(listed.name.clone(), listed.generation)) {
@@ -180,9 +205,11 @@ mod tests {
         let ends = [("/endpoint/7/1.0".to_owned(), 5), ("/endpoint/7/0.3".to_owned(), 9)];
         assert_eq!(Use::of("/endpoint/7/1.0.5/from/0.3.9", 7), Some(Use::Ring(ends)));
         assert_eq!(Use::of("/window/7/some/name/3", 7), Some(Use::Segment("/window/7/some/name")));
+        assert_eq!(Use::of("/memory/7/1.99.3", 7), Some(Use::Memory("1")));
         for strange in [
             "/endpoint/71/1.0",
             "/endpoint/7",
+            "/memory/7/1",
             "/endpoints/7/1.0",
             "/mine/endpoint/7/1.0",
             "/endpoint/7/1.0/from/x",

@@ -13,6 +13,7 @@ const SOURCES: &[&str] = &[
     "endpoint/place",
     "endpoint/wire",
     "window/place",
+    "private",
     "group/join",
     "group/progress",
     "group/signature",

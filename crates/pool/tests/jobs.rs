@@ -10,7 +10,7 @@ use polder_mem::testing::{Child, Scratch};
 use polder_pool::endpoint::{Address, Completion, Endpoint, Filter, Label, Options};
 use polder_pool::session::{self, AnyPool, Session};
 use polder_pool::settings::Settings;
-use polder_pool::{Geometry, Peer, Pool, Swept};
+use polder_pool::{Geometry, Peer, Pool, Private, Swept};
 
 const JOB: u64 = 7;
 
@@ -48,6 +48,7 @@ impl Sender {
         let folder = scratch.path().to_owned();
         let child = Child::fork(move || {
             let (_session, pool) = attach(&folder, host);
+            let _memory = Private::take(Arc::clone(&pool), 0, 1000).unwrap();
             let mut end = End::open(pool, Options::default()).unwrap();
             theirs.write_all(&end.address().encode()).unwrap();
             let mut address = [0; 16];
@@ -101,8 +102,8 @@ fn a_sweep_leaves_what_the_living_may_still_want_and_in_the_end_nothing() {
     dead.child.kill();
     pool.close(pool.create("/endpoint/70/1.0", 64).unwrap());
     pool.close(pool.create("/mine", 64).unwrap());
-    // Three endpoints, four rings, and two objects that are not the job's.
-    assert_eq!(names(&pool).len(), 3 + 4 + 2);
+    // Three endpoints, four rings, two memories, and two objects that are not the job's.
+    assert_eq!(names(&pool).len(), 3 + 4 + 2 + 2);
     assert_eq!(pool.sweep_job(JOB), Ok(Swept::default()), "somebody who lives may still listen to the dead");
     // What the dead said is heard after the sweep.
     let mut heard = vec![];

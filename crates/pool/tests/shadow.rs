@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use polder_kernels::{Dtype, Op};
 use polder_mem::testing::{Child, Ended, Scratch};
-use polder_mem::{Memory, Wrapped};
+use polder_mem::{Memory, Offset, Wrapped};
+use polder_pool::endpoint::{Address, Buffer, Completion, Endpoint, Filter, Label};
 use polder_pool::group::{Group, Joined, Options};
 use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
 use polder_pool::session::{self, AnyPool, Session};
 use polder_pool::settings::Settings;
 use polder_pool::wait::Patience;
 use polder_pool::window::{Access, Window};
-use polder_pool::{Fill, Geometry, Object, Pool, PoolError, Process};
+use polder_pool::{Fill, Geometry, Object, Pool, PoolError, Private, Process, endpoint};
 
 type Shared = Arc<Pool<Wrapped>>;
 /// What one of two hosts does.
@@ -140,6 +141,64 @@ fn rings(pool: &Shared, host: u16) {
     }
 }
 
+/// What one host sends and the other receives: bytes in the pool, and room for some elsewhere.
+struct Lent(Vec<u8>, Option<Offset>);
+
+impl Buffer for Lent {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    fn place(&self) -> Option<Offset> {
+        self.1
+    }
+}
+
+/// Each host reads in place what the other sends from one piece of private memory, again and again.
+fn offers(pool: &Shared, host: u16) {
+    const BYTES: usize = 3001;
+    let ring = RingShape::new(3, 1024).unwrap();
+    let options = endpoint::Options {
+        ring,
+        eager_bytes: 512,
+        window_bytes: 4096,
+        in_place_bytes: 513,
+        ..Default::default()
+    };
+    let memory = Private::take(Arc::clone(pool), 0, BYTES as u64).unwrap();
+    let mut end = Endpoint::open(Arc::clone(pool), options).unwrap();
+    let own = pool.create(&format!("/address/{host}"), 16).unwrap();
+    own.write_at(pool.memory(), 0, &end.address().encode()).unwrap();
+    pool.close(pool.create(&format!("/address/{host}/written"), 0).unwrap());
+    pool.close(open(pool, &format!("/address/{}/written", 1 - host)));
+    let theirs = read(pool, &open(pool, &format!("/address/{}", 1 - host)));
+    let peer = end.connect(Address::decode(theirs.try_into().unwrap()).unwrap());
+    let label = Label { kind: 1, tag: 0, data: None };
+    let filter = Filter { from: Some(peer), kind: 1, tag: 0, ignore: 0 };
+    for round in 0..40 {
+        let sent = bytes(round + usize::from(host), BYTES);
+        pool.memory().copy_in(memory.at(), &sent).unwrap();
+        end.send(peer, label, Lent(sent, Some(memory.at())), ()).unwrap();
+        end.receive(filter, Lent(vec![0; BYTES], None), ());
+        let mut open = 2;
+        until(pool, || {
+            end.progress()?;
+            if let Some(done) = end.completion() {
+                open -= 1;
+                if let Completion::Received { buffer, .. } = done {
+                    assert_eq!(buffer.0, bytes(round + usize::from(1 - host), BYTES), "message {round}");
+                }
+            }
+            Ok(open == 0)
+        });
+    }
+    end.close().unwrap();
+}
+
 fn link(pool: &Shared, other: Process) -> Link<impl Fn() -> Result<(), PoolError> + use<>> {
     let (pool, me) = (Arc::clone(pool), pool.this_process());
     Link {
@@ -252,8 +311,8 @@ fn sum(round: usize, count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn objects_rings_windows_and_collectives_work_between_hosts_that_share_nothing_but_what_they_flush() {
-    for body in [objects, rings, windows, collectives] {
+fn objects_rings_offers_windows_and_collectives_work_between_hosts_that_share_nothing_but_what_they_flush() {
+    for body in [objects, rings, offers, windows, collectives] {
         assert!(passes("shadow", PATIENT, body));
     }
 }
@@ -281,12 +340,14 @@ impl Flush {
 #[test]
 fn each_of_them_fails_when_one_flush_is_left_out() {
     let flush = |file, after, line| Flush { file, after, line };
-    let seeded: [(Flush, Check); 13] = [
+    let seeded: [(Flush, Check); 15] = [
         (flush("line.rs", "pub fn announce<", "memory.write_back(at, LINE)"), objects),
         (flush("directory.rs", "fn scan(", "memory.invalidate("), objects),
         (flush("ring/producer.rs", "fn publish<", "memory.write_back(at, LINE)"), rings),
         (flush("ring/consumer.rs", "fn copy_out<", "memory.invalidate(cell"), rings),
         (flush("line.rs", "pub fn read<", "memory.invalidate(at, LINE)"), rings),
+        (flush("endpoint.rs", "pub fn send(", "memory.write_back("), offers),
+        (flush("endpoint.rs", "fn read_in_place(", "memory.invalidate("), offers),
         (flush("line.rs", "pub fn publish<", "memory.write_back(at, LINE)"), collectives),
         (flush("window.rs", "pub fn get(", "memory.invalidate("), windows),
         (flush("window.rs", "pub fn expose(", "memory.write_back("), windows),

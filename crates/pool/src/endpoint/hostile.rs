@@ -33,6 +33,7 @@ fn options() -> Options {
         ring,
         eager_bytes: 48,
         window_bytes: 256,
+        in_place_bytes: 50,
         timeout: Duration::ZERO,
         calls_a_look: 4,
         calls_a_search: 8,
@@ -106,11 +107,14 @@ fn converse(victim: &mut Victim, peer: u32, hostile: &mut Producer<Heap, Alive>,
 
 /// Says something that is almost what an endpoint says.
 fn say(hostile: &mut Producer<Heap, Alive>, script: &mut Script<'_>) {
-    let what = u64::from(script.byte() % 7);
+    let what = u64::from(script.byte() % 8);
     let label = u64::from(script.byte() & 0x81) << 7 | u64::from(script.byte() % 4) << 16;
     let (number, part) = (script.near(0), u64::from(script.byte() % 4));
     let tag = if what == 4 { number << OFFSET_BITS | script.near(part * 64) } else { number };
-    let words = bytes_of(script.near(0), script.near(ROOM as u64));
+    let words = match what {
+        6 => bytes_of(script.near(ROOM as u64) << (64 - OFFSET_BITS) | number, script.near(BYTES / 2)),
+        _ => bytes_of(script.near(0), script.near(ROOM as u64)),
+    };
     let other = [3; 64];
     let bytes = match script.byte() % 8 {
         0..4 => &words[..],

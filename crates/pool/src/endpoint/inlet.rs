@@ -139,6 +139,12 @@ impl<M: Memory> Inlets<M> {
         popped.map(drop).ok_or_else(|| self.corrupt(inlet))
     }
 
+    /// Whether the ring of this sender is there: neither it nor a sweep has destroyed it.
+    pub(super) fn is_spoken_on(&self, pool: &Pool<M>, sender: Address) -> Result<bool, PoolError> {
+        let ring = self.rings.iter().find(|ring| ring.sender == sender).and_then(|ring| ring.object.as_ref());
+        ring.map_or(Ok(false), |ring| pool.is_live(ring.name(), ring.owner(), ring.generation()))
+    }
+
     /// Lets go of a ring.
     pub(super) fn close(&mut self, pool: &Pool<M>, inlet: usize) {
         if let Some(object) = self.rings[inlet].object.take() {

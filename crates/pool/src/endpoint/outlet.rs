@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use polder_mem::Memory;
+use polder_mem::{Memory, Offset};
 use slab::Slab;
 
 use super::inlet::{Alive, link};
 use super::place::{create_ring, endpoint_name, news_base, news_word, process_of, ring_name};
-use super::wire::{Note, bytes_of};
+use super::wire::{Note, bytes_of, offered};
 use super::{Address, Buffer, Completion, Label, OVERHEAD, Options, fail};
 use crate::membership::Process;
 use crate::object::Object;
@@ -35,6 +35,8 @@ impl<B: Buffer, C> Load<B, C> {
 pub(super) struct Outgoing<B, C> {
     pub(super) label: Label,
     pub(super) load: Load<B, C>,
+    /// Where in the pool its bytes lie, which are written back.
+    pub(super) place: Option<Offset>,
 }
 
 /// An answer to a peer.
@@ -181,14 +183,18 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
 
     /// Pushes the next message, or a request for it.
     fn begin(&mut self, options: &Options, done: &mut VecDeque<Completion<B, C>>) -> Result<bool, PoolError> {
-        let Some(Outgoing { label, load }) = self.queue.front() else { return Ok(false) };
+        let Some(Outgoing { label, load, place }) = self.queue.front() else { return Ok(false) };
         let is_eager = self.is_eager(options, load.bytes());
         let Some(Outlet { producer, .. }) = &mut self.outlet else { return Ok(false) };
         let (bytes, number) = (load.bytes(), self.sending.vacant_key() as u64);
         let length = bytes.len() as u64;
+        let offer = place.and_then(|place| Some((offered(number, length)?, place)));
         let pushed = if is_eager {
             let (kind, tag) = Note::Eager(*label).encode();
             producer.try_push(kind, tag, bytes)?
+        } else if let Some((offer, Offset(place))) = offer {
+            let (kind, tag) = Note::Offer(*label).encode();
+            producer.try_push(kind, tag, &bytes_of(offer, place))?
         } else {
             let (kind, tag) = Note::Request(*label).encode();
             producer.try_push(kind, tag, &bytes_of(number, length))?
@@ -281,8 +287,13 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
         };
         match pool.is_live(&endpoint_name(pool.member().job, host, port), host, generation)? {
             true => pool.expect_alive(&process, "message", 0),
-            false => Err(left(pool, self.address, process.pid)?),
+            false => Err(self.left(pool)?),
         }
+    }
+
+    /// The error for a peer that has left.
+    pub(super) fn left(&self, pool: &Pool<M>) -> Result<PoolError, PoolError> {
+        left(pool, self.address, self.process.map_or(0, |process| process.pid))
     }
 
     /// Whether nothing was said to the peer that waits for more, so that a ring which cannot be made now may be made later.

@@ -8,8 +8,9 @@
 //! | 3 grant | number of the send | number of the receive, bytes that it takes, 8 bytes each |
 //! | 4 part | bits 40..64 number of the receive, bits 0..40 offset | the message from there on |
 //! | 5 credit | 0 | bytes of eager messages that were taken, and 0, 8 bytes each |
+//! | 6 offer | the label's | bits 0..24 number of the send, bits 24..64 bytes of the message; where in the pool they lie, 8 bytes each |
 //!
-//! The kind of an eager message or a request has the label's kind in bits 8..16 and its data in bits 16..48; bit 7 says that there
+//! The kind of an eager message, a request or an offer has the label's kind in bits 8..16 and its data in bits 16..48; bit 7 says that there
 //! is some.
 
 use super::Label;
@@ -31,6 +32,7 @@ const REQUEST: u64 = 2;
 const GRANT: u64 = 3;
 const PART: u64 = 4;
 const CREDIT: u64 = 5;
+const OFFER: u64 = 6;
 
 /// What a message on a ring is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub(super) enum Note {
     Eager(Label),
     /// The announcement of a long one.
     Request(Label),
+    /// That of a long one whose bytes lie in the pool.
+    Offer(Label),
     /// The receiver of the send of this number is ready.
     Grant { send: u64 },
     /// Bytes of the message of this receive, from an offset on.
@@ -54,6 +58,7 @@ impl Note {
         match self {
             Self::Eager(label) => (EAGER | kind_of(&label), label.tag),
             Self::Request(label) => (REQUEST | kind_of(&label), label.tag),
+            Self::Offer(label) => (OFFER | kind_of(&label), label.tag),
             Self::Grant { send } => (GRANT, send),
             Self::Part { receive, offset } => (PART, receive << OFFSET_BITS | offset),
             Self::Credit => (CREDIT, 0),
@@ -67,6 +72,7 @@ impl Note {
         match kind & (HAS_DATA - 1) {
             EAGER => Some(Self::Eager(label_of(kind, tag)?)),
             REQUEST => Some(Self::Request(label_of(kind, tag)?)),
+            OFFER => Some(Self::Offer(label_of(kind, tag)?)),
             GRANT if kind == GRANT => Some(Self::Grant { send: tag }),
             PART if kind == PART => Some(Self::Part { receive: tag >> OFFSET_BITS, offset: tag & LONGEST }),
             CREDIT if kind == CREDIT => Some(Self::Credit),
@@ -87,6 +93,16 @@ fn label_of(kind: u64, tag: u64) -> Option<Label> {
     let has_data = kind & HAS_DATA != 0;
     let label = Label { kind: (kind >> LABEL_BITS) as u8, tag, data: has_data.then_some(data) };
     (kind >> END_BITS == 0 && (has_data || data == 0)).then_some(label)
+}
+
+/// The number of a send and its bytes, where a place stands beside them; `None` for a number that has no room there.
+pub(super) fn offered(send: u64, bytes: u64) -> Option<u64> {
+    (send < RECEIVES as u64).then_some(send | bytes << (64 - OFFSET_BITS))
+}
+
+/// The inverse of [`offered`].
+pub(super) const fn offer_of(word: u64) -> (u64, u64) {
+    (word & (RECEIVES as u64 - 1), word >> (64 - OFFSET_BITS))
 }
 
 /// Two words as the bytes of a message.
@@ -110,6 +126,7 @@ mod tests {
         let notes = [
             Note::Eager(label(None)),
             Note::Request(label(Some(u32::MAX))),
+            Note::Offer(label(Some(7))),
             Note::Eager(label(Some(0))),
             Note::Grant { send: 7 },
             Note::Part { receive: RECEIVES as u64 - 1, offset: LONGEST },
@@ -126,7 +143,7 @@ mod tests {
         let data_unsaid = EAGER | 1 << DATA_BITS;
         for kind in [
             0,
-            6,
+            7,
             GRANT | HAS_DATA,
             PART | 1 << 8,
             CREDIT | HAS_DATA,
@@ -137,5 +154,7 @@ mod tests {
             assert_eq!(Note::decode(&Envelope { kind, tag: 0, bytes: 0 }), None, "{kind}");
         }
         assert_eq!(words_of(bytes_of(1, u64::MAX)), [1, u64::MAX]);
+        assert_eq!(offered(9, LONGEST).map(offer_of), Some((9, LONGEST)));
+        assert_eq!(offered(RECEIVES as u64, 1), None);
     }
 }

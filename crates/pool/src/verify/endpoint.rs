@@ -1,5 +1,6 @@
 //! Endpoints that send each other messages of every form, with rings and windows that are always full; one may die at any
-//! memory operation, while somebody sweeps up what the dead leave.
+//! memory operation, while somebody sweeps up what the dead leave and uses it for something else. Some messages lie in the pool,
+//! and are read there.
 //!
 //! The oracle is the plan of all messages, which everybody knows: each arrives once, whole, and in the order that its sender
 //! and its receiver's filters say.
@@ -11,16 +12,17 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Shape, Suite, World};
-use polder_mem::{Coherence, Memory};
+use polder_mem::{Coherence, LINE, Memory, Offset};
 
 use super::group::{Dice, harmless};
 use super::stage::{expect_clean, pool_of};
-use crate::endpoint::{Address, Completion, Endpoint, Filter, Label, Options};
+use crate::endpoint::{Address, Buffer, Completion, Endpoint, Filter, Label, Options};
 use crate::format::{Geometry, Layout, Superblock};
 use crate::local::LocalLayout;
+use crate::object::Fill;
 use crate::ring::RingShape;
 use crate::site::Flaw;
-use crate::{Member, Pool, PoolError};
+use crate::{Member, Pool, PoolError, Private};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "endpoints send each other eager and long messages, and one may die";
@@ -43,13 +45,38 @@ pub(super) const PROCESSES: u16 = 4;
 const SWEEPER: u16 = 2;
 /// The slot of the process that looks at the end.
 pub(super) const SPARE: u16 = 3;
-const CHUNKS: u32 = 14;
+const CHUNKS: u32 = 15;
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 const FIRST: u32 = 100;
 /// Inline, in a cell, and in parts of one.
 const SIZES: [usize; 6] = [0, 8, 16, 40, 64, 150];
 
-type End = Endpoint<ModelMemory, Vec<u8>, usize>;
+type End = Endpoint<ModelMemory, Lent, usize>;
+
+/// Bytes that are lent for an operation, of which some lie in the pool too.
+#[derive(Debug)]
+struct Lent {
+    bytes: Vec<u8>,
+    place: Option<Offset>,
+}
+
+impl Buffer for Lent {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn place(&self) -> Option<Offset> {
+        self.place
+    }
+}
+
+fn room(bytes: usize) -> Lent {
+    Lent { bytes: vec![0; bytes], place: None }
+}
 
 pub(super) static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
     let geometry = Geometry {
@@ -64,12 +91,13 @@ pub(super) static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
     pool_of(geometry, CHUNKS)
 });
 
-fn options() -> Options {
-    let ring = RingShape::new(2, 64).expect("a shape");
+fn options(slots: u32) -> Options {
+    let ring = RingShape::new(2, 64).and_then(|shape| shape.with_slots(slots)).expect("a shape");
     Options {
         ring,
         eager_bytes: 48,
         window_bytes: 160,
+        in_place_bytes: 50,
         timeout: PATIENCE,
         calls_a_look: 8,
         calls_a_search: 8,
@@ -84,9 +112,16 @@ struct Message {
     label: Label,
     size: usize,
     salt: u64,
+    /// Whether its bytes lie in the pool.
+    staged: bool,
 }
 
 impl Message {
+    /// Lines that it has of its sender's private memory, if it lies there.
+    fn lines(&self) -> u64 {
+        (self.size as u64).div_ceil(LINE).max(1)
+    }
+
     fn bytes(&self) -> Vec<u8> {
         (0..self.size as u64).map(|index| (self.salt.rotate_left(index as u32 % 64) ^ index) as u8).collect()
     }
@@ -99,10 +134,14 @@ struct Witness {
     /// How each endpoint receives: 0 the next of anybody, 1 the next of each, 2 the next of each with its tag.
     ways: Vec<u64>,
     addresses: RefCell<Vec<Option<Address>>>,
+    /// Slots of the rings.
+    slots: u32,
     /// Who dies.
     victim: Option<usize>,
     /// Whether the first endpoint leaves when it is done, and another of its process writes to the second, which stays.
     encore: bool,
+    /// Whether the first endpoint leaves when it has offered all, and uses its memory for something else.
+    leaves: bool,
     /// Endpoints that have all that they wait for.
     over: Cell<usize>,
 }
@@ -113,15 +152,23 @@ fn endpoint(seed: u64) -> Outcome {
     let crash = dice.roll(3) == 0;
     let ends = hosts.len() as u64;
     let messages = 1 + dice.roll(6);
+    // All are read in place, and their sender looks at nothing meanwhile.
+    let offers = dice.roll(4) == 0;
+    let leaves = offers && !crash && dice.roll(3) == 0;
     let plan = (0..messages).map(|_| {
         let label =
             Label { kind: 1, tag: dice.roll(2), data: (dice.roll(4) == 0).then(|| dice.roll(100) as u32) };
+        let salt = dice.roll(u64::MAX);
+        if offers {
+            return Message { from: 0, to: 1, label, size: SIZES[4], salt, staged: true };
+        }
         let (from, to) = (dice.roll(ends) as usize, dice.roll(ends) as usize);
-        Message { from, to, label, size: SIZES[dice.roll(6) as usize], salt: dice.roll(u64::MAX) }
+        let staged = dice.roll(4) == 0;
+        Message { from, to, label, size: SIZES[dice.roll(6) as usize], salt, staged }
     });
     let plan = plan.collect();
     // Nobody is told of the death of whoever may be anybody.
-    let ways = (0..ends).map(|_| if crash { 1 + dice.roll(2) } else { dice.roll(3) }).collect();
+    let ways = (0..ends).map(|_| if crash || leaves { 1 + dice.roll(2) } else { dice.roll(3) }).collect();
     let kernels = if crash || dice.roll(2) == 0 { Kernels::Shared } else { Kernels::OnePerHost };
     let shape = Shape {
         hosts: HOSTS,
@@ -133,9 +180,11 @@ fn endpoint(seed: u64) -> Outcome {
     };
     let mut world = World::new(seed, shape);
     let addresses = RefCell::new(vec![None; hosts.len()]);
-    let victim = crash.then(|| dice.roll(ends) as usize);
-    let encore = !crash && dice.roll(3) == 0;
-    let witness = Rc::new(Witness { hosts, plan, ways, addresses, victim, encore, over: Cell::new(0) });
+    let victim = crash.then(|| if offers { 0 } else { dice.roll(ends) as usize });
+    let encore = !crash && !leaves && dice.roll(3) == 0;
+    let slots = if offers { 4 } else { 2 };
+    let over = Cell::new(0);
+    let witness = Rc::new(Witness { hosts, plan, ways, addresses, slots, victim, encore, leaves, over });
     for (number, &host) in hosts.iter().enumerate() {
         let slot = hosts[..number].iter().filter(|&&other| other == host).count() as u16;
         let (pool, acts) =
@@ -146,12 +195,14 @@ fn endpoint(seed: u64) -> Outcome {
             world.crash_within(thread, Crash::Process, 1500);
         }
     }
-    if dice.roll(4) == 0 {
-        let host = dice.roll(u64::from(HOSTS)) as u16;
+    let is_used_again = crash && offers;
+    if is_used_again || dice.roll(4) == 0 {
+        let host = if is_used_again { hosts[0] } else { dice.roll(u64::from(HOSTS)) as u16 };
         let pool = world.setup_as(host, SWEEPER, |memory| attach(memory, kernels, host, 40));
         world.spawn(host, SWEEPER, move |_| {
-            for _ in 0..3 {
+            for _ in 0..if is_used_again { 12 } else { 3 } {
                 pool.sweep_job(0).expect("nobody keeps a lock");
+                litter(&pool);
             }
         });
     }
@@ -178,10 +229,22 @@ pub(super) fn attach(
     Arc::new(pool.expect("the host is ours"))
 }
 
+/// Writes where something was that is not there any more.
+fn litter(pool: &Pool<ModelMemory>) {
+    pool.maintain().expect("nobody keeps a lock");
+    let litter = [0xdd; 400];
+    if let Ok(object) = pool.create_filled(LITTER, litter.len() as u64, Fill::Nothing) {
+        object.write_at(pool.memory(), 0, &litter).expect("no fault");
+        pool.abandon(object);
+    }
+}
+
+const LITTER: &str = "/litter";
+
 /// Sends and receives all that the plan says of endpoint `number`.
 fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Witness) {
     let mut dice = Dice::new(acts, 10);
-    let mut end = End::open(Arc::clone(&pool), options()).expect("a port is free");
+    let mut end = End::open(Arc::clone(&pool), options(witness.slots)).expect("a port is free");
     witness.addresses.borrow_mut()[number] = Some(end.address());
     let peers: Vec<u32> = (0..witness.hosts.len())
         .map_while(|peer| Some(end.connect(address_of(&pool, witness, peer)?)))
@@ -192,12 +255,32 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
     let plan = &witness.plan;
     let mut sends: VecDeque<usize> = (0..plan.len()).filter(|&index| plan[index].from == number).collect();
     let mut receives: VecDeque<usize> = (0..plan.len()).filter(|&index| plan[index].to == number).collect();
+    let staged = sends.iter().filter(|&&index| plan[index].staged);
+    let lines: u64 = staged.map(|&index| plan[index].lines()).sum();
+    let take = || Private::take(Arc::clone(&pool), 0, lines * LINE).expect("there is room");
+    let stage = (lines > 0).then(take);
+    let mut free = stage.as_ref().map(Private::at);
+    if witness.slots > 2 && witness.victim.is_some_and(|victim| victim != number) {
+        // It comes for what it is offered when whoever offered it may be dead.
+        (0..dice.roll(4000)).for_each(|_| pool.memory().pause());
+    }
     let (mut open, mut received) = (0, BTreeMap::new());
     while open > 0 || !sends.is_empty() || !receives.is_empty() {
         match dice.roll(4) {
             0 | 1 => {
                 if let Some(index) = sends.pop_front() {
-                    open += send(&mut end, peers[plan[index].to], &plan[index], index, &mut dice);
+                    let place = free.filter(|_| plan[index].staged);
+                    if let Some(place) = place {
+                        pool.memory().copy_in(place, &plan[index].bytes()).expect("no fault");
+                        free = Some(place.lines(plan[index].lines()));
+                    }
+                    open += send(&mut end, peers[plan[index].to], &plan[index], index, place, &mut dice);
+                    if witness.slots > 2 {
+                        (0..dice.roll(24)).for_each(|_| pool.memory().pause());
+                    }
+                }
+                if witness.leaves && number == 0 && sends.is_empty() {
+                    return leave(end, stage, &pool, witness);
                 }
             }
             2 => {
@@ -210,7 +293,7 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
                         tag: label.tag,
                         ignore: if way == 2 { 0 } else { u64::MAX },
                     };
-                    end.receive(filter, vec![0; SIZES[5]], index);
+                    end.receive(filter, room(SIZES[5]), index);
                     open += 1;
                 }
             }
@@ -221,7 +304,7 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
         }
         while let Some(done) = end.completion() {
             open -= usize::from(!matches!(done, Completion::Lost { .. }));
-            if let Some((context, came)) = finish(done, &peers, number, witness) {
+            if let Some((context, came)) = finish(done, &peers, number, witness, pool.memory()) {
                 received.insert(context, came);
             }
         }
@@ -248,11 +331,22 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
     witness.over.set(witness.over.get() + 1);
 }
 
+/// Leaves, whatever was read of its messages, and uses the memory where they lie for something else.
+fn leave(end: End, stage: Option<Private<ModelMemory>>, pool: &Pool<ModelMemory>, witness: &Witness) {
+    drop(end);
+    if let Some(stage) = &stage {
+        pool.memory().copy_in(stage.at(), &vec![0xee; stage.bytes() as usize]).expect("no fault");
+    }
+    drop(stage);
+    litter(pool);
+    witness.over.set(witness.over.get() + 1);
+}
+
 const ENCORE: Label = Label { kind: 2, tag: 9, data: Some(1) };
 
 /// Writes to an endpoint that stays, as one at the place of one that has left.
 fn speak_as_the_next(pool: &Arc<Pool<ModelMemory>>, left: Address, to: Address) {
-    let mut end = End::open(Arc::clone(pool), options()).expect("a port is free");
+    let mut end = End::open(Arc::clone(pool), options(2)).expect("a port is free");
     let address = end.address();
     assert_eq!((address.host, address.port), (left.host, left.port));
     let peer = end.connect(to);
@@ -263,15 +357,15 @@ fn speak_as_the_next(pool: &Arc<Pool<ModelMemory>>, left: Address, to: Address) 
 /// Is told that an endpoint has left from which it waits for something, and hears the next at its place.
 fn hear_the_next(pool: &Pool<ModelMemory>, end: &mut End, left: u32) {
     let filter = |from| Filter { from, kind: ENCORE.kind, tag: ENCORE.tag, ignore: 0 };
-    end.receive(filter(Some(left)), vec![0; 40], 0);
-    end.receive(filter(None), vec![0; 40], 1);
+    end.receive(filter(Some(left)), room(40), 0);
+    end.receive(filter(None), room(40), 1);
     let (mut is_gone, mut came) = (false, None);
     while !is_gone || came.is_none() {
         end.progress().expect("nobody is evicted");
         match end.completion() {
             Some(Completion::Failed { context: 0, error: PoolError::PeerDead { .. }, .. }) => is_gone = true,
             Some(Completion::Received { buffer, context: 1, arrival }) => {
-                came = Some((buffer, arrival.label))
+                came = Some((buffer.bytes, arrival.label))
             }
             Some(other) => panic!("{other:?}"),
             None => pool.memory().pause(),
@@ -297,13 +391,20 @@ fn address_of(pool: &Pool<ModelMemory>, witness: &Witness, peer: usize) -> Optio
 }
 
 /// Sends a message, one way or the other; how many completions come of it.
-fn send(end: &mut End, to: u32, message: &Message, index: usize, dice: &mut Dice) -> usize {
+fn send(
+    end: &mut End,
+    to: u32,
+    message: &Message,
+    index: usize,
+    place: Option<Offset>,
+    dice: &mut Dice,
+) -> usize {
     let bytes = message.bytes();
-    if dice.roll(2) == 0 {
+    if place.is_none() && dice.roll(2) == 0 {
         end.inject(to, message.label, &bytes).expect("the peer is known");
         return 0;
     }
-    end.send(to, message.label, bytes, index).expect("the peer is known");
+    end.send(to, message.label, Lent { bytes, place }, index).expect("the peer is known");
     1
 }
 
@@ -323,15 +424,22 @@ impl Came {
 
 /// Holds what is over against the plan. Returns what came, and to which receive.
 fn finish(
-    done: Completion<Vec<u8>, usize>,
+    done: Completion<Lent, usize>,
     peers: &[u32],
     number: usize,
     witness: &Witness,
+    memory: &ModelMemory,
 ) -> Option<(usize, Came)> {
     let plan = &witness.plan;
     match done {
-        Completion::Sent { buffer, context } => assert_eq!(buffer, plan[context].bytes(), "sent {context}"),
-        Completion::Received { mut buffer, context, arrival } => {
+        Completion::Sent { buffer: Lent { bytes, place }, context } => {
+            assert_eq!(bytes, plan[context].bytes(), "sent {context}");
+            if let Some(place) = place {
+                // It is the sender's again, who does with it what it likes.
+                memory.copy_in(place, &vec![0xee; bytes.len()]).expect("no fault");
+            }
+        }
+        Completion::Received { buffer: Lent { bytes: mut buffer, .. }, context, arrival } => {
             let from = peers.iter().position(|&peer| peer == arrival.from).expect("a peer of the plan");
             buffer.truncate(arrival.bytes as usize);
             let came = Came { from, label: arrival.label, bytes: buffer };
@@ -342,7 +450,8 @@ fn finish(
         Completion::Failed { context, error, .. } => {
             let Message { from, to, .. } = plan[context];
             let with = if from == number { to } else { from };
-            let is_fine = matches!(error, PoolError::PeerDead { .. }) && witness.victim == Some(with);
+            let is_gone = witness.victim == Some(with) || witness.leaves && with == 0;
+            let is_fine = matches!(error, PoolError::PeerDead { .. }) && is_gone;
             assert!(is_fine, "message {context} failed: {error}");
         }
         Completion::Lost { error } => {
@@ -371,7 +480,7 @@ fn judge(world: &mut World, kernels: Kernels, witness: &Rc<Witness>) {
         }
         pools.iter().for_each(|pool| expect_clean(&pool.directory()));
         for pool in pools {
-            let end = End::open(pool, options()).expect("whoever died is in nobody's way");
+            let end = End::open(pool, options(2)).expect("whoever died is in nobody's way");
             assert_eq!(end.address().port, 0);
         }
     });
