@@ -100,8 +100,8 @@ pub(crate) struct Format {
 pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Failure> {
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
     match command {
-        Command::List { prefix, json } => list(path, settings, &prefix, json)?,
-        Command::Stat { json, watch } => stat(path, settings, json, watch)?,
+        Command::List { prefix, json } => return list(path, settings, &prefix, json),
+        Command::Stat { json, watch } => return stat(path, settings, json, watch),
         Command::Check => return check(path, settings),
         Command::Sweep { job } => sweep(path, settings, job)?,
         Command::Format(arguments) => make(path, settings, &arguments)?,
@@ -113,7 +113,10 @@ pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Fai
 
 fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Failure> {
     let made = match (path.exists(), arguments.size) {
-        (false, Some(size)) => session::create(path, size.0, &arguments.geometry(size.0))?,
+        (false, Some(size)) => {
+            expect_space(path, size.0)?;
+            session::create(path, size.0, &arguments.geometry(size.0))?
+        }
         (false, None) => {
             return Err(Failure(format!("{} does not exist; give --size to make a file", path.display())));
         }
@@ -129,6 +132,24 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
         }
     };
     describe(path, &made)
+}
+
+/// That the file system could hold all of a file, which takes up nothing at first: later whoever writes what does not
+/// fit dies of it.
+fn expect_space(path: &Path, size: u64) -> Result<(), Failure> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Where the folder cannot be looked at, neither can the file be made, which says why.
+    let Ok(space) = rustix::fs::statvfs(folder) else { return Ok(()) };
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    // A tmpfs without a limit has no blocks.
+    match space.f_blocks == 0 || size <= free {
+        true => Ok(()),
+        false => {
+            let (path, folder) = (path.display(), folder.display());
+            let remedy = "give a smaller --size, or make room there";
+            Err(Failure(format!("{path}: {folder} has {} free, not {}; {remedy}", bytes(free), bytes(size))))
+        }
+    }
 }
 
 impl Format {
@@ -161,7 +182,7 @@ fn look(path: &Path, settings: &Settings) -> Result<Inspection, Failure> {
     each_memory!(&memory, memory => inspect(memory)).map_err(at(path))
 }
 
-fn list(path: &Path, settings: &Settings, prefix: &str, json: bool) -> Result<(), Failure> {
+fn list(path: &Path, settings: &Settings, prefix: &str, json: bool) -> Result<ExitCode, Failure> {
     let found = look(path, settings)?;
     for object in found.objects.iter().filter(|object| object.name.starts_with(prefix)) {
         match json {
@@ -175,41 +196,42 @@ fn list(path: &Path, settings: &Settings, prefix: &str, json: bool) -> Result<()
             ),
         }
     }
-    warn_of_damage(&found.stat);
-    Ok(())
+    Ok(damage(&found.stat))
 }
 
-/// Says on stderr that there is more than what was printed.
-fn warn_of_damage(stat: &Stat) {
+/// Says on stderr that there is more than what was printed; what is damaged is no success.
+fn damage(stat: &Stat) -> ExitCode {
     match stat.damaged {
-        0 => {}
+        0 => return ExitCode::SUCCESS,
         1 => eprintln!("1 entry is damaged; run `polder pool check`"),
         damaged => eprintln!("{damaged} entries are damaged; run `polder pool check`"),
     }
+    ExitCode::FAILURE
 }
 
 /// Between two views at least: reading a pool is work for whoever else uses its memory.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
-fn stat(path: &Path, settings: &Settings, json: bool, watch: Option<Span>) -> Result<(), Failure> {
+fn stat(path: &Path, settings: &Settings, json: bool, watch: Option<Span>) -> Result<ExitCode, Failure> {
+    let boot = session::boot()?;
     loop {
         let stat = look(path, settings)?.stat;
         match (json, watch) {
             (true, _) => println!("{}", serde_json::to_string(&stat)?),
             // Home, and clear what an earlier, longer view left.
             (false, Some(_)) if std::io::stdout().is_terminal() => {
-                print!("\x1b[H\x1b[J{}", table(path, &stat))
+                print!("\x1b[H\x1b[J{}", table(path, &stat, boot))
             }
-            (false, _) => print!("{}", table(path, &stat)),
+            (false, _) => print!("{}", table(path, &stat, boot)),
         }
         std::io::stdout().flush()?;
-        warn_of_damage(&stat);
-        let Some(Span(pause)) = watch else { return Ok(()) };
+        let code = damage(&stat);
+        let Some(Span(pause)) = watch else { return Ok(code) };
         std::thread::sleep(pause.max(SHORTEST_PAUSE));
     }
 }
 
-fn table(path: &Path, stat: &Stat) -> String {
+fn table(path: &Path, stat: &Stat, boot: u64) -> String {
     let mut lines = vec![
         format!(
             "{}: {} in all, {} of it metadata",
@@ -229,15 +251,28 @@ fn table(path: &Path, stat: &Stat) -> String {
         ),
     ];
     for host in &stat.hosts {
-        let pids: Vec<_> = host.processes.iter().map(u32::to_string).collect();
-        let pids = if pids.is_empty() { "none".to_owned() } else { pids.join(" ") };
+        let (here, gone) = here_and_gone(host, boot);
+        let gone = if gone.is_empty() { String::new() } else { format!(", gone {}", pids(&gone)) };
         let HostStat { host, state, objects, chunks, .. } = host;
-        lines.push(format!("host {host} {state}: {objects} objects, {chunks} chunks, processes {pids}"));
+        let here = pids(&here);
+        lines
+            .push(format!("host {host} {state}: {objects} objects, {chunks} chunks, processes {here}{gone}"));
     }
     for (job, held) in &stat.jobs {
         lines.push(format!("job {job}: {}", bytes(*held)));
     }
     lines.join("\n") + "\n"
+}
+
+fn pids(pids: &[u32]) -> String {
+    let words: Vec<_> = pids.iter().map(u32::to_string).collect();
+    if words.is_empty() { "none".to_owned() } else { words.join(" ") }
+}
+
+/// Which processes of a host are there, and which are gone; of another kernel's nobody can tell here.
+fn here_and_gone(host: &HostStat, boot: u64) -> (Vec<u32>, Vec<u32>) {
+    let runs = |pid: &u32| Path::new("/proc").join(pid.to_string()).exists();
+    host.processes.iter().partition(|pid| host.boot != boot || runs(pid))
 }
 
 fn check(path: &Path, settings: &Settings) -> Result<ExitCode, Failure> {
@@ -280,8 +315,9 @@ fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool) -> Result<()
         view = each_memory!(&memory, memory => order(memory, host, Order::Fence, timeout, silence))
             .map_err(at(path))?;
     }
+    let is_out = if view.evicted >> host & 1 == 1 { "is out" } else { "is no member, and was not evicted" };
     println!(
-        "epoch {}: host {host} is out; members {}, fenced {}",
+        "epoch {}: host {host} {is_out}; members {}, fenced {}",
         view.epoch,
         hosts(view.members),
         hosts(view.fenced)
@@ -303,12 +339,23 @@ fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
             return Err(Failure(format!("{}: {error}; say --yes to remove it all the same", path.display())));
         }
     }
+    // Damage is no reason to keep it.
+    let held =
+        each_memory!(&memory, memory => inspect(memory)).map_or_else(|_| vec![], |found| found.stat.hosts);
     each_memory!(&memory, memory => unmake(memory));
     if path.is_file() {
         // Behind a link that leads to it as well; the link stays, as a setting does.
         std::fs::remove_file(path.canonicalize()?)?;
     }
     println!("{}: removed", path.display());
+    let boot = session::boot()?;
+    for host in &held {
+        let (here, _) = here_and_gone(host, boot);
+        if !here.is_empty() {
+            let (host, here) = (host.host, pids(&here));
+            eprintln!("host {host}: processes {here} had it open, and go on with what is gone");
+        }
+    }
     Ok(())
 }
 

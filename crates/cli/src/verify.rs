@@ -1,9 +1,11 @@
 //! `polder verify`: the protocols in the incoherent model.
 
+use std::ffi::OsStr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::{Arg, Args};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_mem::Memory;
 use polder_mem::model::{Explorer, LITMUS_BYTES, Suite, Tally, canaries, replay, run_host};
@@ -18,6 +20,7 @@ use crate::Failure;
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Suites to run, by name or by the beginning of it; all when none is named.
+    #[arg(value_parser = Beginning, hide_possible_values = true)]
     suites: Vec<String>,
     /// List the suites and what each shows.
     #[arg(long)]
@@ -46,6 +49,27 @@ pub(crate) struct Arguments {
     /// OS threads.
     #[arg(long, short = 'j', default_value_t = std::thread::available_parallelism().map_or(1, usize::from))]
     threads: usize,
+}
+
+/// The beginning of a suite's name: any word, and shells complete it to a name.
+#[derive(Clone)]
+struct Beginning;
+
+impl TypedValueParser for Beginning {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&Arg>,
+        word: &OsStr,
+    ) -> clap::error::Result<String> {
+        StringValueParser::new().parse_ref(command, argument, word)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(suites().into_iter().map(|suite| PossibleValue::new(suite.name))))
+    }
 }
 
 impl Arguments {

@@ -99,7 +99,10 @@ fn a_pool_that_cannot_be_used_is_named_in_one_line_with_its_remedy_and_stays_as_
     let cases: [(Damage, &[&str]); 6] = [
         (|made| std::fs::remove_file(&made.path).unwrap(), &["no such file", "polder pool format"]),
         (|made| std::fs::write(&made.path, []).unwrap(), &["0 bytes is no size"]),
-        (|made| std::fs::write(&made.path, [7; 8192]).unwrap(), &["no pool", "0x0707070707070707", "format"]),
+        (
+            |made| std::fs::write(&made.path, [7; 8192]).unwrap(),
+            &["no pool", "0x0707070707070707", "check the path", "format --force"],
+        ),
         (|made| truncate(made, 64 << 10), &["needs 1048576 bytes", "has 65536", "enlarge"]),
         (|made| rewrite(made, |words| words[1] = 2), &["has format 2", "reads format 1"]),
         (|made| rewrite(made, |words| words[4] = 4096), &["corrupt superblock", "format anew with --force"]),
@@ -231,27 +234,27 @@ fn an_object_whose_metadata_is_damaged_is_kept_by_its_owner_until_the_bit_is_rig
 }
 
 #[test]
-fn list_and_stat_say_how_many_entries_are_damaged() {
+fn list_and_stat_say_how_many_entries_are_damaged_and_fail_then() {
     let made = Made::new();
     each!(made.session(0).pool(), pool => pool.close(pool.create("/other", 100).unwrap()));
     let memory = made.memory();
     let layout = read_superblock(&memory).unwrap().layout().unwrap();
     let first_words = (0..layout.slots()).map(|slot| layout.entry(0, slot));
     let entries: Vec<_> = first_words.filter(|at| memory.load(*at) != Ok(0)).collect();
-    let said = |command| {
+    let said = |code, command| {
         let output = made.polder(command);
-        assert_eq!(output.status.code(), Some(0));
+        assert_eq!(output.status.code(), Some(code));
         [output.stdout, output.stderr].map(|said| String::from_utf8(said).unwrap())
     };
-    assert!(said(&["pool", "stat", "--json"])[0].contains(r#""damaged":0"#));
+    assert!(said(0, &["pool", "stat", "--json"])[0].contains(r#""damaged":0"#));
     for (damaged, at, remark) in [
         (1, entries[0], "1 entry is damaged; run `polder pool check`\n"),
         (2, entries[1], "2 entries are damaged; run `polder pool check`\n"),
     ] {
         memory.store(at, memory.load(at).unwrap() ^ 4);
-        let [listed, warned] = said(&["pool", "list"]);
+        let [listed, warned] = said(1, &["pool", "list"]);
         assert_eq!((listed.lines().count(), &*warned), (2 - damaged, remark));
-        let [counted, warned] = said(&["pool", "stat", "--json"]);
+        let [counted, warned] = said(1, &["pool", "stat", "--json"]);
         assert!(counted.contains(&format!(r#""damaged":{damaged}"#)), "{counted}");
         assert_eq!(warned, remark);
     }

@@ -115,6 +115,53 @@ fn a_pool_is_made_listed_counted_checked_and_removed() {
 }
 
 #[test]
+fn what_is_no_pool_is_not_formatted_without_force() {
+    let desk = Desk::new();
+    let bytes = b"a photograph".repeat(1 << 20);
+    std::fs::write(desk.pool(), &bytes).unwrap();
+    assert!(desk.refusal("pool format").contains("lose what is there with `polder pool format --force`"));
+    assert!(std::fs::read(desk.pool()).unwrap() == bytes, "it was written to");
+    assert!(desk.say("pool format --force").contains("for "));
+}
+
+#[test]
+fn a_pool_larger_than_its_file_system_is_not_made() {
+    let desk = Desk::new();
+    let line = desk.refusal("pool format --size 4096TiB");
+    assert!(line.contains(" free, not 4.0 PiB; give a smaller --size"), "{line}");
+    assert_eq!(desk.scratch.names(), [""; 0]);
+}
+
+#[test]
+fn killed_processes_and_evicted_hosts_are_shown_as_such_and_holders_named_when_a_pool_is_removed() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB --hosts 4");
+    let (keeper, mut lines) = Running::start(desk.command("keeper"));
+    lines.next().unwrap();
+    let session = desk.session(Some(1), 0);
+    let mut killed = desk.command("verify --litmus 0 --host 2 --timeout 60s");
+    let mut killed = killed.stdout(Stdio::null()).spawn().unwrap();
+    while !desk.say("pool list").contains("/polder/litmus") {
+        assert!(killed.try_wait().unwrap().is_none(), "it ended without the other role");
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(desk.say("pool stat").contains(&format!("processes none, gone {}\n", killed.id())));
+    assert!(desk.say("pool evict 3").contains("host 3 is no member, and was not evicted"));
+    assert!(desk.say("pool evict 2").contains("host 2 is out"));
+    let seen = desk.say("pool stat");
+    assert!(seen.contains("host 1 live:") && seen.contains("host 2 evicted:"), "{seen}");
+    drop(keeper);
+    let removed = desk.command("pool destroy --yes").output().unwrap();
+    let warned = String::from_utf8(removed.stderr).unwrap();
+    assert_eq!(
+        warned,
+        format!("host 1: processes {} had it open, and go on with what is gone\n", std::process::id())
+    );
+    drop(session);
+}
+
+#[test]
 fn a_sweep_removes_nothing_that_is_of_no_dead_process() {
     let desk = Desk::new();
     desk.say("pool format --size 16MiB");
@@ -228,11 +275,13 @@ fn a_log_filter_that_is_none_and_a_number_that_is_none_are_refused_in_one_line()
 }
 
 #[test]
-fn every_shell_gets_a_completion_script_that_knows_the_commands() {
+fn every_shell_gets_a_completion_script_that_knows_the_commands_and_where_it_can_the_suites() {
     let desk = Desk::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = desk.say(&format!("completion {shell}"));
         assert!(script.contains("keeper") && script.contains("evict"), "{shell}");
+        let takes_words = matches!(shell, "bash" | "zsh");
+        assert_eq!(script.contains("id-race"), takes_words, "{shell}");
     }
 }
 

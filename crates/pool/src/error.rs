@@ -29,7 +29,11 @@ impl fmt::Display for Peer {
 pub enum PoolError {
     /// The region holds no pool.
     #[error(
-        "no pool in this region: the first word is {found:#018x}, not Polder's; run `polder pool format`"
+        "no pool in this region: the first word is {found:#018x}, not Polder's; {}",
+        match found {
+            0 => "run `polder pool format`",
+            _ => "check the path, or lose what is there with `polder pool format --force`",
+        }
     )]
     NotAPool {
         /// The word that stands where the magic number belongs.

@@ -284,7 +284,8 @@ pub enum Overwrite {
 ///
 /// # Errors
 /// [`PoolError::PoolExists`] when a pool is there, of any version and in any state, and `overwrite` does not say to
-/// lose it; [`PoolError::Geometry`] and [`PoolError::TooSmall`] when `geometry` does not fit.
+/// lose it; [`PoolError::NotAPool`] in the same way when the first word is neither a pool's nor 0;
+/// [`PoolError::Geometry`] and [`PoolError::TooSmall`] when `geometry` does not fit.
 pub fn format<M: Memory>(
     memory: &M,
     geometry: &Geometry,
@@ -306,8 +307,8 @@ pub fn format<M: Memory>(
 
 fn refuse_existing<M: Memory>(memory: &M) -> Result<(), PoolError> {
     match read_superblock(memory) {
-        Err(PoolError::NotAPool { .. }) => Ok(()),
-        Err(PoolError::Memory(fault)) => Err(fault.into()),
+        Err(PoolError::NotAPool { found: 0 }) => Ok(()),
+        Err(error @ (PoolError::NotAPool { .. } | PoolError::Memory(_))) => Err(error),
         Ok(found) => Err(PoolError::PoolExists { what: format!("pool {}", found.uuid) }),
         Err(damage) => Err(PoolError::PoolExists { what: format!("a pool that cannot be read ({damage})") }),
     }
@@ -856,6 +857,19 @@ mod tests {
         heap.store(layout.entry(1, 0), 7);
         assert_eq!(format(&heap, &TINY, Uuid(10), Overwrite::Force).unwrap().uuid, Uuid(10));
         assert_eq!(heap.load(layout.entry(1, 0)), Ok(0));
+    }
+
+    #[test]
+    fn what_is_no_pool_is_lost_only_by_force() {
+        let heap = heap(32 << 10);
+        heap.store(Offset(0), 0x0504_4b50);
+        let refused = format(&heap, &TINY, Uuid(9), Overwrite::Refuse).unwrap_err();
+        assert!(
+            refused.to_string().ends_with("lose what is there with `polder pool format --force`"),
+            "{refused}"
+        );
+        assert_eq!(heap.load(Offset(0)), Ok(0x0504_4b50));
+        assert_eq!(format(&heap, &TINY, Uuid(9), Overwrite::Force).unwrap().uuid, Uuid(9));
     }
 
     #[test]

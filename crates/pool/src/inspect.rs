@@ -59,9 +59,12 @@ pub struct Stat {
 pub struct HostStat {
     /// The host id.
     pub host: u16,
-    /// `live`, `left` or `unknown`.
+    /// `live`, `left`, `evicted` or `unknown`.
     pub state: &'static str,
-    /// Processes whose lines say that they are here.
+    /// A hash of its boot id, 0 when it is unknown.
+    #[serde(skip)]
+    pub boot: u64,
+    /// Processes whose lines say that they are here, those that were killed too.
     pub processes: Vec<u32>,
     /// Objects that it owns.
     pub objects: u64,
@@ -136,6 +139,7 @@ struct Inspector<'a, M: Memory> {
     memory: &'a M,
     layout: &'a Layout,
     stat: Stat,
+    view: Option<View>,
     objects: Vec<Found>,
     problems: Vec<Problem>,
     /// Which host holds each chunk.
@@ -178,6 +182,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
             memory,
             layout,
             stat,
+            view: None,
             objects: vec![],
             problems: vec![],
             holders,
@@ -216,7 +221,10 @@ impl<'a, M: Memory> Inspector<'a, M> {
     fn read_view(&mut self) {
         let patience = std::time::Duration::from_millis(100);
         match Views::new(patience).read(self.memory, self.layout, |_| Ok(())) {
-            Ok((View { epoch, .. }, ())) => self.stat.epoch = epoch,
+            Ok((view, ())) => {
+                self.stat.epoch = view.epoch;
+                self.view = Some(view);
+            }
             Err(PoolError::Corrupt { offset, what }) => self.problem(offset, format!("{what} is damaged")),
             Err(error) => self.problem(self.layout.view_line(1, 0), error.to_string()),
         }
@@ -229,8 +237,10 @@ impl<'a, M: Memory> Inspector<'a, M> {
         if words.is_some() && line.is_none() {
             self.problem(at, format!("the host line of host {host} has a state that is none"));
         }
+        let is_out = self.view.is_some_and(|view| !view.has(host));
         let state = match line.map(|line| line.state) {
             Some(HostState::Free) => return Ok(()),
+            Some(HostState::Live) if is_out => "evicted",
             Some(HostState::Live) => "live",
             Some(HostState::Left) => "left",
             None => "unknown",
@@ -241,7 +251,8 @@ impl<'a, M: Memory> Inspector<'a, M> {
         self.read_entries(host)?;
         let objects = (self.live.len() - before) as u64;
         self.stat.slots += u64::from(self.layout.slots());
-        self.stat.hosts.push(HostStat { host, state, processes, objects, chunks });
+        let boot = line.map_or(0, |line| line.boot);
+        self.stat.hosts.push(HostStat { host, state, boot, processes, objects, chunks });
         Ok(())
     }
 

@@ -281,8 +281,11 @@ fn member(settings: &Settings, host: u16, boot: u64) -> Member {
     member
 }
 
-/// A hash of this kernel's boot id.
-fn boot() -> Result<u64, SessionError> {
+/// A hash of this kernel's boot id, by which a host line says whose it is.
+///
+/// # Errors
+/// [`SessionError::System`] where the kernel does not say it.
+pub fn boot() -> Result<u64, SessionError> {
     let path = Path::new("/proc/sys/kernel/random/boot_id");
     let text = std::fs::read_to_string(path)
         .map_err(|source| SessionError::System { path: path.to_owned(), source })?;
