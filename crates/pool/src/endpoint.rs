@@ -717,6 +717,8 @@ fn take_port<M: Memory>(pool: &Pool<M>) -> Result<(Object, u16), PoolError> {
             made => return made.map(|own| (own, port)),
         }
         if remove_the_dead(pool, &name)? {
+            // Where one has died its rings have stayed, and often others with it.
+            pool.sweep_job(member.job)?;
             match make() {
                 Err(PoolError::Exists { .. }) => {}
                 made => return made.map(|own| (own, port)),

@@ -133,6 +133,23 @@ fn a_sweep_leaves_what_the_living_may_still_want_and_in_the_end_nothing() {
 }
 
 #[test]
+fn whoever_takes_the_place_of_a_dead_endpoint_removes_what_the_dead_of_its_job_have_left() {
+    let scratch = made();
+    let mut dead = [(); 2].map(|()| Sender::start(&scratch, 1, b"last words"));
+    let addresses = dead.each_mut().map(Sender::address);
+    for (sender, other) in dead.iter_mut().zip(addresses.into_iter().rev()) {
+        sender.send_to(other);
+    }
+    let (_session, pool) = attach(scratch.path(), 1);
+    for sender in &mut dead {
+        sender.child.kill();
+    }
+    let end = End::open(Arc::clone(&pool), Options::default()).unwrap();
+    assert_eq!(names(&pool), [format!("/endpoint/{JOB}/1.0")]);
+    end.close().unwrap();
+}
+
+#[test]
 fn what_names_no_process_stays_and_stands_in_nobodys_way() {
     let scratch = made();
     let mut dead = Sender::start(&scratch, 1, b"");
