@@ -17,7 +17,7 @@ use crate::bench::size;
 #[derive(Args)]
 pub(super) struct Sweep {
     /// The sweep of a figure of the cMPI paper instead, beside TCP: 5 and 6 are the bandwidth and the latency of one-sided
-    /// messages, 7 and 8 those of two-sided ones. All of it takes about half an hour for each library and figure.
+    /// messages, 7 and 8 those of two-sided ones. All of it takes a library about a quarter of an hour.
     #[arg(long, value_parser = clap::value_parser!(u16).range(5..=8))]
     pub(super) figure: Option<u16>,
     /// Ranks of the sweep, half of them origins, with commas between them; 2,4,8,16,32 when left out.
