@@ -44,7 +44,7 @@ mpi: .cache/mpich/.ready
 test: setup tools torch mpi
 	@scripts/test.sh
 
-# mpi4py's own test suite on MPICH and Open MPI over the pool, held against TCP, and Intel's benchmarks: about half an hour.
+# mpi4py's own test suite on MPICH and Open MPI over the pool, held against TCP, and Intel's benchmarks: about an hour.
 mpi-check: setup mpi
 	.venv/bin/python scripts/mpi_check.py
 

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use polder_mem::{Memory, Offset};
+use polder_mem::{Memory, Nanos, Offset};
 use slab::Slab;
 
 use self::inlet::Inlets;
@@ -33,6 +33,10 @@ use self::wire::{Note, RECEIVES, offer_of, words_of};
 use crate::object::{Fill, Object};
 use crate::ring::{Envelope, INLINE, RingShape};
 use crate::{Pool, PoolError};
+
+/// Whoever calls seldom asks who died after so long, and looks at the clock once in so many calls.
+const LOOK: Duration = Duration::from_secs(1);
+const CALLS_A_GLANCE: u32 = 64;
 
 /// What a message that nobody received costs beside its bytes.
 const OVERHEAD: u64 = 64;
@@ -181,7 +185,8 @@ pub struct Options {
     pub in_place_bytes: u64,
     /// How long [`Endpoint::close`] waits for a peer to come for its messages.
     pub timeout: Duration,
-    /// Calls of [`Endpoint::progress`] after which it asks who died of those that something is awaited of.
+    /// Calls of [`Endpoint::progress`] after which it asks who died of those that something is awaited of, if a second is not over
+    /// before that.
     pub calls_a_look: u32,
     /// Calls of [`Endpoint::progress`] in vain after which it looks for senders that are new, at most.
     pub calls_a_search: u32,
@@ -247,6 +252,10 @@ pub struct Endpoint<M: Memory, B, C> {
     receiving: Slab<Receiving<B, C>>,
     done: VecDeque<Completion<B, C>>,
     calls: u32,
+    /// How many peers there were when it was last asked for progress.
+    met: usize,
+    /// When it asks who died, though the calls be few.
+    look_at: Nanos,
 }
 
 impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
@@ -258,6 +267,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         let (own, port) = take_port(&pool)?;
         let address = Address { host: pool.member().host, port, generation: own.generation() };
         let inlets = Inlets::new(&pool, own.at(), address, options.calls_a_search);
+        let now = pool.memory().now();
         Ok(Self {
             pool,
             options,
@@ -271,6 +281,8 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
             receiving: Slab::new(),
             done: VecDeque::new(),
             calls: 0,
+            met: 0,
+            look_at: now + LOOK,
         })
     }
 
@@ -404,11 +416,25 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
             }
         }
         self.calls += 1;
-        if self.calls >= self.options.calls_a_look {
+        if self.calls >= self.options.calls_a_look || self.is_place_taken_again() || self.is_time_to_look() {
             self.calls = 0;
+            self.look_at = self.pool.memory().now() + LOOK;
             self.look_for_the_dead()?;
         }
         Ok(())
+    }
+
+    /// Whether a peer that is new since the last call has the place of an earlier one, which has left.
+    fn is_place_taken_again(&mut self) -> bool {
+        let met = std::mem::replace(&mut self.met, self.peers.len());
+        self.peers[met..].iter().any(|peer| {
+            let first = Address { generation: 0, ..peer.address };
+            self.known.range(first..peer.address).next().is_some()
+        })
+    }
+
+    fn is_time_to_look(&self) -> bool {
+        self.calls.is_multiple_of(CALLS_A_GLANCE) && self.pool.memory().now() >= self.look_at
     }
 
     /// Leaves, when the peers have what was sent to them, or nobody of them comes for it in time. What is still under way is
@@ -618,12 +644,13 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
 
     // Who is gone.
 
-    /// Fails what a dead peer would have had to do.
+    /// Fails what a dead peer would have had to do, and lets go of one whose place another has taken: its name has room for few
+    /// that are gone and held open.
     fn look_for_the_dead(&mut self) -> Result<(), PoolError> {
         self.pool.standing()?;
         for number in 0..self.peers.len() as u32 {
             if self.peers[number as usize].broken.is_none()
-                && self.waits_for(number)
+                && (self.waits_for(number) || self.is_followed(number))
                 && let Err(error) = self.peers[number as usize].check(&self.pool)
             {
                 self.lose(number, &error)?;
@@ -637,6 +664,14 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
             || self.peers[number as usize].is_sending()
             || self.posted.iter().any(|posted| posted.filter.from == Some(number))
             || self.receiving.iter().any(|(_, receiving)| receiving.arrival.from == number)
+    }
+
+    /// Whether a later endpoint at the place of this one is known.
+    fn is_followed(&self, number: u32) -> bool {
+        let Address { host, port, generation } = self.peers[number as usize].address;
+        let later =
+            Address { host, port, generation: generation + 1 }..=Address { host, port, generation: u64::MAX };
+        self.known.range(later).next().is_some()
     }
 
     /// Ends the conversation with a peer, and every operation with it.

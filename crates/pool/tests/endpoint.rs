@@ -1,6 +1,7 @@
 //! Endpoints between threads that are processes of two hosts.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use polder_mem::{Heap, HeapShape, ProcessSlot};
 use polder_pool::endpoint::{Address, Arrival, Completion, Endpoint, Filter, Label, Options};
@@ -241,6 +242,41 @@ fn whoever_stays_hears_a_sender_at_the_place_of_one_that_has_left_and_is_told_of
         matches!(failed, Completion::Failed { context: 2, error: PoolError::PeerDead { .. }, .. }),
         "{failed:?}"
     );
+}
+
+#[test]
+fn whoever_stays_talks_to_more_that_come_and_go_at_one_place_than_their_name_has_room_for() {
+    let pools = pools();
+    let mut stays = Endpoint::open(Arc::clone(&pools[1]), options()).unwrap();
+    for round in 0..u64::from(pools[0].layout().geometry().levels) * 2 {
+        let comes = Endpoint::open(Arc::clone(&pools[0]), options()).unwrap();
+        let (here, there) = (stays.address(), comes.address());
+        let mut ends = [comes, stays];
+        let peers = [ends[0].connect(here), ends[1].connect(there)];
+        for (index, peer) in peers.into_iter().enumerate() {
+            ends[index].inject(peer, label(round), &bytes(10, 1)).unwrap();
+        }
+        for index in 0..2 {
+            ends[index].receive(exactly(None, round), vec![0; 10], round);
+            assert_eq!(received(next(&mut ends, index)).0, bytes(10, 1));
+        }
+        [_, stays] = ends;
+    }
+}
+
+#[test]
+fn whoever_calls_seldom_learns_of_a_peer_that_is_gone_as_soon() {
+    let pools = pools();
+    let [mut first, second] = ends(&pools);
+    let peer = first.connect(second.address());
+    first.receive(exactly(Some(peer), 1), vec![0; 10], 1);
+    drop(second);
+    let start = Instant::now();
+    while first.completion().is_none() {
+        assert!(start.elapsed() < Duration::from_secs(5), "nothing fails");
+        first.progress().unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
