@@ -92,6 +92,36 @@ def test_windows_in_the_pool_do_what_mpi_says_and_leave_nothing_in_it(
         assert pool.list() == []
 
 
+def line_of(call: str, after: str) -> int:
+    """The line of a call in the pool's endpoint, in the function that begins with some words."""
+    source = (ROOT / "crates/pool/src/endpoint.rs").read_text()
+    return source.count("\n", 0, source.index(call, source.index(after))) + 1
+
+
+@pytest.mark.parametrize("memory", [{"POLDER_COHERENCE": "software"}, {"POLDER_WRAP": "shadow"}])
+def test_a_very_long_message_from_memory_of_the_pool_is_read_in_place(scratch: Path, memory: dict[str, str]) -> None:
+    with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch) as pool:
+        shim = {"LD_PRELOAD": str(SHIM), "FI_LOG_LEVEL": "debug", "FI_LOG_PROV": "polder"}
+        done = mpiexec(scratch / "pool", scratch, [1, 1], "in_place.py", **shim, **memory)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("is done") == 2
+        assert done.stderr.count("read in place") == 2 * 3
+        assert pool.list() == []
+
+
+@pytest.mark.parametrize(
+    ("flush", "function"), [("memory.write_back(", "pub fn send("), ("memory.invalidate(", "fn read_in_place(")]
+)
+def test_a_message_that_is_read_in_place_misses_a_flush_that_is_left_out(
+    scratch: Path, flush: str, function: str
+) -> None:
+    with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch):
+        wrap = f"shadow,without=pool/src/endpoint.rs:{line_of(flush, function)}"
+        done = mpiexec(scratch / "pool", scratch, [1, 1], "in_place.py", LD_PRELOAD=str(SHIM), POLDER_WRAP=wrap)
+        assert done.returncode != 0
+        assert "AssertionError: [" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("call", ["receive", "probe"])
 def test_a_dead_rank_is_named_on_stderr_by_whoever_waits_for_it(scratch: Path, call: str) -> None:
     with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch):

@@ -136,6 +136,9 @@ fortran! {
     mpi_win_flush_local_(rank: Number, win: Number) = MPI_Win_flush_local(*rank, window(win));
     mpi_win_lock_all_(assert: Number, win: Number) = MPI_Win_lock_all(*assert, window(win));
     mpi_win_free_(win: Answer) = { let mut handle = window(win); let code = MPI_Win_free(&raw mut handle); win.write(window_number(handle)); code };
+    mpi_alloc_mem_(bytes: Bytes, hints: Number, base: Buffer) = MPI_Alloc_mem(*bytes, info(hints), base);
+    mpi_alloc_mem_cptr_(bytes: Bytes, hints: Number, base: Buffer) = MPI_Alloc_mem(*bytes, info(hints), base);
+    mpi_free_mem_(base: Buffer) = MPI_Free_mem(base);
     mpi_finalize_() = MPI_Finalize();
 }
 

@@ -67,6 +67,31 @@ macro_rules! shim {
             unsafe { $crate::shim::free::<$abi>(win, $crate::real!(MPI_Win_free(win: *mut Handle))) }
         }
 
+        /// Takes from the pool what is not short.
+        #[unsafe(no_mangle)]
+        #[expect(non_snake_case, reason = "MPI's own name")]
+        pub(crate) unsafe extern "C" fn MPI_Alloc_mem(bytes: Aint, info: Handle, base: Sink) -> c_int {
+            let real = $crate::real!(MPI_Alloc_mem(bytes: Aint, info: Handle, base: Sink));
+            // SAFETY: by MPI's contract there is room for the answer.
+            unsafe { $crate::shim::take::<$abi>(bytes, info, base, real) }
+        }
+
+        /// Gives back what was taken from the pool.
+        #[unsafe(no_mangle)]
+        #[expect(non_snake_case, reason = "MPI's own name")]
+        pub(crate) unsafe extern "C" fn MPI_Free_mem(base: Sink) -> c_int {
+            $crate::shim::give_back::<$abi>(base, $crate::real!(MPI_Free_mem(base: Sink)))
+        }
+
+        /// Tells the libfabric provider of this process where in the pool with this uuid the bytes of a send lie: all ones
+        /// when they do not.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn polder_place(at: Source, bytes: usize, uuid: *const u128) -> u64 {
+            // SAFETY: the provider passes a uuid, and bytes that it has been lent.
+            let place = unsafe { <$abi as $crate::abi::Abi>::shim().place(at.cast(), bytes, uuid.read_unaligned()) };
+            place.unwrap_or(u64::MAX)
+        }
+
         /// Lets go of the pool before the library ends.
         #[unsafe(no_mangle)]
         #[expect(non_snake_case, reason = "MPI's own name")]

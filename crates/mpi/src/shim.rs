@@ -1,4 +1,4 @@
-//! What the shim of a process knows: the library, the pool, and the windows in it.
+//! What the shim of a process knows: the library, the pool, and the windows and the memory in it.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -12,9 +12,10 @@ use polder_pool::session::Session;
 use polder_pool::settings::Settings;
 use tracing_subscriber::EnvFilter;
 
-use crate::abi::Abi;
+use crate::abi::{Abi, Aint};
 use crate::failure::Failure;
 use crate::library::Library;
+use crate::memory::{Pieces, is_fit};
 use crate::window::{Made, Window, Wish};
 
 struct Attached {
@@ -30,6 +31,7 @@ pub struct Shim<A: Abi> {
     windows: RwLock<BTreeMap<A::Handle, Arc<Window<A>>>>,
     /// Windows that this process was the first rank of.
     named: Mutex<u64>,
+    pieces: RwLock<Pieces>,
 }
 
 impl<A: Abi> Default for Shim<A> {
@@ -47,6 +49,7 @@ impl<A: Abi> Shim<A> {
             attached: Mutex::new(None),
             windows: RwLock::new(BTreeMap::new()),
             named: Mutex::new(0),
+            pieces: RwLock::new(Pieces::new()),
         }
     }
 
@@ -80,10 +83,30 @@ impl<A: Abi> Shim<A> {
     /// Lets go of the pool, when MPI ends.
     pub fn end(&self) {
         drop(std::mem::take(&mut *self.windows.write().unwrap_or_else(PoisonError::into_inner)));
+        let pieces = std::mem::take(&mut *self.pieces.write().unwrap_or_else(PoisonError::into_inner));
         match self.attached.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(attached) if attached.forks != forks() => std::mem::forget(attached),
-            attached => drop(attached),
+            Some(attached) if attached.forks != forks() => std::mem::forget((attached, pieces)),
+            attached => drop((pieces, attached)),
         }
+    }
+
+    /// Takes memory from the pool; nothing where the library shall give it.
+    fn take(&self, bytes: Aint, info: A::Handle) -> Option<*mut u8> {
+        self.library().filter(|library| is_fit(library, bytes, info))?;
+        let mut pieces = self.pieces.write().unwrap_or_else(PoisonError::into_inner);
+        let taken = self
+            .session()
+            .and_then(|session| pieces.take(session, bytes as u64).map_err(|error| error.to_string()));
+        taken.inspect_err(|why| tracing::info!("{bytes} bytes are the MPI library's: {why}")).ok()
+    }
+
+    /// Where in the pool with this uuid the bytes of a send lie; nothing when they do not.
+    ///
+    /// # Safety
+    /// The bytes may be read.
+    pub unsafe fn place(&self, at: *const u8, bytes: usize, uuid: u128) -> Option<u64> {
+        // SAFETY: by this function's contract.
+        unsafe { self.pieces.read().unwrap_or_else(PoisonError::into_inner).place(at, bytes, uuid) }
     }
 
     /// Makes a window; nothing where the library shall.
@@ -209,6 +232,32 @@ pub unsafe fn allocate<A: Abi>(
             code
         }
     }
+}
+
+/// MPI_Alloc_mem.
+///
+/// # Safety
+/// There is room for an address at `base`.
+pub unsafe fn take<A: Abi>(
+    bytes: Aint,
+    info: A::Handle,
+    base: *mut c_void,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    match guarded::<A, _>(|| Ok(A::shim().take(bytes, info))) {
+        Ok(Some(address)) => {
+            // SAFETY: by this function's contract.
+            unsafe { base.cast::<*mut u8>().write(address) };
+            0
+        }
+        Ok(None) | Err(_) => real(),
+    }
+}
+
+/// MPI_Free_mem.
+pub fn give_back<A: Abi>(base: *mut c_void, real: impl FnOnce() -> c_int) -> c_int {
+    let free = || Ok(A::shim().pieces.write().unwrap_or_else(PoisonError::into_inner).free(base.addr()));
+    if guarded::<A, _>(free).unwrap_or(true) { 0 } else { real() }
 }
 
 /// MPI_Win_free.

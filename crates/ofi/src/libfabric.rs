@@ -100,7 +100,7 @@ impl Core {
 ///
 /// # Safety
 /// `F` is a function pointer of the type that the function has.
-unsafe fn symbol<F: Copy>(library: *mut c_void, name: &CStr) -> Option<F> {
+pub(crate) unsafe fn symbol<F: Copy>(library: *mut c_void, name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     // SAFETY: `library` is a handle of dlopen's or one of its constants, `name` a C string.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };

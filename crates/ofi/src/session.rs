@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use polder_mem::forks;
+use polder_pool::each;
 use polder_pool::session::Session;
 use polder_pool::settings::Settings;
 
@@ -31,6 +32,12 @@ pub(crate) fn session() -> Result<Arc<Session>, String> {
     let session = Arc::new(Session::open(&settings).map_err(|error| error.to_string())?);
     *attached = Some(Attached { session: Arc::clone(&session), forks: forks() });
     Ok(session)
+}
+
+/// Which pool it is, once it is attached.
+pub(crate) fn uuid() -> Option<u128> {
+    let attached = ATTACHED.lock().unwrap_or_else(PoisonError::into_inner);
+    attached.as_ref().map(|attached| each!(attached.session.pool(), pool => pool.superblock().uuid.0))
 }
 
 /// Says why there is no pool: to whoever asked for this provider by name on stderr, once, else in the log.

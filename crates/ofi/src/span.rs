@@ -1,8 +1,23 @@
 //! A program's memory, lent to the provider until the operation on it completes.
 
 use std::ffi::c_void;
+use std::sync::OnceLock;
+
+use polder_mem::Offset;
 
 use crate::endpoint::Buffer;
+use crate::libfabric::symbol;
+use crate::session;
+
+/// Says where in the pool with a uuid some bytes lie, or all ones.
+type PlaceOf = unsafe extern "C" fn(*const c_void, usize, *const u128) -> u64;
+
+/// The window shim's word on memory that it has given the program from the pool: it is loaded before the program, if at all.
+fn place_of() -> Option<PlaceOf> {
+    static FOUND: OnceLock<Option<PlaceOf>> = OnceLock::new();
+    // SAFETY: the type is the shim's.
+    *FOUND.get_or_init(|| unsafe { symbol(libc::RTLD_DEFAULT, c"polder_place") })
+}
 
 /// The bytes of an operation.
 #[derive(Debug)]
@@ -71,5 +86,13 @@ impl Buffer for Span {
             Self::Lent { at, bytes } => unsafe { std::slice::from_raw_parts_mut(*at, *bytes) },
             Self::Held(bytes) => bytes,
         }
+    }
+
+    fn place(&self) -> Option<Offset> {
+        let Self::Lent { at, bytes } = self else { return None };
+        let (place_of, uuid) = (place_of()?, session::uuid()?);
+        // SAFETY: the bytes are lent, and the uuid is there for the call.
+        let place = unsafe { place_of(at.cast(), *bytes, &raw const uuid) };
+        (place != u64::MAX).then_some(Offset(place))
     }
 }

@@ -1,0 +1,147 @@
+//! Memory of MPI_Alloc_mem in the pool: a very long message that is sent from there is read in place.
+//!
+//! It is this process's alone, so that plain loads and stores are right there, whoever keeps caches coherent: what is sent is
+//! written back when it is offered. A shadow maps nothing: there the program has a copy, and what it sends of it is stored in
+//! the pool first.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int};
+use std::sync::Arc;
+
+use polder_mem::{Coherent, Memory, Offset, Software, Wrapped};
+use polder_pool::session::{AnyPool, Session};
+use polder_pool::{PoolError, Private, each};
+
+use crate::abi::{Abi, Aint};
+use crate::library::Library;
+
+/// Memory of no more bytes than this is the library's: a program may take many small pieces.
+const SHORT: u64 = 64 << 10;
+
+/// Bytes that memory in the pool is aligned to.
+const ALIGNED: u32 = 64;
+
+/// What a shadow's copies are made of.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line {
+    _bytes: [u8; ALIGNED as usize],
+}
+
+/// A piece of memory that the program has.
+struct Piece {
+    // Before the session: it lies in its pool.
+    held: Held,
+    session: Arc<Session>,
+    /// What the program has in its place where nothing is mapped.
+    _copy: Vec<Line>,
+    is_copied: bool,
+}
+
+/// All pieces, by address.
+#[derive(Default)]
+pub(crate) struct Pieces {
+    by_address: BTreeMap<usize, Piece>,
+    taken: u64,
+}
+
+impl Pieces {
+    pub(crate) const fn new() -> Self {
+        Self { by_address: BTreeMap::new(), taken: 0 }
+    }
+
+    /// Takes memory from the pool.
+    pub(crate) fn take(&mut self, session: Arc<Session>, bytes: u64) -> Result<*mut u8, PoolError> {
+        let held = Held::take(&session, self.taken, bytes)?;
+        self.taken += 1;
+        let mapped = each!(session.pool(), pool => pool.memory().address(held.at(), bytes));
+        let lines = if mapped.is_none() { bytes.div_ceil(ALIGNED.into()) as usize } else { 0 };
+        let mut copy = vec![Line { _bytes: [0; ALIGNED as usize] }; lines];
+        let address = mapped.unwrap_or(copy.as_mut_ptr().cast());
+        let piece = Piece { held, session, is_copied: mapped.is_none(), _copy: copy };
+        self.by_address.insert(address.addr(), piece);
+        Ok(address)
+    }
+
+    /// Gives a piece back; whether there was one at this address.
+    pub(crate) fn free(&mut self, address: usize) -> bool {
+        self.by_address.remove(&address).is_some()
+    }
+
+    /// Where in the pool the bytes of a send lie, if that is this pool and they lie there.
+    ///
+    /// # Safety
+    /// The bytes may be read.
+    pub(crate) unsafe fn place(&self, at: *const u8, bytes: usize, uuid: u128) -> Option<u64> {
+        let (start, piece) = self.by_address.range(..=at.addr()).next_back()?;
+        let skip = (at.addr() - start) as u64;
+        let is_inside = skip.checked_add(bytes as u64).is_some_and(|end| end <= piece.held.bytes());
+        if !is_inside || each!(piece.session.pool(), pool => pool.superblock().uuid.0) != uuid {
+            return None;
+        }
+        let place = piece.held.at() + skip;
+        if piece.is_copied {
+            // SAFETY: by this function's contract.
+            let ours = unsafe { std::slice::from_raw_parts(at, bytes) };
+            each!(piece.session.pool(), pool => pool.memory().copy_in(place, ours)).ok()?;
+        }
+        Some(place.0)
+    }
+}
+
+/// Private memory in a pool of one of the memories that an edge meets.
+enum Held {
+    Coherent(Private<Coherent>),
+    Software(Private<Software>),
+    Wrapped(Private<Wrapped>),
+}
+
+macro_rules! each_held {
+    ($any:expr, $held:ident => $body:expr) => {
+        match $any {
+            Held::Coherent($held) => $body,
+            Held::Software($held) => $body,
+            Held::Wrapped($held) => $body,
+        }
+    };
+}
+
+impl Held {
+    fn take(session: &Session, number: u64, bytes: u64) -> Result<Self, PoolError> {
+        Ok(match session.pool() {
+            AnyPool::Coherent(pool) => Self::Coherent(Private::take(Arc::clone(pool), number, bytes)?),
+            AnyPool::Software(pool) => Self::Software(Private::take(Arc::clone(pool), number, bytes)?),
+            AnyPool::Wrapped(pool) => Self::Wrapped(Private::take(Arc::clone(pool), number, bytes)?),
+        })
+    }
+
+    fn at(&self) -> Offset {
+        each_held!(self, held => held.at())
+    }
+
+    fn bytes(&self) -> u64 {
+        each_held!(self, held => held.bytes())
+    }
+}
+
+/// Whether memory of so many bytes is worth a place in the pool, which has one that is aligned as the program asks.
+pub(crate) fn is_fit<A: Abi>(library: &Library<A>, bytes: Aint, info: A::Handle) -> bool {
+    u64::try_from(bytes).is_ok_and(|bytes| bytes > SHORT) && alignment(library, info) <= ALIGNED
+}
+
+/// The alignment that the program asks for.
+fn alignment<A: Abi>(library: &Library<A>, info: A::Handle) -> u32 {
+    if info == library.handles.info_null {
+        return 1;
+    }
+    let (mut value, mut flag) = ([0_u8; 12], 0);
+    let (key, room) = (c"mpi_minimum_memory_alignment".as_ptr(), value.len() as c_int - 1);
+    // SAFETY: a C string, and room for the answers.
+    let code =
+        unsafe { (library.info_get)(info, key, room, value.as_mut_ptr().cast::<c_char>(), &raw mut flag) };
+    if code != 0 || flag == 0 {
+        return 1;
+    }
+    let digits = value.iter().take_while(|byte| byte.is_ascii_digit());
+    digits.fold(0, |number: u32, digit| number.saturating_mul(10).saturating_add(u32::from(digit - b'0')))
+}
