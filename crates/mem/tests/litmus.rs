@@ -10,6 +10,7 @@ use polder_mem::{
 };
 
 const ROUNDS: u64 = 100;
+const GAMES: u32 = 100;
 const PATIENCE: Duration = Duration::from_secs(60);
 const BASE: Offset = Offset(64);
 const BYTES: u64 = 4096;
@@ -68,15 +69,20 @@ fn coherent_and_software_coherent_regions_show_only_what_is_allowed() {
 
 #[test]
 fn a_shadow_shows_what_a_missing_flush_does_and_nothing_that_is_forbidden() {
-    let scratch = Scratch::new();
-    let [a, b] = regions(&scratch);
-    let attach =
-        |region, host| Wrapped::shadow(Coherent::new(region)).attach(&plan(&scratch, host)).expect("a slot");
-    let tallies = allowed([attach(a, 0), attach(b, 1)]);
-    let feared = |name: &str| {
-        let tally = tallies.iter().find(|tally| tally.test.name.contains(name)).expect("the test");
-        tally.outcomes.contains_key(tally.test.feared)
-    };
-    assert!(feared("the payload is not written back"));
-    assert!(feared("the payload is not invalidated"));
+    let mut awaited = vec!["the payload is not written back", "the payload is not invalidated"];
+    // On a busy machine one role may be over before the other begins, round after round.
+    for _ in 0..GAMES {
+        let scratch = Scratch::new();
+        let [a, b] = regions(&scratch);
+        let attach = |region, host| {
+            Wrapped::shadow(Coherent::new(region)).attach(&plan(&scratch, host)).expect("a slot")
+        };
+        for Tally { test, outcomes, .. } in allowed([attach(a, 0), attach(b, 1)]) {
+            awaited.retain(|name| !(test.name.contains(name) && outcomes.contains_key(test.feared)));
+        }
+        if awaited.is_empty() {
+            return;
+        }
+    }
+    panic!("not seen in {GAMES} games of {ROUNDS} rounds: {awaited:?}");
 }
