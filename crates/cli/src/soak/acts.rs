@@ -383,12 +383,18 @@ impl Victim {
     /// Whether `error` says that the victim is late; the soak lets it go on then.
     fn is_late(self, round: &Round, error: &PoolError, actor: &mut Actor<'_>) -> Result<bool, Failure> {
         let victim = Peer { host: round.scene.host(), pid: self.pid };
-        match (round.fate.action, error) {
-            (TriggerAction::Stop, PoolError::Timeout { peer, .. }) if *peer == victim => {
-                actor.wire.say("late").map(|()| true)
-            }
-            _ => Ok(false),
+        match late(round, error) == Some(victim) {
+            true => actor.wire.say("late").map(|()| true),
+            false => Ok(false),
         }
+    }
+}
+
+/// Whom `error` calls late, in a round in which the victim may stand still.
+fn late(round: &Round, error: &PoolError) -> Option<Peer> {
+    match (round.fate.action, error) {
+        (TriggerAction::Stop, PoolError::Timeout { peer, .. }) => Some(*peer),
+        _ => None,
     }
 }
 
@@ -484,8 +490,10 @@ pub(super) fn outlive_rank(
             Ok(true) => {}
             Ok(false) => return Err(Failure(format!("a survivor got a wrong result of operation {index}"))),
             Err(error) => {
-                if !victim.is_late(round, &error, actor)? {
-                    victim.expect_dead(round, &error, began.elapsed())?;
+                // The victim, or the other survivor, which waits for the victim and may have begun to later than this one.
+                match late(round, &error) {
+                    Some(_) => actor.wire.say("late")?,
+                    None => victim.expect_dead(round, &error, began.elapsed())?,
                 }
                 expect_broken(group.barrier())?;
                 return Ok(index);
@@ -662,7 +670,7 @@ fn link(
         peer: other.peer(),
         epoch: pool.epoch()?,
         bell: layout.bell(me.host, me.slot),
-        wakes: layout.bell(other.host, other.slot),
+        wakes: Some(layout.bell(other.host, other.slot)),
         patience: Patience::SHARED,
         alive: move || pool.expect_alive(&other, "message", 0),
     })
