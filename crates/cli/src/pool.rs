@@ -19,6 +19,9 @@ use polder_pool::{
 use crate::Failure;
 use crate::keeper::hosts;
 
+/// What the size of a file is a multiple of.
+const PAGE: u64 = 4096;
+
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Make a pool on a device, or in a file that is made with --size.
@@ -67,7 +70,8 @@ pub(crate) enum Command {
 
 #[derive(Args)]
 pub(crate) struct Format {
-    /// The size of the file to make, such as 1GiB; a device or a file that is there has a size of its own.
+    /// The size of the file to make, such as 1GiB, rounded down to a page; a device or a file that is there has a size of its
+    /// own.
     #[arg(long)]
     size: Option<Size>,
     /// Host ids, 1 to 64.
@@ -113,9 +117,10 @@ pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Fai
 
 fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Failure> {
     let made = match (path.exists(), arguments.size) {
-        (false, Some(size)) => {
-            expect_space(path, size.0)?;
-            session::create(path, size.0, &arguments.geometry(size.0))?
+        (false, Some(Size(size))) => {
+            let size = if size > PAGE { size - size % PAGE } else { size };
+            expect_space(path, size)?;
+            session::create(path, size, &arguments.geometry(size))?
         }
         (false, None) => {
             return Err(Failure(format!("{} does not exist; give --size to make a file", path.display())));

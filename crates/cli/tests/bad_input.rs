@@ -140,6 +140,16 @@ fn a_pool_that_would_be_too_small_is_not_made() {
 }
 
 #[test]
+fn a_size_that_is_no_multiple_of_a_page_is_rounded_down_to_one() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("pool");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+    command.args(["pool", "format", "--size", "256M", "--pool"]).arg(&path);
+    assert!(command.output().unwrap().status.success());
+    assert_eq!(std::fs::metadata(path).unwrap().len(), 256_000_000 / 4096 * 4096);
+}
+
+#[test]
 fn a_superblock_that_is_damaged_at_any_bit_is_refused_and_whole_again_when_the_bit_is() {
     let made = Made::new();
     let memory = made.memory();
