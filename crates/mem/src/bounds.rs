@@ -1,6 +1,6 @@
 //! What every implementation asserts of an offset: one outside the region is a mistake of the caller.
 
-use crate::{LocalWord, Offset};
+use crate::{LINE, LocalWord, Offset};
 
 /// Asserts that `at` names an aligned word of a region of `bytes` bytes.
 #[inline(always)]
@@ -8,6 +8,15 @@ use crate::{LocalWord, Offset};
 pub(crate) fn word(bytes: u64, at: Offset) {
     if !at.0.is_multiple_of(8) || at.0 >= bytes {
         no_word(bytes, at);
+    }
+}
+
+/// Asserts that `at` names a line of a region of `bytes` bytes.
+#[inline(always)]
+#[track_caller]
+pub(crate) fn line(bytes: u64, at: Offset) {
+    if !at.0.is_multiple_of(LINE) || at.0 >= bytes {
+        no_line(bytes, at);
     }
 }
 
@@ -42,6 +51,13 @@ pub(crate) fn local(count: usize, word: LocalWord) -> usize {
 #[track_caller]
 fn no_word(bytes: u64, at: Offset) -> ! {
     panic!("no word at offset {at} of a region of {bytes:#x} bytes");
+}
+
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn no_line(bytes: u64, at: Offset) -> ! {
+    panic!("no line at offset {at} of a region of {bytes:#x} bytes");
 }
 
 #[cold]

@@ -45,6 +45,15 @@ pub fn words<M: Memory>(memory: &M) {
     let last = Offset(memory.bytes() - 8);
     memory.store(last, 7);
     assert_eq!(memory.load(last), Ok(7));
+    let line = Offset(LINE);
+    let stored = [11, 12, 13, 14, 15, 16, 17, 18];
+    memory.store_line(line, &stored);
+    assert_eq!(memory.load_line(line), Ok(stored));
+    for (index, word) in (0..).zip(stored) {
+        assert_eq!(memory.load(line.word(index)), Ok(word), "word {index} of a line");
+    }
+    assert_eq!(memory.load(Offset(LINE - 8)), Ok(8), "the word before a line");
+    assert_eq!(memory.load(line + LINE), memory.load_line(line + LINE).map(|words| words[0]));
 }
 
 /// Copies of these lengths to and from every one of these offsets move exactly their bytes.

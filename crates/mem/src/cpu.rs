@@ -131,6 +131,80 @@ pub(crate) unsafe fn store(at: *mut u64, value: u64) -> bool {
     failed == 0
 }
 
+/// Loads the words of a line, the first one first; `None` when the memory failed.
+///
+/// # Safety
+/// `at` is aligned to 64 and lies in a live mapping.
+#[inline(always)]
+pub(crate) unsafe fn load_line(at: *const u64) -> Option<[u64; 8]> {
+    let failed: u64;
+    let (a, b, c, d, e, f, g, h): (u64, u64, u64, u64, u64, u64, u64, u64);
+    // SAFETY: reads the 64 bytes that the caller vouches for; a fault lands behind the loads with r11 = 1.
+    unsafe {
+        asm!(
+            "2: mov {a}, qword ptr [{at}]",
+            "mov {b}, qword ptr [{at} + 8]",
+            "mov {c}, qword ptr [{at} + 16]",
+            "mov {d}, qword ptr [{at} + 24]",
+            "mov {e}, qword ptr [{at} + 32]",
+            "mov {f}, qword ptr [{at} + 40]",
+            "mov {g}, qword ptr [{at} + 48]",
+            "mov {h}, qword ptr [{at} + 56]",
+            "3:",
+            fault_row!("2b", "3b", "3b"),
+            at = in(reg) at,
+            a = out(reg) a,
+            b = out(reg) b,
+            c = out(reg) c,
+            d = out(reg) d,
+            e = out(reg) e,
+            f = out(reg) f,
+            g = out(reg) g,
+            h = out(reg) h,
+            inlateout("r11") 0_u64 => failed,
+            options(nostack, preserves_flags),
+        );
+    }
+    (failed == 0).then_some([a, b, c, d, e, f, g, h])
+}
+
+/// Stores the words of a line, the first one last; false when the memory failed and the rest was skipped.
+///
+/// # Safety
+/// `at` is aligned to 64 and lies in a live, writable mapping.
+#[inline(always)]
+pub(crate) unsafe fn store_line(at: *mut u64, words: &[u64; 8]) -> bool {
+    let failed: u64;
+    let [a, b, c, d, e, f, g, h] = *words;
+    // SAFETY: writes the 64 bytes that the caller vouches for; a fault lands behind the stores with r11 = 1.
+    unsafe {
+        asm!(
+            "2: mov qword ptr [{at} + 8], {b}",
+            "mov qword ptr [{at} + 16], {c}",
+            "mov qword ptr [{at} + 24], {d}",
+            "mov qword ptr [{at} + 32], {e}",
+            "mov qword ptr [{at} + 40], {f}",
+            "mov qword ptr [{at} + 48], {g}",
+            "mov qword ptr [{at} + 56], {h}",
+            "mov qword ptr [{at}], {a}",
+            "3:",
+            fault_row!("2b", "3b", "3b"),
+            at = in(reg) at,
+            a = in(reg) a,
+            b = in(reg) b,
+            c = in(reg) c,
+            d = in(reg) d,
+            e = in(reg) e,
+            f = in(reg) f,
+            g = in(reg) g,
+            h = in(reg) h,
+            inlateout("r11") 0_u64 => failed,
+            options(nostack, preserves_flags),
+        );
+    }
+    failed == 0
+}
+
 /// Stores a word past the caches; false when the memory failed and the store was skipped.
 ///
 /// # Safety

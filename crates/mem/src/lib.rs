@@ -25,6 +25,7 @@ mod memory;
 pub mod model;
 mod offset;
 mod region;
+mod serial;
 mod shm;
 #[doc(hidden)]
 pub mod testing;
@@ -40,5 +41,6 @@ pub use mapped::{Coherent, Mapped, Software};
 pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, ProcessSlot};
 pub use offset::{LINE, Offset};
 pub use region::{Draft, Region, RegionError, RegionKind};
+pub use serial::{Serial, Turn};
 pub use variants::{FlushedLines, HardwareLines, Lines};
 pub use wrapped::{Cost, FlushSite, FlushSiteError, Trigger, TriggerAction, Wrapped};

@@ -101,7 +101,7 @@ impl<L: Lines> Mapped<L> {
     /// What a load that failed, or that met an earlier failure of some thread, returns.
     #[cold]
     #[inline(never)]
-    fn failed(&self, at: Offset, value: Option<u64>) -> Result<u64, Fault> {
+    fn failed<T>(&self, at: Offset, value: Option<T>) -> Result<T, Fault> {
         match (fault::take_skipped(self.base.addr()), value) {
             (Some(offset), _) => Err(Fault { offset, done: 0 }),
             (None, None) => Err(Fault { offset: at, done: 0 }),
@@ -152,6 +152,26 @@ impl<L: Lines> Memory for Mapped<L> {
         bounds::word(self.bytes, at);
         // SAFETY: `at` is an aligned word of the region.
         let good = unsafe { cpu::store(self.at(at), value) };
+        self.note(good, at);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn load_line(&self, at: Offset) -> Result<[u64; 8], Fault> {
+        bounds::line(self.bytes, at);
+        // SAFETY: `at` is a line of the region.
+        match unsafe { cpu::load_line(self.at(at)) } {
+            Some(words) if !fault::any_skipped() => Ok(words),
+            words => self.failed(at, words),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn store_line(&self, at: Offset, words: &[u64; 8]) {
+        bounds::line(self.bytes, at);
+        // SAFETY: `at` is a line of the region.
+        let good = unsafe { cpu::store_line(self.at(at), words) };
         self.note(good, at);
     }
 

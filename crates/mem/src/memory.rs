@@ -99,6 +99,28 @@ pub trait Memory: Clone {
     #[track_caller]
     fn store(&self, at: Offset, value: u64);
 
+    /// Loads the words of the line at `at`, one by one, the first one first.
+    ///
+    /// # Errors
+    /// Those of [`Memory::load`].
+    #[track_caller]
+    fn load_line(&self, at: Offset) -> Result<[u64; 8], Fault> {
+        let mut words = [0; 8];
+        // No closure, which would hide the caller.
+        for (index, word) in (0..).zip(&mut words) {
+            *word = self.load(at.word(index))?;
+        }
+        Ok(words)
+    }
+
+    /// Stores the words of the line at `at` into this host's cache, one by one, the first one last.
+    #[track_caller]
+    fn store_line(&self, at: Offset, words: &[u64; 8]) {
+        for index in (1..8).chain([0]) {
+            self.store(at.word(index), words[index as usize]);
+        }
+    }
+
     /// Stores the aligned word at `at` past the caches, leaving the other words of its line alone. Ordered with
     /// nothing until a fence.
     #[track_caller]

@@ -53,6 +53,8 @@ fn a_load_of_lost_memory_is_an_error_and_the_rest_stays_readable() {
         assert_eq!(memory.load(Offset(LEFT)), Err(Fault { offset: Offset(LEFT), done: 0 }));
         assert_eq!(memory.load(Offset(BYTES - 8)), Err(Fault { offset: Offset(BYTES - 8), done: 0 }));
         assert_eq!(memory.load(Offset(LEFT - 8)), GOOD);
+        assert_eq!(memory.load_line(Offset(LEFT)), Err(Fault { offset: Offset(LEFT), done: 0 }));
+        assert_eq!(memory.load_line(Offset(LEFT - LINE)).map(|words| words[7]), GOOD);
     });
 }
 
@@ -116,6 +118,9 @@ fn a_store_that_was_skipped_is_reported_once_by_the_next_load_wherever_that_is()
         let lost = Err(Fault { offset: Offset(LEFT + 64), done: 0 });
         memory.store(Offset(LEFT + 64), 9);
         assert_eq!(memory.load(Offset(0)), lost);
+        assert_eq!(memory.load(Offset(0)), GOOD);
+        memory.store_line(Offset(LEFT + 64), &[9; 8]);
+        assert_eq!(memory.load_line(Offset(0)).as_ref().err(), lost.as_ref().err());
         assert_eq!(memory.load(Offset(0)), GOOD);
         memory.store_nt(Offset(LEFT + 64), 9);
         assert_eq!(memory.load(Offset(0)), lost);

@@ -38,6 +38,12 @@ impl<H: Copy + PartialEq> Layout<H> {
         Self { runs: vec![], extent: 0, basic: None }
     }
 
+    /// The bytes of an element, if this is the layout of a predefined type without gaps, `kind`: a handle that is always that.
+    pub(crate) fn flat(&self, kind: H) -> Option<usize> {
+        let Basic { bytes, extent, .. } = self.basic.filter(|basic| basic.kind == kind)?;
+        (bytes == extent && self.runs == [Run { at: 0, bytes }]).then_some(bytes)
+    }
+
     /// Of what all its bytes are.
     pub(crate) const fn basic(&self) -> Option<Basic<H>> {
         self.basic
@@ -48,17 +54,26 @@ impl<H: Copy + PartialEq> Layout<H> {
         self.runs.iter().map(|run| run.bytes).sum::<usize>() * count
     }
 
+    /// So many elements, where they lie together.
+    #[inline]
+    pub(crate) fn together(&self, count: usize) -> Option<Run> {
+        match (&self.runs[..], count) {
+            (&[run], 1) => Some(run),
+            (&[run], 2..) if self.extent == run.bytes as Aint => {
+                Some(Run { bytes: run.bytes * count, ..run })
+            }
+            _ => None,
+        }
+    }
+
     /// The runs of so many elements, each as long as it can be.
     pub(crate) fn runs(&self, count: usize) -> impl Iterator<Item = Run> {
-        let one = match self.runs[..] {
-            [run] if self.extent == run.bytes as Aint => Some(Run { bytes: run.bytes * count, ..run }),
-            _ => None,
-        };
+        let one = self.together(count);
         let times = if one.is_some() { 0 } else { count };
         let all = (0..times as Aint).flat_map(move |index| {
             self.runs.iter().map(move |run| Run { at: run.at + index * self.extent, ..*run })
         });
-        one.filter(|_| count > 0).into_iter().chain(all)
+        one.into_iter().chain(all)
     }
 
     /// Adds an element's run, to the last where it follows it.

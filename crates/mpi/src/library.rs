@@ -1,10 +1,19 @@
 //! The MPI library of this process: what the shim itself calls of it, under the names that no shim takes.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
+use std::sync::OnceLock;
+
+use polder_mem::Serial;
 
 use crate::abi::{Abi, Aint, Count, Handles};
 use crate::failure::Failure;
+use crate::layout::Layout;
+
+/// The level of MPI's standard at which several threads may call at once: the same in every library.
+const THREAD_MULTIPLE: c_int = 3;
 
 /// The function called `name` in a library.
 ///
@@ -93,6 +102,8 @@ macro_rules! library {
         /// The library's functions that the shim calls.
         pub(crate) struct Library<A: Abi> {
             pub(crate) handles: Handles<A::Handle>,
+            /// Predefined datatypes that were met.
+            known: OnceLock<Serial<BTreeMap<A::Handle, &'static Layout<A::Handle>>>>,
             $(pub(crate) $name: unsafe extern "C" fn($($kind),*) -> c_int,)*
             $(pub(crate) $maybe: Option<unsafe extern "C" fn($($maybe_kind),*) -> c_int>,)*
         }
@@ -105,6 +116,7 @@ macro_rules! library {
                 unsafe {
                     Some(Self {
                         handles: A::handles(|name| symbol(library, name))?,
+                        known: OnceLock::new(),
                         $($name: symbol(library, $symbol)?,)*
                         $($maybe: symbol(library, $maybe_symbol),)*
                     })
@@ -117,6 +129,8 @@ macro_rules! library {
 library! {
     always {
 
+    initialized = c"PMPI_Initialized" (*mut c_int);
+    query_thread = c"PMPI_Query_thread" (*mut c_int);
     comm_rank = c"PMPI_Comm_rank" (A::Handle, *mut c_int);
     comm_size = c"PMPI_Comm_size" (A::Handle, *mut c_int);
     comm_dup = c"PMPI_Comm_dup" (A::Handle, *mut A::Handle);
@@ -164,6 +178,40 @@ impl<A: Abi> Library<A> {
             0 => Ok(()),
             code => Err(Failure::new(code, format!("{what} failed with {code}"))),
         }
+    }
+
+    /// A value that threads take turns at: by a lock, unless the program has said that one at a time calls MPI.
+    pub(crate) fn serial<T>(&self, value: T) -> Serial<T> {
+        let (mut is_initialized, mut level) = (0, THREAD_MULTIPLE);
+        // SAFETY: places for what is asked; a program with sessions alone has no level to ask for.
+        let codes = unsafe {
+            let code = (self.initialized)(&raw mut is_initialized);
+            let asks = code == 0 && is_initialized != 0;
+            [code, if asks { (self.query_thread)(&raw mut level) } else { 0 }]
+        };
+        match codes == [0, 0] && level < THREAD_MULTIPLE {
+            // SAFETY: what every level below says of a program's calls, and nothing else uses the value.
+            true => unsafe { Serial::promised(value) },
+            false => Serial::locked(value),
+        }
+    }
+
+    /// Where the bytes of a datatype lie.
+    ///
+    /// # Errors
+    /// Those of [`Library::layout`].
+    #[inline]
+    pub(crate) fn layout_of(&self, kind: A::Handle) -> Result<Cow<'static, Layout<A::Handle>>, Failure> {
+        let known = self.known.get_or_init(|| self.serial(BTreeMap::new()));
+        if let Some(layout) = known.turn().get(&kind) {
+            return Ok(Cow::Borrowed(layout));
+        }
+        let (layout, is_predefined) = self.layout(kind)?;
+        Ok(match is_predefined {
+            // There are not many.
+            true => Cow::Borrowed(known.turn().entry(kind).or_insert_with(|| Box::leak(Box::new(layout)))),
+            false => Cow::Owned(layout),
+        })
     }
 
     /// The least of what all ranks of `comm` say: whether all can.

@@ -1,12 +1,11 @@
 //! What the shim of a process knows: the library, the pool, and the windows and the memory in it.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock};
 
-use polder_mem::forks;
+use polder_mem::{Serial, forks};
 use polder_pool::each;
 use polder_pool::session::Session;
 use polder_pool::settings::Settings;
@@ -24,11 +23,14 @@ struct Attached {
     forks: u32,
 }
 
+/// Boxed, so that each stands still; the one that was used last comes first.
+type Windows<A> = Vec<(<A as Abi>::Handle, Box<Window<A>>)>;
+
 /// What the shim of a process knows.
 pub struct Shim<A: Abi> {
     library: OnceLock<Option<Library<A>>>,
     attached: Mutex<Option<Attached>>,
-    windows: RwLock<BTreeMap<A::Handle, Arc<Window<A>>>>,
+    windows: OnceLock<Serial<Windows<A>>>,
     /// Windows that this process was the first rank of.
     named: Mutex<u64>,
     pieces: RwLock<Pieces>,
@@ -47,15 +49,21 @@ impl<A: Abi> Shim<A> {
         Self {
             library: OnceLock::new(),
             attached: Mutex::new(None),
-            windows: RwLock::new(BTreeMap::new()),
+            windows: OnceLock::new(),
             named: Mutex::new(0),
             pieces: RwLock::new(Pieces::new()),
         }
     }
 
     /// The window of a handle, if it lies in the pool.
-    fn window(&self, handle: A::Handle) -> Option<Arc<Window<A>>> {
-        self.windows.read().unwrap_or_else(PoisonError::into_inner).get(&handle).map(Arc::clone)
+    #[inline]
+    fn window(&self, handle: A::Handle) -> Option<&Window<A>> {
+        let mut windows = self.windows.get()?.turn();
+        let at = windows.iter().position(|(known, _)| *known == handle)?;
+        windows.swap(0, at);
+        let window = &raw const *windows[0].1;
+        // SAFETY: it stands still until the program frees it, or ends MPI, which it does once it uses it no more.
+        Some(unsafe { &*window })
     }
 
     fn library(&self) -> Option<&Library<A>> {
@@ -82,7 +90,7 @@ impl<A: Abi> Shim<A> {
 
     /// Lets go of the pool, when MPI ends.
     pub fn end(&self) {
-        drop(std::mem::take(&mut *self.windows.write().unwrap_or_else(PoisonError::into_inner)));
+        drop(self.windows.get().map(|windows| std::mem::take(&mut *windows.turn())));
         let pieces = std::mem::take(&mut *self.pieces.write().unwrap_or_else(PoisonError::into_inner));
         match self.attached.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(attached) if attached.forks != forks() => std::mem::forget((attached, pieces)),
@@ -128,7 +136,8 @@ impl<A: Abi> Shim<A> {
         let Some(Made { window, base, handle }) = Window::allocate(library, session, wish, &name)? else {
             return Ok(None);
         };
-        self.windows.write().unwrap_or_else(PoisonError::into_inner).insert(handle, Arc::new(window));
+        let windows = self.windows.get_or_init(|| library.serial(vec![]));
+        windows.turn().push((handle, Box::new(window)));
         Ok(Some((base, handle)))
     }
 
@@ -187,7 +196,7 @@ pub fn on<A: Abi>(
 ) -> c_int {
     let shim = A::shim();
     let (Some(window), Some(library)) = (shim.window(win), shim.library()) else { return real() };
-    match guarded::<A, _>(|| body(&window)) {
+    match guarded::<A, _>(|| body(window)) {
         Ok(()) => 0,
         Err(failure) => {
             let code = report(call, window.rank(), &failure);
@@ -268,7 +277,9 @@ pub unsafe fn free<A: Abi>(win: *mut A::Handle, real: impl FnOnce() -> c_int) ->
     let shim = A::shim();
     // SAFETY: by this function's contract.
     let handle = unsafe { win.read() };
-    let Some(window) = shim.window(handle) else { return real() };
+    if shim.window(handle).is_none() {
+        return real();
+    }
     let code = on::<A>("MPI_Win_free", handle, Window::barrier, || 0);
     if code != 0 {
         return code;
@@ -276,8 +287,14 @@ pub unsafe fn free<A: Abi>(win: *mut A::Handle, real: impl FnOnce() -> c_int) ->
     // The memory is there until nobody has a window over it.
     let code = real();
     if code == 0 {
-        shim.windows.write().unwrap_or_else(PoisonError::into_inner).remove(&handle);
-        if let Err(failure) = guarded::<A, _>(|| window.free()) {
+        let freed = shim.windows.get().and_then(|windows| {
+            let mut windows = windows.turn();
+            let at = windows.iter().position(|(known, _)| *known == handle)?;
+            Some(windows.swap_remove(at).1)
+        });
+        if let Some(window) = freed
+            && let Err(failure) = guarded::<A, _>(|| window.free())
+        {
             report("MPI_Win_free", window.rank(), &failure);
         }
     }

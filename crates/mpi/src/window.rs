@@ -3,19 +3,20 @@
 //! The library has a window over the same memory, for everything that is not done here: names, attributes, groups, handlers of
 //! errors. What is done here is all that moves bytes, and all that orders it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 
-use polder_mem::Coherence;
+use polder_mem::{Coherence, Serial, Turn};
 use polder_pool::PoolError;
 use polder_pool::session::Session;
 use polder_pool::window::{Access, AnyWindow};
 
 use crate::abi::{Abi, Aint, Count, WIN_FLAVOR_ALLOCATE, WIN_FLAVOR_SHARED};
 use crate::failure::Failure;
-use crate::layout::{Basic, Layout, gather, scatter};
+use crate::layout::{Basic, Layout, Run, gather, scatter};
 use crate::library::Library;
 use crate::shim::say;
 use crate::view::View;
@@ -37,7 +38,9 @@ struct Target {
 }
 
 /// What changes.
-struct State {
+struct State<H> {
+    /// A predefined datatype without gaps that was put last, and its bytes.
+    flat: Option<(H, usize)>,
     pooled: AnyWindow,
     /// The segments that the program loads from and stores to, by rank.
     views: Vec<(u32, View)>,
@@ -49,15 +52,13 @@ struct State {
 /// A window in the pool.
 pub struct Window<A: Abi> {
     // Before the session: it lies in its pool.
-    state: Mutex<State>,
+    state: Serial<State<A::Handle>>,
     _session: Arc<Session>,
     library: &'static Library<A>,
     /// A communicator of its own.
     comm: A::Handle,
     rank: u32,
     targets: Vec<Target>,
-    /// Predefined datatypes that were met.
-    layouts: RwLock<Layouts<A::Handle>>,
     /// What the program is told of it, by address.
     flavor: c_int,
     model: c_int,
@@ -69,13 +70,13 @@ pub type Buffer<P, H> = (P, Count, H);
 pub type Place<H> = (c_int, Aint, Count, H);
 
 /// Elements of a buffer or of a place.
-struct Elements<H> {
-    layout: Arc<Layout<H>>,
+struct Elements<H: Clone + 'static> {
+    layout: Cow<'static, Layout<H>>,
     count: usize,
 }
 
 /// Elements of a window: in which segment, and from where.
-struct Located<H> {
+struct Located<H: Clone + 'static> {
     elements: Elements<H>,
     segment: u32,
     at: i64,
@@ -87,8 +88,6 @@ pub(crate) struct Made<A: Abi> {
     pub(crate) base: *mut u8,
     pub(crate) handle: A::Handle,
 }
-
-type Layouts<H> = BTreeMap<H, Arc<Layout<H>>>;
 
 /// How a window is asked for.
 pub struct Wish<A: Abi> {
@@ -142,19 +141,9 @@ impl<A: Abi> Window<A> {
             A::NUMBERS.win_separate
         };
         let flavor = if wish.is_shared { WIN_FLAVOR_SHARED } else { WIN_FLAVOR_ALLOCATE };
-        let state = Mutex::new(State { pooled, views, locked: BTreeSet::new(), flushes: 0 });
+        let state = library.serial(State { flat: None, pooled, views, locked: BTreeSet::new(), flushes: 0 });
         let rank = rank as u32;
-        let window = Self {
-            state,
-            _session: session,
-            library,
-            comm,
-            rank,
-            targets,
-            layouts: RwLock::default(),
-            flavor,
-            model,
-        };
+        let window = Self { state, _session: session, library, comm, rank, targets, flavor, model };
         let base = window.base(rank as usize);
         let mut handle = library.handles.win_null;
         // SAFETY: the memory is there for as long as the window.
@@ -180,8 +169,9 @@ impl<A: Abi> Window<A> {
         view.map_or(ptr::null_mut(), |(_, view)| view.base().wrapping_add(target.offset as usize))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    #[inline]
+    fn state(&self) -> Turn<'_, State<A::Handle>> {
+        self.state.turn()
     }
 
     /// Lets other threads of this process, the library and other processes go on until `step` is done.
@@ -213,16 +203,7 @@ impl<A: Abi> Window<A> {
         let count = usize::try_from(count).map_err(|_| {
             Failure::new(A::NUMBERS.error.count, format!("a count is {count}; counts are not negative"))
         })?;
-        let known = self.layouts.read().unwrap_or_else(PoisonError::into_inner).get(&kind).map(Arc::clone);
-        if let Some(layout) = known {
-            return Ok(Elements { layout, count });
-        }
-        let (layout, is_predefined) = self.library.layout(kind)?;
-        let layout = Arc::new(layout);
-        if is_predefined {
-            self.layouts.write().unwrap_or_else(PoisonError::into_inner).insert(kind, Arc::clone(&layout));
-        }
-        Ok(Elements { layout, count })
+        Ok(Elements { layout: self.library.layout_of(kind)?, count })
     }
 
     /// The elements of a place, its segment, and the offset there of its first; nothing where nobody is.
@@ -238,7 +219,11 @@ impl<A: Abi> Window<A> {
         })?;
         let at = disp as i64 * target.disp_unit;
         let inside = |at: i64, bytes: usize| at >= 0 && at.unsigned_abs() + bytes as u64 <= target.bytes;
-        let outside = elements.layout.runs(elements.count).find(|run| !inside(at + run.at as i64, run.bytes));
+        let is_outside = |run: &Run| !inside(at + run.at as i64, run.bytes);
+        let outside = match elements.together() {
+            Some(run) => Some(run).filter(is_outside),
+            None => elements.layout.runs(elements.count).find(is_outside),
+        };
         if let Some(run) = outside {
             let why = format!(
                 "[{}, +{}) lies outside the {} bytes of rank {rank}; look at the displacement, its unit and the datatype",
@@ -272,6 +257,15 @@ impl<A: Abi> Window<A> {
         (from, count, kind): Buffer<*const c_void, A::Handle>,
         place: Place<A::Handle>,
     ) -> Result<(), Failure> {
+        let mut state = self.state();
+        if let Some((target, at, bytes)) = self.flat(&state, count, kind, place) {
+            // SAFETY: by this function's contract: elements without gaps.
+            let bytes = unsafe { std::slice::from_raw_parts(from.cast(), bytes) };
+            let done = state.pooled.put(target.segment, target.offset + at, bytes);
+            self.before_unlock(&state);
+            return done.map_err(|error| Failure::pool::<A>(&error));
+        }
+        drop(state);
         let Some(Located { elements: theirs, segment, at }) = self.place(place)? else { return Ok(()) };
         let ours = self.elements(count, kind)?;
         Self::expect_same(ours.bytes(), theirs.bytes())?;
@@ -279,16 +273,48 @@ impl<A: Abi> Window<A> {
         let bytes = unsafe { ours.read(from) };
         let mut rest = &*bytes;
         let mut state = self.state();
-        for run in theirs.layout.runs(theirs.count) {
-            let (part, behind) = rest.split_at(run.bytes);
+        state.flat = ours.layout.flat(kind).map(|bytes| (kind, bytes)).or(state.flat);
+        let mut put = |run: Run, part: &[u8]| {
             let offset = (at + run.at as i64).unsigned_abs();
-            state.pooled.put(segment, offset, part).map_err(|error| Failure::pool::<A>(&error))?;
-            rest = behind;
+            state.pooled.put(segment, offset, part).map_err(|error| Failure::pool::<A>(&error))
+        };
+        if let Some(run) = theirs.together() {
+            put(run, rest)?;
+        } else {
+            for run in theirs.layout.runs(theirs.count) {
+                let (part, behind) = rest.split_at(run.bytes);
+                put(run, part)?;
+                rest = behind;
+            }
         }
-        // Not for the meaning: giving a lock back, here or in the program, waits three times as long for part of a line that is
-        // on its way past the caches as a fence does.
-        state.pooled.flush();
+        self.before_unlock(&state);
         Ok(())
+    }
+
+    /// Where elements of the type that was put last go, if that is all inside the window: what most puts are, sooner.
+    #[inline]
+    fn flat(
+        &self,
+        state: &State<A::Handle>,
+        count: Count,
+        kind: A::Handle,
+        (rank, disp, their_count, their_kind): Place<A::Handle>,
+    ) -> Option<(&Target, u64, usize)> {
+        let (_, size) = state.flat.filter(|(flat, _)| *flat == kind && *flat == their_kind)?;
+        let target = self.targets.get(usize::try_from(rank).ok()?)?;
+        let at = u64::try_from((disp as i64).checked_mul(target.disp_unit)?).ok()?;
+        let bytes = usize::try_from(count).ok()?.checked_mul(size)?;
+        let is_inside = bytes as u64 <= target.bytes && at <= target.bytes - bytes as u64;
+        (count == their_count && bytes > 0 && is_inside).then_some((target, at, bytes))
+    }
+
+    /// Not for the meaning: giving the lock back waits three times as long for part of a line that is on its way past the caches
+    /// as a fence does.
+    #[inline]
+    fn before_unlock(&self, state: &State<A::Handle>) {
+        if self.state.is_locked() {
+            state.pooled.flush();
+        }
     }
 
     /// MPI_Get.
@@ -768,7 +794,7 @@ impl<A: Abi> Window<A> {
     }
 }
 
-impl State {
+impl<H> State<H> {
     fn each_view(
         &mut self,
         target: Option<u32>,
@@ -783,15 +809,14 @@ impl State {
     }
 }
 
-impl<H: Copy + PartialEq> Elements<H> {
+impl<H: Copy + PartialEq + 'static> Elements<H> {
     fn bytes(&self) -> usize {
         self.layout.bytes(self.count)
     }
 
     /// All of them, where they lie together.
-    fn together(&self) -> Option<crate::layout::Run> {
-        let mut runs = self.layout.runs(self.count);
-        runs.next().filter(|_| runs.next().is_none())
+    fn together(&self) -> Option<Run> {
+        self.layout.together(self.count)
     }
 
     /// Their bytes, without gaps.

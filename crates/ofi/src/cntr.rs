@@ -7,7 +7,6 @@ use crate::ffi::{
     CNTR_EVENTS_COMP, CntrAttr, Errno, Fid, FidCntr, FidDomain, Ops, OpsCntr, WAIT_NONE, WAIT_UNSPEC,
     WAIT_YIELD, class,
 };
-use crate::idle::Poll;
 use crate::object::{Object, fid, given, wanted};
 use crate::state::{Domain, State};
 use crate::{domain, guard};
@@ -105,20 +104,20 @@ unsafe extern "C" fn close(cntr: *mut Fid) -> c_int {
 }
 
 /// Reads a counter after some progress; a program learns of what went wrong there from its queue.
-unsafe fn look(cntr: *mut FidCntr, of_it: impl FnOnce(&Counter) -> u64) -> u64 {
+unsafe fn look(cntr: *mut FidCntr, of_it: impl Fn(&Counter) -> u64) -> u64 {
     let mut value = 0;
     guard::status(|| {
         // SAFETY: libfabric passes an open counter.
         let open = unsafe { of(cntr) };
-        let poll = Poll::begin();
-        let mut state = open.domain.state();
-        let moved = state.progress();
-        let counter = open.counter(&mut state)?;
-        value = of_it(counter);
-        let found = counter.is_news();
-        drop(state);
-        poll.end(found);
-        moved
+        let polled = open.domain.poll(|state| {
+            let counter = open.counter(state)?;
+            value = of_it(counter);
+            Ok(((), counter.is_news()))
+        });
+        if polled.is_err() {
+            value = of_it(open.counter(&mut open.domain.state())?);
+        }
+        polled
     });
     value
 }

@@ -9,7 +9,6 @@ use crate::ffi::{
     CqErrEntry, CqTaggedEntry, Errno, Fid, FidCq, FidDomain, Ops, OpsCq, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD,
     class,
 };
-use crate::idle::Poll;
 use crate::object::{Object, fid, given, wanted};
 use crate::state::{Domain, State};
 use crate::{domain, guard};
@@ -60,7 +59,12 @@ impl Queue {
             // SAFETY: by this function's contract; a format is a beginning of the longest one.
             unsafe {
                 let place = to.cast::<u8>().add(taken * self.entry_bytes);
-                std::ptr::from_ref(entry).cast::<u8>().copy_to_nonoverlapping(place, self.entry_bytes);
+                let entry = std::ptr::from_ref(entry).cast::<u8>();
+                // A copy of a length that the compiler does not know is a call.
+                match self.entry_bytes {
+                    40 => place.copy_from_nonoverlapping(entry, 40),
+                    bytes => place.copy_from_nonoverlapping(entry, bytes),
+                }
                 if !from.is_null() {
                     from.add(taken).write(*source);
                 }
@@ -158,15 +162,12 @@ unsafe extern "C" fn readfrom(cq: *mut FidCq, to: *mut c_void, count: usize, fro
     guard::amount(|| {
         // SAFETY: libfabric passes an open queue.
         let open = unsafe { of(cq) };
-        let poll = Poll::begin();
-        let mut state = open.domain.state();
-        state.progress()?;
         let count = if to.is_null() { 0 } else { count };
-        // SAFETY: the program has room for `count` entries, and for addresses if it asks for them.
-        let read = unsafe { open.queue(&mut state)?.take(to, count, from) };
-        drop(state);
-        poll.end(read != Err(Errno::AGAIN));
-        read
+        open.domain.poll(|state| {
+            // SAFETY: the program has room for `count` entries, and for addresses if it asks for them.
+            let read = unsafe { open.queue(state)?.take(to, count, from) };
+            Ok((read, read != Err(Errno::AGAIN)))
+        })?
     })
 }
 

@@ -4,7 +4,9 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use crate::fabric::Fabric;
-use crate::ffi::{Absent, Errno, Fid, FidDomain, FidEp, FidFabric, Info, Ops, OpsDomain, class, mr_mode};
+use crate::ffi::{
+    Absent, Errno, Fid, FidDomain, FidEp, FidFabric, Info, Ops, OpsDomain, THREAD_SAFE, class, mr_mode,
+};
 use crate::object::{Object, fid, given, wanted};
 use crate::state::{Domain, Manner};
 use crate::{atomic, av, cntr, cq, ep, guard, mr, session};
@@ -46,8 +48,9 @@ pub(crate) unsafe extern "C" fn open(
         let (version, fabric, info) =
             unsafe { (given(fabric)?.api_version, Fabric::of(fabric), given(info)?) };
         // SAFETY: the parts of an info live as long as it does.
-        let mr_mode = unsafe { info.domain_attr.as_ref() }.map_or(0, |attr| attr.mr_mode);
-        let manner = Manner { version, basic: mr_mode == mr_mode::BASIC };
+        let attr = unsafe { info.domain_attr.as_ref() };
+        let (mr_mode, threading) = attr.map_or((0, THREAD_SAFE), |attr| (attr.mr_mode, attr.threading));
+        let manner = Manner { version, basic: mr_mode == mr_mode::BASIC, threading };
         let session = session::session().map_err(|why| {
             session::complain(&why);
             Errno::NODATA

@@ -1,14 +1,17 @@
-//! Everything that belongs to a domain, behind its one lock: endpoints, address vectors, queues and counters.
+//! Everything that belongs to a domain, one thread at a time: endpoints, address vectors, queues and counters.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ffi::c_int;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use polder_mem::{Serial, Turn};
 use polder_pool::session::Session;
 
 use crate::av::Vector;
 use crate::cntr::Counter;
 use crate::cq::Queue;
-use crate::ffi::Errno;
+use crate::ffi::{Errno, THREAD_DOMAIN};
+use crate::idle::Idle;
 use crate::port::Port;
 use crate::region::Regions;
 
@@ -16,7 +19,7 @@ use crate::region::Regions;
 pub(crate) struct Domain {
     pub(crate) session: Arc<Session>,
     pub(crate) manner: Manner,
-    state: Mutex<State>,
+    state: Serial<State>,
 }
 
 /// How the program that opened a domain was built, and what it asked for.
@@ -26,12 +29,15 @@ pub(crate) struct Manner {
     pub(crate) version: u32,
     /// Whether keys of registered memory are the provider's, and peers give addresses as the program sees them.
     pub(crate) basic: bool,
+    /// Which of its threads may be in the domain at once.
+    pub(crate) threading: c_int,
 }
 
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) ports: Table<Port>,
     pub(crate) ledger: Ledger,
+    idle: Idle,
 }
 
 /// Where completions are written down, who is called what, and what is registered.
@@ -45,12 +51,37 @@ pub(crate) struct Ledger {
 
 impl Domain {
     pub(crate) fn new(session: Arc<Session>, manner: Manner) -> Self {
-        Self { session, manner, state: Mutex::new(State::default()) }
+        let state = State::default();
+        let state = match manner.threading {
+            // SAFETY: what FI_THREAD_DOMAIN says of the domain and all that is opened on it.
+            THREAD_DOMAIN => unsafe { Serial::promised(state) },
+            _ => Serial::locked(state),
+        };
+        Self { session, manner, state }
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        // A call that panicked said so; what it left is as good as a call that failed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A call that panicked said so; what it left is as good as a call that failed.
+    #[inline]
+    pub(crate) fn state(&self) -> Turn<'_, State> {
+        self.state.turn()
+    }
+
+    /// Makes progress and looks once, as a program does again and again; `look` also says whether it found something.
+    #[inline(always)]
+    pub(crate) fn poll<T>(
+        &self,
+        look: impl FnOnce(&mut State) -> Result<(T, bool), Errno>,
+    ) -> Result<T, Errno> {
+        let mut state = self.state();
+        let yields = state.idle.yields();
+        let looked = state.progress().and_then(|()| look(&mut state));
+        let is_over = state.idle.is_over(!matches!(looked, Ok((_, false))));
+        drop(state);
+        if is_over {
+            let took = (!yields).then(Idle::give_up);
+            self.state().idle.gave_up(took);
+        }
+        looked.map(|(told, _)| told)
     }
 
     /// Makes progress and looks, again and again, until there is something or `timeout_ms` are over; negative: for ever.

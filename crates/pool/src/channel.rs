@@ -238,7 +238,7 @@ where
         peer,
         epoch,
         bell: layout.bell(pool.member().host, pool.memory().slot()),
-        wakes: layout.bell(process.host, process.slot),
+        wakes: Some(layout.bell(process.host, process.slot)),
         patience: Patience::for_ranks(2),
         alive: Box::new(alive),
     })

@@ -364,7 +364,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
             filter.takes(*from, label)
         });
         let posted = Posted { filter, buffer, context };
-        match found.and_then(|index| self.unexpected.remove(index)) {
+        match found.and_then(|index| pick(&mut self.unexpected, index)) {
             Some(message) => self.deliver(message, posted),
             None => match filter.from.and_then(|from| self.peers.get(from as usize)?.broken.clone()) {
                 Some(error) => self.done.push_back(fail(posted.buffer, posted.context, &error)),
@@ -404,7 +404,27 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     ///
     /// # Errors
     /// [`PoolError::Evicted`], [`PoolError::Memory`]. What fails with one peer fails the operations with it.
+    #[inline]
     pub fn progress(&mut self) -> Result<(), PoolError> {
+        if self.is_still() {
+            self.calls += 1;
+            return Ok(());
+        }
+        self.make_progress()
+    }
+
+    /// Whether there is nothing to do, as most who poll find.
+    #[inline(always)]
+    fn is_still(&mut self) -> bool {
+        let calls = self.calls + 1;
+        calls < self.options.calls_a_look
+            && !calls.is_multiple_of(CALLS_A_GLANCE)
+            && self.met == self.peers.len()
+            && self.peers.iter().all(Peer::is_quiet)
+            && self.inlets.is_still()
+    }
+
+    fn make_progress(&mut self) -> Result<(), PoolError> {
         self.take_in(self.done.len() + 1)?;
         for number in 0..self.peers.len() {
             let peer = &mut self.peers[number];
@@ -504,7 +524,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         let index = self.posted.iter().position(|posted| posted.filter.takes(arrival.from, &arrival.label));
         let fits = |posted: &Posted<B, C>| posted.buffer.bytes().len() as u64 >= arrival.bytes;
         let fitting = index.filter(|&index| fits(&self.posted[index]));
-        let Some(mut posted) = fitting.and_then(|index| self.posted.remove(index)) else {
+        let Some(mut posted) = fitting.and_then(|index| pick(&mut self.posted, index)) else {
             let body = Body::Whole(self.inlets.pop(inlet)?);
             self.arrive(Unexpected { arrival, body });
             return Ok(());
@@ -573,7 +593,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     fn arrive(&mut self, message: Unexpected) {
         let Arrival { from, label, .. } = &message.arrival;
         let index = self.posted.iter().position(|posted| posted.filter.takes(*from, label));
-        match index.and_then(|index| self.posted.remove(index)) {
+        match index.and_then(|index| pick(&mut self.posted, index)) {
             Some(posted) => self.deliver(message, posted),
             None => self.unexpected.push_back(message),
         }
@@ -734,6 +754,11 @@ impl<M: Memory, B, C> Drop for Endpoint<M, B, C> {
             self.pool.abandon(own);
         }
     }
+}
+
+/// Takes one out, which is the first in most cases.
+fn pick<T>(from: &mut VecDeque<T>, index: usize) -> Option<T> {
+    if index == 0 { from.pop_front() } else { from.remove(index) }
 }
 
 fn fail<B, C>(buffer: B, context: C, error: &PoolError) -> Completion<B, C> {

@@ -27,10 +27,8 @@ pub fn checksum(words: &Words) -> u64 {
 
 /// Stores `words` and their checksum into the line at `at`, without making it visible.
 pub fn store<M: Memory>(memory: &M, at: Offset, words: &Words) {
-    for (index, word) in (0..).zip(words) {
-        memory.store(at.word(index), *word);
-    }
-    memory.store(at.word(7), checksum(words));
+    let [a, b, c, d, e, f, g] = *words;
+    memory.store_line(at, &[a, b, c, d, e, f, g, checksum(words)]);
 }
 
 /// Publishes the line at `at`: other hosts see it soon, and before whatever is published later. Earlier stores of the
@@ -83,9 +81,6 @@ pub fn load<M: Memory>(memory: &M, at: Offset) -> Result<Option<Words>, Fault> {
 
 /// As [`load`], with the checksum in the line, whether it is right or not.
 pub(crate) fn load_torn<M: Memory>(memory: &M, at: Offset) -> Result<(Words, u64), Fault> {
-    let mut words = [0; WORDS];
-    for (index, word) in (0..).zip(&mut words) {
-        *word = memory.load(at.word(index))?;
-    }
-    Ok((words, memory.load(at.word(7))?))
+    let [a, b, c, d, e, f, g, sum] = memory.load_line(at)?;
+    Ok(([a, b, c, d, e, f, g], sum))
 }

@@ -218,7 +218,7 @@ pub fn write_back_for_the_dead<M: Memory>(
     memory.mfence();
     let mut newest = 0;
     for slot in 0..shape.slots() {
-        let words = header::load(memory, place.lines + slot * PAIR)?;
+        let words = memory.load_line(place.lines + slot * PAIR)?;
         if let Sight::Whole(header) = Header::see(&words, words[0], place.generation, shape) {
             newest = newest.max(header.sequence);
         }

@@ -34,7 +34,7 @@ fn link(memory: &Heap, host: u16, peer: u16) -> Link<Alive> {
         }
         _ => Ok(()),
     };
-    let (bell, wakes) = (Bell(host.into()), Bell(peer.into()));
+    let (bell, wakes) = (Bell(host.into()), Some(Bell(peer.into())));
     Link { peer: Peer { host: peer, pid: 7 }, epoch: 3, bell, wakes, patience: QUICK, alive: Box::new(alive) }
 }
 

@@ -205,7 +205,7 @@ fn link(pool: &Shared, other: Process) -> Link<impl Fn() -> Result<(), PoolError
         peer: other.peer(),
         epoch: 0,
         bell: pool.layout().bell(me.host, me.slot),
-        wakes: pool.layout().bell(other.host, other.slot),
+        wakes: Some(pool.layout().bell(other.host, other.slot)),
         patience: Patience::SHARED,
         alive: move || pool.expect_alive(&other, "message", 0),
     }

@@ -121,7 +121,7 @@ impl<'a, M: Memory> Bench<'a, M> {
             peer: Peer { host, pid: 0 },
             epoch: 0,
             bell: bell(own),
-            wakes: bell(other),
+            wakes: Some(bell(other)),
             patience: Patience::DEDICATED,
             alive: Box::new(move || match pool.peer_alive(host, ProcessSlot(0))? {
                 true => Ok(()),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use polder_mem::{Bell, LINE, Memory, Offset};
+use polder_mem::{LINE, Memory, Offset};
 
 use super::Address;
 use super::place::{counted, endpoint_name, find_ring, news_base, news_word, ring_name};
@@ -84,6 +84,21 @@ impl<M: Memory> Inlets<M> {
         }
         self.left = self.rings.len();
         Ok(())
+    }
+
+    /// Whether a round would find nothing; if so, it counts as one.
+    #[inline(always)]
+    pub(super) fn is_still(&mut self) -> bool {
+        let is_still = self.idle + 1 < self.looks_a_search
+            && self.rings.len() <= LOOKED_AT
+            && self
+                .rings
+                .iter_mut()
+                .all(|ring| ring.object.is_none() || !ring.left && ring.consumer.is_still());
+        if is_still {
+            self.idle += 1;
+        }
+        is_still
     }
 
     /// The next ring of this round that may have something.
@@ -248,5 +263,5 @@ pub(super) fn link<M: Memory>(pool: &Pool<M>, host: u16) -> Link<Alive> {
     let alive: Alive = || Ok(());
     let patience = Patience { spins: u32::MAX, ..Patience::DEDICATED };
     let peer = Peer { host, pid: 0 };
-    Link { peer, epoch: 0, bell: own, wakes: Bell(own.0), patience, alive }
+    Link { peer, epoch: 0, bell: own, wakes: None, patience, alive }
 }

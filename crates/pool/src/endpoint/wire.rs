@@ -82,12 +82,14 @@ impl Note {
 }
 
 /// The bits of a kind that say a label.
+#[inline]
 fn kind_of(label: &Label) -> u64 {
     let data = label.data.map_or(0, |data| HAS_DATA | u64::from(data) << DATA_BITS);
     u64::from(label.kind) << LABEL_BITS | data
 }
 
 /// The label that they say; `None` when they say more than one has.
+#[inline]
 fn label_of(kind: u64, tag: u64) -> Option<Label> {
     let data = (kind >> DATA_BITS) as u32;
     let has_data = kind & HAS_DATA != 0;

@@ -4,8 +4,8 @@ use std::mem;
 
 use polder_mem::{Bell, Coherence, LINE, Memory, Nanos, Offset};
 
-use super::header::{self, Form, Header, Sight, unpack};
-use super::link::{Fate, Flaw, Wait};
+use super::header::{Form, Header, Sight, unpack};
+use super::link::{self, Fate, Flaw, Wait};
 use super::{Envelope, INLINE, Link, Place, RingShape, Turn, batch};
 use crate::{PoolError, line};
 
@@ -100,9 +100,23 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
             return Ok(Some(streaming.envelope));
         }
         match self.intake.see(&self.memory, &self.link) {
-            Ok(seen) => Ok(seen.map(|part| part.envelope())),
+            Ok(seen) => Ok(seen.map(Part::envelope)),
             Err(flaw) => Err(self.end(flaw)),
         }
+    }
+
+    /// Whether nothing has come: what a [`Consumer::peek`] in vain says, sooner. Where software keeps coherence, a look takes
+    /// longer than all else, and this says nothing.
+    #[inline(always)]
+    pub(crate) fn is_still(&mut self) -> bool {
+        let Self { memory, intake, link, .. } = self;
+        let is_still = memory.coherence() == Coherence::Coherent
+            && intake.ahead.is_none()
+            && memory.load(intake.turn.header) == Ok(intake.last_seen());
+        if is_still {
+            intake.rest(memory, link, false);
+        }
+        is_still
     }
 
     /// Replaces `into` by the next message, if all of it has come. Parts of a streamed message are kept meanwhile.
@@ -225,8 +239,8 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     }
 }
 
-/// A part of a message that has come, validated. Without gaps between the fields: where the compiler moves it whole, a
-/// gap costs more than all the rest (a load of bytes that were stored one by one).
+/// A part of a message that has come, validated. Without gaps between the fields or behind them: where the compiler moves it
+/// whole, a gap costs more than all the rest (a load of bytes that were stored one by one).
 #[derive(Clone, Copy, Debug)]
 struct Part {
     tag: u64,
@@ -236,7 +250,7 @@ struct Part {
     total: u64,
     /// Where in it this part begins.
     begin: u64,
-    bytes: u32,
+    bytes: u64,
     /// Its bytes, when they are in the header.
     words: u128,
 }
@@ -245,7 +259,7 @@ impl Part {
     #[inline(always)]
     fn new(header: Header, total: u64, begin: u64) -> Self {
         let Header { kind, form, tag, bytes, about, .. } = header;
-        Self { kind, form, tag, total, begin, bytes, words: about }
+        Self { kind, form, tag, total, begin, bytes: bytes.into(), words: about }
     }
 
     #[inline(always)]
@@ -255,7 +269,7 @@ impl Part {
 
     #[inline(always)]
     fn end(&self) -> u64 {
-        self.begin + u64::from(self.bytes)
+        self.begin + self.bytes
     }
 
     #[inline(always)]
@@ -313,7 +327,7 @@ impl In {
             return Err(link.late(memory, wait, deadline));
         }
         let seen = link.wait(memory, wait, || match self.see(memory, link) {
-            Ok(seen) => Ok(seen.map(drop)),
+            Ok(seen) => Ok(seen.map(|_| ())),
             Err(flaw) => Err(self.error(link, flaw)),
         });
         seen.map_err(|error| if self.torn { error.waiting_for(HALF_WRITTEN) } else { error })
@@ -372,17 +386,26 @@ impl In {
     }
 
     /// The next part, if it has come; it stays until it is taken.
-    fn see<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<Part>, Flaw> {
-        self.ahead = self.next(memory, link)?;
-        Ok(self.ahead)
+    #[inline(always)]
+    fn see<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<&Part>, Flaw> {
+        if self.ahead.is_none() {
+            self.ahead = self.fetch(memory, link)?;
+        }
+        Ok(self.ahead.as_ref())
     }
 
     /// The next part, if it has come, to be taken or put back.
     #[inline(always)]
     fn next<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<Part>, Flaw> {
-        if let Some(part) = self.ahead.take() {
-            return Ok(Some(part));
+        match self.ahead.take() {
+            Some(part) => Ok(Some(part)),
+            None => self.fetch(memory, link),
         }
+    }
+
+    /// The part behind the last that was seen.
+    #[inline(always)]
+    fn fetch<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<Part>, Flaw> {
         match self.look(memory)? {
             Sight::Whole(header) => {
                 self.idle = 0;
@@ -429,15 +452,21 @@ impl In {
         self.glance(memory)
     }
 
+    /// What the first word of the next header was before.
+    #[inline(always)]
+    fn last_seen(&self) -> u64 {
+        self.turn.sequence().saturating_sub(self.shape.slots())
+    }
+
     /// Looks at the line of the next header; at one word of it as long as that has not changed.
     #[inline(always)]
     fn glance<M: Memory>(&self, memory: &M) -> Result<Sight, Flaw> {
         let at = self.turn.header;
         memory.fence_invalidations();
-        if memory.load(at)? == self.turn.sequence().saturating_sub(self.shape.slots()) {
+        if memory.load(at)? == self.last_seen() {
             return Ok(Sight::Nothing);
         }
-        let words = header::load(memory, at)?;
+        let words = memory.load_line(at)?;
         Ok(Header::see(&words, self.turn.sequence(), self.place.generation, self.shape))
     }
 
@@ -499,7 +528,7 @@ impl In {
         let cell = self.turn.cell;
         // Rule 3: only now. A prefetcher may have filled these lines before the header said that they are written, also
         // right after an earlier message was copied out of them.
-        memory.invalidate(cell, part.bytes.into());
+        memory.invalidate(cell, part.bytes);
         memory.fence_invalidations();
         memory.copy_out(cell, into)?;
         self.turn.pass_cell(self.shape, &self.place);
@@ -509,7 +538,7 @@ impl In {
     }
 
     #[inline(never)]
-    fn return_credits<M: Memory>(&mut self, memory: &M, wakes: Bell) {
+    fn return_credits<M: Memory>(&mut self, memory: &M, wakes: Option<Bell>) {
         if self.returned_slots < self.turn.slots {
             (self.returned_slots, self.returned_cells) = (self.turn.slots, self.turn.cells);
             self.show_credits(memory, wakes);
@@ -517,7 +546,7 @@ impl In {
     }
 
     // SYNC: publishes freed slots to `Out::look_for_credits` of the producer.
-    fn show_credits<M: Memory>(&self, memory: &M, wakes: Bell) {
+    fn show_credits<M: Memory>(&self, memory: &M, wakes: Option<Bell>) {
         let at = self.place.credits;
         line::store(
             memory,
@@ -525,8 +554,7 @@ impl In {
             &[self.turn.slots, self.place.generation.into(), self.turn.cells, 0, 0, 0, 0],
         );
         memory.write_back(at, LINE);
-        // Its fence stands for the `sfence` of rule 2.
-        memory.wake(wakes);
+        link::announce(memory, wakes);
     }
 
     #[cold]

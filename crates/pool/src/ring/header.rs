@@ -11,7 +11,7 @@
 //!      7  sequence again: a canary, not a proof
 //! ```
 
-use polder_mem::{Fault, Memory, Offset};
+use polder_mem::{Memory, Offset};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{INLINE, RingShape};
@@ -23,7 +23,7 @@ const FORM: u64 = (1 << FORM_BITS) - 1;
 
 /// How a slot carries its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
+#[repr(u64)]
 pub(super) enum Form {
     /// The whole message, in the header.
     Inline = 1,
@@ -73,17 +73,12 @@ pub(super) enum Sight {
 
 impl Header {
     /// Stores the header in the line at `at`: the sequence last, so that who looks at one word sees no part of the
-    /// line before, and the checksum while the line is still on its way to this CPU.
+    /// line before.
     #[inline(always)]
     pub(super) fn store<M: Memory>(&self, memory: &M, at: Offset) {
-        let body = self.body();
-        let sum = checksum(&body);
-        for (index, word) in (0..).zip(body).skip(1) {
-            memory.store(at.word(index), word);
-        }
-        memory.store(at.word(6), sum);
-        memory.store(at.word(7), self.sequence);
-        memory.store(at, self.sequence);
+        let body @ [sequence, length, form_kind, low, high, tag] = self.body();
+        let words = [sequence, length, form_kind, low, high, tag, checksum(&body), sequence];
+        memory.store_line(at, &words);
     }
 
     /// The words that the checksum covers.
@@ -130,16 +125,6 @@ impl Header {
             about: u128::from(low) | u128::from(high) << 64,
         })
     }
-}
-
-/// Loads the words of the line at `at` as this host's caches have it.
-#[inline(always)]
-pub(super) fn load<M: Memory>(memory: &M, at: Offset) -> Result<[u64; WORDS], Fault> {
-    let mut words = [0; WORDS];
-    for (index, word) in (0..).zip(&mut words) {
-        *word = memory.load(at.word(index))?;
-    }
-    Ok(words)
 }
 
 #[inline(always)]

@@ -14,8 +14,8 @@ pub struct Link<A> {
     pub epoch: u64,
     /// Where this end sleeps.
     pub bell: Bell,
-    /// Where the other end sleeps.
-    pub wakes: Bell,
+    /// Where the other end sleeps, if it ever does.
+    pub wakes: Option<Bell>,
     /// How this end waits.
     pub patience: Patience,
     /// Fails when the other end is dead, or this one evicted.
@@ -72,6 +72,17 @@ impl<A: Fn() -> Result<(), PoolError>> Link<A> {
             sequence: wait.sequence,
             waited_ms,
         }
+    }
+}
+
+/// Makes what was written back visible to the other end, and wakes it where it sleeps.
+#[inline(always)]
+pub(super) fn announce<M: Memory>(memory: &M, wakes: Option<Bell>) {
+    match wakes {
+        // Its fence stands for the `sfence` of rule 2.
+        Some(bell) => memory.wake(bell),
+        // Nothing is read after it that must be newer: `wake` would wait until the line is out.
+        None => memory.sfence(),
     }
 }
 

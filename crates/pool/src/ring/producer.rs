@@ -3,7 +3,7 @@
 use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
 
 use super::header::{FORM_BITS, Form, Header, pack};
-use super::link::{Fate, Flaw, Wait};
+use super::link::{self, Fate, Flaw, Wait};
 use super::{INLINE, Link, Place, RingShape, Turn};
 use crate::{PoolError, line};
 
@@ -183,7 +183,7 @@ impl Out {
 
     /// Publishes as much of the message as there is room for; whether that was all of it.
     #[inline(always)]
-    fn push<M: Memory>(&mut self, memory: &M, wakes: Bell, letter: Letter<'_>) -> Result<bool, Flaw> {
+    fn push<M: Memory>(&mut self, memory: &M, wakes: Option<Bell>, letter: Letter<'_>) -> Result<bool, Flaw> {
         assert!(letter.kind < KINDS, "a kind of message has 56 bits, not those of {:#x}", letter.kind);
         if letter.bytes.len() > INLINE {
             return self.push_parts(memory, wakes, letter);
@@ -201,7 +201,12 @@ impl Out {
     }
 
     #[inline(never)]
-    fn push_parts<M: Memory>(&mut self, memory: &M, wakes: Bell, letter: Letter<'_>) -> Result<bool, Flaw> {
+    fn push_parts<M: Memory>(
+        &mut self,
+        memory: &M,
+        wakes: Option<Bell>,
+        letter: Letter<'_>,
+    ) -> Result<bool, Flaw> {
         let whole = letter.bytes.len();
         assert!(
             self.streamed < whole,
@@ -296,7 +301,7 @@ impl Out {
     fn publish<M: Memory>(
         &mut self,
         memory: &M,
-        wakes: Bell,
+        wakes: Option<Bell>,
         letter: &Letter<'_>,
         form: Form,
         bytes: usize,
@@ -313,8 +318,7 @@ impl Out {
             memory.store(word, base + sequence);
             memory.write_back(word, 8);
         }
-        // Its fence stands for the `sfence` of rule 2.
-        memory.wake(wakes);
+        link::announce(memory, wakes);
     }
 
     #[cold]

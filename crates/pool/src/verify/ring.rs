@@ -347,7 +347,7 @@ fn link(memory: &ModelMemory, draw: Draw, bell: Bell, wakes: Bell, peer: Peer) -
         Liveness::Dead => Err(PoolError::PeerDead { peer, what: "", epoch: 1, sequence: 0 }),
         _ => Ok(()),
     };
-    Link { peer, epoch: 1, bell, wakes, patience: draw.patience(), alive: Box::new(alive) }
+    Link { peer, epoch: 1, bell, wakes: Some(wakes), patience: draw.patience(), alive: Box::new(alive) }
 }
 
 const SENDERS: u64 = 4;
