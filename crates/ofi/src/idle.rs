@@ -1,5 +1,8 @@
 //! Polls in vain: whoever polls keeps a processor that the peer it waits for may need. MPI libraries do not all give it up
 //! wherever they wait (MPICH does not in `MPI_Win_flush`), and each turn then takes a time slice of the scheduler.
+//!
+//! Where nobody else wants it, giving it up only takes time, and MPICH does that after each poll in vain: so a poll then stays
+//! a little, and looks again, as long as something has come lately.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,6 +12,14 @@ use std::time::{Duration, Instant};
 const PATIENCE: u32 = 256;
 /// Giving up to nobody takes some hundred nanoseconds, more on a virtual machine; to somebody, many times as long.
 const TO_SOMEBODY: u32 = 3;
+/// How long a poll stays, and how many do after one that found something: a program that computes between its polls loses no
+/// more than that for each.
+pub(crate) const STAY: Duration = Duration::from_micros(2);
+const STAYS: u32 = 5;
+/// Polls in vain of which one looks at the clock, which takes as long as the poll.
+const ASKS: u32 = 8;
+/// Finds after which nobody else is taken to want the processor, since it was last seen that somebody does.
+const CALM: u32 = 64;
 
 /// What is known of the polls of a domain.
 #[derive(Clone, Copy, Debug)]
@@ -17,31 +28,63 @@ pub(crate) struct Idle {
     vain: u32,
     /// So many are enough.
     patience: u32,
-    /// When the poll before ended, where others want the processor.
+    /// When the poll before ended, where that says whether others want the processor.
     last: Option<Instant>,
     /// The shortest time that giving up took.
     shortest: Duration,
+    /// Polls that may stay yet.
+    stays: u32,
+    /// Finds since somebody else was seen to run.
+    calm: u32,
 }
 
 impl Default for Idle {
     fn default() -> Self {
-        Self { vain: 0, patience: PATIENCE, last: None, shortest: Duration::MAX / TO_SOMEBODY }
+        let shortest = Duration::MAX / TO_SOMEBODY;
+        Self { vain: 0, patience: PATIENCE, last: None, shortest, stays: 0, calm: 0 }
     }
 }
 
 impl Idle {
-    /// Whether somebody else ran since the poll before: the program gives the processor up itself.
-    pub(crate) fn yields(&self) -> bool {
-        self.last.is_some_and(|last| self.is_switch(last.elapsed()))
+    /// One that knows how long giving up takes.
+    pub(crate) fn measured() -> Self {
+        let took = (0..8).map(|_| Self::give_up()).min();
+        Self { shortest: took.unwrap_or_default(), ..Self::default() }
+    }
+
+    /// Begins a poll: whether somebody else ran since the one before, because the program gives the processor up itself.
+    #[inline(always)]
+    pub(crate) fn yields(&mut self) -> bool {
+        let Some(last) = self.last else { return false };
+        let yields = self.is_switch(last.elapsed());
+        if yields {
+            (self.calm, self.stays) = (0, 0);
+        }
+        yields
+    }
+
+    /// Whether a poll that has found nothing stays, and looks on for as long as [`STAY`].
+    #[inline(always)]
+    pub(crate) const fn stays(&mut self) -> bool {
+        let stays = self.stays > 0;
+        self.stays = self.stays.saturating_sub(1);
+        stays
     }
 
     /// Whether a poll that found something, or did not, is the last before the processor is given up.
     #[inline(always)]
     pub(crate) fn is_over(&mut self, found: bool) -> bool {
-        self.vain = if found { 0 } else { self.vain + 1 };
-        if self.patience < PATIENCE {
-            self.last = (!found).then(Instant::now);
+        if found {
+            self.vain = 0;
+            self.calm = (self.calm + 1).min(CALM);
+            self.stays = if self.calm == CALM && self.patience == PATIENCE { STAYS } else { 0 };
+            self.last = None;
+            return false;
         }
+        self.vain += 1;
+        let is_open = self.stays > 0 || self.calm < CALM;
+        let asks = self.patience < PATIENCE || is_open && self.vain % ASKS == 1;
+        self.last = asks.then(Instant::now);
         self.vain >= self.patience
     }
 
@@ -57,8 +100,11 @@ impl Idle {
     pub(crate) fn gave_up(&mut self, took: Option<Duration>) {
         self.shortest = took.map_or(self.shortest, |took| took.min(self.shortest));
         self.vain = 0;
-        self.patience =
-            if took.is_some_and(|took| self.is_switch(took)) { 1 } else { (self.patience * 2).min(PATIENCE) };
+        if took.is_some_and(|took| self.is_switch(took)) {
+            (self.patience, self.calm, self.stays) = (1, 0, 0);
+        } else {
+            self.patience = (self.patience * 2).min(PATIENCE);
+        }
         self.last = (self.patience < PATIENCE).then(Instant::now);
     }
 
@@ -110,5 +156,24 @@ mod tests {
     fn whoever_finds_something_goes_on() {
         let mut idle = Idle { patience: 4, ..Idle::default() };
         assert!((0..100).all(|poll| !idle.is_over(poll % 4 == 3)));
+    }
+
+    #[test]
+    fn a_few_polls_stay_after_each_find_unless_somebody_else_was_seen_to_run() {
+        let mut idle = Idle::default();
+        let stay = |idle: &mut Idle| (0..100).filter(|_| idle.stays()).count();
+        (1..CALM).for_each(|_| assert!(!idle.is_over(true)));
+        assert_eq!(stay(&mut idle), 0);
+        for _ in 0..3 {
+            assert!(!idle.is_over(true));
+            assert_eq!(stay(&mut idle), STAYS as usize);
+        }
+        assert!(!idle.is_over(true));
+        idle.gave_up(NOBODY);
+        assert_eq!(stay(&mut idle.clone()), STAYS as usize);
+        idle.gave_up(SOMEBODY);
+        assert_eq!(stay(&mut idle), 0);
+        assert!(!idle.is_over(true));
+        assert_eq!(stay(&mut idle), 0);
     }
 }
