@@ -58,6 +58,13 @@ impl<'a, M: Memory> Chunks<'a, M> {
         loop {
             let Some(chunks) = others.find_row(count)? else {
                 if !others.are_contended || !others.watch.wait(&self.0) {
+                    // The last chunk may have become this host's while its lock was waited for.
+                    let extents = Extents(self.0);
+                    if !extents.is_large(units)
+                        && let taken @ Room::Taken(_) = extents.allocate(stripe, units, account)?
+                    {
+                        return Ok(taken);
+                    }
                     return Err(self.full(units, &mut others)?);
                 }
                 others.forget();

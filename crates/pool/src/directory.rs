@@ -204,15 +204,13 @@ impl<'a, M: Memory> Directory<'a, M> {
     /// [`PoolError::Exists`]; [`PoolError::Full`], [`PoolError::DirectoryFull`] and [`PoolError::Quota`] when something is used
     /// up; [`PoolError::TooManyOpen`]; [`PoolError::Timeout`] when another host claims the name and does not go on.
     pub(crate) fn create(&self, name: &Name<'_>, bytes: u64, fill: Fill) -> Result<Object, PoolError> {
-        let short = match self.create_once(name, bytes, fill) {
-            Err(
-                short @ (PoolError::Full { .. } | PoolError::DirectoryFull { .. } | PoolError::Quota { .. }),
-            ) => short,
-            other => return other,
-        };
-        match self.maintain()? {
-            0 => Err(short),
-            _ => self.create_once(name, bytes, fill),
+        match self.create_once(name, bytes, fill) {
+            Err(PoolError::Full { .. } | PoolError::DirectoryFull { .. } | PoolError::Quota { .. }) => {
+                // Also when nothing comes free by it: another process may have freed it just before.
+                self.maintain()?;
+                self.create_once(name, bytes, fill)
+            }
+            made => made,
         }
     }
 

@@ -302,14 +302,18 @@ impl<'a, M: Memory> Extents<'a, M> {
         let (words, Account { job, quota }) = (self.0.words(), account);
         let asked = extent.units * words.unit_bytes();
         let full = |held| PoolError::Quota { job, quota, held, asked };
-        let index = self.account(job).ok_or_else(|| full(0))?;
-        let held = self.0.get(words.job_bytes(index));
+        // Whoever may hold anything goes uncounted when all accounts are taken.
+        let uncounted = (quota == u64::MAX).then_some(JOBS);
+        let index = self.account(job).or(uncounted).ok_or_else(|| full(0))?;
+        let held = if index < JOBS { self.0.get(words.job_bytes(index)) } else { 0 };
         if held.checked_add(asked).is_none_or(|total| total > quota) {
             return Err(full(held));
         }
         self.log(stripe, extent, index, held);
         self.mark_bits(extent);
-        self.0.set(words.job_bytes(index), held + asked);
+        if index < JOBS {
+            self.0.set(words.job_bytes(index), held + asked);
+        }
         self.intend_of(stripe, extent, index);
         self.0.set(words.allocator_log(0), 0);
         Ok(())

@@ -335,6 +335,23 @@ mod tests {
     }
 
     #[test]
+    fn more_jobs_than_are_counted_have_objects_when_they_have_no_quota() {
+        let heap = heap(&Geometry { names: 127, ..SMALL });
+        let first = attach(heap.clone(), 0);
+        for job in 0..70 {
+            let member = Member { job, ..Member::new(0, 7) };
+            let pool = Pool::attach(heap.process(0, ProcessSlot(1)), member).unwrap();
+            pool.close(pool.create(&format!("/{job}"), 8).unwrap());
+        }
+        let member = Member { job: 70, quota: 1024, ..Member::new(0, 7) };
+        let last = Pool::attach(heap.process(0, ProcessSlot(1)), member).unwrap();
+        let refused = last.create("/70", 8).unwrap_err();
+        assert!(matches!(refused, PoolError::Quota { job: 70, .. }), "{refused}");
+        (0..70).for_each(|job| first.destroy(&format!("/{job}")).unwrap());
+        last.close(last.create("/70", 8).unwrap());
+    }
+
+    #[test]
     fn a_process_may_hold_so_many_objects_open_and_no_more() {
         let [a, b, _c] = pools();
         let mut held: Vec<_> = (0..20).map(|index| a.create(&format!("/{index}"), 0).unwrap()).collect();

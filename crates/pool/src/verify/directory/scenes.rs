@@ -49,6 +49,7 @@ pub(super) fn other(seed: u64) -> Outcome {
         stop_while_opening,
         share_a_chunk,
         share_a_chunk,
+        short_together,
         tell,
         tell,
     ];
@@ -636,6 +637,32 @@ fn share_a_chunk(seed: u64, mut dice: Dice) -> Outcome {
                 }
             }
         }
+    });
+    stage.world.run()
+}
+
+/// Two processes of a host find no room at once, and what one of them frees is enough for both.
+fn short_together(seed: u64, mut dice: Dice) -> Outcome {
+    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let (host, _) = toss(&mut dice);
+    let names = ["/one", "/two"].map(|name| Name::parse(name).expect("a good name"));
+    let make = |process: &Process, name: &Name<'_>| {
+        process.directory().create(name, 8, Fill::Zeros).expect("there is room, or will be once it is freed")
+    };
+    let cue = Cue::default();
+    let given = cue.clone();
+    play(&mut stage, host, 0, move |process| {
+        let held = names.each_ref().map(|name| make(&process, name));
+        names.iter().for_each(|name| process.directory().destroy(name).expect("it is there"));
+        // Condemned while it was open, so that it is still there.
+        held.iter().for_each(|object| process.directory().close(object));
+        given.give(1);
+        process.directory().close(&make(&process, &names[0]));
+    });
+    play(&mut stage, host, 1, move |process| {
+        cue.await_(&process.memory, 1);
+        let object = make(&process, &Name::parse("/two").expect("a good name"));
+        process.directory().close(&object);
     });
     stage.world.run()
 }
