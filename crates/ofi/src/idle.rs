@@ -58,9 +58,16 @@ impl Idle {
         let Some(last) = self.last else { return false };
         let yields = self.is_switch(last.elapsed());
         if yields {
-            (self.calm, self.stays) = (0, 0);
+            self.hurry();
         }
         yields
+    }
+
+    /// Polls do not stay for a while: one-sided operations were under way. Two that stay at both ends of one take longer
+    /// (put and flush of MPICH without the shim, software-coherent: 7 us, not 4).
+    #[inline(always)]
+    pub(crate) const fn hurry(&mut self) {
+        (self.calm, self.stays) = (0, 0);
     }
 
     /// Whether a poll that has found nothing stays, and looks on for as long as [`STAY`].

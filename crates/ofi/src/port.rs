@@ -336,10 +336,12 @@ impl Port {
         }
     }
 
-    /// Moves messages, and writes down what has completed. Where all of that was the provider's own, there may be more.
-    pub(crate) fn progress(&mut self, ledger: &mut Ledger) -> Result<(), Errno> {
+    /// Moves messages, and writes down what has completed; whether any of that was a step of a one-sided operation, after which
+    /// there may be more.
+    pub(crate) fn progress(&mut self, ledger: &mut Ledger) -> Result<bool, Errno> {
+        let mut one_sided = false;
         if !self.enabled {
-            return Ok(());
+            return Ok(one_sided);
         }
         for _ in 0..ROUNDS {
             let moved = self.link.progress();
@@ -351,8 +353,9 @@ impl Port {
             if !own {
                 break;
             }
+            one_sided = true;
         }
-        Ok(())
+        Ok(one_sided)
     }
 
     /// Writes down what is over. Returns whether it was a step of a one-sided operation, after which there may be another.

@@ -74,13 +74,17 @@ impl Domain {
     ) -> Result<T, Errno> {
         let mut state = self.state();
         let yields = state.idle.yields();
-        let mut looked = state.progress().and_then(|()| look(&mut state));
+        let mut once = |state: &mut State| {
+            state.progress()?;
+            look(state)
+        };
+        let mut looked = once(&mut state);
         // Not where another thread may wait for its turn.
         if matches!(looked, Ok((_, false))) && !self.state.is_locked() && state.idle.stays() {
             let (start, mut looks) = (Instant::now(), 0_u32);
             // To look at the clock takes as long as to look for messages.
             while matches!(looked, Ok((_, false))) && (!looks.is_multiple_of(4) || start.elapsed() < STAY) {
-                looked = state.progress().and_then(|()| look(&mut state));
+                looked = once(&mut state);
                 looks += 1;
             }
         }
@@ -128,7 +132,9 @@ impl State {
     /// Moves messages, and writes down what has completed.
     pub(crate) fn progress(&mut self) -> Result<(), Errno> {
         for port in self.ports.iter_mut() {
-            port.progress(&mut self.ledger)?;
+            if port.progress(&mut self.ledger)? {
+                self.idle.hurry();
+            }
         }
         Ok(())
     }
