@@ -36,12 +36,14 @@ pub(crate) struct Idle {
     stays: u32,
     /// Finds since somebody else was seen to run.
     calm: u32,
+    /// Whether the program itself gives the processor up between two polls.
+    gives: bool,
 }
 
 impl Default for Idle {
     fn default() -> Self {
         let shortest = Duration::MAX / TO_SOMEBODY;
-        Self { vain: 0, patience: PATIENCE, last: None, shortest, stays: 0, calm: 0 }
+        Self { vain: 0, patience: PATIENCE, last: None, shortest, stays: 0, calm: 0, gives: false }
     }
 }
 
@@ -56,7 +58,9 @@ impl Idle {
     #[inline(always)]
     pub(crate) fn yields(&mut self) -> bool {
         let Some(last) = self.last else { return false };
-        let yields = self.is_switch(last.elapsed());
+        let gap = last.elapsed();
+        let yields = self.is_switch(gap);
+        self.gives = gap >= self.shortest / 2;
         if yields {
             self.hurry();
         }
@@ -78,19 +82,20 @@ impl Idle {
         stays
     }
 
-    /// Whether a poll that found something, or did not, is the last before the processor is given up.
+    /// Whether a poll that found something, or did not in so many looks, is the last before the processor is given up.
     #[inline(always)]
-    pub(crate) fn is_over(&mut self, found: bool) -> bool {
+    pub(crate) fn is_over(&mut self, found: bool, looks: u32) -> bool {
         if found {
             self.vain = 0;
             self.calm = (self.calm + 1).min(CALM);
-            self.stays = if self.calm == CALM && self.patience == PATIENCE { STAYS } else { 0 };
+            let stays = self.gives && self.calm == CALM && self.patience == PATIENCE;
+            self.stays = if stays { STAYS } else { 0 };
             self.last = None;
             return false;
         }
-        self.vain += 1;
+        self.vain += looks;
         let is_open = self.stays > 0 || self.calm < CALM;
-        let asks = self.patience < PATIENCE || is_open && self.vain % ASKS == 1;
+        let asks = self.patience < PATIENCE || self.gives || is_open && (looks > 1 || self.vain % ASKS == 1);
         self.last = asks.then(Instant::now);
         self.vain >= self.patience
     }
@@ -129,7 +134,7 @@ mod tests {
 
     /// After how many polls in vain it gives up.
     fn polls(idle: &mut Idle) -> u32 {
-        1 + (0..).find(|_| idle.is_over(false)).unwrap()
+        1 + (0..).find(|_| idle.is_over(false, 1)).unwrap()
     }
 
     #[test]
@@ -162,25 +167,25 @@ mod tests {
     #[test]
     fn whoever_finds_something_goes_on() {
         let mut idle = Idle { patience: 4, ..Idle::default() };
-        assert!((0..100).all(|poll| !idle.is_over(poll % 4 == 3)));
+        assert!((0..100).all(|poll| !idle.is_over(poll % 4 == 3, 1)));
     }
 
     #[test]
     fn a_few_polls_stay_after_each_find_unless_somebody_else_was_seen_to_run() {
-        let mut idle = Idle::default();
+        let mut idle = Idle { gives: true, ..Idle::default() };
         let stay = |idle: &mut Idle| (0..100).filter(|_| idle.stays()).count();
-        (1..CALM).for_each(|_| assert!(!idle.is_over(true)));
+        (1..CALM).for_each(|_| assert!(!idle.is_over(true, 1)));
         assert_eq!(stay(&mut idle), 0);
         for _ in 0..3 {
-            assert!(!idle.is_over(true));
+            assert!(!idle.is_over(true, 1));
             assert_eq!(stay(&mut idle), STAYS as usize);
         }
-        assert!(!idle.is_over(true));
+        assert!(!idle.is_over(true, 1));
         idle.gave_up(NOBODY);
         assert_eq!(stay(&mut idle.clone()), STAYS as usize);
         idle.gave_up(SOMEBODY);
         assert_eq!(stay(&mut idle), 0);
-        assert!(!idle.is_over(true));
+        assert!(!idle.is_over(true, 1));
         assert_eq!(stay(&mut idle), 0);
     }
 }

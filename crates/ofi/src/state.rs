@@ -78,17 +78,17 @@ impl Domain {
             state.progress()?;
             look(state)
         };
-        let mut looked = once(&mut state);
+        let (mut looked, mut looks) = (once(&mut state), 1_u32);
         // Not where another thread may wait for its turn.
         if matches!(looked, Ok((_, false))) && !self.state.is_locked() && state.idle.stays() {
-            let (start, mut looks) = (Instant::now(), 0_u32);
+            let start = Instant::now();
             // To look at the clock takes as long as to look for messages.
             while matches!(looked, Ok((_, false))) && (!looks.is_multiple_of(4) || start.elapsed() < STAY) {
                 looked = once(&mut state);
                 looks += 1;
             }
         }
-        let is_over = state.idle.is_over(!matches!(looked, Ok((_, false))));
+        let is_over = state.idle.is_over(!matches!(looked, Ok((_, false))), looks);
         drop(state);
         if is_over {
             let took = (!yields).then(Idle::give_up);
