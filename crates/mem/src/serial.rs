@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -58,7 +59,7 @@ impl<T> Serial<T> {
                 None
             }
         };
-        Turn { serial: self, _held: held }
+        Turn { serial: self, _held: held, _value: PhantomData }
     }
 }
 
@@ -75,6 +76,8 @@ impl<T> fmt::Debug for Serial<T> {
 pub struct Turn<'a, T> {
     serial: &'a Serial<T>,
     _held: Option<MutexGuard<'a, ()>>,
+    /// It is as a reference that is the only one: shared between threads only if the value may be.
+    _value: PhantomData<&'a mut T>,
 }
 
 impl<T> Deref for Turn<'_, T> {

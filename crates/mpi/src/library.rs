@@ -12,8 +12,8 @@ use crate::abi::{Abi, Aint, Count, Handles};
 use crate::failure::Failure;
 use crate::layout::Layout;
 
-/// The level of MPI's standard at which several threads may call at once: the same in every library.
-const THREAD_MULTIPLE: c_int = 3;
+/// The level of MPI's standard from which on several threads may call: the same in every library.
+const THREAD_SERIALIZED: c_int = 2;
 
 /// The function called `name` in a library.
 ///
@@ -130,6 +130,7 @@ library! {
     always {
 
     initialized = c"PMPI_Initialized" (*mut c_int);
+    finalized = c"PMPI_Finalized" (*mut c_int);
     query_thread = c"PMPI_Query_thread" (*mut c_int);
     comm_rank = c"PMPI_Comm_rank" (A::Handle, *mut c_int);
     comm_size = c"PMPI_Comm_size" (A::Handle, *mut c_int);
@@ -180,16 +181,17 @@ impl<A: Abi> Library<A> {
         }
     }
 
-    /// A value that threads take turns at: by a lock, unless the program has said that one at a time calls MPI.
+    /// A value that threads take turns at: by a lock, unless the program has said that one thread calls MPI. Where another may go
+    /// on with what one has put past its caches, a lock with a fence before it is what brings that out.
     pub(crate) fn serial<T>(&self, value: T) -> Serial<T> {
-        let (mut is_initialized, mut level) = (0, THREAD_MULTIPLE);
+        let (mut is_initialized, mut is_over, mut level) = (0, 0, THREAD_SERIALIZED);
         // SAFETY: places for what is asked; a program with sessions alone has no level to ask for.
         let codes = unsafe {
-            let code = (self.initialized)(&raw mut is_initialized);
-            let asks = code == 0 && is_initialized != 0;
-            [code, if asks { (self.query_thread)(&raw mut level) } else { 0 }]
+            let codes = [(self.initialized)(&raw mut is_initialized), (self.finalized)(&raw mut is_over)];
+            let asks = codes == [0, 0] && is_initialized != 0 && is_over == 0;
+            [codes[0], codes[1], if asks { (self.query_thread)(&raw mut level) } else { 0 }]
         };
-        match codes == [0, 0] && level < THREAD_MULTIPLE {
+        match codes == [0; 3] && level < THREAD_SERIALIZED {
             // SAFETY: what every level below says of a program's calls, and nothing else uses the value.
             true => unsafe { Serial::promised(value) },
             false => Serial::locked(value),

@@ -195,7 +195,11 @@ pub fn on<A: Abi>(
     real: impl FnOnce() -> c_int,
 ) -> c_int {
     let shim = A::shim();
-    let (Some(window), Some(library)) = (shim.window(win), shim.library()) else { return real() };
+    let (window, library) = match guarded::<A, _>(|| Ok((shim.window(win), shim.library()))) {
+        Ok((Some(window), Some(library))) => (window, library),
+        Ok(_) => return real(),
+        Err(failure) => return report(call, 0, &failure),
+    };
     match guarded::<A, _>(|| body(window)) {
         Ok(()) => 0,
         Err(failure) => {
@@ -277,8 +281,10 @@ pub unsafe fn free<A: Abi>(win: *mut A::Handle, real: impl FnOnce() -> c_int) ->
     let shim = A::shim();
     // SAFETY: by this function's contract.
     let handle = unsafe { win.read() };
-    if shim.window(handle).is_none() {
-        return real();
+    match guarded::<A, _>(|| Ok(shim.window(handle).is_some())) {
+        Ok(true) => {}
+        Ok(false) => return real(),
+        Err(failure) => return report("MPI_Win_free", 0, &failure),
     }
     let code = on::<A>("MPI_Win_free", handle, Window::barrier, || 0);
     if code != 0 {

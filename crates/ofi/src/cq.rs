@@ -13,6 +13,9 @@ use crate::object::{Object, fid, given, wanted};
 use crate::state::{Domain, State};
 use crate::{domain, guard};
 
+/// Bytes of the longest entry, which MPI libraries ask for.
+const TAGGED_BYTES: usize = size_of::<CqTaggedEntry>();
+
 /// Operations that have completed, oldest first.
 pub(crate) struct Queue {
     /// Bytes of an entry in the format that was asked for.
@@ -62,7 +65,7 @@ impl Queue {
                 let entry = std::ptr::from_ref(entry).cast::<u8>();
                 // A copy of a length that the compiler does not know is a call.
                 match self.entry_bytes {
-                    40 => place.copy_from_nonoverlapping(entry, 40),
+                    TAGGED_BYTES => place.copy_from_nonoverlapping(entry, TAGGED_BYTES),
                     bytes => place.copy_from_nonoverlapping(entry, bytes),
                 }
                 if !from.is_null() {
@@ -113,7 +116,7 @@ pub(crate) unsafe extern "C" fn open(
             CQ_FORMAT_CONTEXT | CQ_FORMAT_UNSPEC => 8,
             CQ_FORMAT_MSG => 24,
             CQ_FORMAT_DATA => 40,
-            CQ_FORMAT_TAGGED => size_of::<CqTaggedEntry>(),
+            CQ_FORMAT_TAGGED => TAGGED_BYTES,
             _ => return Err(Errno::NOSYS),
         };
         // There is nothing to poll on: progress is made by whoever waits.

@@ -33,7 +33,7 @@ pub(crate) fn object<T>(body: impl FnOnce() -> *mut T) -> *mut T {
 }
 
 fn outcome<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    // Whatever a panic left half done is behind a lock that is poisoned, or lost with the call.
+    // Whatever a panic left half done is as good as after a call that failed, or lost with the call.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         tracing::error!("the provider panicked; the message stands above, please report it");
         Err(Errno::OTHER)

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: u32 = 256;
 /// Giving up to nobody takes some hundred nanoseconds, more on a virtual machine; to somebody, many times as long.
 const TO_SOMEBODY: u32 = 3;
+/// What giving up takes at least when the caches are cold.
+const LEAST: Duration = Duration::from_nanos(300);
 /// How long a poll stays, and how many do after one that found something: a program that computes between its polls loses no
 /// more than that for each.
 pub(crate) const STAY: Duration = Duration::from_micros(2);
@@ -67,8 +69,8 @@ impl Idle {
         yields
     }
 
-    /// Polls do not stay for a while: one-sided operations were under way. Two that stay at both ends of one take longer
-    /// (put and flush of MPICH without the shim, software-coherent: 7 us, not 4).
+    /// Polls do not stay for a while: somebody else ran, or one-sided operations were under way. Two that stay at both ends of one
+    /// take longer (put and flush of MPICH without the shim, software-coherent: 7 us, not 4).
     #[inline(always)]
     pub(crate) const fn hurry(&mut self) {
         (self.calm, self.stays) = (0, 0);
@@ -121,7 +123,7 @@ impl Idle {
     }
 
     fn is_switch(&self, took: Duration) -> bool {
-        took > self.shortest * TO_SOMEBODY
+        took > self.shortest.max(LEAST) * TO_SOMEBODY
     }
 }
 

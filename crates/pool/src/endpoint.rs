@@ -406,7 +406,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     /// [`PoolError::Evicted`], [`PoolError::Memory`]. What fails with one peer fails the operations with it.
     #[inline]
     pub fn progress(&mut self) -> Result<(), PoolError> {
-        if self.is_still() {
+        if self.is_still()? {
             self.calls += 1;
             return Ok(());
         }
@@ -415,13 +415,13 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
 
     /// Whether there is nothing to do, as most who poll find.
     #[inline(always)]
-    fn is_still(&mut self) -> bool {
+    fn is_still(&mut self) -> Result<bool, PoolError> {
         let calls = self.calls + 1;
-        calls < self.options.calls_a_look
+        let is_quiet = calls < self.options.calls_a_look
             && !calls.is_multiple_of(CALLS_A_GLANCE)
             && self.met == self.peers.len()
-            && self.peers.iter().all(Peer::is_quiet)
-            && self.inlets.is_still()
+            && self.peers.iter().all(Peer::is_quiet);
+        if is_quiet { self.inlets.is_still() } else { Ok(false) }
     }
 
     fn make_progress(&mut self) -> Result<(), PoolError> {

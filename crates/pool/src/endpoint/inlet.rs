@@ -86,19 +86,19 @@ impl<M: Memory> Inlets<M> {
         Ok(())
     }
 
-    /// Whether a round would find nothing; if so, it counts as one.
+    /// Whether a round would find nothing; if so, it counts as one. With many senders it says nothing.
     #[inline(always)]
-    pub(super) fn is_still(&mut self) -> bool {
-        let is_still = self.idle + 1 < self.looks_a_search
-            && self.rings.len() <= LOOKED_AT
-            && self
-                .rings
-                .iter_mut()
-                .all(|ring| ring.object.is_none() || !ring.left && ring.consumer.is_still());
-        if is_still {
-            self.idle += 1;
+    pub(super) fn is_still(&mut self) -> Result<bool, PoolError> {
+        if self.idle + 1 >= self.looks_a_search || self.rings.len() > LOOKED_AT {
+            return Ok(false);
         }
-        is_still
+        for ring in self.rings.iter_mut().filter(|ring| ring.object.is_some()) {
+            if ring.left || !ring.consumer.is_still()? {
+                return Ok(false);
+            }
+        }
+        self.idle += 1;
+        Ok(true)
     }
 
     /// The next ring of this round that may have something.

@@ -107,16 +107,23 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
 
     /// Whether nothing has come: what a [`Consumer::peek`] in vain says, sooner. Where software keeps coherence, a look takes
     /// longer than all else, and this says nothing.
+    ///
+    /// # Errors
+    /// Those of [`Consumer::peek`].
     #[inline(always)]
-    pub(crate) fn is_still(&mut self) -> bool {
-        let Self { memory, intake, link, .. } = self;
-        let is_still = memory.coherence() == Coherence::Coherent
-            && intake.ahead.is_none()
-            && memory.load(intake.turn.header) == Ok(intake.last_seen());
+    pub(crate) fn is_still(&mut self) -> Result<bool, PoolError> {
+        let Self { memory, intake, link, fate, .. } = self;
+        if memory.coherence() != Coherence::Coherent || intake.ahead.is_some() || fate.is_broken() {
+            return Ok(false);
+        }
+        // What a load says of an earlier store it says once.
+        let seen = memory.load(intake.turn.header);
+        let seen = seen.map_err(|fault| fate.end(intake.error(link, fault.into()), true))?;
+        let is_still = seen == intake.last_seen();
         if is_still {
             intake.rest(memory, link, false);
         }
-        is_still
+        Ok(is_still)
     }
 
     /// Replaces `into` by the next message, if all of it has come. Parts of a streamed message are kept meanwhile.
@@ -560,5 +567,34 @@ impl In {
     #[cold]
     fn error<A>(&self, link: &Link<A>, flaw: Flaw) -> PoolError {
         link.error(flaw, self.turn.header, WAITS_FOR, self.turn.sequence())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polder_mem::{Coherent, Region};
+
+    use super::*;
+    use crate::Peer;
+    use crate::wait::Patience;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_look_that_finds_nothing_tells_of_a_store_that_was_lost_before_it() {
+        let path = std::env::temp_dir().join(format!("polder-test-{}-still", std::process::id()));
+        std::fs::write(&path, [0; 4 * 4096]).unwrap();
+        let memory = Coherent::new(Region::open(&path).unwrap());
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(3 * 4096).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let place = Place { lines: Offset(0), credits: Offset(2 * 4096), generation: 1 };
+        let (peer, patience, alive) = (Peer { host: 1, pid: 7 }, Patience::DEDICATED, || Ok(()));
+        let link = Link { peer, epoch: 1, bell: Bell(0), wakes: None, patience, alive };
+        let shape = RingShape::new(4, 256).unwrap();
+        let mut consumer = Consumer::new(memory.clone(), shape, place, link);
+        assert_eq!(consumer.is_still(), Ok(true));
+        memory.store(Offset(3 * 4096), 1);
+        assert!(matches!(consumer.is_still(), Err(PoolError::Memory(_))));
+        assert_eq!(consumer.is_still(), Ok(false));
+        assert!(matches!(consumer.peek(), Err(PoolError::Broken { .. })));
     }
 }
