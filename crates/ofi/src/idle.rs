@@ -115,7 +115,8 @@ impl Idle {
         self.shortest = took.map_or(self.shortest, |took| took.min(self.shortest));
         self.vain = 0;
         if took.is_some_and(|took| self.is_switch(took)) {
-            (self.patience, self.calm, self.stays) = (1, 0, 0);
+            self.patience = 1;
+            self.hurry();
         } else {
             self.patience = (self.patience * 2).min(PATIENCE);
         }

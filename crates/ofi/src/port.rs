@@ -339,10 +339,10 @@ impl Port {
     /// Moves messages, and writes down what has completed; whether any of that was a step of a one-sided operation, after which
     /// there may be more.
     pub(crate) fn progress(&mut self, ledger: &mut Ledger) -> Result<bool, Errno> {
-        let mut one_sided = false;
         if !self.enabled {
-            return Ok(one_sided);
+            return Ok(false);
         }
+        let mut one_sided = false;
         for _ in 0..ROUNDS {
             let moved = self.link.progress();
             let mut own = false;

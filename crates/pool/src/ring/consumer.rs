@@ -112,16 +112,14 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     /// Those of [`Consumer::peek`].
     #[inline(always)]
     pub(crate) fn is_still(&mut self) -> Result<bool, PoolError> {
-        let Self { memory, intake, link, fate, .. } = self;
-        if memory.coherence() != Coherence::Coherent || intake.ahead.is_some() || fate.is_broken() {
+        if self.memory.coherence() != Coherence::Coherent || self.intake.ahead.is_some() || self.is_broken() {
             return Ok(false);
         }
         // What a load says of an earlier store it says once.
-        let seen = memory.load(intake.turn.header);
-        let seen = seen.map_err(|fault| fate.end(intake.error(link, fault.into()), true))?;
-        let is_still = seen == intake.last_seen();
+        let seen = self.memory.load(self.intake.turn.header).map_err(|fault| self.end(fault.into()))?;
+        let is_still = seen == self.intake.last_seen();
         if is_still {
-            intake.rest(memory, link, false);
+            self.intake.rest(&self.memory, &self.link, false);
         }
         Ok(is_still)
     }
