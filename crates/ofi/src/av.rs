@@ -25,8 +25,9 @@ pub(crate) struct Vector {
 }
 
 impl Vector {
-    pub(crate) fn get(&self, place: u64) -> Option<Address> {
-        *self.places.get(usize::try_from(place).ok()?)?
+    #[inline]
+    pub(crate) fn get(&self, place: u64) -> Option<&Address> {
+        self.places.get(usize::try_from(place).ok()?)?.as_ref()
     }
 
     /// The first place of an address.
@@ -174,7 +175,8 @@ unsafe extern "C" fn lookup(av: *mut FidAv, place: u64, address: *mut c_void, by
         wanted(bytes)?;
         // SAFETY: libfabric passes an open vector.
         let Open { domain, at } = unsafe { of(av) };
-        let found = domain.state().ledger.vectors.get(*at).and_then(|vector| vector.get(place));
+        let state = domain.state();
+        let found = state.ledger.vectors.get(*at).and_then(|vector| vector.get(place));
         let found = found.ok_or(Errno::INVAL)?.encode();
         // SAFETY: the program says in `bytes` how much `address` holds.
         unsafe { give(&found, address, bytes) };

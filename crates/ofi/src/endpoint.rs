@@ -85,10 +85,12 @@ impl Link {
         each_link!(self, link => link.close())
     }
 
-    pub(crate) fn progress(&mut self) -> Result<(), PoolError> {
-        each_link!(self, link => link.progress())
+    #[inline(always)]
+    pub(crate) fn step(&mut self) -> Result<Option<Completion<Span, Operation>>, PoolError> {
+        each_link!(self, link => link.step())
     }
 
+    #[inline(always)]
     pub(crate) fn completion(&mut self) -> Option<Completion<Span, Operation>> {
         each_link!(self, link => link.completion())
     }

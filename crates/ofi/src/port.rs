@@ -41,12 +41,13 @@ pub(crate) struct Operation {
     pub(crate) role: Role,
 }
 
-#[derive(Clone, Copy, Debug)]
+/// No longer than it must be, for it is moved with every operation.
+#[derive(Debug)]
 pub(crate) enum Role {
     Send,
     Receive,
     /// A receive into a buffer for many messages, with what they are.
-    Many(Filter),
+    Many(Box<Filter>),
     /// A message that a peek set aside for a later receive with the same context.
     Claim,
     /// A message that nobody wants.
@@ -60,7 +61,7 @@ pub(crate) enum Role {
     Answer(u64),
     Payload(u64),
     /// A payload into registered memory, and what is sent from there.
-    Land(Landing),
+    Land(Box<Landing>),
     Serve(u64),
 }
 
@@ -192,7 +193,7 @@ impl Port {
     ) -> Result<(), Errno> {
         let filter = self.filter(ledger, wanted)?;
         if let Role::Many(many) = &mut operation.role {
-            *many = filter;
+            **many = filter;
             // The first is filled before the next: only one at a time is where messages find it.
             if let Some((_, waiting)) = self.many.iter_mut().find(|(taken, _)| *taken == filter) {
                 waiting.push_back((span, operation));
@@ -320,9 +321,9 @@ impl Port {
 
     /// Writes down that a receive is over without a message.
     fn end(&mut self, ledger: &mut Ledger, mut operation: Operation, errno: Errno, text: &str) {
-        if let Role::Many(filter) = operation.role {
+        if let Role::Many(filter) = &operation.role {
             operation.flags |= flag::MULTI_RECV;
-            self.next_of_many(filter);
+            self.next_of_many(**filter);
         }
         self.fail(ledger, &operation, errno, None, text);
     }
@@ -344,12 +345,19 @@ impl Port {
         }
         let mut one_sided = false;
         for _ in 0..ROUNDS {
-            let moved = self.link.progress();
             let mut own = false;
+            let stepped = match self.link.step() {
+                Ok(None) => break,
+                Ok(Some(completion)) => {
+                    own |= self.settle(ledger, completion);
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            };
             while let Some(completion) = self.link.completion() {
                 own |= self.settle(ledger, completion);
             }
-            moved.map_err(|error| told(&error))?;
+            stepped.map_err(|error| told(&error))?;
             if !own {
                 break;
             }
@@ -373,9 +381,7 @@ impl Port {
             Completion::Received { buffer, context: operation, arrival: Arrival { from, label, bytes } } => {
                 match operation.role {
                     Role::Claim => self.claimed(ledger, operation.context, buffer, (from, label)),
-                    Role::Many(filter) => {
-                        self.one_of_many(ledger, filter, (buffer, operation), (from, label, bytes))
-                    }
+                    Role::Many(_) => self.one_of_many(ledger, (buffer, operation), (from, label, bytes)),
                     Role::Receive => {
                         let at = buffer.at();
                         self.message(ledger, &buffer, &operation, Message { from, label, bytes, at });
@@ -439,10 +445,11 @@ impl Port {
     fn one_of_many(
         &mut self,
         ledger: &mut Ledger,
-        filter: Filter,
         (buffer, mut operation): (Span, Operation),
         (from, label, bytes): (u32, Label, u64),
     ) {
+        let Role::Many(filter) = &operation.role else { return };
+        let filter = **filter;
         let used = usize::try_from(bytes).map_or(buffer.len(), |bytes| bytes.min(buffer.len()));
         let left = buffer.len() - used;
         let last = left < self.least_left.max(1);
@@ -602,17 +609,22 @@ struct Peers {
 }
 
 impl Peers {
+    #[inline]
     fn peer(&mut self, link: &mut Link, vector: &Vector, address: u64) -> Result<u32, Errno> {
         let known = vector.get(address).ok_or(Errno::INVAL)?;
         // A place of the vector is an index.
-        let at = address as usize;
-        if let Some(&Some(peer)) = self.of.get(at) {
-            return Ok(peer);
+        match self.of.get(address as usize) {
+            Some(&Some(peer)) => Ok(peer),
+            _ => Ok(self.meet(link, *known, address as usize)),
         }
+    }
+
+    #[cold]
+    fn meet(&mut self, link: &mut Link, known: Address, at: usize) -> u32 {
         let peer = link.connect(known);
         self.of.resize(self.of.len().max(at + 1), None);
         self.of[at] = Some(peer);
-        Ok(peer)
+        peer
     }
 
     /// The place of a peer, which may have written before this process wrote to it.

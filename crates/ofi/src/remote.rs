@@ -279,7 +279,7 @@ impl Port {
                 self.lend(key);
                 // SAFETY: registered for this, and not given back while it is lent.
                 let span = unsafe { memory(at, bytes) };
-                let role = Role::Land(Landing { from, number, key, bytes, data });
+                let role = Role::Land(Box::new(Landing { from, number, key, bytes, data }));
                 self.link.receive(payload_of(from, number), span, aside(role));
             }
             (Ok(at), Act::Write) => {
@@ -361,11 +361,10 @@ impl Port {
     fn answer(&mut self, to: u32, number: u64, span: Span, failure: Option<Errno>, role: Role) {
         let data = failure.map(|Errno(errno)| errno.cast_unsigned());
         let label = Label { kind: ANSWER, tag: number, data };
+        let served = if let Role::Serve(key) = role { Some(key) } else { None };
         if let Err(error) = self.link.send(to, label, span, aside(role)) {
             tracing::warn!("{error}");
-            if let Role::Serve(key) = role {
-                self.give_back(key);
-            }
+            served.into_iter().for_each(|key| self.give_back(key));
         }
     }
 
@@ -400,7 +399,7 @@ impl Port {
     /// Whether registered memory is in use still, once what no payload has begun to fill is refused.
     pub(crate) fn holds(&mut self, key: u64) -> bool {
         let lands =
-            |operation: &Operation| matches!(operation.role, Role::Land(landing) if landing.key == key);
+            |operation: &Operation| matches!(&operation.role, Role::Land(landing) if landing.key == key);
         while let Some((_, Operation { role: Role::Land(landing), .. })) = self.link.cancel(lands) {
             self.give_back(key);
             self.refuse(landing.from, landing.number, true, Errno::KEYREJECTED);

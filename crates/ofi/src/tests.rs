@@ -1144,9 +1144,10 @@ fn a_peer_that_asks_for_whatever_it_likes_reaches_nothing_that_is_not_registered
             hostile.send(to, label, Span::Held(note), operation()).unwrap();
             let answer = Filter { from: Some(to), kind: 4, tag: 0, ignore: u64::MAX };
             hostile.receive(answer, Span::Held(vec![0; 100]), operation());
-            hostile.progress().unwrap();
-            while let Some(done) = hostile.completion() {
-                answers += usize::from(matches!(done, Completion::Received { .. }));
+            let mut done = hostile.step().unwrap();
+            while let Some(over) = done {
+                answers += usize::from(matches!(over, Completion::Received { .. }));
+                done = hostile.completion();
             }
             assert_ne!(victim.read().unwrap_err(), -256, "it panicked with seed {seed}");
         }

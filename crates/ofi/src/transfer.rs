@@ -127,7 +127,7 @@ unsafe fn receive(ep: *mut FidEp, incoming: impl FnOnce() -> Result<Incoming, Er
         }
         let many = flags & flag::MULTI_RECV != 0;
         let role = match many {
-            true => Role::Many(Filter { from: None, kind: MSG, tag: 0, ignore: 0 }),
+            true => Role::Many(Box::new(Filter { from: None, kind: MSG, tag: 0, ignore: 0 })),
             false => Role::Receive,
         };
         let operation = Operation {

@@ -228,6 +228,26 @@ enum Body {
     Offer(u64, Offset),
 }
 
+/// What was taken of a ring.
+enum Taken<B, C> {
+    Nothing,
+    Message,
+    /// A message with which this is over.
+    Over(Completion<B, C>),
+}
+
+/// Where the bytes of a message go.
+enum Place {
+    /// To the posted receive of this number.
+    Posted(usize, Label),
+    /// Where they are kept until something receives them.
+    Kept(Label),
+    /// To a receive whose message comes in parts.
+    Part(usize),
+    /// Nowhere: they are the words of a note.
+    Words(Note),
+}
+
 /// A receive whose message comes in parts.
 struct Receiving<B, C> {
     arrival: Arrival,
@@ -396,6 +416,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     }
 
     /// An operation that is over.
+    #[inline]
     pub fn completion(&mut self) -> Option<Completion<B, C>> {
         self.done.pop_front()
     }
@@ -404,11 +425,22 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     ///
     /// # Errors
     /// [`PoolError::Evicted`], [`PoolError::Memory`]. What fails with one peer fails the operations with it.
-    #[inline]
     pub fn progress(&mut self) -> Result<(), PoolError> {
+        if let Some(over) = self.step()? {
+            self.done.push_front(over);
+        }
+        Ok(())
+    }
+
+    /// As [`Endpoint::progress`], and then as [`Endpoint::completion`], which has what else is over.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::progress`].
+    #[inline(always)]
+    pub fn step(&mut self) -> Result<Option<Completion<B, C>>, PoolError> {
         if self.is_still()? {
             self.calls += 1;
-            return Ok(());
+            return Ok(self.completion());
         }
         self.make_progress()
     }
@@ -424,8 +456,22 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         if is_quiet { self.inlets.is_still() } else { Ok(false) }
     }
 
-    fn make_progress(&mut self) -> Result<(), PoolError> {
-        self.take_in(self.done.len() + 1)?;
+    #[inline(never)]
+    fn make_progress(&mut self) -> Result<Option<Completion<B, C>>, PoolError> {
+        let mut over = self.take_in()?;
+        if !self.done.is_empty() {
+            self.done.extend(over.take());
+        }
+        if let Err(error) = self.send_on() {
+            over.into_iter().for_each(|over| self.done.push_front(over));
+            return Err(error);
+        }
+        Ok(over.or_else(|| self.completion()))
+    }
+
+    /// Sends on what waited for room, and asks now and then who died.
+    #[inline(always)]
+    fn send_on(&mut self) -> Result<(), PoolError> {
         for number in 0..self.peers.len() {
             let peer = &mut self.peers[number];
             if peer.is_quiet() {
@@ -474,94 +520,70 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
 
     // What comes.
 
-    /// Takes in the messages that have come, until `enough` operations are over: whoever waits for one waits for no further look.
-    fn take_in(&mut self, enough: usize) -> Result<(), PoolError> {
+    /// Takes in the messages that have come, until an operation is over: whoever waits for one waits for no further look. Returns
+    /// that, if it is not among those that are done.
+    #[inline(always)]
+    fn take_in(&mut self) -> Result<Option<Completion<B, C>>, PoolError> {
+        let done = self.done.len();
         self.inlets.look(&self.pool)?;
-        while self.done.len() < enough
+        while self.done.len() == done
             && let Some(inlet) = self.inlets.next()
         {
             let Self { inlets, known, peers, .. } = self;
             let from = inlets.from(inlet, |sender| meet(known, peers, sender));
-            if let Err(error) = self.take_from(inlet, from, enough) {
-                self.inlets.close(&self.pool, inlet);
-                self.lose(from, &error)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes in what one ring has, as many messages as it has slots at most.
-    fn take_from(&mut self, inlet: usize, from: u32, enough: usize) -> Result<(), PoolError> {
-        for _ in 0..self.options.ring.slots() {
-            let Some(envelope) = self.inlets.peek(&self.pool, inlet)? else { break };
-            let note = Note::decode(&envelope).ok_or_else(|| self.inlets.corrupt(inlet))?;
-            self.take(inlet, from, note, &envelope)?;
-            if self.done.len() >= enough {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn take(&mut self, inlet: usize, from: u32, note: Note, envelope: &Envelope) -> Result<(), PoolError> {
-        match note {
-            Note::Eager(label) => self.take_eager(inlet, Arrival { from, label, bytes: envelope.bytes }),
-            Note::Part { receive, offset } => self.take_part(inlet, from, receive, offset, envelope.bytes),
-            note => {
-                let mut bytes = [0; INLINE];
-                if envelope.bytes != INLINE as u64 {
-                    return Err(self.inlets.corrupt(inlet));
+            // As many messages as it has slots at most.
+            for _ in 0..self.options.ring.slots() {
+                match self.take(inlet, from) {
+                    Ok(Taken::Nothing) => break,
+                    Ok(Taken::Message) if self.done.len() > done => break,
+                    Ok(Taken::Message) => {}
+                    Ok(Taken::Over(over)) => return Ok(Some(over)),
+                    Err(error) => {
+                        self.inlets.close(&self.pool, inlet);
+                        self.lose(from, &error)?;
+                        break;
+                    }
                 }
-                self.inlets.pop_slice(inlet, &mut bytes)?;
-                let taken = self.take_note(from, note, words_of(bytes));
-                taken.map_err(|what| PoolError::Corrupt { offset: self.inlets.place(inlet), what })
             }
         }
+        Ok(None)
     }
 
-    /// Takes an eager message: straight into where it belongs, if that is known.
-    fn take_eager(&mut self, inlet: usize, arrival: Arrival) -> Result<(), PoolError> {
-        let index = self.posted.iter().position(|posted| posted.filter.takes(arrival.from, &arrival.label));
-        let fits = |posted: &Posted<B, C>| posted.buffer.bytes().len() as u64 >= arrival.bytes;
-        let fitting = index.filter(|&index| fits(&self.posted[index]));
-        let Some(mut posted) = fitting.and_then(|index| pick(&mut self.posted, index)) else {
-            let body = Body::Whole(self.inlets.pop(inlet)?);
-            self.arrive(Unexpected { arrival, body });
-            return Ok(());
-        };
-        if let Err(error) = self.inlets.pop_slice(inlet, posted.buffer.bytes_mut()) {
-            self.done.push_back(fail(posted.buffer, posted.context, &error));
-            return Err(error);
+    /// Takes the next message of a ring: straight to where it belongs, if that is known.
+    #[inline(always)]
+    fn take(&mut self, inlet: usize, from: u32) -> Result<Taken<B, C>, PoolError> {
+        let (mut whole, mut words) = (Vec::new(), [0; INLINE]);
+        let Self { inlets, posted, receiving, pool, .. } = self;
+        let popped = inlets.pop(pool, inlet, |envelope| {
+            place_of(posted, receiving, from, envelope, &mut whole, &mut words)
+        })?;
+        let Some((place, bytes)) = popped else { return Ok(Taken::Nothing) };
+        match place {
+            Place::Posted(index, label) => {
+                let Some(Posted { buffer, context, .. }) = pick(&mut self.posted, index) else {
+                    return Ok(Taken::Message);
+                };
+                self.peers[from as usize].take(&self.options, bytes);
+                let arrival = Arrival { from, label, bytes };
+                return Ok(Taken::Over(Completion::Received { buffer, context, arrival }));
+            }
+            Place::Kept(label) => {
+                self.arrive(Unexpected { arrival: Arrival { from, label, bytes }, body: Body::Whole(whole) });
+            }
+            Place::Part(key) => {
+                let receiving = &mut self.receiving[key];
+                receiving.come += bytes;
+                if receiving.come == receiving.room {
+                    let Receiving { arrival, buffer, context, .. } = self.receiving.remove(key);
+                    return Ok(Taken::Over(Completion::Received { buffer, context, arrival }));
+                }
+            }
+            Place::Words(note) => {
+                let taken = self.take_note(from, note, words_of(words));
+                taken.map_err(|what| PoolError::Corrupt { offset: self.inlets.place(inlet), what })?;
+            }
         }
-        self.peers[arrival.from as usize].take(&self.options, arrival.bytes);
-        let Posted { buffer, context, .. } = posted;
-        self.done.push_back(Completion::Received { buffer, context, arrival });
-        Ok(())
-    }
-
-    fn take_part(
-        &mut self,
-        inlet: usize,
-        from: u32,
-        receive: u64,
-        offset: u64,
-        bytes: u64,
-    ) -> Result<(), PoolError> {
-        let key = receive as usize;
-        let corrupt = self.inlets.corrupt(inlet);
-        let Some(receiving) = self.receiving.get_mut(key) else { return Err(corrupt) };
-        let is_next = receiving.arrival.from == from && receiving.come == offset;
-        if !is_next || bytes == 0 || bytes > receiving.room - receiving.come {
-            return Err(corrupt);
-        }
-        let end = (offset + bytes) as usize;
-        self.inlets.pop_slice(inlet, &mut receiving.buffer.bytes_mut()[offset as usize..end])?;
-        receiving.come += bytes;
-        if receiving.come == receiving.room {
-            let Receiving { arrival, buffer, context, .. } = self.receiving.remove(key);
-            self.done.push_back(Completion::Received { buffer, context, arrival });
-        }
-        Ok(())
+        Ok(Taken::Message)
     }
 
     /// Takes any other note with its words; the error says what of it no correct endpoint writes.
@@ -704,7 +726,14 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         }
         // What it published before counts, on a ring that nobody has looked for, too.
         self.inlets.search(&self.pool)?;
-        self.take_in(usize::MAX)?;
+        loop {
+            let done = self.done.len();
+            let over = self.take_in()?;
+            self.done.extend(over);
+            if self.done.len() == done {
+                break;
+            }
+        }
         let peer = &mut self.peers[number as usize];
         if peer.may_begin_later(error) {
             peer.refuse(error, &mut self.done);
@@ -753,6 +782,44 @@ impl<M: Memory, B, C> Drop for Endpoint<M, B, C> {
         if let Some(own) = self.own.take() {
             self.pool.abandon(own);
         }
+    }
+}
+
+/// Where a message goes, and the room for it; the error says what of it no correct endpoint writes.
+#[inline(always)]
+fn place_of<'a, B: Buffer, C>(
+    posted: &'a mut VecDeque<Posted<B, C>>,
+    receiving: &'a mut Slab<Receiving<B, C>>,
+    from: u32,
+    envelope: &Envelope,
+    whole: &'a mut Vec<u8>,
+    words: &'a mut [u8; INLINE],
+) -> Result<(Place, &'a mut [u8]), &'static str> {
+    let bytes = envelope.bytes;
+    match Note::decode(envelope).ok_or("message between endpoints")? {
+        Note::Eager(label) => {
+            let first = posted.iter().position(|posted| posted.filter.takes(from, &label));
+            match first {
+                Some(index) if posted[index].buffer.bytes().len() as u64 >= bytes => {
+                    Ok((Place::Posted(index, label), posted[index].buffer.bytes_mut()))
+                }
+                _ => {
+                    whole.resize(bytes as usize, 0);
+                    Ok((Place::Kept(label), whole))
+                }
+            }
+        }
+        Note::Part { receive, offset } => {
+            let key = receive as usize;
+            let Receiving { arrival, room, come, buffer, .. } =
+                receiving.get_mut(key).ok_or("message part")?;
+            if arrival.from != from || *come != offset || bytes == 0 || bytes > *room - *come {
+                return Err("message part");
+            }
+            Ok((Place::Part(key), &mut buffer.bytes_mut()[offset as usize..]))
+        }
+        note if bytes == INLINE as u64 => Ok((Place::Words(note), words)),
+        _ => Err("message between endpoints"),
     }
 }
 

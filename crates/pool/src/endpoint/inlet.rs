@@ -126,32 +126,22 @@ impl<M: Memory> Inlets<M> {
         self.rings[inlet].place
     }
 
-    /// The error for a message that no endpoint writes.
-    pub(super) fn corrupt(&self, inlet: usize) -> PoolError {
-        PoolError::Corrupt { offset: self.place(inlet), what: "message between endpoints" }
-    }
-
-    pub(super) fn peek(&mut self, pool: &Pool<M>, inlet: usize) -> Result<Option<Envelope>, PoolError> {
-        let seen = self.rings[inlet].consumer.peek()?;
-        if seen.is_some() {
+    /// Copies the next message of a ring to where `room` says, if one has come, as [`Consumer::try_pop_to`] does.
+    #[inline(always)]
+    pub(super) fn pop<'a, T>(
+        &mut self,
+        pool: &Pool<M>,
+        inlet: usize,
+        room: impl FnOnce(&Envelope) -> Result<(T, &'a mut [u8]), &'static str>,
+    ) -> Result<Option<(T, u64)>, PoolError> {
+        let Inlet { consumer, left, .. } = &mut self.rings[inlet];
+        let popped = consumer.try_pop_to(room)?;
+        if popped.is_some() {
             self.idle = 0;
-        } else if self.rings[inlet].left {
+        } else if *left {
             self.close(pool, inlet);
         }
-        Ok(seen)
-    }
-
-    /// The message that was seen. None is longer than a cell, so it comes whole.
-    pub(super) fn pop(&mut self, inlet: usize) -> Result<Vec<u8>, PoolError> {
-        let mut bytes = vec![];
-        let popped = self.rings[inlet].consumer.try_pop_into(&mut bytes)?;
-        popped.map(|_| bytes).ok_or_else(|| self.corrupt(inlet))
-    }
-
-    /// Copies the message that was seen to the start of `into`, which can hold it.
-    pub(super) fn pop_slice(&mut self, inlet: usize, into: &mut [u8]) -> Result<(), PoolError> {
-        let popped = self.rings[inlet].consumer.try_pop_slice(into)?;
-        popped.map(drop).ok_or_else(|| self.corrupt(inlet))
+        Ok(popped)
     }
 
     /// Whether the ring of this sender is there: neither it nor a sweep has destroyed it.

@@ -177,6 +177,23 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
         }
     }
 
+    /// Copies the next message to the start of what `room` gives for it, which is no shorter, if it has come; with what else `room`
+    /// says, and how long the message is. `room` may also say what of it is wrong. For rings whose messages all come whole.
+    ///
+    /// # Errors
+    /// Those of [`Consumer::try_pop_into`]; a message in parts is [`PoolError::Corrupt`].
+    #[inline(always)]
+    pub(crate) fn try_pop_to<'a, T>(
+        &mut self,
+        room: impl FnOnce(&Envelope) -> Result<(T, &'a mut [u8]), &'static str>,
+    ) -> Result<Option<(T, u64)>, PoolError> {
+        self.fate.check()?;
+        match self.intake.pop_to(&self.memory, &self.link, room) {
+            Ok(popped) => Ok(popped),
+            Err(flaw) => Err(self.end(flaw)),
+        }
+    }
+
     /// Copies the next message to the start of `into`, waiting for it until `deadline`.
     ///
     /// # Errors
@@ -388,6 +405,22 @@ impl In {
             }
         }
         Ok(None)
+    }
+
+    #[inline(always)]
+    fn pop_to<'a, M: Memory, A, T>(
+        &mut self,
+        memory: &M,
+        link: &Link<A>,
+        room: impl FnOnce(&Envelope) -> Result<(T, &'a mut [u8]), &'static str>,
+    ) -> Result<Option<(T, u64)>, Flaw> {
+        let Some(part) = self.next(memory, link)? else { return Ok(None) };
+        if !part.is_whole() {
+            return Err(WRONG_PART);
+        }
+        let (told, into) = room(&part.envelope()).map_err(Flaw::Corrupt)?;
+        self.take(memory, link, &part, &mut into[..part.bytes as usize])?;
+        Ok(Some((told, part.bytes)))
     }
 
     /// The next part, if it has come; it stays until it is taken.
