@@ -56,12 +56,13 @@ impl<A: Abi> Shim<A> {
     }
 
     /// The window of a handle, if it lies in the pool.
-    #[inline]
+    #[inline(always)]
     fn window(&self, handle: A::Handle) -> Option<&Window<A>> {
         let mut windows = self.windows.get()?.turn();
-        let at = windows.iter().position(|(known, _)| *known == handle)?;
-        windows.swap(0, at);
-        let window = &raw const *windows[0].1;
+        let window = match &windows[..] {
+            [(known, window), ..] if *known == handle => &raw const **window,
+            _ => find::<A>(&mut windows, handle)?,
+        };
         // SAFETY: it stands still until the program frees it, or ends MPI, which it does once it uses it no more.
         Some(unsafe { &*window })
     }
@@ -167,6 +168,14 @@ impl<A: Abi> Shim<A> {
     }
 }
 
+/// The window of a handle, which comes first from here on.
+#[cold]
+fn find<A: Abi>(windows: &mut Windows<A>, handle: A::Handle) -> Option<*const Window<A>> {
+    let at = windows.iter().position(|(known, _)| *known == handle)?;
+    windows.swap(0, at);
+    Some(&raw const *windows[0].1)
+}
+
 /// Says something on stderr, in one piece.
 pub(crate) fn say(what: &str) {
     // Nobody is left to be told.
@@ -180,6 +189,7 @@ fn report(call: &str, rank: u32, failure: &Failure) -> c_int {
 }
 
 /// A panic as a failure.
+#[inline]
 fn guarded<A: Abi, T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         let why = "the shim panicked; the message stands above, please report it";
@@ -188,6 +198,7 @@ fn guarded<A: Abi, T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Fa
 }
 
 /// A call on a window: done here when that lies in the pool, else by the library.
+#[inline(always)]
 pub fn on<A: Abi>(
     call: &str,
     win: A::Handle,
@@ -195,20 +206,28 @@ pub fn on<A: Abi>(
     real: impl FnOnce() -> c_int,
 ) -> c_int {
     let shim = A::shim();
-    let (window, library) = match guarded::<A, _>(|| Ok((shim.window(win), shim.library()))) {
-        Ok((Some(window), Some(library))) => (window, library),
-        Ok(_) => return real(),
-        Err(failure) => return report(call, 0, &failure),
-    };
-    match guarded::<A, _>(|| body(window)) {
-        Ok(()) => 0,
-        Err(failure) => {
-            let code = report(call, window.rank(), &failure);
-            // SAFETY: the library's own window.
-            unsafe { (library.win_call_errhandler)(win, code) };
-            code
-        }
+    let mut rank = 0;
+    let done = guarded::<A, _>(|| {
+        let Some(window) = shim.window(win) else { return Ok(false) };
+        rank = window.rank();
+        body(window).map(|()| true)
+    });
+    match done {
+        Ok(true) => 0,
+        Ok(false) => real(),
+        Err(failure) => failed::<A>(call, rank, win, &failure),
     }
+}
+
+/// A call on a window has failed.
+#[cold]
+fn failed<A: Abi>(call: &str, rank: u32, win: A::Handle, failure: &Failure) -> c_int {
+    let code = report(call, rank, failure);
+    if let Some(library) = A::shim().library() {
+        // SAFETY: the library's own window.
+        unsafe { (library.win_call_errhandler)(win, code) };
+    }
+    code
 }
 
 /// A call that makes a window: in the pool, where all ranks have one, else by the library.

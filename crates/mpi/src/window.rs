@@ -252,6 +252,7 @@ impl<A: Abi> Window<A> {
     ///
     /// # Errors
     /// When a rank, a range or a type is wrong, or the memory fails.
+    #[inline(always)]
     pub unsafe fn put(
         &self,
         (from, count, kind): Buffer<*const c_void, A::Handle>,
@@ -266,6 +267,17 @@ impl<A: Abi> Window<A> {
             return done.map_err(|error| Failure::pool::<A>(&error));
         }
         drop(state);
+        // SAFETY: the same contract.
+        unsafe { self.put_any((from, count, kind), place) }
+    }
+
+    /// A put of whatever type.
+    #[inline(never)]
+    unsafe fn put_any(
+        &self,
+        (from, count, kind): Buffer<*const c_void, A::Handle>,
+        place: Place<A::Handle>,
+    ) -> Result<(), Failure> {
         let Some(Located { elements: theirs, segment, at }) = self.place(place)? else { return Ok(()) };
         let ours = self.elements(count, kind)?;
         Self::expect_same(ours.bytes(), theirs.bytes())?;
@@ -292,7 +304,7 @@ impl<A: Abi> Window<A> {
     }
 
     /// Where elements of the type that was put last go, if that is all inside the window: what most puts are, sooner.
-    #[inline]
+    #[inline(always)]
     fn flat(
         &self,
         state: &State<A::Handle>,
@@ -704,6 +716,7 @@ impl<A: Abi> Window<A> {
     ///
     /// # Errors
     /// None.
+    #[inline(always)]
     pub fn flush(&self) -> Result<(), Failure> {
         let mut state = self.state();
         state.pooled.flush();

@@ -192,16 +192,26 @@ impl<M: Memory> Window<M> {
     /// # Errors
     /// [`PoolError::Argument`] when the range ends past the segment; [`PoolError::Memory`]; where it takes a lock, those of
     /// [`Window::update`].
+    #[inline]
     pub fn put(&mut self, target: u32, offset: u64, from: &[u8]) -> Result<(), PoolError> {
         let at = self.range(target, offset, from.len() as u64)?;
+        if at.0.is_multiple_of(WORD) && (from.len() as u64).is_multiple_of(WORD) {
+            return Ok(self.pool.memory().copy_in_nt(at, from)?);
+        }
+        self.put_parts(target, at, from)
+    }
+
+    /// A put that begins or ends inside a word.
+    #[inline(never)]
+    fn put_parts(&mut self, target: u32, at: Offset, from: &[u8]) -> Result<(), PoolError> {
+        if from.is_empty() {
+            return Ok(());
+        }
         let start = at.0.next_multiple_of(WORD) - at.0;
         let (head, rest) = from.split_at(from.len().min(start as usize));
         let (words, tail) = rest.split_at(rest.len() - rest.len() % WORD as usize);
         if !words.is_empty() {
             self.pool.memory().copy_in_nt(at + head.len() as u64, words)?;
-        }
-        if head.is_empty() && tail.is_empty() {
-            return Ok(());
         }
         self.locked(target, |window| {
             let behind = at + (head.len() + words.len()) as u64;
@@ -227,6 +237,7 @@ impl<M: Memory> Window<M> {
     /// Makes all that this rank has put, to any target, visible to whoever gets or renews it from here on.
     // SYNC: an mfence, so that what is loaded next is at least as new: of two who put, flush and get, one gets what the other
     // has put.
+    #[inline]
     pub fn flush(&self) {
         self.pool.memory().mfence();
     }

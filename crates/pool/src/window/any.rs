@@ -68,6 +68,7 @@ impl AnyWindow {
     ///
     /// # Errors
     /// As there.
+    #[inline]
     pub fn put(&mut self, target: u32, offset: u64, from: &[u8]) -> Result<(), PoolError> {
         each_window!(self, window => window.put(target, offset, from))
     }
@@ -81,6 +82,7 @@ impl AnyWindow {
     }
 
     /// [`Window::flush`].
+    #[inline]
     pub fn flush(&self) {
         each_window!(self, window => window.flush());
     }
