@@ -6,7 +6,7 @@ use polder_mem::{Coherent, Software, Wrapped};
 use polder_pool::session::AnyPool;
 use polder_pool::{PoolError, endpoint};
 
-pub(crate) use polder_pool::endpoint::{Address, Arrival, Buffer, Completion, Filter, Label};
+pub(crate) use polder_pool::endpoint::{Address, Arrival, Buffer, Completion, Filter, Label, Until};
 
 use crate::port::Operation;
 use crate::span::Span;
@@ -53,7 +53,19 @@ impl Link {
         span: Span,
         operation: Operation,
     ) -> Result<(), PoolError> {
-        each_link!(self, link => link.send(to, label, span, operation))
+        self.send_until(Until::Out, to, label, span, operation)
+    }
+
+    #[inline]
+    pub(crate) fn send_until(
+        &mut self,
+        until: Until,
+        to: u32,
+        label: Label,
+        span: Span,
+        operation: Operation,
+    ) -> Result<(), PoolError> {
+        each_link!(self, link => link.send_until(until, to, label, span, operation))
     }
 
     pub(crate) fn inject(&mut self, to: u32, label: Label, bytes: &[u8]) -> Result<(), PoolError> {

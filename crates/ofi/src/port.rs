@@ -7,7 +7,7 @@ use polder_pool::PoolError;
 
 use crate::av::Vector;
 use crate::cq::Queue;
-use crate::endpoint::{Address, Arrival, Buffer, Completion, Filter, Label, Link};
+use crate::endpoint::{Address, Arrival, Buffer, Completion, Filter, Label, Link, Until};
 use crate::ffi::{ADDR_NOTAVAIL, ADDR_UNSPEC, CqTaggedEntry, Errno, flag};
 use crate::log;
 use crate::remote::{Landing, Remote};
@@ -156,17 +156,17 @@ impl Port {
         self.enabled = true;
     }
 
-    /// Queues a message.
+    /// Queues a message, which is complete when `until` says.
     pub(crate) fn send(
         &mut self,
         ledger: &Ledger,
+        until: Until,
         to: u64,
         label: Label,
-        span: Span,
-        operation: Operation,
+        (span, operation): (Span, Operation),
     ) -> Result<(), Errno> {
         let to = self.peer(ledger, to)?;
-        self.link.send(to, label, span, operation).map_err(|error| told(&error))
+        self.link.send_until(until, to, label, span, operation).map_err(|error| told(&error))
     }
 
     /// Sends bytes that the program may use again at once; nothing tells of it but a counter.

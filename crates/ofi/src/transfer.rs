@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use crate::endpoint::{Buffer, Filter, Label};
+use crate::endpoint::{Buffer, Filter, Label, Until};
 use crate::ep::{self, Open};
 use crate::ffi::{Errno, FidEp, Msg, MsgTagged, OpsMsg, OpsTagged, flag, iovec};
 use crate::getinfo::INJECT_BYTES;
@@ -67,10 +67,16 @@ unsafe fn transmit(ep: *mut FidEp, outgoing: impl FnOnce() -> Result<Outgoing, E
         let Outgoing { to, label, mut span, context, flags } = outgoing()?;
         let mut state = domain.state();
         let (port, ledger) = state.enabled_port(*at)?;
-        let flags = flags.unwrap_or(port.transmit.flags);
+        let (said, flags) = (flags.is_some(), flags.unwrap_or(port.transmit.flags));
         if flags & !SEND_FLAGS != 0 {
             return Err(Errno::BADFLAGS);
         }
+        // MPICH asks for it of every message, and its programs send short ones that nobody receives yet.
+        let until = match (flags & flag::DELIVERY_COMPLETE != 0, said) {
+            (false, _) => Until::Out,
+            (true, false) => Until::LongReceived,
+            (true, true) => Until::Received,
+        };
         if flags & flag::INJECT != 0 {
             if span.len() > INJECT_BYTES {
                 return Err(Errno::MSGSIZE);
@@ -83,7 +89,7 @@ unsafe fn transmit(ep: *mut FidEp, outgoing: impl FnOnce() -> Result<Outgoing, E
             report: port.transmit.of(flags),
             role: Role::Send,
         };
-        port.send(ledger, to, label, span, operation).map(|()| 0)
+        port.send(ledger, until, to, label, (span, operation)).map(|()| 0)
     })
 }
 

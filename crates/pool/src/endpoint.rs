@@ -171,6 +171,17 @@ pub enum Completion<B, C> {
     },
 }
 
+/// When a send is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// Its bytes are out, and the caller's again.
+    Out,
+    /// As [`Until::Received`], where it is not eager.
+    LongReceived,
+    /// What the receiver takes of it is where it belongs. It is not eager, however short.
+    Received,
+}
+
 /// How an endpoint sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -222,8 +233,8 @@ struct Unexpected {
 enum Body {
     /// All of it.
     Whole(Vec<u8>),
-    /// It waits for a grant: the number of the send.
-    Request(u64),
+    /// It waits for a grant: the number of the send, and whether that is to be told when it has come.
+    Request(u64, bool),
     /// It lies in the pool, and stays there until the send of this number is told that nothing more is taken of it.
     Offer(u64, Offset),
 }
@@ -254,6 +265,8 @@ struct Receiving<B, C> {
     /// Bytes that are to come, and that have.
     room: u64,
     come: u64,
+    /// The number of the send, if that is to be told when all has come.
+    told: Option<u64>,
     buffer: B,
     context: C,
 }
@@ -328,7 +341,23 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     /// # Errors
     /// [`PoolError::Argument`] when there is no such peer, or the message is too long.
     pub fn send(&mut self, to: u32, label: Label, buffer: B, context: C) -> Result<(), PoolError> {
-        if let Some(peer) = self.peers.get_mut(to as usize)
+        self.send_until(Until::Out, to, label, buffer, context)
+    }
+
+    /// Sends what `buffer` holds, which is complete when `until` says.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::send`].
+    pub fn send_until(
+        &mut self,
+        until: Until,
+        to: u32,
+        label: Label,
+        buffer: B,
+        context: C,
+    ) -> Result<(), PoolError> {
+        if until != Until::Received
+            && let Some(peer) = self.peers.get_mut(to as usize)
             && peer.inject(&self.options, &label, buffer.bytes())
         {
             self.done.push_back(Completion::Sent { buffer, context });
@@ -342,7 +371,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
             memory.write_back(place, buffer.bytes().len() as u64);
             memory.sfence();
         }
-        self.start(to, Outgoing { label, load: Load::Lent(buffer, context), place })
+        self.start(to, Outgoing { label, load: Load::Lent(buffer, context), place, until })
     }
 
     /// Sends a copy of `bytes`, and says no more of it, but when it is lost.
@@ -355,7 +384,8 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         {
             return Ok(());
         }
-        self.start(to, Outgoing { label, load: Load::Copied(bytes.to_vec()), place: None })
+        let load = Load::Copied(bytes.to_vec());
+        self.start(to, Outgoing { label, load, place: None, until: Until::Out })
     }
 
     fn start(&mut self, to: u32, outgoing: Outgoing<B, C>) -> Result<(), PoolError> {
@@ -574,7 +604,9 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
                 let receiving = &mut self.receiving[key];
                 receiving.come += bytes;
                 if receiving.come == receiving.room {
-                    let Receiving { arrival, buffer, context, .. } = self.receiving.remove(key);
+                    let Receiving { arrival, buffer, context, told, .. } = self.receiving.remove(key);
+                    let answer = told.map(|send| outlet::Control::Grant { send, receive: 0, room: 0 });
+                    self.peers[from as usize].control.extend(answer);
                     return Ok(Taken::Over(Completion::Received { buffer, context, arrival }));
                 }
             }
@@ -589,12 +621,13 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     /// Takes any other note with its words; the error says what of it no correct endpoint writes.
     fn take_note(&mut self, from: u32, note: Note, [first, second]: [u64; 2]) -> Result<(), &'static str> {
         match note {
-            Note::Request(label) if second <= LONGEST => {
+            Note::Request(label) | Note::Synchronous(label) if second <= LONGEST => {
                 let arrival = Arrival { from, label, bytes: second };
-                self.arrive(Unexpected { arrival, body: Body::Request(first) });
+                let body = Body::Request(first, matches!(note, Note::Synchronous(_)));
+                self.arrive(Unexpected { arrival, body });
                 Ok(())
             }
-            Note::Request(_) => Err("message request"),
+            Note::Request(_) | Note::Synchronous(_) => Err("message request"),
             Note::Offer(label) => {
                 let (send, bytes) = offer_of(first);
                 let end = second.checked_add(bytes).ok_or("message offer")?;
@@ -644,7 +677,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
                     peer.control.push_back(outlet::Control::Grant { send, receive: 0, room: 0 });
                 }
             }
-            Body::Request(send) => {
+            Body::Request(send, synchronous) => {
                 let room = arrival.bytes.min(buffer.bytes().len() as u64);
                 if let Some(error) = peer.broken.clone() {
                     self.done.push_back(fail(buffer, context, &error));
@@ -653,7 +686,8 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
                     self.done.push_back(Completion::Received { buffer, context, arrival });
                 } else {
                     assert!(self.receiving.len() < RECEIVES, "16 million receives are under way");
-                    let receiving = Receiving { arrival, room, come: 0, buffer, context };
+                    let told = synchronous.then_some(send);
+                    let receiving = Receiving { arrival, room, come: 0, told, buffer, context };
                     let receive = self.receiving.insert(receiving) as u64;
                     peer.control.push_back(outlet::Control::Grant { send, receive, room });
                 }

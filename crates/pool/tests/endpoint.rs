@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use polder_mem::{Heap, HeapShape, ProcessSlot};
-use polder_pool::endpoint::{Address, Arrival, Completion, Endpoint, Filter, Label, Options};
+use polder_pool::endpoint::{Address, Arrival, Completion, Endpoint, Filter, Label, Options, Until};
 use polder_pool::format::{Geometry, Layout, Overwrite, Uuid, format};
 use polder_pool::local::LocalLayout;
 use polder_pool::ring::RingShape;
@@ -186,6 +186,43 @@ fn a_first_message_is_out_before_its_receiver_has_come_for_it() {
     assert!(matches!(ends[0].completion(), Some(Completion::Sent { context: 1, .. })));
     ends[1].receive(exactly(None, 1), vec![0; 10], 2);
     assert_eq!(received(next(&mut ends, 1)).0, bytes(10, 1));
+}
+
+#[test]
+fn a_send_that_is_complete_when_it_is_received_is_not_so_before() {
+    let pools = pools();
+    let mut ends = ends(&pools);
+    let to = ends[1].address();
+    let peer = ends[0].connect(to);
+    let sends =
+        [(0, Until::Received), (8, Until::Received), (600, Until::LongReceived), (9000, Until::Received)];
+    for (number, (size, until)) in (0..).zip(sends) {
+        ends[0].send_until(until, peer, label(1), bytes(size, 3), number).unwrap();
+        for _ in 0..200 {
+            ends.iter_mut().for_each(|end| end.progress().unwrap());
+        }
+        assert!(ends[0].completion().is_none(), "{size} bytes");
+        ends[1].receive(exactly(None, 1), vec![0; 8000], number);
+        let (buffer, _, arrival) = received(next(&mut ends, 1));
+        assert_eq!(
+            (arrival.bytes, &buffer[..size.min(8000)]),
+            (size as u64, &bytes(size, 3)[..size.min(8000)])
+        );
+        assert!(matches!(next(&mut ends, 0), Completion::Sent { context, .. } if context == number));
+    }
+    ends[0].send_until(Until::LongReceived, peer, label(1), bytes(100, 3), 9).unwrap();
+    assert!(matches!(ends[0].completion(), Some(Completion::Sent { context: 9, .. })), "it is eager");
+    ends[0].send_until(Until::Received, peer, label(1), bytes(100, 3), 10).unwrap();
+    let [mut first, second] = ends;
+    drop(second);
+    let done = loop {
+        first.progress().unwrap();
+        if let Some(done) = first.completion() {
+            break done;
+        }
+    };
+    let is_told = matches!(done, Completion::Failed { context: 10, error: PoolError::PeerDead { .. }, .. });
+    assert!(is_told, "{done:?}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use slab::Slab;
 use super::inlet::{Alive, link};
 use super::place::{create_ring, endpoint_name, news_base, news_word, process_of, ring_name};
 use super::wire::{Note, bytes_of, offered};
-use super::{Address, Buffer, Completion, Label, OVERHEAD, Options, fail};
+use super::{Address, Buffer, Completion, Label, OVERHEAD, Options, Until, fail};
 use crate::membership::Process;
 use crate::object::Object;
 use crate::ring::Producer;
@@ -37,6 +37,7 @@ pub(super) struct Outgoing<B, C> {
     pub(super) load: Load<B, C>,
     /// Where in the pool its bytes lie, which are written back.
     pub(super) place: Option<Offset>,
+    pub(super) until: Until,
 }
 
 /// An answer to a peer.
@@ -53,6 +54,8 @@ struct Sending<B, C> {
     /// The receive that takes it, how many bytes, and how many of them are out.
     granted: Option<(u64, u64)>,
     out: u64,
+    /// Whether the receiver says when it has them.
+    synchronous: bool,
 }
 
 /// The ring to a peer.
@@ -183,8 +186,9 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
 
     /// Pushes the next message, or a request for it.
     fn begin(&mut self, options: &Options, done: &mut VecDeque<Completion<B, C>>) -> Result<bool, PoolError> {
-        let Some(Outgoing { label, load, place }) = self.queue.front() else { return Ok(false) };
-        let is_eager = self.is_eager(options, load.bytes());
+        let Some(Outgoing { label, load, place, until }) = self.queue.front() else { return Ok(false) };
+        let is_eager = *until != Until::Received && self.is_eager(options, load.bytes());
+        let synchronous = *until != Until::Out;
         let Some(Outlet { producer, .. }) = &mut self.outlet else { return Ok(false) };
         let (bytes, number) = (load.bytes(), self.sending.vacant_key() as u64);
         let length = bytes.len() as u64;
@@ -196,7 +200,8 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
             let (kind, tag) = Note::Offer(*label).encode();
             producer.try_push(kind, tag, &bytes_of(offer, place))?
         } else {
-            let (kind, tag) = Note::Request(*label).encode();
+            let note = if synchronous { Note::Synchronous(*label) } else { Note::Request(*label) };
+            let (kind, tag) = note.encode();
             producer.try_push(kind, tag, &bytes_of(number, length))?
         };
         if pushed && let Some(Outgoing { load, .. }) = self.queue.pop_front() {
@@ -204,7 +209,7 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
                 self.untaken += length + OVERHEAD;
                 finish(load, done);
             } else {
-                self.sending.insert(Sending { load, granted: None, out: 0 });
+                self.sending.insert(Sending { load, granted: None, out: 0, synchronous });
             }
         }
         Ok(pushed)
@@ -219,7 +224,8 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
         let (Some(number), Some(outlet)) = (self.granted.front().copied(), &mut self.outlet) else {
             return Ok(false);
         };
-        let Some(Sending { load, granted: Some((receive, room)), out }) = self.sending.get_mut(number) else {
+        let sending = self.sending.get_mut(number);
+        let Some(Sending { load, granted: Some((receive, room)), out, synchronous }) = sending else {
             self.granted.pop_front();
             return Ok(true);
         };
@@ -228,10 +234,12 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
         let pushed = outlet.producer.try_push(kind, tag, &load.bytes()[*out as usize..end as usize])?;
         if pushed {
             *out = end;
-            let is_over = end == *room;
+            let (is_over, waits) = (end == *room, *synchronous);
             self.granted.rotate_left(1);
             if is_over {
                 self.granted.pop_back();
+            }
+            if is_over && !waits {
                 finish(self.sending.remove(number).load, done);
             }
         }
@@ -255,6 +263,13 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
                 } else {
                     self.granted.push_back(number);
                 }
+                Ok(())
+            }
+            // What was granted has come.
+            Some(Sending { granted: Some((_, whole)), out, synchronous: true, .. })
+                if out == whole && room == 0 =>
+            {
+                finish(self.sending.remove(number).load, done);
                 Ok(())
             }
             _ => Err("message grant"),

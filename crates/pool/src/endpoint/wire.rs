@@ -9,8 +9,9 @@
 //! | 4 part | bits 40..64 number of the receive, bits 0..40 offset | the message from there on |
 //! | 5 credit | 0 | bytes of eager messages that were taken, and 0, 8 bytes each |
 //! | 6 offer | the label's | bits 0..24 number of the send, bits 24..64 bytes of the message; where in the pool they lie, 8 bytes each |
+//! | 7 synchronous request | the label's | as a request; when all that was granted is where it belongs, a grant of 0 bytes says so |
 //!
-//! The kind of an eager message, a request or an offer has the label's kind in bits 8..16 and its data in bits 16..48; bit 7 says that there
+//! The kind of an eager message, a request of either sort or an offer has the label's kind in bits 8..16 and its data in bits 16..48; bit 7 says that there
 //! is some.
 
 use super::Label;
@@ -33,6 +34,7 @@ const GRANT: u64 = 3;
 const PART: u64 = 4;
 const CREDIT: u64 = 5;
 const OFFER: u64 = 6;
+const SYNCHRONOUS: u64 = 7;
 
 /// What a message on a ring is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub(super) enum Note {
     Eager(Label),
     /// The announcement of a long one.
     Request(Label),
+    /// That of one whose sender wants to be told that it has come.
+    Synchronous(Label),
     /// That of a long one whose bytes lie in the pool.
     Offer(Label),
     /// The receiver of the send of this number is ready.
@@ -58,6 +62,7 @@ impl Note {
         match self {
             Self::Eager(label) => (EAGER | kind_of(&label), label.tag),
             Self::Request(label) => (REQUEST | kind_of(&label), label.tag),
+            Self::Synchronous(label) => (SYNCHRONOUS | kind_of(&label), label.tag),
             Self::Offer(label) => (OFFER | kind_of(&label), label.tag),
             Self::Grant { send } => (GRANT, send),
             Self::Part { receive, offset } => (PART, receive << OFFSET_BITS | offset),
@@ -72,6 +77,7 @@ impl Note {
         match kind & (HAS_DATA - 1) {
             EAGER => Some(Self::Eager(label_of(kind, tag)?)),
             REQUEST => Some(Self::Request(label_of(kind, tag)?)),
+            SYNCHRONOUS => Some(Self::Synchronous(label_of(kind, tag)?)),
             OFFER => Some(Self::Offer(label_of(kind, tag)?)),
             GRANT if kind == GRANT => Some(Self::Grant { send: tag }),
             PART if kind == PART => Some(Self::Part { receive: tag >> OFFSET_BITS, offset: tag & LONGEST }),
@@ -128,6 +134,7 @@ mod tests {
         let notes = [
             Note::Eager(label(None)),
             Note::Request(label(Some(u32::MAX))),
+            Note::Synchronous(label(None)),
             Note::Offer(label(Some(7))),
             Note::Eager(label(Some(0))),
             Note::Grant { send: 7 },
@@ -145,7 +152,7 @@ mod tests {
         let data_unsaid = EAGER | 1 << DATA_BITS;
         for kind in [
             0,
-            7,
+            8,
             GRANT | HAS_DATA,
             PART | 1 << 8,
             CREDIT | HAS_DATA,

@@ -3,7 +3,7 @@
 //! and are read there.
 //!
 //! The oracle is the plan of all messages, which everybody knows: each arrives once, whole, and in the order that its sender
-//! and its receiver's filters say.
+//! and its receiver's filters say; and what is complete when it is received has been written where it belongs before that.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -16,7 +16,7 @@ use polder_mem::{Coherence, LINE, Memory, Offset};
 
 use super::group::{Dice, harmless};
 use super::stage::{expect_clean, pool_of};
-use crate::endpoint::{Address, Buffer, Completion, Endpoint, Filter, Label, Options};
+use crate::endpoint::{Address, Buffer, Completion, Endpoint, Filter, Label, Options, Until};
 use crate::format::{Geometry, Layout, Superblock};
 use crate::local::LocalLayout;
 use crate::object::Fill;
@@ -48,6 +48,9 @@ pub(super) const SPARE: u16 = 3;
 const CHUNKS: u32 = 15;
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 const FIRST: u32 = 100;
+/// Bytes of a cell, and of the longest message that is eager.
+const CELL: usize = 64;
+const EAGER: usize = 48;
 /// Inline, in a cell, and in parts of one.
 const SIZES: [usize; 6] = [0, 8, 16, 40, 64, 150];
 
@@ -58,6 +61,8 @@ type End = Endpoint<ModelMemory, Lent, usize>;
 struct Lent {
     bytes: Vec<u8>,
     place: Option<Offset>,
+    /// How often they were written.
+    writes: Rc<Cell<usize>>,
 }
 
 impl Buffer for Lent {
@@ -66,6 +71,7 @@ impl Buffer for Lent {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
+        self.writes.set(self.writes.get() + 1);
         &mut self.bytes
     }
 
@@ -75,7 +81,7 @@ impl Buffer for Lent {
 }
 
 fn room(bytes: usize) -> Lent {
-    Lent { bytes: vec![0; bytes], place: None }
+    Lent { bytes: vec![0; bytes], place: None, writes: Rc::default() }
 }
 
 pub(super) static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
@@ -92,10 +98,10 @@ pub(super) static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
 });
 
 fn options(slots: u32) -> Options {
-    let ring = RingShape::new(2, 64).and_then(|shape| shape.with_slots(slots)).expect("a shape");
+    let ring = RingShape::new(2, CELL as u32).and_then(|shape| shape.with_slots(slots)).expect("a shape");
     Options {
         ring,
-        eager_bytes: 48,
+        eager_bytes: EAGER as u64,
         window_bytes: 160,
         in_place_bytes: 50,
         timeout: PATIENCE,
@@ -114,9 +120,21 @@ struct Message {
     salt: u64,
     /// Whether its bytes lie in the pool.
     staged: bool,
+    /// When it is complete.
+    until: Until,
 }
 
 impl Message {
+    /// How often the buffer that it belongs in has been written, at least, when its sender is told that it is complete.
+    fn writes(&self) -> usize {
+        let pieces = if self.staged { self.size.min(1) } else { self.size.div_ceil(CELL) };
+        match self.until {
+            Until::Received => pieces,
+            Until::LongReceived if self.size > EAGER => pieces,
+            Until::LongReceived | Until::Out => 0,
+        }
+    }
+
     /// Lines that it has of its sender's private memory, if it lies there.
     fn lines(&self) -> u64 {
         (self.size as u64).div_ceil(LINE).max(1)
@@ -131,6 +149,8 @@ impl Message {
 struct Witness {
     hosts: &'static [u16],
     plan: Vec<Message>,
+    /// How often the buffer of each message's receive was written.
+    writes: Vec<Rc<Cell<usize>>>,
     /// How each endpoint receives: 0 the next of anybody, 1 the next of each, 2 the next of each with its tag.
     ways: Vec<u64>,
     addresses: RefCell<Vec<Option<Address>>>,
@@ -160,13 +180,15 @@ fn endpoint(seed: u64) -> Outcome {
             Label { kind: 1, tag: dice.roll(2), data: (dice.roll(4) == 0).then(|| dice.roll(100) as u32) };
         let salt = dice.roll(u64::MAX);
         if offers {
-            return Message { from: 0, to: 1, label, size: SIZES[4], salt, staged: true };
+            return Message { from: 0, to: 1, label, size: SIZES[4], salt, staged: true, until: Until::Out };
         }
         let (from, to) = (dice.roll(ends) as usize, dice.roll(ends) as usize);
         let staged = dice.roll(4) == 0;
-        Message { from, to, label, size: SIZES[dice.roll(6) as usize], salt, staged }
+        let until = [Until::Out, Until::Out, Until::LongReceived, Until::Received][dice.roll(4) as usize];
+        Message { from, to, label, size: SIZES[dice.roll(6) as usize], salt, staged, until }
     });
-    let plan = plan.collect();
+    let plan: Vec<_> = plan.collect();
+    let writes = plan.iter().map(|_| Rc::default()).collect();
     // Nobody is told of the death of whoever may be anybody.
     let ways = (0..ends).map(|_| if crash || leaves { 1 + dice.roll(2) } else { dice.roll(3) }).collect();
     let kernels = if crash || dice.roll(2) == 0 { Kernels::Shared } else { Kernels::OnePerHost };
@@ -184,7 +206,8 @@ fn endpoint(seed: u64) -> Outcome {
     let encore = !crash && !leaves && dice.roll(3) == 0;
     let slots = if offers { 4 } else { 2 };
     let over = Cell::new(0);
-    let witness = Rc::new(Witness { hosts, plan, ways, addresses, slots, victim, encore, leaves, over });
+    let witness =
+        Rc::new(Witness { hosts, plan, writes, ways, addresses, slots, victim, encore, leaves, over });
     for (number, &host) in hosts.iter().enumerate() {
         let slot = hosts[..number].iter().filter(|&&other| other == host).count() as u16;
         let (pool, acts) =
@@ -293,7 +316,8 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
                         tag: label.tag,
                         ignore: if way == 2 { 0 } else { u64::MAX },
                     };
-                    end.receive(filter, room(SIZES[5]), index);
+                    let lent = Lent { writes: Rc::clone(&witness.writes[index]), ..room(SIZES[5]) };
+                    end.receive(filter, lent, index);
                     open += 1;
                 }
             }
@@ -400,11 +424,12 @@ fn send(
     dice: &mut Dice,
 ) -> usize {
     let bytes = message.bytes();
-    if place.is_none() && dice.roll(2) == 0 {
+    if place.is_none() && message.until == Until::Out && dice.roll(2) == 0 {
         end.inject(to, message.label, &bytes).expect("the peer is known");
         return 0;
     }
-    end.send(to, message.label, Lent { bytes, place }, index).expect("the peer is known");
+    let lent = Lent { bytes, place, writes: Rc::default() };
+    end.send_until(message.until, to, message.label, lent, index).expect("the peer is known");
     1
 }
 
@@ -432,8 +457,14 @@ fn finish(
 ) -> Option<(usize, Came)> {
     let plan = &witness.plan;
     match done {
-        Completion::Sent { buffer: Lent { bytes, place }, context } => {
+        Completion::Sent { buffer: Lent { bytes, place, .. }, context } => {
             assert_eq!(bytes, plan[context].bytes(), "sent {context}");
+            // Where it matters who is meant, each receive is that of its message.
+            let (writes, wanted) = (witness.writes[context].get(), plan[context].writes());
+            assert!(
+                witness.ways[plan[context].to] == 0 || writes >= wanted,
+                "{context} is complete, and was written {writes} times of {wanted}"
+            );
             if let Some(place) = place {
                 // It is the sender's again, who does with it what it likes.
                 memory.copy_in(place, &vec![0xee; bytes.len()]).expect("no fault");
