@@ -131,7 +131,9 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     cli.common.expect_used(&cli.command)?;
     let Common { pool, coherence, host, timeout, log } = cli.common;
     let settings = Settings::load(Settings { pool, coherence, host, timeout, log, ..Settings::default() })?;
-    start_logging(settings.log.as_deref())?;
+    // Schedules that crash on purpose leave much to be warned of.
+    let usual = if matches!(cli.command, Command::Verify(_)) { "error" } else { "warn" };
+    start_logging(settings.log.as_deref().unwrap_or(usual))?;
     match cli.command {
         Command::Pool(command) => pool::run(command, &settings),
         Command::Keeper(arguments) => keeper::run(&arguments, &settings),
@@ -146,8 +148,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     }
 }
 
-fn start_logging(filter: Option<&str>) -> Result<(), Failure> {
-    let filter = filter.unwrap_or("warn");
+fn start_logging(filter: &str) -> Result<(), Failure> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         Failure(format!("{filter:?} is no log filter ({error}); write a level, or polder_pool=debug"))
     })?;

@@ -174,8 +174,8 @@ fn ranks_are_dealt_out_to_hosts_as_each_library_is_told() {
             OPEN_MPI,
             "--oversubscribe --bind-to none -n 2 -x POLDER_HOST=0 true : -n 1 -x POLDER_HOST=1 true",
             "-n 2 --host a:2 -x POLDER_POOL -x POLDER_JOB -x FI_PROVIDER_PATH -x FI_PROVIDER -x OMPI_MCA_pml \
-             -x OMPI_MCA_mtl -x POLDER_HOST=0 true : -n 2 --host b:2 -x POLDER_POOL -x POLDER_JOB \
-             -x FI_PROVIDER_PATH -x FI_PROVIDER -x OMPI_MCA_pml -x OMPI_MCA_mtl -x POLDER_HOST=1 true",
+             -x OMPI_MCA_mtl -x OMPI_MCA_osc -x POLDER_HOST=0 true : -n 2 --host b:2 -x POLDER_POOL -x POLDER_JOB \
+             -x FI_PROVIDER_PATH -x FI_PROVIDER -x OMPI_MCA_pml -x OMPI_MCA_mtl -x OMPI_MCA_osc -x POLDER_HOST=1 true",
         ),
     ] {
         let bench = Bench::new();

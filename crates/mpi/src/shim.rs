@@ -5,10 +5,9 @@ use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock};
 
-use polder_mem::{Serial, forks};
+use polder_mem::Serial;
 use polder_pool::each;
-use polder_pool::session::Session;
-use polder_pool::settings::Settings;
+use polder_pool::session::{Kept, Session};
 use tracing_subscriber::EnvFilter;
 
 use crate::abi::{Abi, Aint};
@@ -17,19 +16,13 @@ use crate::library::Library;
 use crate::memory::{Pieces, is_fit};
 use crate::window::{Made, Window, Wish};
 
-struct Attached {
-    session: Arc<Session>,
-    /// Tells the process from its children, whose pool this is not.
-    forks: u32,
-}
-
 /// Boxed, so that each stands still; the one that was used last comes first.
 type Windows<A> = Vec<(<A as Abi>::Handle, Box<Window<A>>)>;
 
 /// What the shim of a process knows.
 pub struct Shim<A: Abi> {
     library: OnceLock<Option<Library<A>>>,
-    attached: Mutex<Option<Attached>>,
+    session: Kept,
     windows: OnceLock<Serial<Windows<A>>>,
     /// Windows that this process was the first rank of.
     named: Mutex<u64>,
@@ -48,7 +41,7 @@ impl<A: Abi> Shim<A> {
     pub const fn new() -> Self {
         Self {
             library: OnceLock::new(),
-            attached: Mutex::new(None),
+            session: Kept::new(),
             windows: OnceLock::new(),
             named: Mutex::new(0),
             pieces: RwLock::new(Pieces::new()),
@@ -73,29 +66,22 @@ impl<A: Abi> Shim<A> {
 
     /// The pool that the environment or a config file names.
     fn session(&self) -> Result<Arc<Session>, String> {
-        let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
-        // The threads that it would join and the locks that it would give back are the parent's.
-        std::mem::forget(attached.take_if(|attached| attached.forks != forks()));
-        if let Some(attached) = &*attached {
-            return Ok(Arc::clone(&attached.session));
-        }
-        let settings = Settings::load(Settings::default()).map_err(|error| error.to_string())?;
-        if let Some(filter) = &settings.log {
-            let logs = tracing_subscriber::fmt().with_writer(std::io::stderr);
-            drop(logs.with_env_filter(EnvFilter::new(filter)).try_init());
-        }
-        let session = Arc::new(Session::open(&settings).map_err(|error| error.to_string())?);
-        *attached = Some(Attached { session: Arc::clone(&session), forks: forks() });
-        Ok(session)
+        self.session.get(|settings| {
+            if let Some(filter) = &settings.log {
+                let logs = tracing_subscriber::fmt().with_writer(std::io::stderr);
+                drop(logs.with_env_filter(EnvFilter::new(filter)).try_init());
+            }
+        })
     }
 
     /// Lets go of the pool, when MPI ends.
     pub fn end(&self) {
         drop(self.windows.get().map(|windows| std::mem::take(&mut *windows.turn())));
         let pieces = std::mem::take(&mut *self.pieces.write().unwrap_or_else(PoisonError::into_inner));
-        match self.attached.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(attached) if attached.forks != forks() => std::mem::forget((attached, pieces)),
-            attached => drop((pieces, attached)),
+        match self.session.take() {
+            Some(session) => drop((pieces, session)),
+            // They are the parent's too, or there are none.
+            None => std::mem::forget(pieces),
         }
     }
 

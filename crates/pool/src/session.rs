@@ -2,8 +2,8 @@
 //! heartbeat.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use polder_mem::{
@@ -161,6 +161,57 @@ pub struct Session {
     // The thread ends first: it holds the pool as well.
     _beat: Beat,
     pool: AnyPool,
+}
+
+/// The session of a library in somebody's process: attached when it is first asked for, with the settings of the environment and of
+/// config files. It is not that of the process's children: the threads that they would join and the locks that they would give back are
+/// their parent's.
+#[derive(Debug, Default)]
+pub struct Kept(Mutex<Option<(Arc<Session>, u32)>>);
+
+impl Kept {
+    /// One that is not attached.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// The session. `before` sees the settings before it is attached.
+    ///
+    /// # Errors
+    /// One line that says what is wrong and what to do.
+    pub fn get(&self, before: impl FnOnce(&Settings)) -> Result<Arc<Session>, String> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(kept.take_if(|(_, forks)| *forks != polder_mem::forks()));
+        if let Some((session, _)) = &*kept {
+            return Ok(Arc::clone(session));
+        }
+        let settings = Settings::load(Settings::default()).map_err(|error| error.to_string())?;
+        before(&settings);
+        let session = Arc::new(Session::open(&settings).map_err(|error| error.to_string())?);
+        *kept = Some((Arc::clone(&session), polder_mem::forks()));
+        Ok(session)
+    }
+
+    /// Which pool it is, once it is attached.
+    #[must_use]
+    pub fn uuid(&self) -> Option<Uuid> {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.as_ref().map(|(session, _)| each!(session.pool(), pool => pool.superblock().uuid))
+    }
+
+    /// Hands the session out for good; nothing where it is the parent's, or there is none.
+    #[must_use]
+    pub fn take(&self) -> Option<Arc<Session>> {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match kept {
+            Some((session, forks)) if forks == polder_mem::forks() => Some(session),
+            parents => {
+                std::mem::forget(parents);
+                None
+            }
+        }
+    }
 }
 
 impl Session {

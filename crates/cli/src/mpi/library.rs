@@ -61,12 +61,14 @@ impl Library {
     }
 
     /// What makes the library go through the provider, and `through_pool` also between ranks of one machine. Open MPI
-    /// knows one way for all messages: cm has no other.
+    /// knows one way for all messages: cm has no other. Its windows over UCX would go past the pool, and complain.
     pub(crate) const fn variables(self, through_pool: bool) -> &'static [(&'static str, &'static str)] {
         match (self, through_pool) {
             (Self::Mpich, false) => &[("MPIR_CVAR_CH4_NETMOD", "ofi")],
             (Self::Mpich, true) => &[("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1")],
-            (Self::Openmpi, _) => &[("OMPI_MCA_pml", "cm"), ("OMPI_MCA_mtl", "ofi")],
+            (Self::Openmpi, _) => {
+                &[("OMPI_MCA_pml", "cm"), ("OMPI_MCA_mtl", "ofi"), ("OMPI_MCA_osc", "^ucx")]
+            }
             (Self::Impi, false) => &[("I_MPI_FABRICS", "shm:ofi")],
             (Self::Impi, true) => &[("I_MPI_FABRICS", "ofi")],
         }
