@@ -160,10 +160,12 @@ impl<L: Lines> Memory for Mapped<L> {
     fn load_line(&self, at: Offset) -> Result<[u64; 8], Fault> {
         bounds::line(self.bytes, at);
         // SAFETY: `at` is a line of the region.
-        match unsafe { cpu::load_line(self.at(at)) } {
-            Some(words) if !fault::any_skipped() => Ok(words),
-            words => self.failed(at, words),
+        let words = unsafe { cpu::load_line(self.at(at)) };
+        // Only that they are there is told to what is not in line: so they stay in registers.
+        if words.is_none() || fault::any_skipped() {
+            self.failed(at, words.is_some().then_some(()))?;
         }
+        words.ok_or(Fault { offset: at, done: 0 })
     }
 
     #[inline(always)]
