@@ -272,6 +272,9 @@ impl<A: Abi> Window<A> {
     }
 
     /// A put of whatever type.
+    ///
+    /// # Safety
+    /// As [`Window::put`].
     #[inline(never)]
     unsafe fn put_any(
         &self,

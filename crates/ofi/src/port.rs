@@ -345,14 +345,10 @@ impl Port {
         }
         let mut one_sided = false;
         for _ in 0..ROUNDS {
-            let mut own = false;
-            let stepped = match self.link.step() {
+            let (mut own, stepped) = match self.link.step() {
                 Ok(None) => break,
-                Ok(Some(completion)) => {
-                    own |= self.settle(ledger, completion);
-                    Ok(())
-                }
-                Err(error) => Err(error),
+                Ok(Some(completion)) => (self.settle(ledger, completion), Ok(())),
+                Err(error) => (false, Err(error)),
             };
             while let Some(completion) = self.link.completion() {
                 own |= self.settle(ledger, completion);
@@ -381,7 +377,10 @@ impl Port {
             Completion::Received { buffer, context: operation, arrival: Arrival { from, label, bytes } } => {
                 match operation.role {
                     Role::Claim => self.claimed(ledger, operation.context, buffer, (from, label)),
-                    Role::Many(_) => self.one_of_many(ledger, (buffer, operation), (from, label, bytes)),
+                    Role::Many(ref filter) => {
+                        let filter = **filter;
+                        self.one_of_many(ledger, filter, (buffer, operation), (from, label, bytes));
+                    }
                     Role::Receive => {
                         let at = buffer.at();
                         self.message(ledger, &buffer, &operation, Message { from, label, bytes, at });
@@ -445,11 +444,10 @@ impl Port {
     fn one_of_many(
         &mut self,
         ledger: &mut Ledger,
+        filter: Filter,
         (buffer, mut operation): (Span, Operation),
         (from, label, bytes): (u32, Label, u64),
     ) {
-        let Role::Many(filter) = &operation.role else { return };
-        let filter = **filter;
         let used = usize::try_from(bytes).map_or(buffer.len(), |bytes| bytes.min(buffer.len()));
         let left = buffer.len() - used;
         let last = left < self.least_left.max(1);

@@ -1,8 +1,8 @@
 //! Endpoints: messages between any two processes of a job, matched by tag as MPI libraries and libfabric match them.
 //!
 //! Each pair of endpoints that talks has a ring each way, made when the first message is sent. Short messages are pushed as
-//! they are (eager), and lie in the receiver's memory until something receives them. A long one is announced by a request, which
-//! is matched in the same order; its bytes go out in parts when the receiver grants it, straight into where they belong. So a
+//! they are (eager), and lie in the receiver's memory until something receives them. A long one, or one whose sender waits for it to be
+//! received, is announced by a request, which is matched in the same order; its bytes go out in parts when the receiver grants it, straight into where they belong. So a
 //! message that nobody receives yet never stands in the way of another.
 //!
 //! What an endpoint keeps of eager messages that nobody received is bounded: each sender counts what its receiver has not yet
@@ -178,7 +178,7 @@ pub enum Until {
     Out,
     /// As [`Until::Received`], where it is not eager.
     LongReceived,
-    /// What the receiver takes of it is where it belongs. It is not eager, however short.
+    /// What the receiver takes of it is where it belongs, or could not be read there. It is not eager, however short.
     Received,
 }
 
@@ -233,8 +233,8 @@ struct Unexpected {
 enum Body {
     /// All of it.
     Whole(Vec<u8>),
-    /// It waits for a grant: the number of the send, and whether that is to be told when it has come.
-    Request(u64, bool),
+    /// It waits for a grant; a synchronous one for the word, too, that it has come.
+    Request { send: u64, synchronous: bool },
     /// It lies in the pool, and stays there until the send of this number is told that nothing more is taken of it.
     Offer(u64, Offset),
 }
@@ -248,7 +248,7 @@ enum Taken<B, C> {
 }
 
 /// Where the bytes of a message go.
-enum Place {
+enum Goal {
     /// To the posted receive of this number.
     Posted(usize, Label),
     /// Where they are kept until something receives them.
@@ -366,7 +366,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         let is_long = buffer.bytes().len() as u64 >= self.options.in_place_bytes;
         let place = if is_long { buffer.place() } else { None };
         if let Some(place) = place {
-            // Whoever reads it finds it in memory; one fence stands between it and every header that offers it.
+            // SYNC: for `Endpoint::read_in_place`: one fence stands between it and every header that offers it.
             let memory = self.pool.memory();
             memory.write_back(place, buffer.bytes().len() as u64);
             memory.sfence();
@@ -414,7 +414,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
             filter.takes(*from, label)
         });
         let posted = Posted { filter, buffer, context };
-        match found.and_then(|index| pick(&mut self.unexpected, index)) {
+        match found.map(|index| pick(&mut self.unexpected, index)) {
             Some(message) => self.deliver(message, posted),
             None => match filter.from.and_then(|from| self.peers.get(from as usize)?.broken.clone()) {
                 Some(error) => self.done.push_back(fail(posted.buffer, posted.context, &error)),
@@ -582,25 +582,29 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     /// Takes the next message of a ring: straight to where it belongs, if that is known.
     #[inline(always)]
     fn take(&mut self, inlet: usize, from: u32) -> Result<Taken<B, C>, PoolError> {
-        let (mut whole, mut words) = (Vec::new(), [0; INLINE]);
+        let (mut whole, mut words, mut goal) = (Vec::new(), [0; INLINE], None);
         let Self { inlets, posted, receiving, pool, .. } = self;
         let popped = inlets.pop(pool, inlet, |envelope| {
-            place_of(posted, receiving, from, envelope, &mut whole, &mut words)
-        })?;
-        let Some((place, bytes)) = popped else { return Ok(Taken::Nothing) };
-        match place {
-            Place::Posted(index, label) => {
-                let Some(Posted { buffer, context, .. }) = pick(&mut self.posted, index) else {
-                    return Ok(Taken::Message);
-                };
+            let (found, room) = goal_of(posted, receiving, from, envelope, &mut whole, &mut words)?;
+            goal = Some(found);
+            Ok(room)
+        });
+        let bytes = match popped {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => return Ok(Taken::Nothing),
+            Err(error) => return Err(self.miss(goal, error)),
+        };
+        match goal.expect("what was popped went somewhere") {
+            Goal::Posted(index, label) => {
+                let Posted { buffer, context, .. } = pick(&mut self.posted, index);
                 self.peers[from as usize].take(&self.options, bytes);
                 let arrival = Arrival { from, label, bytes };
                 return Ok(Taken::Over(Completion::Received { buffer, context, arrival }));
             }
-            Place::Kept(label) => {
+            Goal::Kept(label) => {
                 self.arrive(Unexpected { arrival: Arrival { from, label, bytes }, body: Body::Whole(whole) });
             }
-            Place::Part(key) => {
+            Goal::Part(key) => {
                 let receiving = &mut self.receiving[key];
                 receiving.come += bytes;
                 if receiving.come == receiving.room {
@@ -610,7 +614,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
                     return Ok(Taken::Over(Completion::Received { buffer, context, arrival }));
                 }
             }
-            Place::Words(note) => {
+            Goal::Words(note) => {
                 let taken = self.take_note(from, note, words_of(words));
                 taken.map_err(|what| PoolError::Corrupt { offset: self.inlets.place(inlet), what })?;
             }
@@ -618,12 +622,31 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         Ok(Taken::Message)
     }
 
+    /// The message could not be copied, for the memory fails; and so does what it was for.
+    #[cold]
+    fn miss(&mut self, goal: Option<Goal>, error: PoolError) -> PoolError {
+        let lent = match goal {
+            Some(Goal::Posted(index, _)) => {
+                let Posted { buffer, context, .. } = pick(&mut self.posted, index);
+                Some((buffer, context))
+            }
+            Some(Goal::Part(key)) => {
+                let Receiving { buffer, context, .. } = self.receiving.remove(key);
+                Some((buffer, context))
+            }
+            Some(Goal::Kept(_) | Goal::Words(_)) | None => None,
+        };
+        self.done.extend(lent.map(|(buffer, context)| fail(buffer, context, &error)));
+        error
+    }
+
     /// Takes any other note with its words; the error says what of it no correct endpoint writes.
     fn take_note(&mut self, from: u32, note: Note, [first, second]: [u64; 2]) -> Result<(), &'static str> {
         match note {
             Note::Request(label) | Note::Synchronous(label) if second <= LONGEST => {
                 let arrival = Arrival { from, label, bytes: second };
-                let body = Body::Request(first, matches!(note, Note::Synchronous(_)));
+                let synchronous = matches!(note, Note::Synchronous(_));
+                let body = Body::Request { send: first, synchronous };
                 self.arrive(Unexpected { arrival, body });
                 Ok(())
             }
@@ -648,7 +671,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     fn arrive(&mut self, message: Unexpected) {
         let Arrival { from, label, .. } = &message.arrival;
         let index = self.posted.iter().position(|posted| posted.filter.takes(*from, label));
-        match index.and_then(|index| pick(&mut self.posted, index)) {
+        match index.map(|index| pick(&mut self.posted, index)) {
             Some(posted) => self.deliver(message, posted),
             None => self.unexpected.push_back(message),
         }
@@ -677,7 +700,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
                     peer.control.push_back(outlet::Control::Grant { send, receive: 0, room: 0 });
                 }
             }
-            Body::Request(send, synchronous) => {
+            Body::Request { send, synchronous } => {
                 let room = arrival.bytes.min(buffer.bytes().len() as u64);
                 if let Some(error) = peer.broken.clone() {
                     self.done.push_back(fail(buffer, context, &error));
@@ -696,7 +719,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     }
 
     /// Copies out what a peer has offered where it lies.
-    // SYNC: sees what `Endpoint::send` wrote back.
+    // SYNC: sees what `Endpoint::send_until` wrote back.
     fn read_in_place(&self, from: u32, place: Offset, into: &mut [u8]) -> Result<(), PoolError> {
         let peer = &self.peers[from as usize];
         if let Some(broken) = &peer.broken {
@@ -760,6 +783,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         }
         // What it published before counts, on a ring that nobody has looked for, too.
         self.inlets.search(&self.pool)?;
+        // This ends: each pass but the last, which looks at every ring, ends an operation, and none is begun meanwhile.
         loop {
             let done = self.done.len();
             let over = self.take_in()?;
@@ -821,28 +845,25 @@ impl<M: Memory, B, C> Drop for Endpoint<M, B, C> {
 
 /// Where a message goes, and the room for it; the error says what of it no correct endpoint writes.
 #[inline(always)]
-fn place_of<'a, B: Buffer, C>(
+fn goal_of<'a, B: Buffer, C>(
     posted: &'a mut VecDeque<Posted<B, C>>,
     receiving: &'a mut Slab<Receiving<B, C>>,
     from: u32,
     envelope: &Envelope,
     whole: &'a mut Vec<u8>,
     words: &'a mut [u8; INLINE],
-) -> Result<(Place, &'a mut [u8]), &'static str> {
+) -> Result<(Goal, &'a mut [u8]), &'static str> {
     let bytes = envelope.bytes;
     match Note::decode(envelope).ok_or("message between endpoints")? {
-        Note::Eager(label) => {
-            let first = posted.iter().position(|posted| posted.filter.takes(from, &label));
-            match first {
-                Some(index) if posted[index].buffer.bytes().len() as u64 >= bytes => {
-                    Ok((Place::Posted(index, label), posted[index].buffer.bytes_mut()))
-                }
-                _ => {
-                    whole.resize(bytes as usize, 0);
-                    Ok((Place::Kept(label), whole))
-                }
+        Note::Eager(label) => match posted.iter().position(|posted| posted.filter.takes(from, &label)) {
+            Some(index) if posted[index].buffer.bytes().len() as u64 >= bytes => {
+                Ok((Goal::Posted(index, label), posted[index].buffer.bytes_mut()))
             }
-        }
+            _ => {
+                whole.resize(bytes as usize, 0);
+                Ok((Goal::Kept(label), whole))
+            }
+        },
         Note::Part { receive, offset } => {
             let key = receive as usize;
             let Receiving { arrival, room, come, buffer, .. } =
@@ -850,16 +871,17 @@ fn place_of<'a, B: Buffer, C>(
             if arrival.from != from || *come != offset || bytes == 0 || bytes > *room - *come {
                 return Err("message part");
             }
-            Ok((Place::Part(key), &mut buffer.bytes_mut()[offset as usize..]))
+            Ok((Goal::Part(key), &mut buffer.bytes_mut()[offset as usize..]))
         }
-        note if bytes == INLINE as u64 => Ok((Place::Words(note), words)),
+        note if bytes == INLINE as u64 => Ok((Goal::Words(note), words)),
         _ => Err("message between endpoints"),
     }
 }
 
-/// Takes one out, which is the first in most cases.
-fn pick<T>(from: &mut VecDeque<T>, index: usize) -> Option<T> {
-    if index == 0 { from.pop_front() } else { from.remove(index) }
+/// Takes one out that is there, which is the first in most cases.
+fn pick<T>(from: &mut VecDeque<T>, index: usize) -> T {
+    let picked = if index == 0 { from.pop_front() } else { from.remove(index) };
+    picked.expect("it was found there")
 }
 
 fn fail<B, C>(buffer: B, context: C, error: &PoolError) -> Completion<B, C> {

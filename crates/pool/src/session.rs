@@ -163,9 +163,9 @@ pub struct Session {
     pool: AnyPool,
 }
 
-/// The session of a library in somebody's process: attached when it is first asked for, with the settings of the environment and of
-/// config files. It is not that of the process's children: the threads that they would join and the locks that they would give back are
-/// their parent's.
+/// The session of a library in somebody's process: attached when it is first asked for, with the settings of the environment
+/// and of config files. It is not that of the process's children: the threads that they would join and the locks that they
+/// would give back are their parent's.
 #[derive(Debug, Default)]
 pub struct Kept(Mutex<Option<(Arc<Session>, u32)>>);
 
@@ -197,7 +197,8 @@ impl Kept {
     #[must_use]
     pub fn uuid(&self) -> Option<Uuid> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.as_ref().map(|(session, _)| each!(session.pool(), pool => pool.superblock().uuid))
+        let own = kept.as_ref().filter(|(_, forks)| *forks == polder_mem::forks());
+        own.map(|(session, _)| each!(session.pool(), pool => pool.superblock().uuid))
     }
 
     /// Hands the session out for good; nothing where it is the parent's, or there is none.

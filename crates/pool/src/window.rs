@@ -201,7 +201,7 @@ impl<M: Memory> Window<M> {
         self.put_parts(target, at, from)
     }
 
-    /// A put that begins or ends inside a word.
+    /// A put that begins or ends inside a word, or of nothing.
     #[inline(never)]
     fn put_parts(&mut self, target: u32, at: Offset, from: &[u8]) -> Result<(), PoolError> {
         if from.is_empty() {

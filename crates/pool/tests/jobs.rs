@@ -10,7 +10,7 @@ use polder_mem::testing::{Child, Scratch};
 use polder_pool::endpoint::{Address, Completion, Endpoint, Filter, Label, Options};
 use polder_pool::session::{self, AnyPool, Session};
 use polder_pool::settings::Settings;
-use polder_pool::{Geometry, Peer, Pool, Private, Swept};
+use polder_pool::{Geometry, Peer, Pool, PoolError, Private, Swept};
 
 const JOB: u64 = 7;
 
@@ -160,4 +160,38 @@ fn what_names_no_process_stays_and_stands_in_nobodys_way() {
     dead.child.kill();
     pool.sweep_job(JOB).unwrap();
     assert_eq!(names(&pool), [format!("/endpoint/{JOB}/1.9"), format!("/endpoint/{JOB}/odd")]);
+}
+
+#[test]
+fn a_receive_whose_message_the_memory_does_not_give_fails() {
+    let scratch = made();
+    // What is host 1's lies behind all else.
+    let [(_first, here), (_second, there)] = [1, 0].map(|host| attach(scratch.path(), host));
+    let mut ends = [&here, &there].map(|pool| End::open(Arc::clone(pool), Options::default()).unwrap());
+    let to = ends[1].address();
+    let peer = ends[0].connect(to);
+    ends[1].receive(Filter { from: None, kind: 1, tag: 3, ignore: 0 }, vec![0; 20_000], 1);
+    ends[0].send(peer, Label { kind: 1, tag: 3, data: None }, vec![7; 20_000], 2).unwrap();
+    // Of the ring's first cell only the page in which it begins is left.
+    let names = here.list("").unwrap();
+    let ring = names.iter().max_by_key(|listed| listed.bytes).unwrap();
+    let ring = here.open(&ring.name).unwrap();
+    let shape = Options::default().ring;
+    let cell = ring.at().0 + ring.bytes() - shape.cells() * shape.cell_bytes();
+    let file = std::fs::OpenOptions::new().write(true).open(scratch.path().join("pool")).unwrap();
+    let bytes = file.metadata().unwrap().len();
+    file.set_len((cell + 1).next_multiple_of(4096)).unwrap();
+    let failed = loop {
+        if let Err(error) = ends[1].progress() {
+            break error;
+        }
+    };
+    file.set_len(bytes).unwrap();
+    assert!(matches!(failed, PoolError::Memory(_)), "{failed}");
+    let done = ends[1].completion();
+    assert!(
+        matches!(done, Some(Completion::Failed { context: 1, error: PoolError::Memory(_), .. })),
+        "{done:?}"
+    );
+    here.close(ring);
 }

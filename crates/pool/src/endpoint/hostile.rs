@@ -12,7 +12,7 @@ use polder_mem::{Heap, HeapShape, ProcessSlot};
 use super::inlet::{Alive, link};
 use super::place::{create_ring, news_base, news_word, ring_name};
 use super::wire::{OFFSET_BITS, bytes_of};
-use super::{Completion, Endpoint, Filter, Label, Options};
+use super::{Completion, Endpoint, Filter, Label, Options, Until};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
 use crate::hostile::Script;
 use crate::local::LocalLayout;
@@ -82,7 +82,9 @@ fn converse(victim: &mut Victim, peer: u32, hostile: &mut Producer<Heap, Alive>,
             4 => {
                 let data = script.byte().is_multiple_of(2).then_some(7);
                 let label = Label { kind: 1, tag: script.word(), data };
-                victim.send(peer, label, vec![1; ROOM], context).expect("the peer is known");
+                let until =
+                    [Until::Out, Until::LongReceived, Until::Received][usize::from(script.byte() % 3)];
+                victim.send_until(until, peer, label, vec![1; ROOM], context).expect("the peer is known");
                 lent += 1;
             }
             5 => lent -= usize::from(victim.cancel(|one| *one == context / 2).is_some()),

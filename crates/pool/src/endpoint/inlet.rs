@@ -128,12 +128,12 @@ impl<M: Memory> Inlets<M> {
 
     /// Copies the next message of a ring to where `room` says, if one has come, as [`Consumer::try_pop_to`] does.
     #[inline(always)]
-    pub(super) fn pop<'a, T>(
+    pub(super) fn pop<'a>(
         &mut self,
         pool: &Pool<M>,
         inlet: usize,
-        room: impl FnOnce(&Envelope) -> Result<(T, &'a mut [u8]), &'static str>,
-    ) -> Result<Option<(T, u64)>, PoolError> {
+        room: impl FnOnce(&Envelope) -> Result<&'a mut [u8], &'static str>,
+    ) -> Result<Option<u64>, PoolError> {
         let Inlet { consumer, left, .. } = &mut self.rings[inlet];
         let popped = consumer.try_pop_to(room)?;
         if popped.is_some() {

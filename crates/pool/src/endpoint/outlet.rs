@@ -42,7 +42,7 @@ pub(super) struct Outgoing<B, C> {
 
 /// An answer to a peer.
 pub(super) enum Control {
-    /// The receive of this number takes so many bytes of a send.
+    /// The receive of this number takes so many bytes of a send; with 0 it has all that it takes.
     Grant { send: u64, receive: u64, room: u64 },
     /// So many bytes of eager messages were taken.
     Credit(u64),
@@ -246,7 +246,7 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
         Ok(pushed)
     }
 
-    /// The peer takes `room` bytes of a send; the error says what of it no correct endpoint writes.
+    /// The peer takes `room` bytes of a send, or has all that it takes; the error says what of it no correct endpoint writes.
     pub(super) fn grant(
         &mut self,
         send: u64,

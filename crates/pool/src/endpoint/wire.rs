@@ -11,8 +11,8 @@
 //! | 6 offer | the label's | bits 0..24 number of the send, bits 24..64 bytes of the message; where in the pool they lie, 8 bytes each |
 //! | 7 synchronous request | the label's | as a request; when all that was granted is where it belongs, a grant of 0 bytes says so |
 //!
-//! The kind of an eager message, a request of either sort or an offer has the label's kind in bits 8..16 and its data in bits 16..48; bit 7 says that there
-//! is some.
+//! The kind of an eager message, a request of either sort or an offer has the label's kind in bits 8..16 and its data in bits
+//! 16..48; bit 7 says that there is some.
 
 use super::Label;
 use crate::ring::{Envelope, INLINE};
@@ -47,7 +47,7 @@ pub(super) enum Note {
     Synchronous(Label),
     /// That of a long one whose bytes lie in the pool.
     Offer(Label),
-    /// The receiver of the send of this number is ready.
+    /// The receiver of the send of this number is ready, or has all that it takes.
     Grant { send: u64 },
     /// Bytes of the message of this receive, from an offset on.
     Part { receive: u64, offset: u64 },

@@ -177,16 +177,16 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
         }
     }
 
-    /// Copies the next message to the start of what `room` gives for it, which is no shorter, if it has come; with what else `room`
-    /// says, and how long the message is. `room` may also say what of it is wrong. For rings whose messages all come whole.
+    /// Copies the next message to the start of what `room` gives for it, which is no shorter, if it has come; how long it is. `room` may
+    /// also say what of it is wrong. For rings whose messages all come whole.
     ///
     /// # Errors
     /// Those of [`Consumer::try_pop_into`]; a message in parts is [`PoolError::Corrupt`].
     #[inline(always)]
-    pub(crate) fn try_pop_to<'a, T>(
+    pub(crate) fn try_pop_to<'a>(
         &mut self,
-        room: impl FnOnce(&Envelope) -> Result<(T, &'a mut [u8]), &'static str>,
-    ) -> Result<Option<(T, u64)>, PoolError> {
+        room: impl FnOnce(&Envelope) -> Result<&'a mut [u8], &'static str>,
+    ) -> Result<Option<u64>, PoolError> {
         self.fate.check()?;
         match self.intake.pop_to(&self.memory, &self.link, room) {
             Ok(popped) => Ok(popped),
@@ -408,19 +408,19 @@ impl In {
     }
 
     #[inline(always)]
-    fn pop_to<'a, M: Memory, A, T>(
+    fn pop_to<'a, M: Memory, A>(
         &mut self,
         memory: &M,
         link: &Link<A>,
-        room: impl FnOnce(&Envelope) -> Result<(T, &'a mut [u8]), &'static str>,
-    ) -> Result<Option<(T, u64)>, Flaw> {
+        room: impl FnOnce(&Envelope) -> Result<&'a mut [u8], &'static str>,
+    ) -> Result<Option<u64>, Flaw> {
         let Some(part) = self.next(memory, link)? else { return Ok(None) };
         if !part.is_whole() {
             return Err(WRONG_PART);
         }
-        let (told, into) = room(&part.envelope()).map_err(Flaw::Corrupt)?;
+        let into = room(&part.envelope()).map_err(Flaw::Corrupt)?;
         self.take(memory, link, &part, &mut into[..part.bytes as usize])?;
-        Ok(Some((told, part.bytes)))
+        Ok(Some(part.bytes))
     }
 
     /// The next part, if it has come; it stays until it is taken.
