@@ -13,10 +13,16 @@ step() {
     printf '== %s: %s s\n' "$name" "$(($(date +%s) - begin))"
 }
 
+# A test that hangs ends and is named; libtest says which has been running for over a minute.
+limited() { timeout --verbose -k 10 20m "$@"; }
+
 in_shm() { ls /dev/shm | grep polder || true; }
 before=$(in_shm)
 # What others have left before, and what of it goes meanwhile, is not ours.
-nothing_new_in_shm() { new=$(in_shm | grep -vxF -e "$before" || true); [ -z "$new" ] || { printf '%s\n' "$new"; return 1; }; }
+nothing_new_# A test that hangs ends and is named; libtest says which has been running for over a minute.
+limited() { timeout --verbose -k 10 20m "$@"; }
+
+in_shm() { new=$(in_shm | grep -vxF -e "$before" || true); [ -z "$new" ] || { printf '%s\n' "$new"; return 1; }; }
 
 step "format" cargo fmt --all --check
 step "format (fuzz)" cargo fmt --manifest-path fuzz/Cargo.toml --check
@@ -26,13 +32,13 @@ step "types (Python)" pyright
 step "licences and sources" cargo deny --log-level error --offline check bans licenses sources
 step "lint" cargo clippy --quiet --workspace --all-targets -- -D warnings
 step "docs" cargo doc --quiet --workspace --no-deps
-step "tests" cargo test --quiet --workspace
+step "tests" limited cargo test --quiet --workspace
 if grep -q ' hugetlbfs ' /proc/mounts; then
     step "huge pages" cargo test --quiet -p polder-mem --lib -- --ignored --nocapture huge_pages
 else
     printf '\n== huge pages: skipped, hugetlbfs is not mounted\n'
 fi
-step "schedules" polder verify -n "${POLDER_SCHEDULES:-5000}"
-step "tests (Python)" pytest
+step "schedules" limited polder verify -n "${POLDER_SCHEDULES:-5000}"
+step "tests (Python)" limited pytest
 step "nothing is left in /dev/shm" nothing_new_in_shm
 printf '\nall checks passed\n'

@@ -5,7 +5,6 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
-use std::sync::OnceLock;
 
 use crate::fault::fault_row;
 
@@ -34,19 +33,16 @@ pub enum Flush {
 }
 
 impl Cpu {
-    /// What CPUID says of this CPU, asked once.
+    /// What CPUID says of this CPU.
     #[must_use]
     pub fn detect() -> Self {
-        static CPU: OnceLock<Cpu> = OnceLock::new();
-        *CPU.get_or_init(|| {
-            let leaf7 = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 };
-            Self {
-                clflushopt: leaf7 & 1 << 23 != 0,
-                clwb: leaf7 & 1 << 24 != 0,
-                avx2: std::is_x86_feature_detected!("avx2"),
-                avx512: std::is_x86_feature_detected!("avx512f"),
-            }
-        })
+        let leaf7 = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 };
+        Self {
+            clflushopt: leaf7 & 1 << 23 != 0,
+            clwb: leaf7 & 1 << 24 != 0,
+            avx2: std::is_x86_feature_detected!("avx2"),
+            avx512: std::is_x86_feature_detected!("avx512f"),
+        }
     }
 
     /// The least that any x86-64 has.

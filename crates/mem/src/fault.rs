@@ -5,8 +5,8 @@
 //! any other SIGBUS belongs to whoever installed a handler before, and is passed on.
 
 use std::arch::asm;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, Once, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
 
 use libc::{c_int, c_void, siginfo_t, ucontext_t};
@@ -41,26 +41,35 @@ struct Row {
 
 const _: () = assert!(size_of::<Row>() == 12);
 
-/// The handler that was there before ours.
-static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
+/// The handler that was there before ours; null until ours is about to be installed, and never freed.
+static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Installs the handler, once in a process.
+/// Installs the handler, once in a process. Threads that come first at once do the same thing twice; no `Once`, which
+/// would keep a child waiting that was forked meanwhile.
 pub(crate) fn install() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: an all-zero sigaction is a valid value of the C struct: default handler, empty mask, no flags.
-        let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: a null new action only reads the present one into a live struct.
-        unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut previous) };
-        PREVIOUS.get_or_init(|| previous);
-        // SAFETY: as above; the zeroed mask blocks nothing.
-        let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
-        ours.sa_sigaction = on_sigbus as *const () as usize;
-        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: `on_sigbus` has the signature that SA_SIGINFO asks for, and touches nothing but the saved
-        // registers, atomics and the previous handler.
-        unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, std::ptr::null_mut()) };
-    });
+    static INSTALLED: AtomicBool = AtomicBool::new(false);
+    if INSTALLED.load(Ordering::Acquire) {
+        return;
+    }
+    // SAFETY: an all-zero sigaction is a valid value of the C struct: default handler, empty mask, no flags.
+    let mut previous: Box<libc::sigaction> = Box::new(unsafe { std::mem::zeroed() });
+    // SAFETY: a null new action only reads the present one into a live struct.
+    unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut *previous) };
+    let previous = Box::into_raw(previous);
+    // Whoever sees ours installed comes after one who has noted what was there before.
+    if PREVIOUS.compare_exchange(std::ptr::null_mut(), previous, Ordering::SeqCst, Ordering::SeqCst).is_err()
+    {
+        // SAFETY: made above from a box, and known to nobody else.
+        drop(unsafe { Box::from_raw(previous) });
+    }
+    // SAFETY: as above; the zeroed mask blocks nothing.
+    let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
+    ours.sa_sigaction = on_sigbus as *const () as usize;
+    ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: `on_sigbus` has the signature that SA_SIGINFO asks for, and touches nothing but the saved registers,
+    // atomics and the previous handler.
+    unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, std::ptr::null_mut()) };
+    INSTALLED.store(true, Ordering::Release);
 }
 
 /// Sends a fault in one of our instructions to its landing; anything else to the previous handler.
@@ -104,8 +113,10 @@ fn landing(instruction: usize) -> Option<usize> {
 
 /// Does what would have happened without us.
 fn pass_on(signal: c_int, code: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    let action = PREVIOUS.get().map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
-    let with_info = PREVIOUS.get().is_some_and(|previous| previous.sa_flags & libc::SA_SIGINFO != 0);
+    // SAFETY: null, or a box that is never freed and that nobody writes.
+    let previous = unsafe { PREVIOUS.load(Ordering::SeqCst).as_ref() };
+    let action = previous.map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
+    let with_info = previous.is_some_and(|previous| previous.sa_flags & libc::SA_SIGINFO != 0);
     match action {
         libc::SIG_IGN if code <= 0 => {}
         // A fault cannot be ignored: the instruction would fault for ever.

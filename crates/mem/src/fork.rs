@@ -1,24 +1,37 @@
 //! Which process this is among those that were forked from one another.
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
-static WATCH: Once = Once::new();
 
 /// The forks that lie between this process and the first that asked. What a process noted before a fork differs from what
 /// its child is told. No system call, unlike a process id.
+///
+/// # Panics
+/// When there is no memory for a fork handler.
 #[must_use]
 pub fn forks() -> u32 {
-    WATCH.call_once(|| {
-        extern "C" fn in_the_child() {
-            FORKS.fetch_add(1, Ordering::Relaxed);
-        }
-        // SAFETY: the handler is a function of this program and only counts, which is allowed after a fork.
-        let rc = unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
-        assert_eq!(rc, 0, "no memory for a fork handler");
-    });
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    extern "C" fn count() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    in_children(count, &WATCHED).expect("no memory for a fork handler");
     FORKS.load(Ordering::Relaxed)
+}
+
+/// Has every child that is forked from here on run `handler`, once for each thread that was the first to ask. No `Once`:
+/// a child that is forked while another thread is inside one would wait for that thread, which it does not have.
+pub(crate) fn in_children(handler: extern "C" fn(), arranged: &AtomicBool) -> io::Result<()> {
+    if arranged.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    // SAFETY: the handlers are functions of this program that make only async-signal-safe calls.
+    match unsafe { libc::pthread_atfork(None, None, Some(handler)) } {
+        0 => arranged.store(true, Ordering::Release),
+        code => return Err(io::Error::from_raw_os_error(code)),
+    }
+    Ok(())
 }
 
 #[cfg(test)]

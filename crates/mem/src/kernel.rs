@@ -13,11 +13,10 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
-use std::sync::Once;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
-use crate::{Nanos, clock};
+use crate::{Nanos, clock, fork};
 
 /// The byte that is the gate. Locks may lie beyond the end of the file.
 const GATE: i64 = 1 << 40;
@@ -188,11 +187,8 @@ static OPEN: [AtomicI32; 256] = [const { AtomicI32::new(NO_FD) }; 256];
 
 /// Arranges that a forked child gives `fd` up; the place it returns is cleared once `fd` is closed here.
 fn close_in_children(fd: RawFd) -> io::Result<&'static AtomicI32> {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handler is a plain function that makes only async-signal-safe calls.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
+    static ARRANGED: AtomicBool = AtomicBool::new(false);
+    fork::in_children(in_child, &ARRANGED)?;
     let free =
         |place: &&AtomicI32| place.compare_exchange(NO_FD, fd, Ordering::SeqCst, Ordering::SeqCst).is_ok();
     OPEN.iter().find(free).ok_or_else(|| io::Error::other("this process is attached 256 times; detach some"))
