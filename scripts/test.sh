@@ -19,10 +19,7 @@ limited() { timeout --verbose -k 10 20m "$@"; }
 in_shm() { ls /dev/shm | grep polder || true; }
 before=$(in_shm)
 # What others have left before, and what of it goes meanwhile, is not ours.
-nothing_new_# A test that hangs ends and is named; libtest says which has been running for over a minute.
-limited() { timeout --verbose -k 10 20m "$@"; }
-
-in_shm() { new=$(in_shm | grep -vxF -e "$before" || true); [ -z "$new" ] || { printf '%s\n' "$new"; return 1; }; }
+nothing_new_in_shm() { new=$(in_shm | grep -vxF -e "$before" || true); [ -z "$new" ] || { printf '%s\n' "$new"; return 1; }; }
 
 step "format" cargo fmt --all --check
 step "format (fuzz)" cargo fmt --manifest-path fuzz/Cargo.toml --check
