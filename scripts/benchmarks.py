@@ -18,6 +18,7 @@ BENCHES = {
     "ring": "Messages between two processes of two emulated hosts, beside the line operations they need",
     "collectives": "Collectives through Python, beside gloo and Open MPI, in turn in the same processes",
     "mpi": "Stock MPI libraries over a pool of two emulated hosts, beside TCP on this machine and their shared memory",
+    "plan": "Layouts of a training step predicted in a second, and the error of predictions beside a constant rate's",
     "objects": "A million creates and opens from four processes of two emulated hosts",
     "figure 5": "Bandwidth of one-sided messages (cMPI, Figure 5), in GB/s",
     "figure 6": "Latency of one-sided messages (cMPI, Figure 6), in microseconds",

@@ -5,6 +5,7 @@ mod lines;
 mod mpi;
 mod objects;
 mod pair;
+mod plan;
 mod ring;
 mod row;
 
@@ -37,6 +38,8 @@ enum Bench {
     Mpi(mpi::Arguments),
     /// A million creates and opens from four processes.
     Objects(objects::Arguments),
+    /// Layouts of a training step predicted in a second, and their error beside that of a constant rate.
+    Plan,
     /// The other process of a benchmark.
     #[command(subcommand, hide = true)]
     Second(Second),
@@ -53,6 +56,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let rows = match &arguments.bench {
         Bench::Ring => ring::run()?,
         Bench::Lines => lines::run()?,
+        Bench::Plan => plan::run()?,
         Bench::Objects(arguments) => objects::run(arguments)?,
         Bench::Collectives(collectives) => {
             collectives::run(collectives, |row| print(row, arguments.json))?;

@@ -4,6 +4,7 @@
 mod bench;
 mod keeper;
 mod mpi;
+mod plan;
 mod pool;
 mod scratch;
 mod soak;
@@ -62,6 +63,7 @@ impl Common {
         }
         let idle = match command {
             Command::Soak(_) | Command::Bench(_) => "it makes pools of its own in /dev/shm",
+            Command::Plan(_) => "it opens no pool",
             Command::Verify(arguments) if !arguments.opens_a_pool() => "only --litmus opens one",
             _ => return Ok(()),
         };
@@ -83,6 +85,9 @@ enum Command {
     /// Run programs of an MPI library over a pool.
     #[command(subcommand)]
     Mpi(mpi::Command),
+    /// Predict what a training step takes on a machine that is described in a file.
+    #[command(subcommand)]
+    Plan(plan::Command),
     /// Say who is a member: hands out host ids and evicts hosts, until stopped.
     Keeper(keeper::Arguments),
     /// Explore the protocols in the incoherent model, or run its litmus tests between two hosts.
@@ -138,6 +143,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Pool(command) => pool::run(command, &settings),
         Command::Keeper(arguments) => keeper::run(&arguments, &settings),
         Command::Mpi(command) => mpi::run(command, &settings),
+        Command::Plan(command) => plan::run(&command),
         Command::Verify(arguments) => verify::run(&arguments, &settings),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),

@@ -7,20 +7,22 @@ use serde_json::Value;
 
 /// Each room with the rooms that it may import. Lower never knows higher.
 const TABLE: &[(&str, &[&str])] = &[
+    ("platform", &[]),
     ("schedule", &[]),
     ("mem", &[]),
     ("kernels", &[]),
     ("pool", &["mem", "kernels", "schedule"]),
+    ("sim", &["platform", "schedule"]),
     ("ofi", &["pool", "mem", "kernels", "schedule"]),
     ("capi", &["pool", "mem", "kernels", "schedule"]),
     ("mpi", &["pool", "mem", "kernels", "schedule"]),
     ("mpi-mpich", &["mpi"]),
     ("mpi-openmpi", &["mpi"]),
-    ("python", &["pool", "mem", "kernels", "schedule"]),
-    ("cli", &["pool", "mem", "kernels", "schedule"]),
+    ("python", &["pool", "mem", "kernels", "schedule", "sim", "platform"]),
+    ("cli", &["pool", "mem", "kernels", "schedule", "sim", "platform"]),
 ];
 
-const WITHOUT_UNSAFE: &[&str] = &["schedule", "pool", "cli"];
+const WITHOUT_UNSAFE: &[&str] = &["platform", "schedule", "pool", "sim", "cli"];
 
 fn metadata() -> Value {
     let output = Command::new(env!("CARGO"))

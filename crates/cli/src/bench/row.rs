@@ -10,6 +10,8 @@ pub(super) enum Kind {
     Measured,
     /// On memory that stands in for other memory.
     Emulated,
+    /// By a model of a machine.
+    Simulated,
     /// By others, elsewhere.
     Published,
 }
@@ -131,6 +133,7 @@ impl Row {
         let Self { case, metric, value, low, high, unit, kind, .. } = self;
         let spread = match kind {
             Kind::Published => "published".to_owned(),
+            Kind::Simulated => "simulated".to_owned(),
             Kind::Measured | Kind::Emulated => format!("[{} .. {}]", short(*low), short(*high)),
         };
         let figure = format!("{case:<58} {metric:<10} {:>10} {unit:<5} {spread}", short(*value));

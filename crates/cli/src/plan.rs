@@ -1,0 +1,61 @@
+//! `polder plan`: predicts training steps on machines that are described in files, and shows how far off it is.
+
+mod reproduce;
+mod table;
+mod train;
+mod validate;
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use polder_platform::{Folder, Platform, names};
+use polder_sim::Model;
+
+use crate::Failure;
+
+/// Predicts what a step takes before anything is bought or run.
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Predict a training step: of a layout, or of the best one that fits.
+    Train(train::Arguments),
+    /// Look at every layout, and print those that no other beats in time and in memory.
+    Search(train::SearchArguments),
+    /// Make a published figure again, paper beside Polder.
+    Reproduce(reproduce::Arguments),
+    /// Hold predictions against published steps, and print the errors.
+    Validate(validate::Arguments),
+    /// Print the platforms and models that Polder brings along.
+    List,
+}
+
+/// Runs `polder plan`.
+pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Train(arguments) => train::train(arguments)?,
+        Command::Search(arguments) => train::search(arguments)?,
+        Command::Reproduce(arguments) => reproduce::run(arguments)?,
+        Command::Validate(arguments) => validate::run(arguments)?,
+        Command::List => list()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list() -> Result<(), Failure> {
+    println!("platforms");
+    for name in names(Folder::Platforms) {
+        println!("  {name:24} {}", Platform::load(name)?.title);
+    }
+    println!("models");
+    for name in names(Folder::Models) {
+        let model = Model::load(name)?;
+        println!("  {name:24} {:6.0} billion parameters, {}", model.parameters() / 1e9, model.title);
+    }
+    Ok(())
+}
+
+/// 16,384 for 16384.
+fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+    groups.join(",")
+}

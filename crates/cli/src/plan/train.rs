@@ -1,0 +1,548 @@
+//! A step of a layout, or of the best of all layouts.
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use polder_platform::Platform;
+use polder_sim::{
+    FarTier, Found, Job, Layout, Model, Offload, Outcome, Overlap, Plan, Precision, Recompute, Shown, Space,
+    Step, Zero, search as search_space,
+};
+use serde::Serialize;
+
+use super::{grouped, table};
+use crate::Failure;
+
+/// What is trained, on what.
+#[derive(Args)]
+pub(crate) struct Subject {
+    /// What is trained: a name (`polder plan list`), or the path of a file.
+    #[arg(long, value_name = "MODEL")]
+    model: String,
+    /// The machine: a name (`polder plan list`), or the path of a file.
+    #[arg(long, value_name = "PLATFORM")]
+    platform: String,
+    /// Accelerators.
+    #[arg(long, value_name = "COUNT")]
+    gpus: u32,
+    /// Sequences of a step; when left out, as many as make 16 Mi tokens.
+    #[arg(long, value_name = "SEQUENCES")]
+    batch: Option<u32>,
+    /// Kind of rack, where the platform has several; when left out, its first.
+    #[arg(long, value_name = "NAME")]
+    rack: Option<String>,
+    /// Accelerators of each rack that are used; when left out, the most that fill all racks evenly.
+    #[arg(long, value_name = "COUNT")]
+    fill: Option<u32>,
+    #[command(flatten)]
+    fixed: Fixed,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What of the layout is given; the rest is searched for.
+#[derive(Args)]
+struct Fixed {
+    /// Tensor parallelism.
+    #[arg(long, value_name = "RANKS")]
+    tp: Option<u32>,
+    /// Context parallelism.
+    #[arg(long, value_name = "RANKS")]
+    cp: Option<u32>,
+    /// Expert parallelism, inside data parallelism.
+    #[arg(long, value_name = "RANKS")]
+    ep: Option<u32>,
+    /// Pipeline stages.
+    #[arg(long, value_name = "STAGES")]
+    pp: Option<u32>,
+    /// Data parallelism; checked against gpus / (tp cp pp).
+    #[arg(long, value_name = "COPIES")]
+    dp: Option<u32>,
+    /// Parts of each stage.
+    #[arg(long, value_name = "PARTS")]
+    interleave: Option<u32>,
+    /// Sequences at once.
+    #[arg(long, value_name = "SEQUENCES")]
+    micro_batch: Option<u32>,
+    /// Share along the sequence what tensor parallelism does not share.
+    #[arg(long, value_name = "BOOL")]
+    sequence_parallel: Option<bool>,
+    /// What is computed again in the backward pass.
+    #[arg(long, value_name = "WHAT")]
+    recompute: Option<Again>,
+    /// What copies of the model share.
+    #[arg(long, value_name = "WHAT")]
+    zero: Option<Share>,
+    /// Compute attention as separate products that keep their scores.
+    #[arg(long)]
+    no_flash: bool,
+    /// What products with weights are computed in.
+    #[arg(long, value_name = "TYPE", default_value = "bf16")]
+    precision: Type,
+    /// Let nothing run beside computation.
+    #[arg(long)]
+    no_overlap: bool,
+    /// Keep these outside the accelerators' memory.
+    #[arg(long, value_name = "WHAT", value_delimiter = ',')]
+    offload: Vec<What>,
+    /// Where that is kept.
+    #[arg(long, value_name = "TIER", default_value = "host")]
+    to: Tier,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Again {
+    None,
+    Selective,
+    Full,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Share {
+    None,
+    Optimizer,
+    Gradients,
+    Weights,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Type {
+    Bf16,
+    Fp8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    Weights,
+    Optimizer,
+    Activations,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Tier {
+    Host,
+    Pool,
+}
+
+/// Predicts a training step.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    subject: Subject,
+    /// Another platform, which the same layout is predicted on too.
+    #[arg(long, value_name = "PLATFORM")]
+    against: Option<String>,
+}
+
+/// Looks at every layout.
+#[derive(Args)]
+pub(crate) struct SearchArguments {
+    #[command(flatten)]
+    subject: Subject,
+    /// Threads; when left out, one for each core.
+    #[arg(long, value_name = "COUNT")]
+    threads: Option<usize>,
+}
+
+impl Fixed {
+    fn space(&self, model: &Model, gpus: u32, batch: u32) -> Space {
+        let mut space = Space::usual(model, gpus, batch);
+        let only = |all: &mut Vec<u32>, one: Option<u32>| {
+            if let Some(one) = one {
+                *all = vec![one];
+            }
+        };
+        only(&mut space.tp, self.tp);
+        only(&mut space.cp, self.cp);
+        only(&mut space.ep, self.ep);
+        only(&mut space.pp, self.pp);
+        only(&mut space.interleave, self.interleave);
+        only(&mut space.micro_batch, self.micro_batch);
+        if let Some(it) = self.sequence_parallel {
+            space.sequence_parallel = vec![it];
+        }
+        if let Some(it) = self.recompute {
+            space.recompute = vec![it.into()];
+        }
+        if let Some(it) = self.zero {
+            space.zero = vec![it.into()];
+        }
+        space.flash = vec![!self.no_flash];
+        space.precision = vec![match self.precision {
+            Type::Bf16 => Precision::Bf16,
+            Type::Fp8 => Precision::Fp8,
+        }];
+        if self.no_overlap {
+            space.overlap = vec![Overlap::default()];
+        }
+        space.offload = vec![Offload {
+            tier: match self.to {
+                Tier::Host => FarTier::Host,
+                Tier::Pool => FarTier::Pool,
+            },
+            weights: self.offload.contains(&What::Weights),
+            optimizer: self.offload.contains(&What::Optimizer),
+            activations: self.offload.contains(&What::Activations),
+        }];
+        space.dp = self.dp;
+        space
+    }
+}
+
+impl From<Again> for Recompute {
+    fn from(it: Again) -> Self {
+        match it {
+            Again::None => Self::None,
+            Again::Selective => Self::Selective,
+            Again::Full => Self::Full,
+        }
+    }
+}
+
+impl From<Share> for Zero {
+    fn from(it: Share) -> Self {
+        match it {
+            Share::None => Self::None,
+            Share::Optimizer => Self::Optimizer,
+            Share::Gradients => Self::Gradients,
+            Share::Weights => Self::Weights,
+        }
+    }
+}
+
+impl Subject {
+    fn job<'a>(&self, platform: &'a Platform) -> Result<Job<'a>, Failure> {
+        let mut job = Job::new(platform);
+        if let Some(rack) = &self.rack {
+            job = job.with_rack(rack)?;
+        }
+        if let Some(fill) = self.fill {
+            job = job.with_fill(fill)?;
+        }
+        Ok(job)
+    }
+
+    fn batch(&self, model: &Model) -> u32 {
+        self.batch.unwrap_or_else(|| ((16 << 20) / model.sequence).max(1))
+    }
+
+    fn look(&self, job: &Job<'_>, model: &Model, threads: usize) -> Result<Outcome, Failure> {
+        let space = self.fixed.space(model, self.gpus, self.batch(model));
+        let bar = ProgressBar::new(0);
+        bar.set_style(ProgressStyle::with_template("searching {bar:40} {percent}%")?);
+        let outcome = search_space(job, model, &space, threads, &|_, all| {
+            bar.set_length(all as u64);
+            bar.inc(1);
+        });
+        bar.finish_and_clear();
+        if outcome.points == 0 {
+            return Err(Failure(self.why_none(job, model, &space, &outcome)));
+        }
+        Ok(outcome)
+    }
+
+    /// Why no layout goes: the platform's reason, or that of the layout that was given.
+    fn why_none(&self, job: &Job<'_>, model: &Model, space: &Space, outcome: &Outcome) -> String {
+        if let Some(refusal) = &outcome.refusal {
+            return format!("{}: {refusal}", self.platform);
+        }
+        match space.first().map(|layout| job.predict(model, &layout)) {
+            Some(Err(refusal)) => format!("{}: {refusal}", self.model),
+            _ => {
+                let Self { gpus, model, .. } = self;
+                format!("no layout of {model} takes {gpus} accelerators: give a number that 2 divides often")
+            }
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    kind: &'static str,
+    model: &'a str,
+    platform: &'a str,
+    accelerators: u32,
+    fill: u32,
+    layout: Layout,
+    step: Step,
+    model_flops: f64,
+    points: u64,
+    fits: bool,
+    against: Option<Box<Report<'a>>>,
+    note: Option<&'static str>,
+}
+
+const UNPROVED: &str = "no run over CXL validates the difference between these fabrics";
+
+/// Predicts a step.
+pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
+    let subject = &arguments.subject;
+    let platform = Platform::load(&subject.platform)?;
+    let model = Model::load(&subject.model)?;
+    let job = subject.job(&platform)?;
+    let outcome = subject.look(&job, &model, threads(None))?;
+    let found = outcome.best().or(outcome.nearest.as_ref()).expect("a layout was predicted");
+    let plan = job.predict(&model, &found.layout)?;
+    let report = |name, plan: &Plan, against| Report {
+        kind: "simulated",
+        model: &subject.model,
+        platform: name,
+        accelerators: subject.gpus,
+        fill: plan.fill,
+        layout: plan.layout,
+        step: plan.step,
+        model_flops: model.flops(plan.layout.batch),
+        points: outcome.points,
+        fits: plan.step.memory.fits(),
+        against,
+        note: None,
+    };
+    let mut whole = report(&subject.platform, &plan, None);
+    let mut is_cxl = platform.between.as_ref().is_some_and(|it| !it.carries.is_empty());
+    if let Some(name) = &arguments.against {
+        let other = Platform::load(name)?;
+        is_cxl |= other.between.as_ref().is_some_and(|it| !it.carries.is_empty());
+        let plan = subject.job(&other)?.predict(&model, &found.layout)?;
+        whole.against = Some(Box::new(report(name, &plan, None)));
+    }
+    whole.note = is_cxl.then_some(UNPROVED);
+    match subject.json {
+        true => println!("{}", serde_json::to_string(&whole)?),
+        false => print(&job, &model, &whole),
+    }
+    match whole.fits {
+        true => Ok(()),
+        false => Err(Failure(does_not_fit(&whole.step, &whole.layout))),
+    }
+}
+
+fn threads(asked: Option<usize>) -> usize {
+    asked.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into)).max(1)
+}
+
+fn does_not_fit(step: &Step, layout: &Layout) -> String {
+    let memory = &step.memory;
+    let (used, has) = (memory.used_bytes / 1e9, memory.capacity_bytes / 1e9);
+    if memory.used_bytes > memory.capacity_bytes {
+        let most = [
+            ("weights", memory.weights_bytes, "more tp or pp, --zero weights, or --offload weights"),
+            ("gradients", memory.gradients_bytes, "more tp or pp, or --zero gradients"),
+            ("optimizer states", memory.optimizer_bytes, "--zero optimizer, or --offload optimizer"),
+            (
+                "activations",
+                memory.activations_bytes,
+                "--recompute full, a smaller micro-batch, more tp, or --offload activations",
+            ),
+        ];
+        let (what, bytes, remedy) = most.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("four kinds");
+        return format!(
+            "it does not fit: {used:.0} of {has:.0} GB, most of it {what} ({:.0} GB); try {remedy}",
+            bytes / 1e9
+        );
+    }
+    let tier = if layout.offload.tier == FarTier::Pool { "pool" } else { "host" };
+    let (used, has) = (memory.far_bytes / 1e9, memory.far_capacity_bytes / 1e9);
+    format!(
+        "it does not fit: {used:.0} of {has:.0} GB an accelerator in the {tier}'s memory; offload less, or share more"
+    )
+}
+
+fn print(job: &Job<'_>, model: &Model, report: &Report<'_>) {
+    let Report { layout, step, .. } = report;
+    let others: Vec<_> = report.against.iter().collect();
+    println!(
+        "{}: {} on {} accelerators, simulated",
+        report.model,
+        model.title,
+        grouped(report.accelerators.into())
+    );
+    println!("{}", layout_line(layout));
+    println!(
+        "ranks are placed tensor, context, expert, data, pipeline; {} of {} accelerators of a rack are used",
+        report.fill,
+        job.rack().accelerators
+    );
+    if report.points > 1 {
+        println!("the fastest of {} layouts that fits", grouped(report.points));
+    }
+    let mut head = vec![String::new(), report.platform.into()];
+    head.extend(others.iter().map(|it| it.platform.to_owned()));
+    let mut rows = vec![head];
+    let mut row = |name: &str, cell: &dyn Fn(&Report<'_>) -> String| {
+        let mut cells = vec![name.to_owned(), cell(report)];
+        cells.extend(others.iter().map(|it| cell(it)));
+        rows.push(cells);
+    };
+    row("step, s", &|it| format!("{:.3}", it.step.total_s));
+    row("TFLOP/s an accelerator, the model's", &|it| {
+        format!("{:.0}", it.model_flops / it.step.total_s / f64::from(it.accelerators) / 1e12)
+    });
+    let peak = job.rack().accelerator.compute;
+    let peak = match layout.precision {
+        Precision::Fp8 => peak.fp8.unwrap_or(peak.bf16),
+        Precision::Bf16 => peak.bf16,
+    };
+    row("part of its peak", &|it| {
+        format!(
+            "{:.0}%",
+            it.model_flops / it.step.total_s / f64::from(it.accelerators) / peak.value() * 100.0
+        )
+    });
+    for (name, of) in TIMES {
+        let seconds = of(step);
+        let seen = others
+            .iter()
+            .fold(seconds.exposed_s + seconds.hidden_s, |most, it| most.max(of(&it.step).exposed_s));
+        if seen > 0.0 {
+            row(name, &|it| cell(of(&it.step), it.step.total_s));
+        }
+    }
+    for (name, of) in BYTES {
+        if of(step) > 0.0 {
+            row(name, &|it| format!("{:.1}", of(&it.step) / 1e9));
+        }
+    }
+    table::print(&rows);
+    if let [other] = others[..] {
+        let (first, second) = (step.total_s, other.step.total_s);
+        println!("{} takes {:.3} times as long as {}", report.platform, first / second, other.platform);
+    }
+    if let Some(note) = report.note {
+        println!("{note}");
+    }
+    println!("`polder plan validate` prints how far such predictions are from published steps");
+}
+
+/// A line of the table: its name, and what of a step stands there.
+type Line<T> = (&'static str, fn(&Step) -> T);
+
+/// What a step's time is made of.
+const TIMES: [Line<Shown>; 17] = [
+    ("  forward, s", |step| held(step.compute.forward_s)),
+    ("  backward", |step| held(step.compute.backward_s)),
+    ("  computed again", |step| held(step.compute.recompute_s)),
+    ("  optimizer", |step| held(step.compute.optimizer_s)),
+    ("  tensor, inside racks", |step| step.communication.tensor.inside),
+    ("  tensor, between racks", |step| step.communication.tensor.between),
+    ("  context, inside racks", |step| step.communication.context.inside),
+    ("  context, between racks", |step| step.communication.context.between),
+    ("  expert, inside racks", |step| step.communication.expert.inside),
+    ("  expert, between racks", |step| step.communication.expert.between),
+    ("  pipeline, inside racks", |step| step.communication.pipeline.inside),
+    ("  pipeline, between racks", |step| step.communication.pipeline.between),
+    ("  data, inside racks", |step| step.communication.data.inside),
+    ("  data, between racks", |step| step.communication.data.between),
+    ("  bubble", |step| held(step.bubble_s)),
+    ("  offload", |step| step.offload),
+    ("  stragglers", |step| held(step.straggle_s)),
+];
+
+const BYTES: [Line<f64>; 8] = [
+    ("memory, GB", |step| step.memory.used_bytes),
+    ("  of", |step| step.memory.capacity_bytes),
+    ("  weights", |step| step.memory.weights_bytes),
+    ("  gradients", |step| step.memory.gradients_bytes),
+    ("  optimizer states", |step| step.memory.optimizer_bytes),
+    ("  activations", |step| step.memory.activations_bytes),
+    ("elsewhere, GB an accelerator", |step| step.memory.far_bytes),
+    ("  of", |step| if step.memory.far_bytes > 0.0 { step.memory.far_capacity_bytes } else { 0.0 }),
+];
+
+const fn held(exposed_s: f64) -> Shown {
+    Shown { exposed_s, hidden_s: 0.0 }
+}
+
+fn cell(seconds: Shown, total: f64) -> String {
+    let Shown { exposed_s, hidden_s } = seconds;
+    let hidden = if hidden_s > 0.0 { format!(" (+{hidden_s:.3} hidden)") } else { String::new() };
+    format!("{exposed_s:.3}{hidden} {:>3.0}%", exposed_s / total * 100.0)
+}
+
+fn layout_line(layout: &Layout) -> String {
+    let Layout { tp, cp, ep, dp, pp, interleave, batch, micro_batch, .. } = layout;
+    let mut line = format!(
+        "layout: tp {tp}, cp {cp}, ep {ep}, dp {dp}, pp {pp} in {interleave} parts each; batch {batch}, micro-batch {micro_batch}"
+    );
+    let recompute = match layout.recompute {
+        Recompute::None => "nothing computed again",
+        Recompute::Selective => "scores computed again",
+        Recompute::Full => "all computed again",
+    };
+    let zero = match layout.zero {
+        Zero::None => "nothing shared among copies",
+        Zero::Optimizer => "optimizer states shared among copies",
+        Zero::Gradients => "optimizer states and gradients shared among copies",
+        Zero::Weights => "optimizer states, gradients and weights shared among copies",
+    };
+    let sequence = if layout.sequence_parallel { "sequence parallel, " } else { "" };
+    line += &format!("; {sequence}{recompute}, {zero}");
+    line
+}
+
+/// Looks at every layout, and prints the front.
+pub(super) fn search(arguments: &SearchArguments) -> Result<(), Failure> {
+    let subject = &arguments.subject;
+    let platform = Platform::load(&subject.platform)?;
+    let model = Model::load(&subject.model)?;
+    let job = subject.job(&platform)?;
+    let outcome = subject.look(&job, &model, threads(arguments.threads))?;
+    if outcome.front.is_empty() {
+        let nearest = outcome.nearest.expect("a layout was predicted");
+        return Err(Failure(format!(
+            "of {} layouts none fits; the nearest ({}): {}",
+            grouped(outcome.points),
+            layout_line(&nearest.layout),
+            does_not_fit(&nearest.step, &nearest.layout)
+        )));
+    }
+    if subject.json {
+        for Found { layout, step } in &outcome.front {
+            println!("{}", serde_json::to_string(&Point { layout: *layout, step: *step })?);
+        }
+        return Ok(());
+    }
+    println!(
+        "{} layouts, {} fit, {} that no other beats in time and memory (simulated)",
+        grouped(outcome.points),
+        grouped(outcome.fits),
+        outcome.front.len()
+    );
+    let head = [
+        "step s",
+        "GB",
+        "GB elsewhere",
+        "tp",
+        "cp",
+        "ep",
+        "dp",
+        "pp",
+        "parts",
+        "micro-batch",
+        "seq. par.",
+        "again",
+        "shared",
+    ];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for Found { layout, step } in &outcome.front {
+        let mut row = vec![
+            format!("{:.3}", step.total_s),
+            format!("{:.1}", step.memory.used_bytes / 1e9),
+            format!("{:.1}", step.memory.far_bytes / 1e9),
+        ];
+        let counts =
+            [layout.tp, layout.cp, layout.ep, layout.dp, layout.pp, layout.interleave, layout.micro_batch];
+        row.extend(counts.map(|count| count.to_string()));
+        row.push(if layout.sequence_parallel { "yes" } else { "no" }.into());
+        row.push(format!("{:?}", layout.recompute).to_lowercase());
+        row.push(format!("{:?}", layout.zero).to_lowercase());
+        rows.push(row);
+    }
+    table::print(&rows);
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Point {
+    layout: Layout,
+    step: Step,
+}

@@ -1,0 +1,113 @@
+//! `polder plan` as a user gives it.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn plan(arguments: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+    command.env("POLDER_CONFIG", "/dev/null").arg("plan").args(arguments.split(' ')).output().unwrap()
+}
+
+fn said(arguments: &str) -> String {
+    let Output { status, stdout, stderr } = plan(arguments);
+    assert!(status.success(), "{arguments}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}
+
+fn refused(arguments: &str) -> String {
+    let Output { status, stderr, .. } = plan(arguments);
+    assert!(!status.success(), "{arguments}");
+    let said = String::from_utf8(stderr).unwrap();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    said.trim_end().to_owned()
+}
+
+fn json(arguments: &str) -> Value {
+    serde_json::from_str(&said(arguments)).unwrap()
+}
+
+const LLAMA: &str = "train --model llama3-405b --platform nvl72-ndr --gpus 16384 --batch 2048";
+
+#[test]
+fn a_step_is_predicted_of_the_layout_that_is_given() {
+    let step = json(&format!(
+        "{LLAMA} --tp 8 --pp 16 --dp 128 --cp 1 --micro-batch 1 --interleave 8 --against nvl72-cxl --json"
+    ));
+    assert_eq!((&step["kind"], &step["layout"]["pp"]), (&"simulated".into(), &16.into()));
+    let seconds = |of: &Value| of["step"]["total_s"].as_f64().unwrap();
+    assert!(seconds(&step["against"]) < seconds(&step));
+    assert_eq!(step["note"], "no run over CXL validates the difference between these fabrics");
+}
+
+#[test]
+fn without_a_layout_the_fastest_that_fits_is_found() {
+    let best = json(&format!("{LLAMA} --json"));
+    let given = json(&format!("{LLAMA} --tp 8 --pp 16 --json"));
+    let seconds = |of: &Value| of["step"]["total_s"].as_f64().unwrap();
+    assert!(seconds(&best) <= seconds(&given));
+    assert!(best["fits"].as_bool().unwrap());
+}
+
+#[test]
+fn the_same_input_gives_the_same_bytes_on_any_number_of_threads() {
+    let search = "search --model llama3-70b --platform nvl72-cxl --gpus 1024 --batch 1024";
+    let once = said(&format!("{search} --threads 1"));
+    assert!(once.lines().count() > 3, "{once}");
+    for threads in [1, 2, 3] {
+        assert_eq!(said(&format!("{search} --threads {threads}")), once);
+    }
+}
+
+#[test]
+fn what_cannot_run_is_refused_in_one_line() {
+    for (arguments, expected) in [
+        (format!("{LLAMA} --tp 7"), "polder: llama3-405b: tp of 7 does not divide heads of 128; 8 does"),
+        (format!("{LLAMA} --rack dgx"), "polder: the platform has no rack \"dgx\"; it has nvl72"),
+        (format!("{LLAMA} --fill 80"), "polder: 80 accelerators of each rack cannot be used; a rack has 72"),
+        (
+            "train --model llama3-405b --platform dgx-a100 --gpus 8 --batch 8".to_owned(),
+            "polder: it does not fit: ",
+        ),
+        (
+            "train --model llama --platform dgx-a100 --gpus 8".to_owned(),
+            "polder: llama: no model of this name; there are ",
+        ),
+    ] {
+        let said = refused(&arguments);
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
+#[test]
+fn validation_prints_its_error_and_that_of_a_constant_rate() {
+    let text = said("validate");
+    for line in [
+        "all tables, ",
+        "without the scalars: mean ",
+        "a constant rate an accelerator",
+        "no run over CXL validates",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    let report = json("validate --json");
+    assert_eq!(report["tables"].as_array().unwrap().len(), 8);
+    assert!(report["pooled"]["mean"].as_f64().unwrap() < 0.06);
+}
+
+#[test]
+fn the_figure_of_scalepool_says_what_it_rests_on() {
+    let text = said("reproduce scalepool-fig6");
+    for line in ["mean, times faster ", "CXL ports an accelerator", "with one port to the pool", "fitted"] {
+        assert!(text.contains(line), "{text}");
+    }
+    assert_eq!(json("reproduce scalepool-fig6 --json")["pairs"].as_array().unwrap().len(), 5);
+}
+
+#[test]
+fn all_that_polder_brings_along_is_listed() {
+    let text = said("list");
+    for name in ["nvl72-cxl", "dgx-a100", "llama3-405b", "palm-540b"] {
+        assert!(text.contains(name), "{text}");
+    }
+}

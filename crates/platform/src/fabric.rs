@@ -1,0 +1,261 @@
+//! Links, switches and what is built of them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bandwidth, Bytes, Time, TransferRate};
+
+/// A link between two ports, one direction of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// Bits a second of a lane, on the wire.
+    pub rate: TransferRate,
+    /// Lanes in a direction.
+    pub lanes: u32,
+    /// The part of the bits that the line code leaves: 1 for PAM4 flits, 0.985 for 128b/130b.
+    pub encoding: f64,
+    /// What goes over the wire at once.
+    pub flit: Packet,
+    /// A transaction's packet in the flits' payload.
+    pub packet: Packet,
+    /// From one end to the other.
+    pub propagation: Time,
+}
+
+/// Bytes of which some carry what the program sends.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Packet {
+    /// All of it.
+    pub bytes: Bytes,
+    /// What it carries.
+    pub payload: Bytes,
+}
+
+impl Packet {
+    /// The part that is payload.
+    #[must_use]
+    pub fn efficiency(&self) -> f64 {
+        self.payload.value() / self.bytes.value()
+    }
+}
+
+impl Link {
+    /// What the wire carries, framing included.
+    #[must_use]
+    pub fn raw(&self) -> Bandwidth {
+        Bandwidth::new(self.rate.value() * f64::from(self.lanes) / 8.0 * self.encoding)
+    }
+
+    /// What a program can send at most: the rate less line code, flit framing and packet headers.
+    #[must_use]
+    pub fn payload(&self) -> Bandwidth {
+        Bandwidth::new(self.raw().value() * self.flit.efficiency() * self.packet.efficiency())
+    }
+}
+
+/// A switch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Switch {
+    /// Ports of the width of the fabric's link.
+    pub ports: u32,
+    /// From the first bit in to the first bit out.
+    pub latency: Time,
+    /// Whether it adds up what passes through it.
+    #[serde(default)]
+    pub reduction: Reduction,
+}
+
+/// Who adds in an all-reduce.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reduction {
+    /// The accelerators.
+    #[default]
+    None,
+    /// The switch, as NVLink SHARP does.
+    InSwitch,
+}
+
+/// What software adds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Software {
+    /// To a message.
+    pub message: Time,
+    /// To each step of a collective.
+    pub step: Time,
+}
+
+/// How switches are joined.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Topology {
+    /// Every port meets every other in one switch (several in parallel).
+    SingleHop,
+    /// A folded Clos of full bisection.
+    Clos {
+        /// Levels of switches.
+        levels: u32,
+    },
+    /// A 3D torus of switches.
+    Torus {
+        /// Switches along each axis.
+        dimensions: [u32; 3],
+        /// Ports of each switch for endpoints.
+        endpoints: u32,
+    },
+    /// Groups of switches, each group joined to each other.
+    Dragonfly {
+        /// Ports of each switch for endpoints.
+        endpoints: u32,
+        /// Switches in a group.
+        group: u32,
+        /// Ports of each switch to other groups.
+        global: u32,
+    },
+}
+
+/// What of CXL a path carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Protocol {
+    /// CXL.cache: coherent access by devices.
+    Cache,
+    /// CXL.mem: loads and stores by hosts.
+    Mem,
+    /// CXL.io: bulk transfers, as PCIe.
+    Io,
+}
+
+/// How a CXL fabric spends its port ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pbr {
+    /// Ids of one domain.
+    pub ids: u32,
+    /// Domains that are joined.
+    #[serde(default = "one")]
+    pub domains: u32,
+    /// Whether a rack has one id, of a bridge behind which its ports have addresses of their own.
+    #[serde(default)]
+    pub rack_bridges: bool,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+/// A fabric, as one accelerator sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fabric {
+    /// Links of each accelerator into it.
+    pub links: u32,
+    /// One of them.
+    pub link: Link,
+    /// What joins them.
+    pub switch: Switch,
+    /// How.
+    pub topology: Topology,
+    /// What software adds.
+    pub software: Software,
+    /// What of CXL it carries; empty when it is no CXL.
+    #[serde(default)]
+    pub carries: Vec<Protocol>,
+    /// Its port ids, when it is CXL.
+    pub pbr: Option<Pbr>,
+}
+
+impl Fabric {
+    /// What an accelerator can send into it, in one direction.
+    #[must_use]
+    pub fn payload(&self) -> Bandwidth {
+        Bandwidth::new(self.link.payload().value() * f64::from(self.links))
+    }
+
+    /// Switches between two ports that are far apart; in a torus and a dragonfly on average over all pairs.
+    #[must_use]
+    pub fn hops(&self) -> f64 {
+        match self.topology {
+            Topology::SingleHop => 1.0,
+            Topology::Clos { levels } => f64::from(2 * levels - 1),
+            // A ring of n has a mean distance of n/4 each way around.
+            Topology::Torus { dimensions, .. } => {
+                1.0 + dimensions.iter().map(|n| f64::from(n * n / 4) / f64::from(*n)).sum::<f64>()
+            }
+            // Local, global, local: four switches, fewer where the global port is on the way.
+            Topology::Dragonfly { .. } => 4.0,
+        }
+    }
+
+    /// Endpoint ports that it can have.
+    #[must_use]
+    pub fn ports(&self) -> u64 {
+        let radix = u64::from(self.switch.ports);
+        match self.topology {
+            // Links of one accelerator go to as many switches in parallel.
+            Topology::SingleHop => radix * u64::from(self.links),
+            Topology::Clos { levels } => 2 * (radix / 2).saturating_pow(levels),
+            Topology::Torus { dimensions, endpoints } => {
+                dimensions.iter().map(|n| u64::from(*n)).product::<u64>() * u64::from(endpoints)
+            }
+            Topology::Dragonfly { endpoints, group, global } => {
+                let groups = u64::from(group) * u64::from(global) + 1;
+                groups * u64::from(group) * u64::from(endpoints)
+            }
+        }
+    }
+
+    /// The time of an empty message: what software adds, the switches, the wires between, and a flit at each.
+    #[must_use]
+    pub fn latency(&self) -> Time {
+        let hops = self.hops();
+        let flit = self.link.flit.bytes.value() / self.link.raw().value();
+        let wires = (hops + 1.0) * self.link.propagation.value();
+        let switches = hops * (self.switch.latency.value() + flit);
+        Time::new(self.software.message.value() + wires + flit + switches)
+    }
+
+    /// Whether its own numbers can be built: what is wrong otherwise, with the key.
+    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
+        let link = &self.link;
+        if link.lanes == 0 || self.links == 0 {
+            return Err(("links", "expected at least one link of at least one lane".into()));
+        }
+        if !(link.encoding > 0.0 && link.encoding <= 1.0) {
+            return Err(("link.encoding", format!("expected a part from 0 to 1, found {}", link.encoding)));
+        }
+        for (key, packet) in [("link.flit", &link.flit), ("link.packet", &link.packet)] {
+            if packet.payload > packet.bytes {
+                let Packet { bytes, payload } = packet;
+                return Err((key, format!("expected at most {bytes} of payload, found {payload}")));
+            }
+        }
+        let ports = self.switch.ports;
+        match self.topology {
+            Topology::Clos { levels } if levels == 0 || levels > 4 || ports < 2 => Err((
+                "topology",
+                format!("expected 1 to 4 levels of switches of 2 ports or more, found {levels} of {ports}"),
+            )),
+            Topology::Torus { dimensions, .. } if dimensions.contains(&0) => {
+                Err(("topology.dimensions", "expected at least one switch along each axis".into()))
+            }
+            Topology::Torus { endpoints, .. } if endpoints + 6 > ports => Err((
+                "topology.endpoints",
+                format!(
+                    "{endpoints} endpoints and 6 neighbours need {} ports, the switch has {ports}",
+                    endpoints + 6
+                ),
+            )),
+            Topology::Dragonfly { endpoints, group, global }
+                if group == 0 || endpoints + global + group - 1 > ports =>
+            {
+                let needed = endpoints + global + group.max(1) - 1;
+                Err(("topology", format!("a switch of this dragonfly needs {needed} ports, it has {ports}")))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Data files: by name from those that Polder brings along, or by path; one line for what is wrong in one.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use include_dir::{Dir, include_dir};
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+/// What is wrong with a data file: which file, which key, what was expected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}: {}{problem}", if key.is_empty() { String::new() } else { format!("{key}: ") })]
+pub struct DataError {
+    /// The file, or the name that it was asked for by.
+    pub file: String,
+    /// The key, with dots; empty when it is the file itself.
+    pub key: String,
+    /// What was expected, and what was found.
+    pub problem: String,
+}
+
+impl DataError {
+    /// What is wrong at `key` of `file`.
+    #[must_use]
+    pub fn new(file: &str, key: &str, problem: impl Into<String>) -> Self {
+        Self { file: file.into(), key: key.into(), problem: problem.into() }
+    }
+}
+
+/// A folder of data that Polder brings along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Folder {
+    /// Machines.
+    Platforms,
+    /// Models that are trained.
+    Models,
+    /// Tables that were published, to be judged against.
+    Published,
+    /// Figures that were published, to be made again.
+    Figures,
+}
+
+static DATA: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data");
+
+impl Folder {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Platforms => "platforms",
+            Self::Models => "models",
+            Self::Published => "published",
+            Self::Figures => "figures",
+        }
+    }
+
+    const fn one(self) -> &'static str {
+        match self {
+            Self::Platforms => "platform",
+            Self::Models => "model",
+            Self::Published => "published table",
+            Self::Figures => "figure",
+        }
+    }
+}
+
+/// The names of what lies in a folder, sorted.
+#[must_use]
+pub fn names(folder: Folder) -> Vec<&'static str> {
+    let files = DATA.get_dir(folder.name()).into_iter().flat_map(Dir::files);
+    let names = files.filter_map(|file| file.path().file_name()?.to_str()?.strip_suffix(".toml"));
+    names.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// The text of a file: of one that Polder brings along by its name, of any other by its path.
+///
+/// # Errors
+/// When there is no such file, with the names that there are.
+pub fn text(folder: Folder, name: &str) -> Result<String, DataError> {
+    let known = DATA.get_file(format!("{}/{name}.toml", folder.name()));
+    if let Some(text) = known.and_then(|file| file.contents_utf8()) {
+        return Ok(text.into());
+    }
+    if !name.contains('/') && Path::new(name).extension().is_none() {
+        let known = names(folder).join(", ");
+        let one = folder.one();
+        return Err(DataError::new(
+            name,
+            "",
+            format!("no {one} of this name; there are {known}, or give a path"),
+        ));
+    }
+    std::fs::read_to_string(name)
+        .map_err(|error| DataError::new(name, "", format!("cannot read it: {error}")))
+}
+
+/// Reads a data file as a `T`. A file with the key `extends` is laid over the one that this names; `defaults` are what
+/// each `row` has that says nothing else.
+///
+/// # Errors
+/// When it cannot be read, is no TOML, or says what no `T` has.
+pub fn read<T: DeserializeOwned>(folder: Folder, name: &str) -> Result<T, DataError> {
+    let table = whole(folder, name, &mut vec![])?;
+    serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
+        let key = error.path().to_string();
+        let key = if key == "." { "" } else { &key };
+        DataError::new(name, key, one_line(error.inner().message()))
+    })
+}
+
+fn whole(folder: Folder, name: &str, seen: &mut Vec<String>) -> Result<Table, DataError> {
+    let text = text(folder, name)?;
+    let mut table: Table = toml::from_str(&text).map_err(|error| {
+        let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].lines().count().max(1));
+        DataError::new(name, &format!("line {line}"), one_line(error.message()))
+    })?;
+    spread_defaults(&mut table);
+    let Some(base) = table.remove("extends") else { return Ok(table) };
+    let Value::String(base) = base else {
+        return Err(DataError::new(
+            name,
+            "extends",
+            format!("expected the name of a file, found a {}", base.type_str()),
+        ));
+    };
+    seen.push(name.into());
+    if seen.contains(&base) {
+        return Err(DataError::new(name, "extends", format!("{base:?} extends this file itself")));
+    }
+    let mut under = whole(folder, &base, seen)?;
+    lay_over(&mut under, table);
+    Ok(under)
+}
+
+/// Lays each of the rows of a table over what its `defaults` say.
+fn spread_defaults(table: &mut Table) {
+    let Some(Value::Table(defaults)) = table.remove("defaults") else { return };
+    let Some(Value::Array(rows)) = table.get_mut("row") else { return };
+    for row in rows.iter_mut().filter_map(Value::as_table_mut) {
+        let over = std::mem::replace(row, defaults.clone());
+        lay_over(row, over);
+    }
+}
+
+/// Tables of one kind are joined; anything else takes the place of what was there.
+fn lay_over(under: &mut Table, over: Table) {
+    for (key, value) in over {
+        match (under.get_mut(&key), value) {
+            (Some(Value::Table(under)), Value::Table(over))
+                if over.get("kind").is_none_or(|kind| under.get("kind") == Some(kind)) =>
+            {
+                lay_over(under, over);
+            }
+            (_, value) => drop(under.insert(key, value)),
+        }
+    }
+}
+
+fn one_line(message: &str) -> String {
+    message.split_whitespace().collect::<Vec<_>>().join(" ")
+}

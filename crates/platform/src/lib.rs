@@ -1,0 +1,25 @@
+//! Machines as data: accelerators, hosts, memory tiers, links, switches, topologies, and the units that these are
+//! written in. A [`Platform`] is what a file of `data/platforms` says; nothing here knows what a program does on it.
+//!
+//! ```
+//! use polder_platform::Platform;
+//!
+//! let platform = Platform::load("dgx-a100")?;
+//! let rack = &platform.rack["dgx"];
+//! assert_eq!(rack.accelerators, 8);
+//! assert_eq!(rack.accelerator.memory.capacity.to_string(), "80 GB");
+//! # Ok::<(), polder_platform::DataError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod fabric;
+mod file;
+mod machine;
+mod unit;
+
+pub use fabric::{Fabric, Link, Packet, Pbr, Protocol, Reduction, Software, Switch, Topology};
+pub use file::{DataError, Folder, names, read, text};
+pub use machine::{
+    Accelerator, Attach, AttachKind, Compute, Fitted, Host, MemoryNodes, Platform, Rack, Tier,
+};
+pub use unit::{Bandwidth, Bytes, FlopRate, Quantity, Time, TransferRate, Unit};

@@ -1,0 +1,245 @@
+//! Racks of accelerators with their hosts, and what joins the racks.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bandwidth, Bytes, DataError, Fabric, FlopRate, Folder, Protocol, Time, read};
+
+/// A machine: racks of accelerators, a fabric between the racks, and perhaps a memory pool on that fabric.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Platform {
+    /// What it is, in a line.
+    pub title: String,
+    /// Where its numbers come from.
+    pub source: String,
+    /// The kinds of rack that it has, by name. A rack is a scale-up domain: what its own fabric joins in one hop.
+    pub rack: BTreeMap<String, Rack>,
+    /// What joins racks.
+    pub between: Option<Fabric>,
+    /// Memory nodes on the fabric between the racks.
+    pub pool: Option<MemoryNodes>,
+}
+
+/// A scale-up domain.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rack {
+    /// Accelerators in it.
+    pub accelerators: u32,
+    /// What each is.
+    pub accelerator: Accelerator,
+    /// What joins them.
+    pub fabric: Option<Fabric>,
+    /// Who feeds them.
+    pub host: Host,
+}
+
+/// What computes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Accelerator {
+    /// What it is sold as.
+    pub name: String,
+    /// Dense peaks.
+    pub compute: Compute,
+    /// Its own memory.
+    pub memory: Tier,
+    /// The constants of its software and silicon that no data sheet has.
+    pub fitted: Fitted,
+}
+
+/// Peak rates by data type, without sparsity.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Compute {
+    /// 16-bit brain floats, or halves.
+    pub bf16: FlopRate,
+    /// 8-bit floats.
+    pub fp8: Option<FlopRate>,
+}
+
+/// A kind of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tier {
+    /// How much.
+    pub capacity: Bytes,
+    /// Reading.
+    pub read: Bandwidth,
+    /// Writing.
+    pub write: Bandwidth,
+    /// Idle.
+    pub latency: Time,
+}
+
+/// Eight constants an accelerator that are fitted to published steps, see `polder plan validate`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fitted {
+    /// The part of the peak that a large matrix product reaches.
+    pub matrix: f64,
+    /// Start and end of a matrix product's pipeline, as so many steps of its inner dimension.
+    pub depth: f64,
+    /// The part of the peak that fused attention reaches.
+    pub attention: f64,
+    /// The part of the memory's bandwidth that element-wise kernels reach.
+    pub stream: f64,
+    /// From one kernel to the next.
+    pub launch: Time,
+    /// The part of a rack's links that collectives reach.
+    pub inside: f64,
+    /// The part of the links between racks that collectives reach.
+    pub between: f64,
+    /// How far the slowest of many lags behind, for each doubling of the accelerators, as a part of the step.
+    pub straggle: f64,
+}
+
+/// Who feeds accelerators.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Accelerators that share one host's memory.
+    pub accelerators: u32,
+    /// Its memory.
+    pub memory: Tier,
+    /// How each of its accelerators reaches it.
+    pub attach: Attach,
+}
+
+/// How an accelerator reaches its host.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attach {
+    /// By what.
+    pub kind: AttachKind,
+    /// In each direction.
+    pub bandwidth: Bandwidth,
+}
+
+/// How CPUs attach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttachKind {
+    /// A link between two chips, as NVLink-C2C.
+    C2c,
+    /// Through a switch of PCIe.
+    PcieSwitch,
+    /// On one package.
+    Ucie,
+}
+
+/// Memory nodes on a CXL fabric.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryNodes {
+    /// Accelerators that share one node.
+    pub accelerators: u32,
+    /// One node's memory.
+    pub memory: Tier,
+    /// Ports of a node into the fabric, each of the fabric's link.
+    pub ports: u32,
+}
+
+impl Platform {
+    /// Reads a platform: one that Polder brings along by its name, any other by the path of its file.
+    ///
+    /// # Errors
+    /// When there is none, or its file says what cannot be.
+    pub fn load(name: &str) -> Result<Self, DataError> {
+        let platform: Self = read(Folder::Platforms, name)?;
+        platform.check().map_err(|(key, problem)| DataError::new(name, &key, problem))?;
+        Ok(platform)
+    }
+
+    fn check(&self) -> Result<(), (String, String)> {
+        let fabric = |at: &str, fabric: &Fabric| {
+            fabric.check().map_err(|(key, problem)| (format!("{at}.{key}"), problem))
+        };
+        if self.rack.is_empty() {
+            return Err(("rack".into(), "expected at least one kind of rack".into()));
+        }
+        for (name, rack) in &self.rack {
+            let at = |key: &str| format!("rack.{name}.{key}");
+            if rack.accelerators == 0 || rack.host.accelerators == 0 {
+                return Err((at("accelerators"), "expected at least one".into()));
+            }
+            rack.accelerator
+                .fitted
+                .check()
+                .map_err(|(key, said)| (at(&format!("accelerator.fitted.{key}")), said))?;
+            match &rack.fabric {
+                Some(inside) => {
+                    fabric(&at("fabric"), inside)?;
+                    let needed = u64::from(rack.accelerators) * u64::from(inside.links);
+                    if inside.ports() < needed {
+                        let (n, links) = (rack.accelerators, inside.links);
+                        let problem = format!(
+                            "{n} accelerators with {links} links need {needed} ports, the topology has {}",
+                            inside.ports()
+                        );
+                        return Err((at("fabric.topology"), problem));
+                    }
+                }
+                None if rack.accelerators > 1 => {
+                    return Err((
+                        at("fabric"),
+                        format!("expected what joins {} accelerators", rack.accelerators),
+                    ));
+                }
+                None => {}
+            }
+        }
+        let Some(between) = &self.between else {
+            return match self.pool {
+                Some(_) => {
+                    Err(("pool".into(), "expected a fabric between the racks that it hangs on".into()))
+                }
+                None => Ok(()),
+            };
+        };
+        fabric("between", between)?;
+        if self.pool.is_some() && !between.carries.iter().any(|it| matches!(it, Protocol::Mem | Protocol::Io))
+        {
+            return Err((
+                "between.carries".into(),
+                "expected \"mem\" or \"io\", which a memory pool is reached by".into(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Fitted {
+    /// The names of the constants, in order.
+    pub const NAMES: [&str; 8] =
+        ["matrix", "depth", "attention", "stream", "launch", "inside", "between", "straggle"];
+
+    /// The constants in the order of [`Fitted::NAMES`]; times in seconds.
+    #[must_use]
+    pub fn values(&self) -> [f64; 8] {
+        let Self { matrix, depth, attention, stream, launch, inside, between, straggle } = *self;
+        [matrix, depth, attention, stream, launch.value(), inside, between, straggle]
+    }
+
+    /// The constants from their values.
+    #[must_use]
+    pub const fn from_values(values: [f64; 8]) -> Self {
+        let [matrix, depth, attention, stream, launch, inside, between, straggle] = values;
+        Self { matrix, depth, attention, stream, launch: Time::new(launch), inside, between, straggle }
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        for (name, value) in Self::NAMES.into_iter().zip(self.values()) {
+            let (expected, fits) = match name {
+                "depth" | "launch" | "straggle" => ("number from 0 on", value.is_finite() && value >= 0.0),
+                _ => ("part from 0 to 1", value > 0.0 && value <= 1.0),
+            };
+            if !fits {
+                return Err((name, format!("expected a {expected}, found {value}")));
+            }
+        }
+        Ok(())
+    }
+}

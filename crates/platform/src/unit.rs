@@ -1,0 +1,203 @@
+//! Quantities with their units: `"900 GB/s"` is one, `900` is none.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{self, Deserializer};
+use serde::ser::Serializer;
+use serde::{Deserialize, Serialize};
+
+/// What a quantity measures, and how people write it.
+pub trait Unit {
+    /// What it is, with its article: "a bandwidth".
+    const WHAT: &'static str;
+    /// How one is written.
+    const EXAMPLE: &'static str;
+    /// Whether nothing at all makes sense.
+    const MAY_BE_ZERO: bool;
+    /// The names of its units, each with what one is in the base unit; the smallest first.
+    const SCALES: &'static [(&'static str, f64)];
+}
+
+/// A quantity that is finite and not negative, in its base unit.
+pub struct Quantity<U>(f64, PhantomData<U>);
+
+macro_rules! unit {
+    ($(#[$doc:meta])* $name:ident, $tag:ident, $what:literal, $example:literal, $zero:literal, $scales:expr) => {
+        $(#[$doc])*
+        pub type $name = Quantity<$tag>;
+        #[doc = concat!("The unit of [`", stringify!($name), "`].")]
+        #[derive(Debug)]
+        pub enum $tag {}
+        impl Unit for $tag {
+            const WHAT: &'static str = $what;
+            const EXAMPLE: &'static str = $example;
+            const MAY_BE_ZERO: bool = $zero;
+            const SCALES: &'static [(&'static str, f64)] = &$scales;
+        }
+    };
+}
+
+unit!(
+    /// Bytes.
+    Bytes, ByteUnit, "a size", "80 GB", false,
+    [("B", 1.0), ("kB", 1e3), ("KiB", 1024.0), ("MB", 1e6), ("MiB", 1048576.0), ("GB", 1e9), ("GiB", 1073741824.0),
+     ("TB", 1e12), ("TiB", 1099511627776.0), ("PB", 1e15)]
+);
+unit!(
+    /// Bytes a second.
+    Bandwidth, BandwidthUnit, "a bandwidth", "900 GB/s", false,
+    [("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9), ("TB/s", 1e12)]
+);
+unit!(
+    /// Seconds.
+    Time, TimeUnit, "a time", "500 ns", true,
+    [("ps", 1e-12), ("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0)]
+);
+unit!(
+    /// Floating-point operations a second.
+    FlopRate, FlopUnit, "a compute rate", "312 TFLOP/s", false,
+    [("MFLOP/s", 1e6), ("GFLOP/s", 1e9), ("TFLOP/s", 1e12), ("PFLOP/s", 1e15)]
+);
+unit!(
+    /// Bits a second of one lane.
+    TransferRate, TransferUnit, "a rate of a lane", "64 GT/s", false,
+    [("MT/s", 1e6), ("GT/s", 1e9), ("Mb/s", 1e6), ("Gb/s", 1e9)]
+);
+
+impl<U: Unit> Quantity<U> {
+    /// This much of the base unit.
+    ///
+    /// # Panics
+    /// When it is negative or no number.
+    #[must_use]
+    pub const fn new(value: f64) -> Self {
+        assert!(value.is_finite() && value >= 0.0, "a quantity is a number from 0 on");
+        Self(value, PhantomData)
+    }
+
+    /// How much it is in the base unit: bytes, bytes a second, seconds, operations a second, bits a second.
+    #[must_use]
+    #[inline]
+    pub const fn value(self) -> f64 {
+        self.0
+    }
+
+    /// Reads a number, a space and a unit.
+    ///
+    /// # Errors
+    /// A sentence that says what was expected.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let wrong = |why: &str| format!("expected {} such as {:?}, found {text:?}{why}", U::WHAT, U::EXAMPLE);
+        let (number, unit) = text.trim().split_once(' ').ok_or_else(|| wrong(": its unit is missing"))?;
+        let number: f64 = number.parse().map_err(|_| wrong(""))?;
+        let known = || U::SCALES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+        let (_, scale) = U::SCALES
+            .iter()
+            .find(|(name, _)| *name == unit.trim())
+            .ok_or_else(|| wrong(&format!(": its units are {}", known())))?;
+        match number * scale {
+            value if !value.is_finite() => Err(wrong(": no such number")),
+            value if value < 0.0 => Err(wrong(": it is negative")),
+            0.0 if !U::MAY_BE_ZERO => Err(wrong(": it is 0")),
+            value => Ok(Self::new(value)),
+        }
+    }
+}
+
+impl<U> Clone for Quantity<U> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<U> Copy for Quantity<U> {}
+
+impl<U> PartialEq for Quantity<U> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl<U> PartialOrd for Quantity<U> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        self.0.partial_cmp(&other.0)
+    }
+}
+
+impl<U: Unit> fmt::Display for Quantity<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The decimal units alone: those of a power of two are for reading.
+        let mut decimal =
+            U::SCALES.iter().filter(|(name, _)| !name.contains('i') && !name.contains('b')).rev();
+        let fits = |(_, scale): &&(&str, f64)| self.0 >= *scale;
+        let (name, scale) = decimal.find(fits).unwrap_or(&U::SCALES[0]);
+        // To nine digits, so that what was written comes back as it was.
+        let value: f64 = format!("{:.9e}", self.0 / scale).parse().map_err(|_| fmt::Error)?;
+        write!(f, "{value} {name}")
+    }
+}
+
+impl<U: Unit> fmt::Debug for Quantity<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl<'de, U: Unit> Deserialize<'de> for Quantity<U> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor<U>(PhantomData<U>);
+        impl<U: Unit> de::Visitor<'_> for Visitor<U> {
+            type Value = Quantity<U>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{} with its unit, such as {:?}", U::WHAT, U::EXAMPLE)
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Quantity<U>, E> {
+                Quantity::parse(text).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor(PhantomData))
+    }
+}
+
+impl<U: Unit> Serialize for Quantity<U> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for text in ["80 GB", "1.5 TB", "0.5 kB", "2039 GB"] {
+            let size = Bytes::parse(text).unwrap();
+            let again = Bytes::parse(&size.to_string()).unwrap();
+            assert!((again.value() / size.value() - 1.0).abs() < 1e-9, "{text}: {again}");
+        }
+        assert_eq!(Bytes::parse("2039 GB").unwrap().to_string(), "2.039 TB");
+        assert_eq!(Time::parse("0 ns").unwrap().to_string(), "0 ps");
+        assert_eq!(Bytes::parse("1 GiB").unwrap().value(), 1073741824.0);
+    }
+
+    #[test]
+    fn what_is_no_quantity_says_what_was_expected() {
+        let cases = [
+            ("900", "its unit is missing"),
+            ("900 GB", "its units are B/s, kB/s"),
+            ("-1 GB/s", "it is negative"),
+            ("0 GB/s", "it is 0"),
+            ("much GB/s", "expected a bandwidth such as \"900 GB/s\""),
+            ("inf GB/s", "no such number"),
+            ("NaN GB/s", "no such number"),
+        ];
+        for (text, why) in cases {
+            let said = Bandwidth::parse(text).unwrap_err();
+            assert!(said.contains(why), "{text}: {said}");
+        }
+    }
+}

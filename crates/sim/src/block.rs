@@ -1,0 +1,313 @@
+//! One block of a transformer, and what stands before and after the blocks, for one micro-batch on one accelerator.
+
+use crate::layout::{Layout, Offload, Overlap, Precision, Recompute, Zero};
+use crate::machine::{Machine, Scopes, Span};
+use crate::model::Model;
+
+/// What decides the cost of a block: layouts that agree in it share one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) tp: u32,
+    pub(crate) cp: u32,
+    pub(crate) ep: u32,
+    pub(crate) micro_batch: u32,
+    pub(crate) sequence_parallel: bool,
+    pub(crate) recompute: Recompute,
+    pub(crate) flash: bool,
+    pub(crate) precision: Precision,
+    pub(crate) overlaps_tensor: bool,
+}
+
+/// Seconds of a kind of communication that hold computation up, and that do not.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Traffic {
+    pub(crate) exposed: Scopes,
+    pub(crate) hidden: Scopes,
+}
+
+/// Costs for one micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Block {
+    pub(crate) forward: f64,
+    pub(crate) backward: f64,
+    /// Computed again in the backward pass.
+    pub(crate) again: f64,
+    pub(crate) tensor: Traffic,
+    pub(crate) context: Traffic,
+    pub(crate) expert: Traffic,
+    /// Bytes kept from the forward to the backward pass.
+    pub(crate) kept: f64,
+    /// Bytes that are there in the backward pass of one block beside what is kept.
+    pub(crate) passing: f64,
+    pub(crate) first: Edge,
+    pub(crate) last: Edge,
+    /// Bytes that go on to the next stage, from each rank.
+    pub(crate) handed: f64,
+}
+
+/// What the first or the last stage has besides its blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Edge {
+    pub(crate) forward: f64,
+    pub(crate) backward: f64,
+    pub(crate) kept: f64,
+}
+
+/// What a block keeps of a value in 16 bits, and of one that a mask hides.
+const VALUE: f64 = 2.0;
+const MASK: f64 = 1.0;
+
+/// Forward and backward together, as they are added up over the kernels of a block.
+#[derive(Default)]
+struct Passes {
+    forward: f64,
+    backward: f64,
+}
+
+impl Passes {
+    /// A product with weights: in the backward pass one for its input and one for its weights.
+    fn weights(&mut self, machine: &Machine, [m, n, k]: [f64; 3], precision: Precision) {
+        self.forward += machine.product(1.0, [m, n, k], precision);
+        self.backward +=
+            machine.product(1.0, [m, k, n], precision) + machine.product(1.0, [k, n, m], precision);
+    }
+
+    /// A kernel that moves so many bytes forward, and so many backward.
+    fn moved(&mut self, machine: &Machine, forward: f64, backward: f64) {
+        self.forward += machine.moved(forward);
+        self.backward += machine.moved(backward);
+    }
+}
+
+impl Key {
+    pub(crate) const fn of(layout: &Layout) -> Self {
+        Self {
+            tp: layout.tp,
+            cp: layout.cp,
+            ep: layout.ep,
+            micro_batch: layout.micro_batch,
+            sequence_parallel: layout.sequence_parallel,
+            recompute: layout.recompute,
+            flash: layout.flash,
+            precision: layout.precision,
+            overlaps_tensor: layout.overlap.tensor,
+        }
+    }
+}
+
+impl Key {
+    /// A layout with this block, and nothing else that can be chosen.
+    pub(crate) fn layout(&self, dp: u32, pp: u32, interleave: u32, batch: u32) -> Layout {
+        Layout {
+            tp: self.tp,
+            cp: self.cp,
+            ep: self.ep,
+            dp,
+            pp,
+            interleave,
+            batch,
+            micro_batch: self.micro_batch,
+            sequence_parallel: self.sequence_parallel,
+            recompute: self.recompute,
+            flash: self.flash,
+            zero: Zero::None,
+            precision: self.precision,
+            wide_gradients: false,
+            overlap: Overlap { tensor: self.overlaps_tensor, ..Overlap::default() },
+            offload: Offload::default(),
+        }
+    }
+}
+
+impl Block {
+    pub(crate) fn new(machine: &Machine, model: &Model, key: &Key) -> Self {
+        let tp = f64::from(key.tp);
+        let [hidden, width, inside] = [model.hidden, model.head_width(), model.feed_forward()].map(f64::from);
+        let heads = f64::from(model.heads) / tp;
+        // Ranks beyond the heads of keys and values have copies of them.
+        let kv = (f64::from(model.kv_heads()) / tp).max(1.0);
+        let sequence = f64::from(model.sequence);
+        let tokens = f64::from(key.micro_batch) * sequence / f64::from(key.cp);
+        let shared = if key.sequence_parallel { tokens / tp } else { tokens };
+        let (inside, entries) = (inside / tp, model.entries());
+        let products = key.precision;
+
+        let mask = if model.dropout { MASK } else { 0.0 };
+        // Norms, and what joins the residual stream: two of each.
+        let mut stream = Passes::default();
+        for _ in 0..2 {
+            stream.moved(machine, 2.0 * VALUE * hidden * shared, 3.0 * VALUE * hidden * shared);
+            stream.moved(
+                machine,
+                (3.0 * VALUE + mask) * hidden * shared,
+                (2.0 * VALUE + mask) * hidden * shared,
+            );
+        }
+        let mut dense = Passes::default();
+        dense.weights(machine, [tokens, (heads + 2.0 * kv) * width, hidden], products);
+        dense.weights(machine, [tokens, hidden, heads * width], products);
+
+        let mut scores = Passes::default();
+        let pairs = tokens * sequence * heads;
+        if key.flash {
+            // Half of the pairs lie in the past; backward takes five products where forward takes two (Dao, 2023).
+            let operations = 0.5 * 4.0 * pairs * width;
+            scores.forward += machine.fused(operations);
+            scores.backward += machine.fused(2.5 * operations);
+        } else {
+            let rows = sequence / f64::from(key.cp);
+            let count = f64::from(key.micro_batch) * heads;
+            for shape in [[rows, sequence, width], [rows, width, sequence]] {
+                let [m, n, k] = shape;
+                scores.forward += machine.product(count, shape, Precision::Bf16);
+                scores.backward += machine.product(count, [m, k, n], Precision::Bf16)
+                    + machine.product(count, [k, n, m], Precision::Bf16);
+            }
+            // Softmax, then dropout with its mask.
+            let dropped = if model.dropout { 2.0 * VALUE + mask } else { 0.0 };
+            scores.moved(machine, (2.0 * VALUE + dropped) * pairs, (3.0 * VALUE + dropped) * pairs);
+        }
+
+        let mut feed = Passes::default();
+        let activation = |feed: &mut Passes, tokens: f64| {
+            let bytes = VALUE * inside * tokens;
+            feed.moved(machine, (entries + 1.0) * bytes, (2.0 * entries + 1.0) * bytes);
+        };
+        let through = |feed: &mut Passes, tokens: f64| {
+            feed.weights(machine, [tokens, entries * inside, hidden], products);
+            activation(feed, tokens);
+            feed.weights(machine, [tokens, hidden, inside], products);
+        };
+        let mut expert_span = Span { inside: 1, between: 1 };
+        match model.experts {
+            None => through(&mut feed, tokens),
+            Some(experts) => {
+                expert_span = machine.span(key.tp * key.cp, key.ep);
+                feed.weights(machine, [shared, f64::from(experts.count), hidden], Precision::Bf16);
+                let (active, here) = (f64::from(experts.active), f64::from(experts.count / key.ep));
+                let mut one = Passes::default();
+                through(&mut one, tokens * active / here);
+                feed.forward += one.forward * here;
+                feed.backward += one.backward * here;
+                for _ in 0..experts.shared {
+                    through(&mut feed, tokens);
+                }
+                // To the experts and back, in and out of the buffers that are sent.
+                let bytes = 4.0 * VALUE * hidden * tokens * active / tp;
+                feed.moved(machine, bytes, bytes);
+            }
+        }
+
+        let again = match key.recompute {
+            Recompute::None => 0.0,
+            Recompute::Selective if key.flash => 0.0,
+            Recompute::Selective => scores.forward,
+            Recompute::Full => stream.forward + dense.forward + scores.forward + feed.forward,
+        };
+        let forward = stream.forward + dense.forward + scores.forward + feed.forward;
+        let backward = stream.backward + dense.backward + scores.backward + feed.backward;
+        let passes = if key.recompute == Recompute::Full { 3.0 } else { 2.0 };
+
+        let tensor =
+            tensor_traffic(machine, key, VALUE * tokens * hidden, passes, dense.forward + feed.forward);
+        let context = context_traffic(machine, key, 2.0 * VALUE * tokens * kv * width, &scores);
+        let routed =
+            model.experts.map_or(0.0, |experts| f64::from(experts.active) * VALUE * tokens * hidden / tp);
+        let sent = if key.ep > 1 { machine.all_to_all(expert_span, routed) } else { [0.0; 2] };
+        let expert = Traffic { exposed: sent.map(|seconds| 2.0 * passes * seconds), hidden: [0.0; 2] };
+
+        let whole = Self::kept(model, key, tokens, shared, heads, kv);
+        let (kept, passing) = match key.recompute {
+            Recompute::Full => (VALUE * hidden * shared, whole),
+            _ => (whole, 0.0),
+        };
+        let (first, last) = edges(machine, model, key, tokens, shared);
+        // Ranks that share a tensor send a part each.
+        let handed = VALUE * tokens * hidden / tp;
+        Self { forward, backward, again, tensor, context, expert, kept, passing, first, last, handed }
+    }
+
+    /// Bytes kept from forward to backward (Korthikanti et al., 2022, section 4: 34 s b h + 5 a s s b for GPT).
+    fn kept(model: &Model, key: &Key, tokens: f64, shared: f64, heads: f64, kv: f64) -> f64 {
+        let tp = f64::from(key.tp);
+        let [hidden, width, inside] = [model.hidden, model.head_width(), model.feed_forward()].map(f64::from);
+        let mask = if model.dropout { MASK } else { 0.0 };
+        let stream = (4.0 * VALUE + 2.0 * mask) * hidden * shared;
+        let attention = VALUE * (2.0 * heads + 2.0 * kv) * width * tokens;
+        let keeps_scores = !key.flash && key.recompute == Recompute::None;
+        let scores = if keeps_scores {
+            (VALUE + mask * 3.0) * tokens * f64::from(model.sequence) * heads
+        } else {
+            0.0
+        };
+        let through = model.experts.map_or(1.0, |experts| f64::from(experts.active + experts.shared));
+        let feed = VALUE * (model.entries() + 1.0) * inside / tp * tokens * through;
+        stream + attention + scores + feed
+    }
+}
+
+/// Collectives of tensor parallelism: two all-reduces a pass, or as many pairs of all-gather and reduce-scatter
+/// (Korthikanti et al., 2022, section 4.2.2).
+fn tensor_traffic(machine: &Machine, key: &Key, bytes: f64, passes: f64, products: f64) -> Traffic {
+    if key.tp == 1 {
+        return Traffic::default();
+    }
+    let span = machine.span(1, key.tp);
+    let one = if key.sequence_parallel {
+        machine.half(span, bytes).map(|seconds| 2.0 * seconds)
+    } else {
+        machine.all_reduce(span, bytes)
+    };
+    // What was scattered is gathered once more for the gradient of the weights: an all-gather for each of the two.
+    let again = if key.sequence_parallel { 1.0 } else { 0.0 };
+    let all = one.map(|seconds| (2.0 * passes + again) * seconds);
+    if !key.overlaps_tensor {
+        return Traffic { exposed: all, hidden: [0.0; 2] };
+    }
+    // In as many parts as there are ranks, the first of which nothing runs beside.
+    let total = all[0] + all[1];
+    let exposed = (total - passes * products).max(total / f64::from(key.tp));
+    let part = exposed / total;
+    Traffic { exposed: all.map(|seconds| part * seconds), hidden: all.map(|seconds| (1.0 - part) * seconds) }
+}
+
+/// Keys and values go around the ranks that share a sequence, beside the attention to the last ones; backward their
+/// gradients too.
+fn context_traffic(machine: &Machine, key: &Key, bytes: f64, scores: &Passes) -> Traffic {
+    if key.cp == 1 {
+        return Traffic::default();
+    }
+    let span = machine.span(key.tp, key.cp);
+    let around = machine.half(span, bytes * f64::from(key.cp));
+    let mut traffic = Traffic::default();
+    for (factor, beside) in [(1.0, scores.forward), (2.0, scores.backward)] {
+        let seconds = around.map(|seconds| factor * seconds);
+        let total = seconds[0] + seconds[1];
+        let part = ((total - beside) / total).max(0.0);
+        for scope in [0, 1] {
+            traffic.exposed[scope] += part * seconds[scope];
+            traffic.hidden[scope] += (1.0 - part) * seconds[scope];
+        }
+    }
+    traffic
+}
+
+/// The embedding before the first block; norm, head and loss after the last.
+fn edges(machine: &Machine, model: &Model, key: &Key, tokens: f64, shared: f64) -> (Edge, Edge) {
+    let hidden = f64::from(model.hidden);
+    let vocabulary = f64::from(model.vocabulary) / f64::from(key.tp);
+    let mut embedding = Passes::default();
+    embedding.moved(machine, 3.0 * VALUE * hidden * shared, 3.0 * VALUE * hidden * shared);
+    let mut head = Passes::default();
+    head.weights(machine, [tokens, vocabulary, hidden], Precision::Bf16);
+    // The loss in 32 bits, as Megatron-Core computes it over a shared vocabulary: widen, maximum, subtract, exponentiate,
+    // sum, divide; backward multiply and narrow.
+    head.moved(machine, 38.0 * vocabulary * tokens, 14.0 * vocabulary * tokens);
+    let first = Edge {
+        forward: embedding.forward,
+        backward: embedding.backward,
+        kept: if model.dropout { MASK } else { 0.0 } * hidden * shared,
+    };
+    let kept = 2.0 * VALUE * hidden * shared + 4.0 * vocabulary * tokens;
+    (first, Edge { forward: head.forward, backward: head.backward, kept })
+}

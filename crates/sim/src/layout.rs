@@ -1,0 +1,304 @@
+//! How a training step is laid out over accelerators.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Model;
+
+/// A layout of a training step. Ranks are counted tensor, context, expert, data, pipeline, the first the closest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layout {
+    /// Ranks that share each matrix.
+    pub tp: u32,
+    /// Ranks that share each sequence.
+    #[serde(default = "one")]
+    pub cp: u32,
+    /// Ranks of the data-parallel group that share a block's experts.
+    #[serde(default = "one")]
+    pub ep: u32,
+    /// Copies of the model, counting those that share experts.
+    pub dp: u32,
+    /// Stages.
+    #[serde(default = "one")]
+    pub pp: u32,
+    /// Parts of each stage, apart from one another in the model.
+    #[serde(default = "one")]
+    pub interleave: u32,
+    /// Sequences of a step.
+    pub batch: u32,
+    /// Sequences that go through at once.
+    #[serde(default = "one")]
+    pub micro_batch: u32,
+    /// Whether what tensor parallelism does not share is shared along the sequence.
+    #[serde(default)]
+    pub sequence_parallel: bool,
+    /// What is computed again in the backward pass.
+    #[serde(default)]
+    pub recompute: Recompute,
+    /// Whether attention is one fused kernel that keeps no scores.
+    #[serde(default)]
+    pub flash: bool,
+    /// What copies of the model share.
+    #[serde(default)]
+    pub zero: Zero,
+    /// What matrix products are computed in.
+    #[serde(default)]
+    pub precision: Precision,
+    /// Whether gradients are added up in 32 bits.
+    #[serde(default)]
+    pub wide_gradients: bool,
+    /// What runs beside computation.
+    #[serde(default)]
+    pub overlap: Overlap,
+    /// What lies outside the accelerators' memory.
+    #[serde(default)]
+    pub offload: Offload,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+/// What is computed again in the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// Attention scores (Korthikanti et al., 2022).
+    Selective,
+    /// Everything from the input of each block on.
+    Full,
+}
+
+/// Stages of ZeRO (Rajbhandari et al., 2020).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Zero {
+    /// Each copy has all.
+    #[default]
+    None,
+    /// Optimizer states are shared.
+    Optimizer,
+    /// Gradients too.
+    Gradients,
+    /// Weights too.
+    Weights,
+}
+
+/// What matrix products are computed in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// 16 bits.
+    #[default]
+    Bf16,
+    /// 8 bits in the products with weights, 16 elsewhere.
+    Fp8,
+}
+
+/// What runs beside computation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Overlap {
+    /// Tensor-parallel collectives, in parts, beside the products that they feed.
+    pub tensor: bool,
+    /// Sends between stages.
+    pub pipeline: bool,
+    /// Gradients and parameters.
+    pub data: bool,
+    /// What is fetched from and written to another tier.
+    pub offload: bool,
+}
+
+/// What lies outside the accelerators' memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Offload {
+    /// Where.
+    pub tier: FarTier,
+    /// Weights, fetched for each pass of each micro-batch.
+    pub weights: bool,
+    /// Optimizer states, fetched and written back once a step.
+    pub optimizer: bool,
+    /// Activations between the passes.
+    pub activations: bool,
+}
+
+/// Memory beyond the accelerator's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FarTier {
+    /// The host's.
+    #[default]
+    Host,
+    /// The pool's.
+    Pool,
+}
+
+impl Layout {
+    /// Accelerators that it takes.
+    #[must_use]
+    pub const fn accelerators(&self) -> u32 {
+        self.tp * self.cp * self.dp * self.pp
+    }
+
+    /// Micro-batches of a step on one copy.
+    #[must_use]
+    pub const fn micro_batches(&self) -> u32 {
+        self.batch / (self.dp * self.micro_batch)
+    }
+
+    /// Whether `model` can be cut so.
+    ///
+    /// # Errors
+    /// What does not divide, and the nearest that does.
+    pub fn check(&self, model: &Model) -> Result<(), Refusal> {
+        let counts = [
+            ("tp", self.tp),
+            ("cp", self.cp),
+            ("ep", self.ep),
+            ("dp", self.dp),
+            ("pp", self.pp),
+            ("interleave", self.interleave),
+            ("micro-batch", self.micro_batch),
+            ("batch", self.batch),
+        ];
+        if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
+            return Err(Refusal::Zero { what });
+        }
+        let divides = |what, of, count: u32, by: u32| match count.is_multiple_of(by) {
+            true => Ok(()),
+            false => Err(Refusal::Divide { what, by, of, count }),
+        };
+        divides("tp", "heads", model.heads, self.tp)?;
+        if self.tp > model.kv_heads() {
+            divides("heads of keys and values", "tp", self.tp, model.kv_heads())?;
+        } else {
+            divides("tp", "heads of keys and values", model.kv_heads(), self.tp)?;
+        }
+        divides("tp", "the feed-forward width", model.feed_forward(), self.tp)?;
+        divides("2 cp", "the sequence", model.sequence, if self.cp == 1 { 1 } else { 2 * self.cp })?;
+        if self.sequence_parallel {
+            divides("tp", "the tokens of a rank", model.sequence / self.cp, self.tp)?;
+        }
+        divides("ep", "dp", self.dp, self.ep)?;
+        divides("ep", "experts", model.experts.map_or(1, |it| it.count), self.ep)?;
+        divides("dp x micro-batch", "the batch", self.batch, self.dp * self.micro_batch)?;
+        if self.stages_of(model).is_none() {
+            let by = self.pp * self.interleave;
+            return Err(Refusal::Divide {
+                what: "pp x interleave",
+                by,
+                of: "layers (nor layers + 2, embedding and head counted)",
+                count: model.layers,
+            });
+        }
+        if self.interleave > 1 {
+            if self.pp < 2 {
+                return Err(Refusal::Interleave { pp: self.pp });
+            }
+            divides("pp", "the micro-batches, as interleaving wants,", self.micro_batches(), self.pp)?;
+        }
+        Ok(())
+    }
+
+    /// Blocks of the first, of a middle and of the last stage.
+    pub(crate) fn stages_of(&self, model: &Model) -> Option<[f64; 3]> {
+        let parts = self.pp * self.interleave;
+        let layers = model.layers;
+        if layers.is_multiple_of(parts) {
+            return Some([f64::from(layers / self.pp); 3]);
+        }
+        // Embedding and head count as a layer each, as in Llama 3 (section 3.3).
+        let whole = (layers + 2).is_multiple_of(parts) && self.pp > 1 && layers + 2 > self.pp;
+        let each = f64::from((layers + 2) / self.pp);
+        whole.then_some([each - 1.0, each, each - 1.0])
+    }
+}
+
+fn nearest_divisor(count: u32, by: u32) -> u32 {
+    let divisors = (1..=count.max(1)).filter(|it| count.is_multiple_of(*it));
+    divisors.min_by_key(|it| it.abs_diff(by)).unwrap_or(1)
+}
+
+/// Why a layout cannot run, and the nearest that can.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Something is 0.
+    #[error("{what} is 0; it is at least 1")]
+    Zero {
+        /// What.
+        what: &'static str,
+    },
+    /// Something does not divide.
+    #[error("{what} of {by} does not divide {of} of {count}; {} does", nearest_divisor(*count, *by))]
+    Divide {
+        /// What should divide.
+        what: &'static str,
+        /// Its value.
+        by: u32,
+        /// What it should divide.
+        of: &'static str,
+        /// How many there are.
+        count: u32,
+    },
+    /// Interleaving without stages.
+    #[error("stages cannot be interleaved with pp of {pp}; take pp of 2 or more, or interleave of 1")]
+    Interleave {
+        /// The stages.
+        pp: u32,
+    },
+    /// Another number of accelerators than the platform is asked for.
+    #[error("the layout takes {layout} accelerators, not {asked}; dp of {dp} would take as many")]
+    Accelerators {
+        /// tp x cp x dp x pp.
+        layout: u32,
+        /// What was asked for.
+        asked: u32,
+        /// The data parallelism that comes nearest.
+        dp: u32,
+    },
+    /// The platform lacks something.
+    #[error("{what} needs {needs}, which this platform does not have; {remedy}")]
+    Lacks {
+        /// What was asked for.
+        what: &'static str,
+        /// What it needs.
+        needs: &'static str,
+        /// What can be done.
+        remedy: &'static str,
+    },
+    /// More of a rack than it has.
+    #[error("{fill} accelerators of each rack cannot be used; a rack has {rack}")]
+    Fill {
+        /// What was asked for.
+        fill: u32,
+        /// What there is.
+        rack: u32,
+    },
+    /// A kind of rack that the platform does not have.
+    #[error("the platform has no rack {name:?}; it has {known}")]
+    Rack {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// The fabric's ports or ids do not suffice.
+    #[error("{accelerators} accelerators need {needs} {what}, there are {has}; {remedy}")]
+    Ports {
+        /// Accelerators.
+        accelerators: u32,
+        /// What is short.
+        what: &'static str,
+        /// How many are needed.
+        needs: u64,
+        /// How many there are.
+        has: u64,
+        /// What can be done.
+        remedy: &'static str,
+    },
+}

@@ -1,0 +1,24 @@
+//! Predicted seconds: fabrics and training steps, in closed form, with their error against published runs.
+#![forbid(unsafe_code)]
+
+mod block;
+mod fit;
+mod layout;
+mod machine;
+mod model;
+mod published;
+pub mod scalepool;
+mod search;
+mod step;
+mod train;
+
+pub use fit::{fit, prior};
+pub use layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
+pub use machine::Machine;
+pub use model::{Experts, Model};
+pub use published::{
+    Compared, Counting, Judged, Pooled, Ratio, Row, Seen, Table, compare, fitted, tables, validate,
+};
+pub use search::{Found, Outcome, Space, search};
+pub use step::{Communication, Compute, Memory, Scoped, Shown, Step};
+pub use train::{Job, Plan};

@@ -1,0 +1,236 @@
+//! A platform as the closed form sees it: rates and latencies, with everything multiplied out.
+
+use polder_platform::{Fabric, Platform, Rack, Reduction};
+
+use crate::layout::{FarTier, Layout, Precision, Refusal};
+
+/// Rates and latencies of a platform, in bytes, seconds and operations a second.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    /// What large matrix products reach, in bf16 and fp8; 0 when there is no fp8.
+    matrix: [f64; 2],
+    depth: f64,
+    attention: f64,
+    /// What kernels that only move data reach.
+    pub(crate) stream: f64,
+    launch: f64,
+    pub(crate) straggle: f64,
+    pub(crate) capacity: f64,
+    /// Accelerators of a rack that are used.
+    pub(crate) fill: u32,
+    /// Inside a rack, and between racks.
+    pub(crate) scopes: [Scope; 2],
+    /// The host's memory, and the pool's.
+    pub(crate) far: [Option<Far>; 2],
+    fabric: Option<Fabric>,
+}
+
+/// How far a message goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Scope {
+    /// Bytes a second that an accelerator sends and receives in a collective.
+    pub(crate) bandwidth: f64,
+    /// Seconds of a step of a collective.
+    pub(crate) alpha: f64,
+    in_switch: bool,
+}
+
+/// Memory beyond the accelerator's, as one accelerator's share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Far {
+    pub(crate) read: f64,
+    pub(crate) write: f64,
+    pub(crate) capacity: f64,
+}
+
+/// How a group of ranks lies: so many of it in a rack, and in so many racks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) inside: u32,
+    pub(crate) between: u32,
+}
+
+/// Seconds inside racks and between them.
+pub(crate) type Scopes = [f64; 2];
+
+impl Machine {
+    /// The machine that `platform` is for `accelerators` of one kind of rack, filled with `fill` of each rack.
+    #[must_use]
+    pub fn new(platform: &Platform, rack: &Rack, fill: u32) -> Self {
+        let chip = &rack.accelerator;
+        let fitted = chip.fitted;
+        let peaks = [Some(chip.compute.bf16), chip.compute.fp8];
+        let host = &rack.host;
+        let share = f64::from(host.accelerators);
+        let attach = host.attach.bandwidth.value();
+        let host = Far {
+            read: attach.min(host.memory.read.value() / share),
+            write: attach.min(host.memory.write.value() / share),
+            capacity: host.memory.capacity.value() / share,
+        };
+        let pool = platform.pool.as_ref().zip(platform.between.as_ref()).map(|(pool, between)| {
+            let share = f64::from(pool.accelerators);
+            let port = between.link.payload().value();
+            let roof = between.payload().value().min(port * f64::from(pool.ports) / share);
+            Far {
+                read: roof.min(pool.memory.read.value() / share),
+                write: roof.min(pool.memory.write.value() / share),
+                capacity: pool.memory.capacity.value() / share,
+            }
+        });
+        Self {
+            matrix: peaks.map(|peak| peak.map_or(0.0, |peak| peak.value() * fitted.matrix)),
+            depth: fitted.depth,
+            attention: chip.compute.bf16.value() * fitted.attention,
+            stream: chip.memory.read.value() * fitted.stream,
+            launch: fitted.launch.value(),
+            straggle: fitted.straggle,
+            capacity: chip.memory.capacity.value(),
+            fill,
+            scopes: [
+                Scope::new(rack.fabric.as_ref(), fitted.inside),
+                Scope::new(platform.between.as_ref(), fitted.between),
+            ],
+            far: [Some(host), pool],
+            fabric: platform.between.clone(),
+        }
+    }
+
+    /// A matrix product of `[m, k]` by `[k, n]`, `count` of them in one launch: the roof of compute, with the start and
+    /// end of each tile's pipeline, or of memory.
+    pub(crate) fn product(&self, count: f64, [m, n, k]: [f64; 3], precision: Precision) -> f64 {
+        let operations = 2.0 * count * m * n * (k + self.depth);
+        let bytes = 2.0 * count * (m * k + k * n + m * n);
+        (operations / self.matrix[precision as usize]).max(bytes / self.stream) + self.launch
+    }
+
+    /// A fused attention kernel of so many operations.
+    pub(crate) fn fused(&self, operations: f64) -> f64 {
+        operations / self.attention + self.launch
+    }
+
+    /// A kernel that moves so many bytes through the accelerator's memory.
+    pub(crate) fn moved(&self, bytes: f64) -> f64 {
+        bytes / self.stream + self.launch
+    }
+
+    /// Where the members of a group lie whose neighbours are `stride` ranks apart.
+    pub(crate) fn span(&self, stride: u32, members: u32) -> Span {
+        let inside = (self.fill / stride).clamp(1, members);
+        Span { inside, between: members.div_ceil(inside) }
+    }
+
+    /// An all-reduce of `bytes` on each rank: reduced inside the racks, then between them by equal parts, and back.
+    pub(crate) fn all_reduce(&self, span: Span, bytes: f64) -> Scopes {
+        let [inside, between] = &self.scopes;
+        let near = match inside.in_switch && span.inside > 1 {
+            // Each sends its input once, and gets the sum once, both ways at a time.
+            true => bytes / inside.bandwidth + 2.0 * inside.alpha,
+            false => 2.0 * inside.ring(span.inside, bytes),
+        };
+        [near, between.all_reduce(span.between, bytes / f64::from(span.inside))]
+    }
+
+    /// A reduce-scatter or an all-gather whose whole is `bytes`.
+    pub(crate) fn half(&self, span: Span, bytes: f64) -> Scopes {
+        let [inside, between] = &self.scopes;
+        [inside.ring(span.inside, bytes), between.ring(span.between, bytes / f64::from(span.inside))]
+    }
+
+    /// An all-to-all in which each rank has `bytes` for all ranks together, itself too.
+    pub(crate) fn all_to_all(&self, span: Span, bytes: f64) -> Scopes {
+        let members = f64::from(span.inside * span.between);
+        let [inside, between] = &self.scopes;
+        let near = f64::from(span.inside - 1);
+        let far = members - f64::from(span.inside);
+        let part = |scope: &Scope, peers: f64| match peers > 0.0 {
+            true => bytes * peers / members / scope.bandwidth + peers * scope.alpha.min(1e-6),
+            false => 0.0,
+        };
+        [part(inside, near), part(between, far)]
+    }
+
+    /// A message to a rank that is `stride` away.
+    pub(crate) fn send(&self, stride: u32, bytes: f64) -> Scopes {
+        let near = stride < self.fill;
+        let scope = &self.scopes[usize::from(!near)];
+        let seconds = bytes / scope.bandwidth + scope.alpha;
+        if near { [seconds, 0.0] } else { [0.0, seconds] }
+    }
+
+    /// Whether the platform has what `layout` asks for.
+    pub(crate) fn check(&self, layout: &Layout) -> Result<(), Refusal> {
+        let accelerators = layout.accelerators();
+        if layout.precision == Precision::Fp8 && self.matrix[1] == 0.0 {
+            let remedy = "take bf16";
+            return Err(Refusal::Lacks { what: "fp8", needs: "accelerators with 8-bit floats", remedy });
+        }
+        let offload = layout.offload;
+        let offloads = offload.weights || offload.optimizer || offload.activations;
+        if offloads && offload.tier == FarTier::Pool && self.far[1].is_none() {
+            let remedy = "offload to the host, or take a platform with a pool";
+            return Err(Refusal::Lacks { what: "offload to the pool", needs: "memory nodes", remedy });
+        }
+        if accelerators <= self.fill {
+            return Ok(());
+        }
+        let Some(fabric) = &self.fabric else {
+            let remedy = "take as many accelerators as a rack has, or fewer";
+            return Err(Refusal::Lacks {
+                what: "more than one rack",
+                needs: "a fabric between racks",
+                remedy,
+            });
+        };
+        let ports = u64::from(accelerators) * u64::from(fabric.links);
+        if ports > fabric.ports() {
+            let remedy = "take fewer, more levels, or switches with more ports";
+            return Err(Refusal::Ports {
+                accelerators,
+                what: "ports",
+                needs: ports,
+                has: fabric.ports(),
+                remedy,
+            });
+        }
+        let Some(pbr) = fabric.pbr else { return Ok(()) };
+        let needs = if pbr.rack_bridges { u64::from(accelerators.div_ceil(self.fill)) } else { ports };
+        let has = u64::from(pbr.ids) * u64::from(pbr.domains);
+        match needs > has {
+            true => {
+                let remedy = "join several domains, or give each rack one id (rack_bridges = true)";
+                Err(Refusal::Ports { accelerators, what: "PBR ids", needs, has, remedy })
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+impl Scope {
+    fn new(fabric: Option<&Fabric>, reached: f64) -> Self {
+        match fabric {
+            Some(fabric) => Self {
+                bandwidth: fabric.payload().value() * reached,
+                alpha: fabric.latency().value() + fabric.software.step.value(),
+                in_switch: fabric.switch.reduction == Reduction::InSwitch,
+            },
+            None => Self { bandwidth: f64::INFINITY, alpha: 0.0, in_switch: false },
+        }
+    }
+
+    /// Once around a ring: what each rank has of `bytes` passes all others.
+    fn ring(&self, members: u32, bytes: f64) -> f64 {
+        let steps = f64::from(members - 1);
+        steps * (bytes / f64::from(members) / self.bandwidth + self.alpha)
+    }
+
+    /// By rings or by two trees that share the bytes, whichever is sooner.
+    fn all_reduce(&self, members: u32, bytes: f64) -> f64 {
+        if members == 1 {
+            return 0.0;
+        }
+        let depth = f64::from(members).log2().ceil();
+        let trees = 2.0 * (bytes / self.bandwidth + depth * self.alpha);
+        trees.min(2.0 * self.ring(members, bytes))
+    }
+}

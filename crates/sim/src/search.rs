@@ -1,0 +1,372 @@
+//! Every layout of a space, each predicted as a single one is.
+//!
+//! The space is walked so that what layouts share is computed once: a block, then stages, then copies. What is left for
+//! each layout is what runs beside what, and what lies where. Nothing is kept of a layout that is not among the best.
+
+use crate::block::{Block, Key};
+use crate::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
+use crate::machine::Machine;
+use crate::model::Model;
+use crate::step::{Copies, Stages, Step, finish};
+use crate::train::Job;
+
+/// The layouts that are looked at: each choice with each other, as far as they go together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Space {
+    /// Accelerators.
+    pub accelerators: u32,
+    /// Sequences of a step.
+    pub batch: u32,
+    /// Ranks that share a matrix.
+    pub tp: Vec<u32>,
+    /// Ranks that share a sequence.
+    pub cp: Vec<u32>,
+    /// Ranks that share experts.
+    pub ep: Vec<u32>,
+    /// Stages; copies of the model fill the rest.
+    pub pp: Vec<u32>,
+    /// How many copies that must be, if that is given.
+    pub dp: Option<u32>,
+    /// Parts of a stage.
+    pub interleave: Vec<u32>,
+    /// Sequences at once.
+    pub micro_batch: Vec<u32>,
+    /// Sharing along the sequence.
+    pub sequence_parallel: Vec<bool>,
+    /// What is computed again.
+    pub recompute: Vec<Recompute>,
+    /// Fused attention.
+    pub flash: Vec<bool>,
+    /// What copies share.
+    pub zero: Vec<Zero>,
+    /// What products are computed in.
+    pub precision: Vec<Precision>,
+    /// Gradients in 32 bits.
+    pub wide_gradients: Vec<bool>,
+    /// What runs beside computation.
+    pub overlap: Vec<Overlap>,
+    /// What lies elsewhere.
+    pub offload: Vec<Offload>,
+}
+
+impl Space {
+    /// All that a user would try today: everything that divides, fused attention, all that can overlap overlapped, no
+    /// offload.
+    #[must_use]
+    pub fn usual(model: &Model, accelerators: u32, batch: u32) -> Self {
+        let divisors =
+            |of: u32, most: u32| (1..=of.min(most)).filter(|it| of.is_multiple_of(*it)).collect::<Vec<_>>();
+        let long = model.sequence > 16_384;
+        Self {
+            accelerators,
+            batch,
+            tp: divisors(model.heads, 64.min(accelerators)),
+            cp: if long { vec![1, 2, 4, 8, 16, 32] } else { vec![1, 2] },
+            ep: model.experts.map_or(vec![1], |experts| divisors(experts.count, 64)),
+            pp: (1..=model.layers.min(accelerators)).filter(|it| accelerators.is_multiple_of(*it)).collect(),
+            dp: None,
+            interleave: (1..=model.layers).collect(),
+            micro_batch: vec![1, 2, 4, 8, 16],
+            sequence_parallel: vec![false, true],
+            recompute: vec![Recompute::None, Recompute::Selective, Recompute::Full],
+            flash: vec![true],
+            zero: vec![Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Weights],
+            precision: vec![Precision::Bf16],
+            wide_gradients: vec![true],
+            overlap: vec![Overlap { tensor: true, pipeline: true, data: true, offload: true }],
+            offload: vec![Offload::default()],
+        }
+    }
+
+    /// The first layout, whether or not it can run; `None` when there is none.
+    #[must_use]
+    pub fn first(&self) -> Option<Layout> {
+        let key = *self.keys().first()?;
+        let (pp, interleave) = (*self.pp.first()?, *self.interleave.first()?);
+        let dp = self.dp.unwrap_or(self.accelerators / (key.tp * key.cp * pp).max(1));
+        Some(Layout {
+            zero: *self.zero.first()?,
+            wide_gradients: *self.wide_gradients.first()?,
+            overlap: *self.overlap.first()?,
+            offload: *self.offload.first()?,
+            ..key.layout(dp, pp, interleave, self.batch)
+        })
+    }
+
+    /// The keys of all blocks, in order.
+    fn keys(&self) -> Vec<Key> {
+        let mut keys = vec![];
+        let mut tensor: Vec<_> = self.overlap.iter().map(|overlap| overlap.tensor).collect();
+        tensor.sort_unstable();
+        tensor.dedup();
+        for &tp in &self.tp {
+            for &cp in &self.cp {
+                for &ep in &self.ep {
+                    for &micro_batch in &self.micro_batch {
+                        for &sequence_parallel in &self.sequence_parallel {
+                            for &recompute in &self.recompute {
+                                for &flash in &self.flash {
+                                    for &precision in &self.precision {
+                                        keys.extend(tensor.iter().map(|&overlaps_tensor| Key {
+                                            tp,
+                                            cp,
+                                            ep,
+                                            micro_batch,
+                                            sequence_parallel,
+                                            recompute,
+                                            flash,
+                                            precision,
+                                            overlaps_tensor,
+                                        }));
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        keys
+    }
+}
+
+/// A layout with what is predicted for it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Found {
+    /// The layout.
+    pub layout: Layout,
+    /// What it takes.
+    pub step: Step,
+}
+
+/// What a search has found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Layouts that were predicted.
+    pub points: u64,
+    /// Those among them that fit.
+    pub fits: u64,
+    /// Why the platform cannot run a layout that the model can be cut into: the first such reason.
+    pub refusal: Option<Refusal>,
+    /// The layout that comes nearest to what the tiers have, when none fits.
+    pub nearest: Option<Found>,
+    /// What no other layout is better than in time, in the accelerator's memory and in the other tier; the fastest first.
+    pub front: Vec<Found>,
+}
+
+impl Outcome {
+    /// The fastest that fits.
+    #[must_use]
+    pub fn best(&self) -> Option<&Found> {
+        self.front.first()
+    }
+}
+
+/// The best so far. The outcome is the same in whatever order points come, for each has its place in the space: of two that
+/// are equally good the earlier counts.
+#[derive(Default)]
+struct Best {
+    points: u64,
+    fits: u64,
+    refusal: Option<(u64, Refusal)>,
+    nearest: Option<(f64, u64, Found)>,
+    /// What each of the front takes, beside each other so that most points are dismissed at a glance.
+    costs: Vec<Cost>,
+    front: Vec<Found>,
+}
+
+#[derive(Clone, Copy)]
+struct Cost {
+    total_s: f64,
+    used: f64,
+    far: f64,
+    place: u64,
+}
+
+impl Cost {
+    /// Whether nothing speaks for the other.
+    fn covers(&self, other: &Self) -> bool {
+        let no_worse = self.total_s <= other.total_s && self.used <= other.used && self.far <= other.far;
+        let equal = self.total_s == other.total_s && self.used == other.used && self.far == other.far;
+        no_worse && (!equal || self.place < other.place)
+    }
+}
+
+impl Best {
+    fn refuse(&mut self, place: u64, refusal: Refusal) {
+        if self.refusal.as_ref().is_none_or(|(known, _)| place < *known) {
+            self.refusal = Some((place, refusal));
+        }
+    }
+
+    #[inline(always)]
+    fn add(&mut self, place: u64, layout: &Layout, step: &Step) {
+        self.points += 1;
+        let memory = &step.memory;
+        if !memory.fits() {
+            return self.come_near(place, layout, step);
+        }
+        self.fits += 1;
+        self.keep(
+            &Cost { total_s: step.total_s, used: memory.used_bytes, far: memory.far_bytes, place },
+            layout,
+            step,
+        );
+    }
+
+    #[inline(always)]
+    fn keep(&mut self, cost: &Cost, layout: &Layout, step: &Step) {
+        if let Some(index) = self.costs.iter().position(|it| it.covers(cost)) {
+            // What dismisses one point dismisses its neighbours.
+            if index > 0 {
+                self.costs.swap(index, index / 2);
+                self.front.swap(index, index / 2);
+            }
+            return;
+        }
+        self.enter(cost, layout, step);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn enter(&mut self, cost: &Cost, layout: &Layout, step: &Step) {
+        for index in (0..self.costs.len()).rev() {
+            if cost.covers(&self.costs[index]) {
+                self.costs.swap_remove(index);
+                self.front.swap_remove(index);
+            }
+        }
+        self.costs.push(*cost);
+        self.front.push(Found { layout: *layout, step: *step });
+    }
+
+    #[inline(always)]
+    fn come_near(&mut self, place: u64, layout: &Layout, step: &Step) {
+        if self.fits > 0 {
+            return;
+        }
+        let over = over(step);
+        if self.nearest.as_ref().is_none_or(|(known, at, _)| (over, place) < (*known, *at)) {
+            self.nearest = Some((over, place, Found { layout: *layout, step: *step }));
+        }
+    }
+
+    fn join(&mut self, other: Self) {
+        for (cost, found) in other.costs.iter().zip(&other.front) {
+            self.keep(cost, &found.layout, &found.step);
+        }
+        if let Some((place, refusal)) = other.refusal {
+            self.refuse(place, refusal);
+        }
+        if let Some((over, place, found)) = other.nearest
+            && self.nearest.as_ref().is_none_or(|(known, at, _)| (over, place) < (*known, *at))
+        {
+            self.nearest = Some((over, place, found));
+        }
+        self.points += other.points;
+        self.fits += other.fits;
+    }
+
+    fn outcome(self) -> Outcome {
+        let mut front: Vec<_> = self.costs.into_iter().zip(self.front).collect();
+        front.sort_by(|(a, _), (b, _)| a.total_s.total_cmp(&b.total_s).then(a.place.cmp(&b.place)));
+        Outcome {
+            points: self.points,
+            fits: self.fits,
+            refusal: self.refusal.map(|(_, refusal)| refusal),
+            nearest: self.nearest.filter(|_| self.fits == 0).map(|(_, _, found)| found),
+            front: front.into_iter().map(|(_, found)| found).collect(),
+        }
+    }
+}
+
+/// Bytes beyond what there is.
+fn over(step: &Step) -> f64 {
+    let memory = &step.memory;
+    (memory.used_bytes - memory.capacity_bytes).max(0.0)
+        + (memory.far_bytes - memory.far_capacity_bytes).max(0.0)
+}
+
+/// Predicts every layout of `space` on `threads` threads. `progress` is told of every block that is done, of how many.
+///
+/// The same space gives the same outcome on any number of threads.
+pub fn search(
+    job: &Job<'_>,
+    model: &Model,
+    space: &Space,
+    threads: usize,
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Outcome {
+    let keys = space.keys();
+    let walk = |first: usize| {
+        let mut best = Best::default();
+        for (index, key) in keys.iter().enumerate().skip(first).step_by(threads.max(1)) {
+            let machine = job.machine(space.accelerators, key.tp * key.cp);
+            each_of_block(&machine, model, space, key, (index as u64) << 32, &mut best);
+            progress(index, keys.len());
+        }
+        best
+    };
+    let best = std::thread::scope(|scope| {
+        let walk = &walk;
+        let others: Vec<_> = (1..threads.max(1)).map(|first| scope.spawn(move || walk(first))).collect();
+        let mut best = walk(0);
+        for other in others {
+            best.join(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        best
+    });
+    best.outcome()
+}
+
+/// Predicts the layouts that share a block; `place` is that of the first.
+fn each_of_block(
+    machine: &Machine,
+    model: &Model,
+    space: &Space,
+    key: &Key,
+    mut place: u64,
+    best: &mut Best,
+) {
+    let mut block = None;
+    let overlaps: Vec<_> =
+        space.overlap.iter().filter(|it| it.tensor == key.overlaps_tensor).copied().collect();
+    for &pp in &space.pp {
+        let ranks = key.tp * key.cp * pp;
+        if !space.accelerators.is_multiple_of(ranks)
+            || space.dp.is_some_and(|dp| dp != space.accelerators / ranks)
+        {
+            continue;
+        }
+        for &interleave in &space.interleave {
+            let mut layout = key.layout(space.accelerators / ranks, pp, interleave, space.batch);
+            if layout.check(model).is_err() {
+                continue;
+            }
+            if let Err(refusal) = machine.check(&layout) {
+                best.refuse(place, refusal);
+                continue;
+            }
+            let block = block.get_or_insert_with(|| Block::new(machine, model, key));
+            let stages = Stages::new(machine, model, block, &layout);
+            for &zero in &space.zero {
+                for &wide_gradients in &space.wide_gradients {
+                    (layout.zero, layout.wide_gradients) = (zero, wide_gradients);
+                    let copies = Copies::new(machine, &layout, &stages);
+                    for &offload in &space.offload {
+                        layout.offload = offload;
+                        if let Err(refusal) = machine.check(&layout) {
+                            best.refuse(place, refusal);
+                            continue;
+                        }
+                        for &overlap in &overlaps {
+                            layout.overlap = overlap;
+                            best.add(place, &layout, &finish(machine, block, &layout, &stages, &copies));
+                            place += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

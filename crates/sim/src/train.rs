@@ -1,0 +1,101 @@
+//! A step of one model with one layout on one platform.
+
+use polder_platform::{Platform, Rack};
+
+use crate::layout::{Layout, Refusal};
+use crate::machine::Machine;
+use crate::model::Model;
+use crate::step::{self, Step};
+
+/// A platform that steps are predicted on.
+#[derive(Clone, Debug)]
+pub struct Job<'a> {
+    platform: &'a Platform,
+    rack: &'a Rack,
+    fill: Option<u32>,
+}
+
+/// A predicted step, with what it was predicted for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// How the step is laid out.
+    pub layout: Layout,
+    /// Accelerators of each rack that are used.
+    pub fill: u32,
+    /// What it takes.
+    pub step: Step,
+}
+
+impl<'a> Job<'a> {
+    /// Steps on the platform's first kind of rack.
+    ///
+    /// # Panics
+    /// Never: a platform has a kind of rack.
+    #[must_use]
+    pub fn new(platform: &'a Platform) -> Self {
+        Self {
+            platform,
+            rack: platform.rack.values().next().expect("a platform has a kind of rack"),
+            fill: None,
+        }
+    }
+
+    /// Fills `fill` accelerators of each rack instead of as many as go in evenly.
+    ///
+    /// # Errors
+    /// When a rack has fewer, or `fill` is 0.
+    pub fn with_fill(self, fill: u32) -> Result<Self, Refusal> {
+        let rack = self.rack.accelerators;
+        if fill == 0 || fill > rack {
+            return Err(Refusal::Fill { fill, rack });
+        }
+        Ok(Self { fill: Some(fill), ..self })
+    }
+
+    /// Steps on this kind of rack.
+    ///
+    /// # Errors
+    /// When the platform has none of this name.
+    pub fn with_rack(self, name: &str) -> Result<Self, Refusal> {
+        let rack = self.platform.rack.get(name).ok_or_else(|| Refusal::Rack {
+            name: name.into(),
+            known: self.platform.rack.keys().cloned().collect::<Vec<_>>().join(", "),
+        })?;
+        Ok(Self { rack, ..self })
+    }
+
+    /// The kind of rack.
+    #[must_use]
+    pub const fn rack(&self) -> &'a Rack {
+        self.rack
+    }
+
+    /// The machine for a job of so many accelerators, of which `unit` neighbours stay together.
+    pub(crate) fn machine(&self, accelerators: u32, unit: u32) -> Machine {
+        let fill = self.fill.unwrap_or_else(|| fill(self.rack.accelerators, accelerators, unit));
+        Machine::new(self.platform, self.rack, fill)
+    }
+
+    /// Predicts a step.
+    ///
+    /// # Errors
+    /// Why it cannot run.
+    pub fn predict(&self, model: &Model, layout: &Layout) -> Result<Plan, Refusal> {
+        layout.check(model)?;
+        let machine = self.machine(layout.accelerators(), layout.tp * layout.cp);
+        machine.check(layout)?;
+        let step = step::step(&machine, model, &step::block(&machine, model, layout), layout);
+        Ok(Plan { layout: *layout, fill: machine.fill, step })
+    }
+}
+
+/// The most accelerators of a rack that fill all racks evenly and keep `unit` neighbours together, as far as that goes.
+fn fill(rack: u32, accelerators: u32, unit: u32) -> u32 {
+    if accelerators <= rack {
+        return accelerators;
+    }
+    let most = |fits: &dyn Fn(u32) -> bool| (1..=rack).rev().find(|it| fits(*it));
+    let even = |it: u32| accelerators.is_multiple_of(it);
+    let whole = |it: u32| it.is_multiple_of(unit) || unit.is_multiple_of(it);
+    most(&|it| even(it) && whole(it) && 2 * it > rack).or_else(|| most(&whole)).unwrap_or(rack)
+}

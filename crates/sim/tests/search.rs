@@ -1,0 +1,204 @@
+//! A search predicts what a single prediction does, on any number of threads.
+
+use polder_platform::{Folder, Platform, names};
+use polder_sim::{FarTier, Found, Job, Model, Offload, Outcome, Overlap, Precision, Space, search};
+
+/// Numbers that look random and are the same each time.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % below
+    }
+
+    /// Two of `all`, or one.
+    fn two<T: Clone>(&mut self, all: &[T]) -> Vec<T> {
+        let (a, b) = (self.roll(all.len()), self.roll(all.len()));
+        if a == b { vec![all[a].clone()] } else { vec![all[a.min(b)].clone(), all[a.max(b)].clone()] }
+    }
+}
+
+fn overlaps() -> Vec<Overlap> {
+    let bit = |it: u32, at: u32| it & 1 << at != 0;
+    (0..16)
+        .map(|it| Overlap { tensor: bit(it, 0), pipeline: bit(it, 1), data: bit(it, 2), offload: bit(it, 3) })
+        .collect()
+}
+
+fn offloads() -> Vec<Offload> {
+    let bit = |it: u32, at: u32| it & 1 << at != 0;
+    let tier = |it| if bit(it, 3) { FarTier::Pool } else { FarTier::Host };
+    (0..16)
+        .map(|it| Offload {
+            tier: tier(it),
+            weights: bit(it, 0),
+            optimizer: bit(it, 1),
+            activations: bit(it, 2),
+        })
+        .collect()
+}
+
+fn random_space(dice: &mut Dice, model: &Model) -> Space {
+    let accelerators = [64, 512, 1024, 6144][dice.roll(4)];
+    let all = Space::usual(model, accelerators, [1024, 1536, 6144][dice.roll(3)]);
+    Space {
+        tp: dice.two(&all.tp),
+        cp: dice.two(&[1, 2, 4]),
+        ep: dice.two(&all.ep),
+        pp: all.pp.clone(),
+        interleave: dice.two(&all.interleave),
+        micro_batch: dice.two(&all.micro_batch),
+        recompute: dice.two(&all.recompute),
+        flash: vec![true, false],
+        zero: dice.two(&all.zero),
+        precision: vec![[Precision::Bf16, Precision::Fp8][dice.roll(2)]],
+        wide_gradients: vec![true, false],
+        overlap: dice.two(&overlaps()),
+        offload: dice.two(&offloads()),
+        ..all
+    }
+}
+
+#[test]
+fn ten_thousand_points_of_searches_equal_single_predictions_to_the_last_bit() {
+    let mut dice = Dice(1);
+    let (mut compared, mut spaces) = (0, 0);
+    while compared < 10_000 {
+        let platform = Platform::load(["dgx-h100", "nvl72-xdr", "nvl72-cxl"][dice.roll(3)]).unwrap();
+        let model = Model::load(["gpt3-175b", "llama3-70b", "mixtral-8x7b"][dice.roll(3)]).unwrap();
+        let (job, space) = (Job::new(&platform), random_space(&mut dice, &model));
+        let outcome = search(&job, &model, &space, 1, &|_, _| ());
+        for Found { layout, step } in outcome.front.iter().chain(&outcome.nearest) {
+            assert_eq!(job.predict(&model, layout).unwrap().step, *step, "{layout:?}");
+            compared += 1;
+        }
+        spaces += 1;
+    }
+    println!("{compared} points of {spaces} searches");
+}
+
+#[test]
+fn any_number_of_threads_finds_the_same() {
+    let mut dice = Dice(2);
+    let platform = Platform::load("nvl72-cxl").unwrap();
+    for name in ["llama3-70b", "mixtral-8x7b"] {
+        let model = Model::load(name).unwrap();
+        let job = Job::new(&platform);
+        for _ in 0..20 {
+            let space = random_space(&mut dice, &model);
+            let [one, two, five] = [1, 2, 5].map(|threads| search(&job, &model, &space, threads, &|_, _| ()));
+            assert_eq!(one, two);
+            assert_eq!(one, five);
+        }
+    }
+}
+
+/// Of all points, by the definition: what no other covers.
+#[test]
+fn the_front_is_what_no_point_beats() {
+    let mut dice = Dice(3);
+    let platform = Platform::load("dgx-h100").unwrap();
+    let model = Model::load("llama3-8b").unwrap();
+    let job = Job::new(&platform);
+    let cost = |found: &Found| {
+        let memory = &found.step.memory;
+        [found.step.total_s, memory.used_bytes, memory.far_bytes]
+    };
+    let mut points = 0;
+    for _ in 0..20 {
+        let space = Space { pp: vec![1, 2, 4], ..random_space(&mut dice, &model) };
+        let Outcome { front, fits, .. } = search(&job, &model, &space, 1, &|_, _| ());
+        // Each choice alone gives a point at a time.
+        let alone = each_alone(&space).filter_map(|layout| job.predict(&model, &layout).ok());
+        let all: Vec<_> = alone
+            .map(|plan| Found { layout: plan.layout, step: plan.step })
+            .filter(|it| it.step.memory.fits())
+            .collect();
+        assert_eq!(all.len() as u64, fits);
+        points += all.len();
+        let beaten = |it: &Found| {
+            all.iter().any(|other| {
+                cost(other) != cost(it) && (0..3).all(|axis| cost(other)[axis] <= cost(it)[axis])
+            })
+        };
+        let mut best: Vec<_> = all.iter().filter(|it| !beaten(it)).map(cost).collect();
+        best.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        best.dedup();
+        let mut found: Vec<_> = front.iter().map(cost).collect();
+        found.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        assert_eq!(found, best);
+    }
+    assert!(points > 1000, "{points}");
+}
+
+fn each_alone(space: &Space) -> impl Iterator<Item = polder_sim::Layout> + '_ {
+    let base = space.first();
+    let mut all = vec![];
+    for &tp in &space.tp {
+        for &cp in &space.cp {
+            for &ep in &space.ep {
+                for &pp in space.pp.iter().filter(|pp| space.accelerators.is_multiple_of(tp * cp * **pp)) {
+                    for &interleave in &space.interleave {
+                        for &micro_batch in &space.micro_batch {
+                            let dp = space.accelerators / (tp * cp * pp);
+                            all.extend(base.map(|it| polder_sim::Layout {
+                                tp,
+                                cp,
+                                ep,
+                                dp,
+                                pp,
+                                interleave,
+                                micro_batch,
+                                ..it
+                            }));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    all.into_iter().flat_map(move |cut| {
+        let mut these = vec![];
+        for &sequence_parallel in &space.sequence_parallel {
+            for &recompute in &space.recompute {
+                for &flash in &space.flash {
+                    for &zero in &space.zero {
+                        for &wide_gradients in &space.wide_gradients {
+                            for &overlap in &space.overlap {
+                                these.extend(space.offload.iter().map(|&offload| polder_sim::Layout {
+                                    sequence_parallel,
+                                    recompute,
+                                    flash,
+                                    zero,
+                                    wide_gradients,
+                                    overlap,
+                                    offload,
+                                    precision: space.precision[0],
+                                    ..cut
+                                }));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        these
+    })
+}
+
+#[test]
+fn every_model_has_a_layout_on_every_platform_with_enough_accelerators() {
+    for model in names(Folder::Models) {
+        let model = Model::load(model).unwrap();
+        for platform in
+            ["dgx-h100", "nvl72-ndr", "nvl72-cxl", "nvl72-cxl-wide", "nvl72-xdr", "mixed-nvlink-ualink-cxl"]
+        {
+            let platform = Platform::load(platform).unwrap();
+            let outcome =
+                search(&Job::new(&platform), &model, &Space::usual(&model, 2048, 2048), 1, &|_, _| ());
+            let best = outcome.best().unwrap_or_else(|| panic!("{} on {}", model.title, platform.title));
+            assert!(best.step.total_s > 0.0 && best.step.total_s.is_finite());
+        }
+    }
+}

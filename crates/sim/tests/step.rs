@@ -1,0 +1,210 @@
+//! What a step is made of, held against formulas and against what must be true of any step.
+
+use polder_platform::Platform;
+use polder_sim::{FarTier, Job, Layout, Model, Offload, Overlap, Recompute, Refusal, Step, Zero};
+
+fn gpt3() -> Model {
+    Model::load("gpt3-175b").unwrap()
+}
+
+fn layout() -> Layout {
+    Layout {
+        tp: 8,
+        cp: 1,
+        ep: 1,
+        dp: 8,
+        pp: 16,
+        interleave: 1,
+        batch: 1536,
+        micro_batch: 1,
+        sequence_parallel: true,
+        recompute: Recompute::None,
+        flash: false,
+        zero: Zero::None,
+        precision: polder_sim::Precision::Bf16,
+        wide_gradients: true,
+        overlap: Overlap::default(),
+        offload: Offload::default(),
+    }
+}
+
+fn step(platform: &str, layout: &Layout) -> Step {
+    let platform = Platform::load(platform).unwrap();
+    Job::new(&platform).predict(&gpt3(), layout).unwrap().step
+}
+
+fn refusal(platform: &str, model: &str, layout: &Layout) -> Refusal {
+    let platform = Platform::load(platform).unwrap();
+    Job::new(&platform).predict(&Model::load(model).unwrap(), layout).unwrap_err()
+}
+
+#[test]
+fn parameters_are_those_that_the_models_are_named_after() {
+    for (name, billions) in [
+        ("gpt3-175b", 175.0),
+        ("llama3-405b", 405.0),
+        ("llama3-70b", 70.6),
+        ("llama3-8b", 8.03),
+        ("palm-540b", 540.0),
+        ("megatron-530b", 530.0),
+        ("megatron-1t", 1008.0),
+        ("mixtral-8x7b", 46.7),
+        ("qwen3-235b-a22b", 235.0),
+    ] {
+        let parameters = Model::load(name).unwrap().parameters() / 1e9;
+        assert!((parameters / billions - 1.0).abs() < 0.01, "{name}: {parameters} billion");
+    }
+}
+
+/// 72 B s L h^2 (1 + s/6h + V/12Lh), SC21, section 3.
+#[test]
+fn operations_are_those_of_the_formula() {
+    let (h, l, s, v, b) = (12288.0, 96.0, 2048.0, 51200.0, 1536.0);
+    let formula = 72.0 * b * s * l * h * h * (1.0 + s / (6.0 * h) + v / (12.0 * l * h));
+    assert!((gpt3().flops(1536) / formula - 1.0).abs() < 1e-3);
+}
+
+/// s b h (34 / t + 5 a s / (h t)) a layer with sequence parallelism, without the second part when attention is selectively
+/// recomputed (Korthikanti et al., 2022, equations 4 and 6); 16 micro-batches under way in the first of 16 stages.
+#[test]
+fn activations_are_those_of_the_formula() {
+    let (h, s, a, t) = (12288.0, 2048.0, 96.0, 8.0);
+    let whole = s * h * (34.0 / t + 5.0 * a * s / (h * t)) * 6.0 * 16.0;
+    let selective = s * h * 34.0 / t * 6.0 * 16.0;
+    for (recompute, formula) in [(Recompute::None, whole), (Recompute::Selective, selective)] {
+        let bytes = step("dgx-a100", &Layout { recompute, ..layout() }).memory.activations_bytes;
+        assert!((bytes / formula - 1.0).abs() < 0.01, "{recompute:?}: {bytes} for {formula}");
+    }
+}
+
+#[test]
+fn the_parts_of_a_step_add_up() {
+    let step = step("dgx-a100", &layout());
+    let parts = step.compute.total_s()
+        + step.communication.exposed_s()
+        + step.bubble_s
+        + step.offload.exposed_s
+        + step.straggle_s;
+    assert!((step.total_s / parts - 1.0).abs() < 1e-12);
+    let memory = step.memory;
+    let kinds =
+        memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.activations_bytes;
+    assert!((memory.used_bytes / kinds - 1.0).abs() < 1e-12);
+}
+
+#[test]
+fn nothing_gets_slower_by_more_overlap_or_smaller_by_less_sharing() {
+    let base = Layout { zero: Zero::Optimizer, interleave: 3, ..layout() };
+    let before = step("dgx-a100", &base);
+    for overlap in [
+        Overlap { tensor: true, ..base.overlap },
+        Overlap { pipeline: true, ..base.overlap },
+        Overlap { data: true, ..base.overlap },
+    ] {
+        let after = step("dgx-a100", &Layout { overlap, ..base });
+        assert!(after.total_s < before.total_s, "{overlap:?}");
+    }
+    let used = |zero| step("dgx-a100", &Layout { zero, ..base }).memory.used_bytes;
+    let all = [Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Weights].map(used);
+    assert!(all.windows(2).all(|pair| pair[1] < pair[0]), "{all:?}");
+}
+
+#[test]
+fn interleaving_divides_the_bubble() {
+    let bubble = |interleave| step("dgx-a100", &Layout { interleave, ..layout() }).bubble_s;
+    assert!((bubble(1) / bubble(3) - 3.0).abs() < 1e-9);
+}
+
+#[test]
+fn what_is_offloaded_leaves_the_accelerator_and_takes_time() {
+    let near = step("nvl72-cxl", &layout());
+    for tier in [FarTier::Host, FarTier::Pool] {
+        let offload = Offload { tier, optimizer: true, ..Offload::default() };
+        let far = step("nvl72-cxl", &Layout { offload, ..layout() });
+        assert_eq!(far.memory.far_bytes, near.memory.optimizer_bytes);
+        assert!(far.memory.used_bytes < near.memory.used_bytes);
+        // 12 bytes a parameter, through what is slower: the accelerator's link or its share of the memory behind.
+        let bandwidth = if tier == FarTier::Host { 225e9 } else { 100e9 };
+        let seconds = near.memory.optimizer_bytes / bandwidth;
+        assert!((far.offload.exposed_s / seconds - 1.0).abs() < 1e-9, "{tier:?}: {}", far.offload.exposed_s);
+    }
+}
+
+#[test]
+fn what_cannot_run_is_refused_with_the_reason_and_what_can() {
+    let said = |platform, model, layout| refusal(platform, model, &layout).to_string();
+    let refused = [
+        (
+            said("dgx-a100", "gpt3-175b", Layout { tp: 7, ..layout() }),
+            "tp of 7 does not divide heads of 96; 6 does",
+        ),
+        (
+            said("dgx-a100", "gpt3-175b", Layout { dp: 7, ..layout() }),
+            "dp x micro-batch of 7 does not divide the batch of 1536; 6 does",
+        ),
+        (
+            said("dgx-a100", "gpt3-175b", Layout { pp: 5, ..layout() }),
+            "pp x interleave of 5 does not divide layers (nor layers + 2, embedding and head counted) of 96; 4 does",
+        ),
+        (
+            said("dgx-a100", "gpt3-175b", Layout { precision: polder_sim::Precision::Fp8, ..layout() }),
+            "fp8 needs accelerators with 8-bit floats, which this platform does not have; take bf16",
+        ),
+        (
+            said("nvl72", "gpt3-175b", layout()),
+            "more than one rack needs a fabric between racks, which this platform does not have; take as many accelerators as a rack has, or fewer",
+        ),
+        (
+            said("nvl72-hdr", "gpt3-175b", Layout { dp: 192, ..layout() }),
+            "24576 accelerators need 24576 ports, there are 16000; take fewer, more levels, or switches with more ports",
+        ),
+        (
+            said(
+                "nvl72-ndr",
+                "gpt3-175b",
+                Layout {
+                    offload: Offload { tier: FarTier::Pool, weights: true, ..Offload::default() },
+                    ..layout()
+                },
+            ),
+            "offload to the pool needs memory nodes, which this platform does not have; offload to the host, or take a platform with a pool",
+        ),
+    ];
+    for (said, expected) in refused {
+        assert_eq!(said, expected);
+    }
+}
+
+#[test]
+fn port_ids_of_a_cxl_fabric_are_counted() {
+    let mut platform = Platform::load("nvl72-cxl").unwrap();
+    let between = platform.between.as_mut().unwrap();
+    between.pbr.as_mut().unwrap().rack_bridges = false;
+    let large = Layout { dp: 48, ..layout() };
+    let refused = Job::new(&platform).predict(&gpt3(), &large).unwrap_err();
+    assert!(matches!(refused, Refusal::Ports { what: "PBR ids", needs: 6144, has: 4096, .. }), "{refused}");
+    platform.between.as_mut().unwrap().pbr.as_mut().unwrap().domains = 2;
+    assert!(Job::new(&platform).predict(&gpt3(), &large).is_ok());
+}
+
+/// A ring of n around which each rank's part goes: 2 (n - 1) / n of the bytes, and as many steps.
+#[test]
+fn data_parallelism_between_racks_takes_what_its_ring_takes() {
+    let mut platform = Platform::load("dgx-a100").unwrap();
+    platform.rack.get_mut("dgx").unwrap().accelerator.fitted.between = 1.0;
+    let job = Job::new(&platform);
+    // One rank of each rack: tensor parallelism fills the others.
+    let layout = Layout { pp: 1, dp: 4, zero: Zero::Optimizer, ..layout() };
+    let data = job.predict(&gpt3(), &layout).unwrap().step.communication.data;
+    let parameters = gpt3().parameters() / 8.0;
+    let between = platform.between.as_ref().unwrap();
+    let alpha = between.latency().value() + between.software.step.value();
+    let bytes = (4.0 + 2.0) * parameters * 3.0 / 4.0;
+    let seconds = bytes / between.payload().value() + 2.0 * 3.0 * alpha;
+    assert_eq!(data.inside.exposed_s, 0.0);
+    assert!(
+        (data.between.exposed_s / seconds - 1.0).abs() < 1e-9,
+        "{} for {seconds}",
+        data.between.exposed_s
+    );
+}
