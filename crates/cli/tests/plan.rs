@@ -60,6 +60,20 @@ fn the_same_input_gives_the_same_bytes_on_any_number_of_threads() {
 }
 
 #[test]
+fn a_trace_has_every_pass_of_every_stage() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("trace.json");
+    said(&format!("{LLAMA} --tp 8 --pp 16 --interleave 8 --micro-batch 1 --cp 1 --trace {}", path.display()));
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let passes =
+        events.iter().filter(|event| event["cat"] == "forward" || event["cat"] == "backward").count();
+    assert_eq!(passes, 2 * 16 * 8 * 16);
+    let elsewhere = refused(&format!("{LLAMA} --tp 8 --trace /nowhere/trace.json"));
+    assert!(elsewhere.starts_with("polder: /nowhere/trace.json: cannot write it: "), "{elsewhere}");
+}
+
+#[test]
 fn what_cannot_run_is_refused_in_one_line() {
     for (arguments, expected) in [
         (format!("{LLAMA} --tp 7"), "polder: llama3-405b: tp of 7 does not divide heads of 128; 8 does"),

@@ -1,4 +1,4 @@
-//! The Python module `polder._core`: pools, objects and groups, with Python's errors and arrays.
+//! The Python module `polder._core`: pools, objects, groups and plans, with Python's errors and arrays.
 
 mod buffer;
 mod errors;
@@ -6,6 +6,7 @@ mod group;
 mod lane;
 mod number;
 mod object;
+mod plan;
 mod pool;
 
 use pyo3::prelude::*;
@@ -20,5 +21,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<group::Ticket>()?;
     module.add_function(wrap_pyfunction!(pool::format, module)?)?;
     module.add_function(wrap_pyfunction!(pool::settings, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_train, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_points, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_names, module)?)?;
     Ok(())
 }

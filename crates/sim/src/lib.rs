@@ -3,13 +3,16 @@
 
 mod block;
 mod fit;
+mod hugging_face;
 mod layout;
 mod machine;
 mod model;
 mod published;
+mod request;
 pub mod scalepool;
 mod search;
 mod step;
+mod timeline;
 mod train;
 
 pub use fit::{fit, prior};
@@ -19,6 +22,8 @@ pub use model::{Experts, Model};
 pub use published::{
     Compared, Counting, Judged, Pooled, Ratio, Row, Seen, Table, compare, fitted, tables, validate,
 };
+pub use request::{Answer, Given, NUMBERS, Progress, Request, RequestError, points};
 pub use search::{Found, Outcome, Space, search};
 pub use step::{Communication, Compute, Memory, Scoped, Shown, Step};
+pub use timeline::{Stretch, Work, timeline};
 pub use train::{Job, Plan};

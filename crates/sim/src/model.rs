@@ -1,7 +1,9 @@
 //! Transformers as data.
 
-use polder_platform::{DataError, Folder, read};
+use polder_platform::{DataError, Folder, read, text};
 use serde::{Deserialize, Serialize};
+
+use crate::hugging_face;
 
 /// A transformer that is trained to predict the next token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,12 +56,16 @@ pub struct Experts {
 }
 
 impl Model {
-    /// Reads a model: one that Polder brings along by its name, any other by the path of its file.
+    /// Reads a model: one that Polder brings along by its name, any other by the path of its file, or of a Hugging Face
+    /// `config.json`.
     ///
     /// # Errors
     /// When there is none, or its file says what cannot be.
     pub fn load(name: &str) -> Result<Self, DataError> {
-        let model: Self = read(Folder::Models, name)?;
+        let model: Self = match name.ends_with(".json") {
+            true => hugging_face::model(name, &text(Folder::Models, name)?)?,
+            false => read(Folder::Models, name)?,
+        };
         model.check().map_err(|(key, problem)| DataError::new(name, key, problem))?;
         Ok(model)
     }

@@ -96,6 +96,80 @@ pub struct Memory {
     pub far_capacity_bytes: f64,
 }
 
+impl Step {
+    /// The names of its figures, flat, for tables of many steps.
+    pub const COLUMNS: [&str; 37] = [
+        "total_s",
+        "forward_s",
+        "backward_s",
+        "recompute_s",
+        "optimizer_s",
+        "tensor_inside_exposed_s",
+        "tensor_inside_hidden_s",
+        "tensor_between_exposed_s",
+        "tensor_between_hidden_s",
+        "context_inside_exposed_s",
+        "context_inside_hidden_s",
+        "context_between_exposed_s",
+        "context_between_hidden_s",
+        "expert_inside_exposed_s",
+        "expert_inside_hidden_s",
+        "expert_between_exposed_s",
+        "expert_between_hidden_s",
+        "pipeline_inside_exposed_s",
+        "pipeline_inside_hidden_s",
+        "pipeline_between_exposed_s",
+        "pipeline_between_hidden_s",
+        "data_inside_exposed_s",
+        "data_inside_hidden_s",
+        "data_between_exposed_s",
+        "data_between_hidden_s",
+        "bubble_s",
+        "offload_exposed_s",
+        "offload_hidden_s",
+        "straggle_s",
+        "weights_bytes",
+        "gradients_bytes",
+        "optimizer_bytes",
+        "activations_bytes",
+        "used_bytes",
+        "capacity_bytes",
+        "far_bytes",
+        "far_capacity_bytes",
+    ];
+
+    /// The figures, in the order of [`Step::COLUMNS`].
+    #[must_use]
+    pub fn columns(&self) -> [f64; Self::COLUMNS.len()] {
+        let Self { compute, communication, offload, memory, .. } = self;
+        let Communication { tensor, context, expert, pipeline, data } = communication;
+        let mut columns = [0.0; Self::COLUMNS.len()];
+        let sent = [tensor, context, expert, pipeline, data].into_iter().flat_map(|kind| {
+            [kind.inside.exposed_s, kind.inside.hidden_s, kind.between.exposed_s, kind.between.hidden_s]
+        });
+        let first =
+            [self.total_s, compute.forward_s, compute.backward_s, compute.recompute_s, compute.optimizer_s];
+        let last = [
+            self.bubble_s,
+            offload.exposed_s,
+            offload.hidden_s,
+            self.straggle_s,
+            memory.weights_bytes,
+            memory.gradients_bytes,
+            memory.optimizer_bytes,
+            memory.activations_bytes,
+            memory.used_bytes,
+            memory.capacity_bytes,
+            memory.far_bytes,
+            memory.far_capacity_bytes,
+        ];
+        for (column, figure) in columns.iter_mut().zip(first.into_iter().chain(sent).chain(last)) {
+            *column = figure;
+        }
+        columns
+    }
+}
+
 impl Memory {
     /// Whether it fits where it lies.
     #[must_use]

@@ -1,13 +1,15 @@
 //! A step of a layout, or of the best of all layouts.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use polder_platform::Platform;
 use polder_sim::{
-    FarTier, Found, Job, Layout, Model, Offload, Outcome, Overlap, Plan, Precision, Recompute, Shown, Space,
-    Step, Zero, search as search_space,
+    Answer, FarTier, Found, Given, Layout, Model, Offload, Overlap, Precision, Progress, Recompute, Request,
+    RequestError, Shown, Step, Stretch, Work, Zero, timeline,
 };
 use serde::Serialize;
+use serde_json::json;
 
 use super::{grouped, table};
 use crate::Failure;
@@ -15,7 +17,7 @@ use crate::Failure;
 /// What is trained, on what.
 #[derive(Args)]
 pub(crate) struct Subject {
-    /// What is trained: a name (`polder plan list`), or the path of a file.
+    /// What is trained: a name (`polder plan list`), or the path of a file, or of a Hugging Face config.json.
     #[arg(long, value_name = "MODEL")]
     model: String,
     /// The machine: a name (`polder plan list`), or the path of a file.
@@ -132,6 +134,9 @@ pub(crate) struct Arguments {
     /// Another platform, which the same layout is predicted on too.
     #[arg(long, value_name = "PLATFORM")]
     against: Option<String>,
+    /// Write the step as it goes by on each stage, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    trace: Option<PathBuf>,
 }
 
 /// Looks at every layout.
@@ -145,37 +150,8 @@ pub(crate) struct SearchArguments {
 }
 
 impl Fixed {
-    fn space(&self, model: &Model, gpus: u32, batch: u32) -> Space {
-        let mut space = Space::usual(model, gpus, batch);
-        let only = |all: &mut Vec<u32>, one: Option<u32>| {
-            if let Some(one) = one {
-                *all = vec![one];
-            }
-        };
-        only(&mut space.tp, self.tp);
-        only(&mut space.cp, self.cp);
-        only(&mut space.ep, self.ep);
-        only(&mut space.pp, self.pp);
-        only(&mut space.interleave, self.interleave);
-        only(&mut space.micro_batch, self.micro_batch);
-        if let Some(it) = self.sequence_parallel {
-            space.sequence_parallel = vec![it];
-        }
-        if let Some(it) = self.recompute {
-            space.recompute = vec![it.into()];
-        }
-        if let Some(it) = self.zero {
-            space.zero = vec![it.into()];
-        }
-        space.flash = vec![!self.no_flash];
-        space.precision = vec![match self.precision {
-            Type::Bf16 => Precision::Bf16,
-            Type::Fp8 => Precision::Fp8,
-        }];
-        if self.no_overlap {
-            space.overlap = vec![Overlap::default()];
-        }
-        space.offload = vec![Offload {
+    fn given(&self, batch: Option<u32>) -> Given {
+        let offload = Offload {
             tier: match self.to {
                 Tier::Host => FarTier::Host,
                 Tier::Pool => FarTier::Pool,
@@ -183,9 +159,28 @@ impl Fixed {
             weights: self.offload.contains(&What::Weights),
             optimizer: self.offload.contains(&What::Optimizer),
             activations: self.offload.contains(&What::Activations),
-        }];
-        space.dp = self.dp;
-        space
+        };
+        let precision = match self.precision {
+            Type::Bf16 => Precision::Bf16,
+            Type::Fp8 => Precision::Fp8,
+        };
+        Given {
+            tp: self.tp,
+            cp: self.cp,
+            ep: self.ep,
+            dp: self.dp,
+            pp: self.pp,
+            interleave: self.interleave,
+            batch,
+            micro_batch: self.micro_batch,
+            sequence_parallel: self.sequence_parallel,
+            recompute: self.recompute.map(Into::into),
+            zero: self.zero.map(Into::into),
+            flash: Some(!self.no_flash),
+            precision: Some(precision),
+            overlap: self.no_overlap.then(Overlap::default),
+            offload: Some(offload),
+        }
     }
 }
 
@@ -211,109 +206,77 @@ impl From<Share> for Zero {
 }
 
 impl Subject {
-    fn job<'a>(&self, platform: &'a Platform) -> Result<Job<'a>, Failure> {
-        let mut job = Job::new(platform);
-        if let Some(rack) = &self.rack {
-            job = job.with_rack(rack)?;
-        }
-        if let Some(fill) = self.fill {
-            job = job.with_fill(fill)?;
-        }
-        Ok(job)
-    }
-
-    fn batch(&self, model: &Model) -> u32 {
-        self.batch.unwrap_or_else(|| ((16 << 20) / model.sequence).max(1))
-    }
-
-    fn look(&self, job: &Job<'_>, model: &Model, threads: usize) -> Result<Outcome, Failure> {
-        let space = self.fixed.space(model, self.gpus, self.batch(model));
-        let bar = ProgressBar::new(0);
-        bar.set_style(ProgressStyle::with_template("searching {bar:40} {percent}%")?);
-        let outcome = search_space(job, model, &space, threads, &|_, all| {
-            bar.set_length(all as u64);
-            bar.inc(1);
-        });
-        bar.finish_and_clear();
-        if outcome.points == 0 {
-            return Err(Failure(self.why_none(job, model, &space, &outcome)));
-        }
-        Ok(outcome)
-    }
-
-    /// Why no layout goes: the platform's reason, or that of the layout that was given.
-    fn why_none(&self, job: &Job<'_>, model: &Model, space: &Space, outcome: &Outcome) -> String {
-        if let Some(refusal) = &outcome.refusal {
-            return format!("{}: {refusal}", self.platform);
-        }
-        match space.first().map(|layout| job.predict(model, &layout)) {
-            Some(Err(refusal)) => format!("{}: {refusal}", self.model),
-            _ => {
-                let Self { gpus, model, .. } = self;
-                format!("no layout of {model} takes {gpus} accelerators: give a number that 2 divides often")
-            }
+    fn request(&self, against: Option<&String>) -> Request {
+        Request {
+            model: self.model.clone(),
+            platform: self.platform.clone(),
+            accelerators: self.gpus,
+            rack: self.rack.clone(),
+            fill: self.fill,
+            against: against.cloned(),
+            layout: self.fixed.given(self.batch),
         }
     }
 }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    kind: &'static str,
-    model: &'a str,
-    platform: &'a str,
-    accelerators: u32,
-    fill: u32,
-    layout: Layout,
-    step: Step,
-    model_flops: f64,
-    points: u64,
-    fits: bool,
-    against: Option<Box<Report<'a>>>,
-    note: Option<&'static str>,
+/// Does what takes a while, with a bar.
+fn with_bar<T>(work: impl FnOnce(Progress<'_>) -> Result<T, RequestError>) -> Result<T, Failure> {
+    let bar = ProgressBar::new(0);
+    bar.set_style(ProgressStyle::with_template("searching {bar:40} {percent}%")?);
+    let done = work(&|_, all| {
+        bar.set_length(all as u64);
+        bar.inc(1);
+    });
+    bar.finish_and_clear();
+    Ok(done?)
 }
-
-const UNPROVED: &str = "no run over CXL validates the difference between these fabrics";
 
 /// Predicts a step.
 pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
-    let platform = Platform::load(&subject.platform)?;
-    let model = Model::load(&subject.model)?;
-    let job = subject.job(&platform)?;
-    let outcome = subject.look(&job, &model, threads(None))?;
-    let found = outcome.best().or(outcome.nearest.as_ref()).expect("a layout was predicted");
-    let plan = job.predict(&model, &found.layout)?;
-    let report = |name, plan: &Plan, against| Report {
-        kind: "simulated",
-        model: &subject.model,
-        platform: name,
-        accelerators: subject.gpus,
-        fill: plan.fill,
-        layout: plan.layout,
-        step: plan.step,
-        model_flops: model.flops(plan.layout.batch),
-        points: outcome.points,
-        fits: plan.step.memory.fits(),
-        against,
-        note: None,
-    };
-    let mut whole = report(&subject.platform, &plan, None);
-    let mut is_cxl = platform.between.as_ref().is_some_and(|it| !it.carries.is_empty());
-    if let Some(name) = &arguments.against {
-        let other = Platform::load(name)?;
-        is_cxl |= other.between.as_ref().is_some_and(|it| !it.carries.is_empty());
-        let plan = subject.job(&other)?.predict(&model, &found.layout)?;
-        whole.against = Some(Box::new(report(name, &plan, None)));
-    }
-    whole.note = is_cxl.then_some(UNPROVED);
+    let request = subject.request(arguments.against.as_ref());
+    let answer = with_bar(|progress| request.train(threads(None), progress))?;
     match subject.json {
-        true => println!("{}", serde_json::to_string(&whole)?),
-        false => print(&job, &model, &whole),
+        true => println!("{}", serde_json::to_string(&answer)?),
+        false => print(subject, &answer)?,
     }
-    match whole.fits {
+    if let Some(path) = &arguments.trace {
+        let text = trace(&answer)?;
+        std::fs::write(path, text)
+            .map_err(|error| Failure(format!("{}: cannot write it: {error}", path.display())))?;
+    }
+    match answer.fits {
         true => Ok(()),
-        false => Err(Failure(does_not_fit(&whole.step, &whole.layout))),
+        false => Err(Failure(does_not_fit(&answer.step, &answer.layout))),
     }
+}
+
+/// A Chrome trace: a thread for each stage, times in microseconds.
+fn trace(answer: &Answer) -> Result<String, Failure> {
+    let stretch = |it: Stretch| {
+        let (name, category, details) = match it.work {
+            Work::Forward { micro_batch, part } => {
+                (format!("forward {micro_batch}"), "forward", json!({ "part": part }))
+            }
+            Work::Backward { micro_batch, part } => {
+                (format!("backward {micro_batch}"), "backward", json!({ "part": part }))
+            }
+            Work::Data => ("gradients and weights".into(), "data", json!({})),
+            Work::Offload => ("offload".into(), "offload", json!({})),
+            Work::Optimizer => ("optimizer".into(), "optimizer", json!({})),
+            Work::Stragglers => ("stragglers".into(), "stragglers", json!({})),
+        };
+        let (ts, dur) = (it.begin_s * 1e6, it.seconds * 1e6);
+        json!({"name": name, "cat": category, "ph": "X", "pid": 0, "tid": it.stage, "ts": ts, "dur": dur, "args": details})
+    };
+    let process = format!("{} on {}, simulated", answer.model, answer.platform);
+    let names =
+        std::iter::once(json!({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": process}}));
+    let stages = (0..answer.layout.pp)
+        .map(|stage| json!({"name": "thread_name", "ph": "M", "pid": 0, "tid": stage, "args": {"name": format!("stage {stage}")}}));
+    let events: Vec<_> =
+        names.chain(stages).chain(timeline(&answer.layout, &answer.step).into_iter().map(stretch)).collect();
+    Ok(serde_json::to_string(&json!({"displayTimeUnit": "ms", "traceEvents": events}))?)
 }
 
 fn threads(asked: Option<usize>) -> usize {
@@ -347,47 +310,29 @@ fn does_not_fit(step: &Step, layout: &Layout) -> String {
     )
 }
 
-fn print(job: &Job<'_>, model: &Model, report: &Report<'_>) {
-    let Report { layout, step, .. } = report;
-    let others: Vec<_> = report.against.iter().collect();
-    println!(
-        "{}: {} on {} accelerators, simulated",
-        report.model,
-        model.title,
-        grouped(report.accelerators.into())
-    );
+fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
+    let Answer { layout, step, fill, .. } = answer;
+    let others: Vec<_> = answer.against.iter().collect();
+    let title = Model::load(&subject.model)?.title;
+    println!("{}: {title} on {} accelerators, simulated", answer.model, grouped(answer.accelerators.into()));
     println!("{}", layout_line(layout));
     println!(
-        "ranks are placed tensor, context, expert, data, pipeline; {} of {} accelerators of a rack are used",
-        report.fill,
-        job.rack().accelerators
+        "ranks are placed tensor, context, expert, data, pipeline; {fill} accelerators of each rack are used"
     );
-    if report.points > 1 {
-        println!("the fastest of {} layouts that fits", grouped(report.points));
+    if answer.points > 1 {
+        println!("the fastest of {} layouts that fits", grouped(answer.points));
     }
-    let mut head = vec![String::new(), report.platform.into()];
-    head.extend(others.iter().map(|it| it.platform.to_owned()));
+    let mut head = vec![String::new(), answer.platform.clone()];
+    head.extend(others.iter().map(|it| it.platform.clone()));
     let mut rows = vec![head];
-    let mut row = |name: &str, cell: &dyn Fn(&Report<'_>) -> String| {
-        let mut cells = vec![name.to_owned(), cell(report)];
+    let mut row = |name: &str, cell: &dyn Fn(&Answer) -> String| {
+        let mut cells = vec![name.to_owned(), cell(answer)];
         cells.extend(others.iter().map(|it| cell(it)));
         rows.push(cells);
     };
     row("step, s", &|it| format!("{:.3}", it.step.total_s));
-    row("TFLOP/s an accelerator, the model's", &|it| {
-        format!("{:.0}", it.model_flops / it.step.total_s / f64::from(it.accelerators) / 1e12)
-    });
-    let peak = job.rack().accelerator.compute;
-    let peak = match layout.precision {
-        Precision::Fp8 => peak.fp8.unwrap_or(peak.bf16),
-        Precision::Bf16 => peak.bf16,
-    };
-    row("part of its peak", &|it| {
-        format!(
-            "{:.0}%",
-            it.model_flops / it.step.total_s / f64::from(it.accelerators) / peak.value() * 100.0
-        )
-    });
+    row("TFLOP/s an accelerator, the model's", &|it| format!("{:.0}", it.rate() / 1e12));
+    row("part of its peak", &|it| format!("{:.0}%", it.rate() / it.peak_flops * 100.0));
     for (name, of) in TIMES {
         let seconds = of(step);
         let seen = others
@@ -404,13 +349,14 @@ fn print(job: &Job<'_>, model: &Model, report: &Report<'_>) {
     }
     table::print(&rows);
     if let [other] = others[..] {
-        let (first, second) = (step.total_s, other.step.total_s);
-        println!("{} takes {:.3} times as long as {}", report.platform, first / second, other.platform);
+        let ratio = step.total_s / other.step.total_s;
+        println!("{} takes {ratio:.3} times as long as {}", answer.platform, other.platform);
     }
-    if let Some(note) = report.note {
+    if let Some(note) = answer.note {
         println!("{note}");
     }
     println!("`polder plan validate` prints how far such predictions are from published steps");
+    Ok(())
 }
 
 /// A line of the table: its name, and what of a step stands there.
@@ -482,10 +428,8 @@ fn layout_line(layout: &Layout) -> String {
 /// Looks at every layout, and prints the front.
 pub(super) fn search(arguments: &SearchArguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
-    let platform = Platform::load(&subject.platform)?;
-    let model = Model::load(&subject.model)?;
-    let job = subject.job(&platform)?;
-    let outcome = subject.look(&job, &model, threads(arguments.threads))?;
+    let request = subject.request(None);
+    let outcome = with_bar(|progress| request.search(threads(arguments.threads), progress))?;
     if outcome.front.is_empty() {
         let nearest = outcome.nearest.expect("a layout was predicted");
         return Err(Failure(format!(

@@ -1,0 +1,198 @@
+//! A step as it goes by on each stage: one forward, one backward, with or without interleaving.
+//!
+//! The closed form gives how long a pass takes on the slowest stage; here each stage does its passes in the order of
+//! Megatron-LM's schedules (Narayanan et al., SC21, section 2.2), each as soon as what it needs is there.
+
+use crate::layout::{Layout, Recompute};
+use crate::step::Step;
+
+/// A stretch of time on a stage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stretch {
+    /// The stage, from 0.
+    pub stage: u32,
+    /// What goes on.
+    pub work: Work,
+    /// When it begins, in seconds from the beginning of the step.
+    pub begin_s: f64,
+    /// How long it takes.
+    pub seconds: f64,
+}
+
+/// What goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// A forward pass through a part of a stage.
+    Forward {
+        /// The micro-batch.
+        micro_batch: u32,
+        /// The part.
+        part: u32,
+    },
+    /// A backward pass, with what is computed again.
+    Backward {
+        /// The micro-batch.
+        micro_batch: u32,
+        /// The part.
+        part: u32,
+    },
+    /// Gradients and weights among copies, as far as nothing runs beside it.
+    Data,
+    /// What is fetched from or written to another tier, as far as nothing runs beside it.
+    Offload,
+    /// The optimizer.
+    Optimizer,
+    /// Waiting for the slowest of many.
+    Stragglers,
+}
+
+/// The passes of a stage, in order: forward or not, micro-batch, part.
+fn passes(layout: &Layout, stage: u32) -> Vec<(bool, u32, u32)> {
+    let (pp, parts, count) = (layout.pp, layout.interleave, layout.micro_batches());
+    let all = count * parts;
+    // Micro-batches go through one part in groups of as many as there are stages, then through the next.
+    let nth = |index: u32, forward: bool| {
+        let (group, inside) =
+            if parts == 1 { (index, 0) } else { (index / (pp * parts), index % (pp * parts)) };
+        let (micro_batch, part) =
+            if parts == 1 { (group, 0) } else { (group * pp + inside % pp, inside / pp) };
+        (forward, micro_batch, if forward { part } else { parts - 1 - part })
+    };
+    let ahead = match parts {
+        1 => pp - stage - 1,
+        _ => 2 * (pp - stage - 1) + (parts - 1) * pp,
+    }
+    .min(all);
+    let mut order: Vec<_> = (0..ahead).map(|index| nth(index, true)).collect();
+    for index in 0..all - ahead {
+        order.push(nth(ahead + index, true));
+        order.push(nth(index, false));
+    }
+    order.extend((all - ahead..all).map(|index| nth(index, false)));
+    order
+}
+
+/// The stretches of a predicted step, in the order in which they end on each stage. All stages keep the slowest one's pace.
+#[must_use]
+pub fn timeline(layout: &Layout, step: &Step) -> Vec<Stretch> {
+    let (pp, parts, count) =
+        (layout.pp as usize, layout.interleave as usize, layout.micro_batches() as usize);
+    let passes_of = (count * parts) as f64;
+    let communication = &step.communication;
+    let sent = communication.tensor.exposed_s()
+        + communication.context.exposed_s()
+        + communication.expert.exposed_s();
+    let forward_part = if layout.recompute == Recompute::Full { 1.0 / 3.0 } else { 0.5 };
+    let handed = communication.pipeline.exposed_s() / (2.0 * (passes_of + (pp - 1) as f64));
+    let forward = (step.compute.forward_s + sent * forward_part) / passes_of + handed;
+    let backward = (step.compute.backward_s + step.compute.recompute_s + sent * (1.0 - forward_part))
+        / passes_of
+        + handed;
+
+    let orders: Vec<_> = (0..layout.pp).map(|stage| passes(layout, stage)).collect();
+    // When each pass has ended, by stage, micro-batch and part.
+    let place = |stage: usize, micro_batch: u32, part: u32| {
+        (stage * count + micro_batch as usize) * parts + part as usize
+    };
+    let mut ended = [vec![None; pp * count * parts], vec![None; pp * count * parts]];
+    let (mut next, mut free) = (vec![0; pp], vec![0.0_f64; pp]);
+    let mut stretches = Vec::with_capacity(2 * pp * count * parts);
+    let mut moved = true;
+    while moved {
+        moved = false;
+        for stage in 0..pp {
+            while let Some(&(is_forward, micro_batch, part)) = orders[stage].get(next[stage]) {
+                let [forwards, backwards] = &ended;
+                let last_part = part as usize == parts - 1;
+                let needs = match (is_forward, stage) {
+                    (true, 0) if part == 0 => Some(0.0),
+                    (true, 0) => forwards[place(pp - 1, micro_batch, part - 1)],
+                    (true, _) => forwards[place(stage - 1, micro_batch, part)],
+                    (false, _) if stage == pp - 1 && last_part => forwards[place(stage, micro_batch, part)],
+                    (false, _) if stage == pp - 1 => backwards[place(0, micro_batch, part + 1)],
+                    (false, _) => backwards[place(stage + 1, micro_batch, part)],
+                };
+                let Some(ready) = needs else { break };
+                let begin_s = free[stage].max(ready);
+                let seconds = if is_forward { forward } else { backward };
+                let work = match is_forward {
+                    true => Work::Forward { micro_batch, part },
+                    false => Work::Backward { micro_batch, part },
+                };
+                stretches.push(Stretch { stage: stage as u32, work, begin_s, seconds });
+                free[stage] = begin_s + seconds;
+                ended[usize::from(!is_forward)][place(stage, micro_batch, part)] = Some(free[stage]);
+                next[stage] += 1;
+                moved = true;
+            }
+        }
+    }
+    let after = [
+        (Work::Offload, step.offload.exposed_s),
+        (Work::Data, communication.data.exposed_s()),
+        (Work::Optimizer, step.compute.optimizer_s),
+        (Work::Stragglers, step.straggle_s),
+    ];
+    let mut begin_s = free.iter().copied().fold(0.0, f64::max);
+    for (work, seconds) in after.into_iter().filter(|(_, seconds)| *seconds > 0.0) {
+        stretches.extend((0..layout.pp).map(|stage| Stretch { stage, work, begin_s, seconds }));
+        begin_s += seconds;
+    }
+    stretches
+}
+
+#[cfg(test)]
+mod tests {
+    use polder_platform::Platform;
+
+    use super::*;
+    use crate::{Job, Model};
+
+    fn planned(pp: u32, interleave: u32, batch: u32) -> (Layout, Step) {
+        let platform = Platform::load("dgx-h100").unwrap();
+        let model = Model::load("gpt3-175b").unwrap();
+        let layout = serde_json::json!({"tp": 8, "dp": 2, "pp": pp, "interleave": interleave, "batch": batch, "flash": true});
+        let layout = serde_json::from_value(layout).unwrap();
+        (layout, Job::new(&platform).predict(&model, &layout).unwrap().step)
+    }
+
+    const SHAPES: [(u32, u32, u32); 6] =
+        [(1, 1, 8), (4, 1, 8), (8, 1, 64), (4, 3, 16), (8, 4, 64), (16, 6, 64)];
+
+    #[test]
+    fn every_stage_does_every_pass_once_and_one_thing_at_a_time() {
+        for (pp, interleave, batch) in SHAPES {
+            let (layout, step) = planned(pp, interleave, batch);
+            let all = timeline(&layout, &step);
+            let passes =
+                all.iter().filter(|it| matches!(it.work, Work::Forward { .. } | Work::Backward { .. }));
+            assert_eq!(passes.count() as u32, 2 * pp * interleave * layout.micro_batches());
+            for stage in 0..pp {
+                let mut its: Vec<_> = all.iter().filter(|it| it.stage == stage).collect();
+                its.sort_by(|a, b| a.begin_s.total_cmp(&b.begin_s));
+                for pair in its.windows(2) {
+                    assert!(pair[0].begin_s + pair[0].seconds <= pair[1].begin_s + 1e-9, "{pair:?}");
+                    assert!(
+                        its.iter().filter(|it| it.work == pair[0].work).count() == 1,
+                        "{:?} twice",
+                        pair[0]
+                    );
+                }
+            }
+        }
+    }
+
+    /// What the closed form calls the bubble is what the schedules leave, where stages are alike.
+    #[test]
+    fn the_end_of_the_timeline_is_the_closed_forms_step() {
+        for (pp, interleave, batch) in SHAPES {
+            let (layout, step) = planned(pp, interleave, batch);
+            let end = timeline(&layout, &step).iter().map(|it| it.begin_s + it.seconds).fold(0.0, f64::max);
+            assert!(
+                (end / step.total_s - 1.0).abs() < 0.02,
+                "pp {pp} x {interleave}: {end} for {}",
+                step.total_s
+            );
+        }
+    }
+}

@@ -1,0 +1,86 @@
+"""Predicted steps from Python are those of the command, and tables of many those of one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polder
+from polder import plan
+
+POLDER = Path(sys.executable).with_name("polder")
+
+
+def test_a_plan_has_the_fields_and_the_figures_of_the_command() -> None:
+    words = "plan train --model llama3-405b --platform nvl72-ndr --gpus 1024 --tp 8 --against nvl72-cxl --json"
+    said = json.loads(subprocess.run([POLDER, *words.split()], capture_output=True, text=True, check=True).stdout)
+    ours = plan.train("llama3-405b", "nvl72-ndr", 1024, tp=8, against="nvl72-cxl")
+    assert ours == plan._typed(plan.Plan, said)
+    assert ours.against is not None and ours.against.step.total_s < ours.step.total_s
+    assert said.keys() == ours.__dataclass_fields__.keys()
+    assert said["step"].keys() == ours.step.__dataclass_fields__.keys()
+
+
+def test_a_table_equals_single_predictions() -> None:
+    zero = ["none", "optimizer", "gradients", "weights"]
+    table = plan.search(
+        "gpt3-175b",
+        "dgx-h100",
+        tp=8,
+        pp=np.array([[4], [8], [16]]),
+        dp=np.array([[32], [16], [8]]),
+        batch=1536,
+        zero=np.array(zero),
+        overlap_data=True,
+        sequence_parallel=True,
+    )
+    assert table["total_s"].shape == (3, 4)
+    for row, (pp, dp) in enumerate([(4, 32), (8, 16), (16, 8)]):
+        for column, kind in enumerate(zero):
+            one = plan.train(
+                "gpt3-175b",
+                "dgx-h100",
+                1024,
+                tp=8,
+                cp=1,
+                pp=pp,
+                dp=dp,
+                interleave=1,
+                micro_batch=1,
+                batch=1536,
+                zero=kind,
+                sequence_parallel=True,
+                recompute="none",
+                overlap=plan.Overlap(data=True),
+            )
+            # The front has 32-bit gradients; the table was not asked for them.
+            assert one.layout.wide_gradients
+            assert table["forward_s"][row, column] == one.step.compute.forward_s
+            assert table["bubble_s"][row, column] == one.step.bubble_s
+            assert table["weights_bytes"][row, column] == one.step.memory.weights_bytes
+
+
+def test_what_cannot_run_is_nan_in_a_table_and_an_error_alone() -> None:
+    table = plan.search("gpt3-175b", "dgx-a100", tp=[7, 8], dp=8, pp=16, batch=1536)
+    assert np.isnan(table["total_s"]).tolist() == [True, False]
+    assert table["fits"].tolist()[0] is False
+    with pytest.raises(polder.ArgumentError, match="tp of 7 does not divide heads of 96; 6 does"):
+        plan.train("gpt3-175b", "dgx-a100", 1024, batch=1536, tp=7)
+
+
+def test_bad_arguments_say_what_was_expected() -> None:
+    with pytest.raises(polder.ArgumentError, match="no platform of this name"):
+        plan.train("gpt3-175b", "nowhere", 8)
+    with pytest.raises(polder.ArgumentError, match="unknown field `pt`"):
+        plan.train("gpt3-175b", "dgx-a100", 8, pt=8)
+    with pytest.raises(TypeError, match="must be given: \\['batch'\\]"):
+        plan.search("gpt3-175b", "dgx-a100", tp=8, dp=8)
+    with pytest.raises(TypeError, match="no field of a layout: \\['pt'\\]"):
+        plan.search("gpt3-175b", "dgx-a100", tp=8, dp=8, batch=8, pt=8)
+    with pytest.raises(ValueError, match="zero is 'all'; give one of none, optimizer"):
+        plan.search("gpt3-175b", "dgx-a100", tp=8, dp=8, batch=8, zero="all")
+    with pytest.raises(ValueError, match="give whole numbers"):
+        plan.search("gpt3-175b", "dgx-a100", tp=-8, dp=8, batch=8)
