@@ -74,11 +74,31 @@ fn a_trace_has_every_pass_of_every_stage() {
 }
 
 #[test]
+fn a_page_holds_all_that_it_draws() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("step.html");
+    said(&format!("{LLAMA} --tp 8 --pp 16 --interleave 8 --micro-batch 1 --cp 1 --html {}", path.display()));
+    let page = std::fs::read_to_string(&path).unwrap();
+    assert!(
+        !page.contains("http") && !page.contains("src=") && !page.contains('@'),
+        "nothing is fetched or left open"
+    );
+    let data = page.split("const plan = ").nth(1).and_then(|rest| rest.split(";\n").next()).unwrap();
+    let data: Value = serde_json::from_str(data).unwrap();
+    let sum: f64 = data["times"].as_array().unwrap().iter().map(|part| part[1].as_f64().unwrap()).sum();
+    assert!((sum / data["total_s"].as_f64().unwrap() - 1.0).abs() < 1e-9);
+    assert!(data["timeline"].as_array().unwrap().len() >= 2 * 16 * 8 * 16);
+}
+
+#[test]
 fn what_cannot_run_is_refused_in_one_line() {
     for (arguments, expected) in [
         (format!("{LLAMA} --tp 7"), "polder: llama3-405b: tp of 7 does not divide heads of 128; 8 does"),
-        (format!("{LLAMA} --rack dgx"), "polder: the platform has no rack \"dgx\"; it has nvl72"),
-        (format!("{LLAMA} --fill 80"), "polder: 80 accelerators of each rack cannot be used; a rack has 72"),
+        (format!("{LLAMA} --rack dgx"), "polder: nvl72-ndr: the platform has no rack \"dgx\"; it has nvl72"),
+        (
+            format!("{LLAMA} --fill 80"),
+            "polder: nvl72-ndr: 80 accelerators of each rack cannot be used; a rack has 72",
+        ),
         (
             "train --model llama3-405b --platform dgx-a100 --gpus 8 --batch 8".to_owned(),
             "polder: it does not fit: ",

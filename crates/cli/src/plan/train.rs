@@ -1,6 +1,6 @@
 //! A step of a layout, or of the best of all layouts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -137,6 +137,9 @@ pub(crate) struct Arguments {
     /// Write the step as it goes by on each stage, for Perfetto (ui.perfetto.dev) or chrome://tracing.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     trace: Option<PathBuf>,
+    /// Write one page with the parts of the step, its memory and its timeline drawn.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    html: Option<PathBuf>,
 }
 
 /// Looks at every layout.
@@ -241,14 +244,69 @@ pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
         false => print(subject, &answer)?,
     }
     if let Some(path) = &arguments.trace {
-        let text = trace(&answer)?;
-        std::fs::write(path, text)
-            .map_err(|error| Failure(format!("{}: cannot write it: {error}", path.display())))?;
+        write(path, &trace(&answer)?)?;
+    }
+    if let Some(path) = &arguments.html {
+        write(path, &page(&answer)?)?;
     }
     match answer.fits {
         true => Ok(()),
         false => Err(Failure(does_not_fit(&answer.step, &answer.layout))),
     }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text)
+        .map_err(|error| Failure(format!("{}: cannot write it: {error}", path.display())))
+}
+
+/// A page that needs nothing else: the figures stand in it, and are drawn by its script.
+fn page(answer: &Answer) -> Result<String, Failure> {
+    let Answer { layout, step, .. } = answer;
+    let times = TIMES.iter().map(|(name, of)| (name.trim(), of(step)));
+    let times = times.filter(|(_, seconds)| seconds.exposed_s + seconds.hidden_s > 0.0);
+    let times: Vec<_> = times
+        .map(|(name, seconds)| json!([name.trim_end_matches(", s"), seconds.exposed_s, seconds.hidden_s]))
+        .collect();
+    let memory = &step.memory;
+    let bytes = [
+        ("weights", memory.weights_bytes),
+        ("gradients", memory.gradients_bytes),
+        ("optimizer states", memory.optimizer_bytes),
+        ("activations", memory.activations_bytes),
+    ];
+    let stretch = |it: &Stretch| {
+        let kind = match it.work {
+            Work::Forward { .. } => 0,
+            Work::Backward { .. } => 1,
+            Work::Optimizer => 2,
+            Work::Data => 3,
+            Work::Stragglers => 4,
+            Work::Offload => 5,
+        };
+        json!([it.stage, kind, it.begin_s, it.seconds])
+    };
+    let data = json!({
+        "about": layout_line(layout),
+        "note": format!("Stages all keep the slowest one's pace. {}", answer.note.unwrap_or_default()),
+        "total_s": step.total_s,
+        "used_gb": memory.used_bytes / 1e9,
+        "capacity_gb": memory.capacity_bytes / 1e9,
+        "times": times,
+        "bytes": bytes.map(|(name, bytes)| json!([name, bytes / 1e9, 0.0])),
+        "stages": layout.pp,
+        "timeline": timeline(layout, step).iter().map(stretch).collect::<Vec<_>>(),
+    });
+    let title = format!(
+        "{} on {}, {} accelerators",
+        answer.model,
+        answer.platform,
+        grouped(answer.accelerators.into())
+    );
+    // Names may be paths, and a path may hold anything.
+    let plain = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;");
+    let data = serde_json::to_string(&data)?.replace('<', "\\u003c");
+    Ok(include_str!("page.html").replace("@TITLE@", &plain(&title)).replace("@DATA@", &data))
 }
 
 /// A Chrome trace: a thread for each stage, times in microseconds.
