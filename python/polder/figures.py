@@ -1,4 +1,7 @@
-"""Draws the sweeps of ``polder bench mpi --figure``: what its ``--plot`` starts, with the rows on stdin."""
+"""Draws what a command prints as JSON on stdin.
+
+The sweeps of ``polder bench mpi --figure``, which its ``--plot`` starts, and the errors of ``polder plan validate``.
+"""
 
 # pyright: basic
 # matplotlib says too little of its types.
@@ -87,5 +90,49 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=120)
 
 
+def errors(report: dict[str, Any]) -> tuple[list[str], list[float], list[float]]:
+    """Of each judged row its name, Polder's error and that of a constant rate, in per cent.
+
+    >>> row = {"name": "1T", "published_s": 100.0, "anchored_s": 95.0, "constant_s": 119.0, "judged": True}
+    >>> errors({"tables": [{"table": "sc21", "rows": [row, row | {"judged": False}]}]})
+    (['sc21 1T'], [-5.0], [19.0])
+    """
+    rows = [(table["table"], row) for table in report["tables"] for row in table["rows"] if row["judged"]]
+
+    def error(row: dict[str, Any], of: str) -> float:
+        return round(100 * (row[of] / row["published_s"] - 1), 6)
+
+    names = [f"{table} {row['name'].removesuffix(' accelerators')}" for table, row in rows]
+    return names, [error(row, "anchored_s") for _, row in rows], [error(row, "constant_s") for _, row in rows]
+
+
+def draw_errors(report: dict[str, Any], out: Path) -> None:
+    """A line for each judged row: Polder's error and that of a constant rate."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    mpl.rcParams.update({"svg.hashsalt": "polder", "svg.fonttype": "none"})
+    from matplotlib import pyplot
+
+    names, ours, constant = errors(report)
+    figure, panel = pyplot.subplots(figsize=(8, 0.6 + 0.22 * len(names)), layout="constrained")
+    places = range(len(names))
+    panel.hlines(places, ours, constant, color="lightgray", linewidth=1)
+    panel.plot(constant, places, "o", color="tab:gray", markersize=4, label="a constant rate an accelerator")
+    panel.plot(ours, places, "o", color="tab:blue", markersize=5, label="Polder, simulated")
+    panel.axvline(0, color="black", linewidth=0.8)
+    panel.set_yticks(places, names, fontsize=7)
+    panel.invert_yaxis()
+    panel.set_xlabel("error of the predicted step against the published one, %", fontsize=8)
+    panel.tick_params(axis="x", labelsize=8)
+    panel.grid(axis="x", alpha=0.3)
+    panel.legend(fontsize=8)
+    figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=120)
+
+
 if __name__ == "__main__":
-    draw([json.loads(line) for line in sys.stdin], Path(sys.argv[1]))
+    said = [json.loads(line) for line in sys.stdin]
+    if "tables" in said[0]:
+        draw_errors(said[0], Path(sys.argv[1]))
+    else:
+        draw(said, Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""The README's commands and its program do what it says."""
+"""The commands and programs of the README and of docs/plan.md do what these say."""
 
 import re
 import subprocess
@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    return re.findall(r"```(\w*)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+BLOCKS = blocks("README.md")
+PLAN = blocks("docs/plan.md")
 # `make test` runs this, and `make demo` has a test of its own.
 COMMANDS = [
-    line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines() if not line.startswith("make ")
+    line for kind, block in BLOCKS + PLAN if kind == "sh" for line in block.splitlines() if not line.startswith("make ")
 ]
 
 
@@ -21,6 +28,11 @@ def test_the_first_program_prints_what_stands_below_it() -> None:
     Path("/dev/shm/readme").unlink()
 
 
+def test_the_program_of_the_plan_page_runs() -> None:
+    (program,) = [block for kind, block in PLAN if kind == "python"]
+    assert "True" in run([sys.executable, "-c", program])
+
+
 def test_every_command_runs() -> None:
     assert COMMANDS
     for command in COMMANDS:
@@ -28,8 +40,7 @@ def test_every_command_runs() -> None:
 
 
 def run(command: list[str]) -> str:
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.fail(f"{' '.join(command)}: {done.stderr or done.stdout}")
     return done.stdout
