@@ -60,6 +60,29 @@ fn the_same_input_gives_the_same_bytes_on_any_number_of_threads() {
 }
 
 #[test]
+fn several_platforms_and_tiers_share_one_front() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("front.csv");
+    let search = "search --model llama3-70b --gpus 512 --batch 512 --platform";
+    let front = said(&format!("{search} nvl72-ndr,nvl72-cxl --json --csv {}", path.display()));
+    let points: Vec<Value> = front.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |name: &str| points.iter().filter(|point| point["platform"] == name).count();
+    assert!(of("nvl72-cxl") > 0 && of("nvl72-ndr") + of("nvl72-cxl") == points.len());
+    let is_far = |point: &&Value| point["step"]["memory"]["far_bytes"].as_f64() > Some(0.0);
+    let far = points.iter().filter(is_far).count();
+    assert!(
+        0 < far && far < points.len(),
+        "some keep something elsewhere, some nothing: {far} of {}",
+        points.len()
+    );
+    let text = std::fs::read_to_string(&path).unwrap();
+    let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
+    assert_eq!(columns, vec![1 + 22 + 37; points.len() + 1]);
+    // Alone, a platform has at least what it has among others.
+    assert!(said(&format!("{search} nvl72-cxl --json")).lines().count() >= of("nvl72-cxl"));
+}
+
+#[test]
 fn a_trace_has_every_pass_of_every_stage() {
     let scratch = polder_mem::testing::Scratch::new();
     let path = scratch.path().join("trace.json");

@@ -22,7 +22,7 @@ pub use model::{Experts, Model};
 pub use published::{
     Compared, Counting, Judged, Pooled, Ratio, Row, Seen, Table, compare, fitted, tables, validate,
 };
-pub use request::{Answer, Given, NUMBERS, Progress, Request, RequestError, points};
+pub use request::{Answer, Given, NUMBERS, Progress, Request, RequestError, front, numbers, points};
 pub use search::{Found, Outcome, Space, search};
 pub use step::{Communication, Compute, Memory, Scoped, Shown, Step};
 pub use timeline::{Stretch, Work, timeline};

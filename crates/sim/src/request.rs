@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 use crate::model::Model;
-use crate::search::{Outcome, Space, search};
+use crate::search::{Found, Outcome, Space, search};
 use crate::step::Step;
 use crate::train::{Job, Plan};
 
@@ -43,6 +43,8 @@ pub struct Given {
     pub overlap: Option<Overlap>,
     /// What lies elsewhere; nothing when left out.
     pub offload: Option<Offload>,
+    /// Whether everything is tried elsewhere, in each tier, when `offload` is left out.
+    pub tiers: bool,
 }
 
 /// A question.
@@ -150,10 +152,28 @@ impl Given {
             flash: only(all.flash, self.flash),
             precision: only(all.precision, self.precision),
             overlap: only(all.overlap, self.overlap),
-            offload: only(all.offload, self.offload),
+            offload: match self.offload {
+                Some(offload) => vec![offload],
+                None if self.tiers => offloads(),
+                None => all.offload,
+            },
             ..all
         }
     }
+}
+
+/// Nothing elsewhere, then each choice in each tier.
+fn offloads() -> Vec<Offload> {
+    let far = |tier| {
+        let bit = |it: u32, at: u32| it & 1 << at != 0;
+        (1..8).map(move |it| Offload {
+            tier,
+            weights: bit(it, 0),
+            optimizer: bit(it, 1),
+            activations: bit(it, 2),
+        })
+    };
+    [Offload::default()].into_iter().chain(far(FarTier::Host)).chain(far(FarTier::Pool)).collect()
 }
 
 impl Request {
@@ -257,6 +277,60 @@ impl Answer {
     }
 }
 
+/// Of points on several platforms those that no other beats in time, in the accelerator's memory and in the other tier; the
+/// fastest first, and of equal ones those of the earlier platform.
+#[must_use]
+pub fn front<T: Clone>(points: &[(T, Found)]) -> Vec<(T, Found)> {
+    let cost =
+        |found: &Found| [found.step.total_s, found.step.memory.used_bytes, found.step.memory.far_bytes];
+    let is_beaten = |(index, (_, found)): (usize, &(T, Found))| {
+        let ours = cost(found);
+        points.iter().enumerate().any(|(other, (_, it))| {
+            let theirs = cost(it);
+            (0..3).all(|axis| theirs[axis] <= ours[axis]) && (theirs != ours || other < index)
+        })
+    };
+    let mut front: Vec<_> = points
+        .iter()
+        .enumerate()
+        .filter(|point| !is_beaten(*point))
+        .map(|(_, point)| point.clone())
+        .collect();
+    front.sort_by(|(_, a), (_, b)| a.step.total_s.total_cmp(&b.step.total_s));
+    front
+}
+
+/// The numbers of a layout, in the order of [`NUMBERS`].
+#[must_use]
+pub fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
+    let Overlap { tensor, pipeline, data, offload } = layout.overlap;
+    let Offload { tier, weights, optimizer, activations } = layout.offload;
+    [
+        layout.tp,
+        layout.cp,
+        layout.ep,
+        layout.dp,
+        layout.pp,
+        layout.interleave,
+        layout.batch,
+        layout.micro_batch,
+        layout.sequence_parallel.into(),
+        layout.recompute as u32,
+        layout.flash.into(),
+        layout.zero as u32,
+        layout.precision as u32,
+        layout.wide_gradients.into(),
+        tensor.into(),
+        pipeline.into(),
+        data.into(),
+        offload.into(),
+        tier as u32,
+        weights.into(),
+        optimizer.into(),
+        activations.into(),
+    ]
+}
+
 /// The numbers that name a layout in a table of many; what is a choice is counted from 0 in the order of its type.
 pub const NUMBERS: [&str; 22] = [
     "tp",
@@ -351,4 +425,19 @@ pub fn points(
         plan.map_or([f64::NAN; Step::COLUMNS.len()], |plan| plan.step.columns())
     });
     Ok(rows.flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_is_the_one_that_its_numbers_name() {
+        let row: Vec<_> = (0..8).map(|it| it + 1).chain([1, 2, 0, 3, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
+        assert_eq!(numbers(&layout(&row).unwrap()).to_vec(), row);
+        assert_eq!(layout(&[0; 22][..21]), None);
+        let mut wrong = row;
+        wrong[9] = 3;
+        assert_eq!(layout(&wrong), None, "there are three kinds of recomputation");
+    }
 }

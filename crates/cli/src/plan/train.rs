@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_sim::{
-    Answer, FarTier, Found, Given, Layout, Model, Offload, Overlap, Precision, Progress, Recompute, Request,
-    RequestError, Shown, Step, Stretch, Work, Zero, timeline,
+    Answer, FarTier, Found, Given, Layout, Model, NUMBERS, Offload, Overlap, Precision, Progress, Recompute,
+    Request, RequestError, Shown, Step, Stretch, Work, Zero, front, numbers, timeline,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -20,9 +20,6 @@ pub(crate) struct Subject {
     /// What is trained: a name (`polder plan list`), or the path of a file, or of a Hugging Face config.json.
     #[arg(long, value_name = "MODEL")]
     model: String,
-    /// The machine: a name (`polder plan list`), or the path of a file.
-    #[arg(long, value_name = "PLATFORM")]
-    platform: String,
     /// Accelerators.
     #[arg(long, value_name = "COUNT")]
     gpus: u32,
@@ -84,7 +81,7 @@ struct Fixed {
     /// Let nothing run beside computation.
     #[arg(long)]
     no_overlap: bool,
-    /// Keep these outside the accelerators' memory.
+    /// Keep these outside the accelerators' memory; a search tries all, when none is given.
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     offload: Vec<What>,
     /// Where that is kept.
@@ -131,6 +128,9 @@ enum Tier {
 pub(crate) struct Arguments {
     #[command(flatten)]
     subject: Subject,
+    /// The machine: a name (`polder plan list`), or the path of a file.
+    #[arg(long, value_name = "PLATFORM")]
+    platform: String,
     /// Another platform, which the same layout is predicted on too.
     #[arg(long, value_name = "PLATFORM")]
     against: Option<String>,
@@ -147,6 +147,15 @@ pub(crate) struct Arguments {
 pub(crate) struct SearchArguments {
     #[command(flatten)]
     subject: Subject,
+    /// The machines: names (`polder plan list`), or paths of files.
+    #[arg(long, value_name = "PLATFORM", value_delimiter = ',', required = true)]
+    platform: Vec<String>,
+    /// Write what is found as CSV, each layout with all figures.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    csv: Option<PathBuf>,
+    /// Lines that are printed of the table, the fastest first.
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    rows: usize,
     /// Threads; when left out, one for each core.
     #[arg(long, value_name = "COUNT")]
     threads: Option<usize>,
@@ -182,7 +191,8 @@ impl Fixed {
             flash: Some(!self.no_flash),
             precision: Some(precision),
             overlap: self.no_overlap.then(Overlap::default),
-            offload: Some(offload),
+            offload: (!self.offload.is_empty()).then_some(offload),
+            tiers: false,
         }
     }
 }
@@ -209,10 +219,10 @@ impl From<Share> for Zero {
 }
 
 impl Subject {
-    fn request(&self, against: Option<&String>) -> Request {
+    fn request(&self, platform: &str, against: Option<&String>) -> Request {
         Request {
             model: self.model.clone(),
-            platform: self.platform.clone(),
+            platform: platform.into(),
             accelerators: self.gpus,
             rack: self.rack.clone(),
             fill: self.fill,
@@ -237,7 +247,7 @@ fn with_bar<T>(work: impl FnOnce(Progress<'_>) -> Result<T, RequestError>) -> Re
 /// Predicts a step.
 pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
-    let request = subject.request(arguments.against.as_ref());
+    let request = subject.request(&arguments.platform, arguments.against.as_ref());
     let answer = with_bar(|progress| request.train(threads(None), progress))?;
     match subject.json {
         true => println!("{}", serde_json::to_string(&answer)?),
@@ -483,33 +493,44 @@ fn layout_line(layout: &Layout) -> String {
     line
 }
 
-/// Looks at every layout, and prints the front.
+/// Looks at every layout on every platform, and prints the front.
 pub(super) fn search(arguments: &SearchArguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
-    let request = subject.request(None);
-    let outcome = with_bar(|progress| request.search(threads(arguments.threads), progress))?;
-    if outcome.front.is_empty() {
-        let nearest = outcome.nearest.expect("a layout was predicted");
+    let (mut points, mut fits, mut found, mut nearest) = (0, 0, vec![], None);
+    for platform in &arguments.platform {
+        let mut request = subject.request(platform, None);
+        request.layout.tiers = true;
+        let outcome = with_bar(|progress| request.search(threads(arguments.threads), progress))?;
+        points += outcome.points;
+        fits += outcome.fits;
+        found.extend(outcome.front.into_iter().map(|it| (platform.as_str(), it)));
+        nearest = nearest.or(outcome.nearest);
+    }
+    let found = front(&found);
+    if let (true, Some(Found { layout, step })) = (found.is_empty(), &nearest) {
+        let (points, line) = (grouped(points), layout_line(layout));
         return Err(Failure(format!(
-            "of {} layouts none fits; the nearest ({}): {}",
-            grouped(outcome.points),
-            layout_line(&nearest.layout),
-            does_not_fit(&nearest.step, &nearest.layout)
+            "of {points} layouts none fits; the nearest ({line}): {}",
+            does_not_fit(step, layout)
         )));
     }
+    if let Some(path) = &arguments.csv {
+        write(path, &csv(&found))?;
+    }
     if subject.json {
-        for Found { layout, step } in &outcome.front {
-            println!("{}", serde_json::to_string(&Point { layout: *layout, step: *step })?);
+        for (platform, Found { layout, step }) in found {
+            println!("{}", serde_json::to_string(&Point { platform, layout, step })?);
         }
         return Ok(());
     }
     println!(
         "{} layouts, {} fit, {} that no other beats in time and memory (simulated)",
-        grouped(outcome.points),
-        grouped(outcome.fits),
-        outcome.front.len()
+        grouped(points),
+        grouped(fits),
+        found.len()
     );
     let head = [
+        "platform",
         "step s",
         "GB",
         "GB elsewhere",
@@ -523,10 +544,12 @@ pub(super) fn search(arguments: &SearchArguments) -> Result<(), Failure> {
         "seq. par.",
         "again",
         "shared",
+        "elsewhere",
     ];
     let mut rows = vec![head.map(String::from).to_vec()];
-    for Found { layout, step } in &outcome.front {
+    for (platform, Found { layout, step }) in found.iter().take(arguments.rows) {
         let mut row = vec![
+            (*platform).to_owned(),
             format!("{:.3}", step.total_s),
             format!("{:.1}", step.memory.used_bytes / 1e9),
             format!("{:.1}", step.memory.far_bytes / 1e9),
@@ -537,14 +560,44 @@ pub(super) fn search(arguments: &SearchArguments) -> Result<(), Failure> {
         row.push(if layout.sequence_parallel { "yes" } else { "no" }.into());
         row.push(format!("{:?}", layout.recompute).to_lowercase());
         row.push(format!("{:?}", layout.zero).to_lowercase());
+        row.push(elsewhere(layout));
         rows.push(row);
     }
     table::print(&rows);
+    if found.len() > arguments.rows {
+        println!("and {} more: --rows, --csv or --json", grouped((found.len() - arguments.rows) as u64));
+    }
     Ok(())
 }
 
+/// What lies elsewhere, and where.
+fn elsewhere(layout: &Layout) -> String {
+    let Offload { tier, weights, optimizer, activations } = layout.offload;
+    let what = [("weights", weights), ("optimizer", optimizer), ("activations", activations)];
+    let what: Vec<_> = what.into_iter().filter(|(_, is_far)| *is_far).map(|(name, _)| name).collect();
+    match what.is_empty() {
+        true => "nothing".into(),
+        false => format!("{} ({})", what.join(", "), if tier == FarTier::Pool { "pool" } else { "host" }),
+    }
+}
+
+/// A line for each layout: its platform, its numbers, and all figures of its step.
+fn csv(found: &[(&str, Found)]) -> String {
+    let head: Vec<_> = ["platform"].into_iter().chain(NUMBERS).chain(Step::COLUMNS).collect();
+    let mut text = head.join(",") + "\n";
+    for (platform, Found { layout, step }) in found {
+        // A path may hold commas and quotes.
+        let mut cells = vec![format!("\"{}\"", platform.replace('"', "\"\""))];
+        cells.extend(numbers(layout).map(|number| number.to_string()));
+        cells.extend(step.columns().map(|figure| figure.to_string()));
+        text += &(cells.join(",") + "\n");
+    }
+    text
+}
+
 #[derive(Serialize)]
-struct Point {
+struct Point<'a> {
+    platform: &'a str,
     layout: Layout,
     step: Step,
 }
