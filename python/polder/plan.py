@@ -20,7 +20,9 @@ _CHOICES = {
     "precision": ("bf16", "fp8"),
     "offload_tier": ("host", "pool"),
 }
-_LEFT_OUT: dict[str, int] = {"cp": 1, "ep": 1, "pp": 1, "interleave": 1, "micro_batch": 1, "flash": 1}
+_ONE = ("cp", "ep", "pp", "interleave", "micro_batch", "flash", "wide_gradients")
+_OVERLAPS = ("overlap_tensor", "overlap_pipeline", "overlap_data", "overlap_offload")
+_LEFT_OUT: dict[str, int] = dict.fromkeys((*_ONE, *_OVERLAPS), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +158,7 @@ def train(
     against: str | None = None,
     rack: str | None = None,
     fill: int | None = None,
+    sequence: int | None = None,
     **layout: int | bool | str | Overlap | Offload,
 ) -> Plan:
     """Predict a training step.
@@ -172,9 +175,11 @@ def train(
         Kind of rack, where the platform has several.
     fill
         Accelerators of each rack that are used; by default the most that fill all racks evenly.
+    sequence
+        Tokens of a sequence, in place of the model's.
     **layout
         Fields of `Layout` that are given. The fastest layout that fits is searched for among those that have them; by
-        default the batch makes 16 Mi tokens.
+        default the batch is the power of two that makes 16 Mi tokens at most.
 
     Returns
     -------
@@ -200,9 +205,10 @@ def train(
         "against": against,
         "rack": rack,
         "fill": fill,
+        "sequence": sequence,
         "layout": given,
     }
-    return _typed(Plan, json.loads(_core.plan_train(json.dumps(request))))
+    return _typed(Plan, json.loads(_core.plan_train(json.dumps(request, default=_plain))))
 
 
 def search(
@@ -217,7 +223,7 @@ def search(
     **columns
         Fields of `Layout`, each a number or an array; arrays are broadcast against each other. ``overlap`` and
         ``offload`` are flat: ``overlap_data``, ``offload_tier``. ``tp``, ``dp`` and ``batch`` must be given; what is
-        left out is 1, false or the first choice, and ``flash`` true.
+        left out is 1, false or the first choice, but ``flash``, ``wide_gradients`` and all overlaps true, as in `train`.
 
     Returns
     -------
@@ -260,15 +266,22 @@ def search(
 def _numbers(name: str, column: ArrayLike) -> NDArray[np.uint32]:
     """A column as unsigned numbers: a choice as its place."""
     array = np.asarray(column)
+    if not array.size:
+        return array.astype(np.uint32)
     if name in _CHOICES and array.dtype.kind == "U":
         choices = _CHOICES[name]
         unknown = set(array.ravel().tolist()) - set(choices)
         if unknown:
             raise ValueError(f"{name} is {sorted(unknown)[0]!r}; give one of {', '.join(choices)}")
         return np.vectorize(choices.index, otypes=[np.uint32])(array)
-    if array.dtype.kind not in "biu" or (array.size and (int(array.min()) < 0 or int(array.max()) >= 2**32)):
+    if array.dtype.kind not in "biu" or int(array.min()) < 0 or int(array.max()) >= 2**32:
         raise ValueError(f"{name} is {column!r}; give whole numbers from 0 to {2**32 - 1}")
     return array.astype(np.uint32)
+
+
+def _plain(number: Any) -> Any:
+    """A number of NumPy as one of Python."""
+    return number.item()
 
 
 def _typed(kind: Any, value: Any) -> Any:

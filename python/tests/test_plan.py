@@ -34,7 +34,6 @@ def test_a_table_equals_single_predictions() -> None:
         dp=np.array([[32], [16], [8]]),
         batch=1536,
         zero=np.array(zero),
-        overlap_data=True,
         sequence_parallel=True,
     )
     assert table["total_s"].shape == (3, 4)
@@ -54,13 +53,10 @@ def test_a_table_equals_single_predictions() -> None:
                 zero=kind,
                 sequence_parallel=True,
                 recompute="none",
-                overlap=plan.Overlap(data=True),
             )
-            # The front has 32-bit gradients; the table was not asked for them.
-            assert one.layout.wide_gradients
-            assert table["forward_s"][row, column] == one.step.compute.forward_s
-            assert table["bubble_s"][row, column] == one.step.bubble_s
-            assert table["weights_bytes"][row, column] == one.step.memory.weights_bytes
+            figures = {"total_s": one.step.total_s, "used_bytes": one.step.memory.used_bytes, "bubble_s": one.step.bubble_s}
+            assert figures == {name: table[name][row, column] for name in figures}
+            assert table["fits"][row, column] == one.fits
 
 
 def test_what_cannot_run_is_nan_in_a_table_and_an_error_alone() -> None:
@@ -82,5 +78,11 @@ def test_bad_arguments_say_what_was_expected() -> None:
         plan.search("gpt3-175b", "dgx-a100", tp=8, dp=8, batch=8, pt=8)
     with pytest.raises(ValueError, match="zero is 'all'; give one of none, optimizer"):
         plan.search("gpt3-175b", "dgx-a100", tp=8, dp=8, batch=8, zero="all")
+    with pytest.raises(polder.ArgumentError, match="tp x cp x pp of 8 and dp of 7 do not make 64 accelerators"):
+        plan.train("gpt3-175b", "dgx-a100", 64, tp=8, cp=1, pp=1, dp=7)
+    assert plan.train("llama3-8b", "dgx-h100", 64, batch=np.int64(64)).layout.batch == 64
+    assert plan.search("gpt3-175b", "dgx-a100", tp=[], dp=8, batch=8)["total_s"].shape == (0,)
+    huge = plan.search("gpt3-175b", "dgx-a100", tp=8, dp=2**31, pp=16, batch=2**31)
+    assert np.isnan(huge["total_s"]) and not huge["fits"]
     with pytest.raises(ValueError, match="give whole numbers"):
         plan.search("gpt3-175b", "dgx-a100", tp=-8, dp=8, batch=8)

@@ -117,6 +117,12 @@ fn a_page_holds_all_that_it_draws() {
 fn what_cannot_run_is_refused_in_one_line() {
     for (arguments, expected) in [
         (format!("{LLAMA} --tp 7"), "polder: llama3-405b: tp of 7 does not divide heads of 128; 8 does"),
+        (format!("{LLAMA} --tp 0 --pp 1"), "polder: llama3-405b: tp is 0; it is at least 1"),
+        (format!("{LLAMA} --pp 4294967295"), "polder: llama3-405b: "),
+        (
+            format!("{LLAMA} --tp 8 --cp 1 --pp 1 --dp 8"),
+            "tp x cp x pp of 8 and dp of 8 do not make 16384 accelerators",
+        ),
         (format!("{LLAMA} --rack dgx"), "polder: nvl72-ndr: the platform has no rack \"dgx\"; it has nvl72"),
         (
             format!("{LLAMA} --fill 80"),

@@ -183,7 +183,10 @@ impl Fabric {
             Topology::Clos { levels } => f64::from(2 * levels - 1),
             // A ring of n has a mean distance of n/4 each way around.
             Topology::Torus { dimensions, .. } => {
-                1.0 + dimensions.iter().map(|n| f64::from(n * n / 4) / f64::from(*n)).sum::<f64>()
+                1.0 + dimensions
+                    .iter()
+                    .map(|n| (f64::from(*n).powi(2) / 4.0).floor() / f64::from(*n))
+                    .sum::<f64>()
             }
             // Local, global, local: four switches, fewer where the global port is on the way.
             Topology::Dragonfly { .. } => 4.0,
@@ -199,11 +202,11 @@ impl Fabric {
             Topology::SingleHop => radix * u64::from(self.links),
             Topology::Clos { levels } => 2 * (radix / 2).saturating_pow(levels),
             Topology::Torus { dimensions, endpoints } => {
-                dimensions.iter().map(|n| u64::from(*n)).product::<u64>() * u64::from(endpoints)
+                dimensions.iter().fold(u64::from(endpoints), |ports, n| ports.saturating_mul(u64::from(*n)))
             }
             Topology::Dragonfly { endpoints, group, global } => {
                 let groups = u64::from(group) * u64::from(global) + 1;
-                groups * u64::from(group) * u64::from(endpoints)
+                groups.saturating_mul(u64::from(group)).saturating_mul(u64::from(endpoints))
             }
         }
     }
@@ -242,17 +245,18 @@ impl Fabric {
             Topology::Torus { dimensions, .. } if dimensions.contains(&0) => {
                 Err(("topology.dimensions", "expected at least one switch along each axis".into()))
             }
-            Topology::Torus { endpoints, .. } if endpoints + 6 > ports => Err((
+            Topology::Torus { endpoints, .. } if u64::from(endpoints) + 6 > u64::from(ports) => Err((
                 "topology.endpoints",
                 format!(
                     "{endpoints} endpoints and 6 neighbours need {} ports, the switch has {ports}",
-                    endpoints + 6
+                    u64::from(endpoints) + 6
                 ),
             )),
             Topology::Dragonfly { endpoints, group, global }
-                if group == 0 || endpoints + global + group - 1 > ports =>
+                if group == 0
+                    || u64::from(endpoints) + u64::from(global) + u64::from(group) - 1 > u64::from(ports) =>
             {
-                let needed = endpoints + global + group.max(1) - 1;
+                let needed = u64::from(endpoints) + u64::from(global) + u64::from(group.max(1)) - 1;
                 Err(("topology", format!("a switch of this dragonfly needs {needed} ports, it has {ports}")))
             }
             _ => Ok(()),

@@ -200,6 +200,9 @@ impl Platform {
             };
         };
         fabric("between", between)?;
+        if self.pool.as_ref().is_some_and(|pool| pool.accelerators == 0 || pool.ports == 0) {
+            return Err(("pool".into(), "expected at least one port, and one accelerator to a node".into()));
+        }
         if self.pool.is_some() && !between.carries.iter().any(|it| matches!(it, Protocol::Mem | Protocol::Io))
         {
             return Err((

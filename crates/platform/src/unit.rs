@@ -97,7 +97,8 @@ impl<U: Unit> Quantity<U> {
             .find(|(name, _)| *name == unit.trim())
             .ok_or_else(|| wrong(&format!(": its units are {}", known())))?;
         match number * scale {
-            value if !value.is_finite() => Err(wrong(": no such number")),
+            value if !value.is_finite() || value > 1e30 => Err(wrong(": no such number")),
+            value if value > 0.0 && value < 1e-30 => Err(wrong(": no such number")),
             value if value < 0.0 => Err(wrong(": it is negative")),
             0.0 if !U::MAY_BE_ZERO => Err(wrong(": it is 0")),
             value => Ok(Self::new(value)),

@@ -96,6 +96,12 @@ impl Key {
 }
 
 impl Key {
+    /// Neighbours that talk to each other most, the closest first.
+    pub(crate) const fn groups(&self) -> [u32; 3] {
+        let tensor = self.tp.saturating_mul(self.cp);
+        [self.tp, tensor, tensor.saturating_mul(self.ep)]
+    }
+
     /// A layout with this block, and nothing else that can be chosen.
     pub(crate) fn layout(&self, dp: u32, pp: u32, interleave: u32, batch: u32) -> Layout {
         Layout {
@@ -280,7 +286,9 @@ fn context_traffic(machine: &Machine, key: &Key, bytes: f64, scores: &Passes) ->
     let span = machine.span(key.tp, key.cp);
     let around = machine.half(span, bytes * f64::from(key.cp));
     let mut traffic = Traffic::default();
-    for (factor, beside) in [(1.0, scores.forward), (2.0, scores.backward)] {
+    // What is computed again gathers again.
+    let forward = if key.recompute == Recompute::Full { 2.0 } else { 1.0 };
+    for (factor, beside) in [(forward, forward * scores.forward), (2.0, scores.backward)] {
         let seconds = around.map(|seconds| factor * seconds);
         let total = seconds[0] + seconds[1];
         let part = ((total - beside) / total).max(0.0);

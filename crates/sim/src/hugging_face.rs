@@ -72,6 +72,18 @@ pub(crate) fn model(file: &str, text: &str) -> Result<Model, DataError> {
     let wrong =
         |error: serde_json::Error| DataError::new(file, &format!("line {}", error.line()), error.to_string());
     let config = Config { file, keys: serde_json::from_str(text).map_err(wrong)? };
+    for (key, what) in [
+        ("kv_lora_rank", "multi-head latent attention"),
+        ("first_k_dense_replace", "dense blocks before experts"),
+    ] {
+        if config.keys.get(key).is_some_and(|value| !value.is_null() && *value != 0) {
+            return Err(DataError::new(
+                file,
+                key,
+                format!("a model with {what} cannot be described; see `polder plan list` for near ones"),
+            ));
+        }
+    }
     let kind = config.keys.get("model_type").and_then(Value::as_str).unwrap_or("llama").to_owned();
     let experts = config.experts()?;
     let width = experts.as_ref().and_then(|(_, width)| *width);

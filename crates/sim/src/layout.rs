@@ -168,6 +168,13 @@ impl Layout {
         if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(Refusal::Zero { what });
         }
+        let product = |counts: &[u32]| counts.iter().map(|it| u128::from(*it)).product::<u128>();
+        let all = product(&[self.tp, self.cp, self.dp, self.pp]);
+        let widest =
+            all.max(product(&[self.dp, self.micro_batch])).max(product(&[self.pp, self.interleave, 2]));
+        if widest > MOST || self.cp > self.batch.max(model.sequence) {
+            return Err(Refusal::Large);
+        }
         let divides = |what, of, count: u32, by: u32| match count.is_multiple_of(by) {
             true => Ok(()),
             false => Err(Refusal::Divide { what, by, of, count }),
@@ -218,6 +225,9 @@ impl Layout {
     }
 }
 
+/// Accelerators of a layout, at most.
+const MOST: u128 = 1 << 30;
+
 fn nearest_divisor(count: u32, by: u32) -> u32 {
     let divisors = (1..=count.max(1)).filter(|it| count.is_multiple_of(*it));
     divisors.min_by_key(|it| it.abs_diff(by)).unwrap_or(1)
@@ -251,15 +261,21 @@ pub enum Refusal {
         /// The stages.
         pp: u32,
     },
+    /// Numbers that no machine has.
+    #[error("the layout takes more than {MOST} accelerators, micro-batches or parts; give smaller numbers")]
+    Large,
+    /// The platform's numbers are so far apart that no time comes out.
+    #[error("the step takes no finite time; look at the platform's bandwidths and latencies")]
+    Infinite,
     /// Another number of accelerators than the platform is asked for.
-    #[error("the layout takes {layout} accelerators, not {asked}; dp of {dp} would take as many")]
+    #[error("tp x cp x pp of {ranks} and dp of {dp} do not make {asked} accelerators")]
     Accelerators {
-        /// tp x cp x dp x pp.
-        layout: u32,
+        /// tp x cp x pp.
+        ranks: u64,
+        /// Copies of the model; 0 when there is no room for one.
+        dp: u32,
         /// What was asked for.
         asked: u32,
-        /// The data parallelism that comes nearest.
-        dp: u32,
     },
     /// The platform lacks something.
     #[error("{what} needs {needs}, which this platform does not have; {remedy}")]

@@ -23,6 +23,8 @@ pub struct Machine {
     /// The host's memory, and the pool's.
     pub(crate) far: [Option<Far>; 2],
     fabric: Option<Fabric>,
+    /// Ports of memory nodes for each accelerator.
+    pool_ports: f64,
 }
 
 /// How far a message goes.
@@ -82,7 +84,7 @@ impl Machine {
             matrix: peaks.map(|peak| peak.map_or(0.0, |peak| peak.value() * fitted.matrix)),
             depth: fitted.depth,
             attention: chip.compute.bf16.value() * fitted.attention,
-            stream: chip.memory.read.value() * fitted.stream,
+            stream: chip.memory.read.value().min(chip.memory.write.value()) * fitted.stream,
             launch: fitted.launch.value(),
             straggle: fitted.straggle,
             capacity: chip.memory.capacity.value(),
@@ -93,6 +95,10 @@ impl Machine {
             ],
             far: [Some(host), pool],
             fabric: platform.between.clone(),
+            pool_ports: platform
+                .pool
+                .as_ref()
+                .map_or(0.0, |pool| f64::from(pool.ports) / f64::from(pool.accelerators)),
         }
     }
 
@@ -114,18 +120,20 @@ impl Machine {
         bytes / self.stream + self.launch
     }
 
-    /// Where the members of a group lie whose neighbours are `stride` ranks apart.
+    /// Where the members of a group lie whose neighbours are `stride` ranks apart: as many to a rack as go into every rack
+    /// without one of them straddling two.
     pub(crate) fn span(&self, stride: u32, members: u32) -> Span {
-        let inside = (self.fill / stride).clamp(1, members);
-        Span { inside, between: members.div_ceil(inside) }
+        let inside =
+            if self.fill.is_multiple_of(stride) { common_divisor(self.fill / stride, members) } else { 1 };
+        Span { inside, between: members / inside }
     }
 
     /// An all-reduce of `bytes` on each rank: reduced inside the racks, then between them by equal parts, and back.
     pub(crate) fn all_reduce(&self, span: Span, bytes: f64) -> Scopes {
         let [inside, between] = &self.scopes;
-        let near = match inside.in_switch && span.inside > 1 {
-            // Each sends its input once, and gets the sum once, both ways at a time.
-            true => bytes / inside.bandwidth + 2.0 * inside.alpha,
+        // A switch gets each input once and gives the sum once, both ways at a time.
+        let near = match inside.in_switch {
+            true => inside.all_reduce(span.inside, bytes),
             false => 2.0 * inside.ring(span.inside, bytes),
         };
         [near, between.all_reduce(span.between, bytes / f64::from(span.inside))]
@@ -137,22 +145,23 @@ impl Machine {
         [inside.ring(span.inside, bytes), between.ring(span.between, bytes / f64::from(span.inside))]
     }
 
-    /// An all-to-all in which each rank has `bytes` for all ranks together, itself too.
+    /// An all-to-all in which each rank has `bytes` for all ranks together, itself too, and sends to all at once.
     pub(crate) fn all_to_all(&self, span: Span, bytes: f64) -> Scopes {
         let members = f64::from(span.inside * span.between);
         let [inside, between] = &self.scopes;
         let near = f64::from(span.inside - 1);
         let far = members - f64::from(span.inside);
         let part = |scope: &Scope, peers: f64| match peers > 0.0 {
-            true => bytes * peers / members / scope.bandwidth + peers * scope.alpha.min(1e-6),
+            true => bytes * peers / members / scope.bandwidth + scope.alpha,
             false => 0.0,
         };
         [part(inside, near), part(between, far)]
     }
 
-    /// A message to a rank that is `stride` away.
-    pub(crate) fn send(&self, stride: u32, bytes: f64) -> Scopes {
-        let near = stride < self.fill;
+    /// A message from a stage to the next, of so many accelerators in all: the slowest hop sets the pace, and one of them
+    /// leaves the rack unless all stages lie in it.
+    pub(crate) fn send(&self, accelerators: u32, bytes: f64) -> Scopes {
+        let near = accelerators <= self.fill;
         let scope = &self.scopes[usize::from(!near)];
         let seconds = bytes / scope.bandwidth + scope.alpha;
         if near { [seconds, 0.0] } else { [0.0, seconds] }
@@ -182,7 +191,8 @@ impl Machine {
                 remedy,
             });
         };
-        let ports = u64::from(accelerators) * u64::from(fabric.links);
+        let ports = u64::from(accelerators) * u64::from(fabric.links)
+            + (f64::from(accelerators) * self.pool_ports).ceil() as u64;
         if ports > fabric.ports() {
             let remedy = "take fewer, more levels, or switches with more ports";
             return Err(Refusal::Ports {
@@ -194,7 +204,9 @@ impl Machine {
             });
         }
         let Some(pbr) = fabric.pbr else { return Ok(()) };
-        let needs = if pbr.rack_bridges { u64::from(accelerators.div_ceil(self.fill)) } else { ports };
+        let nodes = (f64::from(accelerators) * self.pool_ports).ceil() as u64;
+        let racks = u64::from(accelerators.div_ceil(self.fill));
+        let needs = if pbr.rack_bridges { racks + nodes } else { ports };
         let has = u64::from(pbr.ids) * u64::from(pbr.domains);
         match needs > has {
             true => {
@@ -204,6 +216,10 @@ impl Machine {
             false => Ok(()),
         }
     }
+}
+
+fn common_divisor(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
 impl Scope {
@@ -228,6 +244,9 @@ impl Scope {
     fn all_reduce(&self, members: u32, bytes: f64) -> f64 {
         if members == 1 {
             return 0.0;
+        }
+        if self.in_switch {
+            return bytes / self.bandwidth + 2.0 * self.alpha;
         }
         let depth = f64::from(members).log2().ceil();
         let trees = 2.0 * (bytes / self.bandwidth + depth * self.alpha);

@@ -85,8 +85,11 @@ impl Model {
             ("vocabulary", self.vocabulary),
             ("sequence", self.sequence),
         ];
-        if let Some((key, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
-            return Err((key, "expected at least 1, found 0".into()));
+        for (key, count) in counts {
+            let most = if key == "layers" { 1 << 16 } else { 1 << 26 };
+            if count == 0 || count > most {
+                return Err((key, format!("expected a number from 1 to {most}, found {count}")));
+            }
         }
         if self.head_width.is_none() && !self.hidden.is_multiple_of(self.heads) {
             let Self { hidden, heads, .. } = self;
@@ -124,7 +127,7 @@ impl Model {
     /// Width inside a feed-forward part, of one expert when it is a mixture.
     #[must_use]
     pub fn feed_forward(&self) -> u32 {
-        self.feed_forward.unwrap_or(4 * self.hidden)
+        self.feed_forward.unwrap_or(self.hidden.saturating_mul(4))
     }
 
     /// Matrices between the residual stream and the inside of a feed-forward part, going in.

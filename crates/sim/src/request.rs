@@ -25,7 +25,7 @@ pub struct Given {
     pub pp: Option<u32>,
     /// Parts of a stage.
     pub interleave: Option<u32>,
-    /// Sequences of a step; as many as make 16 Mi tokens when left out.
+    /// Sequences of a step; when left out the power of two that makes 16 Mi tokens at most.
     pub batch: Option<u32>,
     /// Sequences at once.
     pub micro_batch: Option<u32>,
@@ -35,6 +35,8 @@ pub struct Given {
     pub recompute: Option<Recompute>,
     /// What copies share.
     pub zero: Option<Zero>,
+    /// Gradients in 32 bits; yes when left out.
+    pub wide_gradients: Option<bool>,
     /// Fused attention; yes when left out.
     pub flash: Option<bool>,
     /// What products are computed in; bf16 when left out.
@@ -63,6 +65,8 @@ pub struct Request {
     pub fill: Option<u32>,
     /// Another platform, which the same layout is predicted on too.
     pub against: Option<String>,
+    /// Tokens of a sequence, in place of the model's.
+    pub sequence: Option<u32>,
     /// What of the layout is given.
     #[serde(default)]
     pub layout: Given,
@@ -133,7 +137,7 @@ impl Given {
     /// The layouts that have what is given.
     #[must_use]
     pub fn space(&self, model: &Model, accelerators: u32) -> Space {
-        let batch = self.batch.unwrap_or_else(|| ((16 << 20) / model.sequence).max(1));
+        let batch = self.batch.unwrap_or_else(|| 1 << ((16 << 20) / model.sequence).max(1).ilog2());
         let all = Space::usual(model, accelerators, batch);
         fn only<T>(all: Vec<T>, one: Option<T>) -> Vec<T> {
             one.map_or(all, |one| vec![one])
@@ -149,6 +153,7 @@ impl Given {
             sequence_parallel: only(all.sequence_parallel, self.sequence_parallel),
             recompute: only(all.recompute, self.recompute),
             zero: only(all.zero, self.zero),
+            wide_gradients: only(all.wide_gradients, self.wide_gradients),
             flash: only(all.flash, self.flash),
             precision: only(all.precision, self.precision),
             overlap: only(all.overlap, self.overlap),
@@ -189,13 +194,20 @@ impl Request {
         }
     }
 
+    fn model(&self) -> Result<Model, RequestError> {
+        let model = Model::load(&self.model)?;
+        let model = Model { sequence: self.sequence.unwrap_or(model.sequence), ..model };
+        model.check().map_err(|(key, problem)| polder_platform::DataError::new(&self.model, key, problem))?;
+        Ok(model)
+    }
+
     /// Predicts every layout that has what is given.
     ///
     /// # Errors
     /// When a file is damaged, or no layout can run at all; one that does not fit is in the outcome.
     pub fn search(&self, threads: usize, progress: Progress<'_>) -> Result<Outcome, RequestError> {
         let platform = Platform::load(&self.platform)?;
-        let model = Model::load(&self.model)?;
+        let model = self.model()?;
         let job = self.job(&self.platform, &platform)?;
         let space = self.layout.space(&model, self.accelerators);
         let outcome = search(&job, &model, &space, threads, progress);
@@ -210,9 +222,17 @@ impl Request {
         if let Some(refusal) = outcome.refusal {
             return RequestError::Refused { name: self.platform.clone(), refusal };
         }
-        match space.first().map(|layout| job.predict(model, &layout)) {
-            Some(Err(refusal)) => RequestError::Refused { name: self.model.clone(), refusal },
-            _ => RequestError::None { model: self.model.clone(), accelerators: self.accelerators },
+        let refused = |refusal| RequestError::Refused { name: self.model.clone(), refusal };
+        let Some(layout) = space.first() else { return refused(Refusal::Large) };
+        let ranks = [layout.tp, layout.cp, layout.pp].map(u64::from).iter().product::<u64>();
+        if ranks != 0 && ranks.saturating_mul(layout.dp.into()) != u64::from(self.accelerators) {
+            let alone = Layout { dp: 1, ep: 1, micro_batch: 1, interleave: 1, ..layout };
+            let count = Refusal::Accelerators { ranks, dp: layout.dp, asked: self.accelerators };
+            return refused(alone.check(model).err().unwrap_or(count));
+        }
+        match job.predict(model, &layout) {
+            Err(refusal) => refused(refusal),
+            Ok(_) => RequestError::None { model: self.model.clone(), accelerators: self.accelerators },
         }
     }
 
@@ -224,7 +244,7 @@ impl Request {
         let outcome = self.search(threads, progress)?;
         let found = outcome.best().or(outcome.nearest.as_ref()).map(|found| found.layout);
         let Some(layout) = found else { unreachable!("a layout was predicted") };
-        let model = Model::load(&self.model)?;
+        let model = self.model()?;
         let mut answer = self.answer(&self.platform, &model, &layout, outcome.points)?;
         if let Some(other) = &self.against {
             let other = self.answer(other, &model, &layout, 1)?;
@@ -415,6 +435,7 @@ pub fn points(
         rack,
         fill,
         against: None,
+        sequence: None,
         layout: Given::default(),
     };
     let loaded = Platform::load(platform)?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{FarTier, Job, Layout, Model, Offload, Refusal, Step};
 
-/// What the paper gives, as data: `data/published/scalepool-fig6.toml` is no table of training steps.
+/// What the paper gives, as data: `data/figures/scalepool-fig6.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figure {

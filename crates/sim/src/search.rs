@@ -7,7 +7,7 @@ use crate::block::{Block, Key};
 use crate::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 use crate::machine::Machine;
 use crate::model::Model;
-use crate::step::{Copies, Stages, Step, finish};
+use crate::step::{Copies, Stages, Step, finish, memory};
 use crate::train::Job;
 
 /// The layouts that are looked at: each choice with each other, as far as they go together.
@@ -83,7 +83,8 @@ impl Space {
     pub fn first(&self) -> Option<Layout> {
         let key = *self.keys().first()?;
         let (pp, interleave) = (*self.pp.first()?, *self.interleave.first()?);
-        let dp = self.dp.unwrap_or(self.accelerators / (key.tp * key.cp * pp).max(1));
+        let ranks = u64::from(key.groups()[1]) * u64::from(pp);
+        let dp = self.dp.unwrap_or((u64::from(self.accelerators) / ranks.max(1)) as u32);
         Some(Layout {
             zero: *self.zero.first()?,
             wide_gradients: *self.wide_gradients.first()?,
@@ -298,10 +299,11 @@ pub fn search(
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Outcome {
     let keys = space.keys();
+    let threads = threads.clamp(1, keys.len().max(1));
     let walk = |first: usize| {
         let mut best = Best::default();
-        for (index, key) in keys.iter().enumerate().skip(first).step_by(threads.max(1)) {
-            let machine = job.machine(space.accelerators, key.tp * key.cp);
+        for (index, key) in keys.iter().enumerate().skip(first).step_by(threads) {
+            let machine = job.machine(space.accelerators, key.groups());
             each_of_block(&machine, model, space, key, (index as u64) << 32, &mut best);
             progress(index, keys.len());
         }
@@ -309,7 +311,7 @@ pub fn search(
     };
     let best = std::thread::scope(|scope| {
         let walk = &walk;
-        let others: Vec<_> = (1..threads.max(1)).map(|first| scope.spawn(move || walk(first))).collect();
+        let others: Vec<_> = (1..threads).map(|first| scope.spawn(move || walk(first))).collect();
         let mut best = walk(0);
         for other in others {
             best.join(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
@@ -332,10 +334,10 @@ fn each_of_block(
     let overlaps: Vec<_> =
         space.overlap.iter().filter(|it| it.tensor == key.overlaps_tensor).copied().collect();
     for &pp in &space.pp {
-        let ranks = key.tp * key.cp * pp;
-        if !space.accelerators.is_multiple_of(ranks)
-            || space.dp.is_some_and(|dp| dp != space.accelerators / ranks)
-        {
+        let ranks = u64::from(key.groups()[1]) * u64::from(pp);
+        let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
+        let is_whole = ranks != 0 && space.accelerators.is_multiple_of(ranks);
+        if !is_whole || space.dp.is_some_and(|dp| dp != space.accelerators / ranks) {
             continue;
         }
         for &interleave in &space.interleave {
@@ -352,16 +354,21 @@ fn each_of_block(
             for &zero in &space.zero {
                 for &wide_gradients in &space.wide_gradients {
                     (layout.zero, layout.wide_gradients) = (zero, wide_gradients);
-                    let copies = Copies::new(machine, &layout, &stages);
+                    let copies = Copies::new(machine, block, &layout, &stages);
                     for &offload in &space.offload {
                         layout.offload = offload;
                         if let Err(refusal) = machine.check(&layout) {
                             best.refuse(place, refusal);
                             continue;
                         }
+                        let memory = memory(machine, &layout, &copies);
                         for &overlap in &overlaps {
                             layout.overlap = overlap;
-                            best.add(place, &layout, &finish(machine, block, &layout, &stages, &copies));
+                            best.add(
+                                place,
+                                &layout,
+                                &finish(machine, block, &layout, &stages, &copies, memory),
+                            );
                             place += 1;
                         }
                     }

@@ -5,8 +5,8 @@
 
 use serde::Serialize;
 
-use crate::block::{Block, Edge, Key, Traffic};
-use crate::layout::{Layout, Zero};
+use crate::block::{Block, Edge, Traffic};
+use crate::layout::{FarTier, Layout, Zero};
 use crate::machine::{Machine, Scopes, Span};
 use crate::model::Model;
 
@@ -187,10 +187,11 @@ impl Scoped {
         Self { inside: shown(0), between: shown(1) }
     }
 
-    /// Seconds of which `hidden` run beside computation, those inside a rack first.
-    fn split(seconds: Scopes, hidden: f64) -> Self {
-        let near = hidden.min(seconds[0]);
-        let far = (hidden - near).min(seconds[1]);
+    /// Seconds of which up to `hidden` run beside computation, those inside a rack first, as far as there is room.
+    #[inline(always)]
+    fn split(seconds: Scopes, hidden: f64, [inside, between]: &mut [Room; 2]) -> Self {
+        let near = inside.take(hidden.min(seconds[0]));
+        let far = between.take((hidden - near).min(seconds[1]));
         let shown = |seconds: f64, hidden: f64| Shown { exposed_s: seconds - hidden, hidden_s: hidden };
         Self { inside: shown(seconds[0], near), between: shown(seconds[1], far) }
     }
@@ -229,24 +230,16 @@ const STATES: f64 = 12.0;
 /// Predicts a step of a layout that `model` can be cut into, on a machine that has what it asks for.
 pub(crate) fn step(machine: &Machine, model: &Model, block: &Block, layout: &Layout) -> Step {
     let stages = Stages::new(machine, model, block, layout);
-    let copies = Copies::new(machine, layout, &stages);
-    finish(machine, block, layout, &stages, &copies)
-}
-
-/// The block of a layout.
-pub(crate) fn block(machine: &Machine, model: &Model, layout: &Layout) -> Block {
-    Block::new(machine, model, &Key::of(layout))
+    let copies = Copies::new(machine, block, layout, &stages);
+    finish(machine, block, layout, &stages, &copies, memory(machine, layout, &copies))
 }
 
 /// What layouts share that have the same block, stages and copies.
 pub(crate) struct Stages {
     /// Micro-batches.
     count: f64,
-    /// Blocks of the slowest stage, which sets the pace, and of the first, which keeps the most.
+    /// Blocks of the slowest stage, which sets the pace.
     layers: f64,
-    first: f64,
-    /// Bytes that the first stage keeps besides its blocks', for each micro-batch.
-    first_kept: f64,
     /// Seconds of the slowest stage's passes, one micro-batch.
     forward: f64,
     backward: f64,
@@ -254,12 +247,40 @@ pub(crate) struct Stages {
     /// Seconds between stages: all of them, and those that can run beside computation.
     sent: Scopes,
     steady: f64,
-    /// Parameters on an accelerator of the heaviest stage: what copies have whole, and what experts spread.
+    straggle: f64,
+    /// Parameters of a block on an accelerator.
+    block: Parameters,
+    /// The first, the second and the last stage.
+    kinds: [Kind; 3],
+}
+
+/// Parameters on an accelerator: what all copies of the model have, and what experts spread among copies.
+#[derive(Clone, Copy, Default)]
+struct Parameters {
     dense: f64,
     spread: f64,
-    /// Micro-batches under way in the first stage.
+}
+
+impl Parameters {
+    const fn all(self) -> f64 {
+        self.dense + self.spread
+    }
+
+    /// On each of so many that share the first, and so many that share the second.
+    const fn shared(self, [dense, spread]: [f64; 2]) -> f64 {
+        self.dense / dense + self.spread / spread
+    }
+}
+
+/// A stage, for what it keeps.
+#[derive(Clone, Copy)]
+struct Kind {
+    layers: f64,
+    parameters: Parameters,
+    /// Micro-batches under way, in whole stages.
     under_way: f64,
-    straggle: f64,
+    /// Bytes kept besides the blocks'.
+    edge: f64,
 }
 
 impl Stages {
@@ -293,34 +314,68 @@ impl Stages {
         // Each part of each stage hands on once forward and once backward.
         let one = match single {
             true => [0.0; 2],
-            false => machine.send(layout.tp * layout.cp * layout.dp, block.handed),
+            false => machine.send(layout.accelerators(), block.handed),
         };
         let steady = 2.0 * count * parts;
-        // The embedding counts to each end.
-        let tables = if single && !model.tied { 2.0 } else { 1.0 };
         let tp = f64::from(layout.tp);
-        let most = first.max(middle);
+        let of_block = Parameters {
+            dense: model.dense_parameters() / tp,
+            spread: model.spread_parameters() / (tp * f64::from(layout.ep)),
+        };
+        let table = model.embedding_parameters() / tp;
+        let tables = match (single, model.tied) {
+            (true, true) => [1.0; 3],
+            (true, false) => [2.0; 3],
+            (false, _) => [1.0, 0.0, 1.0],
+        };
+        // The last stage has its logits of one micro-batch; the first what is kept of the embedding, of all under way.
+        let kind = |index: usize, stage: f64| {
+            let (layers, edge) = stages[index];
+            let under_way = under_way(layout, count, stage);
+            let edge = if index == 2 || single { edge.kept } else { edge.kept * under_way };
+            let dense = layers * of_block.dense + tables[index] * table;
+            Kind {
+                layers,
+                parameters: Parameters { dense, spread: layers * of_block.spread },
+                under_way,
+                edge,
+            }
+        };
         Self {
             count,
             layers,
-            first,
-            first_kept: stages[0].1.kept,
             forward: layers * block.forward + edge.forward,
             backward: layers * block.backward + edge.backward,
             bubble: (pp - 1.0) / parts * mean,
             sent: one.map(|seconds| (2.0 * (pp - 1.0) + steady) * seconds),
             steady: steady * (one[0] + one[1]),
-            dense: (most * model.dense_parameters() + tables * model.embedding_parameters()) / tp,
-            spread: most * model.spread_parameters() / (tp * f64::from(layout.ep)),
-            // As many as stages, and a part more with interleaving (Korthikanti et al., 2022, section 4.2.3).
-            under_way: count.min(pp + if layout.interleave > 1 { (pp - 1.0) / parts } else { 0.0 }),
             straggle: machine.straggle * f64::from(layout.accelerators()).log2(),
+            block: of_block,
+            kinds: [
+                kind(0, 0.0),
+                kind(if layout.pp > 2 { 1 } else { 2 }, (pp - 1.0).min(1.0)),
+                kind(2, pp - 1.0),
+            ],
         }
     }
 
-    fn parameters(&self) -> f64 {
-        self.dense + self.spread
+    /// Of the stage that has the most.
+    fn parameters(&self) -> Parameters {
+        let [first, second, last] = self.kinds.map(|kind| kind.parameters);
+        let heavier = |a: Parameters, b: Parameters| if b.all() > a.all() { b } else { a };
+        heavier(heavier(first, second), last)
     }
+}
+
+/// Micro-batches that a stage keeps at once, in whole stages: one less from stage to stage, and with interleaving two
+/// parts less (Narayanan et al., SC21, section 2.2; Korthikanti et al., 2022, section 4.2.3, for the first).
+fn under_way(layout: &Layout, count: f64, stage: f64) -> f64 {
+    let (pp, parts) = (f64::from(layout.pp), f64::from(layout.interleave));
+    let parts_kept = match layout.interleave {
+        1 => pp - stage,
+        _ => (parts - 1.0) * pp + 2.0 * (pp - 1.0 - stage) + 1.0,
+    };
+    count.min(parts_kept / parts)
 }
 
 /// What layouts share whose copies of the model share the same.
@@ -329,51 +384,85 @@ pub(crate) struct Copies {
     seconds: Scopes,
     beside: f64,
     optimizer: f64,
+    /// Of the stage that has the most, for what is fetched from and written to another tier.
+    weights: f64,
+    states: f64,
+    /// Of the first, the second and the last stage.
+    held: [Held; 3],
+}
+
+/// Bytes of a stage.
+#[derive(Clone, Copy)]
+struct Held {
     weights: f64,
     gradients: f64,
     states: f64,
+    kept: f64,
+    passing: f64,
+    /// The part of what lies elsewhere that is here: two blocks, one in use, one on its way.
+    here: f64,
 }
 
 impl Copies {
-    pub(crate) fn new(machine: &Machine, layout: &Layout, stages: &Stages) -> Self {
+    pub(crate) fn new(machine: &Machine, block: &Block, layout: &Layout, stages: &Stages) -> Self {
         let members = layout.dp * layout.cp;
         let width = if layout.wide_gradients { 4.0 } else { 2.0 };
-        let shards = if layout.zero >= Zero::Optimizer { f64::from(members) } else { 1.0 };
-        let share = |from: Zero| if layout.zero >= from { shards } else { 1.0 };
+        // Each expert has as many copies as there are groups that share all of them.
+        let copies = [f64::from(members), f64::from(members / layout.ep)];
+        let share = |from: Zero| if layout.zero >= from { copies } else { [1.0; 2] };
         let parameters = stages.parameters();
         let mut seconds = [0.0; 2];
+        let mut add = |span: Span, parameters: f64| {
+            let one = Self::exchange(machine, layout, span, width, parameters, stages.count);
+            seconds = [seconds[0] + one[0], seconds[1] + one[1]];
+        };
         if members > 1 {
-            let mut add = |span, parameters: f64| {
-                let one = Self::exchange(machine, layout, span, width, parameters, stages.count);
-                seconds = [seconds[0] + one[0], seconds[1] + one[1]];
-            };
-            add(machine.span(layout.tp, members), stages.dense);
-            if stages.spread > 0.0 && members > layout.ep {
-                add(machine.span(layout.tp * layout.cp * layout.ep, members / layout.ep), stages.spread);
-            }
+            add(machine.span(layout.tp, members), parameters.dense);
+        }
+        if parameters.spread > 0.0 && members > layout.ep {
+            add(Self::experts_span(machine, layout), parameters.spread);
         }
         // All but one block's, beside the passes of one micro-batch; with interleaving of as many as there are stages, for
-        // they go through one part after the other; with shared weights of all.
+        // they go through one part after the other; with shared gradients or weights of all.
         let passes = match layout.zero {
-            Zero::Weights => stages.count,
+            Zero::Gradients | Zero::Weights => stages.count,
             _ if layout.interleave > 1 => f64::from(layout.pp),
             _ => 1.0,
         };
         let forward = if layout.zero == Zero::None { 0.0 } else { stages.forward };
         let part = 1.0 - 1.0 / stages.layers;
         let beside = (passes * (forward + stages.backward)).min(seconds[0] + seconds[1]) * part;
+        // What is shared is whole for a block at a time.
+        let whole =
+            |from: Zero, bytes: f64| if layout.zero >= from { bytes * stages.block.all() } else { 0.0 };
+        let held = stages.kinds.map(|kind| Held {
+            weights: 2.0 * kind.parameters.shared(share(Zero::Weights)) + whole(Zero::Weights, 2.0 * 2.0),
+            gradients: width * kind.parameters.shared(share(Zero::Gradients)) + whole(Zero::Gradients, width),
+            states: STATES * kind.parameters.shared(share(Zero::Optimizer)),
+            kept: kind.under_way * kind.layers * block.kept,
+            passing: block.passing + kind.edge,
+            here: (2.0 / kind.layers.max(1.0)).min(1.0),
+        });
+        let own = parameters.shared(share(Zero::Optimizer));
         Self {
             seconds,
             beside,
             // Read the gradient and, for its norm, once more; read and write the states; write the weight.
-            optimizer: machine.moved(parameters / shards * (2.0 * width + 2.0 * STATES + 2.0)),
-            weights: 2.0 * parameters / share(Zero::Weights),
-            gradients: width * parameters / share(Zero::Gradients),
-            states: STATES * parameters / shards,
+            optimizer: machine.moved(own * (2.0 * width + 2.0 * STATES + 2.0)),
+            weights: 2.0 * parameters.shared(share(Zero::Weights)),
+            states: STATES * own,
+            held,
         }
     }
 
-    /// Gradients and weights of so many parameters, once a step or, shared, for each pass of each micro-batch.
+    /// Those that have the same experts: ranks that share sequences, in each group that shares all experts.
+    fn experts_span(machine: &Machine, layout: &Layout) -> Span {
+        let near = machine.span(layout.tp, layout.cp);
+        let far = machine.span(layout.tp * layout.cp * layout.ep, layout.dp / layout.ep);
+        Span { inside: near.inside * far.inside, between: near.between * far.between }
+    }
+
+    /// Gradients and weights of so many parameters: once a step, or what is shared of them for each pass of each micro-batch.
     fn exchange(
         machine: &Machine,
         layout: &Layout,
@@ -384,8 +473,9 @@ impl Copies {
     ) -> Scopes {
         let (scatters, gathers) = match layout.zero {
             Zero::None => return machine.all_reduce(span, width * parameters),
+            Zero::Optimizer => (1.0, 1.0),
+            Zero::Gradients => (count, 1.0),
             Zero::Weights => (count, 2.0 * count),
-            _ => (1.0, 1.0),
         };
         let scatter = machine.half(span, width * parameters);
         let gather = machine.half(span, 2.0 * parameters);
@@ -393,7 +483,21 @@ impl Copies {
     }
 }
 
-/// What is left once the stages and the copies are known: what runs beside what, and what lies where.
+/// Seconds of computation that a link is still idle in. Links of a rack and links between racks can both be busy beside the
+/// same computation; nothing runs where something else runs already.
+struct Room(f64);
+
+impl Room {
+    /// Takes up to so many seconds.
+    #[inline(always)]
+    fn take(&mut self, seconds: f64) -> f64 {
+        let taken = seconds.min(self.0).max(0.0);
+        self.0 -= taken;
+        taken
+    }
+}
+
+/// What is left once the stages, the copies and the memory are known: what runs beside what.
 #[inline(always)]
 pub(crate) fn finish(
     machine: &Machine,
@@ -401,6 +505,7 @@ pub(crate) fn finish(
     layout: &Layout,
     stages: &Stages,
     copies: &Copies,
+    memory: Memory,
 ) -> Step {
     let count = stages.count;
     let times = count * stages.layers;
@@ -410,14 +515,25 @@ pub(crate) fn finish(
         recompute_s: times * block.again,
         optimizer_s: copies.optimizer,
     };
+    let seconds = compute.forward_s + compute.backward_s + compute.recompute_s;
+    let mut rooms = [0, 1].map(|scope| {
+        let taken = times * (block.tensor.hidden[scope] + block.context.hidden[scope]);
+        Room((seconds - taken).max(0.0))
+    });
+    let overlap = layout.overlap;
+    let pipeline = if overlap.pipeline { stages.steady } else { 0.0 };
+    let data = if overlap.data { copies.beside } else { 0.0 };
     let communication = Communication {
         tensor: Scoped::new(&block.tensor, times),
         context: Scoped::new(&block.context, times),
         expert: Scoped::new(&block.expert, times),
-        pipeline: Scoped::split(stages.sent, if layout.overlap.pipeline { stages.steady } else { 0.0 }),
-        data: Scoped::split(copies.seconds, if layout.overlap.data { copies.beside } else { 0.0 }),
+        pipeline: Scoped::split(stages.sent, pipeline, &mut rooms),
+        data: Scoped::split(copies.seconds, data, &mut rooms),
     };
-    let offload = offload(machine, block, layout, stages, copies);
+    // The host has a link of its own; the pool hangs on those between the racks.
+    let [_, between] = rooms;
+    let room = if layout.offload.tier == FarTier::Pool { between } else { Room(seconds) };
+    let offload = offload(machine, block, layout, stages, copies, room);
     let busy = compute.total_s() + communication.exposed_s() + stages.bubble + offload.exposed_s;
     let straggle_s = stages.straggle * busy;
     Step {
@@ -427,13 +543,20 @@ pub(crate) fn finish(
         bubble_s: stages.bubble,
         offload,
         straggle_s,
-        memory: memory(machine, block, layout, stages, copies),
+        memory,
     }
 }
 
 /// To and from another tier: weights for each pass of each micro-batch, states once, activations there and back.
 #[inline(always)]
-fn offload(machine: &Machine, block: &Block, layout: &Layout, stages: &Stages, copies: &Copies) -> Shown {
+fn offload(
+    machine: &Machine,
+    block: &Block,
+    layout: &Layout,
+    stages: &Stages,
+    copies: &Copies,
+    mut room: Room,
+) -> Shown {
     let offload = layout.offload;
     let Some(far) = machine.far[offload.tier as usize] else { return Shown::default() };
     let passes = 2.0 * stages.count;
@@ -443,38 +566,43 @@ fn offload(machine: &Machine, block: &Block, layout: &Layout, stages: &Stages, c
     let kept = stages.layers * block.kept * stages.count;
     let activations = if offload.activations { kept / far.read + kept / far.write } else { 0.0 };
     let total = weights + states + activations;
-    let hidden = if layout.overlap.offload {
-        let busy = stages.count * (stages.forward + stages.backward);
-        (weights + activations).min(busy) + states.min(stages.backward)
-    } else {
-        0.0
+    // States can go beside one micro-batch's backward pass at most: the last gradient comes with its end.
+    let hidden = match layout.overlap.offload {
+        true => room.take(weights + activations) + room.take(states.min(stages.backward)),
+        false => 0.0,
     };
     Shown { exposed_s: total - hidden, hidden_s: hidden }
 }
 
-/// Bytes of the first stage, which keeps the activations of the most micro-batches.
-#[inline(always)]
-fn memory(machine: &Machine, block: &Block, layout: &Layout, stages: &Stages, copies: &Copies) -> Memory {
+/// Bytes of the stage that has the most here.
+pub(crate) fn memory(machine: &Machine, layout: &Layout, copies: &Copies) -> Memory {
     let offload = layout.offload;
-    let kept = stages.under_way * stages.first * block.kept;
-    let passing = block.passing + stages.first_kept;
-    // Of what lies elsewhere, two blocks are here: one in use, one on its way.
-    let here = (2.0 / stages.first).min(1.0);
-    let near = |bytes: f64, is_far: bool| if is_far { bytes * here } else { bytes };
-    let far = |bytes: f64, is_far: bool| if is_far { bytes } else { 0.0 };
-    let weights = near(copies.weights, offload.weights);
-    let states = near(copies.states, offload.optimizer);
-    let activations = near(kept, offload.activations) + passing;
-    Memory {
-        weights_bytes: weights,
-        gradients_bytes: copies.gradients,
-        optimizer_bytes: states,
-        activations_bytes: activations,
-        used_bytes: weights + copies.gradients + states + activations,
-        capacity_bytes: machine.capacity,
-        far_bytes: far(copies.weights, offload.weights)
-            + far(copies.states, offload.optimizer)
-            + far(kept, offload.activations),
-        far_capacity_bytes: machine.far[offload.tier as usize].map_or(0.0, |tier| tier.capacity),
+    let mut fullest = Memory::default();
+    let far_capacity_bytes = machine.far[offload.tier as usize].map_or(0.0, |tier| tier.capacity);
+    let mut most_far = 0.0;
+    for held in &copies.held {
+        let near = |bytes: f64, is_far: bool| if is_far { bytes * held.here } else { bytes };
+        let far = |bytes: f64, is_far: bool| if is_far { bytes } else { 0.0 };
+        let weights = near(held.weights, offload.weights);
+        let states = near(held.states, offload.optimizer);
+        let activations = near(held.kept, offload.activations) + held.passing;
+        let used = weights + held.gradients + states + activations;
+        most_far = f64::max(
+            most_far,
+            far(held.weights, offload.weights)
+                + far(held.states, offload.optimizer)
+                + far(held.kept, offload.activations),
+        );
+        if used > fullest.used_bytes {
+            fullest = Memory {
+                weights_bytes: weights,
+                gradients_bytes: held.gradients,
+                optimizer_bytes: states,
+                activations_bytes: activations,
+                used_bytes: used,
+                ..fullest
+            };
+        }
     }
+    Memory { capacity_bytes: machine.capacity, far_bytes: most_far, far_capacity_bytes, ..fullest }
 }

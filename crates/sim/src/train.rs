@@ -2,6 +2,7 @@
 
 use polder_platform::{Platform, Rack};
 
+use crate::block::{Block, Key};
 use crate::layout::{Layout, Refusal};
 use crate::machine::Machine;
 use crate::model::Model;
@@ -70,9 +71,9 @@ impl<'a> Job<'a> {
         self.rack
     }
 
-    /// The machine for a job of so many accelerators, of which `unit` neighbours stay together.
-    pub(crate) fn machine(&self, accelerators: u32, unit: u32) -> Machine {
-        let fill = self.fill.unwrap_or_else(|| fill(self.rack.accelerators, accelerators, unit));
+    /// The machine for a job of so many accelerators, of which these groups of neighbours stay together.
+    pub(crate) fn machine(&self, accelerators: u32, groups: [u32; 3]) -> Machine {
+        let fill = self.fill.unwrap_or_else(|| fill(self.rack.accelerators, accelerators, groups));
         Machine::new(self.platform, self.rack, fill)
     }
 
@@ -82,20 +83,23 @@ impl<'a> Job<'a> {
     /// Why it cannot run.
     pub fn predict(&self, model: &Model, layout: &Layout) -> Result<Plan, Refusal> {
         layout.check(model)?;
-        let machine = self.machine(layout.accelerators(), layout.tp * layout.cp);
+        let machine = self.machine(layout.accelerators(), Key::of(layout).groups());
         machine.check(layout)?;
-        let step = step::step(&machine, model, &step::block(&machine, model, layout), layout);
+        let step = step::step(&machine, model, &Block::new(&machine, model, &Key::of(layout)), layout);
+        if !step.total_s.is_finite() {
+            return Err(Refusal::Infinite);
+        }
         Ok(Plan { layout: *layout, fill: machine.fill, step })
     }
 }
 
-/// The most accelerators of a rack that fill all racks evenly and keep `unit` neighbours together, as far as that goes.
-fn fill(rack: u32, accelerators: u32, unit: u32) -> u32 {
+/// The most accelerators of a rack that fill all racks evenly and keep groups of neighbours together, as far as that goes.
+fn fill(rack: u32, accelerators: u32, groups: [u32; 3]) -> u32 {
     if accelerators <= rack {
         return accelerators;
     }
     let most = |fits: &dyn Fn(u32) -> bool| (1..=rack).rev().find(|it| fits(*it));
     let even = |it: u32| accelerators.is_multiple_of(it);
-    let whole = |it: u32| it.is_multiple_of(unit) || unit.is_multiple_of(it);
+    let whole = |it: u32| groups.iter().all(|group| it.is_multiple_of(*group) || group.is_multiple_of(it));
     most(&|it| even(it) && whole(it) && 2 * it > rack).or_else(|| most(&whole)).unwrap_or(rack)
 }

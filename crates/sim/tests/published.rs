@@ -32,7 +32,11 @@ fn platforms_have_the_constants_that_are_fitted_to_what_was_published() {
 #[test]
 fn the_three_numbers_of_scalepool_come_out() {
     let figure = scalepool::Figure::load().unwrap();
-    let (paper, ours) = (figure.paper, scalepool::summary(&figure.predict(None).unwrap()));
+    let pairs = figure.predict(None).unwrap();
+    for pair in &pairs {
+        assert!(pair.baseline.memory.fits() && pair.scalepool.memory.fits(), "{}", pair.model);
+    }
+    let (paper, ours) = (figure.paper, scalepool::summary(&pairs));
     for (name, paper, ours, tolerance) in [
         ("mean", paper.mean, ours.mean, 0.01),
         ("best", paper.best, ours.best, 0.04),

@@ -1,6 +1,6 @@
 //! What a step is made of, held against formulas and against what must be true of any step.
 
-use polder_platform::Platform;
+use polder_platform::{Pbr, Platform, TransferRate};
 use polder_sim::{FarTier, Job, Layout, Model, Offload, Overlap, Recompute, Refusal, Step, Zero};
 
 fn gpt3() -> Model {
@@ -175,11 +175,74 @@ fn what_cannot_run_is_refused_with_the_reason_and_what_can() {
     }
 }
 
+/// However experts and copies share it, all accelerators together hold 12 bytes a parameter.
+#[test]
+fn all_accelerators_together_hold_the_optimizers_states() {
+    let platform = Platform::load("nvl72-ndr").unwrap();
+    let (job, model) = (Job::new(&platform), Model::load("mixtral-8x7b").unwrap());
+    for ep in [1, 2, 8] {
+        let cut =
+            Layout { tp: 4, ep, dp: 32, pp: 1, batch: 512, zero: Zero::Optimizer, flash: true, ..layout() };
+        let bytes = job.predict(&model, &cut).unwrap().step.memory.optimizer_bytes * 128.0;
+        assert!((bytes / (12.0 * model.parameters()) - 1.0).abs() < 1e-9, "ep {ep}: {bytes}");
+    }
+}
+
+/// Of two stages that compute all again, the last has the logits and so the most.
+#[test]
+fn the_fullest_stage_counts() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let (job, model) = (Job::new(&platform), Model::load("llama3-8b").unwrap());
+    let recompute = Recompute::Full;
+    let cut = Layout {
+        tp: 1,
+        pp: 2,
+        dp: 4,
+        batch: 128,
+        micro_batch: 2,
+        sequence_parallel: false,
+        recompute,
+        flash: true,
+        ..layout()
+    };
+    let used = job.predict(&model, &cut).unwrap().step.memory.used_bytes;
+    let logits = 4.0 * 128_256.0 * 2.0 * 8192.0;
+    let parameters = 18.0 * model.parameters() / 2.0;
+    assert!(used > parameters + logits, "{used} for {parameters} and {logits}");
+}
+
+/// Groups that would straddle racks are cut to what lies in every rack alike.
+#[test]
+fn groups_that_straddle_racks_send_between_them() {
+    let tensor = |tp, dp, fill| {
+        let platform = Platform::load("dgx-h100").unwrap();
+        let job = Job::new(&platform).with_fill(fill).unwrap();
+        let cut = Layout { tp, dp, pp: 1, batch: 1536, sequence_parallel: false, ..layout() };
+        job.predict(&gpt3(), &cut).unwrap().step.communication.tensor
+    };
+    assert_eq!(tensor(8, 2, 8).between.exposed_s, 0.0);
+    assert!(tensor(6, 2, 8).between.exposed_s > 0.0, "ranks 6 to 11 lie in two racks");
+    assert_eq!(tensor(6, 2, 6).between.exposed_s, 0.0);
+}
+
+#[test]
+fn nothing_is_hidden_beside_more_than_is_computed() {
+    let mut platform = Platform::load("dgx-h100").unwrap();
+    platform.between.as_mut().unwrap().link.rate = TransferRate::parse("1 GT/s").unwrap();
+    let overlap = Overlap { tensor: true, pipeline: true, data: true, offload: true };
+    let cut = Layout { overlap, zero: Zero::Optimizer, interleave: 3, ..layout() };
+    let step = Job::new(&platform).predict(&gpt3(), &cut).unwrap().step;
+    let (computed, communication) = (step.compute.total_s(), step.communication);
+    let hidden = communication.pipeline.between.hidden_s + communication.data.between.hidden_s;
+    assert!(hidden > 0.0 && hidden <= computed, "{hidden} beside {computed}");
+}
+
 #[test]
 fn port_ids_of_a_cxl_fabric_are_counted() {
     let mut platform = Platform::load("nvl72-cxl").unwrap();
     let between = platform.between.as_mut().unwrap();
-    between.pbr.as_mut().unwrap().rack_bridges = false;
+    between.pbr = Some(Pbr { ids: 4096, domains: 1, rack_bridges: false });
+    platform.pool = None;
     let large = Layout { dp: 48, ..layout() };
     let refused = Job::new(&platform).predict(&gpt3(), &large).unwrap_err();
     assert!(matches!(refused, Refusal::Ports { what: "PBR ids", needs: 6144, has: 4096, .. }), "{refused}");

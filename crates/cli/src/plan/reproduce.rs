@@ -140,6 +140,12 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
     println!(
         "The published numbers follow from two bandwidths and a pool as fast as C2C; latencies hardly move them."
     );
+    println!(
+        "Open besides, and taken: the layouts (tp of Gopher is guessed), only tensor parallelism inside racks, nothing"
+    );
+    println!(
+        "overlapped, weights fetched for each pass of each micro-batch. PaLM, whose copies all lie in other racks, leads."
+    );
     println!("They are met with fitted values, on simulated machines: no run over CXL validates them.");
     Ok(())
 }

@@ -23,10 +23,13 @@ pub(crate) struct Subject {
     /// Accelerators.
     #[arg(long, value_name = "COUNT")]
     gpus: u32,
-    /// Sequences of a step; when left out, as many as make 16 Mi tokens.
+    /// Sequences of a step; when left out, the power of two that makes 16 Mi tokens at most.
     #[arg(long, value_name = "SEQUENCES")]
     batch: Option<u32>,
-    /// Kind of rack, where the platform has several; when left out, its first.
+    /// Tokens of a sequence, in place of the model's.
+    #[arg(long, value_name = "TOKENS")]
+    sequence: Option<u32>,
+    /// Kind of rack, where the platform has several: a step is laid out over one kind. When left out, the first by name.
     #[arg(long, value_name = "NAME")]
     rack: Option<String>,
     /// Accelerators of each rack that are used; when left out, the most that fill all racks evenly.
@@ -188,6 +191,7 @@ impl Fixed {
             sequence_parallel: self.sequence_parallel,
             recompute: self.recompute.map(Into::into),
             zero: self.zero.map(Into::into),
+            wide_gradients: None,
             flash: Some(!self.no_flash),
             precision: Some(precision),
             overlap: self.no_overlap.then(Overlap::default),
@@ -227,6 +231,7 @@ impl Subject {
             rack: self.rack.clone(),
             fill: self.fill,
             against: against.cloned(),
+            sequence: self.sequence,
             layout: self.fixed.given(self.batch),
         }
     }
@@ -366,9 +371,9 @@ fn does_not_fit(step: &Step, layout: &Layout) -> String {
             ),
         ];
         let (what, bytes, remedy) = most.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("four kinds");
+        let gigabytes = bytes / 1e9;
         return format!(
-            "it does not fit: {used:.0} of {has:.0} GB, most of it {what} ({:.0} GB); try {remedy}",
-            bytes / 1e9
+            "it does not fit: {used:.0} of {has:.0} GB, most of it {what} ({gigabytes:.0} GB); more accelerators, {remedy} would help"
         );
     }
     let tier = if layout.offload.tier == FarTier::Pool { "pool" } else { "host" };
@@ -388,7 +393,8 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
         "ranks are placed tensor, context, expert, data, pipeline; {fill} accelerators of each rack are used"
     );
     if answer.points > 1 {
-        println!("the fastest of {} layouts that fits", grouped(answer.points));
+        let which = if answer.fits { "the fastest that fits" } else { "the nearest to fitting" };
+        println!("{which} of {} layouts", grouped(answer.points));
     }
     let mut head = vec![String::new(), answer.platform.clone()];
     head.extend(others.iter().map(|it| it.platform.clone()));
@@ -419,6 +425,12 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     if let [other] = others[..] {
         let ratio = step.total_s / other.step.total_s;
         println!("{} takes {ratio:.3} times as long as {}", answer.platform, other.platform);
+        if other.fill != *fill {
+            println!("on {}, {} accelerators of each rack are used", other.platform, other.fill);
+        }
+        if !other.fits {
+            println!("on {} {}", other.platform, does_not_fit(&other.step, layout));
+        }
     }
     if let Some(note) = answer.note {
         println!("{note}");
