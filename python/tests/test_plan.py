@@ -54,7 +54,11 @@ def test_a_table_equals_single_predictions() -> None:
                 sequence_parallel=True,
                 recompute="none",
             )
-            figures = {"total_s": one.step.total_s, "used_bytes": one.step.memory.used_bytes, "bubble_s": one.step.bubble_s}
+            figures = {
+                "total_s": one.step.total_s,
+                "used_bytes": one.step.memory.used_bytes,
+                "bubble_s": one.step.bubble_s,
+            }
             assert figures == {name: table[name][row, column] for name in figures}
             assert table["fits"][row, column] == one.fits
 

@@ -20,12 +20,6 @@ const NOISE: f64 = 0.03;
 /// How far a publication's software is plausibly faster or slower than another's.
 const SOFTWARE: f64 = 0.15;
 
-/// The constants before anything was seen.
-#[must_use]
-pub fn prior() -> Fitted {
-    Fitted::from_values(PRIOR.map(|(value, _)| value))
-}
-
 /// The most plausible constants given the tables: least squares of the logarithms, each table with its scalar, each
 /// constant near its prior. A pattern search: the same input gives the same constants.
 #[must_use]

@@ -15,7 +15,7 @@ mod step;
 mod timeline;
 mod train;
 
-pub use fit::{fit, prior};
+pub use fit::fit;
 pub use layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 pub use machine::Machine;
 pub use model::{Experts, Model};
