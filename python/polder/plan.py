@@ -223,7 +223,8 @@ def search(
     **columns
         Fields of `Layout`, each a number or an array; arrays are broadcast against each other. ``overlap`` and
         ``offload`` are flat: ``overlap_data``, ``offload_tier``. ``tp``, ``dp`` and ``batch`` must be given; what is
-        left out is 1, false or the first choice, but ``flash``, ``wide_gradients`` and all overlaps true, as in `train`.
+        left out is 1, false or the first choice, but ``flash``, ``wide_gradients`` and all overlaps are true, as in
+        `train`.
 
     Returns
     -------
