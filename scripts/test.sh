@@ -14,7 +14,7 @@ step() {
 }
 
 # A test that hangs ends and is named; libtest says which has been running for over a minute.
-limited() { timeout --verbose -k 10 20m "$@"; }
+limited() { timeout --verbose -k 10 40m "$@"; }
 
 in_shm() { ls /dev/shm | grep polder || true; }
 before=$(in_shm)
