@@ -37,7 +37,7 @@ pub(crate) fn plan_points<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let numbers = numbers.to_vec(py)?;
     let rows = py
-        .detach(|| points(model, platform, rack, fill, &numbers))
+        .detach(|| points(model, platform, rack.as_deref(), fill, &numbers))
         .map_err(|error| argument(error.to_string()))?;
     let bytes: Vec<u8> = rows.iter().flat_map(|figure| figure.to_le_bytes()).collect();
     Ok(PyBytes::new(py, &bytes))

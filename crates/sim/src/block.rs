@@ -57,6 +57,11 @@ pub(crate) struct Edge {
 const VALUE: f64 = 2.0;
 const MASK: f64 = 1.0;
 
+/// What is kept of where values were dropped.
+const fn mask(model: &Model) -> f64 {
+    if model.dropout { MASK } else { 0.0 }
+}
+
 /// Forward and backward together, as they are added up over the kernels of a block.
 #[derive(Default)]
 struct Passes {
@@ -93,9 +98,7 @@ impl Key {
             overlaps_tensor: layout.overlap.tensor,
         }
     }
-}
 
-impl Key {
     /// Neighbours that talk to each other most, the closest first.
     pub(crate) const fn groups(&self) -> [u32; 3] {
         let tensor = self.tp.saturating_mul(self.cp);
@@ -138,7 +141,7 @@ impl Block {
         let (inside, entries) = (inside / tp, model.entries());
         let products = key.precision;
 
-        let mask = if model.dropout { MASK } else { 0.0 };
+        let mask = mask(model);
         // Norms, and what joins the residual stream: two of each.
         let mut stream = Passes::default();
         for _ in 0..2 {
@@ -237,7 +240,7 @@ impl Block {
     fn kept(model: &Model, key: &Key, tokens: f64, shared: f64, heads: f64, kv: f64) -> f64 {
         let tp = f64::from(key.tp);
         let [hidden, width, inside] = [model.hidden, model.head_width(), model.feed_forward()].map(f64::from);
-        let mask = if model.dropout { MASK } else { 0.0 };
+        let mask = mask(model);
         let stream = (4.0 * VALUE + 2.0 * mask) * hidden * shared;
         let attention = VALUE * (2.0 * heads + 2.0 * kv) * width * tokens;
         let keeps_scores = !key.flash && key.recompute == Recompute::None;
@@ -314,7 +317,7 @@ fn edges(machine: &Machine, model: &Model, key: &Key, tokens: f64, shared: f64) 
     let first = Edge {
         forward: embedding.forward,
         backward: embedding.backward,
-        kept: if model.dropout { MASK } else { 0.0 } * hidden * shared,
+        kept: mask(model) * hidden * shared,
     };
     let kept = 2.0 * VALUE * hidden * shared + 4.0 * vocabulary * tokens;
     (first, Edge { forward: head.forward, backward: head.backward, kept })

@@ -137,6 +137,32 @@ pub enum FarTier {
     Pool,
 }
 
+impl Overlap {
+    /// Each with each other.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let bit = |it: u32, at: u32| it & 1 << at != 0;
+        (0..16).map(move |it| Self {
+            tensor: bit(it, 0),
+            pipeline: bit(it, 1),
+            data: bit(it, 2),
+            offload: bit(it, 3),
+        })
+    }
+}
+
+impl Offload {
+    /// Nothing, then each with each other in this tier.
+    pub fn all(tier: FarTier) -> impl Iterator<Item = Self> {
+        let bit = |it: u32, at: u32| it & 1 << at != 0;
+        (0..8).map(move |it| Self {
+            tier,
+            weights: bit(it, 0),
+            optimizer: bit(it, 1),
+            activations: bit(it, 2),
+        })
+    }
+}
+
 impl Layout {
     /// Accelerators that it takes.
     #[must_use]

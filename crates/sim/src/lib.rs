@@ -9,6 +9,7 @@ mod machine;
 mod model;
 mod published;
 mod request;
+mod rows;
 pub mod scalepool;
 mod search;
 mod step;
@@ -22,8 +23,9 @@ pub use model::{Experts, Model};
 pub use published::{
     Compared, Counting, Judged, Pooled, Ratio, Row, Seen, Table, compare, fitted, tables, validate,
 };
-pub use request::{Answer, Given, NUMBERS, Progress, Request, RequestError, front, numbers, points};
-pub use search::{Found, Outcome, Space, search};
+pub use request::{Answer, Given, Request, RequestError};
+pub use rows::{NUMBERS, numbers, points};
+pub use search::{Found, Outcome, Progress, Space, front, search};
 pub use step::{Communication, Compute, Memory, Scoped, Shown, Step};
 pub use timeline::{Stretch, Work, timeline};
 pub use train::{Job, Plan};

@@ -191,8 +191,8 @@ impl Machine {
                 remedy,
             });
         };
-        let ports = u64::from(accelerators) * u64::from(fabric.links)
-            + (f64::from(accelerators) * self.pool_ports).ceil() as u64;
+        let nodes = (f64::from(accelerators) * self.pool_ports).ceil() as u64;
+        let ports = u64::from(accelerators) * u64::from(fabric.links) + nodes;
         if ports > fabric.ports() {
             let remedy = "take fewer, more levels, or switches with more ports";
             return Err(Refusal::Ports {
@@ -204,7 +204,6 @@ impl Machine {
             });
         }
         let Some(pbr) = fabric.pbr else { return Ok(()) };
-        let nodes = (f64::from(accelerators) * self.pool_ports).ceil() as u64;
         let racks = u64::from(accelerators.div_ceil(self.fill));
         let needs = if pbr.rack_bridges { racks + nodes } else { ports };
         let has = u64::from(pbr.ids) * u64::from(pbr.domains);

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 use crate::model::Model;
-use crate::search::{Found, Outcome, Space, search};
+use crate::search::{Outcome, Progress, Space, search};
 use crate::step::Step;
 use crate::train::{Job, Plan};
 
@@ -130,9 +130,6 @@ pub enum RequestError {
 
 const UNPROVED: &str = "no run over CXL validates the difference between these fabrics";
 
-/// Told of each block that is done, of how many.
-pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
-
 impl Given {
     /// The layouts that have what is given.
     #[must_use]
@@ -159,7 +156,9 @@ impl Given {
             overlap: only(all.overlap, self.overlap),
             offload: match self.offload {
                 Some(offload) => vec![offload],
-                None if self.tiers => offloads(),
+                None if self.tiers => {
+                    Offload::all(FarTier::Host).chain(Offload::all(FarTier::Pool).skip(1)).collect()
+                }
                 None => all.offload,
             },
             ..all
@@ -167,31 +166,10 @@ impl Given {
     }
 }
 
-/// Nothing elsewhere, then each choice in each tier.
-fn offloads() -> Vec<Offload> {
-    let far = |tier| {
-        let bit = |it: u32, at: u32| it & 1 << at != 0;
-        (1..8).map(move |it| Offload {
-            tier,
-            weights: bit(it, 0),
-            optimizer: bit(it, 1),
-            activations: bit(it, 2),
-        })
-    };
-    [Offload::default()].into_iter().chain(far(FarTier::Host)).chain(far(FarTier::Pool)).collect()
-}
-
 impl Request {
     fn job<'a>(&self, name: &str, platform: &'a Platform) -> Result<Job<'a>, RequestError> {
-        let refused = |refusal| RequestError::Refused { name: name.into(), refusal };
-        let mut job = Job::new(platform);
-        if let Some(rack) = &self.rack {
-            job = job.with_rack(rack).map_err(refused)?;
-        }
-        match self.fill {
-            Some(fill) => job.with_fill(fill).map_err(refused),
-            None => Ok(job),
-        }
+        Job::chosen(platform, self.rack.as_deref(), self.fill)
+            .map_err(|refusal| RequestError::Refused { name: name.into(), refusal })
     }
 
     fn model(&self) -> Result<Model, RequestError> {
@@ -206,13 +184,21 @@ impl Request {
     /// # Errors
     /// When a file is damaged, or no layout can run at all; one that does not fit is in the outcome.
     pub fn search(&self, threads: usize, progress: Progress<'_>) -> Result<Outcome, RequestError> {
-        let platform = Platform::load(&self.platform)?;
-        let model = self.model()?;
-        let job = self.job(&self.platform, &platform)?;
-        let space = self.layout.space(&model, self.accelerators);
-        let outcome = search(&job, &model, &space, threads, progress);
+        self.look(&Platform::load(&self.platform)?, &self.model()?, threads, progress)
+    }
+
+    fn look(
+        &self,
+        platform: &Platform,
+        model: &Model,
+        threads: usize,
+        progress: Progress<'_>,
+    ) -> Result<Outcome, RequestError> {
+        let job = self.job(&self.platform, platform)?;
+        let space = self.layout.space(model, self.accelerators);
+        let outcome = search(&job, model, &space, threads, progress);
         match outcome.points {
-            0 => Err(self.why_none(&job, &model, &space, outcome)),
+            0 => Err(self.why_none(&job, model, &space, outcome)),
             _ => Ok(outcome),
         }
     }
@@ -241,13 +227,13 @@ impl Request {
     /// # Errors
     /// As [`Request::search`]; and when the other platform cannot run the layout.
     pub fn train(&self, threads: usize, progress: Progress<'_>) -> Result<Answer, RequestError> {
-        let outcome = self.search(threads, progress)?;
+        let (platform, model) = (Platform::load(&self.platform)?, self.model()?);
+        let outcome = self.look(&platform, &model, threads, progress)?;
         let found = outcome.best().or(outcome.nearest.as_ref()).map(|found| found.layout);
         let Some(layout) = found else { unreachable!("a layout was predicted") };
-        let model = self.model()?;
-        let mut answer = self.answer(&self.platform, &model, &layout, outcome.points)?;
+        let mut answer = self.answer(&self.platform, &platform, &model, &layout, outcome.points)?;
         if let Some(other) = &self.against {
-            let other = self.answer(other, &model, &layout, 1)?;
+            let other = self.answer(other, &Platform::load(other)?, &model, &layout, 1)?;
             answer.note = answer.note.or(other.note);
             answer.against = Some(Box::new(other));
         }
@@ -257,12 +243,12 @@ impl Request {
     fn answer(
         &self,
         name: &str,
+        platform: &Platform,
         model: &Model,
         layout: &Layout,
         points: u64,
     ) -> Result<Answer, RequestError> {
-        let platform = Platform::load(name)?;
-        let job = self.job(name, &platform)?;
+        let job = self.job(name, platform)?;
         let refused = |refusal| RequestError::Refused { name: name.into(), refusal };
         let Plan { layout, fill, step } = job.predict(model, layout).map_err(refused)?;
         let compute = job.rack().accelerator.compute;
@@ -294,171 +280,5 @@ impl Answer {
     #[must_use]
     pub fn rate(&self) -> f64 {
         self.model_flops / self.step.total_s / f64::from(self.accelerators)
-    }
-}
-
-/// Of points on several platforms those that no other beats in time, in the accelerator's memory and in the other tier; the
-/// fastest first, and of equal ones those of the earlier platform.
-#[must_use]
-pub fn front<T: Clone>(points: &[(T, Found)]) -> Vec<(T, Found)> {
-    let cost =
-        |found: &Found| [found.step.total_s, found.step.memory.used_bytes, found.step.memory.far_bytes];
-    let is_beaten = |(index, (_, found)): (usize, &(T, Found))| {
-        let ours = cost(found);
-        points.iter().enumerate().any(|(other, (_, it))| {
-            let theirs = cost(it);
-            (0..3).all(|axis| theirs[axis] <= ours[axis]) && (theirs != ours || other < index)
-        })
-    };
-    let mut front: Vec<_> = points
-        .iter()
-        .enumerate()
-        .filter(|point| !is_beaten(*point))
-        .map(|(_, point)| point.clone())
-        .collect();
-    front.sort_by(|(_, a), (_, b)| a.step.total_s.total_cmp(&b.step.total_s));
-    front
-}
-
-/// The numbers of a layout, in the order of [`NUMBERS`].
-#[must_use]
-pub fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
-    let Overlap { tensor, pipeline, data, offload } = layout.overlap;
-    let Offload { tier, weights, optimizer, activations } = layout.offload;
-    [
-        layout.tp,
-        layout.cp,
-        layout.ep,
-        layout.dp,
-        layout.pp,
-        layout.interleave,
-        layout.batch,
-        layout.micro_batch,
-        layout.sequence_parallel.into(),
-        layout.recompute as u32,
-        layout.flash.into(),
-        layout.zero as u32,
-        layout.precision as u32,
-        layout.wide_gradients.into(),
-        tensor.into(),
-        pipeline.into(),
-        data.into(),
-        offload.into(),
-        tier as u32,
-        weights.into(),
-        optimizer.into(),
-        activations.into(),
-    ]
-}
-
-/// The numbers that name a layout in a table of many; what is a choice is counted from 0 in the order of its type.
-pub const NUMBERS: [&str; 22] = [
-    "tp",
-    "cp",
-    "ep",
-    "dp",
-    "pp",
-    "interleave",
-    "batch",
-    "micro_batch",
-    "sequence_parallel",
-    "recompute",
-    "flash",
-    "zero",
-    "precision",
-    "wide_gradients",
-    "overlap_tensor",
-    "overlap_pipeline",
-    "overlap_data",
-    "overlap_offload",
-    "offload_tier",
-    "offload_weights",
-    "offload_optimizer",
-    "offload_activations",
-];
-
-fn layout(numbers: &[u32]) -> Option<Layout> {
-    let &[tp, cp, ep, dp, pp, interleave, batch, micro_batch, ref choices @ ..] = numbers else {
-        return None;
-    };
-    let &[sequence_parallel, recompute, flash, zero, precision, wide_gradients, ref rest @ ..] = choices
-    else {
-        return None;
-    };
-    let &[tensor, pipeline, data, offload, tier, weights, optimizer, activations] = rest else { return None };
-    Some(Layout {
-        tp,
-        cp,
-        ep,
-        dp,
-        pp,
-        interleave,
-        batch,
-        micro_batch,
-        sequence_parallel: sequence_parallel != 0,
-        recompute: *[Recompute::None, Recompute::Selective, Recompute::Full].get(recompute as usize)?,
-        flash: flash != 0,
-        zero: *[Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Weights].get(zero as usize)?,
-        precision: *[Precision::Bf16, Precision::Fp8].get(precision as usize)?,
-        wide_gradients: wide_gradients != 0,
-        overlap: Overlap {
-            tensor: tensor != 0,
-            pipeline: pipeline != 0,
-            data: data != 0,
-            offload: offload != 0,
-        },
-        offload: Offload {
-            tier: *[FarTier::Host, FarTier::Pool].get(tier as usize)?,
-            weights: weights != 0,
-            optimizer: optimizer != 0,
-            activations: activations != 0,
-        },
-    })
-}
-
-/// Predicts many layouts, each given by the [`NUMBERS`] of a row; a row of [`Step::COLUMNS`] for each, all NaN where the layout
-/// cannot run.
-///
-/// # Errors
-/// When a file is damaged or missing, or the platform has no such rack.
-pub fn points(
-    model: &str,
-    platform: &str,
-    rack: Option<String>,
-    fill: Option<u32>,
-    numbers: &[u32],
-) -> Result<Vec<f64>, RequestError> {
-    let request = Request {
-        model: model.into(),
-        platform: platform.into(),
-        accelerators: 0,
-        rack,
-        fill,
-        against: None,
-        sequence: None,
-        layout: Given::default(),
-    };
-    let loaded = Platform::load(platform)?;
-    let model = Model::load(model)?;
-    let job = request.job(platform, &loaded)?;
-    let rows = numbers.chunks_exact(NUMBERS.len()).map(|row| {
-        let plan = layout(row).and_then(|layout| job.predict(&model, &layout).ok());
-        plan.map_or([f64::NAN; Step::COLUMNS.len()], |plan| plan.step.columns())
-    });
-    Ok(rows.flatten().collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_layout_is_the_one_that_its_numbers_name() {
-        let row: Vec<_> = (0..8).map(|it| it + 1).chain([1, 2, 0, 3, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
-        assert_eq!(numbers(&layout(&row).unwrap()).to_vec(), row);
-        assert_eq!(layout(&[0; 22][..21]), None);
-        let mut wrong = row;
-        wrong[9] = 3;
-        assert_eq!(layout(&wrong), None, "there are three kinds of recomputation");
     }
 }

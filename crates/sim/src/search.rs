@@ -185,6 +185,10 @@ struct Cost {
 }
 
 impl Cost {
+    fn of(step: &Step, place: u64) -> Self {
+        Self { total_s: step.total_s, used: step.memory.used_bytes, far: step.memory.far_bytes, place }
+    }
+
     /// Whether nothing speaks for the other.
     fn covers(&self, other: &Self) -> bool {
         let no_worse = self.total_s <= other.total_s && self.used <= other.used && self.far <= other.far;
@@ -203,16 +207,11 @@ impl Best {
     #[inline(always)]
     fn add(&mut self, place: u64, layout: &Layout, step: &Step) {
         self.points += 1;
-        let memory = &step.memory;
-        if !memory.fits() {
+        if !step.memory.fits() {
             return self.come_near(place, layout, step);
         }
         self.fits += 1;
-        self.keep(
-            &Cost { total_s: step.total_s, used: memory.used_bytes, far: memory.far_bytes, place },
-            layout,
-            step,
-        );
+        self.keep(&Cost::of(step, place), layout, step);
     }
 
     #[inline(always)]
@@ -259,10 +258,8 @@ impl Best {
         if let Some((place, refusal)) = other.refusal {
             self.refuse(place, refusal);
         }
-        if let Some((over, place, found)) = other.nearest
-            && self.nearest.as_ref().is_none_or(|(known, at, _)| (over, place) < (*known, *at))
-        {
-            self.nearest = Some((over, place, found));
+        if let Some((_, place, Found { layout, step })) = other.nearest {
+            self.come_near(place, &layout, &step);
         }
         self.points += other.points;
         self.fits += other.fits;
@@ -288,6 +285,22 @@ fn over(step: &Step) -> f64 {
         + (memory.far_bytes - memory.far_capacity_bytes).max(0.0)
 }
 
+/// Of points on several platforms those that no other beats in time, in the accelerator's memory and in the other tier; the
+/// fastest first, and of equal ones those of the earlier platform.
+#[must_use]
+pub fn front<T: Clone>(points: &[(T, Found)]) -> Vec<(T, Found)> {
+    let costs: Vec<_> =
+        points.iter().zip(0..).map(|((_, found), place)| Cost::of(&found.step, place)).collect();
+    let is_beaten = |cost: &Cost| costs.iter().any(|other| other.covers(cost));
+    let best = costs.iter().zip(points).filter(|(cost, _)| !is_beaten(cost));
+    let mut front: Vec<_> = best.map(|(_, point)| point.clone()).collect();
+    front.sort_by(|(_, a), (_, b)| a.step.total_s.total_cmp(&b.step.total_s));
+    front
+}
+
+/// Told of each block that is done, of how many.
+pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
+
 /// Predicts every layout of `space` on `threads` threads. `progress` is told of every block that is done, of how many.
 ///
 /// The same space gives the same outcome on any number of threads.
@@ -296,7 +309,7 @@ pub fn search(
     model: &Model,
     space: &Space,
     threads: usize,
-    progress: &(dyn Fn(usize, usize) + Sync),
+    progress: Progress<'_>,
 ) -> Outcome {
     let keys = space.keys();
     let threads = threads.clamp(1, keys.len().max(1));

@@ -65,6 +65,16 @@ impl<'a> Job<'a> {
         Ok(Self { rack, ..self })
     }
 
+    /// Steps on this kind of rack and with so many of each used, as far as either is given.
+    ///
+    /// # Errors
+    /// As [`Job::with_rack`] and [`Job::with_fill`].
+    pub fn chosen(platform: &'a Platform, rack: Option<&str>, fill: Option<u32>) -> Result<Self, Refusal> {
+        let job = Self::new(platform);
+        let job = rack.map_or(Ok(job.clone()), |rack| job.with_rack(rack))?;
+        fill.map_or(Ok(job.clone()), |fill| job.with_fill(fill))
+    }
+
     /// The kind of rack.
     #[must_use]
     pub const fn rack(&self) -> &'a Rack {

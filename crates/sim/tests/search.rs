@@ -19,29 +19,10 @@ impl Dice {
     }
 }
 
-fn overlaps() -> Vec<Overlap> {
-    let bit = |it: u32, at: u32| it & 1 << at != 0;
-    (0..16)
-        .map(|it| Overlap { tensor: bit(it, 0), pipeline: bit(it, 1), data: bit(it, 2), offload: bit(it, 3) })
-        .collect()
-}
-
-fn offloads() -> Vec<Offload> {
-    let bit = |it: u32, at: u32| it & 1 << at != 0;
-    let tier = |it| if bit(it, 3) { FarTier::Pool } else { FarTier::Host };
-    (0..16)
-        .map(|it| Offload {
-            tier: tier(it),
-            weights: bit(it, 0),
-            optimizer: bit(it, 1),
-            activations: bit(it, 2),
-        })
-        .collect()
-}
-
 fn random_space(dice: &mut Dice, model: &Model) -> Space {
     let accelerators = [64, 512, 1024, 6144][dice.roll(4)];
     let all = Space::usual(model, accelerators, [1024, 1536, 6144][dice.roll(3)]);
+    let offloads: Vec<_> = Offload::all(FarTier::Host).chain(Offload::all(FarTier::Pool)).collect();
     Space {
         tp: dice.two(&all.tp),
         cp: dice.two(&[1, 2, 4]),
@@ -54,8 +35,8 @@ fn random_space(dice: &mut Dice, model: &Model) -> Space {
         zero: dice.two(&all.zero),
         precision: vec![[Precision::Bf16, Precision::Fp8][dice.roll(2)]],
         wide_gradients: vec![true, false],
-        overlap: dice.two(&overlaps()),
-        offload: dice.two(&offloads()),
+        overlap: dice.two(&Overlap::all().collect::<Vec<_>>()),
+        offload: dice.two(&offloads),
         ..all
     }
 }

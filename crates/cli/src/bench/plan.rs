@@ -49,17 +49,12 @@ pub(super) fn run() -> Result<Vec<Row>, Failure> {
 
 /// Every layout, with everything that can be chosen chosen both ways.
 fn space(model: &Model) -> Space {
-    let bit = |it: u32, at: u32| it & 1 << at != 0;
-    let overlap =
-        |it| Overlap { tensor: bit(it, 0), pipeline: bit(it, 1), data: bit(it, 2), offload: bit(it, 3) };
-    let tier = FarTier::Host;
-    let offload = |it| Offload { tier, weights: bit(it, 0), optimizer: bit(it, 1), activations: bit(it, 2) };
     Space {
         flash: vec![true, false],
         precision: vec![Precision::Bf16, Precision::Fp8],
         wide_gradients: vec![true, false],
-        overlap: (0..16).map(overlap).collect(),
-        offload: (0..8).map(offload).collect(),
+        overlap: Overlap::all().collect(),
+        offload: Offload::all(FarTier::Host).collect(),
         ..Space::usual(model, 98_304, 6_144)
     }
 }
