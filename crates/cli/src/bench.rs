@@ -1,6 +1,6 @@
 //! `polder bench`: Polder and its peers in turn, in one run, a row for each figure.
 
-mod collectives;
+pub(crate) mod collectives;
 mod lines;
 mod mpi;
 mod objects;
@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use crate::Failure;
-use row::Row;
+pub(crate) use row::Row;
 
 /// Measures Polder and its peers in turn.
 #[derive(Args)]

@@ -4,6 +4,7 @@ mod reproduce;
 mod table;
 mod train;
 mod validate;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,8 @@ pub(crate) enum Command {
     Reproduce(reproduce::Arguments),
     /// Hold predictions against published steps, and print the errors.
     Validate(validate::Arguments),
+    /// Predict half of what this machine takes from the other half, measured beside predicted.
+    Verify(verify::Arguments),
     /// Print the platforms and models that Polder brings along.
     List,
 }
@@ -35,6 +38,7 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Search(arguments) => train::search(arguments)?,
         Command::Reproduce(arguments) => reproduce::run(arguments)?,
         Command::Validate(arguments) => validate::run(arguments)?,
+        Command::Verify(arguments) => verify::run(arguments)?,
         Command::List => list()?,
     }
     Ok(ExitCode::SUCCESS)

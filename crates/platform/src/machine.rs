@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bandwidth, Bytes, DataError, Fabric, FlopRate, Folder, Protocol, Time, read};
+use crate::{Bandwidth, Bytes, DataError, Fabric, FlopRate, Folder, Protocol, Sharing, Time, read};
 
 /// A machine: racks of accelerators, a fabric between the racks, and perhaps a memory pool on that fabric.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,6 +20,8 @@ pub struct Platform {
     pub between: Option<Fabric>,
     /// Memory nodes on the fabric between the racks.
     pub pool: Option<MemoryNodes>,
+    /// What ranks pay that exchange bytes by copying them.
+    pub sharing: Option<Sharing>,
 }
 
 /// A scale-up domain.
@@ -190,6 +192,9 @@ impl Platform {
                 }
                 None => {}
             }
+        }
+        if self.sharing.as_ref().is_some_and(|sharing| sharing.cores == 0) {
+            return Err(("sharing.cores".into(), "expected at least one".into()));
         }
         let Some(between) = &self.between else {
             return match self.pool {

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use polder_kernels::{Dtype, Op};
 use polder_mem::{Coherence, Memory, Nanos, Offset};
-use polder_schedule::{Collective, Cut, Plan, Schedule};
+use polder_schedule::{Collective, Cut, Plan, Variant};
 
 use crate::PoolError;
 use crate::group::{Failure, Group, MAX_BYTES, MAX_STEP, Signature};
@@ -24,17 +24,6 @@ use crate::group::{Failure, Group, MAX_BYTES, MAX_STEP, Signature};
 use data::{Data, Scratch};
 use pace::{Paces, Size, Stores};
 use run::{Reduction, Run};
-
-/// How a collective is scheduled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Variant {
-    /// In one exchange.
-    Direct,
-    /// Every chunk is combined by one rank.
-    Sharded,
-    /// Inside hosts, then between them.
-    TwoLevel,
-}
 
 /// What plans are kept by.
 type Key = (Collective, usize, Variant);
@@ -336,8 +325,7 @@ impl<M: Memory> Group<M> {
         bytes: u64,
         (input_stride, output_stride): (u64, u64),
     ) -> Result<(), PoolError> {
-        let variant =
-            if call.collective == Collective::AllReduce { Variant::Sharded } else { Variant::Direct };
+        let variant = Variant::in_pool(call.collective);
         let plan = self.plan(call, variant);
         assert!(plan.shows_only_chunks(), "{} in the pool has a block that is no chunk", call.collective);
         let segment = self.options().segment_bytes;
@@ -389,15 +377,7 @@ impl<M: Memory> Group<M> {
     }
 
     fn variant(&self, call: &Call) -> Variant {
-        if call.bytes <= self.options().direct_bytes {
-            return Variant::Direct;
-        }
-        let hosts: Vec<u16> = self.hosts().collect();
-        match call.collective {
-            collective if Schedule::has_two_levels(collective, &hosts) => Variant::TwoLevel,
-            Collective::AllReduce | Collective::Reduce => Variant::Sharded,
-            _ => Variant::Direct,
-        }
+        Variant::staged(call.collective, call.bytes, self.options().direct_bytes, || self.hosts().collect())
     }
 
     fn plan(&mut self, call: &Call, variant: Variant) -> Arc<Plan> {
@@ -406,11 +386,7 @@ impl<M: Memory> Group<M> {
             return Arc::clone(plan);
         }
         let hosts: Vec<u16> = self.hosts().collect();
-        let schedule = match variant {
-            Variant::Direct => Schedule::direct(call.collective, self.size(), call.root),
-            Variant::Sharded => Schedule::sharded(call.collective, self.size(), call.root),
-            Variant::TwoLevel => Schedule::two_level(call.collective, &hosts, call.root).expect("two levels"),
-        };
+        let schedule = variant.schedule(call.collective, &hosts, call.root);
         let plan = Arc::new(Plan::new(&schedule, &hosts, self.rank()));
         self.workshop.plans.push((key, Arc::clone(&plan)));
         plan

@@ -22,6 +22,7 @@ use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use polder_mem::{Bell, Liveness, Memory, Nanos, Offset, ProcessSlot};
+use polder_schedule::{DIRECT_BYTES, SEGMENT_BYTES, STAGING_BYTES};
 
 use crate::collectives::Workshop;
 use crate::line::{self, Words};
@@ -87,9 +88,9 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            staging_bytes: 4 << 20,
-            segment_bytes: 256 << 10,
-            direct_bytes: 32 << 10,
+            staging_bytes: STAGING_BYTES,
+            segment_bytes: SEGMENT_BYTES,
+            direct_bytes: DIRECT_BYTES,
             stream_bytes: 4 << 10,
             timeout: Duration::from_secs(30),
             silence: Duration::from_secs(5),

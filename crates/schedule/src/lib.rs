@@ -21,6 +21,7 @@ mod levels;
 mod meaning;
 mod plan;
 mod traffic;
+mod variant;
 
 use std::fmt;
 
@@ -28,6 +29,7 @@ pub use cut::{Cut, GRAIN};
 pub use meaning::ScheduleError;
 pub use plan::{Act, Block, Chunk, Plan, Read, SLOTS, Step, Turn};
 pub use traffic::Traffic;
+pub use variant::{DIRECT_BYTES, SEGMENT_BYTES, STAGING_BYTES, Variant};
 
 /// What ranks do together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

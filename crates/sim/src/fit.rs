@@ -21,19 +21,24 @@ const NOISE: f64 = 0.03;
 const SOFTWARE: f64 = 0.15;
 
 /// The most plausible constants given the tables: least squares of the logarithms, each table with its scalar, each
-/// constant near its prior. A pattern search: the same input gives the same constants.
+/// constant near its prior. The same input gives the same constants.
 #[must_use]
 pub fn fit(tables: &[(&Table, &Platform)]) -> Fitted {
-    let mut at = [0.0; 8];
-    let mut best = cost(&at, tables);
+    constants(&descend(|at| cost(at, tables)))
+}
+
+/// Where a cost is the least, from the origin on: a pattern search.
+pub(crate) fn descend<const N: usize>(cost: impl Fn(&[f64; N]) -> f64) -> [f64; N] {
+    let mut at = [0.0; N];
+    let mut best = cost(&at);
     let mut stride = 1.0;
     while stride > 1e-3 {
         let mut moved = false;
-        for axis in 0..at.len() {
+        for axis in 0..N {
             for sign in [1.0, -1.0] {
                 let mut next = at;
                 next[axis] += sign * stride;
-                let cost = cost(&next, tables);
+                let cost = cost(&next);
                 if cost < best {
                     (at, best, moved) = (next, cost, true);
                     break;
@@ -44,7 +49,7 @@ pub fn fit(tables: &[(&Table, &Platform)]) -> Fitted {
             stride *= 0.5;
         }
     }
-    constants(&at)
+    at
 }
 
 /// The constants that lie so many plausible factors from the prior.

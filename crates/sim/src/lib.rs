@@ -2,10 +2,12 @@
 #![forbid(unsafe_code)]
 
 mod block;
+mod collective;
 mod fit;
 mod hugging_face;
 mod layout;
 mod machine;
+mod measured;
 mod model;
 mod published;
 mod request;
@@ -16,9 +18,11 @@ mod step;
 mod timeline;
 mod train;
 
+pub use collective::{Place, collective};
 pub use fit::fit;
 pub use layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 pub use machine::Machine;
+pub use measured::{Beside, Measured, Verified, exchange, verify};
 pub use model::{Experts, Model};
 pub use published::{
     Compared, Counting, Judged, Pooled, Ratio, Row, Seen, Table, compare, fitted, tables, validate,

@@ -9,17 +9,17 @@ use crate::Failure;
 
 /// What to measure.
 #[derive(clap::Args)]
-pub(super) struct Arguments {
+pub(crate) struct Arguments {
     /// How many processes, from 2 on.
     #[arg(long, num_args = 1.., default_values_t = [2, 4], value_parser = clap::value_parser!(u16).range(2..=64))]
-    procs: Vec<u16>,
+    pub(crate) procs: Vec<u16>,
     /// Sizes in bytes; 4 KiB to 128 MiB when left out.
     #[arg(long, num_args = 1..)]
-    sizes: Vec<u64>,
+    pub(crate) sizes: Vec<u64>,
 }
 
 /// Runs the benchmark's Python half and hands on each row as it comes.
-pub(super) fn run(
+pub(crate) fn run(
     arguments: &Arguments,
     mut row: impl FnMut(&Row) -> Result<(), Failure>,
 ) -> Result<(), Failure> {

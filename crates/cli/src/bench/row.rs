@@ -31,9 +31,9 @@ pub(super) struct Sample {
     /// The median.
     pub(super) median: f64,
     /// The least.
-    pub(super) low: f64,
+    pub(crate) low: f64,
     /// The greatest.
-    pub(super) high: f64,
+    pub(crate) high: f64,
 }
 
 impl Sample {
@@ -52,19 +52,19 @@ impl Sample {
 
 /// One figure. `ratio` says how many times better Polder is than the peer: above 1 is better.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-pub(super) struct Row {
+pub(crate) struct Row {
     /// Which benchmark.
     pub(super) bench: String,
     /// Operation, size, processes, pool, `staged` or `in-pool`, library, in plain words.
-    pub(super) case: String,
+    pub(crate) case: String,
     /// What was measured.
     pub(super) metric: String,
     /// The median.
-    pub(super) value: f64,
+    pub(crate) value: f64,
     /// The least.
-    pub(super) low: f64,
+    pub(crate) low: f64,
     /// The greatest.
-    pub(super) high: f64,
+    pub(crate) high: f64,
     /// The unit of the three.
     pub(super) unit: String,
     /// How it was obtained.

@@ -1,0 +1,174 @@
+//! The loop from measurement to prediction, on this machine.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::Args;
+use polder_platform::{DataError, Platform, Sharing};
+use polder_sim::{Measured, Place, Verified, verify};
+
+use super::table;
+use crate::Failure;
+use crate::bench::{Row, collectives};
+
+/// The benchmark deals its ranks out to so many hosts in turn.
+const HOSTS: u16 = 2;
+/// What a prediction may be off.
+const TOLERANCE: f64 = 0.15;
+
+/// Predicts half of what this machine takes from the other half, measured beside predicted.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The machine, as `polder probe` wrote it.
+    #[arg(long, default_value = "platform.toml")]
+    platform: String,
+    /// Rows of `polder bench collectives --json` to take instead of measuring; several times for several runs.
+    #[arg(long, value_name = "FILE")]
+    rows: Vec<PathBuf>,
+    /// How often to measure: the median of the runs counts.
+    #[arg(long, default_value_t = 3)]
+    runs: u32,
+    /// How many processes.
+    #[arg(long, num_args = 1.., default_values_t = [2, 3, 4], value_parser = clap::value_parser!(u16).range(2..=64))]
+    procs: Vec<u16>,
+    /// Sizes in bytes.
+    #[arg(long, num_args = 1.., default_values_t = (12..=26).step_by(2).map(|log| 1_u64 << log))]
+    sizes: Vec<u64>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let platform = Platform::load(&arguments.platform)?;
+    let sharing = platform.sharing.ok_or_else(|| {
+        let expected = "expected what ranks pay that exchange bytes: `polder probe` writes it";
+        DataError::new(&arguments.platform, "sharing", expected)
+    })?;
+    let verified = verify(&sharing, &measured(arguments)?);
+    if arguments.json {
+        println!("{}", serde_json::to_string(&verified)?);
+    } else {
+        print(&sharing, &verified);
+    }
+    Ok(())
+}
+
+/// The median of each case over all runs.
+fn measured(arguments: &Arguments) -> Result<Vec<Measured>, Failure> {
+    let mut seen = BTreeMap::<String, Vec<Row>>::new();
+    let mut order = Vec::new();
+    let mut take = |row: &Row| {
+        let rows = seen.entry(row.case.clone()).or_default();
+        if rows.is_empty() {
+            order.push(row.case.clone());
+        }
+        rows.push(row.clone());
+    };
+    for file in &arguments.rows {
+        let wrong = |why: String| Failure(format!("{}: {why}", file.display()));
+        let text =
+            std::fs::read_to_string(file).map_err(|error| wrong(format!("cannot read it: {error}")))?;
+        for (line, number) in text.lines().zip(1..) {
+            let row = serde_json::from_str(line);
+            take(
+                &row.map_err(|error| {
+                    wrong(format!("line {number}: expected a row of a benchmark: {error}"))
+                })?,
+            );
+        }
+    }
+    if arguments.rows.is_empty() {
+        let what = collectives::Arguments { procs: arguments.procs.clone(), sizes: arguments.sizes.clone() };
+        for run in 1..=arguments.runs {
+            eprintln!("polder: measuring all-reduces, run {run} of {}", arguments.runs);
+            collectives::run(&what, |row| {
+                take(row);
+                Ok(())
+            })?;
+        }
+    }
+    let rows = order.iter().filter_map(|case| {
+        let rows = &seen[case];
+        let mut medians: Vec<_> = rows.iter().map(|row| row.value).collect();
+        medians.sort_by(f64::total_cmp);
+        let low = rows.iter().map(|row| row.low).fold(f64::INFINITY, f64::min);
+        let high = rows.iter().map(|row| row.high).fold(0.0, f64::max);
+        parsed(case, medians[medians.len() / 2], [low, high])
+    });
+    Ok(rows.collect())
+}
+
+/// What a row says, in microseconds; `None` for one of another collective or of a library that is not predicted.
+fn parsed(case: &str, median: f64, spread: [f64; 2]) -> Option<Measured> {
+    let words: Vec<_> = case.split(' ').collect();
+    let ["all-reduce", size, unit, procs, "procs", exchange, ref place @ ..] = words[..] else { return None };
+    let place = match place {
+        ["staged"] => Place::Staged,
+        ["in-pool"] => Place::InPool,
+        _ => return None,
+    };
+    let unit = match unit {
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        _ => return None,
+    };
+    let procs: u16 = procs.parse().ok()?;
+    Some(Measured {
+        case: case.into(),
+        exchange: exchange.into(),
+        place,
+        hosts: (0..procs).map(|rank| rank % HOSTS).collect(),
+        bytes: size.parse::<u64>().ok()? * unit,
+        seconds: median / 1e6,
+        spread_s: spread.map(|us| us / 1e6),
+    })
+}
+
+fn print(before: &Sharing, verified: &Verified) {
+    println!(
+        "measured: on this machine. simulated: along the schedules that ran, with constants fitted to the rows that say so."
+    );
+    let mut rows =
+        vec![["", "measured us", "least", "greatest", "simulated us", "error"].map(String::from).to_vec()];
+    for row in &verified.rows {
+        let [low, high] = row.measured.spread_s;
+        let error = format!("{:+.0}%", row.error() * 100.0);
+        let us = |seconds: f64| format!("{:.1}", seconds * 1e6);
+        rows.push(vec![
+            format!("  {}", row.measured.case),
+            us(row.measured.seconds),
+            us(low),
+            us(high),
+            us(row.predicted_s),
+            if row.fitted { "fitted".into() } else { error },
+        ]);
+    }
+    table::print(&rows);
+    println!();
+    for (name, found) in &verified.sharing.exchange {
+        println!("{name}: {found}");
+        println!("  before: {}", before.exchange[name]);
+        println!("  {}", summary(verified, Some(name)));
+    }
+    println!("all: {}", summary(verified, None));
+}
+
+/// How far the judged rows are off.
+fn summary(verified: &Verified, exchange: Option<&str>) -> String {
+    let mut errors: Vec<_> = verified.judged(exchange).map(|row| row.error().abs()).collect();
+    if errors.is_empty() {
+        return "nothing was measured that is judged".into();
+    }
+    errors.sort_by(f64::total_cmp);
+    let count = errors.len();
+    let mean = errors.iter().sum::<f64>() / count as f64;
+    let near = errors.iter().filter(|error| **error <= TOLERANCE).count();
+    format!(
+        "{count} judged rows: mean {:.1}%, median {:.1}%, worst {:.1}%; {near} within {:.0}%",
+        mean * 100.0,
+        errors[count / 2] * 100.0,
+        errors[count - 1] * 100.0,
+        TOLERANCE * 100.0
+    )
+}

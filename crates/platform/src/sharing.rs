@@ -1,0 +1,84 @@
+//! What ranks pay that move bytes by copying them through a pool.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bandwidth, Bytes, Time};
+
+/// Cores and caches of ranks that share memory, and the ways in which they exchange bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sharing {
+    /// Cores that the ranks share.
+    pub cores: u32,
+    /// The last cache, of all cores together.
+    pub cache: Bytes,
+    /// The ways, by the kind of pool: `coherent` and `software`.
+    pub exchange: BTreeMap<String, Exchange>,
+}
+
+/// Seven constants of a way to exchange bytes; each bandwidth is that of one rank with a core of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Exchange {
+    /// Beginning and ending an operation.
+    pub call: Time,
+    /// Until a peer sees that a step is done.
+    pub turn: Time,
+    /// What a turn takes longer for each rank that has no core of its own.
+    pub switch: Time,
+    /// Copies and sums of what the last cache holds.
+    pub cached: Bandwidth,
+    /// Copies and sums of more than that.
+    pub copied: Bandwidth,
+    /// What is written for other hosts takes so much longer; no longer when left out.
+    pub write: Option<Bandwidth>,
+    /// What is read of other hosts takes so much longer; no longer when left out.
+    pub read: Option<Bandwidth>,
+}
+
+impl Exchange {
+    /// The names of the constants, in order.
+    pub const NAMES: [&str; 7] = ["call", "turn", "switch", "cached", "copied", "write", "read"];
+
+    /// The constants in the order of [`Exchange::NAMES`], in seconds and bytes a second; infinite where nothing takes longer.
+    #[must_use]
+    pub fn values(&self) -> [f64; 7] {
+        let Self { call, turn, switch, cached, copied, write, read } = self;
+        let times = [call, turn, switch].map(|time| time.value());
+        let far = [write, read].map(|rate| rate.map_or(f64::INFINITY, Bandwidth::value));
+        [times[0], times[1], times[2], cached.value(), copied.value(), far[0], far[1]]
+    }
+
+    /// The constants from their values.
+    ///
+    /// # Panics
+    /// When one is negative or no number, or one of the first five infinite.
+    #[must_use]
+    pub fn from_values([call, turn, switch, cached, copied, write, read]: [f64; 7]) -> Self {
+        let far = |rate: f64| (rate < f64::INFINITY).then(|| Bandwidth::new(rate));
+        Self {
+            call: Time::new(call),
+            turn: Time::new(turn),
+            switch: Time::new(switch),
+            cached: Bandwidth::new(cached),
+            copied: Bandwidth::new(copied),
+            write: far(write),
+            read: far(read),
+        }
+    }
+}
+
+impl fmt::Display for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { call, turn, switch, cached, copied, write, read } = self;
+        write!(f, "call {call}, turn {turn}, switch {switch}, cached {cached}, copied {copied}")?;
+        let far = [("write", write), ("read", read)];
+        far.into_iter().try_for_each(|(name, rate)| match rate {
+            Some(rate) => write!(f, ", {name} {rate}"),
+            None => Ok(()),
+        })
+    }
+}

@@ -1,0 +1,183 @@
+//! The loop from measurement to prediction: what a machine was seen to take for half of some collectives gives the constants,
+//! and these predict the other half.
+
+use std::collections::BTreeSet;
+
+use polder_platform::{Exchange, Sharing};
+use polder_schedule::Collective;
+use serde::Serialize;
+
+use crate::collective::{Place, collective};
+use crate::fit::descend;
+
+/// How far a constant is plausibly from what was measured of it alone, as a factor.
+const PLAUSIBLE: f64 = 3.0;
+/// How far a prediction is plausibly off: what the former is weighed against.
+const NOISE: f64 = 0.1;
+
+/// An all-reduce that was timed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Measured {
+    /// What it was called.
+    pub case: String,
+    /// Through what it went: a name of [`Sharing::exchange`].
+    pub exchange: String,
+    /// Where its messages lay.
+    #[serde(skip)]
+    pub place: Place,
+    /// The host of each rank.
+    #[serde(skip)]
+    pub hosts: Vec<u16>,
+    /// Bytes of its vector.
+    pub bytes: u64,
+    /// The median.
+    pub seconds: f64,
+    /// The least and the greatest.
+    pub spread_s: [f64; 2],
+}
+
+/// A measured all-reduce beside its prediction.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Beside {
+    /// What was measured.
+    #[serde(flatten)]
+    pub measured: Measured,
+    /// What is predicted.
+    pub predicted_s: f64,
+    /// Whether the constants were fitted to it: it is not judged then.
+    pub fitted: bool,
+}
+
+impl Beside {
+    /// Predicted over measured, less 1.
+    #[must_use]
+    pub fn error(&self) -> f64 {
+        self.predicted_s / self.measured.seconds - 1.0
+    }
+}
+
+/// All rows beside their predictions.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Verified {
+    /// The machine, with the constants that half of the rows gave.
+    pub sharing: Sharing,
+    /// The rows, in their order.
+    pub rows: Vec<Beside>,
+}
+
+impl Verified {
+    /// The rows that were predicted and not fitted, of one exchange or of all.
+    pub fn judged<'a>(&'a self, exchange: Option<&'a str>) -> impl Iterator<Item = &'a Beside> {
+        self.rows
+            .iter()
+            .filter(move |row| !row.fitted && exchange.is_none_or(|name| row.measured.exchange == name))
+    }
+}
+
+/// Fits the constants of each exchange to every other size at every other number of ranks, from the smallest on, each constant
+/// near what `sharing` says of it, and predicts all rows. Rows through what `sharing` has no constants for are left out.
+#[must_use]
+pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
+    let every_other = |values: BTreeSet<u64>| values.into_iter().step_by(2).collect::<BTreeSet<_>>();
+    let sizes = every_other(rows.iter().map(|row| row.bytes).collect());
+    let counts = every_other(rows.iter().map(|row| row.hosts.len() as u64).collect());
+    let is_fitted = |row: &Measured| sizes.contains(&row.bytes) && counts.contains(&(row.hosts.len() as u64));
+    let mut found = sharing.clone();
+    for (name, constants) in &mut found.exchange {
+        let seen: Vec<_> = rows.iter().filter(|row| row.exchange == *name && is_fitted(row)).collect();
+        *constants = exchange(sharing, constants, &seen);
+    }
+    let beside = rows.iter().filter_map(|row| {
+        let predicted_s = predicted(&found, found.exchange.get(&row.exchange)?, row)?;
+        Some(Beside { measured: row.clone(), predicted_s, fitted: is_fitted(row) })
+    });
+    let rows = beside.collect();
+    Verified { sharing: found, rows }
+}
+
+/// The most plausible constants given the rows: the least errors of the logarithms, each constant near what it was before.
+#[must_use]
+pub fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&Measured]) -> Exchange {
+    let values = before.values();
+    let at = |steps: &[f64; 7]| {
+        let mut moved = values;
+        for (value, step) in moved.iter_mut().zip(steps) {
+            *value *= f64::powf(PLAUSIBLE, *step);
+        }
+        Exchange::from_values(moved)
+    };
+    let cost = |steps: &[f64; 7]| {
+        let constants = at(steps);
+        let misfit = |row: &&Measured| match predicted(sharing, &constants, row) {
+            // Squares of small errors, but no more than the size of large ones: a busy machine gives a few of those.
+            Some(seconds) => ((seconds / row.seconds).ln() / NOISE).hypot(1.0) - 1.0,
+            None => 0.0,
+        };
+        steps.iter().map(|step| step * step).sum::<f64>() + rows.iter().map(misfit).sum::<f64>()
+    };
+    at(&descend(cost))
+}
+
+fn predicted(sharing: &Sharing, exchange: &Exchange, row: &Measured) -> Option<f64> {
+    collective(sharing, exchange, Collective::AllReduce, &row.hosts, row.bytes, row.place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polder_platform::Bytes;
+
+    const BEFORE: [f64; 7] = [1e-6, 1e-6, 1e-5, 1e10, 5e9, 5e9, 5e9];
+
+    fn sharing() -> Sharing {
+        let exchange = [("software".into(), Exchange::from_values(BEFORE))].into();
+        Sharing { cores: 2, cache: Bytes::new(32e6), exchange }
+    }
+
+    /// Rows that a machine with these constants would give.
+    fn rows(truth: [f64; 7]) -> Vec<Measured> {
+        let sharing = sharing();
+        let truth = Exchange::from_values(truth);
+        let cases = [2_u16, 3, 4].into_iter().flat_map(|ranks| (12..27).map(move |log| (ranks, 1 << log)));
+        let timed = cases.flat_map(|(ranks, bytes)| {
+            [Place::Staged, Place::InPool].map(|place| Measured {
+                case: format!("{bytes} {ranks}"),
+                exchange: "software".into(),
+                place,
+                hosts: (0..ranks).map(|rank| rank % 2).collect(),
+                bytes,
+                seconds: 0.0,
+                spread_s: [0.0; 2],
+            })
+        });
+        timed.map(|row| Measured { seconds: predicted(&sharing, &truth, &row).unwrap(), ..row }).collect()
+    }
+
+    #[test]
+    fn half_of_what_a_machine_takes_gives_the_other_half() {
+        let rows = rows([3e-6, 0.4e-6, 3e-5, 2e10, 3e9, 8e9, 3e9]);
+        let verified = verify(&sharing(), &rows);
+        assert_eq!(verified.rows.len(), rows.len());
+        let fitted = verified.rows.iter().filter(|row| row.fitted).count();
+        assert_eq!(fitted, 8 * 2 * 2, "8 of 15 sizes, 2 of 3 numbers of ranks, 2 places");
+        for row in verified.judged(None) {
+            assert!(row.error().abs() < 0.05, "{row:?}");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_does_what_no_constants_say_is_seen_to() {
+        let mut rows = rows(BEFORE);
+        rows.iter_mut().filter(|row| row.hosts.len() == 3).for_each(|row| row.seconds *= 2.0);
+        let verified = verify(&sharing(), &rows);
+        let off = verified.judged(Some("software")).filter(|row| row.error() < -0.4).count();
+        assert_eq!(off, 15 * 2);
+    }
+
+    #[test]
+    fn the_same_rows_give_the_same_constants_and_none_give_what_was_there() {
+        let rows = rows([2e-6, 2e-6, 2e-5, 2e10, 4e9, 4e9, 4e9]);
+        assert_eq!(verify(&sharing(), &rows), verify(&sharing(), &rows));
+        assert_eq!(verify(&sharing(), &[]).sharing, sharing());
+    }
+}
