@@ -22,7 +22,7 @@ pub(crate) enum Command {
     Search(train::SearchArguments),
     /// Make a published figure again, paper beside Polder.
     Reproduce(reproduce::Arguments),
-    /// Hold predictions against published steps, and print the errors.
+    /// Hold predictions against published steps, fabrics and memory, and print the errors.
     Validate(validate::Arguments),
     /// Print the platforms and models that Polder brings along.
     List,

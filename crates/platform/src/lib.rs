@@ -15,6 +15,7 @@
 mod fabric;
 mod file;
 mod machine;
+mod server;
 mod unit;
 
 pub use fabric::{Fabric, Link, Packet, Pbr, Protocol, Reduction, Software, Switch, Topology};
@@ -22,4 +23,5 @@ pub use file::{DataError, Folder, names, read, text};
 pub use machine::{
     Accelerator, Attach, AttachKind, Compute, Fitted, Host, MemoryNodes, Platform, Rack, Tier,
 };
+pub use server::{FittedMemory, Memory, Path, Port, Server};
 pub use unit::{Bandwidth, Bytes, FlopRate, Quantity, Time, TransferRate, Unit};

@@ -2,10 +2,12 @@
 #![forbid(unsafe_code)]
 
 mod block;
+pub mod fabrics;
 mod fit;
 mod hugging_face;
 mod layout;
 mod machine;
+pub mod message;
 mod model;
 mod published;
 mod request;
@@ -13,6 +15,7 @@ mod rows;
 pub mod scalepool;
 mod search;
 mod step;
+pub mod tier;
 mod timeline;
 mod train;
 
