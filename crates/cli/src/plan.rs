@@ -23,7 +23,7 @@ pub(crate) enum Command {
     Search(train::SearchArguments),
     /// Make a published figure again, paper beside Polder.
     Reproduce(reproduce::Arguments),
-    /// Hold predictions against published steps, and print the errors.
+    /// Hold predictions against published steps, fabrics and memory, and print the errors.
     Validate(validate::Arguments),
     /// Predict half of what this machine takes from the other half, measured beside predicted.
     Verify(verify::Arguments),

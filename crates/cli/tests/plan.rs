@@ -133,6 +133,14 @@ fn what_cannot_run_is_refused_in_one_line() {
             "polder: it does not fit: ",
         ),
         (
+            "train --model llama3-8b --platform memserver --gpus 8".to_owned(),
+            "polder: memserver: a training step needs accelerators, which this platform does not have; take ",
+        ),
+        (
+            "search --model llama3-8b --platform cmpi --gpus 8".to_owned(),
+            "polder: cmpi: a training step needs accelerators",
+        ),
+        (
             "train --model llama --platform dgx-a100 --gpus 8".to_owned(),
             "polder: llama: no model of this name; there are ",
         ),
@@ -159,6 +167,25 @@ fn validation_prints_its_error_and_that_of_a_constant_rate() {
 }
 
 #[test]
+fn fabrics_and_memory_are_judged_apart_from_training_steps() {
+    let text = said("validate");
+    let (steps, fabrics) = text.split_once("\nfabrics and memory, apart from training steps\n").unwrap();
+    assert!(!steps.contains("Vistara"), "{steps}");
+    for line in
+        ["Vistara, Table III\n", "fitted", "broken", "holds", "not explained: ", "come out the same, to 0.0%"]
+    {
+        assert!(fabrics.contains(line), "{line}: {fabrics}");
+    }
+    let report = json("validate --json");
+    let rows = |of: &str| {
+        report[of].as_array().unwrap().iter().flat_map(|it| it["rows"].as_array().unwrap()).count()
+    };
+    let judged = report["fabrics_pooled"]["rows"].as_u64().unwrap();
+    assert!(0 < judged && judged < rows("fabrics") as u64);
+    assert_eq!(rows("tables"), 38, "rows of fabrics are not among those of steps");
+}
+
+#[test]
 fn the_figure_of_scalepool_says_what_it_rests_on() {
     let text = said("reproduce scalepool-fig6");
     for line in ["mean, times faster ", "CXL ports an accelerator", "with one port to the pool", "fitted"] {
@@ -170,7 +197,7 @@ fn the_figure_of_scalepool_says_what_it_rests_on() {
 #[test]
 fn all_that_polder_brings_along_is_listed() {
     let text = said("list");
-    for name in ["nvl72-cxl", "dgx-a100", "llama3-405b", "palm-540b"] {
+    for name in ["nvl72-cxl", "dgx-a100", "memserver", "cmpi", "finetuning-b", "llama3-405b", "palm-540b"] {
         assert!(text.contains(name), "{text}");
     }
 }

@@ -52,6 +52,34 @@ impl Link {
     pub fn payload(&self) -> Bandwidth {
         Bandwidth::new(self.raw().value() * self.flit.efficiency() * self.packet.efficiency())
     }
+
+    /// What lines come to, both directions together, when this part of them is read and the others are written. What is read takes a
+    /// packet's header one way and a packet the other; what is written the reverse. The busier direction sets the pace.
+    #[must_use]
+    pub fn lines(&self, reads: f64) -> Bandwidth {
+        let Packet { bytes, payload } = self.packet;
+        let header = (bytes.value() - payload.value()) / payload.value();
+        let busier = reads.max(1.0 - reads);
+        let taken = busier * bytes.value() / payload.value() + (1.0 - busier) * header;
+        Bandwidth::new(self.raw().value() * self.flit.efficiency() / taken)
+    }
+
+    /// Whether its own numbers can be built: what is wrong otherwise, with the key.
+    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.lanes == 0 {
+            return Err(("lanes", "expected at least one".into()));
+        }
+        if !(self.encoding > 0.0 && self.encoding <= 1.0) {
+            return Err(("encoding", format!("expected a part from 0 to 1, found {}", self.encoding)));
+        }
+        for (key, packet) in [("flit", &self.flit), ("packet", &self.packet)] {
+            if packet.payload > packet.bytes {
+                let Packet { bytes, payload } = packet;
+                return Err((key, format!("expected at most {bytes} of payload, found {payload}")));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A switch.
@@ -221,20 +249,10 @@ impl Fabric {
         Time::new(self.software.message.value() + wires + flit + switches)
     }
 
-    /// Whether its own numbers can be built: what is wrong otherwise, with the key.
+    /// Whether its own numbers can be built, its link apart: what is wrong otherwise, with the key.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
-        let link = &self.link;
-        if link.lanes == 0 || self.links == 0 {
-            return Err(("links", "expected at least one link of at least one lane".into()));
-        }
-        if !(link.encoding > 0.0 && link.encoding <= 1.0) {
-            return Err(("link.encoding", format!("expected a part from 0 to 1, found {}", link.encoding)));
-        }
-        for (key, packet) in [("link.flit", &link.flit), ("link.packet", &link.packet)] {
-            if packet.payload > packet.bytes {
-                let Packet { bytes, payload } = packet;
-                return Err((key, format!("expected at most {bytes} of payload, found {payload}")));
-            }
+        if self.links == 0 {
+            return Err(("links", "expected at least one".into()));
         }
         let ports = self.switch.ports;
         match self.topology {

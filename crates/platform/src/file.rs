@@ -36,6 +36,8 @@ pub enum Folder {
     Models,
     /// Tables that were published, to be judged against.
     Published,
+    /// Tables of fabrics and memory that were published, to be judged against apart from training steps.
+    Fabrics,
     /// Figures that were published, to be made again.
     Figures,
 }
@@ -48,6 +50,7 @@ impl Folder {
             Self::Platforms => "platforms",
             Self::Models => "models",
             Self::Published => "published",
+            Self::Fabrics => "fabrics",
             Self::Figures => "figures",
         }
     }
@@ -57,6 +60,7 @@ impl Folder {
             Self::Platforms => "platform",
             Self::Models => "model",
             Self::Published => "published table",
+            Self::Fabrics => "published table",
             Self::Figures => "figure",
         }
     }

@@ -15,6 +15,7 @@
 mod fabric;
 mod file;
 mod machine;
+mod server;
 mod sharing;
 mod unit;
 
@@ -23,5 +24,6 @@ pub use file::{DataError, Folder, names, read, text};
 pub use machine::{
     Accelerator, Attach, AttachKind, Compute, Fitted, Host, MemoryNodes, Platform, Rack, Tier,
 };
+pub use server::{FittedMemory, Memory, Path, Port, Server};
 pub use sharing::{Exchange, Sharing};
 pub use unit::{Bandwidth, Bytes, FlopRate, Quantity, Time, TransferRate, Unit};

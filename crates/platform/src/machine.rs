@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bandwidth, Bytes, DataError, Fabric, FlopRate, Folder, Protocol, Sharing, Time, read};
+use crate::{
+    Bandwidth, Bytes, DataError, Fabric, FlopRate, Folder, Memory, Protocol, Server, Sharing, Time, read,
+    server,
+};
 
 /// A machine: racks of accelerators, a fabric between the racks, and perhaps a memory pool on that fabric.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,6 +18,7 @@ pub struct Platform {
     /// Where its numbers come from.
     pub source: String,
     /// The kinds of rack that it has, by name. A rack is a scale-up domain: what its own fabric joins in one hop.
+    #[serde(default)]
     pub rack: BTreeMap<String, Rack>,
     /// What joins racks.
     pub between: Option<Fabric>,
@@ -22,6 +26,9 @@ pub struct Platform {
     pub pool: Option<MemoryNodes>,
     /// What ranks pay that exchange bytes by copying them.
     pub sharing: Option<Sharing>,
+    /// Kinds of host without accelerators, by name.
+    #[serde(default)]
+    pub server: BTreeMap<String, Server>,
 }
 
 /// A scale-up domain.
@@ -108,6 +115,9 @@ pub struct Host {
     pub memory: Tier,
     /// How each of its accelerators reaches it.
     pub attach: Attach,
+    /// Kinds of memory behind it besides its own, by name.
+    #[serde(default)]
+    pub tier: BTreeMap<String, Memory>,
 }
 
 /// How an accelerator reaches its host.
@@ -128,6 +138,8 @@ pub enum AttachKind {
     C2c,
     /// Through a switch of PCIe.
     PcieSwitch,
+    /// By PCIe, with nothing between.
+    Pcie,
     /// On one package.
     Ucie,
 }
@@ -155,12 +167,23 @@ impl Platform {
         Ok(platform)
     }
 
+    /// The kind of memory of this name, behind the first kind of server or host that has one.
+    #[must_use]
+    pub fn tier(&self, name: &str) -> Option<&Memory> {
+        let servers = self.server.values().map(|server| &server.tier);
+        servers.chain(self.rack.values().map(|rack| &rack.host.tier)).find_map(|tiers| tiers.get(name))
+    }
+
     fn check(&self) -> Result<(), (String, String)> {
         let fabric = |at: &str, fabric: &Fabric| {
-            fabric.check().map_err(|(key, problem)| (format!("{at}.{key}"), problem))
+            let link = fabric.link.check().map_err(|(key, problem)| (format!("{at}.link.{key}"), problem));
+            link.and_then(|()| fabric.check().map_err(|(key, problem)| (format!("{at}.{key}"), problem)))
         };
-        if self.rack.is_empty() {
-            return Err(("rack".into(), "expected at least one kind of rack".into()));
+        if self.rack.is_empty() && self.server.is_empty() {
+            return Err(("rack".into(), "expected at least one kind of rack, or a kind of server".into()));
+        }
+        for (name, server) in &self.server {
+            server.check().map_err(|(key, problem)| (format!("server.{name}.{key}"), problem))?;
         }
         for (name, rack) in &self.rack {
             let at = |key: &str| format!("rack.{name}.{key}");
@@ -171,6 +194,10 @@ impl Platform {
                 .fitted
                 .check()
                 .map_err(|(key, said)| (at(&format!("accelerator.fitted.{key}")), said))?;
+            for (tier, memory) in &rack.host.tier {
+                server::check(tier, memory)
+                    .map_err(|(key, problem)| (at(&format!("host.{key}")), problem))?;
+            }
             match &rack.fabric {
                 Some(inside) => {
                     fabric(&at("fabric"), inside)?;

@@ -33,7 +33,7 @@ fn refused(text: &str) -> String {
 #[test]
 fn what_polder_brings_along_loads() {
     let platforms = names(Folder::Platforms);
-    assert!(platforms.len() >= 9, "{platforms:?}");
+    assert!(platforms.len() >= 14, "{platforms:?}");
     for name in platforms {
         let platform = Platform::load(name).unwrap();
         assert!(!platform.title.is_empty() && !platform.source.is_empty(), "{name}");
@@ -89,9 +89,89 @@ fn bad_input_gets_one_line_with_the_key_and_what_was_expected() {
             "rack.nvl72.accelerator.fitted.matrix: expected a part from 0 to 1, found 1.5",
         ),
         (over("[between.link]\nencoding = 0"), "between.link.encoding: "),
-        (refused("extends = \"nowhere\""), "nowhere: no platform of this name; there are dgx-a100, "),
+        (over("[between.link]\nlanes = 0"), "between.link.lanes: expected at least one"),
+        (refused("extends = \"nowhere\""), "nowhere: no platform of this name; there are cmpi, dgx-a100, "),
         (refused("title = "), "line 1: "),
         (refused("title = \"x\""), "missing field `source`"),
+    ];
+    for (said, expected) in cases {
+        assert!(said.starts_with(expected), "{said}\n  where expected: {expected}");
+    }
+}
+
+#[test]
+fn bad_memory_and_paths_of_servers_get_such_a_line() {
+    let over = |base: &str, text: &str| refused(&format!("extends = \"{base}\"\n{text}"));
+    let cases = [
+        (
+            over("memserver", "[server.memserver.tier.cxl]\nrate = 2400"),
+            "server.memserver.tier.cxl.rate: invalid type: integer `2400`, expected a rate of a lane with its unit",
+        ),
+        (
+            over("memserver", "[server.memserver.tier.cxl]\nchannels = 0"),
+            "server.memserver.tier.cxl.channels: expected at least one",
+        ),
+        (
+            over("memserver", "[server.memserver.tier.local.fitted]\nreads = 1.2"),
+            "server.memserver.tier.local.fitted.reads: expected a part from 0 to 1, found 1.2",
+        ),
+        (
+            over("memserver", "[server.memserver.tier.local.fitted]\nwrites = 0.5"),
+            "server.memserver.tier.local.fitted.writes: unknown field `writes`, expected one of",
+        ),
+        (
+            over("memserver", "[server.memserver.tier.cxl.port]\nlinks = 0"),
+            "server.memserver.tier.cxl.port.links: expected at least one",
+        ),
+        (
+            over("memserver", "[server.memserver.tier.cxl.port]\nreached = 0.0"),
+            "server.memserver.tier.cxl.port.reached: expected a part from 0 to 1, found 0",
+        ),
+        (
+            over("memserver", "[server.memserver.tier.cxl.port.link]\nlanes = 0"),
+            "server.memserver.tier.cxl.port.link.lanes: expected at least one",
+        ),
+        (
+            over("memserver", "[server.memserver.tier.cxl.port]\nhops = [\"9\"]"),
+            "server.memserver.tier.cxl.port.hops[0]: expected a time such as \"500 ns\", found \"9\": its unit is missing",
+        ),
+        (over("memserver", "[server.memserver]\ncount = 0"), "server.memserver.count: expected at least one"),
+        (
+            over("cmpi", "[server.host.tier.pool]\nhosts = 5"),
+            "server.host.tier.pool.hosts: expected 1 to 4, found 5",
+        ),
+        (
+            over("cmpi", "[server.host.tier.local]\nhosts = 2"),
+            "server.host.tier.local.port: expected how 2 hosts reach it",
+        ),
+        (
+            over("cmpi", "[server.host.path.udp]\nover = \"wire\""),
+            "server.host.path.udp.over: expected one of ethernet, smartnic, local, pool, found \"wire\"",
+        ),
+        (
+            over("cmpi", "[server.host.path.near]\nover = \"local\"\nflushes = 1"),
+            "server.host.path.near.flushes: expected a tier local with the key flushed",
+        ),
+        (
+            over("cmpi", "[server.host.path.one-sided-pool]\ncopies = 0"),
+            "server.host.path.one-sided-pool.copies: expected at least one",
+        ),
+        (
+            over("cmpi", "[server.host.nic.ethernet]\nencoding = 2.0"),
+            "server.host.nic.ethernet.encoding: expected a part from 0 to 1, found 2",
+        ),
+        (
+            over("finetuning-a", "[rack.server.host.tier.cxl]\nchannels = 0"),
+            "rack.server.host.tier.cxl.channels: expected at least one",
+        ),
+        (
+            refused("title = \"x\"\nsource = \"x\""),
+            "rack: expected at least one kind of rack, or a kind of server",
+        ),
+        (
+            refused("title = \"x\"\nsource = \"x\"\n[server.a]\ncount = 1\ntier = {}"),
+            "server.a.tier: expected at least one kind of memory",
+        ),
     ];
     for (said, expected) in cases {
         assert!(said.starts_with(expected), "{said}\n  where expected: {expected}");

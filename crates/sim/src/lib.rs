@@ -3,11 +3,13 @@
 
 mod block;
 mod collective;
+pub mod fabrics;
 mod fit;
 mod hugging_face;
 mod layout;
 mod machine;
 mod measured;
+pub mod message;
 mod model;
 mod published;
 mod request;
@@ -15,6 +17,7 @@ mod rows;
 pub mod scalepool;
 mod search;
 mod step;
+pub mod tier;
 mod timeline;
 mod train;
 

@@ -229,12 +229,17 @@ impl Scope {
                 alpha: fabric.latency().value() + fabric.software.step.value(),
                 in_switch: fabric.switch.reduction == Reduction::InSwitch,
             },
-            None => Self { bandwidth: f64::INFINITY, alpha: 0.0, in_switch: false },
+            None => Self::of(0.0),
         }
     }
 
+    /// Empty messages of so many seconds each.
+    pub(crate) const fn of(alpha: f64) -> Self {
+        Self { bandwidth: f64::INFINITY, alpha, in_switch: false }
+    }
+
     /// Once around a ring: what each rank has of `bytes` passes all others.
-    fn ring(&self, members: u32, bytes: f64) -> f64 {
+    pub(crate) fn ring(&self, members: u32, bytes: f64) -> f64 {
         let steps = f64::from(members - 1);
         steps * (bytes / f64::from(members) / self.bandwidth + self.alpha)
     }
@@ -247,8 +252,12 @@ impl Scope {
         if self.in_switch {
             return bytes / self.bandwidth + 2.0 * self.alpha;
         }
+        self.trees(members, bytes).min(2.0 * self.ring(members, bytes))
+    }
+
+    /// Up and down two trees that share the bytes.
+    pub(crate) fn trees(&self, members: u32, bytes: f64) -> f64 {
         let depth = f64::from(members).log2().ceil();
-        let trees = 2.0 * (bytes / self.bandwidth + depth * self.alpha);
-        trees.min(2.0 * self.ring(members, bytes))
+        2.0 * (bytes / self.bandwidth + depth * self.alpha)
     }
 }

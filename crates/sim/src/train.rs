@@ -31,12 +31,12 @@ impl<'a> Job<'a> {
     /// Steps on the platform's first kind of rack.
     ///
     /// # Panics
-    /// Never: a platform has a kind of rack.
+    /// When the platform has servers alone, which [`Job::chosen`] refuses.
     #[must_use]
     pub fn new(platform: &'a Platform) -> Self {
         Self {
             platform,
-            rack: platform.rack.values().next().expect("a platform has a kind of rack"),
+            rack: platform.rack.values().next().expect("a platform that is trained on has a kind of rack"),
             fill: None,
         }
     }
@@ -68,8 +68,12 @@ impl<'a> Job<'a> {
     /// Steps on this kind of rack and with so many of each used, as far as either is given.
     ///
     /// # Errors
-    /// As [`Job::with_rack`] and [`Job::with_fill`].
+    /// When the platform has no accelerators, and as [`Job::with_rack`] and [`Job::with_fill`].
     pub fn chosen(platform: &'a Platform, rack: Option<&str>, fill: Option<u32>) -> Result<Self, Refusal> {
+        if platform.rack.is_empty() {
+            let remedy = "take a platform with racks";
+            return Err(Refusal::Lacks { what: "a training step", needs: "accelerators", remedy });
+        }
         let job = Self::new(platform);
         let job = rack.map_or(Ok(job.clone()), |rack| job.with_rack(rack))?;
         fill.map_or(Ok(job.clone()), |fill| job.with_fill(fill))

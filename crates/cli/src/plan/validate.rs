@@ -2,6 +2,7 @@
 
 use clap::Args;
 use polder_platform::Fitted;
+use polder_sim::fabrics::{self, Measure, Role};
 use polder_sim::{Judged, Pooled, validate};
 use serde::Serialize;
 
@@ -23,13 +24,17 @@ pub(crate) struct Arguments {
 struct Report {
     tables: Vec<Judged>,
     pooled: Pooled,
+    fabrics: Vec<fabrics::Table>,
+    fabrics_pooled: fabrics::Pooled,
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let tables = validate()?;
     let pooled = Pooled::of(&tables);
+    let fabrics = fabrics::validate()?;
     if arguments.json {
-        println!("{}", serde_json::to_string(&Report { tables, pooled })?);
+        let fabrics_pooled = fabrics::Pooled::of(&fabrics);
+        println!("{}", serde_json::to_string(&Report { tables, pooled, fabrics, fabrics_pooled })?);
         return Ok(());
     }
     println!(
@@ -90,7 +95,76 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         constant_worst * 100.0
     );
     println!("no run over CXL validates any of this: what differs between fabrics is simulated");
+    print_fabrics(&fabrics);
     Ok(())
+}
+
+/// What was published of fabrics and memory themselves.
+fn print_fabrics(tables: &[fabrics::Table]) {
+    println!("\nfabrics and memory, apart from training steps");
+    println!(
+        "published: what others measured, or NCCL's own model. simulated: the closed form on the platform's description; a row to"
+    );
+    println!(
+        "which one of its constants is fitted says so, the others are judged. data sheet: with nothing fitted, and no software."
+    );
+    for table in tables {
+        println!("\n{}\n  {}", table.title, table.source);
+        for assumed in &table.assumed {
+            println!("  assumed: {assumed}");
+        }
+        let (same, held): (Vec<_>, Vec<_>) = table.rows.iter().partition(|row| row.role == Role::Same);
+        let head = ["", "published", "simulated", "error", "data sheet"].map(String::from).to_vec();
+        let rows = held.into_iter().map(|row| {
+            let verdict = match (row.role, row.holds()) {
+                (Role::Fitted, _) => "fitted".into(),
+                (_, Some(true)) => "holds".into(),
+                (_, Some(false)) => "broken".into(),
+                _ => percent(row.error()),
+            };
+            let bound = match row.role {
+                Role::AtLeast => "at least ",
+                Role::Exceeds => "above simulated ",
+                _ => "",
+            };
+            let plain =
+                if row.holds().is_none() { percent(row.plain / row.published - 1.0) } else { String::new() };
+            let published = format!("{bound}{}", written(row.published, row.measure));
+            vec![format!("  {}", row.name), published, written(row.simulated, row.measure), verdict, plain]
+        });
+        table::print(&[vec![head], rows.collect()].concat());
+        if !same.is_empty() {
+            let worst = same.iter().map(|row| row.error().abs()).fold(0.0, f64::max) * 100.0;
+            println!(
+                "  {} figures of its own constants and formulas come out the same, to {worst:.1}%",
+                same.len()
+            );
+        }
+        for unexplained in &table.unexplained {
+            println!("  not explained: {unexplained}");
+        }
+        println!("  {}", summed_up(&fabrics::Pooled::of(std::slice::from_ref(table))));
+    }
+    println!("\nall tables of fabrics and memory: {}", summed_up(&fabrics::Pooled::of(tables)));
+    println!(
+        "runs over CXL are among these: of memory behind a host, and of messages between two. None is of a training step"
+    );
+}
+
+fn summed_up(pooled: &fabrics::Pooled) -> String {
+    let fabrics::Pooled { rows, mean, worst, plain_mean, trends, held } = *pooled;
+    let [mean, worst, plain] = [mean, worst, plain_mean].map(|part| part * 100.0);
+    let trends = if trends > 0 { format!("; {held} of {trends} trends hold") } else { String::new() };
+    format!("{rows} judged rows, mean {mean:.1}%, worst {worst:.1}% (data sheet: mean {plain:.1}%){trends}")
+}
+
+fn written(value: f64, measure: Measure) -> String {
+    match measure {
+        Measure::Bandwidth if value < 1e9 => format!("{:.1} MB/s", value / 1e6),
+        Measure::Bandwidth => format!("{:.2} GB/s", value / 1e9),
+        Measure::Time if value < 1e-6 => format!("{:.0} ns", value * 1e9),
+        Measure::Time => format!("{:.1} us", value * 1e6),
+    }
 }
 
 fn percent(part: f64) -> String {
