@@ -1,6 +1,7 @@
 //! `polder plan`: predicts training steps on machines that are described in files, and shows how far off it is.
 
 mod reproduce;
+mod search;
 mod table;
 mod train;
 mod validate;
@@ -8,7 +9,7 @@ mod validate;
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use polder_platform::{Folder, Platform, names};
+use polder_platform::{Folder, Platform, Prices, names};
 use polder_sim::Model;
 
 use crate::Failure;
@@ -18,13 +19,13 @@ use crate::Failure;
 pub(crate) enum Command {
     /// Predict a training step: of a layout, or of the best one that fits.
     Train(train::Arguments),
-    /// Look at every layout, and print those that no other beats in time and in memory.
-    Search(train::SearchArguments),
+    /// Look at every layout, and print those that no other beats in time, in memory and in money.
+    Search(search::Arguments),
     /// Make a published figure again, paper beside Polder.
     Reproduce(reproduce::Arguments),
     /// Hold predictions against published steps, and print the errors.
     Validate(validate::Arguments),
-    /// Print the platforms and models that Polder brings along.
+    /// Print the platforms, models and prices that Polder brings along.
     List,
 }
 
@@ -32,7 +33,7 @@ pub(crate) enum Command {
 pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Train(arguments) => train::train(arguments)?,
-        Command::Search(arguments) => train::search(arguments)?,
+        Command::Search(arguments) => search::search(arguments)?,
         Command::Reproduce(arguments) => reproduce::run(arguments)?,
         Command::Validate(arguments) => validate::run(arguments)?,
         Command::List => list()?,
@@ -49,6 +50,10 @@ fn list() -> Result<(), Failure> {
     for name in names(Folder::Models) {
         let model = Model::load(name)?;
         println!("  {name:24} {:6.0} billion parameters, {}", model.parameters() / 1e9, model.title);
+    }
+    println!("prices");
+    for name in names(Folder::Prices) {
+        println!("  {name:24} {}", Prices::load(name)?.title);
     }
     Ok(())
 }

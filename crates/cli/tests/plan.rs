@@ -82,6 +82,116 @@ fn several_platforms_and_tiers_share_one_front() {
     assert!(said(&format!("{search} nvl72-cxl --json")).lines().count() >= of("nvl72-cxl"));
 }
 
+const OURS: &str = r#"
+title = "ours"
+[everywhere]
+electricity = { value = "0.10 USD/kWh", source = "our contract" }
+carbon = { value = "300 gCO2/kWh", source = "our grid" }
+[machine.dgx-h100]
+rent = { value = "2.5 USD/h", source = "our cloud" }
+accelerator = { power = { value = "1 kW", source = "our meter" } }
+[machine.dgx-a100]
+rent = { value = "1 USD/h", source = "our cloud" }
+accelerator = { power = { value = "0.5 kW", source = "our meter" } }
+[machine.nvl72-ndr]
+rent = { value = "4 USD/h", source = "our cloud" }
+"#;
+
+#[test]
+fn money_energy_and_carbon_are_axes_of_the_front() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let (path, table) = (scratch.path().join("ours.toml"), scratch.path().join("front.csv"));
+    std::fs::write(&path, OURS).unwrap();
+    let search = "search --model llama3-8b --batch 512 --gpus 64,128 --platform dgx-a100,dgx-h100";
+    let priced = format!("{search} --prices {}", path.display());
+    let points = |arguments: &str| -> Vec<Value> {
+        let text = said(&format!("{arguments} --json"));
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let number = |of: &Value| of.as_f64().unwrap();
+    let count = |point: &Value| {
+        let layout = &point["layout"];
+        ["tp", "cp", "dp", "pp"].map(|kind| number(&layout[kind])).iter().product::<f64>()
+    };
+    // Without prices nothing speaks for fewer and slower accelerators.
+    let plain = points(search);
+    assert!(plain.iter().all(|point| point["bill"].is_null()));
+    let places = |points: &[Value]| {
+        let mut places: Vec<_> =
+            points.iter().map(|it| (it["platform"].to_string(), count(it) as u32)).collect();
+        places.sort();
+        places.dedup();
+        places
+    };
+    let front = points(&format!("{priced} --csv {}", table.display()));
+    assert!(places(&front).len() > places(&plain).len(), "{:?}", places(&front));
+    for point in &front {
+        let (bill, seconds) = (&point["bill"], number(&point["step"]["total_s"]));
+        let (dollars, watts) = if point["platform"] == "dgx-h100" { (2.5, 1000.0) } else { (1.0, 500.0) };
+        for (figure, expected) in [
+            ("money_usd", dollars / 3600.0 * count(point) * seconds),
+            ("energy_j", watts * count(point) * seconds),
+            ("carbon_g", watts * count(point) * seconds / 3.6e6 * 300.0),
+        ] {
+            assert!((number(&bill[figure]) / expected - 1.0).abs() < 1e-12, "{figure}: {bill}");
+        }
+        let beats = |other: &Value| {
+            let axes = |of: &Value| {
+                let memory = &of["step"]["memory"];
+                let [time, money, energy] =
+                    [&of["step"]["total_s"], &of["bill"]["money_usd"], &of["bill"]["energy_j"]];
+                [time, money, energy, &memory["used_bytes"], &memory["far_bytes"]].map(number)
+            };
+            let (other, own) = (axes(other), axes(point));
+            other != own && other.iter().zip(&own).all(|(other, own)| other <= own)
+        };
+        assert!(!front.iter().any(beats), "{point}");
+    }
+    let text = std::fs::read_to_string(&table).unwrap();
+    assert!(text.lines().next().unwrap().ends_with(",bill_steps,bill_total_s,money_usd,energy_j,carbon_g"));
+    let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
+    assert_eq!(columns, vec![1 + 22 + 37 + 5; front.len() + 1]);
+
+    // A run of as many steps as make 1e12 tokens in 512 sequences of 8,192.
+    let run = points(&format!("{priced} --tokens 1e12"));
+    let steps = (1e12_f64 / (512.0 * 8192.0)).ceil();
+    for (run, step) in run.iter().zip(&front) {
+        assert_eq!(number(&run["bill"]["steps"]), steps);
+        let times = number(&run["bill"]["money_usd"]) / number(&step["bill"]["money_usd"]);
+        assert!((times / steps - 1.0).abs() < 1e-12);
+    }
+    let text = said(&format!("{priced} --tokens 1e12"));
+    for line in [
+        "that no other beats in time, memory, money, energy and carbon (simulated)",
+        "run days",
+        "kg CO2",
+        "dgx-h100, 128 accelerators: 128 x accelerator, 1 kW; 128 x accelerator, 2.5 USD/h",
+        "  accelerator, 2.5 USD/h: our cloud",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}
+
+#[test]
+fn an_axis_without_a_number_for_each_machine_is_left_out() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("ours.toml");
+    std::fs::write(&path, OURS).unwrap();
+    let search = "search --model llama3-8b --batch 512 --gpus 64 --tp 8";
+    let text = said(&format!("{search} --platform dgx-h100,nvl72-ndr --prices {}", path.display()));
+    assert!(text.contains("in time, memory and money (simulated)"), "{text}");
+    assert!(text.contains("energy is left out: ") && text.contains("has none for nvl72-ndr"), "{text}");
+    let text = said(&format!("{search} --platform dgx-h100 --prices watts"));
+    assert!(text.contains("in time, memory and energy (simulated)"), "{text}");
+    let said = refused(&format!("{search} --platform ualink-1024 --prices watts"));
+    assert!(
+        said.starts_with("polder: watts: machine: expected \"ualink-1024\", or its accelerator"),
+        "{said}"
+    );
+    let said = refused(&format!("{search} --platform dgx-h100 --prices dear"));
+    assert!(said.starts_with("polder: dear: no file of prices of this name; there are watts, or"), "{said}");
+}
+
 #[test]
 fn a_trace_has_every_pass_of_every_stage() {
     let scratch = polder_mem::testing::Scratch::new();
@@ -170,7 +280,7 @@ fn the_figure_of_scalepool_says_what_it_rests_on() {
 #[test]
 fn all_that_polder_brings_along_is_listed() {
     let text = said("list");
-    for name in ["nvl72-cxl", "dgx-a100", "llama3-405b", "palm-540b"] {
+    for name in ["nvl72-cxl", "dgx-a100", "llama3-405b", "palm-540b", "watts"] {
         assert!(text.contains(name), "{text}");
     }
 }

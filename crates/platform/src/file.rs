@@ -38,6 +38,8 @@ pub enum Folder {
     Published,
     /// Figures that were published, to be made again.
     Figures,
+    /// What machines cost.
+    Prices,
 }
 
 static DATA: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data");
@@ -49,6 +51,7 @@ impl Folder {
             Self::Models => "models",
             Self::Published => "published",
             Self::Figures => "figures",
+            Self::Prices => "prices",
         }
     }
 
@@ -58,6 +61,7 @@ impl Folder {
             Self::Models => "model",
             Self::Published => "published table",
             Self::Figures => "figure",
+            Self::Prices => "file of prices",
         }
     }
 }

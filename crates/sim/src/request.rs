@@ -1,6 +1,6 @@
 //! What a front asks: a step on a platform, with whatever of its layout is given; the rest is searched for.
 
-use polder_platform::Platform;
+use polder_platform::{Platform, Prices, Rates};
 use serde::{Deserialize, Serialize};
 
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
@@ -220,6 +220,16 @@ impl Request {
             Err(refusal) => refused(refusal),
             Ok(_) => RequestError::None { model: self.model.clone(), accelerators: self.accelerators },
         }
+    }
+
+    /// What the machine costs a second.
+    ///
+    /// # Errors
+    /// When a file is damaged, or says nothing of the machine.
+    pub fn rates(&self, prices: &Prices) -> Result<Rates, RequestError> {
+        let platform = Platform::load(&self.platform)?;
+        let job = self.job(&self.platform, &platform)?;
+        Ok(prices.rates(&self.platform, &platform, job.rack(), self.accelerators)?)
     }
 
     /// Predicts the fastest layout that fits of those that have what is given, or the nearest to fitting.

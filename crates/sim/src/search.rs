@@ -285,14 +285,28 @@ fn over(step: &Step) -> f64 {
         + (memory.far_bytes - memory.far_capacity_bytes).max(0.0)
 }
 
-/// Of points on several platforms those that no other beats in time, in the accelerator's memory and in the other tier; the
-/// fastest first, and of equal ones those of the earlier platform.
+/// Of points on several platforms those that no other beats in time, in the accelerator's memory, in the other tier and in
+/// what they cost besides; the fastest first, and of equal ones the earlier.
 #[must_use]
-pub fn front<T: Clone>(points: &[(T, Found)]) -> Vec<(T, Found)> {
-    let costs: Vec<_> =
-        points.iter().zip(0..).map(|((_, found), place)| Cost::of(&found.step, place)).collect();
-    let is_beaten = |cost: &Cost| costs.iter().any(|other| other.covers(cost));
-    let best = costs.iter().zip(points).filter(|(cost, _)| !is_beaten(cost));
+pub fn front<T: Clone, const N: usize>(
+    points: &[(T, Found)],
+    costs: impl Fn(&(T, Found)) -> [f64; N],
+) -> Vec<(T, Found)> {
+    let costs: Vec<_> = points
+        .iter()
+        .map(|point| {
+            let Step { total_s, memory, .. } = &point.1.step;
+            ([*total_s, memory.used_bytes, memory.far_bytes], costs(point))
+        })
+        .collect();
+    let is_beaten = |place: usize| {
+        costs.iter().enumerate().any(|(at, (axes, more))| {
+            let own = &costs[place];
+            let mut pairs = axes.iter().zip(&own.0).chain(more.iter().zip(&own.1));
+            pairs.all(|(other, own)| other <= own) && (at < place || (axes, more) != (&own.0, &own.1))
+        })
+    };
+    let best = points.iter().enumerate().filter(|(place, _)| !is_beaten(*place));
     let mut front: Vec<_> = best.map(|(_, point)| point.clone()).collect();
     front.sort_by(|(_, a), (_, b)| a.step.total_s.total_cmp(&b.step.total_s));
     front

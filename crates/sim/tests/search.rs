@@ -1,7 +1,9 @@
 //! A search predicts what a single prediction does, on any number of threads.
 
 use polder_platform::{Folder, Platform, names};
-use polder_sim::{FarTier, Found, Job, Model, Offload, Outcome, Overlap, Precision, Space, search};
+use polder_sim::{
+    FarTier, Found, Job, Memory, Model, Offload, Outcome, Overlap, Precision, Space, Step, front, search,
+};
 
 /// Numbers that look random and are the same each time.
 struct Dice(u64);
@@ -111,6 +113,32 @@ fn the_front_is_what_no_point_beats() {
         assert_eq!(found, best);
     }
     assert!(points > 1000, "{points}");
+}
+
+/// By the definition, over points that have few values and so many that are equal.
+#[test]
+fn a_front_over_more_axes_is_what_no_point_beats_in_any() {
+    let mut dice = Dice(4);
+    let layout = Space::usual(&Model::load("llama3-8b").unwrap(), 8, 8).first().unwrap();
+    for _ in 0..100 {
+        let points: Vec<_> = (0..60)
+            .map(|place| {
+                let axes = [(); 5].map(|()| dice.roll(4) as f64);
+                let memory = Memory { used_bytes: axes[1], far_bytes: axes[2], ..Memory::default() };
+                let step = Step { total_s: axes[0], memory, ..Step::default() };
+                ((place, axes), Found { layout, step })
+            })
+            .collect();
+        let beaten = |(place, own): &(usize, [f64; 5])| {
+            points.iter().any(|((at, axes), _)| {
+                (0..5).all(|axis| axes[axis] <= own[axis]) && (axes != own || at < place)
+            })
+        };
+        let mut best: Vec<_> = points.iter().map(|(point, _)| *point).filter(|it| !beaten(it)).collect();
+        best.sort_by(|(_, a), (_, b)| a[0].total_cmp(&b[0]));
+        let found = front(&points, |((_, axes), _)| [axes[3], axes[4]]);
+        assert_eq!(found.into_iter().map(|(point, _)| point).collect::<Vec<_>>(), best);
+    }
 }
 
 fn each_alone(space: &Space) -> impl Iterator<Item = polder_sim::Layout> + '_ {
