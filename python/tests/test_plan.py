@@ -71,6 +71,18 @@ def test_what_cannot_run_is_nan_in_a_table_and_an_error_alone() -> None:
         plan.train("gpt3-175b", "dgx-a100", 1024, batch=1536, tp=7)
 
 
+def test_ranks_are_counted_in_the_order_that_is_given() -> None:
+    cut = {"tp": 8, "cp": 1, "pp": 8, "dp": 4, "interleave": 1, "micro_batch": 1, "batch": 1024, "zero": "none"}
+    order = "tp-cp-ep-pp-dp"
+    one = plan.train("llama3-70b", "nvl72-ndr", 256, order=order, **cut)
+    assert one.order == order and one.step.communication.pipeline.between.exposed_s == 0.0
+    assert one.step.communication.pipeline.inside.exposed_s > 0.0
+    table = plan.search("llama3-70b", "nvl72-ndr", order=order, **cut)
+    assert table["pipeline_between_exposed_s"] == 0.0 and table["pipeline_inside_exposed_s"] > 0.0
+    with pytest.raises(polder.ArgumentError, match="expected an order of tp, cp, ep, dp and pp, each once"):
+        plan.search("llama3-70b", "nvl72-ndr", order="tp", **cut)
+
+
 def test_bad_arguments_say_what_was_expected() -> None:
     with pytest.raises(polder.ArgumentError, match="no platform of this name"):
         plan.train("gpt3-175b", "nowhere", 8)

@@ -41,6 +41,36 @@ fn a_step_is_predicted_of_the_layout_that_is_given() {
 }
 
 #[test]
+fn ranks_are_counted_in_the_order_that_is_given() {
+    let cut = "--tp 8 --pp 8 --dp 4 --cp 1 --micro-batch 1 --interleave 1 --batch 1024";
+    let train = format!("train --model llama3-70b --platform nvl72-ndr --gpus 256 {cut}");
+    let json = |order: &str| json(&format!("{train} --json{order}"));
+    let (usual, turned) = (json(""), json(" --order tp-cp-ep-pp-dp"));
+    assert_eq!((&usual["order"], &turned["order"]), (&"tp-cp-ep-dp-pp".into(), &"tp-cp-ep-pp-dp".into()));
+    let sent = |of: &Value, kind: &str| {
+        let [inside, between] = ["inside", "between"].map(|scope| {
+            let seconds = &of["step"]["communication"][kind][scope];
+            seconds["exposed_s"].as_f64().unwrap() + seconds["hidden_s"].as_f64().unwrap()
+        });
+        (inside > 0.0, between > 0.0)
+    };
+    assert_eq!((sent(&turned, "pipeline"), sent(&turned, "data")), ((true, false), (false, true)));
+    assert_eq!(sent(&usual, "pipeline"), (false, true));
+    let text = said(&format!("{train} --order tp-cp-ep-pp-dp"));
+    assert!(text.contains("ranks are placed tensor, context, expert, pipeline, data; 64 accel"), "{text}");
+
+    let search =
+        "search --model llama3-70b --platform nvl72-ndr --gpus 256 --batch 1024 --tp 8 --json --order";
+    let front = said(&format!("{search} tp-cp-ep-pp-dp"));
+    let first: Value = serde_json::from_str(front.lines().next().unwrap()).unwrap();
+    assert_eq!(first["order"], "tp-cp-ep-pp-dp");
+    assert_eq!(
+        refused(&format!("{search} tp-dp")),
+        "polder: --order: expected an order of tp, cp, ep, dp and pp, each once, such as \"tp-cp-ep-dp-pp\", found \"tp-dp\""
+    );
+}
+
+#[test]
 fn without_a_layout_the_fastest_that_fits_is_found() {
     let best = json(&format!("{LLAMA} --json"));
     let given = json(&format!("{LLAMA} --tp 8 --pp 16 --json"));

@@ -7,6 +7,7 @@ mod hugging_face;
 mod layout;
 mod machine;
 mod model;
+mod order;
 mod published;
 mod request;
 mod rows;
@@ -20,6 +21,7 @@ pub use fit::fit;
 pub use layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 pub use machine::Machine;
 pub use model::{Experts, Model};
+pub use order::{Order, OrderError};
 pub use published::{
     Compared, Counting, Judged, Pooled, Ratio, Row, Seen, Table, compare, fitted, tables, validate,
 };

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 use crate::model::Model;
+use crate::order::Order;
 use crate::search::{Outcome, Progress, Space, search};
 use crate::step::Step;
 use crate::train::{Job, Plan};
@@ -63,6 +64,8 @@ pub struct Request {
     pub rack: Option<String>,
     /// Accelerators of each rack that are used.
     pub fill: Option<u32>,
+    /// In which order ranks are counted; tensor, context, expert, data, pipeline when left out.
+    pub order: Option<Order>,
     /// Another platform, which the same layout is predicted on too.
     pub against: Option<String>,
     /// Tokens of a sequence, in place of the model's.
@@ -85,6 +88,8 @@ pub struct Answer {
     pub accelerators: u32,
     /// Accelerators of each rack that are used.
     pub fill: u32,
+    /// In which order ranks are counted, the closest first.
+    pub order: Order,
     /// How the step is laid out.
     pub layout: Layout,
     /// What it takes.
@@ -168,7 +173,7 @@ impl Given {
 
 impl Request {
     fn job<'a>(&self, name: &str, platform: &'a Platform) -> Result<Job<'a>, RequestError> {
-        Job::chosen(platform, self.rack.as_deref(), self.fill)
+        Job::chosen(platform, self.rack.as_deref(), self.fill, self.order)
             .map_err(|refusal| RequestError::Refused { name: name.into(), refusal })
     }
 
@@ -273,6 +278,7 @@ impl Request {
             platform: name.into(),
             accelerators: self.accelerators,
             fill,
+            order: job.order(),
             layout,
             step,
             model_flops: model.flops(layout.batch),

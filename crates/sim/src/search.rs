@@ -83,7 +83,7 @@ impl Space {
     pub fn first(&self) -> Option<Layout> {
         let key = *self.keys().first()?;
         let (pp, interleave) = (*self.pp.first()?, *self.interleave.first()?);
-        let ranks = u64::from(key.groups()[1]) * u64::from(pp);
+        let ranks = u64::from(key.ranks()) * u64::from(pp);
         let dp = self.dp.unwrap_or((u64::from(self.accelerators) / ranks.max(1)) as u32);
         Some(Layout {
             zero: *self.zero.first()?,
@@ -330,8 +330,7 @@ pub fn search(
     let walk = |first: usize| {
         let mut best = Best::default();
         for (index, key) in keys.iter().enumerate().skip(first).step_by(threads) {
-            let machine = job.machine(space.accelerators, key.groups());
-            each_of_block(&machine, model, space, key, (index as u64) << 32, &mut best);
+            each_of_block(job, model, space, key, (index as u64) << 32, &mut best);
             progress(index, keys.len());
         }
         best
@@ -349,34 +348,31 @@ pub fn search(
 }
 
 /// Predicts the layouts that share a block; `place` is that of the first.
-fn each_of_block(
-    machine: &Machine,
-    model: &Model,
-    space: &Space,
-    key: &Key,
-    mut place: u64,
-    best: &mut Best,
-) {
-    let mut block = None;
+fn each_of_block(job: &Job<'_>, model: &Model, space: &Space, key: &Key, mut place: u64, best: &mut Best) {
+    let (mut machine, mut block) = (None, None);
     let overlaps: Vec<_> =
         space.overlap.iter().filter(|it| it.tensor == key.overlaps_tensor).copied().collect();
     for &pp in &space.pp {
-        let ranks = u64::from(key.groups()[1]) * u64::from(pp);
+        let ranks = u64::from(key.ranks()) * u64::from(pp);
         let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
         let is_whole = ranks != 0 && space.accelerators.is_multiple_of(ranks);
         if !is_whole || space.dp.is_some_and(|dp| dp != space.accelerators / ranks) {
             continue;
+        }
+        if !job.order().is_block_first() {
+            (machine, block) = (None, None);
         }
         for &interleave in &space.interleave {
             let mut layout = key.layout(space.accelerators / ranks, pp, interleave, space.batch);
             if layout.check(model).is_err() {
                 continue;
             }
+            let machine: &Machine = machine.get_or_insert_with(|| job.machine(&layout));
             if let Err(refusal) = machine.check(&layout) {
                 best.refuse(place, refusal);
                 continue;
             }
-            let block = block.get_or_insert_with(|| Block::new(machine, model, key));
+            let block: &Block = block.get_or_insert_with(|| Block::new(machine, model, &layout));
             let stages = Stages::new(machine, model, block, &layout);
             for &zero in &space.zero {
                 for &wide_gradients in &space.wide_gradients {

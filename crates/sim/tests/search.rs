@@ -50,7 +50,9 @@ fn ten_thousand_points_of_searches_equal_single_predictions_to_the_last_bit() {
     while compared < 10_000 {
         let platform = Platform::load(["dgx-h100", "nvl72-xdr", "nvl72-cxl"][dice.roll(3)]).unwrap();
         let model = Model::load(["gpt3-175b", "llama3-70b", "mixtral-8x7b"][dice.roll(3)]).unwrap();
-        let (job, space) = (Job::new(&platform), random_space(&mut dice, &model));
+        let order = ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "pp-tp-cp-ep-dp", "dp-ep-cp-tp-pp"][dice.roll(4)];
+        let job = Job::new(&platform).with_order(order.parse().unwrap());
+        let space = random_space(&mut dice, &model);
         let outcome = search(&job, &model, &space, 1, &|_, _| ());
         for Found { layout, step } in outcome.front.iter().chain(&outcome.nearest) {
             assert_eq!(job.predict(&model, layout).unwrap().step, *step, "{layout:?}");

@@ -97,7 +97,7 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     let (mut points, mut fits, mut places, mut found, mut nearest) = (0, 0, vec![], vec![], None);
     for platform in &arguments.platform {
         for &accelerators in &arguments.gpus {
-            let mut request = subject.request(platform, accelerators);
+            let mut request = subject.request(platform, accelerators)?;
             request.layout.tiers = true;
             let rates = prices.as_ref().map(|prices| request.rates(prices)).transpose()?;
             let outcome = with_bar(|progress| request.search(threads(arguments.threads), progress))?;
@@ -128,6 +128,7 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         .map(|point| Point {
             bill: bill(&point),
             platform: places[point.0].platform,
+            order: subject.order.as_deref(),
             layout: point.1.layout,
             step: point.1.step,
         })
@@ -181,6 +182,9 @@ fn print(arguments: &Arguments, points: u64, fits: u64, found: &[Point<'_>]) {
         found.len(),
         listed(&axes)
     );
+    if let Some(order) = &arguments.subject.order {
+        println!("ranks are placed {order}");
+    }
     let several = arguments.gpus.len() > 1;
     let mut head = vec!["platform"];
     head.extend(several.then_some("accelerators"));
@@ -190,7 +194,7 @@ fn print(arguments: &Arguments, points: u64, fits: u64, found: &[Point<'_>]) {
     head.extend(["GB", "GB elsewhere", "tp", "cp", "ep", "dp", "pp", "parts", "micro-batch"]);
     head.extend(["seq. par.", "again", "shared", "elsewhere"]);
     let mut rows = vec![head.into_iter().map(String::from).collect()];
-    for Point { platform, layout, step, bill } in found.iter().take(arguments.rows) {
+    for Point { platform, layout, step, bill, .. } in found.iter().take(arguments.rows) {
         let mut row = vec![(*platform).to_owned()];
         row.extend(several.then(|| grouped(layout.accelerators().into())));
         row.push(format!("{:.3}", step.total_s));
@@ -283,6 +287,8 @@ fn csv(found: &[Point<'_>]) -> String {
 #[derive(Serialize)]
 struct Point<'a> {
     platform: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    order: Option<&'a str>,
     layout: Layout,
     step: Step,
     #[serde(skip_serializing_if = "Option::is_none")]

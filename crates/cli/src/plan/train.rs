@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_sim::{
-    Answer, FarTier, Given, Layout, Model, Offload, Overlap, Precision, Progress, Recompute, Request,
-    RequestError, Shown, Step, Stretch, Work, Zero, timeline,
+    Answer, FarTier, Given, Layout, Model, Offload, OrderError, Overlap, Precision, Progress, Recompute,
+    Request, RequestError, Shown, Step, Stretch, Work, Zero, timeline,
 };
 use serde_json::json;
 
@@ -31,6 +31,9 @@ pub(crate) struct Subject {
     /// Accelerators of each rack that are used; when left out, the most that fill all racks evenly.
     #[arg(long, value_name = "COUNT")]
     fill: Option<u32>,
+    /// In which order ranks are counted, the closest first; when left out, tp-cp-ep-dp-pp.
+    #[arg(long, value_name = "ORDER")]
+    pub(super) order: Option<String>,
     #[command(flatten)]
     fixed: Fixed,
     /// Print one JSON object.
@@ -209,17 +212,19 @@ impl Subject {
         Ok(f64::from(self.sequence.map_or_else(own, Ok)?))
     }
 
-    pub(super) fn request(&self, platform: &str, accelerators: u32) -> Request {
-        Request {
+    pub(super) fn request(&self, platform: &str, accelerators: u32) -> Result<Request, Failure> {
+        let order = self.order.as_deref().map(str::parse).transpose();
+        Ok(Request {
             model: self.model.clone(),
             platform: platform.into(),
             accelerators,
             rack: self.rack.clone(),
             fill: self.fill,
+            order: order.map_err(|error: OrderError| Failure(format!("--order: {error}")))?,
             against: None,
             sequence: self.sequence,
             layout: self.fixed.given(self.batch),
-        }
+        })
     }
 }
 
@@ -240,7 +245,7 @@ pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
     let request = Request {
         against: arguments.against.clone(),
-        ..subject.request(&arguments.platform, arguments.gpus)
+        ..subject.request(&arguments.platform, arguments.gpus)?
     };
     let answer = with_bar(|progress| request.train(threads(None), progress))?;
     match subject.json {
@@ -378,9 +383,8 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     let title = Model::load(&subject.model)?.title;
     println!("{}: {title} on {} accelerators, simulated", answer.model, grouped(answer.accelerators.into()));
     println!("{}", layout_line(layout));
-    println!(
-        "ranks are placed tensor, context, expert, data, pipeline; {fill} accelerators of each rack are used"
-    );
+    let order: Vec<_> = answer.order.words().collect();
+    println!("ranks are placed {}; {fill} accelerators of each rack are used", order.join(", "));
     if answer.points > 1 {
         let which = if answer.fits { "the fastest that fits" } else { "the nearest to fitting" };
         println!("{which} of {} layouts", grouped(answer.points));
