@@ -1,5 +1,6 @@
 //! `polder plan`: predicts training steps on machines that are described in files, and shows how far off it is.
 
+mod parquet;
 mod reproduce;
 mod search;
 mod table;

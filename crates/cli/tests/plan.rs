@@ -2,6 +2,8 @@
 
 use std::process::{Command, Output};
 
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::Field;
 use serde_json::Value;
 
 fn plan(arguments: &str) -> Output {
@@ -130,7 +132,8 @@ rent = { value = "4 USD/h", source = "our cloud" }
 #[test]
 fn money_energy_and_carbon_are_axes_of_the_front() {
     let scratch = polder_mem::testing::Scratch::new();
-    let (path, table) = (scratch.path().join("ours.toml"), scratch.path().join("front.csv"));
+    let [path, table, typed] =
+        ["ours.toml", "front.csv", "front.parquet"].map(|name| scratch.path().join(name));
     std::fs::write(&path, OURS).unwrap();
     let search = "search --model llama3-8b --batch 512 --gpus 64,128 --platform dgx-a100,dgx-h100";
     let priced = format!("{search} --prices {}", path.display());
@@ -153,7 +156,7 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
         places.dedup();
         places
     };
-    let front = points(&format!("{priced} --csv {}", table.display()));
+    let front = points(&format!("{priced} --csv {} --parquet {}", table.display(), typed.display()));
     assert!(places(&front).len() > places(&plain).len(), "{:?}", places(&front));
     for point in &front {
         let (bill, seconds) = (&point["bill"], number(&point["step"]["total_s"]));
@@ -181,6 +184,27 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
     assert!(text.lines().next().unwrap().ends_with(",bill_steps,bill_total_s,money_usd,energy_j,carbon_g"));
     let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
     assert_eq!(columns, vec![1 + 22 + 37 + 5; front.len() + 1]);
+
+    // Parquet has the same columns, numbers as numbers.
+    let file = SerializedFileReader::new(std::fs::File::open(&typed).unwrap()).unwrap();
+    let mut lines = text.lines();
+    let names: Vec<_> = lines.next().unwrap().split(',').collect();
+    for (row, line) in file.get_row_iter(None).unwrap().zip(lines.by_ref()) {
+        let row = row.unwrap();
+        for (((name, field), cell), expected) in row.get_column_iter().zip(line.split(',')).zip(&names) {
+            assert_eq!(name, expected);
+            match field {
+                Field::Str(text) => assert_eq!(format!("\"{text}\""), cell),
+                Field::UInt(number) => assert_eq!(number.to_string(), cell),
+                Field::Double(figure) => assert_eq!(figure.to_string(), cell),
+                other => panic!("{name}: {other}"),
+            }
+        }
+        assert_eq!(row.len(), names.len());
+    }
+    assert_eq!((file.metadata().file_metadata().num_rows() as usize, lines.next()), (front.len(), None));
+    let elsewhere = refused(&format!("{priced} --parquet /nowhere/front.parquet"));
+    assert!(elsewhere.starts_with("polder: /nowhere/front.parquet: cannot write it: "), "{elsewhere}");
 
     // A run of as many steps as make 1e12 tokens in 512 sequences of 8,192.
     let run = points(&format!("{priced} --tokens 1e12"));

@@ -8,7 +8,7 @@ use polder_sim::{FarTier, Found, Layout, NUMBERS, Offload, Step, front, numbers}
 use serde::Serialize;
 
 use super::train::{Subject, does_not_fit, layout_line, threads, with_bar, write};
-use super::{grouped, table};
+use super::{grouped, parquet, table};
 use crate::Failure;
 
 /// Looks at every layout.
@@ -31,6 +31,9 @@ pub(crate) struct Arguments {
     /// Write what is found as CSV, each layout with all figures.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     csv: Option<PathBuf>,
+    /// Write the same as Parquet.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    parquet: Option<PathBuf>,
     /// Lines that are printed of the table, the fastest first.
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     rows: usize,
@@ -53,7 +56,7 @@ struct Place<'a> {
 
 /// What steps cost.
 #[derive(Serialize)]
-struct Bill {
+pub(super) struct Bill {
     steps: f64,
     total_s: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,6 +138,12 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         .collect();
     if let Some(path) = &arguments.csv {
         write(path, &csv(&found))?;
+    }
+    if let Some(path) = &arguments.parquet {
+        let said =
+            |error: &dyn std::fmt::Display| Failure(format!("{}: cannot write it: {error}", path.display()));
+        let file = std::fs::File::create(path).map_err(|error| said(&error))?;
+        parquet::write(&found, file).map_err(|error| said(&error))?;
     }
     if subject.json {
         for point in &found {
@@ -285,19 +294,19 @@ fn csv(found: &[Point<'_>]) -> String {
 
 /// A layout of the front.
 #[derive(Serialize)]
-struct Point<'a> {
-    platform: &'a str,
+pub(super) struct Point<'a> {
+    pub(super) platform: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    order: Option<&'a str>,
-    layout: Layout,
-    step: Step,
+    pub(super) order: Option<&'a str>,
+    pub(super) layout: Layout,
+    pub(super) step: Step,
     #[serde(skip_serializing_if = "Option::is_none")]
-    bill: Option<Bill>,
+    pub(super) bill: Option<Bill>,
 }
 
 impl Point<'_> {
     /// The names of its figures.
-    fn names(&self) -> Vec<&'static str> {
+    pub(super) fn names(&self) -> Vec<&'static str> {
         let bill = self.bill.iter().flat_map(|bill| {
             let costs = Rates::NAMES.into_iter().zip(bill.costs());
             ["bill_steps", "bill_total_s"]
@@ -308,7 +317,7 @@ impl Point<'_> {
     }
 
     /// The figures, in the order of their names.
-    fn figures(&self) -> impl Iterator<Item = f64> {
+    pub(super) fn figures(&self) -> impl Iterator<Item = f64> {
         let bill = self.bill.iter().flat_map(|bill| {
             [bill.steps, bill.total_s].into_iter().chain(bill.costs().into_iter().flatten())
         });
