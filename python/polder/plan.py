@@ -265,9 +265,7 @@ def search(
     arrays = np.broadcast_arrays(*(given.get(name, np.uint32(_LEFT_OUT.get(name, 0))) for name in _NUMBERS))
     rows = np.ascontiguousarray(np.stack(arrays, axis=-1), dtype=np.uint32)
     shape = rows.shape[:-1]
-    figures = np.frombuffer(
-        _core.plan_points(model, platform, rows.reshape(-1), rack=rack, fill=fill, order=order)
-    )
+    figures = np.frombuffer(_core.plan_points(model, platform, rows.reshape(-1), rack=rack, fill=fill, order=order))
     figures = figures.reshape(*shape, len(_FIGURES))
     table: dict[str, NDArray[Any]] = {
         name: np.broadcast_to(np.asarray(column), shape) for name, column in columns.items()

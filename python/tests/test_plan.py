@@ -24,6 +24,21 @@ def test_a_plan_has_the_fields_and_the_figures_of_the_command() -> None:
     assert said["step"].keys() == ours.step.__dataclass_fields__.keys()
 
 
+def test_a_step_is_drawn_from_what_the_command_writes(scratch: Path) -> None:
+    words = "plan train --model llama3-70b --platform dgx-h100 --gpus 64 --batch 16 --tp 8 --cp 1 --pp 4 --json --trace"
+    said = subprocess.run([POLDER, *words.split(), scratch / "step.json"], capture_output=True, check=True).stdout
+    drawn: list[str] = []
+    for name in ("once.svg", "again.svg"):
+        command = [sys.executable, "-m", "polder.figures", scratch / name, scratch / "step.json"]
+        subprocess.run(command, input=said, check=True)
+        drawn.append((scratch / name).read_text())
+    assert drawn[0] == drawn[1], "the same step gives the same file"
+    step = json.loads(said)["step"]
+    for text in ("stage 3", "data, between racks", "bubble", f"{step['total_s']:.2f} s a step, simulated"):
+        assert text in drawn[0], text
+    assert "stage 4" not in drawn[0] and "expert" not in drawn[0]
+
+
 def test_a_table_equals_single_predictions() -> None:
     zero = ["none", "optimizer", "gradients", "weights"]
     table = plan.search(
