@@ -29,7 +29,13 @@ def format(
 def plan_train(request: str) -> str: ...
 def plan_names() -> tuple[list[str], list[str]]: ...
 def plan_points(
-    model: str, platform: str, numbers: _Array, *, rack: str | None = None, fill: int | None = None
+    model: str,
+    platform: str,
+    numbers: _Array,
+    *,
+    rack: str | None = None,
+    fill: int | None = None,
+    order: str | None = None,
 ) -> bytes: ...
 
 class Pool:

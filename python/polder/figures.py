@@ -1,6 +1,7 @@
 """Draws what a command prints as JSON on stdin.
 
-The sweeps of ``polder bench mpi --figure``, which its ``--plot`` starts, and the errors of ``polder plan validate``.
+The sweeps of ``polder bench mpi --figure``, which its ``--plot`` starts, the errors of ``polder plan validate``, and
+a step of ``polder plan train`` with the file that its ``--trace`` writes.
 """
 
 # pyright: basic
@@ -130,9 +131,93 @@ def draw_errors(report: dict[str, Any], out: Path) -> None:
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=120)
 
 
+def parts(step: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """What a step's time is made of, as far as there is any: name, seconds that hold it up, seconds beside computation.
+
+    >>> compute = {"forward_s": 1.0, "backward_s": 2.0, "recompute_s": 0.0, "optimizer_s": 0.1}
+    >>> scoped = {"inside": {"exposed_s": 0.2, "hidden_s": 0.3}, "between": {"exposed_s": 0.0, "hidden_s": 0.0}}
+    >>> step = {"compute": compute, "communication": {"data": scoped}, "bubble_s": 0.5, "straggle_s": 0.0}
+    >>> parts(step | {"offload": {"exposed_s": 0.0, "hidden_s": 0.0}})[2:]
+    [('optimizer', 0.1, 0.0), ('data, inside racks', 0.2, 0.3), ('bubble', 0.5, 0.0)]
+    """
+    names = {
+        "forward_s": "forward",
+        "backward_s": "backward",
+        "recompute_s": "computed again",
+        "optimizer_s": "optimizer",
+    }
+    found = [(name, step["compute"][key], 0.0) for key, name in names.items()]
+    for kind, scopes in step["communication"].items():
+        for scope, shown in scopes.items():
+            found.append((f"{kind}, {scope} racks", shown["exposed_s"], shown["hidden_s"]))
+    offload = step["offload"]
+    found.append(("bubble", step["bubble_s"], 0.0))
+    found.append(("offload", offload["exposed_s"], offload["hidden_s"]))
+    found.append(("stragglers", step["straggle_s"], 0.0))
+    return [part for part in found if part[1] + part[2] > 0]
+
+
+# Stages of a timeline that are drawn, the first ones.
+STAGES = 8
+WORKS = {
+    "forward": "tab:blue",
+    "backward": "tab:orange",
+    "offload": "tab:red",
+    "data": "tab:purple",
+    "optimizer": "tab:green",
+    "stragglers": "tab:gray",
+}
+
+
+def draw_step(plan: dict[str, Any], trace: dict[str, Any], out: Path) -> None:
+    """What the step's time is made of, and below it the step as it goes by on each stage."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    mpl.rcParams.update({"svg.hashsalt": "polder", "svg.fonttype": "none"})
+    from matplotlib import pyplot
+
+    named = parts(plan["step"])
+    stages = min(plan["layout"]["pp"], STAGES)
+    heights = [0.5 + 0.22 * len(named), 0.7 + 0.25 * stages]
+    figure, (above, below) = pyplot.subplots(
+        2, figsize=(8, 0.5 + sum(heights)), height_ratios=heights, layout="constrained"
+    )
+    places, (names, exposed, hidden) = range(len(named)), zip(*named, strict=True)
+    above.barh(places, exposed, color="tab:blue", height=0.7, label="holds the step up")
+    above.barh(places, hidden, left=exposed, color="lightsteelblue", height=0.7, label="beside computation")
+    above.set_yticks(places, names, fontsize=7)
+    above.set_xlabel("seconds", fontsize=8)
+    spent: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            spent[event["cat"], event["tid"]].append((event["ts"] / 1e6, event["dur"] / 1e6))
+    for work, colour in WORKS.items():
+        for stage in range(stages):
+            if spans := spent[work, stage]:
+                label = work if stage == 0 else None
+                below.broken_barh(
+                    spans, (stage - 0.4, 0.8), color=colour, edgecolor="white", linewidth=0.3, label=label
+                )
+    below.set_yticks(range(stages), [f"stage {stage}" for stage in range(stages)], fontsize=7)
+    below.set_xlim(0, plan["step"]["total_s"])
+    below.set_xlabel("seconds from the beginning of the step", fontsize=8)
+    for panel in (above, below):
+        panel.invert_yaxis()
+        panel.tick_params(axis="x", labelsize=8)
+    above.grid(axis="x", alpha=0.3)
+    above.legend(fontsize=8)
+    below.legend(fontsize=7, ncols=len(WORKS), loc="upper center", bbox_to_anchor=(0.5, -0.3))
+    title = f"{plan['model']} on {plan['platform']}, {plan['accelerators']} accelerators"
+    figure.suptitle(f"{title}: {plan['step']['total_s']:.2f} s a step, {plan['kind']}", fontsize=10)
+    figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=120)
+
+
 if __name__ == "__main__":
     said = [json.loads(line) for line in sys.stdin]
     if "tables" in said[0]:
         draw_errors(said[0], Path(sys.argv[1]))
+    elif "step" in said[0]:
+        draw_step(said[0], json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[1]))
     else:
         draw(said, Path(sys.argv[1]))

@@ -111,7 +111,7 @@ class Offload:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a step is laid out; ranks are counted tensor, context, expert, data, pipeline."""
+    """How a step is laid out."""
 
     tp: int
     cp: int
@@ -140,6 +140,7 @@ class Plan:
     platform: str
     accelerators: int
     fill: int
+    order: str
     layout: Layout
     step: Step
     model_flops: float
@@ -158,6 +159,7 @@ def train(
     against: str | None = None,
     rack: str | None = None,
     fill: int | None = None,
+    order: str | None = None,
     sequence: int | None = None,
     **layout: int | bool | str | Overlap | Offload,
 ) -> Plan:
@@ -175,6 +177,8 @@ def train(
         Kind of rack, where the platform has several.
     fill
         Accelerators of each rack that are used; by default the most that fill all racks evenly.
+    order
+        In which order ranks are counted, the closest first; by default ``"tp-cp-ep-dp-pp"``.
     sequence
         Tokens of a sequence, in place of the model's.
     **layout
@@ -205,6 +209,7 @@ def train(
         "against": against,
         "rack": rack,
         "fill": fill,
+        "order": order,
         "sequence": sequence,
         "layout": given,
     }
@@ -212,13 +217,19 @@ def train(
 
 
 def search(
-    model: str, platform: str, *, rack: str | None = None, fill: int | None = None, **columns: ArrayLike
+    model: str,
+    platform: str,
+    *,
+    rack: str | None = None,
+    fill: int | None = None,
+    order: str | None = None,
+    **columns: ArrayLike,
 ) -> dict[str, NDArray[Any]]:
     """Predict many layouts with one call.
 
     Parameters
     ----------
-    model, platform, rack, fill
+    model, platform, rack, fill, order
         As for `train`.
     **columns
         Fields of `Layout`, each a number or an array; arrays are broadcast against each other. ``overlap`` and
@@ -254,7 +265,7 @@ def search(
     arrays = np.broadcast_arrays(*(given.get(name, np.uint32(_LEFT_OUT.get(name, 0))) for name in _NUMBERS))
     rows = np.ascontiguousarray(np.stack(arrays, axis=-1), dtype=np.uint32)
     shape = rows.shape[:-1]
-    figures = np.frombuffer(_core.plan_points(model, platform, rows.reshape(-1), rack=rack, fill=fill))
+    figures = np.frombuffer(_core.plan_points(model, platform, rows.reshape(-1), rack=rack, fill=fill, order=order))
     figures = figures.reshape(*shape, len(_FIGURES))
     table: dict[str, NDArray[Any]] = {
         name: np.broadcast_to(np.asarray(column), shape) for name, column in columns.items()

@@ -24,6 +24,21 @@ def test_a_plan_has_the_fields_and_the_figures_of_the_command() -> None:
     assert said["step"].keys() == ours.step.__dataclass_fields__.keys()
 
 
+def test_a_step_is_drawn_from_what_the_command_writes(scratch: Path) -> None:
+    words = "plan train --model llama3-70b --platform dgx-h100 --gpus 64 --batch 16 --tp 8 --cp 1 --pp 4 --json --trace"
+    said = subprocess.run([POLDER, *words.split(), scratch / "step.json"], capture_output=True, check=True).stdout
+    drawn: list[str] = []
+    for name in ("once.svg", "again.svg"):
+        command = [sys.executable, "-m", "polder.figures", scratch / name, scratch / "step.json"]
+        subprocess.run(command, input=said, check=True)
+        drawn.append((scratch / name).read_text())
+    assert drawn[0] == drawn[1], "the same step gives the same file"
+    step = json.loads(said)["step"]
+    for text in ("stage 3", "data, between racks", "bubble", f"{step['total_s']:.2f} s a step, simulated"):
+        assert text in drawn[0], text
+    assert "stage 4" not in drawn[0] and "expert" not in drawn[0]
+
+
 def test_a_table_equals_single_predictions() -> None:
     zero = ["none", "optimizer", "gradients", "weights"]
     table = plan.search(
@@ -69,6 +84,18 @@ def test_what_cannot_run_is_nan_in_a_table_and_an_error_alone() -> None:
     assert table["fits"].tolist()[0] is False
     with pytest.raises(polder.ArgumentError, match="tp of 7 does not divide heads of 96; 6 does"):
         plan.train("gpt3-175b", "dgx-a100", 1024, batch=1536, tp=7)
+
+
+def test_ranks_are_counted_in_the_order_that_is_given() -> None:
+    cut = {"tp": 8, "cp": 1, "pp": 8, "dp": 4, "interleave": 1, "micro_batch": 1, "batch": 1024, "zero": "none"}
+    order = "tp-cp-ep-pp-dp"
+    one = plan.train("llama3-70b", "nvl72-ndr", 256, order=order, **cut)
+    assert one.order == order and one.step.communication.pipeline.between.exposed_s == 0.0
+    assert one.step.communication.pipeline.inside.exposed_s > 0.0
+    table = plan.search("llama3-70b", "nvl72-ndr", order=order, **cut)
+    assert table["pipeline_between_exposed_s"] == 0.0 and table["pipeline_inside_exposed_s"] > 0.0
+    with pytest.raises(polder.ArgumentError, match="expected an order of tp, cp, ep, dp and pp, each once"):
+        plan.search("llama3-70b", "nvl72-ndr", order="tp", **cut)
 
 
 def test_bad_arguments_say_what_was_expected() -> None:

@@ -87,7 +87,7 @@ enum Command {
     Mpi(mpi::Command),
     /// Predict what a training step takes on a machine that is described in a file.
     #[command(subcommand)]
-    Plan(plan::Command),
+    Plan(Box<plan::Command>),
     /// Say who is a member: hands out host ids and evicts hosts, until stopped.
     Keeper(keeper::Arguments),
     /// Explore the protocols in the incoherent model, or run its litmus tests between two hosts.

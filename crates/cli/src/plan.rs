@@ -1,6 +1,8 @@
 //! `polder plan`: predicts training steps on machines that are described in files, and shows how far off it is.
 
+mod parquet;
 mod reproduce;
+mod search;
 mod table;
 mod train;
 mod validate;
@@ -9,7 +11,7 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use polder_platform::{Folder, Platform, names};
+use polder_platform::{Folder, Platform, Prices, names};
 use polder_sim::Model;
 
 use crate::Failure;
@@ -19,15 +21,15 @@ use crate::Failure;
 pub(crate) enum Command {
     /// Predict a training step: of a layout, or of the best one that fits.
     Train(train::Arguments),
-    /// Look at every layout, and print those that no other beats in time and in memory.
-    Search(train::SearchArguments),
+    /// Look at every layout, and print those that no other beats in time, in memory and in money.
+    Search(search::Arguments),
     /// Make a published figure again, paper beside Polder.
     Reproduce(reproduce::Arguments),
     /// Hold predictions against published steps, fabrics and memory, and print the errors.
     Validate(validate::Arguments),
     /// Predict half of what this machine takes from the other half, measured beside predicted.
     Verify(verify::Arguments),
-    /// Print the platforms and models that Polder brings along.
+    /// Print the platforms, models and prices that Polder brings along.
     List,
 }
 
@@ -35,7 +37,7 @@ pub(crate) enum Command {
 pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Train(arguments) => train::train(arguments)?,
-        Command::Search(arguments) => train::search(arguments)?,
+        Command::Search(arguments) => search::search(arguments)?,
         Command::Reproduce(arguments) => reproduce::run(arguments)?,
         Command::Validate(arguments) => validate::run(arguments)?,
         Command::Verify(arguments) => verify::run(arguments)?,
@@ -53,6 +55,10 @@ fn list() -> Result<(), Failure> {
     for name in names(Folder::Models) {
         let model = Model::load(name)?;
         println!("  {name:24} {:6.0} billion parameters, {}", model.parameters() / 1e9, model.title);
+    }
+    println!("prices");
+    for name in names(Folder::Prices) {
+        println!("  {name:24} {}", Prices::load(name)?.title);
     }
     Ok(())
 }

@@ -2,6 +2,8 @@
 
 use std::process::{Command, Output};
 
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::Field;
 use serde_json::Value;
 
 fn plan(arguments: &str) -> Output {
@@ -38,6 +40,36 @@ fn a_step_is_predicted_of_the_layout_that_is_given() {
     let seconds = |of: &Value| of["step"]["total_s"].as_f64().unwrap();
     assert!(seconds(&step["against"]) < seconds(&step));
     assert_eq!(step["note"], "no run over CXL validates the difference between these fabrics");
+}
+
+#[test]
+fn ranks_are_counted_in_the_order_that_is_given() {
+    let cut = "--tp 8 --pp 8 --dp 4 --cp 1 --micro-batch 1 --interleave 1 --batch 1024";
+    let train = format!("train --model llama3-70b --platform nvl72-ndr --gpus 256 {cut}");
+    let json = |order: &str| json(&format!("{train} --json{order}"));
+    let (usual, turned) = (json(""), json(" --order tp-cp-ep-pp-dp"));
+    assert_eq!((&usual["order"], &turned["order"]), (&"tp-cp-ep-dp-pp".into(), &"tp-cp-ep-pp-dp".into()));
+    let sent = |of: &Value, kind: &str| {
+        let [inside, between] = ["inside", "between"].map(|scope| {
+            let seconds = &of["step"]["communication"][kind][scope];
+            seconds["exposed_s"].as_f64().unwrap() + seconds["hidden_s"].as_f64().unwrap()
+        });
+        (inside > 0.0, between > 0.0)
+    };
+    assert_eq!((sent(&turned, "pipeline"), sent(&turned, "data")), ((true, false), (false, true)));
+    assert_eq!(sent(&usual, "pipeline"), (false, true));
+    let text = said(&format!("{train} --order tp-cp-ep-pp-dp"));
+    assert!(text.contains("ranks are placed tensor, context, expert, pipeline, data; 64 accel"), "{text}");
+
+    let search =
+        "search --model llama3-70b --platform nvl72-ndr --gpus 256 --batch 1024 --tp 8 --json --order";
+    let front = said(&format!("{search} tp-cp-ep-pp-dp"));
+    let first: Value = serde_json::from_str(front.lines().next().unwrap()).unwrap();
+    assert_eq!(first["order"], "tp-cp-ep-pp-dp");
+    assert_eq!(
+        refused(&format!("{search} tp-dp")),
+        "polder: --order: expected an order of tp, cp, ep, dp and pp, each once, such as \"tp-cp-ep-dp-pp\", found \"tp-dp\""
+    );
 }
 
 #[test]
@@ -80,6 +112,138 @@ fn several_platforms_and_tiers_share_one_front() {
     assert_eq!(columns, vec![1 + 22 + 37; points.len() + 1]);
     // Alone, a platform has at least what it has among others.
     assert!(said(&format!("{search} nvl72-cxl --json")).lines().count() >= of("nvl72-cxl"));
+}
+
+const OURS: &str = r#"
+title = "ours"
+[everywhere]
+electricity = { value = "0.10 USD/kWh", source = "our contract" }
+carbon = { value = "300 gCO2/kWh", source = "our grid" }
+[machine.dgx-h100]
+rent = { value = "2.5 USD/h", source = "our cloud" }
+accelerator = { power = { value = "1 kW", source = "our meter" } }
+[machine.dgx-a100]
+rent = { value = "1 USD/h", source = "our cloud" }
+accelerator = { power = { value = "0.5 kW", source = "our meter" } }
+[machine.nvl72-ndr]
+rent = { value = "4 USD/h", source = "our cloud" }
+"#;
+
+#[test]
+fn money_energy_and_carbon_are_axes_of_the_front() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let [path, table, typed] =
+        ["ours.toml", "front.csv", "front.parquet"].map(|name| scratch.path().join(name));
+    std::fs::write(&path, OURS).unwrap();
+    let search = "search --model llama3-8b --batch 512 --gpus 64,128 --platform dgx-a100,dgx-h100";
+    let priced = format!("{search} --prices {}", path.display());
+    let points = |arguments: &str| -> Vec<Value> {
+        let text = said(&format!("{arguments} --json"));
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let number = |of: &Value| of.as_f64().unwrap();
+    let count = |point: &Value| {
+        let layout = &point["layout"];
+        ["tp", "cp", "dp", "pp"].map(|kind| number(&layout[kind])).iter().product::<f64>()
+    };
+    // Without prices nothing speaks for fewer and slower accelerators.
+    let plain = points(search);
+    assert!(plain.iter().all(|point| point["bill"].is_null()));
+    let places = |points: &[Value]| {
+        let mut places: Vec<_> =
+            points.iter().map(|it| (it["platform"].to_string(), count(it) as u32)).collect();
+        places.sort();
+        places.dedup();
+        places
+    };
+    let front = points(&format!("{priced} --csv {} --parquet {}", table.display(), typed.display()));
+    assert!(places(&front).len() > places(&plain).len(), "{:?}", places(&front));
+    for point in &front {
+        let (bill, seconds) = (&point["bill"], number(&point["step"]["total_s"]));
+        let (dollars, watts) = if point["platform"] == "dgx-h100" { (2.5, 1000.0) } else { (1.0, 500.0) };
+        for (figure, expected) in [
+            ("money_usd", dollars / 3600.0 * count(point) * seconds),
+            ("energy_j", watts * count(point) * seconds),
+            ("carbon_g", watts * count(point) * seconds / 3.6e6 * 300.0),
+        ] {
+            assert!((number(&bill[figure]) / expected - 1.0).abs() < 1e-12, "{figure}: {bill}");
+        }
+        let beats = |other: &Value| {
+            let axes = |of: &Value| {
+                let memory = &of["step"]["memory"];
+                let [time, money, energy] =
+                    [&of["step"]["total_s"], &of["bill"]["money_usd"], &of["bill"]["energy_j"]];
+                [time, money, energy, &memory["used_bytes"], &memory["far_bytes"]].map(number)
+            };
+            let (other, own) = (axes(other), axes(point));
+            other != own && other.iter().zip(&own).all(|(other, own)| other <= own)
+        };
+        assert!(!front.iter().any(beats), "{point}");
+    }
+    let text = std::fs::read_to_string(&table).unwrap();
+    assert!(text.lines().next().unwrap().ends_with(",bill_steps,bill_total_s,money_usd,energy_j,carbon_g"));
+    let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
+    assert_eq!(columns, vec![1 + 22 + 37 + 5; front.len() + 1]);
+
+    // Parquet has the same columns, numbers as numbers.
+    let file = SerializedFileReader::new(std::fs::File::open(&typed).unwrap()).unwrap();
+    let mut lines = text.lines();
+    let names: Vec<_> = lines.next().unwrap().split(',').collect();
+    for (row, line) in file.get_row_iter(None).unwrap().zip(lines.by_ref()) {
+        let row = row.unwrap();
+        for (((name, field), cell), expected) in row.get_column_iter().zip(line.split(',')).zip(&names) {
+            assert_eq!(name, expected);
+            match field {
+                Field::Str(text) => assert_eq!(format!("\"{text}\""), cell),
+                Field::UInt(number) => assert_eq!(number.to_string(), cell),
+                Field::Double(figure) => assert_eq!(figure.to_string(), cell),
+                other => panic!("{name}: {other}"),
+            }
+        }
+        assert_eq!(row.len(), names.len());
+    }
+    assert_eq!((file.metadata().file_metadata().num_rows() as usize, lines.next()), (front.len(), None));
+    let elsewhere = refused(&format!("{priced} --parquet /nowhere/front.parquet"));
+    assert!(elsewhere.starts_with("polder: /nowhere/front.parquet: cannot write it: "), "{elsewhere}");
+
+    // A run of as many steps as make 1e12 tokens in 512 sequences of 8,192.
+    let run = points(&format!("{priced} --tokens 1e12"));
+    let steps = (1e12_f64 / (512.0 * 8192.0)).ceil();
+    for (run, step) in run.iter().zip(&front) {
+        assert_eq!(number(&run["bill"]["steps"]), steps);
+        let times = number(&run["bill"]["money_usd"]) / number(&step["bill"]["money_usd"]);
+        assert!((times / steps - 1.0).abs() < 1e-12);
+    }
+    let text = said(&format!("{priced} --tokens 1e12"));
+    for line in [
+        "that no other beats in time, memory, money, energy and carbon (simulated)",
+        "run days",
+        "kg CO2",
+        "dgx-h100, 128 accelerators: 128 x accelerator, 1 kW; 128 x accelerator, 2.5 USD/h",
+        "  accelerator, 2.5 USD/h: our cloud",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}
+
+#[test]
+fn an_axis_without_a_number_for_each_machine_is_left_out() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("ours.toml");
+    std::fs::write(&path, OURS).unwrap();
+    let search = "search --model llama3-8b --batch 512 --gpus 64 --tp 8";
+    let text = said(&format!("{search} --platform dgx-h100,nvl72-ndr --prices {}", path.display()));
+    assert!(text.contains("in time, memory and money (simulated)"), "{text}");
+    assert!(text.contains("energy is left out: ") && text.contains("has none for nvl72-ndr"), "{text}");
+    let text = said(&format!("{search} --platform dgx-h100 --prices watts"));
+    assert!(text.contains("in time, memory and energy (simulated)"), "{text}");
+    let said = refused(&format!("{search} --platform ualink-1024 --prices watts"));
+    assert!(
+        said.starts_with("polder: watts: machine: expected \"ualink-1024\", or its accelerator"),
+        "{said}"
+    );
+    let said = refused(&format!("{search} --platform dgx-h100 --prices dear"));
+    assert!(said.starts_with("polder: dear: no file of prices of this name; there are watts, or"), "{said}");
 }
 
 #[test]
@@ -197,7 +361,9 @@ fn the_figure_of_scalepool_says_what_it_rests_on() {
 #[test]
 fn all_that_polder_brings_along_is_listed() {
     let text = said("list");
-    for name in ["nvl72-cxl", "dgx-a100", "memserver", "cmpi", "finetuning-b", "llama3-405b", "palm-540b"] {
+    for name in
+        ["nvl72-cxl", "dgx-a100", "memserver", "cmpi", "finetuning-b", "llama3-405b", "palm-540b", "watts"]
+    {
         assert!(text.contains(name), "{text}");
     }
 }

@@ -239,6 +239,19 @@ impl Fabric {
         }
     }
 
+    /// Ports of switches that so many endpoint ports take, those between switches counted.
+    #[must_use]
+    pub fn switch_ports(&self, endpoints: u64) -> u64 {
+        let (each, of) = match self.topology {
+            Topology::SingleHop => (1, 1),
+            // One up and one down at each level but the last.
+            Topology::Clos { levels } => (2 * levels - 1, 1),
+            Topology::Torus { endpoints, .. } => (endpoints + 6, endpoints),
+            Topology::Dragonfly { endpoints, group, global } => (endpoints + group - 1 + global, endpoints),
+        };
+        (endpoints * u64::from(each)).div_ceil(u64::from(of.max(1)))
+    }
+
     /// The time of an empty message: what software adds, the switches, the wires between, and a flit at each.
     #[must_use]
     pub fn latency(&self) -> Time {

@@ -40,6 +40,8 @@ pub enum Folder {
     Fabrics,
     /// Figures that were published, to be made again.
     Figures,
+    /// What machines cost.
+    Prices,
 }
 
 static DATA: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../data");
@@ -52,6 +54,7 @@ impl Folder {
             Self::Published => "published",
             Self::Fabrics => "fabrics",
             Self::Figures => "figures",
+            Self::Prices => "prices",
         }
     }
 
@@ -62,6 +65,7 @@ impl Folder {
             Self::Published => "published table",
             Self::Fabrics => "published table",
             Self::Figures => "figure",
+            Self::Prices => "file of prices",
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Machines as data: accelerators, hosts, memory tiers, links, switches, topologies, and the units that these are
-//! written in. A [`Platform`] is what a file of `data/platforms` says; nothing here knows what a program does on it.
+//! Machines as data: accelerators, hosts, memory tiers, links, switches, topologies, what they cost, and the units that
+//! these are written in. A [`Platform`] is what a file of `data/platforms` says; nothing here knows what a program does on it.
 //!
 //! ```
 //! use polder_platform::Platform;
@@ -15,6 +15,7 @@
 mod fabric;
 mod file;
 mod machine;
+mod prices;
 mod server;
 mod sharing;
 mod unit;
@@ -24,6 +25,10 @@ pub use file::{DataError, Folder, names, read, text};
 pub use machine::{
     Accelerator, Attach, AttachKind, Compute, Fitted, Host, MemoryNodes, Platform, Rack, Tier,
 };
+pub use prices::{Input, Prices, Rates};
 pub use server::{FittedMemory, Memory, Path, Port, Server};
 pub use sharing::{Exchange, Sharing};
-pub use unit::{Bandwidth, Bytes, FlopRate, Quantity, Time, TransferRate, Unit};
+pub use unit::{
+    Bandwidth, Bytes, CarbonIntensity, EnergyPrice, FlopRate, Lifetime, Money, Power, Quantity, Rent, Time,
+    TransferRate, Unit,
+};

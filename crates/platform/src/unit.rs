@@ -65,6 +65,41 @@ unit!(
     [("MT/s", 1e6), ("GT/s", 1e9), ("Mb/s", 1e6), ("Gb/s", 1e9)]
 );
 
+unit!(
+    /// Watts.
+    Power, PowerUnit, "a power", "700 W", true,
+    [("W", 1.0), ("kW", 1e3), ("MW", 1e6)]
+);
+unit!(
+    /// US dollars.
+    Money, MoneyUnit, "an amount of money", "30000 USD", true,
+    [("USD", 1.0)]
+);
+unit!(
+    /// US dollars a second.
+    Rent, RentUnit, "a rent", "2.5 USD/h", true,
+    [("USD/h", 1.0 / HOUR)]
+);
+unit!(
+    /// US dollars a joule.
+    EnergyPrice, EnergyPriceUnit, "a price of energy", "0.12 USD/kWh", true,
+    [("USD/kWh", 1e-3 / HOUR)]
+);
+unit!(
+    /// Grams of carbon dioxide a joule.
+    CarbonIntensity, CarbonUnit, "a carbon intensity", "350 gCO2/kWh", true,
+    [("gCO2/kWh", 1e-3 / HOUR)]
+);
+unit!(
+    /// Seconds for which something is used that was bought.
+    Lifetime, LifetimeUnit, "a lifetime", "4 years", false,
+    [("months", MONTH), ("years", 12.0 * MONTH)]
+);
+
+const HOUR: f64 = 3600.0;
+/// A twelfth of a year of 365.25 days.
+const MONTH: f64 = 730.5 * HOUR;
+
 impl<U: Unit> Quantity<U> {
     /// This much of the base unit.
     ///
@@ -76,7 +111,7 @@ impl<U: Unit> Quantity<U> {
         Self(value, PhantomData)
     }
 
-    /// How much it is in the base unit: bytes, bytes a second, seconds, operations a second, bits a second.
+    /// How much it is in the base unit, which is that of its type: bytes, bytes a second, seconds, and so on.
     #[must_use]
     #[inline]
     pub const fn value(self) -> f64 {
@@ -183,6 +218,10 @@ mod tests {
         assert_eq!(Bytes::parse("2039 GB").unwrap().to_string(), "2.039 TB");
         assert_eq!(Time::parse("0 ns").unwrap().to_string(), "0 ps");
         assert_eq!(Bytes::parse("1 GiB").unwrap().value(), 1073741824.0);
+        assert_eq!(EnergyPrice::parse("0.12 USD/kWh").unwrap().to_string(), "0.12 USD/kWh");
+        assert_eq!(Rent::parse("2.5 USD/h").unwrap().to_string(), "2.5 USD/h");
+        assert_eq!(CarbonIntensity::parse("350 gCO2/kWh").unwrap().to_string(), "350 gCO2/kWh");
+        assert_eq!(Lifetime::parse("4 years").unwrap().to_string(), "4 years");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use polder_platform::{Folder, Platform, Topology, names};
+use polder_platform::{Folder, Platform, Prices, Rates, Topology, names};
 
 /// A file that is gone after the test.
 struct Written(PathBuf);
@@ -34,6 +34,9 @@ fn refused(text: &str) -> String {
 fn what_polder_brings_along_loads() {
     let platforms = names(Folder::Platforms);
     assert!(platforms.len() >= 14, "{platforms:?}");
+    for name in names(Folder::Prices) {
+        assert!(!Prices::load(name).unwrap().title.is_empty(), "{name}");
+    }
     for name in platforms {
         let platform = Platform::load(name).unwrap();
         assert!(!platform.title.is_empty() && !platform.source.is_empty(), "{name}");
@@ -96,6 +99,87 @@ fn bad_input_gets_one_line_with_the_key_and_what_was_expected() {
     ];
     for (said, expected) in cases {
         assert!(said.starts_with(expected), "{said}\n  where expected: {expected}");
+    }
+}
+
+fn rates(prices: &str, name: &str, accelerators: u32) -> Result<Rates, String> {
+    let file = Written::new(prices);
+    let path = file.0.to_str().unwrap();
+    let platform = Platform::load(name).unwrap();
+    let rack = platform.rack.values().next().unwrap();
+    let rates = Prices::load(path).and_then(|prices| prices.rates(name, &platform, rack, accelerators));
+    rates.map_err(|said| said.to_string().strip_prefix(path).unwrap().to_owned())
+}
+
+const OURS: &str = r#"
+title = "ours"
+[everywhere]
+lifetime = { value = "4 years", source = "our accountant" }
+electricity = { value = "0.12 USD/kWh", source = "our contract" }
+carbon = { value = "350 gCO2/kWh", source = "our grid" }
+[machine."GB200, one of two B200"]
+accelerator = { price = { value = "40000 USD", source = "our order" }, power = { value = "1200 W", source = "data sheet" } }
+host = { price = { value = "5000 USD", source = "our order" }, power = { value = "1 kW", source = "data sheet" } }
+port = { price = { value = "1000 USD", source = "our order" }, power = { value = "10 W", source = "data sheet" } }
+node = { power = { value = "800 W", source = "data sheet" } }
+[machine.nvl72-ndr]
+rent = { value = "3 USD/h", source = "our cloud" }
+"#;
+
+/// 1,000 accelerators, 500 hosts, 125 memory nodes of 8 ports: 2,000 endpoints and, in three levels, 10,000 ports of switches.
+#[test]
+fn rates_are_the_sum_of_what_a_machine_has() {
+    let [money, power, carbon] = rates(OURS, "nvl72-cxl", 1000).unwrap().a_second.map(Option::unwrap);
+    let watts = 1000.0 * 1200.0 + 500.0 * 1000.0 + 10_000.0 * 10.0 + 125.0 * 800.0;
+    assert_eq!(power, watts);
+    let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-12, "{a} for {b}");
+    near(carbon, watts / 3.6e6 * 350.0);
+    let bought = 1000.0 * 40_000.0 + 500.0 * 5000.0 + 10_000.0 * 1000.0;
+    near(money, bought / (4.0 * 365.25 * 86_400.0) + watts / 3.6e6 * 0.12);
+    // A rack needs no ports to other racks.
+    assert_eq!(rates(OURS, "nvl72-ndr", 72).unwrap().a_second[1], Some(72.0 * 1200.0 + 36.0 * 1000.0));
+}
+
+#[test]
+fn what_is_said_of_a_platform_comes_before_its_accelerator_and_rent_before_prices() {
+    let rates = rates(OURS, "nvl72-ndr", 1000).unwrap();
+    assert!((rates.a_second[0].unwrap() / (3000.0 / 3600.0) - 1.0).abs() < 1e-12);
+    let rent = rates.inputs.iter().find(|input| input.source == "our cloud").unwrap();
+    assert_eq!((rent.count, rent.value.as_str()), (Some(1000), "3 USD/h"));
+    assert!(rates.inputs.iter().all(|input| input.what != "lifetime"), "{:?}", rates.inputs);
+}
+
+#[test]
+fn bad_prices_get_one_line_with_the_key_and_what_was_expected() {
+    let over = |text: &str| rates(&format!("extends = \"watts\"\n{text}"), "dgx-h100", 8).unwrap_err();
+    for (said, expected) in [
+        (
+            over("[machine.dgx-h100]\nrent = { value = \"2.5 USD\", source = \"x\" }"),
+            ": machine.dgx-h100.rent.value: expected a rent such as \"2.5 USD/h\", found \"2.5 USD\": its units are USD/h",
+        ),
+        (
+            over("[machine.dgx-h100]\nrent = { value = \"2.5 USD/h\" }"),
+            ": machine.dgx-h100.rent: missing field `source`",
+        ),
+        (
+            over("[everywhere]\nwatts = 1"),
+            ": everywhere.watts: unknown field `watts`, expected one of `rent`",
+        ),
+        (
+            over("[everywhere]\ncarbon = { value = \"-1 gCO2/kWh\", source = \"x\" }"),
+            ": everywhere.carbon.value: expected a carbon intensity such as",
+        ),
+        (
+            over("[machine.dgx-h100.accelerator]\nprice = { value = \"1 USD\", source = \"x\" }"),
+            ": everywhere.lifetime: dgx-h100 has prices to be spread over it; expected one such as \"4 years\"",
+        ),
+        (
+            rates("title = \"none\"", "dgx-h100", 8).unwrap_err(),
+            ": machine: expected \"dgx-h100\", or its accelerator \"H100-SXM5-80GB\", with rent, or",
+        ),
+    ] {
+        assert!(said.starts_with(expected), "{said}\n  where expected: {expected}");
+        assert_eq!(said.lines().count(), 1, "{said}");
     }
 }
 
@@ -189,13 +273,14 @@ fn a_file_that_extends_itself_is_refused() {
 #[test]
 fn topologies_have_the_ports_and_hops_that_they_can_have() {
     let mut fabric = Platform::load("nvl72-ndr").unwrap().between.unwrap();
-    assert_eq!((fabric.ports(), fabric.hops()), (65_536, 5.0));
+    assert_eq!((fabric.ports(), fabric.hops(), fabric.switch_ports(2)), (65_536, 5.0, 10));
     fabric.topology = Topology::Clos { levels: 2 };
     assert_eq!((fabric.ports(), fabric.hops()), (2_048, 3.0));
     fabric.topology = Topology::Torus { dimensions: [8, 8, 8], endpoints: 4 };
     assert_eq!((fabric.ports(), fabric.hops()), (2_048, 7.0));
     fabric.topology = Topology::Dragonfly { endpoints: 8, group: 16, global: 8 };
     assert_eq!(fabric.ports(), 129 * 16 * 8);
+    assert_eq!(fabric.switch_ports(8), 8 + 15 + 8);
 }
 
 /// 256-byte flits of 240, three lines in 13 slots: 128 GB/s less 13.5%.

@@ -1,6 +1,6 @@
 //! Predicted steps: a question and its answer as JSON, which the front gives types, and tables of many layouts.
 
-use polder_sim::{NUMBERS, Request, Step, points};
+use polder_sim::{NUMBERS, OrderError, Request, Step, points};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -26,7 +26,7 @@ pub(crate) fn plan_names() -> (Vec<&'static str>, Vec<&'static str>) {
 
 /// Predicts rows of unsigned 32-bit numbers, into rows of 64-bit floats.
 #[pyfunction]
-#[pyo3(signature = (model, platform, numbers, *, rack=None, fill=None))]
+#[pyo3(signature = (model, platform, numbers, *, rack=None, fill=None, order=None))]
 pub(crate) fn plan_points<'py>(
     py: Python<'py>,
     model: &str,
@@ -34,10 +34,12 @@ pub(crate) fn plan_points<'py>(
     numbers: PyBuffer<u32>,
     rack: Option<String>,
     fill: Option<u32>,
+    order: Option<&str>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let numbers = numbers.to_vec(py)?;
+    let order = order.map(str::parse).transpose().map_err(|error: OrderError| argument(error.to_string()))?;
     let rows = py
-        .detach(|| points(model, platform, rack.as_deref(), fill, &numbers))
+        .detach(|| points(model, platform, rack.as_deref(), fill, order, &numbers))
         .map_err(|error| argument(error.to_string()))?;
     let bytes: Vec<u8> = rows.iter().flat_map(|figure| figure.to_le_bytes()).collect();
     Ok(PyBytes::new(py, &bytes))

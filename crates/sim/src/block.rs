@@ -3,6 +3,7 @@
 use crate::layout::{Layout, Offload, Overlap, Precision, Recompute, Zero};
 use crate::machine::{Machine, Scopes, Span};
 use crate::model::Model;
+use crate::order::{CP, EP, TP};
 
 /// What decides the cost of a block: layouts that agree in it share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,10 +100,9 @@ impl Key {
         }
     }
 
-    /// Neighbours that talk to each other most, the closest first.
-    pub(crate) const fn groups(&self) -> [u32; 3] {
-        let tensor = self.tp.saturating_mul(self.cp);
-        [self.tp, tensor, tensor.saturating_mul(self.ep)]
+    /// Ranks that share a sequence.
+    pub(crate) const fn ranks(&self) -> u32 {
+        self.tp.saturating_mul(self.cp)
     }
 
     /// A layout with this block, and nothing else that can be chosen.
@@ -129,7 +129,8 @@ impl Key {
 }
 
 impl Block {
-    pub(crate) fn new(machine: &Machine, model: &Model, key: &Key) -> Self {
+    pub(crate) fn new(machine: &Machine, model: &Model, layout: &Layout) -> Self {
+        let (key, ranks) = (&Key::of(layout), layout.ranks());
         let tp = f64::from(key.tp);
         let [hidden, width, inside] = [model.hidden, model.head_width(), model.feed_forward()].map(f64::from);
         let heads = f64::from(model.heads) / tp;
@@ -191,7 +192,7 @@ impl Block {
         match model.experts {
             None => through(&mut feed, tokens),
             Some(experts) => {
-                expert_span = machine.span(key.tp * key.cp, key.ep);
+                expert_span = machine.span(&ranks, &[EP]);
                 feed.weights(machine, [shared, f64::from(experts.count), hidden], Precision::Bf16);
                 let (active, here) = (f64::from(experts.active), f64::from(experts.count / key.ep));
                 let mut one = Passes::default();
@@ -217,9 +218,21 @@ impl Block {
         let backward = stream.backward + dense.backward + scores.backward + feed.backward;
         let passes = if key.recompute == Recompute::Full { 3.0 } else { 2.0 };
 
-        let tensor =
-            tensor_traffic(machine, key, VALUE * tokens * hidden, passes, dense.forward + feed.forward);
-        let context = context_traffic(machine, key, 2.0 * VALUE * tokens * kv * width, &scores);
+        let tensor = tensor_traffic(
+            machine,
+            key,
+            machine.span(&ranks, &[TP]),
+            VALUE * tokens * hidden,
+            passes,
+            dense.forward + feed.forward,
+        );
+        let context = context_traffic(
+            machine,
+            key,
+            machine.span(&ranks, &[CP]),
+            2.0 * VALUE * tokens * kv * width,
+            &scores,
+        );
         let routed =
             model.experts.map_or(0.0, |experts| f64::from(experts.active) * VALUE * tokens * hidden / tp);
         let sent = if key.ep > 1 { machine.all_to_all(expert_span, routed) } else { [0.0; 2] };
@@ -257,11 +270,17 @@ impl Block {
 
 /// Collectives of tensor parallelism: two all-reduces a pass, or as many pairs of all-gather and reduce-scatter
 /// (Korthikanti et al., 2022, section 4.2.2).
-fn tensor_traffic(machine: &Machine, key: &Key, bytes: f64, passes: f64, products: f64) -> Traffic {
+fn tensor_traffic(
+    machine: &Machine,
+    key: &Key,
+    span: Span,
+    bytes: f64,
+    passes: f64,
+    products: f64,
+) -> Traffic {
     if key.tp == 1 {
         return Traffic::default();
     }
-    let span = machine.span(1, key.tp);
     let one = if key.sequence_parallel {
         machine.half(span, bytes).map(|seconds| 2.0 * seconds)
     } else {
@@ -282,11 +301,10 @@ fn tensor_traffic(machine: &Machine, key: &Key, bytes: f64, passes: f64, product
 
 /// Keys and values go around the ranks that share a sequence, beside the attention to the last ones; backward their
 /// gradients too.
-fn context_traffic(machine: &Machine, key: &Key, bytes: f64, scores: &Passes) -> Traffic {
+fn context_traffic(machine: &Machine, key: &Key, span: Span, bytes: f64, scores: &Passes) -> Traffic {
     if key.cp == 1 {
         return Traffic::default();
     }
-    let span = machine.span(key.tp, key.cp);
     let around = machine.half(span, bytes * f64::from(key.cp));
     let mut traffic = Traffic::default();
     // What is computed again gathers again.

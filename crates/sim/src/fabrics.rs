@@ -7,7 +7,7 @@ use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 
 use crate::Job;
-use crate::machine::{Scope, Span};
+use crate::machine::{Machine, Scope, Span};
 use crate::{message, tier};
 
 /// A file of `data/fabrics`.
@@ -340,10 +340,10 @@ impl Question {
                 if platform.rack.is_empty() {
                     return Err(("kind", "expected a platform with accelerators".into()));
                 }
-                let machine =
-                    Job::new(platform).with_fill(inside).map_err(|why| ("ranks", why.to_string()))?;
+                let job = Job::new(platform).with_fill(inside).map_err(|why| ("ranks", why.to_string()))?;
+                let machine = Machine::new(platform, job.rack(), inside, job.order());
                 let span = Span { inside, between: *nodes };
-                Ok(machine.machine(*ranks, [1; 3]).all_reduce(span, 0.0).iter().sum())
+                Ok(machine.all_reduce(span, 0.0).iter().sum())
             }
             Self::Steps { algorithm, ranks, nodes, whole, inside, between } => {
                 let each = evenly(*ranks, *nodes)?;

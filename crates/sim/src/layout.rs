@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Model;
+use crate::order::Ranks;
 
-/// A layout of a training step. Ranks are counted tensor, context, expert, data, pipeline, the first the closest.
+/// A layout of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Layout {
@@ -168,6 +169,11 @@ impl Layout {
     #[must_use]
     pub const fn accelerators(&self) -> u32 {
         self.tp * self.cp * self.dp * self.pp
+    }
+
+    /// Ranks of each kind, as [`Order`](crate::Order) counts them.
+    pub(crate) const fn ranks(&self) -> Ranks {
+        [self.tp, self.cp, self.ep, self.dp / self.ep, self.pp]
     }
 
     /// Micro-batches of a step on one copy.

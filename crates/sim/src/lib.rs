@@ -11,6 +11,7 @@ mod machine;
 mod measured;
 pub mod message;
 mod model;
+mod order;
 mod published;
 mod request;
 mod rows;
@@ -27,6 +28,7 @@ pub use layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusa
 pub use machine::Machine;
 pub use measured::{Beside, Measured, Verified, exchange, verify};
 pub use model::{Experts, Model};
+pub use order::{Order, OrderError};
 pub use published::{
     Compared, Counting, Judged, Pooled, Ratio, Row, Seen, Table, compare, fitted, tables, validate,
 };

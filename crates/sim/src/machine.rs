@@ -3,6 +3,7 @@
 use polder_platform::{Fabric, Platform, Rack, Reduction};
 
 use crate::layout::{FarTier, Layout, Precision, Refusal};
+use crate::order::{Order, Ranks};
 
 /// Rates and latencies of a platform, in bytes, seconds and operations a second.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +19,7 @@ pub struct Machine {
     pub(crate) capacity: f64,
     /// Accelerators of a rack that are used.
     pub(crate) fill: u32,
+    order: Order,
     /// Inside a rack, and between racks.
     pub(crate) scopes: [Scope; 2],
     /// The host's memory, and the pool's.
@@ -56,9 +58,10 @@ pub(crate) struct Span {
 pub(crate) type Scopes = [f64; 2];
 
 impl Machine {
-    /// The machine that `platform` is for `accelerators` of one kind of rack, filled with `fill` of each rack.
+    /// The machine that `platform` is for `accelerators` of one kind of rack, filled with `fill` of each rack, ranks
+    /// counted in this order.
     #[must_use]
-    pub fn new(platform: &Platform, rack: &Rack, fill: u32) -> Self {
+    pub fn new(platform: &Platform, rack: &Rack, fill: u32, order: Order) -> Self {
         let chip = &rack.accelerator;
         let fitted = chip.fitted;
         let peaks = [Some(chip.compute.bf16), chip.compute.fp8];
@@ -89,6 +92,7 @@ impl Machine {
             straggle: fitted.straggle,
             capacity: chip.memory.capacity.value(),
             fill,
+            order,
             scopes: [
                 Scope::new(rack.fabric.as_ref(), fitted.inside),
                 Scope::new(platform.between.as_ref(), fitted.between),
@@ -120,12 +124,28 @@ impl Machine {
         bytes / self.stream + self.launch
     }
 
-    /// Where the members of a group lie whose neighbours are `stride` ranks apart: as many to a rack as go into every rack
-    /// without one of them straddling two.
-    pub(crate) fn span(&self, stride: u32, members: u32) -> Span {
-        let inside =
-            if self.fill.is_multiple_of(stride) { common_divisor(self.fill / stride, members) } else { 1 };
-        Span { inside, between: members / inside }
+    /// Where the members of a group lie that differ in these kinds of rank: of each run of kinds that are counted one after
+    /// the other as many to a rack as go into every rack without one of them straddling two.
+    pub(crate) fn span(&self, ranks: &Ranks, kinds: &[usize]) -> Span {
+        let mut span = Span { inside: 1, between: 1 };
+        let mut run = None;
+        let mut close = |run: &mut Option<(u32, u32)>| {
+            let Some((stride, members)) = run.take() else { return };
+            let inside = if self.fill.is_multiple_of(stride) {
+                common_divisor(self.fill / stride, members)
+            } else {
+                1
+            };
+            span = Span { inside: span.inside * inside, between: span.between * (members / inside) };
+        };
+        for (kind, stride) in self.order.strides(ranks) {
+            match kinds.contains(&kind) {
+                true => run.get_or_insert((stride, 1)).1 *= ranks[kind],
+                false => close(&mut run),
+            }
+        }
+        close(&mut run);
+        span
     }
 
     /// An all-reduce of `bytes` on each rank: reduced inside the racks, then between them by equal parts, and back.
@@ -158,10 +178,10 @@ impl Machine {
         [part(inside, near), part(between, far)]
     }
 
-    /// A message from a stage to the next, of so many accelerators in all: the slowest hop sets the pace, and one of them
-    /// leaves the rack unless all stages lie in it.
-    pub(crate) fn send(&self, accelerators: u32, bytes: f64) -> Scopes {
-        let near = accelerators <= self.fill;
+    /// A message from a stage to the next: the slowest hop sets the pace, and one of them leaves the rack unless all stages
+    /// lie in it.
+    pub(crate) fn send(&self, span: Span, bytes: f64) -> Scopes {
+        let near = span.between == 1;
         let scope = &self.scopes[usize::from(!near)];
         let seconds = bytes / scope.bandwidth + scope.alpha;
         if near { [seconds, 0.0] } else { [0.0, seconds] }

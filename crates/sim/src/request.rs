@@ -1,10 +1,11 @@
 //! What a front asks: a step on a platform, with whatever of its layout is given; the rest is searched for.
 
-use polder_platform::Platform;
+use polder_platform::{Platform, Prices, Rates};
 use serde::{Deserialize, Serialize};
 
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 use crate::model::Model;
+use crate::order::Order;
 use crate::search::{Outcome, Progress, Space, search};
 use crate::step::Step;
 use crate::train::{Job, Plan};
@@ -63,6 +64,8 @@ pub struct Request {
     pub rack: Option<String>,
     /// Accelerators of each rack that are used.
     pub fill: Option<u32>,
+    /// In which order ranks are counted; tensor, context, expert, data, pipeline when left out.
+    pub order: Option<Order>,
     /// Another platform, which the same layout is predicted on too.
     pub against: Option<String>,
     /// Tokens of a sequence, in place of the model's.
@@ -85,6 +88,8 @@ pub struct Answer {
     pub accelerators: u32,
     /// Accelerators of each rack that are used.
     pub fill: u32,
+    /// In which order ranks are counted, the closest first.
+    pub order: Order,
     /// How the step is laid out.
     pub layout: Layout,
     /// What it takes.
@@ -168,7 +173,7 @@ impl Given {
 
 impl Request {
     fn job<'a>(&self, name: &str, platform: &'a Platform) -> Result<Job<'a>, RequestError> {
-        Job::chosen(platform, self.rack.as_deref(), self.fill)
+        Job::chosen(platform, self.rack.as_deref(), self.fill, self.order)
             .map_err(|refusal| RequestError::Refused { name: name.into(), refusal })
     }
 
@@ -222,6 +227,16 @@ impl Request {
         }
     }
 
+    /// What the machine costs a second.
+    ///
+    /// # Errors
+    /// When a file is damaged, or says nothing of the machine.
+    pub fn rates(&self, prices: &Prices) -> Result<Rates, RequestError> {
+        let platform = Platform::load(&self.platform)?;
+        let job = self.job(&self.platform, &platform)?;
+        Ok(prices.rates(&self.platform, &platform, job.rack(), self.accelerators)?)
+    }
+
     /// Predicts the fastest layout that fits of those that have what is given, or the nearest to fitting.
     ///
     /// # Errors
@@ -263,6 +278,7 @@ impl Request {
             platform: name.into(),
             accelerators: self.accelerators,
             fill,
+            order: job.order(),
             layout,
             step,
             model_flops: model.flops(layout.batch),

@@ -4,6 +4,7 @@ use polder_platform::Platform;
 
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Zero};
 use crate::model::Model;
+use crate::order::Order;
 use crate::request::RequestError;
 use crate::step::Step;
 use crate::train::Job;
@@ -114,12 +115,13 @@ pub fn points(
     platform: &str,
     rack: Option<&str>,
     fill: Option<u32>,
+    order: Option<Order>,
     numbers: &[u32],
 ) -> Result<Vec<f64>, RequestError> {
     let refused = |refusal| RequestError::Refused { name: platform.into(), refusal };
     let loaded = Platform::load(platform)?;
     let model = Model::load(model)?;
-    let job = Job::chosen(&loaded, rack, fill).map_err(refused)?;
+    let job = Job::chosen(&loaded, rack, fill, order).map_err(refused)?;
     let rows = numbers.chunks_exact(NUMBERS.len()).map(|row| {
         let plan = layout(row).and_then(|layout| job.predict(&model, &layout).ok());
         plan.map_or([f64::NAN; Step::COLUMNS.len()], |plan| plan.step.columns())

@@ -83,7 +83,7 @@ impl Space {
     pub fn first(&self) -> Option<Layout> {
         let key = *self.keys().first()?;
         let (pp, interleave) = (*self.pp.first()?, *self.interleave.first()?);
-        let ranks = u64::from(key.groups()[1]) * u64::from(pp);
+        let ranks = u64::from(key.ranks()) * u64::from(pp);
         let dp = self.dp.unwrap_or((u64::from(self.accelerators) / ranks.max(1)) as u32);
         Some(Layout {
             zero: *self.zero.first()?,
@@ -285,14 +285,28 @@ fn over(step: &Step) -> f64 {
         + (memory.far_bytes - memory.far_capacity_bytes).max(0.0)
 }
 
-/// Of points on several platforms those that no other beats in time, in the accelerator's memory and in the other tier; the
-/// fastest first, and of equal ones those of the earlier platform.
+/// Of points on several platforms those that no other beats in time, in the accelerator's memory, in the other tier and in
+/// what they cost besides; the fastest first, and of equal ones the earlier.
 #[must_use]
-pub fn front<T: Clone>(points: &[(T, Found)]) -> Vec<(T, Found)> {
-    let costs: Vec<_> =
-        points.iter().zip(0..).map(|((_, found), place)| Cost::of(&found.step, place)).collect();
-    let is_beaten = |cost: &Cost| costs.iter().any(|other| other.covers(cost));
-    let best = costs.iter().zip(points).filter(|(cost, _)| !is_beaten(cost));
+pub fn front<T: Clone, const N: usize>(
+    points: &[(T, Found)],
+    costs: impl Fn(&(T, Found)) -> [f64; N],
+) -> Vec<(T, Found)> {
+    let costs: Vec<_> = points
+        .iter()
+        .map(|point| {
+            let Step { total_s, memory, .. } = &point.1.step;
+            ([*total_s, memory.used_bytes, memory.far_bytes], costs(point))
+        })
+        .collect();
+    let is_beaten = |place: usize| {
+        costs.iter().enumerate().any(|(at, (axes, more))| {
+            let own = &costs[place];
+            let mut pairs = axes.iter().zip(&own.0).chain(more.iter().zip(&own.1));
+            pairs.all(|(other, own)| other <= own) && (at < place || (axes, more) != (&own.0, &own.1))
+        })
+    };
+    let best = points.iter().enumerate().filter(|(place, _)| !is_beaten(*place));
     let mut front: Vec<_> = best.map(|(_, point)| point.clone()).collect();
     front.sort_by(|(_, a), (_, b)| a.step.total_s.total_cmp(&b.step.total_s));
     front
@@ -316,8 +330,7 @@ pub fn search(
     let walk = |first: usize| {
         let mut best = Best::default();
         for (index, key) in keys.iter().enumerate().skip(first).step_by(threads) {
-            let machine = job.machine(space.accelerators, key.groups());
-            each_of_block(&machine, model, space, key, (index as u64) << 32, &mut best);
+            each_of_block(job, model, space, key, (index as u64) << 32, &mut best);
             progress(index, keys.len());
         }
         best
@@ -335,34 +348,31 @@ pub fn search(
 }
 
 /// Predicts the layouts that share a block; `place` is that of the first.
-fn each_of_block(
-    machine: &Machine,
-    model: &Model,
-    space: &Space,
-    key: &Key,
-    mut place: u64,
-    best: &mut Best,
-) {
-    let mut block = None;
+fn each_of_block(job: &Job<'_>, model: &Model, space: &Space, key: &Key, mut place: u64, best: &mut Best) {
+    let (mut machine, mut block) = (None, None);
     let overlaps: Vec<_> =
         space.overlap.iter().filter(|it| it.tensor == key.overlaps_tensor).copied().collect();
     for &pp in &space.pp {
-        let ranks = u64::from(key.groups()[1]) * u64::from(pp);
+        let ranks = u64::from(key.ranks()) * u64::from(pp);
         let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
         let is_whole = ranks != 0 && space.accelerators.is_multiple_of(ranks);
         if !is_whole || space.dp.is_some_and(|dp| dp != space.accelerators / ranks) {
             continue;
+        }
+        if !job.order().is_block_first() {
+            (machine, block) = (None, None);
         }
         for &interleave in &space.interleave {
             let mut layout = key.layout(space.accelerators / ranks, pp, interleave, space.batch);
             if layout.check(model).is_err() {
                 continue;
             }
+            let machine: &Machine = machine.get_or_insert_with(|| job.machine(&layout));
             if let Err(refusal) = machine.check(&layout) {
                 best.refuse(place, refusal);
                 continue;
             }
-            let block = block.get_or_insert_with(|| Block::new(machine, model, key));
+            let block: &Block = block.get_or_insert_with(|| Block::new(machine, model, &layout));
             let stages = Stages::new(machine, model, block, &layout);
             for &zero in &space.zero {
                 for &wide_gradients in &space.wide_gradients {

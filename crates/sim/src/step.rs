@@ -9,6 +9,7 @@ use crate::block::{Block, Edge, Traffic};
 use crate::layout::{FarTier, Layout, Zero};
 use crate::machine::{Machine, Scopes, Span};
 use crate::model::Model;
+use crate::order::{CP, DP, EP, PP};
 
 /// What a step is predicted to take. Seconds and bytes are those of the accelerator that sets the pace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -252,6 +253,10 @@ pub(crate) struct Stages {
     block: Parameters,
     /// The first, the second and the last stage.
     kinds: [Kind; 3],
+    /// Those that have the same weights, and those that have the same experts: ranks that share sequences, in each group
+    /// that shares all experts.
+    copies: Span,
+    expert_copies: Span,
 }
 
 /// Parameters on an accelerator: what all copies of the model have, and what experts spread among copies.
@@ -314,7 +319,7 @@ impl Stages {
         // Each part of each stage hands on once forward and once backward.
         let one = match single {
             true => [0.0; 2],
-            false => machine.send(layout.accelerators(), block.handed),
+            false => machine.send(machine.span(&layout.ranks(), &[PP]), block.handed),
         };
         let steady = 2.0 * count * parts;
         let tp = f64::from(layout.tp);
@@ -356,6 +361,8 @@ impl Stages {
                 kind(if layout.pp > 2 { 1 } else { 2 }, (pp - 1.0).min(1.0)),
                 kind(2, pp - 1.0),
             ],
+            copies: machine.span(&layout.ranks(), &[CP, EP, DP]),
+            expert_copies: machine.span(&layout.ranks(), &[CP, DP]),
         }
     }
 
@@ -417,10 +424,10 @@ impl Copies {
             seconds = [seconds[0] + one[0], seconds[1] + one[1]];
         };
         if members > 1 {
-            add(machine.span(layout.tp, members), parameters.dense);
+            add(stages.copies, parameters.dense);
         }
         if parameters.spread > 0.0 && members > layout.ep {
-            add(Self::experts_span(machine, layout), parameters.spread);
+            add(stages.expert_copies, parameters.spread);
         }
         // All but one block's, beside the passes of one micro-batch; with interleaving of as many as there are stages, for
         // they go through one part after the other; with shared gradients or weights of all.
@@ -453,13 +460,6 @@ impl Copies {
             states: STATES * own,
             held,
         }
-    }
-
-    /// Those that have the same experts: ranks that share sequences, in each group that shares all experts.
-    fn experts_span(machine: &Machine, layout: &Layout) -> Span {
-        let near = machine.span(layout.tp, layout.cp);
-        let far = machine.span(layout.tp * layout.cp * layout.ep, layout.dp / layout.ep);
-        Span { inside: near.inside * far.inside, between: near.between * far.between }
     }
 
     /// Gradients and weights of so many parameters: once a step, or what is shared of them for each pass of each micro-batch.

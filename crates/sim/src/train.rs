@@ -2,10 +2,11 @@
 
 use polder_platform::{Platform, Rack};
 
-use crate::block::{Block, Key};
+use crate::block::Block;
 use crate::layout::{Layout, Refusal};
 use crate::machine::Machine;
 use crate::model::Model;
+use crate::order::Order;
 use crate::step::{self, Step};
 
 /// A platform that steps are predicted on.
@@ -14,6 +15,7 @@ pub struct Job<'a> {
     platform: &'a Platform,
     rack: &'a Rack,
     fill: Option<u32>,
+    order: Order,
 }
 
 /// A predicted step, with what it was predicted for.
@@ -38,6 +40,7 @@ impl<'a> Job<'a> {
             platform,
             rack: platform.rack.values().next().expect("a platform that is trained on has a kind of rack"),
             fill: None,
+            order: Order::default(),
         }
     }
 
@@ -65,16 +68,27 @@ impl<'a> Job<'a> {
         Ok(Self { rack, ..self })
     }
 
-    /// Steps on this kind of rack and with so many of each used, as far as either is given.
+    /// Counts ranks in this order.
+    #[must_use]
+    pub const fn with_order(self, order: Order) -> Self {
+        Self { order, ..self }
+    }
+
+    /// Steps on this kind of rack, with so many of each used and with ranks in this order, as far as each is given.
     ///
     /// # Errors
     /// When the platform has no accelerators, and as [`Job::with_rack`] and [`Job::with_fill`].
-    pub fn chosen(platform: &'a Platform, rack: Option<&str>, fill: Option<u32>) -> Result<Self, Refusal> {
+    pub fn chosen(
+        platform: &'a Platform,
+        rack: Option<&str>,
+        fill: Option<u32>,
+        order: Option<Order>,
+    ) -> Result<Self, Refusal> {
         if platform.rack.is_empty() {
             let remedy = "take a platform with racks";
             return Err(Refusal::Lacks { what: "a training step", needs: "accelerators", remedy });
         }
-        let job = Self::new(platform);
+        let job = Self::new(platform).with_order(order.unwrap_or_default());
         let job = rack.map_or(Ok(job.clone()), |rack| job.with_rack(rack))?;
         fill.map_or(Ok(job.clone()), |fill| job.with_fill(fill))
     }
@@ -85,10 +99,21 @@ impl<'a> Job<'a> {
         self.rack
     }
 
-    /// The machine for a job of so many accelerators, of which these groups of neighbours stay together.
-    pub(crate) fn machine(&self, accelerators: u32, groups: [u32; 3]) -> Machine {
-        let fill = self.fill.unwrap_or_else(|| fill(self.rack.accelerators, accelerators, groups));
-        Machine::new(self.platform, self.rack, fill)
+    /// In which order ranks are counted.
+    #[must_use]
+    pub const fn order(&self) -> Order {
+        self.order
+    }
+
+    /// The machine for a layout, of which the closest groups of ranks stay together.
+    pub(crate) fn machine(&self, layout: &Layout) -> Machine {
+        let accelerators = layout.accelerators();
+        let groups = self.order.groups(&layout.ranks());
+        let fill = self.fill.map_or_else(
+            || fill(self.rack.accelerators, accelerators, groups),
+            |fill| fill.min(accelerators),
+        );
+        Machine::new(self.platform, self.rack, fill, self.order)
     }
 
     /// Predicts a step.
@@ -97,9 +122,9 @@ impl<'a> Job<'a> {
     /// Why it cannot run.
     pub fn predict(&self, model: &Model, layout: &Layout) -> Result<Plan, Refusal> {
         layout.check(model)?;
-        let machine = self.machine(layout.accelerators(), Key::of(layout).groups());
+        let machine = self.machine(layout);
         machine.check(layout)?;
-        let step = step::step(&machine, model, &Block::new(&machine, model, &Key::of(layout)), layout);
+        let step = step::step(&machine, model, &Block::new(&machine, model, layout), layout);
         if !step.total_s.is_finite() {
             return Err(Refusal::Infinite);
         }

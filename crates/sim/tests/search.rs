@@ -1,7 +1,9 @@
 //! A search predicts what a single prediction does, on any number of threads.
 
 use polder_platform::{Folder, Platform, names};
-use polder_sim::{FarTier, Found, Job, Model, Offload, Outcome, Overlap, Precision, Space, search};
+use polder_sim::{
+    FarTier, Found, Job, Memory, Model, Offload, Outcome, Overlap, Precision, Space, Step, front, search,
+};
 
 /// Numbers that look random and are the same each time.
 struct Dice(u64);
@@ -48,7 +50,9 @@ fn ten_thousand_points_of_searches_equal_single_predictions_to_the_last_bit() {
     while compared < 10_000 {
         let platform = Platform::load(["dgx-h100", "nvl72-xdr", "nvl72-cxl"][dice.roll(3)]).unwrap();
         let model = Model::load(["gpt3-175b", "llama3-70b", "mixtral-8x7b"][dice.roll(3)]).unwrap();
-        let (job, space) = (Job::new(&platform), random_space(&mut dice, &model));
+        let order = ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "pp-tp-cp-ep-dp", "dp-ep-cp-tp-pp"][dice.roll(4)];
+        let job = Job::new(&platform).with_order(order.parse().unwrap());
+        let space = random_space(&mut dice, &model);
         let outcome = search(&job, &model, &space, 1, &|_, _| ());
         for Found { layout, step } in outcome.front.iter().chain(&outcome.nearest) {
             assert_eq!(job.predict(&model, layout).unwrap().step, *step, "{layout:?}");
@@ -111,6 +115,32 @@ fn the_front_is_what_no_point_beats() {
         assert_eq!(found, best);
     }
     assert!(points > 1000, "{points}");
+}
+
+/// By the definition, over points that have few values and so many that are equal.
+#[test]
+fn a_front_over_more_axes_is_what_no_point_beats_in_any() {
+    let mut dice = Dice(4);
+    let layout = Space::usual(&Model::load("llama3-8b").unwrap(), 8, 8).first().unwrap();
+    for _ in 0..100 {
+        let points: Vec<_> = (0..60)
+            .map(|place| {
+                let axes = [(); 5].map(|()| dice.roll(4) as f64);
+                let memory = Memory { used_bytes: axes[1], far_bytes: axes[2], ..Memory::default() };
+                let step = Step { total_s: axes[0], memory, ..Step::default() };
+                ((place, axes), Found { layout, step })
+            })
+            .collect();
+        let beaten = |(place, own): &(usize, [f64; 5])| {
+            points.iter().any(|((at, axes), _)| {
+                (0..5).all(|axis| axes[axis] <= own[axis]) && (axes != own || at < place)
+            })
+        };
+        let mut best: Vec<_> = points.iter().map(|(point, _)| *point).filter(|it| !beaten(it)).collect();
+        best.sort_by(|(_, a), (_, b)| a[0].total_cmp(&b[0]));
+        let found = front(&points, |((_, axes), _)| [axes[3], axes[4]]);
+        assert_eq!(found.into_iter().map(|(point, _)| point).collect::<Vec<_>>(), best);
+    }
 }
 
 fn each_alone(space: &Space) -> impl Iterator<Item = polder_sim::Layout> + '_ {

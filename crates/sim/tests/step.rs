@@ -1,7 +1,9 @@
 //! What a step is made of, held against formulas and against what must be true of any step.
 
 use polder_platform::{Pbr, Platform, TransferRate};
-use polder_sim::{FarTier, Job, Layout, Model, Offload, Overlap, Recompute, Refusal, Step, Zero};
+use polder_sim::{
+    FarTier, Job, Layout, Model, Offload, Order, Overlap, Recompute, Refusal, Shown, Step, Zero,
+};
 
 fn gpt3() -> Model {
     Model::load("gpt3-175b").unwrap()
@@ -223,6 +225,54 @@ fn groups_that_straddle_racks_send_between_them() {
     assert_eq!(tensor(8, 2, 8).between.exposed_s, 0.0);
     assert!(tensor(6, 2, 8).between.exposed_s > 0.0, "ranks 6 to 11 lie in two racks");
     assert_eq!(tensor(6, 2, 6).between.exposed_s, 0.0);
+}
+
+/// With stages counted before copies, the stages of a copy share a server and copies lie in others: sends take what they
+/// take where all lies in one rack, and gradients what they take where no two copies share a server.
+#[test]
+fn stages_that_are_counted_before_copies_send_inside_racks_and_copies_between_them() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let mut one_rack = platform.clone();
+    let rack = one_rack.rack.get_mut("dgx").unwrap();
+    (rack.accelerators, rack.fabric.as_mut().unwrap().switch.ports) = (64, 512);
+    let cut = Layout { tp: 2, pp: 4, dp: 8, batch: 1536, sequence_parallel: false, ..layout() };
+    let sent = |job: Job<'_>| job.predict(&gpt3(), &cut).unwrap().step.communication;
+    let order = |text: &str| text.parse().unwrap();
+
+    let usual = sent(Job::new(&platform));
+    let turned = sent(Job::new(&platform).with_order(order("tp-cp-ep-pp-dp")));
+    let total = |seconds: Shown| seconds.exposed_s + seconds.hidden_s;
+    assert!(total(usual.pipeline.between) > 0.0 && total(usual.data.inside) > 0.0);
+    assert_eq!((total(turned.pipeline.between), total(turned.data.inside)), (0.0, 0.0));
+    assert_eq!(total(turned.pipeline.inside), total(sent(Job::new(&one_rack)).pipeline.inside));
+    let apart = sent(Job::new(&platform).with_fill(2).unwrap());
+    assert_eq!(total(turned.data.between), total(apart.data.between));
+    assert_eq!(turned.tensor, usual.tensor);
+
+    // Copies first: tensor groups are cut up, and their all-reduces go between servers.
+    let scattered = sent(Job::new(&platform).with_order(order("dp-tp-cp-ep-pp")));
+    assert!(total(scattered.tensor.between) > 0.0 && total(scattered.data.between) == 0.0);
+    assert_eq!(sent(Job::new(&platform).with_order(order("tp-cp-ep-dp-pp"))), usual);
+}
+
+#[test]
+fn an_order_has_each_kind_once() {
+    for text in ["", "tp", "tp-cp-ep-dp-tp", "tp-cp-ep-dp-pp-tp", "tp,cp,ep,dp,pp"] {
+        let said = text.parse::<Order>().unwrap_err().to_string();
+        assert!(said.ends_with(&format!("such as \"tp-cp-ep-dp-pp\", found {text:?}")), "{said}");
+    }
+    assert_eq!("pp-dp-ep-cp-tp".parse::<Order>().unwrap().to_string(), "pp-dp-ep-cp-tp");
+}
+
+/// A job that takes less of a rack than it may fill lies in it whole.
+#[test]
+fn filling_more_than_there_are_fills_what_there_are() {
+    let platform = Platform::load("nvl72").unwrap();
+    let cut = Layout { tp: 8, pp: 1, dp: 8, batch: 1536, sequence_parallel: false, ..layout() };
+    let [own, filled] = [Job::new(&platform), Job::new(&platform).with_fill(72).unwrap()]
+        .map(|job| job.predict(&gpt3(), &cut).unwrap());
+    assert_eq!(own, filled);
+    assert!(own.step.communication.data.inside.hidden_s + own.step.communication.data.inside.exposed_s > 0.0);
 }
 
 #[test]

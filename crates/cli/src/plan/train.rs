@@ -1,14 +1,13 @@
-//! A step of a layout, or of the best of all layouts.
+//! `polder plan train`: a step of a layout, or of the best of all layouts.
 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_sim::{
-    Answer, FarTier, Found, Given, Layout, Model, NUMBERS, Offload, Overlap, Precision, Progress, Recompute,
-    Request, RequestError, Shown, Step, Stretch, Work, Zero, front, numbers, timeline,
+    Answer, FarTier, Given, Layout, Model, Offload, OrderError, Overlap, Precision, Progress, Recompute,
+    Request, RequestError, Shown, Step, Stretch, Work, Zero, timeline,
 };
-use serde::Serialize;
 use serde_json::json;
 
 use super::{grouped, table};
@@ -19,10 +18,7 @@ use crate::Failure;
 pub(crate) struct Subject {
     /// What is trained: a name (`polder plan list`), or the path of a file, or of a Hugging Face config.json.
     #[arg(long, value_name = "MODEL")]
-    model: String,
-    /// Accelerators.
-    #[arg(long, value_name = "COUNT")]
-    gpus: u32,
+    pub(super) model: String,
     /// Sequences of a step; when left out, the power of two that makes 16 Mi tokens at most.
     #[arg(long, value_name = "SEQUENCES")]
     batch: Option<u32>,
@@ -35,11 +31,14 @@ pub(crate) struct Subject {
     /// Accelerators of each rack that are used; when left out, the most that fill all racks evenly.
     #[arg(long, value_name = "COUNT")]
     fill: Option<u32>,
+    /// In which order ranks are counted, the closest first; when left out, tp-cp-ep-dp-pp.
+    #[arg(long, value_name = "ORDER")]
+    pub(super) order: Option<String>,
     #[command(flatten)]
     fixed: Fixed,
     /// Print one JSON object.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 /// What of the layout is given; the rest is searched for.
@@ -131,6 +130,9 @@ enum Tier {
 pub(crate) struct Arguments {
     #[command(flatten)]
     subject: Subject,
+    /// Accelerators.
+    #[arg(long, value_name = "COUNT")]
+    gpus: u32,
     /// The machine: a name (`polder plan list`), or the path of a file.
     #[arg(long, value_name = "PLATFORM")]
     platform: String,
@@ -143,25 +145,6 @@ pub(crate) struct Arguments {
     /// Write one page with the parts of the step, its memory and its timeline drawn.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
-}
-
-/// Looks at every layout.
-#[derive(Args)]
-pub(crate) struct SearchArguments {
-    #[command(flatten)]
-    subject: Subject,
-    /// The machines: names (`polder plan list`), or paths of files.
-    #[arg(long, value_name = "PLATFORM", value_delimiter = ',', required = true)]
-    platform: Vec<String>,
-    /// Write what is found as CSV, each layout with all figures.
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    csv: Option<PathBuf>,
-    /// Lines that are printed of the table, the fastest first.
-    #[arg(long, value_name = "COUNT", default_value_t = 20)]
-    rows: usize,
-    /// Threads; when left out, one for each core.
-    #[arg(long, value_name = "COUNT")]
-    threads: Option<usize>,
 }
 
 impl Fixed {
@@ -223,22 +206,30 @@ impl From<Share> for Zero {
 }
 
 impl Subject {
-    fn request(&self, platform: &str, against: Option<&String>) -> Request {
-        Request {
+    /// Tokens of a sequence.
+    pub(super) fn tokens(&self) -> Result<f64, Failure> {
+        let own = || Model::load(&self.model).map(|model| model.sequence);
+        Ok(f64::from(self.sequence.map_or_else(own, Ok)?))
+    }
+
+    pub(super) fn request(&self, platform: &str, accelerators: u32) -> Result<Request, Failure> {
+        let order = self.order.as_deref().map(str::parse).transpose();
+        Ok(Request {
             model: self.model.clone(),
             platform: platform.into(),
-            accelerators: self.gpus,
+            accelerators,
             rack: self.rack.clone(),
             fill: self.fill,
-            against: against.cloned(),
+            order: order.map_err(|error: OrderError| Failure(format!("--order: {error}")))?,
+            against: None,
             sequence: self.sequence,
             layout: self.fixed.given(self.batch),
-        }
+        })
     }
 }
 
 /// Does what takes a while, with a bar.
-fn with_bar<T>(work: impl FnOnce(Progress<'_>) -> Result<T, RequestError>) -> Result<T, Failure> {
+pub(super) fn with_bar<T>(work: impl FnOnce(Progress<'_>) -> Result<T, RequestError>) -> Result<T, Failure> {
     let bar = ProgressBar::new(0);
     bar.set_style(ProgressStyle::with_template("searching {bar:40} {percent}%")?);
     let done = work(&|_, all| {
@@ -252,7 +243,10 @@ fn with_bar<T>(work: impl FnOnce(Progress<'_>) -> Result<T, RequestError>) -> Re
 /// Predicts a step.
 pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
-    let request = subject.request(&arguments.platform, arguments.against.as_ref());
+    let request = Request {
+        against: arguments.against.clone(),
+        ..subject.request(&arguments.platform, arguments.gpus)?
+    };
     let answer = with_bar(|progress| request.train(threads(None), progress))?;
     match subject.json {
         true => println!("{}", serde_json::to_string(&answer)?),
@@ -270,7 +264,7 @@ pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
+pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {
     std::fs::write(path, text)
         .map_err(|error| Failure(format!("{}: cannot write it: {error}", path.display())))
 }
@@ -352,11 +346,11 @@ fn trace(answer: &Answer) -> Result<String, Failure> {
     Ok(serde_json::to_string(&json!({"displayTimeUnit": "ms", "traceEvents": events}))?)
 }
 
-fn threads(asked: Option<usize>) -> usize {
+pub(super) fn threads(asked: Option<usize>) -> usize {
     asked.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into)).max(1)
 }
 
-fn does_not_fit(step: &Step, layout: &Layout) -> String {
+pub(super) fn does_not_fit(step: &Step, layout: &Layout) -> String {
     let memory = &step.memory;
     let (used, has) = (memory.used_bytes / 1e9, memory.capacity_bytes / 1e9);
     if memory.used_bytes > memory.capacity_bytes {
@@ -389,9 +383,8 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     let title = Model::load(&subject.model)?.title;
     println!("{}: {title} on {} accelerators, simulated", answer.model, grouped(answer.accelerators.into()));
     println!("{}", layout_line(layout));
-    println!(
-        "ranks are placed tensor, context, expert, data, pipeline; {fill} accelerators of each rack are used"
-    );
+    let order: Vec<_> = answer.order.words().collect();
+    println!("ranks are placed {}; {fill} accelerators of each rack are used", order.join(", "));
     if answer.points > 1 {
         let which = if answer.fits { "the fastest that fits" } else { "the nearest to fitting" };
         println!("{which} of {} layouts", grouped(answer.points));
@@ -484,7 +477,7 @@ fn cell(seconds: Shown, total: f64) -> String {
     format!("{exposed_s:.3}{hidden} {:>3.0}%", exposed_s / total * 100.0)
 }
 
-fn layout_line(layout: &Layout) -> String {
+pub(super) fn layout_line(layout: &Layout) -> String {
     let Layout { tp, cp, ep, dp, pp, interleave, batch, micro_batch, .. } = layout;
     let mut line = format!(
         "layout: tp {tp}, cp {cp}, ep {ep}, dp {dp}, pp {pp} in {interleave} parts each; batch {batch}, micro-batch {micro_batch}"
@@ -503,113 +496,4 @@ fn layout_line(layout: &Layout) -> String {
     let sequence = if layout.sequence_parallel { "sequence parallel, " } else { "" };
     line += &format!("; {sequence}{recompute}, {zero}");
     line
-}
-
-/// Looks at every layout on every platform, and prints the front.
-pub(super) fn search(arguments: &SearchArguments) -> Result<(), Failure> {
-    let subject = &arguments.subject;
-    let (mut points, mut fits, mut found, mut nearest) = (0, 0, vec![], None);
-    for platform in &arguments.platform {
-        let mut request = subject.request(platform, None);
-        request.layout.tiers = true;
-        let outcome = with_bar(|progress| request.search(threads(arguments.threads), progress))?;
-        points += outcome.points;
-        fits += outcome.fits;
-        found.extend(outcome.front.into_iter().map(|it| (platform.as_str(), it)));
-        nearest = nearest.or(outcome.nearest);
-    }
-    let found = front(&found);
-    if let (true, Some(Found { layout, step })) = (found.is_empty(), &nearest) {
-        let (points, line) = (grouped(points), layout_line(layout));
-        return Err(Failure(format!(
-            "of {points} layouts none fits; the nearest ({line}): {}",
-            does_not_fit(step, layout)
-        )));
-    }
-    if let Some(path) = &arguments.csv {
-        write(path, &csv(&found))?;
-    }
-    if subject.json {
-        for (platform, Found { layout, step }) in found {
-            println!("{}", serde_json::to_string(&Point { platform, layout, step })?);
-        }
-        return Ok(());
-    }
-    println!(
-        "{} layouts, {} fit, {} that no other beats in time and memory (simulated)",
-        grouped(points),
-        grouped(fits),
-        found.len()
-    );
-    let head = [
-        "platform",
-        "step s",
-        "GB",
-        "GB elsewhere",
-        "tp",
-        "cp",
-        "ep",
-        "dp",
-        "pp",
-        "parts",
-        "micro-batch",
-        "seq. par.",
-        "again",
-        "shared",
-        "elsewhere",
-    ];
-    let mut rows = vec![head.map(String::from).to_vec()];
-    for (platform, Found { layout, step }) in found.iter().take(arguments.rows) {
-        let mut row = vec![
-            (*platform).to_owned(),
-            format!("{:.3}", step.total_s),
-            format!("{:.1}", step.memory.used_bytes / 1e9),
-            format!("{:.1}", step.memory.far_bytes / 1e9),
-        ];
-        let counts =
-            [layout.tp, layout.cp, layout.ep, layout.dp, layout.pp, layout.interleave, layout.micro_batch];
-        row.extend(counts.map(|count| count.to_string()));
-        row.push(if layout.sequence_parallel { "yes" } else { "no" }.into());
-        row.push(format!("{:?}", layout.recompute).to_lowercase());
-        row.push(format!("{:?}", layout.zero).to_lowercase());
-        row.push(elsewhere(layout));
-        rows.push(row);
-    }
-    table::print(&rows);
-    if found.len() > arguments.rows {
-        println!("and {} more: --rows, --csv or --json", grouped((found.len() - arguments.rows) as u64));
-    }
-    Ok(())
-}
-
-/// What lies elsewhere, and where.
-fn elsewhere(layout: &Layout) -> String {
-    let Offload { tier, weights, optimizer, activations } = layout.offload;
-    let what = [("weights", weights), ("optimizer", optimizer), ("activations", activations)];
-    let what: Vec<_> = what.into_iter().filter(|(_, is_far)| *is_far).map(|(name, _)| name).collect();
-    match what.is_empty() {
-        true => "nothing".into(),
-        false => format!("{} ({})", what.join(", "), if tier == FarTier::Pool { "pool" } else { "host" }),
-    }
-}
-
-/// A line for each layout: its platform, its numbers, and all figures of its step.
-fn csv(found: &[(&str, Found)]) -> String {
-    let head: Vec<_> = ["platform"].into_iter().chain(NUMBERS).chain(Step::COLUMNS).collect();
-    let mut text = head.join(",") + "\n";
-    for (platform, Found { layout, step }) in found {
-        // A path may hold commas and quotes.
-        let mut cells = vec![format!("\"{}\"", platform.replace('"', "\"\""))];
-        cells.extend(numbers(layout).map(|number| number.to_string()));
-        cells.extend(step.columns().map(|figure| figure.to_string()));
-        text += &(cells.join(",") + "\n");
-    }
-    text
-}
-
-#[derive(Serialize)]
-struct Point<'a> {
-    platform: &'a str,
-    layout: Layout,
-    step: Step,
 }

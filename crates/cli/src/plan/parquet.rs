@@ -1,0 +1,96 @@
+//! What a search has found as Parquet: the columns of its CSV, with their types.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use parquet::basic::{LogicalType, Repetition, Type as Physical};
+use parquet::data_type::{ByteArray, ByteArrayType, DataType, DoubleType, Int32Type};
+use parquet::errors::Result;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
+use parquet::schema::types::Type;
+use polder_sim::{NUMBERS, numbers};
+
+use super::search::Point;
+
+/// Rows that are written at once.
+const GROUP: usize = 1 << 14;
+
+/// Writes a row for each layout: its platform as text, its numbers without a sign in 32 bits, its figures in 64.
+pub(super) fn write(found: &[Point<'_>], out: impl Write + Send) -> Result<()> {
+    let names = found.first().map_or(vec![], Point::names);
+    let column = |name: &str, physical, logical| {
+        let column = Type::primitive_type_builder(name, physical).with_repetition(Repetition::REQUIRED);
+        column.with_logical_type(logical).build().map(Arc::new)
+    };
+    let platform = [column("platform", Physical::BYTE_ARRAY, Some(LogicalType::String))];
+    let counts = NUMBERS.map(|name| column(name, Physical::INT32, Some(LogicalType::integer(32, false))));
+    let figures = names.iter().map(|name| column(name, Physical::DOUBLE, None));
+    let fields = platform.into_iter().chain(counts).chain(figures).collect::<Result<_>>()?;
+    let schema = Type::group_type_builder("layouts").with_fields(fields).build()?;
+    let properties = WriterProperties::builder().set_created_by("polder".into()).build();
+
+    let mut writer = SerializedFileWriter::new(out, Arc::new(schema), Arc::new(properties))?;
+    for rows in found.chunks(GROUP) {
+        let mut group = writer.next_row_group()?;
+        fill::<ByteArrayType, _>(&mut group, rows.iter().map(|point| ByteArray::from(point.platform)))?;
+        let counts: Vec<_> = rows.iter().map(|point| numbers(&point.layout)).collect();
+        for index in 0..NUMBERS.len() {
+            // The same 32 bits.
+            fill::<Int32Type, _>(&mut group, counts.iter().map(|row| row[index].cast_signed()))?;
+        }
+        let figures: Vec<Vec<_>> = rows.iter().map(|point| point.figures().collect()).collect();
+        for index in 0..names.len() {
+            fill::<DoubleType, _>(&mut group, figures.iter().map(|row| row[index]))?;
+        }
+        group.close()?;
+    }
+    writer.close()?;
+    Ok(())
+}
+
+/// Writes the next column of a group.
+fn fill<T: DataType, W: Write + Send>(
+    group: &mut SerializedRowGroupWriter<'_, W>,
+    values: impl Iterator<Item = T::T>,
+) -> Result<()> {
+    let Some(mut column) = group.next_column()? else { unreachable!("the schema has it") };
+    column.typed::<T>().write_batch(&values.collect::<Vec<_>>(), None, None)?;
+    column.close()
+}
+
+#[cfg(test)]
+mod tests {
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+    use parquet::record::RowAccessor;
+    use polder_sim::{Layout, Step};
+
+    use super::*;
+
+    #[test]
+    fn rows_come_back_from_however_many_groups() {
+        let scratch = polder_mem::testing::Scratch::new();
+        let path = scratch.path().join("many.parquet");
+        let layout: Layout = serde_json::from_str(r#"{"tp": 8, "dp": 2, "batch": 4294967295}"#).unwrap();
+        let point = |place: usize| Point {
+            platform: if place < GROUP { "first" } else { "second" },
+            order: None,
+            layout,
+            step: Step { total_s: place as f64, ..Step::default() },
+            bill: None,
+        };
+        let points: Vec<_> = (0..GROUP + 3).map(point).collect();
+        write(&points, std::fs::File::create(&path).unwrap()).unwrap();
+        let file = SerializedFileReader::new(std::fs::File::open(&path).unwrap()).unwrap();
+        assert_eq!(file.num_row_groups(), 2);
+        let rows = file.get_row_iter(None).unwrap().map(Result::unwrap);
+        let mut count = 0;
+        for (place, row) in rows.enumerate() {
+            assert_eq!(row.get_double(1 + NUMBERS.len()).unwrap(), place as f64);
+            assert_eq!(row.get_string(0).unwrap() == "first", place < GROUP);
+            assert_eq!(row.get_uint(7).unwrap(), u32::MAX, "the batch");
+            count += 1;
+        }
+        assert_eq!(count, GROUP + 3);
+    }
+}

@@ -1,0 +1,326 @@
+//! `polder plan search`: every layout on several machines, and those that no other beats.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use polder_platform::{Prices, Rates};
+use polder_sim::{FarTier, Found, Layout, NUMBERS, Offload, Step, front, numbers};
+use serde::Serialize;
+
+use super::train::{Subject, does_not_fit, layout_line, threads, with_bar, write};
+use super::{grouped, parquet, table};
+use crate::Failure;
+
+/// Looks at every layout.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    subject: Subject,
+    /// Accelerators; several counts are looked at each.
+    #[arg(long, value_name = "COUNT", value_delimiter = ',', required = true)]
+    gpus: Vec<u32>,
+    /// The machines: names (`polder plan list`), or paths of files.
+    #[arg(long, value_name = "PLATFORM", value_delimiter = ',', required = true)]
+    platform: Vec<String>,
+    /// What the machines cost, in money, watts and carbon: a name (`polder plan list`), or the path of a file.
+    #[arg(long, value_name = "PRICES")]
+    prices: Option<String>,
+    /// Count what a run over so many tokens costs, such as 15e12, in place of a step.
+    #[arg(long, value_name = "TOKENS", requires = "prices", value_parser = tokens)]
+    tokens: Option<f64>,
+    /// Write what is found as CSV, each layout with all figures.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    csv: Option<PathBuf>,
+    /// Write the same as Parquet.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    parquet: Option<PathBuf>,
+    /// Lines that are printed of the table, the fastest first.
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    rows: usize,
+    /// Threads; when left out, one for each core.
+    #[arg(long, value_name = "COUNT")]
+    threads: Option<usize>,
+}
+
+fn tokens(text: &str) -> Result<f64, String> {
+    let tokens = text.parse().ok().filter(|tokens: &f64| (1.0..1e30).contains(tokens));
+    tokens.ok_or_else(|| "expected a number of tokens such as 15e12".into())
+}
+
+/// Where a layout was looked at.
+struct Place<'a> {
+    platform: &'a str,
+    accelerators: u32,
+    rates: Option<Rates>,
+}
+
+/// What steps cost.
+#[derive(Serialize)]
+pub(super) struct Bill {
+    steps: f64,
+    total_s: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    money_usd: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    energy_j: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    carbon_g: Option<f64>,
+}
+
+impl Bill {
+    /// Of a step, or of as many as go through so many tokens.
+    fn new(rates: &Rates, Found { layout, step }: &Found, run: Option<Run>) -> Self {
+        let steps = run.map_or(1.0, |run| (run.tokens / (run.sequence * f64::from(layout.batch))).ceil());
+        let total_s = steps * step.total_s;
+        let [money_usd, energy_j, carbon_g] = rates.a_second.map(|rate| rate.map(|rate| rate * total_s));
+        Self { steps, total_s, money_usd, energy_j, carbon_g }
+    }
+
+    /// In the order of [`Rates::NAMES`].
+    const fn costs(&self) -> [Option<f64>; Rates::NAMES.len()] {
+        [self.money_usd, self.energy_j, self.carbon_g]
+    }
+}
+
+/// A run over so many tokens, in sequences of so many.
+#[derive(Clone, Copy)]
+struct Run {
+    tokens: f64,
+    sequence: f64,
+}
+
+/// Looks at every layout on every platform, and prints the front.
+pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
+    let subject = &arguments.subject;
+    let prices = arguments.prices.as_deref().map(Prices::load).transpose()?;
+    let run = match arguments.tokens {
+        Some(tokens) => Some(Run { tokens, sequence: subject.tokens()? }),
+        None => None,
+    };
+    let (mut points, mut fits, mut places, mut found, mut nearest) = (0, 0, vec![], vec![], None);
+    for platform in &arguments.platform {
+        for &accelerators in &arguments.gpus {
+            let mut request = subject.request(platform, accelerators)?;
+            request.layout.tiers = true;
+            let rates = prices.as_ref().map(|prices| request.rates(prices)).transpose()?;
+            let outcome = with_bar(|progress| request.search(threads(arguments.threads), progress))?;
+            points += outcome.points;
+            fits += outcome.fits;
+            found.extend(outcome.front.into_iter().map(|it| (places.len(), it)));
+            places.push(Place { platform, accelerators, rates });
+            nearest = nearest.or(outcome.nearest);
+        }
+    }
+    let left_out = leave_out(&mut places);
+    let bill = |(place, found): &(usize, Found)| {
+        let rates = places[*place].rates.as_ref();
+        rates.map(|rates| Bill::new(rates, found, run))
+    };
+    let found = front(&found, |point| {
+        bill(point).map_or([0.0; Rates::NAMES.len()], |bill| bill.costs().map(|cost| cost.unwrap_or(0.0)))
+    });
+    if let (true, Some(Found { layout, step })) = (found.is_empty(), &nearest) {
+        let (points, line) = (grouped(points), layout_line(layout));
+        return Err(Failure(format!(
+            "of {points} layouts none fits; the nearest ({line}): {}",
+            does_not_fit(step, layout)
+        )));
+    }
+    let found: Vec<_> = found
+        .into_iter()
+        .map(|point| Point {
+            bill: bill(&point),
+            platform: places[point.0].platform,
+            order: subject.order.as_deref(),
+            layout: point.1.layout,
+            step: point.1.step,
+        })
+        .collect();
+    if let Some(path) = &arguments.csv {
+        write(path, &csv(&found))?;
+    }
+    if let Some(path) = &arguments.parquet {
+        let said =
+            |error: &dyn std::fmt::Display| Failure(format!("{}: cannot write it: {error}", path.display()));
+        let file = std::fs::File::create(path).map_err(|error| said(&error))?;
+        parquet::write(&found, file).map_err(|error| said(&error))?;
+    }
+    if subject.json {
+        for point in &found {
+            println!("{}", serde_json::to_string(point)?);
+        }
+        return Ok(());
+    }
+    print(arguments, points, fits, &found);
+    bills(arguments, &places, &left_out);
+    Ok(())
+}
+
+/// Leaves out what some machine has no number for, for it could not be compared: each such axis with the first machine.
+fn leave_out<'a>(places: &mut [Place<'a>]) -> Vec<(&'static str, &'a str)> {
+    let mut left_out = vec![];
+    for (axis, (name, _)) in AXES.into_iter().enumerate() {
+        let lacks = |place: &Place<'_>| place.rates.as_ref().is_some_and(|it| it.a_second[axis].is_none());
+        let is_known = places.iter().any(|place| !lacks(place));
+        let Some(without) = places.iter().find(|place| lacks(place)).map(|place| place.platform) else {
+            continue;
+        };
+        if is_known {
+            left_out.push((name, without));
+        }
+        for rates in places.iter_mut().filter_map(|place| place.rates.as_mut()) {
+            rates.a_second[axis] = None;
+        }
+    }
+    left_out
+}
+
+/// What is paid besides time and memory, each with the unit of its column and how much of [`Rates::NAMES`] that is.
+const AXES: [(&str, (&str, f64)); Rates::NAMES.len()] =
+    [("money", ("USD", 1.0)), ("energy", ("kWh", 3.6e6)), ("carbon", ("kg CO2", 1e3))];
+
+/// The front as a table.
+fn print(arguments: &Arguments, points: u64, fits: u64, found: &[Point<'_>]) {
+    let known = found.first().and_then(|point| point.bill.as_ref()).map_or([None; 3], Bill::costs);
+    let paid: Vec<_> = AXES.into_iter().zip(known).filter_map(|(axis, cost)| cost.map(|_| axis)).collect();
+    let axes: Vec<_> = ["time", "memory"].into_iter().chain(paid.iter().map(|(name, _)| *name)).collect();
+    println!(
+        "{} layouts, {} fit, {} that no other beats in {} (simulated)",
+        grouped(points),
+        grouped(fits),
+        found.len(),
+        listed(&axes)
+    );
+    if let Some(order) = &arguments.subject.order {
+        println!("ranks are placed {order}");
+    }
+    let several = arguments.gpus.len() > 1;
+    let mut head = vec!["platform"];
+    head.extend(several.then_some("accelerators"));
+    head.push("step s");
+    head.extend(arguments.tokens.map(|_| "run days"));
+    head.extend(paid.iter().map(|(_, (unit, _))| *unit));
+    head.extend(["GB", "GB elsewhere", "tp", "cp", "ep", "dp", "pp", "parts", "micro-batch"]);
+    head.extend(["seq. par.", "again", "shared", "elsewhere"]);
+    let mut rows = vec![head.into_iter().map(String::from).collect()];
+    for Point { platform, layout, step, bill, .. } in found.iter().take(arguments.rows) {
+        let mut row = vec![(*platform).to_owned()];
+        row.extend(several.then(|| grouped(layout.accelerators().into())));
+        row.push(format!("{:.3}", step.total_s));
+        if let Some(bill) = bill {
+            row.extend(arguments.tokens.map(|_| format!("{:.1}", bill.total_s / 86400.0)));
+            let costs = AXES.into_iter().zip(bill.costs());
+            row.extend(
+                costs.filter_map(|((_, (_, unit)), cost)| cost.map(|cost| format!("{:.3}", cost / unit))),
+            );
+        }
+        row.push(format!("{:.1}", step.memory.used_bytes / 1e9));
+        row.push(format!("{:.1}", step.memory.far_bytes / 1e9));
+        let counts =
+            [layout.tp, layout.cp, layout.ep, layout.dp, layout.pp, layout.interleave, layout.micro_batch];
+        row.extend(counts.map(|count| count.to_string()));
+        row.push(if layout.sequence_parallel { "yes" } else { "no" }.into());
+        row.push(format!("{:?}", layout.recompute).to_lowercase());
+        row.push(format!("{:?}", layout.zero).to_lowercase());
+        row.push(elsewhere(layout));
+        rows.push(row);
+    }
+    table::print(&rows);
+    if found.len() > arguments.rows {
+        println!("and {} more: --rows, --csv or --json", grouped((found.len() - arguments.rows) as u64));
+    }
+}
+
+/// What the costs follow from, each number once with its source.
+fn bills(arguments: &Arguments, places: &[Place<'_>], left_out: &[(&str, &str)]) {
+    let Some(prices) = &arguments.prices else { return };
+    let of = if arguments.tokens.is_some() { "the run" } else { "a step" };
+    println!("what {of} costs, by {prices}, as if everything took its full power all the time:");
+    let mut sources = vec![];
+    for Place { platform, accelerators, rates } in places {
+        let inputs = rates.iter().flat_map(|rates| &rates.inputs);
+        let counted = inputs.map(|input| {
+            sources.push(format!("  {}, {}: {}", input.what, input.value, input.source));
+            match input.count {
+                Some(count) => format!("{} x {}, {}", grouped(count), input.what, input.value),
+                None => format!("{}, {}", input.what, input.value),
+            }
+        });
+        let counted: Vec<_> = counted.collect();
+        println!("  {platform}, {} accelerators: {}", grouped((*accelerators).into()), counted.join("; "));
+    }
+    println!("from");
+    let mut seen = std::collections::BTreeSet::new();
+    for line in sources.iter().filter(|line| seen.insert(*line)) {
+        println!("{line}");
+    }
+    for (axis, platform) in left_out {
+        println!("{axis} is left out: {prices} has none for {platform}");
+    }
+}
+
+/// `a, b and c`.
+fn listed(words: &[&str]) -> String {
+    match words {
+        [most @ .., last] if !most.is_empty() => format!("{} and {last}", most.join(", ")),
+        _ => words.concat(),
+    }
+}
+
+/// What lies elsewhere, and where.
+fn elsewhere(layout: &Layout) -> String {
+    let Offload { tier, weights, optimizer, activations } = layout.offload;
+    let what = [("weights", weights), ("optimizer", optimizer), ("activations", activations)];
+    let what: Vec<_> = what.into_iter().filter(|(_, is_far)| *is_far).map(|(name, _)| name).collect();
+    match what.is_empty() {
+        true => "nothing".into(),
+        false => format!("{} ({})", what.join(", "), if tier == FarTier::Pool { "pool" } else { "host" }),
+    }
+}
+
+/// A line for each layout: its platform, its numbers, all figures of its step, and what it costs.
+fn csv(found: &[Point<'_>]) -> String {
+    let names = found.first().map_or(vec![], Point::names);
+    let mut text = ["platform"].into_iter().chain(NUMBERS).chain(names).collect::<Vec<_>>().join(",") + "\n";
+    for point in found {
+        // A path may hold commas and quotes.
+        let mut cells = vec![format!("\"{}\"", point.platform.replace('"', "\"\""))];
+        cells.extend(numbers(&point.layout).map(|number| number.to_string()));
+        cells.extend(point.figures().map(|figure| figure.to_string()));
+        text += &(cells.join(",") + "\n");
+    }
+    text
+}
+
+/// A layout of the front.
+#[derive(Serialize)]
+pub(super) struct Point<'a> {
+    pub(super) platform: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) order: Option<&'a str>,
+    pub(super) layout: Layout,
+    pub(super) step: Step,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) bill: Option<Bill>,
+}
+
+impl Point<'_> {
+    /// The names of its figures.
+    pub(super) fn names(&self) -> Vec<&'static str> {
+        let bill = self.bill.iter().flat_map(|bill| {
+            let costs = Rates::NAMES.into_iter().zip(bill.costs());
+            ["bill_steps", "bill_total_s"]
+                .into_iter()
+                .chain(costs.filter_map(|(name, cost)| cost.and(Some(name))))
+        });
+        Step::COLUMNS.into_iter().chain(bill).collect()
+    }
+
+    /// The figures, in the order of their names.
+    pub(super) fn figures(&self) -> impl Iterator<Item = f64> {
+        let bill = self.bill.iter().flat_map(|bill| {
+            [bill.steps, bill.total_s].into_iter().chain(bill.costs().into_iter().flatten())
+        });
+        self.step.columns().into_iter().chain(bill)
+    }
+}

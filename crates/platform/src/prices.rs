@@ -1,0 +1,195 @@
+//! What machines cost: money, watts and carbon dioxide, each number with its source.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::{
+    CarbonIntensity, DataError, EnergyPrice, Folder, Lifetime, Money, Platform, Power, Quantity, Rack, Rent,
+    Unit, read,
+};
+
+/// What a file of prices says.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prices {
+    /// What they are, in a line.
+    pub title: String,
+    /// Of all machines.
+    #[serde(default)]
+    everywhere: Costs,
+    /// By the name of a platform or of an accelerator, laid over that: first the accelerator's, then the platform's.
+    #[serde(default)]
+    machine: BTreeMap<String, Costs>,
+    #[serde(skip)]
+    file: String,
+}
+
+/// A number with its source.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, bound = "T: DeserializeOwned")]
+struct Sourced<T> {
+    value: T,
+    source: String,
+}
+
+/// What a machine costs, as far as it is known.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Costs {
+    /// An accelerator with all that it takes, electricity too; comes before prices.
+    rent: Option<Sourced<Rent>>,
+    /// For how long what is bought is used.
+    lifetime: Option<Sourced<Lifetime>>,
+    electricity: Option<Sourced<EnergyPrice>>,
+    carbon: Option<Sourced<CarbonIntensity>>,
+    accelerator: Part,
+    /// A host, with whatever stands in its chassis besides accelerators.
+    host: Part,
+    /// A port of a switch between racks.
+    port: Part,
+    /// A memory node of a pool.
+    node: Part,
+}
+
+/// What is bought and fed.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Part {
+    price: Option<Sourced<Money>>,
+    power: Option<Sourced<Power>>,
+}
+
+/// What a machine costs in a second that it is used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rates {
+    /// In the order of [`Rates::NAMES`]; what there is no number for is left out.
+    pub a_second: [Option<f64>; Self::NAMES.len()],
+    /// What they follow from.
+    pub inputs: Vec<Input>,
+}
+
+/// A number that rates follow from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Input {
+    /// What it is a number of.
+    pub what: &'static str,
+    /// The number with its unit.
+    pub value: String,
+    /// How many there are of that, where it is counted.
+    pub count: Option<u64>,
+    /// Where it comes from.
+    pub source: String,
+}
+
+impl Rates {
+    /// What machines cost, with the units.
+    pub const NAMES: [&str; 3] = ["money_usd", "energy_j", "carbon_g"];
+}
+
+impl Prices {
+    /// Reads prices: those that Polder brings along by their name, any other by the path of their file.
+    ///
+    /// # Errors
+    /// When there are none, or the file says what cannot be.
+    pub fn load(name: &str) -> Result<Self, DataError> {
+        Ok(Self { file: name.into(), ..read(Folder::Prices, name)? })
+    }
+
+    /// What so many accelerators of `rack` of the platform called `name` cost, with their hosts, their ports and memory nodes.
+    ///
+    /// # Errors
+    /// When nothing is said of the machine, or prices come without a lifetime.
+    pub fn rates(
+        &self,
+        name: &str,
+        platform: &Platform,
+        rack: &Rack,
+        accelerators: u32,
+    ) -> Result<Rates, DataError> {
+        let chip = &rack.accelerator.name;
+        let known = [chip.as_str(), name].into_iter().filter_map(|it| self.machine.get(it));
+        let costs = known.fold(self.everywhere.clone(), Costs::under);
+        if costs.rent.is_none() && costs.lifetime.is_none() && costs.accelerator.price.is_some() {
+            let problem = format!("{name} has prices to be spread over it; expected one such as \"4 years\"");
+            return Err(DataError::new(&self.file, "everywhere.lifetime", problem));
+        }
+        let rates = costs.rates(platform, rack, accelerators);
+        match rates.a_second {
+            [None, None, None] => {
+                let problem = format!(
+                    "expected {name:?}, or its accelerator {chip:?}, with rent, or price or power of the accelerator"
+                );
+                Err(DataError::new(&self.file, "machine", problem))
+            }
+            _ => Ok(rates),
+        }
+    }
+}
+
+impl Costs {
+    /// What `over` says, and where it says nothing what this says.
+    fn under(self, over: &Self) -> Self {
+        Self {
+            rent: over.rent.clone().or(self.rent),
+            lifetime: over.lifetime.clone().or(self.lifetime),
+            electricity: over.electricity.clone().or(self.electricity),
+            carbon: over.carbon.clone().or(self.carbon),
+            accelerator: self.accelerator.under(&over.accelerator),
+            host: self.host.under(&over.host),
+            port: self.port.under(&over.port),
+            node: self.node.under(&over.node),
+        }
+    }
+
+    fn rates(&self, platform: &Platform, rack: &Rack, accelerators: u32) -> Rates {
+        let all = u64::from(accelerators);
+        let nodes = platform.pool.as_ref().map_or(0, |pool| all.div_ceil(pool.accelerators.into()));
+        let ports = platform.between.as_ref().map_or(0, |between| {
+            // Within one rack nobody needs the fabric between racks but memory nodes.
+            let leaves = accelerators > rack.accelerators || nodes > 0;
+            let own = if leaves { all * u64::from(between.links) } else { 0 };
+            between.switch_ports(own + platform.pool.as_ref().map_or(0, |pool| nodes * u64::from(pool.ports)))
+        });
+        let others = [
+            ("host", &self.host, all.div_ceil(rack.host.accelerators.into())),
+            ("port", &self.port, ports),
+            ("memory node", &self.node, nodes),
+        ];
+        let mut inputs = vec![];
+        let power = times(&self.accelerator.power, "accelerator", Some(all), &mut inputs).map(|watts| {
+            let rest = others.map(|(what, part, count)| times(&part.power, what, Some(count), &mut inputs));
+            rest.into_iter().flatten().fold(watts, |sum, watts| sum + watts)
+        });
+        let money = times(&self.rent, "accelerator", Some(all), &mut inputs).or_else(|| {
+            let price = times(&self.accelerator.price, "accelerator", Some(all), &mut inputs)?;
+            let rest = others.map(|(what, part, count)| times(&part.price, what, Some(count), &mut inputs));
+            let price = rest.into_iter().flatten().fold(price, |sum, price| sum + price);
+            let lifetime = times(&self.lifetime, "lifetime", None, &mut inputs)?;
+            let fed = |watts| Some(watts * times(&self.electricity, "electricity", None, &mut inputs)?);
+            Some(price / lifetime + power.and_then(fed).unwrap_or(0.0))
+        });
+        let carbon =
+            power.and_then(|watts| Some(watts * times(&self.carbon, "electricity", None, &mut inputs)?));
+        Rates { a_second: [money, power, carbon], inputs }
+    }
+}
+
+impl Part {
+    fn under(self, over: &Self) -> Self {
+        Self { price: over.price.clone().or(self.price), power: over.power.clone().or(self.power) }
+    }
+}
+
+/// So many times a number, which is noted.
+fn times<U: Unit>(
+    number: &Option<Sourced<Quantity<U>>>,
+    what: &'static str,
+    count: Option<u64>,
+    inputs: &mut Vec<Input>,
+) -> Option<f64> {
+    let Sourced { value, source } = number.as_ref().filter(|_| count != Some(0))?;
+    inputs.push(Input { what, value: value.to_string(), count, source: source.clone() });
+    Some(count.map_or(1.0, |count| count as f64) * value.value())
+}
