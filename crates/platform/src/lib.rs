@@ -12,14 +12,18 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod efficiency;
 mod fabric;
 mod file;
 mod machine;
 mod unit;
 
+pub use efficiency::{Curve, Efficiency, Reached};
 pub use fabric::{Fabric, Link, Packet, Pbr, Protocol, Reduction, Software, Switch, Topology};
 pub use file::{DataError, Folder, names, read, text};
 pub use machine::{
     Accelerator, Attach, AttachKind, Compute, Fitted, Host, MemoryNodes, Platform, Rack, Tier,
 };
-pub use unit::{Bandwidth, Bytes, FlopRate, Quantity, Time, TransferRate, Unit};
+pub use unit::{
+    Bandwidth, ByteUnit, Bytes, FlopRate, OperationUnit, Operations, Quantity, Time, TransferRate, Unit,
+};

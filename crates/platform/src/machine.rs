@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bandwidth, Bytes, DataError, Fabric, FlopRate, Folder, Protocol, Time, read};
+use crate::{Bandwidth, Bytes, DataError, Efficiency, Fabric, FlopRate, Folder, Protocol, Time, read};
 
 /// A machine: racks of accelerators, a fabric between the racks, and perhaps a memory pool on that fabric.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,6 +48,9 @@ pub struct Accelerator {
     pub memory: Tier,
     /// The constants of its software and silicon that no data sheet has.
     pub fitted: Fitted,
+    /// What of them was measured by size.
+    #[serde(default)]
+    pub efficiency: Efficiency,
 }
 
 /// Peak rates by data type, without sparsity.

@@ -2,8 +2,10 @@
 #![forbid(unsafe_code)]
 
 mod block;
+mod calculon;
 mod fit;
 mod hugging_face;
+mod json;
 mod layout;
 mod machine;
 mod model;
@@ -16,7 +18,9 @@ mod step;
 mod timeline;
 mod train;
 
+pub use calculon::Execution;
 pub use fit::fit;
+pub use json::platform;
 pub use layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 pub use machine::Machine;
 pub use model::{Experts, Model};

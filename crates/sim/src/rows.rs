@@ -1,7 +1,6 @@
 //! Layouts and steps as rows of numbers, for tables of many.
 
-use polder_platform::Platform;
-
+use crate::json;
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Zero};
 use crate::model::Model;
 use crate::request::RequestError;
@@ -23,6 +22,7 @@ pub fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
         layout.batch,
         layout.micro_batch,
         layout.sequence_parallel.into(),
+        layout.gather_again.into(),
         layout.recompute as u32,
         layout.flash.into(),
         layout.zero as u32,
@@ -40,7 +40,7 @@ pub fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
 }
 
 /// The numbers that name a layout in a table of many; what is a choice is counted from 0 in the order of its type.
-pub const NUMBERS: [&str; 22] = [
+pub const NUMBERS: [&str; 23] = [
     "tp",
     "cp",
     "ep",
@@ -50,6 +50,7 @@ pub const NUMBERS: [&str; 22] = [
     "batch",
     "micro_batch",
     "sequence_parallel",
+    "gather_again",
     "recompute",
     "flash",
     "zero",
@@ -69,7 +70,8 @@ fn layout(numbers: &[u32]) -> Option<Layout> {
     let &[tp, cp, ep, dp, pp, interleave, batch, micro_batch, ref choices @ ..] = numbers else {
         return None;
     };
-    let &[sequence_parallel, recompute, flash, zero, precision, wide_gradients, ref rest @ ..] = choices
+    let &[sequence_parallel, gather_again, recompute, flash, zero, precision, wide_gradients, ref rest @ ..] =
+        choices
     else {
         return None;
     };
@@ -84,6 +86,7 @@ fn layout(numbers: &[u32]) -> Option<Layout> {
         batch,
         micro_batch,
         sequence_parallel: sequence_parallel != 0,
+        gather_again: gather_again != 0,
         recompute: *[Recompute::None, Recompute::Selective, Recompute::Full].get(recompute as usize)?,
         flash: flash != 0,
         zero: *[Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Weights].get(zero as usize)?,
@@ -117,7 +120,7 @@ pub fn points(
     numbers: &[u32],
 ) -> Result<Vec<f64>, RequestError> {
     let refused = |refusal| RequestError::Refused { name: platform.into(), refusal };
-    let loaded = Platform::load(platform)?;
+    let loaded = json::platform(platform)?;
     let model = Model::load(model)?;
     let job = Job::chosen(&loaded, rack, fill).map_err(refused)?;
     let rows = numbers.chunks_exact(NUMBERS.len()).map(|row| {
@@ -133,11 +136,12 @@ mod tests {
 
     #[test]
     fn a_layout_is_the_one_that_its_numbers_name() {
-        let row: Vec<_> = (0..8).map(|it| it + 1).chain([1, 2, 0, 3, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
+        let row: Vec<_> =
+            (0..8).map(|it| it + 1).chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
         assert_eq!(numbers(&layout(&row).unwrap()).to_vec(), row);
-        assert_eq!(layout(&[0; 22][..21]), None);
+        assert_eq!(layout(&[0; 23][..22]), None);
         let mut wrong = row;
-        wrong[9] = 3;
+        wrong[10] = 3;
         assert_eq!(layout(&wrong), None, "there are three kinds of recomputation");
     }
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_sim::{
-    Answer, FarTier, Found, Given, Layout, Model, NUMBERS, Offload, Overlap, Precision, Progress, Recompute,
-    Request, RequestError, Shown, Step, Stretch, Work, Zero, front, numbers, timeline,
+    Answer, Execution, FarTier, Found, Given, Layout, Model, NUMBERS, Offload, Overlap, Precision, Progress,
+    Recompute, Request, RequestError, Shown, Step, Stretch, Work, Zero, front, numbers, timeline,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -17,12 +17,16 @@ use crate::Failure;
 /// What is trained, on what.
 #[derive(Args)]
 pub(crate) struct Subject {
-    /// What is trained: a name (`polder plan list`), or the path of a file, or of a Hugging Face config.json.
+    /// What is trained: a name (`polder plan list`), or the path of a file, or of a Hugging Face config.json or a model of
+    /// Calculon.
     #[arg(long, value_name = "MODEL")]
     model: String,
     /// Accelerators.
-    #[arg(long, value_name = "COUNT")]
-    gpus: u32,
+    #[arg(long, value_name = "COUNT", required_unless_present = "layout")]
+    gpus: Option<u32>,
+    /// An execution of Calculon, which gives the accelerators and the layout; what is given beside it counts in its place.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    layout: Option<String>,
     /// Sequences of a step; when left out, the power of two that makes 16 Mi tokens at most.
     #[arg(long, value_name = "SEQUENCES")]
     batch: Option<u32>,
@@ -69,6 +73,9 @@ struct Fixed {
     /// Share along the sequence what tensor parallelism does not share.
     #[arg(long, value_name = "BOOL")]
     sequence_parallel: Option<bool>,
+    /// Keep what is gathered along the sequence, and do not gather it again in the backward pass.
+    #[arg(long)]
+    keep_gathered: bool,
     /// What is computed again in the backward pass.
     #[arg(long, value_name = "WHAT")]
     recompute: Option<Again>,
@@ -79,8 +86,8 @@ struct Fixed {
     #[arg(long)]
     no_flash: bool,
     /// What products with weights are computed in.
-    #[arg(long, value_name = "TYPE", default_value = "bf16")]
-    precision: Type,
+    #[arg(long, value_name = "TYPE")]
+    precision: Option<Type>,
     /// Let nothing run beside computation.
     #[arg(long)]
     no_overlap: bool,
@@ -131,7 +138,7 @@ enum Tier {
 pub(crate) struct Arguments {
     #[command(flatten)]
     subject: Subject,
-    /// The machine: a name (`polder plan list`), or the path of a file.
+    /// The machine: a name (`polder plan list`), or the path of a file or of a system of Calculon.
     #[arg(long, value_name = "PLATFORM")]
     platform: String,
     /// Another platform, which the same layout is predicted on too.
@@ -175,10 +182,6 @@ impl Fixed {
             optimizer: self.offload.contains(&What::Optimizer),
             activations: self.offload.contains(&What::Activations),
         };
-        let precision = match self.precision {
-            Type::Bf16 => Precision::Bf16,
-            Type::Fp8 => Precision::Fp8,
-        };
         Given {
             tp: self.tp,
             cp: self.cp,
@@ -189,11 +192,12 @@ impl Fixed {
             batch,
             micro_batch: self.micro_batch,
             sequence_parallel: self.sequence_parallel,
+            gather_again: self.keep_gathered.then_some(false),
             recompute: self.recompute.map(Into::into),
             zero: self.zero.map(Into::into),
             wide_gradients: None,
-            flash: Some(!self.no_flash),
-            precision: Some(precision),
+            flash: self.no_flash.then_some(false),
+            precision: self.precision.map(Into::into),
             overlap: self.no_overlap.then(Overlap::default),
             offload: (!self.offload.is_empty()).then_some(offload),
             tiers: false,
@@ -211,6 +215,15 @@ impl From<Again> for Recompute {
     }
 }
 
+impl From<Type> for Precision {
+    fn from(it: Type) -> Self {
+        match it {
+            Type::Bf16 => Self::Bf16,
+            Type::Fp8 => Self::Fp8,
+        }
+    }
+}
+
 impl From<Share> for Zero {
     fn from(it: Share) -> Self {
         match it {
@@ -223,17 +236,20 @@ impl From<Share> for Zero {
 }
 
 impl Subject {
-    fn request(&self, platform: &str, against: Option<&String>) -> Request {
-        Request {
+    fn request(&self, platform: &str, against: Option<&String>) -> Result<Request, Failure> {
+        let file = self.layout.as_deref().map(Execution::load).transpose()?;
+        let (accelerators, fill, layout) =
+            file.map_or_else(Default::default, |it| (it.accelerators, Some(it.fill), it.layout));
+        Ok(Request {
             model: self.model.clone(),
             platform: platform.into(),
-            accelerators: self.gpus,
+            accelerators: self.gpus.unwrap_or(accelerators),
             rack: self.rack.clone(),
-            fill: self.fill,
+            fill: self.fill.or(fill),
             against: against.cloned(),
             sequence: self.sequence,
-            layout: self.fixed.given(self.batch),
-        }
+            layout: self.fixed.given(self.batch).or(layout),
+        })
     }
 }
 
@@ -252,7 +268,7 @@ fn with_bar<T>(work: impl FnOnce(Progress<'_>) -> Result<T, RequestError>) -> Re
 /// Predicts a step.
 pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
-    let request = subject.request(&arguments.platform, arguments.against.as_ref());
+    let request = subject.request(&arguments.platform, arguments.against.as_ref())?;
     let answer = with_bar(|progress| request.train(threads(None), progress))?;
     match subject.json {
         true => println!("{}", serde_json::to_string(&answer)?),
@@ -500,7 +516,11 @@ fn layout_line(layout: &Layout) -> String {
         Zero::Gradients => "optimizer states and gradients shared among copies",
         Zero::Weights => "optimizer states, gradients and weights shared among copies",
     };
-    let sequence = if layout.sequence_parallel { "sequence parallel, " } else { "" };
+    let sequence = match (layout.sequence_parallel, layout.gather_again) {
+        (false, _) => "",
+        (true, true) => "sequence parallel, ",
+        (true, false) => "sequence parallel with what is gathered kept, ",
+    };
     line += &format!("; {sequence}{recompute}, {zero}");
     line
 }
@@ -510,7 +530,7 @@ pub(super) fn search(arguments: &SearchArguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
     let (mut points, mut fits, mut found, mut nearest) = (0, 0, vec![], None);
     for platform in &arguments.platform {
-        let mut request = subject.request(platform, None);
+        let mut request = subject.request(platform, None)?;
         request.layout.tiers = true;
         let outcome = with_bar(|progress| request.search(threads(arguments.threads), progress))?;
         points += outcome.points;
