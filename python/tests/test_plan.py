@@ -96,9 +96,10 @@ def test_files_of_calculon_are_models_and_platforms(tmp_path: Path) -> None:
     assert one.fits and table["total_s"] == one.step.total_s
     Path(system).write_text(json.dumps(SYSTEM | {"processing_mode": "both"}))
     expected = 'system.json: processing_mode: expected "roofline" or "no_overlap", found "both"'
-    for call in (plan.train, plan.search):
-        with pytest.raises(polder.ArgumentError, match=expected):
-            call(model, system, **({"accelerators": 8} if call is plan.train else {"tp": 1, "dp": 8, "batch": 8}))
+    with pytest.raises(polder.ArgumentError, match=expected):
+        plan.train(model, system, 8)
+    with pytest.raises(polder.ArgumentError, match=expected):
+        plan.search(model, system, tp=1, dp=8, batch=8)
 
 
 def test_what_cannot_run_is_nan_in_a_table_and_an_error_alone() -> None:

@@ -12,8 +12,11 @@ use polder_platform::{
 use serde_json::{Map, Value};
 
 use crate::layout::{FarTier, Offload, Overlap, Precision, Recompute, Zero};
-use crate::model::Model;
+use crate::model::{MOST, MOST_LAYERS, Model};
 use crate::request::Given;
+
+/// Accelerators, or anything else that is counted of them, at most.
+const MANY: u32 = 1 << 30;
 
 /// A layout that an execution file gives, with where its ranks lie.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,9 +59,9 @@ impl<'a> Object<'a> {
         self.keys.get(key).and_then(read).ok_or_else(|| self.wrong(key, expected))
     }
 
-    fn count(&self, key: &str) -> Result<u32, DataError> {
-        let count = |value: &Value| u32::try_from(value.as_u64()?).ok().filter(|count| *count > 0);
-        self.read(key, "a whole number from 1 on", count)
+    fn count(&self, key: &str, most: u32) -> Result<u32, DataError> {
+        let count = |value: &Value| u32::try_from(value.as_u64()?).ok().filter(|it| (1..=most).contains(it));
+        self.read(key, &format!("a whole number from 1 to {most}"), count)
     }
 
     fn flag(&self, key: &str) -> Result<bool, DataError> {
@@ -141,17 +144,17 @@ pub(crate) fn model(file: &str, keys: &Map<String, Value>) -> Result<Model, Data
     Ok(Model {
         title: "model of Calculon".into(),
         source: file.into(),
-        hidden: model.count("hidden")?,
-        layers: model.count("num_blocks")?,
-        heads: model.count("attn_heads")?,
+        hidden: model.count("hidden", MOST)?,
+        layers: model.count("num_blocks", MOST_LAYERS)?,
+        heads: model.count("attn_heads", MOST)?,
         kv_heads: None,
-        head_width: Some(model.count("attn_size")?),
-        feed_forward: Some(model.count("feedforward")?),
+        head_width: Some(model.count("attn_size", MOST)?),
+        feed_forward: Some(model.count("feedforward", MOST)?),
         gated: false,
         dropout: true,
         vocabulary: 0,
         tied: true,
-        sequence: model.count("seq_size")?,
+        sequence: model.count("seq_size", MOST)?,
         experts: None,
     })
 }
@@ -223,7 +226,7 @@ pub(crate) fn platform<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Resul
 
 /// A network: how many it joins, by what, and what part of its bandwidth is reached.
 fn fabric(network: &Object<'_>) -> Result<(u32, Fabric, f64), DataError> {
-    let size = network.count("size")?;
+    let size = network.count("size", MANY)?;
     let ops = network.object("ops")?;
     let scalar = |value: &Value| match value.as_array()?.as_slice() {
         [scalar, _] => number(scalar).filter(|it| *it > 0.0),
@@ -265,9 +268,9 @@ pub(crate) fn execution(file: &str, keys: &Map<String, Value>) -> Result<Executi
     if !execution.flag("training")? {
         return Err(execution.wrong("training", "true: inference is not predicted"));
     }
-    let [tp, pp, dp] = ["tensor_par", "pipeline_par", "data_par"].map(|key| execution.count(key));
+    let [tp, pp, dp] = ["tensor_par", "pipeline_par", "data_par"].map(|key| execution.count(key, MANY));
     let (tp, pp, dp) = (tp?, pp?, dp?);
-    let accelerators = execution.count("num_procs")?;
+    let accelerators = execution.count("num_procs", MANY)?;
     if [tp, pp, dp].map(u128::from).iter().product::<u128>() != u128::from(accelerators) {
         return Err(execution.wrong("num_procs", "tensor_par x pipeline_par x data_par"));
     }
@@ -302,9 +305,9 @@ pub(crate) fn execution(file: &str, keys: &Map<String, Value>) -> Result<Executi
             ep: Some(1),
             dp: Some(dp),
             pp: Some(pp),
-            interleave: Some(execution.count("pipeline_interleaving")?),
-            batch: Some(execution.count("batch_size")?),
-            micro_batch: Some(execution.count("microbatch_size")?),
+            interleave: Some(execution.count("pipeline_interleaving", MANY)?),
+            batch: Some(execution.count("batch_size", MANY)?),
+            micro_batch: Some(execution.count("microbatch_size", MANY)?),
             sequence_parallel: Some(sequence_parallel),
             gather_again: Some(execution.flag("seq_par_ag_redo")?),
             recompute: Some(recompute),

@@ -7,11 +7,11 @@ use crate::layout::{FarTier, Layout, Precision, Refusal};
 /// Rates and latencies of a platform, in bytes, seconds and operations a second.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
-    /// What large matrix products reach, in bf16 and fp8; 0 when there is no fp8. The peaks where `efficiency` has matrix.
+    /// What large matrix products reach, in bf16 and fp8; 0 when there is no fp8. The peaks where efficiency goes by size.
     matrix: [f64; 2],
     depth: f64,
     attention: f64,
-    /// What kernels that only move data reach. The peak where `efficiency` has memory.
+    /// What kernels that only move data reach. The peak where efficiency goes by size.
     stream: f64,
     efficiency: Efficiency,
     launch: f64,

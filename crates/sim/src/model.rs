@@ -56,7 +56,9 @@ pub struct Experts {
 }
 
 /// Numbers of a model, at most.
-const MOST: u32 = 1 << 26;
+pub(crate) const MOST: u32 = 1 << 26;
+/// Blocks of a model, at most.
+pub(crate) const MOST_LAYERS: u32 = 1 << 16;
 
 impl Model {
     /// Reads a model: one that Polder brings along by its name, any other by the path of its file, or of a `.json`:
@@ -88,7 +90,7 @@ impl Model {
             ("sequence", self.sequence),
         ];
         for (key, count) in counts {
-            let most = if key == "layers" { 1 << 16 } else { MOST };
+            let most = if key == "layers" { MOST_LAYERS } else { MOST };
             if count == 0 || count > most {
                 return Err((key, format!("expected a number from 1 to {most}, found {count}")));
             }

@@ -134,12 +134,12 @@ fn off(ours: f64, row: &Row) -> f64 {
 #[test]
 fn on_the_shared_space_the_optimum_is_calculons() {
     let all: Vec<u32> = (1..=48).collect();
-    for (name, interleave) in [("shared", &all[..]), ("plain", &[1])] {
+    for (name, interleave, most) in [("shared", &all[..], 0.05), ("plain", &[1], 0.09)] {
         let calculons = &rows(name)[0];
         let Found { layout, step } = best(interleave);
         assert_eq!(layout, calculons.layout, "{name}");
         let off = off(step.total_s, calculons);
-        assert!(off.abs() < 0.09, "{name}: {off}");
+        assert!(off.abs() < most, "{name}: {off}");
     }
 }
 
@@ -246,10 +246,10 @@ fn a_bad_model_gets_one_line() {
     each_says(
         &megatron_22b(),
         &[
-            ("/hidden", json!(null), "hidden: expected a whole number from 1 on, found nothing"),
-            ("/num_blocks", json!(0), "num_blocks: expected a whole number from 1 on, found 0"),
-            ("/attn_heads", json!(6.5), "attn_heads: expected a whole number from 1 on, found 6.5"),
-            ("/seq_size", json!("2k"), "seq_size: expected a whole number from 1 on, found \"2k\""),
+            ("/hidden", json!(null), "hidden: expected a whole number from 1 to 67108864, found nothing"),
+            ("/num_blocks", json!(0), "num_blocks: expected a whole number from 1 to 65536, found 0"),
+            ("/attn_heads", json!(6.5), "attn_heads: expected a whole number from 1 to 67108864, found 6.5"),
+            ("/seq_size", json!("2k"), "seq_size: expected a whole number from 1 to 67108864, found \"2k\""),
             ("/networks", json!([]), "expected a model, found a system of Calculon"),
         ],
         Model::load,
@@ -340,7 +340,7 @@ fn what_an_execution_cannot_ask_for_gets_one_line() {
             (
                 "/microbatch_size",
                 json!(null),
-                "microbatch_size: expected a whole number from 1 on, found nothing",
+                "microbatch_size: expected a whole number from 1 to 1073741824, found nothing",
             ),
         ],
         Execution::load,
