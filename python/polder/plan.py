@@ -20,7 +20,7 @@ _CHOICES = {
     "precision": ("bf16", "fp8"),
     "offload_tier": ("host", "pool"),
 }
-_ONE = ("cp", "ep", "pp", "interleave", "micro_batch", "flash", "wide_gradients")
+_ONE = ("cp", "ep", "pp", "interleave", "micro_batch", "gather_again", "flash", "wide_gradients")
 _OVERLAPS = ("overlap_tensor", "overlap_pipeline", "overlap_data", "overlap_offload")
 _LEFT_OUT: dict[str, int] = dict.fromkeys((*_ONE, *_OVERLAPS), 1)
 
@@ -122,6 +122,7 @@ class Layout:
     batch: int
     micro_batch: int
     sequence_parallel: bool
+    gather_again: bool
     recompute: str
     flash: bool
     zero: str
@@ -168,7 +169,8 @@ def train(
     Parameters
     ----------
     model, platform
-        Names of ``polder plan list``, or paths of files.
+        Names of ``polder plan list``, or paths of files: TOML, a model as a Hugging Face ``config.json``, either as the
+        JSON of Calculon.
     accelerators
         How many.
     against

@@ -78,6 +78,45 @@ def test_a_table_equals_single_predictions() -> None:
             assert table["fits"][row, column] == one.fits
 
 
+MODEL = {"hidden": 6144, "feedforward": 24576, "seq_size": 2048, "attn_heads": 64, "attn_size": 96, "num_blocks": 48}
+NETWORK = {"bandwidth": 25, "efficiency": 0.9, "size": 64, "latency": 2e-5, "ops": {"all_reduce": [1.0, 0]}}
+SYSTEM = {
+    "matrix": {"float16": {"tflops": 312, "gflops_efficiency": [[16, 0.9], [0, 0.1]]}},
+    "mem1": {"GiB": 80, "GBps": 2048, "MB_efficiency": [[100, 0.9], [0, 0.5]]},
+    "mem2": {"GiB": 0, "GBps": 32, "MB_efficiency": [[0, 1]]},
+    "processing_mode": "roofline",
+    "networks": [NETWORK | {"size": 8}, NETWORK],
+}
+
+
+def test_files_of_calculon_are_models_and_platforms(tmp_path: Path) -> None:
+    model, system = str(tmp_path / "model.json"), str(tmp_path / "system.json")
+    Path(model).write_text(json.dumps(MODEL))
+    Path(system).write_text(json.dumps(SYSTEM))
+    one = plan.train(model, system, 64, tp=4, cp=1, pp=4, batch=64, recompute="none", zero="none", flash=False)
+    layout = one.layout
+    table = plan.search(
+        model,
+        system,
+        tp=4,
+        pp=4,
+        dp=4,
+        batch=64,
+        interleave=layout.interleave,
+        micro_batch=layout.micro_batch,
+        sequence_parallel=layout.sequence_parallel,
+        gather_again=layout.gather_again,
+        flash=0,
+    )
+    assert one.fits and table["total_s"] == one.step.total_s
+    Path(system).write_text(json.dumps(SYSTEM | {"processing_mode": "both"}))
+    expected = 'system.json: processing_mode: expected "roofline" or "no_overlap", found "both"'
+    with pytest.raises(polder.ArgumentError, match=expected):
+        plan.train(model, system, 8)
+    with pytest.raises(polder.ArgumentError, match=expected):
+        plan.search(model, system, tp=1, dp=8, batch=8)
+
+
 def test_what_cannot_run_is_nan_in_a_table_and_an_error_alone() -> None:
     table = plan.search("gpt3-175b", "dgx-a100", tp=[7, 8], dp=8, pp=16, batch=1536)
     assert np.isnan(table["total_s"]).tolist() == [True, False]

@@ -109,7 +109,7 @@ fn several_platforms_and_tiers_share_one_front() {
     );
     let text = std::fs::read_to_string(&path).unwrap();
     let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
-    assert_eq!(columns, vec![1 + 22 + 37; points.len() + 1]);
+    assert_eq!(columns, vec![1 + 23 + 37; points.len() + 1]);
     // Alone, a platform has at least what it has among others.
     assert!(said(&format!("{search} nvl72-cxl --json")).lines().count() >= of("nvl72-cxl"));
 }
@@ -311,6 +311,139 @@ fn what_cannot_run_is_refused_in_one_line() {
     ] {
         let said = refused(&arguments);
         assert!(said.contains(expected), "{said}");
+    }
+}
+
+/// A model, a system and an execution in Calculon's format.
+const CALCULON: [(&str, &str); 3] = [
+    (
+        "model.json",
+        r#"{"hidden": 6144, "feedforward": 24576, "seq_size": 2048, "attn_heads": 64, "attn_size": 96, "num_blocks": 48}"#,
+    ),
+    (
+        "system.json",
+        r#"{"matrix": {"float16": {"tflops": 312, "gflops_efficiency": [[128, 0.95], [16, 0.9], [1, 0.6], [0, 0.1]]}},
+        "vector": {"float16": {"tflops": 78, "gflops_efficiency": [[0, 0.5]]}},
+        "mem1": {"GiB": 80, "GBps": 2048, "MB_efficiency": [[100, 0.9], [10, 0.75], [0, 0.5]]},
+        "mem2": {"GiB": 512, "GBps": 32, "MB_efficiency": [[0, 0.9]]}, "processing_mode": "no_overlap",
+        "networks": [
+            {"bandwidth": 300, "efficiency": 0.65, "size": 8, "latency": 0.00001, "ops": {"all_reduce": [2.0, -1]}},
+            {"bandwidth": 25, "efficiency": 0.9, "size": 64, "latency": 0.00002, "ops": {"all_reduce": [1.0, 0]}}]}"#,
+    ),
+    (
+        "execution.json",
+        r#"{"num_procs": 64, "tensor_par": 2, "pipeline_par": 8, "data_par": 4, "tensor_par_net": 0,
+        "pipeline_par_net": 1, "data_par_net": 1, "batch_size": 64, "microbatch_size": 1, "datatype": "float16",
+        "fused_activation": true, "attention_type": "multihead", "activation_recompute": "none",
+        "pipeline_interleaving": 6, "optimizer_sharding": false, "tensor_par_comm_type": "rs_ag",
+        "tensor_par_overlap": "ring", "seq_par_ag_redo": true, "data_par_overlap": true, "weight_offload": false,
+        "activations_offload": false, "optimizer_offload": true, "training": true}"#,
+    ),
+];
+
+#[test]
+fn files_of_calculon_are_read_and_arguments_count_before_them() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let [model, system, execution] = CALCULON.map(|(name, text)| {
+        let path = scratch.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    });
+    let train = format!("train --model {model} --platform {system} --layout {execution}");
+    let given = json(&format!("{train} --json"));
+    assert_eq!(
+        (&given["accelerators"], &given["fill"], &given["points"]),
+        (&64.into(), &2.into(), &1.into())
+    );
+    let layout = &given["layout"];
+    let expected: [(&str, Value); 10] = [
+        ("tp", 2.into()),
+        ("pp", 8.into()),
+        ("dp", 4.into()),
+        ("interleave", 6.into()),
+        ("batch", 64.into()),
+        ("sequence_parallel", true.into()),
+        ("gather_again", true.into()),
+        ("flash", false.into()),
+        ("recompute", "none".into()),
+        ("zero", "none".into()),
+    ];
+    for (key, value) in expected {
+        assert_eq!(layout[key], value, "{key}");
+    }
+    assert_eq!(layout["overlap"]["tensor"], true);
+    assert_eq!(layout["offload"]["optimizer"], true);
+    let over = json(&format!(
+        "{train} --gpus 32 --dp 2 --recompute full --keep-gathered --no-overlap --fill 8 --json"
+    ));
+    assert_eq!(
+        (&over["layout"]["tp"], &over["layout"]["dp"], &over["fill"]),
+        (&2.into(), &2.into(), &8.into())
+    );
+    assert_eq!(
+        (&over["layout"]["recompute"], &over["layout"]["gather_again"]),
+        (&"full".into(), &false.into())
+    );
+    assert_eq!(over["layout"]["overlap"]["tensor"], false);
+    // A system is a platform wherever one is asked for, beside any model.
+    let against = format!("train --model llama3-8b --platform dgx-a100 --gpus 64 --against {system} --json");
+    assert!(json(&against)["against"]["step"]["total_s"].is_number());
+    assert!(
+        said(&format!("search --model {model} --platform {system},dgx-a100 --gpus 16"))
+            .contains("system.json")
+    );
+    assert!(
+        said(&format!("train --model {model} --platform dgx-a100 --layout {execution}")).contains("step, s")
+    );
+}
+
+#[test]
+fn what_is_wrong_in_a_file_of_calculon_gets_one_line() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let written = |name: &str, text: &str| {
+        let path = scratch.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let [model, system, execution] = CALCULON.map(|(name, text)| written(name, text));
+    let train = |model: &str, system: &str, execution: &str| {
+        refused(&format!("train --model {model} --platform {system} --layout {execution}"))
+    };
+    let [_, (_, system_text), (_, execution_text)] = CALCULON;
+    let efficient = written("efficient.json", &system_text.replace("0.65", "1.65"));
+    let inference =
+        written("inference.json", &execution_text.replace("\"training\": true", "\"training\": false"));
+    let small = written("small.json", &system_text.replace("\"size\": 64", "\"size\": 32"));
+    let broken = written("broken.json", "{\"networks\": [");
+    for (said, expected) in [
+        (
+            train(&model, &efficient, &execution),
+            format!("{efficient}: networks[0].efficiency: expected a part from 0 to 1, found 1.65"),
+        ),
+        (
+            train(&model, &system, &inference),
+            format!("{inference}: training: expected true: inference is not predicted, found false"),
+        ),
+        (
+            train(&model, &small, &execution),
+            format!("{small}: 64 accelerators need 64 ports, there are 32; "),
+        ),
+        (train(&model, &broken, &execution), format!("{broken}: line 1: EOF while parsing")),
+        (
+            train(&system, &system, &execution),
+            format!("{system}: expected a model, found a system of Calculon"),
+        ),
+        (
+            train(&model, &model, &execution),
+            format!("{model}: expected a system of Calculon, found a model of Calculon"),
+        ),
+        (
+            train(&model, &system, &system),
+            format!("{system}: expected an execution of Calculon, found a system of Calculon"),
+        ),
+        (train(&model, &system, "nowhere.json"), "nowhere.json: cannot read it: ".into()),
+    ] {
+        assert!(said.starts_with(&format!("polder: {expected}")), "{said}");
     }
 }
 

@@ -114,6 +114,9 @@ pub struct Software {
     pub message: Time,
     /// To each step of a collective.
     pub step: Time,
+    /// To a message or a collective as a whole, however many steps it has.
+    #[serde(default = "nothing")]
+    pub call: Time,
 }
 
 /// How switches are joined.
@@ -169,6 +172,10 @@ pub struct Pbr {
     /// Whether a rack has one id, of a bridge behind which its ports have addresses of their own.
     #[serde(default)]
     pub rack_bridges: bool,
+}
+
+const fn nothing() -> Time {
+    Time::new(0.0)
 }
 
 const fn one() -> u32 {

@@ -12,6 +12,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod efficiency;
 mod fabric;
 mod file;
 mod machine;
@@ -20,6 +21,7 @@ mod server;
 mod sharing;
 mod unit;
 
+pub use efficiency::{Curve, Efficiency, Reached};
 pub use fabric::{Fabric, Link, Packet, Pbr, Protocol, Reduction, Software, Switch, Topology};
 pub use file::{DataError, Folder, names, read, text};
 pub use machine::{
@@ -29,6 +31,6 @@ pub use prices::{Input, Prices, Rates};
 pub use server::{FittedMemory, Memory, Path, Port, Server};
 pub use sharing::{Exchange, Sharing};
 pub use unit::{
-    Bandwidth, Bytes, CarbonIntensity, EnergyPrice, FlopRate, Lifetime, Money, Power, Quantity, Rent, Time,
-    TransferRate, Unit,
+    Bandwidth, ByteUnit, Bytes, CarbonIntensity, EnergyPrice, FlopRate, Lifetime, Money, OperationUnit,
+    Operations, Power, Quantity, Rent, Time, TransferRate, Unit,
 };

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bandwidth, Bytes, DataError, Fabric, FlopRate, Folder, Memory, Protocol, Server, Sharing, Time, read,
-    server,
+    Bandwidth, Bytes, DataError, Efficiency, Fabric, FlopRate, Folder, Memory, Protocol, Server, Sharing,
+    Time, read, server,
 };
 
 /// A machine: racks of accelerators, a fabric between the racks, and perhaps a memory pool on that fabric.
@@ -57,6 +57,9 @@ pub struct Accelerator {
     pub memory: Tier,
     /// The constants of its software and silicon that no data sheet has.
     pub fitted: Fitted,
+    /// What of them was measured by size.
+    #[serde(default)]
+    pub efficiency: Efficiency,
 }
 
 /// Peak rates by data type, without sparsity.

@@ -27,7 +27,7 @@ macro_rules! unit {
         $(#[$doc])*
         pub type $name = Quantity<$tag>;
         #[doc = concat!("The unit of [`", stringify!($name), "`].")]
-        #[derive(Debug)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $tag {}
         impl Unit for $tag {
             const WHAT: &'static str = $what;
@@ -58,6 +58,11 @@ unit!(
     /// Floating-point operations a second.
     FlopRate, FlopUnit, "a compute rate", "312 TFLOP/s", false,
     [("MFLOP/s", 1e6), ("GFLOP/s", 1e9), ("TFLOP/s", 1e12), ("PFLOP/s", 1e15)]
+);
+unit!(
+    /// Floating-point operations.
+    Operations, OperationUnit, "a number of operations", "16 GFLOP", false,
+    [("FLOP", 1.0), ("kFLOP", 1e3), ("MFLOP", 1e6), ("GFLOP", 1e9), ("TFLOP", 1e12), ("PFLOP", 1e15)]
 );
 unit!(
     /// Bits a second of one lane.

@@ -91,6 +91,14 @@ fn bad_input_gets_one_line_with_the_key_and_what_was_expected() {
             over("[rack.nvl72.accelerator.fitted]\nmatrix = 1.5"),
             "rack.nvl72.accelerator.fitted.matrix: expected a part from 0 to 1, found 1.5",
         ),
+        (
+            over("[rack.nvl72.accelerator.efficiency]\nmatrix = [{ size = \"1 GB\", reached = 0.5 }]"),
+            "rack.nvl72.accelerator.efficiency.matrix[0].size: expected a number of operations such as \"16 GFLOP\", found \"1 GB\": its units are ",
+        ),
+        (
+            over("[rack.nvl72.accelerator.efficiency]\nmemory = [{ size = \"1 GB\", reached = 1.5 }]"),
+            "rack.nvl72.accelerator.efficiency.memory: expected a part from 0 to 1 at 1 GB, found 1.5",
+        ),
         (over("[between.link]\nencoding = 0"), "between.link.encoding: "),
         (over("[between.link]\nlanes = 0"), "between.link.lanes: expected at least one"),
         (refused("extends = \"nowhere\""), "nowhere: no platform of this name; there are cmpi, dgx-a100, "),

@@ -13,6 +13,7 @@ pub(crate) struct Key {
     pub(crate) ep: u32,
     pub(crate) micro_batch: u32,
     pub(crate) sequence_parallel: bool,
+    pub(crate) gather_again: bool,
     pub(crate) recompute: Recompute,
     pub(crate) flash: bool,
     pub(crate) precision: Precision,
@@ -93,6 +94,7 @@ impl Key {
             ep: layout.ep,
             micro_batch: layout.micro_batch,
             sequence_parallel: layout.sequence_parallel,
+            gather_again: layout.gather_again,
             recompute: layout.recompute,
             flash: layout.flash,
             precision: layout.precision,
@@ -117,6 +119,7 @@ impl Key {
             batch,
             micro_batch: self.micro_batch,
             sequence_parallel: self.sequence_parallel,
+            gather_again: self.gather_again,
             recompute: self.recompute,
             flash: self.flash,
             zero: Zero::None,
@@ -255,6 +258,7 @@ impl Block {
         let [hidden, width, inside] = [model.hidden, model.head_width(), model.feed_forward()].map(f64::from);
         let mask = mask(model);
         let stream = (4.0 * VALUE + 2.0 * mask) * hidden * shared;
+        let gathered = if key.gather_again { 0.0 } else { 2.0 * VALUE * hidden * (tokens - shared) };
         let attention = VALUE * (2.0 * heads + 2.0 * kv) * width * tokens;
         let keeps_scores = !key.flash && key.recompute == Recompute::None;
         let scores = if keeps_scores {
@@ -264,7 +268,7 @@ impl Block {
         };
         let through = model.experts.map_or(1.0, |experts| f64::from(experts.active + experts.shared));
         let feed = VALUE * (model.entries() + 1.0) * inside / tp * tokens * through;
-        stream + attention + scores + feed
+        stream + gathered + attention + scores + feed
     }
 }
 
@@ -287,7 +291,7 @@ fn tensor_traffic(
         machine.all_reduce(span, bytes)
     };
     // What was scattered is gathered once more for the gradient of the weights: an all-gather for each of the two.
-    let again = if key.sequence_parallel { 1.0 } else { 0.0 };
+    let again = if key.sequence_parallel && key.gather_again { 1.0 } else { 0.0 };
     let all = one.map(|seconds| (2.0 * passes + again) * seconds);
     if !key.overlaps_tensor {
         return Traffic { exposed: all, hidden: [0.0; 2] };
@@ -321,8 +325,11 @@ fn context_traffic(machine: &Machine, key: &Key, span: Span, bytes: f64, scores:
     traffic
 }
 
-/// The embedding before the first block; norm, head and loss after the last.
+/// The embedding before the first block; norm, head and loss after the last. Nothing without a vocabulary.
 fn edges(machine: &Machine, model: &Model, key: &Key, tokens: f64, shared: f64) -> (Edge, Edge) {
+    if model.vocabulary == 0 {
+        return Default::default();
+    }
     let hidden = f64::from(model.hidden);
     let vocabulary = f64::from(model.vocabulary) / f64::from(key.tp);
     let mut embedding = Passes::default();

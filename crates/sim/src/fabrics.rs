@@ -396,7 +396,8 @@ fn bare(mut platform: Platform) -> Platform {
     }
     let inside = platform.rack.values_mut().filter_map(|rack| rack.fabric.as_mut());
     for fabric in inside.chain(platform.between.as_mut()) {
-        (fabric.software.message, fabric.software.step) = (none, none);
+        let software = &mut fabric.software;
+        (software.message, software.call, software.step) = (none, none, none);
     }
     platform
 }

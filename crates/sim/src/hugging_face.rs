@@ -64,14 +64,12 @@ impl Config<'_> {
     }
 }
 
-/// Reads a model from the text of a `config.json`.
+/// Reads a model from the keys of a `config.json`.
 ///
 /// # Errors
-/// When it is no JSON object, or lacks what a transformer has.
-pub(crate) fn model(file: &str, text: &str) -> Result<Model, DataError> {
-    let wrong =
-        |error: serde_json::Error| DataError::new(file, &format!("line {}", error.line()), error.to_string());
-    let config = Config { file, keys: serde_json::from_str(text).map_err(wrong)? };
+/// When it lacks what a transformer has.
+pub(crate) fn model(file: &str, keys: Map<String, Value>) -> Result<Model, DataError> {
+    let config = Config { file, keys };
     for (key, what) in [
         ("kv_lora_rank", "multi-head latent attention"),
         ("first_k_dense_replace", "dense blocks before experts"),
@@ -115,6 +113,7 @@ pub(crate) fn model(file: &str, text: &str) -> Result<Model, DataError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json::model;
 
     #[test]
     fn a_config_gives_the_model_that_it_describes() {

@@ -33,6 +33,9 @@ pub struct Layout {
     /// Whether what tensor parallelism does not share is shared along the sequence.
     #[serde(default)]
     pub sequence_parallel: bool,
+    /// Whether what is shared along the sequence is gathered again for the gradients of the weights, or else kept whole.
+    #[serde(default = "yes")]
+    pub gather_again: bool,
     /// What is computed again in the backward pass.
     #[serde(default)]
     pub recompute: Recompute,
@@ -58,6 +61,10 @@ pub struct Layout {
 
 const fn one() -> u32 {
     1
+}
+
+const fn yes() -> bool {
+    true
 }
 
 /// What is computed again in the backward pass.
@@ -251,7 +258,8 @@ impl Layout {
             return Some([f64::from(layers / self.pp); 3]);
         }
         // Embedding and head count as a layer each, as in Llama 3 (section 3.3).
-        let whole = (layers + 2).is_multiple_of(parts) && self.pp > 1 && layers + 2 > self.pp;
+        let whole =
+            model.vocabulary > 0 && (layers + 2).is_multiple_of(parts) && self.pp > 1 && layers + 2 > self.pp;
         let each = f64::from((layers + 2) / self.pp);
         whole.then_some([each - 1.0, each, each - 1.0])
     }

@@ -2,10 +2,12 @@
 #![forbid(unsafe_code)]
 
 mod block;
+mod calculon;
 mod collective;
 pub mod fabrics;
 mod fit;
 mod hugging_face;
+mod json;
 mod layout;
 mod machine;
 mod measured;
@@ -22,8 +24,10 @@ pub mod tier;
 mod timeline;
 mod train;
 
+pub use calculon::Execution;
 pub use collective::{Place, collective};
 pub use fit::fit;
+pub use json::platform;
 pub use layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 pub use machine::Machine;
 pub use measured::{Beside, Measured, Verified, exchange, verify};

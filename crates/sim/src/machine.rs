@@ -1,6 +1,6 @@
 //! A platform as the closed form sees it: rates and latencies, with everything multiplied out.
 
-use polder_platform::{Fabric, Platform, Rack, Reduction};
+use polder_platform::{Efficiency, Fabric, Platform, Rack, Reduction};
 
 use crate::layout::{FarTier, Layout, Precision, Refusal};
 use crate::order::{Order, Ranks};
@@ -8,12 +8,13 @@ use crate::order::{Order, Ranks};
 /// Rates and latencies of a platform, in bytes, seconds and operations a second.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
-    /// What large matrix products reach, in bf16 and fp8; 0 when there is no fp8.
+    /// What large matrix products reach, in bf16 and fp8; 0 when there is no fp8. The peaks where efficiency goes by size.
     matrix: [f64; 2],
     depth: f64,
     attention: f64,
-    /// What kernels that only move data reach.
-    pub(crate) stream: f64,
+    /// What kernels that only move data reach. The peak where efficiency goes by size.
+    stream: f64,
+    efficiency: Efficiency,
     launch: f64,
     pub(crate) straggle: f64,
     pub(crate) capacity: f64,
@@ -36,6 +37,8 @@ pub(crate) struct Scope {
     pub(crate) bandwidth: f64,
     /// Seconds of a step of a collective.
     pub(crate) alpha: f64,
+    /// Seconds of a message or a collective as a whole.
+    call: f64,
     in_switch: bool,
 }
 
@@ -63,7 +66,13 @@ impl Machine {
     #[must_use]
     pub fn new(platform: &Platform, rack: &Rack, fill: u32, order: Order) -> Self {
         let chip = &rack.accelerator;
-        let fitted = chip.fitted;
+        let mut fitted = chip.fitted;
+        if chip.efficiency.matrix.is_some() {
+            fitted.matrix = 1.0;
+        }
+        if chip.efficiency.memory.is_some() {
+            fitted.stream = 1.0;
+        }
         let peaks = [Some(chip.compute.bf16), chip.compute.fp8];
         let host = &rack.host;
         let share = f64::from(host.accelerators);
@@ -88,6 +97,7 @@ impl Machine {
             depth: fitted.depth,
             attention: chip.compute.bf16.value() * fitted.attention,
             stream: chip.memory.read.value().min(chip.memory.write.value()) * fitted.stream,
+            efficiency: chip.efficiency.clone(),
             launch: fitted.launch.value(),
             straggle: fitted.straggle,
             capacity: chip.memory.capacity.value(),
@@ -109,9 +119,16 @@ impl Machine {
     /// A matrix product of `[m, k]` by `[k, n]`, `count` of them in one launch: the roof of compute, with the start and
     /// end of each tile's pipeline, or of memory.
     pub(crate) fn product(&self, count: f64, [m, n, k]: [f64; 3], precision: Precision) -> f64 {
-        let operations = 2.0 * count * m * n * (k + self.depth);
+        let operations = match &self.efficiency.matrix {
+            None => 2.0 * count * m * n * (k + self.depth),
+            Some(curve) => {
+                let operations = 2.0 * count * m * n * k;
+                operations / curve.at(operations)
+            }
+        };
         let bytes = 2.0 * count * (m * k + k * n + m * n);
-        (operations / self.matrix[precision as usize]).max(bytes / self.stream) + self.launch
+        let (compute, memory) = (operations / self.matrix[precision as usize], self.streamed(bytes));
+        (if self.efficiency.in_turn { compute + memory } else { compute.max(memory) }) + self.launch
     }
 
     /// A fused attention kernel of so many operations.
@@ -121,7 +138,11 @@ impl Machine {
 
     /// A kernel that moves so many bytes through the accelerator's memory.
     pub(crate) fn moved(&self, bytes: f64) -> f64 {
-        bytes / self.stream + self.launch
+        self.streamed(bytes) + self.launch
+    }
+
+    fn streamed(&self, bytes: f64) -> f64 {
+        bytes / self.efficiency.memory.as_ref().map_or(self.stream, |curve| self.stream * curve.at(bytes))
     }
 
     /// Where the members of a group lie that differ in these kinds of rank: of each run of kinds that are counted one after
@@ -154,7 +175,7 @@ impl Machine {
         // A switch gets each input once and gives the sum once, both ways at a time.
         let near = match inside.in_switch {
             true => inside.all_reduce(span.inside, bytes),
-            false => 2.0 * inside.ring(span.inside, bytes),
+            false => 2.0 * inside.ring(span.inside, bytes) + inside.calls(span.inside),
         };
         [near, between.all_reduce(span.between, bytes / f64::from(span.inside))]
     }
@@ -162,7 +183,8 @@ impl Machine {
     /// A reduce-scatter or an all-gather whose whole is `bytes`.
     pub(crate) fn half(&self, span: Span, bytes: f64) -> Scopes {
         let [inside, between] = &self.scopes;
-        [inside.ring(span.inside, bytes), between.ring(span.between, bytes / f64::from(span.inside))]
+        let one = |scope: &Scope, members, bytes| scope.ring(members, bytes) + scope.calls(members);
+        [one(inside, span.inside, bytes), one(between, span.between, bytes / f64::from(span.inside))]
     }
 
     /// An all-to-all in which each rank has `bytes` for all ranks together, itself too, and sends to all at once.
@@ -172,7 +194,7 @@ impl Machine {
         let near = f64::from(span.inside - 1);
         let far = members - f64::from(span.inside);
         let part = |scope: &Scope, peers: f64| match peers > 0.0 {
-            true => bytes * peers / members / scope.bandwidth + scope.alpha,
+            true => bytes * peers / members / scope.bandwidth + scope.alpha + scope.call,
             false => 0.0,
         };
         [part(inside, near), part(between, far)]
@@ -183,7 +205,7 @@ impl Machine {
     pub(crate) fn send(&self, span: Span, bytes: f64) -> Scopes {
         let near = span.between == 1;
         let scope = &self.scopes[usize::from(!near)];
-        let seconds = bytes / scope.bandwidth + scope.alpha;
+        let seconds = bytes / scope.bandwidth + scope.alpha + scope.call;
         if near { [seconds, 0.0] } else { [0.0, seconds] }
     }
 
@@ -247,6 +269,7 @@ impl Scope {
             Some(fabric) => Self {
                 bandwidth: fabric.payload().value() * reached,
                 alpha: fabric.latency().value() + fabric.software.step.value(),
+                call: fabric.software.call.value(),
                 in_switch: fabric.switch.reduction == Reduction::InSwitch,
             },
             None => Self::of(0.0),
@@ -255,7 +278,12 @@ impl Scope {
 
     /// Empty messages of so many seconds each.
     pub(crate) const fn of(alpha: f64) -> Self {
-        Self { bandwidth: f64::INFINITY, alpha, in_switch: false }
+        Self { bandwidth: f64::INFINITY, alpha, call: 0.0, in_switch: false }
+    }
+
+    /// What a collective of so many takes besides its steps.
+    fn calls(&self, members: u32) -> f64 {
+        if members > 1 { self.call } else { 0.0 }
     }
 
     /// Once around a ring: what each rank has of `bytes` passes all others.
@@ -270,7 +298,7 @@ impl Scope {
             return 0.0;
         }
         if self.in_switch {
-            return bytes / self.bandwidth + 2.0 * self.alpha;
+            return bytes / self.bandwidth + 2.0 * self.alpha + self.call;
         }
         self.trees(members, bytes).min(2.0 * self.ring(members, bytes))
     }

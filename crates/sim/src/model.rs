@@ -3,7 +3,7 @@
 use polder_platform::{DataError, Folder, read, text};
 use serde::{Deserialize, Serialize};
 
-use crate::hugging_face;
+use crate::json;
 
 /// A transformer that is trained to predict the next token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub struct Model {
     /// Whether values are dropped at random in training.
     #[serde(default)]
     pub dropout: bool,
-    /// Tokens that there are.
+    /// Tokens that there are; 0 leaves embedding, head and loss out.
     pub vocabulary: u32,
     /// Whether embedding and head are one matrix.
     #[serde(default)]
@@ -55,15 +55,20 @@ pub struct Experts {
     pub shared: u32,
 }
 
+/// Numbers of a model, at most.
+pub(crate) const MOST: u32 = 1 << 26;
+/// Blocks of a model, at most.
+pub(crate) const MOST_LAYERS: u32 = 1 << 16;
+
 impl Model {
-    /// Reads a model: one that Polder brings along by its name, any other by the path of its file, or of a Hugging Face
-    /// `config.json`.
+    /// Reads a model: one that Polder brings along by its name, any other by the path of its file, or of a `.json`:
+    /// a Hugging Face `config.json` or a model of Calculon.
     ///
     /// # Errors
     /// When there is none, or its file says what cannot be.
     pub fn load(name: &str) -> Result<Self, DataError> {
         let model: Self = match name.ends_with(".json") {
-            true => hugging_face::model(name, &text(Folder::Models, name)?)?,
+            true => json::model(name, &text(Folder::Models, name)?)?,
             false => read(Folder::Models, name)?,
         };
         model.check().map_err(|(key, problem)| DataError::new(name, key, problem))?;
@@ -82,14 +87,19 @@ impl Model {
             ("kv_heads", self.kv_heads()),
             ("head_width", self.head_width()),
             ("feed_forward", self.feed_forward()),
-            ("vocabulary", self.vocabulary),
             ("sequence", self.sequence),
         ];
         for (key, count) in counts {
-            let most = if key == "layers" { 1 << 16 } else { 1 << 26 };
+            let most = if key == "layers" { MOST_LAYERS } else { MOST };
             if count == 0 || count > most {
                 return Err((key, format!("expected a number from 1 to {most}, found {count}")));
             }
+        }
+        if self.vocabulary > MOST {
+            return Err((
+                "vocabulary",
+                format!("expected a number from 0 to {MOST}, found {}", self.vocabulary),
+            ));
         }
         if self.head_width.is_none() && !self.hidden.is_multiple_of(self.heads) {
             let Self { hidden, heads, .. } = self;

@@ -3,6 +3,7 @@
 use polder_platform::{Platform, Prices, Rates};
 use serde::{Deserialize, Serialize};
 
+use crate::json;
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 use crate::model::Model;
 use crate::order::Order;
@@ -32,6 +33,8 @@ pub struct Given {
     pub micro_batch: Option<u32>,
     /// Sharing along the sequence.
     pub sequence_parallel: Option<bool>,
+    /// Gathering again what is shared along the sequence; yes when left out.
+    pub gather_again: Option<bool>,
     /// What is computed again.
     pub recompute: Option<Recompute>,
     /// What copies share.
@@ -136,6 +139,31 @@ pub enum RequestError {
 const UNPROVED: &str = "no run over CXL validates the difference between these fabrics";
 
 impl Given {
+    /// What is given here, and where nothing is, there.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            tp: self.tp.or(other.tp),
+            cp: self.cp.or(other.cp),
+            ep: self.ep.or(other.ep),
+            dp: self.dp.or(other.dp),
+            pp: self.pp.or(other.pp),
+            interleave: self.interleave.or(other.interleave),
+            batch: self.batch.or(other.batch),
+            micro_batch: self.micro_batch.or(other.micro_batch),
+            sequence_parallel: self.sequence_parallel.or(other.sequence_parallel),
+            gather_again: self.gather_again.or(other.gather_again),
+            recompute: self.recompute.or(other.recompute),
+            zero: self.zero.or(other.zero),
+            wide_gradients: self.wide_gradients.or(other.wide_gradients),
+            flash: self.flash.or(other.flash),
+            precision: self.precision.or(other.precision),
+            overlap: self.overlap.or(other.overlap),
+            offload: self.offload.or(other.offload),
+            tiers: self.tiers || other.tiers,
+        }
+    }
+
     /// The layouts that have what is given.
     #[must_use]
     pub fn space(&self, model: &Model, accelerators: u32) -> Space {
@@ -153,6 +181,7 @@ impl Given {
             interleave: only(all.interleave, self.interleave),
             micro_batch: only(all.micro_batch, self.micro_batch),
             sequence_parallel: only(all.sequence_parallel, self.sequence_parallel),
+            gather_again: only(all.gather_again, self.gather_again),
             recompute: only(all.recompute, self.recompute),
             zero: only(all.zero, self.zero),
             wide_gradients: only(all.wide_gradients, self.wide_gradients),
@@ -189,7 +218,7 @@ impl Request {
     /// # Errors
     /// When a file is damaged, or no layout can run at all; one that does not fit is in the outcome.
     pub fn search(&self, threads: usize, progress: Progress<'_>) -> Result<Outcome, RequestError> {
-        self.look(&Platform::load(&self.platform)?, &self.model()?, threads, progress)
+        self.look(&json::platform(&self.platform)?, &self.model()?, threads, progress)
     }
 
     fn look(
@@ -242,13 +271,13 @@ impl Request {
     /// # Errors
     /// As [`Request::search`]; and when the other platform cannot run the layout.
     pub fn train(&self, threads: usize, progress: Progress<'_>) -> Result<Answer, RequestError> {
-        let (platform, model) = (Platform::load(&self.platform)?, self.model()?);
+        let (platform, model) = (json::platform(&self.platform)?, self.model()?);
         let outcome = self.look(&platform, &model, threads, progress)?;
         let found = outcome.best().or(outcome.nearest.as_ref()).map(|found| found.layout);
         let Some(layout) = found else { unreachable!("a layout was predicted") };
         let mut answer = self.answer(&self.platform, &platform, &model, &layout, outcome.points)?;
         if let Some(other) = &self.against {
-            let other = self.answer(other, &Platform::load(other)?, &model, &layout, 1)?;
+            let other = self.answer(other, &json::platform(other)?, &model, &layout, 1)?;
             answer.note = answer.note.or(other.note);
             answer.against = Some(Box::new(other));
         }

@@ -1,7 +1,6 @@
 //! Layouts and steps as rows of numbers, for tables of many.
 
-use polder_platform::Platform;
-
+use crate::json;
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Zero};
 use crate::model::Model;
 use crate::order::Order;
@@ -24,6 +23,7 @@ pub fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
         layout.batch,
         layout.micro_batch,
         layout.sequence_parallel.into(),
+        layout.gather_again.into(),
         layout.recompute as u32,
         layout.flash.into(),
         layout.zero as u32,
@@ -41,7 +41,7 @@ pub fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
 }
 
 /// The numbers that name a layout in a table of many; what is a choice is counted from 0 in the order of its type.
-pub const NUMBERS: [&str; 22] = [
+pub const NUMBERS: [&str; 23] = [
     "tp",
     "cp",
     "ep",
@@ -51,6 +51,7 @@ pub const NUMBERS: [&str; 22] = [
     "batch",
     "micro_batch",
     "sequence_parallel",
+    "gather_again",
     "recompute",
     "flash",
     "zero",
@@ -70,7 +71,8 @@ fn layout(numbers: &[u32]) -> Option<Layout> {
     let &[tp, cp, ep, dp, pp, interleave, batch, micro_batch, ref choices @ ..] = numbers else {
         return None;
     };
-    let &[sequence_parallel, recompute, flash, zero, precision, wide_gradients, ref rest @ ..] = choices
+    let &[sequence_parallel, gather_again, recompute, flash, zero, precision, wide_gradients, ref rest @ ..] =
+        choices
     else {
         return None;
     };
@@ -85,6 +87,7 @@ fn layout(numbers: &[u32]) -> Option<Layout> {
         batch,
         micro_batch,
         sequence_parallel: sequence_parallel != 0,
+        gather_again: gather_again != 0,
         recompute: *[Recompute::None, Recompute::Selective, Recompute::Full].get(recompute as usize)?,
         flash: flash != 0,
         zero: *[Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Weights].get(zero as usize)?,
@@ -119,7 +122,7 @@ pub fn points(
     numbers: &[u32],
 ) -> Result<Vec<f64>, RequestError> {
     let refused = |refusal| RequestError::Refused { name: platform.into(), refusal };
-    let loaded = Platform::load(platform)?;
+    let loaded = json::platform(platform)?;
     let model = Model::load(model)?;
     let job = Job::chosen(&loaded, rack, fill, order).map_err(refused)?;
     let rows = numbers.chunks_exact(NUMBERS.len()).map(|row| {
@@ -135,11 +138,12 @@ mod tests {
 
     #[test]
     fn a_layout_is_the_one_that_its_numbers_name() {
-        let row: Vec<_> = (0..8).map(|it| it + 1).chain([1, 2, 0, 3, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
+        let row: Vec<_> =
+            (0..8).map(|it| it + 1).chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
         assert_eq!(numbers(&layout(&row).unwrap()).to_vec(), row);
-        assert_eq!(layout(&[0; 22][..21]), None);
+        assert_eq!(layout(&[0; 23][..22]), None);
         let mut wrong = row;
-        wrong[9] = 3;
+        wrong[10] = 3;
         assert_eq!(layout(&wrong), None, "there are three kinds of recomputation");
     }
 }

@@ -33,6 +33,8 @@ pub struct Space {
     pub micro_batch: Vec<u32>,
     /// Sharing along the sequence.
     pub sequence_parallel: Vec<bool>,
+    /// Gathering again what is shared along the sequence.
+    pub gather_again: Vec<bool>,
     /// What is computed again.
     pub recompute: Vec<Recompute>,
     /// Fused attention.
@@ -68,6 +70,7 @@ impl Space {
             interleave: (1..=model.layers).collect(),
             micro_batch: vec![1, 2, 4, 8, 16],
             sequence_parallel: vec![false, true],
+            gather_again: vec![true],
             recompute: vec![Recompute::None, Recompute::Selective, Recompute::Full],
             flash: vec![true],
             zero: vec![Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Weights],
@@ -105,20 +108,23 @@ impl Space {
                 for &ep in &self.ep {
                     for &micro_batch in &self.micro_batch {
                         for &sequence_parallel in &self.sequence_parallel {
-                            for &recompute in &self.recompute {
-                                for &flash in &self.flash {
-                                    for &precision in &self.precision {
-                                        keys.extend(tensor.iter().map(|&overlaps_tensor| Key {
-                                            tp,
-                                            cp,
-                                            ep,
-                                            micro_batch,
-                                            sequence_parallel,
-                                            recompute,
-                                            flash,
-                                            precision,
-                                            overlaps_tensor,
-                                        }));
+                            for &gather_again in &self.gather_again {
+                                for &recompute in &self.recompute {
+                                    for &flash in &self.flash {
+                                        for &precision in &self.precision {
+                                            keys.extend(tensor.iter().map(|&overlaps_tensor| Key {
+                                                tp,
+                                                cp,
+                                                ep,
+                                                micro_batch,
+                                                sequence_parallel,
+                                                gather_again,
+                                                recompute,
+                                                flash,
+                                                precision,
+                                                overlaps_tensor,
+                                            }));
+                                        }
                                     }
                                 }
                             }

@@ -32,6 +32,7 @@ fn random_space(dice: &mut Dice, model: &Model) -> Space {
         pp: all.pp.clone(),
         interleave: dice.two(&all.interleave),
         micro_batch: dice.two(&all.micro_batch),
+        gather_again: dice.two(&[true, false]),
         recompute: dice.two(&all.recompute),
         flash: vec![true, false],
         zero: dice.two(&all.zero),
@@ -172,22 +173,25 @@ fn each_alone(space: &Space) -> impl Iterator<Item = polder_sim::Layout> + '_ {
     all.into_iter().flat_map(move |cut| {
         let mut these = vec![];
         for &sequence_parallel in &space.sequence_parallel {
-            for &recompute in &space.recompute {
-                for &flash in &space.flash {
-                    for &zero in &space.zero {
-                        for &wide_gradients in &space.wide_gradients {
-                            for &overlap in &space.overlap {
-                                these.extend(space.offload.iter().map(|&offload| polder_sim::Layout {
-                                    sequence_parallel,
-                                    recompute,
-                                    flash,
-                                    zero,
-                                    wide_gradients,
-                                    overlap,
-                                    offload,
-                                    precision: space.precision[0],
-                                    ..cut
-                                }));
+            for &gather_again in &space.gather_again {
+                for &recompute in &space.recompute {
+                    for &flash in &space.flash {
+                        for &zero in &space.zero {
+                            for &wide_gradients in &space.wide_gradients {
+                                for &overlap in &space.overlap {
+                                    these.extend(space.offload.iter().map(|&offload| polder_sim::Layout {
+                                        sequence_parallel,
+                                        gather_again,
+                                        recompute,
+                                        flash,
+                                        zero,
+                                        wide_gradients,
+                                        overlap,
+                                        offload,
+                                        precision: space.precision[0],
+                                        ..cut
+                                    }));
+                                }
                             }
                         }
                     }

@@ -1,6 +1,6 @@
 //! What a step is made of, held against formulas and against what must be true of any step.
 
-use polder_platform::{Pbr, Platform, TransferRate};
+use polder_platform::{Bytes, Efficiency, Operations, Pbr, Platform, Reached, Time, TransferRate};
 use polder_sim::{
     FarTier, Job, Layout, Model, Offload, Order, Overlap, Recompute, Refusal, Shown, Step, Zero,
 };
@@ -20,6 +20,7 @@ fn layout() -> Layout {
         batch: 1536,
         micro_batch: 1,
         sequence_parallel: true,
+        gather_again: true,
         recompute: Recompute::None,
         flash: false,
         zero: Zero::None,
@@ -77,6 +78,81 @@ fn activations_are_those_of_the_formula() {
         let bytes = step("dgx-a100", &Layout { recompute, ..layout() }).memory.activations_bytes;
         assert!((bytes / formula - 1.0).abs() < 0.01, "{recompute:?}: {bytes} for {formula}");
     }
+}
+
+/// What is gathered for attention and for the feed-forward part, the part that a rank has aside.
+#[test]
+fn what_is_gathered_is_gathered_again_or_kept() {
+    let again = step("dgx-a100", &layout());
+    let kept = step("dgx-a100", &Layout { gather_again: false, ..layout() });
+    let seconds = |step: &Step| step.communication.tensor.inside.exposed_s;
+    assert!((seconds(&kept) / seconds(&again) - 0.8).abs() < 1e-9, "8 of 10 halves of all-reduces are left");
+    let more = kept.memory.activations_bytes - again.memory.activations_bytes;
+    let bytes = 2.0 * 2.0 * 2048.0 * 12288.0 * 7.0 / 8.0 * 6.0 * 16.0;
+    assert!((more / bytes - 1.0).abs() < 1e-9, "{more} for {bytes}");
+}
+
+#[test]
+fn without_a_vocabulary_there_is_neither_embedding_nor_head() {
+    let model = Model { vocabulary: 0, ..gpt3() };
+    model.check().unwrap();
+    assert!((model.parameters() / (96.0 * model.dense_parameters()) - 1.0).abs() < 1e-12);
+    let platform = Platform::load("dgx-a100").unwrap();
+    let step =
+        |pp| Job::new(&platform).predict(&model, &Layout { pp, dp: 128 / pp, ..layout() }).unwrap().step;
+    let (whole, half) = (step(1).compute, step(2).compute);
+    assert!(
+        (half.forward_s / whole.forward_s - 1.0).abs() < 1e-9,
+        "blocks alone, on twice the batch of each"
+    );
+    let cut = Layout { pp: 14, ..layout() };
+    assert!(
+        cut.check(&model).is_err() && cut.check(&gpt3()).is_ok(),
+        "only embedding and head make 98 of 96"
+    );
+}
+
+/// A curve that is level at the constants, with other constants beside it, changes nothing; one that is lower does.
+#[test]
+fn efficiency_by_size_takes_the_place_of_constants() {
+    let mut platform = Platform::load("dgx-a100").unwrap();
+    platform.rack.get_mut("dgx").unwrap().accelerator.fitted.depth = 0.0;
+    let plain = step_on(&platform);
+    for (matrix, memory, same) in [(0.767, 0.761, true), (0.5, 0.761, false), (0.767, 0.5, false)] {
+        let mut measured = platform.clone();
+        let chip = &mut measured.rack.get_mut("dgx").unwrap().accelerator;
+        chip.efficiency = Efficiency {
+            matrix: Some(vec![Reached { size: Operations::new(1e9), reached: matrix }].try_into().unwrap()),
+            memory: Some(vec![Reached { size: Bytes::new(1e6), reached: memory }].try_into().unwrap()),
+            in_turn: false,
+        };
+        (chip.fitted.matrix, chip.fitted.depth, chip.fitted.stream) = (0.1, 1e6, 0.1);
+        let forward = step_on(&measured).compute.forward_s / plain.compute.forward_s;
+        assert_eq!((forward - 1.0).abs() < 1e-12, same, "{matrix}, {memory}: {forward}");
+        assert!(same || forward > 1.05, "{matrix}, {memory}: {forward}");
+        measured.rack.get_mut("dgx").unwrap().accelerator.efficiency.in_turn = true;
+        assert!(step_on(&measured).compute.forward_s > 1.05 * forward * plain.compute.forward_s);
+    }
+}
+
+/// Ten halves of all-reduces a block with sequence parallelism; two messages a micro-batch, and two a stage to come in.
+#[test]
+fn a_call_counts_once_a_collective_and_once_a_message() {
+    let mut platform = Platform::load("dgx-a100").unwrap();
+    let before = step_on(&platform);
+    platform.rack.get_mut("dgx").unwrap().fabric.as_mut().unwrap().software.call = Time::new(1e-3);
+    platform.between.as_mut().unwrap().software.call = Time::new(1e-3);
+    let after = step_on(&platform);
+    let more = |of: fn(&Step) -> f64| of(&after) - of(&before);
+    let (blocks, count, collectives) = (6.0, 192.0, 10.0);
+    let tensor = more(|step| step.communication.tensor.inside.exposed_s);
+    assert!((tensor / (blocks * count * collectives * 1e-3) - 1.0).abs() < 1e-9, "{tensor}");
+    let pipeline = more(|step| step.communication.pipeline.between.exposed_s);
+    assert!((pipeline / (2.0 * (15.0 + count) * 1e-3) - 1.0).abs() < 1e-9, "{pipeline}");
+}
+
+fn step_on(platform: &Platform) -> Step {
+    Job::new(platform).predict(&gpt3(), &layout()).unwrap().step
 }
 
 #[test]

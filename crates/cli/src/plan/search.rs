@@ -17,7 +17,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     subject: Subject,
     /// Accelerators; several counts are looked at each.
-    #[arg(long, value_name = "COUNT", value_delimiter = ',', required = true)]
+    #[arg(long, value_name = "COUNT", value_delimiter = ',', required_unless_present = "layout")]
     gpus: Vec<u32>,
     /// The machines: names (`polder plan list`), or paths of files.
     #[arg(long, value_name = "PLATFORM", value_delimiter = ',', required = true)]
@@ -98,9 +98,14 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         None => None,
     };
     let (mut points, mut fits, mut places, mut found, mut nearest) = (0, 0, vec![], vec![], None);
+    let counts: Vec<_> = match arguments.gpus[..] {
+        [] => vec![None],
+        ref counts => counts.iter().copied().map(Some).collect(),
+    };
     for platform in &arguments.platform {
-        for &accelerators in &arguments.gpus {
-            let mut request = subject.request(platform, accelerators)?;
+        for &count in &counts {
+            let mut request = subject.request(platform, count)?;
+            let accelerators = request.accelerators;
             request.layout.tiers = true;
             let rates = prices.as_ref().map(|prices| request.rates(prices)).transpose()?;
             let outcome = with_bar(|progress| request.search(threads(arguments.threads), progress))?;

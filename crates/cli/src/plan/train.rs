@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_sim::{
-    Answer, FarTier, Given, Layout, Model, Offload, OrderError, Overlap, Precision, Progress, Recompute,
-    Request, RequestError, Shown, Step, Stretch, Work, Zero, timeline,
+    Answer, Execution, FarTier, Given, Layout, Model, Offload, OrderError, Overlap, Precision, Progress,
+    Recompute, Request, RequestError, Shown, Step, Stretch, Work, Zero, timeline,
 };
 use serde_json::json;
 
@@ -16,9 +16,13 @@ use crate::Failure;
 /// What is trained, on what.
 #[derive(Args)]
 pub(crate) struct Subject {
-    /// What is trained: a name (`polder plan list`), or the path of a file, or of a Hugging Face config.json.
+    /// What is trained: a name (`polder plan list`), or the path of a file, or of a Hugging Face config.json or a model of
+    /// Calculon.
     #[arg(long, value_name = "MODEL")]
     pub(super) model: String,
+    /// An execution of Calculon, which gives the accelerators and the layout; what is given beside it counts in its place.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    layout: Option<String>,
     /// Sequences of a step; when left out, the power of two that makes 16 Mi tokens at most.
     #[arg(long, value_name = "SEQUENCES")]
     batch: Option<u32>,
@@ -68,6 +72,9 @@ struct Fixed {
     /// Share along the sequence what tensor parallelism does not share.
     #[arg(long, value_name = "BOOL")]
     sequence_parallel: Option<bool>,
+    /// Keep what is gathered along the sequence, and do not gather it again in the backward pass.
+    #[arg(long)]
+    keep_gathered: bool,
     /// What is computed again in the backward pass.
     #[arg(long, value_name = "WHAT")]
     recompute: Option<Again>,
@@ -78,8 +85,8 @@ struct Fixed {
     #[arg(long)]
     no_flash: bool,
     /// What products with weights are computed in.
-    #[arg(long, value_name = "TYPE", default_value = "bf16")]
-    precision: Type,
+    #[arg(long, value_name = "TYPE")]
+    precision: Option<Type>,
     /// Let nothing run beside computation.
     #[arg(long)]
     no_overlap: bool,
@@ -131,9 +138,9 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     subject: Subject,
     /// Accelerators.
-    #[arg(long, value_name = "COUNT")]
-    gpus: u32,
-    /// The machine: a name (`polder plan list`), or the path of a file.
+    #[arg(long, value_name = "COUNT", required_unless_present = "layout")]
+    gpus: Option<u32>,
+    /// The machine: a name (`polder plan list`), or the path of a file or of a system of Calculon.
     #[arg(long, value_name = "PLATFORM")]
     platform: String,
     /// Another platform, which the same layout is predicted on too.
@@ -158,10 +165,6 @@ impl Fixed {
             optimizer: self.offload.contains(&What::Optimizer),
             activations: self.offload.contains(&What::Activations),
         };
-        let precision = match self.precision {
-            Type::Bf16 => Precision::Bf16,
-            Type::Fp8 => Precision::Fp8,
-        };
         Given {
             tp: self.tp,
             cp: self.cp,
@@ -172,11 +175,12 @@ impl Fixed {
             batch,
             micro_batch: self.micro_batch,
             sequence_parallel: self.sequence_parallel,
+            gather_again: self.keep_gathered.then_some(false),
             recompute: self.recompute.map(Into::into),
             zero: self.zero.map(Into::into),
             wide_gradients: None,
-            flash: Some(!self.no_flash),
-            precision: Some(precision),
+            flash: self.no_flash.then_some(false),
+            precision: self.precision.map(Into::into),
             overlap: self.no_overlap.then(Overlap::default),
             offload: (!self.offload.is_empty()).then_some(offload),
             tiers: false,
@@ -190,6 +194,15 @@ impl From<Again> for Recompute {
             Again::None => Self::None,
             Again::Selective => Self::Selective,
             Again::Full => Self::Full,
+        }
+    }
+}
+
+impl From<Type> for Precision {
+    fn from(it: Type) -> Self {
+        match it {
+            Type::Bf16 => Self::Bf16,
+            Type::Fp8 => Self::Fp8,
         }
     }
 }
@@ -212,18 +225,21 @@ impl Subject {
         Ok(f64::from(self.sequence.map_or_else(own, Ok)?))
     }
 
-    pub(super) fn request(&self, platform: &str, accelerators: u32) -> Result<Request, Failure> {
+    pub(super) fn request(&self, platform: &str, accelerators: Option<u32>) -> Result<Request, Failure> {
+        let file = self.layout.as_deref().map(Execution::load).transpose()?;
+        let (of_file, fill, layout) =
+            file.map_or_else(Default::default, |it| (it.accelerators, Some(it.fill), it.layout));
         let order = self.order.as_deref().map(str::parse).transpose();
         Ok(Request {
             model: self.model.clone(),
             platform: platform.into(),
-            accelerators,
+            accelerators: accelerators.unwrap_or(of_file),
             rack: self.rack.clone(),
-            fill: self.fill,
+            fill: self.fill.or(fill),
             order: order.map_err(|error: OrderError| Failure(format!("--order: {error}")))?,
             against: None,
             sequence: self.sequence,
-            layout: self.fixed.given(self.batch),
+            layout: self.fixed.given(self.batch).or(layout),
         })
     }
 }
@@ -493,7 +509,11 @@ pub(super) fn layout_line(layout: &Layout) -> String {
         Zero::Gradients => "optimizer states and gradients shared among copies",
         Zero::Weights => "optimizer states, gradients and weights shared among copies",
     };
-    let sequence = if layout.sequence_parallel { "sequence parallel, " } else { "" };
+    let sequence = match (layout.sequence_parallel, layout.gather_again) {
+        (false, _) => "",
+        (true, true) => "sequence parallel, ",
+        (true, false) => "sequence parallel with what is gathered kept, ",
+    };
     line += &format!("; {sequence}{recompute}, {zero}");
     line
 }
