@@ -6,7 +6,7 @@ mod mpi;
 mod objects;
 mod pair;
 mod plan;
-mod ring;
+pub(crate) mod ring;
 mod row;
 
 use std::process::ExitCode;

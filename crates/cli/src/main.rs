@@ -6,6 +6,7 @@ mod keeper;
 mod mpi;
 mod plan;
 mod pool;
+mod probe;
 mod scratch;
 mod soak;
 mod verify;
@@ -62,7 +63,9 @@ impl Common {
             return Err(Failure(format!("--host does not apply here: {instead}")));
         }
         let idle = match command {
-            Command::Soak(_) | Command::Bench(_) => "it makes pools of its own in /dev/shm",
+            Command::Soak(_) | Command::Bench(_) | Command::Probe(_) => {
+                "it makes pools of its own in /dev/shm"
+            }
             Command::Plan(_) => "it opens no pool",
             Command::Verify(arguments) if !arguments.opens_a_pool() => "only --litmus opens one",
             _ => return Ok(()),
@@ -88,6 +91,8 @@ enum Command {
     /// Predict what a training step takes on a machine that is described in a file.
     #[command(subcommand)]
     Plan(Box<plan::Command>),
+    /// Measure this machine, and write it as a file that `polder plan verify` predicts from.
+    Probe(probe::Arguments),
     /// Say who is a member: hands out host ids and evicts hosts, until stopped.
     Keeper(keeper::Arguments),
     /// Explore the protocols in the incoherent model, or run its litmus tests between two hosts.
@@ -144,6 +149,10 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Keeper(arguments) => keeper::run(&arguments, &settings),
         Command::Mpi(command) => mpi::run(command, &settings),
         Command::Plan(command) => plan::run(&command),
+        Command::Probe(arguments) => {
+            probe::run(&arguments)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Verify(arguments) => verify::run(&arguments, &settings),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),

@@ -183,7 +183,7 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
     let text = std::fs::read_to_string(&table).unwrap();
     assert!(text.lines().next().unwrap().ends_with(",bill_steps,bill_total_s,money_usd,energy_j,carbon_g"));
     let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
-    assert_eq!(columns, vec![1 + 22 + 37 + 5; front.len() + 1]);
+    assert_eq!(columns, vec![1 + 23 + 37 + 5; front.len() + 1]);
 
     // Parquet has the same columns, numbers as numbers.
     let file = SerializedFileReader::new(std::fs::File::open(&typed).unwrap()).unwrap();

@@ -182,7 +182,7 @@ impl Platform {
             let link = fabric.link.check().map_err(|(key, problem)| (format!("{at}.link.{key}"), problem));
             link.and_then(|()| fabric.check().map_err(|(key, problem)| (format!("{at}.{key}"), problem)))
         };
-        if self.rack.is_empty() && self.server.is_empty() {
+        if self.rack.is_empty() && self.server.is_empty() && self.sharing.is_none() {
             return Err(("rack".into(), "expected at least one kind of rack, or a kind of server".into()));
         }
         for (name, server) in &self.server {

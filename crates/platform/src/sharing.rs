@@ -1,11 +1,11 @@
-//! What ranks pay that move bytes by copying them through a pool.
+//! What ranks of one machine pay that move bytes by copying them.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bandwidth, Bytes, Time};
+use crate::{Bandwidth, Bytes, Tier, Time};
 
 /// Cores and caches of ranks that share memory, and the ways in which they exchange bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,7 +15,9 @@ pub struct Sharing {
     pub cores: u32,
     /// The last cache, of all cores together.
     pub cache: Bytes,
-    /// The ways, by the kind of pool: `coherent` and `software`.
+    /// The memory behind it, as all cores together reach it.
+    pub memory: Tier,
+    /// The ways, by name: `coherent` and `software` through a pool, `loopback` through sockets.
     pub exchange: BTreeMap<String, Exchange>,
 }
 

@@ -89,11 +89,17 @@ fn copied(sharing: &Sharing, exchange: &Exchange, footprint: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polder_platform::{Bandwidth, Bytes};
+    use polder_platform::{Bandwidth, Bytes, Tier, Time};
 
     fn sharing() -> (Sharing, Exchange) {
         let exchange = Exchange::from_values([1.0, 10.0, 100.0, 1e3, 1e3, 1e2, 1e1]);
-        let sharing = Sharing { cores: 2, cache: Bytes::new(1e6), exchange: [].into() };
+        let memory = Tier {
+            capacity: Bytes::new(1e9),
+            read: Bandwidth::new(1e3),
+            write: Bandwidth::new(1e3),
+            latency: Time::new(1.0),
+        };
+        let sharing = Sharing { cores: 2, cache: Bytes::new(1e6), memory, exchange: [].into() };
         (sharing, exchange)
     }
 

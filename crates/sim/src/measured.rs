@@ -125,13 +125,19 @@ fn predicted(sharing: &Sharing, exchange: &Exchange, row: &Measured) -> Option<f
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polder_platform::Bytes;
+    use polder_platform::{Bandwidth, Bytes, Tier, Time};
 
     const BEFORE: [f64; 7] = [1e-6, 1e-6, 1e-5, 1e10, 5e9, 5e9, 5e9];
 
     fn sharing() -> Sharing {
         let exchange = [("software".into(), Exchange::from_values(BEFORE))].into();
-        Sharing { cores: 2, cache: Bytes::new(32e6), exchange }
+        let memory = Tier {
+            capacity: Bytes::new(1e9),
+            read: Bandwidth::new(1e10),
+            write: Bandwidth::new(1e10),
+            latency: Time::new(1e-7),
+        };
+        Sharing { cores: 2, cache: Bytes::new(32e6), memory, exchange }
     }
 
     /// Rows that a machine with these constants would give.

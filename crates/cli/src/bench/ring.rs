@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use polder_mem::{Bell, LINE, Memory, Nanos, Offset, ProcessSlot};
 use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
 use polder_pool::session::{self, Session};
@@ -30,23 +31,37 @@ pub(super) struct Second {
     path: PathBuf,
     /// Under a name of its own: `coherence` is what the user may give to every command.
     kind: CoherenceChoice,
-    /// The floor alone.
+    /// One case alone.
     #[arg(long)]
-    floor: bool,
+    only: Option<Only>,
+}
+
+/// A case that others ask for.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Only {
+    /// The copies of long messages.
+    Floor,
+    /// There and back with a word.
+    RoundTrip,
 }
 
 /// Measures one kind of pool after the other.
 pub(super) fn run() -> Result<Vec<Row>, Failure> {
     let kinds = [CoherenceChoice::Coherent, CoherenceChoice::Software];
-    Ok(kinds.map(|kind| pair(kind, false)).into_iter().collect::<Result<Vec<_>, _>>()?.concat())
+    Ok(kinds.map(|kind| pair(kind, None)).into_iter().collect::<Result<Vec<_>, _>>()?.concat())
 }
 
 /// What long messages cannot do without: GB/s of their two copies.
 pub(super) fn floor(coherence: CoherenceChoice) -> Result<Option<f64>, Failure> {
-    Ok(pair(coherence, true)?.first().map(|row| row.value))
+    Ok(pair(coherence, Some(Only::Floor))?.first().map(|row| row.value))
 }
 
-fn pair(coherence: CoherenceChoice, floor: bool) -> Result<Vec<Row>, Failure> {
+/// Seconds that a message of 8 bytes takes one way.
+pub(crate) fn one_way(coherence: CoherenceChoice) -> Result<Option<f64>, Failure> {
+    Ok(pair(coherence, Some(Only::RoundTrip))?.first().map(|row| row.value / 2e6))
+}
+
+fn pair(coherence: CoherenceChoice, only: Option<Only>) -> Result<Vec<Row>, Failure> {
     let (mut rows, bytes) = (Vec::new(), 128 << 20);
     let scratch = Scratch::new()?;
     let path = scratch.path().join("pool");
@@ -55,9 +70,11 @@ fn pair(coherence: CoherenceChoice, floor: bool) -> Result<Vec<Row>, Failure> {
     each!(session.pool(), pool => pool.create(NAME, OBJECT).map(drop))?;
     let mut arguments: Vec<OsString> =
         vec!["bench".into(), "second".into(), "ring".into(), path.into(), coherence.to_string().into()];
-    arguments.extend(floor.then(|| "--floor".into()));
+    if let Some(value) = only.and_then(|only| only.to_possible_value()) {
+        arguments.extend(["--only".into(), value.get_name().into()]);
+    }
     let helper = Helper::start(arguments)?;
-    each!(session.pool(), pool => cases(pool, &coherence.to_string(), (true, floor), &mut rows))?;
+    each!(session.pool(), pool => cases(pool, &coherence.to_string(), (true, only), &mut rows))?;
     helper.finish()?;
     Ok(rows)
 }
@@ -65,21 +82,24 @@ fn pair(coherence: CoherenceChoice, floor: bool) -> Result<Vec<Row>, Failure> {
 /// Runs the second process.
 pub(super) fn second(second: &Second) -> Result<(), Failure> {
     let session = Session::open(&settings(&second.path, second.kind, 1))?;
-    each!(session.pool(), pool => cases(pool, "", (false, second.floor), &mut Vec::new()))
+    each!(session.pool(), pool => cases(pool, "", (false, second.only), &mut Vec::new()))
 }
 
 fn cases<M: Memory>(
     pool: &Pool<M>,
     kind: &str,
-    (first, floor): (bool, bool),
+    (first, only): (bool, Option<Only>),
     rows: &mut Vec<Row>,
 ) -> Result<(), Failure> {
     let at = pool.open(NAME)?.at();
     let bench = Bench { pool, at, first, cases: Cell::new(0) };
-    if floor {
+    if only == Some(Only::Floor) {
         return bench.bare_stream(kind, rows);
     }
     bench.round_trip(kind, 8, rows)?;
+    if only == Some(Only::RoundTrip) {
+        return Ok(());
+    }
     bench.round_trip(kind, 4096, rows)?;
     for cell in [16, 32, 64, 128] {
         for message in [16 << 10, 64 << 10, MESSAGE] {

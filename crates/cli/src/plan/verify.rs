@@ -25,8 +25,8 @@ pub(crate) struct Arguments {
     /// Rows of `polder bench collectives --json` to take instead of measuring; several times for several runs.
     #[arg(long, value_name = "FILE")]
     rows: Vec<PathBuf>,
-    /// How often to measure: the median of the runs counts.
-    #[arg(long, default_value_t = 3)]
+    /// How often to measure, some minutes each: the median of the runs counts.
+    #[arg(long, default_value_t = 1)]
     runs: u32,
     /// How many processes.
     #[arg(long, num_args = 1.., default_values_t = [2, 3, 4], value_parser = clap::value_parser!(u16).range(2..=64))]
@@ -147,6 +147,9 @@ fn print(before: &Sharing, verified: &Verified) {
     table::print(&rows);
     println!();
     for (name, found) in &verified.sharing.exchange {
+        if verified.judged(Some(name)).next().is_none() {
+            continue;
+        }
         println!("{name}: {found}");
         println!("  before: {}", before.exchange[name]);
         println!("  {}", summary(verified, Some(name)));
@@ -158,7 +161,7 @@ fn print(before: &Sharing, verified: &Verified) {
 fn summary(verified: &Verified, exchange: Option<&str>) -> String {
     let mut errors: Vec<_> = verified.judged(exchange).map(|row| row.error().abs()).collect();
     if errors.is_empty() {
-        return "nothing was measured that is judged".into();
+        return "no row is judged: take more sizes, or more numbers of processes".into();
     }
     errors.sort_by(f64::total_cmp);
     let count = errors.len();

@@ -1,0 +1,134 @@
+//! `polder probe` and `polder plan verify`: from what a machine is measured to take to what is predicted of it.
+
+use std::process::{Command, Output};
+
+use polder_mem::testing::Scratch;
+use polder_platform::{Exchange, Platform, Sharing};
+use polder_schedule::Collective;
+use polder_sim::{Place, collective};
+use serde_json::{Value, json};
+
+fn polder(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+    command.env("POLDER_CONFIG", "/dev/null").args(arguments).output().unwrap()
+}
+
+fn said(arguments: &[&str]) -> String {
+    let Output { status, stdout, stderr } = polder(arguments);
+    assert!(status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}
+
+fn refused(arguments: &[&str]) -> String {
+    let Output { status, stderr, .. } = polder(arguments);
+    assert!(!status.success(), "{arguments:?}");
+    let said = String::from_utf8(stderr).unwrap();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    said
+}
+
+/// A machine whose ranks exchange bytes, as `polder probe` writes it.
+const HERE: &str = r#"
+title = "here"
+source = "made up"
+[sharing]
+cores = 2
+cache = "32 MB"
+memory = { capacity = "24 GB", read = "20 GB/s", write = "10 GB/s", latency = "100 ns" }
+[sharing.exchange.coherent]
+call = "1 us"
+turn = "1 us"
+switch = "10 us"
+cached = "20 GB/s"
+copied = "10 GB/s"
+[sharing.exchange.software]
+call = "1 us"
+turn = "1 us"
+switch = "10 us"
+cached = "20 GB/s"
+copied = "10 GB/s"
+write = "10 GB/s"
+read = "10 GB/s"
+"#;
+
+/// Rows of a benchmark on a machine whose constants are others than it was said to have.
+fn rows(sharing: &Sharing) -> String {
+    let mut text = String::new();
+    for (pool, procs, log) in ["coherent", "software"]
+        .into_iter()
+        .flat_map(|pool| (2..=4).map(move |procs| (pool, procs)))
+        .flat_map(|(pool, procs)| (12..27).step_by(2).map(move |log| (pool, procs, log)))
+    {
+        let far = if pool == "software" { [6e9, 5e9] } else { [f64::INFINITY; 2] };
+        let truth = Exchange::from_values([2e-6, 0.5e-6, 2e-5, 3e10, 8e9, far[0], far[1]]);
+        let hosts: Vec<u16> = (0..procs).map(|rank| rank % 2).collect();
+        let size =
+            if log < 20 { format!("{} KiB", 1 << (log - 10)) } else { format!("{} MiB", 1 << (log - 20)) };
+        for (name, place) in [("staged", Place::Staged), ("in-pool", Place::InPool)] {
+            let us =
+                1e6 * collective(sharing, &truth, Collective::AllReduce, &hosts, 1 << log, place).unwrap();
+            let case = format!("all-reduce {size} {procs} procs {pool} {name}");
+            let row = json!({ "bench": "collectives", "case": case, "metric": "time", "value": us, "low": us, "high": us,
+                "unit": "us", "kind": "measured" });
+            text += &format!("{row}\n");
+        }
+        let gloo = json!({ "bench": "collectives", "case": format!("all-reduce {size} {procs} procs gloo"),
+            "metric": "time", "value": 1e4, "low": 1e4, "high": 1e4, "unit": "us", "kind": "measured" });
+        text += &format!("{gloo}\n");
+    }
+    text
+}
+
+#[test]
+fn half_of_what_was_measured_predicts_the_other_half() {
+    let scratch = Scratch::new();
+    let [here, measured] = ["here.toml", "rows.jsonl"].map(|name| scratch.path().join(name));
+    std::fs::write(&here, HERE).unwrap();
+    let here = here.to_str().unwrap();
+    let sharing = Platform::load(here).unwrap().sharing.unwrap();
+    std::fs::write(&measured, rows(&sharing)).unwrap();
+    let measured = measured.to_str().unwrap();
+    let line = ["plan", "verify", "--platform", here, "--rows", measured];
+    let report: Value = serde_json::from_str(&said(&[&line[..], &["--json"]].concat())).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    // Sizes and pools and places and numbers of ranks; gloo's are not predicted.
+    assert_eq!(rows.len(), 8 * 2 * 2 * 3);
+    let judged: Vec<_> = rows.iter().filter(|row| row["fitted"] == false).collect();
+    assert_eq!(judged.len(), rows.len() - 4 * 2 * 2 * 2);
+    for row in judged {
+        let error = row["predicted_s"].as_f64().unwrap() / row["seconds"].as_f64().unwrap() - 1.0;
+        assert!(error.abs() < 0.05, "{row}");
+    }
+    let text = said(&line);
+    assert!(text.contains("all: 64 judged rows: mean ") && text.contains("; 64 within 15%"), "{text}");
+}
+
+#[test]
+fn what_verify_cannot_take_gets_one_line() {
+    let scratch = Scratch::new();
+    let [here, measured] = ["here.toml", "rows.jsonl"].map(|name| scratch.path().join(name));
+    std::fs::write(&here, HERE).unwrap();
+    std::fs::write(&measured, "{\"bench\": 1}\n").unwrap();
+    let [here, measured] = [&here, &measured].map(|path| path.to_str().unwrap());
+    let said = refused(&["plan", "verify", "--platform", "dgx-a100"]);
+    assert!(said.contains("dgx-a100: sharing: expected what ranks pay that exchange bytes"), "{said}");
+    let said = refused(&["plan", "verify", "--platform", here, "--rows", measured]);
+    assert!(said.contains("rows.jsonl: line 1: expected a row of a benchmark"), "{said}");
+    let said = refused(&["plan", "train", "--model", "llama3-8b", "--platform", here, "--gpus", "2"]);
+    assert!(said.contains("needs accelerators"), "{said}");
+}
+
+#[test]
+fn probe_writes_a_machine_that_verify_reads_and_replaces_none() {
+    let scratch = Scratch::new();
+    let out = scratch.path().join("platform.toml");
+    let path = out.to_str().unwrap();
+    let written = said(&["probe", "--out", path]);
+    assert_eq!(written, std::fs::read_to_string(&out).unwrap());
+    let sharing = Platform::load(path).unwrap().sharing.unwrap();
+    let names: Vec<_> = sharing.exchange.keys().map(String::as_str).collect();
+    assert_eq!(names, ["coherent", "loopback", "software"]);
+    assert!(sharing.exchange["software"].write.is_some() && sharing.exchange["coherent"].write.is_none());
+    let said = refused(&["probe", "--out", path]);
+    assert!(said.contains("exists: --force replaces it"), "{said}");
+}
