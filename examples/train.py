@@ -11,6 +11,7 @@ on Polder and the same steps on gloo, from the same weights over the same bytes,
 
 import argparse
 import hashlib
+import json
 import os
 import signal
 import statistics
@@ -34,6 +35,9 @@ except ImportError as error:
 import polder.torch  # noqa: F401  registers the backend "polder"
 
 RANKS = 2
+WIDTH = 384
+LAYERS = 6
+HEADS = 6
 CONTEXT = 64
 BATCH = 4
 ROUND = 10  # steps on one backend before the other has its turn
@@ -165,7 +169,7 @@ class Block(torch.nn.Module):
 class Gpt(torch.nn.Module):
     """A GPT over bytes, 10.8 M parameters as it stands."""
 
-    def __init__(self, width: int = 384, layers: int = 6, heads: int = 6) -> None:
+    def __init__(self, width: int = WIDTH, layers: int = LAYERS, heads: int = HEADS) -> None:
         super().__init__()
         self.bytes = torch.nn.Embedding(256, width)
         self.places = torch.nn.Parameter(torch.randn(CONTEXT, width) * 0.02)
@@ -362,6 +366,7 @@ def train(options: argparse.Namespace) -> None:
         print(f"\n{report(runs, digests)}")
         print(f"\nA sample:\n{sample(runs[0].model.module, 300)}\n")
         print(f"The picture: {draw_picture(runs, options.out)}")
+        print(f"The figures: {write_figures(runs, options.out)}")
     dist.barrier()
 
 
@@ -412,10 +417,31 @@ def report(runs: list[Run], digests: list[str | None]) -> str:
     return "\n".join(lines)
 
 
+def quartiles(seconds: list[float]) -> list[float]:
+    """The figure that a quarter is below, the median, and the one that a quarter is above."""
+    return statistics.quantiles(seconds, n=4)
+
+
 def spread(seconds: list[float]) -> str:
     """The median and the middle half, in ms."""
-    low, middle, high = statistics.quantiles(seconds, n=4)
+    low, middle, high = quartiles(seconds)
     return f"{middle * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f})"
+
+
+def write_figures(runs: list[Run], out: Path) -> Path:
+    """What was trained and what a step took, in seconds, for `polder plan verify`."""
+    model = dict(title="demo", source="examples/train.py", hidden=WIDTH, layers=LAYERS, heads=HEADS, vocabulary=256)
+    figures: dict[str, object] = {
+        "kind": "measured",
+        "model": {**model, "sequence": CONTEXT, "tied": True},
+        "ranks": RANKS,
+        "batch": RANKS * BATCH,
+        "steps": {run.name: quartiles([step.whole for step in run.steps]) for run in runs},
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "train.json"
+    path.write_text(json.dumps(figures, indent=1) + "\n")
+    return path
 
 
 def draw_picture(runs: list[Run], out: Path) -> Path:

@@ -17,7 +17,7 @@ _NUMBERS, _FIGURES = _core.plan_names()
 _CHOICES = {
     "recompute": ("none", "selective", "full"),
     "zero": ("none", "optimizer", "gradients", "weights"),
-    "precision": ("bf16", "fp8"),
+    "precision": ("bf16", "fp8", "fp32"),
     "offload_tier": ("host", "pool"),
 }
 _ONE = ("cp", "ep", "pp", "interleave", "micro_batch", "gather_again", "flash", "wide_gradients")

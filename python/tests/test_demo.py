@@ -1,5 +1,6 @@
 """The demo, in short."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,11 @@ def test_both_backends_end_with_the_same_weights(tmp_path: Path) -> None:
     assert "0.0 MB of text" in ended.stdout
     assert "equal bit for bit on both ranks and both backends" in ended.stdout
     assert (tmp_path / "out" / "train.png").read_bytes().startswith(b"\x89PNG")
+    figures = json.loads((tmp_path / "out" / "train.json").read_text())
+    assert figures["kind"] == "measured"
+    for name in ("polder", "gloo"):
+        low, middle, high = figures["steps"][name]
+        assert 0 < low <= middle <= high
 
 
 @pytest.mark.parametrize("text", ["missing", "."])

@@ -1,19 +1,28 @@
 //! `polder probe`: what this machine's memory, lines, rings and sockets take, as a file that the planner reads.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Instant;
 
 use polder_mem::lines::{Effort, Way, memory_bandwidth, memory_latency, memset, memset_bandwidth};
-use polder_mem::{Region, Software, allowed_cpus, pin_to_cpu};
-use polder_platform::{Bandwidth, Bytes, Exchange, Platform, Sharing, Tier, Time};
+use polder_mem::{Region, Software as Lines, allowed_cpus, pin_to_cpu};
+use polder_platform::{
+    Accelerator, Attach, AttachKind, Bandwidth, Bytes, Compute, Curve, Efficiency, Exchange, Fabric, Fitted,
+    FlopRate, Host, Link, Packet, Platform, Quantity, Rack, Reached, Reduction, Sharing, Software, Switch,
+    Tier, Time, Topology, TransferRate, Unit,
+};
 use polder_pool::settings::CoherenceChoice;
 
+use serde::Deserialize;
+
 use crate::Failure;
+use crate::bench::collectives::python;
 use crate::bench::ring::one_way;
 use crate::scratch::Scratch;
 
@@ -43,10 +52,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let sharing = sharing()?;
     let name = processor().unwrap_or_else(|| "a processor without a name".into());
+    let (mut rack, mut library) = (BTreeMap::new(), String::new());
+    if let Some(kernels) = kernels()? {
+        library = format!(", and with {}", kernels.library);
+        rack.insert("here".into(), cores(&name, &sharing, kernels)?);
+    } else {
+        eprintln!("polder: no torch beside it, so products are not measured: `make torch` installs it");
+    }
     let platform = Platform {
         title: format!("{name}, {} cores", sharing.cores),
-        source: format!("measured by polder {} on this machine", env!("CARGO_PKG_VERSION")),
-        rack: [].into(),
+        source: format!("measured by polder {}{library} on this machine", env!("CARGO_PKG_VERSION")),
+        rack,
         between: None,
         pool: None,
         sharing: Some(sharing),
@@ -68,7 +84,7 @@ fn sharing() -> Result<Sharing, Failure> {
     let read = memory_bandwidth(cores, MEMORY / cores, few).median * 1e9;
     step("lines");
     let scratch = Scratch::new()?;
-    let lines = Software::new(Region::create(scratch.path().join("region"), MEMORY as u64)?);
+    let lines = Lines::new(Region::create(scratch.path().join("region"), MEMORY as u64)?);
     let past = memset_bandwidth(&lines, Way::NonTemporal, cores, few)?;
     let write = past.map_or(read, |timing| timing.median * 1e9);
     let near = memset(&lines, Way::Cached, CACHED, few)?;
@@ -110,6 +126,98 @@ fn sharing() -> Result<Sharing, Failure> {
         ]
         .into(),
     })
+}
+
+/// What kernels of the library that trains reach on one core, in 32 bits.
+#[derive(Deserialize)]
+struct Kernels {
+    library: String,
+    /// Operations of a product, and operations a second.
+    products: Vec<(f64, f64)>,
+    /// Bytes that a kernel moves, and bytes a second.
+    moved: Vec<(f64, f64)>,
+    launch_s: f64,
+    /// Operations a second of fused attention.
+    attention: f64,
+}
+
+/// Measures in Python; nothing without the library, or without Python.
+fn kernels() -> Result<Option<Kernels>, Failure> {
+    let Ok(python) = python() else { return Ok(None) };
+    eprintln!("polder: measuring kernels");
+    let done = Command::new(&python).args(["-m", "polder.probe"]).stderr(Stdio::inherit()).output()?;
+    if !done.status.success() {
+        return Err(Failure(format!("{} -m polder.probe: {}", python.display(), done.status)));
+    }
+    Ok(serde_json::from_slice(&done.stdout)?)
+}
+
+/// Cores as accelerators that share the host's memory, joined by a coherent pool.
+fn cores(name: &str, sharing: &Sharing, kernels: Kernels) -> Result<Rack, Failure> {
+    let most = |points: &[(f64, f64)]| points.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+    let (operations, bytes) = (most(&kernels.products), most(&kernels.moved));
+    let count = sharing.cores;
+    let part = |whole: Bandwidth| Bandwidth::new(whole.value() / f64::from(count));
+    let whole = Packet { bytes: Bytes::new(64.0), payload: Bytes::new(64.0) };
+    let pool = &sharing.exchange["coherent"];
+    let fabric = Fabric {
+        links: 1,
+        link: Link {
+            rate: TransferRate::new(pool.copied.value() * 8.0),
+            lanes: 1,
+            encoding: 1.0,
+            flit: whole,
+            packet: whole,
+            propagation: Time::new(0.0),
+        },
+        switch: Switch { ports: count, latency: Time::new(0.0), reduction: Reduction::None },
+        topology: Topology::SingleHop,
+        software: Software { message: pool.call, call: pool.call, step: pool.turn },
+        carries: vec![],
+        pbr: None,
+    };
+    let memory = &sharing.memory;
+    Ok(Rack {
+        accelerators: count,
+        accelerator: Accelerator {
+            name: format!("core of {name}"),
+            compute: Compute { bf16: None, fp8: None, fp32: Some(FlopRate::new(operations)) },
+            memory: Tier {
+                capacity: Bytes::new(memory.capacity.value() / f64::from(count)),
+                read: Bandwidth::new(bytes),
+                write: Bandwidth::new(bytes),
+                latency: memory.latency,
+            },
+            fitted: Fitted {
+                matrix: 1.0,
+                depth: 0.0,
+                attention: (kernels.attention / operations).min(1.0),
+                stream: 1.0,
+                launch: Time::new(kernels.launch_s),
+                inside: 1.0,
+                between: 1.0,
+                straggle: 0.0,
+            },
+            efficiency: Efficiency {
+                matrix: Some(curve(&kernels.products, operations)?),
+                memory: Some(curve(&kernels.moved, bytes)?),
+                in_turn: false,
+            },
+        },
+        fabric: Some(fabric),
+        host: Host {
+            accelerators: count,
+            memory: *memory,
+            attach: Attach { kind: AttachKind::Ucie, bandwidth: part(memory.read) },
+            tier: [].into(),
+        },
+    })
+}
+
+/// What part of the most is reached, by size.
+fn curve<U: Unit>(points: &[(f64, f64)], most: f64) -> Result<Curve<U>, Failure> {
+    let point = |&(size, rate): &(f64, f64)| Reached { size: Quantity::new(size), reached: rate / most };
+    Curve::try_from(points.iter().map(point).collect::<Vec<_>>()).map_err(Failure)
 }
 
 /// Seconds until a thread runs that waits for another of the same core.

@@ -103,6 +103,61 @@ fn half_of_what_was_measured_predicts_the_other_half() {
     assert!(text.contains("all: 64 judged rows: mean ") && text.contains("; 64 within 15%"), "{text}");
 }
 
+/// Cores of a machine that compute, and what a demo was measured to take on two of them.
+const CORES: &str = r#"
+[rack.here]
+accelerators = 2
+accelerator = { name = "core", compute = { fp32 = "100 GFLOP/s" }, memory = { capacity = "12 GB", read = "10 GB/s", write = "10 GB/s", latency = "100 ns" }, fitted = { matrix = 0.5, depth = 0.0, attention = 0.5, stream = 1.0, launch = "5 us", inside = 1.0, between = 1.0, straggle = 0.0 } }
+host = { accelerators = 2, memory = { capacity = "24 GB", read = "20 GB/s", write = "10 GB/s", latency = "100 ns" }, attach = { kind = "ucie", bandwidth = "10 GB/s" } }
+[rack.here.fabric]
+links = 1
+link = { rate = "80 Gb/s", lanes = 1, encoding = 1.0, flit = { bytes = "64 B", payload = "64 B" }, packet = { bytes = "64 B", payload = "64 B" }, propagation = "0 ns" }
+switch = { ports = 2, latency = "0 ns", reduction = "none" }
+topology = { kind = "single-hop" }
+software = { message = "1 us", step = "1 us" }
+"#;
+const DEMO: &str = r#"{"model": {"title": "demo", "source": "x", "hidden": 384, "layers": 6, "heads": 6, "vocabulary": 256,
+"sequence": 64, "tied": true}, "ranks": 2, "batch": 8, "steps": {"polder": [0.3, 0.4, 0.5], "gloo": [0.4, 0.5, 0.6]}}"#;
+
+#[test]
+fn the_demos_step_is_predicted_of_its_products_and_of_what_the_pool_takes() {
+    let scratch = Scratch::new();
+    let [here, measured, demo] =
+        ["here.toml", "rows.jsonl", "train.json"].map(|name| scratch.path().join(name));
+    std::fs::write(&here, format!("{HERE}{CORES}")).unwrap();
+    std::fs::write(&demo, DEMO).unwrap();
+    let [here, demo] = [&here, &demo].map(|path| path.to_str().unwrap());
+    let sharing = Platform::load(here).unwrap().sharing.unwrap();
+    std::fs::write(&measured, rows(&sharing)).unwrap();
+    let measured = measured.to_str().unwrap();
+    let line = ["plan", "verify", "--platform", here, "--rows", measured, "--demo", demo, "--json"];
+    let report: Value = serde_json::from_str(&said(&line)).unwrap();
+    let step = &report["demo"];
+    assert_eq!(step["measured_s"], json!([0.3, 0.4, 0.5]));
+    let predicted = step["predicted_s"].as_f64().unwrap();
+    // 6 operations a parameter and token at half of the peak, at least; and what moves besides is less than as much again.
+    let products = 6.0 * 10.6e6 * 256.0 / 50e9;
+    let found: Sharing = serde_json::from_value(report["sharing"].clone()).unwrap();
+    let gradients = collective(
+        &found,
+        &found.exchange["software"],
+        Collective::AllReduce,
+        &[0, 1],
+        43 << 20,
+        Place::Staged,
+    );
+    let least = products + 0.9 * gradients.unwrap();
+    assert!(predicted > least && predicted < 2.0 * least, "{predicted} for {least}");
+    assert!((step["error"].as_f64().unwrap() - (predicted / 0.4 - 1.0)).abs() < 1e-9);
+    // Without what computes, in one line.
+    std::fs::write(here, HERE).unwrap();
+    let said = refused(&line);
+    assert!(said.contains("a training step needs accelerators"), "{said}");
+    std::fs::write(demo, "{}").unwrap();
+    let said = refused(&line);
+    assert!(said.contains("train.json: expected what `make demo` measured: missing field"), "{said}");
+}
+
 #[test]
 fn what_verify_cannot_take_gets_one_line() {
     let scratch = Scratch::new();
@@ -128,6 +183,9 @@ fn probe_writes_a_machine_that_verify_reads_and_replaces_none() {
     let sharing = Platform::load(path).unwrap().sharing.unwrap();
     let names: Vec<_> = sharing.exchange.keys().map(String::as_str).collect();
     assert_eq!(names, ["coherent", "loopback", "software"]);
+    let cores = Platform::load(path).unwrap().rack.into_values().next();
+    // Python is not beside a test's binary, so products may be missing; what is there can be computed with.
+    assert!(cores.is_none_or(|rack| rack.accelerator.compute.fp32.is_some()));
     assert!(sharing.exchange["software"].write.is_some() && sharing.exchange["coherent"].write.is_none());
     let said = refused(&["probe", "--out", path]);
     assert!(said.contains("exists: --force replaces it"), "{said}");

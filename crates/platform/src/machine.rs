@@ -67,9 +67,11 @@ pub struct Accelerator {
 #[serde(deny_unknown_fields)]
 pub struct Compute {
     /// 16-bit brain floats, or halves.
-    pub bf16: FlopRate,
+    pub bf16: Option<FlopRate>,
     /// 8-bit floats.
     pub fp8: Option<FlopRate>,
+    /// 32-bit floats.
+    pub fp32: Option<FlopRate>,
 }
 
 /// A kind of memory.
@@ -190,6 +192,10 @@ impl Platform {
         }
         for (name, rack) in &self.rack {
             let at = |key: &str| format!("rack.{name}.{key}");
+            let Compute { bf16, fp8, fp32 } = rack.accelerator.compute;
+            if bf16.or(fp8).or(fp32).is_none() {
+                return Err((at("accelerator.compute"), "expected a rate of bf16, fp8 or fp32".into()));
+            }
             if rack.accelerators == 0 || rack.host.accelerators == 0 {
                 return Err((at("accelerators"), "expected at least one".into()));
             }

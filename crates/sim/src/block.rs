@@ -55,8 +55,7 @@ pub(crate) struct Edge {
     pub(crate) kept: f64,
 }
 
-/// What a block keeps of a value in 16 bits, and of one that a mask hides.
-const VALUE: f64 = 2.0;
+/// What a block keeps of a value that a mask hides.
 const MASK: f64 = 1.0;
 
 /// What is kept of where values were dropped.
@@ -143,17 +142,17 @@ impl Block {
         let tokens = f64::from(key.micro_batch) * sequence / f64::from(key.cp);
         let shared = if key.sequence_parallel { tokens / tp } else { tokens };
         let (inside, entries) = (inside / tp, model.entries());
-        let products = key.precision;
+        let (products, value) = (key.precision, key.precision.bytes());
 
         let mask = mask(model);
         // Norms, and what joins the residual stream: two of each.
         let mut stream = Passes::default();
         for _ in 0..2 {
-            stream.moved(machine, 2.0 * VALUE * hidden * shared, 3.0 * VALUE * hidden * shared);
+            stream.moved(machine, 2.0 * value * hidden * shared, 3.0 * value * hidden * shared);
             stream.moved(
                 machine,
-                (3.0 * VALUE + mask) * hidden * shared,
-                (2.0 * VALUE + mask) * hidden * shared,
+                (3.0 * value + mask) * hidden * shared,
+                (2.0 * value + mask) * hidden * shared,
             );
         }
         let mut dense = Passes::default();
@@ -165,25 +164,25 @@ impl Block {
         if key.flash {
             // Half of the pairs lie in the past; backward takes five products where forward takes two (Dao, 2023).
             let operations = 0.5 * 4.0 * pairs * width;
-            scores.forward += machine.fused(operations);
-            scores.backward += machine.fused(2.5 * operations);
+            scores.forward += machine.fused(operations, products.elsewhere());
+            scores.backward += machine.fused(2.5 * operations, products.elsewhere());
         } else {
             let rows = sequence / f64::from(key.cp);
             let count = f64::from(key.micro_batch) * heads;
             for shape in [[rows, sequence, width], [rows, width, sequence]] {
                 let [m, n, k] = shape;
-                scores.forward += machine.product(count, shape, Precision::Bf16);
-                scores.backward += machine.product(count, [m, k, n], Precision::Bf16)
-                    + machine.product(count, [k, n, m], Precision::Bf16);
+                scores.forward += machine.product(count, shape, products.elsewhere());
+                scores.backward += machine.product(count, [m, k, n], products.elsewhere())
+                    + machine.product(count, [k, n, m], products.elsewhere());
             }
             // Softmax, then dropout with its mask.
-            let dropped = if model.dropout { 2.0 * VALUE + mask } else { 0.0 };
-            scores.moved(machine, (2.0 * VALUE + dropped) * pairs, (3.0 * VALUE + dropped) * pairs);
+            let dropped = if model.dropout { 2.0 * value + mask } else { 0.0 };
+            scores.moved(machine, (2.0 * value + dropped) * pairs, (3.0 * value + dropped) * pairs);
         }
 
         let mut feed = Passes::default();
         let activation = |feed: &mut Passes, tokens: f64| {
-            let bytes = VALUE * inside * tokens;
+            let bytes = value * inside * tokens;
             feed.moved(machine, (entries + 1.0) * bytes, (2.0 * entries + 1.0) * bytes);
         };
         let through = |feed: &mut Passes, tokens: f64| {
@@ -196,7 +195,7 @@ impl Block {
             None => through(&mut feed, tokens),
             Some(experts) => {
                 expert_span = machine.span(&ranks, &[EP]);
-                feed.weights(machine, [shared, f64::from(experts.count), hidden], Precision::Bf16);
+                feed.weights(machine, [shared, f64::from(experts.count), hidden], products.elsewhere());
                 let (active, here) = (f64::from(experts.active), f64::from(experts.count / key.ep));
                 let mut one = Passes::default();
                 through(&mut one, tokens * active / here);
@@ -206,7 +205,7 @@ impl Block {
                     through(&mut feed, tokens);
                 }
                 // To the experts and back, in and out of the buffers that are sent.
-                let bytes = 4.0 * VALUE * hidden * tokens * active / tp;
+                let bytes = 4.0 * value * hidden * tokens * active / tp;
                 feed.moved(machine, bytes, bytes);
             }
         }
@@ -225,7 +224,7 @@ impl Block {
             machine,
             key,
             machine.span(&ranks, &[TP]),
-            VALUE * tokens * hidden,
+            value * tokens * hidden,
             passes,
             dense.forward + feed.forward,
         );
@@ -233,22 +232,22 @@ impl Block {
             machine,
             key,
             machine.span(&ranks, &[CP]),
-            2.0 * VALUE * tokens * kv * width,
+            2.0 * value * tokens * kv * width,
             &scores,
         );
         let routed =
-            model.experts.map_or(0.0, |experts| f64::from(experts.active) * VALUE * tokens * hidden / tp);
+            model.experts.map_or(0.0, |experts| f64::from(experts.active) * value * tokens * hidden / tp);
         let sent = if key.ep > 1 { machine.all_to_all(expert_span, routed) } else { [0.0; 2] };
         let expert = Traffic { exposed: sent.map(|seconds| 2.0 * passes * seconds), hidden: [0.0; 2] };
 
         let whole = Self::kept(model, key, tokens, shared, heads, kv);
         let (kept, passing) = match key.recompute {
-            Recompute::Full => (VALUE * hidden * shared, whole),
+            Recompute::Full => (value * hidden * shared, whole),
             _ => (whole, 0.0),
         };
         let (first, last) = edges(machine, model, key, tokens, shared);
         // Ranks that share a tensor send a part each.
-        let handed = VALUE * tokens * hidden / tp;
+        let handed = value * tokens * hidden / tp;
         Self { forward, backward, again, tensor, context, expert, kept, passing, first, last, handed }
     }
 
@@ -256,18 +255,18 @@ impl Block {
     fn kept(model: &Model, key: &Key, tokens: f64, shared: f64, heads: f64, kv: f64) -> f64 {
         let tp = f64::from(key.tp);
         let [hidden, width, inside] = [model.hidden, model.head_width(), model.feed_forward()].map(f64::from);
-        let mask = mask(model);
-        let stream = (4.0 * VALUE + 2.0 * mask) * hidden * shared;
-        let gathered = if key.gather_again { 0.0 } else { 2.0 * VALUE * hidden * (tokens - shared) };
-        let attention = VALUE * (2.0 * heads + 2.0 * kv) * width * tokens;
+        let (mask, value) = (mask(model), key.precision.bytes());
+        let stream = (4.0 * value + 2.0 * mask) * hidden * shared;
+        let gathered = if key.gather_again { 0.0 } else { 2.0 * value * hidden * (tokens - shared) };
+        let attention = value * (2.0 * heads + 2.0 * kv) * width * tokens;
         let keeps_scores = !key.flash && key.recompute == Recompute::None;
         let scores = if keeps_scores {
-            (VALUE + mask * 3.0) * tokens * f64::from(model.sequence) * heads
+            (value + mask * 3.0) * tokens * f64::from(model.sequence) * heads
         } else {
             0.0
         };
         let through = model.experts.map_or(1.0, |experts| f64::from(experts.active + experts.shared));
-        let feed = VALUE * (model.entries() + 1.0) * inside / tp * tokens * through;
+        let feed = value * (model.entries() + 1.0) * inside / tp * tokens * through;
         stream + gathered + attention + scores + feed
     }
 }
@@ -332,10 +331,11 @@ fn edges(machine: &Machine, model: &Model, key: &Key, tokens: f64, shared: f64) 
     }
     let hidden = f64::from(model.hidden);
     let vocabulary = f64::from(model.vocabulary) / f64::from(key.tp);
+    let value = key.precision.bytes();
     let mut embedding = Passes::default();
-    embedding.moved(machine, 3.0 * VALUE * hidden * shared, 3.0 * VALUE * hidden * shared);
+    embedding.moved(machine, 3.0 * value * hidden * shared, 3.0 * value * hidden * shared);
     let mut head = Passes::default();
-    head.weights(machine, [tokens, vocabulary, hidden], Precision::Bf16);
+    head.weights(machine, [tokens, vocabulary, hidden], key.precision.elsewhere());
     // The loss in 32 bits, as Megatron-Core computes it over a shared vocabulary: widen, maximum, subtract, exponentiate,
     // sum, divide; backward multiply and narrow.
     head.moved(machine, 38.0 * vocabulary * tokens, 14.0 * vocabulary * tokens);
@@ -344,6 +344,6 @@ fn edges(machine: &Machine, model: &Model, key: &Key, tokens: f64, shared: f64) 
         backward: embedding.backward,
         kept: mask(model) * hidden * shared,
     };
-    let kept = 2.0 * VALUE * hidden * shared + 4.0 * vocabulary * tokens;
+    let kept = 2.0 * value * hidden * shared + 4.0 * vocabulary * tokens;
     (first, Edge { forward: head.forward, backward: head.backward, kept })
 }

@@ -203,7 +203,7 @@ pub(crate) fn platform<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Resul
         accelerators,
         accelerator: Accelerator {
             name: "accelerator".into(),
-            compute: Compute { bf16: rate(&half)?, fp8 },
+            compute: Compute { bf16: Some(rate(&half)?), fp8, fp32: None },
             memory: tier(&near, 1.0)?,
             fitted,
             efficiency: Efficiency { matrix: Some(products), memory: Some(kernels), in_turn },

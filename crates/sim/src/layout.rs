@@ -104,6 +104,40 @@ pub enum Precision {
     Bf16,
     /// 8 bits in the products with weights, 16 elsewhere.
     Fp8,
+    /// 32 bits, everywhere.
+    Fp32,
+}
+
+impl Precision {
+    /// All of them.
+    pub(crate) const ALL: [Self; 3] = [Self::Bf16, Self::Fp8, Self::Fp32];
+
+    /// Of what is computed besides products with weights.
+    #[must_use]
+    pub(crate) const fn elsewhere(self) -> Self {
+        match self {
+            Self::Bf16 | Self::Fp8 => Self::Bf16,
+            Self::Fp32 => Self::Fp32,
+        }
+    }
+
+    /// Bytes of a value, and of a weight.
+    #[must_use]
+    pub(crate) const fn bytes(self) -> f64 {
+        match self {
+            Self::Bf16 | Self::Fp8 => 2.0,
+            Self::Fp32 => 4.0,
+        }
+    }
+
+    /// Bytes a parameter that the optimizer keeps: two moments and, of weights that are narrower, a copy, all in 32 bits.
+    #[must_use]
+    pub(crate) const fn states(self) -> f64 {
+        match self {
+            Self::Bf16 | Self::Fp8 => 12.0,
+            Self::Fp32 => 8.0,
+        }
+    }
 }
 
 /// What runs beside computation.

@@ -30,7 +30,7 @@ pub use fit::fit;
 pub use json::platform;
 pub use layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 pub use machine::Machine;
-pub use measured::{Beside, Measured, Verified, exchange, verify};
+pub use measured::{Beside, Measured, Verified, step_through, verify};
 pub use model::{Experts, Model};
 pub use order::{Order, OrderError};
 pub use published::{

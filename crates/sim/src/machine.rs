@@ -1,6 +1,6 @@
 //! A platform as the closed form sees it: rates and latencies, with everything multiplied out.
 
-use polder_platform::{Efficiency, Fabric, Platform, Rack, Reduction};
+use polder_platform::{Compute, Efficiency, Fabric, FlopRate, Platform, Rack, Reduction};
 
 use crate::layout::{FarTier, Layout, Precision, Refusal};
 use crate::order::{Order, Ranks};
@@ -8,10 +8,10 @@ use crate::order::{Order, Ranks};
 /// Rates and latencies of a platform, in bytes, seconds and operations a second.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
-    /// What large matrix products reach, in bf16 and fp8; 0 when there is no fp8. The peaks where efficiency goes by size.
-    matrix: [f64; 2],
+    /// What large matrix products reach, by precision; 0 where there is none. The peaks where efficiency goes by size.
+    matrix: [f64; 3],
     depth: f64,
-    attention: f64,
+    attention: [f64; 3],
     /// What kernels that only move data reach. The peak where efficiency goes by size.
     stream: f64,
     efficiency: Efficiency,
@@ -73,7 +73,10 @@ impl Machine {
         if chip.efficiency.memory.is_some() {
             fitted.stream = 1.0;
         }
-        let peaks = [Some(chip.compute.bf16), chip.compute.fp8];
+        let Compute { bf16, fp8, fp32 } = chip.compute;
+        let reached = |peaks: [Option<FlopRate>; 3], part: f64| {
+            peaks.map(|peak| peak.map_or(0.0, FlopRate::value) * part)
+        };
         let host = &rack.host;
         let share = f64::from(host.accelerators);
         let attach = host.attach.bandwidth.value();
@@ -93,9 +96,9 @@ impl Machine {
             }
         });
         Self {
-            matrix: peaks.map(|peak| peak.map_or(0.0, |peak| peak.value() * fitted.matrix)),
+            matrix: reached([bf16, fp8, fp32], fitted.matrix),
             depth: fitted.depth,
-            attention: chip.compute.bf16.value() * fitted.attention,
+            attention: reached([bf16, bf16, fp32], fitted.attention),
             stream: chip.memory.read.value().min(chip.memory.write.value()) * fitted.stream,
             efficiency: chip.efficiency.clone(),
             launch: fitted.launch.value(),
@@ -126,14 +129,14 @@ impl Machine {
                 operations / curve.at(operations)
             }
         };
-        let bytes = 2.0 * count * (m * k + k * n + m * n);
+        let bytes = precision.bytes() * count * (m * k + k * n + m * n);
         let (compute, memory) = (operations / self.matrix[precision as usize], self.streamed(bytes));
         (if self.efficiency.in_turn { compute + memory } else { compute.max(memory) }) + self.launch
     }
 
     /// A fused attention kernel of so many operations.
-    pub(crate) fn fused(&self, operations: f64) -> f64 {
-        operations / self.attention + self.launch
+    pub(crate) fn fused(&self, operations: f64, precision: Precision) -> f64 {
+        operations / self.attention[precision as usize] + self.launch
     }
 
     /// A kernel that moves so many bytes through the accelerator's memory.
@@ -212,9 +215,16 @@ impl Machine {
     /// Whether the platform has what `layout` asks for.
     pub(crate) fn check(&self, layout: &Layout) -> Result<(), Refusal> {
         let accelerators = layout.accelerators();
-        if layout.precision == Precision::Fp8 && self.matrix[1] == 0.0 {
-            let remedy = "take bf16";
-            return Err(Refusal::Lacks { what: "fp8", needs: "accelerators with 8-bit floats", remedy });
+        // Products with weights, and the rest.
+        let rates = [layout.precision, layout.precision.elsewhere()].map(|it| self.matrix[it as usize]);
+        if rates.contains(&0.0) {
+            let (what, needs) = match layout.precision {
+                Precision::Bf16 => ("bf16", "accelerators with 16-bit floats"),
+                Precision::Fp8 => ("fp8", "accelerators with 8-bit floats"),
+                Precision::Fp32 => ("fp32", "accelerators whose file has a rate of 32-bit floats"),
+            };
+            let remedy = if self.matrix[0] > 0.0 { "take bf16" } else { "take fp32" };
+            return Err(Refusal::Lacks { what, needs, remedy });
         }
         let offload = layout.offload;
         let offloads = offload.weights || offload.optimizer || offload.activations;

@@ -3,12 +3,15 @@
 
 use std::collections::BTreeSet;
 
-use polder_platform::{Exchange, Sharing};
+use polder_platform::{Exchange, Platform, Sharing};
 use polder_schedule::Collective;
 use serde::Serialize;
 
 use crate::collective::{Place, collective};
 use crate::fit::descend;
+use crate::layout::{Layout, Refusal};
+use crate::model::Model;
+use crate::train::Job;
 
 /// How far a constant is plausibly from what was measured of it alone, as a factor.
 const PLAUSIBLE: f64 = 3.0;
@@ -96,8 +99,7 @@ pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
 }
 
 /// The most plausible constants given the rows: the least errors of the logarithms, each constant near what it was before.
-#[must_use]
-pub fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&Measured]) -> Exchange {
+fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&Measured]) -> Exchange {
     let values = before.values();
     let at = |steps: &[f64; 7]| {
         let mut moved = values;
@@ -116,6 +118,27 @@ pub fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&Measured]) -> Exc
         steps.iter().map(|step| step * step).sum::<f64>() + rows.iter().map(misfit).sum::<f64>()
     };
     at(&descend(cost))
+}
+
+/// Seconds of a step of copies of a model on the machine's cores, with gradients that are combined through the pool by the
+/// schedules that it runs, from memory of each rank. They hide nothing: no core is left to run them beside computation.
+///
+/// # Errors
+/// Why it cannot run.
+///
+/// # Panics
+/// When there is no accelerator, or a rank to no host.
+pub fn step_through(
+    platform: &Platform,
+    sharing: &Sharing,
+    exchange: &Exchange,
+    (model, layout): (&Model, &Layout),
+    hosts: &[u16],
+) -> Result<f64, Refusal> {
+    let step = Job::chosen(platform, None, None, None)?.predict(model, layout)?.step;
+    let gradients = step.memory.gradients_bytes as u64;
+    let combined = collective(sharing, exchange, Collective::AllReduce, hosts, gradients, Place::Staged);
+    Ok(step.total_s - step.communication.data.exposed_s() + combined.unwrap_or(f64::INFINITY))
 }
 
 fn predicted(sharing: &Sharing, exchange: &Exchange, row: &Measured) -> Option<f64> {

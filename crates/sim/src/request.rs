@@ -1,6 +1,6 @@
 //! What a front asks: a step on a platform, with whatever of its layout is given; the rest is searched for.
 
-use polder_platform::{Platform, Prices, Rates};
+use polder_platform::{FlopRate, Platform, Prices, Rates};
 use serde::{Deserialize, Serialize};
 
 use crate::json;
@@ -297,8 +297,9 @@ impl Request {
         let Plan { layout, fill, step } = job.predict(model, layout).map_err(refused)?;
         let compute = job.rack().accelerator.compute;
         let peak = match layout.precision {
-            Precision::Fp8 => compute.fp8.unwrap_or(compute.bf16),
             Precision::Bf16 => compute.bf16,
+            Precision::Fp8 => compute.fp8,
+            Precision::Fp32 => compute.fp32,
         };
         let is_cxl = platform.between.as_ref().is_some_and(|between| !between.carries.is_empty());
         Ok(Answer {
@@ -311,7 +312,7 @@ impl Request {
             layout,
             step,
             model_flops: model.flops(layout.batch),
-            peak_flops: peak.value(),
+            peak_flops: peak.map_or(0.0, FlopRate::value),
             points,
             fits: step.memory.fits(),
             against: None,

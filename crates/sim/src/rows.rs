@@ -91,7 +91,7 @@ fn layout(numbers: &[u32]) -> Option<Layout> {
         recompute: *[Recompute::None, Recompute::Selective, Recompute::Full].get(recompute as usize)?,
         flash: flash != 0,
         zero: *[Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Weights].get(zero as usize)?,
-        precision: *[Precision::Bf16, Precision::Fp8].get(precision as usize)?,
+        precision: *Precision::ALL.get(precision as usize)?,
         wide_gradients: wide_gradients != 0,
         overlap: Overlap {
             tensor: tensor != 0,

@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::block::{Block, Edge, Traffic};
-use crate::layout::{FarTier, Layout, Zero};
+use crate::layout::{FarTier, Layout, Precision, Zero};
 use crate::machine::{Machine, Scopes, Span};
 use crate::model::Model;
 use crate::order::{CP, DP, EP, PP};
@@ -225,9 +225,6 @@ impl Compute {
     }
 }
 
-/// Bytes a parameter that the optimizer keeps: a copy in 32 bits and two moments.
-const STATES: f64 = 12.0;
-
 /// Predicts a step of a layout that `model` can be cut into, on a machine that has what it asks for.
 pub(crate) fn step(machine: &Machine, model: &Model, block: &Block, layout: &Layout) -> Step {
     let stages = Stages::new(machine, model, block, layout);
@@ -413,7 +410,8 @@ struct Held {
 impl Copies {
     pub(crate) fn new(machine: &Machine, block: &Block, layout: &Layout, stages: &Stages) -> Self {
         let members = layout.dp * layout.cp;
-        let width = if layout.wide_gradients { 4.0 } else { 2.0 };
+        let (value, states) = (layout.precision.bytes(), layout.precision.states());
+        let width = if layout.wide_gradients { 4.0 } else { value };
         // Each expert has as many copies as there are groups that share all of them.
         let copies = [f64::from(members), f64::from(members / layout.ep)];
         let share = |from: Zero| if layout.zero >= from { copies } else { [1.0; 2] };
@@ -443,21 +441,23 @@ impl Copies {
         let whole =
             |from: Zero, bytes: f64| if layout.zero >= from { bytes * stages.block.all() } else { 0.0 };
         let held = stages.kinds.map(|kind| Held {
-            weights: 2.0 * kind.parameters.shared(share(Zero::Weights)) + whole(Zero::Weights, 2.0 * 2.0),
+            weights: value * kind.parameters.shared(share(Zero::Weights)) + whole(Zero::Weights, 2.0 * value),
             gradients: width * kind.parameters.shared(share(Zero::Gradients)) + whole(Zero::Gradients, width),
-            states: STATES * kind.parameters.shared(share(Zero::Optimizer)),
+            states: states * kind.parameters.shared(share(Zero::Optimizer)),
             kept: kind.under_way * kind.layers * block.kept,
             passing: block.passing + kind.edge,
             here: (2.0 / kind.layers.max(1.0)).min(1.0),
         });
         let own = parameters.shared(share(Zero::Optimizer));
+        let updated = if layout.precision == Precision::Fp32 { 2.0 * value } else { value };
         Self {
             seconds,
             beside,
-            // Read the gradient and, for its norm, once more; read and write the states; write the weight.
-            optimizer: machine.moved(own * (2.0 * width + 2.0 * STATES + 2.0)),
-            weights: 2.0 * parameters.shared(share(Zero::Weights)),
-            states: STATES * own,
+            // Read the gradient and, for its norm, once more; read and write the states; write the weight, which where there is
+            // no copy of it was read too.
+            optimizer: machine.moved(own * (2.0 * width + 2.0 * states + updated)),
+            weights: value * parameters.shared(share(Zero::Weights)),
+            states: states * own,
             held,
         }
     }
@@ -478,7 +478,7 @@ impl Copies {
             Zero::Weights => (count, 2.0 * count),
         };
         let scatter = machine.half(span, width * parameters);
-        let gather = machine.half(span, 2.0 * parameters);
+        let gather = machine.half(span, layout.precision.bytes() * parameters);
         [0, 1].map(|scope| scatters * scatter[scope] + gathers * gather[scope])
     }
 }

@@ -2,7 +2,7 @@
 
 use polder_platform::{Bytes, Efficiency, Operations, Pbr, Platform, Reached, Time, TransferRate};
 use polder_sim::{
-    FarTier, Job, Layout, Model, Offload, Order, Overlap, Recompute, Refusal, Shown, Step, Zero,
+    FarTier, Job, Layout, Model, Offload, Order, Overlap, Precision, Recompute, Refusal, Shown, Step, Zero,
 };
 
 fn gpt3() -> Model {
@@ -209,6 +209,30 @@ fn what_is_offloaded_leaves_the_accelerator_and_takes_time() {
 }
 
 #[test]
+fn in_32_bits_values_take_twice_the_bytes_and_weights_have_no_copy() {
+    let mut platform = Platform::load("dgx-a100").unwrap();
+    let compute = &mut platform.rack.get_mut("dgx").unwrap().accelerator.compute;
+    compute.fp32 = compute.bf16;
+    let model = Model::load("gpt3-175b").unwrap();
+    let step =
+        |precision| Job::new(&platform).predict(&model, &Layout { precision, ..layout() }).unwrap().step;
+    let (narrow, wide) = (step(Precision::Bf16), step(Precision::Fp32));
+    assert_eq!(wide.memory.weights_bytes, 2.0 * narrow.memory.weights_bytes);
+    // These are added up in 32 bits as it is.
+    assert_eq!(wide.memory.gradients_bytes, narrow.memory.gradients_bytes);
+    assert!((wide.memory.optimizer_bytes / narrow.memory.optimizer_bytes / (8.0 / 12.0) - 1.0).abs() < 1e-12);
+    let kept = wide.memory.activations_bytes / narrow.memory.activations_bytes;
+    assert!(kept > 1.5 && kept <= 2.0, "{kept}");
+    assert!(wide.compute.forward_s > narrow.compute.forward_s && wide.total_s < 2.0 * narrow.total_s);
+    let said =
+        refusal("dgx-a100", "gpt3-175b", &Layout { precision: Precision::Fp32, ..layout() }).to_string();
+    assert_eq!(
+        said,
+        "fp32 needs accelerators whose file has a rate of 32-bit floats, which this platform does not have; take bf16"
+    );
+}
+
+#[test]
 fn what_cannot_run_is_refused_with_the_reason_and_what_can() {
     let said = |platform, model, layout| refusal(platform, model, &layout).to_string();
     let refused = [
@@ -225,7 +249,7 @@ fn what_cannot_run_is_refused_with_the_reason_and_what_can() {
             "pp x interleave of 5 does not divide layers (nor layers + 2, embedding and head counted) of 96; 4 does",
         ),
         (
-            said("dgx-a100", "gpt3-175b", Layout { precision: polder_sim::Precision::Fp8, ..layout() }),
+            said("dgx-a100", "gpt3-175b", Layout { precision: Precision::Fp8, ..layout() }),
             "fp8 needs accelerators with 8-bit floats, which this platform does not have; take bf16",
         ),
         (

@@ -43,7 +43,7 @@ pub(crate) fn run(
 }
 
 /// The Python beside this program, as `make setup` puts it.
-pub(super) fn python() -> Result<PathBuf, Failure> {
+pub(crate) fn python() -> Result<PathBuf, Failure> {
     let python = std::env::current_exe()?.with_file_name("python");
     match python.exists() {
         true => Ok(python),

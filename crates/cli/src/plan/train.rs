@@ -117,6 +117,7 @@ enum Share {
 enum Type {
     Bf16,
     Fp8,
+    Fp32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -203,6 +204,7 @@ impl From<Type> for Precision {
         match it {
             Type::Bf16 => Self::Bf16,
             Type::Fp8 => Self::Fp8,
+            Type::Fp32 => Self::Fp32,
         }
     }
 }

@@ -1,11 +1,13 @@
 //! The loop from measurement to prediction, on this machine.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use polder_platform::{DataError, Platform, Sharing};
-use polder_sim::{Measured, Place, Verified, verify};
+use polder_sim::{Measured, Model, Place, Verified, step_through, verify};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::table;
 use crate::Failure;
@@ -34,6 +36,9 @@ pub(crate) struct Arguments {
     /// Sizes in bytes.
     #[arg(long, num_args = 1.., default_values_t = (12..=26).step_by(2).map(|log| 1_u64 << log))]
     sizes: Vec<u64>,
+    /// What `make demo` measured, to predict its step; out/train.json where that is there.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    demo: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -41,17 +46,88 @@ pub(crate) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let platform = Platform::load(&arguments.platform)?;
-    let sharing = platform.sharing.ok_or_else(|| {
+    let sharing = platform.sharing.clone().ok_or_else(|| {
         let expected = "expected what ranks pay that exchange bytes: `polder probe` writes it";
         DataError::new(&arguments.platform, "sharing", expected)
     })?;
+    let demo = demo(arguments)?;
     let verified = verify(&sharing, &measured(arguments)?);
+    let demo = demo.map(|demo| demo.predicted(&platform, &verified.sharing)).transpose()?;
     if arguments.json {
-        println!("{}", serde_json::to_string(&verified)?);
-    } else {
-        print(&sharing, &verified);
+        println!("{}", serde_json::to_string(&Report { verified: &verified, demo })?);
+        return Ok(());
+    }
+    print(&sharing, &verified);
+    match demo {
+        Some(Stepped { measured_s: [low, median, high], predicted_s, error }) => println!(
+            "the demo's step: measured {:.1} ms ({:.1} to {:.1}), simulated {:.1} ms, {:+.0}%",
+            median * 1e3,
+            low * 1e3,
+            high * 1e3,
+            predicted_s * 1e3,
+            error * 100.0
+        ),
+        None => println!("the demo's step: not measured; `make demo` does, into {DEMO}"),
     }
     Ok(())
+}
+
+/// Where `make demo` writes what it measured.
+const DEMO: &str = "out/train.json";
+
+/// What the demo measured.
+#[derive(Deserialize)]
+struct Demo {
+    model: Model,
+    ranks: u16,
+    batch: u32,
+    /// Seconds of a step by backend: a quarter is below the first, half below the second, three quarters below the third.
+    steps: BTreeMap<String, [f64; 3]>,
+}
+
+/// The demo's step.
+#[derive(Serialize)]
+struct Stepped {
+    measured_s: [f64; 3],
+    predicted_s: f64,
+    error: f64,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    verified: &'a Verified,
+    demo: Option<Stepped>,
+}
+
+fn demo(arguments: &Arguments) -> Result<Option<Demo>, Failure> {
+    let path = match &arguments.demo {
+        Some(path) => path.as_path(),
+        None if Path::new(DEMO).exists() => Path::new(DEMO),
+        None => return Ok(None),
+    };
+    let wrong = |why: String| Failure(format!("{}: {why}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot read it: {error}")))?;
+    let demo: Demo = serde_json::from_str(&text)
+        .map_err(|error| wrong(format!("expected what `make demo` measured: {error}")))?;
+    demo.model.check().map_err(|(key, problem)| wrong(format!("model.{key}: {problem}")))?;
+    Ok(Some(demo))
+}
+
+impl Demo {
+    /// Beside the prediction: copies of the model on two emulated hosts, in 32 bits, through a software-coherent pool.
+    fn predicted(&self, platform: &Platform, sharing: &Sharing) -> Result<Stepped, Failure> {
+        let missing = |what: &str| Failure(format!("the demo's step: expected {what}"));
+        let measured_s = *self.steps.get("polder").ok_or_else(|| missing("steps of polder"))?;
+        let exchange = sharing.exchange.get("software").ok_or_else(|| missing("an exchange software"))?;
+        let micro_batch = self.batch / u32::from(self.ranks.max(1));
+        let layout = json!({ "tp": 1, "dp": self.ranks, "batch": self.batch, "micro_batch": micro_batch, "flash": true,
+            "precision": "fp32" });
+        let layout = serde_json::from_value(layout)?;
+        let hosts: Vec<u16> = (0..self.ranks).map(|rank| rank % HOSTS).collect();
+        let predicted_s = step_through(platform, sharing, exchange, (&self.model, &layout), &hosts)?;
+        Ok(Stepped { measured_s, predicted_s, error: predicted_s / measured_s[1] - 1.0 })
+    }
 }
 
 /// The median of each case over all runs.
