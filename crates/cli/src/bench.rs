@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use crate::Failure;
-pub(crate) use row::Row;
+pub(crate) use row::{Row, Sample};
 
 /// Measures Polder and its peers in turn.
 #[derive(Args)]

@@ -1,7 +1,7 @@
 //! `polder probe`: what this machine's memory, lines, rings and sockets take, as a file that the planner reads.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -22,6 +22,7 @@ use polder_pool::settings::CoherenceChoice;
 use serde::Deserialize;
 
 use crate::Failure;
+use crate::bench::Sample;
 use crate::bench::collectives::python;
 use crate::bench::ring::one_way;
 use crate::scratch::Scratch;
@@ -157,7 +158,6 @@ fn cores(name: &str, sharing: &Sharing, kernels: Kernels) -> Result<Rack, Failur
     let most = |points: &[(f64, f64)]| points.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
     let (operations, bytes) = (most(&kernels.products), most(&kernels.moved));
     let count = sharing.cores;
-    let part = |whole: Bandwidth| Bandwidth::new(whole.value() / f64::from(count));
     let whole = Packet { bytes: Bytes::new(64.0), payload: Bytes::new(64.0) };
     let pool = &sharing.exchange["coherent"];
     let fabric = Fabric {
@@ -208,7 +208,10 @@ fn cores(name: &str, sharing: &Sharing, kernels: Kernels) -> Result<Rack, Failur
         host: Host {
             accelerators: count,
             memory: *memory,
-            attach: Attach { kind: AttachKind::Ucie, bandwidth: part(memory.read) },
+            attach: Attach {
+                kind: AttachKind::Ucie,
+                bandwidth: Bandwidth::new(memory.read.value() / f64::from(count)),
+            },
             tier: [].into(),
         },
     })
@@ -240,16 +243,14 @@ fn handed_over() -> Result<f64, Failure> {
         });
         let timed = scope.spawn(move || {
             drop(pin_to_cpu(cpu));
-            let mut samples: Vec<_> = (0..SAMPLES)
-                .map(|_| {
-                    let begin = Instant::now();
-                    here(TURNS);
-                    begin.elapsed().as_secs_f64() / f64::from(2 * TURNS)
-                })
-                .collect();
-            median(&mut samples)
+            let sample = |_| {
+                let begin = Instant::now();
+                here(TURNS);
+                begin.elapsed().as_secs_f64() / f64::from(2 * TURNS)
+            };
+            median((0..SAMPLES).map(sample).collect())
         });
-        timed.join().map_err(|_| Failure("a thread that was timed has ended".into()))
+        timed.join().map_err(|_| Failure("a thread that was timed has ended".into()))?
     })
 }
 
@@ -295,12 +296,12 @@ fn loopback() -> Result<(f64, f64), Failure> {
         streams.push(STREAM as f64 / begin.elapsed().as_secs_f64());
     }
     other.join().map_err(|_| Failure("a thread that was timed has ended".into()))??;
-    Ok((median(&mut turns), median(&mut streams)))
+    Ok((median(turns)?, median(streams)?))
 }
 
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+fn median(values: Vec<f64>) -> Result<f64, Failure> {
+    let sample = Sample::of(values).ok_or_else(|| Failure("nothing was timed".into()))?;
+    Ok(sample.median)
 }
 
 /// Bytes of memory.
@@ -316,8 +317,7 @@ fn processor() -> Option<String> {
 
 /// What stands behind a key and a colon.
 fn line_of(path: &str, key: &str) -> Option<String> {
-    let mut text = String::new();
-    File::open(path).ok()?.read_to_string(&mut text).ok()?;
+    let text = fs::read_to_string(path).ok()?;
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.trim_start().strip_prefix(':'));
     value.map(|value| value.trim().to_owned())
 }

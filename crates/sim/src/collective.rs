@@ -29,35 +29,54 @@ pub fn collective(
     bytes: u64,
     place: Place,
 ) -> Option<f64> {
-    let ranks = hosts.len();
-    let on_a_core = (ranks as f64 / f64::from(sharing.cores)).ceil();
-    let without_core = ranks.saturating_sub(sharing.cores as usize) as f64;
-    let turn = exchange.turn.value() + exchange.switch.value() * without_core;
-    // Each rank has the message and, as often, what it stages or copies of it.
-    let footprint = bytes as f64 * ranks as f64;
-    let copied = 1.0 / copied(sharing, exchange, footprint);
-    let [write, read] =
-        [exchange.write, exchange.read].map(|rate| rate.map_or(0.0, |rate| 1.0 / rate.value()));
-    let variant = match place {
-        Place::InPool => Variant::in_pool(collective),
-        Place::Staged => Variant::staged(collective, bytes, DIRECT_BYTES, || hosts.to_vec()),
-    };
-    let schedule = variant.schedule(collective, hosts, 0);
-    let mut turns = 0;
-    let mut most: f64 = 0.0;
-    for rank in 0..ranks {
-        let plan = Plan::new(&schedule, hosts, rank);
-        let cut = match place {
-            Place::InPool => Cut::new(&plan, bytes, SEGMENT_BYTES),
-            Place::Staged => Cut::staged(&plan, bytes, STAGING_BYTES / 2, SEGMENT_BYTES)?,
+    Some(Moves::new(collective, hosts, bytes, place)?.seconds(sharing, exchange))
+}
+
+/// What a collective moves, whatever that takes.
+pub(crate) struct Moves {
+    /// Of each rank: bytes of a chunk, and its [`chunks`].
+    ranks: Vec<(f64, [f64; 3])>,
+    turns: f64,
+    /// Each rank has the message and, as often, what it stages or copies of it.
+    footprint: f64,
+}
+
+impl Moves {
+    pub(crate) fn new(collective: Collective, hosts: &[u16], bytes: u64, place: Place) -> Option<Self> {
+        let variant = match place {
+            Place::InPool => Variant::in_pool(collective),
+            Place::Staged => Variant::staged(collective, bytes, DIRECT_BYTES, || hosts.to_vec()),
         };
-        turns = cut.rounds + plan.steps.len() as u64 - 2;
-        let [all, written, far] = chunks(&plan, place).map(|chunks| chunks as f64);
-        most = most.max(cut.chunk as f64 * (all * copied + written * write + far * read));
+        let schedule = variant.schedule(collective, hosts, 0);
+        let (mut ranks, mut turns) = (vec![], 0);
+        for rank in 0..hosts.len() {
+            let plan = Plan::new(&schedule, hosts, rank);
+            let cut = match place {
+                Place::InPool => Cut::new(&plan, bytes, SEGMENT_BYTES),
+                Place::Staged => Cut::staged(&plan, bytes, STAGING_BYTES / 2, SEGMENT_BYTES)?,
+            };
+            turns = cut.rounds + plan.steps.len() as u64 - 2;
+            ranks.push((cut.chunk as f64, chunks(&plan, place).map(|chunks| chunks as f64)));
+        }
+        // Data in the pool is announced before, and left alone until all have read it after.
+        let turns = turns as f64 + if place == Place::InPool { 2.0 } else { 0.0 };
+        Some(Self { ranks, turns, footprint: bytes as f64 * hosts.len() as f64 })
     }
-    // Data in the pool is announced before, and left alone until all have read it after.
-    let turns = turns as f64 + if place == Place::InPool { 2.0 } else { 0.0 };
-    Some(exchange.call.value() + turns * turn + most * on_a_core)
+
+    pub(crate) fn seconds(&self, sharing: &Sharing, exchange: &Exchange) -> f64 {
+        let ranks = self.ranks.len();
+        let on_a_core = (ranks as f64 / f64::from(sharing.cores)).ceil();
+        let without_core = ranks.saturating_sub(sharing.cores as usize) as f64;
+        let turn = exchange.turn.value() + exchange.switch.value() * without_core;
+        let copied = 1.0 / copied(sharing, exchange, self.footprint);
+        let [write, read] =
+            [exchange.write, exchange.read].map(|rate| rate.map_or(0.0, |rate| 1.0 / rate.value()));
+        let work = self
+            .ranks
+            .iter()
+            .map(|(chunk, [all, written, far])| chunk * (all * copied + written * write + far * read));
+        exchange.call.value() + self.turns * turn + work.fold(0.0, f64::max) * on_a_core
+    }
 }
 
 /// Chunks that a rank reads or writes, and of these those that it writes for other hosts and that it reads of them.

@@ -7,7 +7,7 @@ use polder_platform::{Exchange, Platform, Sharing};
 use polder_schedule::Collective;
 use serde::Serialize;
 
-use crate::collective::{Place, collective};
+use crate::collective::{Moves, Place, collective};
 use crate::fit::descend;
 use crate::layout::{Layout, Refusal};
 use crate::model::Model;
@@ -85,21 +85,23 @@ pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
     let sizes = every_other(rows.iter().map(|row| row.bytes).collect());
     let counts = every_other(rows.iter().map(|row| row.hosts.len() as u64).collect());
     let is_fitted = |row: &Measured| sizes.contains(&row.bytes) && counts.contains(&(row.hosts.len() as u64));
+    let of = |row: &Measured| Moves::new(Collective::AllReduce, &row.hosts, row.bytes, row.place);
+    let moves: Vec<_> = rows.iter().filter_map(|row| Some((row, of(row)?))).collect();
     let mut found = sharing.clone();
     for (name, constants) in &mut found.exchange {
-        let seen: Vec<_> = rows.iter().filter(|row| row.exchange == *name && is_fitted(row)).collect();
-        *constants = exchange(sharing, constants, &seen);
+        let seen = moves.iter().filter(|(row, _)| row.exchange == *name && is_fitted(row));
+        *constants = exchange(sharing, constants, &seen.collect::<Vec<_>>());
     }
-    let beside = rows.iter().filter_map(|row| {
-        let predicted_s = predicted(&found, found.exchange.get(&row.exchange)?, row)?;
-        Some(Beside { measured: row.clone(), predicted_s, fitted: is_fitted(row) })
+    let beside = moves.iter().filter_map(|(row, moves)| {
+        let predicted_s = moves.seconds(&found, found.exchange.get(&row.exchange)?);
+        Some(Beside { measured: (*row).clone(), predicted_s, fitted: is_fitted(row) })
     });
     let rows = beside.collect();
     Verified { sharing: found, rows }
 }
 
 /// The most plausible constants given the rows: the least errors of the logarithms, each constant near what it was before.
-fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&Measured]) -> Exchange {
+fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&(&Measured, Moves)]) -> Exchange {
     let values = before.values();
     let at = |steps: &[f64; 7]| {
         let mut moved = values;
@@ -110,10 +112,9 @@ fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&Measured]) -> Exchang
     };
     let cost = |steps: &[f64; 7]| {
         let constants = at(steps);
-        let misfit = |row: &&Measured| match predicted(sharing, &constants, row) {
-            // Squares of small errors, but no more than the size of large ones: a busy machine gives a few of those.
-            Some(seconds) => ((seconds / row.seconds).ln() / NOISE).hypot(1.0) - 1.0,
-            None => 0.0,
+        // Squares of small errors, but no more than the size of large ones: a busy machine gives a few of those.
+        let misfit = |(row, moves): &&(&Measured, Moves)| {
+            ((moves.seconds(sharing, &constants) / row.seconds).ln() / NOISE).hypot(1.0) - 1.0
         };
         steps.iter().map(|step| step * step).sum::<f64>() + rows.iter().map(misfit).sum::<f64>()
     };
@@ -139,10 +140,6 @@ pub fn step_through(
     let gradients = step.memory.gradients_bytes as u64;
     let combined = collective(sharing, exchange, Collective::AllReduce, hosts, gradients, Place::Staged);
     Ok(step.total_s - step.communication.data.exposed_s() + combined.unwrap_or(f64::INFINITY))
-}
-
-fn predicted(sharing: &Sharing, exchange: &Exchange, row: &Measured) -> Option<f64> {
-    collective(sharing, exchange, Collective::AllReduce, &row.hosts, row.bytes, row.place)
 }
 
 #[cfg(test)]
@@ -179,7 +176,10 @@ mod tests {
                 spread_s: [0.0; 2],
             })
         });
-        timed.map(|row| Measured { seconds: predicted(&sharing, &truth, &row).unwrap(), ..row }).collect()
+        let seconds = |row: &Measured| {
+            collective(&sharing, &truth, Collective::AllReduce, &row.hosts, row.bytes, row.place).unwrap()
+        };
+        timed.map(|row| Measured { seconds: seconds(&row), ..row }).collect()
     }
 
     #[test]

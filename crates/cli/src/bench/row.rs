@@ -27,9 +27,9 @@ pub(super) enum Better {
 
 /// The median of a few runs, with the least and the greatest.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Sample {
+pub(crate) struct Sample {
     /// The median.
-    pub(super) median: f64,
+    pub(crate) median: f64,
     /// The least.
     pub(crate) low: f64,
     /// The greatest.
@@ -38,7 +38,7 @@ pub(super) struct Sample {
 
 impl Sample {
     /// The median, least and greatest of `values`; `None` when there are none.
-    pub(super) fn of(mut values: Vec<f64>) -> Option<Self> {
+    pub(crate) fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
         let (low, high) = (*values.first()?, *values.last()?);
         let middle = values.len() / 2;
