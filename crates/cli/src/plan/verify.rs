@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::table;
 use crate::Failure;
-use crate::bench::{Row, collectives};
+use crate::bench::{Row, Sample, collectives};
 
 /// The benchmark deals its ranks out to so many hosts in turn.
 const HOSTS: u16 = 2;
@@ -166,11 +166,10 @@ fn measured(arguments: &Arguments) -> Result<Vec<Measured>, Failure> {
     }
     let rows = order.iter().filter_map(|case| {
         let rows = &seen[case];
-        let mut medians: Vec<_> = rows.iter().map(|row| row.value).collect();
-        medians.sort_by(f64::total_cmp);
+        let median = Sample::of(rows.iter().map(|row| row.value).collect())?.median;
         let low = rows.iter().map(|row| row.low).fold(f64::INFINITY, f64::min);
         let high = rows.iter().map(|row| row.high).fold(0.0, f64::max);
-        parsed(case, medians[medians.len() / 2], [low, high])
+        parsed(case, median, [low, high])
     });
     Ok(rows.collect())
 }
