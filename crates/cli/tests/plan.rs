@@ -392,6 +392,8 @@ fn files_of_calculon_are_read_and_arguments_count_before_them() {
         said(&format!("search --model {model} --platform {system},dgx-a100 --gpus 16"))
             .contains("system.json")
     );
+    let priced = format!("search --model {model} --platform {system} --gpus 16 --prices watts");
+    assert!(refused(&priced).contains("watts: machine: expected"), "{}", refused(&priced));
     assert!(
         said(&format!("train --model {model} --platform dgx-a100 --layout {execution}")).contains("step, s")
     );

@@ -261,7 +261,7 @@ impl Request {
     /// # Errors
     /// When a file is damaged, or says nothing of the machine.
     pub fn rates(&self, prices: &Prices) -> Result<Rates, RequestError> {
-        let platform = Platform::load(&self.platform)?;
+        let platform = json::platform(&self.platform)?;
         let job = self.job(&self.platform, &platform)?;
         Ok(prices.rates(&self.platform, &platform, job.rack(), self.accelerators)?)
     }
