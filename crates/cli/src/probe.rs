@@ -101,6 +101,8 @@ fn sharing() -> Result<Sharing, Failure> {
         switch: Time::new(switch),
         cached: Bandwidth::new(cached),
         copied: each(read),
+        passed: Bandwidth::new(cached),
+        near: Bandwidth::new(cached),
         write: far[0].map(each),
         read: far[1].map(each),
     };

@@ -21,7 +21,7 @@ pub struct Sharing {
     pub exchange: BTreeMap<String, Exchange>,
 }
 
-/// Seven constants of a way to exchange bytes; each bandwidth is that of one rank with a core of its own.
+/// Nine constants of a way to exchange bytes; each bandwidth is that of one rank with a core of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exchange {
@@ -29,12 +29,16 @@ pub struct Exchange {
     pub call: Time,
     /// Until a peer sees that a step is done.
     pub turn: Time,
-    /// What a turn takes longer for each rank that has no core of its own.
+    /// What a core takes to go over to another rank, for each rank that has no core of its own.
     pub switch: Time,
-    /// Copies and sums of what the last cache holds.
+    /// Copies and sums of messages that the last cache holds.
     pub cached: Bandwidth,
-    /// Copies and sums of more than that.
+    /// Copies and sums of messages that are longer.
     pub copied: Bandwidth,
+    /// What is staged for ranks of other hosts, and what of a message is in a core's own cache.
+    pub passed: Bandwidth,
+    /// What is staged for ranks of the same host.
+    pub near: Bandwidth,
     /// What is written for other hosts takes so much longer; no longer when left out.
     pub write: Option<Bandwidth>,
     /// What is read of other hosts takes so much longer; no longer when left out.
@@ -47,19 +51,21 @@ impl Exchange {
 
     /// The constants in the order of [`Exchange::NAMES`], in seconds and bytes a second; infinite where nothing takes longer.
     #[must_use]
-    pub fn values(&self) -> [f64; 7] {
-        let Self { call, turn, switch, cached, copied, write, read } = self;
-        let times = [call, turn, switch].map(|time| time.value());
-        let far = [write, read].map(|rate| rate.map_or(f64::INFINITY, Bandwidth::value));
-        [times[0], times[1], times[2], cached.value(), copied.value(), far[0], far[1]]
+    pub fn values(&self) -> [f64; 9] {
+        let Self { call, turn, switch, cached, copied, passed, near, write, read } = self;
+        let [call, turn, switch] = [call, turn, switch].map(|time| time.value());
+        let [cached, copied, passed, near] = [cached, copied, passed, near].map(|rate| rate.value());
+        let [write, read] = [write, read].map(|rate| rate.map_or(f64::INFINITY, Bandwidth::value));
+        [call, turn, switch, cached, copied, passed, near, write, read]
     }
 
     /// The constants from their values.
     ///
     /// # Panics
-    /// When one is negative or no number, or one of the first five infinite.
+    /// When one is negative or no number, or one of the first seven infinite.
     #[must_use]
-    pub fn from_values([call, turn, switch, cached, copied, write, read]: [f64; 7]) -> Self {
+    pub fn from_values(values: [f64; 9]) -> Self {
+        let [call, turn, switch, cached, copied, passed, near, write, read] = values;
         let far = |rate: f64| (rate < f64::INFINITY).then(|| Bandwidth::new(rate));
         Self {
             call: Time::new(call),
@@ -67,6 +73,8 @@ impl Exchange {
             switch: Time::new(switch),
             cached: Bandwidth::new(cached),
             copied: Bandwidth::new(copied),
+            passed: Bandwidth::new(passed),
+            near: Bandwidth::new(near),
             write: far(write),
             read: far(read),
         }
@@ -75,8 +83,9 @@ impl Exchange {
 
 impl fmt::Display for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { call, turn, switch, cached, copied, write, read } = self;
-        write!(f, "call {call}, turn {turn}, switch {switch}, cached {cached}, copied {copied}")?;
+        let Self { call, turn, switch, cached, copied, passed, near, write, read } = self;
+        write!(f, "call {call}, turn {turn}, switch {switch}, cached {cached}, copied {copied}, ")?;
+        write!(f, "passed {passed}, near {near}")?;
         let far = [("write", write), ("read", read)];
         far.into_iter().try_for_each(|(name, rate)| match rate {
             Some(rate) => write!(f, ", {name} {rate}"),

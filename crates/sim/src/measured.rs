@@ -7,7 +7,7 @@ use polder_platform::{Exchange, Platform, Sharing};
 use polder_schedule::Collective;
 use serde::Serialize;
 
-use crate::collective::{Moves, Place, collective};
+use crate::collective::{Place, Walk, collective};
 use crate::fit::descend;
 use crate::layout::{Layout, Refusal};
 use crate::model::Model;
@@ -85,15 +85,15 @@ pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
     let sizes = every_other(rows.iter().map(|row| row.bytes).collect());
     let counts = every_other(rows.iter().map(|row| row.hosts.len() as u64).collect());
     let is_fitted = |row: &Measured| sizes.contains(&row.bytes) && counts.contains(&(row.hosts.len() as u64));
-    let of = |row: &Measured| Moves::new(Collective::AllReduce, &row.hosts, row.bytes, row.place);
-    let moves: Vec<_> = rows.iter().filter_map(|row| Some((row, of(row)?))).collect();
+    let of = |row: &Measured| Walk::new(Collective::AllReduce, &row.hosts, row.bytes, row.place);
+    let walk: Vec<_> = rows.iter().filter_map(|row| Some((row, of(row)?))).collect();
     let mut found = sharing.clone();
     for (name, constants) in &mut found.exchange {
-        let seen = moves.iter().filter(|(row, _)| row.exchange == *name && is_fitted(row));
+        let seen = walk.iter().filter(|(row, _)| row.exchange == *name && is_fitted(row));
         *constants = exchange(sharing, constants, &seen.collect::<Vec<_>>());
     }
-    let beside = moves.iter().filter_map(|(row, moves)| {
-        let predicted_s = moves.seconds(&found, found.exchange.get(&row.exchange)?);
+    let beside = walk.iter().filter_map(|(row, walk)| {
+        let predicted_s = walk.seconds(&found, found.exchange.get(&row.exchange)?);
         Some(Beside { measured: (*row).clone(), predicted_s, fitted: is_fitted(row) })
     });
     let rows = beside.collect();
@@ -101,20 +101,20 @@ pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
 }
 
 /// The most plausible constants given the rows: the least errors of the logarithms, each constant near what it was before.
-fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&(&Measured, Moves)]) -> Exchange {
+fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&(&Measured, Walk)]) -> Exchange {
     let values = before.values();
-    let at = |steps: &[f64; 7]| {
+    let at = |steps: &[f64; 9]| {
         let mut moved = values;
         for (value, step) in moved.iter_mut().zip(steps) {
             *value *= f64::powf(PLAUSIBLE, *step);
         }
         Exchange::from_values(moved)
     };
-    let cost = |steps: &[f64; 7]| {
+    let cost = |steps: &[f64; 9]| {
         let constants = at(steps);
         // Squares of small errors, but no more than the size of large ones: a busy machine gives a few of those.
-        let misfit = |(row, moves): &&(&Measured, Moves)| {
-            ((moves.seconds(sharing, &constants) / row.seconds).ln() / NOISE).hypot(1.0) - 1.0
+        let misfit = |(row, walk): &&(&Measured, Walk)| {
+            ((walk.seconds(sharing, &constants) / row.seconds).ln() / NOISE).hypot(1.0) - 1.0
         };
         steps.iter().map(|step| step * step).sum::<f64>() + rows.iter().map(misfit).sum::<f64>()
     };
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
     use polder_platform::{Bandwidth, Bytes, Tier, Time};
 
-    const BEFORE: [f64; 7] = [1e-6, 1e-6, 1e-5, 1e10, 5e9, 5e9, 5e9];
+    const BEFORE: [f64; 9] = [1e-6, 1e-6, 1e-5, 1e10, 5e9, 1e10, 1e10, 5e9, 5e9];
 
     fn sharing() -> Sharing {
         let exchange = [("software".into(), Exchange::from_values(BEFORE))].into();
@@ -161,10 +161,11 @@ mod tests {
     }
 
     /// Rows that a machine with these constants would give.
-    fn rows(truth: [f64; 7]) -> Vec<Measured> {
+    fn rows(truth: [f64; 9]) -> Vec<Measured> {
         let sharing = sharing();
         let truth = Exchange::from_values(truth);
-        let cases = [2_u16, 3, 4].into_iter().flat_map(|ranks| (12..27).map(move |log| (ranks, 1 << log)));
+        let cases =
+            [2_u16, 3, 4].into_iter().flat_map(|ranks| (12..27).step_by(2).map(move |log| (ranks, 1 << log)));
         let timed = cases.flat_map(|(ranks, bytes)| {
             [Place::Staged, Place::InPool].map(|place| Measured {
                 case: format!("{bytes} {ranks}"),
@@ -184,13 +185,13 @@ mod tests {
 
     #[test]
     fn half_of_what_a_machine_takes_gives_the_other_half() {
-        let rows = rows([3e-6, 0.4e-6, 3e-5, 2e10, 3e9, 8e9, 3e9]);
+        let rows = rows([3e-6, 0.4e-6, 3e-5, 2e10, 3e9, 2e10, 5e9, 8e9, 3e9]);
         let verified = verify(&sharing(), &rows);
         assert_eq!(verified.rows.len(), rows.len());
         let fitted = verified.rows.iter().filter(|row| row.fitted).count();
-        assert_eq!(fitted, 8 * 2 * 2, "8 of 15 sizes, 2 of 3 numbers of ranks, 2 places");
+        assert_eq!(fitted, 4 * 2 * 2, "4 of 8 sizes, 2 of 3 numbers of ranks, 2 places");
         for row in verified.judged(None) {
-            assert!(row.error().abs() < 0.05, "{row:?}");
+            assert!(row.error().abs() < 0.15, "{row:?}");
         }
     }
 
@@ -200,12 +201,12 @@ mod tests {
         rows.iter_mut().filter(|row| row.hosts.len() == 3).for_each(|row| row.seconds *= 2.0);
         let verified = verify(&sharing(), &rows);
         let off = verified.judged(Some("software")).filter(|row| row.error() < -0.4).count();
-        assert_eq!(off, 15 * 2);
+        assert_eq!(off, 8 * 2);
     }
 
     #[test]
     fn the_same_rows_give_the_same_constants_and_none_give_what_was_there() {
-        let rows = rows([2e-6, 2e-6, 2e-5, 2e10, 4e9, 4e9, 4e9]);
+        let rows = rows([2e-6, 2e-6, 2e-5, 2e10, 4e9, 8e9, 9e9, 4e9, 4e9]);
         assert_eq!(verify(&sharing(), &rows), verify(&sharing(), &rows));
         assert_eq!(verify(&sharing(), &[]).sharing, sharing());
     }

@@ -16,6 +16,15 @@ pub(crate) struct Arguments {
     /// Sizes in bytes; 4 KiB to 128 MiB when left out.
     #[arg(long, num_args = 1..)]
     pub(crate) sizes: Vec<u64>,
+    /// Rounds of each library at each size.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    /// Leave the peers out.
+    #[arg(long)]
+    pub(crate) alone: bool,
+    /// Keep each rank on one processor, in turn.
+    #[arg(long)]
+    pub(crate) pin: bool,
 }
 
 /// Runs the benchmark's Python half and hands on each row as it comes.
@@ -30,6 +39,9 @@ pub(crate) fn run(
     if !arguments.sizes.is_empty() {
         command.arg("--sizes").args(arguments.sizes.iter().map(u64::to_string));
     }
+    command.arg("--rounds").arg(arguments.rounds.to_string());
+    command.args(arguments.alone.then_some("--alone"));
+    command.args(arguments.pin.then_some("--pin"));
     let mut child = command.spawn().map_err(|error| Failure(format!("{}: {error}", python.display())))?;
     let output = child.stdout.take().ok_or_else(|| Failure("the benchmark has no output".to_owned()))?;
     for line in BufReader::new(output).lines() {

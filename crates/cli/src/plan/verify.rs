@@ -15,6 +15,9 @@ use crate::bench::{Row, Sample, collectives};
 
 /// The benchmark deals its ranks out to so many hosts in turn.
 const HOSTS: u16 = 2;
+/// Rounds of a run: few, for a machine that others share is fast in some minutes and slow in others, and each size is to meet
+/// as many of both.
+const ROUNDS: u32 = 3;
 /// What a prediction may be off.
 const TOLERANCE: f64 = 0.15;
 
@@ -27,8 +30,8 @@ pub(crate) struct Arguments {
     /// Rows of `polder bench collectives --json` to take instead of measuring; several times for several runs.
     #[arg(long, value_name = "FILE")]
     rows: Vec<PathBuf>,
-    /// How often to measure, some minutes each: the median of the runs counts.
-    #[arg(long, default_value_t = 1)]
+    /// How often to measure everything, each rank kept on one processor: the median of the runs counts.
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// How many processes.
     #[arg(long, num_args = 1.., default_values_t = [2, 3, 4], value_parser = clap::value_parser!(u16).range(2..=64))]
@@ -155,7 +158,13 @@ fn measured(arguments: &Arguments) -> Result<Vec<Measured>, Failure> {
         }
     }
     if arguments.rows.is_empty() {
-        let what = collectives::Arguments { procs: arguments.procs.clone(), sizes: arguments.sizes.clone() };
+        let what = collectives::Arguments {
+            procs: arguments.procs.clone(),
+            sizes: arguments.sizes.clone(),
+            rounds: ROUNDS,
+            alone: true,
+            pin: true,
+        };
         for run in 1..=arguments.runs {
             eprintln!("polder: measuring all-reduces, run {run} of {}", arguments.runs);
             collectives::run(&what, |row| {
