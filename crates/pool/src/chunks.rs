@@ -84,9 +84,26 @@ impl<'a, M: Memory> Chunks<'a, M> {
         Ok(PoolError::Full { asked, free: Extents(self.0).free_bytes() + unclaimed })
     }
 
-    /// Gives back the empty chunks of this range, except one that is kept in a pool with many.
+    /// Gives back the empty chunks of this range, except one that is kept in a pool with many. Those that another process of
+    /// this host was giving back have gone back then as well.
     pub(crate) fn give_back(&self, chunks: Range<u32>) -> Result<(), PoolError> {
-        self.give_back_within(chunks, self.0.patience)
+        self.give_back_within(chunks.clone(), self.0.patience)?;
+        if self.are_going_back(&chunks)? {
+            drop(self.lock()?);
+        }
+        Ok(())
+    }
+
+    /// Whether the claim words still say that this host holds a chunk which it has given up.
+    fn are_going_back(&self, chunks: &Range<u32>) -> Result<bool, PoolError> {
+        for index in words(chunks) {
+            let states = word::open(self.0.memory.load(self.0.layout.chunk_word(self.0.host(), index))?);
+            let given_up = |chunk: u32| !Extents(self.0).chunk(chunk).held;
+            if states.is_some_and(|states| held(states, index, chunks.end).any(given_up)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// As [`Chunks::give_back`], unless another process holds the chunk lock, perhaps while it waits for another host: then

@@ -98,8 +98,9 @@ impl<M: Memory> Pool<M> {
     }
 
     /// Frees what can be freed of destroyed objects, this host's and those that other hosts destroyed, and puts right what
-    /// processes of this host left that died. Calls that run short of room free by themselves; an idle host's heartbeat
-    /// should call this now and then.
+    /// processes of this host left that died. What other processes of this host, or threads of this one, were freeing is
+    /// free when this returns. Calls that run short of room free by themselves; an idle host's heartbeat should call this
+    /// now and then.
     ///
     /// # Errors
     /// [`PoolError::Timeout`] when another process of this host does not let go of a lock.

@@ -22,17 +22,35 @@ const OWNER_BITS: u32 = 6;
 
 impl<M: Memory> Directory<'_, M> {
     /// Frees what can be freed: condemns what other hosts destroyed, frees what nobody holds open, takes away tombstones
-    /// whose entries are gone, gives back empty chunks. Returns how many slots and chunks came free.
+    /// whose entries are gone, gives back empty chunks. What others of this host were freeing is free then as well. Returns
+    /// how many slots and chunks came free.
     ///
     /// # Errors
     /// [`PoolError::Timeout`] when another process of this host does not let go of a lock.
     pub(crate) fn maintain(&self) -> Result<u64, PoolError> {
         let mut freed = self.clear_tombstones()?;
         self.condemn_buried()?;
+        // What another is about to condemn is to be reclaimed here.
+        freed += self.await_others()?;
         freed += self.reclaim()?;
+        freed += self.await_others()?;
         let chunks = 0..self.site.layout.chunks();
         freed += u64::from(Extents(self.site).has_empty(chunks.clone()));
         Chunks(self.site).give_back(chunks)?;
+        Ok(freed)
+    }
+
+    /// Waits for other processes of this host, and threads of this one, that are in the middle of condemning or freeing: what
+    /// they have begun is not found by who looks for something to free, and it is not free yet. Returns how many slots came free.
+    fn await_others(&self) -> Result<u64, PoolError> {
+        let mut freed = 0;
+        for stripe in 0..self.site.words().stripes() {
+            let intent = self.intent(stripe);
+            if let Some(Intent::Condemn(_) | Intent::Reclaim(_) | Intent::Clear(_)) = intent {
+                drop(self.lock(stripe)?);
+                freed += u64::from(!matches!(intent, Some(Intent::Condemn(_))));
+            }
+        }
         Ok(freed)
     }
 

@@ -9,7 +9,8 @@ use polder_mem::model::{Crash, ModelMemory, Outcome};
 use polder_mem::{Memory, ProcessSlot};
 
 use super::super::group::Dice;
-use super::super::stage::{LAUNCHED, Process, SPARE, Stage};
+use super::super::stage::{LAUNCHED, Process, SPARE, Stage, expect_clean};
+use crate::chunks::Chunks;
 use crate::directory::Key;
 use crate::membership::{HostLine, HostState};
 use crate::name::Name;
@@ -50,6 +51,8 @@ pub(super) fn other(seed: u64) -> Outcome {
         share_a_chunk,
         share_a_chunk,
         short_together,
+        free_together,
+        free_together,
         tell,
         tell,
     ];
@@ -663,6 +666,62 @@ fn short_together(seed: u64, mut dice: Dice) -> Outcome {
         cue.await_(&process.memory, 1);
         let object = make(&process, &Name::parse("/two").expect("a good name"));
         process.directory().close(&object);
+    });
+    stage.world.run()
+}
+
+fn maintain(process: &Process) {
+    process.directory().maintain().expect("nobody keeps a lock");
+}
+
+/// Two processes of a host, or two threads of one, free what was destroyed at once. When a call returns, what the other was
+/// in the middle of is done as well: nothing is left of it, and there is room for an object that had none.
+fn free_together(seed: u64, mut dice: Dice) -> Outcome {
+    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let (owner, other) = toss(&mut dice);
+    let object = stage.setup(owner, SPARE, |process| create(process).expect("room"));
+    let close = |process: &Process| process.directory().close(&object);
+    let destroy = |process: &Process| process.directory().destroy(&name()).expect("it is there");
+    let left = dice.roll(4);
+    match left {
+        // A condemned entry: it is open when it is destroyed.
+        0 => {
+            stage.setup(owner, SPARE, destroy);
+            stage.setup(owner, SPARE, close);
+        }
+        // An entry that another host has buried, and then the tombstone alone.
+        1 | 2 => {
+            stage.setup(owner, SPARE, close);
+            stage.setup(other, SPARE, destroy);
+        }
+        // An empty chunk: somebody has the lock when it could be given back.
+        _ => stage.setup(owner, SPARE, |process| {
+            close(process);
+            let _guard = Chunks(process.directory().site).lock().expect("nobody keeps a lock");
+            destroy(process);
+        }),
+    }
+    if left == 2 {
+        stage.setup(owner, SPARE, maintain);
+    }
+    let host = if left == 2 { other } else { owner };
+    let first = stage.enter(host, 0);
+    let second = if dice.roll(2) == 0 { Rc::clone(&first) } else { stage.enter(host, 1) };
+    let stopped = play_in(&mut stage, &first, maintain);
+    if dice.roll(2) == 0 {
+        stage.world.crash_within(stopped, Crash::Pause, 200);
+    }
+    let (delay, creates) = (dice.roll(128), left != 2 && dice.roll(2) == 0);
+    play_in(&mut stage, &second, move |process| {
+        idle(process, delay);
+        if creates {
+            let two = Name::parse("/two").expect("a good name");
+            let made = process.directory().create(&two, BYTES, Fill::Zeros).expect("what was freed is room");
+            process.directory().close(&made);
+        } else {
+            maintain(process);
+            expect_clean(&process.directory());
+        }
     });
     stage.world.run()
 }
