@@ -39,7 +39,7 @@ enum Bench {
     /// A million creates and opens from four processes.
     Objects(objects::Arguments),
     /// Layouts of a training step predicted in a second, and their error beside that of a constant rate.
-    Plan,
+    Plan(plan::Arguments),
     /// The other process of a benchmark.
     #[command(subcommand, hide = true)]
     Second(Second),
@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let rows = match &arguments.bench {
         Bench::Ring => ring::run()?,
         Bench::Lines => lines::run()?,
-        Bench::Plan => plan::run()?,
+        Bench::Plan(arguments) => plan::run(arguments)?,
         Bench::Objects(arguments) => objects::run(arguments)?,
         Bench::Collectives(collectives) => {
             collectives::run(collectives, |row| print(row, arguments.json))?;

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use clap::Args;
 use polder_platform::{Platform, Topology};
 use polder_sim::{FarTier, Job, Model, Offload, Overlap, Pooled, Precision, Space, search, validate};
 
@@ -9,28 +10,45 @@ use super::row::{Better, Kind, Row, Sample};
 use crate::Failure;
 
 const RUNS: usize = 3;
+const ACCELERATORS: u32 = 98_304;
+const BATCH: u32 = 6_144;
+
+/// How much is searched.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// Predict a billion layouts on all cores too, which takes a minute or two.
+    #[arg(long)]
+    billion: bool,
+}
 
 /// Measures the search on one thread and on all, and counts the error.
-pub(super) fn run() -> Result<Vec<Row>, Failure> {
+pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
     let mut platform = Platform::load("nvl72-ndr")?;
     if let Some(between) = &mut platform.between {
         // Three levels of 64 ports end at 65,536.
         between.topology = Topology::Clos { levels: 4 };
     }
     let model = Model::load("llama3-405b")?;
-    let (job, space) = (Job::new(&platform), space(&model));
+    let job = Job::new(&platform);
     let mut rows = vec![];
-    for threads in [1, std::thread::available_parallelism().map_or(1, usize::from)] {
-        let rate = |_| {
-            let begin = Instant::now();
-            let outcome = search(&job, &model, &space, threads, &|_, _| ());
-            outcome.points as f64 / begin.elapsed().as_secs_f64() / 1e6
-        };
-        let sample = Sample::of((0..RUNS).map(rate).collect()).ok_or_else(|| Failure("no run".into()))?;
-        let case = format!("search 98,304 accelerators, {threads} threads");
-        rows.push(Row::measured("plan", case, "rate", sample, "M/s"));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let usual = Space::usual(&model, ACCELERATORS, BATCH);
+    for (name, space) in [("search", space(usual.clone())), ("usual search", usual)] {
+        for threads in [1, cores] {
+            let rate = |_| {
+                let begin = Instant::now();
+                let outcome = search(&job, &model, &space, threads, &|_, _| ());
+                outcome.points as f64 / begin.elapsed().as_secs_f64() / 1e6
+            };
+            let sample = Sample::of((0..RUNS).map(rate).collect()).ok_or_else(|| Failure("no run".into()))?;
+            let case = format!("{name} 98,304 accelerators, {threads} threads");
+            rows.push(Row::measured("plan", case, "rate", sample, "M/s"));
+        }
     }
     rows.dedup_by(|a, b| a.case == b.case);
+    if arguments.billion {
+        rows.extend(billion(&job, &model, cores)?);
+    }
     let pooled = Pooled::of(&validate()?);
     for (metric, ours, constant) in [
         ("mean error", pooled.mean, pooled.constant_mean),
@@ -47,14 +65,42 @@ pub(super) fn run() -> Result<Vec<Row>, Failure> {
     Ok(rows)
 }
 
+/// Every layout of larger and larger batches, until there are a billion, and the most memory that this process ever had.
+fn billion(job: &Job<'_>, model: &Model, threads: usize) -> Result<[Row; 2], Failure> {
+    let begin = Instant::now();
+    let mut points = 0;
+    for batch in (1..).map(|times| times * BATCH).take_while(|batch| *batch <= 1 << 24) {
+        if points >= 1_000_000_000 {
+            break;
+        }
+        let space = space(Space::usual(model, ACCELERATORS, batch));
+        points += search(job, model, &space, threads, &|_, _| ()).points;
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    let case = format!("search {:.3} billion layouts, {threads} threads", points as f64 / 1e9);
+    let row = |metric, value, unit| {
+        let sample = Sample { median: value, low: value, high: value };
+        Row::measured("plan", case.clone(), metric, sample, unit)
+    };
+    Ok([row("time", seconds, "s"), row("peak memory", peak_bytes()? / 1e6, "MB")])
+}
+
+/// The most memory that this process had at once.
+fn peak_bytes() -> Result<f64, Failure> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok());
+    kibibytes.map(|it| it * 1024.0).ok_or_else(|| Failure("/proc/self/status: expected VmHWM in kB".into()))
+}
+
 /// Every layout, with everything that can be chosen chosen both ways.
-fn space(model: &Model) -> Space {
+fn space(usual: Space) -> Space {
     Space {
         flash: vec![true, false],
         precision: vec![Precision::Bf16, Precision::Fp8],
         wide_gradients: vec![true, false],
         overlap: Overlap::all().collect(),
         offload: Offload::all(FarTier::Host).collect(),
-        ..Space::usual(model, 98_304, 6_144)
+        ..usual
     }
 }
