@@ -4,6 +4,8 @@
 //! and no latency between the racks, no layout, no speed of the pool. What it leaves open is listed here, with the value
 //! taken and a range that is plausible.
 
+use std::collections::BTreeMap;
+
 use polder_platform::{Bandwidth, DataError, Folder, Packet, Platform, Time, TransferRate, read};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +25,8 @@ pub struct Figure {
     pub paper: Paper,
     /// What it leaves open.
     pub open: Vec<Open>,
+    /// What it leaves open that is no number.
+    pub choice: Vec<Choice>,
     /// Its workloads.
     pub row: Vec<Workload>,
 }
@@ -53,6 +57,37 @@ pub struct Open {
     pub range: [f64; 2],
     /// Whether it was fitted to the paper's three numbers, or predicted from the hardware.
     pub origin: Origin,
+}
+
+/// Something that the paper leaves open, which was taken to be one of several.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Choice {
+    /// What it is, in a line.
+    pub what: String,
+    /// What was taken.
+    pub taken: String,
+    /// What is plausible besides.
+    pub instead: Vec<Instead>,
+}
+
+/// What a figure may rest on instead.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Instead {
+    /// What it is, in a word.
+    pub value: String,
+    /// Which workloads it is of; all when left out.
+    #[serde(default)]
+    pub models: Vec<String>,
+    /// The model in their place.
+    pub model: Option<String>,
+    /// What of their layouts is another.
+    #[serde(default)]
+    pub layout: serde_json::Map<String, serde_json::Value>,
+    /// Which open parameters have another value.
+    #[serde(default)]
+    pub open: BTreeMap<Parameter, f64>,
 }
 
 /// Where a value comes from.
@@ -152,6 +187,34 @@ impl Figure {
     /// When its file is damaged.
     pub fn load() -> Result<Self, DataError> {
         read(Folder::Figures, "scalepool-fig6")
+    }
+
+    /// The figure with something else in place of what was taken.
+    ///
+    /// # Errors
+    /// When a layout has no such key.
+    pub fn with(&self, instead: &Instead) -> Result<Self, DataError> {
+        let wrong = |error: serde_json::Error| {
+            DataError::new(
+                "scalepool-fig6",
+                &format!("choice.instead {:?}: layout", instead.value),
+                error.to_string(),
+            )
+        };
+        let mut figure = self.clone();
+        for open in &mut figure.open {
+            open.value = instead.open.get(&open.name).copied().unwrap_or(open.value);
+        }
+        for row in &mut figure.row {
+            if !instead.models.is_empty() && !instead.models.contains(&row.model) {
+                continue;
+            }
+            let mut layout = serde_json::to_value(row.layout).map_err(wrong)?;
+            layout.as_object_mut().expect("a layout has keys").extend(instead.layout.clone());
+            row.layout = serde_json::from_value(layout).map_err(wrong)?;
+            row.model = instead.model.clone().unwrap_or_else(|| row.model.clone());
+        }
+        Ok(figure)
     }
 
     /// The value of a parameter, or what `instead` says of it.
