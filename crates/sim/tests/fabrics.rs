@@ -50,6 +50,19 @@ fn predictions_are_as_near_to_published_figures_as_docs_plan_says() {
     assert!(pooled.mean <= 0.18 && pooled.worst <= 0.76, "{pooled:?}");
 }
 
+#[test]
+fn other_steps_meet_the_latencies_that_the_platforms_own_miss() {
+    let tables = tables();
+    let nccl = tables.iter().find(|table| table.table == "nccl").unwrap();
+    let judged: Vec<_> = nccl.rows.iter().filter(|row| row.role == Role::Judged).collect();
+    assert_eq!(judged.len(), 8);
+    for row in judged {
+        let stepped = row.stepped.unwrap();
+        assert!((stepped / row.published - 1.0).abs() < 0.065, "{row:?}");
+        assert!(row.error() < -0.2, "the platforms' own start sooner: {row:?}");
+    }
+}
+
 /// Memory behind CXL alone: what the platforms of this project are about.
 #[test]
 fn memory_behind_cxl_is_within_four_per_cent() {
