@@ -133,6 +133,23 @@ class Layout:
 
 
 @dataclasses.dataclass(frozen=True)
+class Margin:
+    """How far such predictions are from published steps.
+
+    Tables of published steps took ``least`` to ``most`` times what was predicted without them; ``rows`` of them, each
+    with the scalar of its table's software, were off by ``mean`` on average and ``worst`` at most. ``accelerator`` is
+    None when nothing was published of it, and the figures are those of all others.
+    """
+
+    accelerator: str | None
+    least: float
+    most: float
+    rows: float
+    mean: float
+    worst: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """A predicted step, with what it was predicted for; the fields of ``polder plan train --json``."""
 
@@ -148,6 +165,7 @@ class Plan:
     peak_flops: float
     points: int
     fits: bool
+    margin: Margin
     against: "Plan | None"
     note: str | None
 
@@ -202,6 +220,8 @@ def train(
     >>> plan = train("gpt3-175b", "dgx-a100", 1024, batch=1536, tp=8, pp=16)
     >>> plan.layout.dp, plan.fits
     (8, True)
+    >>> plan.margin.accelerator, plan.margin.least < 1 < plan.margin.most
+    ('A100-SXM4-80GB', True)
     """
     given = {name: dataclasses.asdict(it) if dataclasses.is_dataclass(it) else it for name, it in layout.items()}
     request = {

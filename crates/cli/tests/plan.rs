@@ -43,6 +43,20 @@ fn a_step_is_predicted_of_the_layout_that_is_given() {
 }
 
 #[test]
+fn a_step_says_how_sure_it_is() {
+    let given = "train --model gpt3-175b --gpus 64 --batch 64 --tp 8 --pp 8 --platform";
+    let step = json(&format!("{given} dgx-h100 --json"));
+    let number = |key: &str| step["margin"][key].as_f64().unwrap();
+    assert_eq!(step["margin"]["accelerator"], "H100-SXM5-80GB");
+    assert!(0.0 < number("mean") && number("mean") < number("worst") && number("least") < number("most"));
+    let scratch = polder_mem::testing::Scratch::new();
+    let page = scratch.path().join("page.html");
+    let text = said(&format!("{given} ualink-1024 --html {}", page.display()));
+    let sure = "how sure: nothing was published of this accelerator; steps of others took ";
+    assert!(text.contains(sure) && std::fs::read_to_string(&page).unwrap().contains(sure), "{text}");
+}
+
+#[test]
 fn ranks_are_counted_in_the_order_that_is_given() {
     let cut = "--tp 8 --pp 8 --dp 4 --cp 1 --micro-batch 1 --interleave 1 --batch 1024";
     let train = format!("train --model llama3-70b --platform nvl72-ndr --gpus 256 {cut}");
@@ -456,6 +470,9 @@ fn validation_prints_its_error_and_that_of_a_constant_rate() {
         "all tables, ",
         "without the scalars: mean ",
         "a constant rate an accelerator",
+        "memory: 36 of 38 published steps",
+        ": does not fit",
+        "not judged ",
         "no run over CXL validates",
     ] {
         assert!(text.contains(line), "{text}");
@@ -487,7 +504,14 @@ fn fabrics_and_memory_are_judged_apart_from_training_steps() {
 #[test]
 fn the_figure_of_scalepool_says_what_it_rests_on() {
     let text = said("reproduce scalepool-fig6");
-    for line in ["mean, times faster ", "CXL ports an accelerator", "with one port to the pool", "fitted"] {
+    for line in [
+        "mean, times faster ",
+        "CXL ports an accelerator",
+        "with one port to the pool",
+        "fitted",
+        "layout of GPT-3, tp/pp/dp ",
+        "25.0 and 94.6, another fit's",
+    ] {
         assert!(text.contains(line), "{text}");
     }
     assert_eq!(json("reproduce scalepool-fig6 --json")["pairs"].as_array().unwrap().len(), 5);

@@ -70,9 +70,9 @@ fn cost(at: &[f64; 8], tables: &[(&Table, &Platform)]) -> f64 {
 }
 
 fn misfit(table: &Table, platform: &Platform, fitted: &Fitted) -> f64 {
-    let predicted = predicted(table, platform, fitted);
+    let predicted = predicted(&table.row, platform, fitted);
     let logs: Vec<_> =
-        table.row.iter().zip(predicted).map(|(row, seconds)| (seconds / row.seconds()).ln()).collect();
+        table.row.iter().zip(predicted).map(|(row, step)| (step.total_s / row.seconds()).ln()).collect();
     let weight = table.counts_as.map_or(1.0, |rows| f64::from(rows) / logs.len() as f64);
     // The scalar that is the most plausible for these rows.
     let sum: f64 = logs.iter().sum();

@@ -34,7 +34,7 @@ pub use measured::{Beside, Measured, Verified, step_through, verify};
 pub use model::{Experts, Model};
 pub use order::{Order, OrderError};
 pub use published::{
-    Compared, Counting, Judged, Pooled, Ratio, Row, Seen, Table, compare, fitted, tables, validate,
+    Compared, Counting, Judged, Margin, Pooled, Ratio, Row, Seen, Table, compare, fitted, tables, validate,
 };
 pub use request::{Answer, Given, Request, RequestError};
 pub use rows::{NUMBERS, numbers, points};

@@ -1,11 +1,13 @@
 //! Steps that others have run and published, and how far a prediction is from them.
 
+use std::sync::OnceLock;
+
 use polder_platform::{DataError, Fitted, Folder, Platform, names, read};
 use serde::{Deserialize, Serialize};
 
 use crate::fit::fit;
-use crate::train::{Job, Plan};
-use crate::{Layout, Model, Recompute};
+use crate::train::Job;
+use crate::{Layout, Memory, Model, Recompute, Step};
 
 /// A table of training steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,6 +24,9 @@ pub struct Table {
     /// What the publication does not say.
     #[serde(default)]
     pub assumed: Vec<String>,
+    /// What the closed form does not explain.
+    #[serde(default)]
+    pub unexplained: Vec<String>,
     /// As how many rows it counts, where its rows say nearly the same.
     pub counts_as: Option<u32>,
     /// Pairs of rows whose ratio is judged, by name.
@@ -29,6 +34,9 @@ pub struct Table {
     pub ratio: Vec<[String; 2]>,
     /// The steps; the first sets the table's software scalar.
     pub row: Vec<Row>,
+    /// The same steps under another assumption: compared, but neither fitted to nor judged.
+    #[serde(default)]
+    pub also: Vec<Row>,
 }
 
 /// A published step.
@@ -121,11 +129,25 @@ pub struct Compared {
     pub anchored_s: f64,
     /// What a constant rate an accelerator gives, with such a scalar.
     pub constant_s: f64,
-    /// Whether it is judged: the row that sets the scalar is not.
+    /// Whether it is judged: the row that sets the scalar is not, nor one under another assumption.
     pub judged: bool,
+    /// What is predicted to lie where.
+    pub memory: Memory,
 }
 
 impl Compared {
+    fn new(row: &Row, step: &Step, scalar: f64, rate: f64, judged: bool) -> Self {
+        Self {
+            name: row.name.clone(),
+            published_s: row.seconds(),
+            predicted_s: step.total_s,
+            anchored_s: step.total_s * scalar,
+            constant_s: row.plain_operations() / f64::from(row.layout.accelerators()) / rate,
+            judged,
+            memory: step.memory,
+        }
+    }
+
     /// Predicted over published, less 1.
     #[must_use]
     pub fn error(&self) -> f64 {
@@ -157,12 +179,16 @@ impl Ratio {
 pub struct Judged {
     /// The table's name.
     pub table: String,
+    /// The accelerator that it is of.
+    pub accelerator: String,
     /// Its title.
     pub title: String,
     /// Where it was published.
     pub source: String,
     /// What the publication does not say.
     pub assumed: Vec<String>,
+    /// What the closed form does not explain.
+    pub unexplained: Vec<String>,
     /// The constants, fitted without this table.
     pub fitted: Fitted,
     /// The table's software scalar.
@@ -171,6 +197,8 @@ pub struct Judged {
     pub weight: f64,
     /// Its rows.
     pub rows: Vec<Compared>,
+    /// Some of them under another assumption, which count nowhere.
+    pub also: Vec<Compared>,
     /// Its ratios.
     pub ratios: Vec<Ratio>,
 }
@@ -183,7 +211,7 @@ pub fn tables() -> Result<Vec<(String, Table, Platform)>, DataError> {
     let steps = names(Folder::Published).into_iter().map(|name| {
         let table: Table = read(Folder::Published, name)?;
         let platform = Platform::load(&table.platform)?;
-        for row in &table.row {
+        for row in table.row.iter().chain(&table.also) {
             let wrong =
                 |key: &str, problem| DataError::new(name, &format!("row {}: {key}", row.name), problem);
             row.model.check().map_err(|(key, problem)| wrong(&format!("model.{key}"), problem))?;
@@ -194,36 +222,29 @@ pub fn tables() -> Result<Vec<(String, Table, Platform)>, DataError> {
     steps.collect()
 }
 
-/// Predicted seconds of each row with these constants.
-pub(crate) fn predicted(table: &Table, platform: &Platform, fitted: &Fitted) -> Vec<f64> {
+/// Predicted steps with these constants; one that cannot run takes no number of seconds.
+pub(crate) fn predicted(rows: &[Row], platform: &Platform, fitted: &Fitted) -> Vec<Step> {
     let mut platform = platform.clone();
     for rack in platform.rack.values_mut() {
         rack.accelerator.fitted = *fitted;
     }
     let job = Job::new(&platform);
-    table
-        .row
-        .iter()
-        .map(|row| job.predict(&row.model, &row.layout).map_or(f64::NAN, |Plan { step, .. }| step.total_s))
-        .collect()
+    let none = Step { total_s: f64::NAN, ..Step::default() };
+    rows.iter().map(|row| job.predict(&row.model, &row.layout).map_or(none, |plan| plan.step)).collect()
 }
 
 /// Compares a table with what these constants predict.
 #[must_use]
 pub fn compare(name: &str, table: &Table, platform: &Platform, fitted: Fitted) -> Judged {
-    let predicted = predicted(table, platform, &fitted);
-    let scalar = table.row[0].seconds() / predicted[0];
-    let plain = |row: &Row| row.plain_operations() / f64::from(row.layout.accelerators());
-    let rate = plain(&table.row[0]) / table.row[0].seconds();
-    let rows = table.row.iter().zip(&predicted).enumerate().map(|(index, (row, predicted))| Compared {
-        name: row.name.clone(),
-        published_s: row.seconds(),
-        predicted_s: *predicted,
-        anchored_s: predicted * scalar,
-        constant_s: plain(row) / rate,
-        judged: index > 0,
-    });
-    let rows: Vec<_> = rows.collect();
+    let steps = predicted(&table.row, platform, &fitted);
+    let first = &table.row[0];
+    let scalar = first.seconds() / steps[0].total_s;
+    let rate = first.plain_operations() / f64::from(first.layout.accelerators()) / first.seconds();
+    let rows = table.row.iter().zip(&steps).enumerate();
+    let rows: Vec<_> =
+        rows.map(|(index, (row, step))| Compared::new(row, step, scalar, rate, index > 0)).collect();
+    let also = table.also.iter().zip(predicted(&table.also, platform, &fitted));
+    let also = also.map(|(row, step)| Compared::new(row, &step, scalar, rate, false)).collect();
     let ratio = |pair: &[String; 2]| {
         let [dividend, divisor] = pair.each_ref().map(|name| rows.iter().find(|row| row.name == *name));
         let (dividend, divisor) = dividend.zip(divisor)?;
@@ -237,13 +258,16 @@ pub fn compare(name: &str, table: &Table, platform: &Platform, fitted: Fitted) -
     let judged = rows.len().saturating_sub(1).max(1) as f64;
     Judged {
         table: name.into(),
+        accelerator: chip(platform).into(),
         title: table.title.clone(),
         source: table.source.clone(),
         assumed: table.assumed.clone(),
+        unexplained: table.unexplained.clone(),
         fitted,
         scalar,
         weight: table.counts_as.map_or(1.0, |rows| f64::from(rows) / judged),
         rows,
+        also,
         ratios,
     }
 }
@@ -292,6 +316,10 @@ pub struct Pooled {
     pub constant_worst: f64,
     /// The largest error of a ratio inside a table.
     pub worst_ratio: f64,
+    /// Published steps, judged or not.
+    pub steps: usize,
+    /// Those that are predicted to fit where they lie, as all of them did.
+    pub fits: usize,
 }
 
 impl Pooled {
@@ -302,6 +330,8 @@ impl Pooled {
         let mut all = 0.0;
         for table in tables {
             for row in &table.rows {
+                pooled.steps += 1;
+                pooled.fits += usize::from(row.memory.fits());
                 pooled.mean_without_scalar += table.weight * (row.predicted_s / row.published_s - 1.0).abs();
                 all += table.weight;
                 if row.judged {
@@ -321,6 +351,53 @@ impl Pooled {
         (pooled.mean, pooled.constant_mean) = (pooled.mean / rows, pooled.constant_mean / rows);
         pooled.mean_without_scalar /= f64::max(all, f64::MIN_POSITIVE);
         pooled
+    }
+}
+
+/// How far predictions for an accelerator are from published steps, as [`validate`] judges them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Margin {
+    /// The accelerator; `None` when nothing was published of it, and the margin is that of all others.
+    pub accelerator: Option<String>,
+    /// How many times as long as predicted without them its tables' first rows took: the least.
+    pub least: f64,
+    /// The most.
+    pub most: f64,
+    /// Rows judged with their table's software scalar, as [`Pooled::rows`].
+    pub rows: f64,
+    /// Mean of their absolute errors: how far a comparison on one software is off.
+    pub mean: f64,
+    /// The largest.
+    pub worst: f64,
+}
+
+impl Margin {
+    /// That of an accelerator, by its name.
+    ///
+    /// # Errors
+    /// When a table is damaged.
+    pub fn of(accelerator: &str) -> Result<Self, DataError> {
+        static ALL: OnceLock<Vec<Judged>> = OnceLock::new();
+        let all = match ALL.get() {
+            Some(all) => all,
+            None => {
+                let all = validate()?;
+                ALL.get_or_init(|| all)
+            }
+        };
+        let own: Vec<_> = all.iter().filter(|table| table.accelerator == accelerator).cloned().collect();
+        let (tables, accelerator) =
+            if own.is_empty() { (all, None) } else { (&own, Some(accelerator.to_owned())) };
+        let scalars = || tables.iter().map(|table| table.scalar);
+        let Pooled { rows, mean, worst, .. } = Pooled::of(tables);
+        Ok(Self {
+            accelerator,
+            least: scalars().fold(f64::INFINITY, f64::min),
+            most: scalars().fold(0.0, f64::max),
+            rows,
+            mean,
+            worst,
+        })
     }
 }
 

@@ -7,6 +7,7 @@ use crate::json;
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 use crate::model::Model;
 use crate::order::Order;
+use crate::published::Margin;
 use crate::search::{Outcome, Progress, Space, search};
 use crate::step::Step;
 use crate::train::{Job, Plan};
@@ -105,6 +106,8 @@ pub struct Answer {
     pub points: u64,
     /// Whether it fits where it lies.
     pub fits: bool,
+    /// How far such predictions are from published steps.
+    pub margin: Margin,
     /// The same layout on another platform.
     pub against: Option<Box<Self>>,
     /// What must be said with it.
@@ -315,6 +318,7 @@ impl Request {
             peak_flops: peak.map_or(0.0, FlopRate::value),
             points,
             fits: step.memory.fits(),
+            margin: Margin::of(&job.rack().accelerator.name)?,
             against: None,
             note: is_cxl.then_some(UNPROVED),
         })

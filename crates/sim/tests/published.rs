@@ -1,7 +1,7 @@
 //! How far predictions may be from published steps. The bars are those of docs/plan.md.
 
 use polder_platform::{Fitted, Platform};
-use polder_sim::{Pooled, fitted, scalepool, validate};
+use polder_sim::{Margin, Pooled, fitted, scalepool, validate};
 
 #[test]
 fn predicted_steps_are_as_near_to_published_ones_as_docs_plan_says() {
@@ -12,6 +12,52 @@ fn predicted_steps_are_as_near_to_published_ones_as_docs_plan_says() {
     assert!(pooled.worst <= 0.15, "{pooled:?}");
     assert!(pooled.mean <= pooled.constant_mean / 2.0, "{pooled:?}");
     assert!(pooled.worst_ratio <= 0.05, "{pooled:?}");
+}
+
+/// Every published step ran, so each fits but those of which a table says why not.
+#[test]
+fn published_steps_fit_in_the_memory_that_they_ran_in() {
+    let tables = validate().unwrap();
+    let Pooled { steps, fits, .. } = Pooled::of(&tables);
+    assert_eq!((steps, fits), (38, 36));
+    for table in &tables {
+        let over = table.rows.iter().filter(|row| !row.memory.fits());
+        let names: Vec<_> = over.map(|row| row.name.as_str()).collect();
+        match table.table.as_str() {
+            "llama3-405b" => assert_eq!(names, ["8192 accelerators", "16384 accelerators"]),
+            name => assert_eq!(names, [""; 0], "{name}"),
+        }
+        assert!(names.is_empty() || table.unexplained.iter().any(|it| it.contains("memory")));
+    }
+}
+
+/// Which the table does not say: neither is fitted to or judged beside the other.
+#[test]
+fn one_trillion_parameters_are_compared_in_whole_stages_and_in_two_parts() {
+    let tables = validate().unwrap();
+    let table = tables.iter().find(|table| table.table == "megatron-sc21").unwrap();
+    let (last, also) = (table.rows.last().unwrap(), &table.also[0]);
+    assert_eq!(
+        (last.published_s, also.published_s, also.judged),
+        (also.published_s, last.published_s, false)
+    );
+    assert!(also.predicted_s > 1.04 * last.predicted_s, "{also:?}");
+}
+
+#[test]
+fn the_margin_of_an_accelerator_is_that_of_its_tables() {
+    let tables = validate().unwrap();
+    let own = Margin::of("A100-SXM4-80GB").unwrap();
+    let of = |name: &str| tables.iter().find(|table| table.table == name).unwrap().scalar;
+    let scalars = ["korthikanti-table5", "megatron-sc21", "mt-nlg"].map(of);
+    assert_eq!(own.least, scalars.into_iter().fold(f64::INFINITY, f64::min));
+    assert_eq!(own.most, scalars.into_iter().fold(0.0, f64::max));
+    assert_eq!(own.rows, 7.0 + 9.0 + 2.0);
+    let all = Margin::of("like MI350X").unwrap();
+    let pooled = Pooled::of(&tables);
+    assert_eq!((all.accelerator, all.rows, all.mean), (None, pooled.rows, pooled.mean));
+    assert_eq!((own.accelerator.as_deref(), own.worst), (Some("A100-SXM4-80GB"), pooled.worst));
+    assert!(all.least <= own.least && own.most <= all.most);
 }
 
 /// What the files say is what the tables give, to three digits: nobody turned it by hand.
@@ -35,6 +81,11 @@ fn the_three_numbers_of_scalepool_come_out() {
     let pairs = figure.predict(None).unwrap();
     for pair in &pairs {
         assert!(pair.baseline.memory.fits() && pair.scalepool.memory.fits(), "{}", pair.model);
+    }
+    // What was taken stands among nothing that it could be instead, and each of that moves the result.
+    for instead in figure.choice.iter().flat_map(|choice| &choice.instead) {
+        let moved = figure.with(instead).unwrap().predict(None).unwrap();
+        assert_ne!(scalepool::summary(&moved), scalepool::summary(&pairs), "{instead:?}");
     }
     let (paper, ours) = (figure.paper, scalepool::summary(&pairs));
     for (name, paper, ours, tolerance) in [

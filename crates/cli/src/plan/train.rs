@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_sim::{
-    Answer, Execution, FarTier, Given, Layout, Model, Offload, OrderError, Overlap, Precision, Progress,
-    Recompute, Request, RequestError, Shown, Step, Stretch, Work, Zero, timeline,
+    Answer, Execution, FarTier, Given, Layout, Margin, Model, Offload, OrderError, Overlap, Precision,
+    Progress, Recompute, Request, RequestError, Shown, Step, Stretch, Work, Zero, timeline,
 };
 use serde_json::json;
 
@@ -333,7 +333,10 @@ fn page(answer: &Answer) -> Result<String, Failure> {
     // Names may be paths, and a path may hold anything.
     let plain = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;");
     let data = serde_json::to_string(&data)?.replace('<', "\\u003c");
-    Ok(include_str!("page.html").replace("@TITLE@", &plain(&title)).replace("@DATA@", &data))
+    Ok(include_str!("page.html")
+        .replace("@TITLE@", &plain(&title))
+        .replace("@SURE@", &plain(&how_sure(answer)))
+        .replace("@DATA@", &data))
 }
 
 /// A Chrome trace: a thread for each stage, times in microseconds.
@@ -395,6 +398,26 @@ pub(super) fn does_not_fit(step: &Step, layout: &Layout) -> String {
     )
 }
 
+/// How far the step may be off: what published steps took, and what comparisons were off by.
+fn how_sure(answer: &Answer) -> String {
+    let Margin { accelerator, least, most, rows, mean, worst } = &answer.margin;
+    let whose = accelerator.as_ref().map_or_else(
+        || "nothing was published of this accelerator; steps of others".into(),
+        |name| format!("published steps of {name}"),
+    );
+    let range = |times: f64, digits: usize| match least == most {
+        true => format!("{:.digits$}", least * times),
+        false => format!("{:.digits$} to {:.digits$}", least * times, most * times),
+    };
+    format!(
+        "how sure: {whose} took {} times what was predicted without them, and so much would make {} s of this one; comparisons on one software were {:.1}% off on average, {:.1}% at worst ({rows:.0} judged)",
+        range(1.0, 2),
+        range(answer.step.total_s, 3),
+        mean * 100.0,
+        worst * 100.0
+    )
+}
+
 fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     let Answer { layout, step, fill, .. } = answer;
     let others: Vec<_> = answer.against.iter().collect();
@@ -446,7 +469,11 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     if let Some(note) = answer.note {
         println!("{note}");
     }
-    println!("`polder plan validate` prints how far such predictions are from published steps");
+    println!("{}", how_sure(answer));
+    for other in others.iter().filter(|it| it.margin != answer.margin) {
+        println!("on {}: {}", other.platform, how_sure(other));
+    }
+    println!("`polder plan validate` prints these published steps beside what is predicted of them");
     Ok(())
 }
 

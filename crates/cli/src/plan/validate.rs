@@ -56,12 +56,18 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             );
         }
         let mut rows = vec![
-            ["", "published s", "simulated s", "with scalar", "error", "constant rate"]
+            ["", "published s", "simulated s", "with scalar", "error", "constant rate", "memory, GB"]
                 .map(String::from)
                 .to_vec(),
         ];
-        for row in &judged.rows {
-            let error = if row.judged { percent(row.error()) } else { "scalar".into() };
+        for (index, row) in judged.rows.iter().chain(&judged.also).enumerate() {
+            let error = match (row.judged, index) {
+                (true, _) => percent(row.error()),
+                (_, 0) => "scalar".into(),
+                _ => format!("not judged {}", percent(row.error())),
+            };
+            let memory = &row.memory;
+            let over = if memory.fits() { "" } else { ": does not fit" };
             rows.push(vec![
                 format!("  {}", row.name),
                 format!("{:.3}", row.published_s),
@@ -69,6 +75,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 format!("{:.3}", row.anchored_s),
                 error,
                 percent(row.constant_s / row.published_s - 1.0),
+                format!("{:.1} of {:.0}{over}", memory.used_bytes / 1e9, memory.capacity_bytes / 1e9),
             ]);
         }
         table::print(&rows);
@@ -79,9 +86,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 "  {dividend} over {divisor}: published {published:.3}, simulated {predicted:.3}, error {error}"
             );
         }
+        for unexplained in &judged.unexplained {
+            println!("  not explained: {unexplained}");
+        }
     }
-    let Pooled { rows, mean, worst, mean_without_scalar, constant_mean, constant_worst, worst_ratio } =
-        pooled;
+    let Pooled { rows, mean, worst, mean_without_scalar, constant_mean, constant_worst, .. } = pooled;
+    let Pooled { worst_ratio, steps, fits, .. } = pooled;
     println!(
         "\nall tables, {rows:.0} judged rows: mean {:.1}%, worst {:.1}%; ratios inside a table: worst {:.1}%",
         mean * 100.0,
@@ -94,6 +104,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         constant_mean * 100.0,
         constant_worst * 100.0
     );
+    println!("memory: {fits} of {steps} published steps are predicted to fit");
     println!("no run over CXL validates any of this: what differs between fabrics is simulated");
     print_fabrics(&fabrics);
     Ok(())
@@ -114,7 +125,10 @@ fn print_fabrics(tables: &[fabrics::Table]) {
             println!("  assumed: {assumed}");
         }
         let (same, held): (Vec<_>, Vec<_>) = table.rows.iter().partition(|row| row.role == Role::Same);
-        let head = ["", "published", "simulated", "error", "data sheet"].map(String::from).to_vec();
+        let mut head = ["", "published", "simulated", "error", "data sheet"].map(String::from).to_vec();
+        if !table.steps.is_empty() {
+            head.push("other steps".into());
+        }
         let rows = held.into_iter().map(|row| {
             let verdict = match (row.role, row.holds()) {
                 (Role::Fitted, _) => "fitted".into(),
@@ -130,7 +144,12 @@ fn print_fabrics(tables: &[fabrics::Table]) {
             let plain =
                 if row.holds().is_none() { percent(row.plain / row.published - 1.0) } else { String::new() };
             let published = format!("{bound}{}", written(row.published, row.measure));
-            vec![format!("  {}", row.name), published, written(row.simulated, row.measure), verdict, plain]
+            let stepped = row.stepped.map_or_else(String::new, |seconds| match row.holds() {
+                None => percent(seconds / row.published - 1.0),
+                Some(_) => written(seconds, row.measure),
+            });
+            let simulated = written(row.simulated, row.measure);
+            vec![format!("  {}", row.name), published, simulated, verdict, plain, stepped]
         });
         table::print(&[vec![head], rows.collect()].concat());
         if !same.is_empty() {
@@ -139,6 +158,11 @@ fn print_fabrics(tables: &[fabrics::Table]) {
                 "  {} figures of its own constants and formulas come out the same, to {worst:.1}%",
                 same.len()
             );
+        }
+        for (platform, steps) in &table.steps {
+            let (inside, between) =
+                (written(steps.inside.value(), Measure::Time), written(steps.between.value(), Measure::Time));
+            println!("  other steps: software.step of {inside} inside and {between} between, on {platform}");
         }
         for unexplained in &table.unexplained {
             println!("  not explained: {unexplained}");
