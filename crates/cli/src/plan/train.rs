@@ -410,7 +410,7 @@ fn how_sure(answer: &Answer) -> String {
         false => format!("{:.digits$} to {:.digits$}", least * times, most * times),
     };
     format!(
-        "how sure: {whose} took {} times what was predicted without them, and so much would make {} s of this one; comparisons on one software were {:.1}% off on average, {:.1}% at worst ({rows:.0} judged)",
+        "how sure: {whose} took {} times what was predicted without them, and so much would make {} s of this one;\n  comparisons on one software were {:.1}% off on average, {:.1}% at worst ({rows:.0} judged)",
         range(1.0, 2),
         range(answer.step.total_s, 3),
         mean * 100.0,
