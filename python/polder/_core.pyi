@@ -27,16 +27,16 @@ def format(
     path: str | PathLike[str], size: int | str, *, hosts: int | None = None, processes: int | None = None
 ) -> str: ...
 def plan_train(request: str) -> str: ...
-def plan_names() -> tuple[list[str], list[str]]: ...
+def plan_names() -> tuple[list[str], list[tuple[str, list[str]]], list[str]]: ...
 def plan_points(
     model: str,
-    platform: str,
-    numbers: _Array,
+    platforms: list[str],
+    rows: _Array,
     *,
     rack: str | None = None,
     fill: int | None = None,
     order: str | None = None,
-) -> bytes: ...
+) -> tuple[bytes, bytes, list[str]]: ...
 
 class Pool:
     def __new__(

@@ -1,7 +1,8 @@
 """Draws what a command prints as JSON on stdin.
 
 The sweeps of ``polder bench mpi --figure``, which its ``--plot`` starts, the errors of ``polder plan validate``, and
-a step of ``polder plan train`` with the file that its ``--trace`` writes.
+a step of ``polder plan train`` with the file that its ``--trace`` writes. A platform is drawn from its file, which
+extends no other: ``python -m polder.figures plan-platform.svg platform.toml``.
 """
 
 # pyright: basic
@@ -9,6 +10,7 @@ a step of ``polder plan train`` with the file that its ``--trace`` writes.
 import json
 import re
 import sys
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -190,8 +192,9 @@ def draw_step(plan: dict[str, Any], trace: dict[str, Any], out: Path) -> None:
     above.set_xlabel("seconds", fontsize=8)
     spent: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for event in trace["traceEvents"]:
-        if event["ph"] == "X":
-            spent[event["cat"], event["tid"]].append((event["ts"] / 1e6, event["dur"] / 1e6))
+        # A process is a stage, its first track what is computed.
+        if event["ph"] == "X" and event["tid"] == 0:
+            spent[event["cat"], event["pid"]].append((event["ts"] / 1e6, event["dur"] / 1e6))
     for work, colour in WORKS.items():
         for stage in range(stages):
             if spans := spent[work, stage]:
@@ -213,7 +216,112 @@ def draw_step(plan: dict[str, Any], trace: dict[str, Any], out: Path) -> None:
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=120)
 
 
+def labels(platform: dict[str, Any]) -> dict[str, list[str]]:
+    """What stands in the boxes of a platform's picture: its first kind of rack, and what that hangs on.
+
+    >>> link = {"rate": "100 GT/s", "lanes": 2}
+    >>> switch = {"ports": 8, "latency": "1 us"}
+    >>> fabric = {"links": 3, "link": link, "switch": switch, "topology": {"kind": "single-hop"}}
+    >>> memory = {"capacity": "1 GB", "read": "2 GB/s", "write": "3 GB/s", "latency": "4 ns"}
+    >>> host = {"accelerators": 2, "memory": memory, "attach": {"kind": "pcie", "bandwidth": "5 GB/s"}}
+    >>> rack = {"accelerators": 4, "accelerator": {"name": "X", "memory": memory}, "host": host, "fabric": fabric}
+    >>> found = labels({"rack": {"r": rack}, "between": fabric | {"topology": {"kind": "clos", "levels": 2}}})
+    >>> found["fabric"]
+    ['3 links each of 2 lanes at 100 GT/s', 'single-hop, switches of 8 ports, 1 us']
+    >>> found["between"][1]
+    'clos, levels 2, switches of 8 ports, 1 us'
+    >>> found["host"]
+    ['1 GB, read 2 GB/s', 'for 2 accelerators']
+    """
+
+    def memory(it: dict[str, str]) -> str:
+        return f"{it['capacity']}, read {it['read']}"
+
+    def fabric(it: dict[str, Any]) -> list[str]:
+        link, switch, topology = it["link"], it["switch"], it["topology"]
+        how = ", ".join([topology["kind"]] + [f"{key} {value}" for key, value in topology.items() if key != "kind"])
+        return [
+            f"{it['links']} {'link' if it['links'] == 1 else 'links'} each of {link['lanes']} lanes at {link['rate']}",
+            f"{how}, switches of {switch['ports']} ports, {switch['latency']}",
+        ]
+
+    rack = next(iter(platform["rack"].values()))
+    host, pool = rack["host"], platform.get("pool")
+    found = {
+        "accelerator": [rack["accelerator"]["name"], memory(rack["accelerator"]["memory"])],
+        "host": [memory(host["memory"]), f"for {host['accelerators']} accelerators"],
+        "attach": [f"attach: {host['attach']['kind']}", host["attach"]["bandwidth"]],
+        "fabric": fabric(rack["fabric"]) if "fabric" in rack else [],
+        "between": fabric(platform["between"]) if "between" in platform else [],
+    }
+    if pool:
+        ports = f"{pool['ports']} ports, for {pool['accelerators']} accelerators"
+        found["pool"] = [memory(pool["memory"]), ports]
+    return found
+
+
+def draw_platform(platform: dict[str, Any], out: Path) -> None:
+    """Two racks with what is in them, the fabric of each, and that between them; each box with the key that says it."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    mpl.rcParams.update({"svg.hashsalt": "polder", "svg.fonttype": "none"})
+    from matplotlib import pyplot
+    from matplotlib.patches import FancyBboxPatch
+
+    name, rack = next(iter(platform["rack"].items()))
+    said = labels(platform)
+    figure, panel = pyplot.subplots(figsize=(9, 5.4), layout="constrained")
+
+    def box(place: tuple[float, float, float, float], lines: list[str], colour: str, key: str = "") -> None:
+        x, y, width, height = place
+        style = "round,pad=0,rounding_size=0.6"
+        panel.add_patch(
+            FancyBboxPatch((x, y), width, height, style, facecolor=colour, edgecolor="black", linewidth=0.7)
+        )
+        text = "\n".join(([key] if key else []) + lines)
+        panel.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=6.5, linespacing=1.3)
+
+    def wire(x: float, low: float, high: float) -> None:
+        panel.plot([x, x], [low, high], color="black", linewidth=1.1, zorder=0)
+
+    for left in (1, 51):
+        panel.add_patch(
+            FancyBboxPatch(
+                (left, 24), 47, 44, "round,pad=0,rounding_size=1", facecolor="none", edgecolor="gray", ls="--"
+            )
+        )
+        panel.text(
+            left + 1, 66, f"rack.{name}: {rack['accelerators']} accelerators", fontsize=7.5, weight="bold", va="center"
+        )
+        if said["fabric"]:
+            box((left + 5.5, 28, 36, 7.5), said["fabric"], "#f3d9a4", f"rack.{name}.fabric")
+        for index, x in enumerate((left + 2, left + 24.5)):
+            if said["fabric"]:
+                wire(x + 10, 35.5, 42)
+            wire(x + 10, 49.5, 56)
+            panel.text(x + 10.7, 52.7, "\n".join(said["attach"]), fontsize=6.2, va="center", linespacing=1.2)
+            last = index == 1
+            box((x, 42, 20.5, 7.5), said["accelerator"], "#bcd3ea", "accelerator" + (" …" if last else ""))
+            box((x, 56, 20.5, 7.5), said["host"], "#d9d9d9", "host" + (" …" if last else ""))
+            if said["between"]:
+                wire(x + (1.5 if index == 0 else 19), 14.5, 42)
+    if said["between"]:
+        box((1, 7, 97, 7.5), said["between"], "#f0bfa6", "between")
+    if "pool" in said:
+        box((30, -6, 39, 7.5), said["pool"], "#c9e3c1", "pool: memory nodes")
+        wire(49.5, 1.5, 7)
+    panel.set_xlim(0, 99)
+    panel.set_ylim(-7, 69)
+    panel.axis("off")
+    figure.suptitle(platform["title"], fontsize=10)
+    figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=120)
+
+
 if __name__ == "__main__":
+    if sys.argv[2:] and sys.argv[2].endswith(".toml"):
+        draw_platform(tomllib.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[1]))
+        sys.exit()
     said = [json.loads(line) for line in sys.stdin]
     if "tables" in said[0]:
         draw_errors(said[0], Path(sys.argv[1]))

@@ -13,13 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from polder import _core
 
-_NUMBERS, _FIGURES = _core.plan_names()
-_CHOICES = {
-    "recompute": ("none", "selective", "full"),
-    "zero": ("none", "optimizer", "gradients", "weights"),
-    "precision": ("bf16", "fp8", "fp32"),
-    "offload_tier": ("host", "pool"),
-}
+_NUMBERS, _NAMES, _FIGURES = _core.plan_names()
+_CHOICES = dict(_NAMES)
 _ONE = ("cp", "ep", "pp", "interleave", "micro_batch", "gather_again", "flash", "wide_gradients")
 _OVERLAPS = ("overlap_tensor", "overlap_pipeline", "overlap_data", "overlap_offload")
 _LEFT_OUT: dict[str, int] = dict.fromkeys((*_ONE, *_OVERLAPS), 1)
@@ -101,7 +96,7 @@ class Overlap:
 
 @dataclasses.dataclass(frozen=True)
 class Offload:
-    """What lies outside the accelerators' memory, and where: ``"host"`` or ``"pool"``."""
+    """What lies outside the accelerators' memory, and where: ``"host"``, ``"pool"`` or a tier of the host by its name."""
 
     tier: str = "host"
     weights: bool = False
@@ -166,7 +161,9 @@ class Plan:
     points: int
     fits: bool
     margin: Margin
+    would_fit: list[str]
     against: "Plan | None"
+    left_out: str | None
     note: str | None
 
 
@@ -192,7 +189,7 @@ def train(
     accelerators
         How many.
     against
-        Another platform, which the same layout is predicted on too.
+        Another platform, which the same layout is predicted on too; ``left_out`` says why if it cannot run there.
     rack
         Kind of rack, where the platform has several.
     fill
@@ -208,12 +205,15 @@ def train(
     Returns
     -------
     Plan
-        Seconds and bytes. When nothing fits, ``fits`` is false and the layout the nearest to fitting.
+        Seconds and bytes. When nothing fits, ``fits`` is false, the layout the nearest to fitting, and ``would_fit`` says
+        what would with one thing changed.
 
     Raises
     ------
     polder.ArgumentError
         When a file is damaged, or no layout can run, with the reason and the nearest that can.
+    TypeError
+        When what is given is no field of a layout.
 
     Examples
     --------
@@ -223,6 +223,7 @@ def train(
     >>> plan.margin.accelerator, plan.margin.least < 1 < plan.margin.most
     ('A100-SXM4-80GB', True)
     """
+    _expect(layout, [field.name for field in dataclasses.fields(Layout)], set())
     given = {name: dataclasses.asdict(it) if dataclasses.is_dataclass(it) else it for name, it in layout.items()}
     request = {
         "model": model,
@@ -240,8 +241,10 @@ def train(
 
 def search(
     model: str,
-    platform: str,
+    platform: str | ArrayLike,
     *,
+    gpus: ArrayLike | None = None,
+    sequence: ArrayLike | None = None,
     rack: str | None = None,
     fill: int | None = None,
     order: str | None = None,
@@ -251,19 +254,27 @@ def search(
 
     Parameters
     ----------
-    model, platform, rack, fill, order
+    model, rack, fill, order
         As for `train`.
+    platform
+        As for `train`, or an array of such names.
+    gpus
+        Accelerators, a number or an array. Copies of the model fill them where ``dp`` is not given; where it is, both
+        must agree.
+    sequence
+        Tokens of a sequence, a number or an array, in place of the model's.
     **columns
-        Fields of `Layout`, each a number or an array; arrays are broadcast against each other. ``overlap`` and
-        ``offload`` are flat: ``overlap_data``, ``offload_tier``. ``tp``, ``dp`` and ``batch`` must be given; what is
-        left out is 1, false or the first choice, but ``flash``, ``wide_gradients`` and all overlaps are true, as in
-        `train`.
+        Fields of `Layout`, each a number or an array. ``overlap`` and ``offload`` are flat: ``overlap_data``,
+        ``offload_tier``, of which 2 is the first tier of the host by name. ``tp``, ``batch``, and ``dp`` or ``gpus``
+        must be given; what is left out is 1, false or the first choice, but ``flash``, ``wide_gradients`` and all
+        overlaps are true, as in `train`.
 
     Returns
     -------
     dict of str to ndarray
-        The columns that were given, then the figures of `Step`, flat, in seconds and bytes as float64, and ``fits`` as
-        bool. All arrays have the shape of the broadcast. Where a layout cannot run, figures are NaN.
+        The columns that were given, then the figures of `Step`, flat, in seconds and bytes as float64, then ``fits``
+        as bool, and ``reason`` as str: why a layout cannot run, empty where it can. All arrays are broadcast against
+        each other, and have the shape that this gives. Where a layout cannot run, figures are NaN.
 
     Raises
     ------
@@ -274,27 +285,41 @@ def search(
 
     Examples
     --------
-    >>> table = search("gpt3-175b", "dgx-a100", tp=8, dp=[8, 16], pp=[16, 8], batch=1536)
-    >>> table["total_s"].shape, bool((table["total_s"] > 0).all())
-    ((2,), True)
+    >>> table = search("gpt3-175b", ["dgx-a100", "dgx-h100"], gpus=1024, tp=8, pp=[[16], [7]], batch=1536)
+    >>> table["total_s"].shape, bool((table["total_s"][0] > 0).all())
+    ((2, 2), True)
+    >>> print(table["reason"][1, 0])
+    tp x cp x pp of 56 and dp of 18 do not make 1024 accelerators
     """
-    unknown = columns.keys() - set(_NUMBERS)
-    missing = {"tp", "dp", "batch"} - columns.keys()
-    if unknown or missing:
-        what = f"no field of a layout: {sorted(unknown)}" if unknown else f"must be given: {sorted(missing)}"
-        raise TypeError(f"{what}; fields are {', '.join(_NUMBERS)}")
-    given = {name: _numbers(name, column) for name, column in columns.items()}
-    arrays = np.broadcast_arrays(*(given.get(name, np.uint32(_LEFT_OUT.get(name, 0))) for name in _NUMBERS))
+    _expect(columns, _NUMBERS, {"tp", "batch"} | ({"dp"} if gpus is None else set()))
+    place = {"platform": platform, "gpus": gpus, "sequence": sequence}
+    given = {name: it for name, it in place.items() if it is not None} | columns
+    platforms, which = np.unique(np.asarray(platform, dtype=np.str_), return_inverse=True)
+    numbers = {name: _numbers(name, column) for name, column in given.items() if name != "platform"}
+    numbers["platform"] = which.reshape(np.shape(platform)).astype(np.uint32)
+    left_out = _LEFT_OUT if gpus is None else _LEFT_OUT | {"dp": 0}
+    names = (*place, *_NUMBERS)
+    arrays = np.broadcast_arrays(*(numbers.get(name, np.uint32(left_out.get(name, 0))) for name in names))
     rows = np.ascontiguousarray(np.stack(arrays, axis=-1), dtype=np.uint32)
     shape = rows.shape[:-1]
-    figures = np.frombuffer(_core.plan_points(model, platform, rows.reshape(-1), rack=rack, fill=fill, order=order))
-    figures = figures.reshape(*shape, len(_FIGURES))
+    bytes_of = _core.plan_points(model, platforms.tolist(), rows.reshape(-1), rack=rack, fill=fill, order=order)
+    figures = np.frombuffer(bytes_of[0]).reshape(*shape, len(_FIGURES))
+    refused = np.frombuffer(bytes_of[1], dtype=np.uint32).reshape(shape)
     table: dict[str, NDArray[Any]] = {
-        name: np.broadcast_to(np.asarray(column), shape) for name, column in columns.items()
+        name: np.broadcast_to(np.asarray(column), shape) for name, column in given.items()
     }
     table |= {name: figures[..., index] for index, name in enumerate(_FIGURES)}
     here = table["used_bytes"] <= table["capacity_bytes"]
-    return table | {"fits": here & (table["far_bytes"] <= table["far_capacity_bytes"])}
+    table["fits"] = here & (table["far_bytes"] <= table["far_capacity_bytes"])
+    return table | {"reason": np.asarray(bytes_of[2], dtype=object)[refused]}
+
+
+def _expect(given: dict[str, Any], known: list[str], needed: set[str]) -> None:
+    """Raises where something is given that is unknown, or what is needed is not."""
+    unknown, missing = given.keys() - set(known), needed - given.keys()
+    if unknown or missing:
+        what = f"no field of a layout: {sorted(unknown)}" if unknown else f"must be given: {sorted(missing)}"
+        raise TypeError(f"{what}; fields are {', '.join(known)}")
 
 
 def _numbers(name: str, column: ArrayLike) -> NDArray[np.uint32]:

@@ -39,6 +39,19 @@ def test_a_step_is_drawn_from_what_the_command_writes(scratch: Path) -> None:
     assert "stage 4" not in drawn[0] and "expert" not in drawn[0]
 
 
+def test_a_platform_is_drawn_from_its_file(scratch: Path) -> None:
+    example = Path(__file__).parents[2] / "docs" / "platform.toml"
+    drawn = scratch / "platform.svg"
+    subprocess.run([sys.executable, "-m", "polder.figures", drawn, example], check=True)
+    for text in (
+        "rack.pod: 32 accelerators",
+        "attach: pcie-switch",
+        "8 links each of 2 lanes at 200 GT/s",
+        "memory nodes",
+    ):
+        assert text in drawn.read_text(), text
+
+
 def test_a_table_equals_single_predictions() -> None:
     zero = ["none", "optimizer", "gradients", "weights"]
     table = plan.search(
@@ -121,8 +134,63 @@ def test_what_cannot_run_is_nan_in_a_table_and_an_error_alone() -> None:
     table = plan.search("gpt3-175b", "dgx-a100", tp=[7, 8], dp=8, pp=16, batch=1536)
     assert np.isnan(table["total_s"]).tolist() == [True, False]
     assert table["fits"].tolist()[0] is False
-    with pytest.raises(polder.ArgumentError, match="tp of 7 does not divide heads of 96; 6 does"):
+    with pytest.raises(polder.ArgumentError, match="tp of 7 does not divide heads of 96; tp of 8 would run"):
         plan.train("gpt3-175b", "dgx-a100", 1024, batch=1536, tp=7)
+
+
+def test_platforms_counts_and_sequences_are_columns_too() -> None:
+    table = plan.search(
+        "llama3-8b",
+        np.array(["dgx-h100", "dgx-a100"]),
+        gpus=[[64], [128]],
+        sequence=np.array([[[8192]], [[4096]]]),
+        tp=8,
+        batch=512,
+        zero="optimizer",
+        sequence_parallel=True,
+    )
+    assert table["total_s"].shape == (2, 2, 2) and table["platform"][0, 0].tolist() == ["dgx-h100", "dgx-a100"]
+    assert table["reason"].tolist() == [[["", ""]] * 2] * 2
+    cut = {"tp": 8, "cp": 1, "pp": 1, "interleave": 1, "micro_batch": 1, "batch": 512, "zero": "optimizer"}
+    for place in np.ndindex(2, 2, 2):
+        one = plan.train(
+            "llama3-8b",
+            str(table["platform"][place]),
+            int(table["gpus"][place]),
+            sequence=int(table["sequence"][place]),
+            sequence_parallel=True,
+            recompute="none",
+            **cut,
+        )
+        assert (one.step.total_s, one.step.memory.used_bytes) == (table["total_s"][place], table["used_bytes"][place])
+
+
+def test_what_cannot_run_has_its_reason_in_the_table() -> None:
+    table = plan.search(
+        "gpt3-175b",
+        ["nvl72", "dgx-a100"],
+        gpus=[128, 1024],
+        tp=[8, 7],
+        pp=[[1], [4]],
+        batch=1536,
+        offload_tier="pool",
+        offload_weights=[[False], [True]],
+    )
+    assert np.isnan(table["total_s"]).all() and not table["fits"].any()
+    for said, expected in zip(table["reason"].flat, ("between racks", "1024", "memory nodes", "1024"), strict=True):
+        assert expected in said and "\n" not in said, said
+    with pytest.raises(polder.ArgumentError, match="nowhere: no platform of this name"):
+        plan.search("gpt3-175b", ["nvl72", "nowhere"], gpus=8, tp=8, batch=8)
+
+
+def test_what_does_not_fit_says_what_would_and_a_tier_goes_by_its_name() -> None:
+    one = plan.train("llama3-70b", "dgx-a100", 8, batch=8)
+    assert not one.fits and one.would_fit[0] == "optimizer states offloaded to the host"
+    offload = plan.Offload(tier="cxl", optimizer=True)
+    card = plan.train("llama3-8b", "finetuning-a", 2, batch=16, offload=offload)
+    assert card.fits and card.would_fit == [] and card.layout.offload == offload
+    other = plan.train("llama3-8b", "finetuning-a", 2, batch=16, offload=offload, against="dgx-a100")
+    assert other.against is None and other.left_out == 'dgx-a100: the host has no memory "cxl"; it has host'
 
 
 def test_ranks_are_counted_in_the_order_that_is_given() -> None:
@@ -140,8 +208,12 @@ def test_ranks_are_counted_in_the_order_that_is_given() -> None:
 def test_bad_arguments_say_what_was_expected() -> None:
     with pytest.raises(polder.ArgumentError, match="no platform of this name"):
         plan.train("gpt3-175b", "nowhere", 8)
-    with pytest.raises(polder.ArgumentError, match="unknown field `pt`"):
+    with pytest.raises(TypeError, match="no field of a layout: \\['pt'\\]; fields are tp, cp"):
         plan.train("gpt3-175b", "dgx-a100", 8, pt=8)
+    with pytest.raises(polder.ArgumentError, match=r'^tp: invalid type: string "8", expected u32$'):
+        plan.train("gpt3-175b", "dgx-a100", 8, tp="8")
+    with pytest.raises(TypeError, match="must be given: \\['tp'\\]"):
+        plan.search("gpt3-175b", "dgx-a100", gpus=8, batch=8)
     with pytest.raises(TypeError, match="must be given: \\['batch'\\]"):
         plan.search("gpt3-175b", "dgx-a100", tp=8, dp=8)
     with pytest.raises(TypeError, match="no field of a layout: \\['pt'\\]"):

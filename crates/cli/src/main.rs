@@ -14,7 +14,7 @@ mod verify;
 use std::fmt;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use polder_pool::settings::{CoherenceChoice, Settings, Span};
 use tracing_subscriber::EnvFilter;
 
@@ -29,14 +29,17 @@ use tracing_subscriber::EnvFilter;
 )]
 struct Cli {
     #[command(flatten)]
-    common: Common,
+    pool: PoolOptions,
+    /// What to log: error, warn, info, debug, trace, or filters such as polder_pool=debug.
+    #[arg(long, global = true, value_name = "FILTER")]
+    log: Option<String>,
     #[command(subcommand)]
     command: Command,
 }
 
-/// What every command that opens a pool takes.
-#[derive(clap::Args, Clone)]
-struct Common {
+/// What every command that opens a pool takes, before its name or after it.
+#[derive(clap::Args, Clone, Default)]
+struct PoolOptions {
     /// The pool: a dax device such as /dev/dax0.0, or a file, best in /dev/shm.
     #[arg(long, short, global = true, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
     pool: Option<std::path::PathBuf>,
@@ -49,12 +52,37 @@ struct Common {
     /// How long to wait for another process, such as 30s.
     #[arg(long, global = true, value_name = "TIME")]
     timeout: Option<Span>,
-    /// What to log: error, warn, info, debug, trace, or filters such as polder_pool=debug.
-    #[arg(long, global = true, value_name = "FILTER")]
-    log: Option<String>,
 }
 
-impl Common {
+/// Commands that open a pool, with what they take for that.
+#[derive(clap::Args)]
+struct Pooled<C: Subcommand> {
+    #[command(flatten)]
+    pool: PoolOptions,
+    #[command(subcommand)]
+    command: C,
+}
+
+/// A command that opens a pool, with what it takes for that.
+#[derive(clap::Args)]
+struct PooledOne<A: clap::Args> {
+    #[command(flatten)]
+    pool: PoolOptions,
+    #[command(flatten)]
+    arguments: A,
+}
+
+impl PoolOptions {
+    /// What is given here, and where nothing is, there.
+    fn or(self, other: Self) -> Self {
+        Self {
+            pool: self.pool.or(other.pool),
+            coherence: self.coherence.or(other.coherence),
+            host: self.host.or(other.host),
+            timeout: self.timeout.or(other.timeout),
+        }
+    }
+
     /// Refuses what would be passed over in silence by a command that opens no pool of the user's.
     fn expect_used(&self, command: &Command) -> Result<(), Failure> {
         if matches!(command, Command::Mpi(_)) && self.host.is_some() {
@@ -67,7 +95,7 @@ impl Common {
                 "it makes pools of its own in /dev/shm"
             }
             Command::Plan(_) => "it opens no pool",
-            Command::Verify(arguments) if !arguments.opens_a_pool() => "only --litmus opens one",
+            Command::Verify(verify) if !verify.arguments.opens_a_pool() => "only --litmus opens one",
             _ => return Ok(()),
         };
         match self.pool.is_some() || self.coherence.is_some() || self.host.is_some() || self.timeout.is_some()
@@ -83,20 +111,18 @@ impl Common {
 #[derive(Subcommand)]
 enum Command {
     /// Make, look into, mend and remove pools.
-    #[command(subcommand)]
-    Pool(pool::Command),
+    Pool(Pooled<pool::Command>),
     /// Run programs of an MPI library over a pool.
-    #[command(subcommand)]
-    Mpi(mpi::Command),
+    Mpi(Pooled<mpi::Command>),
     /// Predict what a training step takes on a machine that is described in a file.
     #[command(subcommand)]
     Plan(Box<plan::Command>),
     /// Measure this machine, and write it as a file that `polder plan verify` predicts from.
     Probe(probe::Arguments),
     /// Say who is a member: hands out host ids and evicts hosts, until stopped.
-    Keeper(keeper::Arguments),
+    Keeper(PooledOne<keeper::Arguments>),
     /// Explore the protocols in the incoherent model, or run its litmus tests between two hosts.
-    Verify(verify::Arguments),
+    Verify(PooledOne<verify::Arguments>),
     /// Kill and stop processes at any memory operation, and see that the others go on.
     Soak(soak::Arguments),
     /// Measure Polder and its peers in turn, in one run.
@@ -127,7 +153,7 @@ impl fmt::Display for Failure {
 fn main() -> ExitCode {
     // `polder ... | head` ends quietly.
     sigpipe::reset();
-    let cli = Cli::parse();
+    let cli = Cli::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit());
     match run(cli) {
         Ok(code) => code,
         Err(failure) => {
@@ -137,27 +163,44 @@ fn main() -> ExitCode {
     }
 }
 
+/// The command line: what a pool takes is propagated below the commands that open one, and not below all.
+fn command() -> clap::Command {
+    Cli::command().mut_args(|argument| {
+        let is_global = argument.get_id() == "log";
+        argument.global(is_global)
+    })
+}
+
 fn run(cli: Cli) -> Result<ExitCode, Failure> {
-    cli.common.expect_used(&cli.command)?;
-    let Common { pool, coherence, host, timeout, log } = cli.common;
+    let Cli { pool: before, log, command } = cli;
+    let after = match &command {
+        Command::Pool(it) => it.pool.clone(),
+        Command::Mpi(it) => it.pool.clone(),
+        Command::Keeper(it) => it.pool.clone(),
+        Command::Verify(it) => it.pool.clone(),
+        _ => PoolOptions::default(),
+    };
+    let options = after.or(before);
+    options.expect_used(&command)?;
+    let PoolOptions { pool, coherence, host, timeout } = options;
     let settings = Settings::load(Settings { pool, coherence, host, timeout, log, ..Settings::default() })?;
     // Schedules that crash on purpose leave much to be warned of.
-    let usual = if matches!(cli.command, Command::Verify(_)) { "error" } else { "warn" };
+    let usual = if matches!(command, Command::Verify(_)) { "error" } else { "warn" };
     start_logging(settings.log.as_deref().unwrap_or(usual))?;
-    match cli.command {
-        Command::Pool(command) => pool::run(command, &settings),
-        Command::Keeper(arguments) => keeper::run(&arguments, &settings),
-        Command::Mpi(command) => mpi::run(command, &settings),
+    match command {
+        Command::Pool(it) => pool::run(it.command, &settings),
+        Command::Keeper(it) => keeper::run(&it.arguments, &settings),
+        Command::Mpi(it) => mpi::run(it.command, &settings),
         Command::Plan(command) => plan::run(&command),
         Command::Probe(arguments) => {
             probe::run(&arguments)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Verify(arguments) => verify::run(&arguments, &settings),
+        Command::Verify(it) => verify::run(&it.arguments, &settings),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "polder", &mut std::io::stdout());
+            clap_complete::generate(shell, &mut self::command(), "polder", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -1,9 +1,11 @@
 //! `polder plan`: predicts training steps on machines that are described in files, and shows how far off it is.
 
+mod page;
 mod parquet;
 mod reproduce;
 mod search;
 mod table;
+mod trace;
 mod train;
 mod validate;
 mod verify;

@@ -270,8 +270,29 @@ fn a_log_filter_that_is_none_and_a_number_that_is_none_are_refused_in_one_line()
     let mut wrong = desk.command("pool stat");
     let line = refused(&wrong.env("POLDER_TIMEOUT", "soon").output().unwrap());
     assert!(line.contains("POLDER_TIMEOUT=soon: expected a time such as 30s"), "{line}");
-    let refused = desk.refusal("bench objects --host 3");
+    let refused = desk.refusal("--host 3 bench objects");
     assert!(refused.contains("do not apply here: it makes pools of its own"), "{refused}");
+}
+
+#[test]
+fn what_opens_a_pool_is_told_which_before_its_name_or_after_and_what_opens_none_is_not_asked() {
+    let desk = Desk::new();
+    for (before, after) in
+        [("", " --pool /after"), ("--pool /before ", ""), ("--pool /before ", " -p /after")]
+    {
+        for command in ["pool stat", "keeper", "verify --litmus 0 --host 0"] {
+            let given = if after.is_empty() { "/before" } else { "/after" };
+            let line = desk.refusal(&format!("{before}{command}{after}"));
+            assert!(line.starts_with(&format!("polder: {given}: no such file")), "{line}");
+        }
+    }
+    for command in ["plan train", "plan search", "bench objects", "soak", "probe"] {
+        let help = desk.say(&format!("{command} --help"));
+        assert!(help.contains("--log") && !help.contains("--coherence"), "{help}");
+    }
+    assert!(desk.say("mpi run --help").contains("--coherence"));
+    let wrong = desk.command("plan train -p dgx-h100").output().unwrap();
+    assert!(String::from_utf8(wrong.stderr).unwrap().contains("unexpected argument '-p'"));
 }
 
 #[test]

@@ -73,7 +73,10 @@ fn ranks_are_counted_in_the_order_that_is_given() {
     assert_eq!((sent(&turned, "pipeline"), sent(&turned, "data")), ((true, false), (false, true)));
     assert_eq!(sent(&usual, "pipeline"), (false, true));
     let text = said(&format!("{train} --order tp-cp-ep-pp-dp"));
-    assert!(text.contains("ranks are placed tensor, context, expert, pipeline, data; 64 accel"), "{text}");
+    assert!(
+        text.contains("pipeline, data (--order tp-cp-ep-pp-dp); of each rack 64 accelerators are used"),
+        "{text}"
+    );
 
     let search =
         "search --model llama3-70b --platform nvl72-ndr --gpus 256 --batch 1024 --tp 8 --json --order";
@@ -121,9 +124,36 @@ fn several_platforms_and_tiers_share_one_front() {
         "some keep something elsewhere, some nothing: {far} of {}",
         points.len()
     );
+    for point in &points {
+        assert_eq!((&point["kind"], &point["accelerators"]), (&"simulated".into(), &512.into()));
+    }
     let text = std::fs::read_to_string(&path).unwrap();
+    let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    let names = lines.next().unwrap();
+    let at = |name: &str| names.iter().position(|it| *it == name).unwrap();
+    for (line, point) in lines.zip(&points) {
+        let layout = &point["layout"];
+        for (name, value) in [
+            ("kind", &point["kind"]),
+            ("accelerators", &point["accelerators"]),
+            ("recompute", &layout["recompute"]),
+            ("zero", &layout["zero"]),
+            ("offload_tier", &layout["offload"]["tier"]),
+            ("offload_weights", &layout["offload"]["weights"]),
+            ("sequence_parallel", &layout["sequence_parallel"]),
+        ] {
+            assert_eq!(line[at(name)], value.to_string().trim_matches('"'), "{name}");
+        }
+    }
+    // The table has those that differ; the files have all, and the table says so.
+    let table = said(&format!("{search} nvl72-ndr,nvl72-cxl --rows 100000"));
+    let mut lines = table.lines().skip(1);
+    let here = lines.next().unwrap();
+    assert!(here.ends_with("to within 1%; --csv, --parquet and --json have all"), "{here}");
+    let printed = lines.count() - 1;
+    assert!(here.starts_with(&format!("{printed} of them here")) && printed < points.len(), "{here}");
     let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
-    assert_eq!(columns, vec![1 + 23 + 37; points.len() + 1]);
+    assert_eq!(columns, vec![3 + 23 + 37; points.len() + 1]);
     // Alone, a platform has at least what it has among others.
     assert!(said(&format!("{search} nvl72-cxl --json")).lines().count() >= of("nvl72-cxl"));
 }
@@ -197,7 +227,7 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
     let text = std::fs::read_to_string(&table).unwrap();
     assert!(text.lines().next().unwrap().ends_with(",bill_steps,bill_total_s,money_usd,energy_j,carbon_g"));
     let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
-    assert_eq!(columns, vec![1 + 23 + 37 + 5; front.len() + 1]);
+    assert_eq!(columns, vec![3 + 23 + 37 + 5; front.len() + 1]);
 
     // Parquet has the same columns, numbers as numbers.
     let file = SerializedFileReader::new(std::fs::File::open(&typed).unwrap()).unwrap();
@@ -208,7 +238,8 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
         for (((name, field), cell), expected) in row.get_column_iter().zip(line.split(',')).zip(&names) {
             assert_eq!(name, expected);
             match field {
-                Field::Str(text) => assert_eq!(format!("\"{text}\""), cell),
+                Field::Str(text) => assert_eq!(text, cell.trim_matches('"')),
+                Field::Bool(is_so) => assert_eq!(is_so.to_string(), cell),
                 Field::UInt(number) => assert_eq!(number.to_string(), cell),
                 Field::Double(figure) => assert_eq!(figure.to_string(), cell),
                 other => panic!("{name}: {other}"),
@@ -270,6 +301,14 @@ fn a_trace_has_every_pass_of_every_stage() {
     let passes =
         events.iter().filter(|event| event["cat"] == "forward" || event["cat"] == "backward").count();
     assert_eq!(passes, 2 * 16 * 8 * 16);
+    // Each stage has a track of what it computes, and those of what it sends, all named.
+    let names = |what: &str| events.iter().filter(|event| event["name"] == what).count();
+    let tracks: std::collections::BTreeSet<_> =
+        events.iter().filter(|event| event["ph"] == "X").map(|event| event["tid"].as_u64()).collect();
+    assert_eq!((names("process_name"), names("thread_name")), (16, 16 * tracks.len()));
+    for name in ["computed", "tensor, inside racks, hidden", "pipeline, between racks, exposed"] {
+        assert!(events.iter().any(|event| event["args"]["name"] == name), "{name}");
+    }
     let elsewhere = refused(&format!("{LLAMA} --tp 8 --trace /nowhere/trace.json"));
     assert!(elsewhere.starts_with("polder: /nowhere/trace.json: cannot write it: "), "{elsewhere}");
 }
@@ -278,7 +317,8 @@ fn a_trace_has_every_pass_of_every_stage() {
 fn a_page_holds_all_that_it_draws() {
     let scratch = polder_mem::testing::Scratch::new();
     let path = scratch.path().join("step.html");
-    said(&format!("{LLAMA} --tp 8 --pp 16 --interleave 8 --micro-batch 1 --cp 1 --html {}", path.display()));
+    let cut = "--tp 8 --pp 16 --interleave 8 --micro-batch 1 --cp 1 --zero optimizer --offload optimizer";
+    said(&format!("{LLAMA} {cut} --against nvl72-cxl --html {}", path.display()));
     let page = std::fs::read_to_string(&path).unwrap();
     assert!(
         !page.contains("http") && !page.contains("src=") && !page.contains('@'),
@@ -286,15 +326,259 @@ fn a_page_holds_all_that_it_draws() {
     );
     let data = page.split("const plan = ").nth(1).and_then(|rest| rest.split(";\n").next()).unwrap();
     let data: Value = serde_json::from_str(data).unwrap();
-    let sum: f64 = data["times"].as_array().unwrap().iter().map(|part| part[1].as_f64().unwrap()).sum();
-    assert!((sum / data["total_s"].as_f64().unwrap() - 1.0).abs() < 1e-9);
-    assert!(data["timeline"].as_array().unwrap().len() >= 2 * 16 * 8 * 16);
+    let number = |of: &Value| of.as_f64().unwrap();
+    let platforms = data["platforms"].as_array().unwrap();
+    let names: Vec<_> = platforms.iter().map(|it| it["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["nvl72-ndr", "nvl72-cxl"]);
+    let mut drawn = std::collections::BTreeSet::new();
+    for platform in platforms {
+        let times = platform["times"].as_array().unwrap();
+        let sum: f64 = times.iter().map(|part| number(&part[1])).sum();
+        assert!((sum / number(&platform["total_s"]) - 1.0).abs() < 1e-9);
+        assert!(times.iter().any(|part| number(&part[2]) > 0.0), "some is hidden");
+        let tiers = platform["tiers"].as_array().unwrap();
+        assert_eq!(tiers.len(), 2, "the accelerator's memory and the host's");
+        for tier in tiers {
+            let kinds = tier["kinds"].as_array().unwrap();
+            let sum: f64 = kinds.iter().map(|kind| number(&kind[1])).sum();
+            assert!((sum / number(&tier["used_gb"]) - 1.0).abs() < 1e-9, "{tier}");
+            drawn.extend(kinds.iter().map(|kind| kind[0].as_str().unwrap()));
+        }
+        let timeline = platform["timeline"].as_array().unwrap();
+        assert!(timeline.len() >= 2 * 16 * 8 * 16);
+        drawn.extend(timeline.iter().map(|it| it[1].as_str().unwrap()));
+        drawn.extend(times.iter().map(|it| it[0].as_str().unwrap().split(", ").next().unwrap()));
+    }
+    // One palette, by name.
+    let palette = page.split("const palette = {").nth(1).and_then(|rest| rest.split("};").next()).unwrap();
+    for name in drawn {
+        assert!(palette.contains(&format!("\"{name}\": \"#")), "{name} has no colour");
+    }
+}
+
+#[test]
+fn what_a_trace_has_of_each_stage_adds_up_to_the_steps_figures() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("trace.json");
+    let cut = "--batch 128 --tp 4 --cp 2 --pp 2 --ep 4 --zero optimizer --offload activations --to pool";
+    let step = json(&format!(
+        "train --model mixtral-8x7b --platform nvl72-cxl --gpus 128 {cut} --json --trace {}",
+        path.display()
+    ));
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let communication = &step["step"]["communication"];
+    let mut checked = 0;
+    for stage in 0..2 {
+        let mut check = |what: String, shown: &Value| {
+            for kind in ["exposed", "hidden"] {
+                let own = events
+                    .iter()
+                    .filter(|it| it["pid"] == stage && it["name"] == what.as_str() && it["cat"] == kind);
+                let all: f64 = own.map(|it| it["dur"].as_f64().unwrap()).sum();
+                let expected = shown[format!("{kind}_s")].as_f64().unwrap() * 1e6;
+                assert!((all - expected).abs() <= 1e-9 * expected.max(1e6), "{what}: {all} for {expected}");
+                checked += usize::from(expected > 0.0);
+            }
+        };
+        for kind in ["tensor", "context", "expert", "pipeline", "data"] {
+            for scope in ["inside", "between"] {
+                check(format!("{kind}, {scope} racks"), &communication[kind][scope]);
+            }
+        }
+        check("offload".into(), &step["step"]["offload"]);
+    }
+    assert!(checked >= 2 * 6, "{checked} kinds took time");
+}
+
+/// Each with its reason, and with what was tried and does run.
+#[test]
+fn a_refusal_gives_the_true_reason_and_the_nearest_that_runs() {
+    for (arguments, expected) in [
+        // 1,009 is a prime.
+        (
+            "llama3-405b --platform nvl72-ndr --gpus 1009",
+            "llama3-405b: no layout cuts a batch of 2048 over 1009 accelerators evenly; a batch of 2018, or 1008 accelerators would run",
+        ),
+        (
+            "llama3-8b --platform nvl72 --gpus 144 --batch 144",
+            "nvl72: more than one rack needs a fabric between racks, which this platform does not have; take as many accelerators as a rack has, or fewer; 72 accelerators would run",
+        ),
+        (
+            "llama3-405b --platform dgx-h100 --gpus 98304",
+            "dgx-h100: 98304 accelerators need 98304 ports, there are 65536; take fewer, more levels, or switches with more ports; 65536 accelerators would run",
+        ),
+        (
+            "llama3-8b --platform nvl72-cxl --gpus 300000 --batch 4 --pp 1 --tp 8 --cp 2",
+            "nvl72-cxl: 300000 accelerators need 600000 ports, there are 524288; take fewer, more levels, or switches with more ports; 64 accelerators would run",
+        ),
+        (
+            "qwen3-235b-a22b --platform dgx-h100 --gpus 256 --ep 64 --tp 4 --pp 3",
+            "qwen3-235b-a22b: tp x cp x pp of 12 does not divide 256 accelerators; pp of 1, or 768 accelerators would run",
+        ),
+        (
+            "llama3-405b --platform nvl72-ndr --gpus 16384 --tp 8 --cp 1 --pp 1 --dp 8",
+            "llama3-405b: tp x cp x pp of 8 and dp of 8 do not make 16384 accelerators; cp of 256, dp of 2048, or 64 accelerators would run",
+        ),
+        (
+            "llama3-8b --platform dgx-h100 --gpus 0",
+            "dgx-h100: the number of accelerators is 0; it is at least 1; 2 accelerators would run",
+        ),
+        (
+            "llama3-8b --platform dgx-a100 --gpus 8 --precision fp8",
+            "dgx-a100: fp8 needs accelerators with 8-bit floats, which this platform does not have; take bf16; precision bf16 would run",
+        ),
+        (
+            "llama3-8b --platform finetuning-a --gpus 2 --offload weights --to cxm",
+            "finetuning-a: the host has no memory \"cxm\"; it has host, cxl; optimizer states offloaded to the host would run",
+        ),
+        (
+            "llama3-8b --platform dgx-h100 --gpus 64 --tp 7 --pp 11",
+            "llama3-8b: tp of 7 does not divide heads of 32; 64 accelerators without tp of 7, pp of 11 would run",
+        ),
+    ] {
+        assert_eq!(refused(&format!("train --model {arguments}")), format!("polder: {expected}"));
+    }
+}
+
+/// What is told to fit does.
+#[test]
+fn what_does_not_fit_is_refused_with_what_was_tried_and_does() {
+    let train = "train --model llama3-8b --platform dgx-h100 --gpus 8 --sequence 1048576";
+    let said = refused(train);
+    assert!(
+        said.starts_with("polder: of ") && said.contains(" layouts none fits; the nearest (layout: tp 8, "),
+        "{said}"
+    );
+    assert!(
+        said.contains("most of it activations (") && said.ends_with(" GB); 16 accelerators would fit"),
+        "{said}"
+    );
+    assert!(json(&format!("{} --json", train.replace("--gpus 8", "--gpus 16")))["fits"].as_bool().unwrap());
+    let Output { stdout, .. } = plan(train);
+    assert!(stdout.is_empty(), "no table of a step that cannot run");
+
+    let train = "train --model llama3-70b --platform dgx-a100 --gpus 8 --batch 8";
+    let said = refused(train);
+    let (_, would) = said.split_once("; optimizer states offloaded to the host, or ").unwrap();
+    assert!(would.ends_with(" accelerators would fit"), "{said}");
+    let far = json(&format!("{train} --offload optimizer --json"));
+    assert_eq!((&far["fits"], &far["would_fit"]), (&true.into(), &Value::Array(vec![])));
+    let Output { stdout, .. } = plan(&format!("{train} --json"));
+    let answer: Value = serde_json::from_slice(&stdout).unwrap();
+    assert_eq!(answer["would_fit"][0], "optimizer states offloaded to the host");
+
+    let whole =
+        "train --model llama3-8b --platform dgx-a100 --gpus 8 --batch 8 --tp 1 --pp 1 --cp 1 --zero none";
+    let said = refused(whole);
+    assert!(said.contains("GB); tp of 2, pp of 2, zero optimizer, "), "{said}");
+}
+
+#[test]
+fn a_place_without_what_is_kept_there_is_refused_and_a_search_keeps_to_it() {
+    let without = refused("train --model llama3-8b --platform nvl72-cxl --gpus 8 --to pool");
+    let expected =
+        "polder: --to pool: nothing is offloaded; give --offload weights, optimizer or activations too";
+    assert_eq!(without, expected);
+    let tiers = |arguments: &str| {
+        let text = said(&format!("search --model llama3-8b --gpus 2 --batch 16 --json {arguments}"));
+        let points = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let far = points.filter(|it| it["step"]["memory"]["far_bytes"].as_f64() > Some(0.0));
+        let mut tiers: Vec<_> =
+            far.map(|it| it["layout"]["offload"]["tier"].as_str().unwrap().to_owned()).collect();
+        tiers.sort();
+        tiers.dedup();
+        tiers
+    };
+    assert_eq!(tiers("--platform nvl72-cxl --to pool"), ["pool"]);
+    assert_eq!(tiers("--platform nvl72-cxl --to host"), ["host"]);
+    assert_eq!(tiers("--platform finetuning-b --to cxl"), ["cxl"]);
+    let card = json(
+        "train --model llama3-8b --platform finetuning-b --gpus 2 --batch 16 --offload optimizer --to cxl --json",
+    );
+    assert_eq!(card["layout"]["offload"]["tier"], "cxl");
+    assert_eq!(card["note"], "no run over CXL validates this");
+}
+
+#[test]
+fn a_search_leaves_out_what_cannot_run_and_fails_when_nothing_is_left() {
+    let search = "search --model llama3-8b --batch 144";
+    let Output { status, stdout, stderr } =
+        plan(&format!("{search} --platform dgx-h100,nvl72,memserver --gpus 72,144 --json"));
+    assert!(status.success());
+    let lines = String::from_utf8(stdout).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let left_out: Vec<_> = lines.iter().filter(|line| line["left_out"].is_string()).collect();
+    let places: Vec<_> = left_out
+        .iter()
+        .map(|it| (it["platform"].as_str().unwrap(), it["accelerators"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(places, [("nvl72", 144), ("memserver", 72), ("memserver", 144)]);
+    assert!(lines.len() > left_out.len());
+    let stderr = String::from_utf8(stderr).unwrap();
+    let expected = [
+        "polder: left out nvl72 with 144 accelerators: more than one rack needs a fabric between racks, which this platform does not have; take as many accelerators as a rack has, or fewer; 72 accelerators would run",
+        "polder: left out memserver with 72 accelerators: a training step needs accelerators, which this platform does not have; take a platform with racks",
+    ];
+    assert_eq!(stderr.lines().take(2).collect::<Vec<_>>(), expected);
+
+    let Output { status, stdout, stderr } = plan(&format!("{search} --platform memserver,cmpi --gpus 8"));
+    assert!(!status.success() && stdout.is_empty());
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!(stderr.lines().count(), 3);
+    assert!(
+        stderr.ends_with("polder: no platform that was asked for can run it with so many accelerators\n"),
+        "{stderr}"
+    );
+    let said = refused("search --model llama3-405b --platform dgx-a100 --gpus 8 --batch 8");
+    assert!(said.starts_with("polder: dgx-a100: of ") && said.ends_with(" accelerators would fit"), "{said}");
+}
+
+#[test]
+fn the_other_platform_is_left_out_when_it_cannot_run_the_layout() {
+    let train = "train --model llama3-70b --platform nvl72-cxl --gpus 72 --batch 72 --offload optimizer --to pool --against";
+    let Output { status, stdout, stderr } = plan(&format!("{train} nvl72-ndr --json"));
+    assert!(status.success());
+    let answer: Value = serde_json::from_slice(&stdout).unwrap();
+    assert!(answer["against"].is_null());
+    let reason = "nvl72-ndr: offload to the pool needs memory nodes, which this platform does not have; offload to the host, or take a platform with a pool";
+    assert_eq!(answer["left_out"], reason);
+    assert_eq!(answer["note"], "no run over CXL validates this");
+    assert_eq!(String::from_utf8(stderr).unwrap(), format!("polder: left out {reason}\n"));
+    assert!(json(&format!("{train} nvl72-cxl-wide --json"))["left_out"].is_null());
+}
+
+#[test]
+fn one_is_written_as_one_and_a_slow_machine_has_a_rate() {
+    let text = said("train --model llama3-8b --platform dgx-h100 --gpus 2 --pp 1 --batch 2");
+    assert!(text.contains("pp 1; batch") && !text.contains("1 parts"), "{text}");
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("slow.toml");
+    let slow = r#"
+extends = "finetuning-a"
+[rack.server.accelerator]
+compute = { bf16 = "50 GFLOP/s" }
+"#;
+    std::fs::write(&path, slow).unwrap();
+    let text = said(&format!(
+        "train --model llama3-8b --platform {} --gpus 1 --batch 1 --offload optimizer",
+        path.display()
+    ));
+    assert!(
+        text.contains("on 1 accelerator, simulated") && text.contains("of each rack 1 accelerator is used"),
+        "{text}"
+    );
+    let rate = text.lines().find(|line| line.starts_with("TFLOP/s")).unwrap();
+    assert!(rate.split_whitespace().last().unwrap().parse::<f64>().unwrap() > 0.0, "{rate}");
 }
 
 #[test]
 fn what_cannot_run_is_refused_in_one_line() {
     for (arguments, expected) in [
-        (format!("{LLAMA} --tp 7"), "polder: llama3-405b: tp of 7 does not divide heads of 128; 8 does"),
+        (
+            format!("{LLAMA} --tp 7"),
+            "polder: llama3-405b: tp of 7 does not divide heads of 128; tp of 8 would run",
+        ),
         (format!("{LLAMA} --tp 0 --pp 1"), "polder: llama3-405b: tp is 0; it is at least 1"),
         (format!("{LLAMA} --pp 4294967295"), "polder: llama3-405b: "),
         (
@@ -307,8 +591,8 @@ fn what_cannot_run_is_refused_in_one_line() {
             "polder: nvl72-ndr: 80 accelerators of each rack cannot be used; a rack has 72",
         ),
         (
-            "train --model llama3-405b --platform dgx-a100 --gpus 8 --batch 8".to_owned(),
-            "polder: it does not fit: ",
+            format!("{LLAMA} --tp 8 --cp 1 --pp 1 --ep 1 --zero none --micro-batch 1"),
+            "most of it optimizer states (608.8 GB); ",
         ),
         (
             "train --model llama3-8b --platform memserver --gpus 8".to_owned(),

@@ -164,7 +164,7 @@ pub enum Protocol {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pbr {
-    /// Ids of one domain.
+    /// Ids of one domain, [`Pbr::MOST`] at most.
     pub ids: u32,
     /// Domains that are joined.
     #[serde(default = "one")]
@@ -201,6 +201,22 @@ pub struct Fabric {
     pub carries: Vec<Protocol>,
     /// Its port ids, when it is CXL.
     pub pbr: Option<Pbr>,
+}
+
+impl Pbr {
+    /// Ids of a domain at most: they have 12 bits.
+    pub const MOST: u32 = 1 << 12;
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        let (ids, most) = (self.ids, Self::MOST);
+        if ids == 0 || ids > most {
+            return Err(("pbr.ids", format!("expected 1 to {most}, which 12 bits are, found {ids}")));
+        }
+        match self.domains {
+            0 => Err(("pbr.domains", "expected at least one".into())),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Fabric {
@@ -274,6 +290,7 @@ impl Fabric {
         if self.links == 0 {
             return Err(("links", "expected at least one".into()));
         }
+        self.pbr.as_ref().map_or(Ok(()), Pbr::check)?;
         let ports = self.switch.ports;
         match self.topology {
             Topology::Clos { levels } if levels == 0 || levels > 4 || ports < 2 => Err((

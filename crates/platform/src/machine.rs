@@ -204,6 +204,13 @@ impl Platform {
                 .check()
                 .map_err(|(key, said)| (at(&format!("accelerator.fitted.{key}")), said))?;
             for (tier, memory) in &rack.host.tier {
+                if ["host", "pool"].contains(&tier.as_str()) {
+                    let problem = "expected another name: these are the host's own memory and the pool";
+                    return Err((at(&format!("host.tier.{tier}")), problem.into()));
+                }
+                if memory.hosts == 0 {
+                    return Err((at(&format!("host.tier.{tier}.hosts")), "expected at least one".into()));
+                }
                 server::check(tier, memory)
                     .map_err(|(key, problem)| (at(&format!("host.{key}")), problem))?;
             }

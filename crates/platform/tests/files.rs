@@ -53,6 +53,54 @@ fn a_file_lies_over_the_one_that_it_extends() {
     assert_eq!(ours.rack, base.rack);
 }
 
+const ANNOTATED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/platform.toml");
+
+/// The paths of all tables inside a table.
+fn tables(at: &[String], table: &toml::Table, found: &mut Vec<Vec<String>>) {
+    found.push(at.to_vec());
+    for (key, value) in table {
+        if let Some(inner) = value.as_table() {
+            tables(&[at, std::slice::from_ref(key)].concat(), inner, found);
+        }
+    }
+}
+
+#[test]
+fn the_annotated_file_has_every_key_and_each_of_its_topologies_loads() {
+    let text = std::fs::read_to_string(ANNOTATED).unwrap();
+    Platform::load(ANNOTATED).unwrap();
+    let whole: toml::Table = toml::from_str(&text).unwrap();
+    let mut paths = vec![];
+    tables(&[], &whole, &mut paths);
+    // With a key too many, a table says which it has.
+    let mut known = std::collections::BTreeSet::new();
+    for path in paths {
+        let mut odd = whole.clone();
+        let table = path.iter().fold(&mut odd, |table, key| table[key].as_table_mut().unwrap());
+        table.insert("odd".into(), 1.into());
+        let file = Written::new(&odd.to_string());
+        let said =
+            Platform::load(file.0.to_str().unwrap()).map_or_else(|it| it.to_string(), |_| String::new());
+        let expected = said.split_once("unknown field `odd`, expected ").map_or("", |(_, rest)| rest);
+        known.extend(expected.split('`').skip(1).step_by(2).map(str::to_owned));
+    }
+    let headers = text.lines().filter_map(|line| line.strip_prefix('[')?.strip_suffix(']'));
+    let headers: Vec<_> = headers.flat_map(|line| line.split('.')).collect();
+    let is_there = |key: &str| text.contains(&format!("{key} = ")) || headers.contains(&key);
+    let missing: Vec<_> = known.iter().filter(|key| !is_there(key)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    assert!(known.len() > 70, "{known:?}");
+
+    let mut kinds = vec![];
+    for line in text.lines().filter_map(|line| line.strip_prefix("# topology = ")) {
+        let file = Written::new(&format!("extends = {ANNOTATED:?}\n[between]\ntopology = {line}"));
+        let between = Platform::load(file.0.to_str().unwrap()).unwrap().between.unwrap();
+        assert!(between.ports() > 1 << 16, "{line}: {}", between.ports());
+        kinds.push(between.topology);
+    }
+    assert!(matches!(kinds[..], [Topology::Torus { .. }, Topology::Dragonfly { .. }]), "{kinds:?}");
+}
+
 #[test]
 fn bad_input_gets_one_line_with_the_key_and_what_was_expected() {
     let over = |text: &str| refused(&format!("extends = \"nvl72-ndr\"\n{text}"));
@@ -99,6 +147,11 @@ fn bad_input_gets_one_line_with_the_key_and_what_was_expected() {
             over("[rack.nvl72.accelerator.efficiency]\nmemory = [{ size = \"1 GB\", reached = 1.5 }]"),
             "rack.nvl72.accelerator.efficiency.memory: expected a part from 0 to 1 at 1 GB, found 1.5",
         ),
+        (
+            over("[between]\npbr = { ids = 5000 }"),
+            "between.pbr.ids: expected 1 to 4096, which 12 bits are, found 5000",
+        ),
+        (over("[between]\npbr = { ids = 4096, domains = 0 }"), "between.pbr.domains: expected at least one"),
         (over("[between.link]\nencoding = 0"), "between.link.encoding: "),
         (over("[between.link]\nlanes = 0"), "between.link.lanes: expected at least one"),
         (refused("extends = \"nowhere\""), "nowhere: no platform of this name; there are cmpi, dgx-a100, "),
@@ -255,6 +308,17 @@ fn bad_memory_and_paths_of_servers_get_such_a_line() {
         (
             over("finetuning-a", "[rack.server.host.tier.cxl]\nchannels = 0"),
             "rack.server.host.tier.cxl.channels: expected at least one",
+        ),
+        (
+            over("finetuning-a", "[rack.server.host.tier.cxl]\nhosts = 0"),
+            "rack.server.host.tier.cxl.hosts: expected at least one",
+        ),
+        (
+            over(
+                "finetuning-a",
+                "[rack.server.host.tier.pool]\ncapacity = \"1 GB\"\nchannels = 1\nrate = \"4800 MT/s\"\nlatency = \"1 us\"",
+            ),
+            "rack.server.host.tier.pool: expected another name: these are the host's own memory and the pool",
         ),
         (
             refused("title = \"x\"\nsource = \"x\""),

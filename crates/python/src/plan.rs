@@ -1,6 +1,6 @@
 //! Predicted steps: a question and its answer as JSON, which the front gives types, and tables of many layouts.
 
-use polder_sim::{NUMBERS, OrderError, Request, Step, points};
+use polder_sim::{CHOICES, NUMBERS, OrderError, PLACE, Points, Request, Step, points};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -10,7 +10,13 @@ use crate::errors::argument;
 /// Answers a [`Request`] in JSON.
 #[pyfunction]
 pub(crate) fn plan_train(py: Python<'_>, request: &str) -> PyResult<String> {
-    let request: Request = serde_json::from_str(request).map_err(|error| argument(error.to_string()))?;
+    // By way of a value: the front wrote the text, and its lines and columns say nothing to whoever called it.
+    let value: serde_json::Value =
+        serde_json::from_str(request).map_err(|error| argument(error.to_string()))?;
+    let request: Request = serde_path_to_error::deserialize(value).map_err(|error| {
+        let key = error.path().to_string();
+        argument(format!("{}: {}", key.strip_prefix("layout.").unwrap_or(&key), error.inner()))
+    })?;
     py.detach(|| {
         let threads = std::thread::available_parallelism().map_or(1, Into::into);
         let answer = request.train(threads, &|_, _| ()).map_err(|error| argument(error.to_string()))?;
@@ -18,29 +24,36 @@ pub(crate) fn plan_train(py: Python<'_>, request: &str) -> PyResult<String> {
     })
 }
 
-/// The names of a layout's numbers and of a step's figures.
+/// The names of each choice.
+type Choices = Vec<(&'static str, &'static [&'static str])>;
+
+/// The names of a layout's numbers, those of each choice among them, and the names of a step's figures.
 #[pyfunction]
-pub(crate) fn plan_names() -> (Vec<&'static str>, Vec<&'static str>) {
-    (NUMBERS.to_vec(), Step::COLUMNS.to_vec())
+pub(crate) fn plan_names() -> (Vec<&'static str>, Choices, Vec<&'static str>) {
+    (NUMBERS.to_vec(), CHOICES.to_vec(), Step::COLUMNS.to_vec())
 }
 
-/// Predicts rows of unsigned 32-bit numbers, into rows of 64-bit floats.
+/// Predicts rows of unsigned 32-bit numbers, into rows of 64-bit floats, 32-bit places of why not, and the reasons.
 #[pyfunction]
-#[pyo3(signature = (model, platform, numbers, *, rack=None, fill=None, order=None))]
+#[pyo3(signature = (model, platforms, rows, *, rack=None, fill=None, order=None))]
 pub(crate) fn plan_points<'py>(
     py: Python<'py>,
     model: &str,
-    platform: &str,
-    numbers: PyBuffer<u32>,
+    platforms: Vec<String>,
+    rows: PyBuffer<u32>,
     rack: Option<String>,
     fill: Option<u32>,
     order: Option<&str>,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let numbers = numbers.to_vec(py)?;
+) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<String>)> {
+    let rows = rows.to_vec(py)?;
+    if !rows.len().is_multiple_of(PLACE + NUMBERS.len()) {
+        return Err(argument("no whole number of rows".into()));
+    }
     let order = order.map(str::parse).transpose().map_err(|error: OrderError| argument(error.to_string()))?;
-    let rows = py
-        .detach(|| points(model, platform, rack.as_deref(), fill, order, &numbers))
+    let Points { figures, refused, reasons } = py
+        .detach(|| points(model, &platforms, rack.as_deref(), fill, order, &rows))
         .map_err(|error| argument(error.to_string()))?;
-    let bytes: Vec<u8> = rows.iter().flat_map(|figure| figure.to_le_bytes()).collect();
-    Ok(PyBytes::new(py, &bytes))
+    let figures: Vec<u8> = figures.iter().flat_map(|figure| figure.to_le_bytes()).collect();
+    let refused: Vec<u8> = refused.iter().flat_map(|place| place.to_le_bytes()).collect();
+    Ok((PyBytes::new(py, &figures), PyBytes::new(py, &refused), reasons))
 }

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::layout::{FarTier, Offload, Overlap, Precision, Recompute, Zero};
 use crate::model::{MOST, MOST_LAYERS, Model};
-use crate::request::Given;
+use crate::request::{Given, Tiers};
 
 /// Accelerators, or anything else that is counted of them, at most.
 const MANY: u32 = 1 << 30;
@@ -320,7 +320,7 @@ pub(crate) fn execution(file: &str, keys: &Map<String, Value>) -> Result<Executi
             precision: Some(Precision::Bf16),
             overlap: Some(overlap),
             offload: Some(offload),
-            tiers: false,
+            tiers: Tiers::None,
         },
     })
 }

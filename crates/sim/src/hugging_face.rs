@@ -21,6 +21,24 @@ const UNGATED: [&str; 12] = [
     "nemotron",
 ];
 
+/// What a model may have that ours have not, and what would be passed over in silence.
+const UNKNOWN: [(&str, &str); 11] = [
+    ("kv_lora_rank", "multi-head latent attention"),
+    ("first_k_dense_replace", "dense blocks before experts"),
+    ("mlp_only_layers", "dense blocks among those of experts"),
+    ("shared_expert_intermediate_size", "a shared expert of a width of its own"),
+    ("attention_chunk_size", "attention in chunks"),
+    ("state_size", "state-space layers"),
+    ("ssm_cfg", "state-space layers"),
+    ("mamba_d_state", "state-space layers"),
+    ("mamba_num_heads", "state-space layers"),
+    ("lru_width", "recurrent layers"),
+    ("attention_hidden_size", "recurrent layers"),
+];
+
+/// Tokens of a sequence.
+const SEQUENCE: [&str; 3] = ["max_position_embeddings", "n_positions", "max_seq_len"];
+
 struct Config<'a> {
     file: &'a str,
     keys: Map<String, Value>,
@@ -51,6 +69,66 @@ impl Config<'_> {
         self.keys.get(key)?.as_bool()
     }
 
+    /// Whether it says that it is a decoder of text; one that says nothing of it is taken for one.
+    fn expect_decoder(&self) -> Result<(), DataError> {
+        let wrong = |key, problem: String| Err(DataError::new(self.file, key, problem));
+        let named = self.keys.get("architectures").and_then(|it| it.get(0)).and_then(Value::as_str);
+        if let Some(name) = named.filter(|name| !name.contains("CausalLM") && !name.contains("LMHead")) {
+            return wrong(
+                "architectures",
+                format!("expected a decoder such as LlamaForCausalLM, found {name}"),
+            );
+        }
+        if self.says("is_encoder_decoder") == Some(true) {
+            return wrong(
+                "is_encoder_decoder",
+                "expected a decoder alone, found an encoder beside it".into(),
+            );
+        }
+        match ["text_config", "vision_config"].into_iter().find(|key| self.keys.contains_key(*key)) {
+            Some(key) => {
+                let remedy = "give what text_config has as a file of its own";
+                wrong(key, format!("expected a decoder of text alone; {remedy}"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether all that it has can be described: what would be passed over in silence is refused.
+    fn expect_known(&self) -> Result<(), DataError> {
+        let has = |key: &str| self.keys.get(key).filter(|it| !it.is_null() && **it != 0 && **it != false);
+        let near = "cannot be described; see `polder plan list` for near ones";
+        for (key, what) in UNKNOWN {
+            if has(key).is_some_and(|it| it.as_array().is_none_or(|list| !list.is_empty())) {
+                return Err(DataError::new(self.file, key, format!("a model with {what} {near}")));
+            }
+        }
+        if let Some(step) = has("decoder_sparse_step").filter(|step| **step != 1) {
+            let problem = format!("expected 1, experts in every block, found {step}");
+            return Err(DataError::new(self.file, "decoder_sparse_step", problem));
+        }
+        let layers = has("layer_types").and_then(Value::as_array).into_iter().flatten();
+        let mut others = layers.filter(|it| **it != "full_attention" && **it != "sliding_attention");
+        if let Some(other) = others.next() {
+            let problem = format!("expected \"full_attention\" of every block, found {other}");
+            return Err(DataError::new(self.file, "layer_types", problem));
+        }
+        // Qwen writes a window down also where it is not used.
+        let window = has("sliding_window").and_then(Value::as_u64);
+        let window = window.filter(|_| self.says("use_sliding_window") != Some(false));
+        let sequence = self.maybe(&SEQUENCE)?.map_or(u64::MAX, u64::from);
+        match window.filter(|window| *window < sequence) {
+            Some(window) => Err(DataError::new(
+                self.file,
+                "sliding_window",
+                format!(
+                    "attention within {window} of {sequence} tokens cannot be described; set it to null to have it predicted over all of them"
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// A mixture, when there is one, with the width of an expert.
     fn experts(&self) -> Result<Option<(Experts, Option<u32>)>, DataError> {
         let Some(count) =
@@ -70,18 +148,8 @@ impl Config<'_> {
 /// When it lacks what a transformer has.
 pub(crate) fn model(file: &str, keys: Map<String, Value>) -> Result<Model, DataError> {
     let config = Config { file, keys };
-    for (key, what) in [
-        ("kv_lora_rank", "multi-head latent attention"),
-        ("first_k_dense_replace", "dense blocks before experts"),
-    ] {
-        if config.keys.get(key).is_some_and(|value| !value.is_null() && *value != 0) {
-            return Err(DataError::new(
-                file,
-                key,
-                format!("a model with {what} cannot be described; see `polder plan list` for near ones"),
-            ));
-        }
-    }
+    config.expect_decoder()?;
+    config.expect_known()?;
     let kind = config.keys.get("model_type").and_then(Value::as_str).unwrap_or("llama").to_owned();
     let experts = config.experts()?;
     let width = experts.as_ref().and_then(|(_, width)| *width);
@@ -105,7 +173,7 @@ pub(crate) fn model(file: &str, keys: Map<String, Value>) -> Result<Model, DataE
         vocabulary: config.must(&["vocab_size"])?,
         // What transformers takes where the key is missing.
         tied: config.says("tie_word_embeddings").unwrap_or(true),
-        sequence: config.must(&["max_position_embeddings", "n_positions", "max_seq_len"])?,
+        sequence: config.must(&SEQUENCE)?,
         experts: experts.map(|(experts, _)| experts),
     })
 }
@@ -137,6 +205,56 @@ mod tests {
             "n_positions": 1024, "vocab_size": 50257}"#;
         let millions = model("config.json", gpt2).unwrap().parameters() / 1e6;
         assert!((millions - 124.0).abs() < 1.0, "{millions}");
+    }
+
+    #[test]
+    fn what_is_no_decoder_or_would_be_passed_over_in_silence_is_refused() {
+        let whole = r#""model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 32768"#;
+        for (more, said) in [
+            (
+                r#""sliding_window": 4096"#,
+                "sliding_window: attention within 4096 of 32768 tokens cannot be described; set it to null to ",
+            ),
+            (
+                r#""architectures": ["BertForMaskedLM"]"#,
+                "architectures: expected a decoder such as LlamaForCausalLM, found BertForMaskedLM",
+            ),
+            (
+                r#""is_encoder_decoder": true"#,
+                "is_encoder_decoder: expected a decoder alone, found an encoder beside it",
+            ),
+            (
+                r#""text_config": {}"#,
+                "text_config: expected a decoder of text alone; give what text_config has as ",
+            ),
+            (r#""state_size": 16"#, "state_size: a model with state-space layers cannot be described; see "),
+            (r#""kv_lora_rank": 512"#, "kv_lora_rank: a model with multi-head latent attention cannot be "),
+            (
+                r#""mlp_only_layers": [0, 1]"#,
+                "mlp_only_layers: a model with dense blocks among those of experts",
+            ),
+            (
+                r#""decoder_sparse_step": 2"#,
+                "decoder_sparse_step: expected 1, experts in every block, found 2",
+            ),
+            (
+                r#""layer_types": ["full_attention", "linear_attention"]"#,
+                "layer_types: expected \"full_attention\" of every block, found \"linear_attention\"",
+            ),
+        ] {
+            let refused = model("config.json", &format!("{{{whole}, {more}}}")).unwrap_err().to_string();
+            assert!(refused.starts_with(&format!("config.json: {said}")), "{refused}");
+            assert_eq!(refused.lines().count(), 1);
+        }
+        for more in [
+            r#""sliding_window": null"#,
+            r#""sliding_window": 32768"#,
+            r#""sliding_window": 4096, "use_sliding_window": false"#,
+            r#""architectures": ["MistralForCausalLM"], "is_encoder_decoder": false, "mlp_only_layers": [], "decoder_sparse_step": 1"#,
+        ] {
+            assert_eq!(model("config.json", &format!("{{{whole}, {more}}}")).unwrap().layers, 32, "{more}");
+        }
     }
 
     #[test]

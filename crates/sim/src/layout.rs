@@ -1,5 +1,8 @@
 //! How a training step is laid out over accelerators.
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::Model;
@@ -170,13 +173,89 @@ pub struct Offload {
 
 /// Memory beyond the accelerator's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(try_from = "String", into = "String")]
 pub enum FarTier {
-    /// The host's.
+    /// The host's own.
     #[default]
     Host,
     /// The pool's.
     Pool,
+    /// Another kind behind the host, by its name.
+    Behind(TierName),
+}
+
+/// The name of a kind of memory, filled up with zeros so that a layout is plain bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TierName([u8; Self::MOST]);
+
+/// What no kind of memory is called.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "expected host, pool or the name of a tier of the host, 1 to {} bytes without a zero, found {found:?}",
+    TierName::MOST
+)]
+pub struct TierError {
+    found: String,
+}
+
+impl TierName {
+    const MOST: usize = 24;
+
+    /// The name, unless it is empty, too long or holds a zero.
+    pub(crate) fn new(name: &str) -> Option<Self> {
+        let mut bytes = [0; Self::MOST];
+        bytes.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+        (!name.is_empty() && !name.contains('\0')).then_some(Self(bytes))
+    }
+}
+
+impl fmt::Display for TierName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.0.split(|byte| *byte == 0).next().unwrap_or_default();
+        f.write_str(&String::from_utf8_lossy(name))
+    }
+}
+
+impl fmt::Debug for TierName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.to_string())
+    }
+}
+
+impl FromStr for FarTier {
+    type Err = TierError;
+
+    fn from_str(name: &str) -> Result<Self, TierError> {
+        match name {
+            "host" => Ok(Self::Host),
+            "pool" => Ok(Self::Pool),
+            _ => TierName::new(name).map(Self::Behind).ok_or_else(|| TierError { found: name.into() }),
+        }
+    }
+}
+
+impl fmt::Display for FarTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Pool => f.write_str("pool"),
+            Self::Behind(name) => name.fmt(f),
+        }
+    }
+}
+
+impl TryFrom<String> for FarTier {
+    type Error = TierError;
+
+    fn try_from(name: String) -> Result<Self, TierError> {
+        name.parse()
+    }
+}
+
+impl From<FarTier> for String {
+    fn from(tier: FarTier) -> Self {
+        tier.to_string()
+    }
 }
 
 impl Overlap {
@@ -193,6 +272,12 @@ impl Overlap {
 }
 
 impl Offload {
+    /// Whether anything is offloaded.
+    #[must_use]
+    pub const fn is_any(&self) -> bool {
+        self.weights || self.optimizer || self.activations
+    }
+
     /// Nothing, then each with each other in this tier.
     pub fn all(tier: FarTier) -> impl Iterator<Item = Self> {
         let bit = |it: u32, at: u32| it & 1 << at != 0;
@@ -206,6 +291,9 @@ impl Offload {
 }
 
 impl Layout {
+    /// Accelerators, micro-batches or parts, at most.
+    pub(crate) const MOST: u32 = 1 << 30;
+
     /// Accelerators that it takes.
     #[must_use]
     pub const fn accelerators(&self) -> u32 {
@@ -226,7 +314,7 @@ impl Layout {
     /// Whether `model` can be cut so.
     ///
     /// # Errors
-    /// What does not divide, and the nearest that does.
+    /// What is 0, too large or does not divide.
     pub fn check(&self, model: &Model) -> Result<(), Refusal> {
         let counts = [
             ("tp", self.tp),
@@ -245,7 +333,7 @@ impl Layout {
         let all = product(&[self.tp, self.cp, self.dp, self.pp]);
         let widest =
             all.max(product(&[self.dp, self.micro_batch])).max(product(&[self.pp, self.interleave, 2]));
-        if widest > MOST || self.cp > self.batch.max(model.sequence) {
+        if widest > Self::MOST.into() || self.cp > self.batch.max(model.sequence) {
             return Err(Refusal::Large);
         }
         let divides = |what, of, count: u32, by: u32| match count.is_multiple_of(by) {
@@ -299,15 +387,7 @@ impl Layout {
     }
 }
 
-/// Accelerators of a layout, at most.
-const MOST: u128 = 1 << 30;
-
-fn nearest_divisor(count: u32, by: u32) -> u32 {
-    let divisors = (1..=count.max(1)).filter(|it| count.is_multiple_of(*it));
-    divisors.min_by_key(|it| it.abs_diff(by)).unwrap_or(1)
-}
-
-/// Why a layout cannot run, and the nearest that can.
+/// Why a layout cannot run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -318,7 +398,7 @@ pub enum Refusal {
         what: &'static str,
     },
     /// Something does not divide.
-    #[error("{what} of {by} does not divide {of} of {count}; {} does", nearest_divisor(*count, *by))]
+    #[error("{what} of {by} does not divide {of} of {count}")]
     Divide {
         /// What should divide.
         what: &'static str,
@@ -336,7 +416,10 @@ pub enum Refusal {
         pp: u32,
     },
     /// Numbers that no machine has.
-    #[error("the layout takes more than {MOST} accelerators, micro-batches or parts; give smaller numbers")]
+    #[error(
+        "the layout takes more than {} accelerators, micro-batches or parts; give smaller numbers",
+        Layout::MOST
+    )]
     Large,
     /// The platform's numbers are so far apart that no time comes out.
     #[error("the step takes no finite time; look at the platform's bandwidths and latencies")]
@@ -346,10 +429,36 @@ pub enum Refusal {
     Accelerators {
         /// tp x cp x pp.
         ranks: u64,
-        /// Copies of the model; 0 when there is no room for one.
+        /// Copies of the model.
         dp: u32,
         /// What was asked for.
         asked: u32,
+    },
+    /// Ranks of one copy of the model that do not divide the accelerators.
+    #[error("tp x cp x pp of {ranks} does not divide {asked} accelerators")]
+    Ranks {
+        /// tp x cp x pp.
+        ranks: u64,
+        /// What was asked for.
+        asked: u32,
+    },
+    /// No layout is even.
+    #[error("no layout{given} cuts a batch of {batch} over {asked} accelerators evenly")]
+    Uneven {
+        /// The counts that were given: nothing, or such as " with tp of 8".
+        given: String,
+        /// Sequences of a step.
+        batch: u32,
+        /// What was asked for.
+        asked: u32,
+    },
+    /// A kind of memory that the host does not have.
+    #[error("the host has no memory {tier:?}; it has {known}")]
+    Tier {
+        /// What was asked for.
+        tier: String,
+        /// What there is.
+        known: String,
     },
     /// The platform lacks something.
     #[error("{what} needs {needs}, which this platform does not have; {remedy}")]

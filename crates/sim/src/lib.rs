@@ -13,6 +13,7 @@ mod machine;
 mod measured;
 pub mod message;
 mod model;
+mod nearest;
 mod order;
 mod published;
 mod request;
@@ -28,7 +29,9 @@ pub use calculon::Execution;
 pub use collective::{Place, collective};
 pub use fit::fit;
 pub use json::platform;
-pub use layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
+pub use layout::{
+    FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, TierError, TierName, Zero,
+};
 pub use machine::Machine;
 pub use measured::{Beside, Measured, Verified, step_through, verify};
 pub use model::{Experts, Model};
@@ -36,9 +39,9 @@ pub use order::{Order, OrderError};
 pub use published::{
     Compared, Counting, Judged, Margin, Pooled, Ratio, Row, Seen, Table, compare, fitted, tables, validate,
 };
-pub use request::{Answer, Given, Request, RequestError};
-pub use rows::{NUMBERS, numbers, points};
+pub use request::{Answer, Given, Request, RequestError, Tiers, would};
+pub use rows::{CHOICES, Cell, NUMBERS, PLACE, Points, cells, numbers, points};
 pub use search::{Found, Outcome, Progress, Space, front, search};
 pub use step::{Communication, Compute, Memory, Scoped, Shown, Step};
-pub use timeline::{Stretch, Work, timeline};
+pub use timeline::{Sent, Stretch, Work, timeline, traffic};
 pub use train::{Job, Plan};

@@ -1,9 +1,12 @@
 //! A platform as the closed form sees it: rates and latencies, with everything multiplied out.
 
-use polder_platform::{Compute, Efficiency, Fabric, FlopRate, Platform, Rack, Reduction};
+use polder_platform::{
+    Compute, Efficiency, Fabric, FlopRate, Memory, Platform, Protocol, Rack, Reduction, Tier,
+};
 
-use crate::layout::{FarTier, Layout, Precision, Refusal};
+use crate::layout::{FarTier, Layout, Precision, Refusal, TierName};
 use crate::order::{Order, Ranks};
+use crate::tier;
 
 /// Rates and latencies of a platform, in bytes, seconds and operations a second.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,11 +26,16 @@ pub struct Machine {
     order: Order,
     /// Inside a rack, and between racks.
     pub(crate) scopes: [Scope; 2],
-    /// The host's memory, and the pool's.
-    pub(crate) far: [Option<Far>; 2],
+    /// The host's own memory.
+    host: Far,
+    pool: Option<Far>,
+    /// The other kinds behind the host, by name.
+    behind: Vec<(TierName, Far)>,
     fabric: Option<Fabric>,
     /// Ports of memory nodes for each accelerator.
     pool_ports: f64,
+    /// Whether what is in the pool can be loaded and stored.
+    loads: bool,
 }
 
 /// How far a message goes.
@@ -47,7 +55,33 @@ pub(crate) struct Scope {
 pub(crate) struct Far {
     pub(crate) read: f64,
     pub(crate) write: f64,
+    /// Each way, when as much is read as written.
+    pub(crate) both: f64,
+    /// Seconds until a transfer begins. Where a file gives bandwidths alone it is in them, and 0 here.
+    pub(crate) latency: f64,
     pub(crate) capacity: f64,
+}
+
+impl Far {
+    /// One of so many parts of a memory whose bandwidths are given, through what reaches so much.
+    fn of(memory: &Tier, share: f64, roof: f64) -> Self {
+        let read = roof.min(memory.read.value() / share);
+        let write = roof.min(memory.write.value() / share);
+        Self { read, write, both: read.min(write), latency: 0.0, capacity: memory.capacity.value() / share }
+    }
+
+    /// One of so many parts of what a host has of a memory behind channels and links.
+    fn behind(memory: &Memory, share: f64, roof: f64) -> Self {
+        let hosts = f64::from(memory.hosts);
+        let at = |reads| (tier::channels(memory, reads) / hosts).min(tier::port(memory, reads)) / share;
+        Self {
+            read: roof.min(at(1.0)),
+            write: roof.min(at(0.0)),
+            both: roof.min(at(0.5) / 2.0),
+            latency: tier::idle(memory),
+            capacity: memory.capacity.value() / hosts / share,
+        }
+    }
 }
 
 /// How a group of ranks lies: so many of it in a rack, and in so many racks.
@@ -80,20 +114,15 @@ impl Machine {
         let host = &rack.host;
         let share = f64::from(host.accelerators);
         let attach = host.attach.bandwidth.value();
-        let host = Far {
-            read: attach.min(host.memory.read.value() / share),
-            write: attach.min(host.memory.write.value() / share),
-            capacity: host.memory.capacity.value() / share,
-        };
+        let behind = host
+            .tier
+            .iter()
+            .filter_map(|(name, memory)| Some((TierName::new(name)?, Far::behind(memory, share, attach))));
         let pool = platform.pool.as_ref().zip(platform.between.as_ref()).map(|(pool, between)| {
             let share = f64::from(pool.accelerators);
             let port = between.link.payload().value();
             let roof = between.payload().value().min(port * f64::from(pool.ports) / share);
-            Far {
-                read: roof.min(pool.memory.read.value() / share),
-                write: roof.min(pool.memory.write.value() / share),
-                capacity: pool.memory.capacity.value() / share,
-            }
+            Far::of(&pool.memory, share, roof)
         });
         Self {
             matrix: reached([bf16, fp8, fp32], fitted.matrix),
@@ -110,13 +139,33 @@ impl Machine {
                 Scope::new(rack.fabric.as_ref(), fitted.inside),
                 Scope::new(platform.between.as_ref(), fitted.between),
             ],
-            far: [Some(host), pool],
+            host: Far::of(&host.memory, share, attach),
+            pool,
+            behind: behind.collect(),
             fabric: platform.between.clone(),
+            loads: platform.between.as_ref().is_some_and(|it| it.carries.contains(&Protocol::Mem)),
             pool_ports: platform
                 .pool
                 .as_ref()
                 .map_or(0.0, |pool| f64::from(pool.ports) / f64::from(pool.accelerators)),
         }
+    }
+
+    /// An accelerator's share of this memory, if there is any.
+    #[inline]
+    pub(crate) fn far(&self, tier: FarTier) -> Option<&Far> {
+        match tier {
+            FarTier::Host => Some(&self.host),
+            FarTier::Pool => self.pool.as_ref(),
+            FarTier::Behind(name) => self.behind.iter().find(|(it, _)| *it == name).map(|(_, far)| far),
+        }
+    }
+
+    /// Every memory beyond the accelerator's that there is.
+    pub(crate) fn tiers(&self) -> impl Iterator<Item = FarTier> {
+        let pool = self.pool.map(|_| FarTier::Pool);
+        let behind = self.behind.iter().map(|(name, _)| FarTier::Behind(*name));
+        [FarTier::Host].into_iter().chain(pool).chain(behind)
     }
 
     /// A matrix product of `[m, k]` by `[k, n]`, `count` of them in one launch: the roof of compute, with the start and
@@ -214,7 +263,6 @@ impl Machine {
 
     /// Whether the platform has what `layout` asks for.
     pub(crate) fn check(&self, layout: &Layout) -> Result<(), Refusal> {
-        let accelerators = layout.accelerators();
         // Products with weights, and the rest.
         let rates = [layout.precision, layout.precision.elsewhere()].map(|it| self.matrix[it as usize]);
         if rates.contains(&0.0) {
@@ -227,11 +275,24 @@ impl Machine {
             return Err(Refusal::Lacks { what, needs, remedy });
         }
         let offload = layout.offload;
-        let offloads = offload.weights || offload.optimizer || offload.activations;
-        if offloads && offload.tier == FarTier::Pool && self.far[1].is_none() {
+        if offload.is_any() && self.far(offload.tier).is_none() {
             let remedy = "offload to the host, or take a platform with a pool";
-            return Err(Refusal::Lacks { what: "offload to the pool", needs: "memory nodes", remedy });
+            let known = self.tiers().map(String::from).collect::<Vec<_>>().join(", ");
+            return Err(match offload.tier {
+                FarTier::Behind(name) => Refusal::Tier { tier: name.to_string(), known },
+                _ => Refusal::Lacks { what: "offload to the pool", needs: "memory nodes", remedy },
+            });
         }
+        if offload.is_any() && offload.tier == FarTier::Pool && !self.loads {
+            let needs = "a fabric between racks that carries \"mem\" (loads and stores)";
+            let remedy = "offload to the host, or take a platform whose fabric carries it";
+            return Err(Refusal::Lacks { what: "offload to the pool", needs, remedy });
+        }
+        self.check_ports(layout.accelerators())
+    }
+
+    /// Whether as many accelerators can be joined.
+    pub(crate) fn check_ports(&self, accelerators: u32) -> Result<(), Refusal> {
         if accelerators <= self.fill {
             return Ok(());
         }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::json;
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 use crate::model::Model;
+use crate::nearest::{Asked, Lacks};
 use crate::order::Order;
 use crate::published::Margin;
 use crate::search::{Outcome, Progress, Space, search};
@@ -50,8 +51,21 @@ pub struct Given {
     pub overlap: Option<Overlap>,
     /// What lies elsewhere; nothing when left out.
     pub offload: Option<Offload>,
-    /// Whether everything is tried elsewhere, in each tier, when `offload` is left out.
-    pub tiers: bool,
+    /// Where everything is tried when `offload` is left out.
+    pub tiers: Tiers,
+}
+
+/// Where a search tries to keep what need not be in the accelerators' memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Tiers {
+    /// Nowhere.
+    #[default]
+    None,
+    /// Wherever there is memory.
+    All,
+    /// Here.
+    One(FarTier),
 }
 
 /// A question.
@@ -108,8 +122,12 @@ pub struct Answer {
     pub fits: bool,
     /// How far such predictions are from published steps.
     pub margin: Margin,
+    /// What would fit when this does not, each with one thing changed, as it was tried.
+    pub would_fit: Vec<String>,
     /// The same layout on another platform.
     pub against: Option<Box<Self>>,
+    /// Why the other platform cannot run it.
+    pub left_out: Option<String>,
     /// What must be said with it.
     pub note: Option<&'static str>,
 }
@@ -122,24 +140,36 @@ pub enum RequestError {
     #[error(transparent)]
     Data(#[from] polder_platform::DataError),
     /// The platform, or the model, refuses.
-    #[error("{name}: {refusal}")]
+    #[error("{name}: {refusal}{}", would(nearest, "run"))]
     Refused {
         /// Which.
         name: String,
         /// Why.
         refusal: Refusal,
-    },
-    /// No layout takes as many accelerators.
-    #[error("no layout of {model} takes {accelerators} accelerators: give a number that 2 divides often")]
-    None {
-        /// The model.
-        model: String,
-        /// The accelerators.
-        accelerators: u32,
+        /// What would run, each with one thing changed.
+        nearest: Vec<String>,
     },
 }
 
-const UNPROVED: &str = "no run over CXL validates the difference between these fabrics";
+impl RequestError {
+    /// A refusal beside which nothing was tried.
+    pub(crate) fn refused(name: &str, refusal: Refusal) -> Self {
+        Self::Refused { name: name.into(), refusal, nearest: vec![] }
+    }
+}
+
+/// What would `run`, or fit, after a reason why something else does not.
+#[must_use]
+pub fn would(nearest: &[String], run: &str) -> String {
+    match nearest {
+        [] => String::new(),
+        [one] => format!("; {one} would {run}"),
+        [most @ .., last] => format!("; {}, or {last} would {run}", most.join(", ")),
+    }
+}
+
+const UNPROVED: &str = "no run over CXL validates this";
+const UNPROVED_DIFFERENCE: &str = "no run over CXL validates the difference between these fabrics";
 
 impl Given {
     /// What is given here, and where nothing is, there.
@@ -163,15 +193,42 @@ impl Given {
             precision: self.precision.or(other.precision),
             overlap: self.overlap.or(other.overlap),
             offload: self.offload.or(other.offload),
-            tiers: self.tiers || other.tiers,
+            tiers: if self.tiers == Tiers::None { other.tiers } else { self.tiers },
+        }
+    }
+
+    /// Sequences of a step.
+    pub(crate) fn batch(&self, model: &Model) -> u32 {
+        self.batch.unwrap_or_else(|| 1 << ((16 << 20) / model.sequence).max(1).ilog2())
+    }
+
+    /// What is given, and of all else the least; `dp` of at least `ep`.
+    pub(crate) fn alone(&self, batch: u32) -> Layout {
+        Layout {
+            tp: self.tp.unwrap_or(1),
+            cp: self.cp.unwrap_or(1),
+            ep: self.ep.unwrap_or(1),
+            dp: self.dp.or(self.ep).unwrap_or(1),
+            pp: self.pp.unwrap_or(1),
+            interleave: self.pp.and(self.interleave).unwrap_or(1),
+            batch,
+            micro_batch: self.micro_batch.unwrap_or(1),
+            sequence_parallel: self.sequence_parallel.unwrap_or_default(),
+            gather_again: true,
+            recompute: Recompute::default(),
+            flash: true,
+            zero: Zero::default(),
+            precision: self.precision.unwrap_or_default(),
+            wide_gradients: true,
+            overlap: Overlap::default(),
+            offload: self.offload.unwrap_or_default(),
         }
     }
 
     /// The layouts that have what is given.
     #[must_use]
-    pub fn space(&self, model: &Model, accelerators: u32) -> Space {
-        let batch = self.batch.unwrap_or_else(|| 1 << ((16 << 20) / model.sequence).max(1).ilog2());
-        let all = Space::usual(model, accelerators, batch);
+    pub fn space(&self, job: &Job<'_>, model: &Model, accelerators: u32) -> Space {
+        let all = Space::usual(model, accelerators, self.batch(model));
         fn only<T>(all: Vec<T>, one: Option<T>) -> Vec<T> {
             one.map_or(all, |one| vec![one])
         }
@@ -191,12 +248,14 @@ impl Given {
             flash: only(all.flash, self.flash),
             precision: only(all.precision, self.precision),
             overlap: only(all.overlap, self.overlap),
-            offload: match self.offload {
-                Some(offload) => vec![offload],
-                None if self.tiers => {
-                    Offload::all(FarTier::Host).chain(Offload::all(FarTier::Pool).skip(1)).collect()
+            offload: match (self.offload, self.tiers) {
+                (Some(offload), _) => vec![offload],
+                (None, Tiers::None) => all.offload,
+                (None, Tiers::One(tier)) => Offload::all(tier).collect(),
+                (None, Tiers::All) => {
+                    let some = job.tiers().into_iter().flat_map(|tier| Offload::all(tier).skip(1));
+                    all.offload.into_iter().chain(some).collect()
                 }
-                None => all.offload,
             },
             ..all
         }
@@ -206,7 +265,7 @@ impl Given {
 impl Request {
     fn job<'a>(&self, name: &str, platform: &'a Platform) -> Result<Job<'a>, RequestError> {
         Job::chosen(platform, self.rack.as_deref(), self.fill, self.order)
-            .map_err(|refusal| RequestError::Refused { name: name.into(), refusal })
+            .map_err(|refusal| RequestError::refused(name, refusal))
     }
 
     fn model(&self) -> Result<Model, RequestError> {
@@ -232,30 +291,64 @@ impl Request {
         progress: Progress<'_>,
     ) -> Result<Outcome, RequestError> {
         let job = self.job(&self.platform, platform)?;
-        let space = self.layout.space(model, self.accelerators);
-        let outcome = search(&job, model, &space, threads, progress);
-        match outcome.points {
-            0 => Err(self.why_none(&job, model, &space, outcome)),
-            _ => Ok(outcome),
+        let (given, accelerators) = (&self.layout, self.accelerators);
+        let asked = Asked { job: &job, model, given, accelerators };
+        let refused = |name: &str, lacks, refusal| {
+            let nearest = asked.nearest(lacks);
+            RequestError::Refused { name: name.into(), refusal, nearest }
+        };
+        let machine = |refusal| refused(&self.platform, Lacks::Machine, refusal);
+        let uneven = |refusal| refused(&self.model, Lacks::Evenness, refusal);
+        self.check_machine(&job, model).map_err(machine)?;
+        self.check_given(model).map_err(uneven)?;
+        let mut outcome = search(&job, model, &given.space(&job, model, accelerators), threads, progress);
+        if outcome.points == 0 {
+            let batch = given.batch(model);
+            let given = Some(asked.words()).filter(|words| !words.is_empty());
+            let given = given.map_or_else(String::new, |words| format!(" with {words}"));
+            let none = || uneven(Refusal::Uneven { given, batch, asked: accelerators });
+            return Err(outcome.refusal.map_or_else(none, machine));
         }
+        if outcome.fits == 0 {
+            outcome.would_fit = asked.nearest(Lacks::Memory);
+        }
+        Ok(outcome)
     }
 
-    /// Why no layout goes: the platform's reason, or that of the layout that was given.
-    fn why_none(&self, job: &Job<'_>, model: &Model, space: &Space, outcome: Outcome) -> RequestError {
-        if let Some(refusal) = outcome.refusal {
-            return RequestError::Refused { name: self.platform.clone(), refusal };
+    /// Whether the platform has as many accelerators, and what is asked of them, however they are laid out.
+    fn check_machine(&self, job: &Job<'_>, model: &Model) -> Result<(), Refusal> {
+        if self.accelerators == 0 {
+            return Err(Refusal::Zero { what: "the number of accelerators" });
         }
-        let refused = |refusal| RequestError::Refused { name: self.model.clone(), refusal };
-        let Some(layout) = space.first() else { return refused(Refusal::Large) };
-        let ranks = [layout.tp, layout.cp, layout.pp].map(u64::from).iter().product::<u64>();
-        if ranks != 0 && ranks.saturating_mul(layout.dp.into()) != u64::from(self.accelerators) {
-            let alone = Layout { dp: 1, ep: 1, micro_batch: 1, interleave: 1, ..layout };
-            let count = Refusal::Accelerators { ranks, dp: layout.dp, asked: self.accelerators };
-            return refused(alone.check(model).err().unwrap_or(count));
+        let Given { precision, offload, tiers, .. } = self.layout;
+        let offload = match tiers {
+            Tiers::One(tier) if offload.is_none() => {
+                Some(Offload { tier, weights: true, ..Offload::default() })
+            }
+            _ => offload,
+        };
+        let dp = Some(self.accelerators);
+        let whole = Given { dp, precision, offload, ..Given::default() }.alone(self.accelerators);
+        whole.check(model)?;
+        job.check(&whole)
+    }
+
+    /// Whether what is given goes together, and with the model, whatever is chosen besides.
+    fn check_given(&self, model: &Model) -> Result<(), Refusal> {
+        let (given, asked) = (&self.layout, self.accelerators);
+        let alone = given.alone(given.batch(model));
+        alone.check(model)?;
+        let ranks = [alone.tp, alone.cp, alone.pp].map(u64::from).iter().product();
+        if !u64::from(asked).is_multiple_of(ranks) {
+            return Err(Refusal::Ranks { ranks, asked });
         }
-        match job.predict(model, &layout) {
-            Err(refusal) => refused(refusal),
-            Ok(_) => RequestError::None { model: self.model.clone(), accelerators: self.accelerators },
+        let all = [given.tp, given.cp, given.pp].iter().all(Option::is_some);
+        let copies = u64::from(asked) / ranks;
+        match given.dp {
+            Some(dp) if !copies.is_multiple_of(dp.into()) || all && copies != u64::from(dp) => {
+                Err(Refusal::Accelerators { ranks, dp, asked })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -272,17 +365,22 @@ impl Request {
     /// Predicts the fastest layout that fits of those that have what is given, or the nearest to fitting.
     ///
     /// # Errors
-    /// As [`Request::search`]; and when the other platform cannot run the layout.
+    /// As [`Request::search`]. That the other platform cannot run the layout is in the answer.
     pub fn train(&self, threads: usize, progress: Progress<'_>) -> Result<Answer, RequestError> {
         let (platform, model) = (json::platform(&self.platform)?, self.model()?);
         let outcome = self.look(&platform, &model, threads, progress)?;
         let found = outcome.best().or(outcome.nearest.as_ref()).map(|found| found.layout);
         let Some(layout) = found else { unreachable!("a layout was predicted") };
         let mut answer = self.answer(&self.platform, &platform, &model, &layout, outcome.points)?;
+        answer.would_fit = outcome.would_fit;
         if let Some(other) = &self.against {
-            let other = self.answer(other, &json::platform(other)?, &model, &layout, 1)?;
-            answer.note = answer.note.or(other.note);
-            answer.against = Some(Box::new(other));
+            match self.answer(other, &json::platform(other)?, &model, &layout, 1) {
+                Ok(other) => {
+                    answer.note = answer.note.or(other.note).and(Some(UNPROVED_DIFFERENCE));
+                    answer.against = Some(Box::new(other));
+                }
+                Err(refused) => answer.left_out = Some(refused.to_string()),
+            }
         }
         Ok(answer)
     }
@@ -296,7 +394,7 @@ impl Request {
         points: u64,
     ) -> Result<Answer, RequestError> {
         let job = self.job(name, platform)?;
-        let refused = |refusal| RequestError::Refused { name: name.into(), refusal };
+        let refused = |refusal| RequestError::refused(name, refusal);
         let Plan { layout, fill, step } = job.predict(model, layout).map_err(refused)?;
         let compute = job.rack().accelerator.compute;
         let peak = match layout.precision {
@@ -304,7 +402,9 @@ impl Request {
             Precision::Fp8 => compute.fp8,
             Precision::Fp32 => compute.fp32,
         };
-        let is_cxl = platform.between.as_ref().is_some_and(|between| !between.carries.is_empty());
+        let is_fabric = platform.between.as_ref().is_some_and(|between| !between.carries.is_empty());
+        let behind = job.rack().host.tier.get(&layout.offload.tier.to_string());
+        let is_behind = layout.offload.is_any() && behind.is_some_and(|memory| memory.port.is_some());
         Ok(Answer {
             kind: "simulated",
             model: self.model.clone(),
@@ -319,8 +419,10 @@ impl Request {
             points,
             fits: step.memory.fits(),
             margin: Margin::of(&job.rack().accelerator.name)?,
+            would_fit: vec![],
             against: None,
-            note: is_cxl.then_some(UNPROVED),
+            left_out: None,
+            note: (is_fabric || is_behind).then_some(UNPROVED),
         })
     }
 }

@@ -1,7 +1,9 @@
 //! Layouts and steps as rows of numbers, for tables of many.
 
+use std::collections::HashMap;
+
 use crate::json;
-use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Zero};
+use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 use crate::model::Model;
 use crate::order::Order;
 use crate::request::RequestError;
@@ -33,14 +35,55 @@ pub fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
         pipeline.into(),
         data.into(),
         offload.into(),
-        tier as u32,
+        match tier {
+            FarTier::Host => 0,
+            FarTier::Pool => 1,
+            FarTier::Behind(_) => 2,
+        },
         weights.into(),
         optimizer.into(),
         activations.into(),
     ]
 }
 
-/// The numbers that name a layout in a table of many; what is a choice is counted from 0 in the order of its type.
+/// The names of what is a choice, in the order of its type, from which its number is counted.
+pub const CHOICES: [(&str, &[&str]); 4] = [
+    ("recompute", &["none", "selective", "full"]),
+    ("zero", &["none", "optimizer", "gradients", "weights"]),
+    ("precision", &["bf16", "fp8", "fp32"]),
+    ("offload_tier", &["host", "pool"]),
+];
+
+/// A column of a layout, as people read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cell {
+    /// How many.
+    Count(u32),
+    /// Whether.
+    Flag(bool),
+    /// Which.
+    Choice(String),
+}
+
+/// The columns of a layout, in the order of [`NUMBERS`].
+#[must_use]
+pub fn cells(layout: &Layout) -> [Cell; NUMBERS.len()] {
+    let numbers = numbers(layout);
+    std::array::from_fn(|at| {
+        let number = numbers[at];
+        match (NUMBERS[at], CHOICES.iter().find(|(name, _)| *name == NUMBERS[at])) {
+            ("offload_tier", _) => Cell::Choice(layout.offload.tier.to_string()),
+            (_, Some((_, names))) => Cell::Choice(names[number as usize].into()),
+            ("tp" | "cp" | "ep" | "dp" | "pp" | "interleave" | "batch" | "micro_batch", _) => {
+                Cell::Count(number)
+            }
+            _ => Cell::Flag(number != 0),
+        }
+    })
+}
+
+/// The numbers that name a layout in a table of many; what is a choice is its place in [`CHOICES`], and tiers behind the host
+/// follow there by name.
 pub const NUMBERS: [&str; 23] = [
     "tp",
     "cp",
@@ -67,7 +110,8 @@ pub const NUMBERS: [&str; 23] = [
     "offload_activations",
 ];
 
-fn layout(numbers: &[u32]) -> Option<Layout> {
+/// The layout of a row; `tiers` are the places that its tier is counted among.
+fn layout(numbers: &[u32], tiers: &[FarTier]) -> Option<Layout> {
     let &[tp, cp, ep, dp, pp, interleave, batch, micro_batch, ref choices @ ..] = numbers else {
         return None;
     };
@@ -100,7 +144,7 @@ fn layout(numbers: &[u32]) -> Option<Layout> {
             offload: offload != 0,
         },
         offload: Offload {
-            tier: *[FarTier::Host, FarTier::Pool].get(tier as usize)?,
+            tier: *tiers.get(tier as usize)?,
             weights: weights != 0,
             optimizer: optimizer != 0,
             activations: activations != 0,
@@ -108,28 +152,85 @@ fn layout(numbers: &[u32]) -> Option<Layout> {
     })
 }
 
-/// Predicts many layouts, each given by the [`NUMBERS`] of a row; a row of [`Step::COLUMNS`] for each, all NaN where the layout
-/// cannot run.
+/// What comes before the [`NUMBERS`] of a row: which of the platforms, so many accelerators in all or 0 where the layout says it, and
+/// the tokens of a sequence or 0 for the model's.
+pub const PLACE: usize = 3;
+
+/// Many predicted layouts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Points {
+    /// Rows of [`Step::COLUMNS`], all NaN where a layout cannot run.
+    pub figures: Vec<f64>,
+    /// Of each row why it cannot run, as a place in [`Points::reasons`]; 0 where it can.
+    pub refused: Vec<u32>,
+    /// Every reason once; the first is empty.
+    pub reasons: Vec<String>,
+}
+
+/// Predicts many layouts, each given by a row of [`PLACE`] and [`NUMBERS`]. Where `dp` is 0, it is what the accelerators leave.
 ///
 /// # Errors
-/// When a file is damaged or missing, or the platform has no such rack.
+/// When a file is damaged or missing, or a platform has no such rack.
 pub fn points(
     model: &str,
-    platform: &str,
+    platforms: &[String],
     rack: Option<&str>,
     fill: Option<u32>,
     order: Option<Order>,
-    numbers: &[u32],
-) -> Result<Vec<f64>, RequestError> {
-    let refused = |refusal| RequestError::Refused { name: platform.into(), refusal };
-    let loaded = json::platform(platform)?;
+    rows: &[u32],
+) -> Result<Points, RequestError> {
+    let loaded = platforms.iter().map(|name| json::platform(name)).collect::<Result<Vec<_>, _>>()?;
     let model = Model::load(model)?;
-    let job = Job::chosen(&loaded, rack, fill, order).map_err(refused)?;
-    let rows = numbers.chunks_exact(NUMBERS.len()).map(|row| {
-        let plan = layout(row).and_then(|layout| job.predict(&model, &layout).ok());
-        plan.map_or([f64::NAN; Step::COLUMNS.len()], |plan| plan.step.columns())
-    });
-    Ok(rows.flatten().collect())
+    let job = |(name, platform): (&String, _)| {
+        Job::chosen(platform, rack, fill, order)
+            .map_err(|refusal| RequestError::refused(name, refusal))
+    };
+    let jobs = platforms.iter().zip(&loaded).map(job).collect::<Result<Vec<_>, _>>()?;
+    let mut points = Points { reasons: vec![String::new()], ..Points::default() };
+    let mut known = HashMap::new();
+    for row in rows.chunks_exact(PLACE + NUMBERS.len()) {
+        let step = predicted(&jobs, &model, row);
+        let (columns, place) = match step {
+            Ok(step) => (step.columns(), 0),
+            Err(reason) => {
+                let next = points.reasons.len();
+                let place = *known.entry(reason).or_insert_with_key(|reason: &String| {
+                    points.reasons.push(reason.clone());
+                    next as u32
+                });
+                ([f64::NAN; Step::COLUMNS.len()], place)
+            }
+        };
+        points.figures.extend(columns);
+        points.refused.push(place);
+    }
+    Ok(points)
+}
+
+/// The step of a row, or why there is none.
+fn predicted(jobs: &[Job<'_>], model: &Model, row: &[u32]) -> Result<Step, String> {
+    let (&[platform, accelerators, sequence], numbers) = row.split_first_chunk().ok_or("no row")?;
+    let job = jobs.get(platform as usize).ok_or("no such platform")?;
+    let behind = job.tiers().into_iter().filter(|tier| matches!(tier, FarTier::Behind(_)));
+    let tiers: Vec<_> = [FarTier::Host, FarTier::Pool].into_iter().chain(behind).collect();
+    let mut layout = layout(numbers, &tiers).ok_or("no such choice")?;
+    let ranks: u64 = [layout.tp, layout.cp, layout.pp].map(u64::from).iter().product();
+    if layout.dp == 0 && ranks > 0 {
+        layout.dp = (u64::from(accelerators) / ranks) as u32;
+    }
+    if accelerators > 0 && ranks.saturating_mul(layout.dp.into()) != u64::from(accelerators) {
+        return Err(Refusal::Accelerators { ranks, dp: layout.dp, asked: accelerators }.to_string());
+    }
+    let longer;
+    let model = match sequence {
+        0 => model,
+        _ => {
+            longer = Model { sequence, ..model.clone() };
+            longer.check().map_err(|(key, problem)| format!("{key}: {problem}"))?;
+            &longer
+        }
+    };
+    job.predict(model, &layout).map(|plan| plan.step).map_err(|refusal| refusal.to_string())
 }
 
 #[cfg(test)]
@@ -137,13 +238,37 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_layout_is_read_as_its_json_is() {
+        let row: Vec<_> =
+            (0..8).map(|it| it + 1).chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
+        let layout = layout(&row, &[FarTier::Host, FarTier::Pool]).unwrap();
+        let whole = serde_json::to_value(layout).unwrap();
+        for (name, cell) in NUMBERS.iter().zip(cells(&layout)) {
+            let value = match name.split_once('_') {
+                Some((of @ ("overlap" | "offload"), key)) => &whole[of][key],
+                _ => &whole[name],
+            };
+            let ours: serde_json::Value = match cell {
+                Cell::Count(count) => count.into(),
+                Cell::Flag(is_so) => is_so.into(),
+                Cell::Choice(which) => which.into(),
+            };
+            assert_eq!(&ours, value, "{name}");
+        }
+    }
+
+    #[test]
     fn a_layout_is_the_one_that_its_numbers_name() {
         let row: Vec<_> =
             (0..8).map(|it| it + 1).chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
-        assert_eq!(numbers(&layout(&row).unwrap()).to_vec(), row);
-        assert_eq!(layout(&[0; 23][..22]), None);
-        let mut wrong = row;
-        wrong[10] = 3;
-        assert_eq!(layout(&wrong), None, "there are three kinds of recomputation");
+        let tiers = ["host", "pool", "cxl"].map(|tier| tier.parse().unwrap());
+        assert_eq!(numbers(&layout(&row, &tiers).unwrap()).to_vec(), row);
+        assert_eq!(layout(&[0; 23][..22], &tiers), None);
+        let wrong = |place: usize| {
+            row.iter().enumerate().map(|(at, it)| if at == place { 3 } else { *it }).collect::<Vec<_>>()
+        };
+        assert_eq!(layout(&wrong(10), &tiers), None, "there are three kinds of recomputation");
+        assert_eq!(layout(&wrong(19), &tiers), None, "there are three places");
+        assert_eq!(layout(&row, &tiers[..0]), None);
     }
 }

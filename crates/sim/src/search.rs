@@ -157,6 +157,9 @@ pub struct Outcome {
     pub refusal: Option<Refusal>,
     /// The layout that comes nearest to what the tiers have, when none fits.
     pub nearest: Option<Found>,
+    /// What would fit when nothing does, each with one thing changed: what [`Request::search`](crate::Request::search)
+    /// then tries besides.
+    pub would_fit: Vec<String>,
     /// What no other layout is better than in time, in the accelerator's memory and in the other tier; the fastest first.
     pub front: Vec<Found>,
 }
@@ -279,6 +282,7 @@ impl Best {
             fits: self.fits,
             refusal: self.refusal.map(|(_, refusal)| refusal),
             nearest: self.nearest.filter(|_| self.fits == 0).map(|(_, _, found)| found),
+            would_fit: vec![],
             front: front.into_iter().map(|(_, found)| found).collect(),
         }
     }

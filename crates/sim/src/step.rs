@@ -558,13 +558,15 @@ fn offload(
     mut room: Room,
 ) -> Shown {
     let offload = layout.offload;
-    let Some(far) = machine.far[offload.tier as usize] else { return Shown::default() };
+    let Some(far) = machine.far(offload.tier) else { return Shown::default() };
     let passes = 2.0 * stages.count;
-    let weights = if offload.weights { passes * copies.weights / far.read } else { 0.0 };
+    // A block at a time.
+    let late = passes * stages.layers * far.latency;
+    let weights = if offload.weights { passes * copies.weights / far.read + late } else { 0.0 };
     // Both ways at a time.
-    let states = if offload.optimizer { copies.states / far.read.min(far.write) } else { 0.0 };
+    let states = if offload.optimizer { copies.states / far.both + stages.layers * far.latency } else { 0.0 };
     let kept = stages.layers * block.kept * stages.count;
-    let activations = if offload.activations { kept / far.read + kept / far.write } else { 0.0 };
+    let activations = if offload.activations { kept / far.read + kept / far.write + late } else { 0.0 };
     let total = weights + states + activations;
     // States can go beside one micro-batch's backward pass at most: the last gradient comes with its end.
     let hidden = match layout.overlap.offload {
@@ -578,7 +580,7 @@ fn offload(
 pub(crate) fn memory(machine: &Machine, layout: &Layout, copies: &Copies) -> Memory {
     let offload = layout.offload;
     let mut fullest = Memory::default();
-    let far_capacity_bytes = machine.far[offload.tier as usize].map_or(0.0, |tier| tier.capacity);
+    let far_capacity_bytes = machine.far(offload.tier).map_or(0.0, |tier| tier.capacity);
     let mut most_far = 0.0;
     for held in &copies.held {
         let near = |bytes: f64, is_far: bool| if is_far { bytes * held.here } else { bytes };

@@ -3,8 +3,8 @@
 //! The closed form gives how long a pass takes on the slowest stage; here each stage does its passes in the order of
 //! Megatron-LM's schedules (Narayanan et al., SC21, section 2.2), each as soon as what it needs is there.
 
-use crate::layout::{Layout, Recompute};
-use crate::step::Step;
+use crate::layout::{Layout, Recompute, Zero};
+use crate::step::{Communication, Shown, Step};
 
 /// A stretch of time on a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -141,6 +141,128 @@ pub fn timeline(layout: &Layout, step: &Step) -> Vec<Stretch> {
     stretches
 }
 
+/// A stretch of sending on a stage: a part of what the closed form counts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sent {
+    /// The stage, from 0.
+    pub stage: u32,
+    /// What for and where, such as "tensor, inside racks".
+    pub what: &'static str,
+    /// Whether it runs beside computation, or holds it up.
+    pub is_hidden: bool,
+    /// When it begins, in seconds from the beginning of the step.
+    pub begin_s: f64,
+    /// How long it takes.
+    pub seconds: f64,
+}
+
+/// When something is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// In each pass.
+    Passes,
+    /// Before each pass, or while a stage waits for it.
+    Before,
+    /// After the last pass, and what runs beside computation before that, and for what is gathered in the first passes.
+    Ends,
+}
+
+/// What each stage of a predicted step sends, as it goes by beside `stretches`, the [`timeline`] of the step. Of each stage and each kind the
+/// seconds add up to the step's, exposed and hidden apart.
+///
+/// The closed form says how much is sent and not when: what is sent in passes is spread over them by their length.
+#[must_use]
+pub fn traffic(layout: &Layout, step: &Step, stretches: &[Stretch]) -> Vec<Sent> {
+    let mut stages = vec![vec![]; layout.pp as usize];
+    for stretch in stretches {
+        stages[stretch.stage as usize].push(*stretch);
+    }
+    stages.iter().flat_map(|stretches| of_stage(layout, step, stretches)).collect()
+}
+
+/// What one stage sends.
+fn of_stage(layout: &Layout, step: &Step, stretches: &[Stretch]) -> Vec<Sent> {
+    let is_pass = |it: &&Stretch| matches!(it.work, Work::Forward { .. } | Work::Backward { .. });
+    let passes: Vec<_> = stretches.iter().filter(is_pass).collect();
+    let (Some(first), Some(last)) = (passes.first(), passes.last()) else { return vec![] };
+    let computed: f64 = passes.iter().map(|pass| pass.seconds).sum();
+    let after = |work: Work| stretches.iter().find(|it| it.work == work).map_or(0.0, |it| it.begin_s);
+    let end = |pass: &Stretch| pass.begin_s + pass.seconds;
+    let mut sent = vec![];
+    let mut push = |what, is_hidden, begin_s, seconds| {
+        if seconds > 0.0 {
+            sent.push(Sent { stage: first.stage, what, is_hidden, begin_s, seconds });
+        }
+    };
+    // What holds computation up is one after the other: in a pass at its end, else after all passes.
+    let mut ends: Vec<_> = passes.iter().map(|pass| end(pass)).collect();
+    let mut later = [after(Work::Data), after(Work::Offload)];
+    for (what, when, Shown { exposed_s, hidden_s }) in sending(step) {
+        match when {
+            When::Passes => {
+                for (pass, end) in passes.iter().zip(&mut ends) {
+                    let seconds = exposed_s * pass.seconds / computed;
+                    *end -= seconds;
+                    push(what, false, *end, seconds);
+                }
+            }
+            When::Before => {
+                let mut free = 0.0;
+                for pass in &passes {
+                    push(what, false, free, exposed_s * (end(pass) - free) / end(last));
+                    free = end(pass);
+                }
+            }
+            When::Ends => {
+                let begin = &mut later[usize::from(what == OFFLOAD)];
+                push(what, false, *begin, exposed_s);
+                *begin += exposed_s;
+            }
+        }
+        // Gradients are shared with the last passes, weights with the first, unless it is done for each micro-batch.
+        let gathered = match layout.zero {
+            Zero::None => Some(0.0),
+            Zero::Optimizer => {
+                let value = layout.precision.bytes();
+                Some(value / (value + if layout.wide_gradients { 4.0 } else { value }))
+            }
+            Zero::Gradients | Zero::Weights => None,
+        };
+        match gathered.filter(|_| when == When::Ends && what != OFFLOAD) {
+            Some(part) => {
+                push(what, true, first.begin_s, part * hidden_s);
+                push(what, true, end(last) - (1.0 - part) * hidden_s, (1.0 - part) * hidden_s);
+            }
+            None => {
+                for pass in &passes {
+                    push(what, true, pass.begin_s, hidden_s * pass.seconds / computed);
+                }
+            }
+        }
+    }
+    sent
+}
+
+const OFFLOAD: &str = "offload";
+
+/// What a step sends, and when.
+const fn sending(step: &Step) -> [(&'static str, When, Shown); 11] {
+    let Communication { tensor, context, expert, pipeline, data } = step.communication;
+    [
+        ("tensor, inside racks", When::Passes, tensor.inside),
+        ("tensor, between racks", When::Passes, tensor.between),
+        ("context, inside racks", When::Passes, context.inside),
+        ("context, between racks", When::Passes, context.between),
+        ("expert, inside racks", When::Passes, expert.inside),
+        ("expert, between racks", When::Passes, expert.between),
+        ("pipeline, inside racks", When::Before, pipeline.inside),
+        ("pipeline, between racks", When::Before, pipeline.between),
+        ("data, inside racks", When::Ends, data.inside),
+        ("data, between racks", When::Ends, data.between),
+        (OFFLOAD, When::Ends, step.offload),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use polder_platform::Platform;
@@ -194,5 +316,49 @@ mod tests {
                 step.total_s
             );
         }
+    }
+    #[test]
+    fn what_each_stage_sends_adds_up_to_the_steps_figures_and_lies_inside_the_step() {
+        let model = Model::load("mixtral-8x7b").unwrap();
+        let mut seen = std::collections::BTreeSet::new();
+        for (platform, more) in [
+            ("dgx-h100", serde_json::json!({"ep": 4, "zero": "optimizer", "sequence_parallel": true})),
+            ("dgx-h100", serde_json::json!({"cp": 2, "dp": 4, "interleave": 2, "overlap": {}})),
+            (
+                "nvl72-cxl",
+                serde_json::json!({"zero": "gradients", "offload": {"tier": "pool", "activations": true, "optimizer": true}}),
+            ),
+        ] {
+            let layout = serde_json::json!({"tp": 2, "dp": 8, "pp": 4, "batch": 64, "flash": true,
+                "overlap": {"tensor": true, "pipeline": true, "data": true, "offload": true}});
+            let serde_json::Value::Object(mut layout) = layout else { unreachable!() };
+            layout.extend(more.as_object().unwrap().clone());
+            let layout = serde_json::from_value(layout.into()).unwrap();
+            let step = Job::new(&Platform::load(platform).unwrap()).predict(&model, &layout).unwrap().step;
+            let stretches = timeline(&layout, &step);
+            let end = stretches.iter().map(|it| it.begin_s + it.seconds).fold(0.0, f64::max);
+            let sent = traffic(&layout, &step, &stretches);
+            for it in &sent {
+                assert!(it.begin_s >= -1e-9 && it.begin_s + it.seconds <= end * (1.0 + 1e-9), "{it:?}");
+            }
+            for (what, _, Shown { exposed_s, hidden_s }) in sending(&step) {
+                for (is_hidden, expected) in [(false, exposed_s), (true, hidden_s)] {
+                    for stage in 0..layout.pp {
+                        let own = |it: &&Sent| (it.stage, it.what, it.is_hidden) == (stage, what, is_hidden);
+                        let all: f64 = sent.iter().filter(own).map(|it| it.seconds).sum();
+                        assert!(
+                            (all - expected).abs() <= 1e-9 * step.total_s,
+                            "{what}: {all} for {expected}"
+                        );
+                    }
+                    if expected > 0.0 {
+                        seen.insert((what, is_hidden));
+                    }
+                }
+            }
+        }
+        let kinds = ["tensor", "context", "expert", "pipeline", "data", "offload"];
+        let missing = kinds.iter().find(|kind| !seen.iter().any(|(what, _)| what.starts_with(*kind)));
+        assert!(missing.is_none() && seen.len() >= 9, "{missing:?} of {seen:?}");
     }
 }

@@ -3,7 +3,7 @@
 use polder_platform::{Platform, Rack};
 
 use crate::block::Block;
-use crate::layout::{Layout, Refusal};
+use crate::layout::{FarTier, Layout, Refusal};
 use crate::machine::Machine;
 use crate::model::Model;
 use crate::order::Order;
@@ -103,6 +103,38 @@ impl<'a> Job<'a> {
     #[must_use]
     pub const fn order(&self) -> Order {
         self.order
+    }
+
+    /// Every memory beyond the accelerators' that there is.
+    #[must_use]
+    pub fn tiers(&self) -> Vec<FarTier> {
+        self.filled(1).tiers().collect()
+    }
+
+    /// The machine for so many accelerators, with racks as full as they get.
+    fn filled(&self, accelerators: u32) -> Machine {
+        let fill = self.fill.unwrap_or(self.rack.accelerators).min(accelerators);
+        Machine::new(self.platform, self.rack, fill, self.order)
+    }
+
+    /// Whether the platform has what any layout takes that asks for as much as this one.
+    pub(crate) fn check(&self, layout: &Layout) -> Result<(), Refusal> {
+        self.filled(layout.accelerators()).check(layout)
+    }
+
+    /// The most accelerators that the platform has ports and ids for.
+    pub(crate) fn most(&self) -> u32 {
+        let has = |accelerators| self.filled(accelerators).check_ports(accelerators).is_ok();
+        let (mut most, mut beyond) = (1, Layout::MOST + 1);
+        while most + 1 < beyond {
+            let between = most + (beyond - most) / 2;
+            if has(between) {
+                most = between;
+            } else {
+                beyond = between;
+            }
+        }
+        most
     }
 
     /// The machine for a layout, of which the closest groups of ranks stay together.

@@ -1,8 +1,9 @@
 //! What a step is made of, held against formulas and against what must be true of any step.
 
-use polder_platform::{Bytes, Efficiency, Operations, Pbr, Platform, Reached, Time, TransferRate};
+use polder_platform::{Bytes, Efficiency, Operations, Pbr, Platform, Protocol, Reached, Time, TransferRate};
 use polder_sim::{
     FarTier, Job, Layout, Model, Offload, Order, Overlap, Precision, Recompute, Refusal, Shown, Step, Zero,
+    tier,
 };
 
 fn gpt3() -> Model {
@@ -208,6 +209,104 @@ fn what_is_offloaded_leaves_the_accelerator_and_takes_time() {
     }
 }
 
+/// Bulk transfers alone are no loads and stores.
+#[test]
+fn a_pool_behind_a_path_without_mem_holds_nothing() {
+    let mut platform = Platform::load("nvl72-cxl").unwrap();
+    let offload = Offload { tier: FarTier::Pool, optimizer: true, ..Offload::default() };
+    let predict = |platform: &Platform, offload| {
+        Job::new(platform).predict(&gpt3(), &Layout { offload, ..layout() }).map(|plan| plan.step)
+    };
+    assert!(predict(&platform, offload).is_ok());
+    platform.between.as_mut().unwrap().carries = vec![Protocol::Io];
+    let refused = predict(&platform, offload).unwrap_err().to_string();
+    assert!(
+        refused.starts_with("offload to the pool needs a fabric between racks that carries \"mem\""),
+        "{refused}"
+    );
+    assert!(predict(&platform, Offload { tier: FarTier::Host, ..offload }).is_ok());
+}
+
+/// Two accelerators share a card, each behind a link of its own that is faster than half the card.
+#[test]
+fn what_lies_on_a_card_behind_the_host_goes_at_the_pace_of_its_channels_and_links() {
+    let mut platform = Platform::load("finetuning-a").unwrap();
+    let model = Model::load("llama3-8b").unwrap();
+    let step = |platform: &Platform, tier: &str, choose: fn(&mut Offload)| {
+        let mut offload = Offload { tier: tier.parse().unwrap(), ..Offload::default() };
+        choose(&mut offload);
+        let cut = Layout {
+            tp: 2,
+            dp: 1,
+            pp: 1,
+            batch: 4,
+            recompute: Recompute::Full,
+            flash: true,
+            offload,
+            ..layout()
+        };
+        Job::new(platform).predict(&model, &cut).unwrap().step
+    };
+    let near = step(&platform, "host", |_| ());
+    let (layers, passes) = (32.0, 2.0 * 4.0);
+    for links in [1, 4] {
+        let card = platform.rack.get_mut("server").unwrap().host.tier.get_mut("cxl").unwrap();
+        card.port.as_mut().unwrap().links = links;
+        let card = card.clone();
+        let attach = 55e9;
+        let share = |reads| f64::min(attach, tier::bandwidth(&card, reads) / 2.0);
+        let late = tier::idle(&card);
+        let both = f64::min(attach, tier::bandwidth(&card, 0.5) / 2.0 / 2.0);
+        let states = step(&platform, "cxl", |it| it.optimizer = true);
+        let weights = step(&platform, "cxl", |it| it.weights = true);
+        let kept = step(&platform, "cxl", |it| it.activations = true);
+        let activations = kept.memory.far_bytes * 4.0;
+        for (far, bytes, seconds) in [
+            (states, near.memory.optimizer_bytes, near.memory.optimizer_bytes / both + layers * late),
+            (
+                weights,
+                near.memory.weights_bytes,
+                passes * (near.memory.weights_bytes / share(1.0) + layers * late),
+            ),
+            (
+                kept,
+                activations / 4.0,
+                activations / share(1.0) + activations / share(0.0) + passes * layers * late,
+            ),
+        ] {
+            assert_eq!((far.memory.far_bytes, far.memory.far_capacity_bytes), (bytes, 512e9 / 2.0));
+            assert!(
+                (far.offload.exposed_s / seconds - 1.0).abs() < 1e-9,
+                "{}: {seconds}",
+                far.offload.exposed_s
+            );
+        }
+    }
+    // Another host with a port of its own takes half of the card, and where channels are what is slow half of their pace.
+    let alone = step(&platform, "cxl", |it| it.optimizer = true);
+    platform.rack.get_mut("server").unwrap().host.tier.get_mut("cxl").unwrap().hosts = 2;
+    let shared = step(&platform, "cxl", |it| it.optimizer = true);
+    assert_eq!(shared.memory.far_capacity_bytes, alone.memory.far_capacity_bytes / 2.0);
+    assert!(shared.offload.exposed_s > alone.offload.exposed_s);
+}
+
+#[test]
+fn a_place_for_what_is_offloaded_is_told_by_its_name() {
+    for name in ["host", "pool", "cxl", "a name of 24 bytes, just"] {
+        let tier: FarTier = name.parse().unwrap();
+        assert_eq!(tier.to_string(), name);
+        let json = serde_json::to_string(&tier).unwrap();
+        assert_eq!(serde_json::from_str::<FarTier>(&json).unwrap(), tier);
+    }
+    for name in ["", "a name of 25 bytes, a bit m", "c\0xl"] {
+        let said = name.parse::<FarTier>().unwrap_err().to_string();
+        assert!(
+            said.starts_with("expected host, pool or the name of a tier of the host, 1 to 24 bytes"),
+            "{said}"
+        );
+    }
+}
+
 #[test]
 fn in_32_bits_values_take_twice_the_bytes_and_weights_have_no_copy() {
     let mut platform = Platform::load("dgx-a100").unwrap();
@@ -233,20 +332,17 @@ fn in_32_bits_values_take_twice_the_bytes_and_weights_have_no_copy() {
 }
 
 #[test]
-fn what_cannot_run_is_refused_with_the_reason_and_what_can() {
+fn what_cannot_run_is_refused_with_the_reason() {
     let said = |platform, model, layout| refusal(platform, model, &layout).to_string();
     let refused = [
-        (
-            said("dgx-a100", "gpt3-175b", Layout { tp: 7, ..layout() }),
-            "tp of 7 does not divide heads of 96; 6 does",
-        ),
+        (said("dgx-a100", "gpt3-175b", Layout { tp: 7, ..layout() }), "tp of 7 does not divide heads of 96"),
         (
             said("dgx-a100", "gpt3-175b", Layout { dp: 7, ..layout() }),
-            "dp x micro-batch of 7 does not divide the batch of 1536; 6 does",
+            "dp x micro-batch of 7 does not divide the batch of 1536",
         ),
         (
             said("dgx-a100", "gpt3-175b", Layout { pp: 5, ..layout() }),
-            "pp x interleave of 5 does not divide layers (nor layers + 2, embedding and head counted) of 96; 4 does",
+            "pp x interleave of 5 does not divide layers (nor layers + 2, embedding and head counted) of 96",
         ),
         (
             said("dgx-a100", "gpt3-175b", Layout { precision: Precision::Fp8, ..layout() }),
@@ -270,6 +366,17 @@ fn what_cannot_run_is_refused_with_the_reason_and_what_can() {
                 },
             ),
             "offload to the pool needs memory nodes, which this platform does not have; offload to the host, or take a platform with a pool",
+        ),
+        (
+            said(
+                "finetuning-a",
+                "gpt3-175b",
+                Layout {
+                    offload: Offload { tier: "cxm".parse().unwrap(), weights: true, ..Offload::default() },
+                    ..layout()
+                },
+            ),
+            "the host has no memory \"cxm\"; it has host, cxl",
         ),
     ];
     for (said, expected) in refused {

@@ -4,29 +4,36 @@ use std::io::Write;
 use std::sync::Arc;
 
 use parquet::basic::{LogicalType, Repetition, Type as Physical};
-use parquet::data_type::{ByteArray, ByteArrayType, DataType, DoubleType, Int32Type};
+use parquet::data_type::{BoolType, ByteArray, ByteArrayType, DataType, DoubleType, Int32Type};
 use parquet::errors::Result;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::types::Type;
-use polder_sim::{NUMBERS, numbers};
+use polder_sim::{Cell, NUMBERS, cells};
 
 use super::search::Point;
 
 /// Rows that are written at once.
 const GROUP: usize = 1 << 14;
 
-/// Writes a row for each layout: its platform as text, its numbers without a sign in 32 bits, its figures in 64.
+/// Writes a row for each layout: names as text, counts without a sign in 32 bits, figures in 64.
 pub(super) fn write(found: &[Point<'_>], out: impl Write + Send) -> Result<()> {
-    let names = found.first().map_or(vec![], Point::names);
+    let Some(first) = found.first() else { return Ok(()) };
+    let names = first.names();
     let column = |name: &str, physical, logical| {
         let column = Type::primitive_type_builder(name, physical).with_repetition(Repetition::REQUIRED);
         column.with_logical_type(logical).build().map(Arc::new)
     };
-    let platform = [column("platform", Physical::BYTE_ARRAY, Some(LogicalType::String))];
-    let counts = NUMBERS.map(|name| column(name, Physical::INT32, Some(LogicalType::integer(32, false))));
+    let text = |name: &str| column(name, Physical::BYTE_ARRAY, Some(LogicalType::String));
+    let count = |name: &str| column(name, Physical::INT32, Some(LogicalType::integer(32, false)));
+    let place = [text("platform"), text("kind"), count("accelerators")];
+    let layout = NUMBERS.iter().zip(cells(&first.layout)).map(|(name, cell)| match cell {
+        Cell::Count(_) => count(name),
+        Cell::Flag(_) => column(name, Physical::BOOLEAN, None),
+        Cell::Choice(_) => text(name),
+    });
     let figures = names.iter().map(|name| column(name, Physical::DOUBLE, None));
-    let fields = platform.into_iter().chain(counts).chain(figures).collect::<Result<_>>()?;
+    let fields = place.into_iter().chain(layout).chain(figures).collect::<Result<_>>()?;
     let schema = Type::group_type_builder("layouts").with_fields(fields).build()?;
     let properties = WriterProperties::builder().set_created_by("polder".into()).build();
 
@@ -34,10 +41,12 @@ pub(super) fn write(found: &[Point<'_>], out: impl Write + Send) -> Result<()> {
     for rows in found.chunks(GROUP) {
         let mut group = writer.next_row_group()?;
         fill::<ByteArrayType, _>(&mut group, rows.iter().map(|point| ByteArray::from(point.platform)))?;
-        let counts: Vec<_> = rows.iter().map(|point| numbers(&point.layout)).collect();
+        fill::<ByteArrayType, _>(&mut group, rows.iter().map(|point| ByteArray::from(point.kind)))?;
+        // The same 32 bits.
+        fill::<Int32Type, _>(&mut group, rows.iter().map(|point| point.accelerators.cast_signed()))?;
+        let layouts: Vec<_> = rows.iter().map(|point| cells(&point.layout)).collect();
         for index in 0..NUMBERS.len() {
-            // The same 32 bits.
-            fill::<Int32Type, _>(&mut group, counts.iter().map(|row| row[index].cast_signed()))?;
+            fill_cells(&mut group, &layouts.iter().map(|row| row[index].clone()).collect::<Vec<_>>())?;
         }
         let figures: Vec<Vec<_>> = rows.iter().map(|point| point.figures().collect()).collect();
         for index in 0..names.len() {
@@ -47,6 +56,22 @@ pub(super) fn write(found: &[Point<'_>], out: impl Write + Send) -> Result<()> {
     }
     writer.close()?;
     Ok(())
+}
+
+/// Writes the next column of a group, of cells that are all of one kind.
+fn fill_cells<W: Write + Send>(group: &mut SerializedRowGroupWriter<'_, W>, cells: &[Cell]) -> Result<()> {
+    let flags = cells.iter().filter_map(|cell| if let Cell::Flag(it) = cell { Some(*it) } else { None });
+    let counts = cells
+        .iter()
+        .filter_map(|cell| if let Cell::Count(it) = cell { Some(it.cast_signed()) } else { None });
+    let choices = cells
+        .iter()
+        .filter_map(|cell| if let Cell::Choice(it) = cell { Some(ByteArray::from(it.as_str())) } else { None });
+    match cells.first() {
+        Some(Cell::Flag(_)) => fill::<BoolType, _>(group, flags),
+        Some(Cell::Count(_)) => fill::<Int32Type, _>(group, counts),
+        Some(Cell::Choice(_)) | None => fill::<ByteArrayType, _>(group, choices),
+    }
 }
 
 /// Writes the next column of a group.
@@ -71,9 +96,12 @@ mod tests {
     fn rows_come_back_from_however_many_groups() {
         let scratch = polder_mem::testing::Scratch::new();
         let path = scratch.path().join("many.parquet");
-        let layout: Layout = serde_json::from_str(r#"{"tp": 8, "dp": 2, "batch": 4294967295}"#).unwrap();
+        let layout = r#"{"tp": 8, "dp": 2, "batch": 4294967295, "zero": "gradients", "flash": true}"#;
+        let layout: Layout = serde_json::from_str(layout).unwrap();
         let point = |place: usize| Point {
             platform: if place < GROUP { "first" } else { "second" },
+            kind: "simulated",
+            accelerators: 16,
             order: None,
             layout,
             step: Step { total_s: place as f64, ..Step::default() },
@@ -86,9 +114,13 @@ mod tests {
         let rows = file.get_row_iter(None).unwrap().map(Result::unwrap);
         let mut count = 0;
         for (place, row) in rows.enumerate() {
-            assert_eq!(row.get_double(1 + NUMBERS.len()).unwrap(), place as f64);
+            assert_eq!(row.get_double(3 + NUMBERS.len()).unwrap(), place as f64);
             assert_eq!(row.get_string(0).unwrap() == "first", place < GROUP);
-            assert_eq!(row.get_uint(7).unwrap(), u32::MAX, "the batch");
+            assert_eq!(row.get_uint(9).unwrap(), u32::MAX, "the batch");
+            assert_eq!(
+                (row.get_string(15).unwrap().as_str(), row.get_bool(14).unwrap()),
+                ("gradients", true)
+            );
             count += 1;
         }
         assert_eq!(count, GROUP + 3);

@@ -1,13 +1,15 @@
 //! `polder plan search`: every layout on several machines, and those that no other beats.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
 use polder_platform::{Prices, Rates};
-use polder_sim::{FarTier, Found, Layout, NUMBERS, Offload, Step, front, numbers};
+use polder_sim::{Cell, Found, Layout, Memory, NUMBERS, Offload, RequestError, Step, Tiers, cells, front};
 use serde::Serialize;
+use serde_json::json;
 
-use super::train::{Subject, does_not_fit, layout_line, threads, with_bar, write};
+use super::train::{Subject, accelerators, none_fits, threads, with_bar, write};
 use super::{grouped, parquet, table};
 use crate::Failure;
 
@@ -54,6 +56,21 @@ struct Place<'a> {
     rates: Option<Rates>,
 }
 
+/// Where no layout can run.
+struct LeftOut<'a> {
+    platform: &'a str,
+    accelerators: u32,
+    reason: String,
+}
+
+impl fmt::Display for LeftOut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = format!("{}: ", self.platform);
+        let reason = self.reason.strip_prefix(&named).unwrap_or(&self.reason);
+        write!(f, "{} with {}: {reason}", self.platform, accelerators(self.accelerators))
+    }
+}
+
 /// What steps cost.
 #[derive(Serialize)]
 pub(super) struct Bill {
@@ -97,26 +114,46 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         Some(tokens) => Some(Run { tokens, sequence: subject.tokens()? }),
         None => None,
     };
-    let (mut points, mut fits, mut places, mut found, mut nearest) = (0, 0, vec![], vec![], None);
+    let (mut points, mut fits, mut places, mut found, mut left_out) = (0, 0, vec![], vec![], vec![]);
     let counts: Vec<_> = match arguments.gpus[..] {
         [] => vec![None],
         ref counts => counts.iter().copied().map(Some).collect(),
     };
     for platform in &arguments.platform {
         for &count in &counts {
-            let mut request = subject.request(platform, count)?;
+            let request = subject.request(platform, count, Tiers::All)?;
             let accelerators = request.accelerators;
-            request.layout.tiers = true;
-            let rates = prices.as_ref().map(|prices| request.rates(prices)).transpose()?;
-            let outcome = with_bar(|progress| request.search(threads(arguments.threads), progress))?;
+            let mut leave_out = |reason| left_out.push(LeftOut { platform, accelerators, reason });
+            let looked = with_bar(|progress| {
+                let rates = prices.as_ref().map(|prices| request.rates(prices)).transpose()?;
+                Ok((rates, request.search(threads(arguments.threads), progress)?))
+            });
+            let (rates, outcome) = match looked {
+                Err(error @ RequestError::Refused { .. }) => {
+                    leave_out(error.to_string());
+                    continue;
+                }
+                looked => looked?,
+            };
             points += outcome.points;
             fits += outcome.fits;
+            if let Some(Found { layout, step }) = &outcome.nearest {
+                let none = none_fits(outcome.points, layout, step, &outcome.would_fit);
+                leave_out(format!("{platform}: {none}"));
+                continue;
+            }
             found.extend(outcome.front.into_iter().map(|it| (places.len(), it)));
             places.push(Place { platform, accelerators, rates });
-            nearest = nearest.or(outcome.nearest);
         }
     }
-    let left_out = leave_out(&mut places);
+    match &left_out[..] {
+        [only] if places.is_empty() => return Err(Failure(only.reason.clone())),
+        all => all.iter().for_each(|it| eprintln!("polder: left out {it}")),
+    }
+    if places.is_empty() {
+        return Err(Failure("no platform that was asked for can run it with so many accelerators".into()));
+    }
+    let without = leave_out(&mut places);
     let bill = |(place, found): &(usize, Found)| {
         let rates = places[*place].rates.as_ref();
         rates.map(|rates| Bill::new(rates, found, run))
@@ -124,18 +161,13 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     let found = front(&found, |point| {
         bill(point).map_or([0.0; Rates::NAMES.len()], |bill| bill.costs().map(|cost| cost.unwrap_or(0.0)))
     });
-    if let (true, Some(Found { layout, step })) = (found.is_empty(), &nearest) {
-        let (points, line) = (grouped(points), layout_line(layout));
-        return Err(Failure(format!(
-            "of {points} layouts none fits; the nearest ({line}): {}",
-            does_not_fit(step, layout)
-        )));
-    }
     let found: Vec<_> = found
         .into_iter()
         .map(|point| Point {
             bill: bill(&point),
             platform: places[point.0].platform,
+            kind: "simulated",
+            accelerators: places[point.0].accelerators,
             order: subject.order.as_deref(),
             layout: point.1.layout,
             step: point.1.step,
@@ -154,10 +186,13 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         for point in &found {
             println!("{}", serde_json::to_string(point)?);
         }
+        for LeftOut { platform, accelerators, reason } in &left_out {
+            println!("{}", json!({"platform": platform, "accelerators": accelerators, "left_out": reason}));
+        }
         return Ok(());
     }
-    print(arguments, points, fits, &found);
-    bills(arguments, &places, &left_out);
+    print(arguments, points, fits, &found, &apart(&found));
+    bills(arguments, &places, &without);
     Ok(())
 }
 
@@ -184,8 +219,33 @@ fn leave_out<'a>(places: &mut [Place<'a>]) -> Vec<(&'static str, &'a str)> {
 const AXES: [(&str, (&str, f64)); Rates::NAMES.len()] =
     [("money", ("USD", 1.0)), ("energy", ("kWh", 3.6e6)), ("carbon", ("kg CO2", 1e3))];
 
-/// The front as a table.
-fn print(arguments: &Arguments, points: u64, fits: u64, found: &[Point<'_>]) {
+/// How much worse a layout may be that is left out of the table: this part of its time and costs, and of the memory that there is.
+const TOLERANCE: f64 = 0.01;
+
+/// Of the front, the fastest first, what is printed: no layout that one before it is as good as, to within the tolerance.
+fn apart<'a, 'b>(found: &'a [Point<'b>]) -> Vec<&'a Point<'b>> {
+    // Each figure, and what it is a part of.
+    let axes = |point: &Point<'_>| {
+        let Memory { used_bytes, capacity_bytes, far_bytes, far_capacity_bytes, .. } = point.step.memory;
+        let costs = point.bill.iter().flat_map(|bill| bill.costs().into_iter().flatten());
+        let paid = std::iter::once(point.step.total_s).chain(costs).map(|it| (it, it));
+        paid.chain([(used_bytes, capacity_bytes), (far_bytes, far_capacity_bytes)]).collect::<Vec<_>>()
+    };
+    let mut printed: Vec<(Vec<(f64, f64)>, &Point<'_>)> = vec![];
+    for point in found {
+        let own = axes(point);
+        let is_near = |(other, _): &(Vec<(f64, f64)>, _)| {
+            other.iter().zip(&own).all(|((other, _), (own, whole))| *other <= own + whole * TOLERANCE)
+        };
+        if !printed.iter().any(is_near) {
+            printed.push((own, point));
+        }
+    }
+    printed.into_iter().map(|(_, point)| point).collect()
+}
+
+/// The front as a table: of its layouts those that are apart.
+fn print(arguments: &Arguments, points: u64, fits: u64, found: &[Point<'_>], apart: &[&Point<'_>]) {
     let known = found.first().and_then(|point| point.bill.as_ref()).map_or([None; 3], Bill::costs);
     let paid: Vec<_> = AXES.into_iter().zip(known).filter_map(|(axis, cost)| cost.map(|_| axis)).collect();
     let axes: Vec<_> = ["time", "memory"].into_iter().chain(paid.iter().map(|(name, _)| *name)).collect();
@@ -196,6 +256,13 @@ fn print(arguments: &Arguments, points: u64, fits: u64, found: &[Point<'_>]) {
         found.len(),
         listed(&axes)
     );
+    if apart.len() < found.len() {
+        println!(
+            "{} of them here: one of these is as good as each other one to within {:.0}%; --csv, --parquet and --json have all",
+            grouped(apart.len() as u64),
+            TOLERANCE * 100.0
+        );
+    }
     if let Some(order) = &arguments.subject.order {
         println!("ranks are placed {order}");
     }
@@ -208,7 +275,7 @@ fn print(arguments: &Arguments, points: u64, fits: u64, found: &[Point<'_>]) {
     head.extend(["GB", "GB elsewhere", "tp", "cp", "ep", "dp", "pp", "parts", "micro-batch"]);
     head.extend(["seq. par.", "again", "shared", "elsewhere"]);
     let mut rows = vec![head.into_iter().map(String::from).collect()];
-    for Point { platform, layout, step, bill, .. } in found.iter().take(arguments.rows) {
+    for Point { platform, layout, step, bill, .. } in apart.iter().take(arguments.rows) {
         let mut row = vec![(*platform).to_owned()];
         row.extend(several.then(|| grouped(layout.accelerators().into())));
         row.push(format!("{:.3}", step.total_s));
@@ -231,18 +298,18 @@ fn print(arguments: &Arguments, points: u64, fits: u64, found: &[Point<'_>]) {
         rows.push(row);
     }
     table::print(&rows);
-    if found.len() > arguments.rows {
-        println!("and {} more: --rows, --csv or --json", grouped((found.len() - arguments.rows) as u64));
+    if apart.len() > arguments.rows {
+        println!("and {} more: --rows", grouped((apart.len() - arguments.rows) as u64));
     }
 }
 
 /// What the costs follow from, each number once with its source.
-fn bills(arguments: &Arguments, places: &[Place<'_>], left_out: &[(&str, &str)]) {
+fn bills(arguments: &Arguments, places: &[Place<'_>], without: &[(&str, &str)]) {
     let Some(prices) = &arguments.prices else { return };
     let of = if arguments.tokens.is_some() { "the run" } else { "a step" };
     println!("what {of} costs, by {prices}, as if everything took its full power all the time:");
     let mut sources = vec![];
-    for Place { platform, accelerators, rates } in places {
+    for Place { platform, accelerators: count, rates } in places {
         let inputs = rates.iter().flat_map(|rates| &rates.inputs);
         let counted = inputs.map(|input| {
             sources.push(format!("  {}, {}: {}", input.what, input.value, input.source));
@@ -252,14 +319,14 @@ fn bills(arguments: &Arguments, places: &[Place<'_>], left_out: &[(&str, &str)])
             }
         });
         let counted: Vec<_> = counted.collect();
-        println!("  {platform}, {} accelerators: {}", grouped((*accelerators).into()), counted.join("; "));
+        println!("  {platform}, {}: {}", accelerators(*count), counted.join("; "));
     }
     println!("from");
     let mut seen = std::collections::BTreeSet::new();
     for line in sources.iter().filter(|line| seen.insert(*line)) {
         println!("{line}");
     }
-    for (axis, platform) in left_out {
+    for (axis, platform) in without {
         println!("{axis} is left out: {prices} has none for {platform}");
     }
 }
@@ -279,20 +346,26 @@ fn elsewhere(layout: &Layout) -> String {
     let what: Vec<_> = what.into_iter().filter(|(_, is_far)| *is_far).map(|(name, _)| name).collect();
     match what.is_empty() {
         true => "nothing".into(),
-        false => format!("{} ({})", what.join(", "), if tier == FarTier::Pool { "pool" } else { "host" }),
+        false => format!("{} ({tier})", what.join(", ")),
     }
 }
 
-/// A line for each layout: its platform, its numbers, all figures of its step, and what it costs.
+/// A line for each layout: where it was looked at, how it is cut, all figures of its step, and what it costs.
 fn csv(found: &[Point<'_>]) -> String {
     let names = found.first().map_or(vec![], Point::names);
-    let mut text = ["platform"].into_iter().chain(NUMBERS).chain(names).collect::<Vec<_>>().join(",") + "\n";
+    let place = ["platform", "kind", "accelerators"];
+    let mut text = place.into_iter().chain(NUMBERS).chain(names).collect::<Vec<_>>().join(",") + "\n";
     for point in found {
         // A path may hold commas and quotes.
-        let mut cells = vec![format!("\"{}\"", point.platform.replace('"', "\"\""))];
-        cells.extend(numbers(&point.layout).map(|number| number.to_string()));
-        cells.extend(point.figures().map(|figure| figure.to_string()));
-        text += &(cells.join(",") + "\n");
+        let mut row = vec![format!("\"{}\"", point.platform.replace('"', "\"\""))];
+        row.extend([point.kind.into(), point.accelerators.to_string()]);
+        row.extend(cells(&point.layout).map(|cell| match cell {
+            Cell::Count(count) => count.to_string(),
+            Cell::Flag(is_so) => is_so.to_string(),
+            Cell::Choice(which) => which.into(),
+        }));
+        row.extend(point.figures().map(|figure| figure.to_string()));
+        text += &(row.join(",") + "\n");
     }
     text
 }
@@ -301,6 +374,9 @@ fn csv(found: &[Point<'_>]) -> String {
 #[derive(Serialize)]
 pub(super) struct Point<'a> {
     pub(super) platform: &'a str,
+    /// How the figures were obtained: "simulated".
+    pub(super) kind: &'static str,
+    pub(super) accelerators: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) order: Option<&'a str>,
     pub(super) layout: Layout,
@@ -327,5 +403,43 @@ impl Point<'_> {
             [bill.steps, bill.total_s].into_iter().chain(bill.costs().into_iter().flatten())
         });
         self.step.columns().into_iter().chain(bill)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_leaves_out_what_another_line_is_as_good_as_to_within_the_tolerance() {
+        let point = |total_s: f64, used: f64, far: f64| Point {
+            platform: "ours",
+            kind: "simulated",
+            accelerators: 8,
+            order: None,
+            layout: serde_json::from_str(r#"{"tp": 8, "dp": 1, "batch": 8}"#).unwrap(),
+            step: Step {
+                total_s,
+                memory: Memory {
+                    used_bytes: used,
+                    capacity_bytes: 200.0,
+                    far_bytes: far,
+                    far_capacity_bytes: 50.0,
+                    ..Memory::default()
+                },
+                ..Step::default()
+            },
+            bill: None,
+        };
+        let found = [
+            point(1.0, 100.0, 0.0),
+            point(1.001, 98.5, 0.5),
+            point(1.002, 97.0, 0.0),
+            point(1.003, 95.5, 1.0),
+            point(1.02, 95.0, 0.0),
+            point(1.03, 20.0, 50.0),
+        ];
+        let times: Vec<_> = apart(&found).iter().map(|point| point.step.total_s).collect();
+        assert_eq!(times, [1.0, 1.002, 1.03]);
     }
 }

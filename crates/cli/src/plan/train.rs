@@ -6,11 +6,10 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_sim::{
     Answer, Execution, FarTier, Given, Layout, Margin, Model, Offload, OrderError, Overlap, Precision,
-    Progress, Recompute, Request, RequestError, Shown, Step, Stretch, Work, Zero, timeline,
+    Progress, Recompute, Request, RequestError, Shown, Step, Tiers, Zero, would,
 };
-use serde_json::json;
 
-use super::{grouped, table};
+use super::{grouped, page, table, trace};
 use crate::Failure;
 
 /// What is trained, on what.
@@ -90,12 +89,13 @@ struct Fixed {
     /// Let nothing run beside computation.
     #[arg(long)]
     no_overlap: bool,
-    /// Keep these outside the accelerators' memory; a search tries all, when none is given.
+    /// Keep these outside the accelerators' memory; `polder plan search` tries all, when none is given.
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     offload: Vec<What>,
-    /// Where that is kept.
-    #[arg(long, value_name = "TIER", default_value = "host")]
-    to: Tier,
+    /// Where that is kept: host, pool, or a tier of the host by its name, such as cxl. When left out, in the host's own
+    /// memory; `polder plan search` tries every place.
+    #[arg(long, value_name = "TIER")]
+    to: Option<FarTier>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -127,12 +127,6 @@ enum What {
     Activations,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Tier {
-    Host,
-    Pool,
-}
-
 /// Predicts a training step.
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -158,10 +152,7 @@ pub(crate) struct Arguments {
 impl Fixed {
     fn given(&self, batch: Option<u32>) -> Given {
         let offload = Offload {
-            tier: match self.to {
-                Tier::Host => FarTier::Host,
-                Tier::Pool => FarTier::Pool,
-            },
+            tier: self.to.unwrap_or_default(),
             weights: self.offload.contains(&What::Weights),
             optimizer: self.offload.contains(&What::Optimizer),
             activations: self.offload.contains(&What::Activations),
@@ -184,7 +175,7 @@ impl Fixed {
             precision: self.precision.map(Into::into),
             overlap: self.no_overlap.then(Overlap::default),
             offload: (!self.offload.is_empty()).then_some(offload),
-            tiers: false,
+            tiers: Tiers::None,
         }
     }
 }
@@ -227,11 +218,29 @@ impl Subject {
         Ok(f64::from(self.sequence.map_or_else(own, Ok)?))
     }
 
-    pub(super) fn request(&self, platform: &str, accelerators: Option<u32>) -> Result<Request, Failure> {
+    /// What is asked; what is kept elsewhere is tried in `tiers` when it is not given.
+    pub(super) fn request(
+        &self,
+        platform: &str,
+        accelerators: Option<u32>,
+        tiers: Tiers,
+    ) -> Result<Request, Failure> {
         let file = self.layout.as_deref().map(Execution::load).transpose()?;
         let (of_file, fill, layout) =
             file.map_or_else(Default::default, |it| (it.accelerators, Some(it.fill), it.layout));
         let order = self.order.as_deref().map(str::parse).transpose();
+        let mut layout = self.fixed.given(self.batch).or(layout);
+        layout.tiers = tiers;
+        if let Some(to) = self.fixed.to {
+            match (&mut layout.offload, tiers) {
+                (Some(offload), _) if offload.is_any() => offload.tier = to,
+                (None, Tiers::All) => layout.tiers = Tiers::One(to),
+                _ => {
+                    let remedy = "give --offload weights, optimizer or activations too";
+                    return Err(Failure(format!("--to {to}: nothing is offloaded; {remedy}")));
+                }
+            }
+        }
         Ok(Request {
             model: self.model.clone(),
             platform: platform.into(),
@@ -241,21 +250,24 @@ impl Subject {
             order: order.map_err(|error: OrderError| Failure(format!("--order: {error}")))?,
             against: None,
             sequence: self.sequence,
-            layout: self.fixed.given(self.batch).or(layout),
+            layout,
         })
     }
 }
 
 /// Does what takes a while, with a bar.
-pub(super) fn with_bar<T>(work: impl FnOnce(Progress<'_>) -> Result<T, RequestError>) -> Result<T, Failure> {
+pub(super) fn with_bar<T>(
+    work: impl FnOnce(Progress<'_>) -> Result<T, RequestError>,
+) -> Result<T, RequestError> {
     let bar = ProgressBar::new(0);
-    bar.set_style(ProgressStyle::with_template("searching {bar:40} {percent}%")?);
+    let style = ProgressStyle::with_template("searching {bar:40} {percent}%");
+    bar.set_style(style.expect("the template is right"));
     let done = work(&|_, all| {
         bar.set_length(all as u64);
         bar.inc(1);
     });
     bar.finish_and_clear();
-    Ok(done?)
+    done
 }
 
 /// Predicts a step.
@@ -263,23 +275,28 @@ pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
     let request = Request {
         against: arguments.against.clone(),
-        ..subject.request(&arguments.platform, arguments.gpus)?
+        ..subject.request(&arguments.platform, arguments.gpus, Tiers::None)?
     };
     let answer = with_bar(|progress| request.train(threads(None), progress))?;
-    match subject.json {
-        true => println!("{}", serde_json::to_string(&answer)?),
-        false => print(subject, &answer)?,
+    if subject.json {
+        println!("{}", serde_json::to_string(&answer)?);
+    }
+    if !answer.fits {
+        return Err(Failure(none_fits(answer.points, &answer.layout, &answer.step, &answer.would_fit)));
+    }
+    if !subject.json {
+        print(subject, &answer)?;
+    }
+    if let Some(left_out) = &answer.left_out {
+        eprintln!("polder: left out {left_out}");
     }
     if let Some(path) = &arguments.trace {
-        write(path, &trace(&answer)?)?;
+        write(path, &trace::trace(&answer)?)?;
     }
     if let Some(path) = &arguments.html {
-        write(path, &page(&answer)?)?;
+        write(path, &page::page(&answer)?)?;
     }
-    match answer.fits {
-        true => Ok(()),
-        false => Err(Failure(does_not_fit(&answer.step, &answer.layout))),
-    }
+    Ok(())
 }
 
 pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {
@@ -287,119 +304,54 @@ pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {
         .map_err(|error| Failure(format!("{}: cannot write it: {error}", path.display())))
 }
 
-/// A page that needs nothing else: the figures stand in it, and are drawn by its script.
-fn page(answer: &Answer) -> Result<String, Failure> {
-    let Answer { layout, step, .. } = answer;
-    let times = TIMES.iter().map(|(name, of)| (name.trim(), of(step)));
-    let times = times.filter(|(_, seconds)| seconds.exposed_s + seconds.hidden_s > 0.0);
-    let times: Vec<_> = times
-        .map(|(name, seconds)| json!([name.trim_end_matches(", s"), seconds.exposed_s, seconds.hidden_s]))
-        .collect();
+pub(super) fn threads(asked: Option<usize>) -> usize {
+    asked.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into)).max(1)
+}
+
+/// Why no layout of so many fits, of which this one comes nearest, and what would.
+pub(super) fn none_fits(points: u64, layout: &Layout, step: &Step, would_fit: &[String]) -> String {
+    let (lacks, would) = (lacks(step, layout), would(would_fit, "fit"));
+    match points {
+        1 => format!("it does not fit: {lacks}{would}"),
+        _ => format!(
+            "of {} layouts none fits; the nearest ({}) takes {lacks}{would}",
+            grouped(points),
+            layout_line(layout)
+        ),
+    }
+}
+
+/// How much of which memory a step takes that does not fit.
+fn lacks(step: &Step, layout: &Layout) -> String {
     let memory = &step.memory;
-    let bytes = [
+    if memory.used_bytes <= memory.capacity_bytes {
+        let (used, has) = (memory.far_bytes / 1e9, memory.far_capacity_bytes / 1e9);
+        let tier = layout.offload.tier;
+        return format!("{used:.1} of {has:.1} GB an accelerator in the memory of the {tier}");
+    }
+    let (used, has) = (memory.used_bytes / 1e9, memory.capacity_bytes / 1e9);
+    let kinds = [
         ("weights", memory.weights_bytes),
         ("gradients", memory.gradients_bytes),
         ("optimizer states", memory.optimizer_bytes),
         ("activations", memory.activations_bytes),
     ];
-    let stretch = |it: &Stretch| {
-        let kind = match it.work {
-            Work::Forward { .. } => 0,
-            Work::Backward { .. } => 1,
-            Work::Optimizer => 2,
-            Work::Data => 3,
-            Work::Stragglers => 4,
-            Work::Offload => 5,
-        };
-        json!([it.stage, kind, it.begin_s, it.seconds])
-    };
-    let data = json!({
-        "about": layout_line(layout),
-        "note": format!("Stages all keep the slowest one's pace. {}", answer.note.unwrap_or_default()),
-        "total_s": step.total_s,
-        "used_gb": memory.used_bytes / 1e9,
-        "capacity_gb": memory.capacity_bytes / 1e9,
-        "times": times,
-        "bytes": bytes.map(|(name, bytes)| json!([name, bytes / 1e9, 0.0])),
-        "stages": layout.pp,
-        "timeline": timeline(layout, step).iter().map(stretch).collect::<Vec<_>>(),
-    });
-    let title = format!(
-        "{} on {}, {} accelerators",
-        answer.model,
-        answer.platform,
-        grouped(answer.accelerators.into())
-    );
-    // Names may be paths, and a path may hold anything.
-    let plain = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;");
-    let data = serde_json::to_string(&data)?.replace('<', "\\u003c");
-    Ok(include_str!("page.html")
-        .replace("@TITLE@", &plain(&title))
-        .replace("@SURE@", &plain(&how_sure(answer)))
-        .replace("@DATA@", &data))
+    let (what, bytes) = kinds.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("four kinds");
+    format!("{used:.1} of {has:.1} GB, most of it {what} ({:.1} GB)", bytes / 1e9)
 }
 
-/// A Chrome trace: a thread for each stage, times in microseconds.
-fn trace(answer: &Answer) -> Result<String, Failure> {
-    let stretch = |it: Stretch| {
-        let (name, category, details) = match it.work {
-            Work::Forward { micro_batch, part } => {
-                (format!("forward {micro_batch}"), "forward", json!({ "part": part }))
-            }
-            Work::Backward { micro_batch, part } => {
-                (format!("backward {micro_batch}"), "backward", json!({ "part": part }))
-            }
-            Work::Data => ("gradients and weights".into(), "data", json!({})),
-            Work::Offload => ("offload".into(), "offload", json!({})),
-            Work::Optimizer => ("optimizer".into(), "optimizer", json!({})),
-            Work::Stragglers => ("stragglers".into(), "stragglers", json!({})),
-        };
-        let (ts, dur) = (it.begin_s * 1e6, it.seconds * 1e6);
-        json!({"name": name, "cat": category, "ph": "X", "pid": 0, "tid": it.stage, "ts": ts, "dur": dur, "args": details})
-    };
-    let process = format!("{} on {}, simulated", answer.model, answer.platform);
-    let names =
-        std::iter::once(json!({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": process}}));
-    let stages = (0..answer.layout.pp)
-        .map(|stage| json!({"name": "thread_name", "ph": "M", "pid": 0, "tid": stage, "args": {"name": format!("stage {stage}")}}));
-    let events: Vec<_> =
-        names.chain(stages).chain(timeline(&answer.layout, &answer.step).into_iter().map(stretch)).collect();
-    Ok(serde_json::to_string(&json!({"displayTimeUnit": "ms", "traceEvents": events}))?)
+/// 1 accelerator, 1,024 accelerators.
+pub(super) fn accelerators(count: u32) -> String {
+    format!("{} accelerator{}", grouped(count.into()), if count == 1 { "" } else { "s" })
 }
 
-pub(super) fn threads(asked: Option<usize>) -> usize {
-    asked.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into)).max(1)
-}
-
-pub(super) fn does_not_fit(step: &Step, layout: &Layout) -> String {
-    let memory = &step.memory;
-    let (used, has) = (memory.used_bytes / 1e9, memory.capacity_bytes / 1e9);
-    if memory.used_bytes > memory.capacity_bytes {
-        let most = [
-            ("weights", memory.weights_bytes, "more tp or pp, --zero weights, or --offload weights"),
-            ("gradients", memory.gradients_bytes, "more tp or pp, or --zero gradients"),
-            ("optimizer states", memory.optimizer_bytes, "--zero optimizer, or --offload optimizer"),
-            (
-                "activations",
-                memory.activations_bytes,
-                "--recompute full, a smaller micro-batch, more tp, or --offload activations",
-            ),
-        ];
-        let (what, bytes, remedy) = most.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("four kinds");
-        let gigabytes = bytes / 1e9;
-        return format!(
-            "it does not fit: {used:.0} of {has:.0} GB, most of it {what} ({gigabytes:.0} GB); more accelerators, {remedy} would help"
-        );
-    }
-    let tier = if layout.offload.tier == FarTier::Pool { "pool" } else { "host" };
-    let (used, has) = (memory.far_bytes / 1e9, memory.far_capacity_bytes / 1e9);
-    format!(
-        "it does not fit: {used:.0} of {has:.0} GB an accelerator in the {tier}'s memory; offload less, or share more"
-    )
+/// 1 accelerator is, 8 accelerators are.
+fn used(count: u32) -> String {
+    format!("{} {}", accelerators(count), if count == 1 { "is" } else { "are" })
 }
 
 /// How far the step may be off: what published steps took, and what comparisons were off by.
-fn how_sure(answer: &Answer) -> String {
+pub(super) fn how_sure(answer: &Answer) -> String {
     let Margin { accelerator, least, most, rows, mean, worst } = &answer.margin;
     let whose = accelerator.as_ref().map_or_else(
         || "nothing was published of this accelerator; steps of others".into(),
@@ -422,13 +374,15 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     let Answer { layout, step, fill, .. } = answer;
     let others: Vec<_> = answer.against.iter().collect();
     let title = Model::load(&subject.model)?.title;
-    println!("{}: {title} on {} accelerators, simulated", answer.model, grouped(answer.accelerators.into()));
+    // A title may name its file.
+    let name = if title.contains(&answer.model) { String::new() } else { format!("{}: ", answer.model) };
+    println!("{name}{title} on {}, simulated", accelerators(answer.accelerators));
     println!("{}", layout_line(layout));
     let order: Vec<_> = answer.order.words().collect();
-    println!("ranks are placed {}; {fill} accelerators of each rack are used", order.join(", "));
+    let order = format!("{} (--order {})", order.join(", "), answer.order);
+    println!("ranks are placed {order}; of each rack {} used", used(*fill));
     if answer.points > 1 {
-        let which = if answer.fits { "the fastest that fits" } else { "the nearest to fitting" };
-        println!("{which} of {} layouts", grouped(answer.points));
+        println!("the fastest that fits of {} layouts", grouped(answer.points));
     }
     let mut head = vec![String::new(), answer.platform.clone()];
     head.extend(others.iter().map(|it| it.platform.clone()));
@@ -439,7 +393,8 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
         rows.push(cells);
     };
     row("step, s", &|it| format!("{:.3}", it.step.total_s));
-    row("TFLOP/s an accelerator, the model's", &|it| format!("{:.0}", it.rate() / 1e12));
+    let digits = if answer.rate() < 10e12 { 4 } else { 0 };
+    row("TFLOP/s an accelerator, the model's", &|it| format!("{:.digits$}", it.rate() / 1e12));
     row("part of its peak", &|it| format!("{:.0}%", it.rate() / it.peak_flops * 100.0));
     for (name, of) in TIMES {
         let seconds = of(step);
@@ -460,10 +415,10 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
         let ratio = step.total_s / other.step.total_s;
         println!("{} takes {ratio:.3} times as long as {}", answer.platform, other.platform);
         if other.fill != *fill {
-            println!("on {}, {} accelerators of each rack are used", other.platform, other.fill);
+            println!("on {}, of each rack {} used", other.platform, used(other.fill));
         }
         if !other.fits {
-            println!("on {} {}", other.platform, does_not_fit(&other.step, layout));
+            println!("on {} it does not fit: {}", other.platform, lacks(&other.step, layout));
         }
     }
     if let Some(note) = answer.note {
@@ -478,10 +433,10 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
 }
 
 /// A line of the table: its name, and what of a step stands there.
-type Line<T> = (&'static str, fn(&Step) -> T);
+pub(super) type Line<T> = (&'static str, fn(&Step) -> T);
 
 /// What a step's time is made of.
-const TIMES: [Line<Shown>; 17] = [
+pub(super) const TIMES: [Line<Shown>; 17] = [
     ("  forward, s", |step| held(step.compute.forward_s)),
     ("  backward", |step| held(step.compute.backward_s)),
     ("  computed again", |step| held(step.compute.recompute_s)),
@@ -524,8 +479,9 @@ fn cell(seconds: Shown, total: f64) -> String {
 
 pub(super) fn layout_line(layout: &Layout) -> String {
     let Layout { tp, cp, ep, dp, pp, interleave, batch, micro_batch, .. } = layout;
+    let parts = if *interleave > 1 { format!(" in {interleave} parts each") } else { String::new() };
     let mut line = format!(
-        "layout: tp {tp}, cp {cp}, ep {ep}, dp {dp}, pp {pp} in {interleave} parts each; batch {batch}, micro-batch {micro_batch}"
+        "layout: tp {tp}, cp {cp}, ep {ep}, dp {dp}, pp {pp}{parts}; batch {batch}, micro-batch {micro_batch}"
     );
     let recompute = match layout.recompute {
         Recompute::None => "nothing computed again",

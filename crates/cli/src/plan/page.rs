@@ -1,0 +1,85 @@
+//! A step as one page that needs nothing else: the figures stand in it, and are drawn by its script.
+
+use polder_sim::{Answer, Stretch, Work, timeline};
+use serde_json::{Value, json};
+
+use super::grouped;
+use super::train::{TIMES, how_sure, layout_line};
+use crate::Failure;
+
+/// The page of a step, and of the same layout on another platform beside it.
+pub(super) fn page(answer: &Answer) -> Result<String, Failure> {
+    let platforms: Vec<_> = std::iter::once(answer).chain(answer.against.as_deref()).map(platform).collect();
+    let data = json!({
+        "about": layout_line(&answer.layout),
+        "note": answer.note.unwrap_or_default(),
+        "stages": answer.layout.pp,
+        "platforms": platforms,
+    });
+    let others: String = answer.against.iter().map(|it| format!(" and on {}", it.platform)).collect();
+    let count = grouped(answer.accelerators.into());
+    let title = format!("{} on {}{others}, {count} accelerators", answer.model, answer.platform);
+    // Names may be paths, and a path may hold anything.
+    let plain = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;");
+    let data = serde_json::to_string(&data)?.replace('<', "\\u003c");
+    Ok(include_str!("page.html")
+        .replace("@TITLE@", &plain(&title))
+        .replace("@SURE@", &plain(&how_sure(answer)))
+        .replace("@DATA@", &data))
+}
+
+/// What is drawn of a platform.
+fn platform(answer: &Answer) -> Value {
+    let Answer { layout, step, .. } = answer;
+    // Every line, also one of nothing, so that those of two platforms stand beside each other.
+    let times = TIMES.iter().map(|(name, of)| {
+        let seconds = of(step);
+        json!([name.trim().trim_end_matches(", s"), seconds.exposed_s, seconds.hidden_s])
+    });
+    json!({
+        "name": answer.platform,
+        "total_s": step.total_s,
+        "times": times.collect::<Vec<_>>(),
+        "tiers": tiers(answer),
+        "timeline": timeline(layout, step).iter().map(stretch).collect::<Vec<_>>(),
+    })
+}
+
+/// What lies where, in gigabytes.
+fn tiers(answer: &Answer) -> Vec<Value> {
+    let memory = &answer.step.memory;
+    let tier = |name: &str, used: f64, capacity: f64, kinds: &[(&str, f64)]| {
+        let kinds: Vec<_> = kinds.iter().map(|(name, bytes)| json!([name, bytes / 1e9])).collect();
+        json!({"name": name, "used_gb": used / 1e9, "capacity_gb": capacity / 1e9, "kinds": kinds})
+    };
+    let own = [
+        ("weights", memory.weights_bytes),
+        ("gradients", memory.gradients_bytes),
+        ("optimizer states", memory.optimizer_bytes),
+        ("activations", memory.activations_bytes),
+    ];
+    let mut tiers = vec![tier("accelerator", memory.used_bytes, memory.capacity_bytes, &own)];
+    if memory.far_bytes > 0.0 {
+        let name = format!("{}, an accelerator's share", answer.layout.offload.tier);
+        let far = [("kept elsewhere", memory.far_bytes)];
+        tiers.push(tier(&name, memory.far_bytes, memory.far_capacity_bytes, &far));
+    }
+    tiers
+}
+
+/// Stage, kind, beginning and length in seconds to the nanosecond, and of a pass its micro-batch and part.
+fn stretch(it: &Stretch) -> Value {
+    let (name, pass) = match it.work {
+        Work::Forward { micro_batch, part } => ("forward", Some((micro_batch, part))),
+        Work::Backward { micro_batch, part } => ("backward", Some((micro_batch, part))),
+        Work::Data => ("data", None),
+        Work::Offload => ("offload", None),
+        Work::Optimizer => ("optimizer", None),
+        Work::Stragglers => ("stragglers", None),
+    };
+    let [begin_s, seconds] = [it.begin_s, it.seconds].map(|it| (it * 1e9).round() / 1e9);
+    match pass {
+        Some((micro_batch, part)) => json!([it.stage, name, begin_s, seconds, micro_batch, part]),
+        None => json!([it.stage, name, begin_s, seconds]),
+    }
+}
