@@ -182,8 +182,7 @@ pub fn points(
     let loaded = platforms.iter().map(|name| json::platform(name)).collect::<Result<Vec<_>, _>>()?;
     let model = Model::load(model)?;
     let job = |(name, platform): (&String, _)| {
-        Job::chosen(platform, rack, fill, order)
-            .map_err(|refusal| RequestError::refused(name, refusal))
+        Job::chosen(platform, rack, fill, order).map_err(|refusal| RequestError::refused(name, refusal))
     };
     let jobs = platforms.iter().zip(&loaded).map(job).collect::<Result<Vec<_>, _>>()?;
     let mut points = Points { reasons: vec![String::new()], ..Points::default() };

@@ -64,9 +64,9 @@ fn fill_cells<W: Write + Send>(group: &mut SerializedRowGroupWriter<'_, W>, cell
     let counts = cells
         .iter()
         .filter_map(|cell| if let Cell::Count(it) = cell { Some(it.cast_signed()) } else { None });
-    let choices = cells
-        .iter()
-        .filter_map(|cell| if let Cell::Choice(it) = cell { Some(ByteArray::from(it.as_str())) } else { None });
+    let choices = cells.iter().filter_map(|cell| {
+        if let Cell::Choice(it) = cell { Some(ByteArray::from(it.as_str())) } else { None }
+    });
     match cells.first() {
         Some(Cell::Flag(_)) => fill::<BoolType, _>(group, flags),
         Some(Cell::Count(_)) => fill::<Int32Type, _>(group, counts),
