@@ -96,7 +96,7 @@ class Overlap:
 
 @dataclasses.dataclass(frozen=True)
 class Offload:
-    """What lies outside the accelerators' memory, and where: ``"host"``, ``"pool"`` or a tier of the host by its name."""
+    """What lies outside the accelerators' memory, and where: ``"host"``, ``"pool"`` or a tier of the host by name."""
 
     tier: str = "host"
     weights: bool = False
@@ -205,8 +205,8 @@ def train(
     Returns
     -------
     Plan
-        Seconds and bytes. When nothing fits, ``fits`` is false, the layout the nearest to fitting, and ``would_fit`` says
-        what would with one thing changed.
+        Seconds and bytes. When nothing fits, ``fits`` is false, the layout the nearest to fitting, and ``would_fit``
+        says what would with one thing changed.
 
     Raises
     ------

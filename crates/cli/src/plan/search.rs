@@ -362,7 +362,7 @@ fn csv(found: &[Point<'_>]) -> String {
         row.extend(cells(&point.layout).map(|cell| match cell {
             Cell::Count(count) => count.to_string(),
             Cell::Flag(is_so) => is_so.to_string(),
-            Cell::Choice(which) => which.into(),
+            Cell::Choice(which) => which,
         }));
         row.extend(point.figures().map(|figure| figure.to_string()));
         text += &(row.join(",") + "\n");
