@@ -6,7 +6,7 @@ All figures are simulated, in seconds and bytes; ``polder plan validate`` prints
 import dataclasses
 import json
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +16,7 @@ from polder import _core
 _NUMBERS, _NAMES, _FIGURES = _core.plan_names()
 _CHOICES = dict(_NAMES)
 _ONE = ("cp", "ep", "pp", "interleave", "micro_batch", "gather_again", "flash", "wide_gradients")
-_OVERLAPS = ("overlap_tensor", "overlap_pipeline", "overlap_data", "overlap_offload")
+_OVERLAPS = ("overlap_tensor", "overlap_context", "overlap_pipeline", "overlap_data", "overlap_offload")
 _LEFT_OUT: dict[str, int] = dict.fromkeys((*_ONE, *_OVERLAPS), 1)
 
 
@@ -67,6 +67,9 @@ class Memory:
     activations_bytes: float
     used_bytes: float
     capacity_bytes: float
+    far_weights_bytes: float
+    far_optimizer_bytes: float
+    far_activations_bytes: float
     far_bytes: float
     far_capacity_bytes: float
 
@@ -89,6 +92,8 @@ class Overlap:
     """What runs beside computation."""
 
     tensor: bool = False
+    context: bool = True
+    expert: bool = False
     pipeline: bool = False
     data: bool = False
     offload: bool = False
@@ -145,6 +150,14 @@ class Margin:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stage:
+    """A stage: its blocks, and the time of its passes as a part of the slowest stage's."""
+
+    blocks: int
+    pace: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """A predicted step, with what it was predicted for; the fields of ``polder plan train --json``."""
 
@@ -155,6 +168,7 @@ class Plan:
     fill: int
     order: str
     layout: Layout
+    stages: list[Stage]
     step: Step
     model_flops: float
     peak_flops: float
@@ -267,7 +281,7 @@ def search(
         Fields of `Layout`, each a number or an array. ``overlap`` and ``offload`` are flat: ``overlap_data``,
         ``offload_tier``, of which 2 is the first tier of the host by name. ``tp``, ``batch``, and ``dp`` or ``gpus``
         must be given; what is left out is 1, false or the first choice, but ``flash``, ``wide_gradients`` and all
-        overlaps are true, as in `train`.
+        overlaps but ``overlap_expert`` are true, as in `train`.
 
     Returns
     -------
@@ -344,7 +358,10 @@ def _plain(number: Any) -> Any:
 
 
 def _typed(kind: Any, value: Any) -> Any:
-    """A dataclass with the fields of a JSON object."""
+    """A dataclass with the fields of a JSON object, or a list of them."""
+    if isinstance(value, list):
+        (each,) = get_args(kind)
+        return [_typed(each, it) for it in cast("list[Any]", value)]
     if value is None or not isinstance(value, dict):
         return value
     hints = get_type_hints(kind)

@@ -22,6 +22,9 @@ def test_a_plan_has_the_fields_and_the_figures_of_the_command() -> None:
     assert ours.against is not None and ours.against.step.total_s < ours.step.total_s
     assert said.keys() == ours.__dataclass_fields__.keys()
     assert said["step"].keys() == ours.step.__dataclass_fields__.keys()
+    assert said["layout"]["overlap"].keys() == ours.layout.overlap.__dataclass_fields__.keys()
+    assert said["step"]["memory"].keys() == ours.step.memory.__dataclass_fields__.keys()
+    assert sum(stage.blocks for stage in ours.stages) == 126
 
 
 def test_a_step_is_drawn_from_what_the_command_writes(scratch: Path) -> None:
@@ -221,7 +224,7 @@ def test_bad_arguments_say_what_was_expected() -> None:
     with pytest.raises(ValueError, match="zero is 'all'; give one of none, optimizer"):
         plan.search("gpt3-175b", "dgx-a100", tp=8, dp=8, batch=8, zero="all")
     with pytest.raises(polder.ArgumentError, match="tp x cp x pp of 8 and dp of 7 do not make 64 accelerators"):
-        plan.train("gpt3-175b", "dgx-a100", 64, tp=8, cp=1, pp=1, dp=7)
+        plan.train("gpt3-175b", "dgx-a100", 64, batch=56, tp=8, cp=1, pp=1, dp=7)
     assert plan.train("llama3-8b", "dgx-h100", 64, batch=np.int64(64)).layout.batch == 64
     assert plan.search("gpt3-175b", "dgx-a100", tp=[], dp=8, batch=8)["total_s"].shape == (0,)
     huge = plan.search("gpt3-175b", "dgx-a100", tp=8, dp=2**31, pp=16, batch=2**31)

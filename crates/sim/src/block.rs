@@ -17,7 +17,8 @@ pub(crate) struct Key {
     pub(crate) recompute: Recompute,
     pub(crate) flash: bool,
     pub(crate) precision: Precision,
-    pub(crate) overlaps_tensor: bool,
+    /// What of it decides the cost of a block.
+    pub(crate) overlap: Overlap,
 }
 
 /// Seconds of a kind of communication that hold computation up, and that do not.
@@ -97,7 +98,7 @@ impl Key {
             recompute: layout.recompute,
             flash: layout.flash,
             precision: layout.precision,
-            overlaps_tensor: layout.overlap.tensor,
+            overlap: layout.overlap.of_block(),
         }
     }
 
@@ -124,7 +125,7 @@ impl Key {
             zero: Zero::None,
             precision: self.precision,
             wide_gradients: false,
-            overlap: Overlap { tensor: self.overlaps_tensor, ..Overlap::default() },
+            overlap: self.overlap,
             offload: Offload::default(),
         }
     }
@@ -238,7 +239,15 @@ impl Block {
         let routed =
             model.experts.map_or(0.0, |experts| f64::from(experts.active) * value * tokens * hidden / tp);
         let sent = if key.ep > 1 { machine.all_to_all(expert_span, routed) } else { [0.0; 2] };
-        let expert = Traffic { exposed: sent.map(|seconds| 2.0 * passes * seconds), hidden: [0.0; 2] };
+        let sent = sent.map(|seconds| 2.0 * passes * seconds);
+        let mut expert = Traffic { exposed: sent, hidden: [0.0; 2] };
+        if key.overlap.expert {
+            // Beside another micro-batch's passes: all that a block computes, but for what runs beside that already.
+            let beside =
+                |scope: usize| forward + backward + again - tensor.hidden[scope] - context.hidden[scope];
+            expert.hidden = [0, 1].map(|scope| sent[scope].min(beside(scope)).max(0.0));
+            expert.exposed = [0, 1].map(|scope| sent[scope] - expert.hidden[scope]);
+        }
 
         let whole = Self::kept(model, key, tokens, shared, heads, kv);
         let (kept, passing) = match key.recompute {
@@ -292,7 +301,7 @@ fn tensor_traffic(
     // What was scattered is gathered once more for the gradient of the weights: an all-gather for each of the two.
     let again = if key.sequence_parallel && key.gather_again { 1.0 } else { 0.0 };
     let all = one.map(|seconds| (2.0 * passes + again) * seconds);
-    if !key.overlaps_tensor {
+    if !key.overlap.tensor {
         return Traffic { exposed: all, hidden: [0.0; 2] };
     }
     // In as many parts as there are ranks, the first of which nothing runs beside.
@@ -302,8 +311,8 @@ fn tensor_traffic(
     Traffic { exposed: all.map(|seconds| part * seconds), hidden: all.map(|seconds| (1.0 - part) * seconds) }
 }
 
-/// Keys and values go around the ranks that share a sequence, beside the attention to the last ones; backward their
-/// gradients too.
+/// Keys and values go around the ranks that share a sequence, overlapped beside the attention to the last ones; backward
+/// their gradients too.
 fn context_traffic(machine: &Machine, key: &Key, span: Span, bytes: f64, scores: &Passes) -> Traffic {
     if key.cp == 1 {
         return Traffic::default();
@@ -313,6 +322,7 @@ fn context_traffic(machine: &Machine, key: &Key, span: Span, bytes: f64, scores:
     // What is computed again gathers again.
     let forward = if key.recompute == Recompute::Full { 2.0 } else { 1.0 };
     for (factor, beside) in [(forward, forward * scores.forward), (2.0, scores.backward)] {
+        let beside = if key.overlap.context { beside } else { 0.0 };
         let seconds = around.map(|seconds| factor * seconds);
         let total = seconds[0] + seconds[1];
         let part = ((total - beside) / total).max(0.0);

@@ -287,9 +287,9 @@ pub(crate) fn execution(file: &str, keys: &Map<String, Value>) -> Result<Executi
     )?;
     let overlap = Overlap {
         tensor: execution.word("tensor_par_overlap", &[("none", false), ("ring", true), ("pipe", true)])?,
-        pipeline: false,
         data: execution.flag("data_par_overlap")?,
         offload: true,
+        ..Overlap::default()
     };
     let offload = Offload {
         tier: FarTier::Host,

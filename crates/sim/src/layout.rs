@@ -143,12 +143,17 @@ impl Precision {
     }
 }
 
-/// What runs beside computation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// What runs beside computation. When left out, keys and values do and nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Overlap {
     /// Tensor-parallel collectives, in parts, beside the products that they feed.
     pub tensor: bool,
+    /// Keys and values, beside the attention to the last ones.
+    pub context: bool,
+    /// Tokens to experts and back, beside the opposite pass of another micro-batch, as in DualPipe (DeepSeek-V3, 2024, section
+    /// 3.2.1) and in Megatron-Core's combined passes. It takes a second micro-batch, and keeps more of them at once.
+    pub expert: bool,
     /// Sends between stages.
     pub pipeline: bool,
     /// Gradients and parameters.
@@ -259,15 +264,35 @@ impl From<FarTier> for String {
 }
 
 impl Overlap {
+    /// Nothing.
+    pub const NONE: Self =
+        Self { tensor: false, context: false, expert: false, pipeline: false, data: false, offload: false };
+    /// All that takes no other schedule of passes: everything but what goes to experts.
+    pub const USUAL: Self =
+        Self { tensor: true, context: true, expert: false, pipeline: true, data: true, offload: true };
+
     /// Each with each other.
     pub fn all() -> impl Iterator<Item = Self> {
         let bit = |it: u32, at: u32| it & 1 << at != 0;
-        (0..16).map(move |it| Self {
+        (0..64).map(move |it| Self {
             tensor: bit(it, 0),
-            pipeline: bit(it, 1),
-            data: bit(it, 2),
-            offload: bit(it, 3),
+            context: bit(it, 1),
+            expert: bit(it, 2),
+            pipeline: bit(it, 3),
+            data: bit(it, 4),
+            offload: bit(it, 5),
         })
+    }
+
+    /// What of it decides the cost of a block.
+    pub(crate) const fn of_block(self) -> Self {
+        Self { pipeline: false, data: false, offload: false, ..self }
+    }
+}
+
+impl Default for Overlap {
+    fn default() -> Self {
+        Self { context: true, ..Self::NONE }
     }
 }
 
@@ -309,6 +334,11 @@ impl Layout {
     #[must_use]
     pub const fn micro_batches(&self) -> u32 {
         self.batch / (self.dp * self.micro_batch)
+    }
+
+    /// Whether a pass of one micro-batch runs beside the opposite pass of another, for what goes to experts.
+    pub(crate) const fn pairs_passes(&self) -> bool {
+        self.overlap.expert && self.ep > 1
     }
 
     /// Whether `model` can be cut so.
@@ -354,14 +384,9 @@ impl Layout {
         divides("ep", "dp", self.dp, self.ep)?;
         divides("ep", "experts", model.experts.map_or(1, |it| it.count), self.ep)?;
         divides("dp x micro-batch", "the batch", self.batch, self.dp * self.micro_batch)?;
-        if self.stages_of(model).is_none() {
-            let by = self.pp * self.interleave;
-            return Err(Refusal::Divide {
-                what: "pp x interleave",
-                by,
-                of: "layers (nor layers + 2, embedding and head counted)",
-                count: model.layers,
-            });
+        let parts = self.pp * self.interleave;
+        if parts > model.layers && !is_even(model, self.pp, self.interleave) {
+            return Err(Refusal::Parts { parts, layers: model.layers });
         }
         if self.interleave > 1 {
             if self.pp < 2 {
@@ -372,19 +397,65 @@ impl Layout {
         Ok(())
     }
 
-    /// Blocks of the first, of a middle and of the last stage.
-    pub(crate) fn stages_of(&self, model: &Model) -> Option<[f64; 3]> {
-        let parts = self.pp * self.interleave;
-        let layers = model.layers;
-        if layers.is_multiple_of(parts) {
-            return Some([f64::from(layers / self.pp); 3]);
-        }
-        // Embedding and head count as a layer each, as in Llama 3 (section 3.3).
-        let whole =
-            model.vocabulary > 0 && (layers + 2).is_multiple_of(parts) && self.pp > 1 && layers + 2 > self.pp;
-        let each = f64::from((layers + 2) / self.pp);
-        whole.then_some([each - 1.0, each, each - 1.0])
+    /// The ways in which blocks may be dealt out to the stages; the first counts where no other is faster.
+    pub(crate) fn deals(&self, model: &Model) -> impl Iterator<Item = Deal> {
+        let (pp, layers) = (self.pp, model.layers);
+        // Where stages come out even, that is it. Embedding and head in place of a block each are for the others.
+        let counts = [false, true]
+            .into_iter()
+            .take(1 + usize::from(!layers.is_multiple_of(pp) && model.vocabulary > 0));
+        counts.map(move |counted| Deal::new(layers, pp, counted))
     }
+}
+
+/// Blocks of each stage, dealt out as evenly as they go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Deal {
+    pub(crate) first: u32,
+    /// Of the middle stages; the first `more` of them have one more.
+    pub(crate) middle: u32,
+    pub(crate) more: u32,
+    pub(crate) last: u32,
+}
+
+impl Deal {
+    /// With embedding and head `counted`, each stands for a block of the first and of the last stage.
+    fn new(layers: u32, pp: u32, counted: bool) -> Self {
+        let slots = layers + if counted { 2 } else { 0 };
+        let (each, more) = (slots / pp, slots % pp);
+        // The first stage has the embedding besides, which is less than a block: it comes first where that is counted, else
+        // after the middle ones. The last has the head, which is more, and never gets one.
+        let first_has_more = more > if counted { 0 } else { pp.saturating_sub(2) };
+        let end = each - u32::from(counted);
+        Self {
+            first: end + u32::from(first_has_more),
+            middle: each,
+            more: more - u32::from(first_has_more),
+            last: end,
+        }
+    }
+
+    /// Of the middle stage that has the most, which is the second of all; 0 when there is none.
+    pub(crate) fn most_of_middle(self, pp: u32) -> u32 {
+        if pp > 2 { self.middle + u32::from(self.more > 0) } else { 0 }
+    }
+
+    /// Of each stage.
+    pub(crate) fn blocks(self, pp: u32) -> impl Iterator<Item = u32> {
+        (0..pp).map(move |stage| match stage {
+            0 => self.first,
+            _ if stage == pp - 1 => self.last,
+            _ => self.middle + u32::from(stage <= self.more),
+        })
+    }
+}
+
+/// Whether all parts of all stages are alike, embedding and head counted as a layer each if need be, as in Llama 3 (section
+/// 3.3).
+pub(crate) fn is_even(model: &Model, pp: u32, interleave: u32) -> bool {
+    let (layers, Some(parts)) = (model.layers, pp.checked_mul(interleave)) else { return false };
+    let counts = model.vocabulary > 0 && pp > 1 && layers + 2 > pp;
+    layers.is_multiple_of(parts) || counts && (layers + 2).is_multiple_of(parts)
 }
 
 /// Why a layout cannot run.
@@ -408,6 +479,14 @@ pub enum Refusal {
         of: &'static str,
         /// How many there are.
         count: u32,
+    },
+    /// More parts than there are layers.
+    #[error("pp x interleave of {parts} is more than the {layers} layers")]
+    Parts {
+        /// Parts of all stages.
+        parts: u32,
+        /// The model's layers.
+        layers: u32,
     },
     /// Interleaving without stages.
     #[error("stages cannot be interleaved with pp of {pp}; take pp of 2 or more, or interleave of 1")]

@@ -39,9 +39,9 @@ pub use order::{Order, OrderError};
 pub use published::{
     Compared, Counting, Judged, Margin, Pooled, Ratio, Row, Seen, Table, compare, fitted, tables, validate,
 };
-pub use request::{Answer, Given, Request, RequestError, Tiers, would};
+pub use request::{Answer, Given, Request, RequestError, Tiers, unjudged, would};
 pub use rows::{CHOICES, Cell, NUMBERS, PLACE, Points, cells, numbers, points};
 pub use search::{Found, Outcome, Progress, Space, front, search};
-pub use step::{Communication, Compute, Memory, Scoped, Shown, Step};
+pub use step::{Communication, Compute, Memory, Scoped, Shown, Stage, Step};
 pub use timeline::{Sent, Stretch, Work, timeline, traffic};
 pub use train::{Job, Plan};

@@ -20,7 +20,7 @@ pub(crate) struct Asked<'a> {
 pub(crate) enum Lacks {
     /// The platform has not what is asked of it.
     Machine,
-    /// Something does not divide.
+    /// Something does not divide, or is cut into more parts than it has.
     Evenness,
     /// There is too little memory.
     Memory,

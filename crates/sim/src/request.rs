@@ -10,7 +10,7 @@ use crate::nearest::{Asked, Lacks};
 use crate::order::Order;
 use crate::published::Margin;
 use crate::search::{Outcome, Progress, Space, search};
-use crate::step::Step;
+use crate::step::{Stage, Step};
 use crate::train::{Job, Plan};
 
 /// What of a layout is given.
@@ -47,7 +47,7 @@ pub struct Given {
     pub flash: Option<bool>,
     /// What products are computed in; bf16 when left out.
     pub precision: Option<Precision>,
-    /// What runs beside computation; all that can when left out.
+    /// What runs beside computation; all but what goes to experts when left out.
     pub overlap: Option<Overlap>,
     /// What lies elsewhere; nothing when left out.
     pub offload: Option<Offload>,
@@ -110,6 +110,8 @@ pub struct Answer {
     pub order: Order,
     /// How the step is laid out.
     pub layout: Layout,
+    /// The stages, the first one first.
+    pub stages: Vec<Stage>,
     /// What it takes.
     pub step: Step,
     /// Operations that the model needs for the step.
@@ -129,7 +131,7 @@ pub struct Answer {
     /// Why the other platform cannot run it.
     pub left_out: Option<String>,
     /// What must be said with it.
-    pub note: Option<&'static str>,
+    pub note: Option<String>,
 }
 
 /// Why a question has no answer.
@@ -170,6 +172,12 @@ pub fn would(nearest: &[String], run: &str) -> String {
 
 const UNPROVED: &str = "no run over CXL validates this";
 const UNPROVED_DIFFERENCE: &str = "no run over CXL validates the difference between these fabrics";
+
+/// What must be said of a model of which no step is among the published ones.
+#[must_use]
+pub fn unjudged(model: &Model) -> Option<&'static str> {
+    model.experts.map(|_| "no published step of a mixture of experts validates its time")
+}
 
 impl Given {
     /// What is given here, and where nothing is, there.
@@ -239,6 +247,7 @@ impl Given {
             pp: only(all.pp, self.pp),
             dp: self.dp,
             interleave: only(all.interleave, self.interleave),
+            uneven: only(all.uneven, self.interleave),
             micro_batch: only(all.micro_batch, self.micro_batch),
             sequence_parallel: only(all.sequence_parallel, self.sequence_parallel),
             gather_again: only(all.gather_again, self.gather_again),
@@ -376,12 +385,14 @@ impl Request {
         if let Some(other) = &self.against {
             match self.answer(other, &json::platform(other)?, &model, &layout, 1) {
                 Ok(other) => {
-                    answer.note = answer.note.or(other.note).and(Some(UNPROVED_DIFFERENCE));
+                    answer.note = answer.note.or(other.note.clone()).map(|_| UNPROVED_DIFFERENCE.into());
                     answer.against = Some(Box::new(other));
                 }
                 Err(refused) => answer.left_out = Some(refused.to_string()),
             }
         }
+        let notes: Vec<_> = answer.note.into_iter().chain(unjudged(&model).map(Into::into)).collect();
+        answer.note = (!notes.is_empty()).then(|| notes.join(", and "));
         Ok(answer)
     }
 
@@ -413,6 +424,7 @@ impl Request {
             fill,
             order: job.order(),
             layout,
+            stages: job.stages(model, &layout).map_err(refused)?,
             step,
             model_flops: model.flops(layout.batch),
             peak_flops: peak.map_or(0.0, FlopRate::value),
@@ -422,7 +434,7 @@ impl Request {
             would_fit: vec![],
             against: None,
             left_out: None,
-            note: (is_fabric || is_behind).then_some(UNPROVED),
+            note: (is_fabric || is_behind).then(|| UNPROVED.into()),
         })
     }
 }

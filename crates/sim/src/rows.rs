@@ -13,7 +13,7 @@ use crate::train::Job;
 /// The numbers of a layout, in the order of [`NUMBERS`].
 #[must_use]
 pub fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
-    let Overlap { tensor, pipeline, data, offload } = layout.overlap;
+    let Overlap { tensor, context, expert, pipeline, data, offload } = layout.overlap;
     let Offload { tier, weights, optimizer, activations } = layout.offload;
     [
         layout.tp,
@@ -32,6 +32,8 @@ pub fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
         layout.precision as u32,
         layout.wide_gradients.into(),
         tensor.into(),
+        context.into(),
+        expert.into(),
         pipeline.into(),
         data.into(),
         offload.into(),
@@ -84,7 +86,7 @@ pub fn cells(layout: &Layout) -> [Cell; NUMBERS.len()] {
 
 /// The numbers that name a layout in a table of many; what is a choice is its place in [`CHOICES`], and tiers behind the host
 /// follow there by name.
-pub const NUMBERS: [&str; 23] = [
+pub const NUMBERS: [&str; 25] = [
     "tp",
     "cp",
     "ep",
@@ -101,6 +103,8 @@ pub const NUMBERS: [&str; 23] = [
     "precision",
     "wide_gradients",
     "overlap_tensor",
+    "overlap_context",
+    "overlap_expert",
     "overlap_pipeline",
     "overlap_data",
     "overlap_offload",
@@ -120,7 +124,8 @@ fn layout(numbers: &[u32], tiers: &[FarTier]) -> Option<Layout> {
     else {
         return None;
     };
-    let &[tensor, pipeline, data, offload, tier, weights, optimizer, activations] = rest else { return None };
+    let &[tensor, context, expert, pipeline, data, offload, ref far @ ..] = rest else { return None };
+    let &[tier, weights, optimizer, activations] = far else { return None };
     Some(Layout {
         tp,
         cp,
@@ -139,6 +144,8 @@ fn layout(numbers: &[u32], tiers: &[FarTier]) -> Option<Layout> {
         wide_gradients: wide_gradients != 0,
         overlap: Overlap {
             tensor: tensor != 0,
+            context: context != 0,
+            expert: expert != 0,
             pipeline: pipeline != 0,
             data: data != 0,
             offload: offload != 0,
@@ -239,7 +246,7 @@ mod tests {
     #[test]
     fn a_layout_is_read_as_its_json_is() {
         let row: Vec<_> =
-            (0..8).map(|it| it + 1).chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
+            (0..8).map(|it| it + 1).chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
         let layout = layout(&row, &[FarTier::Host, FarTier::Pool]).unwrap();
         let whole = serde_json::to_value(layout).unwrap();
         for (name, cell) in NUMBERS.iter().zip(cells(&layout)) {
@@ -259,15 +266,15 @@ mod tests {
     #[test]
     fn a_layout_is_the_one_that_its_numbers_name() {
         let row: Vec<_> =
-            (0..8).map(|it| it + 1).chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
+            (0..8).map(|it| it + 1).chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
         let tiers = ["host", "pool", "cxl"].map(|tier| tier.parse().unwrap());
         assert_eq!(numbers(&layout(&row, &tiers).unwrap()).to_vec(), row);
-        assert_eq!(layout(&[0; 23][..22], &tiers), None);
+        assert_eq!(layout(&[0; 25][..24], &tiers), None);
         let wrong = |place: usize| {
             row.iter().enumerate().map(|(at, it)| if at == place { 3 } else { *it }).collect::<Vec<_>>()
         };
         assert_eq!(layout(&wrong(10), &tiers), None, "there are three kinds of recomputation");
-        assert_eq!(layout(&wrong(19), &tiers), None, "there are three places");
+        assert_eq!(layout(&wrong(21), &tiers), None, "there are three places");
         assert_eq!(layout(&row, &tiers[..0]), None);
     }
 }

@@ -4,7 +4,7 @@
 //! each layout is what runs beside what, and what lies where. Nothing is kept of a layout that is not among the best.
 
 use crate::block::{Block, Key};
-use crate::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
+use crate::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero, is_even};
 use crate::machine::Machine;
 use crate::model::Model;
 use crate::step::{Copies, Stages, Step, finish, memory};
@@ -27,8 +27,10 @@ pub struct Space {
     pub pp: Vec<u32>,
     /// How many copies that must be, if that is given.
     pub dp: Option<u32>,
-    /// Parts of a stage.
+    /// Parts of a stage, where all are alike.
     pub interleave: Vec<u32>,
+    /// Those of them that are looked at too where stages or parts are not.
+    pub uneven: Vec<u32>,
     /// Sequences at once.
     pub micro_batch: Vec<u32>,
     /// Sharing along the sequence.
@@ -51,24 +53,34 @@ pub struct Space {
     pub offload: Vec<Offload>,
 }
 
+/// Of each kind, at most, in [`Space::usual`].
+const MOST_RANKS: u32 = 64;
+/// Tokens beyond which sequences are long, and ranks that share one up to there, and beyond.
+const LONG: u32 = 16_384;
+const MOST_OF_SEQUENCE: [u32; 2] = [2, 32];
+/// Sequences at once, at most.
+const MOST_AT_ONCE: u32 = 16;
+
 impl Space {
-    /// All that a user would try today: everything that divides, fused attention, all that can overlap overlapped, no
-    /// offload.
+    /// All that a user would try today: everything that divides, fused attention, all that can overlap in the usual schedules
+    /// overlapped, no offload; without what [`Space::left_out`] says.
     #[must_use]
     pub fn usual(model: &Model, accelerators: u32, batch: u32) -> Self {
         let divisors =
             |of: u32, most: u32| (1..=of.min(most)).filter(|it| of.is_multiple_of(*it)).collect::<Vec<_>>();
-        let long = model.sequence > 16_384;
+        let powers = |most: u32| (0..=most.ilog2()).map(|it| 1 << it).collect::<Vec<_>>();
         Self {
             accelerators,
             batch,
-            tp: divisors(model.heads, 64.min(accelerators)),
-            cp: if long { vec![1, 2, 4, 8, 16, 32] } else { vec![1, 2] },
-            ep: model.experts.map_or(vec![1], |experts| divisors(experts.count, 64)),
+            tp: divisors(model.heads, MOST_RANKS.min(accelerators)),
+            cp: powers(MOST_OF_SEQUENCE[usize::from(model.sequence > LONG)]),
+            ep: model.experts.map_or(vec![1], |experts| divisors(experts.count, MOST_RANKS)),
             pp: (1..=model.layers.min(accelerators)).filter(|it| accelerators.is_multiple_of(*it)).collect(),
             dp: None,
             interleave: (1..=model.layers).collect(),
-            micro_batch: vec![1, 2, 4, 8, 16],
+            // Every number would be several times as many layouts.
+            uneven: powers(model.layers),
+            micro_batch: powers(MOST_AT_ONCE),
             sequence_parallel: vec![false, true],
             gather_again: vec![true],
             recompute: vec![Recompute::None, Recompute::Selective, Recompute::Full],
@@ -76,9 +88,20 @@ impl Space {
             zero: vec![Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Weights],
             precision: vec![Precision::Bf16],
             wide_gradients: vec![true],
-            overlap: vec![Overlap { tensor: true, pipeline: true, data: true, offload: true }],
+            overlap: vec![Overlap::USUAL],
             offload: vec![Offload::default()],
         }
+    }
+
+    /// What [`Space::usual`] leaves out, in words.
+    #[must_use]
+    pub fn left_out() -> String {
+        let [most, most_of_long] = MOST_OF_SEQUENCE;
+        format!(
+            "tp and ep above {MOST_RANKS}; cp above {most}, {most_of_long} with more than {LONG} tokens; micro-batches above \
+             {MOST_AT_ONCE}; cp, micro-batches and, where stages or parts are uneven, interleaving by other than powers of two; \
+             expert overlapped, anything else exposed; what is gathered kept; attention unfused; gradients in 16 bits; fp8, fp32"
+        )
     }
 
     /// The first layout, whether or not it can run; `None` when there is none.
@@ -100,9 +123,8 @@ impl Space {
     /// The keys of all blocks, in order.
     fn keys(&self) -> Vec<Key> {
         let mut keys = vec![];
-        let mut tensor: Vec<_> = self.overlap.iter().map(|overlap| overlap.tensor).collect();
-        tensor.sort_unstable();
-        tensor.dedup();
+        let overlaps = Overlap::all().filter(|it| self.overlap.iter().any(|other| other.of_block() == *it));
+        let overlaps: Vec<_> = overlaps.collect();
         for &tp in &self.tp {
             for &cp in &self.cp {
                 for &ep in &self.ep {
@@ -112,7 +134,7 @@ impl Space {
                                 for &recompute in &self.recompute {
                                     for &flash in &self.flash {
                                         for &precision in &self.precision {
-                                            keys.extend(tensor.iter().map(|&overlaps_tensor| Key {
+                                            keys.extend(overlaps.iter().map(|&overlap| Key {
                                                 tp,
                                                 cp,
                                                 ep,
@@ -122,7 +144,7 @@ impl Space {
                                                 recompute,
                                                 flash,
                                                 precision,
-                                                overlaps_tensor,
+                                                overlap,
                                             }));
                                         }
                                     }
@@ -134,6 +156,15 @@ impl Space {
             }
         }
         keys
+    }
+
+    /// Each number of stages with the numbers of parts that a stage is cut into.
+    fn cuts(&self, model: &Model) -> Vec<(u32, Vec<u32>)> {
+        let cut = |&pp: &u32| {
+            let is_cut = |parts: &u32| is_even(model, pp, *parts) || self.uneven.contains(parts);
+            (pp, self.interleave.iter().copied().filter(is_cut).collect())
+        };
+        self.pp.iter().map(cut).collect()
     }
 }
 
@@ -335,12 +366,12 @@ pub fn search(
     threads: usize,
     progress: Progress<'_>,
 ) -> Outcome {
-    let keys = space.keys();
+    let (keys, cuts) = (space.keys(), space.cuts(model));
     let threads = threads.clamp(1, keys.len().max(1));
     let walk = |first: usize| {
         let mut best = Best::default();
         for (index, key) in keys.iter().enumerate().skip(first).step_by(threads) {
-            each_of_block(job, model, space, key, (index as u64) << 32, &mut best);
+            each_of_block(job, model, space, &cuts, key, (index as u64) << 32, &mut best);
             progress(index, keys.len());
         }
         best
@@ -358,11 +389,18 @@ pub fn search(
 }
 
 /// Predicts the layouts that share a block; `place` is that of the first.
-fn each_of_block(job: &Job<'_>, model: &Model, space: &Space, key: &Key, mut place: u64, best: &mut Best) {
+fn each_of_block(
+    job: &Job<'_>,
+    model: &Model,
+    space: &Space,
+    cuts: &[(u32, Vec<u32>)],
+    key: &Key,
+    mut place: u64,
+    best: &mut Best,
+) {
     let (mut machine, mut block) = (None, None);
-    let overlaps: Vec<_> =
-        space.overlap.iter().filter(|it| it.tensor == key.overlaps_tensor).copied().collect();
-    for &pp in &space.pp {
+    let overlaps: Vec<_> = space.overlap.iter().filter(|it| it.of_block() == key.overlap).copied().collect();
+    for &(pp, ref parts) in cuts {
         let ranks = u64::from(key.ranks()) * u64::from(pp);
         let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
         let is_whole = ranks != 0 && space.accelerators.is_multiple_of(ranks);
@@ -372,7 +410,7 @@ fn each_of_block(job: &Job<'_>, model: &Model, space: &Space, key: &Key, mut pla
         if !job.order().is_block_first() {
             (machine, block) = (None, None);
         }
-        for &interleave in &space.interleave {
+        for &interleave in parts {
             let mut layout = key.layout(space.accelerators / ranks, pp, interleave, space.batch);
             if layout.check(model).is_err() {
                 continue;

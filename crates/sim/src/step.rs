@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::block::{Block, Edge, Traffic};
-use crate::layout::{FarTier, Layout, Precision, Zero};
+use crate::layout::{Deal, FarTier, Layout, Precision, Zero, is_even};
 use crate::machine::{Machine, Scopes, Span};
 use crate::model::Model;
 use crate::order::{CP, DP, EP, PP};
@@ -91,7 +91,13 @@ pub struct Memory {
     pub used_bytes: f64,
     /// What the accelerator has.
     pub capacity_bytes: f64,
-    /// What lies in the other tier.
+    /// Weights in the other tier.
+    pub far_weights_bytes: f64,
+    /// Optimizer states there.
+    pub far_optimizer_bytes: f64,
+    /// Activations there.
+    pub far_activations_bytes: f64,
+    /// What lies there, all of it.
     pub far_bytes: f64,
     /// What an accelerator's share of that has.
     pub far_capacity_bytes: f64,
@@ -99,7 +105,7 @@ pub struct Memory {
 
 impl Step {
     /// The names of its figures, flat, for tables of many steps.
-    pub const COLUMNS: [&str; 37] = [
+    pub const COLUMNS: [&str; 40] = [
         "total_s",
         "forward_s",
         "backward_s",
@@ -135,6 +141,9 @@ impl Step {
         "activations_bytes",
         "used_bytes",
         "capacity_bytes",
+        "far_weights_bytes",
+        "far_optimizer_bytes",
+        "far_activations_bytes",
         "far_bytes",
         "far_capacity_bytes",
     ];
@@ -161,6 +170,9 @@ impl Step {
             memory.activations_bytes,
             memory.used_bytes,
             memory.capacity_bytes,
+            memory.far_weights_bytes,
+            memory.far_optimizer_bytes,
+            memory.far_activations_bytes,
             memory.far_bytes,
             memory.far_capacity_bytes,
         ];
@@ -242,6 +254,8 @@ pub(crate) struct Stages {
     forward: f64,
     backward: f64,
     bubble: f64,
+    /// Tokens to experts and back, all micro-batches together.
+    expert: Scoped,
     /// Seconds between stages: all of them, and those that can run beside computation.
     sent: Scopes,
     steady: f64,
@@ -289,34 +303,22 @@ impl Stages {
     pub(crate) fn new(machine: &Machine, model: &Model, block: &Block, layout: &Layout) -> Self {
         let count = f64::from(layout.micro_batches());
         let (pp, parts) = (f64::from(layout.pp), f64::from(layout.interleave));
-        let Some([first, middle, last]) = layout.stages_of(model) else {
-            unreachable!("the layout was checked")
-        };
-        let single = layout.pp == 1;
-        let ends = Edge {
-            forward: block.first.forward + block.last.forward,
-            backward: block.first.backward + block.last.backward,
-            kept: block.first.kept + block.last.kept,
-        };
-        let stages = match single {
-            true => [(first, ends); 3],
-            false => [(first, block.first), (middle, Edge::default()), (last, block.last)],
-        };
-        let held_up = |traffic: &Traffic| traffic.exposed[0] + traffic.exposed[1];
-        let sending = held_up(&block.tensor) + held_up(&block.context) + held_up(&block.expert);
-        let each = block.forward + block.backward + block.again + sending;
-        let works = stages.map(|(layers, edge)| layers * each + edge.forward + edge.backward);
-        let slow =
-            if works[2] >= works[0] && works[2] >= works[1] { 2 } else { usize::from(works[1] > works[0]) };
-        let (layers, edge) = stages[slow];
-        let mean = match single {
-            true => works[0],
-            false => (works[0] + works[2] + (pp - 2.0) * works[1]) / pp,
-        };
+        let cut = Cut::new(layout, model, block);
+        let (layers, edge) = (cut.layers[cut.slow], cut.edges[cut.slow]);
+        // What runs beside another micro-batch's passes does not while the stages fill and empty, nor where the last one, which
+        // waits the longest for a backward pass, has none yet.
+        let hidden = block.expert.hidden;
+        let alone = if layout.pairs_passes() { count.min(((parts - 1.0) * pp + 1.0) / parts) } else { 0.0 };
+        let filling = f64::from(model.layers) / pp * (hidden[0] + hidden[1]);
+        let times = count * layers;
+        let expert = [0, 1].map(|scope| Shown {
+            exposed_s: times * block.expert.exposed[scope] + alone * layers * hidden[scope],
+            hidden_s: (count - alone) * layers * hidden[scope],
+        });
         // Each part of each stage hands on once forward and once backward.
-        let one = match single {
-            true => [0.0; 2],
-            false => machine.send(machine.span(&layout.ranks(), &[PP]), block.handed),
+        let one = match layout.pp {
+            1 => [0.0; 2],
+            _ => machine.send(machine.span(&layout.ranks(), &[PP]), block.handed),
         };
         let steady = 2.0 * count * parts;
         let tp = f64::from(layout.tp);
@@ -325,16 +327,16 @@ impl Stages {
             spread: model.spread_parameters() / (tp * f64::from(layout.ep)),
         };
         let table = model.embedding_parameters() / tp;
-        let tables = match (single, model.tied) {
-            (true, true) => [1.0; 3],
-            (true, false) => [2.0; 3],
-            (false, _) => [1.0, 0.0, 1.0],
+        let tables = match (layout.pp, model.tied) {
+            (1, true) => [1.0; 3],
+            (1, false) => [2.0; 3],
+            (_, _) => [1.0, 0.0, 1.0],
         };
         // The last stage has its logits of one micro-batch; the first what is kept of the embedding, of all under way.
         let kind = |index: usize, stage: f64| {
-            let (layers, edge) = stages[index];
+            let (layers, edge) = (cut.layers[index], cut.edges[index]);
             let under_way = under_way(layout, count, stage);
-            let edge = if index == 2 || single { edge.kept } else { edge.kept * under_way };
+            let edge = if index == 2 || layout.pp == 1 { edge.kept } else { edge.kept * under_way };
             let dense = layers * of_block.dense + tables[index] * table;
             Kind {
                 layers,
@@ -348,7 +350,8 @@ impl Stages {
             layers,
             forward: layers * block.forward + edge.forward,
             backward: layers * block.backward + edge.backward,
-            bubble: (pp - 1.0) / parts * mean,
+            bubble: (pp - 1.0) / parts * (cut.mean + filling),
+            expert: Scoped { inside: expert[0], between: expert[1] },
             sent: one.map(|seconds| (2.0 * (pp - 1.0) + steady) * seconds),
             steady: steady * (one[0] + one[1]),
             straggle: machine.straggle * f64::from(layout.accelerators()).log2(),
@@ -371,13 +374,90 @@ impl Stages {
     }
 }
 
+/// How blocks are dealt out to the stages, so that the slowest is as fast as can be.
+struct Cut {
+    deal: Deal,
+    /// Seconds of a block, both passes of a micro-batch, with what holds them up.
+    each: f64,
+    /// Blocks of the first stage, of the middle one that has the most, and of the last; and what they have besides.
+    layers: [f64; 3],
+    edges: [Edge; 3],
+    /// Seconds of these for a micro-batch, which of them is the slowest, and what a stage takes on average.
+    works: [f64; 3],
+    slow: usize,
+    mean: f64,
+}
+
+impl Cut {
+    fn new(layout: &Layout, model: &Model, block: &Block) -> Self {
+        let mut cuts = layout.deals(model).map(|deal| Self::of(deal, layout.pp, block));
+        let Some(first) = cuts.next() else { unreachable!("blocks can be dealt out") };
+        cuts.fold(first, |best, cut| if cut.works[cut.slow] < best.works[best.slow] { cut } else { best })
+    }
+
+    fn of(deal: Deal, pp: u32, block: &Block) -> Self {
+        let ends = Edge {
+            forward: block.first.forward + block.last.forward,
+            backward: block.first.backward + block.last.backward,
+            kept: block.first.kept + block.last.kept,
+        };
+        let edges = match pp {
+            1 => [ends; 3],
+            _ => [block.first, Edge::default(), block.last],
+        };
+        let held_up = |traffic: &Traffic| traffic.exposed[0] + traffic.exposed[1];
+        let sending = held_up(&block.tensor) + held_up(&block.context) + held_up(&block.expert);
+        let each = block.forward + block.backward + block.again + sending;
+        let layers = [deal.first, deal.most_of_middle(pp), deal.last].map(f64::from);
+        let works = [0, 1, 2].map(|index| work(layers[index], each, edges[index]));
+        let slow =
+            if works[2] >= works[0] && works[2] >= works[1] { 2 } else { usize::from(works[1] > works[0]) };
+        let (more, fewer) = (f64::from(deal.more), f64::from(pp) - 2.0 - f64::from(deal.more));
+        let middle = more * works[1] + fewer * work(deal.middle.into(), each, edges[1]);
+        let mean = if pp == 1 { works[0] } else { (works[0] + works[2] + middle) / f64::from(pp) };
+        Self { deal, each, layers, edges, works, slow, mean }
+    }
+}
+
+/// Seconds of a stage of so many blocks for a micro-batch.
+fn work(layers: f64, each: f64, edge: Edge) -> f64 {
+    layers * each + edge.forward + edge.backward
+}
+
+/// A stage of the pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Stage {
+    /// Its blocks.
+    pub blocks: u32,
+    /// Seconds of its passes as a part of those of the slowest stage; 1 where all stages come out alike, embedding and head
+    /// counted as a layer each.
+    pub pace: f64,
+}
+
+/// The stages of a layout, the first one first.
+pub(crate) fn stages(model: &Model, block: &Block, layout: &Layout) -> Vec<Stage> {
+    let cut = Cut::new(layout, model, block);
+    let is_even = is_even(model, layout.pp, layout.interleave);
+    let stage = |(stage, blocks): (u32, u32)| {
+        let edge = match stage {
+            0 => cut.edges[0],
+            _ if stage == layout.pp - 1 => cut.edges[2],
+            _ => cut.edges[1],
+        };
+        let pace = if is_even { 1.0 } else { work(blocks.into(), cut.each, edge) / cut.works[cut.slow] };
+        Stage { blocks, pace }
+    };
+    (0..).zip(cut.deal.blocks(layout.pp)).map(stage).collect()
+}
+
 /// Micro-batches that a stage keeps at once, in whole stages: one less from stage to stage, and with interleaving two
-/// parts less (Narayanan et al., SC21, section 2.2; Korthikanti et al., 2022, section 4.2.3, for the first).
+/// parts less (Narayanan et al., SC21, section 2.2; Korthikanti et al., 2022, section 4.2.3, for the first). Where the passes of
+/// two run beside each other, two less without interleaving too, and one part more (Megatron-Core, combined passes).
 fn under_way(layout: &Layout, count: f64, stage: f64) -> f64 {
     let (pp, parts) = (f64::from(layout.pp), f64::from(layout.interleave));
-    let parts_kept = match layout.interleave {
-        1 => pp - stage,
-        _ => (parts - 1.0) * pp + 2.0 * (pp - 1.0 - stage) + 1.0,
+    let parts_kept = match (layout.interleave, layout.pairs_passes()) {
+        (1, false) => pp - stage,
+        (_, more) => (parts - 1.0) * pp + 2.0 * (pp - 1.0 - stage) + if more { 2.0 } else { 1.0 },
     };
     count.min(parts_kept / parts)
 }
@@ -435,7 +515,7 @@ impl Copies {
             _ => 1.0,
         };
         let forward = if layout.zero == Zero::None { 0.0 } else { stages.forward };
-        let part = 1.0 - 1.0 / stages.layers;
+        let part = 1.0 - 1.0 / stages.layers.max(1.0);
         let beside = (passes * (forward + stages.backward)).min(seconds[0] + seconds[1]) * part;
         // What is shared is whole for a block at a time.
         let whole =
@@ -518,7 +598,8 @@ pub(crate) fn finish(
     let seconds = compute.forward_s + compute.backward_s + compute.recompute_s;
     let mut rooms = [0, 1].map(|scope| {
         let taken = times * (block.tensor.hidden[scope] + block.context.hidden[scope]);
-        Room((seconds - taken).max(0.0))
+        let expert = [stages.expert.inside, stages.expert.between][scope].hidden_s;
+        Room((seconds - taken - expert).max(0.0))
     });
     let overlap = layout.overlap;
     let pipeline = if overlap.pipeline { stages.steady } else { 0.0 };
@@ -526,7 +607,7 @@ pub(crate) fn finish(
     let communication = Communication {
         tensor: Scoped::new(&block.tensor, times),
         context: Scoped::new(&block.context, times),
-        expert: Scoped::new(&block.expert, times),
+        expert: stages.expert,
         pipeline: Scoped::split(stages.sent, pipeline, &mut rooms),
         data: Scoped::split(copies.seconds, data, &mut rooms),
     };
@@ -581,7 +662,7 @@ pub(crate) fn memory(machine: &Machine, layout: &Layout, copies: &Copies) -> Mem
     let offload = layout.offload;
     let mut fullest = Memory::default();
     let far_capacity_bytes = machine.far(offload.tier).map_or(0.0, |tier| tier.capacity);
-    let mut most_far = 0.0;
+    let mut farthest = Elsewhere::default();
     for held in &copies.held {
         let near = |bytes: f64, is_far: bool| if is_far { bytes * held.here } else { bytes };
         let far = |bytes: f64, is_far: bool| if is_far { bytes } else { 0.0 };
@@ -589,12 +670,14 @@ pub(crate) fn memory(machine: &Machine, layout: &Layout, copies: &Copies) -> Mem
         let states = near(held.states, offload.optimizer);
         let activations = near(held.kept, offload.activations) + held.passing;
         let used = weights + held.gradients + states + activations;
-        most_far = f64::max(
-            most_far,
-            far(held.weights, offload.weights)
-                + far(held.states, offload.optimizer)
-                + far(held.kept, offload.activations),
-        );
+        let there = Elsewhere {
+            weights: far(held.weights, offload.weights),
+            states: far(held.states, offload.optimizer),
+            kept: far(held.kept, offload.activations),
+        };
+        if there.all() > farthest.all() {
+            farthest = there;
+        }
         if used > fullest.used_bytes {
             fullest = Memory {
                 weights_bytes: weights,
@@ -606,5 +689,27 @@ pub(crate) fn memory(machine: &Machine, layout: &Layout, copies: &Copies) -> Mem
             };
         }
     }
-    Memory { capacity_bytes: machine.capacity, far_bytes: most_far, far_capacity_bytes, ..fullest }
+    Memory {
+        capacity_bytes: machine.capacity,
+        far_weights_bytes: farthest.weights,
+        far_optimizer_bytes: farthest.states,
+        far_activations_bytes: farthest.kept,
+        far_bytes: farthest.all(),
+        far_capacity_bytes,
+        ..fullest
+    }
+}
+
+/// Bytes of a stage in another tier.
+#[derive(Clone, Copy, Default)]
+struct Elsewhere {
+    weights: f64,
+    states: f64,
+    kept: f64,
+}
+
+impl Elsewhere {
+    const fn all(self) -> f64 {
+        self.weights + self.states + self.kept
+    }
 }

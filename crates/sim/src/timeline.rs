@@ -4,7 +4,7 @@
 //! Megatron-LM's schedules (Narayanan et al., SC21, section 2.2), each as soon as what it needs is there.
 
 use crate::layout::{Layout, Recompute, Zero};
-use crate::step::{Communication, Shown, Step};
+use crate::step::{Communication, Shown, Stage, Step};
 
 /// A stretch of time on a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,9 +72,13 @@ fn passes(layout: &Layout, stage: u32) -> Vec<(bool, u32, u32)> {
     order
 }
 
-/// The stretches of a predicted step, in the order in which they end on each stage. All stages keep the slowest one's pace.
+/// The stretches of a predicted step, in the order in which they end on each stage; each of [`stages`](crate::Job::stages)
+/// keeps its pace.
+///
+/// # Panics
+/// When there are fewer `stages` than the layout has.
 #[must_use]
-pub fn timeline(layout: &Layout, step: &Step) -> Vec<Stretch> {
+pub fn timeline(layout: &Layout, step: &Step, stages: &[Stage]) -> Vec<Stretch> {
     let (pp, parts, count) =
         (layout.pp as usize, layout.interleave as usize, layout.micro_batches() as usize);
     let passes_of = (count * parts) as f64;
@@ -84,12 +88,19 @@ pub fn timeline(layout: &Layout, step: &Step) -> Vec<Stretch> {
         + communication.expert.exposed_s();
     let forward_part = if layout.recompute == Recompute::Full { 1.0 / 3.0 } else { 0.5 };
     let handed = communication.pipeline.exposed_s() / (2.0 * (passes_of + (pp - 1) as f64));
-    let forward = (step.compute.forward_s + sent * forward_part) / passes_of + handed;
-    let backward = (step.compute.backward_s + step.compute.recompute_s + sent * (1.0 - forward_part))
-        / passes_of
-        + handed;
+    let forward = (step.compute.forward_s + sent * forward_part) / passes_of;
+    let backward =
+        (step.compute.backward_s + step.compute.recompute_s + sent * (1.0 - forward_part)) / passes_of;
+    // What hides beside another micro-batch's passes holds up those that have none beside them, and so the others less than on
+    // average.
+    let hidden = (communication.expert.inside.hidden_s + communication.expert.between.hidden_s) / passes_of;
+    let alone = ((parts - 1) * pp + 1).min(count * parts) as f64;
+    let beside = -hidden * alone / (passes_of - alone).max(1.0);
 
     let orders: Vec<_> = (0..layout.pp).map(|stage| passes(layout, stage)).collect();
+    // Passes before a backward one comes, and as many at the end.
+    let filling: Vec<_> =
+        orders.iter().map(|order| order.iter().take_while(|(is_forward, ..)| *is_forward).count()).collect();
     // When each pass has ended, by stage, micro-batch and part.
     let place = |stage: usize, micro_batch: u32, part: u32| {
         (stage * count + micro_batch as usize) * parts + part as usize
@@ -114,7 +125,13 @@ pub fn timeline(layout: &Layout, step: &Step) -> Vec<Stretch> {
                 };
                 let Some(ready) = needs else { break };
                 let begin_s = free[stage].max(ready);
-                let seconds = if is_forward { forward } else { backward };
+                let (seconds, part_of_sent) = match is_forward {
+                    true => (forward, forward_part),
+                    false => (backward, 1.0 - forward_part),
+                };
+                let is_alone = next[stage].min(orders[stage].len() - 1 - next[stage]) < filling[stage];
+                let late = part_of_sent * if is_alone { hidden } else { beside };
+                let seconds = stages[stage].pace * (seconds + late) + handed;
                 let work = match is_forward {
                     true => Work::Forward { micro_batch, part },
                     false => Work::Backward { micro_batch, part },
@@ -168,20 +185,24 @@ enum When {
 }
 
 /// What each stage of a predicted step sends, as it goes by beside `stretches`, the [`timeline`] of the step. Of each stage and each kind the
-/// seconds add up to the step's, exposed and hidden apart.
+/// seconds add up to the step's, exposed and hidden apart, times the stage's pace where it is sent in passes.
 ///
 /// The closed form says how much is sent and not when: what is sent in passes is spread over them by their length.
+///
+/// # Panics
+/// When there are fewer `stages` than the layout has.
 #[must_use]
-pub fn traffic(layout: &Layout, step: &Step, stretches: &[Stretch]) -> Vec<Sent> {
-    let mut stages = vec![vec![]; layout.pp as usize];
+pub fn traffic(layout: &Layout, step: &Step, stages: &[Stage], stretches: &[Stretch]) -> Vec<Sent> {
+    let mut of = vec![vec![]; layout.pp as usize];
     for stretch in stretches {
-        stages[stretch.stage as usize].push(*stretch);
+        of[stretch.stage as usize].push(*stretch);
     }
-    stages.iter().flat_map(|stretches| of_stage(layout, step, stretches)).collect()
+    let sent = |(at, stretches): (usize, &Vec<_>)| of_stage(layout, step, stages[at].pace, stretches);
+    of.iter().enumerate().flat_map(sent).collect()
 }
 
 /// What one stage sends.
-fn of_stage(layout: &Layout, step: &Step, stretches: &[Stretch]) -> Vec<Sent> {
+fn of_stage(layout: &Layout, step: &Step, pace: f64, stretches: &[Stretch]) -> Vec<Sent> {
     let is_pass = |it: &&Stretch| matches!(it.work, Work::Forward { .. } | Work::Backward { .. });
     let passes: Vec<_> = stretches.iter().filter(is_pass).collect();
     let (Some(first), Some(last)) = (passes.first(), passes.last()) else { return vec![] };
@@ -197,7 +218,7 @@ fn of_stage(layout: &Layout, step: &Step, stretches: &[Stretch]) -> Vec<Sent> {
     // What holds computation up is one after the other: in a pass at its end, else after all passes.
     let mut ends: Vec<_> = passes.iter().map(|pass| end(pass)).collect();
     let mut later = [after(Work::Data), after(Work::Offload)];
-    for (what, when, Shown { exposed_s, hidden_s }) in sending(step) {
+    for (what, when, Shown { exposed_s, hidden_s }) in sending(step, pace) {
         match when {
             When::Passes => {
                 for (pass, end) in passes.iter().zip(&mut ends) {
@@ -245,16 +266,18 @@ fn of_stage(layout: &Layout, step: &Step, stretches: &[Stretch]) -> Vec<Sent> {
 
 const OFFLOAD: &str = "offload";
 
-/// What a step sends, and when.
-const fn sending(step: &Step) -> [(&'static str, When, Shown); 11] {
+/// What a stage of this pace sends, and when.
+fn sending(step: &Step, pace: f64) -> [(&'static str, When, Shown); 11] {
     let Communication { tensor, context, expert, pipeline, data } = step.communication;
+    let own =
+        |Shown { exposed_s, hidden_s }| Shown { exposed_s: pace * exposed_s, hidden_s: pace * hidden_s };
     [
-        ("tensor, inside racks", When::Passes, tensor.inside),
-        ("tensor, between racks", When::Passes, tensor.between),
-        ("context, inside racks", When::Passes, context.inside),
-        ("context, between racks", When::Passes, context.between),
-        ("expert, inside racks", When::Passes, expert.inside),
-        ("expert, between racks", When::Passes, expert.between),
+        ("tensor, inside racks", When::Passes, own(tensor.inside)),
+        ("tensor, between racks", When::Passes, own(tensor.between)),
+        ("context, inside racks", When::Passes, own(context.inside)),
+        ("context, between racks", When::Passes, own(context.between)),
+        ("expert, inside racks", When::Passes, own(expert.inside)),
+        ("expert, between racks", When::Passes, own(expert.between)),
         ("pipeline, inside racks", When::Before, pipeline.inside),
         ("pipeline, between racks", When::Before, pipeline.between),
         ("data, inside racks", When::Ends, data.inside),
@@ -270,22 +293,35 @@ mod tests {
     use super::*;
     use crate::{Job, Model};
 
-    fn planned(pp: u32, interleave: u32, batch: u32) -> (Layout, Step) {
-        let platform = Platform::load("dgx-h100").unwrap();
-        let model = Model::load("gpt3-175b").unwrap();
+    fn planned(pp: u32, interleave: u32, batch: u32) -> (Layout, Step, Vec<Stage>) {
         let layout = serde_json::json!({"tp": 8, "dp": 2, "pp": pp, "interleave": interleave, "batch": batch, "flash": true});
-        let layout = serde_json::from_value(layout).unwrap();
-        (layout, Job::new(&platform).predict(&model, &layout).unwrap().step)
+        of("gpt3-175b", layout)
     }
 
-    const SHAPES: [(u32, u32, u32); 6] =
-        [(1, 1, 8), (4, 1, 8), (8, 1, 64), (4, 3, 16), (8, 4, 64), (16, 6, 64)];
+    fn of(model: &str, layout: serde_json::Value) -> (Layout, Step, Vec<Stage>) {
+        let (platform, model) = (Platform::load("dgx-h100").unwrap(), Model::load(model).unwrap());
+        let (job, layout) = (Job::new(&platform), serde_json::from_value(layout).unwrap());
+        (layout, job.predict(&model, &layout).unwrap().step, job.stages(&model, &layout).unwrap())
+    }
+
+    /// GPT-3 has 96 layers: the last three come out uneven.
+    const SHAPES: [(u32, u32, u32); 9] = [
+        (1, 1, 8),
+        (4, 1, 8),
+        (8, 1, 64),
+        (4, 3, 16),
+        (8, 4, 64),
+        (16, 6, 64),
+        (5, 1, 40),
+        (7, 4, 56),
+        (10, 3, 80),
+    ];
 
     #[test]
     fn every_stage_does_every_pass_once_and_one_thing_at_a_time() {
         for (pp, interleave, batch) in SHAPES {
-            let (layout, step) = planned(pp, interleave, batch);
-            let all = timeline(&layout, &step);
+            let (layout, step, stages) = planned(pp, interleave, batch);
+            let all = timeline(&layout, &step, &stages);
             let passes =
                 all.iter().filter(|it| matches!(it.work, Work::Forward { .. } | Work::Backward { .. }));
             assert_eq!(passes.count() as u32, 2 * pp * interleave * layout.micro_batches());
@@ -304,19 +340,55 @@ mod tests {
         }
     }
 
-    /// What the closed form calls the bubble is what the schedules leave, where stages are alike.
+    fn end(layout: &Layout, step: &Step, stages: &[Stage]) -> f64 {
+        timeline(layout, step, stages).iter().map(|it| it.begin_s + it.seconds).fold(0.0, f64::max)
+    }
+
+    /// What the closed form calls the bubble is what the schedules leave.
     #[test]
     fn the_end_of_the_timeline_is_the_closed_forms_step() {
         for (pp, interleave, batch) in SHAPES {
-            let (layout, step) = planned(pp, interleave, batch);
-            let end = timeline(&layout, &step).iter().map(|it| it.begin_s + it.seconds).fold(0.0, f64::max);
-            assert!(
-                (end / step.total_s - 1.0).abs() < 0.02,
-                "pp {pp} x {interleave}: {end} for {}",
-                step.total_s
-            );
+            let (layout, step, stages) = planned(pp, interleave, batch);
+            let (end, total) = (end(&layout, &step, &stages), step.total_s);
+            assert!((end / total - 1.0).abs() < 0.02, "pp {pp} x {interleave}: {end} for {total}");
         }
     }
+
+    /// Those that run beside another micro-batch's pass take less than those that fill and empty the stages.
+    #[test]
+    fn passes_that_have_none_beside_them_wait_for_their_experts() {
+        for (pp, interleave) in [(1, 1), (2, 1), (2, 4), (4, 1), (4, 2)] {
+            let layout = serde_json::json!({"tp": 2, "ep": 8, "dp": 8, "pp": pp, "interleave": interleave, "batch": 128,
+                "flash": true, "overlap": {"expert": true}});
+            let (layout, step, stages) = of("mixtral-8x7b", layout);
+            let (end, total) = (end(&layout, &step, &stages), step.total_s);
+            assert!((end / total - 1.0).abs() < 0.02, "pp {pp} x {interleave}: {end} for {total}");
+            let all = timeline(&layout, &step, &stages);
+            let its = |micro_batch| {
+                let work = Work::Forward { micro_batch, part: 0 };
+                all.iter().find(|it| it.stage == 0 && it.work == work).unwrap().seconds
+            };
+            assert!(its(0) > 1.05 * its(10), "{} and {}", its(0), its(10));
+        }
+    }
+
+    /// A stage with fewer blocks has shorter passes, and waits.
+    #[test]
+    fn passes_of_uneven_stages_are_as_long_as_their_blocks() {
+        let (layout, step, stages) = planned(5, 1, 40);
+        assert_eq!(stages.iter().map(|it| it.blocks).collect::<Vec<_>>(), [19, 20, 19, 19, 19]);
+        let all = timeline(&layout, &step, &stages);
+        let first = |stage| all.iter().find(|it| it.stage == stage).unwrap().seconds;
+        let ratio = first(2) / first(1);
+        assert!((ratio / (19.0 / 20.0) - 1.0).abs() < 0.01, "{ratio}");
+        let (layout, step, stages) = planned(8, 4, 64);
+        assert!(stages.iter().all(|it| *it == Stage { blocks: 12, pace: 1.0 }));
+        assert_eq!(
+            timeline(&layout, &step, &stages)[0].seconds,
+            timeline(&layout, &step, &stages)[1].seconds
+        );
+    }
+
     #[test]
     fn what_each_stage_sends_adds_up_to_the_steps_figures_and_lies_inside_the_step() {
         let model = Model::load("mixtral-8x7b").unwrap();
@@ -324,6 +396,7 @@ mod tests {
         for (platform, more) in [
             ("dgx-h100", serde_json::json!({"ep": 4, "zero": "optimizer", "sequence_parallel": true})),
             ("dgx-h100", serde_json::json!({"cp": 2, "dp": 4, "interleave": 2, "overlap": {}})),
+            ("dgx-h100", serde_json::json!({"ep": 8, "pp": 7, "overlap": {"expert": true, "tensor": true}})),
             (
                 "nvl72-cxl",
                 serde_json::json!({"zero": "gradients", "offload": {"tier": "pool", "activations": true, "optimizer": true}}),
@@ -334,24 +407,29 @@ mod tests {
             let serde_json::Value::Object(mut layout) = layout else { unreachable!() };
             layout.extend(more.as_object().unwrap().clone());
             let layout = serde_json::from_value(layout.into()).unwrap();
-            let step = Job::new(&Platform::load(platform).unwrap()).predict(&model, &layout).unwrap().step;
-            let stretches = timeline(&layout, &step);
+            let platform = Platform::load(platform).unwrap();
+            let job = Job::new(&platform);
+            let (step, stages) =
+                (job.predict(&model, &layout).unwrap().step, job.stages(&model, &layout).unwrap());
+            let stretches = timeline(&layout, &step, &stages);
             let end = stretches.iter().map(|it| it.begin_s + it.seconds).fold(0.0, f64::max);
-            let sent = traffic(&layout, &step, &stretches);
+            let sent = traffic(&layout, &step, &stages, &stretches);
             for it in &sent {
                 assert!(it.begin_s >= -1e-9 && it.begin_s + it.seconds <= end * (1.0 + 1e-9), "{it:?}");
             }
-            for (what, _, Shown { exposed_s, hidden_s }) in sending(&step) {
-                for (is_hidden, expected) in [(false, exposed_s), (true, hidden_s)] {
+            for (what, when, Shown { exposed_s, hidden_s }) in sending(&step, 1.0) {
+                for (is_hidden, all) in [(false, exposed_s), (true, hidden_s)] {
                     for stage in 0..layout.pp {
+                        let pace = stages[stage as usize].pace;
+                        let expected = if when == When::Passes { pace * all } else { all };
                         let own = |it: &&Sent| (it.stage, it.what, it.is_hidden) == (stage, what, is_hidden);
-                        let all: f64 = sent.iter().filter(own).map(|it| it.seconds).sum();
+                        let sum: f64 = sent.iter().filter(own).map(|it| it.seconds).sum();
                         assert!(
-                            (all - expected).abs() <= 1e-9 * step.total_s,
-                            "{what}: {all} for {expected}"
+                            (sum - expected).abs() <= 1e-9 * step.total_s,
+                            "{what}: {sum} for {expected}"
                         );
                     }
-                    if expected > 0.0 {
+                    if all > 0.0 {
                         seen.insert((what, is_hidden));
                     }
                 }

@@ -7,7 +7,7 @@ use crate::layout::{FarTier, Layout, Refusal};
 use crate::machine::Machine;
 use crate::model::Model;
 use crate::order::Order;
-use crate::step::{self, Step};
+use crate::step::{self, Stage, Step};
 
 /// A platform that steps are predicted on.
 #[derive(Clone, Debug)]
@@ -161,6 +161,17 @@ impl<'a> Job<'a> {
             return Err(Refusal::Infinite);
         }
         Ok(Plan { layout: *layout, fill: machine.fill, step })
+    }
+
+    /// How the blocks of a model are dealt out to the stages, the first one first.
+    ///
+    /// # Errors
+    /// Why the layout cannot run.
+    pub fn stages(&self, model: &Model, layout: &Layout) -> Result<Vec<Stage>, Refusal> {
+        layout.check(model)?;
+        let machine = self.machine(layout);
+        machine.check(layout)?;
+        Ok(step::stages(model, &Block::new(&machine, model, layout), layout))
     }
 }
 

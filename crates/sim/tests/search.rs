@@ -31,6 +31,7 @@ fn random_space(dice: &mut Dice, model: &Model) -> Space {
         ep: dice.two(&all.ep),
         pp: all.pp.clone(),
         interleave: dice.two(&all.interleave),
+        uneven: all.interleave.clone(),
         micro_batch: dice.two(&all.micro_batch),
         gather_again: dice.two(&[true, false]),
         recompute: dice.two(&all.recompute),
@@ -47,7 +48,7 @@ fn random_space(dice: &mut Dice, model: &Model) -> Space {
 #[test]
 fn ten_thousand_points_of_searches_equal_single_predictions_to_the_last_bit() {
     let mut dice = Dice(1);
-    let (mut compared, mut spaces) = (0, 0);
+    let (mut compared, mut spaces, mut uneven, mut beside) = (0, 0, 0, 0);
     while compared < 10_000 {
         let platform = Platform::load(["dgx-h100", "nvl72-xdr", "nvl72-cxl"][dice.roll(3)]).unwrap();
         let model = Model::load(["gpt3-175b", "llama3-70b", "mixtral-8x7b"][dice.roll(3)]).unwrap();
@@ -58,10 +59,17 @@ fn ten_thousand_points_of_searches_equal_single_predictions_to_the_last_bit() {
         for Found { layout, step } in outcome.front.iter().chain(&outcome.nearest) {
             assert_eq!(job.predict(&model, layout).unwrap().step, *step, "{layout:?}");
             compared += 1;
+            let parts = layout.pp * layout.interleave;
+            uneven += u32::from([0, 2].iter().all(|edges| !(model.layers + edges).is_multiple_of(parts)));
+            beside += u32::from(layout.overlap.expert && layout.ep > 1);
         }
         spaces += 1;
     }
     println!("{compared} points of {spaces} searches");
+    assert!(
+        uneven > 1000 && beside > 100,
+        "{uneven} with uneven stages, {beside} with experts' beside passes"
+    );
 }
 
 #[test]

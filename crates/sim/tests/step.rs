@@ -2,8 +2,8 @@
 
 use polder_platform::{Bytes, Efficiency, Operations, Pbr, Platform, Protocol, Reached, Time, TransferRate};
 use polder_sim::{
-    FarTier, Job, Layout, Model, Offload, Order, Overlap, Precision, Recompute, Refusal, Shown, Step, Zero,
-    tier,
+    FarTier, Job, Layout, Model, Offload, Order, Overlap, Precision, Recompute, Refusal, Scoped, Shown, Step,
+    Zero, tier,
 };
 
 fn gpt3() -> Model {
@@ -106,7 +106,7 @@ fn without_a_vocabulary_there_is_neither_embedding_nor_head() {
         (half.forward_s / whole.forward_s - 1.0).abs() < 1e-9,
         "blocks alone, on twice the batch of each"
     );
-    let cut = Layout { pp: 14, ..layout() };
+    let cut = Layout { pp: 49, interleave: 2, batch: 49 * 32, ..layout() };
     assert!(
         cut.check(&model).is_err() && cut.check(&gpt3()).is_ok(),
         "only embedding and head make 98 of 96"
@@ -341,8 +341,8 @@ fn what_cannot_run_is_refused_with_the_reason() {
             "dp x micro-batch of 7 does not divide the batch of 1536",
         ),
         (
-            said("dgx-a100", "gpt3-175b", Layout { pp: 5, ..layout() }),
-            "pp x interleave of 5 does not divide layers (nor layers + 2, embedding and head counted) of 96",
+            said("dgx-a100", "gpt3-175b", Layout { pp: 32, interleave: 4, ..layout() }),
+            "pp x interleave of 128 is more than the 96 layers",
         ),
         (
             said("dgx-a100", "gpt3-175b", Layout { precision: Precision::Fp8, ..layout() }),
@@ -420,6 +420,141 @@ fn the_fullest_stage_counts() {
     assert!(used > parameters + logits, "{used} for {parameters} and {logits}");
 }
 
+fn stages(model: &Model, layout: &Layout) -> Vec<u32> {
+    let platform = Platform::load("dgx-h100").unwrap();
+    Job::new(&platform).stages(model, layout).unwrap().into_iter().map(|stage| stage.blocks).collect()
+}
+
+/// Whatever the number of stages, every block lies in one, and no stage is slower than if blocks were dealt out otherwise by
+/// one: from any stage to any other.
+#[test]
+fn blocks_are_dealt_out_as_evenly_as_they_go() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    for name in ["gpt3-175b", "llama3-70b", "llama3-8b"] {
+        let model = Model::load(name).unwrap();
+        for pp in 1..=model.layers {
+            let cut = Layout { pp, dp: 1, tp: 8, batch: pp, flash: true, ..layout() };
+            let blocks = stages(&model, &cut);
+            assert_eq!((blocks.len() as u32, blocks.iter().sum::<u32>()), (pp, model.layers));
+            let (most, least) = (blocks.iter().max().unwrap(), blocks.iter().min().unwrap());
+            assert!(most - least <= 2, "{blocks:?}");
+            if model.layers.is_multiple_of(pp) {
+                assert_eq!(most, least);
+            }
+        }
+    }
+    let model = Model::load("llama3-70b").unwrap();
+    assert_eq!(stages(&model, &Layout { pp: 6, dp: 1, batch: 6, ..layout() }), [13, 14, 14, 13, 13, 13]);
+    // With a head that takes as long as several blocks, the last stage gets one block less.
+    let wide = Model { vocabulary: 1 << 20, ..model };
+    assert_eq!(stages(&wide, &Layout { pp: 6, dp: 1, batch: 6, ..layout() }), [13, 14, 14, 14, 13, 12]);
+    assert!(Job::new(&platform).stages(&wide, &Layout { pp: 81, ..layout() }).is_err());
+}
+
+/// The step is that of as many blocks as the slowest stage has in every stage, less what the others' bubble is shorter.
+#[test]
+fn the_slowest_of_uneven_stages_sets_the_pace_and_the_fullest_the_memory() {
+    let platform = Platform::load("dgx-h100").unwrap();
+    let job = Job::new(&platform);
+    // Without embedding and head, a stage is its blocks.
+    let model = |layers| Model { layers, vocabulary: 0, ..gpt3() };
+    for (pp, interleave) in [(4, 1), (4, 3), (6, 2)] {
+        let cut = Layout { pp, interleave, dp: 2, batch: 96, ..layout() };
+        let step = |layers| job.predict(&model(layers), &cut).unwrap().step;
+        let (uneven, fewer, more) = (step(25 * pp / 2 + 1), step(12 * pp), step(13 * pp));
+        assert_eq!(uneven.compute, more.compute, "pp {pp} x {interleave}");
+        assert_eq!(uneven.communication, more.communication);
+        assert_eq!(uneven.memory.weights_bytes, more.memory.weights_bytes);
+        assert!(fewer.bubble_s < uneven.bubble_s && uneven.bubble_s < more.bubble_s);
+        assert!(fewer.total_s < uneven.total_s && uneven.total_s < more.total_s);
+        assert!(fewer.memory.used_bytes <= uneven.memory.used_bytes);
+        assert!(uneven.memory.used_bytes <= more.memory.used_bytes);
+    }
+}
+
+/// Of 512 ranks of a mixture of experts: hidden beside computation as far as there is some, but for the first and the last
+/// pass; and kept of more micro-batches.
+#[test]
+fn what_goes_to_experts_hides_beside_another_micro_batch() {
+    let platform = Platform::load("nvl72-ndr").unwrap();
+    let (job, model) = (Job::new(&platform), Model::load("mixtral-8x7b").unwrap());
+    let cut =
+        Layout { tp: 1, ep: 8, dp: 64, pp: 1, batch: 512, flash: true, sequence_parallel: false, ..layout() };
+    let step = |cut: Layout, expert| {
+        let overlap = Overlap { expert, ..Overlap::USUAL };
+        job.predict(&model, &Layout { overlap, ..cut }).unwrap().step
+    };
+    let sent = |step: &Step| {
+        let Scoped { inside, between } = step.communication.expert;
+        (inside.exposed_s + between.exposed_s, inside.hidden_s + between.hidden_s)
+    };
+    let (plain, beside) = (step(cut, false), step(cut, true));
+    let ((all, none), (exposed, hidden)) = (sent(&plain), sent(&beside));
+    assert!(none == 0.0 && hidden > 0.0 && beside.total_s < plain.total_s);
+    assert!((exposed + hidden - all).abs() < 1e-9 * all, "{exposed} and {hidden} of {all}");
+    // There is room for all of it: one micro-batch of eight has none beside it.
+    assert!((exposed / all - 1.0 / 8.0).abs() < 1e-9, "{}", exposed / all);
+    assert!(beside.memory.activations_bytes > 1.9 * plain.memory.activations_bytes);
+    // With one micro-batch there is nothing to hide beside, and without experts elsewhere nothing to hide.
+    let one = Layout { batch: 64, ..cut };
+    assert_eq!(sent(&step(one, true)), sent(&step(one, false)));
+    let own = Layout { ep: 1, ..cut };
+    assert_eq!(step(own, true), step(own, false));
+    // Slow links are not hidden beside more than is computed.
+    let mut slow = platform.clone();
+    slow.rack.get_mut("nvl72").unwrap().fabric.as_mut().unwrap().link.rate =
+        TransferRate::parse("1 GT/s").unwrap();
+    let overlap = Overlap { expert: true, ..Overlap::NONE };
+    let step = Job::new(&slow).predict(&model, &Layout { overlap, ..cut }).unwrap().step;
+    let (exposed, hidden) = sent(&step);
+    assert!(hidden <= step.compute.total_s() && exposed > hidden, "{exposed} and {hidden}");
+    // Stages that fill wait for it, and keep what Megatron-Core's schedule keeps.
+    let deep = Layout { pp: 4, dp: 16, interleave: 2, ..cut };
+    let [plain, beside] = [false, true].map(|expert| {
+        let overlap = Overlap { expert, ..Overlap::USUAL };
+        job.predict(&model, &Layout { overlap, ..deep }).unwrap().step
+    });
+    assert!(
+        (beside.bubble_s / plain.bubble_s - 1.0).abs() < 1e-9,
+        "{} and {}",
+        beside.bubble_s,
+        plain.bubble_s
+    );
+    let kept = beside.memory.activations_bytes / plain.memory.activations_bytes;
+    assert!((kept / (12.0 / 11.0) - 1.0).abs() < 0.02, "4 + 6 + 1 parts, and one more: {kept}");
+}
+
+#[test]
+fn keys_and_values_hide_or_hold_attention_up() {
+    let sent = |context| {
+        let overlap = Overlap { context, ..Overlap::NONE };
+        let step = step("dgx-a100", &Layout { tp: 4, cp: 2, overlap, ..layout() });
+        let Shown { exposed_s, hidden_s } = step.communication.context.inside;
+        (exposed_s, hidden_s)
+    };
+    let ((exposed, hidden), (all, none)) = (sent(true), sent(false));
+    assert!(hidden > 0.0 && none == 0.0 && all > 0.0);
+    assert!((all / (exposed + hidden) - 1.0).abs() < 1e-12);
+    assert_eq!(Overlap::default(), Overlap { context: true, ..Overlap::NONE });
+}
+
+#[test]
+fn what_lies_elsewhere_is_told_by_kind() {
+    let offload = Offload { weights: true, optimizer: true, activations: true, ..Offload::default() };
+    let near = step("nvl72-cxl", &layout()).memory;
+    let far = step("nvl72-cxl", &Layout { offload, ..layout() }).memory;
+    assert_eq!(far.far_weights_bytes, near.weights_bytes);
+    assert_eq!(far.far_optimizer_bytes, near.optimizer_bytes);
+    assert!(far.far_activations_bytes > 0.9 * near.activations_bytes);
+    assert_eq!(far.far_bytes, far.far_weights_bytes + far.far_optimizer_bytes + far.far_activations_bytes);
+    let offload = Offload { optimizer: true, ..Offload::default() };
+    let far = step("nvl72-cxl", &Layout { offload, ..layout() }).memory;
+    assert_eq!(
+        (far.far_weights_bytes, far.far_activations_bytes, far.far_bytes),
+        (0.0, 0.0, far.far_optimizer_bytes)
+    );
+}
+
 /// Groups that would straddle racks are cut to what lies in every rack alike.
 #[test]
 fn groups_that_straddle_racks_send_between_them() {
@@ -486,7 +621,7 @@ fn filling_more_than_there_are_fills_what_there_are() {
 fn nothing_is_hidden_beside_more_than_is_computed() {
     let mut platform = Platform::load("dgx-h100").unwrap();
     platform.between.as_mut().unwrap().link.rate = TransferRate::parse("1 GT/s").unwrap();
-    let overlap = Overlap { tensor: true, pipeline: true, data: true, offload: true };
+    let overlap = Overlap::USUAL;
     let cut = Layout { overlap, zero: Zero::Optimizer, interleave: 3, ..layout() };
     let step = Job::new(&platform).predict(&gpt3(), &cut).unwrap().step;
     let (computed, communication) = (step.compute.total_s(), step.communication);

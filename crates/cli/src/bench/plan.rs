@@ -99,7 +99,8 @@ fn space(usual: Space) -> Space {
         flash: vec![true, false],
         precision: vec![Precision::Bf16, Precision::Fp8],
         wide_gradients: vec![true, false],
-        overlap: Overlap::all().collect(),
+        // A model without experts has nothing to hide for them.
+        overlap: Overlap::all().filter(|it| it.context && !it.expert).collect(),
         offload: Offload::all(FarTier::Host).collect(),
         ..usual
     }

@@ -4,15 +4,16 @@ use polder_sim::{Answer, Stretch, Work, timeline};
 use serde_json::{Value, json};
 
 use super::grouped;
-use super::train::{TIMES, how_sure, layout_line};
+use super::train::{TIMES, dealt, how_sure, layout_line};
 use crate::Failure;
 
 /// The page of a step, and of the same layout on another platform beside it.
 pub(super) fn page(answer: &Answer) -> Result<String, Failure> {
     let platforms: Vec<_> = std::iter::once(answer).chain(answer.against.as_deref()).map(platform).collect();
+    let about: Vec<_> = std::iter::once(layout_line(&answer.layout)).chain(dealt(&answer.stages)).collect();
     let data = json!({
-        "about": layout_line(&answer.layout),
-        "note": answer.note.unwrap_or_default(),
+        "about": about.join("; "),
+        "note": answer.note.as_deref().unwrap_or_default(),
         "stages": answer.layout.pp,
         "platforms": platforms,
     });
@@ -41,7 +42,7 @@ fn platform(answer: &Answer) -> Value {
         "total_s": step.total_s,
         "times": times.collect::<Vec<_>>(),
         "tiers": tiers(answer),
-        "timeline": timeline(layout, step).iter().map(stretch).collect::<Vec<_>>(),
+        "timeline": timeline(layout, step, &answer.stages).iter().map(stretch).collect::<Vec<_>>(),
     })
 }
 
@@ -61,7 +62,11 @@ fn tiers(answer: &Answer) -> Vec<Value> {
     let mut tiers = vec![tier("accelerator", memory.used_bytes, memory.capacity_bytes, &own)];
     if memory.far_bytes > 0.0 {
         let name = format!("{}, an accelerator's share", answer.layout.offload.tier);
-        let far = [("kept elsewhere", memory.far_bytes)];
+        let far = [
+            ("weights", memory.far_weights_bytes),
+            ("optimizer states", memory.far_optimizer_bytes),
+            ("activations", memory.far_activations_bytes),
+        ];
         tiers.push(tier(&name, memory.far_bytes, memory.far_capacity_bytes, &far));
     }
     tiers

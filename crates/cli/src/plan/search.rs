@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use polder_platform::{Prices, Rates};
-use polder_sim::{Cell, Found, Layout, Memory, NUMBERS, Offload, RequestError, Step, Tiers, cells, front};
+use polder_sim::{
+    Cell, Found, Layout, Memory, Model, NUMBERS, Offload, RequestError, Space, Step, Tiers, cells, front,
+    unjudged,
+};
 use serde::Serialize;
 use serde_json::json;
 
@@ -192,6 +195,10 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         return Ok(());
     }
     print(arguments, points, fits, &found, &apart(&found));
+    println!("not looked at unless given: {}", Space::left_out());
+    if let Some(note) = unjudged(&Model::load(&subject.model)?) {
+        println!("{note}");
+    }
     bills(arguments, &places, &without);
     Ok(())
 }

@@ -22,8 +22,8 @@ struct Event {
 /// A Chrome trace: a process for each stage, in it a track of what is computed, and one for each kind of sending, exposed and
 /// hidden apart.
 pub(super) fn trace(answer: &Answer) -> Result<String, Failure> {
-    let stretches = timeline(&answer.layout, &answer.step);
-    let sent = traffic(&answer.layout, &answer.step, &stretches);
+    let stretches = timeline(&answer.layout, &answer.step, &answer.stages);
+    let sent = traffic(&answer.layout, &answer.step, &answer.stages, &stretches);
     let mut tracks: Vec<_> = sent.iter().map(|it| (it.what, it.is_hidden)).collect();
     tracks.sort_unstable();
     tracks.dedup();

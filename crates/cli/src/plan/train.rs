@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_sim::{
     Answer, Execution, FarTier, Given, Layout, Margin, Model, Offload, OrderError, Overlap, Precision,
-    Progress, Recompute, Request, RequestError, Shown, Step, Tiers, Zero, would,
+    Progress, Recompute, Request, RequestError, Shown, Stage, Step, Tiers, Zero, would,
 };
 
 use super::{grouped, page, table, trace};
@@ -86,9 +86,16 @@ struct Fixed {
     /// What products with weights are computed in.
     #[arg(long, value_name = "TYPE")]
     precision: Option<Type>,
-    /// Let nothing run beside computation.
-    #[arg(long)]
-    no_overlap: bool,
+    /// Add gradients up in 32 bits; they are when this is left out.
+    #[arg(long, value_name = "BOOL")]
+    wide_gradients: Option<bool>,
+    /// Let these run beside computation, and nothing else. When left out all do but expert, which takes a schedule that runs
+    /// passes of two micro-batches beside each other.
+    #[arg(long, value_name = "WHAT", value_delimiter = ',', conflicts_with = "no_overlap")]
+    overlap: Option<Vec<Beside>>,
+    /// Let all that would run beside computation but these; nothing, when none is named.
+    #[arg(long, value_name = "WHAT", value_delimiter = ',', num_args = 0..)]
+    no_overlap: Option<Vec<Beside>>,
     /// Keep these outside the accelerators' memory; `polder plan search` tries all, when none is given.
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     offload: Vec<What>,
@@ -118,6 +125,17 @@ enum Type {
     Bf16,
     Fp8,
     Fp32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Beside {
+    None,
+    Tensor,
+    Context,
+    Expert,
+    Pipeline,
+    Data,
+    Offload,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -170,12 +188,29 @@ impl Fixed {
             gather_again: self.keep_gathered.then_some(false),
             recompute: self.recompute.map(Into::into),
             zero: self.zero.map(Into::into),
-            wide_gradients: None,
+            wide_gradients: self.wide_gradients,
             flash: self.no_flash.then_some(false),
             precision: self.precision.map(Into::into),
-            overlap: self.no_overlap.then(Overlap::default),
+            overlap: self.overlap(),
             offload: (!self.offload.is_empty()).then_some(offload),
             tiers: Tiers::None,
+        }
+    }
+
+    fn overlap(&self) -> Option<Overlap> {
+        let only = |has: &dyn Fn(Beside) -> bool| Overlap {
+            tensor: has(Beside::Tensor),
+            context: has(Beside::Context),
+            expert: has(Beside::Expert),
+            pipeline: has(Beside::Pipeline),
+            data: has(Beside::Data),
+            offload: has(Beside::Offload),
+        };
+        match (&self.overlap, &self.no_overlap) {
+            (Some(these), _) => Some(only(&|kind| these.contains(&kind))),
+            (None, Some(none)) if none.is_empty() => Some(Overlap::NONE),
+            (None, Some(these)) => Some(only(&|kind| kind != Beside::Expert && !these.contains(&kind))),
+            (None, None) => None,
         }
     }
 }
@@ -350,6 +385,16 @@ fn used(count: u32) -> String {
     format!("{} {}", accelerators(count), if count == 1 { "is" } else { "are" })
 }
 
+/// What stages that come out uneven have.
+pub(super) fn dealt(stages: &[Stage]) -> Option<String> {
+    let alike = stages.chunk_by(|a, b| a.blocks == b.blocks).map(|all| match all {
+        [one] => one.blocks.to_string(),
+        all => format!("{} in each of {}", all[0].blocks, all.len()),
+    });
+    let is_uneven = stages.iter().any(|it| it.blocks != stages[0].blocks);
+    is_uneven.then(|| format!("blocks of the stages: {}", alike.collect::<Vec<_>>().join(", ")))
+}
+
 /// How far the step may be off: what published steps took, and what comparisons were off by.
 pub(super) fn how_sure(answer: &Answer) -> String {
     let Margin { accelerator, least, most, rows, mean, worst } = &answer.margin;
@@ -378,6 +423,9 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     let name = if title.contains(&answer.model) { String::new() } else { format!("{}: ", answer.model) };
     println!("{name}{title} on {}, simulated", accelerators(answer.accelerators));
     println!("{}", layout_line(layout));
+    if let Some(dealt) = dealt(&answer.stages) {
+        println!("{dealt}");
+    }
     let order: Vec<_> = answer.order.words().collect();
     let order = format!("{} (--order {})", order.join(", "), answer.order);
     println!("ranks are placed {order}; of each rack {} used", used(*fill));
@@ -421,7 +469,7 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
             println!("on {} it does not fit: {}", other.platform, lacks(&other.step, layout));
         }
     }
-    if let Some(note) = answer.note {
+    if let Some(note) = &answer.note {
         println!("{note}");
     }
     println!("{}", how_sure(answer));
@@ -456,7 +504,7 @@ pub(super) const TIMES: [Line<Shown>; 17] = [
     ("  stragglers", |step| held(step.straggle_s)),
 ];
 
-const BYTES: [Line<f64>; 8] = [
+const BYTES: [Line<f64>; 11] = [
     ("memory, GB", |step| step.memory.used_bytes),
     ("  of", |step| step.memory.capacity_bytes),
     ("  weights", |step| step.memory.weights_bytes),
@@ -465,6 +513,9 @@ const BYTES: [Line<f64>; 8] = [
     ("  activations", |step| step.memory.activations_bytes),
     ("elsewhere, GB an accelerator", |step| step.memory.far_bytes),
     ("  of", |step| if step.memory.far_bytes > 0.0 { step.memory.far_capacity_bytes } else { 0.0 }),
+    ("  weights", |step| step.memory.far_weights_bytes),
+    ("  optimizer states", |step| step.memory.far_optimizer_bytes),
+    ("  activations", |step| step.memory.far_activations_bytes),
 ];
 
 const fn held(exposed_s: f64) -> Shown {
