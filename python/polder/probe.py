@@ -1,4 +1,4 @@
-"""What ``polder probe`` measures in Python: kernels of the library that trains, in 32 bits on one core.
+"""What ``polder probe`` measures in Python: kernels of the library that trains, on one core, and on a GPU where one is.
 
 Prints one JSON object. Every figure is the median of a few samples.
 """
@@ -7,12 +7,17 @@ import importlib.util
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-#: Sides of square matrices.
-SIDES = [32, 64, 128, 256, 512, 1024]
-#: Bytes that a kernel reads and writes.
-SIZES = [16 << 10, 128 << 10, 1 << 20, 8 << 20, 64 << 20]
+if TYPE_CHECKING:
+    import torch
+
+#: Sides of square matrices, and bytes that a kernel reads and writes.
+ON_A_CORE = ([32, 64, 128, 256, 512, 1024], [16 << 10, 128 << 10, 1 << 20, 8 << 20, 64 << 20])
+ON_A_GPU = ([256, 512, 1024, 2048, 4096, 8192], [1 << 20, 8 << 20, 64 << 20, 512 << 20])
+#: Bytes of a copy between a host's memory and a GPU's.
+COPIED = 256 << 20
 #: Seconds of a sample at least.
 SAMPLE = 0.02
 SAMPLES = 5
@@ -20,50 +25,96 @@ SAMPLES = 5
 
 def main() -> int:
     """Measures, or prints null where the library is not installed."""
-    print(json.dumps(kernels() if importlib.util.find_spec("torch") else None))
+    print(json.dumps(machine() if importlib.util.find_spec("torch") else None))
     return 0
 
 
-def kernels() -> dict[str, object]:
+def machine() -> dict[str, object]:
+    """The library, what it does on one core in 32 bits, and what on the first GPU, if there is one, in bf16."""
+    import torch
+
+    torch.set_num_threads(1)
+    core = kernels(torch.device("cpu"), torch.float32, *ON_A_CORE, heads=8, length=512)
+    gpu = on_gpu() if torch.cuda.is_available() else None
+    return {"library": f"torch {torch.__version__}", "core": core, "gpu": gpu}
+
+
+def on_gpu() -> dict[str, object]:
+    """What the first GPU does, what it is called, how many there are, and what copies from the host reach."""
+    import torch
+
+    device = torch.device("cuda", 0)
+    properties = torch.cuda.get_device_properties(device)
+    near, far = (
+        torch.empty(COPIED, dtype=torch.uint8).pin_memory(),
+        torch.empty(COPIED, dtype=torch.uint8, device=device),
+    )
+    copy = seconds(lambda: far.copy_(near, non_blocking=True), torch.cuda.synchronize)
+    return {
+        "name": properties.name,
+        "count": torch.cuda.device_count(),
+        "capacity": properties.total_memory,
+        "from_host": COPIED / copy,
+        "kernels": kernels(device, torch.bfloat16, *ON_A_GPU, heads=64, length=4096),
+    }
+
+
+def kernels(
+    device: "torch.device",
+    dtype: "torch.dtype",
+    sides: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    heads: int,
+    length: int,
+) -> dict[str, object]:
     """Operations a second of products and of attention, bytes a second of what only moves, seconds of a launch."""
     import torch
     from torch.nn import functional
 
-    torch.set_num_threads(1)
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, dtype=torch.float32, device=device).to(dtype)
+
     products: list[tuple[float, float]] = []
-    for side in SIDES:
-        a, b = torch.rand(side, side), torch.rand(side, side)
+    for side in sides:
+        a, b = some(side, side), some(side, side)
         operations = 2.0 * side**3
-        products.append((operations, operations / seconds(lambda a=a, b=b: a @ b)))
+        products.append((operations, operations / seconds(lambda a=a, b=b: a @ b, wait)))
     moved: list[tuple[float, float]] = []
-    for size in SIZES:
-        values = torch.ones(size // 8)
-        moved.append((size, size / seconds(lambda values=values: values.mul_(1.0))))
-    few = torch.ones(1)
-    q, k, v = (torch.rand(1, 8, 512, 64) for _ in range(3))
+    for size in sizes:
+        values = torch.ones(size // 2 // dtype.itemsize, dtype=dtype, device=device)
+        moved.append((size, size / seconds(lambda values=values: values.mul_(1.0), wait)))
+    few = torch.ones(1, dtype=dtype, device=device)
+    width = 64
+    q, k, v = (some(1, heads, length, width) for _ in range(3))
     # Half of 4 s s h operations: what lies in the future is left out.
-    operations = 0.5 * 4 * 8 * 512 * 512 * 64
-    attention = seconds(lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+    operations = 0.5 * 4 * heads * length * length * width
+    attention = seconds(lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True), wait)
     return {
-        "library": f"torch {torch.__version__}",
         "products": products,
         "moved": moved,
-        "launch_s": seconds(lambda: few.add_(1.0)),
+        "launch_s": seconds(lambda: few.add_(1.0), wait),
         "attention": operations / attention,
     }
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Seconds of a call, the median of samples.
+def seconds(call: Callable[[], object], wait: Callable[[], object] = lambda: None) -> float:
+    """Seconds of a call among many, the median of samples; ``wait`` returns when all are done.
 
     >>> 0 < seconds(lambda: sum(range(100))) < 1
     True
     """
 
     def repeat(count: int) -> float:
+        wait()
         begin = time.perf_counter()
         for _ in range(count):
             call()
+        wait()
         return time.perf_counter() - begin
 
     count = 1

@@ -11,11 +11,11 @@ use std::thread;
 use std::time::Instant;
 
 use polder_mem::lines::{Effort, Way, memory_bandwidth, memory_latency, memset, memset_bandwidth};
-use polder_mem::{Region, Software as Lines, allowed_cpus, pin_to_cpu};
+use polder_mem::{Region, Software as Lines, allowed_cpus, bind_memory, pin_to_cpu};
 use polder_platform::{
     Accelerator, Attach, AttachKind, Bandwidth, Bytes, Compute, Curve, Efficiency, Exchange, Fabric, Fitted,
-    FlopRate, Host, Link, Packet, Platform, Quantity, Rack, Reached, Reduction, Sharing, Software, Switch,
-    Tier, Time, Topology, TransferRate, Unit,
+    FittedMemory, FlopRate, Host, Link, Memory, Packet, Platform, Quantity, Rack, Reached, Reduction, Server,
+    Sharing, Software, Switch, Tier, Time, Topology, TransferRate, Unit,
 };
 use polder_pool::settings::CoherenceChoice;
 
@@ -27,6 +27,8 @@ use crate::bench::collectives::python;
 use crate::bench::ring::one_way;
 use crate::scratch::Scratch;
 
+/// How long to measure each.
+const FEW: Effort = Effort { samples: 15, sample_ns: 200_000 };
 /// Larger than most caches.
 const MEMORY: usize = 256 << 20;
 /// Small enough for every cache.
@@ -54,11 +56,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let sharing = sharing()?;
     let name = processor().unwrap_or_else(|| "a processor without a name".into());
     let (mut rack, mut library) = (BTreeMap::new(), String::new());
-    if let Some(kernels) = kernels()? {
-        library = format!(", and with {}", kernels.library);
-        rack.insert("here".into(), cores(&name, &sharing, kernels)?);
+    let mut server = BTreeMap::new();
+    let tier = tiers()?;
+    if let Some(measured) = kernels()? {
+        library = format!(", and with {}", measured.library);
+        if let Some(gpu) = &measured.gpu {
+            rack.insert("gpu".into(), on_gpu(gpu, &sharing, &tier)?);
+        }
+        rack.insert("here".into(), cores(&name, &sharing, &measured.core, tier)?);
     } else {
         eprintln!("polder: no torch beside it, so products are not measured: `make torch` installs it");
+        if !tier.is_empty() {
+            server.insert("here".into(), Server { count: 1, tier, nic: [].into(), path: [].into() });
+        }
     }
     let platform = Platform {
         title: format!("{name}, {} cores", sharing.cores),
@@ -67,7 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         between: None,
         pool: None,
         sharing: Some(sharing),
-        server: [].into(),
+        server,
     };
     let text = toml::to_string(&platform)?;
     fs::write(out, &text).map_err(wrong)?;
@@ -79,16 +89,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn sharing() -> Result<Sharing, Failure> {
     let step = |what: &str| eprintln!("polder: measuring {what}");
     let cores = allowed_cpus().len();
-    let few = Effort { samples: 15, ..Effort::default() };
     step("memory");
-    let latency = memory_latency(MEMORY, few).median / 1e9;
-    let read = memory_bandwidth(cores, MEMORY / cores, few).median * 1e9;
+    let (latency, read) = of_memory();
     step("lines");
     let scratch = Scratch::new()?;
     let lines = Lines::new(Region::create(scratch.path().join("region"), MEMORY as u64)?);
-    let past = memset_bandwidth(&lines, Way::NonTemporal, cores, few)?;
+    let past = memset_bandwidth(&lines, Way::NonTemporal, cores, FEW)?;
     let write = past.map_or(read, |timing| timing.median * 1e9);
-    let near = memset(&lines, Way::Cached, CACHED, few)?;
+    let near = memset(&lines, Way::Cached, CACHED, FEW)?;
     let cached = near.map_or(read, |timing| CACHED as f64 / timing.median * 1e9);
     drop((lines, scratch));
     step("turns between two processes of one core");
@@ -131,10 +139,87 @@ fn sharing() -> Result<Sharing, Failure> {
     })
 }
 
-/// What kernels of the library that trains reach on one core, in 32 bits.
+/// The memory of NUMA nodes other than the one that this program runs on, by name.
+fn tiers() -> Result<BTreeMap<String, Memory>, Failure> {
+    let folder = Path::new("/sys/devices/system/node");
+    let Ok(nodes) = fs::read_to_string(folder.join("has_memory")) else { return Ok([].into()) };
+    let cpu = allowed_cpus().first().copied().unwrap_or(0);
+    let of_node = |node: usize| folder.join(format!("node{node}"));
+    let others = numbers(&nodes).into_iter().filter(|node| {
+        let own = fs::read_to_string(of_node(*node).join("cpulist")).unwrap_or_default();
+        !numbers(&own).contains(&cpu)
+    });
+    let measured = |node: usize| -> Result<_, Failure> {
+        eprintln!("polder: measuring memory of node {node}");
+        let path = of_node(node).join("meminfo");
+        let kib = line_of(&path, &format!("Node {node} MemTotal")).and_then(|it| kib(&it));
+        let capacity = kib.ok_or_else(|| Failure(format!("{}: no MemTotal", path.display())))?;
+        let (latency, read) = thread::scope(|scope| scope.spawn(|| on_node(node)).join())
+            .map_err(|_| Failure("a thread that was timed has ended".into()))??;
+        let memory = Memory {
+            capacity: Bytes::new(capacity),
+            channels: 1,
+            rate: TransferRate::new(read / 8.0),
+            latency: Time::new(latency),
+            hosts: 1,
+            port: None,
+            flushed: None,
+            fitted: FittedMemory::default(),
+        };
+        Ok((format!("node{node}"), memory))
+    };
+    others.map(measured).collect()
+}
+
+/// Seconds of a load from the memory of a NUMA node, and bytes a second that all cores read of it. The thread takes its memory
+/// there from now on.
+fn on_node(node: usize) -> Result<(f64, f64), Failure> {
+    bind_memory(node).map_err(|error| Failure(format!("memory of node {node}: {error}")))?;
+    Ok(of_memory())
+}
+
+/// Seconds of a load from memory, and bytes a second that all cores read of it.
+fn of_memory() -> (f64, f64) {
+    let cores = allowed_cpus().len();
+    let latency = memory_latency(MEMORY, FEW).median / 1e9;
+    (latency, memory_bandwidth(cores, MEMORY / cores, FEW).median * 1e9)
+}
+
+/// The numbers of a list such as `0-2,5`.
+fn numbers(list: &str) -> Vec<usize> {
+    let ranges = list.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    });
+    ranges.flatten().collect()
+}
+
+/// What the library that trains was seen to do.
+#[derive(Deserialize)]
+struct Library {
+    /// Its name and version.
+    library: String,
+    /// One core, in 32 bits.
+    core: Kernels,
+    gpu: Option<Gpu>,
+}
+
+/// The first GPU, in bf16.
+#[derive(Deserialize)]
+struct Gpu {
+    name: String,
+    /// How many there are.
+    count: u32,
+    /// Bytes of its memory.
+    capacity: f64,
+    /// Bytes a second of copies from the host.
+    from_host: f64,
+    kernels: Kernels,
+}
+
+/// What kernels reach.
 #[derive(Deserialize)]
 struct Kernels {
-    library: String,
     /// Operations of a product, and operations a second.
     products: Vec<(f64, f64)>,
     /// Bytes that a kernel moves, and bytes a second.
@@ -145,7 +230,7 @@ struct Kernels {
 }
 
 /// Measures in Python; nothing without the library, or without Python.
-fn kernels() -> Result<Option<Kernels>, Failure> {
+fn kernels() -> Result<Option<Library>, Failure> {
     let Ok(python) = python() else { return Ok(None) };
     eprintln!("polder: measuring kernels");
     let done = Command::new(&python).args(["-m", "polder.probe"]).stderr(Stdio::inherit()).output()?;
@@ -155,10 +240,71 @@ fn kernels() -> Result<Option<Kernels>, Failure> {
     Ok(serde_json::from_slice(&done.stdout)?)
 }
 
-/// Cores as accelerators that share the host's memory, joined by a coherent pool.
-fn cores(name: &str, sharing: &Sharing, kernels: Kernels) -> Result<Rack, Failure> {
+/// What does what was measured: the most that is reached as the peak, and parts of it by size.
+fn accelerator(
+    name: &str,
+    kernels: &Kernels,
+    (capacity, latency): (f64, Time),
+    compute: impl Fn(FlopRate) -> Compute,
+) -> Result<Accelerator, Failure> {
     let most = |points: &[(f64, f64)]| points.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
     let (operations, bytes) = (most(&kernels.products), most(&kernels.moved));
+    Ok(Accelerator {
+        name: name.into(),
+        compute: compute(FlopRate::new(operations)),
+        memory: Tier {
+            capacity: Bytes::new(capacity),
+            read: Bandwidth::new(bytes),
+            write: Bandwidth::new(bytes),
+            latency,
+        },
+        fitted: Fitted {
+            matrix: 1.0,
+            depth: 0.0,
+            attention: (kernels.attention / operations).min(1.0),
+            stream: 1.0,
+            launch: Time::new(kernels.launch_s),
+            inside: 1.0,
+            between: 1.0,
+            straggle: 0.0,
+        },
+        efficiency: Efficiency {
+            matrix: Some(curve(&kernels.products, operations)?),
+            memory: Some(curve(&kernels.moved, bytes)?),
+            in_turn: false,
+        },
+    })
+}
+
+/// One GPU behind the host. What joins several is not measured.
+fn on_gpu(gpu: &Gpu, sharing: &Sharing, tier: &BTreeMap<String, Memory>) -> Result<Rack, Failure> {
+    let Gpu { name, count, .. } = gpu;
+    if *count > 1 {
+        eprintln!("polder: {count} of {name}; the links between them are not measured, and one is described");
+    }
+    // How long a load of its own takes is not measured, and no part of a step.
+    let memory = (gpu.capacity, Time::new(0.0));
+    let compute = |peak| Compute { bf16: Some(peak), fp8: None, fp32: None };
+    Ok(Rack {
+        accelerators: 1,
+        accelerator: accelerator(name, &gpu.kernels, memory, compute)?,
+        fabric: None,
+        host: Host {
+            accelerators: 1,
+            memory: sharing.memory,
+            attach: Attach { kind: AttachKind::Pcie, bandwidth: Bandwidth::new(gpu.from_host) },
+            tier: tier.clone(),
+        },
+    })
+}
+
+/// Cores as accelerators that share the host's memory, joined by a coherent pool.
+fn cores(
+    name: &str,
+    sharing: &Sharing,
+    kernels: &Kernels,
+    tier: BTreeMap<String, Memory>,
+) -> Result<Rack, Failure> {
     let count = sharing.cores;
     let whole = Packet { bytes: Bytes::new(64.0), payload: Bytes::new(64.0) };
     let pool = &sharing.exchange["coherent"];
@@ -179,33 +325,11 @@ fn cores(name: &str, sharing: &Sharing, kernels: Kernels) -> Result<Rack, Failur
         pbr: None,
     };
     let memory = &sharing.memory;
+    let share = (memory.capacity.value() / f64::from(count), memory.latency);
+    let compute = |peak| Compute { bf16: None, fp8: None, fp32: Some(peak) };
     Ok(Rack {
         accelerators: count,
-        accelerator: Accelerator {
-            name: format!("core of {name}"),
-            compute: Compute { bf16: None, fp8: None, fp32: Some(FlopRate::new(operations)) },
-            memory: Tier {
-                capacity: Bytes::new(memory.capacity.value() / f64::from(count)),
-                read: Bandwidth::new(bytes),
-                write: Bandwidth::new(bytes),
-                latency: memory.latency,
-            },
-            fitted: Fitted {
-                matrix: 1.0,
-                depth: 0.0,
-                attention: (kernels.attention / operations).min(1.0),
-                stream: 1.0,
-                launch: Time::new(kernels.launch_s),
-                inside: 1.0,
-                between: 1.0,
-                straggle: 0.0,
-            },
-            efficiency: Efficiency {
-                matrix: Some(curve(&kernels.products, operations)?),
-                memory: Some(curve(&kernels.moved, bytes)?),
-                in_turn: false,
-            },
-        },
+        accelerator: accelerator(&format!("core of {name}"), kernels, share, compute)?,
         fabric: Some(fabric),
         host: Host {
             accelerators: count,
@@ -214,7 +338,7 @@ fn cores(name: &str, sharing: &Sharing, kernels: Kernels) -> Result<Rack, Failur
                 kind: AttachKind::Ucie,
                 bandwidth: Bandwidth::new(memory.read.value() / f64::from(count)),
             },
-            tier: [].into(),
+            tier,
         },
     })
 }
@@ -308,17 +432,22 @@ fn median(values: Vec<f64>) -> Result<f64, Failure> {
 
 /// Bytes of memory.
 fn capacity() -> Option<f64> {
-    let kib: f64 = line_of("/proc/meminfo", "MemTotal")?.strip_suffix("kB")?.trim().parse().ok()?;
+    kib(&line_of(Path::new("/proc/meminfo"), "MemTotal")?)
+}
+
+/// Bytes of a figure such as `24 kB`.
+fn kib(figure: &str) -> Option<f64> {
+    let kib: f64 = figure.strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024.0)
 }
 
 /// The processor's name.
 fn processor() -> Option<String> {
-    line_of("/proc/cpuinfo", "model name")
+    line_of(Path::new("/proc/cpuinfo"), "model name")
 }
 
 /// What stands behind a key and a colon.
-fn line_of(path: &str, key: &str) -> Option<String> {
+fn line_of(path: &Path, key: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.trim_start().strip_prefix(':'));
     value.map(|value| value.trim().to_owned())
@@ -332,4 +461,61 @@ fn cache() -> Option<u64> {
         size.trim().strip_suffix('K')?.parse::<u64>().ok()
     });
     sizes.max().map(|kib| kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNELS: &str = r#"{"products": [[1e9, 2e13], [1e12, 6e14]], "moved": [[1e6, 5e11], [1e9, 3e12]], "launch_s": 5e-6,
+        "attention": 3e14}"#;
+
+    /// What Python prints where there are GPUs.
+    fn measured() -> Library {
+        let gpu = format!(
+            r#"{{"name": "a GPU", "count": 2, "capacity": 8e10, "from_host": 5e10, "kernels": {KERNELS}}}"#
+        );
+        serde_json::from_str(&format!(r#"{{"library": "torch", "core": {KERNELS}, "gpu": {gpu}}}"#)).unwrap()
+    }
+
+    #[test]
+    fn a_gpu_and_the_cores_are_racks_that_the_planner_reads() {
+        let measured = measured();
+        let memory = Tier {
+            capacity: Bytes::new(24e9),
+            read: Bandwidth::new(2e10),
+            write: Bandwidth::new(1e10),
+            latency: Time::new(1e-7),
+        };
+        let exchange = Exchange::from_values([1e-6, 1e-6, 1e-5, 2e10, 1e10, 2e10, 2e10, 1e10, 1e10]);
+        let exchange = [("coherent".into(), exchange)].into();
+        let sharing = Sharing { cores: 2, cache: Bytes::new(3e7), memory, exchange };
+        let rack = on_gpu(measured.gpu.as_ref().unwrap(), &sharing, &[].into()).unwrap();
+        let cores = cores("a processor", &sharing, &measured.core, [].into()).unwrap();
+        let platform = Platform {
+            title: "here".into(),
+            source: "made up".into(),
+            rack: [("gpu".into(), rack), ("here".into(), cores)].into(),
+            between: None,
+            pool: None,
+            sharing: Some(sharing),
+            server: [].into(),
+        };
+        let text = toml::to_string(&platform).unwrap();
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.path().join("here.toml");
+        fs::write(&path, text).unwrap();
+        let loaded = Platform::load(path.to_str().unwrap()).unwrap();
+        assert_eq!(loaded.rack["gpu"].accelerator.compute.bf16.unwrap().value(), 6e14);
+        assert_eq!(loaded.rack["gpu"].host.attach.bandwidth.value(), 5e10);
+        assert_eq!(loaded.rack["here"].accelerator.compute.fp32.unwrap().value(), 6e14);
+    }
+
+    #[test]
+    fn memory_of_a_node_is_timed_where_it_lies() {
+        assert_eq!(numbers("0-2,5\n"), [0, 1, 2, 5]);
+        assert!(numbers("").is_empty());
+        let refused = thread::spawn(|| on_node(1000)).join().unwrap();
+        assert!(refused.unwrap_err().0.starts_with("memory of node 1000: "));
+    }
 }

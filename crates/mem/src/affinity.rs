@@ -1,4 +1,4 @@
-//! Which CPU a thread runs on: measured figures need threads that stay where they are.
+//! Which CPU a thread runs on, and whose memory it takes: measured figures need both to stay where they are.
 
 use std::io;
 
@@ -34,9 +34,34 @@ pub fn pin_to_cpu(cpu: usize) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Has what this thread, and each that it starts, touches first come from the memory of one NUMA node from now on.
+///
+/// # Errors
+/// What the kernel said: no such node, or none with memory.
+pub fn bind_memory(node: usize) -> io::Result<()> {
+    const WORDS: usize = 16;
+    let mut nodes = [0_u64; WORDS];
+    *nodes.get_mut(node / 64).ok_or(io::ErrorKind::InvalidInput)? |= 1 << (node % 64);
+    // SAFETY: `nodes` is a live set of as many bits as are given, of which the kernel reads all but the last.
+    let rc = unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_BIND, nodes.as_ptr(), WORDS * 64) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_bound_to_a_node_that_there_is() {
+        std::thread::spawn(|| {
+            bind_memory(0).expect("every machine has node 0");
+            assert_eq!(vec![7_u8; 1 << 20][1 << 19], 7);
+            assert!(bind_memory(1000).is_err());
+            assert!(bind_memory(usize::MAX).is_err());
+        })
+        .join()
+        .expect("no panic");
+    }
 
     #[test]
     fn a_pinned_thread_may_run_on_one_cpu() {

@@ -32,7 +32,7 @@ pub mod testing;
 mod variants;
 mod wrapped;
 
-pub use affinity::{allowed_cpus, pin_to_cpu};
+pub use affinity::{allowed_cpus, bind_memory, pin_to_cpu};
 pub use cpu::{Cpu, Flush};
 pub use fork::forks;
 pub use heap::{Heap, HeapShape};
