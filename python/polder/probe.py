@@ -44,16 +44,15 @@ def on_gpu() -> dict[str, object]:
     import torch
 
     device = torch.device("cuda", 0)
-    properties = torch.cuda.get_device_properties(device)
     near, far = (
         torch.empty(COPIED, dtype=torch.uint8).pin_memory(),
         torch.empty(COPIED, dtype=torch.uint8, device=device),
     )
     copy = seconds(lambda: far.copy_(near, non_blocking=True), torch.cuda.synchronize)
     return {
-        "name": properties.name,
+        "name": torch.cuda.get_device_name(device),
         "count": torch.cuda.device_count(),
-        "capacity": properties.total_memory,
+        "capacity": torch.cuda.mem_get_info(device)[1],
         "from_host": COPIED / copy,
         "kernels": kernels(device, torch.bfloat16, *ON_A_GPU, heads=64, length=4096),
     }
