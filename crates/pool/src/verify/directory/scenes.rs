@@ -837,11 +837,16 @@ fn stop_while_condemning(seed: u64, mut dice: Dice) -> Outcome {
     });
     let (dies, delays) = (dice.roll(2) == 0, [dice.roll(64), dice.roll(64)]);
     let at = announces_at(true, true, &mut dice);
+    // As who has destroyed a large object does, which waits for nobody.
+    let reclaims = dice.roll(2) == 0;
     stage.world.crash_at(destroyer, if dies { Crash::Process } else { Crash::Pause }, at);
     let (layout, again) = (Rc::clone(&stage.layout), Rc::clone(&stage.layout));
     let free = move |memory: ModelMemory| {
         let process = Process::enter(memory, &layout, owner, Flaw::None);
         idle(&process, delays[0]);
+        if reclaims {
+            process.directory().reclaim().expect("nobody keeps a lock");
+        }
         use_again(&process);
     };
     let look = move |memory: ModelMemory| {
