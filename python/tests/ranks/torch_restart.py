@@ -9,6 +9,8 @@ import torch.distributed as dist
 
 import polder.torch  # noqa: F401
 
+# torchrun ends who is left as soon as it sees that one is gone: what that one says comes first.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 dist.init_process_group("polder")
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 tensor = torch.ones(100_000)
