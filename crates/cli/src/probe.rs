@@ -436,7 +436,7 @@ fn capacity() -> Option<f64> {
 }
 
 /// Bytes of a figure such as `24 kB`.
-fn kib(figure: &str) -> Option<f64> {
+pub(crate) fn kib(figure: &str) -> Option<f64> {
     let kib: f64 = figure.strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024.0)
 }
@@ -447,7 +447,7 @@ fn processor() -> Option<String> {
 }
 
 /// What stands behind a key and a colon.
-fn line_of(path: &Path, key: &str) -> Option<String> {
+pub(crate) fn line_of(path: &Path, key: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.trim_start().strip_prefix(':'));
     value.map(|value| value.trim().to_owned())

@@ -46,10 +46,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// The names of the constants, in order.
-    pub const NAMES: [&str; 7] = ["call", "turn", "switch", "cached", "copied", "write", "read"];
-
-    /// The constants in the order of [`Exchange::NAMES`], in seconds and bytes a second; infinite where nothing takes longer.
+    /// The constants in their order, in seconds and bytes a second; infinite where nothing takes longer.
     #[must_use]
     pub fn values(&self) -> [f64; 9] {
         let Self { call, turn, switch, cached, copied, passed, near, write, read } = self;

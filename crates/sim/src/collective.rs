@@ -149,34 +149,29 @@ fn kinds(plan: &Plan, place: Place) -> Vec<Vec<Kinds>> {
     // Chunks of the message that the rank has had in its cache.
     let mut had = BTreeSet::new();
     let mut of_act = |act: &Act| {
-        let [mut own, mut passed, mut near, mut written, mut read] = Kinds::default();
-        let shown = act.block.as_ref().map(|block| block.far);
-        written += f64::from(shown == Some(true));
-        let is_shown_only = matches!(act.sources[..], [Read::Input(_)]);
-        match place {
-            // What peers are shown stands where they read it.
-            Place::InPool if is_shown_only => {}
-            Place::InPool => own += act.sources.len() as f64 + 1.0,
-            Place::Staged => {
-                let blocks = act.sources.iter().filter_map(|source| match source {
-                    Read::Block(block) => Some(block.far),
-                    Read::Input(_) => None,
-                });
-                for far in blocks.chain(shown) {
-                    *(if far { &mut passed } else { &mut near }) += 1.0;
-                }
-                let inputs = act.sources.iter().filter_map(|source| match source {
-                    Read::Input(chunk) => Some(*chunk),
-                    Read::Block(_) => None,
-                });
-                for chunk in inputs.chain(act.output) {
-                    *(if had.insert(chunk) { &mut own } else { &mut passed }) += 1.0;
-                }
+        let (mut inputs, mut blocks) = (vec![], vec![]);
+        for source in &act.sources {
+            match source {
+                Read::Input(chunk) => inputs.push(*chunk),
+                Read::Block(block) => blocks.push(block.far),
             }
         }
-        let far = |source: &&Read| matches!(source, Read::Block(block) if block.far);
-        read += act.sources.iter().filter(far).count() as f64;
-        [own, passed, near, written, read]
+        let shown = act.block.as_ref().map(|block| block.far);
+        let count = |far: &[bool]| far.iter().filter(|far| **far).count() as f64;
+        let (written, read) = (f64::from(shown == Some(true)), count(&blocks));
+        match place {
+            // What peers are shown stands where they read it.
+            Place::InPool if blocks.is_empty() && inputs.len() == 1 => [0.0, 0.0, 0.0, written, read],
+            Place::InPool => [act.sources.len() as f64 + 1.0, 0.0, 0.0, written, read],
+            Place::Staged => {
+                blocks.extend(shown);
+                inputs.extend(act.output);
+                let own = inputs.iter().filter(|chunk| had.insert(**chunk)).count() as f64;
+                let between = count(&blocks);
+                let passed = between + inputs.len() as f64 - own;
+                [own, passed, blocks.len() as f64 - between, written, read]
+            }
+        }
     };
     plan.steps.iter().map(|step| step.actions.iter().map(&mut of_act).collect()).collect()
 }
@@ -189,11 +184,16 @@ fn seconds(steps: &Steps, cores: usize, exchange: &Exchange, takes: &Kinds) -> f
     let mut done = vec![vec![]; steps.len()];
     let mut last: Vec<Option<(usize, f64)>> = vec![None; cores];
     let mut ends = [0.0; CALLS];
+    // Which operation a rank is in, and at which of its steps.
+    let place = |rank: usize, done: &[Vec<f64>]| {
+        let (steps, done) = (steps[rank].len(), done[rank].len());
+        (done / steps, done % steps)
+    };
     let all = CALLS * steps.iter().map(Vec::len).sum::<usize>();
     for _ in 0..all {
         // The step that can begin first.
         let begin = |rank: usize| {
-            let (before, own) = (done[rank].len() / steps[rank].len(), done[rank].len() % steps[rank].len());
+            let (before, own) = place(rank, &done);
             let seen = |&(other, count): &(usize, usize)| {
                 let at: f64 = *done[other].get(before * steps[other].len() + count - 1)?;
                 Some(if other % cores == rank % cores { at } else { at + turn })
@@ -205,7 +205,7 @@ fn seconds(steps: &Steps, cores: usize, exchange: &Exchange, takes: &Kinds) -> f
         };
         let first = (0..steps.len()).filter_map(begin).min_by(|one, other| one.0.total_cmp(&other.0));
         let (begin, rank) = first.expect("a schedule that was checked comes to its end");
-        let (before, own) = (done[rank].len() / steps[rank].len(), done[rank].len() % steps[rank].len());
+        let (before, own) = place(rank, &done);
         let bytes: f64 = steps[rank][own].bytes.iter().zip(takes).map(|(bytes, takes)| bytes * takes).sum();
         let end = begin + bytes + if own == 0 { call } else { 0.0 };
         done[rank].push(end);

@@ -249,19 +249,7 @@ impl fmt::Display for FarTier {
     }
 }
 
-impl TryFrom<String> for FarTier {
-    type Error = TierError;
-
-    fn try_from(name: String) -> Result<Self, TierError> {
-        name.parse()
-    }
-}
-
-impl From<FarTier> for String {
-    fn from(tier: FarTier) -> Self {
-        tier.to_string()
-    }
-}
+as_text!(FarTier);
 
 impl Overlap {
     /// Nothing.

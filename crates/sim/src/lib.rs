@@ -1,6 +1,9 @@
 //! Predicted seconds: fabrics and training steps, in closed form, with their error against published runs.
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod text;
+
 mod block;
 mod calculon;
 mod collective;
@@ -40,7 +43,7 @@ pub use published::{
     Compared, Counting, Judged, Margin, Pooled, Ratio, Row, Seen, Table, compare, fitted, tables, validate,
 };
 pub use request::{Answer, Given, Request, RequestError, Tiers, unjudged, would};
-pub use rows::{CHOICES, Cell, NUMBERS, PLACE, Points, cells, numbers, points};
+pub use rows::{CHOICES, Cell, NUMBERS, PLACE, Points, cells, points};
 pub use search::{Found, Outcome, Progress, Space, front, search};
 pub use step::{Communication, Compute, Memory, Scoped, Shown, Stage, Step};
 pub use timeline::{Sent, Stretch, Work, timeline, traffic};

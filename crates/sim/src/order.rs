@@ -81,16 +81,4 @@ impl fmt::Display for Order {
     }
 }
 
-impl TryFrom<String> for Order {
-    type Error = OrderError;
-
-    fn try_from(text: String) -> Result<Self, OrderError> {
-        text.parse()
-    }
-}
-
-impl From<Order> for String {
-    fn from(order: Order) -> Self {
-        order.to_string()
-    }
-}
+as_text!(Order);

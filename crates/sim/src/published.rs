@@ -325,7 +325,7 @@ pub struct Pooled {
 impl Pooled {
     /// Pools tables.
     #[must_use]
-    pub fn of(tables: &[Judged]) -> Self {
+    pub fn of<'a>(tables: impl IntoIterator<Item = &'a Judged>) -> Self {
         let mut pooled = Self::default();
         let mut all = 0.0;
         for table in tables {
@@ -385,11 +385,11 @@ impl Margin {
                 ALL.get_or_init(|| all)
             }
         };
-        let own: Vec<_> = all.iter().filter(|table| table.accelerator == accelerator).cloned().collect();
-        let (tables, accelerator) =
-            if own.is_empty() { (all, None) } else { (&own, Some(accelerator.to_owned())) };
+        let is_own = |table: &&Judged| table.accelerator == accelerator;
+        let accelerator = all.iter().any(|table| is_own(&table)).then(|| accelerator.to_owned());
+        let tables: Vec<_> = all.iter().filter(|table| accelerator.is_none() || is_own(table)).collect();
         let scalars = || tables.iter().map(|table| table.scalar);
-        let Pooled { rows, mean, worst, .. } = Pooled::of(tables);
+        let Pooled { rows, mean, worst, .. } = Pooled::of(tables.iter().copied());
         Ok(Self {
             accelerator,
             least: scalars().fold(f64::INFINITY, f64::min),

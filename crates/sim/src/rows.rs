@@ -11,8 +11,7 @@ use crate::step::Step;
 use crate::train::Job;
 
 /// The numbers of a layout, in the order of [`NUMBERS`].
-#[must_use]
-pub fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
+fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
     let Overlap { tensor, context, expert, pipeline, data, offload } = layout.overlap;
     let Offload { tier, weights, optimizer, activations } = layout.offload;
     [
@@ -192,6 +191,11 @@ pub fn points(
         Job::chosen(platform, rack, fill, order).map_err(|refusal| RequestError::refused(name, refusal))
     };
     let jobs = platforms.iter().zip(&loaded).map(job).collect::<Result<Vec<_>, _>>()?;
+    let places = |job: &Job<'_>| {
+        let behind = job.tiers().into_iter().filter(|tier| matches!(tier, FarTier::Behind(_)));
+        [FarTier::Host, FarTier::Pool].into_iter().chain(behind).collect()
+    };
+    let jobs: Vec<_> = jobs.into_iter().map(|job| (places(&job), job)).collect();
     let mut points = Points { reasons: vec![String::new()], ..Points::default() };
     let mut known = HashMap::new();
     for row in rows.chunks_exact(PLACE + NUMBERS.len()) {
@@ -213,13 +217,11 @@ pub fn points(
     Ok(points)
 }
 
-/// The step of a row, or why there is none.
-fn predicted(jobs: &[Job<'_>], model: &Model, row: &[u32]) -> Result<Step, String> {
+/// The step of a row, or why there is none; each platform comes with the places that tiers are counted among.
+fn predicted(jobs: &[(Vec<FarTier>, Job<'_>)], model: &Model, row: &[u32]) -> Result<Step, String> {
     let (&[platform, accelerators, sequence], numbers) = row.split_first_chunk().ok_or("no row")?;
-    let job = jobs.get(platform as usize).ok_or("no such platform")?;
-    let behind = job.tiers().into_iter().filter(|tier| matches!(tier, FarTier::Behind(_)));
-    let tiers: Vec<_> = [FarTier::Host, FarTier::Pool].into_iter().chain(behind).collect();
-    let mut layout = layout(numbers, &tiers).ok_or("no such choice")?;
+    let (tiers, job) = jobs.get(platform as usize).ok_or("no such platform")?;
+    let mut layout = layout(numbers, tiers).ok_or("no such choice")?;
     let ranks: u64 = [layout.tp, layout.cp, layout.pp].map(u64::from).iter().product();
     if layout.dp == 0 && ranks > 0 {
         layout.dp = (u64::from(accelerators) / ranks) as u32;

@@ -218,6 +218,15 @@ fn of_stage(layout: &Layout, step: &Step, pace: f64, stretches: &[Stretch]) -> V
     // What holds computation up is one after the other: in a pass at its end, else after all passes.
     let mut ends: Vec<_> = passes.iter().map(|pass| end(pass)).collect();
     let mut later = [after(Work::Data), after(Work::Offload)];
+    // Gradients are shared with the last passes, weights with the first, unless it is done for each micro-batch.
+    let gathered = match layout.zero {
+        Zero::None => Some(0.0),
+        Zero::Optimizer => {
+            let value = layout.precision.bytes();
+            Some(value / (value + if layout.wide_gradients { 4.0 } else { value }))
+        }
+        Zero::Gradients | Zero::Weights => None,
+    };
     for (what, when, Shown { exposed_s, hidden_s }) in sending(step, pace) {
         match when {
             When::Passes => {
@@ -240,15 +249,6 @@ fn of_stage(layout: &Layout, step: &Step, pace: f64, stretches: &[Stretch]) -> V
                 *begin += exposed_s;
             }
         }
-        // Gradients are shared with the last passes, weights with the first, unless it is done for each micro-batch.
-        let gathered = match layout.zero {
-            Zero::None => Some(0.0),
-            Zero::Optimizer => {
-                let value = layout.precision.bytes();
-                Some(value / (value + if layout.wide_gradients { 4.0 } else { value }))
-            }
-            Zero::Gradients | Zero::Weights => None,
-        };
         match gathered.filter(|_| when == When::Ends && what != OFFLOAD) {
             Some(part) => {
                 push(what, true, first.begin_s, part * hidden_s);

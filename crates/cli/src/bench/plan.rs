@@ -1,5 +1,6 @@
 //! `polder bench plan`: layouts predicted in a second, and how far predictions are from published steps.
 
+use std::path::Path;
 use std::time::Instant;
 
 use clap::Args;
@@ -8,6 +9,7 @@ use polder_sim::{FarTier, Job, Model, Offload, Overlap, Pooled, Precision, Space
 
 use super::row::{Better, Kind, Row, Sample};
 use crate::Failure;
+use crate::probe::{kib, line_of};
 
 const RUNS: usize = 3;
 const ACCELERATORS: u32 = 98_304;
@@ -87,10 +89,8 @@ fn billion(job: &Job<'_>, model: &Model, threads: usize) -> Result<[Row; 2], Fai
 
 /// The most memory that this process had at once.
 fn peak_bytes() -> Result<f64, Failure> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok());
-    kibibytes.map(|it| it * 1024.0).ok_or_else(|| Failure("/proc/self/status: expected VmHWM in kB".into()))
+    let most = line_of(Path::new("/proc/self/status"), "VmHWM").and_then(|figure| kib(&figure));
+    most.ok_or_else(|| Failure("/proc/self/status: expected VmHWM in kB".into()))
 }
 
 /// Every layout, with everything that can be chosen chosen both ways.

@@ -4,7 +4,7 @@ use polder_sim::{Answer, Stretch, Work, timeline};
 use serde_json::{Value, json};
 
 use super::grouped;
-use super::train::{TIMES, dealt, how_sure, layout_line};
+use super::train::{TIMES, dealt, how_sure, kinds, layout_line};
 use crate::Failure;
 
 /// The page of a step, and of the same layout on another platform beside it.
@@ -53,13 +53,7 @@ fn tiers(answer: &Answer) -> Vec<Value> {
         let kinds: Vec<_> = kinds.iter().map(|(name, bytes)| json!([name, bytes / 1e9])).collect();
         json!({"name": name, "used_gb": used / 1e9, "capacity_gb": capacity / 1e9, "kinds": kinds})
     };
-    let own = [
-        ("weights", memory.weights_bytes),
-        ("gradients", memory.gradients_bytes),
-        ("optimizer states", memory.optimizer_bytes),
-        ("activations", memory.activations_bytes),
-    ];
-    let mut tiers = vec![tier("accelerator", memory.used_bytes, memory.capacity_bytes, &own)];
+    let mut tiers = vec![tier("accelerator", memory.used_bytes, memory.capacity_bytes, &kinds(memory))];
     if memory.far_bytes > 0.0 {
         let name = format!("{}, an accelerator's share", answer.layout.offload.tier);
         let far = [

@@ -46,7 +46,7 @@ pub(super) fn write(found: &[Point<'_>], out: impl Write + Send) -> Result<()> {
         fill::<Int32Type, _>(&mut group, rows.iter().map(|point| point.accelerators.cast_signed()))?;
         let layouts: Vec<_> = rows.iter().map(|point| cells(&point.layout)).collect();
         for index in 0..NUMBERS.len() {
-            fill_cells(&mut group, &layouts.iter().map(|row| row[index].clone()).collect::<Vec<_>>())?;
+            fill_cells(&mut group, &layouts.iter().map(|row| &row[index]).collect::<Vec<_>>())?;
         }
         let figures: Vec<Vec<_>> = rows.iter().map(|point| point.figures().collect()).collect();
         for index in 0..names.len() {
@@ -59,7 +59,7 @@ pub(super) fn write(found: &[Point<'_>], out: impl Write + Send) -> Result<()> {
 }
 
 /// Writes the next column of a group, of cells that are all of one kind.
-fn fill_cells<W: Write + Send>(group: &mut SerializedRowGroupWriter<'_, W>, cells: &[Cell]) -> Result<()> {
+fn fill_cells<W: Write + Send>(group: &mut SerializedRowGroupWriter<'_, W>, cells: &[&Cell]) -> Result<()> {
     let flags = cells.iter().filter_map(|cell| if let Cell::Flag(it) = cell { Some(*it) } else { None });
     let counts = cells
         .iter()

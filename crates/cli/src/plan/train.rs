@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_sim::{
-    Answer, Execution, FarTier, Given, Layout, Margin, Model, Offload, OrderError, Overlap, Precision,
-    Progress, Recompute, Request, RequestError, Shown, Stage, Step, Tiers, Zero, would,
+    Answer, Execution, FarTier, Given, Layout, Margin, Memory, Model, Offload, OrderError, Overlap,
+    Precision, Progress, Recompute, Request, RequestError, Shown, Stage, Step, Tiers, Zero, would,
 };
 
 use super::{grouped, page, table, trace};
@@ -365,14 +365,18 @@ fn lacks(step: &Step, layout: &Layout) -> String {
         return format!("{used:.1} of {has:.1} GB an accelerator in the memory of the {tier}");
     }
     let (used, has) = (memory.used_bytes / 1e9, memory.capacity_bytes / 1e9);
-    let kinds = [
+    let (what, bytes) = kinds(memory).into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("four kinds");
+    format!("{used:.1} of {has:.1} GB, most of it {what} ({:.1} GB)", bytes / 1e9)
+}
+
+/// What lies in an accelerator's memory, in bytes.
+pub(super) const fn kinds(memory: &Memory) -> [(&'static str, f64); 4] {
+    [
         ("weights", memory.weights_bytes),
         ("gradients", memory.gradients_bytes),
         ("optimizer states", memory.optimizer_bytes),
         ("activations", memory.activations_bytes),
-    ];
-    let (what, bytes) = kinds.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("four kinds");
-    format!("{used:.1} of {has:.1} GB, most of it {what} ({:.1} GB)", bytes / 1e9)
+    ]
 }
 
 /// 1 accelerator, 1,024 accelerators.
