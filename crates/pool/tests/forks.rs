@@ -1,4 +1,8 @@
 //! A process that forks while another of its threads attaches to a pool for the first time.
+//!
+//! Its `main` is C's, as where Polder is a library in somebody's process. In a Rust program each thread notes its stack as it
+//! begins and as it ends, under a lock of the standard library's, and no child that is forked meanwhile can begin a thread.
+#![no_main]
 
 use std::path::Path;
 use std::sync::Barrier;
@@ -24,8 +28,14 @@ fn attach(folder: &Path, host: u16) {
     drop(Session::open(&settings).unwrap());
 }
 
-#[test]
-fn a_child_attaches_though_its_parent_was_just_attaching_when_it_forked() {
+#[unsafe(no_mangle)]
+extern "C" fn main() -> i32 {
+    std::panic::catch_unwind(children_attach_though_their_parents_were_just_attaching_when_they_forked)
+        .is_err()
+        .into()
+}
+
+fn children_attach_though_their_parents_were_just_attaching_when_they_forked() {
     let scratch = Scratch::new();
     let made = Child::fork(|| {
         let bytes = 16 << 20;
@@ -56,5 +66,7 @@ fn a_child_attaches_though_its_parent_was_just_attaching_when_it_forked() {
         .wait();
         assert_eq!(parent, Ended::Exited(0));
     }
-    println!("{SCHEDULES} schedules");
+    println!(
+        "{SCHEDULES} schedules of a child that attaches though its parent was just attaching when it forked"
+    );
 }
