@@ -1,5 +1,7 @@
 //! What a pool offers: named objects.
 
+use std::time::Duration;
+
 use polder_mem::Memory;
 
 use crate::directory::Directory;
@@ -99,33 +101,38 @@ impl<M: Memory> Pool<M> {
 
     /// Frees what can be freed of destroyed objects, this host's and those that other hosts destroyed, and puts right what
     /// processes of this host left that died. What other processes of this host, or threads of this one, were freeing is
-    /// free when this returns. Calls that run short of room free by themselves; an idle host's heartbeat should call this
-    /// now and then.
+    /// free when this returns. Calls that run short of room free by themselves.
     ///
     /// # Errors
     /// [`PoolError::Timeout`] when another process of this host does not let go of a lock.
     pub fn maintain(&self) -> Result<(), PoolError> {
-        self.sweep()?;
-        self.directory().maintain().map(|_| ())
+        self.maintain_within(self.member.timeout)
+    }
+
+    /// [`Pool::maintain`] for a host's heartbeat, every now and then: it waits for a lock for `patience`, less than the silence
+    /// that others take for death, and leaves what it cannot do to the next time.
+    ///
+    /// # Errors
+    /// [`PoolError::Timeout`] when another process of this host does not let go of a lock.
+    pub fn maintain_within(&self, patience: Duration) -> Result<(), PoolError> {
+        self.sweep(patience)?;
+        self.directory_within(patience).maintain().map(|_| ())
     }
 
     pub(crate) fn directory(&self) -> Directory<'_, M> {
+        self.directory_within(self.member.timeout)
+    }
+
+    pub(crate) fn directory_within(&self, patience: Duration) -> Directory<'_, M> {
         let member = &self.member;
-        let site = Site {
-            memory: &self.memory,
-            layout: &self.layout,
-            me: &self.local,
-            patience: member.timeout,
-            flaw: self.flaw,
-        };
+        let site =
+            Site { memory: &self.memory, layout: &self.layout, me: &self.local, patience, flaw: self.flaw };
         Directory { site, account: Account { job: member.job, quota: member.quota } }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use polder_mem::{Heap, HeapShape, ProcessSlot};
 
     use super::*;
@@ -420,6 +427,19 @@ mod tests {
             assert_eq!(crate::inspect(next.memory()).unwrap().problems, []);
             next.close(next.create("/b", 0).unwrap());
         }
+    }
+
+    #[test]
+    fn who_maintains_waits_for_whoever_is_freeing_no_longer_than_it_may() {
+        let a = attach(heap(&SMALL), 0);
+        let directory = a.directory();
+        let held = directory.lock(0).unwrap();
+        directory.set_intent(0, crate::directory::Intent::Reclaim(0));
+        let refused = a.maintain_within(Duration::from_millis(3)).unwrap_err();
+        assert!(matches!(refused, PoolError::Timeout { waited_ms: 3, .. }), "{refused}");
+        directory.clear_intent(0);
+        drop(held);
+        a.maintain_within(Duration::ZERO).unwrap();
     }
 
     #[test]

@@ -139,8 +139,8 @@ impl<M: Memory> Pool<M> {
         if self.with_objects {
             self.directory().prepare()?;
         }
-        self.sweep_processes()?;
-        self.repair_process(self.local.slot)?;
+        self.sweep_processes(self.member.timeout)?;
+        self.repair_process(self.local.slot, self.member.timeout)?;
         self.write_process(ProcessState::Live);
         self.attached = true;
         guard.repaired();
@@ -222,7 +222,7 @@ impl<M: Memory> Pool<M> {
     }
 
     /// Puts right what processes of this host left that died, if there are any.
-    pub(crate) fn sweep(&self) -> Result<(), PoolError> {
+    pub(crate) fn sweep(&self, patience: Duration) -> Result<(), PoolError> {
         let (memory, host) = (&self.memory, self.member.host);
         let is_left_over = |slot| {
             let line = Process::read_own(memory, &self.layout, host, slot);
@@ -233,14 +233,14 @@ impl<M: Memory> Pool<M> {
         };
         if self.others().any(is_left_over) {
             // What a dead holder of the lock left is not all put right here: the next to attach does that.
-            let _guard = self.local.layout.membership().lock(memory, &self.local, self.member.timeout)?;
-            self.sweep_processes()?;
+            let _guard = self.local.layout.membership().lock(memory, &self.local, patience)?;
+            self.sweep_processes(patience)?;
         }
         Ok(())
     }
 
     /// Puts right what the processes of this host which died left, and says that they are dead. Under the membership lock.
-    fn sweep_processes(&self) -> Result<(), PoolError> {
+    fn sweep_processes(&self, patience: Duration) -> Result<(), PoolError> {
         let host = self.member.host;
         for slot in self.others() {
             if self.memory.liveness(host, slot) == Liveness::Alive {
@@ -253,7 +253,7 @@ impl<M: Memory> Pool<M> {
             }
             let line = Process::read_own(&self.memory, &self.layout, host, slot)?;
             if line.is_none_or(|line| line.state == ProcessState::Live) {
-                if let Err(error) = self.repair_process(slot) {
+                if let Err(error) = self.repair_process(slot, patience) {
                     tracing::warn!(%error, slot = slot.0, "could not clean up after a dead process; the next sweep will");
                     continue;
                 }
@@ -266,8 +266,8 @@ impl<M: Memory> Pool<M> {
         Ok(())
     }
 
-    fn repair_process(&self, slot: ProcessSlot) -> Result<(), PoolError> {
-        if self.with_objects { self.directory().repair_process(slot) } else { Ok(()) }
+    fn repair_process(&self, slot: ProcessSlot, patience: Duration) -> Result<(), PoolError> {
+        if self.with_objects { self.directory_within(patience).repair_process(slot) } else { Ok(()) }
     }
 
     fn write_process(&self, state: ProcessState) {
@@ -311,9 +311,9 @@ impl<M: Memory> Pool<M> {
             // The shard is another host's now: it cleans up.
             return Ok(());
         }
-        self.repair_process(self.local.slot)?;
+        self.repair_process(self.local.slot, self.member.timeout)?;
         self.write_process(ProcessState::Left);
-        self.sweep_processes()?;
+        self.sweep_processes(self.member.timeout)?;
         if line.incarnation == self.host_incarnation && self.is_last() {
             let left = HostLine { state: HostState::Left, ..line };
             line::publish(memory, self.layout.host_line(host), &left.encode());
@@ -679,6 +679,21 @@ mod tests {
         victim.die();
         sibling.maintain().unwrap();
         assert_eq!(heap.load(announced), Ok(0));
+        assert_eq!(sibling.process(1, ProcessSlot(0)).unwrap().state, ProcessState::Dead);
+    }
+
+    #[test]
+    fn a_heartbeat_that_maintains_waits_no_longer_than_it_may_for_who_has_the_lock() {
+        let heap = formatted();
+        let sibling = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 7)).unwrap();
+        let victim = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
+        victim.die();
+        let patience = Duration::from_millis(3);
+        let held = sibling.local.layout.membership().lock(&sibling.memory, &sibling.local, patience).unwrap();
+        let refused = sibling.maintain_within(patience).unwrap_err();
+        assert!(matches!(refused, PoolError::Timeout { waited_ms: 3, .. }), "{refused}");
+        drop(held);
+        sibling.maintain_within(patience).unwrap();
         assert_eq!(sibling.process(1, ProcessSlot(0)).unwrap().state, ProcessState::Dead);
     }
 

@@ -372,7 +372,7 @@ impl Beat {
                     return;
                 }
                 if beat % MAINTENANCE == 0
-                    && let Err(error) = pool.maintain()
+                    && let Err(error) = pool.maintain_within(pause)
                 {
                     tracing::warn!("what was destroyed, or left by the dead, stays for now: {error}");
                 }
