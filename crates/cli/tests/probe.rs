@@ -105,6 +105,18 @@ fn half_of_what_was_measured_predicts_the_other_half() {
     }
     let text = said(&line);
     assert!(text.contains("all: 64 judged rows: mean ") && text.contains("; 64 within 15%"), "{text}");
+    assert!(text.contains("; a row's own runs are 0.0% from their median"), "{text}");
+    // Of what takes 1 and 1.5 the median is 1.25.
+    let slower = scratch.path().join("slower.jsonl");
+    let row = |line: &str| {
+        let mut row: Value = serde_json::from_str(line).unwrap();
+        row["value"] = (row["value"].as_f64().unwrap() * 1.5).into();
+        format!("{row}\n")
+    };
+    std::fs::write(&slower, std::fs::read_to_string(measured).unwrap().lines().map(row).collect::<String>())
+        .unwrap();
+    let text = said(&[&line[..], &["--rows", slower.to_str().unwrap()]].concat());
+    assert!(text.contains("; a row's own runs are 20.0% from their median"), "{text}");
 }
 
 /// Cores of a machine that compute, and what a demo was measured to take on two of them.

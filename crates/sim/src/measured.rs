@@ -37,6 +37,8 @@ pub struct Measured {
     pub seconds: f64,
     /// The least and the greatest.
     pub spread_s: [f64; 2],
+    /// How far its runs are from the median, in the mean, as a part of it: 0 for one run.
+    pub scatter: f64,
 }
 
 /// A measured all-reduce beside its prediction.
@@ -175,6 +177,7 @@ mod tests {
                 bytes,
                 seconds: 0.0,
                 spread_s: [0.0; 2],
+                scatter: 0.0,
             })
         });
         let seconds = |row: &Measured| {

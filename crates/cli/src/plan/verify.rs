@@ -178,7 +178,8 @@ fn measured(arguments: &Arguments) -> Result<Vec<Measured>, Failure> {
         let median = Sample::of(rows.iter().map(|row| row.value).collect())?.median;
         let low = rows.iter().map(|row| row.low).fold(f64::INFINITY, f64::min);
         let high = rows.iter().map(|row| row.high).fold(0.0, f64::max);
-        parsed(case, median, [low, high])
+        let scatter = mean(rows.iter().map(|row| (row.value / median - 1.0).abs()));
+        Some(Measured { scatter, ..parsed(case, median, [low, high])? })
     });
     Ok(rows.collect())
 }
@@ -206,7 +207,14 @@ fn parsed(case: &str, median: f64, spread: [f64; 2]) -> Option<Measured> {
         bytes: size.parse::<u64>().ok()? * unit,
         seconds: median / 1e6,
         spread_s: spread.map(|us| us / 1e6),
+        scatter: 0.0,
     })
+}
+
+/// `NaN` of nothing.
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0_u32), |(sum, count), value| (sum + value, count + 1));
+    sum / f64::from(count)
 }
 
 fn print(before: &Sharing, verified: &Verified) {
@@ -249,13 +257,15 @@ fn summary(verified: &Verified, exchange: Option<&str>) -> String {
     }
     errors.sort_by(f64::total_cmp);
     let count = errors.len();
-    let mean = errors.iter().sum::<f64>() / count as f64;
     let near = errors.iter().filter(|error| **error <= TOLERANCE).count();
+    let scatter = mean(verified.judged(exchange).map(|row| row.measured.scatter));
     format!(
-        "{count} judged rows: mean {:.1}%, median {:.1}%, worst {:.1}%; {near} within {:.0}%",
-        mean * 100.0,
+        "{count} judged rows: mean {:.1}%, median {:.1}%, worst {:.1}%; {near} within {:.0}%; a row's own runs are {:.1}% from \
+         their median",
+        mean(errors.iter().copied()) * 100.0,
         errors[count / 2] * 100.0,
         errors[count - 1] * 100.0,
-        TOLERANCE * 100.0
+        TOLERANCE * 100.0,
+        scatter * 100.0
     )
 }
