@@ -303,7 +303,7 @@ def search(
     >>> table["total_s"].shape, bool((table["total_s"][0] > 0).all())
     ((2, 2), True)
     >>> print(table["reason"][1, 0])
-    tp x cp x pp of 56 and dp of 18 do not make 1024 accelerators
+    tp x cp x pp of 56 and dp of 18 do not make 1,024 accelerators
     """
     _expect(columns, _NUMBERS, {"tp", "batch"} | ({"dp"} if gpus is None else set()))
     place = {"platform": platform, "gpus": gpus, "sequence": sequence}

@@ -180,7 +180,7 @@ def test_what_cannot_run_has_its_reason_in_the_table() -> None:
         offload_weights=[[False], [True]],
     )
     assert np.isnan(table["total_s"]).all() and not table["fits"].any()
-    for said, expected in zip(table["reason"].flat, ("between racks", "1024", "memory nodes", "1024"), strict=True):
+    for said, expected in zip(table["reason"].flat, ("between racks", "1,024", "memory nodes", "1,024"), strict=True):
         assert expected in said and "\n" not in said, said
     with pytest.raises(polder.ArgumentError, match="nowhere: no platform of this name"):
         plan.search("gpt3-175b", ["nvl72", "nowhere"], gpus=8, tp=8, batch=8)

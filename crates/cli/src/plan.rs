@@ -64,10 +64,3 @@ fn list() -> Result<(), Failure> {
     }
     Ok(())
 }
-
-/// 16,384 for 16384.
-fn grouped(count: u64) -> String {
-    let digits = count.to_string();
-    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
-    groups.join(",")
-}

@@ -460,7 +460,7 @@ fn a_refusal_gives_the_true_reason_and_the_nearest_that_runs() {
         // 1,009 is a prime.
         (
             "llama3-405b --platform nvl72-ndr --gpus 1009",
-            "llama3-405b: no layout cuts a batch of 2048 over 1009 accelerators evenly; a batch of 2018, or 1008 accelerators would run",
+            "llama3-405b: no layout cuts a batch of 2048 over 1,009 accelerators evenly; a batch of 2018, or 1,008 accelerators would run",
         ),
         (
             "llama3-8b --platform nvl72 --gpus 144 --batch 144",
@@ -468,11 +468,11 @@ fn a_refusal_gives_the_true_reason_and_the_nearest_that_runs() {
         ),
         (
             "llama3-405b --platform dgx-h100 --gpus 98304",
-            "dgx-h100: 98304 accelerators need 98304 ports, there are 65536; take fewer, more levels, or switches with more ports; 65536 accelerators would run",
+            "dgx-h100: 98,304 accelerators need 98,304 ports, there are 65,536; take fewer, more levels, or switches with more ports; 65,536 accelerators would run",
         ),
         (
             "llama3-8b --platform nvl72-cxl --gpus 300000 --batch 4 --pp 1 --tp 8 --cp 2",
-            "nvl72-cxl: 300000 accelerators need 600000 ports, there are 524288; take fewer, more levels, or switches with more ports; 64 accelerators would run",
+            "nvl72-cxl: 300,000 accelerators need 600,000 ports, there are 524,288; take fewer, more levels, or switches with more ports; 64 accelerators would run",
         ),
         (
             "qwen3-235b-a22b --platform dgx-h100 --gpus 256 --ep 64 --tp 4 --pp 3",
@@ -480,7 +480,7 @@ fn a_refusal_gives_the_true_reason_and_the_nearest_that_runs() {
         ),
         (
             "llama3-405b --platform nvl72-ndr --gpus 16384 --tp 8 --cp 1 --pp 1 --dp 8",
-            "llama3-405b: tp x cp x pp of 8 and dp of 8 do not make 16384 accelerators; cp of 256, dp of 2048, or 64 accelerators would run",
+            "llama3-405b: tp x cp x pp of 8 and dp of 8 do not make 16,384 accelerators; cp of 256, dp of 2048, or 64 accelerators would run",
         ),
         (
             "llama3-8b --platform dgx-h100 --gpus 0",
@@ -645,7 +645,7 @@ fn what_cannot_run_is_refused_in_one_line() {
         (format!("{LLAMA} --pp 4294967295"), "polder: llama3-405b: "),
         (
             format!("{LLAMA} --tp 8 --cp 1 --pp 1 --dp 8"),
-            "tp x cp x pp of 8 and dp of 8 do not make 16384 accelerators",
+            "tp x cp x pp of 8 and dp of 8 do not make 16,384 accelerators",
         ),
         (format!("{LLAMA} --rack dgx"), "polder: nvl72-ndr: the platform has no rack \"dgx\"; it has nvl72"),
         (

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Model;
 use crate::order::Ranks;
+use crate::{Model, text};
 
 /// A layout of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -492,7 +492,7 @@ pub enum Refusal {
     #[error("the step takes no finite time; look at the platform's bandwidths and latencies")]
     Infinite,
     /// Another number of accelerators than the platform is asked for.
-    #[error("tp x cp x pp of {ranks} and dp of {dp} do not make {asked} accelerators")]
+    #[error("tp x cp x pp of {ranks} and dp of {dp} do not make {}", text::accelerators(*asked))]
     Accelerators {
         /// tp x cp x pp.
         ranks: u64,
@@ -502,7 +502,7 @@ pub enum Refusal {
         asked: u32,
     },
     /// Ranks of one copy of the model that do not divide the accelerators.
-    #[error("tp x cp x pp of {ranks} does not divide {asked} accelerators")]
+    #[error("tp x cp x pp of {ranks} does not divide {}", text::accelerators(*asked))]
     Ranks {
         /// tp x cp x pp.
         ranks: u64,
@@ -510,7 +510,7 @@ pub enum Refusal {
         asked: u32,
     },
     /// No layout is even.
-    #[error("no layout{given} cuts a batch of {batch} over {asked} accelerators evenly")]
+    #[error("no layout{given} cuts a batch of {batch} over {} evenly", text::accelerators(*asked))]
     Uneven {
         /// The counts that were given: nothing, or such as " with tp of 8".
         given: String,
@@ -554,7 +554,12 @@ pub enum Refusal {
         known: String,
     },
     /// The fabric's ports or ids do not suffice.
-    #[error("{accelerators} accelerators need {needs} {what}, there are {has}; {remedy}")]
+    #[error(
+        "{} need {} {what}, there are {}; {remedy}",
+        text::accelerators(*accelerators),
+        text::grouped(*needs),
+        text::grouped(*has)
+    )]
     Ports {
         /// Accelerators.
         accelerators: u32,

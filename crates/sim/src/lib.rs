@@ -46,5 +46,6 @@ pub use request::{Answer, Given, Request, RequestError, Tiers, unjudged, would};
 pub use rows::{CHOICES, Cell, NUMBERS, PLACE, Points, cells, points};
 pub use search::{Found, Outcome, Progress, Space, front, search};
 pub use step::{Communication, Compute, Memory, Scoped, Shown, Stage, Step};
+pub use text::{accelerators, grouped, listed};
 pub use timeline::{Sent, Stretch, Work, timeline, traffic};
 pub use train::{Job, Plan};

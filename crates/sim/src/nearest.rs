@@ -4,6 +4,7 @@ use crate::layout::{Layout, Offload, Precision, Recompute, Zero};
 use crate::model::Model;
 use crate::request::{Given, Tiers};
 use crate::search::{Found, Space, search};
+use crate::text::accelerators;
 use crate::train::Job;
 
 /// A question.
@@ -166,7 +167,7 @@ impl Asked<'_> {
         // Where nothing near is even, powers of two are.
         let powers = (0..u32::BITS).rev().map(|it| 1 << it).filter(move |it| *it <= most);
         let others = below.into_iter().chain(outward(from, most)).take(TRIED).chain(powers);
-        others.map(move |copies| (plural(copies * ranks), self.given.clone(), copies * ranks))
+        others.map(move |copies| (accelerators(copies * ranks), self.given.clone(), copies * ranks))
     }
 
     /// A count and the batch.
@@ -188,14 +189,14 @@ impl Asked<'_> {
         let words = self.words();
         counts
             .take(TRIED)
-            .map(move |count| (format!("{} without {words}", plural(count)), free.clone(), count))
+            .map(move |count| (format!("{} without {words}", accelerators(count)), free.clone(), count))
     }
 
     /// The fewest times as many accelerators with which `fits` has something to say.
     fn times(&self, fits: impl Fn(u32) -> Option<String>) -> Option<String> {
         let most = self.job.most() / self.accelerators.max(1);
         let tried = |times: u32| {
-            fits(times * self.accelerators).map(|words| plural(times * self.accelerators) + &words)
+            fits(times * self.accelerators).map(|words| accelerators(times * self.accelerators) + &words)
         };
         let doubled = std::iter::successors(Some(2_u32), |times| times.checked_mul(2));
         let enough = doubled.take_while(|times| *times <= most).find(|times| tried(*times).is_some())?;
@@ -241,10 +242,6 @@ fn outward(from: u32, most: u32) -> impl Iterator<Item = u32> {
         [near.checked_sub(step), above]
     });
     both.flatten().filter(move |it| *it != from && (1..=most).contains(it))
-}
-
-fn plural(accelerators: u32) -> String {
-    format!("{accelerators} accelerator{}", if accelerators == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

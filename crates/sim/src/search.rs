@@ -104,22 +104,6 @@ impl Space {
         )
     }
 
-    /// The first layout, whether or not it can run; `None` when there is none.
-    #[must_use]
-    pub fn first(&self) -> Option<Layout> {
-        let key = *self.keys().first()?;
-        let (pp, interleave) = (*self.pp.first()?, *self.interleave.first()?);
-        let ranks = u64::from(key.ranks()) * u64::from(pp);
-        let dp = self.dp.unwrap_or((u64::from(self.accelerators) / ranks.max(1)) as u32);
-        Some(Layout {
-            zero: *self.zero.first()?,
-            wide_gradients: *self.wide_gradients.first()?,
-            overlap: *self.overlap.first()?,
-            offload: *self.offload.first()?,
-            ..key.layout(dp, pp, interleave, self.batch)
-        })
-    }
-
     /// The keys of all blocks, in order.
     fn keys(&self) -> Vec<Key> {
         let mut keys = vec![];

@@ -1,4 +1,4 @@
-//! Types that files and requests have as text.
+//! Types that files and requests have as text, and counts and lists as they are printed.
 
 /// Has serde read a type from what it is parsed from, and write what it is displayed as; the type says so by
 /// `try_from = "String", into = "String"`.
@@ -18,4 +18,27 @@ macro_rules! as_text {
             }
         }
     };
+}
+
+/// 16,384 for 16384.
+#[must_use]
+pub fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+    groups.join(",")
+}
+
+/// 1 accelerator, 1,024 accelerators.
+#[must_use]
+pub fn accelerators(count: u32) -> String {
+    format!("{} accelerator{}", grouped(count.into()), if count == 1 { "" } else { "s" })
+}
+
+/// `a, b and c`.
+#[must_use]
+pub fn listed(words: &[&str]) -> String {
+    match words {
+        [most @ .., last] if !most.is_empty() => format!("{} and {last}", most.join(", ")),
+        _ => words.concat(),
+    }
 }

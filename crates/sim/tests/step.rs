@@ -354,7 +354,7 @@ fn what_cannot_run_is_refused_with_the_reason() {
         ),
         (
             said("nvl72-hdr", "gpt3-175b", Layout { dp: 192, ..layout() }),
-            "24576 accelerators need 24576 ports, there are 16000; take fewer, more levels, or switches with more ports",
+            "24,576 accelerators need 24,576 ports, there are 16,000; take fewer, more levels, or switches with more ports",
         ),
         (
             said(

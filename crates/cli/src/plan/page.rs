@@ -1,9 +1,8 @@
 //! A step as one page that needs nothing else: the figures stand in it, and are drawn by its script.
 
-use polder_sim::{Answer, Stretch, Work, timeline};
+use polder_sim::{Answer, Stretch, Work, accelerators, timeline};
 use serde_json::{Value, json};
 
-use super::grouped;
 use super::train::{TIMES, dealt, how_sure, kinds, layout_line};
 use crate::Failure;
 
@@ -18,8 +17,8 @@ pub(super) fn page(answer: &Answer) -> Result<String, Failure> {
         "platforms": platforms,
     });
     let others: String = answer.against.iter().map(|it| format!(" and on {}", it.platform)).collect();
-    let count = grouped(answer.accelerators.into());
-    let title = format!("{} on {}{others}, {count} accelerators", answer.model, answer.platform);
+    let count = accelerators(answer.accelerators);
+    let title = format!("{} on {}{others}, {count}", answer.model, answer.platform);
     // Names may be paths, and a path may hold anything.
     let plain = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;");
     let data = serde_json::to_string(&data)?.replace('<', "\\u003c");

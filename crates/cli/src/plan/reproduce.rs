@@ -1,10 +1,11 @@
 //! Published figures, made again.
 
 use clap::{Args, ValueEnum};
+use polder_sim::grouped;
 use polder_sim::scalepool::{Choice, Figure, Origin, Pair, Paper, Parameter, categories, summary};
 use serde::Serialize;
 
-use super::{grouped, table};
+use super::table;
 use crate::Failure;
 
 /// Makes a published figure again.

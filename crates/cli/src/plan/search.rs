@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use clap::Args;
 use polder_platform::{Prices, Rates};
 use polder_sim::{
-    Cell, Found, Layout, Memory, Model, NUMBERS, Offload, RequestError, Space, Step, Tiers, cells, front,
-    unjudged,
+    Cell, Found, Layout, Memory, Model, NUMBERS, Offload, RequestError, Space, Step, Tiers, accelerators,
+    cells, front, grouped, listed, unjudged,
 };
 use serde::Serialize;
 use serde_json::json;
 
-use super::train::{Subject, accelerators, none_fits, threads, with_bar, write};
-use super::{grouped, parquet, table};
+use super::train::{Subject, none_fits, threads, with_bar, write};
+use super::{parquet, table};
 use crate::Failure;
 
 /// Looks at every layout.
@@ -335,14 +335,6 @@ fn bills(arguments: &Arguments, places: &[Place<'_>], without: &[(&str, &str)]) 
     }
     for (axis, platform) in without {
         println!("{axis} is left out: {prices} has none for {platform}");
-    }
-}
-
-/// `a, b and c`.
-fn listed(words: &[&str]) -> String {
-    match words {
-        [most @ .., last] if !most.is_empty() => format!("{} and {last}", most.join(", ")),
-        _ => words.concat(),
     }
 }
 

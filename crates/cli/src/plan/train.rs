@@ -6,10 +6,11 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_sim::{
     Answer, Execution, FarTier, Given, Layout, Margin, Memory, Model, Offload, OrderError, Overlap,
-    Precision, Progress, Recompute, Request, RequestError, Shown, Stage, Step, Tiers, Zero, would,
+    Precision, Progress, Recompute, Request, RequestError, Shown, Stage, Step, Tiers, Zero, accelerators,
+    grouped, would,
 };
 
-use super::{grouped, page, table, trace};
+use super::{page, table, trace};
 use crate::Failure;
 
 /// What is trained, on what.
@@ -377,11 +378,6 @@ pub(super) const fn kinds(memory: &Memory) -> [(&'static str, f64); 4] {
         ("optimizer states", memory.optimizer_bytes),
         ("activations", memory.activations_bytes),
     ]
-}
-
-/// 1 accelerator, 1,024 accelerators.
-pub(super) fn accelerators(count: u32) -> String {
-    format!("{} accelerator{}", grouped(count.into()), if count == 1 { "" } else { "s" })
 }
 
 /// 1 accelerator is, 8 accelerators are.
