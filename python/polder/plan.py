@@ -214,13 +214,15 @@ def train(
         Tokens of a sequence, in place of the model's.
     **layout
         Fields of `Layout` that are given. The fastest layout that fits is searched for among those that have them; by
-        default the batch is the power of two that makes 16 Mi tokens at most.
+        default the batch is the power of two that makes 16 Mi tokens at most. Without ``offload``, what can lie
+        elsewhere does where nothing fits in the accelerators' memory, in any tier; ``Offload()`` is nothing elsewhere.
 
     Returns
     -------
     Plan
-        Seconds and bytes. When nothing fits, ``fits`` is false, the layout the nearest to fitting, and ``would_fit``
-        says what would with one thing changed.
+        Seconds and bytes. ``note`` says when nothing fits in the accelerators' memory, and what lies elsewhere. When
+        nothing fits at all, ``fits`` is false, the layout the nearest to fitting, and ``would_fit`` says what would
+        with one thing changed.
 
     Raises
     ------

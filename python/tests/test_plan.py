@@ -84,6 +84,7 @@ def test_a_table_equals_single_predictions() -> None:
                 zero=kind,
                 sequence_parallel=True,
                 recompute="none",
+                offload=plan.Offload(),
             )
             figures = {
                 "total_s": one.step.total_s,
@@ -187,13 +188,24 @@ def test_what_cannot_run_has_its_reason_in_the_table() -> None:
 
 
 def test_what_does_not_fit_says_what_would_and_a_tier_goes_by_its_name() -> None:
-    one = plan.train("llama3-70b", "dgx-a100", 8, batch=8)
-    assert not one.fits and one.would_fit[0] == "optimizer states offloaded to the host"
+    one = plan.train("llama3-70b", "dgx-a100", 8, batch=8, offload=plan.Offload())
+    assert not one.fits and one.note is None and one.would_fit[0] == "optimizer states offloaded to the host"
     offload = plan.Offload(tier="cxl", optimizer=True)
     card = plan.train("llama3-8b", "finetuning-a", 2, batch=16, offload=offload)
     assert card.fits and card.would_fit == [] and card.layout.offload == offload
     other = plan.train("llama3-8b", "finetuning-a", 2, batch=16, offload=offload, against="dgx-a100")
     assert other.against is None and other.left_out == 'dgx-a100: the host has no memory "cxl"; it has host'
+
+
+def test_what_fits_nowhere_else_lies_elsewhere_and_the_note_says_so() -> None:
+    words = "plan train --model llama3-70b --platform dgx-a100 --gpus 8 --batch 8 --json"
+    said = json.loads(subprocess.run([POLDER, *words.split()], capture_output=True, text=True, check=True).stdout)
+    ours = plan.train("llama3-70b", "dgx-a100", 8, batch=8)
+    assert ours == plan._typed(plan.Plan, said)
+    assert ours.fits and ours.layout.offload == plan.Offload(optimizer=True, activations=True)
+    assert ours.note is not None and ours.note.startswith("nothing fits in the accelerators' memory on dgx-a100: ")
+    roomy = plan.train("llama3-8b", "dgx-a100", 64, batch=64)
+    assert roomy.fits and roomy.layout.offload == plan.Offload() and roomy.note is None
 
 
 def test_ranks_are_counted_in_the_order_that_is_given() -> None:

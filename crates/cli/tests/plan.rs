@@ -484,7 +484,7 @@ fn a_refusal_gives_the_true_reason_and_the_nearest_that_runs() {
         ),
         (
             "llama3-8b --platform dgx-h100 --gpus 0",
-            "dgx-h100: the number of accelerators is 0; it is at least 1; 2 accelerators would run",
+            "dgx-h100: the number of accelerators is 0; it is at least 1; 1 accelerator would run",
         ),
         (
             "llama3-8b --platform dgx-a100 --gpus 8 --precision fp8",
@@ -521,19 +521,56 @@ fn what_does_not_fit_is_refused_with_what_was_tried_and_does() {
     assert!(stdout.is_empty(), "no table of a step that cannot run");
 
     let train = "train --model llama3-70b --platform dgx-a100 --gpus 8 --batch 8";
-    let said = refused(train);
+    let said = refused(&format!("{train} --offload none"));
     let (_, would) = said.split_once("; optimizer states offloaded to the host, or ").unwrap();
     assert!(would.ends_with(" accelerators would fit"), "{said}");
     let far = json(&format!("{train} --offload optimizer --json"));
     assert_eq!((&far["fits"], &far["would_fit"]), (&true.into(), &Value::Array(vec![])));
-    let Output { stdout, .. } = plan(&format!("{train} --json"));
+    let Output { stdout, .. } = plan(&format!("{train} --json --offload none"));
     let answer: Value = serde_json::from_slice(&stdout).unwrap();
     assert_eq!(answer["would_fit"][0], "optimizer states offloaded to the host");
 
     let whole =
         "train --model llama3-8b --platform dgx-a100 --gpus 8 --batch 8 --tp 1 --pp 1 --cp 1 --zero none";
-    let said = refused(whole);
+    let said = refused(&format!("{whole} --offload none"));
     assert!(said.contains("GB); tp of 2, pp of 2, zero optimizer, "), "{said}");
+}
+
+#[test]
+fn what_fits_nowhere_else_lies_elsewhere_and_the_output_says_so() {
+    let train = "train --model llama3-70b --platform dgx-a100 --gpus 8 --batch 8";
+    let text = said(&format!("{train} --against nvl72-cxl"));
+    let far = "optimizer states and activations offloaded to the host";
+    let note = format!("nothing fits in the accelerators' memory on dgx-a100: the layout has {far}");
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines[1].starts_with("layout: tp ") && lines[1].ends_with(&format!("; {far}")), "{text}");
+    let difference = "no run over CXL validates the difference between these fabrics";
+    assert!(lines.contains(&format!("{note}, and {difference}").as_str()), "{text}");
+    let answer = json(&format!("{train} --json"));
+    assert_eq!((&answer["fits"], &answer["note"]), (&true.into(), &note.into()));
+    // The file of the page has the layout and the note too, and a platform without the tier is left out.
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("step.html");
+    let behind = "train --model llama3-405b --platform nvl72-cxl --gpus 32 --batch 64";
+    let Output { status, stderr, .. } =
+        plan(&format!("{behind} --against dgx-h100 --html {}", path.display()));
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert!(
+        status.success() && stderr.starts_with("polder: left out dgx-h100: offload to the pool"),
+        "{stderr}"
+    );
+    let page = std::fs::read_to_string(&path).unwrap();
+    assert!(page.contains("nothing fits in the accelerators' memory on nvl72-cxl: the layout has "));
+    assert!(page.contains(" offloaded to the pool\""));
+    // Nothing is, where something else fits, or where that is asked for.
+    let roomy = json("train --model llama3-8b --platform dgx-h100 --gpus 64 --batch 64 --json");
+    assert_eq!((&roomy["layout"]["offload"]["optimizer"], &roomy["note"]), (&false.into(), &Value::Null));
+    let none = refused(&format!("{train} --offload none --to host"));
+    assert!(none.starts_with("polder: --to host: nothing is offloaded; "), "{none}");
+    let front =
+        said("search --model llama3-8b --platform dgx-h100 --gpus 8 --batch 64 --offload none --json");
+    let points = front.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    assert!(points.map(|it| it["step"]["memory"]["far_bytes"].as_f64()).all(|far| far == Some(0.0)));
 }
 
 #[test]
@@ -653,7 +690,7 @@ fn what_cannot_run_is_refused_in_one_line() {
             "polder: nvl72-ndr: 80 accelerators of each rack cannot be used; a rack has 72",
         ),
         (
-            format!("{LLAMA} --tp 8 --cp 1 --pp 1 --ep 1 --zero none --micro-batch 1"),
+            format!("{LLAMA} --tp 8 --cp 1 --pp 1 --ep 1 --zero none --micro-batch 1 --offload none"),
             "most of it optimizer states (608.8 GB); ",
         ),
         (

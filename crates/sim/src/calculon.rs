@@ -320,7 +320,7 @@ pub(crate) fn execution(file: &str, keys: &Map<String, Value>) -> Result<Executi
             precision: Some(Precision::Bf16),
             overlap: Some(overlap),
             offload: Some(offload),
-            tiers: Tiers::None,
+            tiers: Tiers::default(),
         },
     })
 }

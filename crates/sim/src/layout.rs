@@ -303,6 +303,18 @@ impl Offload {
     }
 }
 
+impl fmt::Display for Offload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { tier, weights, optimizer, activations } = self;
+        let what = [("weights", weights), ("optimizer states", optimizer), ("activations", activations)];
+        let what: Vec<_> = what.into_iter().filter(|(_, is_far)| **is_far).map(|(name, _)| name).collect();
+        match self.is_any() {
+            false => f.write_str("no offload"),
+            true => write!(f, "{} offloaded to the {tier}", text::listed(&what)),
+        }
+    }
+}
+
 impl Layout {
     /// Accelerators, micro-batches or parts, at most.
     pub(crate) const MOST: u32 = 1 << 30;

@@ -1,6 +1,6 @@
 //! What comes nearest to a question without an answer: one thing of it is changed at a time, and what then fits was predicted.
 
-use crate::layout::{Layout, Offload, Precision, Recompute, Zero};
+use crate::layout::{Layout, Precision, Recompute, Zero};
 use crate::model::Model;
 use crate::request::{Given, Tiers};
 use crate::search::{Found, Space, search};
@@ -209,13 +209,7 @@ impl Asked<'_> {
     fn offload(&self, accelerators: u32) -> Option<String> {
         let given = Given { offload: None, tiers: Tiers::All, ..self.given.clone() };
         let Found { layout, .. } = (given != *self.given).then(|| self.found(&given, accelerators))??;
-        let Offload { tier, weights, optimizer, activations } = layout.offload;
-        let what = [("weights", weights), ("optimizer states", optimizer), ("activations", activations)];
-        let what: Vec<_> = what.into_iter().filter(|(_, is_far)| *is_far).map(|(name, _)| name).collect();
-        Some(match what.is_empty() {
-            true => "no offload".into(),
-            false => format!("{} offloaded to the {tier}", what.join(" and ")),
-        })
+        Some(layout.offload.to_string())
     }
 }
 

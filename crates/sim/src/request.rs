@@ -49,7 +49,7 @@ pub struct Given {
     pub precision: Option<Precision>,
     /// What runs beside computation; all but what goes to experts when left out.
     pub overlap: Option<Overlap>,
-    /// What lies elsewhere; nothing when left out.
+    /// What lies elsewhere; when left out, what `tiers` says is tried.
     pub offload: Option<Offload>,
     /// Where everything is tried when `offload` is left out.
     pub tiers: Tiers,
@@ -59,9 +59,9 @@ pub struct Given {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tiers {
-    /// Nowhere.
+    /// Nowhere, and wherever there is memory where nothing fits without.
     #[default]
-    None,
+    IfNeeded,
     /// Wherever there is memory.
     All,
     /// Here.
@@ -201,8 +201,14 @@ impl Given {
             precision: self.precision.or(other.precision),
             overlap: self.overlap.or(other.overlap),
             offload: self.offload.or(other.offload),
-            tiers: if self.tiers == Tiers::None { other.tiers } else { self.tiers },
+            tiers: if self.tiers == Tiers::IfNeeded { other.tiers } else { self.tiers },
         }
+    }
+
+    /// What is asked next where nothing fits.
+    fn if_needed(&self) -> Option<Self> {
+        let is_open = self.offload.is_none() && self.tiers == Tiers::IfNeeded;
+        is_open.then(|| Self { tiers: Tiers::All, ..self.clone() })
     }
 
     /// Sequences of a step.
@@ -259,7 +265,7 @@ impl Given {
             overlap: only(all.overlap, self.overlap),
             offload: match (self.offload, self.tiers) {
                 (Some(offload), _) => vec![offload],
-                (None, Tiers::None) => all.offload,
+                (None, Tiers::IfNeeded) => all.offload,
                 (None, Tiers::One(tier)) => Offload::all(tier).collect(),
                 (None, Tiers::All) => {
                     let some = job.tiers().into_iter().flat_map(|tier| Offload::all(tier).skip(1));
@@ -284,7 +290,8 @@ impl Request {
         Ok(model)
     }
 
-    /// Predicts every layout that has what is given.
+    /// Predicts every layout that has what is given; what lies elsewhere, if [`Tiers`] says so, only where nothing fits
+    /// without.
     ///
     /// # Errors
     /// When a file is damaged, or no layout can run at all; one that does not fit is in the outcome.
@@ -301,7 +308,8 @@ impl Request {
     ) -> Result<Outcome, RequestError> {
         let job = self.job(&self.platform, platform)?;
         let (given, accelerators) = (&self.layout, self.accelerators);
-        let asked = Asked { job: &job, model, given, accelerators };
+        let if_needed = given.if_needed();
+        let asked = Asked { job: &job, model, given: if_needed.as_ref().unwrap_or(given), accelerators };
         let refused = |name: &str, lacks, refusal| {
             let nearest = asked.nearest(lacks);
             RequestError::Refused { name: name.into(), refusal, nearest }
@@ -317,6 +325,11 @@ impl Request {
             let given = given.map_or_else(String::new, |words| format!(" with {words}"));
             let none = || uneven(Refusal::Uneven { given, batch, asked: accelerators });
             return Err(outcome.refusal.map_or_else(none, machine));
+        }
+        if let (0, Some(given)) = (outcome.fits, &if_needed) {
+            // The same blocks once more.
+            let progress = |index, all| progress(all + index, 2 * all);
+            outcome = search(&job, model, &given.space(&job, model, accelerators), threads, &progress);
         }
         if outcome.fits == 0 {
             outcome.would_fit = asked.nearest(Lacks::Memory);
@@ -391,7 +404,13 @@ impl Request {
                 Err(refused) => answer.left_out = Some(refused.to_string()),
             }
         }
-        let notes: Vec<_> = answer.note.into_iter().chain(unjudged(&model).map(Into::into)).collect();
+        let Layout { offload, .. } = layout;
+        let is_needed = answer.fits && offload.is_any() && self.layout.if_needed().is_some();
+        let needed = is_needed.then(|| {
+            format!("nothing fits in the accelerators' memory on {}: the layout has {offload}", self.platform)
+        });
+        let notes = [needed, answer.note, unjudged(&model).map(Into::into)];
+        let notes: Vec<_> = notes.into_iter().flatten().collect();
         answer.note = (!notes.is_empty()).then(|| notes.join(", and "));
         Ok(answer)
     }

@@ -2,8 +2,8 @@
 
 use polder_platform::{Folder, Platform, names};
 use polder_sim::{
-    FarTier, Found, Job, Layout, Memory, Model, Offload, Outcome, Overlap, Precision, Space, Step, front,
-    search,
+    Answer, FarTier, Found, Given, Job, Layout, Memory, Model, Offload, Outcome, Overlap, Precision, Request,
+    Space, Step, Tiers, front, search,
 };
 
 /// Numbers that look random and are the same each time.
@@ -221,4 +221,58 @@ fn every_model_has_a_layout_on_every_platform_with_enough_accelerators() {
             assert!(best.step.total_s > 0.0 && best.step.total_s.is_finite());
         }
     }
+}
+
+fn train(request: &Request, threads: usize) -> Answer {
+    let answer = request.train(threads, &|index, all| assert!(index < all, "{index} of {all}"));
+    answer.unwrap_or_else(|refused| panic!("{request:?}: {refused}"))
+}
+
+#[test]
+fn what_may_lie_elsewhere_does_only_where_nothing_fits_without() {
+    let mut needed = [0; 3];
+    for (model, platform, accelerators) in [
+        ("llama3-8b", "dgx-a100", 1),
+        ("llama3-8b", "dgx-a100", 8),
+        ("llama3-8b", "finetuning-a", 1),
+        ("llama3-70b", "dgx-a100", 8),
+        ("llama3-70b", "nvl72-cxl", 16),
+        ("llama3-405b", "nvl72-cxl", 32),
+        ("llama3-405b", "dgx-a100", 8),
+    ] {
+        let layout = Given { batch: Some(64), ..Given::default() };
+        let request: Request = serde_json::from_value(serde_json::json!({
+            "model": model, "platform": platform, "accelerators": accelerators, "layout": layout,
+        }))
+        .unwrap();
+        let with = |layout| Request { layout, ..request.clone() };
+        let without = with(Given { offload: Some(Offload::default()), ..layout.clone() });
+        let anywhere = with(Given { tiers: Tiers::All, ..layout });
+        let answer = train(&request, 1);
+        for threads in [2, 5] {
+            assert_eq!(train(&request, threads), answer);
+        }
+        let without = train(&without, 1);
+        assert!(!without.layout.offload.is_any());
+        if without.fits {
+            assert_eq!(answer, without);
+            needed[0] += 1;
+            continue;
+        }
+        // What is told to fit is what the answer then looks for.
+        let is_told =
+            without.would_fit.iter().any(|it| it.contains(" offloaded to the ") && !it.contains("with"));
+        assert_eq!(answer.fits, is_told, "{:?}", without.would_fit);
+        let all = anywhere.search(1, &|_, _| ()).unwrap();
+        let best = all.best().or(all.nearest.as_ref()).unwrap();
+        assert_eq!((answer.layout, answer.points), (best.layout, all.points));
+        assert_eq!((&answer.step, &answer.would_fit), (&best.step, &all.would_fit));
+        let note = format!(
+            "nothing fits in the accelerators' memory on {platform}: the layout has {}",
+            answer.layout.offload
+        );
+        assert_eq!(answer.note.is_some_and(|it| it.starts_with(&note)), answer.fits);
+        needed[1 + usize::from(answer.fits)] += 1;
+    }
+    assert!(needed.iter().all(|cases| *cases > 0), "fits, does not, does elsewhere: {needed:?}");
 }

@@ -97,11 +97,12 @@ struct Fixed {
     /// Let all that would run beside computation but these; nothing, when none is named.
     #[arg(long, value_name = "WHAT", value_delimiter = ',', num_args = 0..)]
     no_overlap: Option<Vec<Beside>>,
-    /// Keep these outside the accelerators' memory; `polder plan search` tries all, when none is given.
+    /// Keep these outside the accelerators' memory, or `none`. When left out, `polder plan search` tries all, and `polder plan
+    /// train` does where nothing fits without.
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     offload: Vec<What>,
     /// Where that is kept: host, pool, or a tier of the host by its name, such as cxl. When left out, in the host's own
-    /// memory; `polder plan search` tries every place.
+    /// memory; where --offload is left out too, every place is tried.
     #[arg(long, value_name = "TIER")]
     to: Option<FarTier>,
 }
@@ -141,6 +142,7 @@ enum Beside {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum What {
+    None,
     Weights,
     Optimizer,
     Activations,
@@ -194,7 +196,7 @@ impl Fixed {
             precision: self.precision.map(Into::into),
             overlap: self.overlap(),
             offload: (!self.offload.is_empty()).then_some(offload),
-            tiers: Tiers::None,
+            tiers: Tiers::default(),
         }
     }
 
@@ -311,7 +313,7 @@ pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
     let request = Request {
         against: arguments.against.clone(),
-        ..subject.request(&arguments.platform, arguments.gpus, Tiers::None)?
+        ..subject.request(&arguments.platform, arguments.gpus, Tiers::IfNeeded)?
     };
     let answer = with_bar(|progress| request.train(threads(None), progress))?;
     if subject.json {
@@ -551,5 +553,8 @@ pub(super) fn layout_line(layout: &Layout) -> String {
         (true, false) => "sequence parallel with what is gathered kept, ",
     };
     line += &format!("; {sequence}{recompute}, {zero}");
+    if layout.offload.is_any() {
+        line += &format!("; {}", layout.offload);
+    }
     line
 }
