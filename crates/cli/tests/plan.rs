@@ -890,7 +890,8 @@ fn the_figure_of_scalepool_says_what_it_rests_on() {
     for line in [
         "mean, times faster ",
         "CXL ports an accelerator",
-        "with one port to the pool",
+        " 1.10 for 121.3 GB/s between racks, 2.03 for",
+        "with the payload of one port to the pool, 110.8 GB/s",
         "fitted",
         "layout of GPT-3, tp/pp/dp ",
         "25.0 and 94.6, another fit's",

@@ -219,6 +219,11 @@ impl Pbr {
     }
 }
 
+/// Between two of so many switches around a ring, the shorter way: about a quarter of them.
+fn mean_distance(switches: u32) -> f64 {
+    (f64::from(switches).powi(2) / 4.0).floor() / f64::from(switches)
+}
+
 impl Fabric {
     /// What an accelerator can send into it, in one direction.
     #[must_use]
@@ -232,15 +237,37 @@ impl Fabric {
         match self.topology {
             Topology::SingleHop => 1.0,
             Topology::Clos { levels } => f64::from(2 * levels - 1),
-            // A ring of n has a mean distance of n/4 each way around.
-            Topology::Torus { dimensions, .. } => {
-                1.0 + dimensions
-                    .iter()
-                    .map(|n| (f64::from(*n).powi(2) / 4.0).floor() / f64::from(*n))
-                    .sum::<f64>()
-            }
+            Topology::Torus { dimensions, .. } => 1.0 + dimensions.map(mean_distance).iter().sum::<f64>(),
             // Local, global, local: four switches, fewer where the global port is on the way.
             Topology::Dragonfly { .. } => 4.0,
+        }
+    }
+
+    /// The part of what all endpoints send at once that the links between switches carry: to neighbours, as rings and stages
+    /// send, and to all others alike. The load of the busiest links by shortest paths (Dally and Towles, 2004, chapter 3); to
+    /// neighbours over all axes of a torus, and in a dragonfly by way of another switch, which takes two links for one (Kim
+    /// et al., 2008).
+    #[must_use]
+    pub fn carried(&self) -> [f64; 2] {
+        match self.topology {
+            Topology::SingleHop | Topology::Clos { .. } => [1.0; 2],
+            Topology::Torus { dimensions, endpoints } => {
+                let axes = || dimensions.iter().filter(|n| **n > 1);
+                let to_all = axes().map(|n| 2.0 / mean_distance(*n)).fold(f64::INFINITY, f64::min);
+                let links = if axes().count() == 0 { f64::INFINITY } else { 2.0 * axes().count() as f64 };
+                [links, to_all].map(|links| (links / f64::from(endpoints)).min(1.0))
+            }
+            Topology::Dragonfly { endpoints, group, global } => {
+                let [group, global] = [group, global].map(f64::from);
+                // Of what goes to all, so much leaves its group.
+                let leaves = group * global / (group * global + 1.0);
+                let outside = if global > 0.0 { global / leaves } else { f64::INFINITY };
+                let (inside, near) = match group > 1.0 {
+                    true => (group / (1.0 + leaves), (group - 1.0) / 2.0),
+                    false => (f64::INFINITY, if global > 0.0 { global / 2.0 } else { f64::INFINITY }),
+                };
+                [near, outside.min(inside)].map(|links| (links / f64::from(endpoints)).min(1.0))
+            }
         }
     }
 

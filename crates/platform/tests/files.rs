@@ -355,6 +355,32 @@ fn topologies_have_the_ports_and_hops_that_they_can_have() {
     assert_eq!(fabric.switch_ports(8), 8 + 15 + 8);
 }
 
+#[test]
+fn links_between_switches_carry_what_their_number_says() {
+    let mut fabric = Platform::load("nvl72-ndr").unwrap().between.unwrap();
+    assert_eq!(fabric.carried(), [1.0; 2]);
+    let mut torus = |dimensions, endpoints| {
+        fabric.topology = Topology::Torus { dimensions, endpoints };
+        fabric.carried()
+    };
+    // Two links an axis; the mean way is two switches along each.
+    assert_eq!(torus([8, 8, 8], 4), [1.0, 2.0 / 2.0 / 4.0]);
+    // The bisection of 16 x 16 x 16 is 512 links, which a quarter of what all send crosses each way.
+    assert_eq!(torus([16, 16, 16], 32), [6.0 / 32.0, 512.0 / (16.0_f64.powi(3) * 32.0 / 4.0)]);
+    assert_eq!(torus([4, 1, 1], 4), [2.0 / 4.0, 2.0 / 4.0]);
+    assert_eq!(torus([1, 1, 1], 60), [1.0; 2]);
+    let mut dragonfly = |endpoints, group, global| {
+        fabric.topology = Topology::Dragonfly { endpoints, group, global };
+        fabric.carried()
+    };
+    // As many endpoints as global links, and twice as many switches in a group: what goes to all is carried whole.
+    assert_eq!(dragonfly(8, 16, 8), [7.5 / 8.0, 1.0]);
+    // With two global links for forty endpoints there is a twentieth, and a little for what stays in its group.
+    assert!((dragonfly(40, 20, 2)[1] - 2.0 / 40.0 * 41.0 / 40.0).abs() < 1e-12);
+    assert_eq!(dragonfly(4, 1, 2), [1.0 / 4.0, 2.0 / 4.0 * 3.0 / 2.0]);
+    assert_eq!(dragonfly(4, 1, 0), [1.0; 2]);
+}
+
 /// 256-byte flits of 240, three lines in 13 slots: 128 GB/s less 13.5%.
 #[test]
 fn a_link_carries_its_rate_less_what_flits_and_headers_take() {

@@ -276,7 +276,10 @@ impl Block {
         };
         let through = model.experts.map_or(1.0, |experts| f64::from(experts.active + experts.shared));
         let feed = value * (model.entries() + 1.0) * inside / tp * tokens * through;
-        stream + gathered + attention + scores + feed
+        // What experts get, once for each: the stream has it as it was before it was sent.
+        let active = model.experts.map_or(0.0, |experts| f64::from(experts.active));
+        let sent = value * hidden * active * if key.gather_again { shared } else { tokens };
+        stream + gathered + attention + scores + feed + sent
     }
 }
 

@@ -43,6 +43,8 @@ pub struct Machine {
 pub(crate) struct Scope {
     /// Bytes a second that an accelerator sends and receives in a collective.
     pub(crate) bandwidth: f64,
+    /// Where it sends to all others at once.
+    spread: f64,
     /// Seconds of a step of a collective.
     pub(crate) alpha: f64,
     /// Seconds of a message or a collective as a whole.
@@ -65,9 +67,11 @@ pub(crate) struct Far {
 impl Far {
     /// One of so many parts of a memory whose bandwidths are given, through what reaches so much.
     fn of(memory: &Tier, share: f64, roof: f64) -> Self {
-        let read = roof.min(memory.read.value() / share);
-        let write = roof.min(memory.write.value() / share);
-        Self { read, write, both: read.min(write), latency: 0.0, capacity: memory.capacity.value() / share }
+        let [read, write] = [memory.read, memory.write].map(|rate| rate.value() / share);
+        // Each way of the link is its own; the memory does one thing at a time.
+        let both = roof.min(1.0 / (1.0 / read + 1.0 / write));
+        let [read, write] = [read, write].map(|rate| rate.min(roof));
+        Self { read, write, both, latency: 0.0, capacity: memory.capacity.value() / share }
     }
 
     /// One of so many parts of what a host has of a memory behind channels and links.
@@ -121,7 +125,8 @@ impl Machine {
         let pool = platform.pool.as_ref().zip(platform.between.as_ref()).map(|(pool, between)| {
             let share = f64::from(pool.accelerators);
             let port = between.link.payload().value();
-            let roof = between.payload().value().min(port * f64::from(pool.ports) / share);
+            let roof =
+                (between.payload().value() * between.carried()[1]).min(port * f64::from(pool.ports) / share);
             Far::of(&pool.memory, share, roof)
         });
         Self {
@@ -246,7 +251,7 @@ impl Machine {
         let near = f64::from(span.inside - 1);
         let far = members - f64::from(span.inside);
         let part = |scope: &Scope, peers: f64| match peers > 0.0 {
-            true => bytes * peers / members / scope.bandwidth + scope.alpha + scope.call,
+            true => bytes * peers / members / scope.spread + scope.alpha + scope.call,
             false => 0.0,
         };
         [part(inside, near), part(between, far)]
@@ -338,7 +343,8 @@ impl Scope {
     fn new(fabric: Option<&Fabric>, reached: f64) -> Self {
         match fabric {
             Some(fabric) => Self {
-                bandwidth: fabric.payload().value() * reached,
+                bandwidth: fabric.payload().value() * reached * fabric.carried()[0],
+                spread: fabric.payload().value() * reached * fabric.carried()[1],
                 alpha: fabric.latency().value() + fabric.software.step.value(),
                 call: fabric.software.call.value(),
                 in_switch: fabric.switch.reduction == Reduction::InSwitch,
@@ -349,7 +355,7 @@ impl Scope {
 
     /// Empty messages of so many seconds each.
     pub(crate) const fn of(alpha: f64) -> Self {
-        Self { bandwidth: f64::INFINITY, alpha, call: 0.0, in_switch: false }
+        Self { bandwidth: f64::INFINITY, spread: f64::INFINITY, alpha, call: 0.0, in_switch: false }
     }
 
     /// What a collective of so many takes besides its steps.

@@ -88,6 +88,9 @@ pub struct Instead {
     /// Which open parameters have another value.
     #[serde(default)]
     pub open: BTreeMap<Parameter, f64>,
+    /// Whether racks are filled, where else each has the ranks of one tensor.
+    #[serde(default)]
+    pub fills_racks: bool,
 }
 
 /// Where a value comes from.
@@ -128,6 +131,9 @@ pub struct Workload {
     pub layout: Layout,
     /// Where the layout comes from.
     pub source: String,
+    /// Whether racks are filled, where else each has the ranks of one tensor.
+    #[serde(default)]
+    pub fills_racks: bool,
 }
 
 /// A workload on both sides.
@@ -213,6 +219,7 @@ impl Figure {
             layout.as_object_mut().expect("a layout has keys").extend(instead.layout.clone());
             row.layout = serde_json::from_value(layout).map_err(wrong)?;
             row.model = instead.model.clone().unwrap_or_else(|| row.model.clone());
+            row.fills_racks |= instead.fills_racks;
         }
         Ok(figure)
     }
@@ -259,8 +266,9 @@ fn side(racks: &Platform, gigabytes: f64, microseconds: f64, far: f64) -> Platfo
     for rack in platform.rack.values_mut() {
         rack.accelerator.fitted.between = 1.0;
         rack.host.attach.bandwidth = Bandwidth::new(far * 1e9);
-        let all = Bandwidth::new(far * 1e9 * f64::from(rack.host.accelerators));
-        (rack.host.memory.read, rack.host.memory.write) = (all, all);
+        // It is each way's, and what is behind the link keeps up with both.
+        let both = Bandwidth::new(2.0 * far * 1e9 * f64::from(rack.host.accelerators));
+        (rack.host.memory.read, rack.host.memory.write) = (both, both);
     }
     platform
 }
@@ -273,7 +281,8 @@ impl Workload {
         let layout = Layout { offload, ..self.layout };
         let step = |platform: &Platform| {
             // Tensor parallelism stays in the rack; pipeline and data parallelism cross racks (section 6).
-            let job = Job::new(platform).with_fill(layout.tp)?;
+            let job = Job::new(platform);
+            let job = if self.fills_racks { job } else { job.with_fill(layout.tp)? };
             Ok::<_, Refusal>(job.predict(&model, &layout)?.step)
         };
         Ok(Pair {

@@ -1,6 +1,8 @@
 //! What a step is made of, held against formulas and against what must be true of any step.
 
-use polder_platform::{Bytes, Efficiency, Operations, Pbr, Platform, Protocol, Reached, Time, TransferRate};
+use polder_platform::{
+    Bytes, Efficiency, Operations, Pbr, Platform, Protocol, Reached, Time, Topology, TransferRate,
+};
 use polder_sim::{
     FarTier, Job, Layout, Model, Offload, Order, Overlap, Precision, Recompute, Refusal, Scoped, Shown, Step,
     Zero, tier,
@@ -202,8 +204,9 @@ fn what_is_offloaded_leaves_the_accelerator_and_takes_time() {
         let far = step("nvl72-cxl", &Layout { offload, ..layout() });
         assert_eq!(far.memory.far_bytes, near.memory.optimizer_bytes);
         assert!(far.memory.used_bytes < near.memory.used_bytes);
-        // 12 bytes a parameter, through what is slower: the accelerator's link or its share of the memory behind.
-        let bandwidth = if tier == FarTier::Host { 225e9 } else { 100e9 };
+        // 12 bytes a parameter both ways, through what is slower: the accelerator's link each way, or half its share of the
+        // memory behind, which reads and writes in turn.
+        let bandwidth = if tier == FarTier::Host { 128e9 } else { 50e9 };
         let seconds = near.memory.optimizer_bytes / bandwidth;
         assert!((far.offload.exposed_s / seconds - 1.0).abs() < 1e-9, "{tier:?}: {}", far.offload.exposed_s);
     }
@@ -470,6 +473,36 @@ fn the_slowest_of_uneven_stages_sets_the_pace_and_the_fullest_the_memory() {
         assert!(fewer.memory.used_bytes <= uneven.memory.used_bytes);
         assert!(uneven.memory.used_bytes <= more.memory.used_bytes);
     }
+}
+
+/// Of a token each expert keeps what it got, and what its products made of that.
+#[test]
+fn one_expert_more_keeps_its_inputs_too() {
+    let platform = Platform::load("nvl72-ndr").unwrap();
+    let mut model = Model::load("mixtral-8x7b").unwrap();
+    let cut =
+        Layout { tp: 1, ep: 8, dp: 64, pp: 1, batch: 512, flash: true, sequence_parallel: false, ..layout() };
+    let activations =
+        |model: &Model| Job::new(&platform).predict(model, &cut).unwrap().step.memory.activations_bytes;
+    let before = activations(&model);
+    model.experts.as_mut().unwrap().active += 1;
+    let one = 2.0 * f64::from(model.hidden + 3 * model.feed_forward());
+    let expected = f64::from(model.sequence) * f64::from(model.layers) * one;
+    assert!(((activations(&model) - before) / expected - 1.0).abs() < 1e-9);
+}
+
+/// Six links of a switch for what 32 endpoints send in place of six, over the same way.
+#[test]
+fn endpoints_share_the_links_between_switches() {
+    let data = |endpoints| {
+        let mut platform = Platform::load("nvl72-ndr").unwrap();
+        let topology = Topology::Torus { dimensions: [16, 16, 16], endpoints };
+        platform.between.as_mut().unwrap().topology = topology;
+        let cut = Layout { dp: 64, pp: 2, ..layout() };
+        Job::new(&platform).predict(&gpt3(), &cut).unwrap().step.communication.data.between.exposed_s
+    };
+    let ratio = data(32) / data(6);
+    assert!(ratio > 5.0 && ratio <= 32.0 / 6.0, "{ratio}");
 }
 
 /// Of 512 ranks of a mixture of experts: hidden beside computation as far as there is some, but for the first and the last
