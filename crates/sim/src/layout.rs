@@ -330,6 +330,12 @@ impl Layout {
         [self.tp, self.cp, self.ep, self.dp / self.ep, self.pp]
     }
 
+    /// Copies of what all have, and of each expert: as many as there are groups that share all experts.
+    pub(crate) const fn copies(&self) -> [u32; 2] {
+        let members = self.dp * self.cp;
+        [members, members / self.ep]
+    }
+
     /// Micro-batches of a step on one copy.
     #[must_use]
     pub const fn micro_batches(&self) -> u32 {
@@ -356,20 +362,16 @@ impl Layout {
             ("micro-batch", self.micro_batch),
             ("batch", self.batch),
         ];
-        if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
+        if let Some((what, _)) = counts.iter().find(|(_, count)| *count == 0) {
             return Err(Refusal::Zero { what });
         }
-        let product = |counts: &[u32]| counts.iter().map(|it| u128::from(*it)).product::<u128>();
+        let product = |counts: &[u32]| counts.iter().fold(1, |all: u64, it| all.saturating_mul((*it).into()));
         let all = product(&[self.tp, self.cp, self.dp, self.pp]);
         let widest =
             all.max(product(&[self.dp, self.micro_batch])).max(product(&[self.pp, self.interleave, 2]));
         if widest > Self::MOST.into() || self.cp > self.batch.max(model.sequence) {
             return Err(Refusal::Large);
         }
-        let divides = |what, of, count: u32, by: u32| match count.is_multiple_of(by) {
-            true => Ok(()),
-            false => Err(Refusal::Divide { what, by, of, count }),
-        };
         divides("tp", "heads", model.heads, self.tp)?;
         if self.tp > model.kv_heads() {
             divides("heads of keys and values", "tp", self.tp, model.kv_heads())?;
@@ -384,27 +386,15 @@ impl Layout {
         divides("ep", "dp", self.dp, self.ep)?;
         divides("ep", "experts", model.experts.map_or(1, |it| it.count), self.ep)?;
         divides("dp x micro-batch", "the batch", self.batch, self.dp * self.micro_batch)?;
-        let parts = self.pp * self.interleave;
-        if parts > model.layers && !is_even(model, self.pp, self.interleave) {
-            return Err(Refusal::Parts { parts, layers: model.layers });
-        }
-        if self.interleave > 1 {
-            if self.pp < 2 {
-                return Err(Refusal::Interleave { pp: self.pp });
-            }
-            divides("pp", "the micro-batches, as interleaving wants,", self.micro_batches(), self.pp)?;
-        }
-        Ok(())
+        check_parts(model, self.pp, self.interleave, self.micro_batches())
     }
 
-    /// The ways in which blocks may be dealt out to the stages; the first counts where no other is faster.
-    pub(crate) fn deals(&self, model: &Model) -> impl Iterator<Item = Deal> {
+    /// The ways in which blocks may be dealt out to the stages; the first counts where the other is not faster.
+    pub(crate) fn deals(&self, model: &Model) -> (Deal, Option<Deal>) {
         let (pp, layers) = (self.pp, model.layers);
         // Where stages come out even, that is it. Embedding and head in place of a block each are for the others.
-        let counts = [false, true]
-            .into_iter()
-            .take(1 + usize::from(!layers.is_multiple_of(pp) && model.vocabulary > 0));
-        counts.map(move |counted| Deal::new(layers, pp, counted))
+        let is_counted = !layers.is_multiple_of(pp) && model.vocabulary > 0;
+        (Deal::new(layers, pp, false), is_counted.then(|| Deal::new(layers, pp, true)))
     }
 }
 
@@ -447,6 +437,28 @@ impl Deal {
             _ if stage == pp - 1 => self.last,
             _ => self.middle + u32::from(stage <= self.more),
         })
+    }
+}
+
+/// Whether so many stages can be cut into as many parts each, with so many micro-batches.
+pub(crate) fn check_parts(model: &Model, pp: u32, interleave: u32, count: u32) -> Result<(), Refusal> {
+    let parts = pp * interleave;
+    if parts > model.layers && !is_even(model, pp, interleave) {
+        return Err(Refusal::Parts { parts, layers: model.layers });
+    }
+    if interleave > 1 {
+        if pp < 2 {
+            return Err(Refusal::Interleave { pp });
+        }
+        divides("pp", "the micro-batches, as interleaving wants,", count, pp)?;
+    }
+    Ok(())
+}
+
+fn divides(what: &'static str, of: &'static str, count: u32, by: u32) -> Result<(), Refusal> {
+    match count.is_multiple_of(by) {
+        true => Ok(()),
+        false => Err(Refusal::Divide { what, by, of, count }),
     }
 }
 

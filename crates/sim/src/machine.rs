@@ -194,16 +194,19 @@ impl Machine {
     }
 
     /// A kernel that moves so many bytes through the accelerator's memory.
+    #[inline]
     pub(crate) fn moved(&self, bytes: f64) -> f64 {
         self.streamed(bytes) + self.launch
     }
 
+    #[inline]
     fn streamed(&self, bytes: f64) -> f64 {
         bytes / self.efficiency.memory.as_ref().map_or(self.stream, |curve| self.stream * curve.at(bytes))
     }
 
     /// Where the members of a group lie that differ in these kinds of rank: of each run of kinds that are counted one after
     /// the other as many to a rack as go into every rack without one of them straddling two.
+    #[inline]
     pub(crate) fn span(&self, ranks: &Ranks, kinds: &[usize]) -> Span {
         let mut span = Span { inside: 1, between: 1 };
         let mut run = None;
@@ -227,6 +230,7 @@ impl Machine {
     }
 
     /// An all-reduce of `bytes` on each rank: reduced inside the racks, then between them by equal parts, and back.
+    #[inline]
     pub(crate) fn all_reduce(&self, span: Span, bytes: f64) -> Scopes {
         let [inside, between] = &self.scopes;
         // A switch gets each input once and gives the sum once, both ways at a time.
@@ -238,6 +242,7 @@ impl Machine {
     }
 
     /// A reduce-scatter or an all-gather whose whole is `bytes`.
+    #[inline]
     pub(crate) fn half(&self, span: Span, bytes: f64) -> Scopes {
         let [inside, between] = &self.scopes;
         let one = |scope: &Scope, members, bytes| scope.ring(members, bytes) + scope.calls(members);
@@ -359,11 +364,13 @@ impl Scope {
     }
 
     /// What a collective of so many takes besides its steps.
+    #[inline]
     fn calls(&self, members: u32) -> f64 {
         if members > 1 { self.call } else { 0.0 }
     }
 
     /// Once around a ring: what each rank has of `bytes` passes all others.
+    #[inline]
     pub(crate) fn ring(&self, members: u32, bytes: f64) -> f64 {
         let steps = f64::from(members - 1);
         steps * (bytes / f64::from(members) / self.bandwidth + self.alpha)
@@ -382,7 +389,7 @@ impl Scope {
 
     /// Up and down two trees that share the bytes.
     pub(crate) fn trees(&self, members: u32, bytes: f64) -> f64 {
-        let depth = f64::from(members).log2().ceil();
+        let depth = f64::from(members.next_power_of_two().ilog2());
         2.0 * (bytes / self.bandwidth + depth * self.alpha)
     }
 }

@@ -1,13 +1,13 @@
 //! Every layout of a space, each predicted as a single one is.
 //!
-//! The space is walked so that what layouts share is computed once: a block, then stages, then copies. What is left for
-//! each layout is what runs beside what, and what lies where. Nothing is kept of a layout that is not among the best.
+//! The space is walked so that what layouts share is computed once: a block, then stages and copies, then parts of stages.
+//! What is left for each layout is what runs beside what, and what lies where. Nothing is kept of a layout that is not among
+//! the best.
 
 use crate::block::{Block, Key};
-use crate::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero, is_even};
-use crate::machine::Machine;
+use crate::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero, check_parts, is_even};
 use crate::model::Model;
-use crate::step::{Copies, Stages, Step, finish, memory};
+use crate::step::{Copies, Memory, Parts, Shared, Stages, Step};
 use crate::train::Job;
 
 /// The layouts that are looked at: each choice with each other, as far as they go together.
@@ -142,10 +142,12 @@ impl Space {
         keys
     }
 
-    /// Each number of stages with the numbers of parts that a stage is cut into.
+    /// Each number of stages with the numbers of parts that a stage can be cut into.
     fn cuts(&self, model: &Model) -> Vec<(u32, Vec<u32>)> {
         let cut = |&pp: &u32| {
-            let is_cut = |parts: &u32| is_even(model, pp, *parts) || self.uneven.contains(parts);
+            let has_blocks = |parts: &u32| (1..=model.layers / pp.max(1)).contains(parts);
+            let is_cut =
+                |parts: &u32| is_even(model, pp, *parts) || has_blocks(parts) && self.uneven.contains(parts);
             (pp, self.interleave.iter().copied().filter(is_cut).collect())
         };
         self.pp.iter().map(cut).collect()
@@ -197,7 +199,8 @@ struct Best {
     nearest: Option<(f64, u64, Found)>,
     /// What each of the front takes, beside each other so that most points are dismissed at a glance.
     costs: Vec<Cost>,
-    front: Vec<Found>,
+    #[expect(clippy::vec_box, reason = "they change places often, and are long")]
+    front: Vec<Box<Found>>,
 }
 
 #[derive(Clone, Copy)]
@@ -228,32 +231,31 @@ impl Best {
         }
     }
 
+    /// Counts a layout that fits. Only of one that nothing covers is more than its costs looked at.
     #[inline(always)]
-    fn add(&mut self, place: u64, layout: &Layout, step: &Step) {
+    fn add(&mut self, place: u64, layout: &Layout, memory: Memory, shared: &Shared<'_>) {
         self.points += 1;
-        if !step.memory.fits() {
-            return self.come_near(place, layout, step);
-        }
         self.fits += 1;
-        self.keep(&Cost::of(step, place), layout, step);
+        let cost = Cost::of(&shared.finish(layout, memory), place);
+        if !self.is_covered(&cost) {
+            self.enter(&cost, || Found { layout: *layout, step: shared.step(layout) });
+        }
     }
 
     #[inline(always)]
-    fn keep(&mut self, cost: &Cost, layout: &Layout, step: &Step) {
-        if let Some(index) = self.costs.iter().position(|it| it.covers(cost)) {
-            // What dismisses one point dismisses its neighbours.
-            if index > 0 {
-                self.costs.swap(index, index / 2);
-                self.front.swap(index, index / 2);
-            }
-            return;
+    fn is_covered(&mut self, cost: &Cost) -> bool {
+        let Some(index) = self.costs.iter().position(|it| it.covers(cost)) else { return false };
+        // What dismisses one point dismisses its neighbours.
+        if index > 0 {
+            self.costs.swap(index, index / 2);
+            self.front.swap(index, index / 2);
         }
-        self.enter(cost, layout, step);
+        true
     }
 
     #[cold]
     #[inline(never)]
-    fn enter(&mut self, cost: &Cost, layout: &Layout, step: &Step) {
+    fn enter(&mut self, cost: &Cost, found: impl FnOnce() -> Found) {
         for index in (0..self.costs.len()).rev() {
             if cost.covers(&self.costs[index]) {
                 self.costs.swap_remove(index);
@@ -261,29 +263,38 @@ impl Best {
             }
         }
         self.costs.push(*cost);
-        self.front.push(Found { layout: *layout, step: *step });
+        self.front.push(Box::new(found()));
     }
 
+    /// Counts so many layouts that do not fit and lie alike, the first of which is this one.
     #[inline(always)]
-    fn come_near(&mut self, place: u64, layout: &Layout, step: &Step) {
-        if self.fits > 0 {
-            return;
+    fn miss(&mut self, count: usize, place: u64, layout: &Layout, memory: &Memory, shared: &Shared<'_>) {
+        self.points += count as u64;
+        if self.fits == 0 {
+            let found = || Found { layout: *layout, step: shared.step(layout) };
+            self.come_near(over(memory), place, found);
         }
-        let over = over(step);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn come_near(&mut self, over: f64, place: u64, found: impl FnOnce() -> Found) {
         if self.nearest.as_ref().is_none_or(|(known, at, _)| (over, place) < (*known, *at)) {
-            self.nearest = Some((over, place, Found { layout: *layout, step: *step }));
+            self.nearest = Some((over, place, found()));
         }
     }
 
     fn join(&mut self, other: Self) {
         for (cost, found) in other.costs.iter().zip(&other.front) {
-            self.keep(cost, &found.layout, &found.step);
+            if !self.is_covered(cost) {
+                self.enter(cost, || **found);
+            }
         }
         if let Some((place, refusal)) = other.refusal {
             self.refuse(place, refusal);
         }
-        if let Some((_, place, Found { layout, step })) = other.nearest {
-            self.come_near(place, &layout, &step);
+        if let Some((over, place, found)) = other.nearest {
+            self.come_near(over, place, || found);
         }
         self.points += other.points;
         self.fits += other.fits;
@@ -298,14 +309,13 @@ impl Best {
             refusal: self.refusal.map(|(_, refusal)| refusal),
             nearest: self.nearest.filter(|_| self.fits == 0).map(|(_, _, found)| found),
             would_fit: vec![],
-            front: front.into_iter().map(|(_, found)| found).collect(),
+            front: front.into_iter().map(|(_, found)| *found).collect(),
         }
     }
 }
 
 /// Bytes beyond what there is.
-fn over(step: &Step) -> f64 {
-    let memory = &step.memory;
+fn over(memory: &Memory) -> f64 {
     (memory.used_bytes - memory.capacity_bytes).max(0.0)
         + (memory.far_bytes - memory.far_capacity_bytes).max(0.0)
 }
@@ -382,7 +392,9 @@ fn each_of_block(
     mut place: u64,
     best: &mut Best,
 ) {
-    let (mut machine, mut block) = (None, None);
+    let (mut known, mut copies) = (None, vec![]);
+    let of_zero = |&zero| space.wide_gradients.iter().map(move |wide_gradients| (zero, *wide_gradients));
+    let shares: Vec<_> = space.zero.iter().flat_map(of_zero).collect();
     let overlaps: Vec<_> = space.overlap.iter().filter(|it| it.of_block() == key.overlap).copied().collect();
     for &(pp, ref parts) in cuts {
         let ranks = u64::from(key.ranks()) * u64::from(pp);
@@ -391,42 +403,60 @@ fn each_of_block(
         if !is_whole || space.dp.is_some_and(|dp| dp != space.accelerators / ranks) {
             continue;
         }
-        if !job.order().is_block_first() {
-            (machine, block) = (None, None);
+        let mut layout = key.layout(space.accelerators / ranks, pp, 1, space.batch);
+        if layout.check(model).is_err() {
+            continue;
         }
-        for &interleave in parts {
-            let mut layout = key.layout(space.accelerators / ranks, pp, interleave, space.batch);
-            if layout.check(model).is_err() {
-                continue;
-            }
-            let machine: &Machine = machine.get_or_insert_with(|| job.machine(&layout));
-            if let Err(refusal) = machine.check(&layout) {
-                best.refuse(place, refusal);
-                continue;
-            }
-            let block: &Block = block.get_or_insert_with(|| Block::new(machine, model, &layout));
-            let stages = Stages::new(machine, model, block, &layout);
-            for &zero in &space.zero {
-                for &wide_gradients in &space.wide_gradients {
-                    (layout.zero, layout.wide_gradients) = (zero, wide_gradients);
-                    let copies = Copies::new(machine, block, &layout, &stages);
-                    for &offload in &space.offload {
-                        layout.offload = offload;
-                        if let Err(refusal) = machine.check(&layout) {
-                            best.refuse(place, refusal);
-                            continue;
-                        }
-                        let memory = memory(machine, &layout, &copies);
-                        for &overlap in &overlaps {
+        let count = layout.micro_batches();
+        let is_cut = |interleave: &u32| check_parts(model, pp, *interleave, count).is_ok();
+        let mut parts = parts.iter().copied().filter(is_cut).peekable();
+        if parts.peek().is_none() {
+            continue;
+        }
+        if !job.order().is_block_first() {
+            known = None;
+        }
+        let (machine, block, offloads) = known.get_or_insert_with(|| {
+            let machine = job.machine(&layout);
+            let block = Block::new(&machine, model, &layout);
+            let mut can_run = |offload: &Offload| {
+                let checked = machine.check(&Layout { offload: *offload, ..layout });
+                checked.map_err(|refusal| best.refuse(place, refusal)).is_ok()
+            };
+            let offloads = match can_run(&layout.offload) {
+                true => space.offload.iter().copied().filter(can_run).collect(),
+                false => vec![],
+            };
+            (machine, block, offloads)
+        });
+        if offloads.is_empty() {
+            continue;
+        }
+        let stages = Stages::new(machine, model, block, &layout);
+        copies.clear();
+        for &(zero, wide_gradients) in &shares {
+            (layout.zero, layout.wide_gradients) = (zero, wide_gradients);
+            copies.push(Copies::new(machine, &layout, &stages));
+        }
+        for interleave in parts {
+            layout.interleave = interleave;
+            let parts = Parts::new(block, &layout, &stages);
+            for (&(zero, wide_gradients), copies) in shares.iter().zip(&copies) {
+                (layout.zero, layout.wide_gradients) = (zero, wide_gradients);
+                let shared = Shared { machine, stages: &stages, copies, parts: &parts };
+                for &offload in &*offloads {
+                    layout.offload = offload;
+                    let memory = shared.memory(&layout);
+                    if memory.fits() {
+                        for (place, &overlap) in (place..).zip(&overlaps) {
                             layout.overlap = overlap;
-                            best.add(
-                                place,
-                                &layout,
-                                &finish(machine, block, &layout, &stages, &copies, memory),
-                            );
-                            place += 1;
+                            best.add(place, &layout, memory, &shared);
                         }
+                    } else {
+                        layout.overlap = overlaps[0];
+                        best.miss(overlaps.len(), place, &layout, &memory, &shared);
                     }
+                    place += overlaps.len() as u64;
                 }
             }
         }

@@ -240,137 +240,137 @@ impl Compute {
 /// Predicts a step of a layout that `model` can be cut into, on a machine that has what it asks for.
 pub(crate) fn step(machine: &Machine, model: &Model, block: &Block, layout: &Layout) -> Step {
     let stages = Stages::new(machine, model, block, layout);
-    let copies = Copies::new(machine, block, layout, &stages);
-    finish(machine, block, layout, &stages, &copies, memory(machine, layout, &copies))
+    let copies = Copies::new(machine, layout, &stages);
+    let parts = Parts::new(block, layout, &stages);
+    Shared { machine, stages: &stages, copies: &copies, parts: &parts }.step(layout)
 }
 
-/// What layouts share that have the same block, stages and copies.
+/// All that layouts share. What is left for each is what lies where, and what runs beside what.
+#[derive(Clone, Copy)]
+pub(crate) struct Shared<'a> {
+    pub(crate) machine: &'a Machine,
+    pub(crate) stages: &'a Stages,
+    pub(crate) copies: &'a Copies,
+    pub(crate) parts: &'a Parts,
+}
+
+/// What layouts share that have the same block, and as many stages and copies.
 pub(crate) struct Stages {
     /// Micro-batches.
     count: f64,
+    pp: f64,
+    cut: Cut,
     /// Blocks of the slowest stage, which sets the pace.
     layers: f64,
     /// Seconds of the slowest stage's passes, one micro-batch.
     forward: f64,
     backward: f64,
-    bubble: f64,
-    /// Tokens to experts and back, all micro-batches together.
-    expert: Scoped,
-    /// Seconds between stages: all of them, and those that can run beside computation.
-    sent: Scopes,
-    steady: f64,
+    /// Bytes that it keeps of its blocks, all micro-batches together.
+    kept: f64,
+    /// Seconds of a stage that run beside another micro-batch's passes, but not while the stages fill and empty.
+    filling: f64,
+    /// Seconds from a stage to the next.
+    handed: Scopes,
     straggle: f64,
     /// Parameters of a block on an accelerator.
-    block: Parameters,
-    /// The first, the second and the last stage.
-    kinds: [Kind; 3],
+    block: f64,
+    /// Of the first, the second and the last stage, and of the one that has the most.
+    parameters: [Parameters; 3],
+    most: Parameters,
+    /// Of what these have elsewhere the part that is here: two blocks, one in use, one on its way.
+    here: [f64; 3],
     /// Those that have the same weights, and those that have the same experts: ranks that share sequences, in each group
     /// that shares all experts.
-    copies: Span,
-    expert_copies: Span,
+    groups: [Option<Group>; 2],
+}
+
+/// Ranks that have copies of the same parameters.
+struct Group {
+    span: Span,
+    parameters: f64,
+    /// Seconds to gather them.
+    gather: Scopes,
 }
 
 /// Parameters on an accelerator: what all copies of the model have, and what experts spread among copies.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Parameters {
     dense: f64,
     spread: f64,
+    /// All of them, and what is left where copies share them.
+    all: f64,
+    shared: f64,
 }
 
 impl Parameters {
-    const fn all(self) -> f64 {
-        self.dense + self.spread
+    /// With so many that share the first, and so many that share the second.
+    const fn new(dense: f64, spread: f64, copies: [f64; 2]) -> Self {
+        Self { dense, spread, all: dense + spread, shared: dense / copies[0] + spread / copies[1] }
     }
 
-    /// On each of so many that share the first, and so many that share the second.
-    const fn shared(self, [dense, spread]: [f64; 2]) -> f64 {
-        self.dense / dense + self.spread / spread
+    /// What lies on each accelerator of what is shared from some stage of ZeRO on.
+    const fn left(&self, is_shared: bool) -> f64 {
+        if is_shared { self.shared } else { self.all }
     }
-}
-
-/// A stage, for what it keeps.
-#[derive(Clone, Copy)]
-struct Kind {
-    layers: f64,
-    parameters: Parameters,
-    /// Micro-batches under way, in whole stages.
-    under_way: f64,
-    /// Bytes kept besides the blocks'.
-    edge: f64,
 }
 
 impl Stages {
     pub(crate) fn new(machine: &Machine, model: &Model, block: &Block, layout: &Layout) -> Self {
         let count = f64::from(layout.micro_batches());
-        let (pp, parts) = (f64::from(layout.pp), f64::from(layout.interleave));
+        let pp = f64::from(layout.pp);
         let cut = Cut::new(layout, model, block);
         let (layers, edge) = (cut.layers[cut.slow], cut.edges[cut.slow]);
-        // What runs beside another micro-batch's passes does not while the stages fill and empty, nor where the last one, which
-        // waits the longest for a backward pass, has none yet.
-        let hidden = block.expert.hidden;
-        let alone = if layout.pairs_passes() { count.min(((parts - 1.0) * pp + 1.0) / parts) } else { 0.0 };
-        let filling = f64::from(model.layers) / pp * (hidden[0] + hidden[1]);
-        let times = count * layers;
-        let expert = [0, 1].map(|scope| Shown {
-            exposed_s: times * block.expert.exposed[scope] + alone * layers * hidden[scope],
-            hidden_s: (count - alone) * layers * hidden[scope],
-        });
-        // Each part of each stage hands on once forward and once backward.
-        let one = match layout.pp {
+        let handed = match layout.pp {
             1 => [0.0; 2],
             _ => machine.send(machine.span(&layout.ranks(), &[PP]), block.handed),
         };
-        let steady = 2.0 * count * parts;
         let tp = f64::from(layout.tp);
-        let of_block = Parameters {
-            dense: model.dense_parameters() / tp,
-            spread: model.spread_parameters() / (tp * f64::from(layout.ep)),
-        };
+        let dense = model.dense_parameters() / tp;
+        let spread = model.spread_parameters() / (tp * f64::from(layout.ep));
         let table = model.embedding_parameters() / tp;
         let tables = match (layout.pp, model.tied) {
             (1, true) => [1.0; 3],
             (1, false) => [2.0; 3],
             (_, _) => [1.0, 0.0, 1.0],
         };
-        // The last stage has its logits of one micro-batch; the first what is kept of the embedding, of all under way.
-        let kind = |index: usize, stage: f64| {
-            let (layers, edge) = (cut.layers[index], cut.edges[index]);
-            let under_way = under_way(layout, count, stage);
-            let edge = if index == 2 || layout.pp == 1 { edge.kept } else { edge.kept * under_way };
-            let dense = layers * of_block.dense + tables[index] * table;
-            Kind {
-                layers,
-                parameters: Parameters { dense, spread: layers * of_block.spread },
-                under_way,
-                edge,
-            }
+        let [copies, expert_copies] = layout.copies();
+        let parameters = |(kind, _): (usize, u32)| {
+            let layers = cut.layers[kind];
+            Parameters::new(
+                layers * dense + tables[kind] * table,
+                layers * spread,
+                [copies, expert_copies].map(f64::from),
+            )
+        };
+        let [first, second, last] = ends(layout.pp);
+        let [first, second, last] = [parameters(first), parameters(second), parameters(last)];
+        let heavier = |a: Parameters, b: Parameters| if b.all > a.all { b } else { a };
+        let most = heavier(heavier(first, second), last);
+        let group = |kinds: &[usize], parameters: f64| {
+            let span = machine.span(&layout.ranks(), kinds);
+            let gather = machine.half(span, layout.precision.bytes() * parameters);
+            Group { span, parameters, gather }
         };
         Self {
             count,
+            pp,
             layers,
             forward: layers * block.forward + edge.forward,
             backward: layers * block.backward + edge.backward,
-            bubble: (pp - 1.0) / parts * (cut.mean + filling),
-            expert: Scoped { inside: expert[0], between: expert[1] },
-            sent: one.map(|seconds| (2.0 * (pp - 1.0) + steady) * seconds),
-            steady: steady * (one[0] + one[1]),
+            kept: layers * block.kept * count,
+            filling: f64::from(model.layers) / pp * (block.expert.hidden[0] + block.expert.hidden[1]),
+            handed,
             straggle: machine.straggle * f64::from(layout.accelerators()).log2(),
-            block: of_block,
-            kinds: [
-                kind(0, 0.0),
-                kind(if layout.pp > 2 { 1 } else { 2 }, (pp - 1.0).min(1.0)),
-                kind(2, pp - 1.0),
+            block: dense + spread,
+            parameters: [first, second, last],
+            most,
+            here: ends(layout.pp).map(|(kind, _)| (2.0 / cut.layers[kind].max(1.0)).min(1.0)),
+            groups: [
+                (copies > 1).then(|| group(&[CP, EP, DP], most.dense)),
+                (expert_copies > 1 && most.spread > 0.0).then(|| group(&[CP, DP], most.spread)),
             ],
-            copies: machine.span(&layout.ranks(), &[CP, EP, DP]),
-            expert_copies: machine.span(&layout.ranks(), &[CP, DP]),
+            cut,
         }
-    }
-
-    /// Of the stage that has the most.
-    fn parameters(&self) -> Parameters {
-        let [first, second, last] = self.kinds.map(|kind| kind.parameters);
-        let heavier = |a: Parameters, b: Parameters| if b.all() > a.all() { b } else { a };
-        heavier(heavier(first, second), last)
     }
 }
 
@@ -382,17 +382,18 @@ struct Cut {
     /// Blocks of the first stage, of the middle one that has the most, and of the last; and what they have besides.
     layers: [f64; 3],
     edges: [Edge; 3],
-    /// Seconds of these for a micro-batch, which of them is the slowest, and what a stage takes on average.
-    works: [f64; 3],
+    /// Which of these is the slowest; seconds of it for a micro-batch, and what a stage takes on average.
     slow: usize,
+    slowest: f64,
     mean: f64,
 }
 
 impl Cut {
     fn new(layout: &Layout, model: &Model, block: &Block) -> Self {
-        let mut cuts = layout.deals(model).map(|deal| Self::of(deal, layout.pp, block));
-        let Some(first) = cuts.next() else { unreachable!("blocks can be dealt out") };
-        cuts.fold(first, |best, cut| if cut.works[cut.slow] < best.works[best.slow] { cut } else { best })
+        let (first, other) = layout.deals(model);
+        let best = Self::of(first, layout.pp, block);
+        let other = other.map(|deal| Self::of(deal, layout.pp, block));
+        other.filter(|other| other.slowest < best.slowest).unwrap_or(best)
     }
 
     fn of(deal: Deal, pp: u32, block: &Block) -> Self {
@@ -415,8 +416,13 @@ impl Cut {
         let (more, fewer) = (f64::from(deal.more), f64::from(pp) - 2.0 - f64::from(deal.more));
         let middle = more * works[1] + fewer * work(deal.middle.into(), each, edges[1]);
         let mean = if pp == 1 { works[0] } else { (works[0] + works[2] + middle) / f64::from(pp) };
-        Self { deal, each, layers, edges, works, slow, mean }
+        Self { deal, each, layers, edges, slow, slowest: works[slow], mean }
     }
+}
+
+/// The first, the second and the last of so many stages: where each of them is in a [`Cut`], and how many come before.
+fn ends(pp: u32) -> [(usize, u32); 3] {
+    [(0, 0), (if pp > 2 { 1 } else { 2 }, 1.min(pp - 1)), (2, pp - 1)]
 }
 
 /// Seconds of a stage of so many blocks for a micro-batch.
@@ -444,29 +450,17 @@ pub(crate) fn stages(model: &Model, block: &Block, layout: &Layout) -> Vec<Stage
             _ if stage == layout.pp - 1 => cut.edges[2],
             _ => cut.edges[1],
         };
-        let pace = if is_even { 1.0 } else { work(blocks.into(), cut.each, edge) / cut.works[cut.slow] };
+        let pace = if is_even { 1.0 } else { work(blocks.into(), cut.each, edge) / cut.slowest };
         Stage { blocks, pace }
     };
     (0..).zip(cut.deal.blocks(layout.pp)).map(stage).collect()
 }
 
-/// Micro-batches that a stage keeps at once, in whole stages: one less from stage to stage, and with interleaving two
-/// parts less (Narayanan et al., SC21, section 2.2; Korthikanti et al., 2022, section 4.2.3, for the first). Where the passes of
-/// two run beside each other, two less without interleaving too, and one part more (Megatron-Core, combined passes).
-fn under_way(layout: &Layout, count: f64, stage: f64) -> f64 {
-    let (pp, parts) = (f64::from(layout.pp), f64::from(layout.interleave));
-    let parts_kept = match (layout.interleave, layout.pairs_passes()) {
-        (1, false) => pp - stage,
-        (_, more) => (parts - 1.0) * pp + 2.0 * (pp - 1.0 - stage) + if more { 2.0 } else { 1.0 },
-    };
-    count.min(parts_kept / parts)
-}
-
-/// What layouts share whose copies of the model share the same.
+/// What layouts share whose copies of the model share the same, besides block and stages.
 pub(crate) struct Copies {
-    /// Seconds of gradients and weights among copies, and what they can run beside.
+    /// Seconds of gradients and weights among copies, and what they can run beside: with stages in one part, and in more.
     seconds: Scopes,
-    beside: f64,
+    beside: [f64; 2],
     optimizer: f64,
     /// Of the stage that has the most, for what is fetched from and written to another tier.
     weights: f64,
@@ -481,86 +475,145 @@ struct Held {
     weights: f64,
     gradients: f64,
     states: f64,
-    kept: f64,
-    passing: f64,
-    /// The part of what lies elsewhere that is here: two blocks, one in use, one on its way.
-    here: f64,
 }
 
 impl Copies {
-    pub(crate) fn new(machine: &Machine, block: &Block, layout: &Layout, stages: &Stages) -> Self {
-        let members = layout.dp * layout.cp;
+    pub(crate) fn new(machine: &Machine, layout: &Layout, stages: &Stages) -> Self {
         let (value, states) = (layout.precision.bytes(), layout.precision.states());
         let width = if layout.wide_gradients { 4.0 } else { value };
-        // Each expert has as many copies as there are groups that share all of them.
-        let copies = [f64::from(members), f64::from(members / layout.ep)];
-        let share = |from: Zero| if layout.zero >= from { copies } else { [1.0; 2] };
-        let parameters = stages.parameters();
         let mut seconds = [0.0; 2];
-        let mut add = |span: Span, parameters: f64| {
-            let one = Self::exchange(machine, layout, span, width, parameters, stages.count);
+        for group in stages.groups.iter().flatten() {
+            let one = group.exchange(machine, layout, width, stages.count);
             seconds = [seconds[0] + one[0], seconds[1] + one[1]];
-        };
-        if members > 1 {
-            add(stages.copies, parameters.dense);
-        }
-        if parameters.spread > 0.0 && members > layout.ep {
-            add(stages.expert_copies, parameters.spread);
         }
         // All but one block's, beside the passes of one micro-batch; with interleaving of as many as there are stages, for
         // they go through one part after the other; with shared gradients or weights of all.
         let passes = match layout.zero {
-            Zero::Gradients | Zero::Weights => stages.count,
-            _ if layout.interleave > 1 => f64::from(layout.pp),
-            _ => 1.0,
+            Zero::Gradients | Zero::Weights => [stages.count; 2],
+            _ => [1.0, stages.pp],
         };
         let forward = if layout.zero == Zero::None { 0.0 } else { stages.forward };
         let part = 1.0 - 1.0 / stages.layers.max(1.0);
-        let beside = (passes * (forward + stages.backward)).min(seconds[0] + seconds[1]) * part;
+        let beside = |passes: f64| (passes * (forward + stages.backward)).min(seconds[0] + seconds[1]) * part;
+        let is_shared = |from: Zero| layout.zero >= from;
         // What is shared is whole for a block at a time.
-        let whole =
-            |from: Zero, bytes: f64| if layout.zero >= from { bytes * stages.block.all() } else { 0.0 };
-        let held = stages.kinds.map(|kind| Held {
-            weights: value * kind.parameters.shared(share(Zero::Weights)) + whole(Zero::Weights, 2.0 * value),
-            gradients: width * kind.parameters.shared(share(Zero::Gradients)) + whole(Zero::Gradients, width),
-            states: states * kind.parameters.shared(share(Zero::Optimizer)),
-            kept: kind.under_way * kind.layers * block.kept,
-            passing: block.passing + kind.edge,
-            here: (2.0 / kind.layers.max(1.0)).min(1.0),
-        });
-        let own = parameters.shared(share(Zero::Optimizer));
+        let whole = |from: Zero, bytes: f64| if is_shared(from) { bytes * stages.block } else { 0.0 };
+        let whole = [whole(Zero::Weights, 2.0 * value), whole(Zero::Gradients, width)];
+        let held = |parameters: &Parameters| Held {
+            weights: value * parameters.left(is_shared(Zero::Weights)) + whole[0],
+            gradients: width * parameters.left(is_shared(Zero::Gradients)) + whole[1],
+            states: states * parameters.left(is_shared(Zero::Optimizer)),
+        };
+        let [first, second, last] = &stages.parameters;
+        let own = stages.most.left(is_shared(Zero::Optimizer));
         let updated = if layout.precision == Precision::Fp32 { 2.0 * value } else { value };
         Self {
             seconds,
-            beside,
+            beside: passes.map(beside),
             // Read the gradient and, for its norm, once more; read and write the states; write the weight, which where there is
             // no copy of it was read too.
             optimizer: machine.moved(own * (2.0 * width + 2.0 * states + updated)),
-            weights: value * parameters.shared(share(Zero::Weights)),
+            weights: value * stages.most.left(is_shared(Zero::Weights)),
             states: states * own,
-            held,
+            held: [held(first), held(second), held(last)],
         }
     }
+}
 
-    /// Gradients and weights of so many parameters: once a step, or what is shared of them for each pass of each micro-batch.
-    fn exchange(
-        machine: &Machine,
-        layout: &Layout,
-        span: Span,
-        width: f64,
-        parameters: f64,
-        count: f64,
-    ) -> Scopes {
+impl Group {
+    /// Gradients and weights: once a step, or what is shared of them for each pass of each micro-batch.
+    fn exchange(&self, machine: &Machine, layout: &Layout, width: f64, count: f64) -> Scopes {
+        let bytes = width * self.parameters;
         let (scatters, gathers) = match layout.zero {
-            Zero::None => return machine.all_reduce(span, width * parameters),
+            Zero::None => return machine.all_reduce(self.span, bytes),
             Zero::Optimizer => (1.0, 1.0),
             Zero::Gradients => (count, 1.0),
             Zero::Weights => (count, 2.0 * count),
         };
-        let scatter = machine.half(span, width * parameters);
-        let gather = machine.half(span, layout.precision.bytes() * parameters);
-        [0, 1].map(|scope| scatters * scatter[scope] + gathers * gather[scope])
+        let scatter = machine.half(self.span, bytes);
+        [0, 1].map(|scope| scatters * scatter[scope] + gathers * self.gather[scope])
     }
+}
+
+/// What layouts share whose stages are cut into as many parts, besides block and stages.
+pub(crate) struct Parts {
+    /// All but the optimizer.
+    compute: Compute,
+    /// All but what goes between stages and among copies.
+    communication: Communication,
+    /// What is left for those.
+    rooms: Scopes,
+    bubble: f64,
+    /// Seconds between stages: all of them, and those that can run beside computation.
+    sent: Scopes,
+    steady: f64,
+    /// Bytes of the first, the second and the last stage: those kept from pass to pass, and those that pass by.
+    kept: [[f64; 2]; 3],
+}
+
+impl Parts {
+    pub(crate) fn new(block: &Block, layout: &Layout, stages: &Stages) -> Self {
+        let (Stages { count, pp, layers, cut, .. }, parts) = (stages, f64::from(layout.interleave));
+        // What runs beside another micro-batch's passes does not while the stages fill and empty, nor where the last one, which
+        // waits the longest for a backward pass, has none yet.
+        let hidden = block.expert.hidden;
+        let alone = if layout.pairs_passes() { count.min(((parts - 1.0) * pp + 1.0) / parts) } else { 0.0 };
+        let times = count * layers;
+        let [inside, between] = [0, 1].map(|scope| Shown {
+            exposed_s: times * block.expert.exposed[scope] + alone * layers * hidden[scope],
+            hidden_s: (count - alone) * layers * hidden[scope],
+        });
+        let communication = Communication {
+            tensor: Scoped::new(&block.tensor, times),
+            context: Scoped::new(&block.context, times),
+            expert: Scoped { inside, between },
+            ..Communication::default()
+        };
+        let compute = Compute {
+            forward_s: count * stages.forward,
+            backward_s: count * stages.backward,
+            recompute_s: times * block.again,
+            optimizer_s: 0.0,
+        };
+        let seconds = compute.forward_s + compute.backward_s + compute.recompute_s;
+        let expert = [inside.hidden_s, between.hidden_s];
+        let rooms = [0, 1].map(|scope| {
+            let taken = times * (block.tensor.hidden[scope] + block.context.hidden[scope]);
+            (seconds - taken - expert[scope]).max(0.0)
+        });
+        // Each part of each stage hands on once forward and once backward.
+        let steady = 2.0 * count * parts;
+        let handed = stages.handed;
+        // The last stage has its logits of one micro-batch; the first what is kept of the embedding, of all under way.
+        let kept = |(kind, stage): (usize, u32)| {
+            let (layers, edge) = (cut.layers[kind], cut.edges[kind].kept);
+            let under_way = under_way(layout, *count, f64::from(stage));
+            let edge = if kind == 2 || layout.pp == 1 { edge } else { edge * under_way };
+            [under_way * layers * block.kept, block.passing + edge]
+        };
+        let [first, second, last] = ends(layout.pp);
+        Self {
+            compute,
+            communication,
+            rooms,
+            bubble: (pp - 1.0) / parts * (cut.mean + stages.filling),
+            sent: handed.map(|seconds| (2.0 * (pp - 1.0) + steady) * seconds),
+            steady: steady * (handed[0] + handed[1]),
+            kept: [kept(first), kept(second), kept(last)],
+        }
+    }
+}
+
+/// Micro-batches that a stage keeps at once, in whole stages: one less from stage to stage, and with interleaving two
+/// parts less (Narayanan et al., SC21, section 2.2; Korthikanti et al., 2022, section 4.2.3, for the first). Where the passes of
+/// two run beside each other, two less without interleaving too, and one part more (Megatron-Core, combined passes).
+fn under_way(layout: &Layout, count: f64, stage: f64) -> f64 {
+    let (pp, parts) = (f64::from(layout.pp), f64::from(layout.interleave));
+    let parts_kept = match (layout.interleave, layout.pairs_passes()) {
+        (1, false) => pp - stage,
+        (_, more) => (parts - 1.0) * pp + 2.0 * (pp - 1.0 - stage) + if more { 2.0 } else { 1.0 },
+    };
+    count.min(parts_kept / parts)
 }
 
 /// Seconds of computation that a link is still idle in. Links of a rack and links between racks can both be busy beside the
@@ -577,126 +630,111 @@ impl Room {
     }
 }
 
-/// What is left once the stages, the copies and the memory are known: what runs beside what.
-#[inline(always)]
-pub(crate) fn finish(
-    machine: &Machine,
-    block: &Block,
-    layout: &Layout,
-    stages: &Stages,
-    copies: &Copies,
-    memory: Memory,
-) -> Step {
-    let count = stages.count;
-    let times = count * stages.layers;
-    let compute = Compute {
-        forward_s: count * stages.forward,
-        backward_s: count * stages.backward,
-        recompute_s: times * block.again,
-        optimizer_s: copies.optimizer,
-    };
-    let seconds = compute.forward_s + compute.backward_s + compute.recompute_s;
-    let mut rooms = [0, 1].map(|scope| {
-        let taken = times * (block.tensor.hidden[scope] + block.context.hidden[scope]);
-        let expert = [stages.expert.inside, stages.expert.between][scope].hidden_s;
-        Room((seconds - taken - expert).max(0.0))
-    });
-    let overlap = layout.overlap;
-    let pipeline = if overlap.pipeline { stages.steady } else { 0.0 };
-    let data = if overlap.data { copies.beside } else { 0.0 };
-    let communication = Communication {
-        tensor: Scoped::new(&block.tensor, times),
-        context: Scoped::new(&block.context, times),
-        expert: stages.expert,
-        pipeline: Scoped::split(stages.sent, pipeline, &mut rooms),
-        data: Scoped::split(copies.seconds, data, &mut rooms),
-    };
-    // The host has a link of its own; the pool hangs on those between the racks.
-    let [_, between] = rooms;
-    let room = if layout.offload.tier == FarTier::Pool { between } else { Room(seconds) };
-    let offload = offload(machine, block, layout, stages, copies, room);
-    let busy = compute.total_s() + communication.exposed_s() + stages.bubble + offload.exposed_s;
-    let straggle_s = stages.straggle * busy;
-    Step {
-        total_s: busy + straggle_s,
-        compute,
-        communication,
-        bubble_s: stages.bubble,
-        offload,
-        straggle_s,
-        memory,
+impl Shared<'_> {
+    pub(crate) fn step(&self, layout: &Layout) -> Step {
+        self.finish(layout, self.memory(layout))
     }
-}
 
-/// To and from another tier: weights for each pass of each micro-batch, states once, activations there and back.
-#[inline(always)]
-fn offload(
-    machine: &Machine,
-    block: &Block,
-    layout: &Layout,
-    stages: &Stages,
-    copies: &Copies,
-    mut room: Room,
-) -> Shown {
-    let offload = layout.offload;
-    let Some(far) = machine.far(offload.tier) else { return Shown::default() };
-    let passes = 2.0 * stages.count;
-    // A block at a time.
-    let late = passes * stages.layers * far.latency;
-    let weights = if offload.weights { passes * copies.weights / far.read + late } else { 0.0 };
-    // Both ways at a time.
-    let states = if offload.optimizer { copies.states / far.both + stages.layers * far.latency } else { 0.0 };
-    let kept = stages.layers * block.kept * stages.count;
-    let activations = if offload.activations { kept / far.read + kept / far.write + late } else { 0.0 };
-    let total = weights + states + activations;
-    // States can go beside one micro-batch's backward pass at most: the last gradient comes with its end.
-    let hidden = match layout.overlap.offload {
-        true => room.take(weights + activations) + room.take(states.min(stages.backward)),
-        false => 0.0,
-    };
-    Shown { exposed_s: total - hidden, hidden_s: hidden }
-}
-
-/// Bytes of the stage that has the most here.
-pub(crate) fn memory(machine: &Machine, layout: &Layout, copies: &Copies) -> Memory {
-    let offload = layout.offload;
-    let mut fullest = Memory::default();
-    let far_capacity_bytes = machine.far(offload.tier).map_or(0.0, |tier| tier.capacity);
-    let mut farthest = Elsewhere::default();
-    for held in &copies.held {
-        let near = |bytes: f64, is_far: bool| if is_far { bytes * held.here } else { bytes };
-        let far = |bytes: f64, is_far: bool| if is_far { bytes } else { 0.0 };
-        let weights = near(held.weights, offload.weights);
-        let states = near(held.states, offload.optimizer);
-        let activations = near(held.kept, offload.activations) + held.passing;
-        let used = weights + held.gradients + states + activations;
-        let there = Elsewhere {
-            weights: far(held.weights, offload.weights),
-            states: far(held.states, offload.optimizer),
-            kept: far(held.kept, offload.activations),
-        };
-        if there.all() > farthest.all() {
-            farthest = there;
-        }
-        if used > fullest.used_bytes {
-            fullest = Memory {
-                weights_bytes: weights,
-                gradients_bytes: held.gradients,
-                optimizer_bytes: states,
-                activations_bytes: activations,
-                used_bytes: used,
-                ..fullest
+    /// Bytes of the stage that has the most here.
+    #[inline(always)]
+    pub(crate) fn memory(&self, layout: &Layout) -> Memory {
+        let Self { machine, stages, copies, parts } = self;
+        let offload = layout.offload;
+        let mut fullest = Memory::default();
+        let far_capacity_bytes = machine.far(offload.tier).map_or(0.0, |tier| tier.capacity);
+        let mut farthest = Elsewhere::default();
+        for ((held, &[kept, passing]), here) in copies.held.iter().zip(&parts.kept).zip(&stages.here) {
+            let near = |bytes: f64, is_far: bool| if is_far { bytes * here } else { bytes };
+            let far = |bytes: f64, is_far: bool| if is_far { bytes } else { 0.0 };
+            let weights = near(held.weights, offload.weights);
+            let states = near(held.states, offload.optimizer);
+            let activations = near(kept, offload.activations) + passing;
+            let used = weights + held.gradients + states + activations;
+            let there = Elsewhere {
+                weights: far(held.weights, offload.weights),
+                states: far(held.states, offload.optimizer),
+                kept: far(kept, offload.activations),
             };
+            if there.all() > farthest.all() {
+                farthest = there;
+            }
+            if used > fullest.used_bytes {
+                fullest = Memory {
+                    weights_bytes: weights,
+                    gradients_bytes: held.gradients,
+                    optimizer_bytes: states,
+                    activations_bytes: activations,
+                    used_bytes: used,
+                    ..fullest
+                };
+            }
+        }
+        Memory {
+            capacity_bytes: machine.capacity,
+            far_weights_bytes: farthest.weights,
+            far_optimizer_bytes: farthest.states,
+            far_activations_bytes: farthest.kept,
+            far_bytes: farthest.all(),
+            far_capacity_bytes,
+            ..fullest
         }
     }
-    Memory {
-        capacity_bytes: machine.capacity,
-        far_weights_bytes: farthest.weights,
-        far_optimizer_bytes: farthest.states,
-        far_activations_bytes: farthest.kept,
-        far_bytes: farthest.all(),
-        far_capacity_bytes,
-        ..fullest
+
+    /// What runs beside what, once it is known what lies where.
+    #[inline(always)]
+    pub(crate) fn finish(&self, layout: &Layout, memory: Memory) -> Step {
+        let Self { stages, copies, parts, .. } = self;
+        let overlap = layout.overlap;
+        let pipeline = if overlap.pipeline { parts.steady } else { 0.0 };
+        let data = if overlap.data { copies.beside[usize::from(layout.interleave > 1)] } else { 0.0 };
+        let mut rooms = parts.rooms.map(Room);
+        let communication = Communication {
+            pipeline: Scoped::split(parts.sent, pipeline, &mut rooms),
+            data: Scoped::split(copies.seconds, data, &mut rooms),
+            ..parts.communication
+        };
+        // The host has a link of its own; the pool hangs on those between the racks.
+        let [_, between] = rooms;
+        let Compute { forward_s, backward_s, recompute_s, .. } = parts.compute;
+        let alone = Room(forward_s + backward_s + recompute_s);
+        let room = if layout.offload.tier == FarTier::Pool { between } else { alone };
+        let offload = self.offload(layout, room);
+        let compute = Compute { optimizer_s: copies.optimizer, ..parts.compute };
+        let busy = compute.total_s() + communication.exposed_s() + parts.bubble + offload.exposed_s;
+        let straggle_s = stages.straggle * busy;
+        Step {
+            total_s: busy + straggle_s,
+            compute,
+            communication,
+            bubble_s: parts.bubble,
+            offload,
+            straggle_s,
+            memory,
+        }
+    }
+
+    /// To and from another tier: weights for each pass of each micro-batch, states once, activations there and back.
+    #[inline(always)]
+    fn offload(&self, layout: &Layout, mut room: Room) -> Shown {
+        let Self { machine, stages, copies, .. } = self;
+        let offload = layout.offload;
+        let Some(far) = machine.far(offload.tier) else { return Shown::default() };
+        let passes = 2.0 * stages.count;
+        // A block at a time.
+        let late = passes * stages.layers * far.latency;
+        let weights = if offload.weights { passes * copies.weights / far.read + late } else { 0.0 };
+        // Both ways at a time.
+        let states =
+            if offload.optimizer { copies.states / far.both + stages.layers * far.latency } else { 0.0 };
+        let kept = stages.kept;
+        let activations = if offload.activations { kept / far.read + kept / far.write + late } else { 0.0 };
+        let total = weights + states + activations;
+        // States can go beside one micro-batch's backward pass at most: the last gradient comes with its end.
+        let hidden = match layout.overlap.offload {
+            true => room.take(weights + activations) + room.take(states.min(stages.backward)),
+            false => 0.0,
+        };
+        Shown { exposed_s: total - hidden, hidden_s: hidden }
     }
 }
 

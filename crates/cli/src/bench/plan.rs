@@ -1,7 +1,7 @@
 //! `polder bench plan`: layouts predicted in a second, and how far predictions are from published steps.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use polder_platform::{Platform, Topology};
@@ -12,6 +12,8 @@ use crate::Failure;
 use crate::probe::{kib, line_of};
 
 const RUNS: usize = 3;
+/// A run lasts as long, for the usual search takes a few milliseconds.
+const LEAST: Duration = Duration::from_millis(200);
 const ACCELERATORS: u32 = 98_304;
 const BATCH: u32 = 6_144;
 
@@ -38,9 +40,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
     for (name, space) in [("search", space(usual.clone())), ("usual search", usual)] {
         for threads in [1, cores] {
             let rate = |_| {
-                let begin = Instant::now();
-                let outcome = search(&job, &model, &space, threads, &|_, _| ());
-                outcome.points as f64 / begin.elapsed().as_secs_f64() / 1e6
+                let (begin, mut points) = (Instant::now(), 0);
+                while begin.elapsed() < LEAST {
+                    points += search(&job, &model, &space, threads, &|_, _| ()).points;
+                }
+                points as f64 / begin.elapsed().as_secs_f64() / 1e6
             };
             let sample = Sample::of((0..RUNS).map(rate).collect()).ok_or_else(|| Failure("no run".into()))?;
             let case = format!("{name} 98,304 accelerators, {threads} threads");
