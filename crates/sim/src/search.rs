@@ -104,9 +104,10 @@ impl Space {
         )
     }
 
-    /// The keys of all blocks, in order.
+    /// The keys of all blocks, in order; of two that are the same block in other words the first.
     fn keys(&self) -> Vec<Key> {
         let mut keys = vec![];
+        let keeps_all = self.recompute.contains(&Recompute::None);
         let overlaps = Overlap::all().filter(|it| self.overlap.iter().any(|other| other.of_block() == *it));
         let overlaps: Vec<_> = overlaps.collect();
         for &tp in &self.tp {
@@ -117,6 +118,10 @@ impl Space {
                             for &gather_again in &self.gather_again {
                                 for &recompute in &self.recompute {
                                     for &flash in &self.flash {
+                                        // Fused attention computes its scores again anyway.
+                                        if flash && recompute == Recompute::Selective && keeps_all {
+                                            continue;
+                                        }
                                         for &precision in &self.precision {
                                             keys.extend(overlaps.iter().map(|&overlap| Key {
                                                 tp,

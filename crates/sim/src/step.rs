@@ -734,7 +734,8 @@ impl Shared<'_> {
             true => room.take(weights + activations) + room.take(states.min(stages.backward)),
             false => 0.0,
         };
-        Shown { exposed_s: total - hidden, hidden_s: hidden }
+        // The sums round.
+        Shown { exposed_s: (total - hidden).max(0.0), hidden_s: hidden }
     }
 }
 
