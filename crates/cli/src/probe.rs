@@ -292,7 +292,11 @@ fn on_gpu(gpu: &Gpu, sharing: &Sharing, tier: &BTreeMap<String, Memory>) -> Resu
         host: Host {
             accelerators: 1,
             memory: sharing.memory,
-            attach: Attach { kind: AttachKind::Pcie, bandwidth: Bandwidth::new(gpu.from_host) },
+            attach: Attach {
+                kind: AttachKind::Pcie,
+                bandwidth: Bandwidth::new(gpu.from_host),
+                accelerators: 1,
+            },
             tier: tier.clone(),
         },
     })
@@ -337,6 +341,7 @@ fn cores(
             attach: Attach {
                 kind: AttachKind::Ucie,
                 bandwidth: Bandwidth::new(memory.read.value() / f64::from(count)),
+                accelerators: 1,
             },
             tier,
         },

@@ -131,8 +131,23 @@ pub struct Host {
 pub struct Attach {
     /// By what.
     pub kind: AttachKind,
-    /// In each direction.
+    /// Of one link, in each direction.
     pub bandwidth: Bandwidth,
+    /// Accelerators behind one link from a switch to the host.
+    #[serde(default = "one")]
+    pub accelerators: u32,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+impl Attach {
+    /// What each accelerator has of it while all move bytes.
+    #[must_use]
+    pub fn each(&self) -> Bandwidth {
+        Bandwidth::new(self.bandwidth.value() / f64::from(self.accelerators))
+    }
 }
 
 /// How CPUs attach.
@@ -203,6 +218,12 @@ impl Platform {
                 .fitted
                 .check()
                 .map_err(|(key, said)| (at(&format!("accelerator.fitted.{key}")), said))?;
+            let Attach { kind, accelerators, .. } = rack.host.attach;
+            if accelerators != 1 && (accelerators == 0 || kind != AttachKind::PcieSwitch) {
+                let problem =
+                    format!("expected 1, or those behind a link of a \"pcie-switch\", found {accelerators}");
+                return Err((at("host.attach.accelerators"), problem));
+            }
             for (tier, memory) in &rack.host.tier {
                 if ["host", "pool"].contains(&tier.as_str()) {
                     let problem = "expected another name: these are the host's own memory and the pool";

@@ -132,6 +132,10 @@ fn bad_input_gets_one_line_with_the_key_and_what_was_expected() {
             "between.topology.endpoints: 60 endpoints and 6 neighbours need 66 ports, the switch has 64",
         ),
         (
+            over("[rack.nvl72.host.attach]\naccelerators = 2"),
+            "rack.nvl72.host.attach.accelerators: expected 1, or those behind a link of a \"pcie-switch\", found 2",
+        ),
+        (
             over("[between]\ntopology = { kind = \"star\" }"),
             "between.topology.kind: unknown variant `star`, expected one of `single-hop`, `clos`, `torus`, `dragonfly`",
         ),

@@ -212,7 +212,7 @@ pub(crate) fn platform<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Resul
         host: Host {
             accelerators: 1,
             memory: host,
-            attach: Attach { kind: AttachKind::PcieSwitch, bandwidth: host.read },
+            attach: Attach { kind: AttachKind::PcieSwitch, bandwidth: host.read, accelerators: 1 },
             tier: BTreeMap::new(),
         },
     };

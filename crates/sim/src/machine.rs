@@ -117,7 +117,7 @@ impl Machine {
         };
         let host = &rack.host;
         let share = f64::from(host.accelerators);
-        let attach = host.attach.bandwidth.value();
+        let attach = host.attach.each().value();
         let behind = host
             .tier
             .iter()

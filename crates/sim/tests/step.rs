@@ -212,6 +212,18 @@ fn what_is_offloaded_leaves_the_accelerator_and_takes_time() {
     }
 }
 
+#[test]
+fn what_hangs_on_one_link_of_a_switch_shares_it() {
+    let weights = Offload { weights: true, ..Offload::default() };
+    let taken = |accelerators| {
+        let mut platform = Platform::load("dgx-a100").unwrap();
+        platform.rack.values_mut().for_each(|rack| rack.host.attach.accelerators = accelerators);
+        let cut = Layout { offload: weights, ..layout() };
+        Job::new(&platform).predict(&gpt3(), &cut).unwrap().step.offload.exposed_s
+    };
+    assert!((taken(4) / taken(1) - 4.0).abs() < 1e-9);
+}
+
 /// Bulk transfers alone are no loads and stores.
 #[test]
 fn a_pool_behind_a_path_without_mem_holds_nothing() {
