@@ -184,14 +184,15 @@ class Plan:
 def train(
     model: str,
     platform: str,
-    accelerators: int,
+    accelerators: int | None = None,
     *,
+    layout: str | None = None,
     against: str | None = None,
     rack: str | None = None,
     fill: int | None = None,
     order: str | None = None,
     sequence: int | None = None,
-    **layout: int | bool | str | Overlap | Offload,
+    **given: int | bool | str | Overlap | Offload,
 ) -> Plan:
     """Predict a training step.
 
@@ -201,7 +202,9 @@ def train(
         Names of ``polder plan list``, or paths of files: TOML, a model as a Hugging Face ``config.json``, either as the
         JSON of Calculon.
     accelerators
-        How many.
+        How many; those of the file ``layout`` by default.
+    layout
+        The path of an execution of Calculon: what of the layout is not given beside it, and where its ranks lie.
     against
         Another platform, which the same layout is predicted on too; ``left_out`` says why if it cannot run there.
     rack
@@ -212,7 +215,7 @@ def train(
         In which order ranks are counted, the closest first; by default ``"tp-cp-ep-dp-pp"``.
     sequence
         Tokens of a sequence, in place of the model's.
-    **layout
+    **given
         Fields of `Layout` that are given. The fastest layout that fits is searched for among those that have them; by
         default the batch is the power of two that makes 16 Mi tokens at most. Without ``offload``, what can lie
         elsewhere does where nothing fits in the accelerators' memory, in any tier; ``Offload()`` is nothing elsewhere.
@@ -229,7 +232,7 @@ def train(
     polder.ArgumentError
         When a file is damaged, or no layout can run, with the reason and the nearest that can.
     TypeError
-        When what is given is no field of a layout.
+        When what is given is no field of a layout, or there are neither ``accelerators`` nor a file.
 
     Examples
     --------
@@ -239,20 +242,22 @@ def train(
     >>> plan.margin.accelerator, plan.margin.least < 1 < plan.margin.most
     ('A100-SXM4-80GB', True)
     """
-    _expect(layout, [field.name for field in dataclasses.fields(Layout)], set())
-    given = {name: dataclasses.asdict(it) if dataclasses.is_dataclass(it) else it for name, it in layout.items()}
+    if accelerators is None and layout is None:
+        raise TypeError("accelerators: expected a number, or a file as layout")
+    _expect(given, [field.name for field in dataclasses.fields(Layout)], set())
+    fields = {name: dataclasses.asdict(it) if dataclasses.is_dataclass(it) else it for name, it in given.items()}
     request = {
         "model": model,
         "platform": platform,
-        "accelerators": accelerators,
+        "accelerators": accelerators or 0,
         "against": against,
         "rack": rack,
         "fill": fill,
         "order": order,
         "sequence": sequence,
-        "layout": given,
+        "layout": fields,
     }
-    return _typed(Plan, json.loads(_core.plan_train(json.dumps(request, default=_plain))))
+    return _typed(Plan, json.loads(_core.plan_train(json.dumps(request, default=_plain), layout)))
 
 
 def search(

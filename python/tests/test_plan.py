@@ -106,6 +106,48 @@ SYSTEM = {
 }
 
 
+EXECUTION = {
+    "num_procs": 64,
+    "tensor_par": 4,
+    "pipeline_par": 4,
+    "data_par": 4,
+    "tensor_par_net": 0,
+    "pipeline_par_net": 1,
+    "data_par_net": 1,
+    "batch_size": 64,
+    "microbatch_size": 1,
+    "datatype": "float16",
+    "fused_activation": True,
+    "attention_type": "multihead",
+    "activation_recompute": "none",
+    "pipeline_interleaving": 1,
+    "optimizer_sharding": False,
+    "tensor_par_comm_type": "rs_ag",
+    "tensor_par_overlap": "none",
+    "seq_par_ag_redo": True,
+    "data_par_overlap": False,
+    "weight_offload": False,
+    "activations_offload": False,
+    "optimizer_offload": False,
+    "training": True,
+}
+
+
+def test_an_execution_of_calculon_is_a_layout_and_arguments_count_before_it(tmp_path: Path) -> None:
+    file = tmp_path / "execution.json"
+    file.write_text(json.dumps(EXECUTION))
+    one = plan.train("megatron-22b", "dgx-a100", layout=str(file))
+    assert (one.accelerators, one.points, one.fill) == (64, 1, 4)
+    assert (one.layout.tp, one.layout.pp, one.layout.dp, one.layout.zero) == (4, 4, 4, "none")
+    other = plan.train("megatron-22b", "dgx-a100", 32, layout=str(file), dp=2, fill=8)
+    assert (other.accelerators, other.fill, other.layout.tp, other.layout.dp) == (32, 8, 4, 2)
+    file.write_text(json.dumps(EXECUTION | {"tensor_par": "four"}))
+    with pytest.raises(polder.ArgumentError, match=r"execution\.json: tensor_par: expected a whole number"):
+        plan.train("megatron-22b", "dgx-a100", layout=str(file))
+    with pytest.raises(TypeError, match="accelerators: expected a number, or a file as layout"):
+        plan.train("megatron-22b", "dgx-a100")
+
+
 def test_files_of_calculon_are_models_and_platforms(tmp_path: Path) -> None:
     model, system = str(tmp_path / "model.json"), str(tmp_path / "system.json")
     Path(model).write_text(json.dumps(MODEL))

@@ -1,6 +1,6 @@
 //! Predicted steps: a question and its answer as JSON, which the front gives types, and tables of many layouts.
 
-use polder_sim::{CHOICES, NUMBERS, OrderError, PLACE, Points, Request, Step, points};
+use polder_sim::{CHOICES, Execution, NUMBERS, OrderError, PLACE, Points, Request, Step, points};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -9,14 +9,17 @@ use crate::errors::argument;
 
 /// Answers a [`Request`] in JSON.
 #[pyfunction]
-pub(crate) fn plan_train(py: Python<'_>, request: &str) -> PyResult<String> {
+pub(crate) fn plan_train(py: Python<'_>, request: &str, file: Option<&str>) -> PyResult<String> {
     // By way of a value: the front wrote the text, and its lines and columns say nothing to whoever called it.
     let value: serde_json::Value =
         serde_json::from_str(request).map_err(|error| argument(error.to_string()))?;
-    let request: Request = serde_path_to_error::deserialize(value).map_err(|error| {
+    let mut request: Request = serde_path_to_error::deserialize(value).map_err(|error| {
         let key = error.path().to_string();
         argument(format!("{}: {}", key.strip_prefix("layout.").unwrap_or(&key), error.inner()))
     })?;
+    if let Some(file) = file {
+        request = request.or(&Execution::load(file).map_err(|error| argument(error.to_string()))?);
+    }
     py.detach(|| {
         let threads = std::thread::available_parallelism().map_or(1, Into::into);
         let answer = request.train(threads, &|_, _| ()).map_err(|error| argument(error.to_string()))?;

@@ -3,6 +3,7 @@
 use polder_platform::{FlopRate, Platform, Prices, Rates};
 use serde::{Deserialize, Serialize};
 
+use crate::calculon::Execution;
 use crate::json;
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 use crate::model::Model;
@@ -278,6 +279,18 @@ impl Given {
 }
 
 impl Request {
+    /// With what an execution of Calculon gives of what is left open here; `accelerators` is open where it is 0.
+    #[must_use]
+    pub fn or(self, execution: &Execution) -> Self {
+        let Execution { accelerators, fill, layout } = execution;
+        Self {
+            accelerators: if self.accelerators == 0 { *accelerators } else { self.accelerators },
+            fill: self.fill.or(Some(*fill)),
+            layout: self.layout.or(layout.clone()),
+            ..self
+        }
+    }
+
     fn job<'a>(&self, name: &str, platform: &'a Platform) -> Result<Job<'a>, RequestError> {
         Job::chosen(platform, self.rack.as_deref(), self.fill, self.order)
             .map_err(|refusal| RequestError::refused(name, refusal))

@@ -263,11 +263,22 @@ impl Subject {
         accelerators: Option<u32>,
         tiers: Tiers,
     ) -> Result<Request, Failure> {
-        let file = self.layout.as_deref().map(Execution::load).transpose()?;
-        let (of_file, fill, layout) =
-            file.map_or_else(Default::default, |it| (it.accelerators, Some(it.fill), it.layout));
         let order = self.order.as_deref().map(str::parse).transpose();
-        let mut layout = self.fixed.given(self.batch).or(layout);
+        let mut request = Request {
+            model: self.model.clone(),
+            platform: platform.into(),
+            accelerators: accelerators.unwrap_or(0),
+            rack: self.rack.clone(),
+            fill: self.fill,
+            order: order.map_err(|error: OrderError| Failure(format!("--order: {error}")))?,
+            against: None,
+            sequence: self.sequence,
+            layout: self.fixed.given(self.batch),
+        };
+        if let Some(file) = &self.layout {
+            request = request.or(&Execution::load(file)?);
+        }
+        let layout = &mut request.layout;
         layout.tiers = tiers;
         if let Some(to) = self.fixed.to {
             match (&mut layout.offload, tiers) {
@@ -279,17 +290,7 @@ impl Subject {
                 }
             }
         }
-        Ok(Request {
-            model: self.model.clone(),
-            platform: platform.into(),
-            accelerators: accelerators.unwrap_or(of_file),
-            rack: self.rack.clone(),
-            fill: self.fill.or(fill),
-            order: order.map_err(|error: OrderError| Failure(format!("--order: {error}")))?,
-            against: None,
-            sequence: self.sequence,
-            layout,
-        })
+        Ok(request)
     }
 }
 
