@@ -30,7 +30,7 @@ def plan_train(request: str, file: str | None) -> str: ...
 def plan_names() -> tuple[list[str], list[tuple[str, list[str]]], list[str]]: ...
 def plan_points(
     model: str,
-    platforms: list[str],
+    places: tuple[list[str], list[str]],
     rows: _Array,
     *,
     rack: str | None = None,

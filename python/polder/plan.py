@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polder import _core
+from polder.errors import ArgumentError
 
 _NUMBERS, _NAMES, _FIGURES = _core.plan_names()
 _CHOICES = dict(_NAMES)
@@ -286,7 +287,7 @@ def search(
         Tokens of a sequence, a number or an array, in place of the model's.
     **columns
         Fields of `Layout`, each a number or an array. ``overlap`` and ``offload`` are flat: ``overlap_data``,
-        ``offload_tier``, of which 2 is the first tier of the host by name. ``tp``, ``batch``, and ``dp`` or ``gpus``
+        ``offload_tier``, a name as in `Offload`, or a number of which 2 is the first tier of the host by name. ``tp``, ``batch``, and ``dp`` or ``gpus``
         must be given; what is left out is 1, false or the first choice, but ``flash``, ``wide_gradients`` and all
         overlaps but ``overlap_expert`` are true, as in `train`.
 
@@ -300,7 +301,7 @@ def search(
     Raises
     ------
     polder.ArgumentError
-        When a file is damaged, or a choice is none.
+        When a file is damaged, or a choice is none: a tier that no platform has.
     TypeError
         When a column is no field of a layout, or a field that must be given is missing.
 
@@ -315,15 +316,19 @@ def search(
     _expect(columns, _NUMBERS, {"tp", "batch"} | ({"dp"} if gpus is None else set()))
     place = {"platform": platform, "gpus": gpus, "sequence": sequence}
     given = {name: it for name, it in place.items() if it is not None} | columns
-    platforms, which = np.unique(np.asarray(platform, dtype=np.str_), return_inverse=True)
-    numbers = {name: _numbers(name, column) for name, column in given.items() if name != "platform"}
-    numbers["platform"] = which.reshape(np.shape(platform)).astype(np.uint32)
+    numbers: dict[str, NDArray[np.uint32]] = {}
+    tiers: list[str] = []
+    platforms, numbers["platform"] = _places(platform)
+    if np.asarray(columns.get("offload_tier")).dtype.kind == "U":
+        tiers, numbers["offload_tier"] = _places(columns["offload_tier"])
+    numbers |= {name: _numbers(name, column) for name, column in given.items() if name not in numbers}
     left_out = _LEFT_OUT if gpus is None else _LEFT_OUT | {"dp": 0}
     names = (*place, *_NUMBERS)
     arrays = np.broadcast_arrays(*(numbers.get(name, np.uint32(left_out.get(name, 0))) for name in names))
     rows = np.ascontiguousarray(np.stack(arrays, axis=-1), dtype=np.uint32)
     shape = rows.shape[:-1]
-    bytes_of = _core.plan_points(model, platforms.tolist(), rows.reshape(-1), rack=rack, fill=fill, order=order)
+    flat = rows.reshape(-1)
+    bytes_of = _core.plan_points(model, (platforms, tiers), flat, rack=rack, fill=fill, order=order)
     figures = np.frombuffer(bytes_of[0]).reshape(*shape, len(_FIGURES))
     refused = np.frombuffer(bytes_of[1], dtype=np.uint32).reshape(shape)
     table: dict[str, NDArray[Any]] = {
@@ -343,6 +348,12 @@ def _expect(given: dict[str, Any], known: list[str], needed: set[str]) -> None:
         raise TypeError(f"{what}; fields are {', '.join(known)}")
 
 
+def _places(column: ArrayLike) -> tuple[list[str], NDArray[np.uint32]]:
+    """The names of a column, and it as their places."""
+    names, which = np.unique(np.asarray(column, dtype=np.str_), return_inverse=True)
+    return names.tolist(), which.reshape(np.shape(column)).astype(np.uint32)
+
+
 def _numbers(name: str, column: ArrayLike) -> NDArray[np.uint32]:
     """A column as unsigned numbers: a choice as its place."""
     array = np.asarray(column)
@@ -352,10 +363,10 @@ def _numbers(name: str, column: ArrayLike) -> NDArray[np.uint32]:
         choices = _CHOICES[name]
         unknown = set(array.ravel().tolist()) - set(choices)
         if unknown:
-            raise ValueError(f"{name} is {sorted(unknown)[0]!r}; give one of {', '.join(choices)}")
+            raise ArgumentError(f"{name} is {sorted(unknown)[0]!r}; give one of {', '.join(choices)}")
         return np.vectorize(choices.index, otypes=[np.uint32])(array)
     if array.dtype.kind not in "biu" or int(array.min()) < 0 or int(array.max()) >= 2**32:
-        raise ValueError(f"{name} is {column!r}; give whole numbers from 0 to {2**32 - 1}")
+        raise ArgumentError(f"{name} is {column!r}; give whole numbers from 0 to {2**32 - 1}")
     return array.astype(np.uint32)
 
 

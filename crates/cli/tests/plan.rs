@@ -188,6 +188,9 @@ fn several_platforms_and_tiers_share_one_front() {
     );
     for point in &points {
         assert_eq!((&point["kind"], &point["accelerators"]), (&"simulated".into(), &512.into()));
+        let is_proved = point["platform"] == "nvl72-ndr";
+        let note = (!is_proved).then_some("no run over CXL validates this");
+        assert_eq!(point["note"].as_str(), note);
     }
     let text = std::fs::read_to_string(&path).unwrap();
     let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
@@ -209,6 +212,8 @@ fn several_platforms_and_tiers_share_one_front() {
     }
     // The table has those that differ; the files have all, and the table says so.
     let table = said(&format!("{search} nvl72-ndr,nvl72-cxl --rows 100000"));
+    let noted: Vec<_> = table.lines().filter(|line| line.contains("no run over CXL")).collect();
+    assert_eq!(noted, ["nvl72-cxl: no run over CXL validates this"]);
     let mut lines = table.lines().skip(1);
     let here = lines.next().unwrap();
     assert!(here.ends_with("to within 1%; --csv, --parquet and --json have all"), "{here}");
@@ -310,6 +315,14 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
         assert_eq!(row.len(), names.len());
     }
     assert_eq!((file.metadata().file_metadata().num_rows() as usize, lines.next()), (front.len(), None));
+    std::fs::write(&path, OURS.replace("machine.nvl72-ndr", "machine.nvl72-cxx")).unwrap();
+    let few = "search --model llama3-8b --batch 8 --gpus 8 --platform dgx-h100";
+    let Output { status, stderr, .. } = plan(&format!("{few} --prices {}", path.display()));
+    let unknown = "machine.nvl72-cxx: no platform and no accelerator of this name; it is passed over";
+    let warned = format!("polder: {}: {unknown}\n", path.display());
+    assert!(status.success());
+    assert_eq!(String::from_utf8(stderr).unwrap(), warned);
+    std::fs::write(&path, OURS).unwrap();
     let elsewhere = refused(&format!("{priced} --parquet /nowhere/front.parquet"));
     assert!(elsewhere.starts_with("polder: /nowhere/front.parquet: cannot write it: "), "{elsewhere}");
 
@@ -493,6 +506,10 @@ fn a_refusal_gives_the_true_reason_and_the_nearest_that_runs() {
         (
             "llama3-8b --platform finetuning-a --gpus 2 --offload weights --to cxm",
             "finetuning-a: the host has no memory \"cxm\"; it has host, cxl; optimizer states offloaded to the host would run",
+        ),
+        (
+            "llama3-8b --platform dgx-h100 --gpus 64 --offload weights --to cxl",
+            "dgx-h100: the host has no memory \"cxl\"; it has host; all kept in the accelerators' memory would run",
         ),
         (
             "llama3-8b --platform dgx-h100 --gpus 64 --tp 7 --pp 11",

@@ -185,6 +185,16 @@ fn what_verify_cannot_take_gets_one_line() {
     assert!(said.contains("dgx-a100: sharing: expected what ranks pay that exchange bytes"), "{said}");
     let said = refused(&["plan", "verify", "--platform", here, "--rows", measured]);
     assert!(said.contains("rows.jsonl: line 1: expected a row of a benchmark"), "{said}");
+    let gloo = rows(&Platform::load(here).unwrap().sharing.unwrap());
+    let gloo: String =
+        gloo.lines().filter(|line| line.contains("gloo")).map(|line| format!("{line}\n")).collect();
+    assert!(!gloo.is_empty());
+    for text in ["", &gloo] {
+        std::fs::write(measured, text).unwrap();
+        let said = refused(&["plan", "verify", "--platform", here, "--rows", measured]);
+        let expected = "rows.jsonl: expected all-reduces of `polder bench collectives --json` through coherent, software, ";
+        assert!(said.contains(expected) && said.trim_end().ends_with(", found none"), "{said}");
+    }
     let said = refused(&["plan", "train", "--model", "llama3-8b", "--platform", here, "--gpus", "2"]);
     assert!(said.contains("needs accelerators"), "{said}");
 }

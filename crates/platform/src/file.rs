@@ -110,7 +110,7 @@ pub fn read<T: DeserializeOwned>(folder: Folder, name: &str) -> Result<T, DataEr
     serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
         let key = error.path().to_string();
         let key = if key == "." { "" } else { &key };
-        DataError::new(name, key, one_line(error.inner().message()))
+        DataError::new(name, key, in_words(error.inner().message()))
     })
 }
 
@@ -133,7 +133,10 @@ fn whole(folder: Folder, name: &str, seen: &mut Vec<String>) -> Result<Table, Da
     if seen.contains(&base) {
         return Err(DataError::new(name, "extends", format!("{base:?} extends this file itself")));
     }
-    let mut under = whole(folder, &base, seen)?;
+    let mut under = whole(folder, &base, seen).map_err(|error| match error.key.as_str() {
+        "" => DataError::new(name, "extends", error.to_string()),
+        _ => error,
+    })?;
     lay_over(&mut under, table);
     Ok(under)
 }
@@ -160,6 +163,22 @@ fn lay_over(under: &mut Table, over: Table) {
             (_, value) => drop(under.insert(key, value)),
         }
     }
+}
+
+/// What serde says of a value that does not fit, in one line and without names of Rust's types.
+#[must_use]
+pub fn in_words(message: &str) -> String {
+    let message = one_line(message);
+    let Some((found, expected)) = message.rsplit_once(", expected ") else { return message };
+    let expected = match expected {
+        "u16" | "u32" | "u64" => "a whole number from 0 on",
+        "f64" => "a number",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        it if it.starts_with("struct ") || it == "a map" => "a table",
+        it => it,
+    };
+    format!("{found}, expected {expected}")
 }
 
 fn one_line(message: &str) -> String {

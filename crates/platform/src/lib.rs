@@ -23,7 +23,7 @@ mod unit;
 
 pub use efficiency::{Curve, Efficiency, Reached};
 pub use fabric::{Fabric, Link, Packet, Pbr, Protocol, Reduction, Software, Switch, Topology};
-pub use file::{DataError, Folder, names, read, text};
+pub use file::{DataError, Folder, in_words, names, read, text};
 pub use machine::{
     Accelerator, Attach, AttachKind, Compute, Fitted, Host, MemoryNodes, Platform, Rack, Tier,
 };

@@ -272,11 +272,10 @@ impl Platform {
         if self.pool.as_ref().is_some_and(|pool| pool.accelerators == 0 || pool.ports == 0) {
             return Err(("pool".into(), "expected at least one port, and one accelerator to a node".into()));
         }
-        if self.pool.is_some() && !between.carries.iter().any(|it| matches!(it, Protocol::Mem | Protocol::Io))
-        {
+        if self.pool.is_some() && !between.carries.contains(&Protocol::Mem) {
             return Err((
                 "between.carries".into(),
-                "expected \"mem\" or \"io\", which a memory pool is reached by".into(),
+                "expected \"mem\", which a memory pool is reached by".into(),
             ));
         }
         Ok(())

@@ -1,13 +1,13 @@
 //! What machines cost: money, watts and carbon dioxide, each number with its source.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
     CarbonIntensity, DataError, EnergyPrice, Folder, Lifetime, Money, Platform, Power, Quantity, Rack, Rent,
-    Unit, read,
+    Unit, names, read,
 };
 
 /// What a file of prices says.
@@ -95,6 +95,23 @@ impl Prices {
     /// When there are none, or the file says what cannot be.
     pub fn load(name: &str) -> Result<Self, DataError> {
         Ok(Self { file: name.into(), ..read(Folder::Prices, name)? })
+    }
+
+    /// Each machine of the file that is none of these platforms and none that Polder brings along, and no accelerator of theirs:
+    /// nobody ever asks what it costs.
+    ///
+    /// # Errors
+    /// When a platform that Polder brings along is damaged.
+    pub fn unknown(&self, platforms: &[(&str, Platform)]) -> Result<Vec<DataError>, DataError> {
+        let ours = names(Folder::Platforms).into_iter().map(|name| Ok((name, Platform::load(name)?)));
+        let ours = ours.collect::<Result<Vec<_>, DataError>>()?;
+        let known = ours.iter().chain(platforms).flat_map(|(name, platform)| {
+            platform.rack.values().map(|rack| rack.accelerator.name.as_str()).chain([*name])
+        });
+        let known: BTreeSet<_> = known.collect();
+        let unknown = self.machine.keys().filter(|name| !known.contains(name.as_str()));
+        let problem = "no platform and no accelerator of this name; it is passed over";
+        Ok(unknown.map(|name| DataError::new(&self.file, &format!("machine.{name}"), problem)).collect())
     }
 
     /// What so many accelerators of `rack` of the platform called `name` cost, with their hosts, their ports and memory nodes.

@@ -156,9 +156,30 @@ fn bad_input_gets_one_line_with_the_key_and_what_was_expected() {
             "between.pbr.ids: expected 1 to 4096, which 12 bits are, found 5000",
         ),
         (over("[between]\npbr = { ids = 4096, domains = 0 }"), "between.pbr.domains: expected at least one"),
+        (
+            refused("extends = \"nvl72-cxl\"\n[between]\ncarries = [\"io\"]"),
+            "between.carries: expected \"mem\", which a memory pool is reached by",
+        ),
+        (
+            over("[between]\nlinks = 1.5"),
+            "between.links: invalid type: floating point `1.5`, expected a whole number from 0 on",
+        ),
+        (
+            over("[rack.nvl72]\naccelerators = \"72\""),
+            "rack.nvl72.accelerators: invalid type: string \"72\", expected a whole number from 0 on",
+        ),
+        (
+            over("[rack.nvl72.accelerator.fitted]\nmatrix = \"0.5\""),
+            "rack.nvl72.accelerator.fitted.matrix: invalid type: string \"0.5\", expected a number",
+        ),
+        (over("[rack]\nnvl72 = 3"), "rack.nvl72: invalid type: integer `3`, expected a table"),
+        (over("[between]\ncarries = 3"), "between.carries: invalid type: integer `3`, expected a list"),
         (over("[between.link]\nencoding = 0"), "between.link.encoding: "),
         (over("[between.link]\nlanes = 0"), "between.link.lanes: expected at least one"),
-        (refused("extends = \"nowhere\""), "nowhere: no platform of this name; there are cmpi, dgx-a100, "),
+        (
+            refused("extends = \"nowhere\""),
+            "extends: nowhere: no platform of this name; there are cmpi, dgx-a100, ",
+        ),
         (refused("title = "), "line 1: "),
         (refused("title = \"x\""), "missing field `source`"),
     ];
@@ -212,6 +233,26 @@ fn what_is_said_of_a_platform_comes_before_its_accelerator_and_rent_before_price
     let rent = rates.inputs.iter().find(|input| input.source == "our cloud").unwrap();
     assert_eq!((rent.count, rent.value.as_str()), (Some(1000), "3 USD/h"));
     assert!(rates.inputs.iter().all(|input| input.what != "lifetime"), "{:?}", rates.inputs);
+}
+
+#[test]
+fn prices_of_what_nobody_has_are_told() {
+    let more = "[machine.nvl72-cxx]\nrent = { value = \"3 USD/h\", source = \"x\" }";
+    let chip = OURS.replace("machine.nvl72-ndr", "machine.XPU");
+    let file = Written::new(&format!("{chip}{more}"));
+    let path = file.0.to_str().unwrap();
+    let unknown = |platforms: &[(&str, Platform)]| {
+        let said = Prices::load(path).unwrap().unknown(platforms).unwrap();
+        said.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let said = |key: &str| {
+        format!("{path}: machine.{key}: no platform and no accelerator of this name; it is passed over")
+    };
+    assert_eq!(unknown(&[]), [said("XPU"), said("nvl72-cxx")]);
+    let mut ours = Platform::load("nvl72-ndr").unwrap();
+    ours.rack.values_mut().for_each(|rack| rack.accelerator.name = "XPU".into());
+    assert_eq!(unknown(&[("ours.toml", ours.clone())]), [said("nvl72-cxx")]);
+    assert_eq!(unknown(&[("nvl72-cxx", ours)]), [""; 0]);
 }
 
 #[test]

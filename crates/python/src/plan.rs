@@ -1,6 +1,9 @@
 //! Predicted steps: a question and its answer as JSON, which the front gives types, and tables of many layouts.
 
-use polder_sim::{CHOICES, Execution, NUMBERS, OrderError, PLACE, Points, Request, Step, points};
+use polder_platform::in_words;
+use polder_sim::{
+    CHOICES, Execution, FarTier, NUMBERS, OrderError, PLACE, Points, Request, Step, TierError, points,
+};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -15,7 +18,8 @@ pub(crate) fn plan_train(py: Python<'_>, request: &str, file: Option<&str>) -> P
         serde_json::from_str(request).map_err(|error| argument(error.to_string()))?;
     let mut request: Request = serde_path_to_error::deserialize(value).map_err(|error| {
         let key = error.path().to_string();
-        argument(format!("{}: {}", key.strip_prefix("layout.").unwrap_or(&key), error.inner()))
+        let problem = in_words(&error.inner().to_string());
+        argument(format!("{}: {problem}", key.strip_prefix("layout.").unwrap_or(&key)))
     })?;
     if let Some(file) = file {
         request = request.or(&Execution::load(file).map_err(|error| argument(error.to_string()))?);
@@ -36,13 +40,13 @@ pub(crate) fn plan_names() -> (Vec<&'static str>, Choices, Vec<&'static str>) {
     (NUMBERS.to_vec(), CHOICES.to_vec(), Step::COLUMNS.to_vec())
 }
 
-/// Predicts rows of unsigned 32-bit numbers, into rows of 64-bit floats, 32-bit places of why not, and the reasons.
+/// Predicts rows of unsigned 32-bit numbers, on platforms and with tiers that rows name by their places, into rows of 64-bit floats, 32-bit places of why not, and the reasons.
 #[pyfunction]
-#[pyo3(signature = (model, platforms, rows, *, rack=None, fill=None, order=None))]
+#[pyo3(signature = (model, places, rows, *, rack=None, fill=None, order=None))]
 pub(crate) fn plan_points<'py>(
     py: Python<'py>,
     model: &str,
-    platforms: Vec<String>,
+    places: (Vec<String>, Vec<String>),
     rows: PyBuffer<u32>,
     rack: Option<String>,
     fill: Option<u32>,
@@ -52,9 +56,12 @@ pub(crate) fn plan_points<'py>(
     if !rows.len().is_multiple_of(PLACE + NUMBERS.len()) {
         return Err(argument("no whole number of rows".into()));
     }
+    let (platforms, tiers) = places;
+    let tiers = tiers.iter().map(|tier| tier.parse()).collect::<Result<Vec<FarTier>, TierError>>();
+    let tiers = tiers.map_err(|error| argument(error.to_string()))?;
     let order = order.map(str::parse).transpose().map_err(|error: OrderError| argument(error.to_string()))?;
     let Points { figures, refused, reasons } = py
-        .detach(|| points(model, &platforms, rack.as_deref(), fill, order, &rows))
+        .detach(|| points(model, &platforms, &tiers, rack.as_deref(), fill, order, &rows))
         .map_err(|error| argument(error.to_string()))?;
     let figures: Vec<u8> = figures.iter().flat_map(|figure| figure.to_le_bytes()).collect();
     let refused: Vec<u8> = refused.iter().flat_map(|place| place.to_le_bytes()).collect();

@@ -22,10 +22,11 @@ const UNGATED: [&str; 12] = [
 ];
 
 /// What a model may have that ours have not, and what would be passed over in silence.
-const UNKNOWN: [(&str, &str); 11] = [
+const UNKNOWN: [(&str, &str); 12] = [
     ("kv_lora_rank", "multi-head latent attention"),
     ("first_k_dense_replace", "dense blocks before experts"),
     ("mlp_only_layers", "dense blocks among those of experts"),
+    ("parallel_attn_mlp_res", "a dense part beside the experts"),
     ("shared_expert_intermediate_size", "a shared expert of a width of its own"),
     ("attention_chunk_size", "attention in chunks"),
     ("state_size", "state-space layers"),
@@ -159,8 +160,9 @@ pub(crate) fn model(file: &str, keys: Map<String, Value>) -> Result<Model, DataE
         hidden: config.must(&["hidden_size", "n_embd", "d_model"])?,
         layers: config.must(&["num_hidden_layers", "n_layer", "n_layers"])?,
         heads: config.must(&["num_attention_heads", "n_head", "n_heads"])?,
-        kv_heads: match config.says("multi_query") {
-            Some(true) => Some(1),
+        // Falcon's newer models have it written down too, where it does not count.
+        kv_heads: match ["multi_query", "new_decoder_architecture"].map(|key| config.says(key)) {
+            [Some(true), None | Some(false)] => Some(1),
             _ => config.maybe(&["num_key_value_heads", "num_kv_heads"])?,
         },
         head_width: config.maybe(&["head_dim"])?,
@@ -201,6 +203,14 @@ mod tests {
             "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": false}"#;
         let billions = model("config.json", mixtral).unwrap().parameters() / 1e9;
         assert!((billions - 46.7).abs() < 0.1, "{billions}");
+        let falcon = |newer: bool| {
+            let config = format!(
+                r#"{{"model_type": "falcon", "hidden_size": 8192, "num_hidden_layers": 60, "num_attention_heads": 128, "vocab_size": 65024,
+                "max_position_embeddings": 2048, "num_kv_heads": 8, "multi_query": true, "new_decoder_architecture": {newer}}}"#
+            );
+            model("config.json", &config).unwrap().kv_heads
+        };
+        assert_eq!([true, false].map(falcon), [Some(8), Some(1)]);
         let gpt2 = r#"{"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": null,
             "n_positions": 1024, "vocab_size": 50257}"#;
         let millions = model("config.json", gpt2).unwrap().parameters() / 1e6;
@@ -231,6 +241,10 @@ mod tests {
             (r#""state_size": 16"#, "state_size: a model with state-space layers cannot be described; see "),
             (r#""kv_lora_rank": 512"#, "kv_lora_rank: a model with multi-head latent attention cannot be "),
             (
+                r#""parallel_attn_mlp_res": true"#,
+                "parallel_attn_mlp_res: a model with a dense part beside the experts cannot be ",
+            ),
+            (
                 r#""mlp_only_layers": [0, 1]"#,
                 "mlp_only_layers: a model with dense blocks among those of experts",
             ),
@@ -250,6 +264,7 @@ mod tests {
         for more in [
             r#""sliding_window": null"#,
             r#""sliding_window": 32768"#,
+            r#""parallel_attn_mlp_res": false"#,
             r#""sliding_window": 4096, "use_sliding_window": false"#,
             r#""architectures": ["MistralForCausalLM"], "is_encoder_decoder": false, "mlp_only_layers": [], "decoder_sparse_step": 1"#,
         ] {

@@ -309,7 +309,7 @@ impl fmt::Display for Offload {
         let what = [("weights", weights), ("optimizer states", optimizer), ("activations", activations)];
         let what: Vec<_> = what.into_iter().filter(|(_, is_far)| **is_far).map(|(name, _)| name).collect();
         match self.is_any() {
-            false => f.write_str("no offload"),
+            false => f.write_str("all kept in the accelerators' memory"),
             true => write!(f, "{} offloaded to the {tier}", text::listed(&what)),
         }
     }

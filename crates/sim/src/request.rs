@@ -171,7 +171,6 @@ pub fn would(nearest: &[String], run: &str) -> String {
     }
 }
 
-const UNPROVED: &str = "no run over CXL validates this";
 const UNPROVED_DIFFERENCE: &str = "no run over CXL validates the difference between these fabrics";
 
 /// What must be said of a model of which no step is among the published ones.
@@ -445,9 +444,6 @@ impl Request {
             Precision::Fp8 => compute.fp8,
             Precision::Fp32 => compute.fp32,
         };
-        let is_fabric = platform.between.as_ref().is_some_and(|between| !between.carries.is_empty());
-        let behind = job.rack().host.tier.get(&layout.offload.tier.to_string());
-        let is_behind = layout.offload.is_any() && behind.is_some_and(|memory| memory.port.is_some());
         Ok(Answer {
             kind: "simulated",
             model: self.model.clone(),
@@ -466,7 +462,7 @@ impl Request {
             would_fit: vec![],
             against: None,
             left_out: None,
-            note: (is_fabric || is_behind).then(|| UNPROVED.into()),
+            note: job.unproved(&layout.offload).map(Into::into),
         })
     }
 }

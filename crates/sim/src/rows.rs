@@ -1,6 +1,6 @@
 //! Layouts and steps as rows of numbers, for tables of many.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::json;
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
@@ -173,13 +173,15 @@ pub struct Points {
     pub reasons: Vec<String>,
 }
 
-/// Predicts many layouts, each given by a row of [`PLACE`] and [`NUMBERS`]. Where `dp` is 0, it is what the accelerators leave.
+/// Predicts many layouts, each given by a row of [`PLACE`] and [`NUMBERS`]. Where `dp` is 0, it is what the accelerators leave. Where
+/// `tiers` are named, a row's tier is its place among them.
 ///
 /// # Errors
-/// When a file is damaged or missing, or a platform has no such rack.
+/// When a file is damaged or missing, a platform has no such rack, or none has such a tier.
 pub fn points(
     model: &str,
     platforms: &[String],
+    tiers: &[FarTier],
     rack: Option<&str>,
     fill: Option<u32>,
     order: Option<Order>,
@@ -193,8 +195,14 @@ pub fn points(
     let jobs = platforms.iter().zip(&loaded).map(job).collect::<Result<Vec<_>, _>>()?;
     let places = |job: &Job<'_>| {
         let behind = job.tiers().into_iter().filter(|tier| matches!(tier, FarTier::Behind(_)));
-        [FarTier::Host, FarTier::Pool].into_iter().chain(behind).collect()
+        [FarTier::Host, FarTier::Pool].into_iter().chain(behind).collect::<Vec<_>>()
     };
+    let known: BTreeSet<_> = jobs.iter().flat_map(places).map(|tier| tier.to_string()).collect();
+    if let Some(tier) = tiers.iter().map(FarTier::to_string).find(|tier| !known.contains(tier)) {
+        let known = known.into_iter().collect::<Vec<_>>().join(", ");
+        return Err(RequestError::refused(&platforms.join(", "), Refusal::Tier { tier, known }));
+    }
+    let places = |job: &Job<'_>| if tiers.is_empty() { places(job) } else { tiers.to_vec() };
     let jobs: Vec<_> = jobs.into_iter().map(|job| (places(&job), job)).collect();
     let mut points = Points { reasons: vec![String::new()], ..Points::default() };
     let mut known = HashMap::new();

@@ -3,11 +3,13 @@
 use polder_platform::{Platform, Rack};
 
 use crate::block::Block;
-use crate::layout::{FarTier, Layout, Refusal};
+use crate::layout::{FarTier, Layout, Offload, Refusal};
 use crate::machine::Machine;
 use crate::model::Model;
 use crate::order::Order;
 use crate::step::{self, Stage, Step};
+
+const UNPROVED: &str = "no run over CXL validates this";
 
 /// A platform that steps are predicted on.
 #[derive(Clone, Debug)]
@@ -103,6 +105,15 @@ impl<'a> Job<'a> {
     #[must_use]
     pub const fn order(&self) -> Order {
         self.order
+    }
+
+    /// What must be said of steps over CXL: between racks, or to where something lies.
+    #[must_use]
+    pub fn unproved(&self, offload: &Offload) -> Option<&'static str> {
+        let is_fabric = self.platform.between.as_ref().is_some_and(|between| !between.carries.is_empty());
+        let behind = self.rack.host.tier.get(&offload.tier.to_string());
+        let is_behind = offload.is_any() && behind.is_some_and(|memory| memory.port.is_some());
+        (is_fabric || is_behind).then_some(UNPROVED)
     }
 
     /// Every memory beyond the accelerators' that there is.

@@ -106,6 +106,7 @@ mod tests {
             layout,
             step: Step { total_s: place as f64, ..Step::default() },
             bill: None,
+            note: None,
         };
         let points: Vec<_> = (0..GROUP + 3).map(point).collect();
         write(&points, std::fs::File::create(&path).unwrap()).unwrap();

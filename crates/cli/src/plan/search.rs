@@ -1,13 +1,14 @@
 //! `polder plan search`: every layout on several machines, and those that no other beats.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
-use polder_platform::{Prices, Rates};
+use polder_platform::{DataError, Prices, Rates};
 use polder_sim::{
-    Cell, Found, Layout, Memory, Model, NUMBERS, Offload, RequestError, Space, Step, Tiers, accelerators,
-    cells, front, grouped, listed, unjudged,
+    Cell, Found, Job, Layout, Memory, Model, NUMBERS, Offload, RequestError, Space, Step, Tiers,
+    accelerators, cells, front, grouped, listed, unjudged,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -55,6 +56,7 @@ fn tokens(text: &str) -> Result<f64, String> {
 /// Where a layout was looked at.
 struct Place<'a> {
     platform: &'a str,
+    job: Job<'a>,
     accelerators: u32,
     rates: Option<Rates>,
 }
@@ -113,6 +115,11 @@ struct Run {
 pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
     let prices = arguments.prices.as_deref().map(Prices::load).transpose()?;
+    let machines = arguments.platform.iter().map(|name| Ok((name.as_str(), polder_sim::platform(name)?)));
+    let machines = machines.collect::<Result<Vec<_>, DataError>>()?;
+    if let Some(prices) = &prices {
+        prices.unknown(&machines)?.iter().for_each(|it| eprintln!("polder: {it}"));
+    }
     let run = match arguments.tokens {
         Some(tokens) => Some(Run { tokens, sequence: subject.tokens()? }),
         None => None,
@@ -122,7 +129,7 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         [] => vec![None],
         ref counts => counts.iter().copied().map(Some).collect(),
     };
-    for platform in &arguments.platform {
+    for &(platform, ref machine) in &machines {
         for &count in &counts {
             let request = subject.request(platform, count, Tiers::All)?;
             let accelerators = request.accelerators;
@@ -146,7 +153,8 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
                 continue;
             }
             found.extend(outcome.front.into_iter().map(|it| (places.len(), it)));
-            places.push(Place { platform, accelerators, rates });
+            let job = Job::chosen(machine, request.rack.as_deref(), None, None)?;
+            places.push(Place { platform, job, accelerators, rates });
         }
     }
     match &left_out[..] {
@@ -164,6 +172,13 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     let found = front(&found, |point| {
         bill(point).map_or([0.0; Rates::NAMES.len()], |bill| bill.costs().map(|cost| cost.unwrap_or(0.0)))
     });
+    let unjudged = unjudged(&Model::load(&subject.model)?);
+    // Also of a place that others beat.
+    let everywhere = places.iter().map(|place| (place, Offload::default()));
+    let offloads = everywhere.chain(found.iter().map(|(at, it)| (&places[*at], it.layout.offload)));
+    let unproved: BTreeSet<_> = offloads
+        .filter_map(|(place, offload)| Some((place.platform, place.job.unproved(&offload)?)))
+        .collect();
     let found: Vec<_> = found
         .into_iter()
         .map(|point| Point {
@@ -174,6 +189,11 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
             order: subject.order.as_deref(),
             layout: point.1.layout,
             step: point.1.step,
+            note: [places[point.0].job.unproved(&point.1.layout.offload), unjudged]
+                .into_iter()
+                .flatten()
+                .map(String::from)
+                .reduce(|all, it| format!("{all}, and {it}")),
         })
         .collect();
     if let Some(path) = &arguments.csv {
@@ -196,7 +216,10 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     }
     print(arguments, points, fits, &found, &apart(&found));
     println!("not looked at unless given: {}", Space::left_out());
-    if let Some(note) = unjudged(&Model::load(&subject.model)?) {
+    for (platform, note) in unproved {
+        println!("{platform}: {note}");
+    }
+    if let Some(note) = unjudged {
         println!("{note}");
     }
     bills(arguments, &places, &without);
@@ -316,7 +339,7 @@ fn bills(arguments: &Arguments, places: &[Place<'_>], without: &[(&str, &str)]) 
     let of = if arguments.tokens.is_some() { "the run" } else { "a step" };
     println!("what {of} costs, by {prices}, as if everything took its full power all the time:");
     let mut sources = vec![];
-    for Place { platform, accelerators: count, rates } in places {
+    for Place { platform, accelerators: count, rates, .. } in places {
         let inputs = rates.iter().flat_map(|rates| &rates.inputs);
         let counted = inputs.map(|input| {
             sources.push(format!("  {}, {}: {}", input.what, input.value, input.source));
@@ -382,6 +405,9 @@ pub(super) struct Point<'a> {
     pub(super) step: Step,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) bill: Option<Bill>,
+    /// What must be said with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) note: Option<String>,
 }
 
 impl Point<'_> {
@@ -429,6 +455,7 @@ mod tests {
                 ..Step::default()
             },
             bill: None,
+            note: None,
         };
         let found = [
             point(1.0, 100.0, 0.0),

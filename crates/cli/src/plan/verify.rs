@@ -55,6 +55,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     })?;
     let demo = demo(arguments)?;
     let verified = verify(&sharing, &measured(arguments)?);
+    if verified.rows.is_empty() {
+        let files = arguments.rows.iter().map(|file| format!("{}: ", file.display()));
+        let known = sharing.exchange.keys().cloned().collect::<Vec<_>>().join(", ");
+        return Err(Failure(format!(
+            "{}expected all-reduces of `polder bench collectives --json` through {known}, found none",
+            files.collect::<String>()
+        )));
+    }
     let demo = demo.map(|demo| demo.predicted(&platform, &verified.sharing)).transpose()?;
     if arguments.json {
         println!("{}", serde_json::to_string(&Report { verified: &verified, demo })?);
