@@ -217,7 +217,7 @@ fn several_platforms_and_tiers_share_one_front() {
     let mut lines = table.lines().skip(1);
     let here = lines.next().unwrap();
     assert!(here.ends_with("to within 1%; --csv, --parquet and --json have all"), "{here}");
-    let printed = lines.filter(|line| line.starts_with("nvl72-")).count();
+    let printed = lines.filter(|line| line.starts_with("nvl72-") && !noted.contains(line)).count();
     assert!(here.starts_with(&format!("{printed} of them here")) && printed < points.len(), "{here}");
     let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
     assert_eq!(columns, vec![3 + 25 + 40; points.len() + 1]);

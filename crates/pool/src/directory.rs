@@ -530,6 +530,7 @@ impl<'a, M: Memory> Directory<'a, M> {
         let Sight { host: owner, slot: target, record } = *sight;
         let Record { hash, generation, .. } = record;
         self.mark(Marks::Tombstones, slot);
+        let _guard = self.lock_burials()?;
         self.list_burial(owner, slot)?;
         let tombstone = Entry::Tombstone(Tombstone { hash, generation, owner, slot: target });
         line::announce(self.site.memory, self.entry(slot), &tombstone.encode());

@@ -10,9 +10,10 @@ use crate::chunks::Chunks;
 use crate::directory::{Directory, Intent, Sight, Stripe, corrupt};
 use crate::entry::{self, Entry, State, Tombstone};
 use crate::extents::Extents;
+use crate::local::LocalGuard;
 use crate::opens::Opens;
 use crate::site::Flaw;
-use crate::state::{DAMAGED, Marks};
+use crate::state::{DAMAGED, LockName, Marks};
 use crate::{PoolError, line, word};
 
 /// So many entries are condemned before the announcements are read, to share the cost.
@@ -213,17 +214,29 @@ impl<M: Memory> Directory<'_, M> {
         // HARMLESS(fence_invalidations -> sfence -> drop), one look at tombstones: a line from before the invalidation says
         // that the entry is still live, as it was when this host buried it, and it is looked at again.
         site.memory.fence_invalidations();
-        let (mut cleared, mut listed) = (0, 0);
+        let mut cleared = 0;
         for (slot, tombstone) in tombstones {
             if self.is_done(&tombstone)? {
                 cleared += u64::from(self.clear(slot, tombstone)?);
-            } else if listed < site.layout.burials() {
+            }
+        }
+        self.list_tombstones()?;
+        Ok(cleared)
+    }
+
+    /// Lists the tombstones that there are, as many as there is room for.
+    fn list_tombstones(&self) -> Result<(), PoolError> {
+        let (_guard, mut listed) = (self.lock_burials()?, 0);
+        for slot in self.marked(Marks::Tombstones) {
+            if let Some(Entry::Tombstone(tombstone)) = self.load_entry(self.site.host(), slot)?
+                && listed < self.site.layout.burials()
+            {
                 self.set_burial(listed, tombstone.owner, slot);
                 listed += 1;
             }
         }
         self.set_burials(listed);
-        Ok(cleared)
+        Ok(())
     }
 
     /// Whether the entry that a tombstone destroys is gone: its line was invalidated, and a fence followed.
@@ -249,7 +262,15 @@ impl<M: Memory> Directory<'_, M> {
         self.end(&mut stripe, cleared).map(|()| true)
     }
 
-    /// Lists a new tombstone, if there is room.
+    /// Lets one process at a time list tombstones. Whatever a dead holder left is right: the list is a hint.
+    pub(crate) fn lock_burials(&self) -> Result<LocalGuard<'_, M>, PoolError> {
+        let mut guard = self.site.lock(LockName::Burials)?;
+        guard.repaired();
+        Ok(guard)
+    }
+
+    /// Lists a new tombstone, if there is room. Under the lock of burials, which the caller keeps until the tombstone is there:
+    /// who lists them anew finds it then.
     pub(crate) fn list_burial(&self, owner: u16, slot: u32) -> Result<(), PoolError> {
         let at = self.site.layout.burial_count(self.site.host());
         let listed = word::open(self.site.memory.load(at)?).unwrap_or(0);

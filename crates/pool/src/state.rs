@@ -5,7 +5,7 @@
 //!
 //! | words | what |
 //! |---|---|
-//! | 4 | locks that are not striped |
+//! | 5 | locks that are not striped |
 //! | `stripes` | directory locks |
 //! | 20 | single words, see the constants |
 //! | 3 * `stripes` | what the holder of each directory lock is doing |
@@ -29,7 +29,7 @@ pub(crate) const DAMAGED: u8 = u8::MAX;
 /// Jobs of one host whose use of the pool is counted.
 pub(crate) const JOBS: u32 = 64;
 
-const LOCKS: u32 = 4;
+const LOCKS: u32 = 5;
 const SINGLES: u32 = 20;
 /// Words in which the holder of a directory lock says what it is doing.
 const INTENT_WORDS: u32 = 3;
@@ -50,6 +50,8 @@ pub(crate) enum LockName {
     Chunks = 2,
     /// Units, jobs and the generation limit.
     Allocator = 3,
+    /// The list of this host's tombstones.
+    Burials = 4,
 }
 
 /// Entries that are found without a walk through the directory.

@@ -28,6 +28,7 @@ pub(super) fn other(seed: u64) -> Outcome {
     let scenes = [
         bury,
         bury_many,
+        list_together,
         hand_over,
         hand_over,
         join,
@@ -283,6 +284,51 @@ fn bury_many(seed: u64, mut dice: Dice) -> Outcome {
         cue.give(2);
         cue.await_(&process.memory, 3);
         cue.give(4);
+    });
+    stage.world.run()
+}
+
+/// A host lists what it destroys while another of its threads, or another process, destroys as well or lists anew: the owner
+/// finds all of it at its next look.
+fn list_together(seed: u64, mut dice: Dice) -> Outcome {
+    let names = ["/scene", "/two"].map(|name| Name::parse(name).expect("a good name"));
+    let mut stage = Stage::new(seed, 2, 2, Flaw::None);
+    let (owner, destroyer) = toss(&mut dice);
+    stage.setup(owner, SPARE, move |process| {
+        for name in &names {
+            let object = process.directory().create(name, 8, Fill::Zeros).expect("room");
+            process.directory().close(&object);
+        }
+    });
+    let first = stage.enter(destroyer, 0);
+    let second = if dice.roll(2) == 0 { Rc::clone(&first) } else { stage.enter(destroyer, 1) };
+    let (lists, delay) = (dice.roll(2) == 0, dice.roll(64));
+    let ended = Rc::new(Cell::new(0));
+    let count = Rc::clone(&ended);
+    let destroy =
+        |process: &Process, name: &Name<'_>| process.directory().destroy(name).expect("it is there");
+    play_in(&mut stage, &first, move |process| {
+        destroy(process, &names[0]);
+        count.set(count.get() + 1);
+    });
+    let count = Rc::clone(&ended);
+    play_in(&mut stage, &second, move |process| {
+        idle(process, delay);
+        if lists {
+            maintain(process)
+        } else {
+            destroy(process, &names[1])
+        }
+        count.set(count.get() + 1);
+    });
+    let layout = Rc::clone(&stage.layout);
+    play(&mut stage, owner, 0, move |process| {
+        while ended.get() < 2 {
+            process.memory.pause();
+        }
+        maintain(&process);
+        let taken = (0..layout.slots()).filter(|&slot| process.directory().site.tag(slot) != 0).count();
+        assert_eq!(taken, usize::from(lists), "slots that are taken");
     });
     stage.world.run()
 }
