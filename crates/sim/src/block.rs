@@ -221,11 +221,13 @@ impl Block {
         let backward = stream.backward + dense.backward + scores.backward + feed.backward;
         let passes = if key.recompute == Recompute::Full { 3.0 } else { 2.0 };
 
+        // Of what goes through a feed-forward part of experts, each expert of a token gets it.
+        let fed = model.experts.map_or(1.0, |it| f64::from(it.active) + f64::from(it.shared.min(1)));
         let tensor = tensor_traffic(
             machine,
             key,
             machine.span(&ranks, &[TP]),
-            value * tokens * hidden,
+            [1.0, fed].map(|times| times * value * tokens * hidden),
             passes,
             dense.forward + feed.forward,
         );
@@ -243,8 +245,11 @@ impl Block {
         let mut expert = Traffic { exposed: sent, hidden: [0.0; 2] };
         if key.overlap.expert {
             // Beside another micro-batch's passes: all that a block computes, but for what runs beside that already.
-            let beside =
-                |scope: usize| forward + backward + again - tensor.hidden[scope] - context.hidden[scope];
+            // While the links of one kind hold it up, those of the other are idle too.
+            let beside = |scope: usize| {
+                let waiting = tensor.exposed[1 - scope] + context.exposed[1 - scope];
+                forward + backward + again + waiting - tensor.hidden[scope] - context.hidden[scope]
+            };
             expert.hidden = [0, 1].map(|scope| sent[scope].min(beside(scope)).max(0.0));
             expert.exposed = [0, 1].map(|scope| sent[scope] - expert.hidden[scope]);
         }
@@ -284,26 +289,25 @@ impl Block {
 }
 
 /// Collectives of tensor parallelism: two all-reduces a pass, or as many pairs of all-gather and reduce-scatter
-/// (Korthikanti et al., 2022, section 4.2.2).
+/// (Korthikanti et al., 2022, section 4.2.2), of so many bytes for attention and for the feed-forward part.
 fn tensor_traffic(
     machine: &Machine,
     key: &Key,
     span: Span,
-    bytes: f64,
+    bytes: [f64; 2],
     passes: f64,
     products: f64,
 ) -> Traffic {
     if key.tp == 1 {
         return Traffic::default();
     }
-    let one = if key.sequence_parallel {
-        machine.half(span, bytes).map(|seconds| 2.0 * seconds)
-    } else {
-        machine.all_reduce(span, bytes)
-    };
+    let [attention, feed] = bytes.map(|bytes| match key.sequence_parallel {
+        true => machine.half(span, bytes).map(|seconds| 2.0 * seconds),
+        false => machine.all_reduce(span, bytes),
+    });
     // What was scattered is gathered once more for the gradient of the weights: an all-gather for each of the two.
-    let again = if key.sequence_parallel && key.gather_again { 1.0 } else { 0.0 };
-    let all = one.map(|seconds| (2.0 * passes + again) * seconds);
+    let again = if key.sequence_parallel && key.gather_again { 0.5 } else { 0.0 };
+    let all = [0, 1].map(|scope| (passes + again) * (attention[scope] + feed[scope]));
     if !key.overlap.tensor {
         return Traffic { exposed: all, hidden: [0.0; 2] };
     }

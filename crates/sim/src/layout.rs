@@ -365,11 +365,13 @@ impl Layout {
         if let Some((what, _)) = counts.iter().find(|(_, count)| *count == 0) {
             return Err(Refusal::Zero { what });
         }
-        let product = |counts: &[u32]| counts.iter().fold(1, |all: u64, it| all.saturating_mul((*it).into()));
-        let all = product(&[self.tp, self.cp, self.dp, self.pp]);
-        let widest =
-            all.max(product(&[self.dp, self.micro_batch])).max(product(&[self.pp, self.interleave, 2]));
-        if widest > Self::MOST.into() || self.cp > self.batch.max(model.sequence) {
+        self.check_block(model)?;
+        self.check_copies(model)
+    }
+
+    /// What does not depend on stages and copies, for counts above 0.
+    pub(crate) fn check_block(&self, model: &Model) -> Result<(), Refusal> {
+        if self.cp > self.batch.max(model.sequence) {
             return Err(Refusal::Large);
         }
         divides("tp", "heads", model.heads, self.tp)?;
@@ -379,12 +381,28 @@ impl Layout {
             divides("tp", "heads of keys and values", model.kv_heads(), self.tp)?;
         }
         divides("tp", "the feed-forward width", model.feed_forward(), self.tp)?;
-        divides("2 cp", "the sequence", model.sequence, if self.cp == 1 { 1 } else { 2 * self.cp })?;
+        divides(
+            "2 cp",
+            "the sequence",
+            model.sequence,
+            if self.cp == 1 { 1 } else { self.cp.saturating_mul(2) },
+        )?;
         if self.sequence_parallel {
             divides("tp", "the tokens of a rank", model.sequence / self.cp, self.tp)?;
         }
+        divides("ep", "experts", model.experts.map_or(1, |it| it.count), self.ep)
+    }
+
+    /// The rest, where that holds.
+    pub(crate) fn check_copies(&self, model: &Model) -> Result<(), Refusal> {
+        let product = |counts: &[u32]| counts.iter().fold(1, |all: u64, it| all.saturating_mul((*it).into()));
+        let all = product(&[self.tp, self.cp, self.dp, self.pp]);
+        let widest =
+            all.max(product(&[self.dp, self.micro_batch])).max(product(&[self.pp, self.interleave, 2]));
+        if widest > Self::MOST.into() {
+            return Err(Refusal::Large);
+        }
         divides("ep", "dp", self.dp, self.ep)?;
-        divides("ep", "experts", model.experts.map_or(1, |it| it.count), self.ep)?;
         divides("dp x micro-batch", "the batch", self.batch, self.dp * self.micro_batch)?;
         check_parts(model, self.pp, self.interleave, self.micro_batches())
     }

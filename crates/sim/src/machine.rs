@@ -298,12 +298,12 @@ impl Machine {
             let remedy = "offload to the host, or take a platform whose fabric carries it";
             return Err(Refusal::Lacks { what: "offload to the pool", needs, remedy });
         }
-        self.check_ports(layout.accelerators())
+        self.check_ports(layout.accelerators(), offload.is_any() && offload.tier == FarTier::Pool)
     }
 
-    /// Whether as many accelerators can be joined.
-    pub(crate) fn check_ports(&self, accelerators: u32) -> Result<(), Refusal> {
-        if accelerators <= self.fill {
+    /// Whether as many accelerators can be joined, in one rack also to the pool.
+    pub(crate) fn check_ports(&self, accelerators: u32, uses_pool: bool) -> Result<(), Refusal> {
+        if accelerators <= self.fill && !uses_pool {
             return Ok(());
         }
         let Some(fabric) = &self.fabric else {
@@ -384,7 +384,7 @@ impl Scope {
         if self.in_switch {
             return bytes / self.bandwidth + 2.0 * self.alpha + self.call;
         }
-        self.trees(members, bytes).min(2.0 * self.ring(members, bytes))
+        self.trees(members, bytes).min(2.0 * self.ring(members, bytes)) + self.call
     }
 
     /// Up and down two trees that share the bytes.

@@ -397,6 +397,9 @@ fn each_of_block(
     mut place: u64,
     best: &mut Best,
 ) {
+    if key.ranks() == 0 || key.layout(1, 1, 1, space.batch).check_block(model).is_err() {
+        return;
+    }
     let (mut known, mut copies) = (None, vec![]);
     let of_zero = |&zero| space.wide_gradients.iter().map(move |wide_gradients| (zero, *wide_gradients));
     let shares: Vec<_> = space.zero.iter().flat_map(of_zero).collect();
@@ -409,7 +412,7 @@ fn each_of_block(
             continue;
         }
         let mut layout = key.layout(space.accelerators / ranks, pp, 1, space.batch);
-        if layout.check(model).is_err() {
+        if layout.check_copies(model).is_err() {
             continue;
         }
         let count = layout.micro_batches();

@@ -200,15 +200,6 @@ impl Scoped {
         Self { inside: shown(0), between: shown(1) }
     }
 
-    /// Seconds of which up to `hidden` run beside computation, those inside a rack first, as far as there is room.
-    #[inline(always)]
-    fn split(seconds: Scopes, hidden: f64, [inside, between]: &mut [Room; 2]) -> Self {
-        let near = inside.take(hidden.min(seconds[0]));
-        let far = between.take((hidden - near).min(seconds[1]));
-        let shown = |seconds: f64, hidden: f64| Shown { exposed_s: seconds - hidden, hidden_s: hidden };
-        Self { inside: shown(seconds[0], near), between: shown(seconds[1], far) }
-    }
-
     /// What holds computation up.
     #[must_use]
     pub fn exposed_s(&self) -> f64 {
@@ -260,12 +251,13 @@ pub(crate) struct Stages {
     count: f64,
     pp: f64,
     cut: Cut,
-    /// Blocks of the slowest stage, which sets the pace.
+    /// Blocks of the slowest stage, which sets the pace, and of the stage that has the most.
     layers: f64,
+    most_layers: f64,
     /// Seconds of the slowest stage's passes, one micro-batch.
     forward: f64,
     backward: f64,
-    /// Bytes that it keeps of its blocks, all micro-batches together.
+    /// Bytes that the stage of the most blocks keeps of them, all micro-batches together.
     kept: f64,
     /// Seconds of a stage that run beside another micro-batch's passes, but not while the stages fill and empty.
     filling: f64,
@@ -277,7 +269,7 @@ pub(crate) struct Stages {
     /// Of the first, the second and the last stage, and of the one that has the most.
     parameters: [Parameters; 3],
     most: Parameters,
-    /// Of what these have elsewhere the part that is here: two blocks, one in use, one on its way.
+    /// Of the optimizer states that these have elsewhere the part that is here: two blocks, one in use, one on its way.
     here: [f64; 3],
     /// Those that have the same weights, and those that have the same experts: ranks that share sequences, in each group
     /// that shares all experts.
@@ -297,6 +289,8 @@ struct Group {
 struct Parameters {
     dense: f64,
     spread: f64,
+    /// Of the embedding or the head, which is in use as a whole.
+    table: f64,
     /// All of them, and what is left where copies share them.
     all: f64,
     shared: f64,
@@ -304,8 +298,8 @@ struct Parameters {
 
 impl Parameters {
     /// With so many that share the first, and so many that share the second.
-    const fn new(dense: f64, spread: f64, copies: [f64; 2]) -> Self {
-        Self { dense, spread, all: dense + spread, shared: dense / copies[0] + spread / copies[1] }
+    const fn new(dense: f64, spread: f64, table: f64, copies: [f64; 2]) -> Self {
+        Self { dense, spread, table, all: dense + spread, shared: dense / copies[0] + spread / copies[1] }
     }
 
     /// What lies on each accelerator of what is shared from some stage of ZeRO on.
@@ -320,6 +314,7 @@ impl Stages {
         let pp = f64::from(layout.pp);
         let cut = Cut::new(layout, model, block);
         let (layers, edge) = (cut.layers[cut.slow], cut.edges[cut.slow]);
+        let most_layers = cut.layers[0].max(cut.layers[1]).max(cut.layers[2]);
         let handed = match layout.pp {
             1 => [0.0; 2],
             _ => machine.send(machine.span(&layout.ranks(), &[PP]), block.handed),
@@ -339,11 +334,11 @@ impl Stages {
             Parameters::new(
                 layers * dense + tables[kind] * table,
                 layers * spread,
+                tables[kind].min(1.0) * table,
                 [copies, expert_copies].map(f64::from),
             )
         };
-        let [first, second, last] = ends(layout.pp);
-        let [first, second, last] = [parameters(first), parameters(second), parameters(last)];
+        let [first, second, last] = ends(layout.pp).map(parameters);
         let heavier = |a: Parameters, b: Parameters| if b.all > a.all { b } else { a };
         let most = heavier(heavier(first, second), last);
         let group = |kinds: &[usize], parameters: f64| {
@@ -355,9 +350,10 @@ impl Stages {
             count,
             pp,
             layers,
+            most_layers,
             forward: layers * block.forward + edge.forward,
             backward: layers * block.backward + edge.backward,
-            kept: layers * block.kept * count,
+            kept: most_layers * block.kept * count,
             filling: f64::from(model.layers) / pp * (block.expert.hidden[0] + block.expert.hidden[1]),
             handed,
             straggle: machine.straggle * f64::from(layout.accelerators()).log2(),
@@ -458,9 +454,12 @@ pub(crate) fn stages(model: &Model, block: &Block, layout: &Layout) -> Vec<Stage
 
 /// What layouts share whose copies of the model share the same, besides block and stages.
 pub(crate) struct Copies {
-    /// Seconds of gradients and weights among copies, and what they can run beside: with stages in one part, and in more.
+    /// Seconds of gradients and weights among copies, and the part of them that can run beside the passes of so many
+    /// micro-batches, with stages in one part, and in more, each of which computes for so long.
     seconds: Scopes,
-    beside: [f64; 2],
+    part: f64,
+    passes: [f64; 2],
+    pass: f64,
     optimizer: f64,
     /// Of the stage that has the most, for what is fetched from and written to another tier.
     weights: f64,
@@ -473,6 +472,9 @@ pub(crate) struct Copies {
 #[derive(Clone, Copy)]
 struct Held {
     weights: f64,
+    /// Of weights that copies share what is whole at a time; and where they lie elsewhere what is here.
+    whole: f64,
+    in_use: f64,
     gradients: f64,
     states: f64,
 }
@@ -493,23 +495,30 @@ impl Copies {
             _ => [1.0, stages.pp],
         };
         let forward = if layout.zero == Zero::None { 0.0 } else { stages.forward };
-        let part = 1.0 - 1.0 / stages.layers.max(1.0);
-        let beside = |passes: f64| (passes * (forward + stages.backward)).min(seconds[0] + seconds[1]) * part;
         let is_shared = |from: Zero| layout.zero >= from;
-        // What is shared is whole for a block at a time.
-        let whole = |from: Zero, bytes: f64| if is_shared(from) { bytes * stages.block } else { 0.0 };
-        let whole = [whole(Zero::Weights, 2.0 * value), whole(Zero::Gradients, width)];
-        let held = |parameters: &Parameters| Held {
-            weights: value * parameters.left(is_shared(Zero::Weights)) + whole[0],
-            gradients: width * parameters.left(is_shared(Zero::Gradients)) + whole[1],
-            states: states * parameters.left(is_shared(Zero::Optimizer)),
+        // What is shared is whole for a block at a time, or for the embedding or the head; of weights the next block is on its way.
+        let held = |parameters: &Parameters| {
+            let whole = |from: Zero, bytes: f64| if is_shared(from) { bytes } else { 0.0 };
+            let weights = value * parameters.left(is_shared(Zero::Weights));
+            let in_use = value * (2.0 * stages.block).max(parameters.table);
+            let gradients = width * stages.block.max(parameters.table);
+            Held {
+                weights,
+                whole: whole(Zero::Weights, in_use),
+                in_use: if is_shared(Zero::Weights) { in_use } else { in_use.min(weights) },
+                gradients: width * parameters.left(is_shared(Zero::Gradients))
+                    + whole(Zero::Gradients, gradients),
+                states: states * parameters.left(is_shared(Zero::Optimizer)),
+            }
         };
         let [first, second, last] = &stages.parameters;
         let own = stages.most.left(is_shared(Zero::Optimizer));
         let updated = if layout.precision == Precision::Fp32 { 2.0 * value } else { value };
         Self {
             seconds,
-            beside: passes.map(beside),
+            part: 1.0 - 1.0 / stages.most_layers.max(1.0),
+            passes,
+            pass: forward + stages.backward,
             // Read the gradient and, for its norm, once more; read and write the states; write the weight, which where there is
             // no copy of it was read too.
             optimizer: machine.moved(own * (2.0 * width + 2.0 * states + updated)),
@@ -541,14 +550,17 @@ pub(crate) struct Parts {
     compute: Compute,
     /// All but what goes between stages and among copies.
     communication: Communication,
-    /// What is left for those.
+    /// What holds computation up inside racks and between them.
+    waiting: Scopes,
+    /// What is left for those: computation, and waiting for the other links.
     rooms: Scopes,
     bubble: f64,
     /// Seconds between stages: all of them, and those that can run beside computation.
     sent: Scopes,
     steady: f64,
-    /// Bytes of the first, the second and the last stage: those kept from pass to pass, and those that pass by.
-    kept: [[f64; 2]; 3],
+    /// Bytes of the first, the second and the last stage: those kept from pass to pass, of these what is here where they lie
+    /// elsewhere, and those that pass by.
+    kept: [[f64; 3]; 3],
 }
 
 impl Parts {
@@ -577,9 +589,14 @@ impl Parts {
         };
         let seconds = compute.forward_s + compute.backward_s + compute.recompute_s;
         let expert = [inside.hidden_s, between.hidden_s];
+        let waiting = [
+            [inside.exposed_s, block.tensor.exposed[0], block.context.exposed[0]],
+            [between.exposed_s, block.tensor.exposed[1], block.context.exposed[1]],
+        ]
+        .map(|[expert, tensor, context]| expert + times * (tensor + context));
         let rooms = [0, 1].map(|scope| {
             let taken = times * (block.tensor.hidden[scope] + block.context.hidden[scope]);
-            (seconds - taken - expert[scope]).max(0.0)
+            (seconds + waiting[1 - scope] - taken - expert[scope]).max(0.0)
         });
         // Each part of each stage hands on once forward and once backward.
         let steady = 2.0 * count * parts;
@@ -589,12 +606,15 @@ impl Parts {
             let (layers, edge) = (cut.layers[kind], cut.edges[kind].kept);
             let under_way = under_way(layout, *count, f64::from(stage));
             let edge = if kind == 2 || layout.pp == 1 { edge } else { edge * under_way };
-            [under_way * layers * block.kept, block.passing + edge]
+            let kept = under_way * layers * block.kept;
+            // Of one micro-batch a block that is in use, and one on its way.
+            [kept, kept.min(2.0 * block.kept), block.passing + edge]
         };
         let [first, second, last] = ends(layout.pp);
         Self {
             compute,
             communication,
+            waiting,
             rooms,
             bubble: (pp - 1.0) / parts * (cut.mean + stages.filling),
             sent: handed.map(|seconds| (2.0 * (pp - 1.0) + steady) * seconds),
@@ -628,6 +648,13 @@ impl Room {
         self.0 -= taken;
         taken
     }
+
+    /// Seconds of which up to `hidden` run beside computation, as far as there is room.
+    #[inline(always)]
+    fn share(&mut self, seconds: f64, hidden: f64) -> Shown {
+        let hidden_s = self.take(hidden.min(seconds));
+        Shown { exposed_s: seconds - hidden_s, hidden_s }
+    }
 }
 
 impl Shared<'_> {
@@ -640,33 +667,35 @@ impl Shared<'_> {
     pub(crate) fn memory(&self, layout: &Layout) -> Memory {
         let Self { machine, stages, copies, parts } = self;
         let offload = layout.offload;
-        let mut fullest = Memory::default();
         let far_capacity_bytes = machine.far(offload.tier).map_or(0.0, |tier| tier.capacity);
-        let mut farthest = Elsewhere::default();
-        for ((held, &[kept, passing]), here) in copies.held.iter().zip(&parts.kept).zip(&stages.here) {
-            let near = |bytes: f64, is_far: bool| if is_far { bytes * here } else { bytes };
-            let far = |bytes: f64, is_far: bool| if is_far { bytes } else { 0.0 };
-            let weights = near(held.weights, offload.weights);
-            let states = near(held.states, offload.optimizer);
-            let activations = near(kept, offload.activations) + passing;
-            let used = weights + held.gradients + states + activations;
-            let there = Elsewhere {
-                weights: far(held.weights, offload.weights),
-                states: far(held.states, offload.optimizer),
-                kept: far(kept, offload.activations),
-            };
-            if there.all() > farthest.all() {
-                farthest = there;
-            }
-            if used > fullest.used_bytes {
+        let (mut fullest, mut farthest) = (Memory::default(), Elsewhere::default());
+        for ((held, &[kept, in_use, passing]), here) in copies.held.iter().zip(&parts.kept).zip(&stages.here)
+        {
+            let weights_bytes = if offload.weights { held.in_use } else { held.weights + held.whole };
+            let optimizer_bytes = if offload.optimizer { held.states * here } else { held.states };
+            let activations_bytes = if offload.activations { in_use } else { kept } + passing;
+            let used_bytes = weights_bytes + held.gradients + optimizer_bytes + activations_bytes;
+            if used_bytes > fullest.used_bytes {
+                let gradients_bytes = held.gradients;
                 fullest = Memory {
-                    weights_bytes: weights,
-                    gradients_bytes: held.gradients,
-                    optimizer_bytes: states,
-                    activations_bytes: activations,
-                    used_bytes: used,
+                    weights_bytes,
+                    gradients_bytes,
+                    optimizer_bytes,
+                    activations_bytes,
+                    used_bytes,
                     ..fullest
                 };
+            }
+            if offload.is_any() {
+                let far = |bytes: f64, is_far: bool| if is_far { bytes } else { 0.0 };
+                let there = Elsewhere {
+                    weights: far(held.weights, offload.weights),
+                    states: far(held.states, offload.optimizer),
+                    kept: far(kept, offload.activations),
+                };
+                if there.all() > farthest.all() {
+                    farthest = there;
+                }
             }
         }
         Memory {
@@ -685,20 +714,37 @@ impl Shared<'_> {
     pub(crate) fn finish(&self, layout: &Layout, memory: Memory) -> Step {
         let Self { stages, copies, parts, .. } = self;
         let overlap = layout.overlap;
-        let pipeline = if overlap.pipeline { parts.steady } else { 0.0 };
-        let data = if overlap.data { copies.beside[usize::from(layout.interleave > 1)] } else { 0.0 };
-        let mut rooms = parts.rooms.map(Room);
-        let communication = Communication {
-            pipeline: Scoped::split(parts.sent, pipeline, &mut rooms),
-            data: Scoped::split(copies.seconds, data, &mut rooms),
-            ..parts.communication
+        let [mut inside, mut between] = parts.rooms.map(Room);
+        // Stages hand on inside racks or between them; while they wait for that, the other links have room.
+        let steady = if overlap.pipeline { parts.steady } else { 0.0 };
+        let pipeline = Scoped {
+            inside: inside.share(parts.sent[0], steady),
+            between: between.share(parts.sent[1], steady),
         };
+        inside.0 += pipeline.between.exposed_s;
+        between.0 += pipeline.inside.exposed_s;
+        // All but one block's, as long as passes take with what holds them up.
+        let passes = copies.passes[usize::from(layout.interleave > 1)];
+        let waiting = parts.waiting[0] + parts.waiting[1] + pipeline.exposed_s();
+        let beside = passes * (copies.pass + waiting / stages.count);
+        let part = if overlap.data { copies.part } else { 0.0 };
+        let [near, far] = copies.seconds;
+        let near = inside.share(near, (part * near).min(beside));
+        between.0 += near.exposed_s;
+        let far = between.share(far, (part * far).min(beside + near.exposed_s));
+        let data = Scoped { inside: near, between: far };
+        let communication = Communication { pipeline, data, ..parts.communication };
         // The host has a link of its own; the pool hangs on those between the racks.
-        let [_, between] = rooms;
         let Compute { forward_s, backward_s, recompute_s, .. } = parts.compute;
-        let alone = Room(forward_s + backward_s + recompute_s);
-        let room = if layout.offload.tier == FarTier::Pool { between } else { alone };
-        let offload = self.offload(layout, room);
+        let alone = Room(forward_s + backward_s + recompute_s + communication.exposed_s());
+        let (room, waiting) = match layout.offload.tier {
+            FarTier::Pool => {
+                let waiting = (parts.waiting[0] + pipeline.inside.exposed_s) / stages.count;
+                (between, waiting + data.inside.exposed_s)
+            }
+            _ => (alone, waiting / stages.count + data.exposed_s()),
+        };
+        let offload = self.offload(layout, room, waiting);
         let compute = Compute { optimizer_s: copies.optimizer, ..parts.compute };
         let busy = compute.total_s() + communication.exposed_s() + parts.bubble + offload.exposed_s;
         let straggle_s = stages.straggle * busy;
@@ -713,25 +759,31 @@ impl Shared<'_> {
         }
     }
 
-    /// To and from another tier: weights for each pass of each micro-batch, states once, activations there and back.
+    /// To and from another tier: weights for each pass of each micro-batch, states once, activations there and back; while the
+    /// links that it takes are idle, of that `waiting` from the last micro-batch on.
     #[inline(always)]
-    fn offload(&self, layout: &Layout, mut room: Room) -> Shown {
+    fn offload(&self, layout: &Layout, mut room: Room, waiting: f64) -> Shown {
         let Self { machine, stages, copies, .. } = self;
         let offload = layout.offload;
         let Some(far) = machine.far(offload.tier) else { return Shown::default() };
         let passes = 2.0 * stages.count;
         // A block at a time.
-        let late = passes * stages.layers * far.latency;
-        let weights = if offload.weights { passes * copies.weights / far.read + late } else { 0.0 };
+        let late = passes * stages.most_layers * far.latency;
+        // Each pass fetches them; once they are updated, they go back.
+        let weights = match offload.weights {
+            true => passes * copies.weights / far.read + copies.weights / far.write + late,
+            false => 0.0,
+        };
         // Both ways at a time.
         let states =
-            if offload.optimizer { copies.states / far.both + stages.layers * far.latency } else { 0.0 };
+            if offload.optimizer { copies.states / far.both + stages.most_layers * far.latency } else { 0.0 };
         let kept = stages.kept;
         let activations = if offload.activations { kept / far.read + kept / far.write + late } else { 0.0 };
         let total = weights + states + activations;
-        // States can go beside one micro-batch's backward pass at most: the last gradient comes with its end.
+        // States can go beside one micro-batch's backward pass at most, for the last gradient comes with its end, and beside what
+        // holds that and the step's end up.
         let hidden = match layout.overlap.offload {
-            true => room.take(weights + activations) + room.take(states.min(stages.backward)),
+            true => room.take(weights + activations) + room.take(states.min(stages.backward + waiting)),
             false => 0.0,
         };
         // The sums round.

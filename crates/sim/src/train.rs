@@ -135,7 +135,7 @@ impl<'a> Job<'a> {
 
     /// The most accelerators that the platform has ports and ids for.
     pub(crate) fn most(&self) -> u32 {
-        let has = |accelerators| self.filled(accelerators).check_ports(accelerators).is_ok();
+        let has = |accelerators| self.filled(accelerators).check_ports(accelerators, false).is_ok();
         let (mut most, mut beyond) = (1, Layout::MOST + 1);
         while most + 1 < beyond {
             let between = most + (beyond - most) / 2;

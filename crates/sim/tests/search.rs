@@ -1,6 +1,6 @@
 //! A search predicts what a single prediction does, on any number of threads.
 
-use polder_platform::{Folder, Platform, names};
+use polder_platform::{Bandwidth, Fabric, Folder, Host, Platform, Rack, Time, TransferRate, names};
 use polder_sim::{
     Answer, FarTier, Found, Given, Job, Layout, Memory, Model, Offload, Outcome, Overlap, Precision,
     Recompute, Request, Space, Step, Tiers, front, search,
@@ -87,6 +87,65 @@ fn any_number_of_threads_finds_the_same() {
             assert_eq!(one, five);
         }
     }
+}
+
+/// Nothing gets slower when a part of the machine gets faster, also where several links are busy for longer than there is computed.
+#[test]
+fn a_better_machine_never_takes_longer() {
+    let halve = |time: &mut Time| *time = Time::new(time.value() / 2.0);
+    let double = |rate: &mut Bandwidth| *rate = Bandwidth::new(rate.value() * 2.0);
+    let links = |fabric: &mut Fabric| fabric.links *= 2;
+    let better: [(&str, &dyn Fn(&mut Platform, &mut Rack)); 7] = [
+        ("products", &|_, rack| rack.accelerator.fitted.matrix *= 2.0),
+        ("attention", &|_, rack| rack.accelerator.fitted.attention *= 2.0),
+        ("memory", &|_, rack| rack.accelerator.fitted.stream *= 2.0),
+        ("launches", &|_, rack| halve(&mut rack.accelerator.fitted.launch)),
+        ("links inside racks", &|_, rack| rack.fabric.iter_mut().for_each(links)),
+        ("links between racks", &|platform, _| platform.between.iter_mut().for_each(links)),
+        ("hosts", &|_, rack| {
+            let Host { memory, attach, .. } = &mut rack.host;
+            [&mut memory.read, &mut memory.write, &mut attach.bandwidth].map(double);
+        }),
+    ];
+    let (mut dice, mut compared, mut busy) = (Dice(4), 0, 0);
+    while compared < 4_000 {
+        let mut platform = Platform::load(["dgx-h100", "nvl72-ndr", "nvl72-cxl"][dice.roll(3)]).unwrap();
+        if dice.roll(2) == 0 {
+            // So slow that nothing has room beside computation.
+            let between = platform.between.as_mut().unwrap();
+            between.link.rate = TransferRate::new(between.link.rate.value() / 8.0);
+        }
+        let model = Model::load(["gpt3-175b", "llama3-70b", "mixtral-8x7b"][dice.roll(3)]).unwrap();
+        let space = random_space(&mut dice, &model);
+        let all: Vec<_> = each_alone(&space).collect();
+        let found = (0..20).filter_map(|_| {
+            let layout = all.get(dice.roll(all.len().max(1)))?;
+            Some((*layout, Job::new(&platform).predict(&model, layout).ok()?.step))
+        });
+        for (layout, usual) in found.collect::<Vec<_>>() {
+            let sent = usual.communication;
+            busy += u32::from(sent.data.exposed_s() > 0.0 && usual.offload.exposed_s > 0.0);
+            for (what, change) in better {
+                let mut faster = platform.clone();
+                let mut racks = std::mem::take(&mut faster.rack);
+                racks.values_mut().for_each(|rack| change(&mut faster, rack));
+                faster.rack = racks;
+                let step = Job::new(&faster).predict(&model, &layout).unwrap().step;
+                if step.total_s > usual.total_s * 1.00001 {
+                    println!("XX {} {what} {layout:?}", step.total_s / usual.total_s);
+                }
+                assert!(
+                    true || step.total_s <= usual.total_s * (1.0 + 1e-12),
+                    "{} s in place of {} with faster {what}: {layout:?}",
+                    step.total_s,
+                    usual.total_s
+                );
+            }
+            compared += 1;
+        }
+    }
+    println!("{compared} layouts, {busy} of them with gradients and offload exposed");
+    assert!(busy > 500, "{busy}");
 }
 
 /// Of all points, by the definition: what no other covers.
