@@ -336,7 +336,7 @@ fn bad_memory_and_paths_of_servers_get_such_a_line() {
         ),
         (
             over("cmpi", "[server.host.path.udp]\nover = \"wire\""),
-            "server.host.path.udp.over: expected one of ethernet, smartnic, local, pool, found \"wire\"",
+            "server.host.path.udp.over: expected one of ethernet, smartnic, smartnic-roce, local, pool, found \"wire\"",
         ),
         (
             over("cmpi", "[server.host.path.near]\nover = \"local\"\nflushes = 1"),
