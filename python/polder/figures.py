@@ -223,7 +223,7 @@ def labels(platform: dict[str, Any]) -> dict[str, list[str]]:
     >>> switch = {"ports": 8, "latency": "1 us"}
     >>> fabric = {"links": 3, "link": link, "switch": switch, "topology": {"kind": "single-hop"}}
     >>> memory = {"capacity": "1 GB", "read": "2 GB/s", "write": "3 GB/s", "latency": "4 ns"}
-    >>> host = {"accelerators": 2, "memory": memory, "attach": {"kind": "pcie", "bandwidth": "5 GB/s"}}
+    >>> host = {"accelerators": 2, "memory": memory, "attach": {"bandwidth": "5 GB/s"}}
     >>> rack = {"accelerators": 4, "accelerator": {"name": "X", "memory": memory}, "host": host, "fabric": fabric}
     >>> found = labels({"rack": {"r": rack}, "between": fabric | {"topology": {"kind": "clos", "levels": 2}}})
     >>> found["fabric"]
@@ -232,6 +232,8 @@ def labels(platform: dict[str, Any]) -> dict[str, list[str]]:
     'clos, levels 2, switches of 8 ports, 1 us'
     >>> found["host"]
     ['1 GB, read 2 GB/s', 'for 2 accelerators']
+    >>> found["attach"]
+    ['attach: by a link', '5 GB/s']
     """
 
     def memory(it: dict[str, str]) -> str:
@@ -250,7 +252,7 @@ def labels(platform: dict[str, Any]) -> dict[str, list[str]]:
     found = {
         "accelerator": [rack["accelerator"]["name"], memory(rack["accelerator"]["memory"])],
         "host": [memory(host["memory"]), f"for {host['accelerators']} accelerators"],
-        "attach": [f"attach: {host['attach']['kind']}", host["attach"]["bandwidth"]],
+        "attach": [f"attach: {host['attach'].get('kind', 'by a link')}", host["attach"]["bandwidth"]],
         "fabric": fabric(rack["fabric"]) if "fabric" in rack else [],
         "between": fabric(platform["between"]) if "between" in platform else [],
     }

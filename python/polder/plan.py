@@ -165,6 +165,7 @@ class Plan:
     kind: str
     model: str
     platform: str
+    machine: str
     accelerators: int
     fill: int
     order: str

@@ -293,7 +293,7 @@ fn on_gpu(gpu: &Gpu, sharing: &Sharing, tier: &BTreeMap<String, Memory>) -> Resu
             accelerators: 1,
             memory: sharing.memory,
             attach: Attach {
-                kind: AttachKind::Pcie,
+                kind: Some(AttachKind::Pcie),
                 bandwidth: Bandwidth::new(gpu.from_host),
                 accelerators: 1,
             },
@@ -339,7 +339,7 @@ fn cores(
             accelerators: count,
             memory: *memory,
             attach: Attach {
-                kind: AttachKind::Ucie,
+                kind: Some(AttachKind::Ucie),
                 bandwidth: Bandwidth::new(memory.read.value() / f64::from(count)),
                 accelerators: 1,
             },

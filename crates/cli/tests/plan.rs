@@ -57,6 +57,18 @@ fn a_step_says_how_sure_it_is() {
 }
 
 #[test]
+fn a_step_says_what_of_its_machine_changes_no_figure() {
+    let given = "train --model gpt3-175b --gpus 64 --batch 64 --tp 8 --pp 8 --platform";
+    let text = said(&format!("{given} nvl72-ndr --against nvl72-cxl"));
+    let lines = "are used\nCPUs attach by c2c; no fabric carries CXL\n\
+        on nvl72-cxl: CPUs attach by c2c; between racks CXL carries io, mem, cache\n";
+    assert!(text.contains(lines), "{text}");
+    let answer = json(&format!("{given} dgx-h100 --against dgx-a100 --json"));
+    let said = "CPUs attach by pcie-switch; no fabric carries CXL";
+    assert_eq!((&answer["machine"], &answer["against"]["machine"]), (&said.into(), &said.into()));
+}
+
+#[test]
 fn ranks_are_counted_in_the_order_that_is_given() {
     let cut = "--tp 8 --pp 8 --dp 4 --cp 1 --micro-batch 1 --interleave 1 --batch 1024";
     let train = format!("train --model llama3-70b --platform nvl72-ndr --gpus 256 {cut}");

@@ -160,6 +160,18 @@ pub enum Protocol {
     Io,
 }
 
+impl Protocol {
+    /// As files have it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cache => "cache",
+            Self::Mem => "mem",
+            Self::Io => "io",
+        }
+    }
+}
+
 /// How a CXL fabric spends its port ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -196,7 +208,7 @@ pub struct Fabric {
     pub topology: Topology,
     /// What software adds.
     pub software: Software,
-    /// What of CXL it carries; empty when it is no CXL.
+    /// What of CXL it carries; empty when it is no CXL. A pool needs `mem` between racks; beyond that it changes no figure.
     #[serde(default)]
     pub carries: Vec<Protocol>,
     /// Its port ids, when it is CXL.

@@ -129,8 +129,8 @@ pub struct Host {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attach {
-    /// By what.
-    pub kind: AttachKind,
+    /// By what, where it is given: it changes no figure, but only behind a switch may several share a link.
+    pub kind: Option<AttachKind>,
     /// Of one link, in each direction.
     pub bandwidth: Bandwidth,
     /// Accelerators behind one link from a switch to the host.
@@ -162,6 +162,19 @@ pub enum AttachKind {
     Pcie,
     /// On one package.
     Ucie,
+}
+
+impl AttachKind {
+    /// As files have it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::C2c => "c2c",
+            Self::PcieSwitch => "pcie-switch",
+            Self::Pcie => "pcie",
+            Self::Ucie => "ucie",
+        }
+    }
 }
 
 /// Memory nodes on a CXL fabric.
@@ -219,7 +232,7 @@ impl Platform {
                 .check()
                 .map_err(|(key, said)| (at(&format!("accelerator.fitted.{key}")), said))?;
             let Attach { kind, accelerators, .. } = rack.host.attach;
-            if accelerators != 1 && (accelerators == 0 || kind != AttachKind::PcieSwitch) {
+            if accelerators != 1 && (accelerators == 0 || kind != Some(AttachKind::PcieSwitch)) {
                 let problem =
                     format!("expected 1, or those behind a link of a \"pcie-switch\", found {accelerators}");
                 return Err((at("host.attach.accelerators"), problem));

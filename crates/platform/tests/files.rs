@@ -102,6 +102,15 @@ fn the_annotated_file_has_every_key_and_each_of_its_topologies_loads() {
 }
 
 #[test]
+fn how_cpus_attach_may_be_left_out() {
+    let said = "kind = \"pcie-switch\", bandwidth = \"55 GB/s\", accelerators = 2";
+    let text = std::fs::read_to_string(ANNOTATED).unwrap().replace(said, "bandwidth = \"55 GB/s\"");
+    let file = Written::new(&text);
+    let platform = Platform::load(file.0.to_str().unwrap()).unwrap();
+    assert_eq!(platform.rack["pod"].host.attach.kind, None);
+}
+
+#[test]
 fn bad_input_gets_one_line_with_the_key_and_what_was_expected() {
     let over = |text: &str| refused(&format!("extends = \"nvl72-ndr\"\n{text}"));
     let cases = [

@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use polder_platform::{
-    Accelerator, Attach, AttachKind, Bandwidth, ByteUnit, Bytes, Compute, Curve, DataError, Efficiency,
-    Fabric, Fitted, FlopRate, Host, Link, Packet, Platform, Quantity, Rack, Reached, Reduction, Software,
-    Switch, Tier, Time, Topology, TransferRate, Unit,
+    Accelerator, Attach, Bandwidth, ByteUnit, Bytes, Compute, Curve, DataError, Efficiency, Fabric, Fitted,
+    FlopRate, Host, Link, Packet, Platform, Quantity, Rack, Reached, Reduction, Software, Switch, Tier, Time,
+    Topology, TransferRate, Unit,
 };
 use serde_json::{Map, Value};
 
@@ -212,7 +212,7 @@ pub(crate) fn platform<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Resul
         host: Host {
             accelerators: 1,
             memory: host,
-            attach: Attach { kind: AttachKind::PcieSwitch, bandwidth: host.read, accelerators: 1 },
+            attach: Attach { kind: None, bandwidth: host.read, accelerators: 1 },
             tier: BTreeMap::new(),
         },
     };

@@ -103,6 +103,8 @@ pub struct Answer {
     pub model: String,
     /// The platform's name or path.
     pub platform: String,
+    /// How its CPUs attach, and what of CXL its fabrics carry.
+    pub machine: String,
     /// Accelerators.
     pub accelerators: u32,
     /// Accelerators of each rack that are used.
@@ -448,6 +450,7 @@ impl Request {
             kind: "simulated",
             model: self.model.clone(),
             platform: name.into(),
+            machine: job.recorded(),
             accelerators: self.accelerators,
             fill,
             order: job.order(),

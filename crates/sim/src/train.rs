@@ -116,6 +116,22 @@ impl<'a> Job<'a> {
         (is_fabric || is_behind).then_some(UNPROVED)
     }
 
+    /// How CPUs attach and what of CXL the fabrics carry: of the machine, what changes no figure.
+    #[must_use]
+    pub fn recorded(&self) -> String {
+        let kind = self.rack.host.attach.kind;
+        let attach = kind
+            .map_or("how CPUs attach is not given".into(), |kind| format!("CPUs attach by {}", kind.name()));
+        let fabrics = [("inside", self.rack.fabric.as_ref()), ("between", self.platform.between.as_ref())];
+        let carried = fabrics.into_iter().filter_map(|(place, fabric)| {
+            let names: Vec<_> = fabric?.carries.iter().map(|protocol| protocol.name()).collect();
+            (!names.is_empty()).then(|| format!("; {place} racks CXL carries {}", names.join(", ")))
+        });
+        let carried: String = carried.collect();
+        let none = if carried.is_empty() { "; no fabric carries CXL" } else { "" };
+        attach + &carried + none
+    }
+
     /// Every memory beyond the accelerators' that there is.
     #[must_use]
     pub fn tiers(&self) -> Vec<FarTier> {

@@ -1,7 +1,7 @@
 //! What a step is made of, held against formulas and against what must be true of any step.
 
 use polder_platform::{
-    Bytes, Efficiency, Operations, Pbr, Platform, Protocol, Reached, Time, Topology, TransferRate,
+    AttachKind, Bytes, Efficiency, Operations, Pbr, Platform, Protocol, Reached, Time, Topology, TransferRate,
 };
 use polder_sim::{
     FarTier, Job, Layout, Model, Offload, Order, Overlap, Precision, Recompute, Refusal, Scoped, Shown, Step,
@@ -222,6 +222,40 @@ fn what_hangs_on_one_link_of_a_switch_shares_it() {
         Job::new(&platform).predict(&gpt3(), &cut).unwrap().step.offload.exposed_s
     };
     assert!((taken(4) / taken(1) - 4.0).abs() < 1e-9);
+}
+
+/// As docs/plan.md says: they are recorded and printed.
+#[test]
+fn how_cpus_attach_and_what_cxl_carries_change_no_figure() {
+    let mut platform = Platform::load("nvl72-cxl").unwrap();
+    let mut said = std::collections::BTreeSet::new();
+    let mut steps = vec![];
+    let kinds = [AttachKind::C2c, AttachKind::Pcie, AttachKind::PcieSwitch, AttachKind::Ucie];
+    for kind in kinds.map(Some).into_iter().chain([None]) {
+        for carries in [vec![Protocol::Mem], vec![Protocol::Cache, Protocol::Mem, Protocol::Io]] {
+            for rack in platform.rack.values_mut() {
+                rack.host.attach.kind = kind;
+                rack.fabric.as_mut().unwrap().carries = carries.clone();
+            }
+            platform.between.as_mut().unwrap().carries = carries;
+            let job = Job::new(&platform);
+            said.insert(job.recorded());
+            steps.extend([FarTier::Host, FarTier::Pool].map(|tier| {
+                let offload = Offload { tier, weights: true, optimizer: true, ..Offload::default() };
+                job.predict(&gpt3(), &Layout { offload, ..layout() }).unwrap().step
+            }));
+        }
+    }
+    assert!(steps.chunks(2).all(|both| both == &steps[..2]), "{steps:?}");
+    assert_eq!(said.len(), 10, "{said:?}");
+    assert!(
+        said.contains(
+            "CPUs attach by pcie-switch; inside racks CXL carries mem; between racks CXL carries mem"
+        )
+    );
+    assert!(said.contains(
+        "how CPUs attach is not given; inside racks CXL carries cache, mem, io; between racks CXL carries cache, mem, io"
+    ));
 }
 
 /// Bulk transfers alone are no loads and stores.

@@ -432,6 +432,10 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     let order: Vec<_> = answer.order.words().collect();
     let order = format!("{} (--order {})", order.join(", "), answer.order);
     println!("ranks are placed {order}; of each rack {} used", used(*fill));
+    println!("{}", answer.machine);
+    for other in others.iter().filter(|it| it.machine != answer.machine) {
+        println!("on {}: {}", other.platform, other.machine);
+    }
     if answer.points > 1 {
         println!("the fastest that fits of {} layouts", grouped(answer.points));
     }
