@@ -18,6 +18,41 @@ use crate::request::{Given, Tiers};
 /// Accelerators, or anything else that is counted of them, at most.
 const MANY: u32 = 1 << 30;
 
+// The keys that Calculon reads (caa4b11), also those that are left out here.
+const MODEL: [&str; 6] = ["hidden", "feedforward", "seq_size", "attn_heads", "attn_size", "num_blocks"];
+const SYSTEM: [&str; 6] = ["matrix", "vector", "mem1", "mem2", "processing_mode", "networks"];
+const DATATYPES: [&str; 4] = ["float8", "float16", "float32", "bfloat16"];
+const PROCESSOR: [&str; 2] = ["tflops", "gflops_efficiency"];
+const MEMORY: [&str; 3] = ["GiB", "GBps", "MB_efficiency"];
+const NETWORK: [&str; 7] =
+    ["bandwidth", "efficiency", "size", "latency", "ops", "must_be_filled", "processor_usage"];
+const OPS: [&str; 4] = ["p2p", "reduce_scatter", "all_gather", "all_reduce"];
+const EXECUTION: [&str; 23] = [
+    "num_procs",
+    "tensor_par",
+    "pipeline_par",
+    "data_par",
+    "tensor_par_net",
+    "pipeline_par_net",
+    "data_par_net",
+    "batch_size",
+    "microbatch_size",
+    "datatype",
+    "fused_activation",
+    "attention_type",
+    "activation_recompute",
+    "pipeline_interleaving",
+    "optimizer_sharding",
+    "tensor_par_comm_type",
+    "tensor_par_overlap",
+    "seq_par_ag_redo",
+    "data_par_overlap",
+    "weight_offload",
+    "activations_offload",
+    "optimizer_offload",
+    "training",
+];
+
 /// A layout that an execution file gives, with where its ranks lie.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Execution {
@@ -37,8 +72,17 @@ struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
-    const fn new(file: &'a str, keys: &'a Map<String, Value>) -> Self {
-        Self { file, at: String::new(), keys }
+    /// One that has no keys but those `known`; `at` leads to them.
+    fn new(
+        file: &'a str,
+        at: String,
+        keys: &'a Map<String, Value>,
+        known: &[&str],
+    ) -> Result<Self, DataError> {
+        let object = Self { file, at, keys };
+        let Some(key) = keys.keys().find(|key| !known.contains(&key.as_str())) else { return Ok(object) };
+        let problem = format!("unknown field `{key}`, expected one of `{}`", known.join("`, `"));
+        Err(DataError::new(file, &object.key(key), problem))
     }
 
     fn key(&self, key: &str) -> String {
@@ -91,9 +135,18 @@ impl<'a> Object<'a> {
         self.read(key, "a part from 0 to 1", |value| number(value).filter(|it| *it > 0.0 && *it <= 1.0))
     }
 
-    fn object(&self, key: &str) -> Result<Self, DataError> {
+    fn object(&self, key: &str, known: &[&str]) -> Result<Self, DataError> {
         let keys = self.read(key, "an object", Value::as_object)?;
-        Ok(Self { file: self.file, at: format!("{}.", self.key(key)), keys })
+        Self::new(self.file, format!("{}.", self.key(key)), keys, known)
+    }
+
+    /// Rates by data type.
+    fn processor(&self, key: &str) -> Result<Self, DataError> {
+        let processor = self.object(key, &DATATYPES)?;
+        for datatype in processor.keys.keys() {
+            processor.object(datatype, &PROCESSOR)?;
+        }
+        Ok(processor)
     }
 
     /// Efficiency by size, each with the size from which it counts: a step from each to the next.
@@ -140,7 +193,7 @@ fn number(value: &Value) -> Option<f64> {
 
 /// Reads a model. It has no embedding, head or loss: Calculon counts none.
 pub(crate) fn model(file: &str, keys: &Map<String, Value>) -> Result<Model, DataError> {
-    let model = Object::new(file, keys);
+    let model = Object::new(file, String::new(), keys, &MODEL)?;
     Ok(Model {
         title: "model of Calculon".into(),
         source: file.into(),
@@ -161,14 +214,18 @@ pub(crate) fn model(file: &str, keys: &Map<String, Value>) -> Result<Model, Data
 
 /// Reads a system: its first network joins a rack, its second the racks.
 pub(crate) fn platform<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Result<Platform, DataError> {
-    let system = Object::new(file, keys);
-    let matrix = system.object("matrix")?;
+    let system = Object::new(file, String::new(), keys, &SYSTEM)?;
+    let matrix = system.processor("matrix")?;
+    if keys.contains_key("vector") {
+        system.processor("vector")?;
+    }
     let half = if matrix.keys.contains_key("bfloat16") { "bfloat16" } else { "float16" };
-    let half = matrix.object(half)?;
+    let half = matrix.object(half, &PROCESSOR)?;
     let rate = |of: &Object<'_>| Ok(FlopRate::new(of.size("tflops")? * 1e12));
-    let fp8 = matrix.keys.contains_key("float8").then(|| rate(&matrix.object("float8")?)).transpose()?;
+    let fp8 = matrix.keys.contains_key("float8");
+    let fp8 = fp8.then(|| rate(&matrix.object("float8", &PROCESSOR)?)).transpose()?;
     let products = half.curve("gflops_efficiency", 1e9)?;
-    let (near, far) = (system.object("mem1")?, system.object("mem2")?);
+    let (near, far) = (system.object("mem1", &MEMORY)?, system.object("mem2", &MEMORY)?);
     let kernels = near.curve("MB_efficiency", 1e6)?;
     let in_turn = system.word("processing_mode", &[("roofline", false), ("no_overlap", true)])?;
 
@@ -177,7 +234,7 @@ pub(crate) fn platform<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Resul
     let network = |(index, value): (usize, &'a Value)| {
         let key = format!("networks[{index}]");
         let keys = value.as_object().ok_or_else(|| wrong(file, &key, "an object", Some(value)))?;
-        fabric(&Object { file, at: format!("{key}."), keys })
+        fabric(&Object::new(file, format!("{key}."), keys, &NETWORK)?)
     };
     let mut networks = networks.iter().enumerate().map(network);
     let Some(inside) = networks.next() else { unreachable!("there is a network") };
@@ -230,7 +287,7 @@ pub(crate) fn platform<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Resul
 /// A network: how many it joins, by what, and what part of its bandwidth is reached.
 fn fabric(network: &Object<'_>) -> Result<(u32, Fabric, f64), DataError> {
     let size = network.count("size", MANY)?;
-    let ops = network.object("ops")?;
+    let ops = network.object("ops", &OPS)?;
     let scalar = |value: &Value| match value.as_array()?.as_slice() {
         [scalar, _] => number(scalar).filter(|it| *it > 0.0),
         _ => None,
@@ -267,7 +324,7 @@ fn fabric(network: &Object<'_>) -> Result<(u32, Fabric, f64), DataError> {
 
 /// Reads an execution.
 pub(crate) fn execution(file: &str, keys: &Map<String, Value>) -> Result<Execution, DataError> {
-    let execution = Object::new(file, keys);
+    let execution = Object::new(file, String::new(), keys, &EXECUTION)?;
     if !execution.flag("training")? {
         return Err(execution.wrong("training", "true: inference is not predicted"));
     }

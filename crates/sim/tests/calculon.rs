@@ -252,6 +252,11 @@ fn a_bad_model_gets_one_line() {
             ("/attn_heads", json!(6.5), "attn_heads: expected a whole number from 1 to 67108864, found 6.5"),
             ("/seq_size", json!("2k"), "seq_size: expected a whole number from 1 to 67108864, found \"2k\""),
             ("/networks", json!([]), "expected a model, found a system of Calculon"),
+            (
+                "/hiden",
+                json!(6144),
+                "hiden: unknown field `hiden`, expected one of `hidden`, `feedforward`, `seq_size`, `attn_heads`, `attn_size`, `num_blocks`",
+            ),
         ],
         Model::load,
     );
@@ -299,6 +304,36 @@ fn a_bad_system_gets_one_line() {
             ("/mem1/MB_efficiency", json!([[0, 0.5], [1, 0.9]]), curve("mem1.MB_efficiency", "a list of 2")),
             ("/mem1/GBps", json!(1e300), "mem1.GBps: expected a number above 0, 1e20 at most, found 1e+300"),
             ("/mem2", json!(null), "mem2: expected an object, found nothing"),
+            (
+                "/mem3",
+                json!({}),
+                "mem3: unknown field `mem3`, expected one of `matrix`, `vector`, `mem1`, `mem2`, `processing_mode`, `networks`",
+            ),
+            (
+                "/matrix/fp16",
+                json!({}),
+                "matrix.fp16: unknown field `fp16`, expected one of `float8`, `float16`, `float32`, `bfloat16`",
+            ),
+            (
+                "/vector/float16/gflops",
+                json!(1),
+                "vector.float16.gflops: unknown field `gflops`, expected one of `tflops`, `gflops_efficiency`",
+            ),
+            (
+                "/mem2/GB",
+                json!(1),
+                "mem2.GB: unknown field `GB`, expected one of `GiB`, `GBps`, `MB_efficiency`",
+            ),
+            (
+                "/networks/1/lanes",
+                json!(4),
+                "networks[1].lanes: unknown field `lanes`, expected one of `bandwidth`, `efficiency`, `size`, `latency`, `ops`, `must_be_filled`, `processor_usage`",
+            ),
+            (
+                "/networks/0/ops/broadcast",
+                json!([1, 0]),
+                "networks[0].ops.broadcast: unknown field `broadcast`, expected one of `p2p`, `reduce_scatter`, `all_gather`, `all_reduce`",
+            ),
         ],
         polder_sim::platform,
     );
@@ -307,6 +342,17 @@ fn a_bad_system_gets_one_line() {
         &[("/training", json!(true), "expected a system of Calculon, found an execution of Calculon")],
         polder_sim::platform,
     );
+}
+
+/// As its h100_80g_nvl8 has, and more types than one.
+#[test]
+fn every_data_type_of_calculon_is_known() {
+    let rate = json!({"tflops": 500, "gflops_efficiency": [[0, 0.5]]});
+    let every = json!({"float8": rate, "float16": rate, "float32": rate, "bfloat16": rate});
+    let system = changed(&changed(&a100(), "/matrix", &every), "/vector", &every);
+    let platform = polder_sim::platform(Written::new("types", &system).path()).unwrap();
+    let compute = platform.rack["calculon"].accelerator.compute;
+    assert_eq!([compute.bf16, compute.fp8].map(|it| it.unwrap().value()), [5e14; 2]);
 }
 
 #[test]
@@ -337,6 +383,15 @@ fn what_an_execution_cannot_ask_for_gets_one_line() {
                 "pipeline_par_net: expected 1: ranks are placed tensor, data, pipeline, the closest first, found 0",
             ),
             ("/data_par_net", json!(2), "data_par_net: expected 0 or 1, found 2"),
+            (
+                "/tensor_parr",
+                json!(2),
+                "tensor_parr: unknown field `tensor_parr`, expected one of `num_procs`, `tensor_par`, `pipeline_par`, \
+                 `data_par`, `tensor_par_net`, `pipeline_par_net`, `data_par_net`, `batch_size`, `microbatch_size`, `datatype`, \
+                 `fused_activation`, `attention_type`, `activation_recompute`, `pipeline_interleaving`, `optimizer_sharding`, \
+                 `tensor_par_comm_type`, `tensor_par_overlap`, `seq_par_ag_redo`, `data_par_overlap`, `weight_offload`, \
+                 `activations_offload`, `optimizer_offload`, `training`",
+            ),
             ("/weight_offload", json!("no"), "weight_offload: expected true or false, found \"no\""),
             (
                 "/microbatch_size",
