@@ -923,11 +923,22 @@ fn the_figure_of_scalepool_says_what_it_rests_on() {
         "with the payload of one port to the pool, 110.8 GB/s",
         "fitted",
         "layout of GPT-3, tp/pp/dp ",
+        "times faster  between racks\n",
+        "By model and category the paper's text gives no number",
         "25.0 and 94.6, another fit's",
     ] {
         assert!(text.contains(line), "{text}");
     }
-    assert_eq!(json("reproduce scalepool-fig6 --json")["pairs"].as_array().unwrap().len(), 5);
+    let report = json("reproduce scalepool-fig6 --json");
+    let pairs = report["pairs"].as_array().unwrap();
+    assert_eq!(pairs.len(), 5);
+    for pair in pairs {
+        let times = ["speedup", "communication_speedup"].map(|key| pair[key].as_f64().unwrap());
+        let line = format!("{}, CXL ", pair["model"].as_str().unwrap());
+        let line = text.lines().find(|it| it.starts_with(&line)).unwrap();
+        let [whole, between] = times.map(|it| format!("{it:.2}"));
+        assert!(line.split_whitespace().rev().take(2).eq([between, whole]), "{line}: {times:?}");
+    }
 }
 
 #[test]

@@ -147,14 +147,10 @@ pub struct Pair {
     pub baseline: Step,
     /// Over CXL, with what is offloaded in the pool.
     pub scalepool: Step,
-}
-
-impl Pair {
-    /// How many times faster.
-    #[must_use]
-    pub fn speedup(&self) -> f64 {
-        self.baseline.total_s / self.scalepool.total_s
-    }
+    /// How many times faster the step is.
+    pub speedup: f64,
+    /// How many times faster communication between racks is, as far as it holds computation up.
+    pub communication_speedup: f64,
 }
 
 /// Seconds in the paper's three categories: communication, computation, other (bubbles and offloading).
@@ -176,8 +172,8 @@ fn between(step: &Step) -> f64 {
 /// The three numbers of the paper, as predicted.
 #[must_use]
 pub fn summary(pairs: &[Pair]) -> Paper {
-    let speedups = pairs.iter().map(Pair::speedup);
-    let communication = pairs.iter().map(|pair| between(&pair.baseline) / between(&pair.scalepool));
+    let speedups = pairs.iter().map(|pair| pair.speedup);
+    let communication = pairs.iter().map(|pair| pair.communication_speedup);
     let count = pairs.len() as f64;
     Paper {
         mean: speedups.clone().sum::<f64>() / count,
@@ -285,11 +281,14 @@ impl Workload {
             let job = if self.fills_racks { job } else { job.with_fill(layout.tp)? };
             Ok::<_, Refusal>(job.predict(&model, &layout)?.step)
         };
+        let (baseline, scalepool) = (step(baseline)?, step(scalepool)?);
         Ok(Pair {
             model: self.model.clone(),
             accelerators: layout.accelerators(),
-            baseline: step(baseline)?,
-            scalepool: step(scalepool)?,
+            baseline,
+            scalepool,
+            speedup: baseline.total_s / scalepool.total_s,
+            communication_speedup: between(&baseline) / between(&scalepool),
         })
     }
 }

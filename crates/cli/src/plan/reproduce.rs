@@ -104,7 +104,16 @@ fn chosen(figure: &Figure, choice: &Choice) -> Result<Chosen, Failure> {
 
 fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
     println!("{}\n  {}\n", figure.title, figure.source);
-    let head = ["", "accelerators", "communication", "computation", "other", "step s", "times faster"];
+    let head = [
+        "",
+        "accelerators",
+        "communication",
+        "computation",
+        "other",
+        "step s",
+        "times faster",
+        "between racks",
+    ];
     let mut rows = vec![head.map(String::from).to_vec()];
     for pair in &report.pairs {
         let whole = pair.baseline.total_s;
@@ -112,13 +121,19 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
             let mut row = vec![format!("{}, {side}", pair.model), grouped(pair.accelerators.into())];
             row.extend(categories(step).map(|seconds| format!("{:.3}", seconds / whole)));
             row.push(format!("{:.2}", step.total_s));
-            row.push(if side == "CXL" { format!("{:.2}", pair.speedup()) } else { String::new() });
+            if side == "CXL" {
+                row.extend([pair.speedup, pair.communication_speedup].map(|times| format!("{times:.2}")));
+            }
             rows.push(row);
         }
     }
     table::print(&rows);
     println!(
-        "  (parts of the InfiniBand side's step, as the paper's bars are; other: bubbles and offloading)\n"
+        "  (parts of the InfiniBand side's step, as the paper's bars are; other: bubbles and offloading. Between racks: how many times"
+    );
+    println!("  faster communication there is, as far as it holds computation up)");
+    println!(
+        "By model and category the paper's text gives no number to put beside these, only the three that follow.\n"
     );
     let line = |name: &str, paper: f64, simulated: f64| {
         vec![
