@@ -28,7 +28,6 @@ pub(super) fn other(seed: u64) -> Outcome {
     let scenes = [
         bury,
         bury_many,
-        list_together,
         hand_over,
         hand_over,
         join,
@@ -55,7 +54,7 @@ pub(super) fn other(seed: u64) -> Outcome {
         free_together,
         free_together,
         tell,
-        tell,
+        list_together,
     ];
     scenes[dice.roll(scenes.len() as u64) as usize](seed, dice)
 }
@@ -86,7 +85,7 @@ fn announces_at(is_own: bool, destroys: bool, dice: &mut Dice) -> u64 {
     let written_back = match (destroys, is_own) {
         (false, _) => 168,
         (true, true) => 52,
-        (true, false) => 60,
+        (true, false) => 62,
     };
     written_back - 4 + dice.roll(8)
 }
