@@ -288,9 +288,9 @@ def search(
         Tokens of a sequence, a number or an array, in place of the model's.
     **columns
         Fields of `Layout`, each a number or an array. ``overlap`` and ``offload`` are flat: ``overlap_data``,
-        ``offload_tier``, a name as in `Offload`, or a number of which 2 is the first tier of the host by name. ``tp``, ``batch``, and ``dp`` or ``gpus``
-        must be given; what is left out is 1, false or the first choice, but ``flash``, ``wide_gradients`` and all
-        overlaps but ``overlap_expert`` are true, as in `train`.
+        ``offload_tier``, a name as in `Offload`, or a number of which 2 is the first tier of the host by name.
+        ``tp``, ``batch``, and ``dp`` or ``gpus`` must be given; what is left out is 1, false or the first choice, but
+        ``flash``, ``wide_gradients`` and all overlaps but ``overlap_expert`` are true, as in `train`.
 
     Returns
     -------

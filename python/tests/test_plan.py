@@ -242,7 +242,7 @@ def test_what_does_not_fit_says_what_would_and_a_tier_goes_by_its_name() -> None
     assert table["reason"][0, 1] == 'the host has no memory "cxl"; it has host'
     numbered = plan.search("llama3-8b", "finetuning-a", offload_tier=[2, 0], **cut)
     assert table["total_s"][:, 0].tolist() == numbered["total_s"].tolist()
-    with pytest.raises(polder.ArgumentError, match='no memory "cxm"; it has cxl, host, pool$'):
+    with pytest.raises(polder.ArgumentError, match=r'no memory "cxm"; it has cxl, host, pool$'):
         plan.search("llama3-8b", ["finetuning-a", "dgx-a100"], offload_tier="cxm", **cut)
     other = plan.train("llama3-8b", "finetuning-a", 2, batch=16, offload=offload, against="dgx-a100")
     assert other.against is None and other.left_out == 'dgx-a100: the host has no memory "cxl"; it has host'
@@ -276,7 +276,9 @@ def test_bad_arguments_say_what_was_expected() -> None:
         plan.train("gpt3-175b", "nowhere", 8)
     with pytest.raises(TypeError, match="no field of a layout: \\['pt'\\]; fields are tp, cp"):
         plan.train("gpt3-175b", "dgx-a100", 8, pt=8)
-    with pytest.raises(polder.ArgumentError, match=r'^tp: invalid type: string "8", expected a whole number from 0 on$'):
+    with pytest.raises(
+        polder.ArgumentError, match=r'^tp: invalid type: string "8", expected a whole number from 0 on$'
+    ):
         plan.train("gpt3-175b", "dgx-a100", 8, tp="8")
     with pytest.raises(TypeError, match="must be given: \\['tp'\\]"):
         plan.search("gpt3-175b", "dgx-a100", gpus=8, batch=8)
