@@ -6,28 +6,42 @@ use serde_json::{Map, Value};
 use crate::model::{Experts, Model};
 
 /// Kinds of model whose feed-forward part has no gate.
-const UNGATED: [&str; 12] = [
+const UNGATED: [&str; 23] = [
+    "apertus",
+    "arcee",
+    "biogpt",
+    "bloom",
+    "codegen",
+    "ctrl",
+    "falcon",
     "gpt2",
+    "gpt_bigcode",
     "gpt_neo",
     "gpt_neox",
+    "gpt_neox_japanese",
     "gptj",
-    "gpt_bigcode",
-    "opt",
-    "bloom",
-    "falcon",
     "mpt",
-    "phi",
-    "starcoder2",
     "nemotron",
+    "openai-gpt",
+    "opt",
+    "persimmon",
+    "phi",
+    "RefinedWeb",
+    "RefinedWebModel",
+    "starcoder2",
+    "xglm",
 ];
 
 /// What a model may have that ours have not, and what would be passed over in silence.
-const UNKNOWN: [(&str, &str); 12] = [
+const UNKNOWN: [(&str, &str); 15] = [
     ("kv_lora_rank", "multi-head latent attention"),
     ("first_k_dense_replace", "dense blocks before experts"),
     ("mlp_only_layers", "dense blocks among those of experts"),
     ("parallel_attn_mlp_res", "a dense part beside the experts"),
     ("shared_expert_intermediate_size", "a shared expert of a width of its own"),
+    ("shared_intermediate_size", "a shared expert of a width of its own"),
+    ("moe_num_experts", "experts after dense blocks"),
+    ("use_cla", "keys and values shared among blocks"),
     ("attention_chunk_size", "attention in chunks"),
     ("state_size", "state-space layers"),
     ("ssm_cfg", "state-space layers"),
@@ -35,6 +49,27 @@ const UNKNOWN: [(&str, &str); 12] = [
     ("mamba_num_heads", "state-space layers"),
     ("lru_width", "recurrent layers"),
     ("attention_hidden_size", "recurrent layers"),
+];
+
+/// What a list may say of every block, and of none anything else.
+const ALIKE: [(&str, &[&str], &str); 3] = [
+    ("layer_types", &["full_attention", "sliding_attention"], "\"full_attention\""),
+    ("attention_layers", &["global"], "\"global\""),
+    ("attn_type_list", &["1"], "1, softmax attention,"),
+];
+
+/// Objects that say nothing of what is computed.
+const ASIDE: [&str; 10] = [
+    "auto_map",
+    "compression_config",
+    "generation_config",
+    "id2label",
+    "init_config",
+    "label2id",
+    "quantization_config",
+    "rope_parameters",
+    "rope_scaling",
+    "task_specific_params",
 ];
 
 /// Tokens of a sequence.
@@ -108,11 +143,25 @@ impl Config<'_> {
             let problem = format!("expected 1, experts in every block, found {step}");
             return Err(DataError::new(self.file, "decoder_sparse_step", problem));
         }
-        let layers = has("layer_types").and_then(Value::as_array).into_iter().flatten();
-        let mut others = layers.filter(|it| **it != "full_attention" && **it != "sliding_attention");
-        if let Some(other) = others.next() {
-            let problem = format!("expected \"full_attention\" of every block, found {other}");
-            return Err(DataError::new(self.file, "layer_types", problem));
+        for (key, known, expected) in ALIKE {
+            let layers = has(key).and_then(Value::as_array).into_iter().flatten();
+            let is_known = |it: &&Value| known.contains(&it.to_string().trim_matches('"'));
+            if let Some(other) = layers.into_iter().find(|it| !is_known(it)) {
+                let problem = format!("expected {expected} of every block, found {other}");
+                return Err(DataError::new(self.file, key, problem));
+            }
+        }
+        let is_object = |it: &Value| it.as_object().is_some_and(|keys| !keys.is_empty());
+        let mut inner = self.keys.iter().filter(|(key, it)| {
+            let is_inner = is_object(it) || it.as_array().is_some_and(|all| all.iter().any(is_object));
+            // Of MPT it says how attention is computed, not what.
+            let is_aside = ASIDE.contains(&key.as_str())
+                || *key == "attn_config" && it["attn_type"] == "multihead_attention";
+            is_inner && !is_aside
+        });
+        if let Some((key, _)) = inner.next() {
+            let problem = "what is described inside it cannot be read; give it as keys of the file, such as num_local_experts, and leave this out";
+            return Err(DataError::new(self.file, key, problem));
         }
         // Qwen writes a window down also where it is not used.
         let window = has("sliding_window").and_then(Value::as_u64);
@@ -138,7 +187,8 @@ impl Config<'_> {
             return Ok(None);
         };
         let active = self.must(&["num_experts_per_tok", "moe_topk"])?;
-        let shared = self.maybe(&["n_shared_experts"])?.unwrap_or(0);
+        let shared =
+            self.maybe(&["n_shared_experts", "num_shared_experts", "num_shared_expert"])?.unwrap_or(0);
         Ok(Some((Experts { count, active, shared }, self.maybe(&["moe_intermediate_size"])?)))
     }
 }
@@ -211,6 +261,16 @@ mod tests {
             model("config.json", &config).unwrap().kv_heads
         };
         assert_eq!([true, false].map(falcon), [Some(8), Some(1)]);
+        let hunyuan = mixtral.replace("\"tie", "\"num_shared_expert\": 1, \"tie");
+        assert_eq!(model("config.json", &hunyuan).unwrap().experts.unwrap().shared, 1);
+        let codegen = r#"{"model_type": "codegen", "n_embd": 6144, "n_layer": 34, "n_head": 24, "n_inner": null,
+            "n_positions": 2048, "vocab_size": 51200, "tie_word_embeddings": false}"#;
+        let persimmon = r#"{"model_type": "persimmon", "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 36,
+            "num_attention_heads": 64, "vocab_size": 262144, "max_position_embeddings": 16384, "tie_word_embeddings": false}"#;
+        for (config, expected) in [(codegen, 16.0), (persimmon, 9.4)] {
+            let billions = model("config.json", config).unwrap().parameters() / 1e9;
+            assert!((billions - expected).abs() < 0.1, "{billions}");
+        }
         let gpt2 = r#"{"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": null,
             "n_positions": 1024, "vocab_size": 50257}"#;
         let millions = model("config.json", gpt2).unwrap().parameters() / 1e6;
@@ -256,6 +316,35 @@ mod tests {
                 r#""layer_types": ["full_attention", "linear_attention"]"#,
                 "layer_types: expected \"full_attention\" of every block, found \"linear_attention\"",
             ),
+            (
+                r#""attention_layers": ["global", "local"]"#,
+                "attention_layers: expected \"global\" of every block, found \"local\"",
+            ),
+            (
+                r#""attn_type_list": [1, 0]"#,
+                "attn_type_list: expected 1, softmax attention, of every block, found 0",
+            ),
+            (
+                r#""ffn_config": {"moe_num_experts": 16}"#,
+                "ffn_config: what is described inside it cannot be read; ",
+            ),
+            (
+                r#""attn_config": {"kv_n_heads": 8}"#,
+                "attn_config: what is described inside it cannot be read; ",
+            ),
+            (
+                r#""block_configs": [{"attention": {"n_heads_in_group": 8}}]"#,
+                "block_configs: what is described inside it cannot be read; ",
+            ),
+            (r#""use_cla": true"#, "use_cla: a model with keys and values shared among blocks cannot be "),
+            (
+                r#""shared_intermediate_size": 1024"#,
+                "shared_intermediate_size: a model with a shared expert of a width of its own cannot be ",
+            ),
+            (
+                r#""moe_num_experts": 64"#,
+                "moe_num_experts: a model with experts after dense blocks cannot be ",
+            ),
         ] {
             let refused = model("config.json", &format!("{{{whole}, {more}}}")).unwrap_err().to_string();
             assert!(refused.starts_with(&format!("config.json: {said}")), "{refused}");
@@ -266,6 +355,8 @@ mod tests {
             r#""sliding_window": 32768"#,
             r#""parallel_attn_mlp_res": false"#,
             r#""sliding_window": 4096, "use_sliding_window": false"#,
+            r#""rope_scaling": {"factor": 8.0}, "auto_map": {"AutoConfig": "a.B"}, "attn_type_list": [1, 1], "shared_intermediate_size": 0"#,
+            r#""attn_config": {"attn_type": "multihead_attention"}, "use_cla": false, "task_specific_params": {"a": {"max_length": 50}}"#,
             r#""architectures": ["MistralForCausalLM"], "is_encoder_decoder": false, "mlp_only_layers": [], "decoder_sparse_step": 1"#,
         ] {
             assert_eq!(model("config.json", &format!("{{{whole}, {more}}}")).unwrap().layers, 32, "{more}");
