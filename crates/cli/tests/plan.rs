@@ -478,6 +478,22 @@ fn what_a_trace_has_of_each_stage_adds_up_to_the_steps_figures() {
     assert!(checked >= 2 * 6, "{checked} kinds took time");
 }
 
+#[test]
+fn a_config_without_a_sequence_takes_the_one_that_is_given() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("config.json");
+    let config =
+        r#"{"model_type": "bloom", "n_embed": 4096, "n_layer": 30, "n_head": 32, "vocab_size": 250880}"#;
+    std::fs::write(&path, config).unwrap();
+    let cut = format!("--model {} --platform dgx-h100 --gpus 8 --batch 64", path.display());
+    let asked = refused(&format!("train {cut}"));
+    let problem =
+        "max_position_embeddings: expected a whole number, found nothing; give the tokens of a sequence";
+    assert_eq!(asked, format!("polder: {}: {problem}", path.display()));
+    assert!(said(&format!("train {cut} --sequence 2048")).contains("bloom of "));
+    assert!(said(&format!("search {cut} --sequence 2048 --tokens 1e12 --prices watts")).contains("tp"));
+}
+
 /// Each with its reason, and with what was tried and does run.
 #[test]
 fn a_refusal_gives_the_true_reason_and_the_nearest_that_runs() {

@@ -32,6 +32,31 @@ const UNGATED: [&str; 23] = [
     "xglm",
 ];
 
+/// Kinds of model whose head is the embedding where nothing is said of it, as their classes in transformers have it.
+const TIED: [&str; 21] = [
+    "biogpt",
+    "bloom",
+    "cohere",
+    "cohere2",
+    "ctrl",
+    "ernie4_5",
+    "falcon",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neo",
+    "gpt_neox_japanese",
+    "jetmoe",
+    "mpt",
+    "openai-gpt",
+    "opt",
+    "smollm3",
+    "starcoder2",
+    "xglm",
+];
+
 /// What a model may have that ours have not, and what would be passed over in silence.
 const UNKNOWN: [(&str, &str); 15] = [
     ("kv_lora_rank", "multi-head latent attention"),
@@ -73,32 +98,35 @@ const ASIDE: [&str; 10] = [
 ];
 
 /// Tokens of a sequence.
-const SEQUENCE: [&str; 3] = ["max_position_embeddings", "n_positions", "max_seq_len"];
+const SEQUENCE: [&str; 4] = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length"];
 
 struct Config<'a> {
     file: &'a str,
     keys: Map<String, Value>,
+    /// Tokens of a sequence, in place of its own.
+    sequence: Option<u32>,
 }
 
 impl Config<'_> {
     /// The first of these keys that is there.
     fn maybe(&self, keys: &[&str]) -> Result<Option<u32>, DataError> {
-        let Some((key, value)) = keys.iter().find_map(|key| Some((*key, self.keys.get(*key)?))) else {
-            return Ok(None);
-        };
-        match value {
-            Value::Null => Ok(None),
-            value => {
-                value.as_u64().and_then(|number| u32::try_from(number).ok()).map(Some).ok_or_else(|| {
-                    DataError::new(self.file, key, format!("expected a whole number, found {value}"))
-                })
-            }
-        }
+        let mut there = keys.iter().filter_map(|key| Some((*key, self.keys.get(*key)?)));
+        let Some((key, value)) = there.find(|(_, value)| !value.is_null()) else { return Ok(None) };
+        value
+            .as_u64()
+            .and_then(|number| u32::try_from(number).ok())
+            .map(Some)
+            .ok_or_else(|| DataError::new(self.file, key, format!("expected a whole number, found {value}")))
     }
 
     fn must(&self, keys: &[&str]) -> Result<u32, DataError> {
         let missing = || DataError::new(self.file, keys[0], "expected a whole number, found nothing");
         self.maybe(keys)?.ok_or_else(missing)
+    }
+
+    /// Tokens of a sequence: what is given, or else its own.
+    fn sequence(&self) -> Result<Option<u32>, DataError> {
+        self.sequence.map_or_else(|| self.maybe(&SEQUENCE), |it| Ok(Some(it)))
     }
 
     fn says(&self, key: &str) -> Option<bool> {
@@ -166,7 +194,7 @@ impl Config<'_> {
         // Qwen writes a window down also where it is not used.
         let window = has("sliding_window").and_then(Value::as_u64);
         let window = window.filter(|_| self.says("use_sliding_window") != Some(false));
-        let sequence = self.maybe(&SEQUENCE)?.map_or(u64::MAX, u64::from);
+        let sequence = self.sequence()?.map_or(u64::MAX, u64::from);
         match window.filter(|window| *window < sequence) {
             Some(window) => Err(DataError::new(
                 self.file,
@@ -193,21 +221,25 @@ impl Config<'_> {
     }
 }
 
-/// Reads a model from the keys of a `config.json`.
+/// Reads a model from the keys of a `config.json`, with so many tokens of a sequence in place of its own.
 ///
 /// # Errors
 /// When it lacks what a transformer has.
-pub(crate) fn model(file: &str, keys: Map<String, Value>) -> Result<Model, DataError> {
-    let config = Config { file, keys };
+pub(crate) fn model(file: &str, keys: Map<String, Value>, sequence: Option<u32>) -> Result<Model, DataError> {
+    let config = Config { file, keys, sequence };
     config.expect_decoder()?;
     config.expect_known()?;
     let kind = config.keys.get("model_type").and_then(Value::as_str).unwrap_or("llama").to_owned();
     let experts = config.experts()?;
     let width = experts.as_ref().and_then(|(_, width)| *width);
+    let missing = || {
+        let problem = "expected a whole number, found nothing; give the tokens of a sequence";
+        DataError::new(file, SEQUENCE[0], problem)
+    };
     Ok(Model {
         title: format!("{kind} of {file}"),
         source: file.into(),
-        hidden: config.must(&["hidden_size", "n_embd", "d_model"])?,
+        hidden: config.must(&["hidden_size", "n_embd", "n_embed", "d_model"])?,
         layers: config.must(&["num_hidden_layers", "n_layer", "n_layers"])?,
         heads: config.must(&["num_attention_heads", "n_head", "n_heads"])?,
         // Falcon's newer models have it written down too, where it does not count.
@@ -218,14 +250,13 @@ pub(crate) fn model(file: &str, keys: Map<String, Value>) -> Result<Model, DataE
         head_width: config.maybe(&["head_dim"])?,
         feed_forward: match width {
             Some(width) => Some(width),
-            None => config.maybe(&["intermediate_size", "ffn_dim", "n_inner"])?,
+            None => config.maybe(&["intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner"])?,
         },
         gated: !UNGATED.contains(&kind.as_str()),
         dropout: false,
         vocabulary: config.must(&["vocab_size"])?,
-        // What transformers takes where the key is missing.
-        tied: config.says("tie_word_embeddings").unwrap_or(true),
-        sequence: config.must(&SEQUENCE)?,
+        tied: config.says("tie_word_embeddings").unwrap_or(TIED.contains(&kind.as_str())),
+        sequence: config.sequence()?.ok_or_else(missing)?,
         experts: experts.map(|(experts, _)| experts),
     })
 }
@@ -233,7 +264,11 @@ pub(crate) fn model(file: &str, keys: Map<String, Value>) -> Result<Model, DataE
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::json::model;
+    use crate::json;
+
+    fn model(file: &str, text: &str) -> Result<Model, DataError> {
+        json::model(file, text, None)
+    }
 
     #[test]
     fn a_config_gives_the_model_that_it_describes() {
@@ -275,6 +310,32 @@ mod tests {
             "n_positions": 1024, "vocab_size": 50257}"#;
         let millions = model("config.json", gpt2).unwrap().parameters() / 1e6;
         assert!((millions - 124.0).abs() < 1.0, "{millions}");
+    }
+
+    #[test]
+    fn a_sequence_that_is_given_stands_in_for_one_that_is_not_there() {
+        let falcon = r#"{"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+            "multi_query": true, "new_decoder_architecture": false, "vocab_size": 65024}"#;
+        let refused = model("config.json", falcon).unwrap_err().to_string();
+        let expected = "config.json: max_position_embeddings: expected a whole number, found nothing; give the tokens of a sequence";
+        assert_eq!(refused, expected);
+        let given = json::model("config.json", falcon, Some(2048)).unwrap();
+        assert_eq!(given.sequence, 2048);
+        assert!((given.parameters() / 1e9 - 6.92).abs() < 0.01, "{}", given.parameters());
+        let bloom = r#"{"model_type": "bloom", "n_embed": 14336, "n_layer": 70, "num_attention_heads": 112, "seq_length": 2048,
+            "vocab_size": 250880}"#;
+        let bloom = model("config.json", bloom).unwrap();
+        assert_eq!((bloom.sequence, bloom.tied), (2048, true));
+        assert!((bloom.parameters() / 1e9 - 176.2).abs() < 0.1, "{}", bloom.parameters());
+        // A window counts against the sequence that is trained.
+        let mistral = r#"{"model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 8192, "sliding_window": 8192}"#;
+        assert!(!model("config.json", mistral).unwrap().tied);
+        let longer = json::model("config.json", mistral, Some(16384)).unwrap_err().to_string();
+        assert!(
+            longer.starts_with("config.json: sliding_window: attention within 8192 of 16384 tokens"),
+            "{longer}"
+        );
     }
 
     #[test]

@@ -51,10 +51,10 @@ fn other(file: &str, expected: &str, kind: Kind) -> DataError {
     DataError::new(file, "", format!("expected {expected}, found {}", kind.what()))
 }
 
-/// A model of Hugging Face or of Calculon.
-pub(crate) fn model(file: &str, text: &str) -> Result<Model, DataError> {
+/// A model of Hugging Face, with so many tokens of a sequence in place of its own, or of Calculon.
+pub(crate) fn model(file: &str, text: &str, sequence: Option<u32>) -> Result<Model, DataError> {
     match read(file, text)? {
-        (Kind::HuggingFace, keys) => hugging_face::model(file, keys),
+        (Kind::HuggingFace, keys) => hugging_face::model(file, keys, sequence),
         (Kind::CalculonModel, keys) => calculon::model(file, &keys),
         (kind, _) => Err(other(file, "a model", kind)),
     }

@@ -67,10 +67,19 @@ impl Model {
     /// # Errors
     /// When there is none, or its file says what cannot be.
     pub fn load(name: &str) -> Result<Self, DataError> {
-        let model: Self = match name.ends_with(".json") {
-            true => json::model(name, &text(Folder::Models, name)?)?,
+        Self::load_with(name, None)
+    }
+
+    /// As [`Model::load`], with so many tokens of a sequence in place of its own, which its file need not have then.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn load_with(name: &str, sequence: Option<u32>) -> Result<Self, DataError> {
+        let mut model: Self = match name.ends_with(".json") {
+            true => json::model(name, &text(Folder::Models, name)?, sequence)?,
             false => read(Folder::Models, name)?,
         };
+        model.sequence = sequence.unwrap_or(model.sequence);
         model.check().map_err(|(key, problem)| DataError::new(name, key, problem))?;
         Ok(model)
     }

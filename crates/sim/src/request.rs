@@ -298,10 +298,7 @@ impl Request {
     }
 
     fn model(&self) -> Result<Model, RequestError> {
-        let model = Model::load(&self.model)?;
-        let model = Model { sequence: self.sequence.unwrap_or(model.sequence), ..model };
-        model.check().map_err(|(key, problem)| polder_platform::DataError::new(&self.model, key, problem))?;
-        Ok(model)
+        Ok(Model::load_with(&self.model, self.sequence)?)
     }
 
     /// Predicts every layout that has what is given; what lies elsewhere, if [`Tiers`] says so, only where nothing fits

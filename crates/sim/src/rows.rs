@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::json;
 use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
-use crate::model::Model;
+use crate::model::{MOST, Model};
 use crate::order::Order;
 use crate::request::RequestError;
 use crate::step::Step;
@@ -188,7 +188,10 @@ pub fn points(
     rows: &[u32],
 ) -> Result<Points, RequestError> {
     let loaded = platforms.iter().map(|name| json::platform(name)).collect::<Result<Vec<_>, _>>()?;
-    let model = Model::load(model)?;
+    // Where each row has a sequence of its own, the model need have none.
+    let sequences = || rows.chunks_exact(PLACE + NUMBERS.len()).map(|row| row[PLACE - 1]);
+    let longest = sequences().max().filter(|_| sequences().all(|tokens| tokens > 0));
+    let model = Model::load_with(model, longest.map(|tokens| tokens.min(MOST)))?;
     let job = |(name, platform): (&String, _)| {
         Job::chosen(platform, rack, fill, order).map_err(|refusal| RequestError::refused(name, refusal))
     };
@@ -271,6 +274,33 @@ mod tests {
             };
             assert_eq!(&ours, value, "{name}");
         }
+    }
+
+    #[test]
+    fn rows_with_sequences_need_none_of_the_model() {
+        let path = std::env::temp_dir().join(format!("polder-rows-{}.json", std::process::id()));
+        let config = r#"{"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+            "multi_query": true, "vocab_size": 65024}"#;
+        std::fs::write(&path, config).unwrap();
+        let row = |sequence: u32| {
+            let layout = [1, 1, 1, 8, 1, 1, 8, 1].into_iter().chain([0; NUMBERS.len() - 8]);
+            [0, 0, sequence].into_iter().chain(layout).collect::<Vec<_>>()
+        };
+        let points =
+            |rows: &[u32]| points(path.to_str().unwrap(), &["dgx-h100".into()], &[], None, None, None, rows);
+        let given = points(&[row(1024), row(2048), row(u32::MAX)].concat()).unwrap();
+        let refused = points(&[row(1024), row(0)].concat()).unwrap_err().to_string();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(given.refused, [0, 0, 1]);
+        assert!(
+            given.reasons[1].starts_with("sequence: expected a number from 1 to "),
+            "{:?}",
+            given.reasons
+        );
+        assert!(
+            refused.contains("max_position_embeddings: expected a whole number, found nothing; "),
+            "{refused}"
+        );
     }
 
     #[test]

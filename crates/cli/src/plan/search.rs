@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use clap::Args;
 use polder_platform::{DataError, Prices, Rates};
 use polder_sim::{
-    Cell, Found, Job, Layout, Memory, Model, NUMBERS, Offload, RequestError, Space, Step, Tiers,
-    accelerators, cells, front, grouped, listed, unjudged,
+    Cell, Found, Job, Layout, Memory, NUMBERS, Offload, RequestError, Space, Step, Tiers, accelerators,
+    cells, front, grouped, listed, unjudged,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -121,7 +121,7 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         prices.unknown(&machines)?.iter().for_each(|it| eprintln!("polder: {it}"));
     }
     let run = match arguments.tokens {
-        Some(tokens) => Some(Run { tokens, sequence: subject.tokens()? }),
+        Some(tokens) => Some(Run { tokens, sequence: subject.loaded()?.sequence.into() }),
         None => None,
     };
     let (mut points, mut fits, mut places, mut found, mut left_out) = (0, 0, vec![], vec![], vec![]);
@@ -172,7 +172,7 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     let found = front(&found, |point| {
         bill(point).map_or([0.0; Rates::NAMES.len()], |bill| bill.costs().map(|cost| cost.unwrap_or(0.0)))
     });
-    let unjudged = unjudged(&Model::load(&subject.model)?);
+    let unjudged = unjudged(&subject.loaded()?);
     // Also of a place that others beat.
     let everywhere = places.iter().map(|place| (place, Offload::default()));
     let offloads = everywhere.chain(found.iter().map(|(at, it)| (&places[*at], it.layout.offload)));

@@ -250,10 +250,9 @@ impl From<Share> for Zero {
 }
 
 impl Subject {
-    /// Tokens of a sequence.
-    pub(super) fn tokens(&self) -> Result<f64, Failure> {
-        let own = || Model::load(&self.model).map(|model| model.sequence);
-        Ok(f64::from(self.sequence.map_or_else(own, Ok)?))
+    /// The model, with the sequence that is given.
+    pub(super) fn loaded(&self) -> Result<Model, Failure> {
+        Ok(Model::load_with(&self.model, self.sequence)?)
     }
 
     /// What is asked; what is kept elsewhere is tried in `tiers` when it is not given.
@@ -421,7 +420,7 @@ pub(super) fn how_sure(answer: &Answer) -> String {
 fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     let Answer { layout, step, fill, .. } = answer;
     let others: Vec<_> = answer.against.iter().collect();
-    let title = Model::load(&subject.model)?.title;
+    let title = subject.loaded()?.title;
     // A title may name its file.
     let name = if title.contains(&answer.model) { String::new() } else { format!("{}: ", answer.model) };
     println!("{name}{title} on {}, simulated", accelerators(answer.accelerators));
