@@ -185,7 +185,7 @@ enum When {
 }
 
 /// What each stage of a predicted step sends, as it goes by beside `stretches`, the [`timeline`] of the step. Of each stage and each kind the
-/// seconds add up to the step's, exposed and hidden apart, times the stage's pace where it is sent in passes.
+/// seconds add up to the step's, exposed and hidden apart, times the stage's pace where it hides or is sent in passes.
 ///
 /// The closed form says how much is sent and not when: what is sent in passes is spread over them by their length.
 ///
@@ -269,8 +269,8 @@ const OFFLOAD: &str = "offload";
 /// What a stage of this pace sends, and when.
 fn sending(step: &Step, pace: f64) -> [(&'static str, When, Shown); 11] {
     let Communication { tensor, context, expert, pipeline, data } = step.communication;
-    let own =
-        |Shown { exposed_s, hidden_s }| Shown { exposed_s: pace * exposed_s, hidden_s: pace * hidden_s };
+    let beside = |shown: Shown| Shown { hidden_s: pace * shown.hidden_s, ..shown };
+    let own = |shown: Shown| Shown { exposed_s: pace * shown.exposed_s, ..beside(shown) };
     [
         ("tensor, inside racks", When::Passes, own(tensor.inside)),
         ("tensor, between racks", When::Passes, own(tensor.between)),
@@ -278,11 +278,11 @@ fn sending(step: &Step, pace: f64) -> [(&'static str, When, Shown); 11] {
         ("context, between racks", When::Passes, own(context.between)),
         ("expert, inside racks", When::Passes, own(expert.inside)),
         ("expert, between racks", When::Passes, own(expert.between)),
-        ("pipeline, inside racks", When::Before, pipeline.inside),
-        ("pipeline, between racks", When::Before, pipeline.between),
-        ("data, inside racks", When::Ends, data.inside),
-        ("data, between racks", When::Ends, data.between),
-        (OFFLOAD, When::Ends, step.offload),
+        ("pipeline, inside racks", When::Before, beside(pipeline.inside)),
+        ("pipeline, between racks", When::Before, beside(pipeline.between)),
+        ("data, inside racks", When::Ends, beside(data.inside)),
+        ("data, between racks", When::Ends, beside(data.between)),
+        (OFFLOAD, When::Ends, beside(step.offload)),
     ]
 }
 
@@ -389,6 +389,57 @@ mod tests {
         );
     }
 
+    /// Layouts even and uneven, of many micro-batches and of few, with much that hides and with nothing.
+    fn layouts(tier: &str) -> impl Iterator<Item = Layout> {
+        let all = serde_json::json!({"tensor": true, "pipeline": true, "data": true, "offload": true});
+        let far = serde_json::json!({"tier": tier, "weights": true, "optimizer": true, "activations": true});
+        let [all, far] = [all, far].map(|it| [serde_json::json!({}), it]);
+        (0..360).map(move |index: usize| {
+            let pp = [1, 3, 5, 8, 16][index % 5];
+            let batch = [8, 24, 320][index / 5 % 3];
+            let (overlap, offload) = (&all[index / 15 % 2], &far[index / 30 % 2]);
+            let interleave = 1 + index / 60 % 2;
+            let zero = ["none", "optimizer", "weights"][index / 120];
+            let layout = serde_json::json!({"tp": 8, "dp": 8, "pp": pp, "interleave": interleave, "batch": batch, "flash": true,
+                "zero": zero, "overlap": overlap, "offload": offload});
+            serde_json::from_value(layout).unwrap()
+        })
+    }
+
+    #[test]
+    fn no_two_stretches_of_a_track_overlap_and_the_trace_ends_near_the_total() {
+        let mut seen = 0;
+        for (platform, tier) in [("dgx-h100", "host"), ("nvl72-cxl", "pool")] {
+            let platform = Platform::load(platform).unwrap();
+            let job = Job::new(&platform);
+            for model in ["gpt3-175b", "llama3-70b", "llama3-8b", "mixtral-8x7b"] {
+                let model = Model::load(model).unwrap();
+                for layout in layouts(tier) {
+                    let Ok(crate::Plan { step, .. }) = job.predict(&model, &layout) else { continue };
+                    let stages = job.stages(&model, &layout).unwrap();
+                    let stretches = timeline(&layout, &step, &stages);
+                    let mut sent = traffic(&layout, &step, &stages, &stretches);
+                    let track = |it: &Sent| (it.stage, it.what, it.is_hidden);
+                    sent.sort_by(|a, b| track(a).cmp(&track(b)).then(a.begin_s.total_cmp(&b.begin_s)));
+                    let late = |pair: &&[Sent]| pair[0].begin_s + pair[0].seconds - pair[1].begin_s;
+                    let pairs = sent.windows(2).filter(|pair| track(&pair[0]) == track(&pair[1]));
+                    let wrong = pairs.into_iter().find(|pair| late(pair) > 1e-12 * step.total_s);
+                    assert!(wrong.is_none(), "{wrong:?} of {layout:?}");
+                    let end = stretches.iter().map(|it| it.begin_s + it.seconds).fold(0.0, f64::max);
+                    let is_usual = layout.micro_batches() >= 2 * layout.pp && model.layers >= 4 * layout.pp;
+                    let bounds = if is_usual { 0.96..1.1 } else { 0.8..1.75 };
+                    assert!(
+                        bounds.contains(&(end / step.total_s)),
+                        "{end} for {} of {layout:?}",
+                        step.total_s
+                    );
+                    seen += 1;
+                }
+            }
+        }
+        assert!(seen > 1000, "{seen}");
+    }
+
     #[test]
     fn what_each_stage_sends_adds_up_to_the_steps_figures_and_lies_inside_the_step() {
         let model = Model::load("mixtral-8x7b").unwrap();
@@ -421,7 +472,8 @@ mod tests {
                 for (is_hidden, all) in [(false, exposed_s), (true, hidden_s)] {
                     for stage in 0..layout.pp {
                         let pace = stages[stage as usize].pace;
-                        let expected = if when == When::Passes { pace * all } else { all };
+                        let is_paced = is_hidden || when == When::Passes;
+                        let expected = if is_paced { pace * all } else { all };
                         let own = |it: &&Sent| (it.stage, it.what, it.is_hidden) == (stage, what, is_hidden);
                         let sum: f64 = sent.iter().filter(own).map(|it| it.seconds).sum();
                         assert!(
