@@ -401,6 +401,25 @@ fn a_trace_has_every_pass_of_every_stage() {
 }
 
 #[test]
+fn more_passes_than_can_be_drawn_are_refused_with_what_to_give_less_of() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("step");
+    let cut = "train --model megatron-22b --platform dgx-a100 --gpus 8 --tp 8 --pp 1 --interleave 1 --micro-batch 1 --recompute full";
+    for option in ["--trace", "--html"] {
+        let given = |batch: u32| format!("{cut} --batch {batch} {option} {}", path.display());
+        let remedy = "give less of --batch, --pp or --interleave, or a larger --micro-batch";
+        assert_eq!(
+            refused(&given(67_000_000)),
+            format!("polder: {option}: the step has 134,000,000 passes, 200,000 can be drawn; {remedy}")
+        );
+        assert!(refused(&given(100_001)).contains("the step has 200,002 passes"));
+        assert!(!path.exists());
+        said(&given(1000));
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
 fn a_page_holds_all_that_it_draws() {
     let scratch = polder_mem::testing::Scratch::new();
     let path = scratch.path().join("step.html");

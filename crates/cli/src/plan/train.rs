@@ -316,6 +316,7 @@ pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
         ..subject.request(&arguments.platform, arguments.gpus, Tiers::IfNeeded)?
     };
     let answer = with_bar(|progress| request.train(threads(None), progress))?;
+    expect_drawn(arguments, &answer.layout)?;
     if subject.json {
         println!("{}", serde_json::to_string(&answer)?);
     }
@@ -335,6 +336,25 @@ pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
         write(path, &page::page(&answer)?)?;
     }
     Ok(())
+}
+
+/// Passes of a step that are written out, at most: hundreds of bytes each.
+const DRAWN: u64 = 200_000;
+
+/// Whether the passes of a step that is to be drawn are as many as can be.
+fn expect_drawn(arguments: &Arguments, layout: &Layout) -> Result<(), Failure> {
+    let options = [("--trace", &arguments.trace), ("--html", &arguments.html)];
+    let asked = options.into_iter().find(|(_, path)| path.is_some());
+    let counts = [2, layout.pp, layout.interleave, layout.micro_batches()];
+    let passes = counts.map(u64::from).iter().product();
+    match asked.filter(|_| passes > DRAWN) {
+        Some((option, _)) => {
+            let [passes, most] = [passes, DRAWN].map(grouped);
+            let remedy = "give less of --batch, --pp or --interleave, or a larger --micro-batch";
+            Err(Failure(format!("{option}: the step has {passes} passes, {most} can be drawn; {remedy}")))
+        }
+        None => Ok(()),
+    }
 }
 
 pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {
