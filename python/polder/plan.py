@@ -90,10 +90,10 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """What runs beside computation."""
+    """What runs beside computation: what is named, as ``--overlap`` does, and no more."""
 
     tensor: bool = False
-    context: bool = True
+    context: bool = False
     expert: bool = False
     pipeline: bool = False
     data: bool = False

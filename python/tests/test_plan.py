@@ -28,6 +28,16 @@ def test_a_plan_has_the_fields_and_the_figures_of_the_command() -> None:
     assert sum(stage.blocks for stage in ours.stages) == 126
 
 
+def test_an_overlap_is_what_it_names_as_that_of_the_command() -> None:
+    cut = "--gpus 64 --batch 64 --tp 8 --cp 2 --pp 2 --overlap data --json"
+    words = f"plan train --model llama3-70b --platform dgx-h100 {cut}"
+    said = json.loads(subprocess.run([POLDER, *words.split()], capture_output=True, text=True, check=True).stdout)
+    overlap = plan.Overlap(data=True)
+    ours = plan.train("llama3-70b", "dgx-h100", 64, batch=64, tp=8, cp=2, pp=2, overlap=overlap)
+    assert ours == plan._typed(plan.Plan, said)
+    assert ours.layout.overlap == overlap and not overlap.context
+
+
 def test_a_step_is_drawn_from_what_the_command_writes(scratch: Path) -> None:
     words = "plan train --model llama3-70b --platform dgx-h100 --gpus 64 --batch 16 --tp 8 --cp 1 --pp 4 --json --trace"
     said = subprocess.run([POLDER, *words.split(), scratch / "step.json"], capture_output=True, check=True).stdout

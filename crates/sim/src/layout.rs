@@ -143,9 +143,9 @@ impl Precision {
     }
 }
 
-/// What runs beside computation. When left out, keys and values do and nothing else.
+/// What runs beside computation. When all of it is left out, keys and values do and nothing else; else what it names, alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default = "nothing_beside")]
 pub struct Overlap {
     /// Tensor-parallel collectives, in parts, beside the products that they feed.
     pub tensor: bool,
@@ -276,6 +276,10 @@ impl Overlap {
     pub(crate) const fn of_block(self) -> Self {
         Self { pipeline: false, data: false, offload: false, ..self }
     }
+}
+
+const fn nothing_beside() -> Overlap {
+    Overlap::NONE
 }
 
 impl Default for Overlap {

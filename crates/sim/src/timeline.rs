@@ -446,7 +446,10 @@ mod tests {
         let mut seen = std::collections::BTreeSet::new();
         for (platform, more) in [
             ("dgx-h100", serde_json::json!({"ep": 4, "zero": "optimizer", "sequence_parallel": true})),
-            ("dgx-h100", serde_json::json!({"cp": 2, "dp": 4, "interleave": 2, "overlap": {}})),
+            (
+                "dgx-h100",
+                serde_json::json!({"cp": 2, "dp": 4, "interleave": 2, "overlap": {"context": true}}),
+            ),
             ("dgx-h100", serde_json::json!({"ep": 8, "pp": 7, "overlap": {"expert": true, "tensor": true}})),
             (
                 "nvl72-cxl",

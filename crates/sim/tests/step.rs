@@ -616,6 +616,8 @@ fn keys_and_values_hide_or_hold_attention_up() {
     assert!(hidden > 0.0 && none == 0.0 && all > 0.0);
     assert!((all / (exposed + hidden) - 1.0).abs() < 1e-12);
     assert_eq!(Overlap::default(), Overlap { context: true, ..Overlap::NONE });
+    let named: Overlap = serde_json::from_str(r#"{"data": true}"#).unwrap();
+    assert_eq!(named, Overlap { data: true, ..Overlap::NONE });
 }
 
 #[test]
