@@ -41,6 +41,9 @@ impl Packet {
 }
 
 impl Link {
+    /// Bits a second of a lane, at least.
+    const SLOWEST: f64 = 1e6;
+
     /// What the wire carries, framing included.
     #[must_use]
     pub fn raw(&self) -> Bandwidth {
@@ -66,6 +69,9 @@ impl Link {
 
     /// Whether its own numbers can be built: what is wrong otherwise, with the key.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.rate.value() < Self::SLOWEST {
+            return Err(("rate", format!("expected 1 MT/s or more, found {}", self.rate)));
+        }
         if self.lanes == 0 {
             return Err(("lanes", "expected at least one".into()));
         }
@@ -231,6 +237,9 @@ impl Pbr {
     }
 }
 
+/// Switches along an axis of a torus, at most.
+const MOST_OF_AXIS: u32 = 1 << 16;
+
 /// Between two of so many switches around a ring, the shorter way: about a quarter of them.
 fn mean_distance(switches: u32) -> f64 {
     (f64::from(switches).powi(2) / 4.0).floor() / f64::from(switches)
@@ -336,8 +345,15 @@ impl Fabric {
                 "topology",
                 format!("expected 1 to 4 levels of switches of 2 ports or more, found {levels} of {ports}"),
             )),
-            Topology::Torus { dimensions, .. } if dimensions.contains(&0) => {
-                Err(("topology.dimensions", "expected at least one switch along each axis".into()))
+            Topology::Torus { endpoints: 0, .. } | Topology::Dragonfly { endpoints: 0, .. } => {
+                Err(("topology.endpoints", "expected at least one".into()))
+            }
+            Topology::Torus { dimensions, .. }
+                if dimensions.iter().any(|n| !(1..=MOST_OF_AXIS).contains(n)) =>
+            {
+                let problem =
+                    format!("expected 1 to {MOST_OF_AXIS} switches along each axis, found {dimensions:?}");
+                Err(("topology.dimensions", problem))
             }
             Topology::Torus { endpoints, .. } if u64::from(endpoints) + 6 > u64::from(ports) => Err((
                 "topology.endpoints",

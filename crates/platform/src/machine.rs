@@ -317,7 +317,8 @@ impl Fitted {
     fn check(&self) -> Result<(), (&'static str, String)> {
         for (name, value) in Self::NAMES.into_iter().zip(self.values()) {
             let (expected, fits) = match name {
-                "depth" | "launch" | "straggle" => ("number from 0 on", value.is_finite() && value >= 0.0),
+                "depth" | "launch" => ("number from 0 on", value.is_finite() && value >= 0.0),
+                "straggle" => ("part from 0 to 1", (0.0..=1.0).contains(&value)),
                 _ => ("part from 0 to 1", value > 0.0 && value <= 1.0),
             };
             if !fits {

@@ -141,6 +141,28 @@ fn bad_input_gets_one_line_with_the_key_and_what_was_expected() {
             "between.topology.endpoints: 60 endpoints and 6 neighbours need 66 ports, the switch has 64",
         ),
         (
+            over("[between]\ntopology = { kind = \"torus\", dimensions = [8, 8, 8], endpoints = 0 }"),
+            "between.topology.endpoints: expected at least one",
+        ),
+        (
+            over("[between]\ntopology = { kind = \"dragonfly\", endpoints = 0, group = 4, global = 4 }"),
+            "between.topology.endpoints: expected at least one",
+        ),
+        (
+            over(
+                "[between]\ntopology = { kind = \"torus\", dimensions = [4294967295, 8, 8], endpoints = 2 }",
+            ),
+            "between.topology.dimensions: expected 1 to 65536 switches along each axis, found [4294967295, 8, 8]",
+        ),
+        (
+            over("[between.link]\nrate = \"1e-21 GT/s\""),
+            "between.link.rate: expected 1 MT/s or more, found 0.000000000000000001 MT/s",
+        ),
+        (
+            over("[rack.nvl72.accelerator.fitted]\nstraggle = 1e300"),
+            "rack.nvl72.accelerator.fitted.straggle: expected a part from 0 to 1, found 1",
+        ),
+        (
             over("[rack.nvl72.host.attach]\naccelerators = 2"),
             "rack.nvl72.host.attach.accelerators: expected 1, or those behind a link of a \"pcie-switch\", found 2",
         ),
