@@ -548,7 +548,7 @@ fn a_refusal_gives_the_true_reason_and_the_nearest_that_runs() {
         ),
         (
             "llama3-8b --platform dgx-a100 --gpus 8 --precision fp8",
-            "dgx-a100: fp8 needs accelerators with 8-bit floats, which this platform does not have; take bf16; precision bf16 would run",
+            "dgx-a100: fp8 needs accelerators with 8-bit floats, which this platform does not have; precision bf16 would run",
         ),
         (
             "llama3-8b --platform finetuning-a --gpus 2 --offload weights --to cxm",

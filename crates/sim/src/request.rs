@@ -145,7 +145,7 @@ pub enum RequestError {
     #[error(transparent)]
     Data(#[from] polder_platform::DataError),
     /// The platform, or the model, refuses.
-    #[error("{name}: {refusal}{}", would(nearest, "run"))]
+    #[error("{name}: {}{}", untried(refusal, nearest), would(nearest, "run"))]
     Refused {
         /// Which.
         name: String,
@@ -160,6 +160,15 @@ impl RequestError {
     /// A refusal beside which nothing was tried.
     pub(crate) fn refused(name: &str, refusal: Refusal) -> Self {
         Self::Refused { name: name.into(), refusal, nearest: vec![] }
+    }
+}
+
+/// A refusal, without the remedy where that was tried and is told after it.
+fn untried(refusal: &Refusal, nearest: &[String]) -> String {
+    let whole = refusal.to_string();
+    match whole.rsplit_once("; take ") {
+        Some((reason, taken)) if nearest.contains(&format!("precision {taken}")) => reason.into(),
+        _ => whole,
     }
 }
 
