@@ -137,14 +137,16 @@ class Layout:
 class Margin:
     """How far such predictions are from published steps.
 
-    Tables of published steps took ``least`` to ``most`` times what was predicted without them; ``rows`` of them, each
-    with the scalar of its table's software, were off by ``mean`` on average and ``worst`` at most. ``accelerator`` is
-    None when nothing was published of it, and the figures are those of all others.
+    Published steps took ``least`` to ``most`` times what is predicted of them, by constants that are fitted to them.
+    Each predicted without its own publication, they were off by ``mean_without_scalar`` on average; ``rows`` of them,
+    each with the scalar of its table's software, by ``mean`` on average and ``worst`` at most. ``accelerator`` is None
+    when nothing was published of it, and the figures are those of all others.
     """
 
     accelerator: str | None
     least: float
     most: float
+    mean_without_scalar: float
     rows: float
     mean: float
     worst: float

@@ -49,6 +49,15 @@ fn a_step_says_how_sure_it_is() {
     let number = |key: &str| step["margin"][key].as_f64().unwrap();
     assert_eq!(step["margin"]["accelerator"], "H100-SXM5-80GB");
     assert!(0.0 < number("mean") && number("mean") < number("worst") && number("least") < number("most"));
+    // A step that was published took 9.347 s: the range has it, of a prediction that is fitted to it.
+    let cut =
+        "--gpus 128 --batch 64 --tp 4 --pp 8 --cp 2 --interleave 8 --micro-batch 1 --sequence-parallel true";
+    let alike =
+        "--zero optimizer --recompute none --wide-gradients false --overlap tensor,context,pipeline,data";
+    let step = json(&format!("train --model llama3-405b --platform nvl72-ndr {cut} {alike} --json"));
+    let makes = |key: &str| step["margin"][key].as_f64().unwrap() * step["step"]["total_s"].as_f64().unwrap();
+    assert!((0.98..1.001).contains(&(makes("least") / 9.347)), "{step}");
+    assert!((0.999..1.02).contains(&(makes("most") / 9.347)), "{step}");
     let scratch = polder_mem::testing::Scratch::new();
     let page = scratch.path().join("page.html");
     let text = said(&format!("{given} ualink-1024 --html {}", page.display()));

@@ -193,6 +193,9 @@ pub struct Judged {
     pub fitted: Fitted,
     /// The table's software scalar.
     pub scalar: f64,
+    /// From how many to how many times as long as the platform's file predicts its rows took; that file's constants are fitted to
+    /// them too.
+    pub shipped: [f64; 2],
     /// How much each of its judged rows counts.
     pub weight: f64,
     /// Its rows.
@@ -255,6 +258,8 @@ pub fn compare(name: &str, table: &Table, platform: &Platform, fitted: Fitted) -
         })
     };
     let ratios = table.ratio.iter().filter_map(ratio).collect();
+    let shipped = predicted(&table.row, platform, &Job::new(platform).rack().accelerator.fitted);
+    let shipped = table.row.iter().zip(shipped).map(|(row, step)| row.seconds() / step.total_s);
     let judged = rows.len().saturating_sub(1).max(1) as f64;
     Judged {
         table: name.into(),
@@ -265,6 +270,7 @@ pub fn compare(name: &str, table: &Table, platform: &Platform, fitted: Fitted) -
         unexplained: table.unexplained.clone(),
         fitted,
         scalar,
+        shipped: [shipped.clone().fold(f64::INFINITY, f64::min), shipped.fold(0.0, f64::max)],
         weight: table.counts_as.map_or(1.0, |rows| f64::from(rows) / judged),
         rows,
         also,
@@ -354,16 +360,19 @@ impl Pooled {
     }
 }
 
-/// How far predictions for an accelerator are from published steps, as [`validate`] judges them.
+/// How far predictions for an accelerator are from published steps: as they are, and as [`validate`] judges them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Margin {
     /// The accelerator; `None` when nothing was published of it, and the margin is that of all others.
     pub accelerator: Option<String>,
-    /// How many times as long as predicted without them its tables' first rows took: the least.
+    /// How many times as long as predicted its published steps took, by the constants of the platforms' files, which are fitted to
+    /// them: the least.
     pub least: f64,
     /// The most.
     pub most: f64,
-    /// Rows judged with their table's software scalar, as [`Pooled::rows`].
+    /// Mean of the absolute errors of steps that are predicted without their publication, as [`Pooled::mean_without_scalar`].
+    pub mean_without_scalar: f64,
+    /// Rows judged with their table's software scalar too, as [`Pooled::rows`].
     pub rows: f64,
     /// Mean of their absolute errors: how far a comparison on one software is off.
     pub mean: f64,
@@ -388,12 +397,12 @@ impl Margin {
         let is_own = |table: &&Judged| table.accelerator == accelerator;
         let accelerator = all.iter().any(|table| is_own(&table)).then(|| accelerator.to_owned());
         let tables: Vec<_> = all.iter().filter(|table| accelerator.is_none() || is_own(table)).collect();
-        let scalars = || tables.iter().map(|table| table.scalar);
-        let Pooled { rows, mean, worst, .. } = Pooled::of(tables.iter().copied());
+        let Pooled { rows, mean, worst, mean_without_scalar, .. } = Pooled::of(tables.iter().copied());
         Ok(Self {
             accelerator,
-            least: scalars().fold(f64::INFINITY, f64::min),
-            most: scalars().fold(0.0, f64::max),
+            least: tables.iter().map(|table| table.shipped[0]).fold(f64::INFINITY, f64::min),
+            most: tables.iter().map(|table| table.shipped[1]).fold(0.0, f64::max),
+            mean_without_scalar,
             rows,
             mean,
             worst,

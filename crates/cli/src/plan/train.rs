@@ -417,9 +417,9 @@ pub(super) fn dealt(stages: &[Stage]) -> Option<String> {
     is_uneven.then(|| format!("blocks of the stages: {}", alike.collect::<Vec<_>>().join(", ")))
 }
 
-/// How far the step may be off: what published steps took, and what comparisons were off by.
+/// How far the step may be off: what published steps took, and apart from it what predictions without them were off by.
 pub(super) fn how_sure(answer: &Answer) -> String {
-    let Margin { accelerator, least, most, rows, mean, worst } = &answer.margin;
+    let Margin { accelerator, least, most, mean_without_scalar, rows, mean, worst } = &answer.margin;
     let whose = accelerator.as_ref().map_or_else(
         || "nothing was published of this accelerator; steps of others".into(),
         |name| format!("published steps of {name}"),
@@ -429,9 +429,10 @@ pub(super) fn how_sure(answer: &Answer) -> String {
         false => format!("{:.digits$} to {:.digits$}", least * times, most * times),
     };
     format!(
-        "how sure: {whose} took {} times what was predicted without them, and so much would make {} s of this one;\n  comparisons on one software were {:.1}% off on average, {:.1}% at worst ({rows:.0} judged)",
+        "how sure: {whose} took {} times what is predicted of them, and so much would make {} s of this one;\n  predicted without their publication they were {:.1}% off on average, comparisons on one software {:.1}%, {:.1}% at worst ({rows:.0} judged)",
         range(1.0, 2),
         range(answer.step.total_s, 3),
+        mean_without_scalar * 100.0,
         mean * 100.0,
         worst * 100.0
     )

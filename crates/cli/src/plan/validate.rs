@@ -79,6 +79,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             ]);
         }
         table::print(&rows);
+        let [least, most] = judged.shipped;
+        println!(
+            "  by the platform's own constants, fitted to it too: published took {least:.3} to {most:.3} times what is simulated"
+        );
         for ratio in &judged.ratios {
             let [dividend, divisor] = &ratio.rows;
             let (published, predicted, error) = (ratio.published, ratio.predicted, percent(ratio.error()));
