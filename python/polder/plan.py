@@ -166,9 +166,11 @@ class Plan:
 
     kind: str
     model: str
+    sequence: int
     platform: str
     machine: str
     accelerators: int
+    rack: str
     fill: int
     order: str
     layout: Layout

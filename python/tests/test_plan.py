@@ -26,6 +26,7 @@ def test_a_plan_has_the_fields_and_the_figures_of_the_command() -> None:
     assert said["layout"]["overlap"].keys() == ours.layout.overlap.__dataclass_fields__.keys()
     assert said["step"]["memory"].keys() == ours.step.memory.__dataclass_fields__.keys()
     assert sum(stage.blocks for stage in ours.stages) == 126
+    assert (ours.sequence, ours.rack) == (8192, "nvl72")
 
 
 def test_an_overlap_is_what_it_names_as_that_of_the_command() -> None:

@@ -43,6 +43,36 @@ fn a_step_is_predicted_of_the_layout_that_is_given() {
 }
 
 #[test]
+fn outputs_say_what_was_predicted() {
+    let cut = "--model llama3-8b --platform mixed-nvlink-ualink-cxl --rack ualink --gpus 16 --batch 16 --tp 2 --cp 1 --pp 1";
+    let given =
+        "--sequence 4096 --precision fp8 --wide-gradients false --overlap tensor,data --no-flash --fill 8";
+    let computed = "sequences of 4,096 tokens, fp8, unfused attention, gradients in 16 bits; beside computation: tensor and data; ";
+    let text = said(&format!("train {cut} {given}"));
+    assert!(text.contains(&format!("\n{computed}racks of ualink\n")), "{text}");
+    let step = json(&format!("train {cut} {given} --json"));
+    assert_eq!((&step["sequence"], &step["rack"]), (&4096.into(), &"ualink".into()));
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("front.csv");
+    let text = said(&format!("search {cut} {given} --csv {}", path.display()));
+    assert!(text.contains(&format!("\n{computed}ranks are placed tp-cp-ep-dp-pp\n")), "{text}");
+    let table = text.lines().find(|line| line.starts_with("platform")).unwrap();
+    assert!(table.contains("of a rack"), "{table}");
+    let csv = std::fs::read_to_string(&path).unwrap();
+    assert!(csv.starts_with("platform,kind,accelerators,sequence,rack,fill,order,tp,"), "{csv}");
+    let first = csv.lines().nth(1).unwrap();
+    assert!(
+        first.starts_with("\"mixed-nvlink-ualink-cxl\",simulated,16,4096,ualink,8,tp-cp-ep-dp-pp,2,"),
+        "{first}"
+    );
+    let point = said(&format!("search {cut} {given} --json"));
+    let point: Value = serde_json::from_str(point.lines().next().unwrap()).unwrap();
+    for key in ["sequence", "rack", "fill", "order"] {
+        assert_eq!(point[key], step[key], "{key}");
+    }
+}
+
+#[test]
 fn a_step_says_how_sure_it_is() {
     let given = "train --model gpt3-175b --gpus 64 --batch 64 --tp 8 --pp 8 --platform";
     let step = json(&format!("{given} dgx-h100 --json"));
@@ -99,11 +129,16 @@ fn ranks_are_counted_in_the_order_that_is_given() {
         "{text}"
     );
 
-    let search =
-        "search --model llama3-70b --platform nvl72-ndr --gpus 256 --batch 1024 --tp 8 --json --order";
+    let search = "search --model llama3-70b --platform nvl72-ndr --gpus 256 --batch 1024 --tp 8 --offload none --json --order";
     let front = said(&format!("{search} tp-cp-ep-pp-dp"));
     let first: Value = serde_json::from_str(front.lines().next().unwrap()).unwrap();
     assert_eq!(first["order"], "tp-cp-ep-pp-dp");
+    // A line of the front says what its step was predicted for.
+    let once = said(&format!("{} tp-cp-ep-pp-dp", search.replace("search", "train")));
+    let once: Value = serde_json::from_str(&once).unwrap();
+    for key in ["step", "layout", "sequence", "rack", "fill", "order"] {
+        assert_eq!(first[key], once[key], "{key}");
+    }
     assert_eq!(
         refused(&format!("{search} tp-dp")),
         "polder: --order: expected an order of tp, cp, ep, dp and pp, each once, such as \"tp-cp-ep-dp-pp\", found \"tp-dp\""
@@ -241,7 +276,7 @@ fn several_platforms_and_tiers_share_one_front() {
     let printed = lines.filter(|line| line.starts_with("nvl72-") && !noted.contains(line)).count();
     assert!(here.starts_with(&format!("{printed} of them here")) && printed < points.len(), "{here}");
     let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
-    assert_eq!(columns, vec![3 + 25 + 40; points.len() + 1]);
+    assert_eq!(columns, vec![7 + 25 + 40; points.len() + 1]);
     // Alone, a platform has at least what it has among others.
     assert!(said(&format!("{search} nvl72-cxl --json")).lines().count() >= of("nvl72-cxl"));
 }
@@ -315,7 +350,7 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
     let text = std::fs::read_to_string(&table).unwrap();
     assert!(text.lines().next().unwrap().ends_with(",bill_steps,bill_total_s,money_usd,energy_j,carbon_g"));
     let columns: Vec<_> = text.lines().map(|line| line.split(',').count()).collect();
-    assert_eq!(columns, vec![3 + 25 + 40 + 5; front.len() + 1]);
+    assert_eq!(columns, vec![7 + 25 + 40 + 5; front.len() + 1]);
 
     // Parquet has the same columns, numbers as numbers.
     let file = SerializedFileReader::new(std::fs::File::open(&typed).unwrap()).unwrap();
@@ -634,7 +669,7 @@ fn what_fits_nowhere_else_lies_elsewhere_and_the_output_says_so() {
     );
     let page = std::fs::read_to_string(&path).unwrap();
     assert!(page.contains("nothing fits in the accelerators' memory on nvl72-cxl: the layout has "));
-    assert!(page.contains(" offloaded to the pool\""));
+    assert!(page.contains(" offloaded to the pool; sequences of 8,192 tokens, bf16, fused attention, "));
     // Nothing is, where something else fits, or where that is asked for.
     let roomy = json("train --model llama3-8b --platform dgx-h100 --gpus 64 --batch 64 --json");
     assert_eq!((&roomy["layout"]["offload"]["optimizer"], &roomy["note"]), (&false.into(), &Value::Null));

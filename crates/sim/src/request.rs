@@ -101,12 +101,16 @@ pub struct Answer {
     pub kind: &'static str,
     /// The model's name or path.
     pub model: String,
+    /// Tokens of a sequence.
+    pub sequence: u32,
     /// The platform's name or path.
     pub platform: String,
     /// How its CPUs attach, and what of CXL its fabrics carry.
     pub machine: String,
     /// Accelerators.
     pub accelerators: u32,
+    /// Kind of rack.
+    pub rack: String,
     /// Accelerators of each rack that are used.
     pub fill: u32,
     /// In which order ranks are counted, the closest first.
@@ -455,9 +459,11 @@ impl Request {
         Ok(Answer {
             kind: "simulated",
             model: self.model.clone(),
+            sequence: model.sequence,
             platform: name.into(),
             machine: job.recorded(),
             accelerators: self.accelerators,
+            rack: job.rack_name().into(),
             fill,
             order: job.order(),
             layout,

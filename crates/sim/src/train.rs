@@ -16,6 +16,7 @@ const UNPROVED: &str = "no run over CXL validates this";
 pub struct Job<'a> {
     platform: &'a Platform,
     rack: &'a Rack,
+    rack_name: &'a str,
     fill: Option<u32>,
     order: Order,
 }
@@ -38,12 +39,9 @@ impl<'a> Job<'a> {
     /// When the platform has servers alone, which [`Job::chosen`] refuses.
     #[must_use]
     pub fn new(platform: &'a Platform) -> Self {
-        Self {
-            platform,
-            rack: platform.rack.values().next().expect("a platform that is trained on has a kind of rack"),
-            fill: None,
-            order: Order::default(),
-        }
+        let (rack_name, rack) =
+            platform.rack.iter().next().expect("a platform that is trained on has a kind of rack");
+        Self { platform, rack, rack_name, fill: None, order: Order::default() }
     }
 
     /// Fills `fill` accelerators of each rack instead of as many as go in evenly.
@@ -63,11 +61,11 @@ impl<'a> Job<'a> {
     /// # Errors
     /// When the platform has none of this name.
     pub fn with_rack(self, name: &str) -> Result<Self, Refusal> {
-        let rack = self.platform.rack.get(name).ok_or_else(|| Refusal::Rack {
+        let (rack_name, rack) = self.platform.rack.get_key_value(name).ok_or_else(|| Refusal::Rack {
             name: name.into(),
             known: self.platform.rack.keys().cloned().collect::<Vec<_>>().join(", "),
         })?;
-        Ok(Self { rack, ..self })
+        Ok(Self { rack, rack_name, ..self })
     }
 
     /// Counts ranks in this order.
@@ -99,6 +97,18 @@ impl<'a> Job<'a> {
     #[must_use]
     pub const fn rack(&self) -> &'a Rack {
         self.rack
+    }
+
+    /// The name of the kind of rack.
+    #[must_use]
+    pub const fn rack_name(&self) -> &'a str {
+        self.rack_name
+    }
+
+    /// Accelerators of each rack that a layout uses.
+    #[must_use]
+    pub fn fill(&self, layout: &Layout) -> u32 {
+        self.machine(layout).fill
     }
 
     /// In which order ranks are counted.

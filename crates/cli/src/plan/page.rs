@@ -3,13 +3,14 @@
 use polder_sim::{Answer, Stretch, Work, accelerators, timeline};
 use serde_json::{Value, json};
 
-use super::train::{TIMES, dealt, how_sure, kinds, layout_line};
+use super::train::{TIMES, computed_line, dealt, how_sure, kinds, layout_line};
 use crate::Failure;
 
 /// The page of a step, and of the same layout on another platform beside it.
 pub(super) fn page(answer: &Answer) -> Result<String, Failure> {
     let platforms: Vec<_> = std::iter::once(answer).chain(answer.against.as_deref()).map(platform).collect();
-    let about: Vec<_> = std::iter::once(layout_line(&answer.layout)).chain(dealt(&answer.stages)).collect();
+    let about = [layout_line(&answer.layout), computed_line(answer.sequence, &answer.layout)];
+    let about: Vec<_> = about.into_iter().chain(dealt(&answer.stages)).collect();
     let data = json!({
         "about": about.join("; "),
         "note": answer.note.as_deref().unwrap_or_default(),

@@ -11,7 +11,7 @@ use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::types::Type;
 use polder_sim::{Cell, NUMBERS, cells};
 
-use super::search::Point;
+use super::search::{PLACE, Point};
 
 /// Rows that are written at once.
 const GROUP: usize = 1 << 14;
@@ -26,7 +26,10 @@ pub(super) fn write(found: &[Point<'_>], out: impl Write + Send) -> Result<()> {
     };
     let text = |name: &str| column(name, Physical::BYTE_ARRAY, Some(LogicalType::String));
     let count = |name: &str| column(name, Physical::INT32, Some(LogicalType::integer(32, false)));
-    let place = [text("platform"), text("kind"), count("accelerators")];
+    let place = PLACE.iter().map(|name| match *name {
+        "accelerators" | "sequence" | "fill" => count(name),
+        _ => text(name),
+    });
     let layout = NUMBERS.iter().zip(cells(&first.layout)).map(|(name, cell)| match cell {
         Cell::Count(_) => count(name),
         Cell::Flag(_) => column(name, Physical::BOOLEAN, None),
@@ -44,6 +47,11 @@ pub(super) fn write(found: &[Point<'_>], out: impl Write + Send) -> Result<()> {
         fill::<ByteArrayType, _>(&mut group, rows.iter().map(|point| ByteArray::from(point.kind)))?;
         // The same 32 bits.
         fill::<Int32Type, _>(&mut group, rows.iter().map(|point| point.accelerators.cast_signed()))?;
+        fill::<Int32Type, _>(&mut group, rows.iter().map(|point| point.sequence.cast_signed()))?;
+        fill::<ByteArrayType, _>(&mut group, rows.iter().map(|point| ByteArray::from(point.rack)))?;
+        fill::<Int32Type, _>(&mut group, rows.iter().map(|point| point.fill.cast_signed()))?;
+        let orders = rows.iter().map(|point| ByteArray::from(point.order.to_string().into_bytes()));
+        fill::<ByteArrayType, _>(&mut group, orders)?;
         let layouts: Vec<_> = rows.iter().map(|point| cells(&point.layout)).collect();
         for index in 0..NUMBERS.len() {
             fill_cells(&mut group, &layouts.iter().map(|row| &row[index]).collect::<Vec<_>>())?;
@@ -88,7 +96,7 @@ fn fill<T: DataType, W: Write + Send>(
 mod tests {
     use parquet::file::reader::{FileReader, SerializedFileReader};
     use parquet::record::RowAccessor;
-    use polder_sim::{Layout, Step};
+    use polder_sim::{Layout, Order, Step};
 
     use super::*;
 
@@ -102,7 +110,10 @@ mod tests {
             platform: if place < GROUP { "first" } else { "second" },
             kind: "simulated",
             accelerators: 16,
-            order: None,
+            sequence: 2048,
+            rack: "ours",
+            fill: 16,
+            order: Order::default(),
             layout,
             step: Step { total_s: place as f64, ..Step::default() },
             bill: None,
@@ -115,11 +126,11 @@ mod tests {
         let rows = file.get_row_iter(None).unwrap().map(Result::unwrap);
         let mut count = 0;
         for (place, row) in rows.enumerate() {
-            assert_eq!(row.get_double(3 + NUMBERS.len()).unwrap(), place as f64);
+            assert_eq!(row.get_double(PLACE.len() + NUMBERS.len()).unwrap(), place as f64);
             assert_eq!(row.get_string(0).unwrap() == "first", place < GROUP);
-            assert_eq!(row.get_uint(9).unwrap(), u32::MAX, "the batch");
+            assert_eq!(row.get_uint(PLACE.len() + 6).unwrap(), u32::MAX, "the batch");
             assert_eq!(
-                (row.get_string(15).unwrap().as_str(), row.get_bool(14).unwrap()),
+                (row.get_string(PLACE.len() + 12).unwrap().as_str(), row.get_bool(PLACE.len() + 11).unwrap()),
                 ("gradients", true)
             );
             count += 1;

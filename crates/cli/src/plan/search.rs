@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use clap::Args;
 use polder_platform::{DataError, Prices, Rates};
 use polder_sim::{
-    Cell, Found, Job, Layout, Memory, NUMBERS, Offload, RequestError, Space, Step, Tiers, accelerators,
-    cells, front, grouped, listed, unjudged,
+    Cell, Found, Job, Layout, Memory, NUMBERS, Offload, Order, RequestError, Space, Step, Tiers,
+    accelerators, cells, front, grouped, listed, unjudged,
 };
 use serde::Serialize;
 use serde_json::json;
 
-use super::train::{Subject, none_fits, threads, with_bar, write};
+use super::train::{Subject, computed_line, none_fits, threads, with_bar, write};
 use super::{parquet, table};
 use crate::Failure;
 
@@ -120,10 +120,9 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(prices) = &prices {
         prices.unknown(&machines)?.iter().for_each(|it| eprintln!("polder: {it}"));
     }
-    let run = match arguments.tokens {
-        Some(tokens) => Some(Run { tokens, sequence: subject.loaded()?.sequence.into() }),
-        None => None,
-    };
+    let model = subject.loaded()?;
+    let sequence = model.sequence;
+    let run = arguments.tokens.map(|tokens| Run { tokens, sequence: sequence.into() });
     let (mut points, mut fits, mut places, mut found, mut left_out) = (0, 0, vec![], vec![], vec![]);
     let counts: Vec<_> = match arguments.gpus[..] {
         [] => vec![None],
@@ -153,7 +152,7 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
                 continue;
             }
             found.extend(outcome.front.into_iter().map(|it| (places.len(), it)));
-            let job = Job::chosen(machine, request.rack.as_deref(), None, None)?;
+            let job = Job::chosen(machine, request.rack.as_deref(), request.fill, request.order)?;
             places.push(Place { platform, job, accelerators, rates });
         }
     }
@@ -172,7 +171,7 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     let found = front(&found, |point| {
         bill(point).map_or([0.0; Rates::NAMES.len()], |bill| bill.costs().map(|cost| cost.unwrap_or(0.0)))
     });
-    let unjudged = unjudged(&subject.loaded()?);
+    let unjudged = unjudged(&model);
     // Also of a place that others beat.
     let everywhere = places.iter().map(|place| (place, Offload::default()));
     let offloads = everywhere.chain(found.iter().map(|(at, it)| (&places[*at], it.layout.offload)));
@@ -181,19 +180,26 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         .collect();
     let found: Vec<_> = found
         .into_iter()
-        .map(|point| Point {
-            bill: bill(&point),
-            platform: places[point.0].platform,
-            kind: "simulated",
-            accelerators: places[point.0].accelerators,
-            order: subject.order.as_deref(),
-            layout: point.1.layout,
-            step: point.1.step,
-            note: [places[point.0].job.unproved(&point.1.layout.offload), unjudged]
-                .into_iter()
-                .flatten()
-                .map(String::from)
-                .reduce(|all, it| format!("{all}, and {it}")),
+        .map(|point| {
+            let (Place { platform, job, accelerators, .. }, Found { layout, step }) =
+                (&places[point.0], point.1);
+            Point {
+                bill: bill(&point),
+                platform,
+                kind: "simulated",
+                accelerators: *accelerators,
+                sequence,
+                rack: job.rack_name(),
+                fill: job.fill(&layout),
+                order: job.order(),
+                layout,
+                step,
+                note: [job.unproved(&layout.offload), unjudged]
+                    .into_iter()
+                    .flatten()
+                    .map(String::from)
+                    .reduce(|all, it| format!("{all}, and {it}")),
+            }
         })
         .collect();
     if let Some(path) = &arguments.csv {
@@ -293,8 +299,9 @@ fn print(arguments: &Arguments, points: u64, fits: u64, found: &[Point<'_>], apa
             TOLERANCE * 100.0
         );
     }
-    if let Some(order) = &arguments.subject.order {
-        println!("ranks are placed {order}");
+    // All that is searched is computed alike.
+    if let Some(Point { sequence, layout, order, .. }) = found.first() {
+        println!("{}; ranks are placed {order}", computed_line(*sequence, layout));
     }
     let several = arguments.gpus.len() > 1;
     let mut head = vec!["platform"];
@@ -303,9 +310,9 @@ fn print(arguments: &Arguments, points: u64, fits: u64, found: &[Point<'_>], apa
     head.extend(arguments.tokens.map(|_| "run days"));
     head.extend(paid.iter().map(|(_, (unit, _))| *unit));
     head.extend(["GB", "GB elsewhere", "tp", "cp", "ep", "dp", "pp", "parts", "micro-batch"]);
-    head.extend(["seq. par.", "again", "shared", "elsewhere"]);
+    head.extend(["of a rack", "seq. par.", "again", "shared", "elsewhere"]);
     let mut rows = vec![head.into_iter().map(String::from).collect()];
-    for Point { platform, layout, step, bill, .. } in apart.iter().take(arguments.rows) {
+    for Point { platform, fill, layout, step, bill, .. } in apart.iter().take(arguments.rows) {
         let mut row = vec![(*platform).to_owned()];
         row.extend(several.then(|| grouped(layout.accelerators().into())));
         row.push(format!("{:.3}", step.total_s));
@@ -321,6 +328,7 @@ fn print(arguments: &Arguments, points: u64, fits: u64, found: &[Point<'_>], apa
         let counts =
             [layout.tp, layout.cp, layout.ep, layout.dp, layout.pp, layout.interleave, layout.micro_batch];
         row.extend(counts.map(|count| count.to_string()));
+        row.push(fill.to_string());
         row.push(if layout.sequence_parallel { "yes" } else { "no" }.into());
         row.push(format!("{:?}", layout.recompute).to_lowercase());
         row.push(format!("{:?}", layout.zero).to_lowercase());
@@ -372,15 +380,18 @@ fn elsewhere(layout: &Layout) -> String {
     }
 }
 
+/// What comes before a layout in its line: where it was looked at.
+pub(super) const PLACE: [&str; 7] = ["platform", "kind", "accelerators", "sequence", "rack", "fill", "order"];
+
 /// A line for each layout: where it was looked at, how it is cut, all figures of its step, and what it costs.
 fn csv(found: &[Point<'_>]) -> String {
     let names = found.first().map_or(vec![], Point::names);
-    let place = ["platform", "kind", "accelerators"];
-    let mut text = place.into_iter().chain(NUMBERS).chain(names).collect::<Vec<_>>().join(",") + "\n";
+    let mut text = PLACE.into_iter().chain(NUMBERS).chain(names).collect::<Vec<_>>().join(",") + "\n";
     for point in found {
         // A path may hold commas and quotes.
         let mut row = vec![format!("\"{}\"", point.platform.replace('"', "\"\""))];
-        row.extend([point.kind.into(), point.accelerators.to_string()]);
+        row.extend([point.kind.into(), point.accelerators.to_string(), point.sequence.to_string()]);
+        row.extend([point.rack.into(), point.fill.to_string(), point.order.to_string()]);
         row.extend(cells(&point.layout).map(|cell| match cell {
             Cell::Count(count) => count.to_string(),
             Cell::Flag(is_so) => is_so.to_string(),
@@ -399,8 +410,10 @@ pub(super) struct Point<'a> {
     /// How the figures were obtained: "simulated".
     pub(super) kind: &'static str,
     pub(super) accelerators: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) order: Option<&'a str>,
+    pub(super) sequence: u32,
+    pub(super) rack: &'a str,
+    pub(super) fill: u32,
+    pub(super) order: Order,
     pub(super) layout: Layout,
     pub(super) step: Step,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -441,7 +454,10 @@ mod tests {
             platform: "ours",
             kind: "simulated",
             accelerators: 8,
-            order: None,
+            sequence: 2048,
+            rack: "ours",
+            fill: 8,
+            order: Order::default(),
             layout: serde_json::from_str(r#"{"tp": 8, "dp": 1, "batch": 8}"#).unwrap(),
             step: Step {
                 total_s,

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use polder_sim::{
     Answer, Execution, FarTier, Given, Layout, Margin, Memory, Model, Offload, OrderError, Overlap,
     Precision, Progress, Recompute, Request, RequestError, Shown, Stage, Step, Tiers, Zero, accelerators,
-    grouped, would,
+    grouped, listed, would,
 };
 
 use super::{page, table, trace};
@@ -28,7 +28,7 @@ pub(crate) struct Subject {
     batch: Option<u32>,
     /// Tokens of a sequence, in place of the model's.
     #[arg(long, value_name = "TOKENS")]
-    sequence: Option<u32>,
+    pub(super) sequence: Option<u32>,
     /// Kind of rack, where the platform has several: a step is laid out over one kind. When left out, the first by name.
     #[arg(long, value_name = "NAME")]
     rack: Option<String>,
@@ -446,6 +446,7 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     let name = if title.contains(&answer.model) { String::new() } else { format!("{}: ", answer.model) };
     println!("{name}{title} on {}, simulated", accelerators(answer.accelerators));
     println!("{}", layout_line(layout));
+    println!("{}; racks of {}", computed_line(answer.sequence, layout), answer.rack);
     if let Some(dealt) = dealt(&answer.stages) {
         println!("{dealt}");
     }
@@ -553,6 +554,28 @@ fn cell(seconds: Shown, total: f64) -> String {
     let Shown { exposed_s, hidden_s } = seconds;
     let hidden = if hidden_s > 0.0 { format!(" (+{hidden_s:.3} hidden)") } else { String::new() };
     format!("{exposed_s:.3}{hidden} {:>3.0}%", exposed_s / total * 100.0)
+}
+
+/// What of a layout is no cut: how it is computed, and what runs beside that.
+pub(super) fn computed_line(sequence: u32, layout: &Layout) -> String {
+    let precision = format!("{:?}", layout.precision).to_lowercase();
+    let fused = if layout.flash { "fused" } else { "unfused" };
+    let bits = if layout.wide_gradients || layout.precision == Precision::Fp32 { 32 } else { 16 };
+    let Overlap { tensor, context, expert, pipeline, data, offload } = layout.overlap;
+    let all = [
+        ("tensor", tensor),
+        ("context", context),
+        ("expert", expert),
+        ("pipeline", pipeline),
+        ("data", data),
+        ("offload", offload),
+    ];
+    let beside: Vec<_> = all.into_iter().filter(|(_, is_beside)| *is_beside).map(|(name, _)| name).collect();
+    let beside = if beside.is_empty() { "nothing".into() } else { listed(&beside) };
+    format!(
+        "sequences of {} tokens, {precision}, {fused} attention, gradients in {bits} bits; beside computation: {beside}",
+        grouped(sequence.into())
+    )
 }
 
 pub(super) fn layout_line(layout: &Layout) -> String {
