@@ -423,6 +423,49 @@ fn an_axis_without_a_number_for_each_machine_is_left_out() {
 }
 
 #[test]
+fn money_of_machines_has_electricity_of_all_or_of_none() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("bought.toml");
+    let bought = r#"
+title = "bought"
+[everywhere]
+electricity = { value = "0.12 USD/kWh", source = "our contract" }
+lifetime = { value = "4 years", source = "our accountant" }
+[machine.dgx-h100.accelerator]
+price = { value = "30000 USD", source = "our order" }
+power = { value = "700 W", source = "data sheet" }
+[machine.nvl72-cxl.accelerator]
+price = { value = "40000 USD", source = "our order" }
+"#;
+    std::fs::write(&path, bought).unwrap();
+    let search = "search --model llama3-8b --batch 512 --gpus 64 --tp 8 --pp 1 --cp 1 --offload none";
+    let priced = |platforms: &str| {
+        plan(&format!("{search} --prices {} --json --platform {platforms}", path.display()))
+    };
+    let (life, power) = (4.0 * 365.25 * 86_400.0, 64.0 * 0.7 / 3600.0 * 0.12);
+    let left_out = format!(
+        "electricity is left out of money, but of rents: {} has no power or no price of it for nvl72-cxl",
+        path.display()
+    );
+    for (platforms, electricity, said) in
+        [("dgx-h100", power, String::new()), ("dgx-h100,nvl72-cxl", 0.0, format!("polder: {left_out}\n"))]
+    {
+        let Output { stdout, stderr, .. } = priced(platforms);
+        assert_eq!(String::from_utf8(stderr).unwrap(), said);
+        for line in String::from_utf8(stdout).unwrap().lines() {
+            let point: Value = serde_json::from_str(line).unwrap();
+            let price = if point["platform"] == "dgx-h100" { 30_000.0 } else { 40_000.0 };
+            let a_second = 64.0 * price / life + electricity;
+            let paid =
+                point["bill"]["money_usd"].as_f64().unwrap() / point["step"]["total_s"].as_f64().unwrap();
+            assert!((paid / a_second - 1.0).abs() < 1e-12, "{paid} for {a_second}: {line}");
+        }
+    }
+    let text = said(&format!("{search} --prices {} --platform nvl72-cxl,dgx-h100", path.display()));
+    assert!(text.contains("time, memory and money (simulated)") && text.contains(&left_out), "{text}");
+}
+
+#[test]
 fn a_trace_has_every_pass_of_every_stage() {
     let scratch = polder_mem::testing::Scratch::new();
     let path = scratch.path().join("trace.json");

@@ -66,6 +66,8 @@ struct Part {
 pub struct Rates {
     /// In the order of [`Rates::NAMES`]; what there is no number for is left out.
     pub a_second: [Option<f64>; Self::NAMES.len()],
+    /// What of the money is electricity beside prices; nothing where a rent has it inside, `None` where it is not known.
+    pub electricity: Option<f64>,
     /// What they follow from.
     pub inputs: Vec<Input>,
 }
@@ -179,17 +181,20 @@ impl Costs {
             let rest = others.map(|(what, part, count)| times(&part.power, what, Some(count), &mut inputs));
             rest.into_iter().flatten().fold(watts, |sum, watts| sum + watts)
         });
-        let money = times(&self.rent, "accelerator", Some(all), &mut inputs).or_else(|| {
+        let rent = times(&self.rent, "accelerator", Some(all), &mut inputs).map(|rent| (rent, Some(0.0)));
+        let paid = rent.or_else(|| {
             let price = times(&self.accelerator.price, "accelerator", Some(all), &mut inputs)?;
             let rest = others.map(|(what, part, count)| times(&part.price, what, Some(count), &mut inputs));
             let price = rest.into_iter().flatten().fold(price, |sum, price| sum + price);
             let lifetime = times(&self.lifetime, "lifetime", None, &mut inputs)?;
             let fed = |watts| Some(watts * times(&self.electricity, "electricity", None, &mut inputs)?);
-            Some(price / lifetime + power.and_then(fed).unwrap_or(0.0))
+            let electricity = power.and_then(fed);
+            Some((price / lifetime + electricity.unwrap_or(0.0), electricity))
         });
+        let (money, electricity) = paid.unzip();
         let carbon =
             power.and_then(|watts| Some(watts * times(&self.carbon, "electricity", None, &mut inputs)?));
-        Rates { a_second: [money, power, carbon], inputs }
+        Rates { a_second: [money, power, carbon], electricity: electricity.flatten(), inputs }
     }
 }
 

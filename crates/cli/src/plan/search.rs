@@ -164,6 +164,10 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         return Err(Failure("no platform that was asked for can run it with so many accelerators".into()));
     }
     let without = leave_out(&mut places);
+    let unfed = leave_electricity_out(&mut places).map(|platform| {
+        let prices = arguments.prices.as_deref().unwrap_or_default();
+        format!("electricity is left out of money, but of rents: {prices} has no power or no price of it for {platform}")
+    });
     let bill = |(place, found): &(usize, Found)| {
         let rates = places[*place].rates.as_ref();
         rates.map(|rates| Bill::new(rates, found, run))
@@ -215,6 +219,9 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         for point in &found {
             println!("{}", serde_json::to_string(point)?);
         }
+        if let Some(line) = unfed {
+            eprintln!("polder: {line}");
+        }
         for LeftOut { platform, accelerators, reason } in &left_out {
             println!("{}", json!({"platform": platform, "accelerators": accelerators, "left_out": reason}));
         }
@@ -229,6 +236,7 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
         println!("{note}");
     }
     bills(arguments, &places, &without);
+    unfed.iter().for_each(|line| println!("{line}"));
     Ok(())
 }
 
@@ -249,6 +257,19 @@ fn leave_out<'a>(places: &mut [Place<'a>]) -> Vec<(&'static str, &'a str)> {
         }
     }
     left_out
+}
+
+/// Leaves electricity out of the money of all where that of some machine is not known, for unlike sums would be compared: the first
+/// such machine.
+fn leave_electricity_out<'a>(places: &mut [Place<'a>]) -> Option<&'a str> {
+    let paid = |place: &Place<'_>| place.rates.as_ref().filter(|it| it.a_second[0].is_some())?.electricity;
+    let without = places.iter().find(|place| paid(place).is_none())?.platform;
+    places.iter().find_map(paid)?;
+    for rates in places.iter_mut().filter_map(|place| place.rates.as_mut()) {
+        let electricity = rates.electricity.unwrap_or(0.0);
+        rates.a_second[0] = rates.a_second[0].map(|money| money - electricity);
+    }
+    Some(without)
 }
 
 /// What is paid besides time and memory, each with the unit of its column and how much of [`Rates::NAMES`] that is.
