@@ -1042,6 +1042,8 @@ fn the_figure_of_scalepool_says_what_it_rests_on() {
         "mean, times faster ",
         "CXL ports an accelerator",
         " 0.99 for 109.9 GB/s between racks, 2.03 for",
+        "where collectives reach 0.75 of a port, as `polder plan train` has it on nvl72-cxl, 1.32 between racks",
+        "512 GB/s of 2 accelerators, as nvl72-ndr has it, are 128 each way, the low end",
         "with the payload of one port to the pool, 110.8 GB/s",
         "fitted",
         "layout of GPT-3, tp/pp/dp ",

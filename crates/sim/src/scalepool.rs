@@ -5,6 +5,7 @@
 //! taken and a range that is plausible.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use polder_platform::{Bandwidth, DataError, Folder, Packet, Platform, Time, TransferRate, read};
 use serde::{Deserialize, Serialize};
@@ -55,7 +56,7 @@ pub struct Open {
     pub value: f64,
     /// From where to where it is plausible.
     pub range: [f64; 2],
-    /// Whether it was fitted to the paper's three numbers, or predicted from the hardware.
+    /// Whether it was fitted to the paper's three numbers, predicted from the hardware, or neither.
     pub origin: Origin,
 }
 
@@ -101,6 +102,18 @@ pub enum Origin {
     Fitted,
     /// From what the hardware does.
     Predicted,
+    /// From what a part of the hardware does, if the rest keeps up.
+    Taken,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fitted => "fitted",
+            Self::Predicted => "predicted",
+            Self::Taken => "taken",
+        })
+    }
 }
 
 /// What is open.

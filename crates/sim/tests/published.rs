@@ -96,6 +96,19 @@ fn platforms_have_the_constants_that_are_fitted_to_what_was_published() {
     }
 }
 
+/// The figure's memory of a host is faster than that of its platform, which is the low end.
+#[test]
+fn the_host_of_scalepool_is_taken_as_fast_as_its_link() {
+    let figure = scalepool::Figure::load().unwrap();
+    let platform = Platform::load(&figure.platform).unwrap();
+    let host = &Job::new(&platform).rack().host;
+    let link = host.attach.bandwidth.value();
+    let memory = host.memory.read.value() / 2.0 / f64::from(host.accelerators);
+    let open = figure.open.iter().find(|open| open.name == scalepool::Parameter::HostBandwidth).unwrap();
+    assert_eq!((open.value, open.range), (link / 1e9, [memory / 1e9, link / 1e9]));
+    assert_eq!(open.origin, scalepool::Origin::Taken);
+}
+
 #[test]
 fn the_three_numbers_of_scalepool_come_out() {
     let figure = scalepool::Figure::load().unwrap();

@@ -2,8 +2,8 @@
 
 use clap::{Args, ValueEnum};
 use polder_platform::Platform;
-use polder_sim::grouped;
 use polder_sim::scalepool::{Choice, Figure, Origin, Pair, Paper, Parameter, categories, summary};
+use polder_sim::{Job, grouped};
 use serde::Serialize;
 
 use super::table;
@@ -158,11 +158,10 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
     let mut rows =
         vec![["", "value", "", "low end", "gives", "high end", "gives"].map(String::from).to_vec()];
     for moved in &report.open {
-        let origin = if moved.origin == Origin::Fitted { "fitted" } else { "predicted" };
         rows.push(vec![
             moved.what.clone(),
             moved.value.to_string(),
-            origin.into(),
+            moved.origin.to_string(),
             moved.range[0].to_string(),
             gives(&moved.simulated[0]),
             moved.range[1].to_string(),
@@ -170,7 +169,15 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
         ]);
     }
     table::print(&rows);
-    println!();
+    let racks = Platform::load(&figure.platform)?;
+    let host = &Job::new(&racks).rack().host;
+    let whole = host.memory.read.value() / 1e9;
+    // What is read or written of an accelerator's share goes both ways at once.
+    let each = whole / 2.0 / f64::from(host.accelerators);
+    println!(
+        "  (CPU memory is taken to keep up with C2C; {whole} GB/s of {} accelerators, as {} has it, are {each} each way, the low end)\n",
+        host.accelerators, figure.platform
+    );
     let mut rows = vec![["", "taken", "instead", "gives"].map(String::from).to_vec()];
     for Chosen { what, taken, instead } in &report.choices {
         for tried in instead {
@@ -180,7 +187,9 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
         }
     }
     table::print(&rows);
-    let between = Platform::load(PORTS_OF)?.between.expect("its racks are joined");
+    let owner = Platform::load(PORTS_OF)?;
+    let between = owner.between.as_ref().expect("its racks are joined");
+    let reached = Job::new(&owner).rack().accelerator.fitted.between;
     let [raw, port] = [between.link.raw(), between.link.payload()].map(|rate| rate.value() / 1e9);
     let ports = |parameter| {
         let value = report.open.iter().find(|moved| moved.name == parameter).map_or(0.0, |moved| moved.value);
@@ -190,7 +199,10 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
     println!(
         "\nCXL ports an accelerator (x16 at 64 GT/s, {raw} GB/s, {port:.1} of it payload): {links:.2} for {cxl} GB/s between racks, {nodes:.2} for"
     );
-    println!("{pool} GB/s to the pool");
+    println!(
+        "{pool} GB/s to the pool; where collectives reach {reached} of a port, as `polder plan train` has it on {PORTS_OF}, {:.2} between racks",
+        links / reached
+    );
     for (what, rate) in [("raw rate of one port", raw), ("payload of one port", port)] {
         let one = summary(&figure.predict(Some((Parameter::PoolBandwidth, rate)))?);
         println!(
