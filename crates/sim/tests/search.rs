@@ -89,13 +89,16 @@ fn any_number_of_threads_finds_the_same() {
     }
 }
 
+/// What makes a part of a machine faster.
+type Change<'a> = &'a dyn Fn(&mut Platform, &mut Rack);
+
 /// Nothing gets slower when a part of the machine gets faster, also where several links are busy for longer than there is computed.
 #[test]
 fn a_better_machine_never_takes_longer() {
     let halve = |time: &mut Time| *time = Time::new(time.value() / 2.0);
     let double = |rate: &mut Bandwidth| *rate = Bandwidth::new(rate.value() * 2.0);
     let links = |fabric: &mut Fabric| fabric.links *= 2;
-    let better: [(&str, &dyn Fn(&mut Platform, &mut Rack)); 7] = [
+    let better: [(&str, Change); 7] = [
         ("products", &|_, rack| rack.accelerator.fitted.matrix *= 2.0),
         ("attention", &|_, rack| rack.accelerator.fitted.attention *= 2.0),
         ("memory", &|_, rack| rack.accelerator.fitted.stream *= 2.0),
@@ -104,7 +107,7 @@ fn a_better_machine_never_takes_longer() {
         ("links between racks", &|platform, _| platform.between.iter_mut().for_each(links)),
         ("hosts", &|_, rack| {
             let Host { memory, attach, .. } = &mut rack.host;
-            [&mut memory.read, &mut memory.write, &mut attach.bandwidth].map(double);
+            [&mut memory.read, &mut memory.write, &mut attach.bandwidth].into_iter().for_each(double);
         }),
     ];
     let (mut dice, mut compared, mut busy) = (Dice(4), 0, 0);
@@ -131,11 +134,8 @@ fn a_better_machine_never_takes_longer() {
                 racks.values_mut().for_each(|rack| change(&mut faster, rack));
                 faster.rack = racks;
                 let step = Job::new(&faster).predict(&model, &layout).unwrap().step;
-                if step.total_s > usual.total_s * 1.00001 {
-                    println!("XX {} {what} {layout:?}", step.total_s / usual.total_s);
-                }
                 assert!(
-                    true || step.total_s <= usual.total_s * (1.0 + 1e-12),
+                    step.total_s <= usual.total_s * (1.0 + 1e-9),
                     "{} s in place of {} with faster {what}: {layout:?}",
                     step.total_s,
                     usual.total_s
