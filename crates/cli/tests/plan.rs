@@ -673,13 +673,13 @@ fn what_does_not_fit_is_refused_with_what_was_tried_and_does() {
 
     let train = "train --model llama3-70b --platform dgx-a100 --gpus 8 --batch 8";
     let said = refused(&format!("{train} --offload none"));
-    let (_, would) = said.split_once("; optimizer states offloaded to the host, or ").unwrap();
+    let (_, would) = said.split_once("; weights and optimizer states offloaded to the host, or ").unwrap();
     assert!(would.ends_with(" accelerators would fit"), "{said}");
-    let far = json(&format!("{train} --offload optimizer --json"));
+    let far = json(&format!("{train} --offload weights,optimizer --json"));
     assert_eq!((&far["fits"], &far["would_fit"]), (&true.into(), &Value::Array(vec![])));
     let Output { stdout, .. } = plan(&format!("{train} --json --offload none"));
     let answer: Value = serde_json::from_slice(&stdout).unwrap();
-    assert_eq!(answer["would_fit"][0], "optimizer states offloaded to the host");
+    assert_eq!(answer["would_fit"][0], "weights and optimizer states offloaded to the host");
 
     let whole =
         "train --model llama3-8b --platform dgx-a100 --gpus 8 --batch 8 --tp 1 --pp 1 --cp 1 --zero none";

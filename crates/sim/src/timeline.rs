@@ -145,8 +145,8 @@ pub fn timeline(layout: &Layout, step: &Step, stages: &[Stage]) -> Vec<Stretch> 
         }
     }
     let after = [
-        (Work::Offload, step.offload.exposed_s),
         (Work::Data, communication.data.exposed_s()),
+        (Work::Offload, step.offload.exposed_s),
         (Work::Optimizer, step.compute.optimizer_s),
         (Work::Stragglers, step.straggle_s),
     ];
@@ -249,14 +249,33 @@ fn of_stage(layout: &Layout, step: &Step, pace: f64, stretches: &[Stretch]) -> V
                 *begin += exposed_s;
             }
         }
+        // Beside what holds a stage up other links go on, at the step's end too.
+        let tail = match what {
+            OFFLOAD => step.communication.data.exposed_s(),
+            BETWEEN => step.communication.data.inside.exposed_s,
+            _ => 0.0,
+        };
         match gathered.filter(|_| when == When::Ends && what != OFFLOAD) {
             Some(part) => {
-                push(what, true, first.begin_s, part * hidden_s);
-                push(what, true, end(last) - (1.0 - part) * hidden_s, (1.0 - part) * hidden_s);
+                let [begins, ends] = [part * hidden_s, (1.0 - part) * hidden_s];
+                let behind = tail.min(ends);
+                push(what, true, first.begin_s, begins);
+                push(what, true, end(last) - (ends - behind), ends - behind);
+                push(what, true, after(Work::Data), behind);
             }
             None => {
-                for pass in &passes {
-                    push(what, true, pass.begin_s, hidden_s * pass.seconds / computed);
+                // From pass to pass where passes alone are not enough.
+                let (waits, tail) = if hidden_s > computed { (true, tail) } else { (false, 0.0) };
+                let mut free = 0.0;
+                let spans = passes.iter().map(|pass| {
+                    let begin = if waits { free } else { pass.begin_s };
+                    free = end(pass);
+                    (begin, free - begin)
+                });
+                let spans: Vec<_> = spans.chain([(after(Work::Data), tail)]).collect();
+                let all: f64 = spans.iter().map(|(_, seconds)| seconds).sum();
+                for (begin_s, seconds) in spans {
+                    push(what, true, begin_s, hidden_s * seconds / all);
                 }
             }
         }
@@ -265,6 +284,7 @@ fn of_stage(layout: &Layout, step: &Step, pace: f64, stretches: &[Stretch]) -> V
 }
 
 const OFFLOAD: &str = "offload";
+const BETWEEN: &str = "data, between racks";
 
 /// What a stage of this pace sends, and when.
 fn sending(step: &Step, pace: f64) -> [(&'static str, When, Shown); 11] {
@@ -281,7 +301,7 @@ fn sending(step: &Step, pace: f64) -> [(&'static str, When, Shown); 11] {
         ("pipeline, inside racks", When::Before, beside(pipeline.inside)),
         ("pipeline, between racks", When::Before, beside(pipeline.between)),
         ("data, inside racks", When::Ends, beside(data.inside)),
-        ("data, between racks", When::Ends, beside(data.between)),
+        (BETWEEN, When::Ends, beside(data.between)),
         (OFFLOAD, When::Ends, beside(step.offload)),
     ]
 }
