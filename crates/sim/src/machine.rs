@@ -1,7 +1,7 @@
 //! A platform as the closed form sees it: rates and latencies, with everything multiplied out.
 
 use polder_platform::{
-    Compute, Efficiency, Fabric, FlopRate, Memory, Platform, Protocol, Rack, Reduction, Tier,
+    Compute, Efficiency, Fabric, FlopRate, Memory, Platform, Protocol, Rack, Reduction, Tier, Topology,
 };
 
 use crate::layout::{FarTier, Layout, Precision, Refusal, TierName};
@@ -49,6 +49,8 @@ pub(crate) struct Scope {
     pub(crate) alpha: f64,
     /// Seconds of a message or a collective as a whole.
     call: f64,
+    /// Seconds of software of a message.
+    message: f64,
     in_switch: bool,
 }
 
@@ -249,14 +251,18 @@ impl Machine {
         [one(inside, span.inside, bytes), one(between, span.between, bytes / f64::from(span.inside))]
     }
 
-    /// An all-to-all in which each rank has `bytes` for all ranks together, itself too, and sends to all at once.
+    /// An all-to-all in which each rank has `bytes` for all ranks together, itself too: a pairwise exchange that waits for none of
+    /// its messages, so that each takes its software, and all of them a latency once.
     pub(crate) fn all_to_all(&self, span: Span, bytes: f64) -> Scopes {
         let members = f64::from(span.inside * span.between);
         let [inside, between] = &self.scopes;
         let near = f64::from(span.inside - 1);
         let far = members - f64::from(span.inside);
         let part = |scope: &Scope, peers: f64| match peers > 0.0 {
-            true => bytes * peers / members / scope.spread + scope.alpha + scope.call,
+            true => {
+                let messages = (peers - 1.0) * scope.message;
+                bytes * peers / members / scope.spread + scope.alpha + messages + scope.call
+            }
             false => 0.0,
         };
         [part(inside, near), part(between, far)]
@@ -317,7 +323,10 @@ impl Machine {
         let nodes = (f64::from(accelerators) * self.pool_ports).ceil() as u64;
         let ports = u64::from(accelerators) * u64::from(fabric.links) + nodes;
         if ports > fabric.ports() {
-            let remedy = "take fewer, more levels, or switches with more ports";
+            let remedy = match fabric.topology {
+                Topology::Clos { .. } => "take fewer, more levels, or switches with more ports",
+                _ => "take fewer, or a larger topology",
+            };
             return Err(Refusal::Ports {
                 accelerators,
                 what: "ports",
@@ -352,6 +361,7 @@ impl Scope {
                 spread: fabric.payload().value() * reached * fabric.carried()[1],
                 alpha: fabric.latency().value() + fabric.software.step.value(),
                 call: fabric.software.call.value(),
+                message: fabric.software.message.value(),
                 in_switch: fabric.switch.reduction == Reduction::InSwitch,
             },
             None => Self::of(0.0),
@@ -360,7 +370,14 @@ impl Scope {
 
     /// Empty messages of so many seconds each.
     pub(crate) const fn of(alpha: f64) -> Self {
-        Self { bandwidth: f64::INFINITY, spread: f64::INFINITY, alpha, call: 0.0, in_switch: false }
+        Self {
+            bandwidth: f64::INFINITY,
+            spread: f64::INFINITY,
+            alpha,
+            call: 0.0,
+            message: 0.0,
+            in_switch: false,
+        }
     }
 
     /// What a collective of so many takes besides its steps.

@@ -765,6 +765,22 @@ fn what_is_whole_at_a_time_is_a_table_where_that_is_larger_than_blocks() {
 }
 
 #[test]
+fn experts_take_the_software_of_a_message_to_each_other_rank() {
+    let model = Model::load("mixtral-8x7b").unwrap();
+    let sent = |seconds: f64| {
+        let mut platform = Platform::load("dgx-h100").unwrap();
+        let fabric = platform.rack.get_mut("dgx").unwrap().fabric.as_mut().unwrap();
+        fabric.software.message = Time::new(seconds);
+        let cut =
+            Layout { tp: 1, ep: 8, pp: 1, sequence_parallel: false, flash: true, batch: 64, ..layout() };
+        Job::new(&platform).predict(&model, &cut).unwrap().step.communication.expert.inside.exposed_s
+    };
+    // Seven messages, four times in each of 32 blocks, for each of 8 micro-batches.
+    let seconds = 7.0 * 1e-4 * 4.0 * 32.0 * 8.0;
+    assert!(((sent(1e-4) - sent(0.0)) / seconds - 1.0).abs() < 1e-6, "{}", sent(1e-4) - sent(0.0));
+}
+
+#[test]
 fn a_call_between_racks_counts_once_for_a_sum() {
     let step = |seconds: f64| {
         let mut platform = Platform::load("dgx-a100").unwrap();
