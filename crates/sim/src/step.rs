@@ -587,7 +587,7 @@ impl Parts {
             recompute_s: times * block.again,
             optimizer_s: 0.0,
         };
-        let seconds = compute.forward_s + compute.backward_s + compute.recompute_s;
+        let seconds = compute.total_s();
         let expert = [inside.hidden_s, between.hidden_s];
         let waiting = [
             [inside.exposed_s, block.tensor.exposed[0], block.context.exposed[0]],
@@ -735,8 +735,8 @@ impl Shared<'_> {
         let data = Scoped { inside: near, between: far };
         let communication = Communication { pipeline, data, ..parts.communication };
         // The host has a link of its own; the pool hangs on those between the racks.
-        let Compute { forward_s, backward_s, recompute_s, .. } = parts.compute;
-        let alone = Room(forward_s + backward_s + recompute_s + communication.exposed_s());
+        let exposed = communication.exposed_s();
+        let alone = Room(parts.compute.total_s() + exposed);
         let (room, waiting) = match layout.offload.tier {
             FarTier::Pool => {
                 let waiting = (parts.waiting[0] + pipeline.inside.exposed_s) / stages.count;
@@ -746,7 +746,7 @@ impl Shared<'_> {
         };
         let offload = self.offload(layout, room, waiting);
         let compute = Compute { optimizer_s: copies.optimizer, ..parts.compute };
-        let busy = compute.total_s() + communication.exposed_s() + parts.bubble + offload.exposed_s;
+        let busy = compute.total_s() + exposed + parts.bubble + offload.exposed_s;
         let straggle_s = stages.straggle * busy;
         Step {
             total_s: busy + straggle_s,

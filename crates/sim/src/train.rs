@@ -108,7 +108,9 @@ impl<'a> Job<'a> {
     /// Accelerators of each rack that a layout uses.
     #[must_use]
     pub fn fill(&self, layout: &Layout) -> u32 {
-        self.machine(layout).fill
+        let (accelerators, groups) = (layout.accelerators(), self.order.groups(&layout.ranks()));
+        self.fill
+            .map_or_else(|| fill(self.rack.accelerators, accelerators, groups), |fill| fill.min(accelerators))
     }
 
     /// In which order ranks are counted.
@@ -176,13 +178,7 @@ impl<'a> Job<'a> {
 
     /// The machine for a layout, of which the closest groups of ranks stay together.
     pub(crate) fn machine(&self, layout: &Layout) -> Machine {
-        let accelerators = layout.accelerators();
-        let groups = self.order.groups(&layout.ranks());
-        let fill = self.fill.map_or_else(
-            || fill(self.rack.accelerators, accelerators, groups),
-            |fill| fill.min(accelerators),
-        );
-        Machine::new(self.platform, self.rack, fill, self.order)
+        Machine::new(self.platform, self.rack, self.fill(layout), self.order)
     }
 
     /// Predicts a step.
