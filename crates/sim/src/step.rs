@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::block::{Block, Edge, Traffic};
-use crate::layout::{Deal, FarTier, Layout, Precision, Zero, is_even};
+use crate::layout::{Deal, FarTier, Layout, Precision, Zero};
 use crate::machine::{Machine, Scopes, Span};
 use crate::model::Model;
 use crate::order::{CP, DP, EP, PP};
@@ -431,23 +431,20 @@ fn work(layers: f64, each: f64, edge: Edge) -> f64 {
 pub struct Stage {
     /// Its blocks.
     pub blocks: u32,
-    /// Seconds of its passes as a part of those of the slowest stage; 1 where all stages come out alike, embedding and head
-    /// counted as a layer each.
+    /// Seconds of its passes as a part of those of the slowest stage.
     pub pace: f64,
 }
 
 /// The stages of a layout, the first one first.
 pub(crate) fn stages(model: &Model, block: &Block, layout: &Layout) -> Vec<Stage> {
     let cut = Cut::new(layout, model, block);
-    let is_even = is_even(model, layout.pp, layout.interleave);
     let stage = |(stage, blocks): (u32, u32)| {
         let edge = match stage {
             0 => cut.edges[0],
             _ if stage == layout.pp - 1 => cut.edges[2],
             _ => cut.edges[1],
         };
-        let pace = if is_even { 1.0 } else { work(blocks.into(), cut.each, edge) / cut.slowest };
-        Stage { blocks, pace }
+        Stage { blocks, pace: work(blocks.into(), cut.each, edge) / cut.slowest }
     };
     (0..).zip(cut.deal.blocks(layout.pp)).map(stage).collect()
 }

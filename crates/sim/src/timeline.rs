@@ -401,12 +401,12 @@ mod tests {
         let first = |stage| all.iter().find(|it| it.stage == stage).unwrap().seconds;
         let ratio = first(2) / first(1);
         assert!((ratio / (19.0 / 20.0) - 1.0).abs() < 0.01, "{ratio}");
-        let (layout, step, stages) = planned(8, 4, 64);
-        assert!(stages.iter().all(|it| *it == Stage { blocks: 12, pace: 1.0 }));
-        assert_eq!(
-            timeline(&layout, &step, &stages)[0].seconds,
-            timeline(&layout, &step, &stages)[1].seconds
-        );
+        let (_, _, stages) = planned(8, 4, 64);
+        assert!(stages.iter().all(|it| it.blocks == 12));
+        // The head takes longer than a block, the embedding hardly anything.
+        let paces: Vec<_> = stages.iter().map(|it| it.pace).collect();
+        assert!(paces[7] == 1.0 && (0.9..1.0).contains(&paces[1]), "{paces:?}");
+        assert!(paces[1..7].iter().all(|pace| *pace == paces[1]) && paces[0] < 1.01 * paces[1], "{paces:?}");
     }
 
     /// Layouts even and uneven, of many micro-batches and of few, with much that hides and with nothing.
@@ -447,7 +447,7 @@ mod tests {
                     assert!(wrong.is_none(), "{wrong:?} of {layout:?}");
                     let end = stretches.iter().map(|it| it.begin_s + it.seconds).fold(0.0, f64::max);
                     let is_usual = layout.micro_batches() >= 2 * layout.pp && model.layers >= 4 * layout.pp;
-                    let bounds = if is_usual { 0.96..1.1 } else { 0.8..1.75 };
+                    let bounds = if is_usual { 0.92..=1.0 + 1e-9 } else { 0.8..=1.0 + 1e-9 };
                     assert!(
                         bounds.contains(&(end / step.total_s)),
                         "{end} for {} of {layout:?}",
