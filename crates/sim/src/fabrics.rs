@@ -1,7 +1,5 @@
 //! What others have published of fabrics and memory, and how far predictions are from it: apart from training steps.
 
-use std::collections::BTreeMap;
-
 use polder_platform::{
     Bandwidth, Bytes, DataError, FittedMemory, Folder, Path, Platform, Server, Time, names, read,
 };
@@ -22,19 +20,7 @@ struct File {
     assumed: Vec<String>,
     #[serde(default)]
     unexplained: Vec<String>,
-    #[serde(default)]
-    steps: BTreeMap<String, Steps>,
     row: Vec<Entry>,
-}
-
-/// What software adds to each step of a collective.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Steps {
-    /// Inside a rack.
-    pub inside: Time,
-    /// Between racks.
-    pub between: Time,
 }
 
 #[derive(Deserialize)]
@@ -166,8 +152,6 @@ pub struct Row {
     pub simulated: f64,
     /// What is predicted with nothing that was fitted: what data sheets say.
     pub plain: f64,
-    /// What is predicted with the steps that the table gives in place of the platform's, where it does.
-    pub stepped: Option<f64>,
 }
 
 impl Row {
@@ -201,8 +185,6 @@ pub struct Table {
     pub assumed: Vec<String>,
     /// What the closed form does not explain.
     pub unexplained: Vec<String>,
-    /// Steps of collectives in place of the platforms' own, by platform.
-    pub steps: BTreeMap<String, Steps>,
     /// Its rows.
     pub rows: Vec<Row>,
 }
@@ -259,17 +241,13 @@ pub fn validate() -> Result<Vec<Table>, DataError> {
 /// # Errors
 /// As [`validate`].
 pub fn table(name: &str) -> Result<Table, DataError> {
-    let File { title, source, assumed, unexplained, steps, row } = read(Folder::Fabrics, name)?;
-    let held = |entry: Entry| {
-        let steps = steps.get(&entry.platform);
-        entry.held(name, steps)
-    };
-    let rows = row.into_iter().map(held).collect::<Result<_, _>>()?;
-    Ok(Table { table: name.into(), title, source, assumed, unexplained, steps, rows })
+    let File { title, source, assumed, unexplained, row } = read(Folder::Fabrics, name)?;
+    let rows = row.into_iter().map(|entry| entry.held(name)).collect::<Result<_, _>>()?;
+    Ok(Table { table: name.into(), title, source, assumed, unexplained, rows })
 }
 
 impl Entry {
-    fn held(self, table: &str, steps: Option<&Steps>) -> Result<Row, DataError> {
+    fn held(self, table: &str) -> Result<Row, DataError> {
         let Self { name, at, platform, of, published } = self;
         let wrong =
             |key: &str, problem: String| DataError::new(table, &format!("row {name}: {key}"), problem);
@@ -279,8 +257,6 @@ impl Entry {
         };
         let simulated = predict("of", &of, &machine)?;
         let plain = predict("of", &of, &bare(machine.clone()))?;
-        let steps = steps.filter(|_| matches!(of, Question::AllReduce { .. }));
-        let stepped = steps.map(|steps| predict("of", &of, &steps.on(machine.clone()))).transpose()?;
         let (role, value, measure) = match published {
             Says::Judged(figure) => (Role::Judged, figure.value(), figure.measure()),
             Says::Fitted(figure) => (Role::Fitted, figure.value(), figure.measure()),
@@ -294,7 +270,7 @@ impl Entry {
             let expected = if of.measure() == Measure::Time { "a time" } else { "a bandwidth" };
             return Err(wrong("published", format!("expected {expected}, as what is predicted is one")));
         }
-        Ok(Row { name, at, platform, role, measure, published: value, simulated, plain, stepped })
+        Ok(Row { name, at, platform, role, measure, published: value, simulated, plain })
     }
 }
 
@@ -401,19 +377,6 @@ fn evenly(ranks: u32, nodes: u32) -> Result<u32, (&'static str, String)> {
     match nodes > 0 && ranks >= nodes && ranks.is_multiple_of(nodes) {
         true => Ok(ranks / nodes),
         false => Err(("ranks", format!("expected a multiple of nodes, {nodes}; found {ranks}"))),
-    }
-}
-
-impl Steps {
-    /// The platform with these.
-    fn on(&self, mut platform: Platform) -> Platform {
-        for inside in platform.rack.values_mut().filter_map(|rack| rack.fabric.as_mut()) {
-            inside.software.step = self.inside;
-        }
-        if let Some(between) = &mut platform.between {
-            between.software.step = self.between;
-        }
-        platform
     }
 }
 

@@ -22,7 +22,7 @@ const BARS: [(&str, f64, f64, &[&str]); 6] = [
             "512 KB: CXL takes longer than CX-6 Dx",
         ],
     ),
-    ("nccl", 0.57, 0.76, &["dgx-h100, 8 on 1, not below LL", "dgx-h100, 16 on 2, not below LL"]),
+    ("nccl", 0.27, 0.40, &[]),
 ];
 /// How far a figure may be from one that its constant is fitted to: constants have three digits or more.
 const FITTED: f64 = 0.005;
@@ -47,20 +47,7 @@ fn predictions_are_as_near_to_published_figures_as_docs_plan_says() {
         assert_eq!(trends.map(|row| row.name.as_str()).collect::<Vec<_>>(), broken, "{name}");
     }
     let pooled = Pooled::of(&tables);
-    assert!(pooled.mean <= 0.18 && pooled.worst <= 0.76, "{pooled:?}");
-}
-
-#[test]
-fn other_steps_meet_the_latencies_that_the_platforms_own_miss() {
-    let tables = tables();
-    let nccl = tables.iter().find(|table| table.table == "nccl").unwrap();
-    let judged: Vec<_> = nccl.rows.iter().filter(|row| row.role == Role::Judged).collect();
-    assert_eq!(judged.len(), 8);
-    for row in judged {
-        let stepped = row.stepped.unwrap();
-        assert!((stepped / row.published - 1.0).abs() < 0.065, "{row:?}");
-        assert!(row.error() < -0.2, "the platforms' own start sooner: {row:?}");
-    }
+    assert!(pooled.mean <= 0.11 && pooled.worst <= 0.56, "{pooled:?}");
 }
 
 /// Memory behind CXL alone: what the platforms of this project are about.
@@ -92,7 +79,7 @@ fn constants_meet_the_rows_that_they_are_fitted_to() {
             fitted += 1;
         }
     }
-    assert_eq!(fitted, 45, "24 of NCCL's and 21 that constants are fitted to");
+    assert_eq!(fitted, 47, "24 of NCCL's and 23 that constants are fitted to");
 }
 
 fn memory(name: &str) -> Memory {

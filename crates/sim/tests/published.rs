@@ -121,13 +121,13 @@ fn the_three_numbers_of_scalepool_come_out() {
         let moved = figure.with(instead).unwrap().predict(None).unwrap();
         assert_ne!(scalepool::summary(&moved), scalepool::summary(&pairs), "{instead:?}");
     }
-    // Of each model what crosses racks is sent, not stepped: about as many times faster as the bandwidths.
+    // Of each model what crosses racks is sent, not stepped: about as many times faster as the bandwidths, but for what starts it.
     let ratio = |of| figure.open.iter().find(|open| open.name == of).unwrap().value;
     let ratio = ratio(scalepool::Parameter::CxlBandwidth) / ratio(scalepool::Parameter::InfinibandBandwidth);
     for pair in &pairs {
         let by_bandwidth = pair.communication_speedup / ratio;
         assert!(
-            (0.99..1.03).contains(&by_bandwidth) && pair.communication_speedup > pair.speedup,
+            (0.97..1.03).contains(&by_bandwidth) && pair.communication_speedup > pair.speedup,
             "{pair:?}"
         );
     }

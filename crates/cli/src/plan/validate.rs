@@ -129,10 +129,7 @@ fn print_fabrics(tables: &[fabrics::Table]) {
             println!("  assumed: {assumed}");
         }
         let (same, held): (Vec<_>, Vec<_>) = table.rows.iter().partition(|row| row.role == Role::Same);
-        let mut head = ["", "published", "simulated", "error", "data sheet"].map(String::from).to_vec();
-        if !table.steps.is_empty() {
-            head.push("other steps".into());
-        }
+        let head = ["", "published", "simulated", "error", "data sheet"].map(String::from).to_vec();
         let rows = held.into_iter().map(|row| {
             let verdict = match (row.role, row.holds()) {
                 (Role::Fitted, _) => "fitted".into(),
@@ -148,12 +145,8 @@ fn print_fabrics(tables: &[fabrics::Table]) {
             let plain =
                 if row.holds().is_none() { percent(row.plain / row.published - 1.0) } else { String::new() };
             let published = format!("{bound}{}", written(row.published, row.measure));
-            let stepped = row.stepped.map_or_else(String::new, |seconds| match row.holds() {
-                None => percent(seconds / row.published - 1.0),
-                Some(_) => written(seconds, row.measure),
-            });
             let simulated = written(row.simulated, row.measure);
-            vec![format!("  {}", row.name), published, simulated, verdict, plain, stepped]
+            vec![format!("  {}", row.name), published, simulated, verdict, plain]
         });
         table::print(&[vec![head], rows.collect()].concat());
         if !same.is_empty() {
@@ -162,11 +155,6 @@ fn print_fabrics(tables: &[fabrics::Table]) {
                 "  {} figures of its own constants and formulas come out the same, to {worst:.1}%",
                 same.len()
             );
-        }
-        for (platform, steps) in &table.steps {
-            let (inside, between) =
-                (written(steps.inside.value(), Measure::Time), written(steps.between.value(), Measure::Time));
-            println!("  other steps: software.step of {inside} inside and {between} between, on {platform}");
         }
         for unexplained in &table.unexplained {
             println!("  not explained: {unexplained}");
