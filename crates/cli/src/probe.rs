@@ -121,9 +121,11 @@ fn sharing() -> Result<Sharing, Failure> {
     step("sockets");
     let (message, stream) = loopback()?;
     let sockets = exchange(message, [Some(stream * cores as f64), None]);
+    let [own, last] = caches().unwrap_or([1 << 20, 32 << 20]);
     Ok(Sharing {
         cores: cores as u32,
-        cache: Bytes::new(cache().unwrap_or(32 << 20) as f64),
+        cache: Bytes::new(last as f64),
+        core_cache: Bytes::new(own as f64),
         memory: Tier {
             capacity: Bytes::new(capacity().ok_or_else(|| Failure("/proc/meminfo: no MemTotal".into()))?),
             read: Bandwidth::new(read),
@@ -458,14 +460,20 @@ pub(crate) fn line_of(path: &Path, key: &str) -> Option<String> {
     value.map(|value| value.trim().to_owned())
 }
 
-/// Bytes of the largest cache of the first processor.
-fn cache() -> Option<u64> {
+/// Bytes of the largest cache of the first processor's core, and of the largest, which more cores share.
+fn caches() -> Option<[u64; 2]> {
     let folder = Path::new("/sys/devices/system/cpu/cpu0/cache");
-    let sizes = fs::read_dir(folder).ok()?.filter_map(|entry| {
-        let size = fs::read_to_string(entry.ok()?.path().join("size")).ok()?;
-        size.trim().strip_suffix('K')?.parse::<u64>().ok()
+    let levels = fs::read_dir(folder).ok()?.filter_map(|entry| {
+        let folder = entry.ok()?.path();
+        let size = fs::read_to_string(folder.join("size")).ok()?;
+        let sharers = fs::read_to_string(folder.join("shared_cpu_list")).ok()?;
+        let size = size.trim().strip_suffix('K')?.parse::<u64>().ok()? << 10;
+        Some((size, numbers(&sharers).len()))
     });
-    sizes.max().map(|kib| kib << 10)
+    let levels: Vec<_> = levels.collect();
+    let (last, sharers) = *levels.iter().max()?;
+    let own = levels.iter().filter(|(_, its)| *its < sharers).map(|(size, _)| *size).max();
+    Some([own.unwrap_or(last), last])
 }
 
 #[cfg(test)]
@@ -494,7 +502,8 @@ mod tests {
         };
         let exchange = Exchange::from_values([1e-6, 1e-6, 1e-5, 2e10, 1e10, 2e10, 2e10, 1e10, 1e10]);
         let exchange = [("coherent".into(), exchange)].into();
-        let sharing = Sharing { cores: 2, cache: Bytes::new(3e7), memory, exchange };
+        let sharing =
+            Sharing { cores: 2, cache: Bytes::new(3e7), core_cache: Bytes::new(1e6), memory, exchange };
         let rack = on_gpu(measured.gpu.as_ref().unwrap(), &sharing, &[].into()).unwrap();
         let cores = cores("a processor", &sharing, &measured.core, [].into()).unwrap();
         let platform = Platform {

@@ -34,6 +34,7 @@ source = "made up"
 [sharing]
 cores = 2
 cache = "32 MB"
+core_cache = "1 MB"
 memory = { capacity = "24 GB", read = "20 GB/s", write = "10 GB/s", latency = "100 ns" }
 [sharing.exchange.coherent]
 call = "1 us"
@@ -165,10 +166,18 @@ fn the_demos_step_is_predicted_of_its_products_and_of_what_the_pool_takes() {
     let least = products + 0.9 * gradients.unwrap();
     assert!(predicted > least && predicted < 2.0 * least, "{predicted} for {least}");
     assert!((step["error"].as_f64().unwrap() - (predicted / 0.4 - 1.0)).abs() < 1e-9);
-    // Without what computes, in one line.
+    // Without what computes it is left out, and what was measured is not lost.
     std::fs::write(here, HERE).unwrap();
-    let said = refused(&line);
-    assert!(said.contains("a training step needs accelerators"), "{said}");
+    let report: Value = serde_json::from_str(&said(&line)).unwrap();
+    assert_eq!(report["demo"], Value::Null);
+    let why = report["left_out"].as_str().unwrap();
+    assert!(why.contains("a training step needs accelerators"), "{why}");
+    assert_eq!(report["rows"].as_array().unwrap().len(), 96);
+    let text = said(&line[..line.len() - 1]);
+    assert!(
+        text.trim_end().lines().last().unwrap().starts_with("the demo's step: not predicted: "),
+        "{text}"
+    );
     std::fs::write(demo, "{}").unwrap();
     let said = refused(&line);
     assert!(said.contains("train.json: expected what `make demo` measured: missing field"), "{said}");

@@ -15,6 +15,8 @@ pub struct Sharing {
     pub cores: u32,
     /// The last cache, of all cores together.
     pub cache: Bytes,
+    /// The largest cache of a core.
+    pub core_cache: Bytes,
     /// The memory behind it, as all cores together reach it.
     pub memory: Tier,
     /// The ways, by name: `coherent` and `software` through a pool, `loopback` through sockets.
@@ -29,13 +31,13 @@ pub struct Exchange {
     pub call: Time,
     /// Until a peer sees that a step is done.
     pub turn: Time,
-    /// What a core takes to go over to another rank, for each rank that has no core of its own.
+    /// What a core takes to go over to another rank, where it has several.
     pub switch: Time,
     /// Copies and sums of messages that the last cache holds.
     pub cached: Bandwidth,
     /// Copies and sums of messages that are longer.
     pub copied: Bandwidth,
-    /// What is staged for ranks of other hosts, and what of a message is in a core's own cache.
+    /// What a core reads that another has just written, and writes that another has read, while caches of cores hold it.
     pub passed: Bandwidth,
     /// What is staged for ranks of the same host.
     pub near: Bandwidth,

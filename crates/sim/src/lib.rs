@@ -29,7 +29,7 @@ mod timeline;
 mod train;
 
 pub use calculon::Execution;
-pub use collective::{Place, collective};
+pub use collective::{LOOKS, Place, collective};
 pub use fit::fit;
 pub use json::platform;
 pub use layout::{

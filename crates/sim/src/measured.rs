@@ -16,7 +16,7 @@ use crate::train::Job;
 /// How far a constant is plausibly from what was measured of it alone, as a factor.
 const PLAUSIBLE: f64 = 3.0;
 /// How far a prediction is plausibly off: what the former is weighed against.
-const NOISE: f64 = 0.1;
+const NOISE: f64 = 0.05;
 
 /// An all-reduce that was timed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -159,7 +159,8 @@ mod tests {
             write: Bandwidth::new(1e10),
             latency: Time::new(1e-7),
         };
-        Sharing { cores: 2, cache: Bytes::new(32e6), memory, exchange }
+        let [cache, core_cache] = [32e6, 1e6].map(Bytes::new);
+        Sharing { cores: 2, cache, core_cache, memory, exchange }
     }
 
     /// Rows that a machine with these constants would give.
