@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: Sides of square matrices, and bytes that a kernel reads and writes.
 ON_A_CORE = ([32, 64, 128, 256, 512, 1024], [16 << 10, 128 << 10, 1 << 20, 8 << 20, 64 << 20])
 ON_A_GPU = ([256, 512, 1024, 2048, 4096, 8192], [1 << 20, 8 << 20, 64 << 20, 512 << 20])
+#: Width of what is normed, and parameters that an optimizer updates at once.
+WIDTH = 512
+UPDATED = 8 << 20
 #: Bytes of a copy between a host's memory and a GPU's.
 COPIED = 256 << 20
 #: Seconds of a sample at least.
@@ -85,8 +88,10 @@ def kernels(
         products.append((operations, operations / seconds(lambda a=a, b=b: a @ b, wait)))
     moved: list[tuple[float, float]] = []
     for size in sizes:
-        values = torch.ones(size // 2 // dtype.itemsize, dtype=dtype, device=device)
-        moved.append((size, size / seconds(lambda values=values: values.mul_(1.0), wait)))
+        values = some(size // 2 // dtype.itemsize // WIDTH, WIDTH)
+        seven = 7.0 * values.nbytes
+        moved.append((seven / 3, seven / seconds(lambda values=values: between_products(values), wait)))
+    moved.append(update(device, wait))
     few = torch.ones(1, dtype=dtype, device=device)
     width = 64
     q, k, v = (some(1, heads, length, width) for _ in range(3))
@@ -99,6 +104,27 @@ def kernels(
         "launch_s": seconds(lambda: few.add_(1.0), wait),
         "attention": operations / attention,
     }
+
+
+def between_products(values: "torch.Tensor") -> "torch.Tensor":
+    """What a block does between its products, a kernel each: a norm, an activation and a sum, seven times ``values`` to and from
+    memory. On a core the first two compute for longer than they move.
+    """
+    from torch.nn import functional
+
+    normed = functional.layer_norm(values, values.shape[-1:])
+    return values + functional.gelu(normed, approximate="tanh")
+
+
+def update(device: "torch.device", wait: Callable[[], object]) -> tuple[float, float]:
+    """Bytes that an optimizer moves, and bytes a second: gradients are read, weights and two states read and written."""
+    import torch
+
+    weights = torch.zeros(UPDATED, dtype=torch.float32, device=device, requires_grad=True)
+    weights.grad = torch.ones_like(weights)
+    optimizer = torch.optim.AdamW([weights], fused=True)
+    moved = 7.0 * weights.nbytes
+    return moved, moved / seconds(optimizer.step, wait)
 
 
 def seconds(call: Callable[[], object], wait: Callable[[], object] = lambda: None) -> float:

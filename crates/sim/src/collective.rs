@@ -46,7 +46,7 @@ const UNCOUNTED: usize = 4;
 pub const LOOKS: u32 = 50;
 /// Seconds of a look at a line that the core has in its own cache: assumed, a pause and a load.
 const GLANCE: f64 = 20e-9;
-/// Looks at a line of another host's, in turns: such a look fetches the line, and finds in the mean half of them too early.
+/// A look at a line of another host, which is fetched each time, in turns: assumed.
 const LOOK: f64 = 0.5;
 
 /// What each rank does in a collective, whatever that takes.
@@ -152,6 +152,12 @@ fn steps(ranks: &[(Plan, Cut)], hosts: &[u16], rounds: u64, place: Place) -> Ste
         walk(plan).map(|(round, phase)| plan.number(round, phase)).collect()
     };
     let published: Vec<_> = ranks.iter().map(published).collect();
+    // What other hosts read is written past the caches, and fetched from behind them on the same host too.
+    let shown = |(rank, (plan, _)): (usize, &(Plan, Cut))| {
+        let blocks = plan.steps.iter().flat_map(|step| &step.actions).filter_map(|act| act.block);
+        blocks.filter(|block| block.far).map(|block| (rank, block.index)).collect::<Vec<_>>()
+    };
+    let streamed: BTreeSet<_> = ranks.iter().enumerate().flat_map(shown).collect();
     let of_rank = |(rank, (plan, cut)): (usize, &(Plan, Cut))| {
         let awaited = |(other, steps): (usize, usize)| Await {
             rank: other,
@@ -159,7 +165,7 @@ fn steps(ranks: &[(Plan, Cut)], hosts: &[u16], rounds: u64, place: Place) -> Ste
             is_far: hosts[other] != hosts[rank],
         };
         let others = || (0..ranks.len()).filter(|other| *other != rank);
-        let kinds = kinds(plan, place);
+        let kinds = kinds(plan, place, &streamed);
         let mut steps = vec![Step { awaits: vec![], bytes: Kinds::default() }];
         // Data in the pool is announced before, and left alone until all have read it after.
         if place == Place::InPool {
@@ -190,15 +196,18 @@ fn steps(ranks: &[(Plan, Cut)], hosts: &[u16], rounds: u64, place: Place) -> Ste
 }
 
 /// How often each action of each phase reads or writes its bytes, by kind.
-fn kinds(plan: &Plan, place: Place) -> Vec<Vec<Kinds>> {
+fn kinds(plan: &Plan, place: Place, streamed: &BTreeSet<(usize, usize)>) -> Vec<Vec<Kinds>> {
     // Chunks of the message that the rank has had in its cache.
     let mut had = BTreeSet::new();
     let mut of_act = |act: &Act| {
-        let (mut inputs, mut blocks) = (vec![], vec![]);
+        let (mut inputs, mut blocks, mut fetched) = (vec![], vec![], 0.0);
         for source in &act.sources {
             match source {
                 Read::Input(chunk) => inputs.push(*chunk),
-                Read::Block(block) => blocks.push(block.far),
+                Read::Block(block) => {
+                    fetched += f64::from(streamed.contains(&(block.rank, block.index)));
+                    blocks.push(block.far);
+                }
             }
         }
         let shown = act.block.as_ref().map(|block| block.far);
@@ -214,7 +223,7 @@ fn kinds(plan: &Plan, place: Place) -> Vec<Vec<Kinds>> {
                 let near = blocks.len() as f64 - read + f64::from(shown == Some(false));
                 inputs.extend(act.output);
                 let own = inputs.iter().filter(|chunk| had.insert(**chunk)).count() as f64;
-                [own, read + 0.5 * written, near, 0.5 * written, read]
+                [own, read + 0.5 * written, near, 0.5 * written, fetched]
             }
         }
     };
@@ -273,18 +282,14 @@ impl<'a> Cores<'a> {
 
     /// Seconds of an operation.
     fn seconds(mut self) -> f64 {
-        loop {
-            let next = (0..self.cores.len()).map(|core| (self.next(core), core));
-            let Some((at, core)) = next.min_by(|one, other| one.0.total_cmp(&other.0)) else { break };
-            if at.is_infinite() {
-                break;
-            }
+        while let Some(core) = self.first() {
             self.go_on(core);
         }
         let end = |calls: usize| {
-            let ends =
-                self.ranks.iter().zip(self.steps).map(|(rank, steps)| rank.done[calls * steps.len() - 1]);
-            ends.fold(0.0, f64::max)
+            let end = |(rank, steps): (&Rank, &Vec<Step>)| {
+                *rank.done.get(calls * steps.len() - 1).expect("a schedule that was checked comes to its end")
+            };
+            self.ranks.iter().zip(self.steps).map(end).fold(0.0, f64::max)
         };
         (end(CALLS) - end(UNCOUNTED)) / (CALLS - UNCOUNTED) as f64
     }
@@ -298,6 +303,13 @@ impl<'a> Cores<'a> {
         let (cores, ranks) = (self.cores.len(), self.ranks.len());
         let after = (rank + cores..ranks).step_by(cores).chain((rank % cores..rank).step_by(cores));
         after.filter(|rank| !self.is_through(*rank))
+    }
+
+    /// The core on which something happens first.
+    fn first(&self) -> Option<usize> {
+        let next = (0..self.cores.len()).map(|core| (self.next(core), core));
+        let first = next.min_by(|one, other| one.0.total_cmp(&other.0));
+        first.filter(|(at, _)| at.is_finite()).map(|(_, core)| core)
     }
 
     /// When something happens on a core.
