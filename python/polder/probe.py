@@ -107,8 +107,9 @@ def kernels(
 
 
 def between_products(values: "torch.Tensor") -> "torch.Tensor":
-    """What a block does between its products, a kernel each: a norm, an activation and a sum, seven times ``values`` to and from
-    memory. On a core the first two compute for longer than they move.
+    """What a block does between its products, a kernel each: a norm, an activation and a sum.
+
+    They move ``values`` seven times to or from memory. On a core the first two compute for longer than they move.
     """
     from torch.nn import functional
 
@@ -117,14 +118,21 @@ def between_products(values: "torch.Tensor") -> "torch.Tensor":
 
 
 def update(device: "torch.device", wait: Callable[[], object]) -> tuple[float, float]:
-    """Bytes that an optimizer moves, and bytes a second: gradients are read, weights and two states read and written."""
+    """Bytes that an optimizer moves, and bytes a second.
+
+    Gradients are read, weights and two states are read and written.
+    """
     import torch
 
     weights = torch.zeros(UPDATED, dtype=torch.float32, device=device, requires_grad=True)
     weights.grad = torch.ones_like(weights)
     optimizer = torch.optim.AdamW([weights], fused=True)
     moved = 7.0 * weights.nbytes
-    return moved, moved / seconds(optimizer.step, wait)
+
+    def step() -> None:
+        optimizer.step()  # pyright: ignore[reportUnknownMemberType]
+
+    return moved, moved / seconds(step, wait)
 
 
 def seconds(call: Callable[[], object], wait: Callable[[], object] = lambda: None) -> float:
