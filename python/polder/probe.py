@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-#: Sides of square matrices, and bytes that a kernel reads and writes.
-ON_A_CORE = ([32, 64, 128, 256, 512, 1024], [16 << 10, 128 << 10, 1 << 20, 8 << 20, 64 << 20])
-ON_A_GPU = ([256, 512, 1024, 2048, 4096, 8192], [1 << 20, 8 << 20, 64 << 20, 512 << 20])
-#: Width of what is normed, and parameters that an optimizer updates at once.
+#: Sides of square matrices, bytes that kernels move, and parameters that an optimizer updates, which moves more.
+ON_A_CORE = ([32, 64, 128, 256, 512, 1024], [16 << 10, 128 << 10, 1 << 20, 8 << 20, 64 << 20], 8 << 20)
+ON_A_GPU = ([256, 512, 1024, 2048, 4096, 8192], [1 << 20, 8 << 20, 64 << 20, 512 << 20], 128 << 20)
+#: Width of what is normed.
 WIDTH = 512
-UPDATED = 8 << 20
 #: Bytes of a copy between a host's memory and a GPU's.
 COPIED = 256 << 20
 #: Seconds of a sample at least.
@@ -66,6 +65,7 @@ def kernels(
     dtype: "torch.dtype",
     sides: Sequence[int],
     sizes: Sequence[int],
+    parameters: int,
     *,
     heads: int,
     length: int,
@@ -91,7 +91,7 @@ def kernels(
         values = some(size // 2 // dtype.itemsize // WIDTH, WIDTH)
         seven = 7.0 * values.nbytes
         moved.append((seven / 3, seven / seconds(lambda values=values: between_products(values), wait)))
-    moved.append(update(device, wait))
+    moved.append(update(device, parameters, wait))
     few = torch.ones(1, dtype=dtype, device=device)
     width = 64
     q, k, v = (some(1, heads, length, width) for _ in range(3))
@@ -117,14 +117,14 @@ def between_products(values: "torch.Tensor") -> "torch.Tensor":
     return values + functional.gelu(normed, approximate="tanh")
 
 
-def update(device: "torch.device", wait: Callable[[], object]) -> tuple[float, float]:
+def update(device: "torch.device", parameters: int, wait: Callable[[], object]) -> tuple[float, float]:
     """Bytes that an optimizer moves, and bytes a second.
 
     Gradients are read, weights and two states are read and written.
     """
     import torch
 
-    weights = torch.zeros(UPDATED, dtype=torch.float32, device=device, requires_grad=True)
+    weights = torch.zeros(parameters, dtype=torch.float32, device=device, requires_grad=True)
     weights.grad = torch.ones_like(weights)
     optimizer = torch.optim.AdamW([weights], fused=True)
     moved = 7.0 * weights.nbytes
