@@ -460,20 +460,23 @@ pub(crate) fn line_of(path: &Path, key: &str) -> Option<String> {
     value.map(|value| value.trim().to_owned())
 }
 
-/// Bytes of the largest cache of the first processor's core, and of the largest, which more cores share.
+/// Bytes of the last cache but one of a processor, which is its core's, and of the last.
 fn caches() -> Option<[u64; 2]> {
-    let folder = Path::new("/sys/devices/system/cpu/cpu0/cache");
+    let folder = format!("/sys/devices/system/cpu/cpu{}/cache", allowed_cpus().first()?);
     let levels = fs::read_dir(folder).ok()?.filter_map(|entry| {
         let folder = entry.ok()?.path();
-        let size = fs::read_to_string(folder.join("size")).ok()?;
-        let sharers = fs::read_to_string(folder.join("shared_cpu_list")).ok()?;
-        let size = size.trim().strip_suffix('K')?.parse::<u64>().ok()? << 10;
-        Some((size, numbers(&sharers).len()))
+        let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+        let level: u32 = read("level")?.trim().parse().ok()?;
+        Some((level, read("size")?.trim().strip_suffix('K')?.parse::<u64>().ok()? << 10))
     });
-    let levels: Vec<_> = levels.collect();
-    let (last, sharers) = *levels.iter().max()?;
-    let own = levels.iter().filter(|(_, its)| *its < sharers).map(|(size, _)| *size).max();
-    Some([own.unwrap_or(last), last])
+    of_core_and_last(&levels.collect::<Vec<_>>())
+}
+
+/// Of caches by level, whatever they hold.
+fn of_core_and_last(levels: &[(u32, u64)]) -> Option<[u64; 2]> {
+    let (last, size) = *levels.iter().max()?;
+    let before = levels.iter().filter(|(level, _)| *level < last).max();
+    Some([before.map_or(size, |(_, size)| *size), size])
 }
 
 #[cfg(test)]
@@ -489,6 +492,13 @@ mod tests {
             r#"{{"name": "a GPU", "count": 2, "capacity": 8e10, "from_host": 5e10, "kernels": {KERNELS}}}"#
         );
         serde_json::from_str(&format!(r#"{{"library": "torch", "core": {KERNELS}, "gpu": {gpu}}}"#)).unwrap()
+    }
+
+    #[test]
+    fn a_cores_cache_is_the_last_but_one() {
+        assert_eq!(of_core_and_last(&[(1, 32), (1, 64), (2, 1024), (3, 32768)]), Some([1024, 32768]));
+        assert_eq!(of_core_and_last(&[(1, 32), (1, 64)]), Some([64, 64]));
+        assert_eq!(of_core_and_last(&[]), None);
     }
 
     #[test]

@@ -270,8 +270,8 @@ impl Platform {
                 None => {}
             }
         }
-        if self.sharing.as_ref().is_some_and(|sharing| sharing.cores == 0) {
-            return Err(("sharing.cores".into(), "expected at least one".into()));
+        if let Some(sharing) = &self.sharing {
+            sharing.check().map_err(|(key, problem)| (format!("sharing.{key}"), problem))?;
         }
         let Some(between) = &self.between else {
             return match self.pool {

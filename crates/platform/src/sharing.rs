@@ -47,6 +47,25 @@ pub struct Exchange {
     pub read: Option<Bandwidth>,
 }
 
+impl Sharing {
+    /// What it cannot be, with its key.
+    pub(crate) fn check(&self) -> Result<(), (String, String)> {
+        if self.cores == 0 {
+            return Err(("cores".into(), "expected at least one".into()));
+        }
+        for (name, Exchange { cached, copied, passed, near, write, read, .. }) in &self.exchange {
+            let always = [("cached", cached), ("copied", copied), ("passed", passed), ("near", near)];
+            let given = [("write", write), ("read", read)].map(|(key, rate)| Some((key, rate.as_ref()?)));
+            let none =
+                always.into_iter().chain(given.into_iter().flatten()).find(|(_, rate)| rate.value() == 0.0);
+            if let Some((key, _)) = none {
+                return Err((format!("exchange.{name}.{key}"), "expected a rate above 0".into()));
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Exchange {
     /// The constants in their order, in seconds and bytes a second; infinite where nothing takes longer.
     #[must_use]

@@ -21,7 +21,7 @@ pub enum Place {
 ///
 /// Ranks are dealt out to the cores in turn. Each does its steps in the order in which the pool does them. A step begins when
 /// what it awaits is done, and takes as long as its bytes take; a core does one step at a time. A rank that shares its core
-/// looks a few times for what it awaits, then gives the core up.
+/// looks [`LOOKS`] times for what it awaits, then gives the core up.
 ///
 /// # Panics
 /// When there is no rank.
@@ -152,7 +152,7 @@ fn steps(ranks: &[(Plan, Cut)], hosts: &[u16], rounds: u64, place: Place) -> Ste
         walk(plan).map(|(round, phase)| plan.number(round, phase)).collect()
     };
     let published: Vec<_> = ranks.iter().map(published).collect();
-    // What other hosts read is written past the caches, and fetched from behind them on the same host too.
+    // What is staged for other hosts is written past the caches, and fetched from behind them on the same host too.
     let shown = |(rank, (plan, _)): (usize, &(Plan, Cut))| {
         let blocks = plan.steps.iter().flat_map(|step| &step.actions).filter_map(|act| act.block);
         blocks.filter(|block| block.far).map(|block| (rank, block.index)).collect::<Vec<_>>()
@@ -257,7 +257,7 @@ struct Core {
     /// The rank that has it.
     rank: usize,
     now: f64,
-    /// While nobody knows when what it awaits will be done: when it gives up.
+    /// Until when it waits, unless somebody does a step before: nobody knows yet when what it awaits will be done, or sooner.
     waits: Option<f64>,
 }
 
@@ -272,8 +272,7 @@ impl<'a> Cores<'a> {
             takes,
             call,
             turn,
-            // Time goes on with each.
-            switch: switch.max(1e-9),
+            switch,
             patience: [glances, glances + looks],
             ranks: vec![Rank::default(); steps.len()],
             cores: (0..cores.min(steps.len())).map(core).collect(),
@@ -321,18 +320,25 @@ impl<'a> Cores<'a> {
         }
     }
 
-    /// When a rank sees the next that it awaits, if that is known.
-    fn sees(&self, rank: usize) -> Option<Option<f64>> {
+    /// What a rank awaits next before its step.
+    fn awaited(&self, rank: usize) -> Option<&Await> {
         let (steps, own) = (&self.steps[rank], &self.ranks[rank]);
-        let awaits = &steps[own.done.len() % steps.len()].awaits;
-        let Await { rank: other, steps: count, .. } = *awaits.get(own.came)?;
-        let before = own.done.len() / steps.len() * self.steps[other].len();
+        steps[own.done.len() % steps.len()].awaits.get(own.came)
+    }
+
+    /// When a rank sees what it awaits next, if that is known; `None` when it awaits nothing.
+    fn sees(&self, rank: usize) -> Option<Option<f64>> {
+        let Await { rank: other, steps: count, .. } = *self.awaited(rank)?;
+        let before = self.ranks[rank].done.len() / self.steps[rank].len() * self.steps[other].len();
         let turn = if other % self.cores.len() == rank % self.cores.len() { 0.0 } else { self.turn };
         Some(self.ranks[other].done.get(before + count - 1).map(|at| at + turn))
     }
 
     fn go_on(&mut self, core: usize) {
-        let Core { rank, now, waits } = self.cores[core];
+        if let Some(at) = self.cores[core].waits.take() {
+            self.cores[core].now = at;
+        }
+        let Core { rank, now, .. } = self.cores[core];
         let other = self.others(rank).next();
         if let (true, Some(other)) = (self.is_through(rank), other) {
             self.give(core, other, now);
@@ -350,13 +356,11 @@ impl<'a> Cores<'a> {
             }
             (_, None) => self.cores[core].waits = Some(f64::INFINITY),
             (seen, Some(_)) => {
-                let own = &self.ranks[rank];
-                let awaits = &self.steps[rank][own.done.len() % self.steps[rank].len()].awaits;
-                let patience = self.patience[usize::from(awaits[own.came].is_far)];
+                let patience = self.patience[usize::from(self.awaited(rank).is_some_and(|it| it.is_far))];
                 let until = *self.ranks[rank].until.get_or_insert(now + patience);
                 match seen {
                     Some(seen) if seen <= until => self.cores[core].now = seen,
-                    None if waits.is_none() && now < until => self.cores[core].waits = Some(until),
+                    None if now < until => self.cores[core].waits = Some(until),
                     _ => self.give_up(core, now.max(until)),
                 }
             }
@@ -385,10 +389,13 @@ impl<'a> Cores<'a> {
         let first = known.min_by(|one, other| one.0.total_cmp(&other.0));
         match (fresh, first) {
             (Some(fresh), _) => self.give(core, fresh, now),
-            (None, Some((seen, first))) if first == rank => self.cores[core].now = now.max(seen),
-            (None, Some((seen, first))) => self.give(core, first, now.max(seen)),
-            // Until somebody does a step on another core.
-            (None, None) => self.cores[core].waits = Some(f64::INFINITY),
+            (None, Some((seen, first))) if seen <= now && first == rank => self.cores[core].now = now,
+            (None, Some((seen, first))) if seen <= now => self.give(core, first, now),
+            // Until then, or until somebody does a step on another core: that may be seen sooner.
+            (None, first) => {
+                let until = first.map_or(f64::INFINITY, |(seen, _)| seen);
+                self.cores[core] = Core { rank, now, waits: Some(until) };
+            }
         }
     }
 
@@ -456,9 +463,11 @@ mod tests {
         let two_hosts = [0, 1, 0, 1];
         let [looking, glancing] =
             [near, without].map(|exchange| all_reduce_with(&exchange, &two_hosts, 64, Place::Staged));
-        let read = 2.0 * 2.0 * 64.0 / 1e1;
+        // Three blocks for each of two ranks: that of the same host is streamed past the caches too.
+        let read = 2.0 * 3.0 * 64.0 / 1e1;
         let looks = f64::from(LOOKS) * LOOK * 0.1;
-        assert!(looking > glancing + read && looking < glancing + read + 4.0 * looks, "{looking} {glancing}");
+        let more = looking - glancing - read;
+        assert!((0.5 * looks..4.0 * looks).contains(&more), "{looking} {glancing}");
         // With a core for each nobody gives one up.
         let [looking, glancing] =
             [near, without].map(|exchange| all_reduce_with(&exchange, &[0, 1], 64, Place::Staged));

@@ -401,12 +401,15 @@ mod tests {
         let first = |stage| all.iter().find(|it| it.stage == stage).unwrap().seconds;
         let ratio = first(2) / first(1);
         assert!((ratio / (19.0 / 20.0) - 1.0).abs() < 0.01, "{ratio}");
-        let (_, _, stages) = planned(8, 4, 64);
+        let (layout, step, stages) = planned(8, 4, 64);
         assert!(stages.iter().all(|it| it.blocks == 12));
         // The head takes longer than a block, the embedding hardly anything.
         let paces: Vec<_> = stages.iter().map(|it| it.pace).collect();
         assert!(paces[7] == 1.0 && (0.9..1.0).contains(&paces[1]), "{paces:?}");
         assert!(paces[1..7].iter().all(|pace| *pace == paces[1]) && paces[0] < 1.01 * paces[1], "{paces:?}");
+        let all = timeline(&layout, &step, &stages);
+        let first = |stage| all.iter().find(|it| it.stage == stage).unwrap().seconds;
+        assert!((first(1) / first(7) / paces[1] - 1.0).abs() < 0.01, "{} and {}", first(1), first(7));
     }
 
     /// Layouts even and uneven, of many micro-batches and of few, with much that hides and with nothing.

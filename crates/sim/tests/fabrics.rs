@@ -22,7 +22,7 @@ const BARS: [(&str, f64, f64, &[&str]); 6] = [
             "512 KB: CXL takes longer than CX-6 Dx",
         ],
     ),
-    ("nccl", 0.27, 0.40, &[]),
+    ("nccl", 0.32, 0.40, &[]),
 ];
 /// How far a figure may be from one that its constant is fitted to: constants have three digits or more.
 const FITTED: f64 = 0.005;
@@ -79,7 +79,7 @@ fn constants_meet_the_rows_that_they_are_fitted_to() {
             fitted += 1;
         }
     }
-    assert_eq!(fitted, 47, "24 of NCCL's and 23 that constants are fitted to");
+    assert_eq!(fitted, 48, "24 of NCCL's and 24 that constants are fitted to");
 }
 
 fn memory(name: &str) -> Memory {
