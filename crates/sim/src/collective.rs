@@ -211,8 +211,8 @@ fn kinds(plan: &Plan, place: Place, streamed: &BTreeSet<(usize, usize)>) -> Vec<
             }
         }
         let shown = act.block.as_ref().map(|block| block.far);
-        let count = |far: &[bool]| far.iter().filter(|far| **far).count() as f64;
-        let (written, read) = (f64::from(shown == Some(true)), count(&blocks));
+        let written = f64::from(shown == Some(true));
+        let read = blocks.iter().filter(|far| **far).count() as f64;
         match place {
             // What peers are shown stands where they read it.
             Place::InPool if blocks.is_empty() && inputs.len() == 1 => [0.0, 0.0, 0.0, written, read],
