@@ -35,8 +35,10 @@ SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20]
 ROUNDS = 7
 #: Calls before those that count: buffers are touched, and whoever tries several ways has tried them.
 WARM_UP = 8
-#: Bytes that the calls of one round move at most, and at least one call.
+#: Bytes that the calls of one round move at most, and at least two calls.
 CALL_BYTES = 32 << 20
+#: What ranks are told as this process was.
+OPTIONS = ("alone", "pin", "without-rust")
 #: Emulated hosts that the ranks are dealt out to.
 HOSTS = 2
 
@@ -62,6 +64,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each library at each size")
     parser.add_argument("--alone", action="store_true", help="without peers")
     parser.add_argument("--pin", action="store_true", help="each rank to a processor, in turn")
+    parser.add_argument("--without-rust", action="store_true", help="without calls from Rust")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.folder:
@@ -79,7 +82,7 @@ def run(procs: int, folder: Path, arguments: argparse.Namespace) -> None:
         _core.format(folder / coherence, pool_bytes(procs, sizes), hosts=HOSTS, processes=8)
     command = [sys.executable, "-m", "polder.bench", "--folder", str(folder), "--sizes", *map(str, sizes)]
     command += ["--rounds", str(arguments.rounds)]
-    command += [f"--{option}" for option in ("alone", "pin") if getattr(arguments, option)]
+    command += [f"--{option}" for option in OPTIONS if getattr(arguments, option.replace("-", "_"))]
     mpiexec = Path(sys.executable).with_name("mpiexec")
     if not arguments.alone and mpiexec.exists() and importlib.util.find_spec("mpi4py"):
         options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(procs)]
@@ -119,7 +122,7 @@ def rank(arguments: argparse.Namespace) -> int:
         }
         contenders = [] if arguments.alone else [*peers(folder, number, size)]
         for coherence, (pool, group) in groups.items():
-            contenders += ours(pool, group, coherence, number)
+            contenders += ours(pool, group, coherence, number, from_rust=not arguments.without_rust)
         step = groups["coherent"][1]
         for nbytes in arguments.sizes:
             figures = compare(contenders, nbytes, arguments.rounds, step)
@@ -139,7 +142,7 @@ def joined(path: Path, coherence: str, number: int, size: int) -> Generator[tupl
             group.close()
 
 
-def ours(pool: polder.Pool, group: _core.Group, coherence: str, number: int) -> Iterator[Contender]:
+def ours(pool: polder.Pool, group: _core.Group, coherence: str, number: int, *, from_rust: bool) -> Iterator[Contender]:
     """Polder over one pool: arrays of the process, and arrays that lie in the pool already."""
     made = itertools.count()
 
@@ -156,7 +159,8 @@ def ours(pool: polder.Pool, group: _core.Group, coherence: str, number: int) -> 
 
     for where, buffer in (("staged", private), ("in-pool", in_pool)):
         yield Contender(f"{coherence} {where}", each(group.all_reduce), buffer, True)
-        yield Contender(f"{coherence} {where} from Rust", group.repeat_all_reduce, buffer, True)
+        if from_rust:
+            yield Contender(f"{coherence} {where} from Rust", group.repeat_all_reduce, buffer, True)
 
 
 def each(all_reduce: Callable[[Any], object]) -> Callable[[Any, int], None]:
@@ -216,10 +220,12 @@ def compare(contenders: list[Contender], nbytes: int, rounds: int, step: _core.G
     buffers = {contender.name: contender.buffer(nbytes) for contender in contenders}
     for contender in contenders:
         check(contender, *buffers[contender.name], step.size)
-    calls = max(1, min(400, CALL_BYTES // nbytes))
+    calls = max(2, min(400, CALL_BYTES // nbytes))
     for turn in range(rounds + 1):
         for contender in contenders:
             buffer, _ = buffers[contender.name]
+            # Whoever was before has filled the caches.
+            contender.all_reduce(buffer, 1)
             step.barrier()
             begin = time.perf_counter()
             contender.all_reduce(buffer, calls if turn > 0 else max(calls, WARM_UP))

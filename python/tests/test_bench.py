@@ -29,6 +29,14 @@ def test_collectives_have_a_row_for_each_library_and_way_of_calling() -> None:
             assert abs(row["ratio"] - row["peer_value"] / row["value"]) < 1e-9 * row["ratio"], row
 
 
+def test_collectives_of_python_alone_are_four() -> None:
+    command = [sys.executable, "-m", "polder.bench", "--procs", "2", "--sizes", "4096"]
+    command += ["--rounds", "1", "--alone", "--pin", "--without-rust"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    cases = [json.loads(line)["case"].removeprefix("all-reduce 4 KiB 2 procs ") for line in done.stdout.splitlines()]
+    assert cases == ["coherent staged", "coherent in-pool", "software staged", "software in-pool"]
+
+
 @pytest.mark.parametrize("arguments", [["lines"], ["ring"], ["objects", "--objects", "100000"]])
 def test_a_benchmark_of_the_command_prints_rows(arguments: list[str]) -> None:
     command = [str(Path(sys.executable).with_name("polder")), "bench", *arguments, "--json"]

@@ -21,7 +21,7 @@ pub enum Place {
 ///
 /// Ranks are dealt out to the cores in turn. Each does its steps in the order in which the pool does them. A step begins when
 /// what it awaits is done, and takes as long as its bytes take; a core does one step at a time. A rank that shares its core
-/// looks [`LOOKS`] times for what it awaits, then gives the core up.
+/// looks [`LOOKS`] times for what it awaits, then gives the core up. Two cores that go to memory at the same time take longer.
 ///
 /// # Panics
 /// When there is no rank.
@@ -48,6 +48,12 @@ pub const LOOKS: u32 = 50;
 const GLANCE: f64 = 20e-9;
 /// A look at a line of another host, which is fetched each time, in turns: assumed.
 const LOOK: f64 = 0.5;
+/// Bytes until a copy or a sum is at its pace, and the part that each of them takes longer: found from times of messages of 1 to
+/// 64 KiB.
+const START_BYTES: f64 = 16384.0;
+const START: f64 = 0.3;
+/// The part that a core takes longer to go to memory while another is busy there: found from times of long messages.
+const CROWD: f64 = 0.5;
 
 /// What each rank does in a collective, whatever that takes.
 pub(crate) struct Walk {
@@ -109,35 +115,43 @@ impl Walk {
 
     pub(crate) fn seconds(&self, sharing: &Sharing, exchange: &Exchange) -> f64 {
         let takes = self.takes(sharing, exchange);
-        let seconds = |steps: &Steps| Cores::new(steps, sharing.cores as usize, exchange, &takes).seconds();
+        let seconds = |steps: &Steps| Cores::new(steps, sharing.cores as usize, exchange, takes).seconds();
         let walked = seconds(&self.steps);
         let again = |(shorter, times): &(Steps, f64)| (walked - seconds(shorter)) * times;
         walked + self.shorter.as_ref().map_or(0.0, again)
     }
 
-    /// Seconds of a byte of each kind.
-    fn takes(&self, sharing: &Sharing, exchange: &Exchange) -> Kinds {
+    /// Seconds of a byte of each kind, and how many more while another core is busy.
+    fn takes(&self, sharing: &Sharing, exchange: &Exchange) -> [Kinds; 2] {
         let each = |rate: Option<Bandwidth>| rate.map_or(0.0, |rate| 1.0 / rate.value());
         let Exchange { cached, copied, passed, near, write, read, .. } = *exchange;
         let [cached, copied, passed, near] = [cached, copied, passed, near].map(|rate| each(Some(rate)));
-        // From a quarter of the cache to all of it the one rate passes into the other.
-        let beyond = (self.ranks * self.bytes / sharing.cache.value()).log2() / 2.0 + 1.0;
+        // From a quarter of the cache to all of it the one rate passes into the other: of messages, and the half of their staging
+        // that is in use.
+        let staged = match self.place {
+            Place::Staged => self.bytes.min((STAGING_BYTES / 2) as f64),
+            Place::InPool => 0.0,
+        };
+        let beyond = (self.ranks * (self.bytes + staged) / sharing.cache.value()).log2() / 2.0 + 1.0;
+        let beyond = beyond.clamp(0.0, 1.0);
         let message = between(cached, copied, beyond);
-        // What another core wrote is in that core's cache, from where it takes longer than from the one that all share. From a
-        // quarter of it to four times as much, of messages and of what is staged of them, it is no longer there.
+        // What another core wrote is in that core's cache, from where it takes longer than from the one that all share. From
+        // half of it to twice as much, of messages and of what is staged of them, it is no longer there.
         let (times, shared) = match self.place {
             Place::Staged => (2.0, cached),
             Place::InPool => (1.0, message),
         };
         let of_core = times * (self.ranks / f64::from(sharing.cores)).ceil() * self.bytes;
-        let evicted = (of_core / sharing.core_cache.value()).log2() / 4.0 + 0.5;
-        [message, between(passed, shared, evicted), near, each(write), each(read)]
+        let evicted = (of_core / sharing.core_cache.value()).log2() / 2.0 + 0.5;
+        let alone =
+            [message, between(passed, shared, evicted.clamp(0.0, 1.0)), near, each(write), each(read)];
+        let [message, .., write, read] = alone.map(|takes| takes * CROWD * beyond);
+        [alone, [message, 0.0, 0.0, write, read]]
     }
 }
 
 /// From `one` to `other` as `part` goes from 0 to 1.
 fn between(one: f64, other: f64, part: f64) -> f64 {
-    let part = part.clamp(0.0, 1.0);
     one.powf(1.0 - part) * other.powf(part)
 }
 
@@ -182,6 +196,7 @@ fn steps(ranks: &[(Plan, Cut)], hosts: &[u16], rounds: u64, place: Place) -> Ste
             for (act, kinds) in plan.steps[phase].actions.iter().zip(&kinds[phase]) {
                 let part = cut.part(act.length, round);
                 let length = (part.end - part.start) as f64;
+                let length = length + START * length.min(START_BYTES);
                 bytes.iter_mut().zip(kinds).for_each(|(bytes, times)| *bytes += times * length);
             }
             steps.push(Step { awaits, bytes });
@@ -233,7 +248,7 @@ fn kinds(plan: &Plan, place: Place, streamed: &BTreeSet<(usize, usize)>) -> Vec<
 /// Ranks on their cores, as they go through operations that follow each other.
 struct Cores<'a> {
     steps: &'a Steps,
-    takes: &'a Kinds,
+    takes: [Kinds; 2],
     call: f64,
     turn: f64,
     switch: f64,
@@ -262,7 +277,7 @@ struct Core {
 }
 
 impl<'a> Cores<'a> {
-    fn new(steps: &'a Steps, cores: usize, exchange: &Exchange, takes: &'a Kinds) -> Self {
+    fn new(steps: &'a Steps, cores: usize, exchange: &Exchange, takes: [Kinds; 2]) -> Self {
         let [call, turn, switch] = [exchange.call, exchange.turn, exchange.switch].map(|time| time.value());
         let glances = f64::from(LOOKS) * GLANCE;
         let looks = if exchange.read.is_some() { f64::from(LOOKS) * LOOK * turn } else { 0.0 };
@@ -369,11 +384,17 @@ impl<'a> Cores<'a> {
 
     /// Does the next step of the rank that has a core.
     fn step(&mut self, core: usize) {
+        let others = self.cores.iter().enumerate().filter(|(other, _)| *other != core);
+        let busy = others.map(|(_, other)| other.now).fold(0.0, f64::max);
         let Core { rank, now, .. } = &mut self.cores[core];
         let (steps, own) = (&self.steps[*rank], &mut self.ranks[*rank]);
         let at = own.done.len() % steps.len();
-        let bytes: f64 = steps[at].bytes.iter().zip(self.takes).map(|(bytes, takes)| bytes * takes).sum();
-        *now += bytes + if at == 0 { self.call } else { 0.0 };
+        let sum =
+            |takes: Kinds| steps[at].bytes.iter().zip(takes).map(|(bytes, takes)| bytes * takes).sum::<f64>();
+        let [alone, more] = self.takes.map(sum);
+        // Of two steps at the same time the later is the slower.
+        let beside = if alone > 0.0 { (busy - *now).clamp(0.0, alone) / alone } else { 0.0 };
+        *now += alone + more * beside + if at == 0 { self.call } else { 0.0 };
         own.done.push(*now);
         (own.came, own.until) = (0, None);
         self.cores.iter_mut().for_each(|core| core.waits = None);
@@ -434,14 +455,15 @@ mod tests {
     fn each_kind_of_byte_takes_what_its_constant_says() {
         // In one exchange: own read and shown; the other's read; the rest is in the core's cache. One look at the other.
         let seconds = all_reduce(&[0, 1], 64, Place::Staged);
-        assert_close(seconds, 1.0 + 10.0 + 64.0 * (1.0 / 1e3 + 1.5 / 2e3 + 0.5 / 1e2 + 1.0 / 1e1));
+        let bytes = 64.0 * (1.0 + START);
+        assert_close(seconds, 1.0 + 10.0 + bytes * (1.0 / 1e3 + 1.5 / 2e3 + 0.5 / 1e2 + 1.0 / 1e1));
         // On one host nothing is far.
         let seconds = all_reduce(&[0, 0], 64, Place::Staged);
-        assert_close(seconds, 1.0 + 10.0 + 64.0 * (1.0 / 1e3 + 2.0 / 4e3));
+        assert_close(seconds, 1.0 + 10.0 + bytes * (1.0 / 1e3 + 2.0 / 4e3));
         // In the pool: halves, of each the other's read, own read once, and changed twice where the other has read it; two looks at
         // the other, one before and one after.
         let seconds = all_reduce(&[0, 1], 128, Place::InPool);
-        assert_close(seconds, 1.0 + 4.0 * 10.0 + 64.0 * (1.0 / 1e3 + 4.0 / 2e3 + 2.0 / 1e2 + 2.0 / 1e1));
+        assert_close(seconds, 1.0 + 4.0 * 10.0 + bytes * (1.0 / 1e3 + 4.0 / 2e3 + 2.0 / 1e2 + 2.0 / 1e1));
     }
 
     #[test]
@@ -464,14 +486,14 @@ mod tests {
         let [looking, glancing] =
             [near, without].map(|exchange| all_reduce_with(&exchange, &two_hosts, 64, Place::Staged));
         // Three blocks for each of two ranks: that of the same host is streamed past the caches too.
-        let read = 2.0 * 3.0 * 64.0 / 1e1;
+        let read = 2.0 * 3.0 * 64.0 * (1.0 + START) / 1e1;
         let looks = f64::from(LOOKS) * LOOK * 0.1;
         let more = looking - glancing - read;
         assert!((0.5 * looks..4.0 * looks).contains(&more), "{looking} {glancing}");
         // With a core for each nobody gives one up.
         let [looking, glancing] =
             [near, without].map(|exchange| all_reduce_with(&exchange, &[0, 1], 64, Place::Staged));
-        assert_close(looking, glancing + 64.0 / 1e1);
+        assert_close(looking, glancing + 64.0 * (1.0 + START) / 1e1);
     }
 
     #[test]
@@ -498,11 +520,15 @@ mod tests {
         let (sharing, mut exchange) = sharing();
         (exchange.cached, exchange.copied) = (Bandwidth::new(1e3), Bandwidth::new(10.0));
         let takes = |bytes: u64, place: Place| {
-            Walk::new(Collective::AllReduce, &[0, 1], bytes, place).unwrap().takes(&sharing, &exchange)
+            Walk::new(Collective::AllReduce, &[0, 1], bytes, place).unwrap().takes(&sharing, &exchange)[0]
         };
         // A quarter of the last cache is copied at the one rate and all of it at the other: of two ranks' messages.
         for (bytes, rate) in [(125_000, 1e3), (250_000, 1e2), (500_000, 10.0)] {
             assert_close(takes(bytes, Place::InPool)[0], 1.0 / rate);
+        }
+        // Half of what is staged is in the cache too.
+        for (bytes, rate) in [(62_500, 1e3), (125_000, 1e2), (250_000, 10.0)] {
+            assert_close(takes(bytes, Place::Staged)[0], 1.0 / rate);
         }
         // What another core wrote: from its cache, and from the one that all share.
         let far = |bytes, place| takes(bytes, place)[1];
@@ -511,5 +537,21 @@ mod tests {
         assert_close(far(100_000, Place::InPool), 1.0 / f64::sqrt(2e3 * 1e3));
         assert_close(far(500_000, Place::InPool), 1.0 / 10.0);
         assert_close(far(500_000, Place::Staged), 1.0 / 1e3);
+    }
+
+    #[test]
+    fn two_cores_that_go_to_memory_at_the_same_time_take_longer() {
+        // All at one rate, and so long that the times of steps do not count.
+        let exchange = Exchange { cached: Bandwidth::new(1e3), write: None, read: None, ..sharing().1 };
+        let exchange = Exchange { passed: exchange.cached, near: exchange.cached, ..exchange };
+        let seconds = |cores: u32, cache: f64| {
+            let [cache, core_cache] = [cache, f64::MAX].map(Bytes::new);
+            let sharing = Sharing { cores, cache, core_cache, ..sharing().0 };
+            collective(&sharing, &exchange, Collective::AllReduce, &[0, 1], 4 << 20, Place::Staged).unwrap()
+        };
+        let crowded = seconds(2, 1e3) / seconds(2, f64::MAX);
+        assert!((1.05..1.0 + CROWD).contains(&crowded), "{crowded}");
+        // A core alone is crowded by nobody.
+        assert_close(seconds(1, 1e3), seconds(1, f64::MAX));
     }
 }

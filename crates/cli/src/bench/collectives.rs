@@ -25,6 +25,9 @@ pub(crate) struct Arguments {
     /// Keep each rank on one processor, in turn.
     #[arg(long)]
     pub(crate) pin: bool,
+    /// Leave calls from Rust out, those of a program without Python.
+    #[arg(long)]
+    pub(crate) without_rust: bool,
 }
 
 /// Runs the benchmark's Python half and hands on each row as it comes.
@@ -42,6 +45,7 @@ pub(crate) fn run(
     command.arg("--rounds").arg(arguments.rounds.to_string());
     command.args(arguments.alone.then_some("--alone"));
     command.args(arguments.pin.then_some("--pin"));
+    command.args(arguments.without_rust.then_some("--without-rust"));
     let mut child = command.spawn().map_err(|error| Failure(format!("{}: {error}", python.display())))?;
     let output = child.stdout.take().ok_or_else(|| Failure("the benchmark has no output".to_owned()))?;
     for line in BufReader::new(output).lines() {

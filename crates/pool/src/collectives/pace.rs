@@ -2,16 +2,21 @@
 //! the caches, whose bytes it finds in memory.
 //!
 //! The first are three times as fast where reader and writer share a cache and five times as slow where they do not, and a
-//! virtual machine moves between the two while it runs. So both are timed. All ranks try the same kind in the same
-//! operation, for they count operations alike; each then takes what was faster for it, which nobody else has to know.
+//! virtual machine moves between the two while it runs. So both are timed, in trials of a few operations that follow each
+//! other: the first ones after a change of kind find the staging where the other kind has left it, and do not count. All ranks
+//! try the same kind in the same operation, for they count operations alike; each then takes what was faster for it, which
+//! nobody else has to know.
 
 use std::time::Duration;
 
-/// How often the slower kind is tried again: once in so many operations of a size.
-const AGAIN: u32 = 128;
+/// Operations from one trial to the next, of the kinds in turn.
+const AGAIN: u32 = 256;
 
-/// Operations of a size that are spent on each kind at first.
-const TRIALS: u32 = 3;
+/// Operations of a trial.
+const TRIAL: u32 = 5;
+
+/// Operations after a change of kind that do not count: one for each half of the staging.
+const SETTLING: u32 = 2;
 
 /// A kind of stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,19 +46,28 @@ struct Pace {
     uses: u32,
     ordinary: u64,
     streaming: u64,
+    /// The kind that was used last, and how often in a row.
+    last: Option<Stores>,
+    row: u32,
 }
 
 impl Paces {
     /// What to use for the next operation of this size.
     pub(crate) fn next(&mut self, size: Size) -> Stores {
         let pace = self.of(size);
+        let stores = pace.choose();
         pace.uses = pace.uses.wrapping_add(1);
-        pace.choose()
+        stores
     }
 
     /// Takes note of how long the operation took.
     pub(crate) fn took(&mut self, size: Size, stores: Stores, time: Duration) {
         let pace = self.of(size);
+        pace.row = if pace.last == Some(stores) { pace.row.saturating_add(1) } else { 1 };
+        pace.last = Some(stores);
+        if pace.row <= SETTLING {
+            return;
+        }
         let known = match stores {
             Stores::Ordinary => &mut pace.ordinary,
             Stores::Streaming => &mut pace.streaming,
@@ -76,16 +90,14 @@ impl Paces {
 
 impl Pace {
     fn choose(&self) -> Stores {
-        let (faster, slower) = if self.streaming <= self.ordinary {
-            (Stores::Streaming, Stores::Ordinary)
-        } else {
-            (Stores::Ordinary, Stores::Streaming)
-        };
-        match self.uses {
-            uses if uses <= TRIALS => Stores::Streaming,
-            uses if uses <= 2 * TRIALS => Stores::Ordinary,
-            uses if uses.is_multiple_of(AGAIN) => slower,
-            _ => faster,
+        // The first two trials follow each other.
+        let first = self.uses < 2 * TRIAL;
+        let (trial, at) = if first { (self.uses / TRIAL, 0) } else { (self.uses / AGAIN, self.uses % AGAIN) };
+        match trial % 2 {
+            _ if at >= TRIAL && self.streaming <= self.ordinary => Stores::Streaming,
+            _ if at >= TRIAL => Stores::Ordinary,
+            0 => Stores::Streaming,
+            _ => Stores::Ordinary,
         }
     }
 }
@@ -111,8 +123,9 @@ mod tests {
     #[test]
     fn the_faster_kind_is_used_and_the_slower_tried_now_and_then() {
         let mut paces = Paces::default();
-        assert_eq!(operations(&mut paces, 1000, 1300, 1650), 1000 - TRIALS - 7);
-        assert_eq!(operations(&mut Paces::default(), 1000, 8000, 1650), TRIALS + 7);
+        // Streaming is tried at first and from the 512th on, ordinary stores as well and from the 256th and the 768th on.
+        assert_eq!(operations(&mut paces, 1000, 1300, 1650), 1000 - 2 * TRIAL);
+        assert_eq!(operations(&mut Paces::default(), 1000, 8000, 1650), 3 * TRIAL);
     }
 
     #[test]
@@ -129,5 +142,26 @@ mod tests {
         operations(&mut paces, 100, 1300, 1650);
         paces.took(SIZE, Stores::Ordinary, Duration::from_millis(50));
         assert_eq!(paces.next(SIZE), Stores::Ordinary);
+    }
+
+    #[test]
+    fn what_a_change_of_kind_costs_does_not_count() {
+        let mut paces = Paces::default();
+        let mut before = None;
+        let mut row = 0;
+        let mut ordinaries = 0;
+        for _ in 0..1000 {
+            let stores = paces.next(SIZE);
+            row = if before == Some(stores) { row + 1 } else { 0 };
+            before = Some(stores);
+            ordinaries += u32::from(stores == Stores::Ordinary);
+            let time = match stores {
+                _ if row < 2 => 8000,
+                Stores::Ordinary => 1300,
+                Stores::Streaming => 1650,
+            };
+            paces.took(SIZE, stores, Duration::from_micros(time));
+        }
+        assert_eq!(ordinaries, 1000 - 2 * TRIAL);
     }
 }
