@@ -17,6 +17,10 @@ use crate::train::Job;
 const PLAUSIBLE: f64 = 3.0;
 /// How far a prediction is plausibly off: what the former is weighed against.
 const NOISE: f64 = 0.05;
+/// Octaves of bytes and of ranks over which what the walk misses is alike, and how much speaks for its missing nothing, where a
+/// fitted row of the same size and number speaks with 1: found from rows of one machine.
+const ALIKE: [f64; 2] = [2.0, 0.5];
+const NOTHING: f64 = 0.3;
 
 /// An all-reduce that was timed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -47,8 +51,12 @@ pub struct Beside {
     /// What was measured.
     #[serde(flatten)]
     pub measured: Measured,
-    /// What is predicted.
+    /// What is predicted: the walk, and what it missed of fitted rows that are like this one.
     pub predicted_s: f64,
+    /// What the walk alone says.
+    pub walked_s: f64,
+    /// What a latency and a bandwidth say that were fitted to the rows of as many ranks: what others would predict.
+    pub linear_s: f64,
     /// Whether the constants were fitted to it: it is not judged then.
     pub fitted: bool,
 }
@@ -77,6 +85,37 @@ impl Verified {
             .iter()
             .filter(move |row| !row.fitted && exchange.is_none_or(|name| row.measured.exchange == name))
     }
+
+    /// Seconds of an all-reduce that was perhaps not measured: the walk, and what it missed of fitted rows that are like it.
+    /// `None` without constants of the exchange, or for messages that it cannot cut.
+    ///
+    /// # Panics
+    /// When there is no rank.
+    #[must_use]
+    pub fn all_reduce(&self, exchange: &str, hosts: &[u16], bytes: u64, place: Place) -> Option<f64> {
+        let constants = self.sharing.exchange.get(exchange)?;
+        let walked = collective(&self.sharing, constants, Collective::AllReduce, hosts, bytes, place)?;
+        Some(walked * self.missed(exchange, hosts.len(), bytes, place))
+    }
+
+    /// How many times longer than walked an all-reduce takes, by the fitted rows that are like it.
+    fn missed(&self, exchange: &str, ranks: usize, bytes: u64, place: Place) -> f64 {
+        let (mut sum, mut weights) = (0.0, NOTHING);
+        for row in self.rows.iter().filter(|row| row.fitted) {
+            let other = &row.measured;
+            if other.exchange == exchange && other.place == place {
+                let octaves = |one: f64, other: f64, alike: f64| (one / other).log2() / alike;
+                let [sizes, numbers] = [
+                    octaves(bytes as f64, other.bytes as f64, ALIKE[0]),
+                    octaves(ranks as f64, other.hosts.len() as f64, ALIKE[1]),
+                ];
+                let weight = (-0.5 * (sizes * sizes + numbers * numbers)).exp();
+                sum += weight * (other.seconds / row.walked_s).ln();
+                weights += weight;
+            }
+        }
+        (sum / weights).exp()
+    }
 }
 
 /// Fits the constants of each exchange to half of the rows, like the white squares of a chessboard: every other size, from the
@@ -96,11 +135,52 @@ pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
         *constants = exchange(sharing, constants, &seen.collect::<Vec<_>>());
     }
     let beside = walk.iter().filter_map(|(row, walk)| {
-        let predicted_s = walk.seconds(&found, found.exchange.get(&row.exchange)?);
-        Some(Beside { measured: (*row).clone(), predicted_s, fitted: is_fitted(row) })
+        let walked_s = walk.seconds(&found, found.exchange.get(&row.exchange)?);
+        let like = |other: &&Measured| {
+            other.exchange == row.exchange && other.place == row.place && other.hosts == row.hosts
+        };
+        let linear_s = linear(row.bytes, rows.iter().filter(|other| is_fitted(other)).filter(like));
+        let (measured, fitted) = ((*row).clone(), is_fitted(row));
+        Some(Beside { measured, predicted_s: walked_s, walked_s, linear_s, fitted })
     });
     let rows = beside.collect();
-    Verified { sharing: found, rows }
+    let mut verified = Verified { sharing: found, rows };
+    let missed = |row: &Beside| {
+        let Measured { exchange, place, hosts, bytes, .. } = &row.measured;
+        verified.missed(exchange, hosts.len(), *bytes, *place)
+    };
+    let missed: Vec<_> = verified.rows.iter().map(missed).collect();
+    verified.rows.iter_mut().zip(missed).for_each(|(row, missed)| row.predicted_s *= missed);
+    verified
+}
+
+/// Seconds of so many bytes at the latency and the bandwidth, neither negative, that are the least off in the squares of relative
+/// errors; infinite without rows.
+fn linear<'a>(bytes: u64, rows: impl Iterator<Item = &'a Measured>) -> f64 {
+    // Sums of products of 1 and bytes over seconds.
+    let [mut one, mut both, mut many, mut ones, mut bytes_s] = [0.0; 5];
+    for row in rows {
+        let [latency, rest] = [1.0, row.bytes as f64].map(|part| part / row.seconds);
+        one += latency * latency;
+        both += latency * rest;
+        many += rest * rest;
+        ones += latency;
+        bytes_s += rest;
+    }
+    let determinant = one * many - both * both;
+    let latency = (ones * many - bytes_s * both) / determinant;
+    let rate = (bytes_s * one - ones * both) / determinant;
+    let bytes = bytes as f64;
+    if ones == 0.0 {
+        f64::INFINITY
+    } else if rate < 0.0 {
+        ones / one
+    } else if latency >= 0.0 {
+        latency + rate * bytes
+    } else {
+        // Negative, or nothing of a single row.
+        bytes_s / many * bytes
+    }
 }
 
 /// The most plausible constants given the rows: the least errors of the logarithms, each constant near what it was before.
@@ -124,8 +204,8 @@ fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&(&Measured, Walk)]) -
     at(&descend(cost))
 }
 
-/// Seconds of a step of copies of a model on the machine's cores, with gradients that are combined through the pool by the
-/// schedules that it runs, from memory of each rank. They hide nothing: no core is left to run them beside computation.
+/// Seconds of a step of copies of a model on the machine's cores, with gradients that are combined through the pool as
+/// [`Verified::all_reduce`] has it, from memory of each rank. They hide nothing: no core is left to run them beside computation.
 ///
 /// # Errors
 /// Why it cannot run.
@@ -134,14 +214,13 @@ fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&(&Measured, Walk)]) -
 /// When there is no accelerator, or a rank to no host.
 pub fn step_through(
     platform: &Platform,
-    sharing: &Sharing,
-    exchange: &Exchange,
+    (verified, exchange): (&Verified, &str),
     (model, layout): (&Model, &Layout),
     hosts: &[u16],
 ) -> Result<f64, Refusal> {
     let step = Job::chosen(platform, None, None, None)?.predict(model, layout)?.step;
     let gradients = step.memory.gradients_bytes as u64;
-    let combined = collective(sharing, exchange, Collective::AllReduce, hosts, gradients, Place::Staged);
+    let combined = verified.all_reduce(exchange, hosts, gradients, Place::Staged);
     Ok(step.total_s - step.communication.data.exposed_s() + combined.unwrap_or(f64::INFINITY))
 }
 
@@ -208,6 +287,45 @@ mod tests {
         let verified = verify(&sharing(), &rows);
         let off = verified.judged(Some("software")).filter(|row| row.error() < -0.4).count();
         assert_eq!(off, 4 * 3 * 2);
+    }
+
+    #[test]
+    fn what_the_walk_misses_of_a_row_it_is_taken_to_miss_of_rows_like_it() {
+        let mut rows = rows(BEFORE);
+        // Three ranks take longer, by what none of the constants says.
+        rows.iter_mut().filter(|row| row.hosts.len() == 3).for_each(|row| row.seconds *= 1.3);
+        let verified = verify(&sharing(), &rows);
+        let (mut walked, mut predicted) = (0.0, 0.0);
+        for row in verified.judged(None).filter(|row| row.measured.hosts.len() == 3) {
+            walked += (row.walked_s / row.measured.seconds - 1.0).abs();
+            predicted += row.error().abs();
+            let Measured { hosts, bytes, place, .. } = &row.measured;
+            assert_eq!(verified.all_reduce("software", hosts, *bytes, *place), Some(row.predicted_s));
+        }
+        assert!(predicted < 0.8 * walked, "{predicted} {walked}");
+        // Of what is like no row the walk is all that is known.
+        let far = verified.all_reduce("software", &[0; 64], 1, Place::Staged).unwrap();
+        let constants = &verified.sharing.exchange["software"];
+        let walked =
+            collective(&verified.sharing, constants, Collective::AllReduce, &[0; 64], 1, Place::Staged);
+        assert!((far / walked.unwrap() - 1.0).abs() < 1e-3);
+        assert_eq!(verified.all_reduce("loopback", &[0, 1], 1, Place::Staged), None);
+    }
+
+    #[test]
+    fn a_line_is_a_latency_and_a_bandwidth_of_the_rows() {
+        let row = |(bytes, seconds): (u64, f64)| Measured { bytes, seconds, ..rows(BEFORE)[0].clone() };
+        let line = |points: &[(u64, f64)], bytes| {
+            let rows: Vec<_> = points.iter().copied().map(row).collect();
+            linear(bytes, rows.iter())
+        };
+        let close = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 1e-9, "{found}");
+        close(line(&[(10, 3.0), (20, 4.0), (40, 6.0)], 100), 12.0);
+        close(line(&[(10, 3.0)], 100), 30.0);
+        // Neither is negative.
+        close(line(&[(10, 1.0), (20, 4.0)], 0) + 1.0, 1.0);
+        close(line(&[(10, 4.0), (20, 1.0)], 1 << 20), line(&[(10, 4.0), (20, 1.0)], 0));
+        assert_eq!(line(&[], 1), f64::INFINITY);
     }
 
     #[test]
