@@ -55,8 +55,9 @@ pub struct Beside {
     pub predicted_s: f64,
     /// What the walk alone says.
     pub walked_s: f64,
-    /// What a latency and a bandwidth say that were fitted to the rows of as many ranks: what others would predict.
-    pub linear_s: f64,
+    /// What a latency and a bandwidth say that were fitted to the rows of as many ranks: what others would predict. `None`
+    /// where there are none of as many.
+    pub linear_s: Option<f64>,
     /// Whether the constants were fitted to it: it is not judged then.
     pub fitted: bool,
 }
@@ -155,8 +156,8 @@ pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
 }
 
 /// Seconds of so many bytes at the latency and the bandwidth, neither negative, that are the least off in the squares of relative
-/// errors; infinite without rows.
-fn linear<'a>(bytes: u64, rows: impl Iterator<Item = &'a Measured>) -> f64 {
+/// errors; `None` without rows.
+fn linear<'a>(bytes: u64, rows: impl Iterator<Item = &'a Measured>) -> Option<f64> {
     // Sums of products of 1 and bytes over seconds.
     let [mut one, mut both, mut many, mut ones, mut bytes_s] = [0.0; 5];
     for row in rows {
@@ -171,16 +172,15 @@ fn linear<'a>(bytes: u64, rows: impl Iterator<Item = &'a Measured>) -> f64 {
     let latency = (ones * many - bytes_s * both) / determinant;
     let rate = (bytes_s * one - ones * both) / determinant;
     let bytes = bytes as f64;
-    if ones == 0.0 {
-        f64::INFINITY
-    } else if rate < 0.0 {
+    // What a single row leaves open is no number.
+    let seconds = if rate < 0.0 {
         ones / one
     } else if latency >= 0.0 {
         latency + rate * bytes
     } else {
-        // Negative, or nothing of a single row.
         bytes_s / many * bytes
-    }
+    };
+    (ones > 0.0).then_some(seconds)
 }
 
 /// The most plausible constants given the rows: the least errors of the logarithms, each constant near what it was before.
@@ -317,7 +317,7 @@ mod tests {
         let row = |(bytes, seconds): (u64, f64)| Measured { bytes, seconds, ..rows(BEFORE)[0].clone() };
         let line = |points: &[(u64, f64)], bytes| {
             let rows: Vec<_> = points.iter().copied().map(row).collect();
-            linear(bytes, rows.iter())
+            linear(bytes, rows.iter()).unwrap()
         };
         let close = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 1e-9, "{found}");
         close(line(&[(10, 3.0), (20, 4.0), (40, 6.0)], 100), 12.0);
@@ -325,7 +325,7 @@ mod tests {
         // Neither is negative.
         close(line(&[(10, 1.0), (20, 4.0)], 0) + 1.0, 1.0);
         close(line(&[(10, 4.0), (20, 1.0)], 1 << 20), line(&[(10, 4.0), (20, 1.0)], 0));
-        assert_eq!(line(&[], 1), f64::INFINITY);
+        assert_eq!(linear(1, [].iter()), None);
     }
 
     #[test]

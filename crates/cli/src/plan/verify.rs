@@ -286,27 +286,37 @@ fn print(before: &Sharing, Report { verified, demo, left_out }: &Report) {
 
 /// How far the judged rows are off, by what each way of predicting them says.
 fn summary(verified: &Verified, exchange: Option<&str>) -> String {
-    let off = |says: fn(&Beside) -> f64| {
-        let errors = verified.judged(exchange).map(|row| (says(row) / row.measured.seconds - 1.0).abs());
-        let errors: Vec<_> = errors.collect();
+    let off = |says: fn(&Beside) -> Option<f64>| {
+        let error = |row: &Beside| Some((says(row)? / row.measured.seconds - 1.0).abs());
+        let errors: Vec<_> = verified.judged(exchange).filter_map(error).collect();
         let near = errors.iter().filter(|error| **error <= TOLERANCE).count();
         let worst = errors.iter().copied().fold(0.0, f64::max);
         let [mean, worst] = [mean(errors.iter().copied()), worst].map(|error| error * 100.0);
-        format!("mean {mean:.1}%, worst {worst:.1}%, {near} within {:.0}%", TOLERANCE * 100.0)
+        let tolerance = TOLERANCE * 100.0;
+        format!(
+            "{} judged rows: mean {mean:.1}%, worst {worst:.1}%; {near} within {tolerance:.0}%",
+            errors.len()
+        )
     };
-    let count = verified.judged(exchange).count();
-    if count == 0 {
+    if verified.judged(exchange).next().is_none() {
         return "no row is judged: take more sizes, or more numbers of processes".into();
     }
     let halves = mean(verified.judged(exchange).map(|row| row.measured.halves));
-    format!(
-        "{count} judged rows: {}; halves of the runs are {:.1}% from each other; without what fitted rows say of rows like them: {}; \
-         a latency and a bandwidth for each number of processes: {}",
-        off(|row| row.predicted_s),
-        halves * 100.0,
-        off(|row| row.walked_s),
-        off(|row| row.linear_s)
-    )
+    let mut lines = vec![
+        format!(
+            "{}; halves of the runs are {:.1}% from each other",
+            off(|row| Some(row.predicted_s)),
+            halves * 100.0
+        ),
+        format!("without what fitted rows say of rows like them: {}", off(|row| Some(row.walked_s))),
+    ];
+    if verified.judged(exchange).any(|row| row.linear_s.is_some()) {
+        lines.push(format!(
+            "a latency and a bandwidth for each number of processes: {}",
+            off(|row| row.linear_s)
+        ));
+    }
+    lines.join("\n    ")
 }
 
 #[cfg(test)]
