@@ -33,8 +33,9 @@ Fill = Callable[[float], float]
 SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20]
 #: Rounds of each library at each size, when nothing is said.
 ROUNDS = 7
-#: Calls before those that count: buffers are touched, and whoever tries several ways has tried them.
-WARM_UP = 8
+#: Calls before those that count: buffers are touched, and whoever tries several ways has tried them. Polder tries two
+#: kinds of stores four times each, and settles in two calls more.
+WARM_UP = 12
 #: Bytes that the calls of one round move at most, and at least two calls.
 CALL_BYTES = 32 << 20
 #: What ranks are told as this process was.

@@ -201,7 +201,7 @@ fn numbers(list: &str) -> Vec<usize> {
 struct Library {
     /// Its name and version.
     library: String,
-    /// One core, in 32 bits.
+    /// A core while the others do the same, in 32 bits.
     core: Kernels,
     gpu: Option<Gpu>,
 }
@@ -229,6 +229,8 @@ struct Kernels {
     launch_s: f64,
     /// Operations a second of fused attention.
     attention: f64,
+    /// How much longer the slowest takes, for each doubling of how many there are.
+    straggle: f64,
 }
 
 /// Measures in Python; nothing without the library, or without Python.
@@ -268,7 +270,7 @@ fn accelerator(
             launch: Time::new(kernels.launch_s),
             inside: 1.0,
             between: 1.0,
-            straggle: 0.0,
+            straggle: kernels.straggle,
         },
         efficiency: Efficiency {
             matrix: Some(curve(&kernels.products, operations)?),
@@ -484,7 +486,7 @@ mod tests {
     use super::*;
 
     const KERNELS: &str = r#"{"products": [[1e9, 2e13], [1e12, 6e14]], "moved": [[1e6, 5e11], [1e9, 3e12]], "launch_s": 5e-6,
-        "attention": 3e14}"#;
+        "attention": 3e14, "straggle": 0.01}"#;
 
     /// What Python prints where there are GPUs.
     fn measured() -> Library {

@@ -107,10 +107,22 @@ fn half_of_what_was_measured_predicts_the_other_half() {
     let text = said(&line);
     assert!(text.contains("all: 48 judged rows: mean ") && text.contains("; 48 within 15%;"), "{text}");
     assert!(
-        text.contains("a latency and a bandwidth for each number of processes: 48 judged rows: mean "),
+        text.contains(
+            "a latency and a bandwidth for each pool, place and number of processes: 48 judged rows: mean "
+        ),
         "{text}"
     );
-    assert!(text.contains("; halves of the runs are 0.0% from each other"), "{text}");
+    assert!(text.contains("; one run, which says nothing of how it repeats"), "{text}");
+    // A row for each of two peers is one row.
+    let twice = scratch.path().join("twice.jsonl");
+    let beside = |line: &str| format!("{line}\n{line}\n");
+    std::fs::write(
+        &twice,
+        std::fs::read_to_string(measured).unwrap().lines().map(beside).collect::<String>(),
+    )
+    .unwrap();
+    let line_of_twice = ["plan", "verify", "--platform", here, "--rows", twice.to_str().unwrap()];
+    assert_eq!(said(&line_of_twice), text);
     // What disturbs only adds: of two runs the shorter counts.
     let slower = scratch.path().join("slower.jsonl");
     let row = |line: &str| {
@@ -189,6 +201,16 @@ fn the_demos_step_is_predicted_of_its_products_and_of_what_the_pool_takes() {
         text.trim_end().lines().last().unwrap().starts_with("the demo's step: not predicted: "),
         "{text}"
     );
+    // What lies there by itself is left out in silence.
+    std::fs::create_dir(scratch.path().join("out")).unwrap();
+    std::fs::copy(demo, scratch.path().join("out/train.json")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+    let unnamed = ["plan", "verify", "--platform", "here.toml", "--rows", "rows.jsonl"];
+    let done =
+        command.env("POLDER_CONFIG", "/dev/null").current_dir(scratch.path()).args(unnamed).output().unwrap();
+    assert!(
+        done.status.success() && String::from_utf8(done.stdout).unwrap().contains("step: not predicted: ")
+    );
     std::fs::write(demo, "{}").unwrap();
     let said = refused(&line);
     assert!(said.contains("train.json: expected what `make demo` measured: missing field"), "{said}");
@@ -205,6 +227,13 @@ fn what_verify_cannot_take_gets_one_line() {
     assert!(said.contains("dgx-a100: sharing: expected what ranks pay that exchange bytes"), "{said}");
     let said = refused(&["plan", "verify", "--platform", here, "--rows", measured]);
     assert!(said.contains("rows.jsonl: line 1: expected a row of a benchmark"), "{said}");
+    let sharing = Platform::load(here).unwrap().sharing.unwrap();
+    let first = rows(&sharing).lines().next().unwrap().to_owned();
+    let mut row: Value = serde_json::from_str(&first).unwrap();
+    row["low"] = 0.into();
+    std::fs::write(measured, format!("{first}\n{row}\n")).unwrap();
+    let said = refused(&["plan", "verify", "--platform", here, "--rows", measured]);
+    assert!(said.contains("rows.jsonl: line 2: low: expected more than 0, found 0"), "{said}");
     let gloo = rows(&Platform::load(here).unwrap().sharing.unwrap());
     let gloo: String =
         gloo.lines().filter(|line| line.contains("gloo")).map(|line| format!("{line}\n")).collect();

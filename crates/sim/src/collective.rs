@@ -21,7 +21,8 @@ pub enum Place {
 ///
 /// Ranks are dealt out to the cores in turn. Each does its steps in the order in which the pool does them. A step begins when
 /// what it awaits is done, and takes as long as its bytes take; a core does one step at a time. A rank that shares its core
-/// looks [`LOOKS`] times for what it awaits, then gives the core up. Two cores that go to memory at the same time take longer.
+/// looks [`LOOKS`] times for what it awaits, then gives the core up. Of two cores with more than the cache holds the later takes
+/// longer.
 ///
 /// # Panics
 /// When there is no rank.
@@ -52,7 +53,8 @@ const LOOK: f64 = 0.5;
 /// 64 KiB.
 const START_BYTES: f64 = 16384.0;
 const START: f64 = 0.3;
-/// The part that a core takes longer to go to memory while another is busy there: found from times of long messages.
+/// The part that steps on messages beyond the cache take longer while another core has one too, or waits: found from times of long
+/// messages. More than one other core is not more.
 const CROWD: f64 = 0.5;
 
 /// What each rank does in a collective, whatever that takes.

@@ -41,8 +41,8 @@ pub struct Measured {
     pub seconds: f64,
     /// The least and the greatest.
     pub spread_s: [f64; 2],
-    /// How far one half of its runs is from the other, as a part of it: 0 for one run.
-    pub halves: f64,
+    /// How far one half of its runs is from the other, as a part of the lesser; `None` for one run.
+    pub halves: Option<f64>,
 }
 
 /// A measured all-reduce beside its prediction.
@@ -55,8 +55,8 @@ pub struct Beside {
     pub predicted_s: f64,
     /// What the walk alone says.
     pub walked_s: f64,
-    /// What a latency and a bandwidth say that were fitted to the rows of as many ranks: what others would predict. `None`
-    /// where there are none of as many.
+    /// What a latency and a bandwidth say that were fitted to the rows of the same exchange and place and of as many ranks: what
+    /// others would predict. `None` where there are not two sizes of them.
     pub linear_s: Option<f64>,
     /// Whether the constants were fitted to it: it is not judged then.
     pub fitted: bool,
@@ -87,8 +87,8 @@ impl Verified {
             .filter(move |row| !row.fitted && exchange.is_none_or(|name| row.measured.exchange == name))
     }
 
-    /// Seconds of an all-reduce that was perhaps not measured: the walk, and what it missed of fitted rows that are like it.
-    /// `None` without constants of the exchange, or for messages that it cannot cut.
+    /// Seconds of an all-reduce that was perhaps not measured: the walk, and what it missed of fitted rows that are like it: of the
+    /// exchange and place, by bytes and by how many ranks there are, wherever they are. `None` without constants of the exchange, or for messages that it cannot cut.
     ///
     /// # Panics
     /// When there is no rank.
@@ -156,11 +156,13 @@ pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
 }
 
 /// Seconds of so many bytes at the latency and the bandwidth, neither negative, that are the least off in the squares of relative
-/// errors; `None` without rows.
+/// errors; `None` without two sizes.
 fn linear<'a>(bytes: u64, rows: impl Iterator<Item = &'a Measured>) -> Option<f64> {
     // Sums of products of 1 and bytes over seconds.
     let [mut one, mut both, mut many, mut ones, mut bytes_s] = [0.0; 5];
+    let mut sizes = BTreeSet::new();
     for row in rows {
+        sizes.insert(row.bytes);
         let [latency, rest] = [1.0, row.bytes as f64].map(|part| part / row.seconds);
         one += latency * latency;
         both += latency * rest;
@@ -172,15 +174,14 @@ fn linear<'a>(bytes: u64, rows: impl Iterator<Item = &'a Measured>) -> Option<f6
     let latency = (ones * many - bytes_s * both) / determinant;
     let rate = (bytes_s * one - ones * both) / determinant;
     let bytes = bytes as f64;
-    // What a single row leaves open is no number.
     let seconds = if rate < 0.0 {
         ones / one
-    } else if latency >= 0.0 {
-        latency + rate * bytes
-    } else {
+    } else if latency < 0.0 {
         bytes_s / many * bytes
+    } else {
+        latency + rate * bytes
     };
-    (ones > 0.0).then_some(seconds)
+    (sizes.len() > 1).then_some(seconds)
 }
 
 /// The most plausible constants given the rows: the least errors of the logarithms, each constant near what it was before.
@@ -205,7 +206,8 @@ fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&(&Measured, Walk)]) -
 }
 
 /// Seconds of a step of copies of a model on the machine's cores, with gradients that are combined through the pool as
-/// [`Verified::all_reduce`] has it, from memory of each rank. They hide nothing: no core is left to run them beside computation.
+/// [`Verified::all_reduce`] has it, from buckets of each rank, into which they are copied and out again as PyTorch does. They hide
+/// nothing: no core is left to run them beside computation.
 ///
 /// # Errors
 /// Why it cannot run.
@@ -220,8 +222,10 @@ pub fn step_through(
 ) -> Result<f64, Refusal> {
     let step = Job::chosen(platform, None, None, None)?.predict(model, layout)?.step;
     let gradients = step.memory.gradients_bytes as u64;
-    let combined = verified.all_reduce(exchange, hosts, gradients, Place::Staged);
-    Ok(step.total_s - step.communication.data.exposed_s() + combined.unwrap_or(f64::INFINITY))
+    let combined = verified.all_reduce(exchange, hosts, gradients, Place::Staged).unwrap_or(f64::INFINITY);
+    let copied =
+        verified.sharing.exchange.get(exchange).map_or(0.0, |it| 2.0 * gradients as f64 / it.copied.value());
+    Ok(step.total_s - step.communication.data.exposed_s() + combined + copied)
 }
 
 #[cfg(test)]
@@ -258,7 +262,7 @@ mod tests {
                 bytes,
                 seconds: 0.0,
                 spread_s: [0.0; 2],
-                halves: 0.0,
+                halves: None,
             })
         });
         let seconds = |row: &Measured| {
@@ -321,11 +325,10 @@ mod tests {
         };
         let close = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 1e-9, "{found}");
         close(line(&[(10, 3.0), (20, 4.0), (40, 6.0)], 100), 12.0);
-        close(line(&[(10, 3.0)], 100), 30.0);
         // Neither is negative.
         close(line(&[(10, 1.0), (20, 4.0)], 0) + 1.0, 1.0);
         close(line(&[(10, 4.0), (20, 1.0)], 1 << 20), line(&[(10, 4.0), (20, 1.0)], 0));
-        assert_eq!(linear(1, [].iter()), None);
+        assert_eq!(linear(1, [row((5, 3.0)), row((5, 2.0))].iter()), None);
     }
 
     #[test]

@@ -39,8 +39,8 @@ pub(crate) struct Arguments {
     /// How many processes.
     #[arg(long, num_args = 1.., default_values_t = [2, 3, 4], value_parser = clap::value_parser!(u16).range(2..=64))]
     procs: Vec<u16>,
-    /// Sizes in bytes.
-    #[arg(long, num_args = 1.., default_values_t = (12..=26).step_by(2).map(|log| 1_u64 << log))]
+    /// Sizes in bytes, powers of two from 1024 on.
+    #[arg(long, num_args = 1.., default_values_t = (12..=26).step_by(2).map(|log| 1_u64 << log), value_parser = size)]
     sizes: Vec<u64>,
     /// What `make demo` measured, to predict its step; out/train.json where that is there.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
@@ -48,6 +48,12 @@ pub(crate) struct Arguments {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+/// A size that the name of a row tells exactly.
+fn size(value: &str) -> Result<u64, String> {
+    let size = value.parse().ok().filter(|size: &u64| size.is_power_of_two() && *size >= 1 << 10);
+    size.ok_or_else(|| "expected a power of two from 1024 on".into())
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -149,29 +155,8 @@ impl Demo {
 
 /// Each case over all runs.
 fn measured(arguments: &Arguments) -> Result<Vec<Measured>, Failure> {
-    let mut seen = BTreeMap::<String, Vec<Row>>::new();
-    let mut order = Vec::new();
-    let mut take = |row: &Row| {
-        let rows = seen.entry(row.case.clone()).or_default();
-        if rows.is_empty() {
-            order.push(row.case.clone());
-        }
-        rows.push(row.clone());
-    };
-    for file in &arguments.rows {
-        let wrong = |why: String| Failure(format!("{}: {why}", file.display()));
-        let text =
-            std::fs::read_to_string(file).map_err(|error| wrong(format!("cannot read it: {error}")))?;
-        for (line, number) in text.lines().zip(1..) {
-            let row = serde_json::from_str(line);
-            take(
-                &row.map_err(|error| {
-                    wrong(format!("line {number}: expected a row of a benchmark: {error}"))
-                })?,
-            );
-        }
-    }
-    if arguments.rows.is_empty() {
+    let mut runs = arguments.rows.iter().map(|file| read(file)).collect::<Result<Vec<_>, _>>()?;
+    if runs.is_empty() {
         let what = collectives::Arguments {
             procs: arguments.procs.clone(),
             sizes: arguments.sizes.clone(),
@@ -182,22 +167,49 @@ fn measured(arguments: &Arguments) -> Result<Vec<Measured>, Failure> {
         };
         for run in 1..=arguments.runs {
             eprintln!("polder: measuring all-reduces, run {run} of {}", arguments.runs);
+            let mut rows = Vec::new();
             collectives::run(&what, |row| {
-                take(row);
+                rows.push(row.clone());
                 Ok(())
             })?;
+            runs.push(rows);
         }
     }
+    // A row stands there once for each peer that it is beside.
+    runs.iter_mut().for_each(|rows| rows.dedup_by(|row, before| row.case == before.case));
+    let (mut seen, mut order) = (BTreeMap::<&str, Vec<&Row>>::new(), Vec::new());
+    for row in runs.iter().flatten() {
+        let rows = seen.entry(&row.case).or_default();
+        if rows.is_empty() {
+            order.push(&row.case);
+        }
+        rows.push(row);
+    }
     let rows = order.iter().filter_map(|case| {
-        let rows = &seen[case];
+        let rows = &seen[case.as_str()];
         let least: Vec<_> = rows.iter().map(|row| row.low).collect();
         let low = least.iter().copied().fold(f64::INFINITY, f64::min);
         let high = rows.iter().map(|row| row.high).fold(0.0, f64::max);
         let [even, odd] = [0, 1].map(|from| undisturbed(least.iter().skip(from).step_by(2)));
-        let halves = even.zip(odd).map_or(0.0, |(even, odd)| (odd / even - 1.0).abs());
+        let halves = even.zip(odd).map(|(even, odd)| even.max(odd) / even.min(odd) - 1.0);
         Some(Measured { halves, ..parsed(case, undisturbed(&least)?, [low, high])? })
     });
     Ok(rows.collect())
+}
+
+/// The rows of a file.
+fn read(file: &Path) -> Result<Vec<Row>, Failure> {
+    let wrong = |why: String| Failure(format!("{}: {why}", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|error| wrong(format!("cannot read it: {error}")))?;
+    let row = |(line, number): (&str, usize)| {
+        let row: Row = serde_json::from_str(line)
+            .map_err(|error| wrong(format!("line {number}: expected a row of a benchmark: {error}")))?;
+        match row.low > 0.0 {
+            true => Ok(row),
+            false => Err(wrong(format!("line {number}: low: expected more than 0, found {}", row.low))),
+        }
+    };
+    text.lines().zip(1..).map(row).collect()
 }
 
 /// What it took in the best tenth of the runs, or in the best run where they are few; `None` of no run.
@@ -222,15 +234,16 @@ fn parsed(case: &str, us: f64, spread: [f64; 2]) -> Option<Measured> {
         _ => return None,
     };
     let procs: u16 = procs.parse().ok()?;
+    let bytes = size.parse::<u64>().ok().filter(|size| *size > 0)? * unit;
     Some(Measured {
         case: case.into(),
         exchange: exchange.into(),
         place,
         hosts: (0..procs).map(|rank| rank % HOSTS).collect(),
-        bytes: size.parse::<u64>().ok()? * unit,
+        bytes,
         seconds: us / 1e6,
         spread_s: spread.map(|us| us / 1e6),
-        halves: 0.0,
+        halves: None,
     })
 }
 
@@ -241,8 +254,10 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 fn print(before: &Sharing, Report { verified, demo, left_out }: &Report) {
+    println!("measured: on this machine, in the best tenth of the runs, or in the best where they are few.");
     println!(
-        "measured: on this machine, in the best tenth of the runs. simulated: along the schedules that ran, with constants fitted to the rows that say so."
+        "simulated: along the schedules that ran, with constants fitted to the rows that say so, and with what that missed of \
+         fitted rows like each."
     );
     let mut rows =
         vec![["", "measured us", "least", "greatest", "simulated us", "error"].map(String::from).to_vec()];
@@ -301,18 +316,20 @@ fn summary(verified: &Verified, exchange: Option<&str>) -> String {
     if verified.judged(exchange).next().is_none() {
         return "no row is judged: take more sizes, or more numbers of processes".into();
     }
-    let halves = mean(verified.judged(exchange).map(|row| row.measured.halves));
+    let halves: Option<Vec<_>> = verified.judged(exchange).map(|row| row.measured.halves).collect();
+    let repeated = match halves {
+        Some(halves) => {
+            format!("halves of the runs are {:.1}% from each other", mean(halves.into_iter()) * 100.0)
+        }
+        None => "one run, which says nothing of how it repeats".into(),
+    };
     let mut lines = vec![
-        format!(
-            "{}; halves of the runs are {:.1}% from each other",
-            off(|row| Some(row.predicted_s)),
-            halves * 100.0
-        ),
+        format!("{}; {repeated}", off(|row| Some(row.predicted_s))),
         format!("without what fitted rows say of rows like them: {}", off(|row| Some(row.walked_s))),
     ];
     if verified.judged(exchange).any(|row| row.linear_s.is_some()) {
         lines.push(format!(
-            "a latency and a bandwidth for each number of processes: {}",
+            "a latency and a bandwidth for each pool, place and number of processes: {}",
             off(|row| row.linear_s)
         ));
     }
