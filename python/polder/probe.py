@@ -28,14 +28,14 @@ ON_A_GPU = ([256, 512, 1024, 2048, 4096, 8192], [256 << 10, 2 << 20, 16 << 20, 1
 #: Width of what is normed.
 WIDTH = 512
 #: Bytes of weights that products take in turn, and of each result that is kept: more than caches hold, as in a step.
-WEIGHTS = 128 << 20
+WEIGHTS = 64 << 20
 #: Bytes of a copy between a host's memory and a GPU's.
 COPIED = 256 << 20
 #: Seconds of a sample at least.
 SAMPLE = 0.02
 SAMPLES = 25
 #: Cores that are measured at once at most: each takes a gigabyte.
-MOST_CORES = 16
+MOST_CORES = 8
 #: Seconds until cores that wait for one that is lost give up.
 LOST = 120.0
 
