@@ -129,6 +129,9 @@ def launch(options: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("POLDER_EMULATE", str(RANKS))
     os.environ.setdefault("POLDER_COHERENCE", "software")
+    # What a step frees is kept for the next, as allocators made for training do; glibc has it zeroed anew.
+    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 40))
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(32 << 20))
     command = ["--standalone", "--nproc-per-node", str(RANKS), __file__, *sys.argv[1:]]
     try:
         torchrun(command)

@@ -31,9 +31,9 @@ WIDTH = 512
 WEIGHTS = 64 << 20
 #: Bytes of a copy between a host's memory and a GPU's.
 COPIED = 256 << 20
-#: Seconds of a sample at least.
-SAMPLE = 0.02
-SAMPLES = 25
+#: Seconds of a sample at least: a round, of a sample of each kernel, lasts about as long as a small model's step.
+SAMPLE = 0.005
+SAMPLES = 50
 #: Cores that are measured at once at most: each takes a gigabyte.
 MOST_CORES = 8
 #: Seconds until cores that wait for one that is lost give up.
@@ -74,6 +74,8 @@ def machine() -> dict[str, object]:
 
 def on_cores() -> dict[str, object]:
     """What a core does while the others do the same, and how far the slowest is behind."""
+    # What a step frees is kept for the next, as by `make demo`; glibc has it zeroed anew.
+    os.environ.update(MALLOC_TRIM_THRESHOLD_=str(1 << 40), MALLOC_MMAP_THRESHOLD_=str(32 << 20))
     cores = sorted(os.sched_getaffinity(0))[:MOST_CORES]
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(len(cores))
@@ -82,7 +84,7 @@ def on_cores() -> dict[str, object]:
     what = measured[0][0]
     timed = [samples for _, samples in measured]
     medians = [statistics.median([time for core in timed for time in core[kernel]]) for kernel in range(len(what))]
-    return {**reached(what, medians), "straggle": straggle(timed)}
+    return {**reached(what, medians), "straggle": straggle(timed, medians)}
 
 
 #: Where the cores of a round wait for each other: each of their processes has one.
@@ -105,29 +107,30 @@ def on_core(core: int) -> tuple[list[What], list[list[float]]]:
     return [kernel.what() for kernel in of_core], timed
 
 
-def straggle(cores: Sequence[Sequence[Sequence[float]]]) -> float:
-    """How much longer the slowest of two cores takes for a round than a core in the mean, as a part.
+def straggle(cores: Sequence[Sequence[Sequence[float]]], medians: Sequence[float]) -> float:
+    """How much longer the slowest of two cores takes for a round than the medians of its kernels say, as a part.
 
-    Of each core, each kernel and each round its seconds. It is taken to grow with the logarithm of the cores, as in
-    ``fitted.straggle`` of a platform.
+    Of each core, each kernel and each round its seconds; of each kernel their median. A round that is interrupted takes
+    longer than those on any core. It is taken to grow with the logarithm of the cores, as in ``fitted.straggle`` of a
+    platform.
 
-    >>> straggle([[[1.0, 1.0]], [[1.0, 1.0]]])
+    >>> straggle([[[1.0, 1.0]], [[1.0, 1.0]]], [1.0])
     0.0
-    >>> straggle([[[1.0, 3.0]], [[3.0, 1.0]]])
+    >>> straggle([[[1.0, 3.0]], [[3.0, 1.0]]], [2.0])
     0.5
-    >>> straggle([[[1.0, 3.0]]])
+    >>> straggle([[[1.0, 3.0]]], [2.0])
     0.0
     """
     if len(cores) == 1:
         return 0.0
     # Kernels weigh alike, however long a sample of each took.
-    means = [statistics.fmean(itertools.chain(*of_cores)) for of_cores in zip(*cores, strict=True)]
     rounds = [
-        [sum(time / mean for time, mean in zip(times, means, strict=True)) for times in zip(*core, strict=True)]
+        [sum(time / median for time, median in zip(times, medians, strict=True)) for times in zip(*core, strict=True)]
         for core in cores
     ]
-    slowest = statistics.fmean(max(of_cores) for of_cores in zip(*rounds, strict=True))
-    return (slowest / len(means) - 1.0) / math.log2(len(cores))
+    slowest = statistics.median(max(of_cores) for of_cores in zip(*rounds, strict=True))
+    # Of kernels with samples far below their medians a round takes less than those say.
+    return max(0.0, slowest / len(medians) - 1.0) / math.log2(len(cores))
 
 
 def on_gpu() -> dict[str, object]:
@@ -197,8 +200,7 @@ def kernels(
             Kernel("moved", 18 / 5 * size, 18.0 * size, lambda values=values, wide=wide: between_products(values, wide))
         )
     found.append(update(device, parameters))
-    few = torch.ones(1, dtype=dtype, device=device)
-    found.append(Kernel("launch", 1.0, 1.0, lambda: few.add_(1.0)))
+    found.append(launches(device, dtype))
     width = 64
     q, k, v = (some(1, heads, length, width) for _ in range(3))
     # Half of 4 s s h operations: what lies in the future is left out.
@@ -223,6 +225,9 @@ def products(matrices: Sequence["torch.Tensor"]) -> Callable[[], object]:
         activations, gradient = values @ weights.t(), values @ weights
         kept.append((activations, gradient.t() @ values))
 
+    # Memory that is kept for the first time costs more than the products: the machine hands out zeroed pages.
+    for _ in matrices:
+        products_of_next()
     return products_of_next
 
 
@@ -255,6 +260,36 @@ def update(device: "torch.device", parameters: int) -> Kernel:
         optimizer.step()  # pyright: ignore[reportUnknownMemberType]
 
     return Kernel("moved", moved, moved, step)
+
+
+def launches(device: "torch.device", dtype: "torch.dtype") -> Kernel:
+    """What a kernel takes that has next to nothing to do.
+
+    On a core those of a tiny block: four products and, backward, twice as many; attention, an activation, two norms and
+    two sums, and as many backward. A GPU begins a kernel while the host hands it the next.
+    """
+    import torch
+    from torch.nn import functional
+
+    if device.type != "cpu":
+        few = torch.ones(1, dtype=dtype, device=device)
+        return Kernel("launch", 1.0, 1.0, lambda: few.add_(1.0))
+    tokens, width = 2, 16
+    norms = [torch.nn.LayerNorm(width, dtype=dtype) for _ in range(2)]
+    mixed, attended, up, down = (
+        torch.nn.Linear(width * wide, width * narrow, dtype=dtype) for wide, narrow in [(1, 3), (1, 1), (1, 4), (4, 1)]
+    )
+    values = torch.rand(tokens, width, dtype=dtype, requires_grad=True)
+    gradient = torch.ones_like(values)
+
+    def block() -> None:
+        q, k, v = mixed(norms[0](values)).view(1, 1, tokens, 3, width).unbind(3)
+        x = values + attended(functional.scaled_dot_product_attention(q, k, v, is_causal=True)[0, 0])
+        x = x + down(functional.gelu(up(norms[1](x)), approximate="tanh"))
+        x.backward(gradient)
+
+    forward, backward = 4 + 6, 2 * 4 + 6
+    return Kernel("launch", 1.0, forward + backward, block)
 
 
 def samples(

@@ -206,8 +206,9 @@ fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&(&Measured, Walk)]) -
 }
 
 /// Seconds of a step of copies of a model on the machine's cores, with gradients that are combined through the pool as
-/// [`Verified::all_reduce`] has it, from buckets of each rank, into which they are copied and out again as PyTorch does. They hide
-/// nothing: no core is left to run them beside computation.
+/// [`Verified::all_reduce`] has it, from buckets of each rank: as PyTorch does where a hook combines them, they are copied into
+/// those, divided by the ranks there and copied out again, at what copies were probed to take: what is fitted is of messages. They
+/// hide nothing: no core is left to run them beside computation.
 ///
 /// # Errors
 /// Why it cannot run.
@@ -223,8 +224,8 @@ pub fn step_through(
     let step = Job::chosen(platform, None, None, None)?.predict(model, layout)?.step;
     let gradients = step.memory.gradients_bytes as u64;
     let combined = verified.all_reduce(exchange, hosts, gradients, Place::Staged).unwrap_or(f64::INFINITY);
-    let copied =
-        verified.sharing.exchange.get(exchange).map_or(0.0, |it| 2.0 * gradients as f64 / it.copied.value());
+    let copies = platform.sharing.iter().filter_map(|it| it.exchange.get(exchange));
+    let copied: f64 = copies.map(|it| 3.0 * gradients as f64 / it.copied.value()).sum();
     Ok(step.total_s - step.communication.data.exposed_s() + combined + copied)
 }
 
