@@ -191,29 +191,65 @@ fn sweep_until_clean(settings: &Settings, hosts: &[Option<u16>], job: u64) -> Re
     }
 }
 
+/// Signals that are handed on.
+const PASSED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+
 /// Runs `command` to its end, and hands on what this process is told meanwhile.
 fn passing_signals(command: &mut Command, mpiexec: &Path) -> Result<ExitStatus, Failure> {
-    let mut signals = SignalsInfo::<WithOrigin>::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])?;
+    let signals = SignalsInfo::new(PASSED)?;
     let mut child = command.spawn().map_err(|error| Failure(format!("{}: {error}", mpiexec.display())))?;
-    let (handle, pid) = (signals.handle(), Pid::from_child(&child));
+    let pid = Pid::from_child(&child);
+    let pass = move |signal| {
+        // It may have ended just now.
+        let _ = kill_process(pid, signal);
+    };
+    // Its id is not another's before it is reaped.
+    let ends = || retry_on_intr(|| waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT));
+    meanwhile(signals, pass, ends)?;
+    Ok(child.wait()?)
+}
+
+/// What `wait` returns; `pass` gets what this process is told until then, by whoever is not the kernel.
+fn meanwhile<T>(
+    mut signals: SignalsInfo<WithOrigin>,
+    pass: impl Fn(Signal) + Send + 'static,
+    wait: impl FnOnce() -> T,
+) -> T {
+    let handle = signals.handle();
     let passing = std::thread::spawn(move || {
         // A terminal tells both at once, and mpiexec takes a second Ctrl-C for impatience.
-        for origin in signals.forever().filter(|origin| origin.cause != Cause::Kernel) {
-            if let Some(signal) = Signal::from_named_raw(origin.signal) {
-                // It may have ended just now.
-                let _ = kill_process(pid, signal);
-            }
-        }
+        let told = signals.forever().filter(|origin| origin.cause != Cause::Kernel);
+        told.filter_map(|origin| Signal::from_named_raw(origin.signal)).for_each(pass);
+        signals
     });
-    // Its id is not another's before it is reaped.
-    retry_on_intr(|| waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT))?;
+    let waited = wait();
+    // It says that it closes, then writes to who listens: those stay until it has, or SIGPIPE ends this process.
     handle.close();
     drop(passing.join());
-    Ok(child.wait()?)
+    waited
 }
 
 /// As a shell says it.
 fn code_of(status: ExitStatus) -> ExitCode {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use signal_hook::consts::SIGPIPE;
+    use signal_hook::iterator::Signals;
+
+    use super::*;
+
+    /// 20,000 ends, each with its own schedule of the two threads. SIGPIPE ends `polder`, whose end is then not its program's.
+    #[test]
+    fn who_hands_signals_on_is_told_to_end_while_it_listens() {
+        let mut broken = Signals::new([SIGPIPE]).unwrap();
+        for round in 0..20_000 {
+            let signals = SignalsInfo::new(PASSED).unwrap();
+            meanwhile(signals, |_| (), || (0..round % 100 * 10).for_each(|_| std::hint::spin_loop()));
+            assert_eq!(broken.pending().next(), None, "round {round}");
+        }
+    }
 }
