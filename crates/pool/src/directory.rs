@@ -19,10 +19,15 @@
 //! Among the processes of one host, names are changed under striped locks that survive their holders. A holder writes what it
 //! is doing to the stripe's intent, so that whoever takes the lock over can undo it.
 
+pub(crate) mod entry;
+pub(crate) mod list;
+pub(crate) mod opens;
+mod reclaim;
+
 use polder_mem::{LINE, Memory, Offset};
 
 use crate::chunks::Chunks;
-use crate::entry::{self, Entry, GENERATION_BITS, Record, State, Tombstone};
+use crate::entry::{Entry, GENERATION_BITS, Record, State, Tombstone};
 use crate::extents::{Account, Extent, Extents, Room};
 use crate::format::MAX_LEVELS;
 use crate::local::LocalGuard;

@@ -13,6 +13,7 @@
 //! After an error a group is broken for good: the rank publishes whom it gave up on, so that the others fail at once
 //! and name the same peer, and nothing in its extent changes any more.
 
+pub(crate) mod barrier;
 pub mod hostile;
 mod join;
 mod progress;

@@ -4,6 +4,9 @@
 //! died ([`Memory::liveness`], or another incarnation in its slot) and take the lock over. The taker is told, repairs
 //! what the holder was doing and says so; until someone has, every taker is told.
 
+mod recover;
+pub mod state;
+
 use std::time::Duration;
 
 use polder_mem::{Liveness, LocalWord, Memory, ProcessSlot};

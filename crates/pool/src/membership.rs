@@ -40,6 +40,9 @@
 //! | 3 | the incarnation that is to be evicted, or is fenced |
 //! | 4..7 | spare, 0 |
 
+pub mod keeper;
+pub mod view;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

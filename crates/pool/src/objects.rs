@@ -1,5 +1,9 @@
 //! What a pool offers: named objects.
 
+pub(crate) mod jobs;
+pub(crate) mod object;
+pub(crate) mod private;
+
 use std::time::Duration;
 
 use polder_mem::Memory;

@@ -26,11 +26,13 @@
 //! | 2 | cells that the consumer has copied out in this generation |
 //! | 3..7 | spare, 0 |
 
+pub mod channel;
 mod consumer;
 mod header;
 pub mod hostile;
 mod link;
 mod producer;
+pub mod summary;
 
 pub use consumer::Consumer;
 pub use link::Link;

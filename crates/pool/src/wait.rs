@@ -1,5 +1,7 @@
 //! Waiting: spin briefly, yield, then sleep on the doorbell; always with a deadline and an eye on the peer.
 
+pub(crate) mod watch;
+
 use std::time::Duration;
 
 use polder_mem::{Bell, Memory, Nanos};

@@ -171,7 +171,7 @@ fn site(file: &str, snippet: &str) -> FlushSite {
 fn on_shadow_memory_every_missing_flush_shows() {
     let sites = [
         // That of `publish`, which comes before the one of `announce`.
-        site("line.rs", "memory.write_back(at, LINE);"),
+        site("layout/line.rs", "memory.write_back(at, LINE);"),
         site("group/progress.rs", "memory.invalidate(line_at(extent), LINE);"),
         site("collectives/run.rs", "memory().invalidate(self.place(block, round), bytes);"),
         site("collectives/run.rs", "memory().write_back(self.place(&block, round)"),

@@ -341,14 +341,14 @@ impl Flush {
 fn each_of_them_fails_when_one_flush_is_left_out() {
     let flush = |file, after, line| Flush { file, after, line };
     let seeded: [(Flush, Check); 15] = [
-        (flush("line.rs", "pub fn announce<", "memory.write_back(at, LINE)"), objects),
+        (flush("layout/line.rs", "pub fn announce<", "memory.write_back(at, LINE)"), objects),
         (flush("directory.rs", "fn scan(", "memory.invalidate("), objects),
         (flush("ring/producer.rs", "fn publish<", "memory.write_back(at, LINE)"), rings),
         (flush("ring/consumer.rs", "fn copy_out<", "memory.invalidate(cell"), rings),
-        (flush("line.rs", "pub fn read<", "memory.invalidate(at, LINE)"), rings),
+        (flush("layout/line.rs", "pub fn read<", "memory.invalidate(at, LINE)"), rings),
         (flush("endpoint.rs", "pub fn send(", "memory.write_back("), offers),
         (flush("endpoint.rs", "fn read_in_place(", "memory.invalidate("), offers),
-        (flush("line.rs", "pub fn publish<", "memory.write_back(at, LINE)"), collectives),
+        (flush("layout/line.rs", "pub fn publish<", "memory.write_back(at, LINE)"), collectives),
         (flush("window.rs", "pub fn get(", "memory.invalidate("), windows),
         (flush("window.rs", "pub fn expose(", "memory.write_back("), windows),
         (flush("window.rs", "pub fn renew(", "memory.invalidate("), windows),
