@@ -58,6 +58,9 @@ enum Question {
     },
     /// Of many messages, between so many processes half of which send.
     Messages { path: String, bytes: Bytes, processes: u32 },
+    /// How many times what is predicted of `over` is predicted of `path`: the most of all sizes and numbers of processes between
+    /// these, each twice the one before. What "up to" says.
+    UpTo { each: Each, path: String, over: String, bytes: [Bytes; 2], processes: [u32; 2] },
     /// Of an empty all-reduce, as a training step has it.
     AllReduce { ranks: u32, nodes: u32 },
     /// Of an empty all-reduce with these latencies of a step, and one of the whole.
@@ -73,6 +76,16 @@ enum Algorithm {
     Tree,
 }
 
+/// What "up to" is about.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Each {
+    /// Seconds of one message.
+    Message,
+    /// Bytes a second of many.
+    Messages,
+}
+
 const fn two() -> u32 {
     2
 }
@@ -86,21 +99,25 @@ enum Says {
     Same(Figure),
     AtLeast(Figure),
     Exceeds(Question),
+    NotJudged { says: Figure, why: String },
 }
 
-/// A bandwidth or a time.
+/// A bandwidth, a time or a number of times.
 enum Figure {
     Bandwidth(Bandwidth),
     Time(Time),
+    Times(f64),
 }
 
 impl<'de> Deserialize<'de> for Figure {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
+        let times =
+            || text.strip_suffix(" times")?.parse().ok().filter(|times| *times > 0.0).map(Self::Times);
         let time = || Time::parse(&text).map(Self::Time);
-        Bandwidth::parse(&text).map(Self::Bandwidth).or_else(|_| time()).map_err(|_| {
+        Bandwidth::parse(&text).map(Self::Bandwidth).or_else(|_| time()).ok().or_else(times).ok_or_else(|| {
             de::Error::custom(format!(
-                "expected a bandwidth or a time such as \"48 GB/s\" or \"269 ns\", found {text:?}"
+                "expected a bandwidth, a time or a ratio such as \"48 GB/s\", \"269 ns\" or \"3.7 times\", found {text:?}"
             ))
         })
     }
@@ -115,6 +132,9 @@ pub enum Measure {
     /// Seconds.
     #[serde(rename = "s")]
     Time,
+    /// One bandwidth or time over another.
+    #[serde(rename = "times")]
+    Times,
 }
 
 /// What a row is for.
@@ -131,9 +151,11 @@ pub enum Role {
     AtLeast,
     /// The prediction exceeds another, which stands in its place.
     Exceeds,
+    /// Nothing is judged by it, for the reason that [`Row::why`] gives.
+    NotJudged,
 }
 
-/// A published figure beside the predicted one, in bytes a second or in seconds.
+/// A published figure beside the predicted one, in bytes a second, in seconds or as a ratio.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// What tells it from the others.
@@ -152,6 +174,9 @@ pub struct Row {
     pub simulated: f64,
     /// What is predicted with nothing that was fitted: what data sheets say.
     pub plain: f64,
+    /// Why it is not judged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 impl Row {
@@ -167,7 +192,7 @@ impl Row {
         match self.role {
             Role::AtLeast => Some(self.simulated >= self.published),
             Role::Exceeds => Some(self.simulated > self.published),
-            Role::Judged | Role::Fitted | Role::Same => None,
+            Role::Judged | Role::Fitted | Role::Same | Role::NotJudged => None,
         }
     }
 }
@@ -257,7 +282,12 @@ impl Entry {
         };
         let simulated = predict("of", &of, &machine)?;
         let plain = predict("of", &of, &bare(machine.clone()))?;
+        let mut why = None;
         let (role, value, measure) = match published {
+            Says::NotJudged { says, why: reason } => {
+                why = Some(reason);
+                (Role::NotJudged, says.value(), says.measure())
+            }
             Says::Judged(figure) => (Role::Judged, figure.value(), figure.measure()),
             Says::Fitted(figure) => (Role::Fitted, figure.value(), figure.measure()),
             Says::Same(figure) => (Role::Same, figure.value(), figure.measure()),
@@ -267,10 +297,14 @@ impl Entry {
             }
         };
         if measure != of.measure() {
-            let expected = if of.measure() == Measure::Time { "a time" } else { "a bandwidth" };
+            let expected = match of.measure() {
+                Measure::Time => "a time",
+                Measure::Bandwidth => "a bandwidth",
+                Measure::Times => "a ratio",
+            };
             return Err(wrong("published", format!("expected {expected}, as what is predicted is one")));
         }
-        Ok(Row { name, at, platform, role, measure, published: value, simulated, plain })
+        Ok(Row { name, at, platform, role, measure, published: value, simulated, plain, why })
     }
 }
 
@@ -279,6 +313,7 @@ impl Figure {
         match self {
             Self::Bandwidth(bandwidth) => bandwidth.value(),
             Self::Time(time) => time.value(),
+            Self::Times(times) => *times,
         }
     }
 
@@ -286,6 +321,7 @@ impl Figure {
         match self {
             Self::Bandwidth(_) => Measure::Bandwidth,
             Self::Time(_) => Measure::Time,
+            Self::Times(_) => Measure::Times,
         }
     }
 }
@@ -294,6 +330,7 @@ impl Question {
     const fn measure(&self) -> Measure {
         match self {
             Self::Bandwidth { .. } | Self::Messages { .. } => Measure::Bandwidth,
+            Self::UpTo { .. } => Measure::Times,
             _ => Measure::Time,
         }
     }
@@ -335,6 +372,24 @@ impl Question {
                 let (server, path) = way(platform, path)?;
                 Ok(message::throughput(server, path, bytes.value(), senders(*processes)?))
             }
+            Self::UpTo { each, path, over, bytes, processes } => {
+                let (sizes, counts) = (doubled("bytes", bytes.map(Bytes::value))?, processes.map(f64::from));
+                let mut most = 0.0;
+                for processes in doubled("processes", counts)? {
+                    let senders = senders(processes as u32)?;
+                    for bytes in &sizes {
+                        let of = |path: &str| {
+                            let (server, path) = way(platform, path)?;
+                            Ok(match each {
+                                Each::Message => message::latency(server, path, *bytes, senders),
+                                Each::Messages => message::throughput(server, path, *bytes, senders),
+                            })
+                        };
+                        most = f64::max(most, of(path)? / of(over)?);
+                    }
+                }
+                Ok(most)
+            }
             Self::AllReduce { ranks, nodes } => {
                 let inside = evenly(*ranks, *nodes)?;
                 if platform.rack.is_empty() {
@@ -364,6 +419,16 @@ impl Question {
 fn way<'a>(platform: &'a Platform, name: &str) -> Result<(&'a Server, &'a Path), (&'static str, String)> {
     let found = platform.server.values().find_map(|server| Some((server, server.path.get(name)?)));
     found.ok_or_else(|| ("path", format!("expected a path of the platform, found {name:?}")))
+}
+
+/// From the first on, each twice the one before, to the last at most.
+fn doubled(key: &'static str, [first, last]: [f64; 2]) -> Result<Vec<f64>, (&'static str, String)> {
+    match first >= 1.0 && first <= last {
+        true => {
+            Ok(std::iter::successors(Some(first), |it| Some(2.0 * it)).take_while(|it| *it <= last).collect())
+        }
+        false => Err((key, format!("expected from 1 on, the lesser first; found {first} and {last}"))),
+    }
 }
 
 fn senders(processes: u32) -> Result<f64, (&'static str, String)> {

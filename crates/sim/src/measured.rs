@@ -1,5 +1,5 @@
-//! The loop from measurement to prediction: what a machine was seen to take for half of some collectives gives the constants,
-//! and these predict the other half.
+//! The loop from measurement to prediction: what a machine was seen to take for some collectives gives the constants, and these
+//! predict the others.
 
 use std::collections::BTreeSet;
 
@@ -37,11 +37,11 @@ pub struct Measured {
     pub hosts: Vec<u16>,
     /// Bytes of its vector.
     pub bytes: u64,
-    /// What it took while nobody disturbed it.
+    /// The median of its runs.
     pub seconds: f64,
     /// The least and the greatest.
     pub spread_s: [f64; 2],
-    /// How far one half of its runs is from the other, as a part of the lesser; `None` for one run.
+    /// How far the medians of two halves of its runs are apart, as a part of the lesser; `None` for one run.
     pub halves: Option<f64>,
 }
 
@@ -55,8 +55,11 @@ pub struct Beside {
     pub predicted_s: f64,
     /// What the walk alone says.
     pub walked_s: f64,
-    /// What a latency and a bandwidth say that were fitted to the rows of the same exchange and place and of as many ranks: what
-    /// others would predict. `None` where there are not two sizes of them.
+    /// Plain interpolation of the fitted rows of the same exchange and place, straight in the logarithms of bytes, ranks and seconds,
+    /// beyond them as between the last two: the baseline. `None` where they are too few.
+    pub interpolated_s: Option<f64>,
+    /// A latency and a bandwidth, fitted to the fitted rows of the same exchange and place and of as many ranks. `None` where there
+    /// are not two sizes of them.
     pub linear_s: Option<f64>,
     /// Whether the constants were fitted to it: it is not judged then.
     pub fitted: bool,
@@ -73,7 +76,7 @@ impl Beside {
 /// All rows beside their predictions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verified {
-    /// The machine, with the constants that half of the rows gave.
+    /// The machine, with the constants that the fitted rows gave.
     pub sharing: Sharing,
     /// The rows, in their order.
     pub rows: Vec<Beside>,
@@ -119,15 +122,15 @@ impl Verified {
     }
 }
 
-/// Fits the constants of each exchange to half of the rows, like the white squares of a chessboard: every other size, from the
-/// smallest on at the smallest number of ranks, from the second on at the next. Each constant is near what `sharing` says of
-/// it. Predicts all rows; those through what `sharing` has no constants for are left out.
+/// Fits the constants of each exchange to the rows that are both of every other size, from the smallest on, and of every other
+/// number of ranks, from the least on. Each constant is near what `sharing` says of it. Predicts all rows; all that are not fitted
+/// are judged. Those through what `sharing` has no constants for are left out.
 #[must_use]
 pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
     let every_other = |values: BTreeSet<u64>| values.into_iter().step_by(2).collect::<BTreeSet<_>>();
     let sizes = every_other(rows.iter().map(|row| row.bytes).collect());
     let counts = every_other(rows.iter().map(|row| row.hosts.len() as u64).collect());
-    let is_fitted = |row: &Measured| sizes.contains(&row.bytes) == counts.contains(&(row.hosts.len() as u64));
+    let is_fitted = |row: &Measured| sizes.contains(&row.bytes) && counts.contains(&(row.hosts.len() as u64));
     let of = |row: &Measured| Walk::new(Collective::AllReduce, &row.hosts, row.bytes, row.place);
     let walk: Vec<_> = rows.iter().filter_map(|row| Some((row, of(row)?))).collect();
     let mut found = sharing.clone();
@@ -138,11 +141,13 @@ pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
     let beside = walk.iter().filter_map(|(row, walk)| {
         let walked_s = walk.seconds(&found, found.exchange.get(&row.exchange)?);
         let like = |other: &&Measured| {
-            other.exchange == row.exchange && other.place == row.place && other.hosts == row.hosts
+            is_fitted(other) && other.exchange == row.exchange && other.place == row.place
         };
-        let linear_s = linear(row.bytes, rows.iter().filter(|other| is_fitted(other)).filter(like));
+        let like: Vec<_> = rows.iter().filter(like).collect();
+        let interpolated_s = interpolated(row, &like);
+        let linear_s = linear(row.bytes, like.into_iter().filter(|other| other.hosts == row.hosts));
         let (measured, fitted) = ((*row).clone(), is_fitted(row));
-        Some(Beside { measured, predicted_s: walked_s, walked_s, linear_s, fitted })
+        Some(Beside { measured, predicted_s: walked_s, walked_s, interpolated_s, linear_s, fitted })
     });
     let rows = beside.collect();
     let mut verified = Verified { sharing: found, rows };
@@ -153,6 +158,32 @@ pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
     let missed: Vec<_> = verified.rows.iter().map(missed).collect();
     verified.rows.iter_mut().zip(missed).for_each(|(row, missed)| row.predicted_s *= missed);
     verified
+}
+
+/// What `rows` say of `row`: of each number of ranks by its sizes, then by those numbers.
+fn interpolated(row: &Measured, rows: &[&Measured]) -> Option<f64> {
+    let counts: BTreeSet<_> = rows.iter().map(|other| other.hosts.len()).collect();
+    let by_count = counts.into_iter().filter_map(|count| {
+        let sizes = rows.iter().filter(|other| other.hosts.len() == count);
+        let seconds = straight(row.bytes as f64, sizes.map(|other| (other.bytes as f64, other.seconds)))?;
+        Some((count as f64, seconds))
+    });
+    straight(row.hosts.len() as f64, by_count)
+}
+
+/// The value at `at` of the line through the two points around it, or the two nearest beyond the last, in the logarithms of both; of
+/// a point that is there its own. `None` where that takes two points and there are not.
+fn straight(at: f64, points: impl Iterator<Item = (f64, f64)>) -> Option<f64> {
+    let mut points: Vec<_> = points.collect();
+    points.sort_by(|one, other| one.0.total_cmp(&other.0));
+    if let Some((_, value)) = points.iter().find(|point| point.0 == at) {
+        return Some(*value);
+    }
+    let above = points.partition_point(|point| point.0 < at);
+    let first = above.clamp(1, points.len().saturating_sub(1).max(1)) - 1;
+    let &[low, high] = points.get(first..first + 2)? else { return None };
+    let part = (at / low.0).ln() / (high.0 / low.0).ln();
+    Some(low.1 * (high.1 / low.1).powf(part))
 }
 
 /// Seconds of so many bytes at the latency and the bandwidth, neither negative, that are the least off in the squares of relative
@@ -273,12 +304,13 @@ mod tests {
     }
 
     #[test]
-    fn half_of_what_a_machine_takes_gives_the_other_half() {
+    fn every_other_size_and_number_of_ranks_gives_the_others() {
         let rows = rows([3e-6, 0.4e-6, 3e-5, 2e10, 3e9, 2e10, 5e9, 8e9, 3e9]);
         let verified = verify(&sharing(), &rows);
         assert_eq!(verified.rows.len(), rows.len());
         let fitted = verified.rows.iter().filter(|row| row.fitted).count();
-        assert_eq!(fitted, 4 * 3 * 2, "4 of 8 sizes, 3 numbers of ranks, 2 places");
+        assert_eq!(fitted, 4 * 2 * 2, "4 of 8 sizes, 2 of 3 numbers of ranks, 2 places");
+        assert!(verified.rows.iter().all(|row| !row.fitted || row.measured.hosts.len() != 3));
         for row in verified.judged(None) {
             assert!(row.error().abs() < 0.15, "{row:?}");
         }
@@ -287,21 +319,21 @@ mod tests {
     #[test]
     fn a_machine_that_does_what_no_constants_say_is_seen_to() {
         let mut rows = rows(BEFORE);
-        let fitted: Vec<_> = verify(&sharing(), &rows).rows.iter().map(|row| row.fitted).collect();
-        rows.iter_mut().zip(fitted).filter(|(_, fitted)| !fitted).for_each(|(row, _)| row.seconds *= 2.0);
+        rows.iter_mut().filter(|row| row.hosts.len() == 3).for_each(|row| row.seconds *= 2.0);
         let verified = verify(&sharing(), &rows);
-        let off = verified.judged(Some("software")).filter(|row| row.error() < -0.4).count();
-        assert_eq!(off, 4 * 3 * 2);
+        let off: Vec<_> = verified.judged(Some("software")).filter(|row| row.error() < -0.4).collect();
+        assert_eq!(off.len(), 8 * 2, "8 sizes, 2 places");
+        assert!(off.iter().all(|row| row.measured.hosts.len() == 3));
     }
 
     #[test]
     fn what_the_walk_misses_of_a_row_it_is_taken_to_miss_of_rows_like_it() {
         let mut rows = rows(BEFORE);
-        // Three ranks take longer, by what none of the constants says.
-        rows.iter_mut().filter(|row| row.hosts.len() == 3).for_each(|row| row.seconds *= 1.3);
+        // Four ranks take longer, by what none of the constants says.
+        rows.iter_mut().filter(|row| row.hosts.len() == 4).for_each(|row| row.seconds *= 1.3);
         let verified = verify(&sharing(), &rows);
         let (mut walked, mut predicted) = (0.0, 0.0);
-        for row in verified.judged(None).filter(|row| row.measured.hosts.len() == 3) {
+        for row in verified.judged(None).filter(|row| row.measured.hosts.len() == 4) {
             walked += (row.walked_s / row.measured.seconds - 1.0).abs();
             predicted += row.error().abs();
             let Measured { hosts, bytes, place, .. } = &row.measured;
@@ -315,6 +347,28 @@ mod tests {
             collective(&verified.sharing, constants, Collective::AllReduce, &[0; 64], 1, Place::Staged);
         assert!((far / walked.unwrap() - 1.0).abs() < 1e-3);
         assert_eq!(verified.all_reduce("loopback", &[0, 1], 1, Place::Staged), None);
+    }
+
+    #[test]
+    fn the_baseline_is_straight_in_logarithms_of_bytes_and_of_ranks() {
+        let row = |ranks: u16, bytes: u64, seconds: f64| {
+            let hosts = (0..ranks).map(|rank| rank % 2).collect();
+            Measured { hosts, bytes, seconds, ..rows(BEFORE)[0].clone() }
+        };
+        let close = |found: Option<f64>, expected: f64| {
+            assert!((found.unwrap() / expected - 1.0).abs() < 1e-9, "{found:?}");
+        };
+        // 3 sqrt(bytes) ranks.
+        let fitted = [row(2, 4, 12.0), row(2, 64, 48.0), row(4, 4, 24.0), row(4, 64, 96.0)];
+        let fitted: Vec<_> = fitted.iter().collect();
+        close(interpolated(&row(2, 16, 0.0), &fitted), 24.0);
+        close(interpolated(&row(3, 16, 0.0), &fitted), 36.0);
+        close(interpolated(&row(3, 64, 0.0), &fitted), 72.0);
+        close(interpolated(&row(4, 1024, 0.0), &fitted), 384.0);
+        close(interpolated(&row(8, 1, 0.0), &fitted), 24.0);
+        assert_eq!(interpolated(&row(2, 16, 0.0), &fitted[..1]), None);
+        assert_eq!(interpolated(&row(3, 16, 0.0), &fitted[..2]), None);
+        close(interpolated(&row(2, 16, 0.0), &fitted[..2]), 24.0);
     }
 
     #[test]

@@ -121,6 +121,8 @@ impl Row {
 pub struct Compared {
     /// The row's name.
     pub name: String,
+    /// Parts of a stage, as they are taken.
+    pub interleave: u32,
     /// What was published.
     pub published_s: f64,
     /// What is predicted with the constants as they are.
@@ -139,6 +141,7 @@ impl Compared {
     fn new(row: &Row, step: &Step, scalar: f64, rate: f64, judged: bool) -> Self {
         Self {
             name: row.name.clone(),
+            interleave: row.layout.interleave,
             published_s: row.seconds(),
             predicted_s: step.total_s,
             anchored_s: step.total_s * scalar,

@@ -1,17 +1,18 @@
-//! How far predictions of fabrics and memory may be from published figures. The bars are those of docs/plan.md.
+//! How far predictions of fabrics and memory may be from published figures. The bars are those of docs/plan-accuracy.md.
 
 use std::path::PathBuf;
 
 use polder_platform::{Link, Memory, Platform, Server, Time};
-use polder_sim::fabrics::{self, Pooled, Role, Table};
+use polder_sim::fabrics::{self, Pooled, Role, Row, Table};
 use polder_sim::{message, tier};
 
 /// Of each table the mean and the worst error that its judged rows may have, and its trends that do not hold.
-const BARS: [(&str, f64, f64, &[&str]); 6] = [
+const BARS: [(&str, f64, f64, &[&str]); 7] = [
     ("vistara-bandwidth", 0.021, 0.038, &[]),
     ("vistara-latency", 0.082, 0.186, &[]),
     ("vistara-stress", 0.015, 0.024, &[]),
-    ("cmpi-table1", 0.035, 0.072, &[]),
+    // Without Ethernet's 117.8 MB/s, which its rate is fitted to: with it the mean was 3.5%.
+    ("cmpi-table1", 0.047, 0.072, &[]),
     (
         "cmpi-figures",
         0.165,
@@ -20,10 +21,14 @@ const BARS: [(&str, f64, f64, &[&str]); 6] = [
             "32 KB, 16 processes: CX-6 Dx is faster than CXL",
             "CXL is slower at 1 MB than at 16 KB, 16 processes",
             "512 KB: CXL takes longer than CX-6 Dx",
+            "CX-6 Dx is faster with 32 than with 16 processes, 1 MB",
         ],
     ),
+    ("cmpi-up-to", 0.68, 2.58, &[]),
     ("nccl", 0.32, 0.40, &[]),
 ];
+/// Trends that can fail.
+const TRENDS: usize = 10 + 3;
 /// How far a figure may be from one that its constant is fitted to: constants have three digits or more.
 const FITTED: f64 = 0.005;
 /// How far NCCL's worked latencies, printed to 0.1 us, may be from ours.
@@ -46,6 +51,9 @@ fn predictions_are_as_near_to_published_figures_as_docs_plan_says() {
         let trends = table.rows.iter().filter(|row| row.holds() == Some(false));
         assert_eq!(trends.map(|row| row.name.as_str()).collect::<Vec<_>>(), broken, "{name}");
     }
+    let pooled = Pooled::of(&tables);
+    assert!(pooled.mean <= 0.21 && pooled.worst <= 2.58, "{pooled:?}");
+    let tables: Vec<_> = tables.into_iter().filter(|table| table.table != "cmpi-up-to").collect();
     let pooled = Pooled::of(&tables);
     assert!(pooled.mean <= 0.11 && pooled.worst <= 0.56, "{pooled:?}");
 }
@@ -79,7 +87,51 @@ fn constants_meet_the_rows_that_they_are_fitted_to() {
             fitted += 1;
         }
     }
-    assert_eq!(fitted, 48, "24 of NCCL's and 24 that constants are fitted to");
+    assert_eq!(fitted, 49, "24 of NCCL's and 25 that constants are fitted to");
+}
+
+/// A trend whose side is a figure that a constant of its table was fitted to cannot fail.
+#[test]
+fn no_side_of_a_trend_is_a_figure_that_a_constant_is_fitted_to() {
+    let mut trends = 0;
+    for table in tables() {
+        let fitted: Vec<_> = table.rows.iter().filter(|row| row.role == Role::Fitted).collect();
+        for row in table.rows.iter().filter(|row| row.holds().is_some()) {
+            trends += 1;
+            // The other side of a trend is predicted too; a bound was published.
+            let other = (row.role == Role::Exceeds).then_some(row.published);
+            for side in [Some(row.simulated), other].into_iter().flatten() {
+                let same = |fitted: &&&Row| {
+                    (&fitted.platform, fitted.measure) == (&row.platform, row.measure)
+                        && (side / fitted.published - 1.0).abs() < FITTED
+                };
+                assert_eq!(fitted.iter().find(same), None, "{}", row.name);
+            }
+        }
+    }
+    assert_eq!(trends, TRENDS, "of cMPI and of NCCL");
+}
+
+#[test]
+fn each_up_to_of_cmpis_section_4_2_is_judged_or_says_why_not() {
+    let table = fabrics::table("cmpi-up-to").unwrap();
+    let published: Vec<_> = table.rows.iter().map(|row| row.published).collect();
+    assert_eq!(published, [71.6, 3.7, 49.4, 48.3, 48.2, 2.1, 13.7, 9.6]);
+    for row in &table.rows {
+        match row.role {
+            Role::Judged => assert_eq!(row.why, None),
+            Role::NotJudged => {
+                assert!(row.why.as_ref().is_some_and(|why| why.contains("both sides are fitted")))
+            }
+            role => panic!("{role:?}: {row:?}"),
+        }
+    }
+    assert_eq!(table.rows.iter().filter(|row| row.role == Role::Judged).count(), 7);
+    // Of the model's own round numbers: the most is where the port is full, 10 GB/s over 117.685 MB/s in the mean of the wire.
+    let most = &table.rows[0];
+    let ethernet = 125e6 * 1448.0 / 1538.0;
+    let port = tier::bandwidth(Platform::load("cmpi").unwrap().tier("pool").unwrap(), 0.0);
+    near(most.simulated, port / ethernet);
 }
 
 fn memory(name: &str) -> Memory {
@@ -273,6 +325,21 @@ fn a_table_that_asks_for_what_is_not_there_gets_one_line() {
             ": row r: of.kind: expected a platform with accelerators",
         ),
         ("{ kind = \"latency\", tier = \"pool\" }", "{ judged = \"1\" }", ": row"),
+        (
+            "{ kind = \"latency\", tier = \"pool\" }",
+            "{ judged = \"2 times\" }",
+            ": row r: published: expected a time",
+        ),
+        (
+            "{ kind = \"up-to\", each = \"message\", path = \"tcp-ethernet\", over = \"tcp-smartnic\", bytes = [\"2 B\", \"1 B\"], processes = [2, 4] }",
+            "{ judged = \"2 times\" }",
+            ": row r: of.bytes: expected from 1 on, the lesser first; found 2 and 1",
+        ),
+        (
+            "{ kind = \"up-to\", each = \"message\", path = \"tcp-ethernet\", over = \"tcp-smartnic\", bytes = [\"1 B\", \"8 B\"], processes = [3, 4] }",
+            "{ judged = \"2 times\" }",
+            ": row r: of.processes: expected an even number, found 3",
+        ),
     ] {
         let said = refused(of, published);
         assert!(said.starts_with(expected), "{said}\n  where expected: {expected}");

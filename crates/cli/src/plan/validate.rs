@@ -55,11 +55,17 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 constants.map(|(name, value)| format!("{name} {value:.3e}")).collect::<Vec<_>>().join(", ")
             );
         }
-        let mut rows = vec![
-            ["", "published s", "simulated s", "with scalar", "error", "constant rate", "memory, GB"]
-                .map(String::from)
-                .to_vec(),
+        let head = [
+            "",
+            "interleave",
+            "published s",
+            "simulated s",
+            "with scalar",
+            "error",
+            "constant rate",
+            "memory, GB",
         ];
+        let mut rows = vec![head.map(String::from).to_vec()];
         for (index, row) in judged.rows.iter().chain(&judged.also).enumerate() {
             let error = match (row.judged, index) {
                 (true, _) => percent(row.error()),
@@ -70,6 +76,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             let over = if memory.fits() { "" } else { ": does not fit" };
             rows.push(vec![
                 format!("  {}", row.name),
+                row.interleave.to_string(),
                 format!("{:.3}", row.published_s),
                 format!("{:.3}", row.predicted_s),
                 format!("{:.3}", row.anchored_s),
@@ -128,33 +135,42 @@ fn print_fabrics(tables: &[fabrics::Table]) {
         for assumed in &table.assumed {
             println!("  assumed: {assumed}");
         }
-        let (same, held): (Vec<_>, Vec<_>) = table.rows.iter().partition(|row| row.role == Role::Same);
+        let (trends, held): (Vec<_>, Vec<_>) = table.rows.iter().partition(|row| row.holds().is_some());
+        let (same, held): (Vec<_>, Vec<_>) = held.into_iter().partition(|row| row.role == Role::Same);
         let head = ["", "published", "simulated", "error", "data sheet"].map(String::from).to_vec();
-        let rows = held.into_iter().map(|row| {
-            let verdict = match (row.role, row.holds()) {
-                (Role::Fitted, _) => "fitted".into(),
-                (_, Some(true)) => "holds".into(),
-                (_, Some(false)) => "broken".into(),
+        let figures = held.iter().map(|row| {
+            let verdict = match row.role {
+                Role::Fitted => "fitted".into(),
+                Role::NotJudged => format!("not judged {}", percent(row.error())),
                 _ => percent(row.error()),
             };
-            let bound = match row.role {
-                Role::AtLeast => "at least ",
-                Role::Exceeds => "above simulated ",
-                _ => "",
-            };
-            let plain =
-                if row.holds().is_none() { percent(row.plain / row.published - 1.0) } else { String::new() };
-            let published = format!("{bound}{}", written(row.published, row.measure));
-            let simulated = written(row.simulated, row.measure);
+            let [published, simulated] = [row.published, row.simulated].map(|it| written(it, row.measure));
+            let plain = percent(row.plain / row.published - 1.0);
             vec![format!("  {}", row.name), published, simulated, verdict, plain]
         });
-        table::print(&[vec![head], rows.collect()].concat());
+        table::print(&[vec![head], figures.collect()].concat());
+        for row in held {
+            if let Some(why) = &row.why {
+                println!("  not judged: {}: {why}", row.name);
+            }
+        }
         if !same.is_empty() {
             let worst = same.iter().map(|row| row.error().abs()).fold(0.0, f64::max) * 100.0;
             println!(
                 "  {} figures of its own constants and formulas come out the same, to {worst:.1}%",
                 same.len()
             );
+        }
+        if !trends.is_empty() {
+            println!("  trends; no side of one is a figure that a constant of this table is fitted to:");
+            let head = ["", "simulated", "", ""].map(String::from).to_vec();
+            let rows = trends.into_iter().map(|row| {
+                let bound = if row.role == Role::AtLeast { "at least published" } else { "above simulated" };
+                let [bounding, simulated] = [row.published, row.simulated].map(|it| written(it, row.measure));
+                let verdict = if row.holds() == Some(true) { "holds" } else { "broken" };
+                vec![format!("    {}", row.name), simulated, format!("{bound} {bounding}"), verdict.into()]
+            });
+            table::print(&[vec![head], rows.collect()].concat());
         }
         for unexplained in &table.unexplained {
             println!("  not explained: {unexplained}");
@@ -180,6 +196,7 @@ fn written(value: f64, measure: Measure) -> String {
         Measure::Bandwidth => format!("{:.2} GB/s", value / 1e9),
         Measure::Time if value < 1e-6 => format!("{:.0} ns", value * 1e9),
         Measure::Time => format!("{:.1} us", value * 1e6),
+        Measure::Times => format!("{value:.1} times"),
     }
 }
 

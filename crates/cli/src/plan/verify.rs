@@ -1,6 +1,7 @@
 //! The loop from measurement to prediction, on this machine.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -11,20 +12,17 @@ use serde_json::json;
 
 use super::table;
 use crate::Failure;
-use crate::bench::{Row, collectives};
+use crate::bench::{Row, Sample, collectives};
 
 /// The benchmark deals its ranks out to so many hosts in turn.
 const HOSTS: u16 = 2;
-/// Rounds of a run: few, for a machine that others share is fast in some minutes and slow in others, and each size is to meet
+/// Rounds of a run: few, because a machine that others share is fast in some minutes and slow in others, and each size is to meet
 /// as many of both.
 const ROUNDS: u32 = 3;
-/// One run in so many is below what counts. The least of a run's rounds is taken, for what disturbs a machine only adds; and not
-/// the least of all runs, which is a matter of luck.
-const BELOW: usize = 10;
-/// What a prediction may be off.
+/// What is further off is printed as short.
 const TOLERANCE: f64 = 0.15;
 
-/// Predicts half of what this machine takes from the other half, measured beside predicted.
+/// Predicts all-reduces of this machine from others that it was measured to take, measured beside predicted.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// The machine, as `polder probe` wrote it.
@@ -33,7 +31,7 @@ pub(crate) struct Arguments {
     /// Rows of `polder bench collectives --json` to take instead of measuring; several times for several runs.
     #[arg(long, value_name = "FILE")]
     rows: Vec<PathBuf>,
-    /// How often to measure everything, each rank kept on one processor: what a tenth of the runs stay below counts.
+    /// How often to measure everything, each rank kept on one processor: the median of the runs counts.
     #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// How many processes.
@@ -82,12 +80,19 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     } else {
         print(&sharing, &report);
     }
+    // The status says whether it could be judged, not how well it came out.
+    if verified.judged(None).next().is_none() {
+        return Err(Failure(NONE_JUDGED.into()));
+    }
     match (&arguments.demo, report.left_out) {
-        // Who asked for it by name learns that it failed by the exit status too.
+        // A demo that was named and cannot be predicted is an error.
         (Some(file), Some(why)) => Err(Failure(format!("{}: not predicted: {why}", file.display()))),
         _ => Ok(()),
     }
 }
+
+const NONE_JUDGED: &str =
+    "no row is judged: all are fitted; take more than one size, or more than one number of processes";
 
 /// Where `make demo` writes what it measured.
 const DEMO: &str = "out/train.json";
@@ -187,12 +192,14 @@ fn measured(arguments: &Arguments) -> Result<Vec<Measured>, Failure> {
     }
     let rows = order.iter().filter_map(|case| {
         let rows = &seen[case.as_str()];
-        let least: Vec<_> = rows.iter().map(|row| row.low).collect();
-        let low = least.iter().copied().fold(f64::INFINITY, f64::min);
+        let low = rows.iter().map(|row| row.low).fold(f64::INFINITY, f64::min);
         let high = rows.iter().map(|row| row.high).fold(0.0, f64::max);
-        let [even, odd] = [0, 1].map(|from| undisturbed(least.iter().skip(from).step_by(2)));
+        let [all, even, odd] = [(0, 1), (0, 2), (1, 2)].map(|(from, step)| {
+            let runs = rows.iter().skip(from).step_by(step).map(|row| row.value);
+            Sample::of(runs.collect()).map(|sample| sample.median)
+        });
         let halves = even.zip(odd).map(|(even, odd)| even.max(odd) / even.min(odd) - 1.0);
-        Some(Measured { halves, ..parsed(case, undisturbed(&least)?, [low, high])? })
+        Some(Measured { halves, ..parsed(case, all?, [low, high])? })
     });
     Ok(rows.collect())
 }
@@ -204,19 +211,12 @@ fn read(file: &Path) -> Result<Vec<Row>, Failure> {
     let row = |(line, number): (&str, usize)| {
         let row: Row = serde_json::from_str(line)
             .map_err(|error| wrong(format!("line {number}: expected a row of a benchmark: {error}")))?;
-        match row.low > 0.0 {
-            true => Ok(row),
-            false => Err(wrong(format!("line {number}: low: expected more than 0, found {}", row.low))),
+        match [("low", row.low), ("value", row.value)].into_iter().find(|(_, us)| *us <= 0.0) {
+            None => Ok(row),
+            Some((key, us)) => Err(wrong(format!("line {number}: {key}: expected more than 0, found {us}"))),
         }
     };
     text.lines().zip(1..).map(row).collect()
-}
-
-/// What it took in the best tenth of the runs, or in the best run where they are few; `None` of no run.
-fn undisturbed<'a>(least: impl IntoIterator<Item = &'a f64>) -> Option<f64> {
-    let mut least: Vec<_> = least.into_iter().copied().collect();
-    least.sort_by(f64::total_cmp);
-    least.get(least.len().saturating_sub(1) / BELOW).copied()
 }
 
 /// What a row says, in microseconds; `None` for one of another collective or of a library that is not predicted.
@@ -254,25 +254,34 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 fn print(before: &Sharing, Report { verified, demo, left_out }: &Report) {
-    println!("measured: on this machine, in the best tenth of the runs, or in the best where they are few.");
+    println!("measured: on this machine, the median of the runs.");
     println!(
-        "simulated: along the schedules that ran, with constants fitted to the rows that say so, and with what that missed of \
-         fitted rows like each."
+        "simulated: along the schedules that ran. Rows of every other size and of every other number of processes are fitted: they"
     );
-    let mut rows =
-        vec![["", "measured us", "least", "greatest", "simulated us", "error"].map(String::from).to_vec()];
+    println!(
+        "give the constants, and what the walk missed of rows like each. All other rows are judged. short: off by more than {}.",
+        percent(TOLERANCE)
+    );
+    println!(
+        "interpolation: plain, of the fitted rows, straight in the logarithms of bytes, processes and time."
+    );
+    let head =
+        ["", "measured us", "least", "greatest", "simulated us", "error", "interpolation", "its error"];
+    let mut rows = vec![head.map(String::from).to_vec()];
     for row in &verified.rows {
         let [low, high] = row.measured.spread_s;
-        let error = format!("{:+.0}%", row.error() * 100.0);
         let us = |seconds: f64| format!("{:.1}", seconds * 1e6);
-        rows.push(vec![
-            format!("  {}", row.measured.case),
-            us(row.measured.seconds),
-            us(low),
-            us(high),
-            us(row.predicted_s),
-            if row.fitted { "fitted".into() } else { error },
-        ]);
+        let mut cells = vec![format!("  {}", row.measured.case)];
+        cells.extend([row.measured.seconds, low, high, row.predicted_s].map(us));
+        if row.fitted {
+            cells.push("fitted".into());
+        } else {
+            cells.push(marked(row.error()));
+            if let Some(seconds) = row.interpolated_s {
+                cells.extend([us(seconds), marked(seconds / row.measured.seconds - 1.0)]);
+            }
+        }
+        rows.push(cells);
     }
     table::print(&rows);
     println!();
@@ -287,34 +296,67 @@ fn print(before: &Sharing, Report { verified, demo, left_out }: &Report) {
     println!("all: {}", summary(verified, None));
     match (demo, left_out) {
         (Some(Stepped { measured_s: [low, median, high], predicted_s, error }), _) => println!(
-            "the demo's step: measured {:.1} ms ({:.1} to {:.1}), simulated {:.1} ms, {:+.0}%",
+            "the demo's step: measured {:.1} ms ({:.1} to {:.1}), simulated {:.1} ms, {}",
             median * 1e3,
             low * 1e3,
             high * 1e3,
             predicted_s * 1e3,
-            error * 100.0
+            marked(*error)
         ),
         (None, Some(why)) => println!("the demo's step: not predicted: {why}"),
         (None, None) => println!("the demo's step: not measured; `make demo` does, into {DEMO}"),
     }
 }
 
-/// How far the judged rows are off, by what each way of predicting them says.
-fn summary(verified: &Verified, exchange: Option<&str>) -> String {
-    let off = |says: fn(&Beside) -> Option<f64>| {
-        let error = |row: &Beside| Some((says(row)? / row.measured.seconds - 1.0).abs());
-        let errors: Vec<_> = verified.judged(exchange).filter_map(error).collect();
-        let near = errors.iter().filter(|error| **error <= TOLERANCE).count();
-        let worst = errors.iter().copied().fold(0.0, f64::max);
-        let [mean, worst] = [mean(errors.iter().copied()), worst].map(|error| error * 100.0);
-        let tolerance = TOLERANCE * 100.0;
-        format!(
-            "{} judged rows: mean {mean:.1}%, worst {worst:.1}%; {near} within {tolerance:.0}%",
-            errors.len()
+fn percent(part: f64) -> String {
+    format!("{:.0}%", part * 100.0)
+}
+
+/// An error as it is printed.
+fn marked(error: f64) -> String {
+    let short = if error.abs() > TOLERANCE { " short" } else { "" };
+    format!("{:+.0}%{short}", error * 100.0)
+}
+
+/// How far the judged rows are off, by one way of predicting them.
+struct Off {
+    rows: usize,
+    mean: f64,
+    worst: f64,
+    near: usize,
+}
+
+impl Off {
+    fn of<'a>(judged: impl Iterator<Item = &'a Beside>, says: fn(&Beside) -> Option<f64>) -> Self {
+        let errors: Vec<_> =
+            judged.filter_map(|row| Some((says(row)? / row.measured.seconds - 1.0).abs())).collect();
+        Self {
+            rows: errors.len(),
+            mean: mean(errors.iter().copied()),
+            worst: errors.iter().copied().fold(0.0, f64::max),
+            near: errors.iter().filter(|error| **error <= TOLERANCE).count(),
+        }
+    }
+}
+
+impl fmt::Display for Off {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rows, mean, worst, near } = self;
+        let [mean, worst] = [mean, worst].map(|error| error * 100.0);
+        write!(
+            f,
+            "{rows} judged rows: mean {mean:.1}%, worst {worst:.1}%; {near} within {}",
+            percent(TOLERANCE)
         )
-    };
-    if verified.judged(exchange).next().is_none() {
-        return "no row is judged: take more sizes, or more numbers of processes".into();
+    }
+}
+
+/// How far the judged rows are off, by each way of predicting them, and what falls short.
+fn summary(verified: &Verified, exchange: Option<&str>) -> String {
+    let off = |says| Off::of(verified.judged(exchange), says);
+    let predicted = off(|row| Some(row.predicted_s));
+    if predicted.rows == 0 {
+        return NONE_JUDGED.into();
     }
     let halves: Option<Vec<_>> = verified.judged(exchange).map(|row| row.measured.halves).collect();
     let repeated = match halves {
@@ -323,15 +365,24 @@ fn summary(verified: &Verified, exchange: Option<&str>) -> String {
         }
         None => "one run, which says nothing of how it repeats".into(),
     };
-    let mut lines = vec![
-        format!("{}; {repeated}", off(|row| Some(row.predicted_s))),
-        format!("without what fitted rows say of rows like them: {}", off(|row| Some(row.walked_s))),
-    ];
-    if verified.judged(exchange).any(|row| row.linear_s.is_some()) {
-        lines.push(format!(
-            "a latency and a bandwidth for each pool, place and number of processes: {}",
-            off(|row| row.linear_s)
-        ));
+    let interpolated = off(|row| row.interpolated_s);
+    let linear = off(|row| row.linear_s);
+    let mut lines = vec![format!("{predicted}; {repeated}")];
+    let short = predicted.rows - predicted.near;
+    if short > 0 {
+        lines.push(format!("short: {short} rows are off by more than {}", percent(TOLERANCE)));
+    }
+    if interpolated.rows == predicted.rows && interpolated.mean <= predicted.mean {
+        lines.push("short: plain interpolation is as near in the mean, or nearer".into());
+    }
+    for (name, off) in [
+        ("plain interpolation of the fitted rows in log-log", interpolated),
+        ("without what fitted rows say of rows like them", off(|row| Some(row.walked_s))),
+        ("a latency and a bandwidth for each pool, place and fitted number of processes", linear),
+    ] {
+        if off.rows > 0 {
+            lines.push(format!("{name}: {off}"));
+        }
     }
     lines.join("\n    ")
 }
