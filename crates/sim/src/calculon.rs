@@ -1,6 +1,6 @@
 //! Models, systems and executions in the JSON of Calculon (Isaev et al., SC23; github.com/calculon-ai/calculon).
 //!
-//! What Calculon has and Polder has not: docs/plan.md, "Beside Calculon".
+//! What Calculon has and Polder has not: docs/plan-calculon.md.
 
 use std::collections::BTreeMap;
 

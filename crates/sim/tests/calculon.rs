@@ -158,7 +158,7 @@ fn the_optimum_is_calculons_where_it_places_ranks_as_it_likes() {
     assert!(off.abs() < 0.06, "{off}");
 }
 
-/// Over the whole space: 9.6% less on average, a rank correlation of 0.961 (docs/plan.md).
+/// Over the whole space: 9.6% less on average, a rank correlation of 0.961 (docs/plan-calculon.md).
 #[test]
 fn times_are_ordered_as_calculons_and_as_far_off_as_is_said() {
     let (model, platform) = (model(), platform());

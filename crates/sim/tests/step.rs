@@ -226,7 +226,7 @@ fn what_hangs_on_one_link_of_a_switch_shares_it() {
     assert!((taken(4) / taken(1) - 4.0).abs() < 1e-9);
 }
 
-/// As docs/plan.md says: they are recorded and printed.
+/// As docs/plan-platforms.md says: they are recorded and printed.
 #[test]
 fn how_cpus_attach_and_what_cxl_carries_change_no_figure() {
     let mut platform = Platform::load("nvl72-cxl").unwrap();
