@@ -145,7 +145,7 @@ def parts(step: dict[str, Any]) -> list[tuple[str, float, float]]:
     names = {
         "forward_s": "forward",
         "backward_s": "backward",
-        "recompute_s": "computed again",
+        "recompute_s": "recompute",
         "optimizer_s": "optimizer",
     }
     found = [(name, step["compute"][key], 0.0) for key, name in names.items()]

@@ -161,14 +161,35 @@ class Stage:
 
 
 @dataclasses.dataclass(frozen=True)
+class FabricRates:
+    """What a fabric gives an accelerator: the payload of its links, what collectives reach of it, an empty message."""
+
+    payload_bytes_per_s: float
+    reached_bytes_per_s: float
+    latency_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Fabrics:
+    """What fabrics give an accelerator, inside racks and between them; None where there is none."""
+
+    inside: FabricRates | None
+    between: FabricRates | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
-    """A predicted step, with what it was predicted for; the fields of ``polder plan train --json``."""
+    """A predicted step, with what it was predicted for; the fields of ``polder plan train --json``.
+
+    ``model_flops`` counts attention over all pairs of tokens; a causal kernel computes half of them.
+    """
 
     kind: str
     model: str
     sequence: int
     platform: str
     machine: str
+    fabrics: Fabrics
     accelerators: int
     rack: str
     fill: int

@@ -22,6 +22,10 @@ def test_a_plan_has_the_fields_and_the_figures_of_the_command() -> None:
     assert ours.against is not None and ours.against.step.total_s < ours.step.total_s
     assert said.keys() == ours.__dataclass_fields__.keys()
     assert ours.machine == "CPUs attach by c2c; no fabric carries CXL"
+    inside, between = ours.fabrics.inside, ours.fabrics.between
+    assert inside is not None and between is not None
+    assert inside.reached_bytes_per_s < inside.payload_bytes_per_s > between.payload_bytes_per_s
+    assert 0 < inside.latency_s < between.latency_s
     assert said["step"].keys() == ours.step.__dataclass_fields__.keys()
     assert said["layout"]["overlap"].keys() == ours.layout.overlap.__dataclass_fields__.keys()
     assert said["step"]["memory"].keys() == ours.step.memory.__dataclass_fields__.keys()

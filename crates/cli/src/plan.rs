@@ -1,9 +1,9 @@
 //! `polder plan`: predicts training steps on machines that are described in files, and shows how far off it is.
 
 mod page;
-mod parquet;
 mod reproduce;
 mod search;
+mod show;
 mod table;
 mod trace;
 mod train;
@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Verify(verify::Arguments),
     /// Print the platforms, models and prices that Polder brings along.
     List,
+    /// Print a platform with its sources, as a file that `--platform` takes.
+    Show(show::Arguments),
 }
 
 /// Runs `polder plan`.
@@ -44,6 +46,7 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Validate(arguments) => validate::run(arguments)?,
         Command::Verify(arguments) => verify::run(arguments)?,
         Command::List => list()?,
+        Command::Show(arguments) => show::show(arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -348,6 +348,7 @@ impl Fabric {
             Topology::Torus { endpoints: 0, .. } | Topology::Dragonfly { endpoints: 0, .. } => {
                 Err(("topology.endpoints", "expected at least one".into()))
             }
+            Topology::Dragonfly { group: 0, .. } => Err(("topology.group", "expected at least one".into())),
             Topology::Torus { dimensions, .. }
                 if dimensions.iter().any(|n| !(1..=MOST_OF_AXIS).contains(n)) =>
             {
@@ -363,10 +364,9 @@ impl Fabric {
                 ),
             )),
             Topology::Dragonfly { endpoints, group, global }
-                if group == 0
-                    || u64::from(endpoints) + u64::from(global) + u64::from(group) - 1 > u64::from(ports) =>
+                if u64::from(endpoints) + u64::from(global) + u64::from(group) - 1 > u64::from(ports) =>
             {
-                let needed = u64::from(endpoints) + u64::from(global) + u64::from(group.max(1)) - 1;
+                let needed = u64::from(endpoints) + u64::from(global) + u64::from(group) - 1;
                 Err(("topology", format!("a switch of this dragonfly needs {needed} ports, it has {ports}")))
             }
             _ => Ok(()),

@@ -1,15 +1,18 @@
 //! Data files: by name from those that Polder brings along, or by path; one line for what is wrong in one.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 
 use include_dir::{Dir, include_dir};
-use serde::de::DeserializeOwned;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer};
 use toml::{Table, Value};
 
 /// What is wrong with a data file: which file, which key, what was expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{file}: {}{problem}", if key.is_empty() { String::new() } else { format!("{key}: ") })]
 pub struct DataError {
     /// The file, or the name that it was asked for by.
     pub file: String,
@@ -24,6 +27,51 @@ impl DataError {
     #[must_use]
     pub fn new(file: &str, key: &str, problem: impl Into<String>) -> Self {
         Self { file: file.into(), key: key.into(), problem: problem.into() }
+    }
+}
+
+impl fmt::Display for DataError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Keys and values come from the file: they may hold anything.
+        let [file, key, problem] = [&self.file, &self.key, &self.problem].map(|text| printable(text));
+        match key.is_empty() {
+            true => write!(f, "{file}: {problem}"),
+            false => write!(f, "{file}: {key}: {problem}"),
+        }
+    }
+}
+
+/// Whether a terminal shows `character` as itself: control characters, and those that change the direction of text, are commands.
+fn is_printable(character: char) -> bool {
+    !character.is_control() && !matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// `text` with escapes such as `\u{1b}` in place of what a terminal takes as a command.
+#[must_use]
+pub fn printable(text: &str) -> Cow<'_, str> {
+    if text.chars().all(is_printable) {
+        return text.into();
+    }
+    let escaped = text.chars().map(|it| match is_printable(it) {
+        true => it.to_string(),
+        false => it.escape_default().to_string(),
+    });
+    escaped.collect::<String>().into()
+}
+
+/// Reads a text that is printed later: see [`printable`].
+///
+/// # Errors
+/// When it is no string.
+pub fn printable_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    String::deserialize(deserializer).map(|text| printable(&text).into_owned())
+}
+
+/// Whether `name` can stand in tables and messages: what is wrong otherwise.
+pub(crate) fn check_name(name: &str) -> Result<(), String> {
+    match name.chars().all(is_printable) {
+        true => Ok(()),
+        false => Err(format!("expected a name without control characters, found \"{}\"", printable(name))),
     }
 }
 
@@ -96,8 +144,34 @@ pub fn text(folder: Folder, name: &str) -> Result<String, DataError> {
             format!("no {one} of this name; there are {known}, or give a path"),
         ));
     }
-    std::fs::read_to_string(name)
-        .map_err(|error| DataError::new(name, "", format!("cannot read it: {error}")))
+    text_of(name)
+}
+
+/// Bytes of a file that is read, at most.
+const MOST_BYTES: u64 = 16 << 20;
+
+/// The text of the file at `path`.
+///
+/// # Errors
+/// When it cannot be read, is no regular file, or is larger than 16 MiB.
+pub fn text_of(path: &str) -> Result<String, DataError> {
+    let cannot = |error: std::io::Error| DataError::new(path, "", format!("cannot read it: {error}"));
+    // Before it is opened: a FIFO would wait for a writer.
+    let metadata = std::fs::metadata(path).map_err(cannot)?;
+    if !metadata.is_file() {
+        let found = if metadata.is_dir() { "a folder" } else { "a device, a pipe or a socket" };
+        return Err(DataError::new(path, "", format!("expected a regular file, found {found}")));
+    }
+    let mut text = String::new();
+    let limited = File::open(path).map(|file| file.take(MOST_BYTES + 1));
+    limited.and_then(|mut file| file.read_to_string(&mut text)).map_err(cannot)?;
+    match text.len() as u64 > MOST_BYTES {
+        true => {
+            let problem = format!("expected a file of {} MiB at most, found a larger one", MOST_BYTES >> 20);
+            Err(DataError::new(path, "", problem))
+        }
+        false => Ok(text),
+    }
 }
 
 /// Reads a data file as a `T`. A file with the key `extends` is laid over the one that this names; `defaults` are what
@@ -114,12 +188,37 @@ pub fn read<T: DeserializeOwned>(folder: Folder, name: &str) -> Result<T, DataEr
     })
 }
 
-fn whole(folder: Folder, name: &str, seen: &mut Vec<String>) -> Result<Table, DataError> {
+/// The text of a data file as TOML.
+fn table(folder: Folder, name: &str) -> Result<Table, DataError> {
     let text = text(folder, name)?;
-    let mut table: Table = toml::from_str(&text).map_err(|error| {
+    toml::from_str(&text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].lines().count().max(1));
         DataError::new(name, &format!("line {line}"), one_line(error.message()))
-    })?;
+    })
+}
+
+/// The files that a data file extends, the nearest first, each with its `source`.
+///
+/// # Errors
+/// As [`read`].
+pub fn extended(folder: Folder, name: &str) -> Result<Vec<(String, String)>, DataError> {
+    whole(folder, name, &mut vec![])?;
+    let base = |name: &str| -> Result<Option<String>, DataError> {
+        Ok(table(folder, name)?.get("extends").and_then(Value::as_str).map(str::to_owned))
+    };
+    let mut found = vec![];
+    let mut next = base(name)?;
+    while let Some(name) = next {
+        next = base(&name)?;
+        let source =
+            table(folder, &name)?.get("source").and_then(Value::as_str).map(printable).map(Cow::into_owned);
+        found.push((name, source.unwrap_or_default()));
+    }
+    Ok(found)
+}
+
+fn whole(folder: Folder, name: &str, seen: &mut Vec<String>) -> Result<Table, DataError> {
+    let mut table = table(folder, name)?;
     spread_defaults(&mut table);
     let Some(base) = table.remove("extends") else { return Ok(table) };
     let Value::String(base) = base else {

@@ -23,7 +23,9 @@ mod unit;
 
 pub use efficiency::{Curve, Efficiency, Reached};
 pub use fabric::{Fabric, Link, Packet, Pbr, Protocol, Reduction, Software, Switch, Topology};
-pub use file::{DataError, Folder, in_words, names, read, text};
+pub use file::{
+    DataError, Folder, extended, in_words, names, printable, printable_text, read, text, text_of,
+};
 pub use machine::{
     Accelerator, Attach, AttachKind, Compute, Fitted, Host, MemoryNodes, Platform, Rack, Tier,
 };

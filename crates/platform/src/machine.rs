@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Bandwidth, Bytes, DataError, Efficiency, Fabric, FlopRate, Folder, Memory, Protocol, Server, Sharing,
-    Time, read, server,
+    Time, file, read, server,
 };
 
 /// A machine: racks of accelerators, a fabric between the racks, and perhaps a memory pool on that fabric.
@@ -14,8 +14,10 @@ use crate::{
 #[serde(deny_unknown_fields)]
 pub struct Platform {
     /// What it is, in a line.
+    #[serde(deserialize_with = "file::printable_text")]
     pub title: String,
     /// Where its numbers come from.
+    #[serde(deserialize_with = "file::printable_text")]
     pub source: String,
     /// The kinds of rack that it has, by name. A rack is a scale-up domain: what its own fabric joins in one hop.
     #[serde(default)]
@@ -207,7 +209,33 @@ impl Platform {
         servers.chain(self.rack.values().map(|rack| &rack.host.tier)).find_map(|tiers| tiers.get(name))
     }
 
+    /// The first name that no table could print, with the key of where it stands.
+    fn check_names(&self) -> Result<(), (String, String)> {
+        let racks = self.rack.iter().flat_map(|(name, rack)| {
+            let own = [
+                ("rack".to_owned(), name),
+                (format!("rack.{name}.accelerator.name"), &rack.accelerator.name),
+            ];
+            own.into_iter()
+                .chain(rack.host.tier.keys().map(move |tier| (format!("rack.{name}.host.tier"), tier)))
+        });
+        let servers = self.server.iter().flat_map(|(name, server)| {
+            let at = move |part: &str| format!("server.{name}.{part}");
+            let tiers = server.tier.keys().map(move |tier| (at("tier"), tier));
+            let nics = server.nic.keys().map(move |nic| (at("nic"), nic));
+            let paths = server.path.keys().map(move |path| (at("path"), path));
+            std::iter::once(("server".to_owned(), name)).chain(tiers).chain(nics).chain(paths)
+        });
+        let exchanges = self.sharing.iter().flat_map(|it| it.exchange.keys());
+        let exchanges = exchanges.map(|name| ("sharing.exchange".to_owned(), name));
+        racks
+            .chain(servers)
+            .chain(exchanges)
+            .try_for_each(|(key, name)| file::check_name(name).map_err(|problem| (key, problem)))
+    }
+
     fn check(&self) -> Result<(), (String, String)> {
+        self.check_names()?;
         let fabric = |at: &str, fabric: &Fabric| {
             let link = fabric.link.check().map_err(|(key, problem)| (format!("{at}.link.{key}"), problem));
             link.and_then(|()| fabric.check().map_err(|(key, problem)| (format!("{at}.{key}"), problem)))
@@ -231,7 +259,13 @@ impl Platform {
                 .fitted
                 .check()
                 .map_err(|(key, said)| (at(&format!("accelerator.fitted.{key}")), said))?;
-            let Attach { kind, accelerators, .. } = rack.host.attach;
+            for (key, memory) in
+                [("accelerator.memory", &rack.accelerator.memory), ("host.memory", &rack.host.memory)]
+            {
+                memory.check().map_err(|(rate, said)| (at(&format!("{key}.{rate}")), said))?;
+            }
+            let Attach { kind, bandwidth, accelerators } = rack.host.attach;
+            check_rate(bandwidth).map_err(|said| (at("host.attach.bandwidth"), said))?;
             if accelerators != 1 && (accelerators == 0 || kind != Some(AttachKind::PcieSwitch)) {
                 let problem =
                     format!("expected 1, or those behind a link of a \"pcie-switch\", found {accelerators}");
@@ -285,6 +319,9 @@ impl Platform {
         if self.pool.as_ref().is_some_and(|pool| pool.accelerators == 0 || pool.ports == 0) {
             return Err(("pool".into(), "expected at least one port, and one accelerator to a node".into()));
         }
+        if let Some(pool) = &self.pool {
+            pool.memory.check().map_err(|(rate, said)| (format!("pool.memory.{rate}"), said))?;
+        }
         if self.pool.is_some() && !between.carries.contains(&Protocol::Mem) {
             return Err((
                 "between.carries".into(),
@@ -292,6 +329,25 @@ impl Platform {
             ));
         }
         Ok(())
+    }
+}
+
+/// Bytes a second, at least: what is slower is a unit that was mistyped.
+const SLOWEST: f64 = 1e6;
+
+/// Whether memory or a link can be as slow as this: what is wrong otherwise.
+pub(crate) fn check_rate(rate: Bandwidth) -> Result<(), String> {
+    match rate.value() < SLOWEST {
+        true => Err(format!("expected 1 MB/s or more, found {rate}")),
+        false => Ok(()),
+    }
+}
+
+impl Tier {
+    /// Whether it can be as slow: what is wrong otherwise, with the key.
+    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
+        check_rate(self.read).map_err(|said| ("read", said))?;
+        check_rate(self.write).map_err(|said| ("write", said))
     }
 }
 

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     CarbonIntensity, DataError, EnergyPrice, Folder, Lifetime, Money, Platform, Power, Quantity, Rack, Rent,
-    Unit, names, read,
+    Unit, file, names, read,
 };
 
 /// What a file of prices says.
@@ -15,6 +15,7 @@ use crate::{
 #[serde(deny_unknown_fields)]
 pub struct Prices {
     /// What they are, in a line.
+    #[serde(deserialize_with = "file::printable_text")]
     pub title: String,
     /// Of all machines.
     #[serde(default)]
@@ -31,6 +32,7 @@ pub struct Prices {
 #[serde(deny_unknown_fields, bound = "T: DeserializeOwned")]
 struct Sourced<T> {
     value: T,
+    #[serde(deserialize_with = "file::printable_text")]
     source: String,
 }
 
@@ -96,7 +98,10 @@ impl Prices {
     /// # Errors
     /// When there are none, or the file says what cannot be.
     pub fn load(name: &str) -> Result<Self, DataError> {
-        Ok(Self { file: name.into(), ..read(Folder::Prices, name)? })
+        let prices = Self { file: name.into(), ..read(Folder::Prices, name)? };
+        let mut names = prices.machine.keys().map(|machine| file::check_name(machine));
+        names.try_for_each(|it| it.map_err(|problem| DataError::new(name, "machine", problem)))?;
+        Ok(prices)
     }
 
     /// Each machine of the file that is none of these platforms and none that Polder brings along, and no accelerator of theirs:

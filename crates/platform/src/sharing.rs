@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::machine::check_rate;
 use crate::{Bandwidth, Bytes, Tier, Time};
 
 /// Cores and caches of ranks that share memory, and the ways in which they exchange bytes.
@@ -53,13 +54,12 @@ impl Sharing {
         if self.cores == 0 {
             return Err(("cores".into(), "expected at least one".into()));
         }
+        self.memory.check().map_err(|(key, said)| (format!("memory.{key}"), said))?;
         for (name, Exchange { cached, copied, passed, near, write, read, .. }) in &self.exchange {
             let always = [("cached", cached), ("copied", copied), ("passed", passed), ("near", near)];
             let given = [("write", write), ("read", read)].map(|(key, rate)| Some((key, rate.as_ref()?)));
-            let none =
-                always.into_iter().chain(given.into_iter().flatten()).find(|(_, rate)| rate.value() == 0.0);
-            if let Some((key, _)) = none {
-                return Err((format!("exchange.{name}.{key}"), "expected a rate above 0".into()));
+            for (key, rate) in always.into_iter().chain(given.into_iter().flatten()) {
+                check_rate(*rate).map_err(|said| (format!("exchange.{name}.{key}"), said))?;
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! A model from the `config.json` of a Hugging Face repository.
 
-use polder_platform::DataError;
+use polder_platform::{DataError, printable};
 use serde_json::{Map, Value};
 
 use crate::model::{Experts, Model};
@@ -237,7 +237,7 @@ pub(crate) fn model(file: &str, keys: Map<String, Value>, sequence: Option<u32>)
         DataError::new(file, SEQUENCE[0], problem)
     };
     Ok(Model {
-        title: format!("{kind} of {file}"),
+        title: printable(&format!("{kind} of {file}")).into_owned(),
         source: file.into(),
         hidden: config.must(&["hidden_size", "n_embd", "n_embed", "d_model"])?,
         layers: config.must(&["num_hidden_layers", "n_layer", "n_layers"])?,

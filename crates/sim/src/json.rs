@@ -1,6 +1,6 @@
 //! JSON files of others: which of the formats one is, by its keys.
 
-use polder_platform::{DataError, Folder, Platform, text};
+use polder_platform::{DataError, Folder, Platform, text, text_of};
 use serde_json::{Map, Value};
 
 use crate::calculon::{self, Execution};
@@ -81,9 +81,7 @@ impl Execution {
     /// # Errors
     /// When it cannot be read, or asks for what cannot be expressed.
     pub fn load(path: &str) -> Result<Self, DataError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| DataError::new(path, "", format!("cannot read it: {error}")))?;
-        match read(path, &text)? {
+        match read(path, &text_of(path)?)? {
             (Kind::CalculonExecution, keys) => calculon::execution(path, &keys),
             (kind, _) => Err(other(path, "an execution of Calculon", kind)),
         }

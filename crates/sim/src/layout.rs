@@ -356,6 +356,13 @@ impl Layout {
     /// # Errors
     /// What is 0, too large or does not divide.
     pub fn check(&self, model: &Model) -> Result<(), Refusal> {
+        self.check_counts()?;
+        self.check_block(model)?;
+        self.check_copies(model)
+    }
+
+    /// Whether no count is 0.
+    pub(crate) fn check_counts(&self) -> Result<(), Refusal> {
         let counts = [
             ("tp", self.tp),
             ("cp", self.cp),
@@ -366,11 +373,10 @@ impl Layout {
             ("micro-batch", self.micro_batch),
             ("batch", self.batch),
         ];
-        if let Some((what, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            return Err(Refusal::Zero { what });
+        match counts.iter().find(|(_, count)| *count == 0) {
+            Some((what, _)) => Err(Refusal::Zero { what }),
+            None => Ok(()),
         }
-        self.check_block(model)?;
-        self.check_copies(model)
     }
 
     /// What does not depend on stages and copies, for counts above 0.

@@ -48,4 +48,4 @@ pub use search::{Found, Outcome, Progress, Space, front, search};
 pub use step::{Communication, Compute, Memory, Scoped, Shown, Stage, Step};
 pub use text::{accelerators, grouped, listed};
 pub use timeline::{Sent, Stretch, Work, timeline, traffic};
-pub use train::{Job, Plan};
+pub use train::{FabricRates, Fabrics, Job, Plan};

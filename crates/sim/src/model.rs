@@ -1,6 +1,6 @@
 //! Transformers as data.
 
-use polder_platform::{DataError, Folder, read, text};
+use polder_platform::{DataError, Folder, printable_text, read, text};
 use serde::{Deserialize, Serialize};
 
 use crate::json;
@@ -10,8 +10,10 @@ use crate::json;
 #[serde(deny_unknown_fields)]
 pub struct Model {
     /// What it is, in a line.
+    #[serde(deserialize_with = "printable_text")]
     pub title: String,
     /// Where its shape comes from.
+    #[serde(deserialize_with = "printable_text")]
     pub source: String,
     /// Width of the residual stream.
     pub hidden: u32,
@@ -124,6 +126,12 @@ impl Model {
             ));
         }
         match self.experts {
+            Some(Experts { count, .. }) if count == 0 || count > MOST => {
+                Err(("experts.count", format!("expected a number from 1 to {MOST}, found {count}")))
+            }
+            Some(Experts { shared, .. }) if shared > MOST => {
+                Err(("experts.shared", format!("expected a number from 0 to {MOST}, found {shared}")))
+            }
             Some(Experts { count, active, .. }) if active == 0 || active > count => {
                 Err(("experts.active", format!("expected 1 to {count}, found {active}")))
             }

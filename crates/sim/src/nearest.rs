@@ -99,6 +99,7 @@ impl Asked<'_> {
     }
 
     fn found(&self, given: &Given, accelerators: u32) -> Option<Found> {
+        given.check_counts(self.model).ok()?;
         let space = leanest(given.space(self.job, self.model, accelerators));
         search(self.job, self.model, &space, 1, &|_, _| ()).best().copied()
     }

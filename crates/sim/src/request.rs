@@ -12,7 +12,7 @@ use crate::order::Order;
 use crate::published::Margin;
 use crate::search::{Outcome, Progress, Space, search};
 use crate::step::{Stage, Step};
-use crate::train::{Job, Plan};
+use crate::train::{Fabrics, Job, Plan};
 
 /// What of a layout is given.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -107,6 +107,8 @@ pub struct Answer {
     pub platform: String,
     /// How its CPUs attach, and what of CXL its fabrics carry.
     pub machine: String,
+    /// What its fabrics give an accelerator.
+    pub fabrics: Fabrics,
     /// Accelerators.
     pub accelerators: u32,
     /// Kind of rack.
@@ -229,6 +231,11 @@ impl Given {
     /// Sequences of a step.
     pub(crate) fn batch(&self, model: &Model) -> u32 {
         self.batch.unwrap_or_else(|| 1 << ((16 << 20) / model.sequence).max(1).ilog2())
+    }
+
+    /// Whether no count that is given is 0: anything divides a batch of nothing.
+    pub(crate) fn check_counts(&self, model: &Model) -> Result<(), Refusal> {
+        self.alone(self.batch(model)).check_counts()
     }
 
     /// What is given, and of all else the least; `dp` of at least `ep`.
@@ -462,6 +469,7 @@ impl Request {
             sequence: model.sequence,
             platform: name.into(),
             machine: job.recorded(),
+            fabrics: job.fabrics(),
             accelerators: self.accelerators,
             rack: job.rack_name().into(),
             fill,

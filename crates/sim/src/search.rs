@@ -397,7 +397,9 @@ fn each_of_block(
     mut place: u64,
     best: &mut Best,
 ) {
-    if key.ranks() == 0 || key.layout(1, 1, 1, space.batch).check_block(model).is_err() {
+    if key.layout(1, 1, 1, space.batch).check_counts().is_err()
+        || key.layout(1, 1, 1, space.batch).check_block(model).is_err()
+    {
         return;
     }
     let (mut known, mut copies) = (None, vec![]);

@@ -1,6 +1,7 @@
 //! A step of one model with one layout on one platform.
 
-use polder_platform::{Platform, Rack};
+use polder_platform::{Fabric, Platform, Rack};
+use serde::Serialize;
 
 use crate::block::Block;
 use crate::layout::{FarTier, Layout, Offload, Refusal};
@@ -30,6 +31,34 @@ pub struct Plan {
     pub fill: u32,
     /// What it takes.
     pub step: Step,
+}
+
+/// What the fabrics of a platform give an accelerator; `None` where there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Fabrics {
+    /// Inside a rack.
+    pub inside: Option<FabricRates>,
+    /// Between racks.
+    pub between: Option<FabricRates>,
+}
+
+/// What a fabric gives an accelerator.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct FabricRates {
+    /// Bytes a second in one direction: the links' rate less line code, flits and headers.
+    pub payload_bytes_per_s: f64,
+    /// The part of them that collectives reach, to neighbours: fitted, and what the topology carries.
+    pub reached_bytes_per_s: f64,
+    /// Seconds of an empty message.
+    pub latency_s: f64,
+}
+
+impl FabricRates {
+    fn new(fabric: &Fabric, reached: f64) -> Self {
+        let payload_bytes_per_s = fabric.payload().value();
+        let reached_bytes_per_s = payload_bytes_per_s * reached * fabric.carried()[0];
+        Self { payload_bytes_per_s, reached_bytes_per_s, latency_s: fabric.latency().value() }
+    }
 }
 
 impl<'a> Job<'a> {
@@ -142,6 +171,17 @@ impl<'a> Job<'a> {
         let carried: String = carried.collect();
         let none = if carried.is_empty() { "; no fabric carries CXL" } else { "" };
         attach + &carried + none
+    }
+
+    /// What the fabrics give an accelerator.
+    #[must_use]
+    pub fn fabrics(&self) -> Fabrics {
+        let fitted = &self.rack.accelerator.fitted;
+        let rates = |fabric: Option<&Fabric>, reached| fabric.map(|it| FabricRates::new(it, reached));
+        Fabrics {
+            inside: rates(self.rack.fabric.as_ref(), fitted.inside),
+            between: rates(self.platform.between.as_ref(), fitted.between),
+        }
     }
 
     /// Every memory beyond the accelerators' that there is.

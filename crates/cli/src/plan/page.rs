@@ -3,14 +3,14 @@
 use polder_sim::{Answer, Stretch, Work, accelerators, timeline};
 use serde_json::{Value, json};
 
-use super::train::{TIMES, computed_line, dealt, how_sure, kinds, layout_line};
+use super::train::{TIMES, blocks_line, computed_line, kinds, layout_line, range_line, range_source};
 use crate::Failure;
 
 /// The page of a step, and of the same layout on another platform beside it.
 pub(super) fn page(answer: &Answer) -> Result<String, Failure> {
     let platforms: Vec<_> = std::iter::once(answer).chain(answer.against.as_deref()).map(platform).collect();
     let about = [layout_line(&answer.layout), computed_line(answer.sequence, &answer.layout)];
-    let about: Vec<_> = about.into_iter().chain(dealt(&answer.stages)).collect();
+    let about: Vec<_> = about.into_iter().chain(blocks_line(&answer.stages)).collect();
     let data = json!({
         "about": about.join("; "),
         "note": answer.note.as_deref().unwrap_or_default(),
@@ -25,7 +25,7 @@ pub(super) fn page(answer: &Answer) -> Result<String, Failure> {
     let data = serde_json::to_string(&data)?.replace('<', "\\u003c");
     Ok(include_str!("page.html")
         .replace("@TITLE@", &plain(&title))
-        .replace("@SURE@", &plain(&how_sure(answer)))
+        .replace("@SURE@", &plain(&format!("{}; {}", range_line(answer), range_source(answer))))
         .replace("@DATA@", &data))
 }
 

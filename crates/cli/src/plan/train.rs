@@ -5,13 +5,19 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_sim::{
-    Answer, Execution, FarTier, Given, Layout, Margin, Memory, Model, Offload, OrderError, Overlap,
-    Precision, Progress, Recompute, Request, RequestError, Shown, Stage, Step, Tiers, Zero, accelerators,
-    grouped, listed, would,
+    Answer, Execution, FabricRates, FarTier, Given, Layout, Margin, Memory, Model, Offload, OrderError,
+    Overlap, Precision, Progress, Recompute, Request, RequestError, Shown, Stage, Step, Tiers, Zero,
+    accelerators, grouped, listed, would,
 };
 
 use super::{page, table, trace};
 use crate::Failure;
+
+/// A count of accelerators. It is text until here, so that a wrong one gets one line as any other wrong input does.
+pub(super) fn accelerator_count(text: &str) -> Result<u32, Failure> {
+    text.parse()
+        .map_err(|_| Failure(format!("--gpus: expected a whole number of accelerators, found {text:?}")))
+}
 
 /// What is trained, on what.
 #[derive(Args)]
@@ -72,7 +78,8 @@ struct Fixed {
     /// Share along the sequence what tensor parallelism does not share.
     #[arg(long, value_name = "BOOL")]
     sequence_parallel: Option<bool>,
-    /// Keep what is gathered along the sequence, and do not gather it again in the backward pass.
+    /// Keep what sequence parallelism gathers, and do not gather it again in the backward pass; layouts without it are not
+    /// looked at then.
     #[arg(long)]
     keep_gathered: bool,
     /// What is computed again in the backward pass.
@@ -154,8 +161,8 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     subject: Subject,
     /// Accelerators.
-    #[arg(long, value_name = "COUNT", required_unless_present = "layout")]
-    gpus: Option<u32>,
+    #[arg(long, value_name = "COUNT", required_unless_present = "layout", allow_negative_numbers = true)]
+    gpus: Option<String>,
     /// The machine: a name (`polder plan list`), or the path of a file or of a system of Calculon.
     #[arg(long, value_name = "PLATFORM")]
     platform: String,
@@ -279,6 +286,16 @@ impl Subject {
         }
         let layout = &mut request.layout;
         layout.tiers = tiers;
+        if self.fixed.keep_gathered {
+            let nothing = |given: &str, remedy: &str| {
+                Err(Failure(format!("--keep-gathered: nothing is gathered with {given}; give {remedy}")))
+            };
+            match (layout.sequence_parallel, layout.tp) {
+                (Some(false), _) => return nothing("--sequence-parallel false", "--sequence-parallel true"),
+                (_, Some(1)) => return nothing("--tp 1", "--tp 2 or more"),
+                _ => layout.sequence_parallel = Some(true),
+            }
+        }
         if let Some(to) = self.fixed.to {
             match (&mut layout.offload, tiers) {
                 (Some(offload), _) if offload.is_any() => offload.tier = to,
@@ -311,9 +328,10 @@ pub(super) fn with_bar<T>(
 /// Predicts a step.
 pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
+    let gpus = arguments.gpus.as_deref().map(accelerator_count).transpose()?;
     let request = Request {
         against: arguments.against.clone(),
-        ..subject.request(&arguments.platform, arguments.gpus, Tiers::IfNeeded)?
+        ..subject.request(&arguments.platform, gpus, Tiers::IfNeeded)?
     };
     let answer = with_bar(|progress| request.train(threads(None), progress))?;
     expect_drawn(arguments, &answer.layout)?;
@@ -368,7 +386,7 @@ pub(super) fn threads(asked: Option<usize>) -> usize {
 
 /// Why no layout of so many fits, of which this one comes nearest, and what would.
 pub(super) fn none_fits(points: u64, layout: &Layout, step: &Step, would_fit: &[String]) -> String {
-    let (lacks, would) = (lacks(step, layout), would(would_fit, "fit"));
+    let (lacks, would) = (missing_memory(step, layout), would(would_fit, "fit"));
     match points {
         1 => format!("it does not fit: {lacks}{would}"),
         _ => format!(
@@ -380,7 +398,7 @@ pub(super) fn none_fits(points: u64, layout: &Layout, step: &Step, would_fit: &[
 }
 
 /// How much of which memory a step takes that does not fit.
-fn lacks(step: &Step, layout: &Layout) -> String {
+fn missing_memory(step: &Step, layout: &Layout) -> String {
     let memory = &step.memory;
     if memory.used_bytes <= memory.capacity_bytes {
         let (used, has) = (memory.far_bytes / 1e9, memory.far_capacity_bytes / 1e9);
@@ -407,8 +425,8 @@ fn used(count: u32) -> String {
     format!("{} {}", accelerators(count), if count == 1 { "is" } else { "are" })
 }
 
-/// What stages that come out uneven have.
-pub(super) fn dealt(stages: &[Stage]) -> Option<String> {
+/// The blocks of stages that come out uneven.
+pub(super) fn blocks_line(stages: &[Stage]) -> Option<String> {
     let alike = stages.chunk_by(|a, b| a.blocks == b.blocks).map(|all| match all {
         [one] => one.blocks.to_string(),
         all => format!("{} in each of {}", all[0].blocks, all.len()),
@@ -417,42 +435,76 @@ pub(super) fn dealt(stages: &[Stage]) -> Option<String> {
     is_uneven.then(|| format!("blocks of the stages: {}", alike.collect::<Vec<_>>().join(", ")))
 }
 
-/// How far the step may be off: what published steps took, and apart from it what predictions without them were off by.
-pub(super) fn how_sure(answer: &Answer) -> String {
-    let Margin { accelerator, least, most, mean_without_scalar, rows, mean, worst } = &answer.margin;
+/// From the least to the most that so many of a prediction come to, by the published steps of its accelerator.
+pub(super) fn range(Margin { least, most, .. }: &Margin, predicted: f64, digits: usize) -> String {
+    match least == most {
+        true => format!("{:.digits$}", least * predicted),
+        false => format!("{:.digits$} to {:.digits$}", least * predicted, most * predicted),
+    }
+}
+
+/// The range that a step lies in, then what is predicted.
+pub(super) fn range_line(answer: &Answer) -> String {
+    let Answer { platform, margin, step, .. } = answer;
+    format!(
+        "a step on {platform} takes {} s; predicted: {:.3} s",
+        range(margin, step.total_s, 3),
+        step.total_s
+    )
+}
+
+/// What the range rests on: what published steps took, and apart from it what predictions without them were off by.
+pub(super) fn range_source(answer: &Answer) -> String {
+    let Margin { accelerator, mean_without_scalar, rows, mean, worst, .. } = &answer.margin;
     let whose = accelerator.as_ref().map_or_else(
         || "nothing was published of this accelerator; steps of others".into(),
         |name| format!("published steps of {name}"),
     );
-    let range = |times: f64, digits: usize| match least == most {
-        true => format!("{:.digits$}", least * times),
-        false => format!("{:.digits$} to {:.digits$}", least * times, most * times),
-    };
     format!(
-        "how sure: {whose} took {} times what is predicted of them, and so much would make {} s of this one;\n  predicted without their publication they were {:.1}% off on average, comparisons on one software {:.1}%, {:.1}% at worst ({rows:.0} judged)",
-        range(1.0, 2),
-        range(answer.step.total_s, 3),
+        "the range: {whose} took {} times what is predicted of them;\n  predicted without their publication they were {:.1}% off on average, comparisons on one software {:.1}%, {:.1}% at worst ({rows:.0} judged)",
+        range(&answer.margin, 1.0, 2),
         mean_without_scalar * 100.0,
         mean * 100.0,
         worst * 100.0
     )
 }
 
+/// A step: the range that it lies in, how it is laid out, what it is made of, and what that rests on.
 fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
-    let Answer { layout, step, fill, .. } = answer;
-    let others: Vec<_> = answer.against.iter().collect();
+    let others: Vec<_> = answer.against.iter().map(AsRef::as_ref).collect();
     let title = subject.loaded()?.title;
     // A title may name its file.
     let name = if title.contains(&answer.model) { String::new() } else { format!("{}: ", answer.model) };
     println!("{name}{title} on {}, simulated", accelerators(answer.accelerators));
-    println!("{}", layout_line(layout));
-    println!("{}; racks of {}", computed_line(answer.sequence, layout), answer.rack);
-    if let Some(dealt) = dealt(&answer.stages) {
-        println!("{dealt}");
+    println!("{}", range_line(answer));
+    others.iter().for_each(|other| println!("{}", range_line(other)));
+    print_layout(answer, &others);
+    table::print(&rows(answer, &others));
+    println!("TFLOP/s count attention over all pairs of tokens; a causal kernel computes half of them");
+    if let [other] = others[..] {
+        print_comparison(answer, other);
+    }
+    if let Some(note) = &answer.note {
+        println!("{note}");
+    }
+    println!("{}", range_source(answer));
+    for other in others.iter().filter(|it| it.margin != answer.margin) {
+        println!("on {}: {}", other.platform, range_source(other));
+    }
+    println!("`polder plan validate` prints these published steps beside what is predicted of them");
+    Ok(())
+}
+
+/// How the step is laid out, and on what.
+fn print_layout(answer: &Answer, others: &[&Answer]) {
+    println!("{}", layout_line(&answer.layout));
+    println!("{}; racks of {}", computed_line(answer.sequence, &answer.layout), answer.rack);
+    if let Some(blocks) = blocks_line(&answer.stages) {
+        println!("{blocks}");
     }
     let order: Vec<_> = answer.order.words().collect();
     let order = format!("{} (--order {})", order.join(", "), answer.order);
-    println!("ranks are placed {order}; of each rack {} used", used(*fill));
+    println!("ranks are placed {order}; of each rack {} used", used(answer.fill));
     println!("{}", answer.machine);
     for other in others.iter().filter(|it| it.machine != answer.machine) {
         println!("on {}: {}", other.platform, other.machine);
@@ -460,6 +512,11 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     if answer.points > 1 {
         println!("the fastest that fits of {} layouts", grouped(answer.points));
     }
+}
+
+/// The table: a column for each platform.
+fn rows(answer: &Answer, others: &[&Answer]) -> Vec<Vec<String>> {
+    let step = &answer.step;
     let mut head = vec![String::new(), answer.platform.clone()];
     head.extend(others.iter().map(|it| it.platform.clone()));
     let mut rows = vec![head];
@@ -470,7 +527,7 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
     };
     row("step, s", &|it| format!("{:.3}", it.step.total_s));
     let digits = if answer.rate() < 10e12 { 4 } else { 0 };
-    row("TFLOP/s an accelerator, the model's", &|it| format!("{:.digits$}", it.rate() / 1e12));
+    row("TFLOP/s an accelerator", &|it| format!("{:.digits$}", it.rate() / 1e12));
     row("part of its peak", &|it| format!("{:.0}%", it.rate() / it.peak_flops * 100.0));
     for (name, of) in TIMES {
         let seconds = of(step);
@@ -486,26 +543,36 @@ fn print(subject: &Subject, answer: &Answer) -> Result<(), Failure> {
             row(name, &|it| format!("{:.1}", of(&it.step) / 1e9));
         }
     }
-    table::print(&rows);
-    if let [other] = others[..] {
-        let ratio = step.total_s / other.step.total_s;
-        println!("{} takes {ratio:.3} times as long as {}", answer.platform, other.platform);
-        if other.fill != *fill {
-            println!("on {}, of each rack {} used", other.platform, used(other.fill));
+    for (place, of) in FABRICS {
+        let any = of(answer).or_else(|| others.iter().find_map(|it| of(it)));
+        if any.is_some() {
+            let number = |value: Option<f64>| value.map_or("none".into(), |it| format!("{it:.1}"));
+            row(&format!("links {place} racks, GB/s an accelerator"), &|it| {
+                number(of(it).map(|rates| rates.payload_bytes_per_s / 1e9))
+            });
+            row("  reached by collectives", &|it| {
+                number(of(it).map(|rates| rates.reached_bytes_per_s / 1e9))
+            });
+            row("  an empty message, us", &|it| number(of(it).map(|rates| rates.latency_s * 1e6)));
         }
-        if !other.fits {
-            println!("on {} it does not fit: {}", other.platform, lacks(&other.step, layout));
-        }
     }
-    if let Some(note) = &answer.note {
-        println!("{note}");
+    rows
+}
+
+/// The fabrics of a platform.
+const FABRICS: [(&str, fn(&Answer) -> Option<FabricRates>); 2] =
+    [("inside", |answer| answer.fabrics.inside), ("between", |answer| answer.fabrics.between)];
+
+/// The same layout on two platforms.
+fn print_comparison(answer: &Answer, other: &Answer) {
+    let ratio = answer.step.total_s / other.step.total_s;
+    println!("{} takes {ratio:.3} times as long as {}", answer.platform, other.platform);
+    if other.fill != answer.fill {
+        println!("on {}, of each rack {} used", other.platform, used(other.fill));
     }
-    println!("{}", how_sure(answer));
-    for other in others.iter().filter(|it| it.margin != answer.margin) {
-        println!("on {}: {}", other.platform, how_sure(other));
+    if !other.fits {
+        println!("on {} it does not fit: {}", other.platform, missing_memory(&other.step, &answer.layout));
     }
-    println!("`polder plan validate` prints these published steps beside what is predicted of them");
-    Ok(())
 }
 
 /// A line of the table: its name, and what of a step stands there.
@@ -515,7 +582,7 @@ pub(super) type Line<T> = (&'static str, fn(&Step) -> T);
 pub(super) const TIMES: [Line<Shown>; 17] = [
     ("  forward, s", |step| held(step.compute.forward_s)),
     ("  backward", |step| held(step.compute.backward_s)),
-    ("  computed again", |step| held(step.compute.recompute_s)),
+    ("  recompute", |step| held(step.compute.recompute_s)),
     ("  optimizer", |step| held(step.compute.optimizer_s)),
     ("  tensor, inside racks", |step| step.communication.tensor.inside),
     ("  tensor, between racks", |step| step.communication.tensor.between),
@@ -539,7 +606,7 @@ const BYTES: [Line<f64>; 11] = [
     ("  gradients", |step| step.memory.gradients_bytes),
     ("  optimizer states", |step| step.memory.optimizer_bytes),
     ("  activations", |step| step.memory.activations_bytes),
-    ("elsewhere, GB an accelerator", |step| step.memory.far_bytes),
+    ("offloaded, GB an accelerator", |step| step.memory.far_bytes),
     ("  of", |step| if step.memory.far_bytes > 0.0 { step.memory.far_capacity_bytes } else { 0.0 }),
     ("  weights", |step| step.memory.far_weights_bytes),
     ("  optimizer states", |step| step.memory.far_optimizer_bytes),
@@ -578,29 +645,24 @@ pub(super) fn computed_line(sequence: u32, layout: &Layout) -> String {
     )
 }
 
+/// A choice as its option has it.
+pub(super) fn lower(choice: &impl std::fmt::Debug) -> String {
+    format!("{choice:?}").to_lowercase()
+}
+
+/// How a step is cut, in the words of the options that say so.
 pub(super) fn layout_line(layout: &Layout) -> String {
     let Layout { tp, cp, ep, dp, pp, interleave, batch, micro_batch, .. } = layout;
-    let parts = if *interleave > 1 { format!(" in {interleave} parts each") } else { String::new() };
+    let interleave = if *interleave > 1 { format!(", interleave {interleave}") } else { String::new() };
     let mut line = format!(
-        "layout: tp {tp}, cp {cp}, ep {ep}, dp {dp}, pp {pp}{parts}; batch {batch}, micro-batch {micro_batch}"
+        "layout: tp {tp}, cp {cp}, ep {ep}, dp {dp}, pp {pp}{interleave}; batch {batch}, micro-batch {micro_batch}"
     );
-    let recompute = match layout.recompute {
-        Recompute::None => "nothing computed again",
-        Recompute::Selective => "scores computed again",
-        Recompute::Full => "all computed again",
-    };
-    let zero = match layout.zero {
-        Zero::None => "nothing shared among copies",
-        Zero::Optimizer => "optimizer states shared among copies",
-        Zero::Gradients => "optimizer states and gradients shared among copies",
-        Zero::Weights => "optimizer states, gradients and weights shared among copies",
-    };
     let sequence = match (layout.sequence_parallel, layout.gather_again) {
         (false, _) => "",
-        (true, true) => "sequence parallel, ",
-        (true, false) => "sequence parallel with what is gathered kept, ",
+        (true, true) => "sequence-parallel, ",
+        (true, false) => "sequence-parallel, keep-gathered, ",
     };
-    line += &format!("; {sequence}{recompute}, {zero}");
+    line += &format!("; {sequence}recompute {}, zero {}", lower(&layout.recompute), lower(&layout.zero));
     if layout.offload.is_any() {
         line += &format!("; {}", layout.offload);
     }

@@ -11,7 +11,7 @@ use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::types::Type;
 use polder_sim::{Cell, NUMBERS, cells};
 
-use super::search::{PLACE, Point};
+use super::{Point, SITE};
 
 /// Rows that are written at once.
 const GROUP: usize = 1 << 14;
@@ -26,7 +26,7 @@ pub(super) fn write(found: &[Point<'_>], out: impl Write + Send) -> Result<()> {
     };
     let text = |name: &str| column(name, Physical::BYTE_ARRAY, Some(LogicalType::String));
     let count = |name: &str| column(name, Physical::INT32, Some(LogicalType::integer(32, false)));
-    let place = PLACE.iter().map(|name| match *name {
+    let site = SITE.iter().map(|name| match *name {
         "accelerators" | "sequence" | "fill" => count(name),
         _ => text(name),
     });
@@ -36,7 +36,7 @@ pub(super) fn write(found: &[Point<'_>], out: impl Write + Send) -> Result<()> {
         Cell::Choice(_) => text(name),
     });
     let figures = names.iter().map(|name| column(name, Physical::DOUBLE, None));
-    let fields = place.into_iter().chain(layout).chain(figures).collect::<Result<_>>()?;
+    let fields = site.into_iter().chain(layout).chain(figures).collect::<Result<_>>()?;
     let schema = Type::group_type_builder("layouts").with_fields(fields).build()?;
     let properties = WriterProperties::builder().set_created_by("polder".into()).build();
 
@@ -96,7 +96,7 @@ fn fill<T: DataType, W: Write + Send>(
 mod tests {
     use parquet::file::reader::{FileReader, SerializedFileReader};
     use parquet::record::RowAccessor;
-    use polder_sim::{Layout, Order, Step};
+    use polder_sim::{Layout, Margin, Order, Step};
 
     use super::*;
 
@@ -116,8 +116,9 @@ mod tests {
             order: Order::default(),
             layout,
             step: Step { total_s: place as f64, ..Step::default() },
-            bill: None,
+            costs: None,
             note: None,
+            margin: Margin::of("none").unwrap(),
         };
         let points: Vec<_> = (0..GROUP + 3).map(point).collect();
         write(&points, std::fs::File::create(&path).unwrap()).unwrap();
@@ -126,11 +127,11 @@ mod tests {
         let rows = file.get_row_iter(None).unwrap().map(Result::unwrap);
         let mut count = 0;
         for (place, row) in rows.enumerate() {
-            assert_eq!(row.get_double(PLACE.len() + NUMBERS.len()).unwrap(), place as f64);
+            assert_eq!(row.get_double(SITE.len() + NUMBERS.len()).unwrap(), place as f64);
             assert_eq!(row.get_string(0).unwrap() == "first", place < GROUP);
-            assert_eq!(row.get_uint(PLACE.len() + 6).unwrap(), u32::MAX, "the batch");
+            assert_eq!(row.get_uint(SITE.len() + 6).unwrap(), u32::MAX, "the batch");
             assert_eq!(
-                (row.get_string(PLACE.len() + 12).unwrap().as_str(), row.get_bool(PLACE.len() + 11).unwrap()),
+                (row.get_string(SITE.len() + 12).unwrap().as_str(), row.get_bool(SITE.len() + 11).unwrap()),
                 ("gradients", true)
             );
             count += 1;
