@@ -1276,6 +1276,7 @@ fn the_figure_of_scalepool_says_what_it_rests_on() {
     let text = said("reproduce scalepool-fig6");
     for line in [
         "mean, times faster ",
+        "published  simulated, fitted to it ",
         "CXL ports an accelerator",
         " 1.00 for 110.7 GB/s between racks, 2.03 for",
         "where collectives reach 0.75 of a port, as `polder plan train` has it on nvl72-cxl, 1.33 between racks",

@@ -145,7 +145,7 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
     };
     let (paper, ours) = (report.paper, report.simulated);
     table::print(&[
-        ["", "published", "simulated", "error"].map(String::from).to_vec(),
+        ["", "published", "simulated, fitted to it", "off"].map(String::from).to_vec(),
         line("mean, times faster", paper.mean, ours.mean),
         line("best", paper.best, ours.best),
         line("communication between racks", paper.communication, ours.communication),
