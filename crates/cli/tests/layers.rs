@@ -66,6 +66,32 @@ fn no_room_imports_a_room_above_it() {
     }
 }
 
+/// The crates that a build of `packages` takes, as one invocation unifies their features.
+fn crates_of(packages: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["tree", "--offline", "--edges=normal", "--prefix=none", "--format={p}"]);
+    command.args(packages.iter().map(|package| format!("--package=polder-{package}")));
+    let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo tree runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("cargo tree prints text")
+}
+
+/// The builds of `scripts/setup.sh`, one a line.
+#[test]
+fn the_model_is_in_the_command_and_in_no_library_that_users_load() {
+    let has_model = |packages: &[&str]| crates_of(packages).contains("corosensei");
+    assert!(has_model(&["cli"]), "`polder verify` needs the model");
+    let setup = include_str!("../../../scripts/setup.sh");
+    let libraries = ["ofi", "capi", "mpi-mpich", "mpi-openmpi"];
+    let together = libraries.map(|library| format!("-p polder-{library}")).join(" ");
+    assert!(
+        setup.contains(&format!("cargo build --release {together}\n")),
+        "setup builds other libraries together"
+    );
+    assert!(!has_model(&libraries), "{libraries:?}");
+    assert!(!has_model(&["python"]), "polder._core");
+}
+
 #[test]
 fn rooms_without_unsafe_code_forbid_it() {
     for room in WITHOUT_UNSAFE {

@@ -54,9 +54,11 @@ const NAP: Duration = Duration::from_millis(1);
 /// A group over extents of its own. Dropping it leaves the group and gives them back.
 pub struct Joined<M: Memory> {
     group: Group<M>,
+    #[cfg_attr(not(feature = "model"), expect(dead_code, reason = "dropping it gives the extents back"))]
     seats: Seats<M>,
 }
 
+#[cfg(feature = "model")]
 impl<M: Memory> Joined<M> {
     /// What tells the extents of its ranks from all that there ever were, in no order of ranks.
     pub(crate) fn marks(&self) -> BTreeSet<u64> {

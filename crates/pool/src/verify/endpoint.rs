@@ -21,7 +21,6 @@ use crate::format::{Geometry, Layout, Superblock};
 use crate::local::LocalLayout;
 use crate::object::Fill;
 use crate::ring::RingShape;
-use crate::site::Flaw;
 use crate::{Member, Pool, PoolError, Private};
 
 pub(super) fn suites() -> Vec<Suite> {
@@ -248,7 +247,7 @@ pub(super) fn attach(
     // Under one kernel nobody goes by heartbeats; between two nobody who lives is silent for so long.
     let silence = if kernels == Kernels::Shared { Duration::from_micros(2) } else { PATIENCE };
     let member = Member { pid, timeout: PATIENCE, silence, ..Member::new(host, 7) };
-    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member, true, Flaw::None);
+    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member);
     Arc::new(pool.expect("the host is ours"))
 }
 
