@@ -260,14 +260,20 @@ fn the_litmus_tests_of_hosts_that_miss_flushes_show_the_controls_of_stale_reads(
         let mut command = desk.command(&arguments);
         command.env("POLDER_WRAP", "shadow").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    for ended in [role(0), role(1)].map(|child| child.wait_with_output().unwrap()) {
-        let said = String::from_utf8(ended.stdout).unwrap();
-        assert!(
-            said.contains("\nPASS: message passing: 2 right in 400 rounds, 0 forbidden outcomes; "),
-            "{said}"
-        );
-        assert!(matches!(ended.status.code(), Some(0 | 3)), "{said}");
+    // On a busy machine one role may be over before the other begins, round after round.
+    for _ in 0..20 {
+        let ended = [role(0), role(1)].map(|child| child.wait_with_output().unwrap());
+        let said = ended.map(|ended| {
+            assert!(matches!(ended.status.code(), Some(0 | 3)), "{ended:?}");
+            String::from_utf8(ended.stdout).unwrap()
+        });
+        let right = "message passing: 2 right in 400 rounds, 0 forbidden outcomes; ";
+        assert!(said.iter().all(|said| said.contains(right)), "{said:?}");
+        if said.iter().all(|said| said.contains(&format!("\nPASS: {right}"))) {
+            return;
+        }
     }
+    panic!("no stale read was seen in 20 games of 2000 rounds of controls");
 }
 
 #[test]
@@ -284,7 +290,7 @@ fn schedules_of_none_are_refused_and_canaries_are_chosen_and_replayed_by_name() 
     assert_eq!(sum, "1 passed, 0 failed");
     let replay = again.trim().strip_prefix("see it again: polder ").unwrap();
     let trace = desk.say(replay);
-    assert!(trace.contains("the last operations") && trace.contains("write_back"), "{trace}");
+    assert!(trace.contains("the last operations") && trace.contains("  host 1: "), "{trace}");
     assert!(desk.refusal("verify --canaries ringlet").contains("no canary begins with \"ringlet\""));
     assert!(desk.say("verify --canaries directory-check --list").starts_with("directory-check-then-set "));
 }
