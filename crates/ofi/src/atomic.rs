@@ -6,6 +6,7 @@ use crate::arithmetic::{Datatype, Form, Op};
 use crate::endpoint::Buffer;
 use crate::ffi::{AtomicAttr, Errno, FidDomain, FidEp, Ioc, MsgAtomic, OpsAtomic, flag};
 use crate::guard;
+use crate::log;
 use crate::note::{Act, INLINE};
 use crate::object::{given, wanted};
 use crate::remote::Request;
@@ -191,9 +192,7 @@ unsafe fn say_msg(
                 return Err(Errno::INVAL);
             }
             let there = given(msg.rma_iov)?;
-            if flags & flag::REMOTE_CQ_DATA != 0 {
-                return Err(Errno::BADFLAGS);
-            }
+            log::expect_flags("an atomic operation", flags, !flag::REMOTE_CQ_DATA)?;
             Ok(Said {
                 kind: Kind::of(form, msg.datatype, msg.op),
                 to: msg.addr,

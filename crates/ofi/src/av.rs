@@ -10,6 +10,7 @@ use crate::ffi::{
     OpsAv, class,
 };
 use crate::guard;
+use crate::log;
 use crate::object::{Object, fid, given, wanted};
 use crate::state::Domain;
 
@@ -118,9 +119,7 @@ unsafe extern "C" fn insert(
     _context: *mut c_void,
 ) -> c_int {
     guard::count(|| {
-        if flags & !ffi::flag::MORE != 0 {
-            return Err(Errno::BADFLAGS);
-        }
+        log::expect_flags("fi_av_insert", flags, ffi::flag::MORE)?;
         if addresses.is_null() && count > 0 {
             return Err(Errno::INVAL);
         }

@@ -92,6 +92,10 @@ impl Link {
         each_link!(self, link => link.address_of(peer))
     }
 
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        each_link!(self, link => link.sent_bytes())
+    }
+
     /// Leaves when the peers have what was sent to them.
     pub(crate) fn close(self) -> Result<(), PoolError> {
         each_link!(self, link => link.close())

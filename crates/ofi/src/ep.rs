@@ -11,7 +11,7 @@ use crate::ffi::{
 use crate::object::{Object, fid, given, wanted};
 use crate::port::{self, Context, Port};
 use crate::state::{Domain, Ledger};
-use crate::{atomic, av, cntr, cq, domain, guard, rma, transfer};
+use crate::{atomic, av, cntr, cq, domain, guard, log, rma, session, transfer};
 
 /// An open endpoint.
 pub(crate) struct Open {
@@ -103,6 +103,7 @@ unsafe extern "C" fn close(ep: *mut Fid) -> c_int {
         let closed = state.ports.remove(*at).ok_or(Errno::INVAL)?;
         unbind(&closed, &mut state.ledger);
         drop(state);
+        session::tally(closed.link.sent_bytes());
         // Outside the lock, for it waits for peers to come for their messages.
         if let Err(error) = closed.link.close() {
             tracing::warn!("{error}");
@@ -182,7 +183,8 @@ fn bind_vector(port: &mut Port, ledger: &mut Ledger, at: usize) -> Result<(), Er
 
 fn bind_queue(port: &mut Port, ledger: &mut Ledger, at: usize, flags: u64) -> Result<(), Errno> {
     const DIRECTIONS: u64 = flag::SEND | flag::RECV;
-    if flags & !(DIRECTIONS | flag::SELECTIVE_COMPLETION) != 0 || flags & DIRECTIONS == 0 {
+    log::expect_flags("fi_ep_bind to a queue", flags, DIRECTIONS | flag::SELECTIVE_COMPLETION)?;
+    if flags & DIRECTIONS == 0 {
         return Err(Errno::BADFLAGS);
     }
     let chosen = |direction| flags & direction != 0;
@@ -203,7 +205,8 @@ fn bind_queue(port: &mut Port, ledger: &mut Ledger, at: usize, flags: u64) -> Re
 }
 
 fn bind_counter(port: &mut Port, ledger: &mut Ledger, at: usize, flags: u64) -> Result<(), Errno> {
-    if flags & !COUNTED != 0 || flags == 0 {
+    log::expect_flags("fi_ep_bind to a counter", flags, COUNTED)?;
+    if flags == 0 {
         return Err(Errno::BADFLAGS);
     }
     ledger.counters.get_mut(at).ok_or(Errno::INVAL)?.bound += 1;

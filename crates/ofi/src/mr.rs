@@ -7,6 +7,7 @@ use crate::cntr;
 use crate::domain;
 use crate::ffi::{ENABLE, Errno, Fid, FidMr, MrAttr, Ops, OpsMr, class, flag, iovec};
 use crate::guard;
+use crate::log;
 use crate::object::{Object, fid, given, wanted};
 use crate::region::Region;
 use crate::state::{Domain, Ledger};
@@ -63,9 +64,7 @@ unsafe extern "C" fn regattr(
 ) -> c_int {
     guard::status(|| {
         wanted(place)?;
-        if flags & !flag::RMA_EVENT != 0 {
-            return Err(Errno::BADFLAGS);
-        }
+        log::expect_flags("fi_mr_reg", flags, flag::RMA_EVENT)?;
         // SAFETY: libfabric passes an open domain, and attributes that live for the call.
         let (domain, attr) = unsafe { (domain::of(domain.cast()), given(attr)?) };
         if attr.iov_count != 1 {

@@ -126,6 +126,8 @@ pub(crate) struct Port {
     /// Peers that a program looks for messages of, and what became of them.
     watched: BTreeMap<u32, Option<PoolError>>,
     pub(crate) remote: Remote,
+    /// Why a message or an answer was lost that a peer which is there waits for, and that no completion tells of.
+    lost: Option<Errno>,
 }
 
 impl Port {
@@ -145,6 +147,7 @@ impl Port {
             many: Vec::new(),
             watched: BTreeMap::new(),
             remote: Remote::default(),
+            lost: None,
         }
     }
 
@@ -359,7 +362,16 @@ impl Port {
             }
             one_sided = true;
         }
-        Ok(one_sided)
+        self.lost.map_or(Ok(one_sided), Err)
+    }
+
+    /// Keeps the loss of what was sent and has no completion: every later look for completions fails with it.
+    fn keep(&mut self, error: &PoolError) {
+        let errno = told(error);
+        // Receives end with a peer that is gone.
+        if !matches!(error, PoolError::PeerDead { .. }) {
+            self.lost.get_or_insert(errno);
+        }
     }
 
     /// Writes down what is over. Returns whether it was a step of a one-sided operation, after which there may be another.
@@ -411,15 +423,19 @@ impl Port {
                 }
                 Role::Payload(number) => self.payload_out(ledger, number),
                 Role::Land(landing) => self.give_back(landing.key()),
-                Role::Serve(key) => self.give_back(key),
-                Role::Discard | Role::Note | Role::Hear => tracing::debug!("{error}"),
+                Role::Serve(key) => {
+                    self.give_back(key);
+                    self.keep(&error);
+                }
+                Role::Note => self.keep(&error),
+                Role::Discard | Role::Hear => tracing::debug!("{error}"),
                 Role::Send | Role::Receive | Role::Many(_) => {
                     self.end(ledger, operation, told(&error), &error.to_string());
                 }
             },
             // It was counted as sent, for its bytes were the program's again.
             Completion::Lost { error } => {
-                log::tell(&error);
+                self.keep(&error);
                 self.count(ledger, flag::SEND, false);
             }
         }

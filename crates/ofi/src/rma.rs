@@ -8,6 +8,7 @@ use crate::ep::{self, Open};
 use crate::ffi::{Errno, FidEp, MsgRma, OpsRma, flag, iovec};
 use crate::getinfo::{INJECT_BYTES, MESSAGE_BYTES};
 use crate::guard;
+use crate::log;
 use crate::note::Act;
 use crate::object::given;
 use crate::port::{Context, Operation, Role};
@@ -63,9 +64,7 @@ pub(crate) unsafe fn ask(ep: *mut FidEp, asked: impl FnOnce() -> Result<Asked, E
             Told::Flags(flags) => (flags, flags & flag::INJECT != 0),
             Told::Injected => (0, true),
         };
-        if flags & !SEND_FLAGS != 0 {
-            return Err(Errno::BADFLAGS);
-        }
+        log::expect_flags("a one-sided operation", flags, SEND_FLAGS)?;
         if injected && request.act != Act::Read {
             if request.out.len() > INJECT_BYTES {
                 return Err(Errno::MSGSIZE);

@@ -534,6 +534,44 @@ fn a_send_that_asks_for_its_delivery_is_complete_when_the_message_is_received() 
 }
 
 #[test]
+fn a_send_that_asks_for_its_match_is_complete_when_a_receive_or_a_claim_has_matched_it() {
+    let (one, other, to) = pair();
+    for (bytes, flags) in [(0, 0), (8, 0), (8, flag::INJECT), (40_000, 0), (200_000, 0)] {
+        for claims in [false, true] {
+            let (sent, mut room) = (pattern(bytes), vec![0; bytes]);
+            assert_eq!(one.tsendmsg(to, &sent, 5, flags | flag::MATCH_COMPLETE), 0);
+            for _ in 0..100 {
+                assert!(one.read().is_err() && other.read().is_err(), "{bytes} bytes");
+            }
+            if claims {
+                assert_eq!(other.peek(5, flag::PEEK | flag::CLAIM).tag, 5);
+            } else {
+                assert_eq!(other.trecv(&mut room, ADDR_UNSPEC, 5, 0), 0);
+            }
+            let done = one.next_beside(&other).unwrap();
+            assert_eq!((done.op_context, done.flags), (context(1), flag::SEND | flag::TAGGED));
+            if claims {
+                assert_eq!(other.trecvmsg(&mut room, 5, flag::CLAIM), 0);
+            }
+            while other.read().is_err() {
+                assert!(one.read().is_err());
+            }
+            assert!(room == sent, "{bytes} bytes are there");
+        }
+    }
+}
+
+#[test]
+fn flags_that_are_refused_are_named() {
+    let bench = Bench::enabled(MPICH);
+    assert_eq!(bench.tsendmsg(0, b"refused", 5, flag::FENCE), -(Errno::BADFLAGS.0 as isize));
+    assert_eq!(
+        flag::names(flag::FENCE | flag::MATCH_COMPLETE | 1 << 45),
+        "FI_FENCE | FI_MATCH_COMPLETE | bit 45"
+    );
+}
+
+#[test]
 fn a_message_that_is_too_long_is_cut_off_and_says_by_how_much() {
     let bench = Bench::enabled(MPICH);
     let mut room = [0; 4];

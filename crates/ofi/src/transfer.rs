@@ -7,6 +7,7 @@ use crate::ep::{self, Open};
 use crate::ffi::{Errno, FidEp, Msg, MsgTagged, OpsMsg, OpsTagged, flag, iovec};
 use crate::getinfo::INJECT_BYTES;
 use crate::guard;
+use crate::log;
 use crate::object::given;
 use crate::port::{Context, MSG, Operation, Role, TAGGED, Wanted};
 use crate::span::Span;
@@ -43,6 +44,7 @@ pub(crate) const SEND_FLAGS: u64 = flag::COMPLETION
     | flag::INJECT_COMPLETE
     | flag::TRANSMIT_COMPLETE
     | flag::DELIVERY_COMPLETE
+    | flag::MATCH_COMPLETE
     | flag::REMOTE_CQ_DATA
     | flag::MORE;
 pub(crate) const RECEIVE_FLAGS: u64 = flag::COMPLETION | flag::MULTI_RECV | flag::MORE;
@@ -68,14 +70,13 @@ unsafe fn transmit(ep: *mut FidEp, outgoing: impl FnOnce() -> Result<Outgoing, E
         let mut state = domain.state();
         let (port, ledger) = state.enabled_port(*at)?;
         let (said, flags) = (flags.is_some(), flags.unwrap_or(port.transmit.flags));
-        if flags & !SEND_FLAGS != 0 {
-            return Err(Errno::BADFLAGS);
-        }
+        log::expect_flags("a send", flags, SEND_FLAGS)?;
         // MPICH asks for it of every message, and its programs send short ones that nobody receives yet.
         let until = match (flags & flag::DELIVERY_COMPLETE != 0, said) {
-            (false, _) => Until::Out,
-            (true, false) => Until::LongReceived,
             (true, true) => Until::Received,
+            (false, _) if flags & flag::MATCH_COMPLETE != 0 => Until::Matched,
+            (true, false) => Until::LongReceived,
+            (false, _) => Until::Out,
         };
         if flags & flag::INJECT != 0 {
             if span.len() > INJECT_BYTES {
@@ -128,9 +129,7 @@ unsafe fn receive(ep: *mut FidEp, incoming: impl FnOnce() -> Result<Incoming, Er
         let allowed = if wanted.kind == TAGGED { TAGGED_RECEIVE_FLAGS } else { RECEIVE_FLAGS };
         // The defaults may name FI_MULTI_RECV, which a tagged receive does not have.
         let flags = flags.unwrap_or(port.receive.flags & allowed);
-        if flags & !allowed != 0 {
-            return Err(Errno::BADFLAGS);
-        }
+        log::expect_flags("a receive", flags, allowed)?;
         let many = flags & flag::MULTI_RECV != 0;
         let role = match many {
             true => Role::Many(Box::new(Filter { from: None, kind: MSG, tag: 0, ignore: 0 })),

@@ -130,7 +130,7 @@ impl Message {
         match self.until {
             Until::Received => pieces,
             Until::LongReceived if self.size > EAGER => pieces,
-            Until::LongReceived | Until::Out => 0,
+            Until::LongReceived | Until::Out | Until::Matched => 0,
         }
     }
 
@@ -183,7 +183,8 @@ fn endpoint(seed: u64) -> Outcome {
         }
         let (from, to) = (dice.roll(ends) as usize, dice.roll(ends) as usize);
         let staged = dice.roll(4) == 0;
-        let until = [Until::Out, Until::Out, Until::LongReceived, Until::Received][dice.roll(4) as usize];
+        let until = [Until::Out, Until::Out, Until::LongReceived, Until::Received, Until::Matched];
+        let until = until[dice.roll(5) as usize];
         Message { from, to, label, size: SIZES[dice.roll(6) as usize], salt, staged, until }
     });
     let plan: Vec<_> = plan.collect();
