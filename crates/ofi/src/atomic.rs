@@ -2,14 +2,15 @@
 
 use std::ffi::{c_int, c_void};
 
+use polder_pool::endpoint::Buffer;
+
 use crate::arithmetic::{Datatype, Form, Op};
-use crate::endpoint::Buffer;
 use crate::ffi::{AtomicAttr, Errno, FidDomain, FidEp, Ioc, MsgAtomic, OpsAtomic, flag};
 use crate::guard;
 use crate::log;
 use crate::note::{Act, INLINE};
 use crate::object::{given, wanted};
-use crate::remote::Request;
+use crate::port::Request;
 use crate::rma::{Asked, Told, ask};
 use crate::span::Span;
 use crate::transfer;

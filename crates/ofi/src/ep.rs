@@ -3,23 +3,20 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use crate::endpoint::{Address, Link};
+use polder_pool::endpoint::Address;
+
 use crate::ffi::{
     Absent, ENABLE, EP_RDM, Errno, Fid, FidDomain, FidEp, Info, OPT_ENDPOINT, OPT_MIN_MULTI_RECV, Ops, OpsCm,
     OpsEp, class, flag,
 };
-use crate::object::{Object, fid, given, wanted};
-use crate::port::{self, Context, Port};
-use crate::state::{Domain, Ledger};
-use crate::{atomic, av, cntr, cq, domain, guard, log, rma, session, transfer};
-
-/// An open endpoint.
-pub(crate) struct Open {
-    pub(crate) domain: Arc<Domain>,
-    pub(crate) at: usize,
-}
-
-type Ep = Object<FidEp, Open>;
+use crate::handles::{EndpointHandle, OpenEndpoint, domain_of, endpoint_of};
+use crate::ledger::Ledger;
+use crate::link::Link;
+use crate::object::{fid, given, wanted};
+use crate::operation::Context;
+use crate::port::{self, Port};
+use crate::state::Domain;
+use crate::{atomic, av, cntr, cq, guard, log, rma, session, transfer};
 
 static OPS: Ops = Ops { bind, control, ..Ops::closing(close) };
 
@@ -56,7 +53,7 @@ pub(crate) unsafe extern "C" fn open(
     guard::status(|| {
         wanted(place)?;
         // SAFETY: libfabric passes an open domain, and an info that lives for the call.
-        let (domain, info) = unsafe { (domain::of(domain), given(info)?) };
+        let (domain, info) = unsafe { (domain_of(domain), given(info)?) };
         // SAFETY: the parts of an info live as long as it does.
         let (kind, transmit, receive) = unsafe {
             (
@@ -81,24 +78,15 @@ pub(crate) unsafe extern "C" fn open(
             collective: std::ptr::null(),
         };
         // SAFETY: `place` is not null, and the caller's to be written.
-        unsafe { Ep::hand_out(fid, Open { domain: Arc::clone(domain), at }, place) };
+        unsafe { EndpointHandle::hand_out(fid, OpenEndpoint { domain: Arc::clone(domain), at }, place) };
         Ok(())
     })
-}
-
-/// What belongs to an open endpoint.
-///
-/// # Safety
-/// `ep` is one that [`open`] made.
-pub(crate) unsafe fn of<'a>(ep: *const FidEp) -> &'a Open {
-    // SAFETY: by this function's contract.
-    unsafe { Ep::of(ep) }
 }
 
 unsafe extern "C" fn close(ep: *mut Fid) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes what `open` made.
-        let Open { domain, at } = unsafe { of(ep.cast()) };
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep.cast()) };
         let mut state = domain.state();
         let closed = state.ports.remove(*at).ok_or(Errno::INVAL)?;
         unbind(&closed, &mut state.ledger);
@@ -109,7 +97,7 @@ unsafe extern "C" fn close(ep: *mut Fid) -> c_int {
             tracing::warn!("{error}");
         }
         // SAFETY: as above; a program closes once.
-        unsafe { Ep::close(ep.cast()) };
+        unsafe { EndpointHandle::close(ep.cast()) };
         Ok(())
     })
 }
@@ -136,7 +124,7 @@ const COUNTED: u64 =
 unsafe extern "C" fn bind(ep: *mut Fid, to: *mut Fid, flags: u64) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes an open endpoint, and an open object to bind it to.
-        let (Open { domain, at }, class) = unsafe { (of(ep.cast()), given(to)?.class) };
+        let (OpenEndpoint { domain, at }, class) = unsafe { (endpoint_of(ep.cast()), given(to)?.class) };
         let mut state = domain.state();
         let (port, ledger) = state.port(*at)?;
         if port.enabled {
@@ -217,7 +205,7 @@ fn bind_counter(port: &mut Port, ledger: &mut Ledger, at: usize, flags: u64) -> 
 unsafe extern "C" fn control(ep: *mut Fid, command: c_int, _argument: *mut c_void) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes an open endpoint.
-        let Open { domain, at } = unsafe { of(ep.cast()) };
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep.cast()) };
         let mut state = domain.state();
         let (port, _) = state.port(*at)?;
         match command {
@@ -237,7 +225,7 @@ unsafe extern "C" fn control(ep: *mut Fid, command: c_int, _argument: *mut c_voi
 unsafe extern "C" fn cancel(ep: *mut Fid, context: *mut c_void) -> isize {
     guard::amount(|| {
         // SAFETY: libfabric passes an open endpoint.
-        let Open { domain, at } = unsafe { of(ep.cast()) };
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep.cast()) };
         let mut state = domain.state();
         let (port, ledger) = state.port(*at)?;
         port.cancel(ledger, Context(context)).map(|()| 0)
@@ -258,7 +246,7 @@ unsafe extern "C" fn getopt(
         wanted(to)?;
         wanted(room)?;
         // SAFETY: libfabric passes an open endpoint, and in `room` how much may be written.
-        let (Open { domain, at }, bytes) = unsafe { (of(ep.cast()), room.read()) };
+        let (OpenEndpoint { domain, at }, bytes) = unsafe { (endpoint_of(ep.cast()), room.read()) };
         if bytes < size_of::<usize>() {
             return Err(Errno::TOOSMALL);
         }
@@ -287,7 +275,8 @@ unsafe extern "C" fn setopt(
             return Err(Errno::INVAL);
         }
         // SAFETY: libfabric passes an open endpoint, and so many bytes.
-        let (Open { domain, at }, least) = unsafe { (of(ep.cast()), from.cast::<usize>().read_unaligned()) };
+        let (OpenEndpoint { domain, at }, least) =
+            unsafe { (endpoint_of(ep.cast()), from.cast::<usize>().read_unaligned()) };
         domain.state().port(*at)?.0.least_left = least;
         Ok(())
     })
@@ -297,7 +286,7 @@ unsafe extern "C" fn getname(ep: *mut Fid, to: *mut c_void, room: *mut usize) ->
     guard::status(|| {
         wanted(room)?;
         // SAFETY: libfabric passes an open endpoint.
-        let Open { domain, at } = unsafe { of(ep.cast()) };
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep.cast()) };
         let address = domain.state().port(*at)?.0.link.address().encode();
         // SAFETY: the program says in `room` how much `to` holds.
         unsafe {

@@ -4,13 +4,14 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use crate::cntr;
-use crate::domain;
 use crate::ffi::{ENABLE, Errno, Fid, FidMr, MrAttr, Ops, OpsMr, class, flag, iovec};
 use crate::guard;
+use crate::handles::domain_of;
+use crate::ledger::Ledger;
 use crate::log;
 use crate::object::{Object, fid, given, wanted};
 use crate::region::Region;
-use crate::state::{Domain, Ledger};
+use crate::state::Domain;
 
 struct Open {
     domain: Arc<Domain>,
@@ -66,7 +67,7 @@ unsafe extern "C" fn regattr(
         wanted(place)?;
         log::expect_flags("fi_mr_reg", flags, flag::RMA_EVENT)?;
         // SAFETY: libfabric passes an open domain, and attributes that live for the call.
-        let (domain, attr) = unsafe { (domain::of(domain.cast()), given(attr)?) };
+        let (domain, attr) = unsafe { (domain_of(domain.cast()), given(attr)?) };
         if attr.iov_count != 1 {
             return Err(Errno::INVAL);
         }

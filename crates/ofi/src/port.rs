@@ -1,18 +1,22 @@
 //! An endpoint as libfabric means it: addresses are places in an address vector, completions go to queues and counters.
 
+pub(crate) mod one_sided;
+
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::c_void;
 
 use polder_pool::PoolError;
+use polder_pool::endpoint::{Address, Arrival, Buffer, Completion, Filter, Label, Until};
 
-use crate::av::Vector;
-use crate::cq::Queue;
-use crate::endpoint::{Address, Arrival, Buffer, Completion, Filter, Label, Link, Until};
+use self::one_sided::Remote;
+pub(crate) use self::one_sided::Request;
 use crate::ffi::{ADDR_NOTAVAIL, ADDR_UNSPEC, CqTaggedEntry, Errno, flag};
+use crate::ledger::Ledger;
+use crate::link::Link;
 use crate::log;
-use crate::remote::{Landing, Remote};
+use crate::operation::{Context, Operation, Role, entry};
+use crate::queue::Queue;
 use crate::span::Span;
-use crate::state::Ledger;
+use crate::vector::Vector;
 
 /// Steps of one-sided operations in one call, at most.
 const ROUNDS: usize = 64;
@@ -22,48 +26,6 @@ pub(crate) const MSG: u8 = 0;
 pub(crate) const TAGGED: u8 = 1;
 /// Of a message that nobody sends.
 const NEVER: u8 = u8::MAX;
-
-/// What a program gives with an operation and gets back with its completion; never looked into.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Context(pub(crate) *mut c_void);
-
-// SAFETY: carried, never followed.
-unsafe impl Send for Context {}
-
-/// An operation under way.
-#[derive(Debug)]
-pub(crate) struct Operation {
-    pub(crate) context: Context,
-    /// What its completion says that it was.
-    pub(crate) flags: u64,
-    /// Whether its completion is written into the queue.
-    pub(crate) report: bool,
-    pub(crate) role: Role,
-}
-
-/// No longer than it must be, for it is moved with every operation.
-#[derive(Debug)]
-pub(crate) enum Role {
-    Send,
-    Receive,
-    /// A receive into a buffer for many messages, with what they are.
-    Many(Box<Filter>),
-    /// A message that a peek set aside for a later receive with the same context.
-    Claim,
-    /// A message that nobody wants.
-    Discard,
-    /// Nothing, from a peer whose death is to be noticed.
-    Watch(u32),
-    /// Of one-sided operations: what is sent and nobody waits for, and a note that comes.
-    Note,
-    Hear,
-    /// The answer to a request, and the payload that follows one.
-    Answer(u64),
-    Payload(u64),
-    /// A payload into registered memory, and what is sent from there.
-    Land(Box<Landing>),
-    Serve(u64),
-}
 
 /// A message that was claimed: on its way, with whoever asks for it; or here.
 enum Claim {
@@ -608,11 +570,6 @@ impl Message {
             ..entry(operation)
         }
     }
-}
-
-pub(crate) const fn entry(operation: &Operation) -> CqTaggedEntry {
-    let Operation { context: Context(op_context), flags, .. } = *operation;
-    CqTaggedEntry { op_context, flags, len: 0, buf: std::ptr::null_mut(), data: 0, tag: 0 }
 }
 
 /// Which peer of the pool's endpoint stands behind which place of the address vector.

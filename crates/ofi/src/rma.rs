@@ -2,19 +2,20 @@
 
 use std::ffi::c_void;
 
+use polder_pool::endpoint::Buffer;
+
 use crate::arithmetic::Form;
-use crate::endpoint::Buffer;
-use crate::ep::{self, Open};
 use crate::ffi::{Errno, FidEp, MsgRma, OpsRma, flag, iovec};
-use crate::getinfo::{INJECT_BYTES, MESSAGE_BYTES};
 use crate::guard;
+use crate::handles::{OpenEndpoint, endpoint_of};
+use crate::limits::{INJECT_BYTES, MESSAGE_BYTES, SEND_FLAGS};
 use crate::log;
 use crate::note::Act;
 use crate::object::given;
-use crate::port::{Context, Operation, Role};
-use crate::remote::Request;
+use crate::operation::{Context, Operation, Role};
+use crate::port::Request;
 use crate::span::Span;
-use crate::transfer::{self, SEND_FLAGS, data_of, gathered};
+use crate::transfer::{self, data_of, gathered};
 
 pub(crate) static OPS: OpsRma = OpsRma {
     size: size_of::<OpsRma>(),
@@ -52,7 +53,7 @@ pub(crate) struct Asked {
 pub(crate) unsafe fn ask(ep: *mut FidEp, asked: impl FnOnce() -> Result<Asked, Errno>) -> isize {
     guard::amount(|| {
         // SAFETY: by this function's contract.
-        let Open { domain, at } = unsafe { ep::of(ep) };
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep) };
         let Asked { to, mut request, context, told } = asked()?;
         if request.bytes > MESSAGE_BYTES as u64 {
             return Err(Errno::MSGSIZE);

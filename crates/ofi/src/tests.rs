@@ -5,16 +5,17 @@ use std::ptr::{from_mut, null, null_mut};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
+use polder_pool::endpoint::{Address, Completion, Filter, Label};
 use polder_pool::{Geometry, session as pools};
 
-use crate::endpoint::{Address, Completion, Filter, Label, Link};
 use crate::ffi::*;
 use crate::getinfo::getinfo;
 use crate::libfabric::{self, standing_in};
+use crate::link::Link;
 use crate::note::INLINE;
-use crate::port::Role;
+use crate::operation::{Role, aside};
 use crate::span::Span;
-use crate::{fabric, remote, session};
+use crate::{fabric, session};
 
 const ENODATA: c_int = -libc::ENODATA;
 const EINVAL: c_int = -libc::EINVAL;
@@ -1211,7 +1212,7 @@ fn a_peer_that_asks_for_whatever_it_likes_reaches_nothing_that_is_not_registered
         let mut hostile = Link::open(session::session().unwrap().pool()).unwrap();
         let to = hostile.connect(Address::decode(victim.name()).unwrap());
         let (mut dice, mut turn) = (Dice(seed), 0);
-        let operation = || remote::aside(Role::Note);
+        let operation = || aside(Role::Note);
         for number in 0..200 {
             let (kind, tag) = match dice.below(10) {
                 0 => (3 + dice.below(2) as u8, dice.below(number + 1)),

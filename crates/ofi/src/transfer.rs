@@ -2,14 +2,16 @@
 
 use std::ffi::c_void;
 
-use crate::endpoint::{Buffer, Filter, Label, Until};
-use crate::ep::{self, Open};
+use polder_pool::endpoint::{Buffer, Filter, Label, Until};
+
 use crate::ffi::{Errno, FidEp, Msg, MsgTagged, OpsMsg, OpsTagged, flag, iovec};
-use crate::getinfo::INJECT_BYTES;
 use crate::guard;
+use crate::handles::{OpenEndpoint, endpoint_of};
+use crate::limits::{INJECT_BYTES, PIECES, RECEIVE_FLAGS, SEND_FLAGS};
 use crate::log;
 use crate::object::given;
-use crate::port::{Context, MSG, Operation, Role, TAGGED, Wanted};
+use crate::operation::{Context, Operation, Role};
+use crate::port::{MSG, TAGGED, Wanted};
 use crate::span::Span;
 
 pub(crate) static MSG_OPS: OpsMsg = OpsMsg {
@@ -38,16 +40,6 @@ pub(crate) static TAGGED_OPS: OpsTagged = OpsTagged {
     injectdata: tinjectdata,
 };
 
-/// What a call may say of a send, and of a receive.
-pub(crate) const SEND_FLAGS: u64 = flag::COMPLETION
-    | flag::INJECT
-    | flag::INJECT_COMPLETE
-    | flag::TRANSMIT_COMPLETE
-    | flag::DELIVERY_COMPLETE
-    | flag::MATCH_COMPLETE
-    | flag::REMOTE_CQ_DATA
-    | flag::MORE;
-pub(crate) const RECEIVE_FLAGS: u64 = flag::COMPLETION | flag::MULTI_RECV | flag::MORE;
 const TAGGED_RECEIVE_FLAGS: u64 = flag::COMPLETION | flag::MORE | flag::PEEK | flag::CLAIM | flag::DISCARD;
 
 /// A message and where it goes.
@@ -65,7 +57,7 @@ struct Outgoing {
 unsafe fn transmit(ep: *mut FidEp, outgoing: impl FnOnce() -> Result<Outgoing, Errno>) -> isize {
     guard::amount(|| {
         // SAFETY: by this function's contract.
-        let Open { domain, at } = unsafe { ep::of(ep) };
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep) };
         let Outgoing { to, label, mut span, context, flags } = outgoing()?;
         let mut state = domain.state();
         let (port, ledger) = state.enabled_port(*at)?;
@@ -102,7 +94,8 @@ unsafe fn give_away(ep: *mut FidEp, at: *const c_void, bytes: usize, to: u64, la
             return Err(Errno::MSGSIZE);
         }
         // SAFETY: by this function's contract; the bytes are read before it returns.
-        let (Open { domain, at: port }, span) = unsafe { (ep::of(ep), Span::lent(at.cast_mut(), bytes)) };
+        let (OpenEndpoint { domain, at: port }, span) =
+            unsafe { (endpoint_of(ep), Span::lent(at.cast_mut(), bytes)) };
         let mut state = domain.state();
         let (port, ledger) = state.enabled_port(*port)?;
         port.inject(ledger, to, label, span.bytes()).map(|()| 0)
@@ -122,7 +115,7 @@ struct Incoming {
 unsafe fn receive(ep: *mut FidEp, incoming: impl FnOnce() -> Result<Incoming, Errno>) -> isize {
     guard::amount(|| {
         // SAFETY: by this function's contract.
-        let Open { domain, at } = unsafe { ep::of(ep) };
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep) };
         let Incoming { wanted, span, context, flags } = incoming()?;
         let mut state = domain.state();
         let (port, ledger) = state.enabled_port(*at)?;
@@ -202,9 +195,6 @@ pub(crate) unsafe fn pieces<T>(
     // SAFETY: the list has `count` pieces.
     (0..count).map(|index| span(unsafe { given(list.wrapping_add(index))? })).collect()
 }
-
-/// Pieces that a send, a read or a write may have.
-pub(crate) const PIECES: usize = 8;
 
 /// The data of a call whose flags say that there is some. Of it as many bytes count as the domain says: 4.
 pub(crate) const fn data_of(flags: u64, data: u64) -> Option<u32> {

@@ -10,15 +10,17 @@
 
 use std::collections::BTreeMap;
 
+use polder_pool::endpoint::{Buffer, Filter, Label};
+
+use super::{Port, told};
 use crate::arithmetic::{Form, Op};
-use crate::endpoint::{Buffer, Filter, Label};
 use crate::ffi::{ADDR_NOTAVAIL, CqTaggedEntry, Errno, flag};
-use crate::getinfo::DEPTH;
+use crate::ledger::Ledger;
+use crate::limits::DEPTH;
 use crate::note::{self, Act, INLINE, Note};
-use crate::port::{Context, Operation, Port, Role, told};
+use crate::operation::{Landing, Operation, Role, aside, entry};
 use crate::region::{self, Refusal};
 use crate::span::Span;
-use crate::state::Ledger;
 
 /// The kinds of messages of one-sided operations.
 const NOTE: u8 = 2;
@@ -39,16 +41,6 @@ pub(crate) struct Request {
     pub(crate) out: Span,
     /// Where what comes back belongs, in pieces.
     pub(crate) back: Vec<Span>,
-}
-
-/// A payload on its way into registered memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Landing {
-    from: u32,
-    number: u64,
-    key: u64,
-    bytes: u64,
-    data: Option<u32>,
 }
 
 /// An operation that has more to wait for, or to do, than its answer.
@@ -214,7 +206,7 @@ impl Port {
         match result {
             Ok(()) => {
                 self.count(ledger, operation.flags & (flag::READ | flag::WRITE), true);
-                self.report(ledger, operation, crate::port::entry(operation), ADDR_NOTAVAIL);
+                self.report(ledger, operation, entry(operation), ADDR_NOTAVAIL);
             }
             Err((errno, text)) => self.fail(ledger, operation, errno, None, &text),
         }
@@ -406,17 +398,6 @@ impl Port {
         }
         self.remote.lent.contains_key(&key)
     }
-}
-
-impl Landing {
-    pub(crate) const fn key(&self) -> u64 {
-        self.key
-    }
-}
-
-/// An operation of the provider's own, of which nobody is told.
-pub(crate) const fn aside(role: Role) -> Operation {
-    Operation { context: Context(std::ptr::null_mut()), flags: 0, report: false, role }
 }
 
 const fn payload_of(from: u32, number: u64) -> Filter {

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use polder_mem::{Coherent, Software, Wrapped};
+use polder_pool::endpoint::{Address, Arrival, Completion, Filter, Label, Until};
 use polder_pool::session::AnyPool;
 use polder_pool::{PoolError, endpoint};
 
-pub(crate) use polder_pool::endpoint::{Address, Arrival, Buffer, Completion, Filter, Label, Until};
-
-use crate::port::Operation;
+use crate::operation::Operation;
 use crate::span::Span;
 
 /// An endpoint in a pool of one of the memories that an edge meets.
