@@ -1,6 +1,6 @@
 //! Holds the table of docs/architecture.md: who may import whom, and which rooms are free of unsafe code.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
@@ -100,4 +100,51 @@ fn rooms_without_unsafe_code_forbid_it() {
         let source = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
         assert!(source.contains("#![forbid(unsafe_code)]"), "{path} does not forbid unsafe code");
     }
+}
+
+/// Which module of a crate imports which others, by the `crate::` paths in its files; children count as their parent.
+fn imports(sources: &std::path::Path) -> BTreeMap<String, BTreeSet<String>> {
+    let files = |folder: &std::path::Path| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+    };
+    let stem = |file: &std::path::Path| file.file_stem().unwrap().to_str().unwrap().to_owned();
+    let modules: BTreeSet<_> = files(sources).iter().map(|file| stem(file)).collect();
+    let mut imports: BTreeMap<_, _> = modules.iter().map(|name| (name.clone(), BTreeSet::new())).collect();
+    for file in files(sources) {
+        let module = stem(&file);
+        let texts = if file.is_dir() { files(&file) } else { vec![file] };
+        for text in texts.iter().map(|file| std::fs::read_to_string(file).unwrap()) {
+            let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+            for path in code.split("crate::").skip(1) {
+                let names = match path.strip_prefix('{') {
+                    Some(list) => list[..list.find('}').unwrap_or(0)].split(',').collect(),
+                    None => vec![path],
+                };
+                let first = |name: &str| {
+                    let name = name.trim_start();
+                    let end = name.find(|letter: char| !letter.is_alphanumeric() && letter != '_');
+                    name[..end.unwrap_or(name.len())].to_owned()
+                };
+                let used =
+                    names.into_iter().map(first).filter(|name| modules.contains(name) && *name != module);
+                imports.entry(module.clone()).or_default().extend(used);
+            }
+        }
+    }
+    imports
+}
+
+#[test]
+fn no_modules_of_the_provider_import_each_other_in_a_ring() {
+    let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../ofi/src");
+    let mut imports = imports(&sources);
+    assert!(imports.values().map(BTreeSet::len).sum::<usize>() > 50);
+    imports.remove("tests");
+    // Modules that import nothing that is left can go, one after the other.
+    while let Some(lowest) = imports.iter().find(|(_, used)| used.is_empty()).map(|(name, _)| name.clone()) {
+        imports.remove(&lowest);
+        imports.values_mut().for_each(|used| drop(used.remove(&lowest)));
+    }
+    assert!(imports.is_empty(), "{imports:?}");
 }

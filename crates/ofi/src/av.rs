@@ -12,7 +12,7 @@ use crate::ffi::{
 use crate::guard;
 use crate::handles::domain_of;
 use crate::log;
-use crate::object::{Object, fid, given, wanted};
+use crate::object::{Object, expect_place, fid, reference};
 use crate::state::Domain;
 use crate::vector::Vector;
 
@@ -47,9 +47,9 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         // SAFETY: libfabric passes an open domain, and attributes that live for the call.
-        let (domain, attr) = unsafe { (domain_of(domain), given(attr)?) };
+        let (domain, attr) = unsafe { (domain_of(domain), reference(attr)?) };
         if !matches!(attr.kind, AV_UNSPEC | AV_MAP | AV_TABLE) {
             return Err(Errno::INVAL);
         }
@@ -152,7 +152,7 @@ unsafe extern "C" fn remove(av: *mut FidAv, places: *mut u64, count: usize, _fla
 
 unsafe extern "C" fn lookup(av: *mut FidAv, place: u64, address: *mut c_void, bytes: *mut usize) -> c_int {
     guard::status(|| {
-        wanted(bytes)?;
+        expect_place(bytes)?;
         // SAFETY: libfabric passes an open vector.
         let Open { domain, at } = unsafe { of(av) };
         let state = domain.state();

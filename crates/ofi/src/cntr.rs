@@ -10,7 +10,7 @@ use crate::ffi::{
 };
 use crate::guard;
 use crate::handles::domain_of;
-use crate::object::{Object, fid, given, wanted};
+use crate::object::{Object, expect_place, fid, reference};
 use crate::state::{Domain, State};
 
 /// An open counter.
@@ -39,9 +39,9 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         // SAFETY: libfabric passes an open domain, and attributes that live for the call.
-        let (domain, attr) = unsafe { (domain_of(domain), given(attr)?) };
+        let (domain, attr) = unsafe { (domain_of(domain), reference(attr)?) };
         let waits = matches!(attr.wait_obj, WAIT_NONE | WAIT_UNSPEC | WAIT_YIELD);
         if attr.events != CNTR_EVENTS_COMP || !waits || attr.flags != 0 {
             return Err(Errno::NOSYS);

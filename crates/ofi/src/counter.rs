@@ -6,7 +6,7 @@ pub(crate) struct Counter {
     pub(crate) well: u64,
     pub(crate) badly: u64,
     /// How many there were when the program last looked.
-    told: u64,
+    seen: u64,
     /// Endpoints that count here.
     pub(crate) bound: usize,
 }
@@ -22,6 +22,6 @@ impl Counter {
     /// Whether there is something that the program has not seen.
     pub(crate) const fn is_news(&mut self) -> bool {
         let count = self.well.wrapping_add(self.badly);
-        std::mem::replace(&mut self.told, count) != count
+        std::mem::replace(&mut self.seen, count) != count
     }
 }

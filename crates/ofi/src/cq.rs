@@ -9,7 +9,7 @@ use crate::ffi::{
 };
 use crate::guard;
 use crate::handles::domain_of;
-use crate::object::{Object, fid, given, wanted};
+use crate::object::{Object, expect_place, fid, reference};
 use crate::queue::{Failure, Queue, TAGGED_BYTES};
 use crate::state::{Domain, State};
 
@@ -39,9 +39,9 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         // SAFETY: libfabric passes an open domain, and attributes that live for the call.
-        let (domain, attr) = unsafe { (domain_of(domain), given(attr)?) };
+        let (domain, attr) = unsafe { (domain_of(domain), reference(attr)?) };
         let entry_bytes = match attr.format {
             CQ_FORMAT_CONTEXT | CQ_FORMAT_UNSPEC => 8,
             CQ_FORMAT_MSG => 24,
@@ -141,7 +141,7 @@ unsafe extern "C" fn sreadfrom(
 
 unsafe extern "C" fn readerr(cq: *mut FidCq, to: *mut CqErrEntry, _flags: u64) -> isize {
     guard::amount(|| {
-        wanted(to)?;
+        expect_place(to)?;
         // SAFETY: libfabric passes an open queue.
         let open = unsafe { of(cq) };
         let mut state = open.domain.state();
@@ -149,7 +149,7 @@ unsafe extern "C" fn readerr(cq: *mut FidCq, to: *mut CqErrEntry, _flags: u64) -
         let Some(Failure { entry, errno: Errno(err), over, text }) = queue.take_failure() else {
             return Err(Errno::AGAIN);
         };
-        queue.told = CString::new(text).unwrap_or_default();
+        queue.failure_text = CString::new(text).unwrap_or_default();
         // SAFETY: not null, and the program's to be written; its own buffer for more stays as it is.
         unsafe {
             (*to).entry = entry;
@@ -187,9 +187,9 @@ unsafe extern "C" fn strerror(
         let mut state = open.domain.state();
         let Ok(queue) = open.queue(&mut state) else { return std::ptr::null_mut() };
         if to.is_null() || room == 0 {
-            return queue.told.as_ptr().cast_mut();
+            return queue.failure_text.as_ptr().cast_mut();
         }
-        let text = queue.told.as_bytes();
+        let text = queue.failure_text.as_bytes();
         let bytes = text.len().min(room - 1);
         // SAFETY: the program says how much room there is.
         unsafe {

@@ -6,7 +6,7 @@ use crate::ffi::{
     Absent, Errno, Fid, FidDomain, FidEp, FidFabric, Info, Ops, OpsDomain, THREAD_SAFE, class, mr_mode,
 };
 use crate::handles::{DomainHandle, FabricHandle, OpenDomain, domain_of};
-use crate::object::{fid, given, wanted};
+use crate::object::{expect_place, fid, reference};
 use crate::state::{Domain, Manner};
 use crate::{atomic, av, cntr, cq, ep, guard, mr, session};
 
@@ -34,10 +34,10 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         // SAFETY: libfabric passes an open fabric, and an info that lives for the call.
         let (version, fabric, info) =
-            unsafe { (given(fabric)?.api_version, FabricHandle::of(fabric), given(info)?) };
+            unsafe { (reference(fabric)?.api_version, FabricHandle::of(fabric), reference(info)?) };
         // SAFETY: the parts of an info live as long as it does.
         let attr = unsafe { info.domain_attr.as_ref() };
         let (mr_mode, threading) = attr.map_or((0, THREAD_SAFE), |attr| (attr.mr_mode, attr.threading));
@@ -70,7 +70,7 @@ unsafe extern "C" fn close(domain: *mut Fid) -> c_int {
 unsafe extern "C" fn bind(_domain: *mut Fid, to: *mut Fid, _flags: u64) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes an open object, or the program passed none.
-        match unsafe { given(to)? }.class {
+        match unsafe { reference(to)? }.class {
             class::EQ => Ok(()),
             _ => Err(Errno::INVAL),
         }

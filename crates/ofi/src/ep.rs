@@ -12,7 +12,7 @@ use crate::ffi::{
 use crate::handles::{EndpointHandle, OpenEndpoint, domain_of, endpoint_of};
 use crate::ledger::Ledger;
 use crate::link::Link;
-use crate::object::{fid, given, wanted};
+use crate::object::{expect_place, fid, reference};
 use crate::operation::Context;
 use crate::port::{self, Port};
 use crate::state::Domain;
@@ -51,9 +51,9 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         // SAFETY: libfabric passes an open domain, and an info that lives for the call.
-        let (domain, info) = unsafe { (domain_of(domain), given(info)?) };
+        let (domain, info) = unsafe { (domain_of(domain), reference(info)?) };
         // SAFETY: the parts of an info live as long as it does.
         let (kind, transmit, receive) = unsafe {
             (
@@ -65,7 +65,7 @@ pub(crate) unsafe extern "C" fn open(
         if kind != EP_RDM {
             return Err(Errno::INVAL);
         }
-        let link = Link::open(domain.session.pool()).map_err(|error| port::told(&error))?;
+        let link = Link::open(domain.session.pool()).map_err(|error| port::errno_of(&error))?;
         let at = domain.state().ports.insert(Port::new(link, transmit, receive, info.caps));
         let fid = FidEp {
             fid: fid(class::EP, context, &OPS),
@@ -124,7 +124,7 @@ const COUNTED: u64 =
 unsafe extern "C" fn bind(ep: *mut Fid, to: *mut Fid, flags: u64) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes an open endpoint, and an open object to bind it to.
-        let (OpenEndpoint { domain, at }, class) = unsafe { (endpoint_of(ep.cast()), given(to)?.class) };
+        let (OpenEndpoint { domain, at }, class) = unsafe { (endpoint_of(ep.cast()), reference(to)?.class) };
         let mut state = domain.state();
         let (port, ledger) = state.port(*at)?;
         if port.enabled {
@@ -243,8 +243,8 @@ unsafe extern "C" fn getopt(
         if (level, name) != (OPT_ENDPOINT, OPT_MIN_MULTI_RECV) {
             return Err(Errno::NOPROTOOPT);
         }
-        wanted(to)?;
-        wanted(room)?;
+        expect_place(to)?;
+        expect_place(room)?;
         // SAFETY: libfabric passes an open endpoint, and in `room` how much may be written.
         let (OpenEndpoint { domain, at }, bytes) = unsafe { (endpoint_of(ep.cast()), room.read()) };
         if bytes < size_of::<usize>() {
@@ -284,7 +284,7 @@ unsafe extern "C" fn setopt(
 
 unsafe extern "C" fn getname(ep: *mut Fid, to: *mut c_void, room: *mut usize) -> c_int {
     guard::status(|| {
-        wanted(room)?;
+        expect_place(room)?;
         // SAFETY: libfabric passes an open endpoint.
         let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep.cast()) };
         let address = domain.state().port(*at)?.0.link.address().encode();

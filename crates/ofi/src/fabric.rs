@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::ffi::{Absent, Errno, FabricAttr, Fid, FidDomain, FidFabric, Info, Ops, OpsFabric, class};
 use crate::handles::{FabricHandle, OpenFabric};
 use crate::limits::NAME;
-use crate::object::{fid, given, wanted};
+use crate::object::{expect_place, fid, reference};
 use crate::{domain, eq, guard};
 
 static OPS: Ops = Ops::closing(close);
@@ -27,9 +27,9 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         // SAFETY: attributes live for the call.
-        let attr = unsafe { given(attr)? };
+        let attr = unsafe { reference(attr)? };
         // SAFETY: a name that is not null is a C string.
         if attr.name.is_null() || unsafe { CStr::from_ptr(attr.name) } != NAME {
             return Err(Errno::NODATA);

@@ -9,7 +9,7 @@ use crate::ffi::{
 };
 use crate::limits::{DEPTH, INJECT_BYTES, MESSAGE_BYTES, NAME, PIECES, RECEIVE_FLAGS, SEND_FLAGS};
 use crate::note::INLINE;
-use crate::object::wanted;
+use crate::object::expect_place;
 use crate::{guard, libfabric, session};
 
 /// Queues, counters and endpoints that a domain has room for.
@@ -260,7 +260,7 @@ pub(crate) unsafe extern "C" fn getinfo(
     place: *mut *mut Info,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         if !node.is_null() || !service.is_null() {
             tracing::info!("not offered: names of nodes and services mean nothing in a pool");
             return Err(Errno::NODATA);

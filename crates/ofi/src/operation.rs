@@ -29,23 +29,26 @@ pub(crate) struct Operation {
 pub(crate) enum Role {
     Send,
     Receive,
-    /// A receive into a buffer for many messages, with what they are.
-    Many(Box<Filter>),
+    /// A receive into a buffer for many messages, and which it takes.
+    ReceiveMany(Box<Filter>),
     /// A message that a peek set aside for a later receive with the same context.
     Claim,
-    /// A message that nobody wants.
+    /// A message that is thrown away.
     Discard,
-    /// Nothing, from a peer whose death is to be noticed.
+    /// Nothing: a receive that ends when this peer dies.
     Watch(u32),
-    /// Of one-sided operations: what is sent and nobody waits for, and a note that comes.
-    Note,
-    Hear,
-    /// The answer to a request, and the payload that follows one.
-    Answer(u64),
-    Payload(u64),
-    /// A payload into registered memory, and what is sent from there.
-    Land(Box<Landing>),
-    Serve(u64),
+    /// A note or an answer of one-sided operations, which no program waits for.
+    SendNote,
+    /// The next note of any peer.
+    ReceiveNote,
+    /// The answer to the request of this number.
+    ReceiveAnswer(u64),
+    /// The payload that follows the request of this number.
+    SendPayload(u64),
+    /// A payload into registered memory.
+    ReceivePayload(Box<Landing>),
+    /// An answer from the registered memory with this key.
+    SendMemory(u64),
 }
 
 /// A payload on its way into registered memory.
@@ -64,7 +67,7 @@ impl Landing {
     }
 }
 
-/// An operation of the provider's own, of which nobody is told.
+/// An operation of the provider's own, of which no program learns.
 pub(crate) const fn aside(role: Role) -> Operation {
     Operation { context: Context(std::ptr::null_mut()), flags: 0, report: false, role }
 }

@@ -43,7 +43,7 @@ enum Claim {
 
 /// What a receive is to take, as the program says it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct Selector {
     pub(crate) from: u64,
     pub(crate) kind: u8,
     pub(crate) tag: u64,
@@ -131,7 +131,7 @@ impl Port {
         (span, operation): (Span, Operation),
     ) -> Result<(), Errno> {
         let to = self.peer(ledger, to)?;
-        self.link.send_until(until, to, label, span, operation).map_err(|error| told(&error))
+        self.link.send_until(until, to, label, span, operation).map_err(|error| errno_of(&error))
     }
 
     /// Sends bytes that the program may use again at once; nothing tells of it but a counter.
@@ -143,7 +143,7 @@ impl Port {
         bytes: &[u8],
     ) -> Result<(), Errno> {
         let to = self.peer(ledger, to)?;
-        self.link.inject(to, label, bytes).map_err(|error| told(&error))?;
+        self.link.inject(to, label, bytes).map_err(|error| errno_of(&error))?;
         self.count(ledger, flag::SEND, true);
         Ok(())
     }
@@ -152,12 +152,12 @@ impl Port {
     pub(crate) fn post(
         &mut self,
         ledger: &Ledger,
-        wanted: Wanted,
+        wanted: Selector,
         span: Span,
         mut operation: Operation,
     ) -> Result<(), Errno> {
         let filter = self.filter(ledger, wanted)?;
-        if let Role::Many(many) = &mut operation.role {
+        if let Role::ReceiveMany(many) = &mut operation.role {
             **many = filter;
             // The first is filled before the next: only one at a time is where messages find it.
             if let Some((_, waiting)) = self.many.iter_mut().find(|(taken, _)| *taken == filter) {
@@ -174,7 +174,7 @@ impl Port {
     pub(crate) fn peek(
         &mut self,
         ledger: &mut Ledger,
-        wanted: Wanted,
+        wanted: Selector,
         operation: Operation,
         flags: u64,
     ) -> Result<(), Errno> {
@@ -182,7 +182,7 @@ impl Port {
         self.progress(ledger)?;
         let Some(Arrival { from, label, bytes }) = self.link.peek(filter) else {
             match filter.from.and_then(|from| self.watch(from)) {
-                Some(error) => self.fail(ledger, &operation, told(&error), None, &error.to_string()),
+                Some(error) => self.fail(ledger, &operation, errno_of(&error), None, &error.to_string()),
                 None => self.fail(ledger, &operation, Errno::NOMSG, None, "no such message has arrived"),
             }
             return Ok(());
@@ -254,7 +254,9 @@ impl Port {
                 self.claims.insert(context, Claim::Unwanted);
                 self.report(ledger, &operation, entry(&operation), ADDR_NOTAVAIL);
             }
-            (Claim::Lost(error), _) => self.fail(ledger, &operation, told(&error), None, &error.to_string()),
+            (Claim::Lost(error), _) => {
+                self.fail(ledger, &operation, errno_of(&error), None, &error.to_string())
+            }
             (Claim::Coming(Some(_)) | Claim::Unwanted, _) => return Err(Errno::INVAL),
         }
         Ok(())
@@ -263,7 +265,7 @@ impl Port {
     /// Takes back a receive.
     pub(crate) fn cancel(&mut self, ledger: &mut Ledger, context: Context) -> Result<(), Errno> {
         let cancelled = self.link.cancel(|operation| {
-            operation.context == context && matches!(operation.role, Role::Receive | Role::Many(_))
+            operation.context == context && matches!(operation.role, Role::Receive | Role::ReceiveMany(_))
         });
         let operation = match cancelled {
             Some((_, operation)) => operation,
@@ -286,7 +288,7 @@ impl Port {
 
     /// Writes down that a receive is over without a message.
     fn end(&mut self, ledger: &mut Ledger, mut operation: Operation, errno: Errno, text: &str) {
-        if let Role::Many(filter) = &operation.role {
+        if let Role::ReceiveMany(filter) = &operation.role {
             operation.flags |= flag::MULTI_RECV;
             self.next_of_many(**filter);
         }
@@ -318,7 +320,7 @@ impl Port {
             while let Some(completion) = self.link.completion() {
                 own |= self.settle(ledger, completion);
             }
-            stepped.map_err(|error| told(&error))?;
+            stepped.map_err(|error| errno_of(&error))?;
             if !own {
                 break;
             }
@@ -329,7 +331,7 @@ impl Port {
 
     /// Keeps the loss of what was sent and has no completion: every later look for completions fails with it.
     fn keep(&mut self, error: &PoolError) {
-        let errno = told(error);
+        let errno = errno_of(error);
         // Receives end with a peer that is gone.
         if !matches!(error, PoolError::PeerDead { .. }) {
             self.lost.get_or_insert(errno);
@@ -340,9 +342,9 @@ impl Port {
     fn settle(&mut self, ledger: &mut Ledger, completion: Completion<Span, Operation>) -> bool {
         match completion {
             Completion::Sent { context: operation, .. } => match operation.role {
-                Role::Note => {}
-                Role::Payload(number) => self.payload_out(ledger, number),
-                Role::Serve(key) => self.give_back(key),
+                Role::SendNote => {}
+                Role::SendPayload(number) => self.payload_out(ledger, number),
+                Role::SendMemory(key) => self.give_back(key),
                 _ => {
                     self.count(ledger, flag::SEND, true);
                     self.report(ledger, &operation, entry(&operation), ADDR_NOTAVAIL);
@@ -351,7 +353,7 @@ impl Port {
             Completion::Received { buffer, context: operation, arrival: Arrival { from, label, bytes } } => {
                 match operation.role {
                     Role::Claim => self.claimed(ledger, operation.context, buffer, (from, label)),
-                    Role::Many(ref filter) => {
+                    Role::ReceiveMany(ref filter) => {
                         let filter = **filter;
                         self.one_of_many(ledger, filter, (buffer, operation), (from, label, bytes));
                     }
@@ -359,15 +361,15 @@ impl Port {
                         let at = buffer.at();
                         self.message(ledger, &buffer, &operation, Message { from, label, bytes, at });
                     }
-                    Role::Hear => {
+                    Role::ReceiveNote => {
                         self.heard(ledger, buffer, from, label.tag, bytes);
                         return true;
                     }
-                    Role::Answer(number) => {
+                    Role::ReceiveAnswer(number) => {
                         self.answered(ledger, number, &buffer, operation, (bytes, label.data));
                         return true;
                     }
-                    Role::Land(landing) => {
+                    Role::ReceivePayload(landing) => {
                         self.landed(ledger, &landing, bytes);
                         return true;
                     }
@@ -379,20 +381,20 @@ impl Port {
                 Role::Claim => self.lost(ledger, operation.context, error),
                 // Who asks for a message of it is told.
                 Role::Watch(peer) => drop(self.watched.insert(peer, Some(error))),
-                Role::Answer(number) => {
-                    let failure = (told(&error), error.to_string());
+                Role::ReceiveAnswer(number) => {
+                    let failure = (errno_of(&error), error.to_string());
                     self.decided(ledger, number, operation, Err(failure));
                 }
-                Role::Payload(number) => self.payload_out(ledger, number),
-                Role::Land(landing) => self.give_back(landing.key()),
-                Role::Serve(key) => {
+                Role::SendPayload(number) => self.payload_out(ledger, number),
+                Role::ReceivePayload(landing) => self.give_back(landing.key()),
+                Role::SendMemory(key) => {
                     self.give_back(key);
                     self.keep(&error);
                 }
-                Role::Note => self.keep(&error),
-                Role::Discard | Role::Hear => tracing::debug!("{error}"),
-                Role::Send | Role::Receive | Role::Many(_) => {
-                    self.end(ledger, operation, told(&error), &error.to_string());
+                Role::SendNote => self.keep(&error),
+                Role::Discard | Role::ReceiveNote => tracing::debug!("{error}"),
+                Role::Send | Role::Receive | Role::ReceiveMany(_) => {
+                    self.end(ledger, operation, errno_of(&error), &error.to_string());
                 }
             },
             // It was counted as sent, for its bytes were the program's again.
@@ -460,7 +462,7 @@ impl Port {
     fn lost(&mut self, ledger: &mut Ledger, context: Context, error: PoolError) {
         match self.claims.remove(&context) {
             Some(Claim::Coming(Some((_, operation)))) => {
-                self.fail(ledger, &operation, told(&error), None, &error.to_string());
+                self.fail(ledger, &operation, errno_of(&error), None, &error.to_string());
             }
             Some(Claim::Coming(None)) => drop(self.claims.insert(context, Claim::Lost(error))),
             _ => log::tell(&error),
@@ -532,8 +534,8 @@ impl Port {
         }
     }
 
-    fn filter(&mut self, ledger: &Ledger, wanted: Wanted) -> Result<Filter, Errno> {
-        let Wanted { from, kind, tag, ignore } = wanted;
+    fn filter(&mut self, ledger: &Ledger, wanted: Selector) -> Result<Filter, Errno> {
+        let Selector { from, kind, tag, ignore } = wanted;
         let anyone = from == ADDR_UNSPEC || !self.directed;
         let from = if anyone { None } else { Some(self.peer(ledger, from)?) };
         Ok(Filter { from, kind, tag, ignore })
@@ -620,8 +622,8 @@ fn room(bytes: u64) -> Option<Vec<u8>> {
     Some(vec![0; bytes])
 }
 
-/// What libfabric calls an error of the pool, which is also told in words.
-pub(crate) fn told(error: &PoolError) -> Errno {
+/// Logs an error of the pool, and gives what libfabric calls it.
+pub(crate) fn errno_of(error: &PoolError) -> Errno {
     log::tell(error);
     errno(error)
 }

@@ -18,7 +18,7 @@ pub(crate) struct Queue {
     /// Whether somebody wants the waiting to end.
     pub(crate) signalled: bool,
     /// The text of the failure that was read last.
-    pub(crate) told: CString,
+    pub(crate) failure_text: CString,
 }
 
 enum Done {
@@ -50,7 +50,13 @@ impl Queue {
     }
 
     pub(crate) fn new(entry_bytes: usize) -> Self {
-        Self { entry_bytes, entries: VecDeque::new(), bound: 0, signalled: false, told: CString::default() }
+        Self {
+            entry_bytes,
+            entries: VecDeque::new(),
+            bound: 0,
+            signalled: false,
+            failure_text: CString::default(),
+        }
     }
 
     pub(crate) fn push(&mut self, entry: CqTaggedEntry, from: u64) {

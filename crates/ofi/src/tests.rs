@@ -99,9 +99,9 @@ const INTEL: Hints = Hints {
 };
 
 /// An info of the stand-in, freed at its end.
-struct Asked(*mut Info);
+struct OneSided(*mut Info);
 
-impl Drop for Asked {
+impl Drop for OneSided {
     fn drop(&mut self) {
         // SAFETY: made by new_info.
         unsafe { libfabric::free_info(self.0) };
@@ -109,7 +109,7 @@ impl Drop for Asked {
 }
 
 impl Hints {
-    fn info(&self) -> Asked {
+    fn info(&self) -> OneSided {
         begin();
         let info = libfabric::new_info();
         // SAFETY: new, with all its parts.
@@ -129,15 +129,15 @@ impl Hints {
             (*domain).mr_mode = self.mr_mode;
             (*domain).cq_data_size = self.cq_data_size;
         }
-        Asked(info)
+        OneSided(info)
     }
 
-    fn ask(&self) -> Result<Asked, c_int> {
+    fn ask(&self) -> Result<OneSided, c_int> {
         let hints = self.info();
         let mut found = null_mut();
         // SAFETY: as libfabric calls it.
         match unsafe { getinfo(self.version, null(), null(), 0, hints.0, &raw mut found) } {
-            0 => Ok(Asked(found)),
+            0 => Ok(OneSided(found)),
             errno => Err(errno),
         }
     }
@@ -171,7 +171,7 @@ fn without_hints_everything_is_offered_and_an_old_program_gets_the_old_name_for_
         let mut found = null_mut();
         // SAFETY: as libfabric calls it.
         assert_eq!(unsafe { getinfo(version, null(), null(), 0, null(), &raw mut found) }, 0);
-        let found = Asked(found);
+        let found = OneSided(found);
         // SAFETY: a whole info.
         unsafe {
             assert_eq!((*found.0).caps & MPICH.caps, MPICH.caps);
@@ -1212,7 +1212,7 @@ fn a_peer_that_asks_for_whatever_it_likes_reaches_nothing_that_is_not_registered
         let mut hostile = Link::open(session::session().unwrap().pool()).unwrap();
         let to = hostile.connect(Address::decode(victim.name()).unwrap());
         let (mut dice, mut turn) = (Dice(seed), 0);
-        let operation = || aside(Role::Note);
+        let operation = || aside(Role::SendNote);
         for number in 0..200 {
             let (kind, tag) = match dice.below(10) {
                 0 => (3 + dice.below(2) as u8, dice.below(number + 1)),

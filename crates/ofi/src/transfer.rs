@@ -9,9 +9,9 @@ use crate::guard;
 use crate::handles::{OpenEndpoint, endpoint_of};
 use crate::limits::{INJECT_BYTES, PIECES, RECEIVE_FLAGS, SEND_FLAGS};
 use crate::log;
-use crate::object::given;
+use crate::object::reference;
 use crate::operation::{Context, Operation, Role};
-use crate::port::{MSG, TAGGED, Wanted};
+use crate::port::{MSG, Selector, TAGGED};
 use crate::span::Span;
 
 pub(crate) static MSG_OPS: OpsMsg = OpsMsg {
@@ -104,7 +104,7 @@ unsafe fn give_away(ep: *mut FidEp, at: *const c_void, bytes: usize, to: u64, la
 
 /// A receive and what it takes.
 struct Incoming {
-    wanted: Wanted,
+    wanted: Selector,
     span: Span,
     context: *mut c_void,
     flags: Option<u64>,
@@ -125,7 +125,7 @@ unsafe fn receive(ep: *mut FidEp, incoming: impl FnOnce() -> Result<Incoming, Er
         log::expect_flags("a receive", flags, allowed)?;
         let many = flags & flag::MULTI_RECV != 0;
         let role = match many {
-            true => Role::Many(Box::new(Filter { from: None, kind: MSG, tag: 0, ignore: 0 })),
+            true => Role::ReceiveMany(Box::new(Filter { from: None, kind: MSG, tag: 0, ignore: 0 })),
             false => Role::Receive,
         };
         let operation = Operation {
@@ -158,7 +158,7 @@ unsafe fn lent(iov: *const iovec, count: usize) -> Result<Span, Errno> {
         0 => Ok(Span::Held(Vec::new())),
         1 => {
             // SAFETY: a list of one lives for the call.
-            let piece = unsafe { given(iov)? };
+            let piece = unsafe { reference(iov)? };
             // SAFETY: by this function's contract.
             Ok(unsafe { Span::lent(piece.iov_base, piece.iov_len) })
         }
@@ -193,7 +193,7 @@ pub(crate) unsafe fn pieces<T>(
         return Err(Errno::INVAL);
     }
     // SAFETY: the list has `count` pieces.
-    (0..count).map(|index| span(unsafe { given(list.wrapping_add(index))? })).collect()
+    (0..count).map(|index| span(unsafe { reference(list.wrapping_add(index))? })).collect()
 }
 
 /// The data of a call whose flags say that there is some. Of it as many bytes count as the domain says: 4.
@@ -209,8 +209,8 @@ const fn tagged(tag: u64, data: Option<u32>) -> Label {
     Label { kind: TAGGED, tag, data }
 }
 
-const fn any(from: u64) -> Wanted {
-    Wanted { from, kind: MSG, tag: 0, ignore: 0 }
+const fn any(from: u64) -> Selector {
+    Selector { from, kind: MSG, tag: 0, ignore: 0 }
 }
 
 unsafe extern "C" fn send(
@@ -247,7 +247,7 @@ unsafe extern "C" fn sendmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isi
     // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
     unsafe {
         transmit(ep, || {
-            let Msg { msg_iov, iov_count, addr: to, context, data, .. } = *given(msg)?;
+            let Msg { msg_iov, iov_count, addr: to, context, data, .. } = *reference(msg)?;
             let data = data_of(flags, data);
             let span = gathered(msg_iov, iov_count)?;
             Ok(Outgoing { to, label: plain(data), span, context, flags: Some(flags) })
@@ -321,7 +321,7 @@ unsafe extern "C" fn recvmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isi
     // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
     unsafe {
         receive(ep, || {
-            let Msg { msg_iov, iov_count, addr: from, context, .. } = *given(msg)?;
+            let Msg { msg_iov, iov_count, addr: from, context, .. } = *reference(msg)?;
             let span = lent(msg_iov, iov_count)?;
             Ok(Incoming { wanted: any(from), span, context, flags: Some(flags) })
         })
@@ -364,7 +364,7 @@ unsafe extern "C" fn tsendmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64)
     // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
     unsafe {
         transmit(ep, || {
-            let MsgTagged { msg_iov, iov_count, addr: to, tag, context, data, .. } = *given(msg)?;
+            let MsgTagged { msg_iov, iov_count, addr: to, tag, context, data, .. } = *reference(msg)?;
             let data = data_of(flags, data);
             let span = gathered(msg_iov, iov_count)?;
             Ok(Outgoing { to, label: tagged(tag, data), span, context, flags: Some(flags) })
@@ -421,7 +421,7 @@ unsafe extern "C" fn trecv(
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
         let span = Span::lent(at, bytes);
-        let wanted = Wanted { from, kind: TAGGED, tag, ignore };
+        let wanted = Selector { from, kind: TAGGED, tag, ignore };
         receive(ep, || Ok(Incoming { wanted, span, context, flags: None }))
     }
 }
@@ -439,7 +439,7 @@ unsafe extern "C" fn trecvv(
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
         let span = lent(iov, count);
-        let wanted = Wanted { from, kind: TAGGED, tag, ignore };
+        let wanted = Selector { from, kind: TAGGED, tag, ignore };
         receive(ep, || Ok(Incoming { wanted, span: span?, context, flags: None }))
     }
 }
@@ -448,10 +448,10 @@ unsafe extern "C" fn trecvmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64)
     // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
     unsafe {
         receive(ep, || {
-            let MsgTagged { msg_iov, iov_count, addr: from, tag, ignore, context, .. } = *given(msg)?;
+            let MsgTagged { msg_iov, iov_count, addr: from, tag, ignore, context, .. } = *reference(msg)?;
             let span =
                 if flags & flag::PEEK != 0 { Span::Held(Vec::new()) } else { lent(msg_iov, iov_count)? };
-            let wanted = Wanted { from, kind: TAGGED, tag, ignore };
+            let wanted = Selector { from, kind: TAGGED, tag, ignore };
             Ok(Incoming { wanted, span, context, flags: Some(flags) })
         })
     }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use polder_pool::endpoint::{Buffer, Filter, Label};
 
-use super::{Port, told};
+use super::{Port, errno_of};
 use crate::arithmetic::{Form, Op};
 use crate::ffi::{ADDR_NOTAVAIL, CqTaggedEntry, Errno, flag};
 use crate::ledger::Ledger;
@@ -83,7 +83,7 @@ impl Port {
     pub(crate) fn hear(&mut self, mut room: Vec<u8>) {
         room.resize(note::LONGEST, 0);
         let any = Filter { from: None, kind: NOTE, tag: 0, ignore: u64::MAX };
-        self.link.receive(any, Span::Held(room), aside(Role::Hear));
+        self.link.receive(any, Span::Held(room), aside(Role::ReceiveNote));
     }
 
     // What is asked of others.
@@ -107,7 +107,9 @@ impl Port {
         let note = Note { number, act, key, address, bytes, data, carried }.encode();
         let conversation = self.remote.conversations.entry(to).or_default();
         let label = Label { kind: NOTE, tag: conversation.said, data: None };
-        self.link.send(to, label, Span::Held(note), aside(Role::Note)).map_err(|error| told(&error))?;
+        self.link
+            .send(to, label, Span::Held(note), aside(Role::SendNote))
+            .map_err(|error| errno_of(&error))?;
         conversation.said += 1;
         self.remote.last = number;
         self.remote.under_way += 1;
@@ -122,12 +124,12 @@ impl Port {
         if follows || !pending.pieces.is_empty() {
             self.remote.pending.insert(number, pending);
         }
-        operation.role = Role::Answer(number);
+        operation.role = Role::ReceiveAnswer(number);
         let answer = Filter { from: Some(to), kind: ANSWER, tag: number, ignore: 0 };
         self.link.receive(answer, back, operation);
         if follows {
             let label = Label { kind: PAYLOAD, tag: number, data: None };
-            if self.link.send(to, label, out, aside(Role::Payload(number))).is_err() {
+            if self.link.send(to, label, out, aside(Role::SendPayload(number))).is_err() {
                 // The answer will not come either.
                 self.payload_is_out(number);
             }
@@ -271,7 +273,7 @@ impl Port {
                 self.lend(key);
                 // SAFETY: registered for this, and not given back while it is lent.
                 let span = unsafe { memory(at, bytes) };
-                let role = Role::Land(Box::new(Landing { from, number, key, bytes, data }));
+                let role = Role::ReceivePayload(Box::new(Landing { from, number, key, bytes, data }));
                 self.link.receive(payload_of(from, number), span, aside(role));
             }
             (Ok(at), Act::Write) => {
@@ -286,10 +288,10 @@ impl Port {
                 self.happened(ledger, note.key, flag::REMOTE_READ);
                 if note.bytes > INLINE as u64 {
                     self.lend(note.key);
-                    self.answer(from, note.number, span, None, Role::Serve(note.key));
+                    self.answer(from, note.number, span, None, Role::SendMemory(note.key));
                 } else {
                     let copy = Span::Held(span.bytes().to_vec());
-                    self.answer(from, note.number, copy, None, Role::Note);
+                    self.answer(from, note.number, copy, None, Role::SendNote);
                 }
             }
             (Ok(at), Act::Atomic(form, op, datatype)) => {
@@ -305,7 +307,7 @@ impl Port {
                 let back = if form == Form::Plain { Vec::new() } else { before };
                 let what = if form == Form::Plain { flag::REMOTE_WRITE } else { flag::REMOTE_READ };
                 self.happened(ledger, note.key, what);
-                self.answer(from, note.number, Span::Held(back), None, Role::Note);
+                self.answer(from, note.number, Span::Held(back), None, Role::SendNote);
             }
         }
     }
@@ -339,7 +341,7 @@ impl Port {
                 );
             }
         }
-        self.answer(from, number, Span::Held(Vec::new()), None, Role::Note);
+        self.answer(from, number, Span::Held(Vec::new()), None, Role::SendNote);
     }
 
     /// Answers that nothing was done, and throws away the payload that follows.
@@ -347,13 +349,13 @@ impl Port {
         if follows {
             self.link.receive(payload_of(to, number), Span::Held(Vec::new()), aside(Role::Discard));
         }
-        self.answer(to, number, Span::Held(Vec::new()), Some(errno), Role::Note);
+        self.answer(to, number, Span::Held(Vec::new()), Some(errno), Role::SendNote);
     }
 
     fn answer(&mut self, to: u32, number: u64, span: Span, failure: Option<Errno>, role: Role) {
         let data = failure.map(|Errno(errno)| errno.cast_unsigned());
         let label = Label { kind: ANSWER, tag: number, data };
-        let served = if let Role::Serve(key) = role { Some(key) } else { None };
+        let served = if let Role::SendMemory(key) = role { Some(key) } else { None };
         if let Err(error) = self.link.send(to, label, span, aside(role)) {
             tracing::warn!("{error}");
             served.into_iter().for_each(|key| self.give_back(key));
@@ -390,9 +392,8 @@ impl Port {
 
     /// Whether registered memory is in use still, once what no payload has begun to fill is refused.
     pub(crate) fn holds(&mut self, key: u64) -> bool {
-        let lands =
-            |operation: &Operation| matches!(&operation.role, Role::Land(landing) if landing.key == key);
-        while let Some((_, Operation { role: Role::Land(landing), .. })) = self.link.cancel(lands) {
+        let lands = |operation: &Operation| matches!(&operation.role, Role::ReceivePayload(landing) if landing.key == key);
+        while let Some((_, Operation { role: Role::ReceivePayload(landing), .. })) = self.link.cancel(lands) {
             self.give_back(key);
             self.refuse(landing.from, landing.number, true, Errno::KEYREJECTED);
         }
