@@ -153,7 +153,8 @@ def test_a_job_with_a_rank_mpiexec_or_polder_killed_ends_names_the_dead_and_leav
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as job:
             assert job.stdout and job.stderr
-            ranks = dict(reversed([int(word) for word in job.stdout.readline().split()]) for _ in range(3))
+            hosts = [job.stdout.readline().split() for _ in range(3)]
+            ranks = {int(pid): int(host) for host, pid in hosts}
             pid, host = max(ranks.items(), key=lambda rank: rank[1])
             own = {line.split()[-1] for rank in ranks for line in maps(rank) if "/dev/shm/mpich" in line}
             victims = {"rank": pid, "mpiexec": child_of(job.pid, "mpiexec"), "polder": job.pid}

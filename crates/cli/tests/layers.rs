@@ -144,7 +144,9 @@ fn no_modules_of_the_provider_import_each_other_in_a_ring() {
     // Modules that import nothing that is left can go, one after the other.
     while let Some(lowest) = imports.iter().find(|(_, used)| used.is_empty()).map(|(name, _)| name.clone()) {
         imports.remove(&lowest);
-        imports.values_mut().for_each(|used| drop(used.remove(&lowest)));
+        for used in imports.values_mut() {
+            used.remove(&lowest);
+        }
     }
     assert!(imports.is_empty(), "{imports:?}");
 }

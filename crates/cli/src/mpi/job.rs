@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use polder_mem::HostPlan;
@@ -132,7 +132,9 @@ impl Run {
         let mark = format!("{:032x}", Uuid::fresh().0);
         let folder = settings.run.clone().unwrap_or_else(|| HostPlan::DIRECTORY.into());
         let tally = folder.join(format!("polder-mpi-{mark}.tally"));
-        Cleanup { job, mark, hosts, owns_pool, tally, start: SystemTime::now() }
+        // The clock of file systems may be a tick behind.
+        let start = SystemTime::now() - Duration::from_secs(1);
+        Cleanup { job, mark, hosts, owns_pool, tally, start }
     }
 
     /// How many ranks ran on how many hosts, and what went through the pool between them.

@@ -71,7 +71,7 @@ impl Ranks {
         let (pool, ranks, has) = (pool.display(), self.count(), bytes(size));
         let remedy = self.least_size().map_or_else(
             || "take fewer ranks".to_owned(),
-            |least| format!("format one with --size {}, or take fewer ranks", bytes(least).replace(' ', "")),
+            |least| format!("format one with --size {}MiB, or take fewer ranks", least >> 20),
         );
         Err(Failure(format!(
             "{pool} of {has} is too small for the {rings} rings between {ranks} ranks; {remedy}, or give --partners if a rank sends to few others"
@@ -96,7 +96,8 @@ impl Ranks {
             )));
         }
         // It takes memory only as it is used.
-        let size = OWN_BYTES.min(free / 2 / HUGE_PAGE * HUGE_PAGE).max(least);
+        let usual = OWN_BYTES.min(free / 2 / HUGE_PAGE * HUGE_PAGE);
+        let size = if self.fit(&self.geometry(usual), usual) { usual } else { least };
         session::create(pool, size, &self.geometry(size))?;
         Ok(())
     }

@@ -332,8 +332,9 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
     pub(super) fn lose(&mut self, pool: &Pool<M>, error: &PoolError, done: &mut VecDeque<Completion<B, C>>) {
         self.broken.get_or_insert_with(|| error.clone());
         self.close(pool);
-        if !self.control.is_empty() && !matches!(error, PoolError::PeerDead { .. }) {
-            // The peer is there, and waits for what it is not told any more.
+        // What is taken of a send is the last that its peer waits for, and no operation of ours is left to fail.
+        let ends_a_send = |control: &Control| matches!(control, Control::Grant { room: 0, .. });
+        if !matches!(error, PoolError::PeerDead { .. }) && self.control.iter().any(ends_a_send) {
             done.push_back(Completion::Lost { error: error.clone() });
         }
         self.control.clear();
