@@ -1,4 +1,4 @@
-"""One rank of an MPI job that looks for long messages before it receives them; MPICH's pipeline carries them if told so."""
+"""One rank of an MPI job that looks for long messages before it receives them, as MPICH's pipeline may carry them."""
 
 import sys
 
