@@ -35,8 +35,11 @@ PREFACE = """\
 
 What `make bench` measures. A figure is the median, with the least and the greatest
 beside it (of lines, which are many, the tenth and the ninetieth of a hundred); a ratio says how many times better
-Polder is than the peer, so above 1 is better. Rows that lose stay.
+Polder is than the peer, so above 1 is better. Rows that lose stay. A ratio with † is beyond 1,000: the peer lost its
+core to another process and waited for the scheduler, which says nothing of how fast either is.
 """
+#: Beyond it a peer was not slow, but away from its core.
+ABSURD = 1000
 SWEEP = """\
 MPICH over a pool of two emulated hosts, half of the ranks origins, each with a target on the other host; in brackets
 how many times better than the same MPICH over TCP on this machine, in turn. All ranks share the cores of this machine:
@@ -110,7 +113,7 @@ def sweep(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         if match := said.fullmatch(row["case"]):
             size, ranks, pool, shim = match.groups()
-            cell = f"{short(row['value'])} ({short(row['ratio'])})"
+            cell = f"{short(row['value'])} ({times(row['ratio'])})"
             ways.setdefault(pool + (shim or ""), {}).setdefault(size, {})[ranks] = cell
     parts: list[str] = []
     for way, sizes in sorted(ways.items(), reverse=True):
@@ -127,7 +130,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
     for row in rows:
         figures = [short(row[key]) for key in ("value", "low", "high")]
-        peer = [row.get("peer", ""), short(row.get("peer_value")), short(row.get("ratio"))]
+        peer = [row.get("peer", ""), short(row.get("peer_value")), times(row.get("ratio"))]
         cells = [row["case"], row["metric"], *figures, row["unit"], row["kind"], *peer]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -274,6 +277,11 @@ def short(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio, marked where it is none of speeds."""
+    return short(ratio) + (" †" if ratio is not None and ratio >= ABSURD else "")
 
 
 def machine() -> str:
