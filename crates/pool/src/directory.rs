@@ -394,7 +394,7 @@ impl<'a, M: Memory> Directory<'a, M> {
 
     fn late(&self, host: u16) -> PoolError {
         PoolError::Timeout {
-            peer: Peer { host, pid: 0 },
+            peer: Peer::new(host, 0),
             what: "a claim of the same name",
             epoch: 0,
             sequence: 0,

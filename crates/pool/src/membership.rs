@@ -187,7 +187,7 @@ impl Process {
     /// As errors name it.
     #[must_use]
     pub const fn peer(&self) -> Peer {
-        Peer { host: self.host, pid: self.pid }
+        Peer::new(self.host, self.pid)
     }
 
     pub(crate) fn encode(&self) -> Words {

@@ -403,7 +403,7 @@ fn find<M: Memory>(pool: &Pool<M>, address: Address) -> Result<(Object, Process)
 
 /// The error for an endpoint that is gone, of a process that was `pid`, or is not known.
 fn left<M: Memory>(pool: &Pool<M>, address: Address, pid: u32) -> Result<PoolError, PoolError> {
-    let (peer, epoch) = (crate::Peer { host: address.host, pid }, pool.epoch()?);
+    let (peer, epoch) = (crate::Peer::new(address.host, pid), pool.epoch()?);
     Ok(PoolError::PeerDead { peer, what: "endpoint", epoch, sequence: address.generation })
 }
 
