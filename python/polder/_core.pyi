@@ -89,7 +89,16 @@ class Object:
     def close(self) -> None: ...
 
 class Group:
-    def __new__(cls, pool: Pool, name: str, rank: int, size: int, *, timeout: float | None = None) -> Group: ...
+    def __new__(
+        cls,
+        pool: Pool,
+        name: str,
+        rank: int,
+        size: int,
+        *,
+        timeout: float | None = None,
+        given_up: Callable[[], bool] | None = None,
+    ) -> Group: ...
     @property
     def rank(self) -> int: ...
     @property

@@ -14,6 +14,9 @@ It carries DDP, ``all_reduce``, ``broadcast``, ``all_gather``, ``reduce_scatter`
 on CPU tensors, with ``async_op`` too. A collective that it does not carry raises `NotImplementedError` with its name.
 A collective that fails leaves its tensors with some of what they held and some of the result, as with other backends.
 
+A callback of a future may call collectives and wait for them, as DDP's PowerSGD hook does. All ranks must call a group's
+collectives in the same order; callbacks of several operations at once run in no order.
+
 Errors are those of `polder.errors`: a rank that dies in an operation gives every other rank a `PeerDeadError`. In a
 backward pass of DDP torch makes a RuntimeError of it, whose text is the same and names the host and the process. After
 an error the group is broken; leave it with ``destroy_process_group`` and join anew, as torchrun does by restarting.
@@ -31,7 +34,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 # What c10d calls has the names and arguments of its bindings, which its stubs do not follow.
 # pyright: reportIncompatibleMethodOverride=false, reportCallIssue=false, reportUnknownMemberType=false
@@ -49,15 +52,20 @@ try:
         Work,
     )
 except ImportError as error:
-    raise ImportError(f"polder.torch needs torch ({error}); install it with: pip install 'polder[torch]'") from error
+    raise ImportError(
+        f"polder.torch needs torch ({error}); in Polder's folder `make torch` installs it, "
+        "else install the version that its pyproject.toml names"
+    ) from error
 
-from polder import _core, errors
+# _distribution refuses to run beside another project of this name, whose `polder/__init__.py` may be in our place.
+from polder import _core, _distribution, errors  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from polder.errors import ArgumentError, PeerTimeoutError, PolderError, RegionError
 
 __all__ = ["ProcessGroupPolder"]
 
 _POOL_BYTES = 1 << 30
 _DRAFT_SECONDS = 60
+_FAREWELL_SECONDS = 5.0
 _OPS: dict[Any, str] = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.PRODUCT: "product",
@@ -440,11 +448,12 @@ class _Attachment:
         if group not in self.groups:
             return
         self.groups.remove(group)
-        if not self.groups:
-            self.close()
+        self.close_unused()
 
-    def close(self) -> None:
-        """Closes the pool."""
+    def close_unused(self) -> None:
+        """Closes the pool when no group is over it."""
+        if self.groups:
+            return
         _attachments.pop(self.path, None)
         self.pool.close()
         lock, self.lock = self.lock, None
@@ -464,29 +473,56 @@ def _leave() -> None:
 
 def _create(options: Any, _backend_options: object) -> ProcessGroupPolder:
     """Makes this rank's part of a group: c10d calls it on every rank of the group."""
-    rank, size, store = options.group_rank, options.group_size, options.store
+    rank: int = options.group_rank
+    size: int = options.group_size
+    board = _Board(options.store, rank, size, options.timeout)
+    everyone = board.meet(lambda: _introduction(rank, size))
+    path: str = _pool_path(everyone, board.round)
+    host = _host_ids(everyone)[rank]
+    own = everyone[rank]["pool"] is None
+    chosen = everyone[rank]["host"] is not None or _hosts_to_emulate() > 1
+    attachment: _Attachment | None = None
+    try:
+        lock = board.agree("make the pool", lambda: _make(path, own, board), lambda lock: _let_go(path, lock))
+        attachment = board.agree(
+            "attach the pool", lambda: _attach(path, own, lock, host, chosen), _Attachment.close_unused
+        )
+        pool, name, seconds = (
+            attachment.pool,
+            f"/torch/{board.round}/{options.group_id}",
+            options.timeout.total_seconds(),
+        )
+        group = board.agree(
+            "join the group",
+            lambda: _join(pool, name, board, seconds),
+            lambda group: group.close(),
+        )
+    except BaseException:
+        if attachment is not None:
+            attachment.close_unused()
+        raise
+    made = ProcessGroupPolder(attachment, group, rank, size, str(options.group_id))
+    attachment.groups.append(made)
+    return made
+
+
+def _introduction(rank: int, size: int) -> dict[str, Any]:
+    """What a rank says of itself."""
     settings = _core.settings()
-    board = _Board(store, rank, size, options.timeout)
-    me = {
+    return {
         "machine": _machine(),
         "emulated": _emulated_host(rank, size),
         "host": settings["host"],
         "pool": settings["pool"],
         "attached": list(_attachments),
     }
-    everyone = board.meet(me)
-    hosts = _host_ids(everyone)
-    attachment = board.agree("attach", lambda: _attach(everyone, hosts, board, settings))
-    name = f"/torch/{board.round}/{options.group_id}"
-    try:
-        group = _core.Group(attachment.pool, name, rank, size, timeout=options.timeout.total_seconds())
-    except PolderError:
-        if not attachment.groups:
-            attachment.close()
-        raise
-    made = ProcessGroupPolder(attachment, group, rank, size, str(options.group_id))
-    attachment.groups.append(made)
-    return made
+
+
+class _FollowsError(Exception):
+    """This rank failed because another did, which tells why."""
+
+
+_T = TypeVar("_T")
 
 
 class _Board:
@@ -504,23 +540,34 @@ class _Board:
         self.deadline = time.monotonic() + timeout.total_seconds()
         self.round = secrets.token_hex(8)
 
-    def meet(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        """What every rank says of itself, in the order of ranks."""
-        mine = {**mine, "draw": secrets.token_hex(8)}
+    def meet(self, introduce: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+        """What every rank says of itself, in the order of ranks; when one of them cannot, all raise, naming it."""
+        mine: dict[str, Any] = {"draw": secrets.token_hex(8)}
+        failure: Exception | None = None
+        try:
+            mine.update(introduce())
+        except Exception as error:
+            failure = error
+            mine["failure"] = _told(error)
+        everyone = self._everyone(mine)
+        self._settle("meet the others", failure, [each.get("failure") for each in everyone])
+        return everyone
+
+    def _everyone(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
         if self.rank == 0:
-            self.store.set("polder/round", self.round)
+            self._store("set", "polder/round", self.round)
             everyone = self.exchange("hello", mine)
             self.tell("everyone", everyone)
             return everyone
         while True:
-            self.round = self.store.get("polder/round").decode()
+            self.round = self._store("get", "polder/round").decode()
             self.tell(f"hello/{self.rank}", mine)
-            while not self.store.check([self._key("everyone")]):
-                if self.store.get("polder/round").decode() != self.round:
+            while not self._store("check", [self._key("everyone")]):
+                if self._store("get", "polder/round").decode() != self.round:
                     break
                 self._pause()
             else:
-                everyone = json.loads(self.store.get(self._key("everyone")))
+                everyone = self.hear("everyone")
                 if everyone[self.rank]["draw"] == mine["draw"]:
                     return everyone
             self._pause()
@@ -528,18 +575,42 @@ class _Board:
     def exchange(self, topic: str, mine: Any) -> list[Any]:
         """Everybody's word on `topic`, in the order of ranks."""
         self.tell(f"{topic}/{self.rank}", mine)
-        return [self.hear(f"{topic}/{rank}") for rank in range(self.size)]
+        return [self.hear(f"{topic}/{rank}", rank) for rank in range(self.size)]
 
-    def hear(self, topic: str) -> Any:
-        """What was told on `topic`, once it is."""
-        return json.loads(self.store.get(self._key(topic)))
+    def hear(self, topic: str, rank: int = 0) -> Any:
+        """What `rank` told on `topic`, once it has."""
+        return json.loads(self._store("get", self._key(topic), f"rank {rank}"))
 
     def tell(self, topic: str, word: Any) -> None:
         """Tells every rank."""
-        self.store.set(self._key(topic), json.dumps(word))
+        self._store("set", self._key(topic), json.dumps(word))
+
+    def has_failed(self) -> bool:
+        """Whether a rank has failed in this round; asked while this rank waits in the pool for others."""
+        try:
+            return bool(self._store("check", [self._key("failed")]))
+        except PolderError:
+            return True
 
     def _key(self, topic: str) -> str:
         return f"polder/{self.round}/{topic}"
+
+    def _store(self, method: str, key: Any, *word: str) -> Any:
+        """Asks the store, whose own errors name no rank: with `get`, the word says whose word it is that is awaited."""
+        whose = word[0] if method == "get" and word else "rank 0"
+        try:
+            return getattr(self.store, method)(key, *(word if method == "set" else ()))
+        except (RuntimeError, OSError) as error:
+            text = str(error).splitlines()[0]
+            if isinstance(error, dist.DistStoreError):
+                raise PeerTimeoutError(
+                    f"{whose} has not met rank {self.rank} in the c10d store in time ({text}); "
+                    "see its log, or raise timeout="
+                ) from error
+            raise PolderError(
+                f"rank {self.rank} lost the c10d store while it waited for {whose} ({type(error).__name__}: {text}); "
+                "rank 0 or the launcher, which keeps the store, has ended: see its log"
+            ) from error
 
     def _pause(self) -> None:
         if time.monotonic() > self.deadline:
@@ -548,28 +619,52 @@ class _Board:
             )
         time.sleep(0.005)
 
-    def agree(self, topic: str, attempt: Callable[[], _Attachment]) -> _Attachment:
-        """Makes an attempt on every rank; when one of them fails, all raise, naming it."""
-        failure: Exception | None = None
-        made: _Attachment | None = None
+    def agree(self, what: str, attempt: Callable[[], _T], undo: Callable[[_T], None] = lambda _: None) -> _T:
+        """Makes an attempt on every rank; when one of them fails, what was made is undone and all raise, naming it."""
         try:
             made = attempt()
         except Exception as error:
-            failure = error
-        outcomes = self.exchange(topic, None if failure is None else _told(failure))
-        if failure is None and made is not None and not any(outcomes):
-            return made
-        if made is not None and not made.groups:
-            made.close()
-        if failure is not None:
-            raise failure
-        rank, told = next((rank, told) for rank, told in enumerate(outcomes) if told)
-        raise _retold(f"rank {rank} could not join the pool", told)
+            self.tell("failed", self.rank)
+            self._settle(what, error, self.exchange(what, _told(error)))
+            raise
+        try:
+            self._settle(what, None, self.exchange(what, None))
+        except Exception:
+            undo(made)
+            raise
+        return made
+
+    def _settle(self, what: str, failure: Exception | None, outcomes: list[list[str] | None]) -> None:
+        """Raises the failure of the rank that failed first, on every rank, if one did."""
+        failed = [(rank, told) for rank, told in enumerate(outcomes) if told]
+        if not failed:
+            return
+        self._leave_together()
+        # A rank that gave up because another failed is not the cause.
+        rank, told = next((each for each in failed if each[1][0] != _FollowsError.__name__), failed[0])
+        if rank == self.rank and failure is not None:
+            if isinstance(failure, PolderError):
+                raise failure
+            raise PolderError(f"rank {rank} could not {what}: {_words(failure)}") from failure
+        raise _retold(f"rank {rank} could not {what}", told) from failure
+
+    def _leave_together(self) -> None:
+        """Stays until every rank has heard of the failure: the store may end with this process."""
+        self.tell(f"heard/{self.rank}", None)
+        heard = [self._key(f"heard/{rank}") for rank in range(self.size)]
+        until = min(self.deadline, time.monotonic() + _FAREWELL_SECONDS)
+        with contextlib.suppress(PolderError):
+            while time.monotonic() < until and not self._store("check", heard):
+                time.sleep(0.005)
 
 
 def _told(error: Exception) -> list[str]:
     """An error as other ranks hear of it: its class and its text."""
     return [type(error).__name__, str(error)]
+
+
+def _words(error: Exception) -> str:
+    return ": ".join(_told(error))
 
 
 def _retold(before: str, told: list[str]) -> PolderError:
@@ -631,38 +726,50 @@ def _host_ids(everyone: list[dict[str, Any]]) -> list[int]:
     return ids
 
 
-def _attach(everyone: list[dict[str, Any]], hosts: list[int], board: _Board, settings: "_core.Settings") -> _Attachment:
-    """Attaches the pool that the group agrees on: the named one, the one that all have, or a new one."""
+def _pool_path(everyone: list[dict[str, Any]], job: str) -> str:
+    """The pool that the group agrees on: the named one, the one that all have, or a new one."""
     named = {each["pool"] for each in everyone}
     if len(named) > 1:
         raise ArgumentError(f"ranks name different pools: {sorted(map(str, named))}; set POLDER_POOL alike on all")
-    path = named.pop() or _common(everyone) or _private_path(everyone, board.round)
+    return named.pop() or _common(everyone) or _private_path(everyone, job)
+
+
+def _make(path: str, own: bool, board: _Board) -> int | None:
+    """Makes the pool, on rank 0 where it is not there; the lock on it where it is the job's own."""
+    if board.rank != 0 or path in _attachments:
+        return None
+    return _make_own_pool(path, board.size) if own else _make_named_pool(path, board.size)
+
+
+def _attach(path: str, own: bool, lock: int | None, host: int, chosen: bool) -> _Attachment:
+    """Attaches the pool, or takes the one that is attached."""
     if path in _attachments:
         return _attachments[path]
-    own = settings["pool"] is None
-    lock: int | None = None
-    if board.rank == 0:
+    if own and lock is None:
         try:
-            lock = _make_own_pool(path, len(everyone)) if own else _make_named_pool(path, len(everyone))
-            board.tell("made", None)
-        except (PolderError, OSError) as error:
-            board.tell("made", _told(error))
-            raise
-    elif told := board.hear("made"):
-        raise _retold("rank 0 could not make the pool", told)
-    elif own:
-        lock = _share(path)
-    # An id that nobody chose gives way to the one that a keeper has given this machine.
-    chosen = settings["host"] is not None or _hosts_to_emulate() > 1
-    place = hosts[board.rank]
+            lock = _share(path)
+        except FileNotFoundError:
+            # Rank 0 has made it, could not attach it, and has taken it away again.
+            raise _FollowsError from None
     try:
-        pool = _core.Pool(path, host=place) if chosen else _core.Pool(path, launched=place)
+        # An id that nobody chose gives way to the one that a keeper has given this machine.
+        pool = _core.Pool(path, host=host) if chosen else _core.Pool(path, launched=host)
         attachment = _Attachment(path, pool, lock)
-    except PolderError:
+    except BaseException:
         _let_go(path, lock)
         raise
     _attachments[path] = attachment
     return attachment
+
+
+def _join(pool: "_core.Pool", name: str, board: _Board, seconds: float) -> "_core.Group":
+    """Joins the group in the pool, and gives up when another rank cannot."""
+    try:
+        return _core.Group(pool, name, board.rank, board.size, timeout=seconds, given_up=board.has_failed)
+    except PolderError as error:
+        if board.has_failed():
+            raise _FollowsError from error
+        raise
 
 
 def _common(everyone: list[dict[str, Any]]) -> str | None:
