@@ -11,7 +11,7 @@ import polder
 import polder.torch
 
 rank, folder, kind, port = int(sys.argv[1]), *sys.argv[2:]
-core = polder.torch._core
+core = polder._core
 
 
 def fails(error: Exception) -> Any:
@@ -35,4 +35,4 @@ try:
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("polder", address, rank=rank, world_size=2, timeout=timedelta(seconds=600))
 except Exception as error:
-    print(f"{type(error).__name__}|{isinstance(error, polder.PolderError)}|{error}|{polder.torch._attachments}")
+    print(f"{type(error).__name__}|{isinstance(error, polder.PolderError)}|{error}|{polder.torch.meeting.attachments}")
