@@ -277,7 +277,11 @@ impl<M: Memory> Group<M> {
         }
         if !bytes.is_multiple_of(dtype.bytes()) {
             let value = format!("{bytes} bytes of {dtype}");
-            return Err(PoolError::Argument { what: "message", value, expected: "a whole number of elements" });
+            return Err(PoolError::Argument {
+                what: "message",
+                value,
+                expected: "a whole number of elements",
+            });
         }
         let bytes = bytes as u64;
         if bytes > MAX_BYTES {

@@ -281,7 +281,10 @@ mod tests {
         let two = Local::enter(&second, layout(), 0, 12, 0);
         let held = layout().membership().lock(&first, &one, SOON).unwrap();
         let refused = layout().membership().lock(&second, &two, SOON).unwrap_err();
-        assert!(matches!(refused, PoolError::Timeout { peer: Peer { host: 0, pid: 11, .. }, .. }), "{refused}");
+        assert!(
+            matches!(refused, PoolError::Timeout { peer: Peer { host: 0, pid: 11, .. }, .. }),
+            "{refused}"
+        );
         drop(held);
         assert!(!layout().membership().lock(&second, &two, SOON).unwrap().recovered());
     }

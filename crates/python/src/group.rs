@@ -348,12 +348,16 @@ unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result
                 group.reduce_scatter(*op, into.dtype(), from.bytes(), into.bytes_mut())
             }
             Call::Gather { from, into, root } => match into {
-                Some(into) if from.overlaps(into) => group.gather(*root, from.dtype(), &from.copied(), into.bytes_mut()),
+                Some(into) if from.overlaps(into) => {
+                    group.gather(*root, from.dtype(), &from.copied(), into.bytes_mut())
+                }
                 Some(into) => group.gather(*root, from.dtype(), from.bytes(), into.bytes_mut()),
                 None => group.gather(*root, from.dtype(), from.bytes(), &mut []),
             },
             Call::Scatter { from, into, root } => match from {
-                Some(from) if from.overlaps(into) => group.scatter(*root, into.dtype(), &from.copied(), into.bytes_mut()),
+                Some(from) if from.overlaps(into) => {
+                    group.scatter(*root, into.dtype(), &from.copied(), into.bytes_mut())
+                }
                 Some(from) => group.scatter(*root, into.dtype(), from.bytes(), into.bytes_mut()),
                 None => group.scatter(*root, into.dtype(), &[], into.bytes_mut()),
             },
@@ -366,8 +370,12 @@ unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result
             Call::ReduceScatterInPool { extent, op } => {
                 group.reduce_scatter_in_pool(*op, extent.dtype(), extent.at, extent.bytes)
             }
-            Call::AllGatherInPool { extent } => group.all_gather_in_pool(extent.dtype(), extent.at, extent.bytes),
-            Call::BroadcastInPool { extent, root } => group.broadcast_in_pool(*root, extent.dtype(), extent.at, extent.bytes),
+            Call::AllGatherInPool { extent } => {
+                group.all_gather_in_pool(extent.dtype(), extent.at, extent.bytes)
+            }
+            Call::BroadcastInPool { extent, root } => {
+                group.broadcast_in_pool(*root, extent.dtype(), extent.at, extent.bytes)
+            }
         }
     }
 }

@@ -372,7 +372,11 @@ impl Victim {
     fn expect_dead(self, round: &Round, error: &PoolError, waited: Duration) -> Result<(), Failure> {
         let victim = Peer::new(round.scene.host(), self.pid);
         match error {
-            PoolError::PeerDead { peer, .. } if Peer::new(peer.host, peer.pid) == victim && waited < DEADLINE => Ok(()),
+            PoolError::PeerDead { peer, .. }
+                if Peer::new(peer.host, peer.pid) == victim && waited < DEADLINE =>
+            {
+                Ok(())
+            }
             error => Err(Failure(format!(
                 "a survivor got, after {} ms, not the death of {victim}: {error}",
                 waited.as_millis()

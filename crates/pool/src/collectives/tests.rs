@@ -231,7 +231,8 @@ fn ranks_that_call_different_operations_find_out() {
         }
         .unwrap_err();
         let PoolError::Mismatch { theirs, ours, sequence: 1, .. } = error else { panic!("{error}") };
-        let (sum, copy) = ("all-reduce of 4096 bytes (sum of f32)", "broadcast of 4096 bytes (f32) with root 0");
+        let (sum, copy) =
+            ("all-reduce of 4096 bytes (sum of f32)", "broadcast of 4096 bytes (f32) with root 0");
         assert_eq!(
             (theirs.as_str(), ours.as_str()),
             if group.rank() == 0 { (copy, sum) } else { (sum, copy) }

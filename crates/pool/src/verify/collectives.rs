@@ -106,17 +106,20 @@ fn mixed(seed: u64) -> Outcome {
     let operations: Vec<_> = (0..2 + dice.roll(4)).map(|_| operation(&mut dice)).collect();
     let odd = (dice.roll(2) == 0).then(|| (dice.roll(ranks) as usize, dice.roll(5)));
     scene.run(&mut dice, 400, move |group| {
-        for (salt, &(which, root, count)) in (0..).zip(&operations) {
-            match which {
-                0 => reduced(group, salt, count)?,
-                1 => broadcast(group, salt, root, count)?,
-                2 => reduce(group, salt, root, count)?,
-                3 => all_gather(group, salt, count)?,
-                4 => all_to_all(group, salt, count)?,
-                _ => group.barrier()?,
-            }
+        let done = (0..).zip(&operations).try_for_each(|(salt, &(which, root, count))| match which {
+            0 => reduced(group, salt, count),
+            1 => broadcast(group, salt, root, count),
+            2 => reduce(group, salt, root, count),
+            3 => all_gather(group, salt, count),
+            4 => all_to_all(group, salt, count),
+            _ => group.barrier(),
+        });
+        match (done, odd) {
+            (Ok(()), Some((odd, which))) => mismatched(group, group.rank() == odd, which),
+            // Others may have gone on to the mismatch, and have given up there.
+            (Err(PoolError::GaveUp { .. }), Some(_)) => Ok(()),
+            (done, _) => done,
         }
-        odd.map_or(Ok(()), |(odd, which)| mismatched(group, group.rank() == odd, which))
     })
 }
 
