@@ -82,7 +82,6 @@ impl Group {
 impl Group {
     #[new]
     #[pyo3(signature = (pool, name, rank, size, *, timeout=None, given_up=None))]
-    #[expect(clippy::too_many_arguments, reason = "the last is for the torch backend alone")]
     fn new(
         py: Python<'_>,
         pool: &Bound<'_, Pool>,
