@@ -39,7 +39,7 @@ Polder is than the peer, so above 1 is better. Rows that lose stay. A ratio with
 core to another process and waited for the scheduler, which says nothing of how fast either is.
 """
 #: Beyond it a peer was not slow, but away from its core.
-ABSURD = 1000
+AWAY = 1000
 SWEEP = """\
 MPICH over a pool of two emulated hosts, half of the ranks origins, each with a target on the other host; in brackets
 how many times better than the same MPICH over TCP on this machine, in turn. All ranks share the cores of this machine:
@@ -157,7 +157,8 @@ def read(page: str) -> tuple[dict[str, list[dict[str, str]]], str]:
     """The rows of each section, as they are printed, and the dates of their runs."""
     sections: dict[str, list[dict[str, str]]] = {}
     for part in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
-        cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if line[:1] == "|"]
+        lines = [line.split("|")[1:-1] for line in part.splitlines() if line[:1] == "|"]
+        cells = [[cell.strip().removesuffix(" †") for cell in line] for line in lines]
         keys = ["case", "metric", "value", "low", "high", "unit", "kind", "peer", "theirs", "ratio"]
         rows = [dict(zip(keys, row, strict=True)) for row in cells if len(row) == len(HEAD) and row != HEAD]
         sections[part.split("\n", 1)[0]] = [row for row in rows if row["case"].strip("-")]
@@ -281,7 +282,7 @@ def short(value: float | None) -> str:
 
 def times(ratio: float | None) -> str:
     """A ratio, marked where it is none of speeds."""
-    return short(ratio) + (" †" if ratio is not None and ratio >= ABSURD else "")
+    return short(ratio) + (" †" if ratio is not None and ratio >= AWAY else "")
 
 
 def machine() -> str:
