@@ -129,7 +129,8 @@ impl<M: Memory> Pool<M> {
 
     pub(crate) fn directory_within(&self, patience: Duration) -> Directory<'_, M> {
         let member = &self.member;
-        let site = Site { memory: &self.memory, layout: &self.layout, me: &self.local, patience };
+        let site =
+            Site { memory: &self.memory, layout: &self.layout, me: &self.local, patience, flaw: self.flaw };
         Directory { site, account: Account { job: member.job, quota: member.quota } }
     }
 }

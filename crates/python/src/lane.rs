@@ -1,6 +1,5 @@
 //! One group's operations in the order of their submission: on the caller's thread when it waits and nothing is
-//! before it, on a thread of the group otherwise, so that Python goes on meanwhile. What Python wants to be called when one
-//! is over runs on threads of its own (see `tellers`), because it may wait for the next operation.
+//! before it, on a thread of the group otherwise, so that Python goes on meanwhile.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,7 +13,6 @@ use pyo3::prelude::*;
 use crate::buffer::Span;
 use crate::errors;
 use crate::object::Extent;
-use crate::tellers::{Tellers, tell};
 
 /// How often a wait looks whether Ctrl-C was pressed.
 const SIGNALS: Duration = Duration::from_millis(50);
@@ -64,7 +62,6 @@ struct Shared {
     /// There is more to do, or nothing any more.
     turn: Condvar,
     stop: Arc<Mutex<bool>>,
-    tellers: Tellers,
 }
 
 #[derive(Default)]
@@ -84,7 +81,6 @@ struct Job {
     call: Call,
     timeout: Option<Duration>,
     ticket: Arc<Ticket>,
-    tellers: Tellers,
     /// What keeps the call's arrays alive.
     _arrays: Py<PyAny>,
 }
@@ -93,28 +89,23 @@ impl Drop for Job {
     /// Nobody waits for ever for a job that a panic or the group's end threw away.
     fn drop(&mut self) {
         if self.ticket.outcome().is_none() {
-            self.ticket.finish(Err(closed()), &self.tellers);
+            self.ticket.finish(Err(closed()));
         }
     }
 }
 
 impl Lane {
-    /// A lane over the runner that `join` makes; it gets what its waits must ask. They ask `given_up` too, but only in `join`.
+    /// A lane over the runner that `join` makes; it gets what its waits must ask.
     pub(crate) fn new(
         py: Python<'_>,
-        given_up: Option<Py<PyAny>>,
         join: impl FnOnce(Interrupt) -> Result<Box<dyn Collectives>, PoolError> + Send,
     ) -> PyResult<Self> {
         let stop = Arc::new(Mutex::new(false));
         let asked = Arc::clone(&stop);
         let interrupt: Interrupt = Box::new(move || *lock(&asked) || signals::arrived());
-        signals::ask(given_up);
-        let runner = watched(py, || join(interrupt));
-        signals::ask(None);
-        let runner = runner?;
+        let runner = watched(py, || join(interrupt))?;
         let runner = Mutex::new(Some(runner));
-        let (queue, turn, tellers) = (Mutex::default(), Condvar::new(), Tellers::default());
-        let shared = Shared { runner, queue, turn, stop, tellers };
+        let shared = Shared { runner, queue: Mutex::default(), turn: Condvar::new(), stop };
         Ok(Self { shared: Arc::new(shared), worker: Mutex::default() })
     }
 
@@ -142,8 +133,7 @@ impl Lane {
         arrays: Py<PyAny>,
     ) -> PyResult<Arc<Ticket>> {
         let ticket = Arc::new(Ticket::default());
-        let tellers = self.shared.tellers.clone();
-        let job = Job { call, timeout, ticket: Arc::clone(&ticket), tellers, _arrays: arrays };
+        let job = Job { call, timeout, ticket: Arc::clone(&ticket), _arrays: arrays };
         let mut worker = lock(&self.worker);
         if worker.is_none() {
             let shared = Arc::clone(&self.shared);
@@ -176,7 +166,6 @@ impl Lane {
             drop(worker.join());
         }
         drop(lock(&self.shared.runner).take());
-        self.shared.tellers.end(grace);
     }
 
     /// Ends the lane, as dropping it does.
@@ -227,7 +216,7 @@ impl Shared {
             let outcome = unsafe { self.run(&job.call, job.timeout, true) };
             lock(&self.queue).running = false;
             self.turn.notify_all();
-            job.ticket.finish(outcome, &job.tellers);
+            job.ticket.finish(outcome);
         }
     }
 
@@ -272,17 +261,6 @@ mod signals {
     thread_local! {
         static LOOKED: Cell<Option<Instant>> = const { Cell::new(None) };
         static TAKEN: RefCell<Option<PyErr>> = const { RefCell::new(None) };
-        static GIVEN_UP: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
-    }
-
-    /// Lets this thread's waits ask Python whether to give up, besides looking for signals.
-    pub(super) fn ask(given_up: Option<Py<PyAny>>) {
-        GIVEN_UP.set(given_up);
-    }
-
-    fn is_given_up(py: Python<'_>) -> PyResult<bool> {
-        let given_up = GIVEN_UP.with_borrow(|asked| asked.as_ref().map(|asked| asked.clone_ref(py)));
-        given_up.map_or(Ok(false), |asked| asked.call0(py)?.is_truthy(py))
     }
 
     /// Runs `call`, a thread of Python's without the GIL, with an eye on signals.
@@ -300,8 +278,8 @@ mod signals {
             return false;
         }
         LOOKED.set(Some(Instant::now()));
-        match Python::attach(|py| py.check_signals().and_then(|()| is_given_up(py))) {
-            Ok(given_up) => given_up,
+        match Python::attach(|py| py.check_signals()) {
+            Ok(()) => false,
             Err(raised) => {
                 TAKEN.set(Some(raised));
                 true
@@ -329,14 +307,14 @@ struct State {
 }
 
 impl Ticket {
-    fn finish(&self, outcome: Result<(), PoolError>, tellers: &Tellers) {
+    fn finish(&self, outcome: Result<(), PoolError>) {
         let mut state = lock(&self.state);
         let then = state.then.take();
         state.outcome = Some(outcome.clone());
         drop(state);
         self.done.notify_all();
         if let Some(then) = then {
-            tellers.tell(then, outcome);
+            Python::attach(|py| tell(py, &then, outcome));
         }
     }
 
@@ -367,7 +345,7 @@ impl Ticket {
         waited.unwrap_or_else(PoisonError::into_inner).0.outcome.clone()
     }
 
-    /// Calls `then` with `None` or the exception, once the call is done: now, or on a thread of the group's.
+    /// Calls `then` with `None` or the exception, once the call is done: now, or on the group's thread.
     pub(crate) fn when_done(&self, py: Python<'_>, then: Py<PyAny>) {
         let mut state = lock(&self.state);
         match state.outcome.clone() {
@@ -380,10 +358,17 @@ impl Ticket {
     }
 }
 
+fn tell(py: Python<'_>, then: &Py<PyAny>, outcome: Result<(), PoolError>) {
+    let error = outcome.err().map(|error| errors::raise(error).into_value(py));
+    if let Err(failure) = then.call1(py, (error,)) {
+        failure.write_unraisable(py, Some(then.bind(py)));
+    }
+}
+
 fn closed() -> PoolError {
     PoolError::Argument { what: "the group", value: "closed".to_owned(), expected: "join it anew" }
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,7 +8,6 @@ mod number;
 mod object;
 mod plan;
 mod pool;
-mod tellers;
 
 use pyo3::prelude::*;
 
