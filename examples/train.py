@@ -192,17 +192,6 @@ class Gpt(torch.nn.Module):
         return functional.linear(self.last(hidden), self.bytes.weight)
 
 
-@torch.no_grad()
-def sample(model: torch.nn.Module, count: int) -> str:
-    """Lets the model go on from a line's beginning for `count` bytes."""
-    draw = torch.Generator().manual_seed(0)
-    text = torch.tensor([list(b"\nThe ")])
-    for _ in range(count):
-        chances = (model(text[:, -CONTEXT:])[0, -1] / 0.7).softmax(0)
-        text = torch.cat([text, torch.multinomial(chances, 1, generator=draw)[None]], 1)
-    return bytes(text[0].tolist()).decode(errors="replace").strip()
-
-
 # ------------------------------------------------------------------------------------------------------- training
 
 
@@ -367,8 +356,7 @@ def train(options: argparse.Namespace) -> None:
     dist.all_gather_object(digests, " ".join(digest(run.model) for run in runs), group=runs[1].group)
     if rank == 0:
         print(f"\n{report(runs, digests)}")
-        print(f"\nA sample:\n{sample(runs[0].model.module, 300)}\n")
-        print(f"The picture: {draw_picture(runs, options.out)}")
+        print(f"\nThe picture: {draw_picture(runs, options.out)}")
         print(f"The figures: {write_figures(runs, options.out)}")
     dist.barrier()
 
@@ -404,11 +392,11 @@ def report(runs: list[Run], digests: list[str | None]) -> str:
         ("communication in flight", [[step.in_flight for step in run.steps] for run in runs]),
         ("  of it exposed", [[step.exposed for step in run.steps] for run in runs]),
     ]
-    lines = [f"{'measured, ms a step':<32}" + "".join(f"{run.name:>22}" for run in runs) + f"{'ratio':>8}"]
+    table = [("measured, ms a step", *[run.name for run in runs], "ratio")]
     for name, columns in rows:
-        cells = "".join(f"{spread(column):>22}" for column in columns)
         ratio = statistics.median(columns[0]) / statistics.median(columns[1])
-        lines.append(f"{name:<32}{cells}{ratio:8.2f}")
+        table.append((name, *map(spread, columns), f"{ratio:.2f}"))
+    lines = aligned(table)
     weights = {word for both in digests for word in (both or "").split()}
     equal = "equal bit for bit on both ranks and both backends" if len(weights) == 1 else f"DIFFERENT: {digests}"
     lines.append(f"weights after {len(runs[0].losses)} steps: {equal} ({(digests[0] or '').split()[0]})")
@@ -418,6 +406,17 @@ def report(runs: list[Run], digests: list[str | None]) -> str:
         "the last bucket's submission. The same hook times both."
     )
     return "\n".join(lines)
+
+
+def aligned(table: list[tuple[str, ...]]) -> list[str]:
+    """Lines whose columns are as wide as their widest cell, the first to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in table
+    ]
 
 
 def quartiles(seconds: list[float]) -> list[float]:
@@ -448,7 +447,7 @@ def write_figures(runs: list[Run], out: Path) -> Path:
 
 
 def draw_picture(runs: list[Run], out: Path) -> Path:
-    """Losses on the left, where a step's time goes on the right."""
+    """Losses on the left, where a step's time goes on the right, with the middle half of the steps."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -470,7 +469,13 @@ def draw_picture(runs: list[Run], out: Path) -> Path:
         heights = [statistics.median(part(step) for step in run.steps) * 1e3 for run in runs]
         right.bar([run.name for run in runs], heights, 0.5, bottom=bottom, label=name)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    right.set(ylabel="ms a step (median)", title="Where a step's time goes, measured")
+    for place, run in enumerate(runs):
+        low, middle, high = (second * 1e3 for second in quartiles([step.whole for step in run.steps]))
+        label = "whole step: median, 25% to 75%" if place == 0 else None
+        reach = [[middle - low], [high - middle]]
+        right.errorbar(run.name, middle, reach, fmt="o", color="black", capsize=6, label=label)
+    right.set(xlabel="backend", ylabel="ms a step (median)", title="Where a step's time goes")
+    figure.suptitle("Measured: two emulated hosts on one machine, software-coherent, no CXL", fontsize="medium")
     figure.legend(*right.get_legend_handles_labels(), loc="outside right center")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "train.png"

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Runs every benchmark, or those that are named, and writes docs/benchmarks.md: what `make bench` does."""
+"""Runs every benchmark, or those that are named, and writes docs/benchmarks.md: what `make bench` does.
+
+The tables of README.md are taken from that page, from those of one run; `--readme` writes only them.
+"""
 
 import datetime
 import json
@@ -32,8 +35,11 @@ PREFACE = """\
 
 What `make bench` measures. A figure is the median, with the least and the greatest
 beside it (of lines, which are many, the tenth and the ninetieth of a hundred); a ratio says how many times better
-Polder is than the peer, so above 1 is better. Rows that lose stay.
+Polder is than the peer, so above 1 is better. Rows that lose stay. A ratio with † is beyond 1,000: the peer lost its
+core to another process and waited for the scheduler, which says nothing of how fast either is.
 """
+#: Beyond it a peer was not slow, but away from its core.
+AWAY = 1000
 SWEEP = """\
 MPICH over a pool of two emulated hosts, half of the ranks origins, each with a target on the other host; in brackets
 how many times better than the same MPICH over TCP on this machine, in turn. All ranks share the cores of this machine:
@@ -44,12 +50,21 @@ TCP provider does not. From 4 ranks on a figure moves up to tenfold with whateve
 PICTURE = """\
 ![{name}]({file})
 """
+# From here on a ratio is no measure of Polder: the peer waited for a core.
+ABSURD = 50
+LOST_CORE = (
+    f"† The peer is more than {ABSURD} times slower. Its processes waited for a core, which two cores and busy pollers "
+    "cause; this says nothing of its transfers."
+)
 HEAD = ["case", "metric", "median", "low", "high", "unit", "kind", "peer", "peer's", "ratio"]
 
 
 def main() -> int:
     """Runs the benchmarks that are named, or all; the sections of others stay."""
-    page = ROOT / "docs/benchmarks.md"
+    page, front = ROOT / "docs/benchmarks.md", ROOT / "README.md"
+    if sys.argv[1:] == ["--readme"]:
+        front.write_text(with_tables(front.read_text(), page.read_text()))
+        return 0
     _, *parts = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
     sections = {part.split("\n", 1)[0]: part for part in parts}
     for name in sys.argv[1:] or BENCHES:
@@ -57,6 +72,7 @@ def main() -> int:
         page.write_text(
             "## ".join([PREFACE + "\n", *(sections[name] for name in BENCHES if name in sections)]).rstrip() + "\n"
         )
+        front.write_text(with_tables(front.read_text(), page.read_text()))
     return 0
 
 
@@ -97,7 +113,7 @@ def sweep(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         if match := said.fullmatch(row["case"]):
             size, ranks, pool, shim = match.groups()
-            cell = f"{short(row['value'])} ({short(row['ratio'])})"
+            cell = f"{short(row['value'])} ({times(row['ratio'])})"
             ways.setdefault(pool + (shim or ""), {}).setdefault(size, {})[ranks] = cell
     parts: list[str] = []
     for way, sizes in sorted(ways.items(), reverse=True):
@@ -114,10 +130,147 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
     for row in rows:
         figures = [short(row[key]) for key in ("value", "low", "high")]
-        peer = [row.get("peer", ""), short(row.get("peer_value")), short(row.get("ratio"))]
+        peer = [row.get("peer", ""), short(row.get("peer_value")), times(row.get("ratio"))]
         cells = [row["case"], row["metric"], *figures, row["unit"], row["kind"], *peer]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def with_tables(front: str, page: str) -> str:
+    """The README, with the tables between its markers written anew from the page of all benchmarks."""
+    rows, dates = read(page)
+    for name, lines in {
+        "first": first({row["case"]: row for section in rows.values() for row in section}),
+        "all-reduce": all_reduce(rows["collectives"]),
+        "lost": lost(rows),
+        "mpi": mpi(rows["mpi"]),
+        "floor": floor(rows["ring"] + rows["mpi"]),
+    }.items():
+        begin, end = f"<!-- benchmarks {name} -->\n", f"<!-- end of {name} -->"
+        head, rest = front.split(begin)
+        _, tail = rest.split(end)
+        front = "".join([head, begin, "\n".join(lines), "\n", end, tail])
+    return re.sub(r"(?<=<!-- dates -->).*?(?=<!-- end of dates -->)", dates, front)
+
+
+def read(page: str) -> tuple[dict[str, list[dict[str, str]]], str]:
+    """The rows of each section, as they are printed, and the dates of their runs."""
+    sections: dict[str, list[dict[str, str]]] = {}
+    for part in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
+        lines = [line.split("|")[1:-1] for line in part.splitlines() if line[:1] == "|"]
+        cells = [[cell.strip().removesuffix(" †") for cell in line] for line in lines]
+        keys = ["case", "metric", "value", "low", "high", "unit", "kind", "peer", "theirs", "ratio"]
+        rows = [dict(zip(keys, row, strict=True)) for row in cells if len(row) == len(HEAD) and row != HEAD]
+        sections[part.split("\n", 1)[0]] = [row for row in rows if row["case"].strip("-")]
+    days = sorted(set(re.findall(r", (\d{4}-\d\d-\d\d): `polder bench (?:collectives|mpi|ring)\b", page)))
+    return sections, " and ".join(days)
+
+
+def number(text: str) -> float:
+    """A figure as it is printed."""
+    return float(text.replace(",", "") or "nan")
+
+
+def beside(row: dict[str, str]) -> str:
+    """A figure, its peer's, and how many times better it is; one that lost its core is marked."""
+    mark = "†" if number(row["ratio"]) > ABSURD else ""
+    return "{value} {unit} | {theirs} {unit}{mark} | {ratio}{mark}".format(**row, mark=mark)
+
+
+def first(rows: dict[str, dict[str, str]]) -> list[str]:
+    """What a reader gets, in absolute figures."""
+
+    def of(case: str) -> str:
+        row = rows[case]
+        value, unit = row["value"], row["unit"]
+        return f"{number(value) / 1000:.3g} ms" if unit == "us" and number(value) >= 1000 else f"{value} {unit}"
+
+    creates = "create and close 1000000 objects 4 procs software"
+    message = {mpi: of(f"message 8 B 2 procs software {mpi}") for mpi in ("openmpi", "mpich")}
+    lines = ["| you want to | you get | try |", "|---" * 3 + "|"]
+    for want, get, command in (
+        (
+            "share arrays between hosts",
+            f"{rows[creates]['value']} creates a second from 4 processes",
+            "the program below",
+        ),
+        (
+            "run an MPI program over the pool, unchanged",
+            f"8 bytes one way in {message['openmpi']} with Open MPI and {message['mpich']} with MPICH",
+            "`polder mpi run -n 4 --emulate 2 -- ./program`",
+        ),
+        (
+            "synchronise a PyTorch job on CPUs",
+            f"an all-reduce of 16 MiB in {of('all-reduce 16 MiB 2 procs software staged')}, two processes",
+            "`make demo`",
+        ),
+        (
+            "plan a training machine",
+            "the time of a step on other hardware, simulated; 3.9% off on average for 29 published steps",
+            "`polder plan train --model llama3-405b --platform nvl72-ndr --gpus 16384`",
+        ),
+        (
+            "know whether memory keeps Polder's rules",
+            "PASS, FAIL or INCONCLUSIVE, from litmus tests between two hosts",
+            "`polder verify --litmus 0 --host 0`",
+        ),
+    ):
+        lines.append(f"| {want} | {get} | {command} |")
+    return lines
+
+
+def all_reduce(rows: list[dict[str, str]]) -> list[str]:
+    """A line a size and number of processes: what each kind of pool takes, and its peers."""
+    kinds = ["coherent staged", "coherent in-pool", "software staged", "software in-pool"]
+    lines = ["| processes | size | " + " | ".join(kinds) + " | gloo | Open MPI |", "|---" * 8 + "|"]
+    is_marked = False
+    for procs in ("2", "4"):
+        for size in ("4 KiB", "1 MiB", "16 MiB", "128 MiB"):
+            prefix = f"all-reduce {size} {procs} procs "
+            found = {(row["case"].removeprefix(prefix), row["peer"]): row for row in rows}
+            own = [found[kind, "openmpi"] for kind in kinds]
+            peers = [found["gloo", ""], found["openmpi", ""]]
+            slow = number(peers[0]["value"]) > ABSURD * min(number(row["value"]) for row in own)
+            is_marked |= slow
+            cells = [f"{row['value']} us ({row['ratio']})" for row in own]
+            cells += [f"{peers[0]['value']} us{'†' if slow else ''}", f"{peers[1]['value']} us"]
+            lines.append(f"| {procs} | {size} | {' | '.join(cells)} |")
+    return [*lines, "", "In brackets: how many times faster than Open MPI.", *([LOST_CORE] if is_marked else [])]
+
+
+def lost(rows: dict[str, list[dict[str, str]]]) -> list[str]:
+    """Every row in which a peer library is faster, the worst first; for the all-reduce those against Open MPI."""
+    worse = [row for row in rows["collectives"] if row["peer"] == "openmpi" and number(row["ratio"]) < 1]
+    worse += [row for row in rows["mpi"] if row["peer"] in ("tcp", "shm") and number(row["ratio"]) < 1]
+    names = {"openmpi": "Open MPI", "tcp": "the library over TCP", "shm": "the library's shared memory"}
+    count = sum(row["peer"] == "openmpi" for row in worse)
+    lines = [f"{count} of these are all-reduces against Open MPI.", ""]
+    lines += ["| case | peer | Polder | peer takes | ratio |", "|---" * 5 + "|"]
+    for row in sorted(worse, key=lambda row: number(row["ratio"])):
+        lines.append(f"| {row['case']} | {names[row['peer']]} | {beside(row)} |")
+    return lines
+
+
+def mpi(rows: list[dict[str, str]]) -> list[str]:
+    """Small messages, streams and puts of both libraries over a software-coherent pool."""
+    lines = ["| library | case | Polder | TCP | times better |", "|---" * 5 + "|"]
+    marks = False
+    for library, title in (("mpich", "MPICH"), ("openmpi", "Open MPI")):
+        for row in rows:
+            match = re.fullmatch(rf"(.*) 2 procs software {library}( with shim)?", row["case"])
+            if match and row["peer"] in ("tcp", ""):
+                shim = ", with the window shim" if match[2] else ", without the shim" if "put" in match[1] else ""
+                cells = beside(row) if row["peer"] else f"{row['value']} {row['unit']} | not measured |"
+                marks |= "†" in cells
+                lines.append(f"| {title} | {match[1]}{shim} | {cells} |")
+    return [*lines, *(["", LOST_CORE] if marks else [])]
+
+
+def floor(rows: list[dict[str, str]]) -> list[str]:
+    """Round trips and long streams beside the least code that moves the same bytes."""
+    rows = [row for row in rows if row["peer"] == "floor" and row["case"].startswith(("round trip", "stream 1 MiB"))]
+    lines = ["| case | Polder | floor | share of the floor |", "|---" * 4 + "|"]
+    return lines + [f"| {row['case']} | {beside(row)} |" for row in rows]
 
 
 def short(value: float | None) -> str:
@@ -125,6 +278,11 @@ def short(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio, marked where it is none of speeds."""
+    return short(ratio) + (" †" if ratio is not None and ratio >= AWAY else "")
 
 
 def machine() -> str:

@@ -67,8 +67,14 @@ esac
 
 .venv/bin/python -c 'import maturin' 2>/dev/null || .venv/bin/pip install -q --disable-pip-version-check 'maturin>=1.9,<2' numpy
 say "building the polder command and the Python module (minutes, the first time)"
-cargo build --release -p polder-cli -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi
+# Apart: one build would unify features, and give the libraries the model of the protocols, which only the command needs.
+cargo build --release -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi
+# The distribution's former name, and that of another project.
+for stale in .venv/lib/python*/site-packages/polder-[0-9]*.dist-info; do
+    [ ! -d "$stale" ] || .venv/bin/pip uninstall -q -y --disable-pip-version-check polder
+done
 VIRTUAL_ENV="$PWD/.venv" .venv/bin/maturin develop --release >.venv/setup.log 2>&1 || { cat .venv/setup.log >&2; exit 1; }
+cargo build --release -p polder-cli
 cp -f target/release/polder .venv/bin/polder.new && mv -f .venv/bin/polder.new .venv/bin/polder
 mkdir -p .venv/lib/libfabric .venv/lib/pkgconfig .venv/lib/polder .venv/include
 cp -f target/release/libpolder_fi.so .venv/lib/libfabric/new && mv -f .venv/lib/libfabric/new .venv/lib/libfabric/libpolder-fi.so

@@ -21,6 +21,18 @@ before=$(in_shm)
 # What others have left before, and what of it goes meanwhile, is not ours.
 nothing_new_in_shm() { new=$(in_shm | grep -vxF -e "$before" || true); [ -z "$new" ] || { printf '%s\n' "$new"; return 1; }; }
 
+# What setup has installed for programs to load: stripped, and without the model of the protocols, which the command has.
+libraries="libpolder.so libfabric/libpolder-fi.so polder/libpolder-mpich.so polder/libpolder-openmpi.so"
+lean() {
+    grep -qa corosensei .venv/bin/polder || { echo ".venv/bin/polder has no model: is this check blind?"; return 1; }
+    for file in $(printf '.venv/lib/%s ' $libraries) python/polder/_core*.so; do
+        for word in corosensei crates/mem/src/model .symtab; do
+            ! grep -qaF -e "$word" "$file" || { echo "$file contains $word"; return 1; }
+        done
+    done
+}
+
+step "libraries" lean
 step "format" cargo fmt --all --check
 step "format (fuzz)" cargo fmt --manifest-path fuzz/Cargo.toml --check
 step "format (Python)" ruff format --check python examples scripts
@@ -28,6 +40,8 @@ step "lint (Python)" ruff check python examples scripts
 step "types (Python)" pyright
 step "licences and sources" cargo deny --log-level error --offline check bans licenses sources
 step "lint" cargo clippy --quiet --workspace --all-targets -- -D warnings
+# As users load them: without the model, which the lint above has in all crates.
+step "lint (libraries)" cargo clippy --quiet -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-python -- -D warnings
 step "docs" cargo doc --quiet --workspace --no-deps
 step "tests" limited cargo test --quiet --workspace
 if grep -q ' hugetlbfs ' /proc/mounts; then

@@ -15,6 +15,8 @@ Examples
 >>> folder.cleanup()
 """
 
+# First of all, because the rest may be another project's.
+from polder import _distribution  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from polder.errors import (
     ArgumentError,
     BrokenError,

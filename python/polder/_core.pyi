@@ -27,7 +27,7 @@ def format(
     path: str | PathLike[str], size: int | str, *, hosts: int | None = None, processes: int | None = None
 ) -> str: ...
 def plan_train(request: str, file: str | None) -> str: ...
-def plan_names() -> tuple[list[str], list[tuple[str, list[str]]], list[tuple[str, str, str, bool]]]: ...
+def plan_names() -> tuple[list[str], list[tuple[str, list[str]]], list[str]]: ...
 def plan_points(
     model: str,
     places: tuple[list[str], list[str]],
@@ -89,7 +89,16 @@ class Object:
     def close(self) -> None: ...
 
 class Group:
-    def __new__(cls, pool: Pool, name: str, rank: int, size: int, *, timeout: float | None = None) -> Group: ...
+    def __new__(
+        cls,
+        pool: Pool,
+        name: str,
+        rank: int,
+        size: int,
+        *,
+        timeout: float | None = None,
+        given_up: Callable[[], bool] | None = None,
+    ) -> Group: ...
     @property
     def rank(self) -> int: ...
     @property

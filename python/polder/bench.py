@@ -189,20 +189,7 @@ def private(nbytes: int) -> tuple[Array, Fill]:
 def peers(folder: Path, number: int, size: int) -> Iterator[Contender]:
     """The libraries that are there, and a word on standard error for those that are not."""
     if importlib.util.find_spec("torch"):
-        import torch
-        import torch.distributed as dist
-
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=number, world_size=size)
-
-        def tensor(nbytes: int) -> tuple[Any, Fill]:
-            array, fill = private(nbytes)
-            return torch.as_tensor(array), fill
-
-        def all_reduce(buffer: torch.Tensor) -> None:
-            dist.all_reduce(buffer)  # pyright: ignore[reportUnknownMemberType]
-
-        yield Contender("gloo", each(all_reduce), tensor, False)
+        yield from through_torch(folder, number, size)
     elif number == 0:
         print("no gloo beside it: install torch (extra: bench)", file=sys.stderr)
     if "OMPI_COMM_WORLD_RANK" in os.environ:
@@ -213,6 +200,34 @@ def peers(folder: Path, number: int, size: int) -> Iterator[Contender]:
             mpi.COMM_WORLD.Allreduce(mpi.IN_PLACE, array)
 
         yield Contender("openmpi", each(reduce_in_place), private, False)
+
+
+def through_torch(folder: Path, number: int, size: int) -> Iterator[Contender]:
+    """Gloo, and Polder's own backend over each pool, called alike: by torch.distributed."""
+    import torch
+    import torch.distributed as dist
+
+    import polder.torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    def tensor(nbytes: int) -> tuple[Any, Fill]:
+        array, fill = private(nbytes)
+        return torch.as_tensor(array), fill
+
+    def over(group: Any) -> Callable[[Any, int], None]:
+        def all_reduce(buffer: torch.Tensor) -> None:
+            dist.all_reduce(buffer, group=group)  # pyright: ignore[reportUnknownMemberType]
+
+        return each(all_reduce)
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=number, world_size=size)
+    yield Contender("gloo", over(None), tensor, False)
+    os.environ["POLDER_HOST"] = str(number % HOSTS)
+    for coherence in ("coherent", "software"):
+        os.environ.update(POLDER_POOL=str(folder / coherence), POLDER_COHERENCE=coherence)
+        # The pools of the two groups differ, and so does how they are attached.
+        group: Any = dist.new_group(backend="polder")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        yield Contender(f"{coherence} staged through torch", over(group), tensor, True)
 
 
 def compare(contenders: list[Contender], nbytes: int, rounds: int, step: _core.Group) -> dict[str, list[float]]:

@@ -140,12 +140,15 @@ class PeerError(PolderError):
     host, pid, epoch, sequence : int
         Whose process; its id on that host, 0 when it is not known; the epoch of the pool's view; and the number of
         the operation. 0 where the kind of error has none.
+    rank : int or None
+        The process's rank, where the operation is one of a group.
     """
 
     host: int = 0
     pid: int = 0
     epoch: int = 0
     sequence: int = 0
+    rank: int | None = None
 
 
 class PeerDeadError(PeerError):

@@ -8,14 +8,13 @@ extends no other: ``python -m polder.figures plan-platform.svg platform.toml``.
 # pyright: basic
 # matplotlib says too little of its types.
 import json
+import os
 import re
 import sys
 import tomllib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
-
-from polder import _core
 
 CASE = re.compile(r"figure (\d) .* (\d+) (B|KiB|MiB) (\d+) procs (coherent|software) (\w+)( with shim)?")
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
@@ -32,6 +31,30 @@ STYLES = {
     "software": ("tab:orange", ":"),
     "coherent with shim": ("tab:blue", "-"),
     "software with shim": ("tab:orange", "-"),
+}
+
+# What the text of cMPI's section 4.2 says of its figures, as data/fabrics/cmpi-figures.toml has it: the figure, the
+# path, bytes, ranks (None where the text names no number) and the value in GB/s or us.
+PUBLISHED: list[tuple[int, str, int, int | None, float]] = [
+    (5, "pool", 16 << 10, 8, 7.42),
+    (5, "pool", 16 << 10, 16, 8.6),
+    (5, "ethernet", 1 << 20, 32, 0.12),
+    (5, "smartnic", 16 << 10, 32, 5.66),
+    (5, "smartnic", 8 << 20, 32, 10.15),
+    (6, "pool", 1, None, 12),
+    (6, "pool", 16 << 10, None, 12),
+    (6, "ethernet", 1, None, 630),
+    (6, "smartnic", 1, None, 620),
+    (7, "pool", 1 << 20, 32, 6.05),
+    (7, "ethernet", 1 << 20, 32, 0.12),
+    (8, "pool", 1, None, 12),
+    (8, "ethernet", 1, None, 160),
+    (8, "smartnic", 1, None, 55),
+]
+MARKERS = {
+    "pool": ("*", "published: CXL"),
+    "smartnic": ("^", "published: TCP, CX-6 Dx"),
+    "ethernet": ("s", "published: TCP, Ethernet"),
 }
 
 # Of a panel, its lines: the values by size.
@@ -66,9 +89,11 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     from matplotlib import pyplot
 
     found = panels(rows)
+    first = next(row for row in rows if CASE.fullmatch(row["case"]))
+    number = int(first["case"].split()[1])
     libraries = list(dict.fromkeys(library for library, _ in found))
     ranks = sorted({ranks for _, ranks in found})
-    size = (2.2 + 2.4 * len(ranks), 0.8 + 2.6 * len(libraries))
+    size = (2.8 + 2.4 * len(ranks), 1.5 + 2.6 * len(libraries))
     figure, axes = pyplot.subplots(
         len(libraries), len(ranks), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
@@ -76,7 +101,11 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
         panel = axes[libraries.index(library)][ranks.index(count)]
         for name, (colour, dashes) in STYLES.items():
             if line := sorted(lines.get(name, {}).items()):
-                panel.plot(*zip(*line, strict=True), dashes, color=colour, label=name, linewidth=1.5)
+                panel.plot(*zip(*line, strict=True), dashes, color=colour, label=f"measured: {name}", linewidth=1.5)
+        for of, path, at, their_ranks, value in PUBLISHED:
+            if of == number and their_ranks in (None, count):
+                marker, label = MARKERS[path]
+                panel.plot([at], [value], marker, color="black", markerfacecolor="none", label=label, linestyle="none")
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         panel.set_title(f"{LIBRARIES[library]}, {count} ranks", fontsize=9)
@@ -85,14 +114,27 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
         )
         panel.tick_params(labelsize=8)
         panel.grid(alpha=0.3)
-    first = next(row for row in rows if CASE.fullmatch(row["case"]))
-    number = int(first["case"].split()[1])
-    figure.suptitle(f"cMPI figure {number}: {WHAT[number]}, {first['unit']}, measured", fontsize=10)
+    figure.suptitle(
+        f"{WHAT[number].capitalize()} (cMPI, Figure {number})\nmeasured: two emulated hosts, {machine()}, no CXL",
+        fontsize=10,
+    )
+    figure.supylabel(f"{WHAT[number].split()[0]}, {first['unit']}", fontsize=9)
+    figure.supxlabel(
+        "bytes of a message\npublished: what cMPI's section 4.2 says of two servers with FPGA-based CXL memory; "
+        "in every panel where it names no number of ranks",
+        fontsize=8,
+    )
     handles = {
         label: handle for panel in axes.flat for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize=8)
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=120)
+
+
+def machine() -> str:
+    """What the sweep ran on, if it is drawn where it ran."""
+    kind = "VM" if "hypervisor" in Path("/proc/cpuinfo").read_text() else "machine"
+    return f"one {os.cpu_count()}-core {kind}"
 
 
 def errors(report: dict[str, Any]) -> tuple[list[str], list[float], list[float]]:
@@ -139,21 +181,26 @@ def parts(step: dict[str, Any]) -> list[tuple[str, float, float]]:
     """What a step's time is made of, as far as there is any: name, seconds that hold it up, seconds beside computation.
 
     >>> compute = {"forward_s": 1.0, "backward_s": 2.0, "recompute_s": 0.0, "optimizer_s": 0.1}
-    >>> nothing = {"exposed_s": 0.0, "hidden_s": 0.0}
-    >>> sent = dict.fromkeys(["tensor", "context", "expert", "pipeline"], {"inside": nothing, "between": nothing})
-    >>> sent["data"] = {"inside": {"exposed_s": 0.2, "hidden_s": 0.3}, "between": nothing}
-    >>> step = {"compute": compute, "communication": sent, "bubble_s": 0.5, "straggle_s": 0.0, "offload": nothing}
-    >>> parts(step)[2:]
+    >>> scoped = {"inside": {"exposed_s": 0.2, "hidden_s": 0.3}, "between": {"exposed_s": 0.0, "hidden_s": 0.0}}
+    >>> step = {"compute": compute, "communication": {"data": scoped}, "bubble_s": 0.5, "straggle_s": 0.0}
+    >>> parts(step | {"offload": {"exposed_s": 0.0, "hidden_s": 0.0}})[2:]
     [('optimizer', 0.1, 0.0), ('data, inside racks', 0.2, 0.3), ('bubble', 0.5, 0.0)]
     """
-    found: dict[str, list[float]] = {}
-    for key, path, label, is_hidden in _core.plan_names()[2]:
-        if key.endswith("_s") and key != "total_s":
-            value: Any = step
-            for name in path.split("."):
-                value = value[name]
-            found.setdefault(label, [0.0, 0.0])[is_hidden] = value
-    return [(label, exposed, hidden) for label, (exposed, hidden) in found.items() if exposed + hidden > 0]
+    names = {
+        "forward_s": "forward",
+        "backward_s": "backward",
+        "recompute_s": "recompute",
+        "optimizer_s": "optimizer",
+    }
+    found = [(name, step["compute"][key], 0.0) for key, name in names.items()]
+    for kind, scopes in step["communication"].items():
+        for scope, shown in scopes.items():
+            found.append((f"{kind}, {scope} racks", shown["exposed_s"], shown["hidden_s"]))
+    offload = step["offload"]
+    found.append(("bubble", step["bubble_s"], 0.0))
+    found.append(("offload", offload["exposed_s"], offload["hidden_s"]))
+    found.append(("stragglers", step["straggle_s"], 0.0))
+    return [part for part in found if part[1] + part[2] > 0]
 
 
 # Stages of a timeline that are drawn, the first ones.

@@ -28,6 +28,8 @@ class Group(_core.Group):
         This process's place among `size` ranks.
     timeout : float, optional
         Seconds that one wait for another rank may take; the pool's timeout by default.
+    given_up : callable, optional
+        Asked now and then while ranks have not come; a true answer ends the join.
 
     Raises
     ------

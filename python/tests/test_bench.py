@@ -18,6 +18,7 @@ def test_collectives_have_a_row_for_each_library_and_way_of_calling() -> None:
         for where in ("staged", "in-pool")
         for way in ("", " from Rust")
     ]
+    ours += [f"{kind} staged through torch" for kind in ("coherent", "software")]
     # Open MPI stands beside where it is installed.
     seen = {row["case"].removeprefix("all-reduce 4 KiB 2 procs ") for row in rows} - {"openmpi"}
     assert seen == {"gloo", *ours}

@@ -141,8 +141,8 @@ def test_a_dead_rank_gives_its_lock_back_and_is_named_by_whoever_waits_for_it(sc
     assert re.search(said, stderr.read_text(), re.MULTILINE), stderr.read_text()
 
 
-@pytest.mark.parametrize("victim", ["rank", "mpiexec"])
-def test_a_job_with_a_rank_or_its_mpiexec_killed_ends_names_the_dead_and_leaves_nothing(
+@pytest.mark.parametrize("victim", ["rank", "mpiexec", "polder"])
+def test_a_job_with_a_rank_mpiexec_or_polder_killed_ends_names_the_dead_and_leaves_nothing(
     scratch: Path, victim: str
 ) -> None:
     with polder.Pool(scratch / "pool", size="256MiB", host=3, run=scratch) as pool:
@@ -153,18 +153,20 @@ def test_a_job_with_a_rank_or_its_mpiexec_killed_ends_names_the_dead_and_leaves_
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as job:
             assert job.stdout and job.stderr
-            ranks = dict(reversed([int(word) for word in job.stdout.readline().split()]) for _ in range(3))
+            hosts = [job.stdout.readline().split() for _ in range(3)]
+            ranks = {int(pid): int(host) for host, pid in hosts}
             pid, host = max(ranks.items(), key=lambda rank: rank[1])
-            # What MPICH itself leaves of ranks that are killed.
             own = {line.split()[-1] for rank in ranks for line in maps(rank) if "/dev/shm/mpich" in line}
-            os.kill(pid if victim == "rank" else child_of(job.pid), signal.SIGKILL)
+            victims = {"rank": pid, "mpiexec": child_of(job.pid, "mpiexec"), "polder": job.pid}
+            os.kill(victims[victim], signal.SIGKILL)
             try:
+                # Its guard has the pipe too, and closes it when all is done.
                 _, said = job.communicate(timeout=60)
             finally:
                 job.kill()
-        for file in own:
-            Path(file).unlink(missing_ok=True)
         assert job.returncode != 0
+        assert not [rank for rank in ranks if is_running(rank)]
+        assert own and not [file for file in own if Path(file).exists()]
         assert "polder: removed " in said and f"host {host} pid {pid}" in said
         assert pool.list() == []
 
@@ -173,8 +175,60 @@ def maps(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/maps").read_text().splitlines()
 
 
-def child_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+def child_of(pid: int, program: str) -> int:
+    """The child that runs a program; another one is the job's guard."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    (found,) = [child for child in children if program in Path(f"/proc/{child}/comm").read_text()]
+    return found
+
+
+def is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize(("size", "ranks"), [("5MiB", 4), ("9MiB", 8)])
+def test_a_pool_without_room_for_the_rings_ends_the_job_with_a_line_of_each_rank_that_fails(
+    scratch: Path, size: str, ranks: int
+) -> None:
+    with polder.Pool(scratch / "pool", size=size, host=3, run=scratch):
+        done = mpiexec(scratch / "pool", scratch, [ranks // 2] * 2, "all_to_all.py")
+        assert done.returncode != 0 and "is done" not in done.stdout
+        said = [line for line in done.stderr.splitlines() if line.startswith("polder: ")]
+        assert 1 <= len(said) <= ranks, done.stderr
+        full = re.compile(r"polder: the pool is full: .*; the MPI job cannot go on: end it, and start it again")
+        assert all(full.fullmatch(line) for line in said), said
+        run: list[str | Path] = [POLDER, "mpi", "run", "-n", str(ranks), "--emulate", "2", "--pool", scratch / "pool"]
+        run += ["--mpiexec", MPICH / "mpiexec", "--", MPICH / "python", RANKS / "all_to_all.py"]
+        refused = subprocess.run(run, capture_output=True, text=True, check=False, timeout=60)
+        assert refused.returncode == 1
+        assert f"is too small for the {ranks * (ranks - 1)} rings between {ranks} ranks; format" in refused.stderr
+
+
+def test_long_messages_that_are_looked_for_first_come_through_the_pipeline_of_mpich(scratch: Path) -> None:
+    with polder.Pool(scratch / "pool", size="64MiB", host=3, run=scratch) as pool:
+        pipeline = {
+            "MPIR_CVAR_CH4_OFI_EAGER_THRESHOLD": "16384",
+            "MPIR_CVAR_CH4_OFI_RNDV_PROTOCOL": "pipeline",
+        }
+        done = mpiexec(scratch / "pool", scratch, [1, 1], "pipeline.py", **pipeline)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("is done") == 2
+        assert pool.list() == []
+
+
+def test_the_first_program_runs_over_a_pool_of_its_own_and_says_what_went_through_it(scratch: Path) -> None:
+    program = scratch / "hello"
+    subprocess.run([MPICH / "mpicc", ROOT / "examples/hello.c", "-o", program], check=True)
+    command: list[str | Path] = [POLDER, "mpi", "run", "-n", "4", "--emulate", "2"]
+    command += ["--mpiexec", MPICH / "mpiexec", "--", program]
+    environment = {name: value for name, value in os.environ.items() if name != "POLDER_POOL"}
+    before = set(Path("/dev/shm").glob("polder*"))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.count(" of 4 runs on host ") == 4 and "the sum of all ranks is 6\n" in done.stdout
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"polder: 4 ranks, 2 hosts, \d+\.\d MB through the pool", last), done.stderr
+    assert set(Path("/dev/shm").glob("polder*")) <= before
 
 
 def test_ranks_that_share_a_core_do_not_wait_for_each_others_time_slices(scratch: Path) -> None:

@@ -1,5 +1,7 @@
 """The commands and programs of the README and of docs/plan.md do what these say."""
 
+import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -39,8 +41,23 @@ def test_every_command_runs() -> None:
         run(command.split())
 
 
+def test_the_tables_of_the_readme_are_those_of_the_page_of_benchmarks() -> None:
+    spec = importlib.util.spec_from_file_location("benchmarks", ROOT / "scripts/benchmarks.py")
+    assert spec is not None and spec.loader is not None
+    benchmarks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmarks)
+    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs/benchmarks.md").read_text()
+    assert benchmarks.with_tables(readme, page) == readme, "run scripts/benchmarks.py --readme"
+    rows, _ = benchmarks.read(page)
+    losses = [row for row in rows["collectives"] if row["peer"] == "openmpi" and benchmarks.number(row["ratio"]) < 1]
+    assert losses, "no row is lost: is the page read?"
+    for row in losses:
+        assert "| {case} | Open MPI | {value} us | {theirs} us | {ratio} |".format(**row) in readme
+
+
 def run(command: list[str]) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.fail(f"{' '.join(command)}: {done.stderr or done.stdout}")
     return done.stdout

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,12 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 MINE = f"polder-{os.getuid()}-"
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def left_behind() -> set[str]:
@@ -41,6 +48,42 @@ def test_every_rank_is_told_why_no_pool_could_be_made(tmp_path: Path) -> None:
         first, second = [process.communicate(timeout=60)[0].splitlines()[-1] for process in run.processes]
     assert first.startswith(f"polder.errors.RegionError: {tmp_path}/missing/pool: no pool can be made there"), first
     assert second.startswith("polder.errors.RegionError: rank 0 could not make the pool: "), second
+
+
+@pytest.mark.parametrize(
+    ("kind", "culprit", "error", "cause"),
+    [
+        ("settings", 0, "SettingsError", "meet the others: "),
+        ("attach", 0, "RegionError", "attach the pool: the device is gone"),
+        ("odd", 1, "PolderError", "attach the pool: ZeroDivisionError: by a bug"),
+        ("join", 1, "PoolFullError", "join the group: the pool is full"),
+    ],
+)
+def test_a_failed_init_is_told_to_every_rank_and_leaves_nothing_open(
+    tmp_path: Path, kind: str, culprit: int, error: str, cause: str
+) -> None:
+    # Whoever is not told waits for 600 s, and for longer than `outputs` does.
+    with Ranks("torch_failing.py", 2, tmp_path, kind, free_port()) as run:
+        outputs = [output.splitlines()[-1].split("|") for output in run.outputs()]
+    for rank, (name, is_ours, text, attached) in enumerate(outputs):
+        assert (name, is_ours, attached) == (error, "True", "{}"), outputs
+        if rank != culprit:
+            assert f"rank {culprit} could not {cause}" in text, text
+    assert not left_behind()
+
+
+def test_a_rank_that_ends_while_the_others_meet_is_told_as_a_lost_store(tmp_path: Path) -> None:
+    with Ranks("torch_failing.py", 2, tmp_path, "ends", free_port()) as run:
+        outputs = [process.communicate(timeout=120)[0].splitlines()[-1].split("|") for process in run.processes[1:]]
+    for rank, (name, is_ours, text, attached) in enumerate(outputs, 1):
+        assert (name, is_ours, attached) == ("PolderError", "True", "{}"), outputs
+        assert f"rank {rank} lost the c10d store while it waited for rank 0" in text, text
+
+
+def test_callbacks_may_wait_for_collectives(tmp_path: Path) -> None:
+    with Ranks("torch_callbacks.py", 2, tmp_path) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
+    assert not left_behind()
 
 
 def test_a_killed_rank_is_named_and_the_next_start_cleans_up(tmp_path: Path) -> None:
@@ -71,7 +114,7 @@ def test_a_rank_that_dies_in_a_backward_pass_is_named_by_the_error_of_the_others
         survivor, killed = run.processes
         output = survivor.communicate(timeout=60)[0]
         assert killed.wait(20) == -signal.SIGKILL
-        assert f"host 1 pid {killed.pid}" in output.splitlines()[-1], output
+        assert f"rank 1 (host 1, pid {killed.pid}) died" in output.splitlines()[-1], output
     with Ranks("torch_ddp.py", 2, tmp_path / "next") as run:
         run.outputs()
     assert not left_behind()
@@ -123,4 +166,4 @@ def test_torchrun_restarts_a_job_that_lost_a_rank() -> None:
 def test_without_torch_the_import_says_what_to_install() -> None:
     program = "import sys; sys.modules['torch'] = None; import polder.torch"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "pip install 'polder[torch]'" in ended.stderr
+    assert "`make torch` installs it" in ended.stderr

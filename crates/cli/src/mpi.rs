@@ -1,7 +1,11 @@
 //! `polder mpi`: an MPI library that is installed, over a pool, through the libfabric provider.
 
+mod cleanup;
+mod guard;
 mod job;
+mod leftovers;
 pub(crate) mod library;
+mod room;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,6 +24,9 @@ pub(crate) enum Command {
     Env(Env),
     /// Start a program with an MPI library that is installed, over a pool, and clean up after it.
     Run(job::Run),
+    /// Wait until `polder mpi run` has ended, and clean up if it was killed.
+    #[command(hide = true)]
+    Guard(guard::Guarded),
 }
 
 #[derive(Args)]
@@ -65,6 +72,7 @@ pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Fai
     match command {
         Command::Env(arguments) => env(&arguments, settings),
         Command::Run(arguments) => job::run(&arguments, settings),
+        Command::Guard(guarded) => guard::run(&guarded, settings),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Holds the table of docs/architecture.md: who may import whom, and which rooms are free of unsafe code.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
@@ -66,6 +66,32 @@ fn no_room_imports_a_room_above_it() {
     }
 }
 
+/// The crates that a build of `packages` takes, as one invocation unifies their features.
+fn crates_of(packages: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["tree", "--offline", "--edges=normal", "--prefix=none", "--format={p}"]);
+    command.args(packages.iter().map(|package| format!("--package=polder-{package}")));
+    let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo tree runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("cargo tree prints text")
+}
+
+/// The builds of `scripts/setup.sh`, one a line.
+#[test]
+fn the_model_is_in_the_command_and_in_no_library_that_users_load() {
+    let has_model = |packages: &[&str]| crates_of(packages).contains("corosensei");
+    assert!(has_model(&["cli"]), "`polder verify` needs the model");
+    let setup = include_str!("../../../scripts/setup.sh");
+    let libraries = ["ofi", "capi", "mpi-mpich", "mpi-openmpi"];
+    let together = libraries.map(|library| format!("-p polder-{library}")).join(" ");
+    assert!(
+        setup.contains(&format!("cargo build --release {together}\n")),
+        "setup builds other libraries together"
+    );
+    assert!(!has_model(&libraries), "{libraries:?}");
+    assert!(!has_model(&["python"]), "polder._core");
+}
+
 #[test]
 fn rooms_without_unsafe_code_forbid_it() {
     for room in WITHOUT_UNSAFE {
@@ -74,4 +100,53 @@ fn rooms_without_unsafe_code_forbid_it() {
         let source = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
         assert!(source.contains("#![forbid(unsafe_code)]"), "{path} does not forbid unsafe code");
     }
+}
+
+/// Which module of a crate imports which others, by the `crate::` paths in its files; children count as their parent.
+fn imports(sources: &std::path::Path) -> BTreeMap<String, BTreeSet<String>> {
+    let files = |folder: &std::path::Path| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+    };
+    let stem = |file: &std::path::Path| file.file_stem().unwrap().to_str().unwrap().to_owned();
+    let modules: BTreeSet<_> = files(sources).iter().map(|file| stem(file)).collect();
+    let mut imports: BTreeMap<_, _> = modules.iter().map(|name| (name.clone(), BTreeSet::new())).collect();
+    for file in files(sources) {
+        let module = stem(&file);
+        let texts = if file.is_dir() { files(&file) } else { vec![file] };
+        for text in texts.iter().map(|file| std::fs::read_to_string(file).unwrap()) {
+            let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+            for path in code.split("crate::").skip(1) {
+                let names = match path.strip_prefix('{') {
+                    Some(list) => list[..list.find('}').unwrap_or(0)].split(',').collect(),
+                    None => vec![path],
+                };
+                let first = |name: &str| {
+                    let name = name.trim_start();
+                    let end = name.find(|letter: char| !letter.is_alphanumeric() && letter != '_');
+                    name[..end.unwrap_or(name.len())].to_owned()
+                };
+                let used =
+                    names.into_iter().map(first).filter(|name| modules.contains(name) && *name != module);
+                imports.entry(module.clone()).or_default().extend(used);
+            }
+        }
+    }
+    imports
+}
+
+#[test]
+fn no_modules_of_the_provider_import_each_other_in_a_ring() {
+    let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../ofi/src");
+    let mut imports = imports(&sources);
+    assert!(imports.values().map(BTreeSet::len).sum::<usize>() > 50);
+    imports.remove("tests");
+    // Modules that import nothing that is left can go, one after the other.
+    while let Some(lowest) = imports.iter().find(|(_, used)| used.is_empty()).map(|(name, _)| name.clone()) {
+        imports.remove(&lowest);
+        for used in imports.values_mut() {
+            used.remove(&lowest);
+        }
+    }
+    assert!(imports.is_empty(), "{imports:?}");
 }

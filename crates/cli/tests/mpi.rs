@@ -190,7 +190,9 @@ fn ranks_are_dealt_out_to_hosts_as_each_library_is_told() {
 fn what_cannot_be_started_is_refused_in_one_line_that_says_what_to_do() {
     let bench = Bench::new();
     let refused = bench.refusal("run -n 2 -- true");
-    assert!(refused.contains("no mpiexec of an MPI library is in PATH; give --mpiexec"), "{refused}");
+    let install =
+        "no mpiexec of an MPI library is in PATH; give --mpiexec PATH, or install one: pip install mpich";
+    assert!(refused.contains(install), "{refused}");
     bench.install("bin/mpiexec", MPICH, "");
     let refused = bench.refusal("run -n 2 -- no-such-program");
     assert!(refused.contains("no-such-program: no such program"), "{refused}");
@@ -199,6 +201,10 @@ fn what_cannot_be_started_is_refused_in_one_line_that_says_what_to_do() {
         ("-n 2 --emulate 3", "3 hosts are too many for 2 ranks"),
         ("-n 9 --emulate 2", "has room for 4 ranks on a host, not 5; take more hosts"),
         ("-n 3 --windows", "has room for 2 ranks on a host, not 3"),
+        (
+            "-n 8 --emulate 2",
+            "of 16.0 MiB is too small for the 56 rings between 8 ranks; format one with --size 64MiB, or take fewer",
+        ),
         ("-n 2 --hosts a,a", "a is named twice"),
         ("-n 2 --host 1", "--host does not apply here"),
         ("-n 2 --pool /dev/shm/none", "/dev/shm/none: no such file or device; check the path"),
@@ -208,6 +214,10 @@ fn what_cannot_be_started_is_refused_in_one_line_that_says_what_to_do() {
     ] {
         let refused = bench.refusal(&format!("run {arguments} -- true"));
         assert!(refused.contains(expected), "{arguments}: {refused}");
+    }
+    // What the ranks of one host send to one another does not come here, nor what they do not send.
+    for arguments in ["-n 4", "-n 4 --hosts a,b", "-n 8 --emulate 2 --partners 2"] {
+        bench.dry(arguments);
     }
     bench.install("bin/mpiexec.hydra", INTEL_MPI, "");
     let refused = bench.refusal("run -n 2 -- true");
@@ -243,4 +253,106 @@ fn a_signal_is_handed_on_and_the_end_waited_for() {
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
     kill_process(Pid::from_child(&running.0), Signal::TERM).unwrap();
     assert_eq!(running.0.wait().unwrap().code(), Some(3));
+}
+
+#[test]
+fn a_job_without_a_pool_has_one_of_its_own_which_goes_with_it() {
+    let bench = Bench::new();
+    bench.install("bin/mpiexec", MPICH, "test -s $POLDER_POOL && echo $POLDER_POOL");
+    let mut command = bench.command("run --provider-path");
+    command.arg(bench.path("lib")).args(["-n", "3", "--emulate", "2", "--", "true"]);
+    let output = command.env_remove("POLDER_POOL").output().unwrap();
+    let pool = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && pool.starts_with("/dev/shm/polder-mpi-"), "{pool}");
+    assert!(!PathBuf::from(pool.trim_end()).exists());
+    let refused = bench.command("run -n 2 --hosts a,b -- true").env_remove("POLDER_POOL").output().unwrap();
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("no pool is named"));
+}
+
+#[test]
+fn what_the_ranks_have_counted_is_the_last_line() {
+    let bench = Bench::new();
+    for (counts, expected) in [
+        ("7 1000000\\n8 2400000\\n8 100000\\n", "polder: 2 ranks, 2 hosts, 3.5 MB through the pool"),
+        ("7 1000000\\n", "polder: 2 ranks, 2 hosts, 1.0 MB through the pool from 1 of them"),
+        ("", "polder: 2 ranks, 2 hosts"),
+    ] {
+        bench.install("bin/mpiexec", MPICH, &format!("printf '{counts}' >> $POLDER_MPI_TALLY"));
+        let output = bench.output("run -n 2 --emulate 2 -- true");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(said.lines().last(), Some(expected), "{said}");
+    }
+    assert!(
+        !bench
+            .path("")
+            .read_dir()
+            .unwrap()
+            .any(|file| { file.unwrap().file_name().to_string_lossy().contains("tally") })
+    );
+}
+
+#[test]
+fn open_mpi_that_refuses_root_is_explained() {
+    let bench = Bench::new();
+    bench.install("bin/mpiexec", OPEN_MPI, "exit 1");
+    let mut command = bench.command("run --provider-path");
+    command.arg(bench.path("lib")).args(["-n", "1", "--", "true"]);
+    let says = |command: &mut Command| {
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap().contains("OMPI_ALLOW_RUN_AS_ROOT=1 and")
+    };
+    for name in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] {
+        command.env_remove(name);
+    }
+    assert_eq!(says(&mut command), rustix::process::getuid().is_root());
+    command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+    assert!(!says(&mut command));
+}
+
+#[test]
+fn a_job_whose_polder_is_killed_ends_with_all_that_it_started_and_its_pool() {
+    let bench = Bench::new();
+    // Out of mpiexec's session, as a proxy may be.
+    let body = "setsid sleep 1000 & echo $! $$ $POLDER_POOL $POLDER_MPI_TALLY; wait";
+    bench.install("bin/mpiexec", MPICH, body);
+    let mut command = bench.command("run --provider-path");
+    command.arg(bench.path("lib")).args(["-n", "1", "--", "true"]).env_remove("POLDER_POOL");
+    let mut running = Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let line = BufReader::new(running.0.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+    let [sleeper, mpiexec, pool, tally] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+    running.0.kill().unwrap();
+    // The guard closes it when it has done all.
+    let said = std::io::read_to_string(running.0.stderr.take().unwrap()).unwrap();
+    assert!(said.contains("was killed; its ranks are ended"), "{said}");
+    for pid in [sleeper, mpiexec] {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        assert!(stat.is_empty() || stat.contains(") Z"), "{pid} runs: {stat}");
+    }
+    assert!(!PathBuf::from(pool).exists() && !PathBuf::from(tally).exists());
+}
+
+#[test]
+fn files_of_mpich_that_nothing_uses_any_more_go_with_the_job() {
+    let bench = Bench::new();
+    let names = ["left", "held"].map(|name| format!("/dev/shm/mpich_shm_{name}_{}", std::process::id()));
+    let [left, held] = &names;
+    let old = format!("/dev/shm/mpich_shm_old_{}", std::process::id());
+    std::fs::write(&old, "").unwrap();
+    std::fs::File::open(&old).unwrap().set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    // Another job's, which begins meanwhile: a process has it open.
+    let body = format!("echo > {left}; echo > {held}; echo made; read line");
+    bench.install("bin/mpiexec", MPICH, &body);
+    let mut command = bench.command("run --provider-path");
+    command.arg(bench.path("lib")).args(["-n", "1", "--", "true"]);
+    let mut running = Running(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let made = BufReader::new(running.0.stdout.take().unwrap()).lines().next();
+    assert_eq!(made.unwrap().unwrap(), "made");
+    let open = std::fs::File::open(held).unwrap();
+    drop(running.0.stdin.take());
+    running.0.wait().unwrap();
+    let is_there = [left, held, &old].map(|file| PathBuf::from(file).exists());
+    drop(open);
+    names.iter().chain([&old]).for_each(|file| drop(std::fs::remove_file(file)));
+    assert_eq!(is_there, [false, true, true]);
 }

@@ -2,7 +2,7 @@
 //!
 //! One trait, [`Memory`], does what the hardware does and no more; every protocol of the pool is written once
 //! against it. Three implementations pass one conformance suite: coherent, software-coherent, and the incoherent
-//! model in [`model`], in which every protocol is explored.
+//! model in which every protocol is explored: `model`, behind a feature that libraries for users leave out.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("Polder maps memory with Linux and orders it with the instructions of x86-64");
@@ -22,6 +22,7 @@ mod kernel;
 pub mod lines;
 mod mapped;
 mod memory;
+#[cfg(feature = "model")]
 pub mod model;
 mod offset;
 mod region;

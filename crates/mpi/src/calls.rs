@@ -271,9 +271,9 @@ macro_rules! making {
         ) -> c_int {
             let real = $crate::real!($call(
                 bytes: Aint, unit: $unit, info: Handle, comm: Handle, base: Sink, win: *mut Handle));
-            let wish = $crate::window::Wish { bytes, disp_unit: unit as i64, info, comm, is_shared: $is_shared };
+            let request = $crate::window::WindowRequest { bytes, disp_unit: unit as i64, info, comm, is_shared: $is_shared };
             // SAFETY: by MPI's contract there is room for the answers, and all ranks call this.
-            unsafe { $crate::shim::allocate::<$abi>(stringify!($call), &wish, base, win, real) }
+            unsafe { $crate::shim::allocate::<$abi>(stringify!($call), &request, base, win, real) }
         }
     };
 }

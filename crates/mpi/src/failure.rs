@@ -6,6 +6,9 @@ use polder_pool::PoolError;
 
 use crate::abi::Abi;
 
+/// What a user of MPI can do when a process is gone: a rank cannot come back to its job.
+const END: &str = "the MPI job cannot go on: end it, and start it again";
+
 /// Why a call failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
@@ -28,6 +31,10 @@ impl Failure {
             PoolError::Argument { .. } => errors.rma_sync,
             _ => errors.other,
         };
-        Self::new(code, error.to_string())
+        let ends = matches!(
+            error,
+            PoolError::PeerDead { .. } | PoolError::Evicted { .. } | PoolError::GaveUp { .. }
+        );
+        Self::new(code, if ends { format!("{error}; {END}") } else { error.to_string() })
     }
 }

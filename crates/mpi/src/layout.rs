@@ -197,7 +197,7 @@ impl<A: Abi> Library<A> {
                     // The last dimension of the grid of ranks counts fastest.
                     let mine = rank % ranks;
                     rank /= ranks;
-                    dealt(size, block, ranks, mine)
+                    blocks_of_rank(size, block, ranks, mine)
                 })
                 .collect();
             kept.reverse();
@@ -295,7 +295,7 @@ fn axis(said: &[Count], from: usize, dimensions: usize) -> Option<&[Count]> {
 }
 
 /// The indices of one of so many ranks to whom `size` of them are dealt, `block` at a time.
-fn dealt(size: Count, block: Count, ranks: Count, mine: Count) -> Vec<Range<Count>> {
+fn blocks_of_rank(size: Count, block: Count, ranks: Count, mine: Count) -> Vec<Range<Count>> {
     let (block, round) = (block.max(1), (block * ranks).max(1));
     let starts = (0..).map(|turn| turn * round + mine * block).take_while(|&start| start < size);
     starts.map(|start| start..(start + block).min(size)).collect()
@@ -427,11 +427,12 @@ mod tests {
 
     #[test]
     fn each_index_is_dealt_to_one_rank() {
-        assert_eq!(dealt(10, 2, 2, 1), [2..4, 6..8]);
-        assert_eq!(dealt(10, 4, 3, 2), std::slice::from_ref(&(8..10)));
-        assert_eq!(dealt(3, 1, 4, 3), []);
+        assert_eq!(blocks_of_rank(10, 2, 2, 1), [2..4, 6..8]);
+        assert_eq!(blocks_of_rank(10, 4, 3, 2), std::slice::from_ref(&(8..10)));
+        assert_eq!(blocks_of_rank(3, 1, 4, 3), []);
         for (size, block, ranks) in [(10, 3, 2), (7, 7, 1), (1, 2, 3)] {
-            let dealt = (0..ranks).flat_map(|mine| dealt(size, block, ranks, mine).into_iter().flatten());
+            let dealt =
+                (0..ranks).flat_map(|mine| blocks_of_rank(size, block, ranks, mine).into_iter().flatten());
             let mut indices: Vec<Count> = dealt.collect();
             indices.sort_unstable();
             assert_eq!(indices, (0..size).collect::<Vec<_>>());

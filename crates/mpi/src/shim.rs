@@ -14,7 +14,7 @@ use crate::abi::{Abi, Aint};
 use crate::failure::Failure;
 use crate::library::Library;
 use crate::memory::{Pieces, is_fit};
-use crate::window::{Made, Window, Wish};
+use crate::window::{Made, Window, WindowRequest};
 
 /// Boxed, so that each stands still; the one that was used last comes first.
 type Windows<A> = Vec<(<A as Abi>::Handle, Box<Window<A>>)>;
@@ -108,19 +108,19 @@ impl<A: Abi> Shim<A> {
     fn allocate(
         &'static self,
         library: &'static Library<A>,
-        wish: &Wish<A>,
+        request: &WindowRequest<A>,
     ) -> Result<Option<(*mut u8, A::Handle)>, Failure> {
         let session = self.session();
         if let Err(why) = &session {
             static SAID: Once = Once::new();
             SAID.call_once(|| say(&format!("windows stay with the MPI library: {why}")));
         }
-        if !library.all(wish.comm, session.is_ok())? {
+        if !library.all(request.comm, session.is_ok())? {
             return Ok(None);
         }
         let Ok(session) = session else { return Ok(None) };
-        let Some(name) = self.name(library, &session, wish.comm)? else { return Ok(None) };
-        let Some(Made { window, base, handle }) = Window::allocate(library, session, wish, &name)? else {
+        let Some(name) = self.name(library, &session, request.comm)? else { return Ok(None) };
+        let Some(Made { window, base, handle }) = Window::allocate(library, session, request, &name)? else {
             return Ok(None);
         };
         let windows = self.windows.get_or_init(|| library.serial(vec![]));
@@ -222,7 +222,7 @@ fn failed<A: Abi>(call: &str, rank: u32, win: A::Handle, failure: &Failure) -> c
 /// There is room for an address at `base`, and for a handle at `win`; all ranks of the communicator make this call.
 pub unsafe fn allocate<A: Abi>(
     call: &str,
-    wish: &Wish<A>,
+    request: &WindowRequest<A>,
     base: *mut c_void,
     win: *mut A::Handle,
     real: impl FnOnce() -> c_int,
@@ -233,7 +233,7 @@ pub unsafe fn allocate<A: Abi>(
         SAID.call_once(|| say(&format!("this shim is for {}, and does nothing for this program", A::NAME)));
         return real();
     };
-    match guarded::<A, _>(|| shim.allocate(library, wish)) {
+    match guarded::<A, _>(|| shim.allocate(library, request)) {
         Ok(Some((address, handle))) => {
             // SAFETY: by this function's contract.
             unsafe {
@@ -246,7 +246,7 @@ pub unsafe fn allocate<A: Abi>(
         Err(failure) => {
             let code = report(call, 0, &failure);
             // SAFETY: the program's communicator.
-            unsafe { (library.comm_call_errhandler)(wish.comm, code) };
+            unsafe { (library.comm_call_errhandler)(request.comm, code) };
             code
         }
     }

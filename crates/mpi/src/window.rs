@@ -90,7 +90,7 @@ pub(crate) struct Made<A: Abi> {
 }
 
 /// How a window is asked for.
-pub struct Wish<A: Abi> {
+pub struct WindowRequest<A: Abi> {
     /// Bytes of this rank.
     pub bytes: Aint,
     /// Bytes that a displacement counts.
@@ -111,16 +111,16 @@ impl<A: Abi> Window<A> {
     pub(crate) fn allocate(
         library: &'static Library<A>,
         session: Arc<Session>,
-        wish: &Wish<A>,
+        request: &WindowRequest<A>,
         name: &str,
     ) -> Result<Option<Made<A>>, Failure> {
-        let (mut rank, mut ranks, mut comm) = (0, 0, wish.comm);
+        let (mut rank, mut ranks, mut comm) = (0, 0, request.comm);
         // SAFETY: places for what is asked; all ranks call this.
         unsafe {
-            Library::<A>::check("MPI_Comm_rank", (library.comm_rank)(wish.comm, &raw mut rank))?;
-            Library::<A>::check("MPI_Comm_size", (library.comm_size)(wish.comm, &raw mut ranks))?;
+            Library::<A>::check("MPI_Comm_rank", (library.comm_rank)(request.comm, &raw mut rank))?;
+            Library::<A>::check("MPI_Comm_size", (library.comm_size)(request.comm, &raw mut ranks))?;
         }
-        let targets = share_out(library, wish, ranks as usize)?;
+        let targets = share_out(library, request, ranks as usize)?;
         let own = targets[rank as usize];
         // The bytes of all in the segment of the first, or each in its own.
         let bytes = if own.segment == rank as u32 {
@@ -129,18 +129,18 @@ impl<A: Abi> Window<A> {
             0
         };
         let made = AnyWindow::create(session.pool(), name, rank as u32, ranks as u32, bytes);
-        let Some(mut pooled) = agree(library, wish.comm, made)? else { return Ok(None) };
+        let Some(mut pooled) = agree(library, request.comm, made)? else { return Ok(None) };
         let joined = pooled.join();
-        let views = joined.and_then(|()| views(&pooled, &targets, rank as usize, wish.is_shared));
-        let Some(views) = agree(library, wish.comm, views)? else { return Ok(None) };
+        let views = joined.and_then(|()| views(&pooled, &targets, rank as usize, request.is_shared));
+        let Some(views) = agree(library, request.comm, views)? else { return Ok(None) };
         // SAFETY: a collective call of all ranks.
-        Library::<A>::check("MPI_Comm_dup", unsafe { (library.comm_dup)(wish.comm, &raw mut comm) })?;
+        Library::<A>::check("MPI_Comm_dup", unsafe { (library.comm_dup)(request.comm, &raw mut comm) })?;
         let model = if session.pool().coherence() == Coherence::Coherent {
             A::NUMBERS.win_unified
         } else {
             A::NUMBERS.win_separate
         };
-        let flavor = if wish.is_shared { WIN_FLAVOR_SHARED } else { WIN_FLAVOR_ALLOCATE };
+        let flavor = if request.is_shared { WIN_FLAVOR_SHARED } else { WIN_FLAVOR_ALLOCATE };
         let state = library.serial(State { flat: None, pooled, views, locked: BTreeSet::new(), flushes: 0 });
         let rank = rank as u32;
         let window = Self { state, _session: session, library, comm, rank, targets, flavor, model };
@@ -150,9 +150,9 @@ impl<A: Abi> Window<A> {
         let code = unsafe {
             (library.win_create)(
                 base.cast(),
-                wish.bytes,
-                wish.disp_unit as c_int,
-                wish.info,
+                request.bytes,
+                request.disp_unit as c_int,
+                request.info,
                 comm,
                 &raw mut handle,
             )
@@ -852,17 +852,21 @@ impl<H: Copy + PartialEq + 'static> Elements<H> {
 }
 
 /// What each rank wishes, and where its part lies.
-fn share_out<A: Abi>(library: &Library<A>, wish: &Wish<A>, ranks: usize) -> Result<Vec<Target>, Failure> {
-    let mine = [wish.bytes as i64, wish.disp_unit];
+fn share_out<A: Abi>(
+    library: &Library<A>,
+    request: &WindowRequest<A>,
+    ranks: usize,
+) -> Result<Vec<Target>, Failure> {
+    let mine = [request.bytes as i64, request.disp_unit];
     let mut all = vec![[0_i64; 2]; ranks];
     let (bytes, byte) = (size_of_val(&mine) as c_int, library.handles.byte);
     // SAFETY: a collective call of all ranks, with a place for what each says.
     let code = unsafe {
         let into = all.as_mut_ptr().cast();
-        (library.allgather)((&raw const mine).cast(), bytes, byte, into, bytes, byte, wish.comm)
+        (library.allgather)((&raw const mine).cast(), bytes, byte, into, bytes, byte, request.comm)
     };
     Library::<A>::check("MPI_Allgather", code)?;
-    let together = wish.is_shared && !asks_for_gaps(library, wish.info);
+    let together = request.is_shared && !asks_for_gaps(library, request.info);
     let mut end = 0;
     let parts = all.iter().zip(0..).map(|(&[bytes, disp_unit], rank)| {
         let (segment, offset) = if together { (0, end) } else { (rank, 0) };

@@ -2,14 +2,16 @@
 
 use std::ffi::{c_int, c_void};
 
+use polder_pool::endpoint::Buffer;
+
 use crate::arithmetic::{Datatype, Form, Op};
-use crate::endpoint::Buffer;
 use crate::ffi::{AtomicAttr, Errno, FidDomain, FidEp, Ioc, MsgAtomic, OpsAtomic, flag};
 use crate::guard;
+use crate::log;
 use crate::note::{Act, INLINE};
-use crate::object::{given, wanted};
-use crate::remote::Request;
-use crate::rma::{Asked, Told, ask};
+use crate::object::{expect_place, reference};
+use crate::port::Request;
+use crate::rma::{OneSided, Reporting, ask};
 use crate::span::Span;
 use crate::transfer;
 
@@ -105,7 +107,7 @@ impl Kind {
 }
 
 /// An atomic as any of the calls says it.
-struct Said {
+struct AtomicCall {
     kind: Result<Kind, Errno>,
     to: u64,
     there: (u64, u64),
@@ -113,7 +115,7 @@ struct Said {
     compare: (*const Ioc, usize),
     back: (*const Ioc, usize),
     context: *mut c_void,
-    told: Told,
+    reporting: Reporting,
     /// Elements, where they are said apart from the lists.
     elements: Option<usize>,
 }
@@ -127,9 +129,9 @@ fn plainly(
     to: u64,
     there: (u64, u64),
     context: *mut c_void,
-) -> Said {
+) -> AtomicCall {
     let kind = Kind::of(form, datatype, op);
-    Said {
+    AtomicCall {
         kind,
         to,
         there,
@@ -137,18 +139,18 @@ fn plainly(
         compare: NONE,
         back: NONE,
         context,
-        told: Told::Default,
+        reporting: Reporting::Default,
         elements: None,
     }
 }
 
 /// # Safety
 /// `ep` is open, and the program lends what the lists name.
-unsafe fn say(ep: *mut FidEp, said: impl FnOnce() -> Result<Said, Errno>) -> isize {
+unsafe fn start(ep: *mut FidEp, call: impl FnOnce() -> Result<AtomicCall, Errno>) -> isize {
     // SAFETY: by this function's contract.
     unsafe {
         ask(ep, || {
-            let Said { kind, to, there, out, compare, back, context, told, elements } = said()?;
+            let AtomicCall { kind, to, there, out, compare, back, context, reporting, elements } = call()?;
             let kind = kind?;
             let back = kind.pieces(back.0, back.1)?;
             let elements = match elements {
@@ -164,7 +166,7 @@ unsafe fn say(ep: *mut FidEp, said: impl FnOnce() -> Result<Said, Errno>) -> isi
             let out = if kind.op == Op::Read { Vec::new() } else { kind.gather(out.0, out.1)? };
             let operands = [out, kind.gather(compare.0, compare.1)?];
             let request = kind.request((there.0, there.1, elements), operands, back)?;
-            Ok(Asked { to, request, context, told })
+            Ok(OneSided { to, request, context, reporting })
         })
     }
 }
@@ -185,16 +187,14 @@ unsafe fn say_msg(
 ) -> isize {
     // SAFETY: by this function's contract.
     unsafe {
-        say(ep, || {
-            let msg = given(msg)?;
+        start(ep, || {
+            let msg = reference(msg)?;
             if msg.rma_iov_count != 1 {
                 return Err(Errno::INVAL);
             }
-            let there = given(msg.rma_iov)?;
-            if flags & flag::REMOTE_CQ_DATA != 0 {
-                return Err(Errno::BADFLAGS);
-            }
-            Ok(Said {
+            let there = reference(msg.rma_iov)?;
+            log::expect_flags("an atomic operation", flags, !flag::REMOTE_CQ_DATA)?;
+            Ok(AtomicCall {
                 kind: Kind::of(form, msg.datatype, msg.op),
                 to: msg.addr,
                 there: (there.addr, there.key),
@@ -202,7 +202,7 @@ unsafe fn say_msg(
                 compare,
                 back,
                 context: msg.context,
-                told: Told::Flags(flags),
+                reporting: Reporting::Flags(flags),
                 elements: Some(there.len),
             })
         })
@@ -224,9 +224,9 @@ unsafe extern "C" fn write(
     // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
     unsafe {
         let out = run(at, count);
-        say(ep, || {
+        start(ep, || {
             let said = plainly(Form::Plain, (datatype, op), to, (address, key), context);
-            Ok(Said { out: (&raw const out, 1), elements: Some(count), ..said })
+            Ok(AtomicCall { out: (&raw const out, 1), elements: Some(count), ..said })
         })
     }
 }
@@ -245,9 +245,9 @@ unsafe extern "C" fn writev(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
     unsafe {
-        say(ep, || {
+        start(ep, || {
             let said = plainly(Form::Plain, (datatype, op), to, (address, key), context);
-            Ok(Said { out: (iov, count), ..said })
+            Ok(AtomicCall { out: (iov, count), ..said })
         })
     }
 }
@@ -265,9 +265,14 @@ unsafe extern "C" fn inject(
     // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
     unsafe {
         let out = run(at, count);
-        say(ep, || {
+        start(ep, || {
             let said = plainly(Form::Plain, (datatype, op), to, (address, key), std::ptr::null_mut());
-            Ok(Said { out: (&raw const out, 1), told: Told::Injected, elements: Some(count), ..said })
+            Ok(AtomicCall {
+                out: (&raw const out, 1),
+                reporting: Reporting::Injected,
+                elements: Some(count),
+                ..said
+            })
         })
     }
 }
@@ -290,9 +295,14 @@ unsafe extern "C" fn readwrite(
     unsafe {
         let out = run(at, count);
         let came = run(result, count);
-        say(ep, || {
+        start(ep, || {
             let said = plainly(Form::Fetch, (datatype, op), to, (address, key), context);
-            Ok(Said { out: (&raw const out, 1), back: (&raw const came, 1), elements: Some(count), ..said })
+            Ok(AtomicCall {
+                out: (&raw const out, 1),
+                back: (&raw const came, 1),
+                elements: Some(count),
+                ..said
+            })
         })
     }
 }
@@ -314,9 +324,9 @@ unsafe extern "C" fn readwritev(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
     unsafe {
-        say(ep, || {
+        start(ep, || {
             let said = plainly(Form::Fetch, (datatype, op), to, (address, key), context);
-            Ok(Said { out: (iov, count), back: (result, results), ..said })
+            Ok(AtomicCall { out: (iov, count), back: (result, results), ..said })
         })
     }
 }
@@ -342,9 +352,9 @@ unsafe extern "C" fn compwrite(
         let out = run(at, count);
         let compared = run(compare, count);
         let came = run(result, count);
-        say(ep, || {
+        start(ep, || {
             let said = plainly(Form::Compare, (datatype, op), to, (address, key), context);
-            Ok(Said {
+            Ok(AtomicCall {
                 out: (&raw const out, 1),
                 compare: (&raw const compared, 1),
                 back: (&raw const came, 1),
@@ -375,9 +385,14 @@ unsafe extern "C" fn compwritev(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program lends what it names.
     unsafe {
-        say(ep, || {
+        start(ep, || {
             let said = plainly(Form::Compare, (datatype, op), to, (address, key), context);
-            Ok(Said { out: (iov, count), compare: (compare, compares), back: (result, results), ..said })
+            Ok(AtomicCall {
+                out: (iov, count),
+                compare: (compare, compares),
+                back: (result, results),
+                ..said
+            })
         })
     }
 }
@@ -418,7 +433,7 @@ unsafe extern "C" fn compwritemsg(
 /// `count` is null or the program's to be written.
 unsafe fn valid(form: Form, datatype: c_int, op: c_int, count: *mut usize) -> c_int {
     guard::status(|| {
-        wanted(count)?;
+        expect_place(count)?;
         let most = Kind::of(form, datatype, op)?.most();
         // SAFETY: not null, so the program's to be written.
         unsafe { count.write(most) };
@@ -449,7 +464,7 @@ pub(crate) unsafe extern "C" fn query(
     flags: u64,
 ) -> c_int {
     guard::status(|| {
-        wanted(attr)?;
+        expect_place(attr)?;
         let form = match flags {
             0 => Form::Plain,
             flag::FETCH_ATOMIC => Form::Fetch,

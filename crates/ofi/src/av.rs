@@ -3,39 +3,21 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
-use crate::domain;
-use crate::endpoint::Address;
+use polder_pool::endpoint::Address;
+
 use crate::ffi::{
     self, ADDR_NOTAVAIL, AV_MAP, AV_TABLE, AV_UNSPEC, Absent, AvAttr, Errno, Fid, FidAv, FidDomain, Ops,
     OpsAv, class,
 };
 use crate::guard;
-use crate::object::{Object, fid, given, wanted};
+use crate::handles::domain_of;
+use crate::log;
+use crate::object::{Object, expect_place, fid, reference};
 use crate::state::Domain;
+use crate::vector::Vector;
 
 /// How long an address is, encoded.
 const ADDRESS_BYTES: usize = 16;
-
-/// The addresses that were inserted.
-#[derive(Default)]
-pub(crate) struct Vector {
-    places: Vec<Option<Address>>,
-    /// Endpoints that use it.
-    pub(crate) bound: usize,
-}
-
-impl Vector {
-    #[inline]
-    pub(crate) fn get(&self, place: u64) -> Option<&Address> {
-        self.places.get(usize::try_from(place).ok()?)?.as_ref()
-    }
-
-    /// The first place of an address.
-    pub(crate) fn place_of(&self, address: Address) -> Option<u64> {
-        let place = self.places.iter().position(|known| *known == Some(address))?;
-        Some(place as u64)
-    }
-}
 
 /// An open address vector.
 pub(crate) struct Open {
@@ -65,9 +47,9 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         // SAFETY: libfabric passes an open domain, and attributes that live for the call.
-        let (domain, attr) = unsafe { (domain::of(domain), given(attr)?) };
+        let (domain, attr) = unsafe { (domain_of(domain), reference(attr)?) };
         if !matches!(attr.kind, AV_UNSPEC | AV_MAP | AV_TABLE) {
             return Err(Errno::INVAL);
         }
@@ -118,9 +100,7 @@ unsafe extern "C" fn insert(
     _context: *mut c_void,
 ) -> c_int {
     guard::count(|| {
-        if flags & !ffi::flag::MORE != 0 {
-            return Err(Errno::BADFLAGS);
-        }
+        log::expect_flags("fi_av_insert", flags, ffi::flag::MORE)?;
         if addresses.is_null() && count > 0 {
             return Err(Errno::INVAL);
         }
@@ -172,7 +152,7 @@ unsafe extern "C" fn remove(av: *mut FidAv, places: *mut u64, count: usize, _fla
 
 unsafe extern "C" fn lookup(av: *mut FidAv, place: u64, address: *mut c_void, bytes: *mut usize) -> c_int {
     guard::status(|| {
-        wanted(bytes)?;
+        expect_place(bytes)?;
         // SAFETY: libfabric passes an open vector.
         let Open { domain, at } = unsafe { of(av) };
         let state = domain.state();

@@ -3,39 +3,15 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
+use crate::counter::Counter;
 use crate::ffi::{
     CNTR_EVENTS_COMP, CntrAttr, Errno, Fid, FidCntr, FidDomain, Ops, OpsCntr, WAIT_NONE, WAIT_UNSPEC,
     WAIT_YIELD, class,
 };
-use crate::object::{Object, fid, given, wanted};
+use crate::guard;
+use crate::handles::domain_of;
+use crate::object::{Object, expect_place, fid, reference};
 use crate::state::{Domain, State};
-use crate::{domain, guard};
-
-/// How many operations went well, and how many did not.
-#[derive(Default)]
-pub(crate) struct Counter {
-    well: u64,
-    badly: u64,
-    /// How many there were when the program last looked.
-    told: u64,
-    /// Endpoints that count here.
-    pub(crate) bound: usize,
-}
-
-impl Counter {
-    pub(crate) const fn count(&mut self, well: bool) {
-        match well {
-            true => self.well = self.well.wrapping_add(1),
-            false => self.badly = self.badly.wrapping_add(1),
-        }
-    }
-
-    /// Whether there is something that the program has not seen.
-    const fn is_news(&mut self) -> bool {
-        let count = self.well.wrapping_add(self.badly);
-        std::mem::replace(&mut self.told, count) != count
-    }
-}
 
 /// An open counter.
 pub(crate) struct Open {
@@ -63,9 +39,9 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         // SAFETY: libfabric passes an open domain, and attributes that live for the call.
-        let (domain, attr) = unsafe { (domain::of(domain), given(attr)?) };
+        let (domain, attr) = unsafe { (domain_of(domain), reference(attr)?) };
         let waits = matches!(attr.wait_obj, WAIT_NONE | WAIT_UNSPEC | WAIT_YIELD);
         if attr.events != CNTR_EVENTS_COMP || !waits || attr.flags != 0 {
             return Err(Errno::NOSYS);

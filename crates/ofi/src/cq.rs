@@ -1,87 +1,17 @@
 //! Completion queues.
 
-use std::collections::VecDeque;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
 use crate::ffi::{
     self, CQ_FORMAT_CONTEXT, CQ_FORMAT_DATA, CQ_FORMAT_MSG, CQ_FORMAT_TAGGED, CQ_FORMAT_UNSPEC, CqAttr,
-    CqErrEntry, CqTaggedEntry, Errno, Fid, FidCq, FidDomain, Ops, OpsCq, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD,
-    class,
+    CqErrEntry, Errno, Fid, FidCq, FidDomain, Ops, OpsCq, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD, class,
 };
-use crate::object::{Object, fid, given, wanted};
+use crate::guard;
+use crate::handles::domain_of;
+use crate::object::{Object, expect_place, fid, reference};
+use crate::queue::{Failure, Queue, TAGGED_BYTES};
 use crate::state::{Domain, State};
-use crate::{domain, guard};
-
-/// Bytes of the longest entry, which MPI libraries ask for.
-const TAGGED_BYTES: usize = size_of::<CqTaggedEntry>();
-
-/// Operations that have completed, oldest first.
-pub(crate) struct Queue {
-    /// Bytes of an entry in the format that was asked for.
-    entry_bytes: usize,
-    entries: VecDeque<Done>,
-    /// Endpoints that report here.
-    pub(crate) bound: usize,
-    /// Whether somebody wants the waiting to end.
-    signalled: bool,
-    /// The text of the failure that was read last.
-    told: CString,
-}
-
-enum Done {
-    Well(CqTaggedEntry, u64),
-    Badly { entry: CqTaggedEntry, errno: Errno, over: u64, text: String },
-}
-
-// SAFETY: the pointers in entries are the program's and carried, never followed.
-unsafe impl Send for Queue {}
-
-impl Queue {
-    fn new(entry_bytes: usize) -> Self {
-        Self { entry_bytes, entries: VecDeque::new(), bound: 0, signalled: false, told: CString::default() }
-    }
-
-    pub(crate) fn push(&mut self, entry: CqTaggedEntry, from: u64) {
-        self.entries.push_back(Done::Well(entry, from));
-    }
-
-    pub(crate) fn fail(&mut self, entry: CqTaggedEntry, errno: Errno, over: u64, text: &str) {
-        self.entries.push_back(Done::Badly { entry, errno, over, text: text.to_owned() });
-    }
-
-    /// Writes up to `count` entries that went well; a failure in front of them must be read first.
-    ///
-    /// # Safety
-    /// `to` has room for `count` entries of this queue's format, and `from`, unless null, for as many addresses.
-    unsafe fn take(&mut self, to: *mut c_void, count: usize, from: *mut u64) -> Result<usize, Errno> {
-        let mut taken = 0;
-        while taken < count
-            && let Some(Done::Well(entry, source)) = self.entries.front()
-        {
-            // SAFETY: by this function's contract; a format is a beginning of the longest one.
-            unsafe {
-                let place = to.cast::<u8>().add(taken * self.entry_bytes);
-                let entry = std::ptr::from_ref(entry).cast::<u8>();
-                // A copy of a length that the compiler does not know is a call.
-                match self.entry_bytes {
-                    TAGGED_BYTES => place.copy_from_nonoverlapping(entry, TAGGED_BYTES),
-                    bytes => place.copy_from_nonoverlapping(entry, bytes),
-                }
-                if !from.is_null() {
-                    from.add(taken).write(*source);
-                }
-            }
-            self.entries.pop_front();
-            taken += 1;
-        }
-        match (taken, self.entries.front()) {
-            (0, Some(Done::Badly { .. })) => Err(Errno::AVAIL),
-            (0, None) => Err(Errno::AGAIN),
-            _ => Ok(taken),
-        }
-    }
-}
 
 /// An open queue.
 pub(crate) struct Open {
@@ -109,9 +39,9 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         // SAFETY: libfabric passes an open domain, and attributes that live for the call.
-        let (domain, attr) = unsafe { (domain::of(domain), given(attr)?) };
+        let (domain, attr) = unsafe { (domain_of(domain), reference(attr)?) };
         let entry_bytes = match attr.format {
             CQ_FORMAT_CONTEXT | CQ_FORMAT_UNSPEC => 8,
             CQ_FORMAT_MSG => 24,
@@ -211,18 +141,15 @@ unsafe extern "C" fn sreadfrom(
 
 unsafe extern "C" fn readerr(cq: *mut FidCq, to: *mut CqErrEntry, _flags: u64) -> isize {
     guard::amount(|| {
-        wanted(to)?;
+        expect_place(to)?;
         // SAFETY: libfabric passes an open queue.
         let open = unsafe { of(cq) };
         let mut state = open.domain.state();
         let queue = open.queue(&mut state)?;
-        if !matches!(queue.entries.front(), Some(Done::Badly { .. })) {
-            return Err(Errno::AGAIN);
-        }
-        let Some(Done::Badly { entry, errno: Errno(err), over, text }) = queue.entries.pop_front() else {
+        let Some(Failure { entry, errno: Errno(err), over, text }) = queue.take_failure() else {
             return Err(Errno::AGAIN);
         };
-        queue.told = CString::new(text).unwrap_or_default();
+        queue.failure_text = CString::new(text).unwrap_or_default();
         // SAFETY: not null, and the program's to be written; its own buffer for more stays as it is.
         unsafe {
             (*to).entry = entry;
@@ -260,9 +187,9 @@ unsafe extern "C" fn strerror(
         let mut state = open.domain.state();
         let Ok(queue) = open.queue(&mut state) else { return std::ptr::null_mut() };
         if to.is_null() || room == 0 {
-            return queue.told.as_ptr().cast_mut();
+            return queue.failure_text.as_ptr().cast_mut();
         }
-        let text = queue.told.as_bytes();
+        let text = queue.failure_text.as_bytes();
         let bytes = text.len().min(room - 1);
         // SAFETY: the program says how much room there is.
         unsafe {

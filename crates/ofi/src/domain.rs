@@ -1,23 +1,14 @@
 //! The domain: this process in the pool.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 
-use crate::fabric::Fabric;
 use crate::ffi::{
     Absent, Errno, Fid, FidDomain, FidEp, FidFabric, Info, Ops, OpsDomain, THREAD_SAFE, class, mr_mode,
 };
-use crate::object::{Object, fid, given, wanted};
+use crate::handles::{DomainHandle, FabricHandle, OpenDomain, domain_of};
+use crate::object::{expect_place, fid, reference};
 use crate::state::{Domain, Manner};
 use crate::{atomic, av, cntr, cq, ep, guard, mr, session};
-
-struct Open {
-    domain: Arc<Domain>,
-    /// Keeps the fabric open.
-    _fabric: Arc<()>,
-}
-
-type Opened = Object<FidDomain, Open>;
 
 static OPS: Ops = Ops { bind, ..Ops::closing(close) };
 
@@ -43,10 +34,10 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         // SAFETY: libfabric passes an open fabric, and an info that lives for the call.
         let (version, fabric, info) =
-            unsafe { (given(fabric)?.api_version, Fabric::of(fabric), given(info)?) };
+            unsafe { (reference(fabric)?.api_version, FabricHandle::of(fabric), reference(info)?) };
         // SAFETY: the parts of an info live as long as it does.
         let attr = unsafe { info.domain_attr.as_ref() };
         let (mr_mode, threading) = attr.map_or((0, THREAD_SAFE), |attr| (attr.mr_mode, attr.threading));
@@ -55,32 +46,22 @@ pub(crate) unsafe extern "C" fn open(
             session::complain(&why);
             Errno::NODATA
         })?;
-        let open =
-            Open { domain: Arc::new(Domain::new(session, manner)), _fabric: Arc::clone(&fabric.domains) };
+        let open = OpenDomain::new(Domain::new(session, manner), fabric);
         let fid = FidDomain { fid: fid(class::DOMAIN, context, &OPS), ops: &DOMAIN_OPS, mr: &mr::MR_OPS };
         // SAFETY: `place` is not null, and the caller's to be written.
-        unsafe { Opened::hand_out(fid, open, place) };
+        unsafe { DomainHandle::hand_out(fid, open, place) };
         Ok(())
     })
-}
-
-/// What belongs to an open domain.
-///
-/// # Safety
-/// `domain` is one that [`open`] made.
-pub(crate) unsafe fn of<'a>(domain: *const FidDomain) -> &'a Arc<Domain> {
-    // SAFETY: by this function's contract.
-    unsafe { &Opened::of(domain).domain }
 }
 
 unsafe extern "C" fn close(domain: *mut Fid) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes what `open` made.
-        if unsafe { of(domain.cast()) }.state().in_use() {
+        if unsafe { domain_of(domain.cast()) }.state().in_use() {
             return Err(Errno::BUSY);
         }
         // SAFETY: as above; a program closes once.
-        unsafe { Opened::close(domain.cast()) };
+        unsafe { DomainHandle::close(domain.cast()) };
         Ok(())
     })
 }
@@ -89,7 +70,7 @@ unsafe extern "C" fn close(domain: *mut Fid) -> c_int {
 unsafe extern "C" fn bind(_domain: *mut Fid, to: *mut Fid, _flags: u64) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes an open object, or the program passed none.
-        match unsafe { given(to)? }.class {
+        match unsafe { reference(to)? }.class {
             class::EQ => Ok(()),
             _ => Err(Errno::INVAL),
         }

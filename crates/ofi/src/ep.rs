@@ -3,23 +3,20 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use crate::endpoint::{Address, Link};
+use polder_pool::endpoint::Address;
+
 use crate::ffi::{
     Absent, ENABLE, EP_RDM, Errno, Fid, FidDomain, FidEp, Info, OPT_ENDPOINT, OPT_MIN_MULTI_RECV, Ops, OpsCm,
     OpsEp, class, flag,
 };
-use crate::object::{Object, fid, given, wanted};
-use crate::port::{self, Context, Port};
-use crate::state::{Domain, Ledger};
-use crate::{atomic, av, cntr, cq, domain, guard, rma, transfer};
-
-/// An open endpoint.
-pub(crate) struct Open {
-    pub(crate) domain: Arc<Domain>,
-    pub(crate) at: usize,
-}
-
-type Ep = Object<FidEp, Open>;
+use crate::handles::{EndpointHandle, OpenEndpoint, domain_of, endpoint_of};
+use crate::ledger::Ledger;
+use crate::link::Link;
+use crate::object::{expect_place, fid, reference};
+use crate::operation::Context;
+use crate::port::{self, Port};
+use crate::state::Domain;
+use crate::{atomic, av, cntr, cq, guard, log, rma, session, transfer};
 
 static OPS: Ops = Ops { bind, control, ..Ops::closing(close) };
 
@@ -54,9 +51,9 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         // SAFETY: libfabric passes an open domain, and an info that lives for the call.
-        let (domain, info) = unsafe { (domain::of(domain), given(info)?) };
+        let (domain, info) = unsafe { (domain_of(domain), reference(info)?) };
         // SAFETY: the parts of an info live as long as it does.
         let (kind, transmit, receive) = unsafe {
             (
@@ -68,7 +65,7 @@ pub(crate) unsafe extern "C" fn open(
         if kind != EP_RDM {
             return Err(Errno::INVAL);
         }
-        let link = Link::open(domain.session.pool()).map_err(|error| port::told(&error))?;
+        let link = Link::open(domain.session.pool()).map_err(|error| port::errno_of(&error))?;
         let at = domain.state().ports.insert(Port::new(link, transmit, receive, info.caps));
         let fid = FidEp {
             fid: fid(class::EP, context, &OPS),
@@ -81,34 +78,26 @@ pub(crate) unsafe extern "C" fn open(
             collective: std::ptr::null(),
         };
         // SAFETY: `place` is not null, and the caller's to be written.
-        unsafe { Ep::hand_out(fid, Open { domain: Arc::clone(domain), at }, place) };
+        unsafe { EndpointHandle::hand_out(fid, OpenEndpoint { domain: Arc::clone(domain), at }, place) };
         Ok(())
     })
-}
-
-/// What belongs to an open endpoint.
-///
-/// # Safety
-/// `ep` is one that [`open`] made.
-pub(crate) unsafe fn of<'a>(ep: *const FidEp) -> &'a Open {
-    // SAFETY: by this function's contract.
-    unsafe { Ep::of(ep) }
 }
 
 unsafe extern "C" fn close(ep: *mut Fid) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes what `open` made.
-        let Open { domain, at } = unsafe { of(ep.cast()) };
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep.cast()) };
         let mut state = domain.state();
         let closed = state.ports.remove(*at).ok_or(Errno::INVAL)?;
         unbind(&closed, &mut state.ledger);
         drop(state);
+        session::tally(closed.link.sent_bytes());
         // Outside the lock, for it waits for peers to come for their messages.
         if let Err(error) = closed.link.close() {
             tracing::warn!("{error}");
         }
         // SAFETY: as above; a program closes once.
-        unsafe { Ep::close(ep.cast()) };
+        unsafe { EndpointHandle::close(ep.cast()) };
         Ok(())
     })
 }
@@ -135,7 +124,7 @@ const COUNTED: u64 =
 unsafe extern "C" fn bind(ep: *mut Fid, to: *mut Fid, flags: u64) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes an open endpoint, and an open object to bind it to.
-        let (Open { domain, at }, class) = unsafe { (of(ep.cast()), given(to)?.class) };
+        let (OpenEndpoint { domain, at }, class) = unsafe { (endpoint_of(ep.cast()), reference(to)?.class) };
         let mut state = domain.state();
         let (port, ledger) = state.port(*at)?;
         if port.enabled {
@@ -182,7 +171,8 @@ fn bind_vector(port: &mut Port, ledger: &mut Ledger, at: usize) -> Result<(), Er
 
 fn bind_queue(port: &mut Port, ledger: &mut Ledger, at: usize, flags: u64) -> Result<(), Errno> {
     const DIRECTIONS: u64 = flag::SEND | flag::RECV;
-    if flags & !(DIRECTIONS | flag::SELECTIVE_COMPLETION) != 0 || flags & DIRECTIONS == 0 {
+    log::expect_flags("fi_ep_bind to a queue", flags, DIRECTIONS | flag::SELECTIVE_COMPLETION)?;
+    if flags & DIRECTIONS == 0 {
         return Err(Errno::BADFLAGS);
     }
     let chosen = |direction| flags & direction != 0;
@@ -203,7 +193,8 @@ fn bind_queue(port: &mut Port, ledger: &mut Ledger, at: usize, flags: u64) -> Re
 }
 
 fn bind_counter(port: &mut Port, ledger: &mut Ledger, at: usize, flags: u64) -> Result<(), Errno> {
-    if flags & !COUNTED != 0 || flags == 0 {
+    log::expect_flags("fi_ep_bind to a counter", flags, COUNTED)?;
+    if flags == 0 {
         return Err(Errno::BADFLAGS);
     }
     ledger.counters.get_mut(at).ok_or(Errno::INVAL)?.bound += 1;
@@ -214,7 +205,7 @@ fn bind_counter(port: &mut Port, ledger: &mut Ledger, at: usize, flags: u64) -> 
 unsafe extern "C" fn control(ep: *mut Fid, command: c_int, _argument: *mut c_void) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes an open endpoint.
-        let Open { domain, at } = unsafe { of(ep.cast()) };
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep.cast()) };
         let mut state = domain.state();
         let (port, _) = state.port(*at)?;
         match command {
@@ -234,7 +225,7 @@ unsafe extern "C" fn control(ep: *mut Fid, command: c_int, _argument: *mut c_voi
 unsafe extern "C" fn cancel(ep: *mut Fid, context: *mut c_void) -> isize {
     guard::amount(|| {
         // SAFETY: libfabric passes an open endpoint.
-        let Open { domain, at } = unsafe { of(ep.cast()) };
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep.cast()) };
         let mut state = domain.state();
         let (port, ledger) = state.port(*at)?;
         port.cancel(ledger, Context(context)).map(|()| 0)
@@ -252,10 +243,10 @@ unsafe extern "C" fn getopt(
         if (level, name) != (OPT_ENDPOINT, OPT_MIN_MULTI_RECV) {
             return Err(Errno::NOPROTOOPT);
         }
-        wanted(to)?;
-        wanted(room)?;
+        expect_place(to)?;
+        expect_place(room)?;
         // SAFETY: libfabric passes an open endpoint, and in `room` how much may be written.
-        let (Open { domain, at }, bytes) = unsafe { (of(ep.cast()), room.read()) };
+        let (OpenEndpoint { domain, at }, bytes) = unsafe { (endpoint_of(ep.cast()), room.read()) };
         if bytes < size_of::<usize>() {
             return Err(Errno::TOOSMALL);
         }
@@ -284,7 +275,8 @@ unsafe extern "C" fn setopt(
             return Err(Errno::INVAL);
         }
         // SAFETY: libfabric passes an open endpoint, and so many bytes.
-        let (Open { domain, at }, least) = unsafe { (of(ep.cast()), from.cast::<usize>().read_unaligned()) };
+        let (OpenEndpoint { domain, at }, least) =
+            unsafe { (endpoint_of(ep.cast()), from.cast::<usize>().read_unaligned()) };
         domain.state().port(*at)?.0.least_left = least;
         Ok(())
     })
@@ -292,9 +284,9 @@ unsafe extern "C" fn setopt(
 
 unsafe extern "C" fn getname(ep: *mut Fid, to: *mut c_void, room: *mut usize) -> c_int {
     guard::status(|| {
-        wanted(room)?;
+        expect_place(room)?;
         // SAFETY: libfabric passes an open endpoint.
-        let Open { domain, at } = unsafe { of(ep.cast()) };
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep.cast()) };
         let address = domain.state().port(*at)?.0.link.address().encode();
         // SAFETY: the program says in `room` how much `to` holds.
         unsafe {

@@ -9,7 +9,7 @@ use crate::ffi::{
     EqAttr, Errno, Fid, FidEq, FidFabric, Ops, OpsEq, WAIT_NONE, WAIT_UNSPEC, WAIT_YIELD, class, flag,
 };
 use crate::guard;
-use crate::object::{Object, fid, given, wanted};
+use crate::object::{Object, expect_place, fid, reference};
 
 #[derive(Default)]
 struct Open {
@@ -35,9 +35,9 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         // SAFETY: attributes live for the call.
-        let attr = unsafe { given(attr)? };
+        let attr = unsafe { reference(attr)? };
         if !matches!(attr.wait_obj, WAIT_NONE | WAIT_UNSPEC | WAIT_YIELD) {
             return Err(Errno::NOSYS);
         }
@@ -64,7 +64,7 @@ unsafe extern "C" fn read(
     flags: u64,
 ) -> isize {
     guard::amount(|| {
-        wanted(event)?;
+        expect_place(event)?;
         // SAFETY: libfabric passes an open queue.
         let mut events = unsafe { Eq::of(eq) }.events();
         let (kind, bytes) = events.front().ok_or(Errno::AGAIN)?;

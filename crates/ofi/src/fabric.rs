@@ -4,15 +4,10 @@ use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;
 
 use crate::ffi::{Absent, Errno, FabricAttr, Fid, FidDomain, FidFabric, Info, Ops, OpsFabric, class};
-use crate::object::{Object, fid, given, wanted};
-use crate::{domain, eq, getinfo, guard};
-
-/// Domains hold a part of it, so that it is known whether there are any.
-pub(crate) struct Open {
-    pub(crate) domains: Arc<()>,
-}
-
-pub(crate) type Fabric = Object<FidFabric, Open>;
+use crate::handles::{FabricHandle, OpenFabric};
+use crate::limits::NAME;
+use crate::object::{expect_place, fid, reference};
+use crate::{domain, eq, guard};
 
 static OPS: Ops = Ops::closing(close);
 
@@ -32,11 +27,11 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         // SAFETY: attributes live for the call.
-        let attr = unsafe { given(attr)? };
+        let attr = unsafe { reference(attr)? };
         // SAFETY: a name that is not null is a C string.
-        if attr.name.is_null() || unsafe { CStr::from_ptr(attr.name) } != getinfo::NAME {
+        if attr.name.is_null() || unsafe { CStr::from_ptr(attr.name) } != NAME {
             return Err(Errno::NODATA);
         }
         let fid = FidFabric {
@@ -45,7 +40,7 @@ pub(crate) unsafe extern "C" fn open(
             api_version: attr.api_version,
         };
         // SAFETY: `place` is not null, and the caller's to be written.
-        unsafe { Fabric::hand_out(fid, Open { domains: Arc::new(()) }, place) };
+        unsafe { FabricHandle::hand_out(fid, OpenFabric::default(), place) };
         Ok(())
     })
 }
@@ -53,12 +48,12 @@ pub(crate) unsafe extern "C" fn open(
 unsafe extern "C" fn close(fabric: *mut Fid) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes what `open` made.
-        let open = unsafe { Fabric::of(fabric.cast::<FidFabric>()) };
+        let open = unsafe { FabricHandle::of(fabric.cast::<FidFabric>()) };
         if Arc::strong_count(&open.domains) > 1 {
             return Err(Errno::BUSY);
         }
         // SAFETY: as above; a program closes once.
-        unsafe { Fabric::close(fabric.cast()) };
+        unsafe { FabricHandle::close(fabric.cast()) };
         Ok(())
     })
 }

@@ -34,6 +34,7 @@ pub(crate) mod flag {
     pub(crate) const INJECT_COMPLETE: u64 = 1 << 26;
     pub(crate) const TRANSMIT_COMPLETE: u64 = 1 << 27;
     pub(crate) const DELIVERY_COMPLETE: u64 = 1 << 28;
+    pub(crate) const MATCH_COMPLETE: u64 = 1 << 31;
     pub(crate) const LOCAL_COMM: u64 = 1 << 51;
     pub(crate) const REMOTE_COMM: u64 = 1 << 52;
     pub(crate) const RMA_EVENT: u64 = 1 << 56;
@@ -48,6 +49,56 @@ pub(crate) mod flag {
     pub(crate) const COMPARE_ATOMIC: u64 = 1 << 59;
     /// Of a queue that is bound: completions only where an operation asks.
     pub(crate) const SELECTIVE_COMPLETION: u64 = 1 << 59;
+
+    /// The flags of operations by their bits. Above 57 a bit has a name of its own in each kind of call.
+    const NAMES: &[(u32, &str)] = &[
+        (1, "FI_MSG"),
+        (2, "FI_RMA"),
+        (3, "FI_TAGGED"),
+        (4, "FI_ATOMIC"),
+        (5, "FI_MULTICAST"),
+        (6, "FI_COLLECTIVE"),
+        (8, "FI_READ"),
+        (9, "FI_WRITE"),
+        (10, "FI_RECV"),
+        (11, "FI_SEND"),
+        (12, "FI_REMOTE_READ"),
+        (13, "FI_REMOTE_WRITE"),
+        (16, "FI_MULTI_RECV"),
+        (17, "FI_REMOTE_CQ_DATA"),
+        (18, "FI_MORE"),
+        (19, "FI_PEEK"),
+        (20, "FI_TRIGGER"),
+        (21, "FI_FENCE"),
+        (22, "FI_PRIORITY"),
+        (24, "FI_COMPLETION"),
+        (25, "FI_INJECT"),
+        (26, "FI_INJECT_COMPLETE"),
+        (27, "FI_TRANSMIT_COMPLETE"),
+        (28, "FI_DELIVERY_COMPLETE"),
+        (29, "FI_AFFINITY"),
+        (30, "FI_COMMIT_COMPLETE"),
+        (31, "FI_MATCH_COMPLETE"),
+        (47, "FI_HMEM"),
+        (48, "FI_VARIABLE_MSG"),
+        (49, "FI_RMA_PMEM"),
+        (50, "FI_SOURCE_ERR"),
+        (51, "FI_LOCAL_COMM"),
+        (52, "FI_REMOTE_COMM"),
+        (53, "FI_SHARED_AV"),
+        (56, "FI_RMA_EVENT"),
+        (57, "FI_SOURCE"),
+        (58, "FI_DISCARD"),
+        (59, "FI_CLAIM"),
+    ];
+
+    /// These flags as libfabric names them.
+    pub(crate) fn names(flags: u64) -> String {
+        let bits = (0..u64::BITS).filter(|bit| flags & 1 << bit != 0);
+        let name = |bit| NAMES.iter().find(|(known, _)| *known == bit).map(|(_, name)| (*name).to_owned());
+        let names: Vec<_> = bits.map(|bit| name(bit).unwrap_or_else(|| format!("bit {bit}"))).collect();
+        names.join(" | ")
+    }
 }
 
 pub(crate) mod order {

@@ -2,28 +2,15 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
-use polder_pool::endpoint;
-
 use crate::ffi::{
     self, AV_TABLE, AV_UNSPEC, DomainAttr, EP_RDM, EP_UNSPEC, EpAttr, Errno, FORMAT_UNSPEC, FabricAttr, Info,
     PROGRESS_AUTO, PROGRESS_MANUAL, PROV_SPECIFIC, RM_ENABLED, RxAttr, THREAD_SAFE, THREAD_UNSPEC, TxAttr,
     flag, mr_mode, order,
 };
+use crate::limits::{DEPTH, INJECT_BYTES, MESSAGE_BYTES, NAME, PIECES, RECEIVE_FLAGS, SEND_FLAGS};
 use crate::note::INLINE;
-use crate::object::wanted;
-use crate::{guard, libfabric, session, transfer};
-
-/// The provider, its fabric and its domain.
-pub(crate) const NAME: &CStr = c"polder";
-
-/// What a program may send and forget in one call.
-pub(crate) const INJECT_BYTES: usize = 256;
-
-/// The longest message.
-pub(crate) const MESSAGE_BYTES: usize = endpoint::LONGEST as usize;
-
-/// Operations that a program may have under way in each direction.
-pub(crate) const DEPTH: usize = 1024;
+use crate::object::expect_place;
+use crate::{guard, libfabric, session};
 
 /// Queues, counters and endpoints that a domain has room for.
 const OBJECTS: usize = 1024;
@@ -119,12 +106,12 @@ impl Offer {
 
     fn fit_transmit(&mut self, attr: &TxAttr) -> Result<(), Unfit> {
         refuse_if(attr.caps & !(TRANSMIT | SECONDARY) != 0, "other capabilities for sending")?;
-        refuse_if(attr.op_flags & !transfer::SEND_FLAGS != 0, "other flags for sending")?;
+        refuse_if(attr.op_flags & !SEND_FLAGS != 0, "other flags for sending")?;
         refuse_if(attr.msg_order & !ORDER != 0, "an order of messages beside one-sided operations")?;
         refuse_if(attr.comp_order != 0, "completions of sends in order")?;
         refuse_if(attr.inject_size > INJECT_BYTES, "larger injected messages")?;
         refuse_if(attr.size > DEPTH, "more sends at once")?;
-        refuse_if(attr.iov_limit > transfer::PIECES, "sends in more pieces")?;
+        refuse_if(attr.iov_limit > PIECES, "sends in more pieces")?;
         refuse_if(attr.rma_iov_limit > 1, "several pieces of a peer's memory at once")?;
         self.transmit_flags = attr.op_flags;
         Ok(())
@@ -132,7 +119,7 @@ impl Offer {
 
     fn fit_receive(&mut self, attr: &RxAttr) -> Result<(), Unfit> {
         refuse_if(attr.caps & !(RECEIVE | SECONDARY) != 0, "other capabilities for receiving")?;
-        refuse_if(attr.op_flags & !transfer::RECEIVE_FLAGS != 0, "other flags for receiving")?;
+        refuse_if(attr.op_flags & !RECEIVE_FLAGS != 0, "other flags for receiving")?;
         refuse_if(attr.msg_order & !ORDER != 0, "an order of messages beside one-sided operations")?;
         refuse_if(attr.comp_order != 0, "completions of receives in order")?;
         refuse_if(attr.size > DEPTH, "more receives at once")?;
@@ -180,7 +167,7 @@ impl Offer {
             (*attr).msg_order = ORDER;
             (*attr).inject_size = INJECT_BYTES;
             (*attr).size = DEPTH;
-            (*attr).iov_limit = transfer::PIECES;
+            (*attr).iov_limit = PIECES;
             (*attr).rma_iov_limit = 1;
             let attr = (*info).rx_attr;
             (*attr).caps = self.caps & RECEIVE;
@@ -273,7 +260,7 @@ pub(crate) unsafe extern "C" fn getinfo(
     place: *mut *mut Info,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
+        expect_place(place)?;
         if !node.is_null() || !service.is_null() {
             tracing::info!("not offered: names of nodes and services mean nothing in a pool");
             return Err(Errno::NODATA);

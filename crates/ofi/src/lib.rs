@@ -7,24 +7,29 @@ mod arithmetic;
 mod atomic;
 mod av;
 mod cntr;
+mod counter;
 mod cq;
 mod domain;
-mod endpoint;
 mod ep;
 mod eq;
 mod fabric;
 mod ffi;
 mod getinfo;
 mod guard;
+mod handles;
 mod idle;
+mod ledger;
 mod libfabric;
+mod limits;
+mod link;
 mod log;
 mod mr;
 mod note;
 mod object;
+mod operation;
 mod port;
+mod queue;
 mod region;
-mod remote;
 mod rma;
 mod session;
 mod span;
@@ -32,6 +37,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod vector;
 
 use std::ffi::c_void;
 use std::ptr;
@@ -44,7 +50,7 @@ pub extern "C" fn fi_prov_ini() -> *mut c_void {
             version: ffi::version(0, 1),
             fi_version: libfabric::version(),
             context: [ptr::null_mut(); 4],
-            name: getinfo::NAME.as_ptr(),
+            name: limits::NAME.as_ptr(),
             getinfo: getinfo::getinfo,
             fabric: fabric::open,
             cleanup: session::cleanup,

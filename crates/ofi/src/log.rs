@@ -14,8 +14,11 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-use crate::ffi::Provider;
+use crate::ffi::{Errno, Provider, flag};
 use crate::libfabric;
+
+/// What a user of MPI can do: a rank cannot come back to its job.
+const END: &str = "the MPI job cannot go on: end it, and start it again";
 
 /// libfabric's levels: warn, trace, info, debug.
 const WARN: c_int = 0;
@@ -37,8 +40,8 @@ pub(crate) fn start(provider: *const Provider) {
     drop(tracing_subscriber::registry().with(libfabric).with(stderr).try_init());
 }
 
-/// Logs an error; whoever is dead, and that the pool is full, stands on stderr too, once: programs show no more of it than a
-/// number.
+/// Logs an error. That a peer is dead or the pool is full stands on stderr too, once, with what a user of MPI can do: programs
+/// show no more of it than a number.
 pub(crate) fn tell(error: &PoolError) {
     tracing::error!("{error}");
     static SAID: Mutex<BTreeSet<(&str, u16, u32)>> = Mutex::new(BTreeSet::new());
@@ -49,7 +52,18 @@ pub(crate) fn tell(error: &PoolError) {
         _ => return,
     };
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(what) {
-        say(&error.to_string());
+        say(&format!("{error}; {END}"));
+    }
+}
+
+/// Refuses a call for those of its flags that are not offered there, if there are any, and logs their names.
+pub(crate) fn expect_flags(call: &str, flags: u64, offered: u64) -> Result<(), Errno> {
+    match flags & !offered {
+        0 => Ok(()),
+        refused => {
+            tracing::warn!("{call} is refused: {} is not offered here", flag::names(refused));
+            Err(Errno::BADFLAGS)
+        }
     }
 }
 

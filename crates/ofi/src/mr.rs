@@ -4,12 +4,14 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use crate::cntr;
-use crate::domain;
 use crate::ffi::{ENABLE, Errno, Fid, FidMr, MrAttr, Ops, OpsMr, class, flag, iovec};
 use crate::guard;
-use crate::object::{Object, fid, given, wanted};
+use crate::handles::domain_of;
+use crate::ledger::Ledger;
+use crate::log;
+use crate::object::{Object, expect_place, fid, reference};
 use crate::region::Region;
-use crate::state::{Domain, Ledger};
+use crate::state::Domain;
 
 struct Open {
     domain: Arc<Domain>,
@@ -62,18 +64,16 @@ unsafe extern "C" fn regattr(
     place: *mut *mut FidMr,
 ) -> c_int {
     guard::status(|| {
-        wanted(place)?;
-        if flags & !flag::RMA_EVENT != 0 {
-            return Err(Errno::BADFLAGS);
-        }
+        expect_place(place)?;
+        log::expect_flags("fi_mr_reg", flags, flag::RMA_EVENT)?;
         // SAFETY: libfabric passes an open domain, and attributes that live for the call.
-        let (domain, attr) = unsafe { (domain::of(domain.cast()), given(attr)?) };
+        let (domain, attr) = unsafe { (domain_of(domain.cast()), reference(attr)?) };
         if attr.iov_count != 1 {
             return Err(Errno::INVAL);
         }
         let MrAttr { access, requested_key, context, .. } = *attr;
         // SAFETY: the list has one piece.
-        let iov = unsafe { given(attr.mr_iov)? };
+        let iov = unsafe { reference(attr.mr_iov)? };
         let (at, bytes) = (iov.iov_base.expose_provenance(), iov.iov_len);
         let (wanted, first) = if domain.manner.basic { (None, at as u64) } else { (Some(requested_key), 0) };
         let region = Region { at, bytes, first, access, counters: Vec::new() };
@@ -113,7 +113,7 @@ const LONGEST_MS: c_int = 10_000;
 unsafe extern "C" fn bind(mr: *mut Fid, to: *mut Fid, flags: u64) -> c_int {
     guard::status(|| {
         // SAFETY: libfabric passes open objects.
-        let (Open { domain, key }, class) = unsafe { (Mr::of(mr.cast::<FidMr>()), given(to)?.class) };
+        let (Open { domain, key }, class) = unsafe { (Mr::of(mr.cast::<FidMr>()), reference(to)?.class) };
         if class == class::CNTR {
             // SAFETY: its class says what it is.
             let at = unsafe { cntr::of(to.cast()) }.at;

@@ -50,12 +50,12 @@ pub(crate) const fn fid(class: usize, context: *mut c_void, ops: &'static Ops) -
 ///
 /// # Safety
 /// `at` is null, or points to a `T` that nobody writes while the reference lives.
-pub(crate) unsafe fn given<'a, T>(at: *const T) -> Result<&'a T, Errno> {
+pub(crate) unsafe fn reference<'a, T>(at: *const T) -> Result<&'a T, Errno> {
     // SAFETY: by this function's contract.
     unsafe { at.as_ref() }.ok_or(Errno::INVAL)
 }
 
 /// Refuses a place for an answer that is none.
-pub(crate) fn wanted<T>(place: *mut T) -> Result<(), Errno> {
+pub(crate) fn expect_place<T>(place: *mut T) -> Result<(), Errno> {
     if place.is_null() { Err(Errno::INVAL) } else { Ok(()) }
 }

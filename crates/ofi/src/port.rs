@@ -1,18 +1,22 @@
 //! An endpoint as libfabric means it: addresses are places in an address vector, completions go to queues and counters.
 
+pub(crate) mod one_sided;
+
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::c_void;
 
 use polder_pool::PoolError;
+use polder_pool::endpoint::{Address, Arrival, Buffer, Completion, Filter, Label, Until};
 
-use crate::av::Vector;
-use crate::cq::Queue;
-use crate::endpoint::{Address, Arrival, Buffer, Completion, Filter, Label, Link, Until};
+use self::one_sided::Remote;
+pub(crate) use self::one_sided::Request;
 use crate::ffi::{ADDR_NOTAVAIL, ADDR_UNSPEC, CqTaggedEntry, Errno, flag};
+use crate::ledger::Ledger;
+use crate::link::Link;
 use crate::log;
-use crate::remote::{Landing, Remote};
+use crate::operation::{Context, Operation, Role, entry};
+use crate::queue::Queue;
 use crate::span::Span;
-use crate::state::Ledger;
+use crate::vector::Vector;
 
 /// Steps of one-sided operations in one call, at most.
 const ROUNDS: usize = 64;
@@ -22,48 +26,6 @@ pub(crate) const MSG: u8 = 0;
 pub(crate) const TAGGED: u8 = 1;
 /// Of a message that nobody sends.
 const NEVER: u8 = u8::MAX;
-
-/// What a program gives with an operation and gets back with its completion; never looked into.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Context(pub(crate) *mut c_void);
-
-// SAFETY: carried, never followed.
-unsafe impl Send for Context {}
-
-/// An operation under way.
-#[derive(Debug)]
-pub(crate) struct Operation {
-    pub(crate) context: Context,
-    /// What its completion says that it was.
-    pub(crate) flags: u64,
-    /// Whether its completion is written into the queue.
-    pub(crate) report: bool,
-    pub(crate) role: Role,
-}
-
-/// No longer than it must be, for it is moved with every operation.
-#[derive(Debug)]
-pub(crate) enum Role {
-    Send,
-    Receive,
-    /// A receive into a buffer for many messages, with what they are.
-    Many(Box<Filter>),
-    /// A message that a peek set aside for a later receive with the same context.
-    Claim,
-    /// A message that nobody wants.
-    Discard,
-    /// Nothing, from a peer whose death is to be noticed.
-    Watch(u32),
-    /// Of one-sided operations: what is sent and nobody waits for, and a note that comes.
-    Note,
-    Hear,
-    /// The answer to a request, and the payload that follows one.
-    Answer(u64),
-    Payload(u64),
-    /// A payload into registered memory, and what is sent from there.
-    Land(Box<Landing>),
-    Serve(u64),
-}
 
 /// A message that was claimed: on its way, with whoever asks for it; or here.
 enum Claim {
@@ -81,7 +43,7 @@ enum Claim {
 
 /// What a receive is to take, as the program says it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct Selector {
     pub(crate) from: u64,
     pub(crate) kind: u8,
     pub(crate) tag: u64,
@@ -126,6 +88,8 @@ pub(crate) struct Port {
     /// Peers that a program looks for messages of, and what became of them.
     watched: BTreeMap<u32, Option<PoolError>>,
     pub(crate) remote: Remote,
+    /// Why a message or an answer was lost that a peer which is there waits for, and that no completion tells of.
+    lost: Option<Errno>,
 }
 
 impl Port {
@@ -145,6 +109,7 @@ impl Port {
             many: Vec::new(),
             watched: BTreeMap::new(),
             remote: Remote::default(),
+            lost: None,
         }
     }
 
@@ -166,7 +131,7 @@ impl Port {
         (span, operation): (Span, Operation),
     ) -> Result<(), Errno> {
         let to = self.peer(ledger, to)?;
-        self.link.send_until(until, to, label, span, operation).map_err(|error| told(&error))
+        self.link.send_until(until, to, label, span, operation).map_err(|error| errno_of(&error))
     }
 
     /// Sends bytes that the program may use again at once; nothing tells of it but a counter.
@@ -178,7 +143,7 @@ impl Port {
         bytes: &[u8],
     ) -> Result<(), Errno> {
         let to = self.peer(ledger, to)?;
-        self.link.inject(to, label, bytes).map_err(|error| told(&error))?;
+        self.link.inject(to, label, bytes).map_err(|error| errno_of(&error))?;
         self.count(ledger, flag::SEND, true);
         Ok(())
     }
@@ -187,12 +152,12 @@ impl Port {
     pub(crate) fn post(
         &mut self,
         ledger: &Ledger,
-        wanted: Wanted,
+        wanted: Selector,
         span: Span,
         mut operation: Operation,
     ) -> Result<(), Errno> {
         let filter = self.filter(ledger, wanted)?;
-        if let Role::Many(many) = &mut operation.role {
+        if let Role::ReceiveMany(many) = &mut operation.role {
             **many = filter;
             // The first is filled before the next: only one at a time is where messages find it.
             if let Some((_, waiting)) = self.many.iter_mut().find(|(taken, _)| *taken == filter) {
@@ -209,7 +174,7 @@ impl Port {
     pub(crate) fn peek(
         &mut self,
         ledger: &mut Ledger,
-        wanted: Wanted,
+        wanted: Selector,
         operation: Operation,
         flags: u64,
     ) -> Result<(), Errno> {
@@ -217,7 +182,7 @@ impl Port {
         self.progress(ledger)?;
         let Some(Arrival { from, label, bytes }) = self.link.peek(filter) else {
             match filter.from.and_then(|from| self.watch(from)) {
-                Some(error) => self.fail(ledger, &operation, told(&error), None, &error.to_string()),
+                Some(error) => self.fail(ledger, &operation, errno_of(&error), None, &error.to_string()),
                 None => self.fail(ledger, &operation, Errno::NOMSG, None, "no such message has arrived"),
             }
             return Ok(());
@@ -289,7 +254,9 @@ impl Port {
                 self.claims.insert(context, Claim::Unwanted);
                 self.report(ledger, &operation, entry(&operation), ADDR_NOTAVAIL);
             }
-            (Claim::Lost(error), _) => self.fail(ledger, &operation, told(&error), None, &error.to_string()),
+            (Claim::Lost(error), _) => {
+                self.fail(ledger, &operation, errno_of(&error), None, &error.to_string())
+            }
             (Claim::Coming(Some(_)) | Claim::Unwanted, _) => return Err(Errno::INVAL),
         }
         Ok(())
@@ -298,7 +265,7 @@ impl Port {
     /// Takes back a receive.
     pub(crate) fn cancel(&mut self, ledger: &mut Ledger, context: Context) -> Result<(), Errno> {
         let cancelled = self.link.cancel(|operation| {
-            operation.context == context && matches!(operation.role, Role::Receive | Role::Many(_))
+            operation.context == context && matches!(operation.role, Role::Receive | Role::ReceiveMany(_))
         });
         let operation = match cancelled {
             Some((_, operation)) => operation,
@@ -321,7 +288,7 @@ impl Port {
 
     /// Writes down that a receive is over without a message.
     fn end(&mut self, ledger: &mut Ledger, mut operation: Operation, errno: Errno, text: &str) {
-        if let Role::Many(filter) = &operation.role {
+        if let Role::ReceiveMany(filter) = &operation.role {
             operation.flags |= flag::MULTI_RECV;
             self.next_of_many(**filter);
         }
@@ -353,22 +320,31 @@ impl Port {
             while let Some(completion) = self.link.completion() {
                 own |= self.settle(ledger, completion);
             }
-            stepped.map_err(|error| told(&error))?;
+            stepped.map_err(|error| errno_of(&error))?;
             if !own {
                 break;
             }
             one_sided = true;
         }
-        Ok(one_sided)
+        self.lost.map_or(Ok(one_sided), Err)
+    }
+
+    /// Keeps the loss of what was sent and has no completion: every later look for completions fails with it.
+    fn keep(&mut self, error: &PoolError) {
+        let errno = errno_of(error);
+        // Receives end with a peer that is gone.
+        if !matches!(error, PoolError::PeerDead { .. }) {
+            self.lost.get_or_insert(errno);
+        }
     }
 
     /// Writes down what is over. Returns whether it was a step of a one-sided operation, after which there may be another.
     fn settle(&mut self, ledger: &mut Ledger, completion: Completion<Span, Operation>) -> bool {
         match completion {
             Completion::Sent { context: operation, .. } => match operation.role {
-                Role::Note => {}
-                Role::Payload(number) => self.payload_out(ledger, number),
-                Role::Serve(key) => self.give_back(key),
+                Role::SendNote => {}
+                Role::SendPayload(number) => self.payload_out(ledger, number),
+                Role::SendMemory(key) => self.give_back(key),
                 _ => {
                     self.count(ledger, flag::SEND, true);
                     self.report(ledger, &operation, entry(&operation), ADDR_NOTAVAIL);
@@ -377,7 +353,7 @@ impl Port {
             Completion::Received { buffer, context: operation, arrival: Arrival { from, label, bytes } } => {
                 match operation.role {
                     Role::Claim => self.claimed(ledger, operation.context, buffer, (from, label)),
-                    Role::Many(ref filter) => {
+                    Role::ReceiveMany(ref filter) => {
                         let filter = **filter;
                         self.one_of_many(ledger, filter, (buffer, operation), (from, label, bytes));
                     }
@@ -385,15 +361,15 @@ impl Port {
                         let at = buffer.at();
                         self.message(ledger, &buffer, &operation, Message { from, label, bytes, at });
                     }
-                    Role::Hear => {
+                    Role::ReceiveNote => {
                         self.heard(ledger, buffer, from, label.tag, bytes);
                         return true;
                     }
-                    Role::Answer(number) => {
+                    Role::ReceiveAnswer(number) => {
                         self.answered(ledger, number, &buffer, operation, (bytes, label.data));
                         return true;
                     }
-                    Role::Land(landing) => {
+                    Role::ReceivePayload(landing) => {
                         self.landed(ledger, &landing, bytes);
                         return true;
                     }
@@ -405,21 +381,25 @@ impl Port {
                 Role::Claim => self.lost(ledger, operation.context, error),
                 // Who asks for a message of it is told.
                 Role::Watch(peer) => drop(self.watched.insert(peer, Some(error))),
-                Role::Answer(number) => {
-                    let failure = (told(&error), error.to_string());
+                Role::ReceiveAnswer(number) => {
+                    let failure = (errno_of(&error), error.to_string());
                     self.decided(ledger, number, operation, Err(failure));
                 }
-                Role::Payload(number) => self.payload_out(ledger, number),
-                Role::Land(landing) => self.give_back(landing.key()),
-                Role::Serve(key) => self.give_back(key),
-                Role::Discard | Role::Note | Role::Hear => tracing::debug!("{error}"),
-                Role::Send | Role::Receive | Role::Many(_) => {
-                    self.end(ledger, operation, told(&error), &error.to_string());
+                Role::SendPayload(number) => self.payload_out(ledger, number),
+                Role::ReceivePayload(landing) => self.give_back(landing.key()),
+                Role::SendMemory(key) => {
+                    self.give_back(key);
+                    self.keep(&error);
+                }
+                Role::SendNote => self.keep(&error),
+                Role::Discard | Role::ReceiveNote => tracing::debug!("{error}"),
+                Role::Send | Role::Receive | Role::ReceiveMany(_) => {
+                    self.end(ledger, operation, errno_of(&error), &error.to_string());
                 }
             },
             // It was counted as sent, for its bytes were the program's again.
             Completion::Lost { error } => {
-                log::tell(&error);
+                self.keep(&error);
                 self.count(ledger, flag::SEND, false);
             }
         }
@@ -482,7 +462,7 @@ impl Port {
     fn lost(&mut self, ledger: &mut Ledger, context: Context, error: PoolError) {
         match self.claims.remove(&context) {
             Some(Claim::Coming(Some((_, operation)))) => {
-                self.fail(ledger, &operation, told(&error), None, &error.to_string());
+                self.fail(ledger, &operation, errno_of(&error), None, &error.to_string());
             }
             Some(Claim::Coming(None)) => drop(self.claims.insert(context, Claim::Lost(error))),
             _ => log::tell(&error),
@@ -554,8 +534,8 @@ impl Port {
         }
     }
 
-    fn filter(&mut self, ledger: &Ledger, wanted: Wanted) -> Result<Filter, Errno> {
-        let Wanted { from, kind, tag, ignore } = wanted;
+    fn filter(&mut self, ledger: &Ledger, wanted: Selector) -> Result<Filter, Errno> {
+        let Selector { from, kind, tag, ignore } = wanted;
         let anyone = from == ADDR_UNSPEC || !self.directed;
         let from = if anyone { None } else { Some(self.peer(ledger, from)?) };
         Ok(Filter { from, kind, tag, ignore })
@@ -592,11 +572,6 @@ impl Message {
             ..entry(operation)
         }
     }
-}
-
-pub(crate) const fn entry(operation: &Operation) -> CqTaggedEntry {
-    let Operation { context: Context(op_context), flags, .. } = *operation;
-    CqTaggedEntry { op_context, flags, len: 0, buf: std::ptr::null_mut(), data: 0, tag: 0 }
 }
 
 /// Which peer of the pool's endpoint stands behind which place of the address vector.
@@ -647,8 +622,8 @@ fn room(bytes: u64) -> Option<Vec<u8>> {
     Some(vec![0; bytes])
 }
 
-/// What libfabric calls an error of the pool, which is also told in words.
-pub(crate) fn told(error: &PoolError) -> Errno {
+/// Logs an error of the pool, and gives what libfabric calls it.
+pub(crate) fn errno_of(error: &PoolError) -> Errno {
     log::tell(error);
     errno(error)
 }

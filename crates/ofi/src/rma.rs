@@ -2,18 +2,20 @@
 
 use std::ffi::c_void;
 
+use polder_pool::endpoint::Buffer;
+
 use crate::arithmetic::Form;
-use crate::endpoint::Buffer;
-use crate::ep::{self, Open};
 use crate::ffi::{Errno, FidEp, MsgRma, OpsRma, flag, iovec};
-use crate::getinfo::{INJECT_BYTES, MESSAGE_BYTES};
 use crate::guard;
+use crate::handles::{OpenEndpoint, endpoint_of};
+use crate::limits::{INJECT_BYTES, MESSAGE_BYTES, SEND_FLAGS};
+use crate::log;
 use crate::note::Act;
-use crate::object::given;
-use crate::port::{Context, Operation, Role};
-use crate::remote::Request;
+use crate::object::reference;
+use crate::operation::{Context, Operation, Role};
+use crate::port::Request;
 use crate::span::Span;
-use crate::transfer::{self, SEND_FLAGS, data_of, gathered};
+use crate::transfer::{self, data_of, gathered};
 
 pub(crate) static OPS: OpsRma = OpsRma {
     size: size_of::<OpsRma>(),
@@ -28,8 +30,8 @@ pub(crate) static OPS: OpsRma = OpsRma {
     injectdata,
 };
 
-/// Whether, and how, an operation is told of.
-pub(crate) enum Told {
+/// How the program learns that an operation is complete.
+pub(crate) enum Reporting {
     /// As the endpoint says.
     Default,
     /// As the call says.
@@ -39,33 +41,31 @@ pub(crate) enum Told {
 }
 
 /// A request and where it goes.
-pub(crate) struct Asked {
+pub(crate) struct OneSided {
     pub(crate) to: u64,
     pub(crate) request: Request,
     pub(crate) context: *mut c_void,
-    pub(crate) told: Told,
+    pub(crate) reporting: Reporting,
 }
 
 /// # Safety
 /// `ep` is open.
-pub(crate) unsafe fn ask(ep: *mut FidEp, asked: impl FnOnce() -> Result<Asked, Errno>) -> isize {
+pub(crate) unsafe fn ask(ep: *mut FidEp, asked: impl FnOnce() -> Result<OneSided, Errno>) -> isize {
     guard::amount(|| {
         // SAFETY: by this function's contract.
-        let Open { domain, at } = unsafe { ep::of(ep) };
-        let Asked { to, mut request, context, told } = asked()?;
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep) };
+        let OneSided { to, mut request, context, reporting } = asked()?;
         if request.bytes > MESSAGE_BYTES as u64 {
             return Err(Errno::MSGSIZE);
         }
         let mut state = domain.state();
         let (port, ledger) = state.enabled_port(*at)?;
-        let (flags, injected) = match told {
-            Told::Default => (port.transmit.flags, port.transmit.flags & flag::INJECT != 0),
-            Told::Flags(flags) => (flags, flags & flag::INJECT != 0),
-            Told::Injected => (0, true),
+        let (flags, injected) = match reporting {
+            Reporting::Default => (port.transmit.flags, port.transmit.flags & flag::INJECT != 0),
+            Reporting::Flags(flags) => (flags, flags & flag::INJECT != 0),
+            Reporting::Injected => (0, true),
         };
-        if flags & !SEND_FLAGS != 0 {
-            return Err(Errno::BADFLAGS);
-        }
+        log::expect_flags("a one-sided operation", flags, SEND_FLAGS)?;
         if injected && request.act != Act::Read {
             if request.out.len() > INJECT_BYTES {
                 return Err(Errno::MSGSIZE);
@@ -75,7 +75,7 @@ pub(crate) unsafe fn ask(ep: *mut FidEp, asked: impl FnOnce() -> Result<Asked, E
         let operation = Operation {
             context: Context(context),
             flags: request.act.flags(),
-            report: !matches!(told, Told::Injected) && port.transmit.of(flags),
+            report: !matches!(reporting, Reporting::Injected) && port.transmit.of(flags),
             role: Role::Send,
         };
         port.ask(ledger, to, request, operation).map(|()| 0)
@@ -121,7 +121,7 @@ unsafe fn there(msg: &MsgRma, bytes: u64) -> Result<(u64, u64), Errno> {
         return Err(Errno::INVAL);
     }
     // SAFETY: by this function's contract.
-    let there = unsafe { given(msg.rma_iov)? };
+    let there = unsafe { reference(msg.rma_iov)? };
     if there.len as u64 == bytes { Ok((there.addr, there.key)) } else { Err(Errno::INVAL) }
 }
 
@@ -139,7 +139,7 @@ unsafe extern "C" fn read(
     unsafe {
         let back = vec![Span::lent(at, bytes)];
         let request = reading(back, (address, key));
-        ask(ep, || Ok(Asked { to, request, context, told: Told::Default }))
+        ask(ep, || Ok(OneSided { to, request, context, reporting: Reporting::Default }))
     }
 }
 
@@ -157,7 +157,7 @@ unsafe extern "C" fn readv(
     unsafe {
         ask(ep, || {
             let request = reading(pieces(iov, count)?, (address, key));
-            Ok(Asked { to, request, context, told: Told::Default })
+            Ok(OneSided { to, request, context, reporting: Reporting::Default })
         })
     }
 }
@@ -166,10 +166,10 @@ unsafe extern "C" fn readmsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) -> 
     // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
     unsafe {
         ask(ep, || {
-            let msg = given(msg)?;
+            let msg = reference(msg)?;
             let mut request = reading(pieces(msg.msg_iov, msg.iov_count)?, (0, 0));
             (request.address, request.key) = there(msg, request.bytes)?;
-            Ok(Asked { to: msg.addr, request, context: msg.context, told: Told::Flags(flags) })
+            Ok(OneSided { to: msg.addr, request, context: msg.context, reporting: Reporting::Flags(flags) })
         })
     }
 }
@@ -187,7 +187,7 @@ unsafe extern "C" fn write(
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
         let request = writing(Span::lent(at.cast_mut(), bytes), (address, key), None);
-        ask(ep, || Ok(Asked { to, request, context, told: Told::Default }))
+        ask(ep, || Ok(OneSided { to, request, context, reporting: Reporting::Default }))
     }
 }
 
@@ -205,7 +205,7 @@ unsafe extern "C" fn writev(
     unsafe {
         ask(ep, || {
             let request = writing(gathered(iov, count)?, (address, key), None);
-            Ok(Asked { to, request, context, told: Told::Default })
+            Ok(OneSided { to, request, context, reporting: Reporting::Default })
         })
     }
 }
@@ -214,11 +214,11 @@ unsafe extern "C" fn writemsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) ->
     // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
     unsafe {
         ask(ep, || {
-            let msg = given(msg)?;
+            let msg = reference(msg)?;
             let out = gathered(msg.msg_iov, msg.iov_count)?;
             let there = there(msg, out.len() as u64)?;
             let request = writing(out, there, data_of(flags, msg.data));
-            Ok(Asked { to: msg.addr, request, context: msg.context, told: Told::Flags(flags) })
+            Ok(OneSided { to: msg.addr, request, context: msg.context, reporting: Reporting::Flags(flags) })
         })
     }
 }
@@ -234,7 +234,9 @@ unsafe extern "C" fn inject(
     // SAFETY: libfabric passes an open endpoint, and the program the bytes, which are copied.
     unsafe {
         let request = writing(Span::lent(at.cast_mut(), bytes), (address, key), None);
-        ask(ep, || Ok(Asked { to, request, context: std::ptr::null_mut(), told: Told::Injected }))
+        ask(ep, || {
+            Ok(OneSided { to, request, context: std::ptr::null_mut(), reporting: Reporting::Injected })
+        })
     }
 }
 
@@ -252,7 +254,7 @@ unsafe extern "C" fn writedata(
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
         let request = writing(Span::lent(at.cast_mut(), bytes), (address, key), Some(data as u32));
-        ask(ep, || Ok(Asked { to, request, context, told: Told::Default }))
+        ask(ep, || Ok(OneSided { to, request, context, reporting: Reporting::Default }))
     }
 }
 
@@ -268,6 +270,8 @@ unsafe extern "C" fn injectdata(
     // SAFETY: libfabric passes an open endpoint, and the program the bytes, which are copied.
     unsafe {
         let request = writing(Span::lent(at.cast_mut(), bytes), (address, key), Some(data as u32));
-        ask(ep, || Ok(Asked { to, request, context: std::ptr::null_mut(), told: Told::Injected }))
+        ask(ep, || {
+            Ok(OneSided { to, request, context: std::ptr::null_mut(), reporting: Reporting::Injected })
+        })
     }
 }

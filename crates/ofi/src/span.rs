@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::sync::OnceLock;
 
 use polder_mem::Offset;
+use polder_pool::endpoint::Buffer;
 
-use crate::endpoint::Buffer;
 use crate::libfabric::symbol;
 use crate::session;
 

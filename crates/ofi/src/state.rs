@@ -7,13 +7,10 @@ use std::time::{Duration, Instant};
 use polder_mem::{Serial, Turn};
 use polder_pool::session::Session;
 
-use crate::av::Vector;
-use crate::cntr::Counter;
-use crate::cq::Queue;
 use crate::ffi::{Errno, THREAD_DOMAIN};
 use crate::idle::{Idle, STAY};
+use crate::ledger::{Ledger, Table};
 use crate::port::Port;
-use crate::region::Regions;
 
 /// A domain, as its objects hold it.
 pub(crate) struct Domain {
@@ -38,15 +35,6 @@ pub(crate) struct State {
     pub(crate) ports: Table<Port>,
     pub(crate) ledger: Ledger,
     idle: Idle,
-}
-
-/// Where completions are written down, who is called what, and what is registered.
-#[derive(Default)]
-pub(crate) struct Ledger {
-    pub(crate) queues: Table<Queue>,
-    pub(crate) counters: Table<Counter>,
-    pub(crate) vectors: Table<Vector>,
-    pub(crate) regions: Regions,
 }
 
 impl Domain {
@@ -159,49 +147,5 @@ impl State {
         let Ledger { queues, counters, vectors, regions } = &self.ledger;
         let open = [self.ports.len(), queues.len(), counters.len(), vectors.len(), regions.len()];
         open.iter().any(|&open| open > 0)
-    }
-}
-
-/// Things at places that stay theirs until they are removed.
-pub(crate) struct Table<T>(Vec<Option<T>>);
-
-impl<T> Default for Table<T> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl<T> Table<T> {
-    pub(crate) fn insert(&mut self, thing: T) -> usize {
-        match self.0.iter().position(Option::is_none) {
-            Some(free) => {
-                self.0[free] = Some(thing);
-                free
-            }
-            None => {
-                self.0.push(Some(thing));
-                self.0.len() - 1
-            }
-        }
-    }
-
-    pub(crate) fn remove(&mut self, at: usize) -> Option<T> {
-        self.0.get_mut(at)?.take()
-    }
-
-    pub(crate) fn get(&self, at: usize) -> Option<&T> {
-        self.0.get(at)?.as_ref()
-    }
-
-    pub(crate) fn get_mut(&mut self, at: usize) -> Option<&mut T> {
-        self.0.get_mut(at)?.as_mut()
-    }
-
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.0.iter_mut().flatten()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.iter().flatten().count()
     }
 }

@@ -5,16 +5,17 @@ use std::ptr::{from_mut, null, null_mut};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
+use polder_pool::endpoint::{Address, Completion, Filter, Label};
 use polder_pool::{Geometry, session as pools};
 
-use crate::endpoint::{Address, Completion, Filter, Label, Link};
 use crate::ffi::*;
 use crate::getinfo::getinfo;
 use crate::libfabric::{self, standing_in};
+use crate::link::Link;
 use crate::note::INLINE;
-use crate::port::Role;
+use crate::operation::{Role, aside};
 use crate::span::Span;
-use crate::{fabric, remote, session};
+use crate::{fabric, session};
 
 const ENODATA: c_int = -libc::ENODATA;
 const EINVAL: c_int = -libc::EINVAL;
@@ -98,9 +99,9 @@ const INTEL: Hints = Hints {
 };
 
 /// An info of the stand-in, freed at its end.
-struct Asked(*mut Info);
+struct OneSided(*mut Info);
 
-impl Drop for Asked {
+impl Drop for OneSided {
     fn drop(&mut self) {
         // SAFETY: made by new_info.
         unsafe { libfabric::free_info(self.0) };
@@ -108,7 +109,7 @@ impl Drop for Asked {
 }
 
 impl Hints {
-    fn info(&self) -> Asked {
+    fn info(&self) -> OneSided {
         begin();
         let info = libfabric::new_info();
         // SAFETY: new, with all its parts.
@@ -128,15 +129,15 @@ impl Hints {
             (*domain).mr_mode = self.mr_mode;
             (*domain).cq_data_size = self.cq_data_size;
         }
-        Asked(info)
+        OneSided(info)
     }
 
-    fn ask(&self) -> Result<Asked, c_int> {
+    fn ask(&self) -> Result<OneSided, c_int> {
         let hints = self.info();
         let mut found = null_mut();
         // SAFETY: as libfabric calls it.
         match unsafe { getinfo(self.version, null(), null(), 0, hints.0, &raw mut found) } {
-            0 => Ok(Asked(found)),
+            0 => Ok(OneSided(found)),
             errno => Err(errno),
         }
     }
@@ -170,7 +171,7 @@ fn without_hints_everything_is_offered_and_an_old_program_gets_the_old_name_for_
         let mut found = null_mut();
         // SAFETY: as libfabric calls it.
         assert_eq!(unsafe { getinfo(version, null(), null(), 0, null(), &raw mut found) }, 0);
-        let found = Asked(found);
+        let found = OneSided(found);
         // SAFETY: a whole info.
         unsafe {
             assert_eq!((*found.0).caps & MPICH.caps, MPICH.caps);
@@ -531,6 +532,44 @@ fn a_send_that_asks_for_its_delivery_is_complete_when_the_message_is_received() 
     assert_eq!(other.trecv(&mut room, ADDR_UNSPEC, 7, 0), 0);
     assert_eq!(one.next_beside(&other).unwrap().op_context, context(1));
     assert!(room == long);
+}
+
+#[test]
+fn a_send_that_asks_for_its_match_is_complete_when_a_receive_or_a_claim_has_matched_it() {
+    let (one, other, to) = pair();
+    for (bytes, flags) in [(0, 0), (8, 0), (8, flag::INJECT), (40_000, 0), (200_000, 0)] {
+        for claims in [false, true] {
+            let (sent, mut room) = (pattern(bytes), vec![0; bytes]);
+            assert_eq!(one.tsendmsg(to, &sent, 5, flags | flag::MATCH_COMPLETE), 0);
+            for _ in 0..100 {
+                assert!(one.read().is_err() && other.read().is_err(), "{bytes} bytes");
+            }
+            if claims {
+                assert_eq!(other.peek(5, flag::PEEK | flag::CLAIM).tag, 5);
+            } else {
+                assert_eq!(other.trecv(&mut room, ADDR_UNSPEC, 5, 0), 0);
+            }
+            let done = one.next_beside(&other).unwrap();
+            assert_eq!((done.op_context, done.flags), (context(1), flag::SEND | flag::TAGGED));
+            if claims {
+                assert_eq!(other.trecvmsg(&mut room, 5, flag::CLAIM), 0);
+            }
+            while other.read().is_err() {
+                assert!(one.read().is_err());
+            }
+            assert!(room == sent, "{bytes} bytes are there");
+        }
+    }
+}
+
+#[test]
+fn flags_that_are_refused_are_named() {
+    let bench = Bench::enabled(MPICH);
+    assert_eq!(bench.tsendmsg(0, b"refused", 5, flag::FENCE), -(Errno::BADFLAGS.0 as isize));
+    assert_eq!(
+        flag::names(flag::FENCE | flag::MATCH_COMPLETE | 1 << 45),
+        "FI_FENCE | FI_MATCH_COMPLETE | bit 45"
+    );
 }
 
 #[test]
@@ -1173,7 +1212,7 @@ fn a_peer_that_asks_for_whatever_it_likes_reaches_nothing_that_is_not_registered
         let mut hostile = Link::open(session::session().unwrap().pool()).unwrap();
         let to = hostile.connect(Address::decode(victim.name()).unwrap());
         let (mut dice, mut turn) = (Dice(seed), 0);
-        let operation = || remote::aside(Role::Note);
+        let operation = || aside(Role::SendNote);
         for number in 0..200 {
             let (kind, tag) = match dice.below(10) {
                 0 => (3 + dice.below(2) as u8, dice.below(number + 1)),

@@ -2,13 +2,16 @@
 
 use std::ffi::c_void;
 
-use crate::endpoint::{Buffer, Filter, Label, Until};
-use crate::ep::{self, Open};
+use polder_pool::endpoint::{Buffer, Filter, Label, Until};
+
 use crate::ffi::{Errno, FidEp, Msg, MsgTagged, OpsMsg, OpsTagged, flag, iovec};
-use crate::getinfo::INJECT_BYTES;
 use crate::guard;
-use crate::object::given;
-use crate::port::{Context, MSG, Operation, Role, TAGGED, Wanted};
+use crate::handles::{OpenEndpoint, endpoint_of};
+use crate::limits::{INJECT_BYTES, PIECES, RECEIVE_FLAGS, SEND_FLAGS};
+use crate::log;
+use crate::object::reference;
+use crate::operation::{Context, Operation, Role};
+use crate::port::{MSG, Selector, TAGGED};
 use crate::span::Span;
 
 pub(crate) static MSG_OPS: OpsMsg = OpsMsg {
@@ -37,15 +40,6 @@ pub(crate) static TAGGED_OPS: OpsTagged = OpsTagged {
     injectdata: tinjectdata,
 };
 
-/// What a call may say of a send, and of a receive.
-pub(crate) const SEND_FLAGS: u64 = flag::COMPLETION
-    | flag::INJECT
-    | flag::INJECT_COMPLETE
-    | flag::TRANSMIT_COMPLETE
-    | flag::DELIVERY_COMPLETE
-    | flag::REMOTE_CQ_DATA
-    | flag::MORE;
-pub(crate) const RECEIVE_FLAGS: u64 = flag::COMPLETION | flag::MULTI_RECV | flag::MORE;
 const TAGGED_RECEIVE_FLAGS: u64 = flag::COMPLETION | flag::MORE | flag::PEEK | flag::CLAIM | flag::DISCARD;
 
 /// A message and where it goes.
@@ -63,19 +57,18 @@ struct Outgoing {
 unsafe fn transmit(ep: *mut FidEp, outgoing: impl FnOnce() -> Result<Outgoing, Errno>) -> isize {
     guard::amount(|| {
         // SAFETY: by this function's contract.
-        let Open { domain, at } = unsafe { ep::of(ep) };
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep) };
         let Outgoing { to, label, mut span, context, flags } = outgoing()?;
         let mut state = domain.state();
         let (port, ledger) = state.enabled_port(*at)?;
         let (said, flags) = (flags.is_some(), flags.unwrap_or(port.transmit.flags));
-        if flags & !SEND_FLAGS != 0 {
-            return Err(Errno::BADFLAGS);
-        }
+        log::expect_flags("a send", flags, SEND_FLAGS)?;
         // MPICH asks for it of every message, and its programs send short ones that nobody receives yet.
         let until = match (flags & flag::DELIVERY_COMPLETE != 0, said) {
-            (false, _) => Until::Out,
-            (true, false) => Until::LongReceived,
             (true, true) => Until::Received,
+            (false, _) if flags & flag::MATCH_COMPLETE != 0 => Until::Matched,
+            (true, false) => Until::LongReceived,
+            (false, _) => Until::Out,
         };
         if flags & flag::INJECT != 0 {
             if span.len() > INJECT_BYTES {
@@ -101,7 +94,8 @@ unsafe fn give_away(ep: *mut FidEp, at: *const c_void, bytes: usize, to: u64, la
             return Err(Errno::MSGSIZE);
         }
         // SAFETY: by this function's contract; the bytes are read before it returns.
-        let (Open { domain, at: port }, span) = unsafe { (ep::of(ep), Span::lent(at.cast_mut(), bytes)) };
+        let (OpenEndpoint { domain, at: port }, span) =
+            unsafe { (endpoint_of(ep), Span::lent(at.cast_mut(), bytes)) };
         let mut state = domain.state();
         let (port, ledger) = state.enabled_port(*port)?;
         port.inject(ledger, to, label, span.bytes()).map(|()| 0)
@@ -110,7 +104,7 @@ unsafe fn give_away(ep: *mut FidEp, at: *const c_void, bytes: usize, to: u64, la
 
 /// A receive and what it takes.
 struct Incoming {
-    wanted: Wanted,
+    wanted: Selector,
     span: Span,
     context: *mut c_void,
     flags: Option<u64>,
@@ -121,19 +115,17 @@ struct Incoming {
 unsafe fn receive(ep: *mut FidEp, incoming: impl FnOnce() -> Result<Incoming, Errno>) -> isize {
     guard::amount(|| {
         // SAFETY: by this function's contract.
-        let Open { domain, at } = unsafe { ep::of(ep) };
+        let OpenEndpoint { domain, at } = unsafe { endpoint_of(ep) };
         let Incoming { wanted, span, context, flags } = incoming()?;
         let mut state = domain.state();
         let (port, ledger) = state.enabled_port(*at)?;
         let allowed = if wanted.kind == TAGGED { TAGGED_RECEIVE_FLAGS } else { RECEIVE_FLAGS };
         // The defaults may name FI_MULTI_RECV, which a tagged receive does not have.
         let flags = flags.unwrap_or(port.receive.flags & allowed);
-        if flags & !allowed != 0 {
-            return Err(Errno::BADFLAGS);
-        }
+        log::expect_flags("a receive", flags, allowed)?;
         let many = flags & flag::MULTI_RECV != 0;
         let role = match many {
-            true => Role::Many(Box::new(Filter { from: None, kind: MSG, tag: 0, ignore: 0 })),
+            true => Role::ReceiveMany(Box::new(Filter { from: None, kind: MSG, tag: 0, ignore: 0 })),
             false => Role::Receive,
         };
         let operation = Operation {
@@ -166,7 +158,7 @@ unsafe fn lent(iov: *const iovec, count: usize) -> Result<Span, Errno> {
         0 => Ok(Span::Held(Vec::new())),
         1 => {
             // SAFETY: a list of one lives for the call.
-            let piece = unsafe { given(iov)? };
+            let piece = unsafe { reference(iov)? };
             // SAFETY: by this function's contract.
             Ok(unsafe { Span::lent(piece.iov_base, piece.iov_len) })
         }
@@ -201,11 +193,8 @@ pub(crate) unsafe fn pieces<T>(
         return Err(Errno::INVAL);
     }
     // SAFETY: the list has `count` pieces.
-    (0..count).map(|index| span(unsafe { given(list.wrapping_add(index))? })).collect()
+    (0..count).map(|index| span(unsafe { reference(list.wrapping_add(index))? })).collect()
 }
-
-/// Pieces that a send, a read or a write may have.
-pub(crate) const PIECES: usize = 8;
 
 /// The data of a call whose flags say that there is some. Of it as many bytes count as the domain says: 4.
 pub(crate) const fn data_of(flags: u64, data: u64) -> Option<u32> {
@@ -220,8 +209,8 @@ const fn tagged(tag: u64, data: Option<u32>) -> Label {
     Label { kind: TAGGED, tag, data }
 }
 
-const fn any(from: u64) -> Wanted {
-    Wanted { from, kind: MSG, tag: 0, ignore: 0 }
+const fn any(from: u64) -> Selector {
+    Selector { from, kind: MSG, tag: 0, ignore: 0 }
 }
 
 unsafe extern "C" fn send(
@@ -258,7 +247,7 @@ unsafe extern "C" fn sendmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isi
     // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
     unsafe {
         transmit(ep, || {
-            let Msg { msg_iov, iov_count, addr: to, context, data, .. } = *given(msg)?;
+            let Msg { msg_iov, iov_count, addr: to, context, data, .. } = *reference(msg)?;
             let data = data_of(flags, data);
             let span = gathered(msg_iov, iov_count)?;
             Ok(Outgoing { to, label: plain(data), span, context, flags: Some(flags) })
@@ -332,7 +321,7 @@ unsafe extern "C" fn recvmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isi
     // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
     unsafe {
         receive(ep, || {
-            let Msg { msg_iov, iov_count, addr: from, context, .. } = *given(msg)?;
+            let Msg { msg_iov, iov_count, addr: from, context, .. } = *reference(msg)?;
             let span = lent(msg_iov, iov_count)?;
             Ok(Incoming { wanted: any(from), span, context, flags: Some(flags) })
         })
@@ -375,7 +364,7 @@ unsafe extern "C" fn tsendmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64)
     // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
     unsafe {
         transmit(ep, || {
-            let MsgTagged { msg_iov, iov_count, addr: to, tag, context, data, .. } = *given(msg)?;
+            let MsgTagged { msg_iov, iov_count, addr: to, tag, context, data, .. } = *reference(msg)?;
             let data = data_of(flags, data);
             let span = gathered(msg_iov, iov_count)?;
             Ok(Outgoing { to, label: tagged(tag, data), span, context, flags: Some(flags) })
@@ -432,7 +421,7 @@ unsafe extern "C" fn trecv(
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
         let span = Span::lent(at, bytes);
-        let wanted = Wanted { from, kind: TAGGED, tag, ignore };
+        let wanted = Selector { from, kind: TAGGED, tag, ignore };
         receive(ep, || Ok(Incoming { wanted, span, context, flags: None }))
     }
 }
@@ -450,7 +439,7 @@ unsafe extern "C" fn trecvv(
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
         let span = lent(iov, count);
-        let wanted = Wanted { from, kind: TAGGED, tag, ignore };
+        let wanted = Selector { from, kind: TAGGED, tag, ignore };
         receive(ep, || Ok(Incoming { wanted, span: span?, context, flags: None }))
     }
 }
@@ -459,10 +448,10 @@ unsafe extern "C" fn trecvmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64)
     // SAFETY: libfabric passes an open endpoint, the message lives for the call, and the program lends the bytes.
     unsafe {
         receive(ep, || {
-            let MsgTagged { msg_iov, iov_count, addr: from, tag, ignore, context, .. } = *given(msg)?;
+            let MsgTagged { msg_iov, iov_count, addr: from, tag, ignore, context, .. } = *reference(msg)?;
             let span =
                 if flags & flag::PEEK != 0 { Span::Held(Vec::new()) } else { lent(msg_iov, iov_count)? };
-            let wanted = Wanted { from, kind: TAGGED, tag, ignore };
+            let wanted = Selector { from, kind: TAGGED, tag, ignore };
             Ok(Incoming { wanted, span, context, flags: Some(flags) })
         })
     }

@@ -152,7 +152,7 @@ impl Case {
         match self.operation.as_str() {
             "all-reduce" => group.all_reduce(Op::Sum, Dtype::F32, data),
             "in-pool" => group.all_reduce_in_pool(Op::Sum, Dtype::F32, at, bytes),
-            "broadcast" => group.broadcast(0, data),
+            "broadcast" => group.broadcast(0, Dtype::F32, data),
             _ => group.barrier(),
         }
         .expect("every rank does the same");

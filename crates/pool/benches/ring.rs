@@ -227,7 +227,7 @@ impl<M: Memory> Ends<M> {
         let alive: Alive = || Ok(());
         let (bell, wakes) = (Bell(host.into()), Some(Bell((1 - host).into())));
         let patience = Patience { spins: 100_000, yields: 200, nap: Duration::from_micros(500) };
-        Link { peer: Peer { host: 1 - host, pid: 0 }, epoch: 1, bell, wakes, patience, alive }
+        Link { peer: Peer::new(1 - host, 0), epoch: 1, bell, wakes, patience, alive }
     }
 
     fn deadline(&self) -> Nanos {

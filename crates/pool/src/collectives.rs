@@ -1,5 +1,8 @@
 //! Collectives: schedules, run by every rank of a group on buffers of its own or on data that lives in the pool.
 //!
+//! Ranks must name the same collective, root, element type, operator and bytes; what differs is an error of all of them, at
+//! the latest in the operation after.
+//!
 //! All reductions give the same bits on every rank: a chunk is combined in the same order wherever it is combined. A call
 //! returns what the collective promises, or the group's error; after an error the contents of the output (of the whole
 //! buffer, in place) are not to be used.
@@ -40,6 +43,7 @@ pub(crate) struct Workshop {
 struct Call {
     collective: Collective,
     root: usize,
+    dtype: Dtype,
     reduction: Option<Reduction>,
     /// Bytes of the message that all ranks must agree on.
     bytes: u64,
@@ -125,8 +129,8 @@ impl<M: Memory> Group<M> {
     ///
     /// # Errors
     /// The group's error, or an argument that does not fit.
-    pub fn broadcast(&mut self, root: usize, data: &mut [u8]) -> Result<(), PoolError> {
-        let call = self.moving(Collective::Broadcast, root, data.len())?;
+    pub fn broadcast(&mut self, root: usize, dtype: Dtype, data: &mut [u8]) -> Result<(), PoolError> {
+        let call = self.moving(Collective::Broadcast, root, dtype, data.len())?;
         self.perform(&call, Data::Same { data, input_at: 0, output_at: 0 })
     }
 
@@ -134,9 +138,9 @@ impl<M: Memory> Group<M> {
     ///
     /// # Errors
     /// The group's error, or an argument that does not fit.
-    pub fn all_gather(&mut self, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
+    pub fn all_gather(&mut self, dtype: Dtype, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
         same_length("output", output.len(), input.len() * self.size())?;
-        let call = self.moving(Collective::AllGather, 0, input.len())?;
+        let call = self.moving(Collective::AllGather, 0, dtype, input.len())?;
         self.perform(&call, Data::Apart { input, output })
     }
 
@@ -144,9 +148,9 @@ impl<M: Memory> Group<M> {
     ///
     /// # Errors
     /// The group's error, or an argument that does not fit.
-    pub fn all_gather_in_place(&mut self, data: &mut [u8]) -> Result<(), PoolError> {
+    pub fn all_gather_in_place(&mut self, dtype: Dtype, data: &mut [u8]) -> Result<(), PoolError> {
         let chunk = self.chunk_of(data.len())?;
-        let call = self.moving(Collective::AllGather, 0, chunk)?;
+        let call = self.moving(Collective::AllGather, 0, dtype, chunk)?;
         let input_at = (self.rank() * chunk) as u64;
         self.perform(&call, Data::Same { data, input_at, output_at: 0 })
     }
@@ -155,11 +159,17 @@ impl<M: Memory> Group<M> {
     ///
     /// # Errors
     /// The group's error, or an argument that does not fit.
-    pub fn gather(&mut self, root: usize, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
+    pub fn gather(
+        &mut self,
+        root: usize,
+        dtype: Dtype,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), PoolError> {
         if self.rank() == root {
             same_length("output", output.len(), input.len() * self.size())?;
         }
-        let call = self.moving(Collective::Gather, root, input.len())?;
+        let call = self.moving(Collective::Gather, root, dtype, input.len())?;
         self.perform(&call, Data::Apart { input, output })
     }
 
@@ -167,12 +177,18 @@ impl<M: Memory> Group<M> {
     ///
     /// # Errors
     /// The group's error, or an argument that does not fit.
-    pub fn scatter(&mut self, root: usize, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
+    pub fn scatter(
+        &mut self,
+        root: usize,
+        dtype: Dtype,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), PoolError> {
         let (chunk, all) = (output.len(), output.len() * self.size());
         if self.rank() == root {
             same_length("input", input.len(), all)?;
         }
-        let call = self.moving(Collective::Scatter, root, chunk)?;
+        let call = self.moving(Collective::Scatter, root, dtype, chunk)?;
         self.perform(&call, Data::Apart { input, output })
     }
 
@@ -180,10 +196,10 @@ impl<M: Memory> Group<M> {
     ///
     /// # Errors
     /// The group's error, or an argument that does not fit.
-    pub fn all_to_all(&mut self, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
+    pub fn all_to_all(&mut self, dtype: Dtype, input: &[u8], output: &mut [u8]) -> Result<(), PoolError> {
         same_length("output", output.len(), input.len())?;
         let chunk = self.chunk_of(input.len())?;
-        let call = self.moving(Collective::AllToAll, 0, chunk)?;
+        let call = self.moving(Collective::AllToAll, 0, dtype, chunk)?;
         self.perform(&call, Data::Apart { input, output })
     }
 
@@ -225,10 +241,10 @@ impl<M: Memory> Group<M> {
     ///
     /// # Errors
     /// The group's error, or an argument that does not fit.
-    pub fn all_gather_in_pool(&mut self, at: Offset, bytes: u64) -> Result<(), PoolError> {
+    pub fn all_gather_in_pool(&mut self, dtype: Dtype, at: Offset, bytes: u64) -> Result<(), PoolError> {
         let length = self.extent_length(at, bytes)?;
         let chunk = self.chunk_of(length)?;
-        let call = self.moving(Collective::AllGather, 0, chunk)?;
+        let call = self.moving(Collective::AllGather, 0, dtype, chunk)?;
         self.perform_in_pool(&call, at, bytes, (chunk as u64, 0))
     }
 
@@ -236,23 +252,43 @@ impl<M: Memory> Group<M> {
     ///
     /// # Errors
     /// The group's error, or an argument that does not fit.
-    pub fn broadcast_in_pool(&mut self, root: usize, at: Offset, bytes: u64) -> Result<(), PoolError> {
+    pub fn broadcast_in_pool(
+        &mut self,
+        root: usize,
+        dtype: Dtype,
+        at: Offset,
+        bytes: u64,
+    ) -> Result<(), PoolError> {
         let length = self.extent_length(at, bytes)?;
-        let call = self.moving(Collective::Broadcast, root, length)?;
+        let call = self.moving(Collective::Broadcast, root, dtype, length)?;
         self.perform_in_pool(&call, at, bytes, (0, 0))
     }
 
-    fn moving(&self, collective: Collective, root: usize, bytes: usize) -> Result<Call, PoolError> {
+    fn moving(
+        &self,
+        collective: Collective,
+        root: usize,
+        dtype: Dtype,
+        bytes: usize,
+    ) -> Result<Call, PoolError> {
         if root >= self.size() {
             let value = format!("{root} of {} ranks", self.size());
             return Err(PoolError::Argument { what: "root", value, expected: "a rank below the size" });
+        }
+        if !bytes.is_multiple_of(dtype.bytes()) {
+            let value = format!("{bytes} bytes of {dtype}");
+            return Err(PoolError::Argument {
+                what: "message",
+                value,
+                expected: "a whole number of elements",
+            });
         }
         let bytes = bytes as u64;
         if bytes > MAX_BYTES {
             let expected = "at most 256 GiB in one operation: cut it";
             return Err(PoolError::Argument { what: "message", value: format!("{bytes} bytes"), expected });
         }
-        Ok(Call { collective, root, reduction: None, bytes })
+        Ok(Call { collective, root, dtype, reduction: None, bytes })
     }
 
     fn reducing(
@@ -263,15 +299,13 @@ impl<M: Memory> Group<M> {
         dtype: Dtype,
         bytes: usize,
     ) -> Result<Call, PoolError> {
-        let refused = |value, expected| Err(PoolError::Argument { what: "reduction", value, expected });
         if op.check(dtype).is_err() {
-            return refused(format!("{op} of {dtype}"), "floats have sum, product, min, max and average");
-        }
-        if !bytes.is_multiple_of(dtype.bytes()) {
-            return refused(format!("{bytes} bytes of {dtype}"), "a whole number of elements");
+            let value = format!("{op} of {dtype}");
+            let expected = "floats have sum, product, min, max and average";
+            return Err(PoolError::Argument { what: "reduction", value, expected });
         }
         let ranks = u32::try_from(self.size()).ok().and_then(NonZeroU32::new).expect("a group has ranks");
-        let call = self.moving(collective, root, bytes)?;
+        let call = self.moving(collective, root, dtype, bytes)?;
         Ok(Call { reduction: Some(Reduction { op, dtype, ranks }), ..call })
     }
 
@@ -411,8 +445,8 @@ fn bounded(plan: &Plan, cut: Option<Cut>, what: &'static str, bytes: u64) -> Res
 
 impl Call {
     fn signature(&self) -> Signature {
-        let signature = Signature::new(self.collective, self.root, self.bytes);
-        self.reduction.map_or(signature, |reduction| signature.reducing(reduction.dtype, reduction.op))
+        let signature = Signature::new(self.collective, self.root, self.bytes).of(self.dtype);
+        self.reduction.map_or(signature, |reduction| signature.reducing(reduction.op))
     }
 }
 

@@ -27,6 +27,7 @@ mod reclaim;
 use polder_mem::{LINE, Memory, Offset};
 
 use crate::chunks::Chunks;
+use crate::deviation::Deviation;
 use crate::entry::{Entry, GENERATION_BITS, Record, State, Tombstone};
 use crate::extents::{Account, Extent, Extents, Room};
 use crate::format::MAX_LEVELS;
@@ -34,7 +35,7 @@ use crate::local::LocalGuard;
 use crate::name::Name;
 use crate::object::{self, Fill, Header, Object};
 use crate::opens::{Announcement, Opens};
-use crate::site::{Flaw, Site};
+use crate::site::Site;
 use crate::state::{DAMAGED, Marks};
 use crate::watch::Watch;
 use crate::{Peer, PoolError, line};
@@ -116,6 +117,7 @@ impl Scan {
     }
 
     /// Whether no host was seen to have, or to want, the name.
+    #[cfg(feature = "model")]
     pub(crate) fn is_empty(&self) -> bool {
         self.live.is_empty() && self.claimed.is_empty()
     }
@@ -339,7 +341,7 @@ impl<'a, M: Memory> Directory<'a, M> {
     fn claim(&self, key: &Key, slot: u32, record: Record, name: &Name<'_>) -> Result<(), PoolError> {
         let (memory, mut watch) = (self.site.memory, Watch::new(&self.site));
         loop {
-            if self.site.flaw != Flaw::CheckThenSet {
+            if !Deviation::CheckThenSet.is_on() {
                 line::announce(memory, self.entry(slot), &Entry::Object(State::Claimed, record).encode());
             }
             match self.contest(key, &mut watch)? {
@@ -368,7 +370,7 @@ impl<'a, M: Memory> Directory<'a, M> {
             if let Some(host) = scan.claimants().find(|&host| host < me && watch.minds(&self.site, host)) {
                 return Ok(Contest::Yield(host));
             }
-            let waits = self.site.flaw != Flaw::LowerDoesNotWait;
+            let waits = !Deviation::LowerDoesNotWait.is_on();
             let higher = scan.claimants().find(|&host| host > me && waits && watch.minds(&self.site, host));
             match (higher, self.unclear(&scan, watch)) {
                 (None, None) => return Ok(Contest::Won),
@@ -392,7 +394,7 @@ impl<'a, M: Memory> Directory<'a, M> {
 
     fn late(&self, host: u16) -> PoolError {
         PoolError::Timeout {
-            peer: Peer { host, pid: 0 },
+            peer: Peer::new(host, 0),
             what: "a claim of the same name",
             epoch: 0,
             sequence: 0,

@@ -30,6 +30,7 @@ pub(crate) use self::place::{create_ring, find_ring, identity, process_of};
 use self::place::{endpoint_bytes, endpoint_name};
 pub use self::wire::LONGEST;
 use self::wire::{Note, RECEIVES, offer_of, words_of};
+use crate::format::Geometry;
 use crate::object::{Fill, Object};
 use crate::ring::{Envelope, INLINE, RingShape};
 use crate::{Pool, PoolError};
@@ -164,7 +165,7 @@ pub enum Completion<B, C> {
         /// Why.
         error: PoolError,
     },
-    /// A copy that was injected did not go out.
+    /// A copy that was injected did not go out, or an answer that the peer may wait for.
     Lost {
         /// Why.
         error: PoolError,
@@ -176,10 +177,24 @@ pub enum Completion<B, C> {
 pub enum Until {
     /// Its bytes are out, and the caller's again.
     Out,
+    /// A receive has matched it, and its bytes are out. It is not eager, however short.
+    Matched,
     /// As [`Until::Received`], where it is not eager.
     LongReceived,
     /// What the receiver takes of it is where it belongs, or could not be read there. It is not eager, however short.
     Received,
+}
+
+impl Until {
+    /// Whether the message may go out before a receive matches it.
+    const fn may_be_eager(self) -> bool {
+        matches!(self, Self::Out | Self::LongReceived)
+    }
+
+    /// Whether the receiver says when the message is where it belongs.
+    const fn is_synchronous(self) -> bool {
+        matches!(self, Self::LongReceived | Self::Received)
+    }
 }
 
 /// How an endpoint sends.
@@ -215,6 +230,13 @@ impl Default for Options {
             calls_a_search: 1 << 12,
         }
     }
+}
+
+/// Chunks of the pool that a host holds for `endpoints` endpoints and `rings` rings from them to others, with the usual
+/// [`Options`], at most.
+#[must_use]
+pub fn chunks(geometry: &Geometry, endpoints: u64, rings: u64) -> u64 {
+    place::chunks(geometry, RingShape::default(), endpoints, rings)
 }
 
 /// A receive that nothing has matched.
@@ -289,6 +311,7 @@ pub struct Endpoint<M: Memory, B, C> {
     met: usize,
     /// When it asks who died, though the calls be few.
     look_at: Nanos,
+    sent_bytes: u64,
 }
 
 impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
@@ -316,6 +339,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
             calls: 0,
             met: 0,
             look_at: now + LOOK,
+            sent_bytes: 0,
         })
     }
 
@@ -334,6 +358,12 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     #[must_use]
     pub fn address_of(&self, peer: u32) -> Option<Address> {
         self.peers.get(peer as usize).map(|peer| peer.address)
+    }
+
+    /// The bytes of all messages that it was given to send.
+    #[must_use]
+    pub const fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
     }
 
     /// Sends what `buffer` holds, which is complete when the bytes are out.
@@ -356,7 +386,8 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         buffer: B,
         context: C,
     ) -> Result<(), PoolError> {
-        if until != Until::Received
+        self.sent_bytes += buffer.bytes().len() as u64;
+        if until.may_be_eager()
             && let Some(peer) = self.peers.get_mut(to as usize)
             && peer.inject(&self.options, &label, buffer.bytes())
         {
@@ -377,8 +408,10 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     /// Sends a copy of `bytes`, and says no more of it, but when it is lost.
     ///
     /// # Errors
-    /// Those of [`Endpoint::send`].
+    /// Those of [`Endpoint::send`], and whatever keeps the message from being queued, such as [`PoolError::Full`] when the
+    /// pool has no room for the ring. A peer that is gone is no error here: the message is lost.
     pub fn inject(&mut self, to: u32, label: Label, bytes: &[u8]) -> Result<(), PoolError> {
+        self.sent_bytes += bytes.len() as u64;
         if let Some(peer) = self.peers.get_mut(to as usize)
             && peer.inject(&self.options, &label, bytes)
         {
@@ -399,11 +432,17 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         }
         peer.queue.push_back(outgoing);
         let moved = peer.advance(&self.pool, &self.options, self.address, &mut self.done);
-        let Err(lost) = moved.or_else(|error| self.lose(to, &error)) else { return Ok(()) };
-        // What is refused is the caller's again; what has begun ends with a completion.
-        match self.peers[to as usize].queue.pop_back() {
-            Some(_) => Err(lost),
-            None => Ok(()),
+        let Err(error) = moved else { return Ok(()) };
+        // Nothing but this call's error can tell the caller of a copy that does not go out: it has no completion.
+        let is_refused = peer.ends_with_copy() && !matches!(error, PoolError::PeerDead { .. });
+        if is_refused {
+            peer.queue.pop_back();
+        }
+        match (self.lose(to, &error), is_refused) {
+            (lost, true) => Err(lost.err().unwrap_or(error)),
+            (Ok(()), false) => Ok(()),
+            // What is refused is the caller's again; what has begun ends with a completion.
+            (Err(lost), false) => self.peers[to as usize].queue.pop_back().map_or(Ok(()), |_| Err(lost)),
         }
     }
 

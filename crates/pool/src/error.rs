@@ -11,13 +11,30 @@ pub struct Peer {
     pub host: u16,
     /// Its process id on that host; 0 when it is not known.
     pub pid: u32,
+    /// Its rank, where the operation is one of a group.
+    pub rank: Option<u32>,
+}
+
+impl Peer {
+    /// A process of no group.
+    #[must_use]
+    pub const fn new(host: u16, pid: u32) -> Self {
+        Self { host, pid, rank: None }
+    }
+
+    /// The same process, as a rank of a group.
+    pub(crate) fn ranked(self, rank: usize) -> Self {
+        Self { rank: u32::try_from(rank).ok(), ..self }
+    }
 }
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.pid {
-            0 => write!(f, "host {}", self.host),
-            pid => write!(f, "host {} pid {pid}", self.host),
+        match (self.rank, self.pid) {
+            (None, 0) => write!(f, "host {}", self.host),
+            (None, pid) => write!(f, "host {} pid {pid}", self.host),
+            (Some(rank), 0) => write!(f, "rank {rank} (host {})", self.host),
+            (Some(rank), pid) => write!(f, "rank {rank} (host {}, pid {pid})", self.host),
         }
     }
 }
@@ -258,7 +275,7 @@ pub enum PoolError {
     },
     /// A peer died or stopped while this process waited for it.
     #[error(
-        "{peer} died or stopped: its sign of life ended while waiting for {what} {sequence} in epoch {epoch}; an array that the call was to fill may be filled in part; restart that process and join again"
+        "{peer} died or stopped: its sign of life ended while waiting for {what} {sequence} in epoch {epoch}; an array that the call was to fill may be filled in part"
     )]
     PeerDead {
         /// Who.
@@ -311,7 +328,7 @@ pub enum PoolError {
     /// A peer left the group or closed its end, or ended the operation because of an error of its own or because it waited for this process
     /// in vain.
     #[error(
-        "{peer} gave up {what} {sequence} in epoch {epoch}: it left, met an error of its own, or found this process late; see its log and join again"
+        "{peer} gave up {what} {sequence} in epoch {epoch}: it left, met an error of its own, or found this process late; see its log"
     )]
     GaveUp {
         /// Who.
@@ -324,7 +341,7 @@ pub enum PoolError {
         sequence: u64,
     },
     /// The caller gave up waiting, for a signal or because it ends.
-    #[error("{what} {sequence} was interrupted; the other ranks are told, join again to go on")]
+    #[error("{what} {sequence} was interrupted; the other ranks are told")]
     Interrupted {
         /// What was interrupted.
         what: &'static str,

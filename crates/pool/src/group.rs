@@ -58,12 +58,6 @@ pub struct Member {
     pub sign: Option<(Offset, Words)>,
 }
 
-impl Member {
-    fn peer(&self) -> Peer {
-        Peer { host: self.host, pid: self.pid }
-    }
-}
-
 /// How a group waits and how much it stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -120,6 +114,8 @@ pub struct Group<M: Memory> {
     /// The number of the current or last operation.
     sequence: u64,
     operation: Signature,
+    /// The operation before the current one.
+    before: Signature,
     broken: Option<PoolError>,
     pub(crate) workshop: Workshop,
     local: bool,
@@ -136,8 +132,8 @@ pub(crate) enum Failure {
     Dead(usize),
     /// This rank did not come within the timeout.
     Late(usize, Duration),
-    /// This rank is in another operation than we are.
-    Mismatch(usize, Signature),
+    /// This rank called something else than we did as the operation of this number.
+    Mismatch(usize, u64, Signature),
     /// This rank's line or data is none that a correct rank writes.
     Corrupt(Offset, &'static str),
     /// A peer gave up, and says why.
@@ -173,6 +169,7 @@ impl<M: Memory> Group<M> {
             options,
             sequence: 0,
             operation: Signature::default(),
+            before: Signature::default(),
             broken: None,
             workshop: Workshop::default(),
             local,
@@ -240,7 +237,7 @@ impl<M: Memory> Group<M> {
         if let Some(cause) = &self.broken {
             return Err(PoolError::Broken { what: "group", cause: Box::new(cause.clone()) });
         }
-        self.operation = signature;
+        self.before = std::mem::replace(&mut self.operation, signature);
         self.sequence += 1;
         body(self).map_err(|failure| self.fail(failure))
     }
@@ -249,9 +246,12 @@ impl<M: Memory> Group<M> {
     /// publish progress in this one, and stage.
     pub(crate) fn window(&self) -> Result<(), Failure> {
         self.await_all(progress::at(self.sequence - 1, 0))?;
+        let mut others = (0..self.size()).filter(|&rank| rank != self.rank);
+        // The operation before may have ended here without a look at every peer, as a short broadcast does at its root.
+        others.clone().try_for_each(|rank| self.compare_as(self.sequence - 1, self.before, rank))?;
         self.own.borrow_mut().enter(self.sequence, self.operation);
         // A peer that was ahead has said what this operation is to it before we were in it.
-        (0..self.size()).filter(|&rank| rank != self.rank).try_for_each(|rank| self.compare(rank))
+        others.try_for_each(|rank| self.compare(rank))
     }
 
     /// Where the staging of `rank` begins.
@@ -406,10 +406,17 @@ impl<M: Memory> Group<M> {
 
     /// Holds what `rank` has published against what a correct rank can be doing while we are here.
     fn compare(&self, rank: usize) -> Result<(), Failure> {
-        match self.standings[rank].signature_of(self.sequence) {
-            Some(theirs) if theirs == self.operation => Ok(()),
-            Some(theirs) => Err(Failure::Mismatch(rank, theirs)),
-            None if self.standings[rank].mark() < progress::at(self.sequence, 0) => Ok(()),
+        if self.standings[rank].mark() < progress::at(self.sequence, 0) {
+            return Ok(());
+        }
+        self.compare_as(self.sequence, self.operation, rank)
+    }
+
+    /// Holds what `rank` called as operation `sequence`, in which it was seen, against what we called.
+    fn compare_as(&self, sequence: u64, ours: Signature, rank: usize) -> Result<(), Failure> {
+        match self.standings[rank].signature_of(sequence) {
+            Some(theirs) if theirs == ours => Ok(()),
+            Some(theirs) => Err(Failure::Mismatch(rank, sequence, theirs)),
             None => Err(self.corrupt(rank)),
         }
     }
@@ -532,8 +539,10 @@ impl<M: Memory> Group<M> {
         match *failure {
             Failure::Dead(rank) => Mark::dead(rank),
             Failure::Late(rank, _) => Mark::late(if self.waits_for_us(rank) { self.rank } else { rank }),
-            Failure::Mismatch(rank, _) => Mark::mismatch(rank),
+            Failure::Mismatch(rank, ..) => Mark::mismatch(rank),
             Failure::Corrupt(..) | Failure::Memory(_) | Failure::Interrupted => Mark::own(self.rank),
+            // Whoever hears it from us agrees with us, and finds the difference in the other.
+            Failure::Told(by, mark) if mark.is_mismatch() && mark.rank() == self.rank => Mark::mismatch(by),
             Failure::Told(_, mark) => mark,
         }
     }
@@ -548,14 +557,14 @@ impl<M: Memory> Group<M> {
         };
         let gave_up = |peer| PoolError::GaveUp { peer, what, epoch, sequence };
         match failure {
-            Failure::Dead(rank) => dead(self.members[rank].peer()),
-            Failure::Late(rank, waited) => late(self.members[rank].peer(), waited),
-            Failure::Mismatch(rank, theirs) => self.mismatch(rank, theirs),
+            Failure::Dead(rank) => dead(self.peer(rank)),
+            Failure::Late(rank, waited) => late(self.peer(rank), waited),
+            Failure::Mismatch(rank, sequence, theirs) => self.mismatch(rank, sequence, theirs),
             Failure::Corrupt(offset, what) => PoolError::Corrupt { offset, what },
             Failure::Memory(fault) => PoolError::Memory(fault),
             Failure::Interrupted => PoolError::Interrupted { what, sequence },
             Failure::Told(by, mark) => {
-                let blamed = self.members.get(mark.rank()).map_or(self.members[by], |member| *member).peer();
+                let blamed = self.peer(if mark.rank() < self.size() { mark.rank() } else { by });
                 if let Some(mismatch) = self.told_mismatch(by, mark) {
                     mismatch
                 } else if mark.is_dead() && mark.rank() != self.rank {
@@ -563,32 +572,43 @@ impl<M: Memory> Group<M> {
                 } else if mark.is_late() && mark.rank() != self.rank {
                     late(blamed, self.options.timeout)
                 } else {
-                    gave_up(self.members[by].peer())
+                    gave_up(self.peer(by))
                 }
             }
         }
     }
 
-    fn mismatch(&self, rank: usize, theirs: Signature) -> PoolError {
+    fn peer(&self, rank: usize) -> Peer {
+        let Member { host, pid, .. } = self.members[rank];
+        Peer::new(host, pid).ranked(rank)
+    }
+
+    fn mismatch(&self, rank: usize, sequence: u64, theirs: Signature) -> PoolError {
+        let ours = if sequence == self.sequence { self.operation } else { self.before };
         PoolError::Mismatch {
-            peer: self.members[rank].peer(),
+            peer: self.peer(rank),
             theirs: theirs.to_string(),
-            ours: self.operation.to_string(),
-            sequence: self.sequence,
+            ours: ours.to_string(),
+            sequence,
         }
     }
 
-    /// A peer saw a mismatch: with it or with the one that it names, we must differ as well.
+    /// A peer saw a mismatch, in this operation or the one before: with it or with the one that it names, we must differ as
+    /// well.
     fn told_mismatch(&self, by: usize, mark: Mark) -> Option<PoolError> {
         if !mark.is_mismatch() {
             return None;
         }
-        [mark.rank(), by].into_iter().filter(|&rank| rank != self.rank && rank < self.size()).find_map(
-            |rank| {
-                let theirs = self.standings[rank].signature_of(self.sequence)?;
-                (theirs != self.operation).then(|| self.mismatch(rank, theirs))
-            },
-        )
+        let others = [mark.rank(), by].into_iter().filter(|&rank| rank != self.rank && rank < self.size());
+        let calls = [(self.sequence - 1, self.before), (self.sequence, self.operation)];
+        others.into_iter().find_map(|rank| {
+            // It may have come that far since we last looked at it.
+            let _looked = self.look(rank, 0);
+            calls.into_iter().find_map(|(sequence, ours)| {
+                let theirs = self.standings[rank].signature_of(sequence)?;
+                (theirs != ours).then(|| self.mismatch(rank, sequence, theirs))
+            })
+        })
     }
 
     /// Whether all ranks live on one host: then nothing needs a flush.

@@ -6,6 +6,7 @@
 
 mod allocator;
 mod collectives;
+mod deviation;
 mod directory;
 pub mod endpoint;
 mod error;
@@ -21,6 +22,7 @@ pub mod ring;
 pub mod session;
 pub mod settings;
 mod site;
+#[cfg(feature = "model")]
 pub mod verify;
 pub mod wait;
 pub mod window;

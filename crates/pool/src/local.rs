@@ -122,7 +122,7 @@ impl Local {
         let slot = slot_of(holder);
         let known = u32::from(slot.0) < self.layout.processes;
         let pid = if known { memory.local_load(self.layout.pid(slot)) as u32 } else { 0 };
-        Peer { host: self.host, pid }
+        Peer::new(self.host, pid)
     }
 }
 
@@ -281,7 +281,10 @@ mod tests {
         let two = Local::enter(&second, layout(), 0, 12, 0);
         let held = layout().membership().lock(&first, &one, SOON).unwrap();
         let refused = layout().membership().lock(&second, &two, SOON).unwrap_err();
-        assert!(matches!(refused, PoolError::Timeout { peer: Peer { host: 0, pid: 11 }, .. }), "{refused}");
+        assert!(
+            matches!(refused, PoolError::Timeout { peer: Peer { host: 0, pid: 11, .. }, .. }),
+            "{refused}"
+        );
         drop(held);
         assert!(!layout().membership().lock(&second, &two, SOON).unwrap().recovered());
     }

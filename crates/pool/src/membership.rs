@@ -184,16 +184,10 @@ impl Process {
         }
     }
 
-    /// The process at a slot where nobody ever was.
-    pub(crate) const fn empty(host: u16, slot: ProcessSlot) -> Self {
-        let state = ProcessState::Free;
-        Self { host, slot, state, incarnation: 0, pid: 0, host_incarnation: 0, job: 0, quota: 0 }
-    }
-
     /// As errors name it.
     #[must_use]
     pub const fn peer(&self) -> Peer {
-        Peer { host: self.host, pid: self.pid }
+        Peer::new(self.host, self.pid)
     }
 
     pub(crate) fn encode(&self) -> Words {

@@ -129,8 +129,7 @@ impl<M: Memory> Pool<M> {
 
     pub(crate) fn directory_within(&self, patience: Duration) -> Directory<'_, M> {
         let member = &self.member;
-        let site =
-            Site { memory: &self.memory, layout: &self.layout, me: &self.local, patience, flaw: self.flaw };
+        let site = Site { memory: &self.memory, layout: &self.layout, me: &self.local, patience };
         Directory { site, account: Account { job: member.job, quota: member.quota } }
     }
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use polder_mem::{Fault, LINE, Liveness, Memory, ProcessSlot};
 
 use crate::PoolError;
+use crate::deviation::Deviation;
 use crate::format::{Layout, SETTLE, Superblock, read_superblock};
 use crate::line;
 use crate::local::{Local, LocalLayout};
 use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, any_beats};
-use crate::site::Flaw;
 use crate::view::{Grant, Ids, View, Views};
 
 /// How long the words of one line may reach memory one after another: far more than any link takes.
@@ -81,10 +81,6 @@ pub struct Pool<M: Memory> {
     /// The epoch in which this host was evicted, once that has been seen.
     evicted: OnceLock<u64>,
     attached: bool,
-    /// Whether it looks after the directory as well: the suites of membership leave that alone.
-    pub(crate) with_objects: bool,
-    /// A mistake of a canary.
-    pub(crate) flaw: Flaw,
 }
 
 impl<M: Memory> Pool<M> {
@@ -98,7 +94,7 @@ impl<M: Memory> Pool<M> {
     pub fn attach(memory: M, member: Member) -> Result<Self, PoolError> {
         let superblock = read_superblock(&memory)?;
         let layout = superblock.layout()?;
-        Self::attach_in(memory, superblock, layout, member, true, Flaw::None)
+        Self::attach_in(memory, superblock, layout, member)
     }
 
     /// Attaches to a pool whose superblock was read before.
@@ -107,8 +103,6 @@ impl<M: Memory> Pool<M> {
         superblock: Superblock,
         layout: Layout,
         member: Member,
-        with_objects: bool,
-        flaw: Flaw,
     ) -> Result<Self, PoolError> {
         let slot = usable_slot(&memory, &layout, &member)?;
         let older = last_incarnation(&memory, &layout, member.host, slot)?;
@@ -124,8 +118,6 @@ impl<M: Memory> Pool<M> {
             beats: Mutex::new(0),
             evicted: OnceLock::new(),
             attached: false,
-            with_objects,
-            flaw,
             memory,
         };
         pool.join()?;
@@ -136,7 +128,7 @@ impl<M: Memory> Pool<M> {
         let memory = self.memory.clone();
         let mut guard = self.local.layout.membership().lock(&memory, &self.local, self.member.timeout)?;
         self.host_incarnation = self.take_host()?;
-        if self.with_objects {
+        if !Deviation::WithoutObjects.is_on() {
             self.directory().prepare()?;
         }
         self.sweep_processes(self.member.timeout)?;
@@ -167,7 +159,7 @@ impl<M: Memory> Pool<M> {
         // boot may only stand still, and would go on to write what is this one's by then: it has to leave, or to be fenced,
         // after which its line says that it left.
         let is_others = is_whole || ![0, boot].contains(&holder);
-        if in_use && is_others && self.flaw != Flaw::SilenceIsEnough {
+        if in_use && is_others && !Deviation::SilenceIsEnough.is_on() {
             return Err(PoolError::IdTaken { host, boot: holder, epoch: view.epoch });
         }
         let incarnation = match view.ids {
@@ -187,7 +179,7 @@ impl<M: Memory> Pool<M> {
         if !is_ours && old.state != HostState::Free {
             self.let_settle();
         }
-        if !is_ours && self.with_objects {
+        if !is_ours && !Deviation::WithoutObjects.is_on() {
             // Another host held the id: what this one knew of the shard is of no use.
             self.directory().forget();
         }
@@ -267,7 +259,10 @@ impl<M: Memory> Pool<M> {
     }
 
     fn repair_process(&self, slot: ProcessSlot, patience: Duration) -> Result<(), PoolError> {
-        if self.with_objects { self.directory_within(patience).repair_process(slot) } else { Ok(()) }
+        if Deviation::WithoutObjects.is_on() {
+            return Ok(());
+        }
+        self.directory_within(patience).repair_process(slot)
     }
 
     fn write_process(&self, state: ProcessState) {

@@ -10,22 +10,6 @@ use crate::local::{Local, LocalGuard, LocalLock};
 use crate::state::{LockName, StateLayout};
 use crate::view::Views;
 
-/// A mistake that a protocol makes on purpose, so that its suite can show that it would notice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) enum Flaw {
-    /// None: the protocol as it is.
-    #[default]
-    None,
-    /// A claim goes on past that of a higher host, without waiting.
-    LowerDoesNotWait,
-    /// It looks at the others first, and takes without announcing.
-    CheckThenSet,
-    /// Extents are used again without a look at who holds them open.
-    IgnoreAnnouncements,
-    /// Another boot takes the id of a host that gives no sign of life, and may only stand still.
-    SilenceIsEnough,
-}
-
 /// A process of a host, and how long it waits for others.
 #[derive(Debug)]
 pub(crate) struct Site<'a, M> {
@@ -35,7 +19,6 @@ pub(crate) struct Site<'a, M> {
     pub(crate) me: &'a Local,
     /// How long a call waits for another process or host before it fails.
     pub(crate) patience: Duration,
-    pub(crate) flaw: Flaw,
 }
 
 impl<M> Clone for Site<'_, M> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use polder_mem::{Heap, HeapShape, ProcessSlot};
-use polder_pool::endpoint::{Address, Arrival, Completion, Endpoint, Filter, Label, Options, Until};
+use polder_pool::endpoint::{self, Address, Arrival, Completion, Endpoint, Filter, Label, Options, Until};
 use polder_pool::format::{Geometry, Layout, Overwrite, Uuid, format};
 use polder_pool::local::LocalLayout;
 use polder_pool::ring::RingShape;
@@ -21,10 +21,18 @@ fn options() -> Options {
 
 /// Pools of two processes on each of two hosts.
 fn pools() -> Vec<Arc<Pool<Heap>>> {
-    let geometry = Geometry { hosts: 2, processes: 2, ..Geometry::for_region(BYTES) };
-    let layout = Layout::new(&geometry, BYTES).unwrap();
+    pools_of(BYTES)
+}
+
+fn geometry(bytes: u64) -> Geometry {
+    Geometry { hosts: 2, processes: 2, ..Geometry::for_region(bytes) }
+}
+
+fn pools_of(bytes: u64) -> Vec<Arc<Pool<Heap>>> {
+    let geometry = geometry(bytes);
+    let layout = Layout::new(&geometry, bytes).unwrap();
     let local_words = LocalLayout::new(&layout).words();
-    let heap = Heap::new(HeapShape { bytes: BYTES, hosts: 2, processes: 2, local_words, bells: 4 });
+    let heap = Heap::new(HeapShape { bytes, hosts: 2, processes: 2, local_words, bells: 4 });
     format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
     let places = [(0, 0), (1, 0), (0, 1), (1, 1)];
     let attach = |(host, slot)| {
@@ -226,19 +234,90 @@ fn a_send_that_is_complete_when_it_is_received_is_not_so_before() {
 }
 
 #[test]
+fn a_send_that_is_complete_when_it_is_matched_is_not_so_before() {
+    let pools = pools();
+    let mut ends = ends(&pools);
+    let to = ends[1].address();
+    let peer = ends[0].connect(to);
+    for size in [0, 8, 600, 9000] {
+        ends[0].send_until(Until::Matched, peer, label(1), bytes(size, 1), 1).unwrap();
+        for _ in 0..1000 {
+            ends.iter_mut().for_each(|end| end.progress().unwrap());
+        }
+        assert!(ends[0].completion().is_none(), "{size} bytes are complete, and nobody receives them");
+        ends[1].receive(exactly(None, 1), vec![0; size], 2);
+        assert!(matches!(next(&mut ends, 0), Completion::Sent { context: 1, .. }));
+        assert_eq!(received(next(&mut ends, 1)).0, bytes(size, 1));
+    }
+}
+
+/// Takes all that is free, in pieces that leave no room for a ring; returns their names.
+fn fill(pool: &Pool<Heap>) -> Vec<String> {
+    let mut taken = vec![];
+    for size in [1 << 20, 4096] {
+        while let Ok(object) = pool.create(&format!("/taken/{}", taken.len()), size) {
+            taken.push(object.name().to_owned());
+            pool.close(object);
+        }
+    }
+    taken
+}
+
+#[test]
+fn a_copy_is_refused_when_the_pool_has_no_room_for_a_ring_and_the_next_goes_out_when_it_has() {
+    let pools = pools();
+    let mut ends = ends(&pools);
+    let to = ends[1].address();
+    let peer = ends[0].connect(to);
+    let taken = fill(&pools[0]);
+    let refused = ends[0].inject(peer, label(1), b"refused");
+    assert!(matches!(refused, Err(PoolError::Full { .. })), "{refused:?}");
+    assert!(ends[0].completion().is_none(), "the call said it");
+    taken.iter().for_each(|name| pools[0].destroy(name).unwrap());
+    ends[0].inject(peer, label(1), b"sent").unwrap();
+    ends[1].receive(exactly(None, 1), vec![0; 4], 3);
+    assert_eq!(received(next(&mut ends, 1)).0, b"sent");
+}
+
+#[test]
+fn rings_take_no_more_chunks_than_were_reckoned() {
+    for bytes in [5 << 20, 9 << 20, 24 << 20, 256 << 20] {
+        let (pools, geometry) = (pools_of(bytes), geometry(bytes));
+        let chunks = u64::from(Layout::new(&geometry, bytes).unwrap().chunks());
+        let reckoned =
+            (0..).take_while(|&rings| endpoint::chunks(&geometry, 1, rings) <= chunks).last().unwrap();
+        let _end = End::open(Arc::clone(&pools[0]), Options::default()).unwrap();
+        let ring = 3 * 128 + RingShape::default().producer_bytes();
+        let make = |number: &u64| {
+            let ring = pools[0].create(&format!("/ring/{number}"), ring);
+            ring.map(|ring| pools[0].close(ring)).is_ok()
+        };
+        let made = (0..).take_while(make).count() as u64;
+        assert!((reckoned..=reckoned + 1).contains(&made), "{bytes}: {made} rings, {reckoned} reckoned");
+    }
+}
+
+#[test]
+fn an_answer_that_finds_no_room_for_its_ring_is_told_as_lost() {
+    let pools = pools();
+    let mut ends = ends(&pools);
+    let to = ends[1].address();
+    let peer = ends[0].connect(to);
+    ends[0].send_until(Until::Received, peer, label(1), vec![], 1).unwrap();
+    fill(&pools[1]);
+    ends[1].receive(exactly(None, 1), vec![], 2);
+    assert!(matches!(next(&mut ends, 1), Completion::Received { context: 2, .. }));
+    let lost = next(&mut ends, 1);
+    assert!(matches!(lost, Completion::Lost { error: PoolError::Full { .. } }), "{lost:?}");
+}
+
+#[test]
 fn a_send_fails_when_the_pool_has_no_room_for_a_ring_and_the_next_goes_out_when_it_has() {
     let pools = pools();
     let mut ends = ends(&pools);
     let to = ends[1].address();
     let peer = ends[0].connect(to);
-    let mut taken = vec![];
-    for size in [1 << 20, 4096] {
-        let name = |number| format!("/taken/{number}");
-        while let Ok(object) = pools[0].create(&name(taken.len()), size) {
-            taken.push(object.name().to_owned());
-            pools[0].close(object);
-        }
-    }
+    let taken = fill(&pools[0]);
     ends[0].send(peer, label(1), bytes(10, 1), 1).unwrap();
     let failed = ends[0].completion();
     assert!(

@@ -133,7 +133,7 @@ fn operations<M: Memory>(group: &mut Group<M>, at: Offset, salt: usize) -> Resul
         assert!(data == sum(ranks, salt, count), "a sum of {count} is wrong on rank {rank}");
     }
     let mut data = input(rank, salt, 500);
-    group.broadcast(salt % ranks, &mut data)?;
+    group.broadcast(salt % ranks, Dtype::U32, &mut data)?;
     assert!(data == input(salt % ranks, salt, 500), "a broadcast is wrong on rank {rank}");
     group.memory().copy_in(at, &input(rank, salt, 300))?;
     group.all_reduce_in_pool(Op::Sum, Dtype::U32, at, 1200)?;

@@ -128,7 +128,7 @@ fn a_sweep_leaves_what_the_living_may_still_want_and_in_the_end_nothing() {
     end.close().unwrap();
     let mut named = pool.sweep_job(JOB).unwrap().dead;
     named.sort_by_key(|peer| peer.pid != dead.child.pid());
-    assert_eq!(named, [&dead, &alive].map(|sender| Peer { host: 1, pid: sender.child.pid() }));
+    assert_eq!(named, [&dead, &alive].map(|sender| Peer::new(1, sender.child.pid())));
     assert_eq!(names(&pool), ["/endpoint/70/1.0", "/mine"]);
 }
 

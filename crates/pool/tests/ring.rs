@@ -30,12 +30,12 @@ fn link(memory: &Heap, host: u16, peer: u16) -> Link<Alive> {
     let watcher = memory.clone();
     let alive = move || match watcher.liveness(peer, ProcessSlot(0)) {
         Liveness::Dead => {
-            Err(PoolError::PeerDead { peer: Peer { host: peer, pid: 7 }, what: "", epoch: 3, sequence: 0 })
+            Err(PoolError::PeerDead { peer: Peer::new(peer, 7), what: "", epoch: 3, sequence: 0 })
         }
         _ => Ok(()),
     };
     let (bell, wakes) = (Bell(host.into()), Some(Bell(peer.into())));
-    Link { peer: Peer { host: peer, pid: 7 }, epoch: 3, bell, wakes, patience: QUICK, alive: Box::new(alive) }
+    Link { peer: Peer::new(peer, 7), epoch: 3, bell, wakes, patience: QUICK, alive: Box::new(alive) }
 }
 
 fn place(generation: u32) -> Place {
@@ -258,7 +258,7 @@ fn the_survivor_reads_an_exact_prefix_and_then_the_name_of_the_dead() {
     assert_eq!(write_back_for_the_dead(&memories[0], shape, &place(1)), Ok(4));
     assert_eq!(consumer.pop(deadline).unwrap().1, b"whole");
     let dead = consumer.pop(deadline).unwrap_err();
-    let peer = Peer { host: 0, pid: 7 };
+    let peer = Peer::new(0, 7);
     assert_eq!(dead, PoolError::PeerDead { peer, what: "message slot", epoch: 3, sequence: 5 });
     let broken = PoolError::Broken { what: "ring", cause: Box::new(dead) };
     assert_eq!(consumer.pop(deadline).unwrap_err(), broken);

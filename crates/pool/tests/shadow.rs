@@ -277,11 +277,11 @@ fn collectives(pool: &Shared, host: u16) {
         }
         let mut all = vec![0; 2 * 300];
         let mine = bytes(round + group.rank(), 300);
-        group.all_gather(&mine, &mut all).unwrap();
+        group.all_gather(Dtype::U64, &mine, &mut all).unwrap();
         assert_eq!(all, [bytes(round, 300), bytes(round + 1, 300)].concat(), "all-gather {round}");
         let root = round % 2;
         let mut data = if group.rank() == root { bytes(round, 3000) } else { vec![0; 3000] };
-        group.broadcast(root, &mut data).unwrap();
+        group.broadcast(root, Dtype::U64, &mut data).unwrap();
         assert_eq!(data, bytes(round, 3000), "broadcast {round}");
         object.write_at(pool.memory(), 0, &elements(round, group.rank(), 512)).unwrap();
         group.all_reduce_in_pool(Op::Sum, Dtype::U64, object.at(), 4096).unwrap();

@@ -27,7 +27,12 @@ pub(crate) fn raise_at(path: &Path, error: PoolError) -> PyErr {
 fn raise_as(message: String, error: PoolError) -> PyErr {
     Python::attach(|py| {
         let (class, facts) = classify(&error);
-        let raised = exception(py, class, message, facts);
+        let advice = match error {
+            PoolError::PeerDead { .. } => "; restart that process and join again",
+            PoolError::GaveUp { .. } | PoolError::Interrupted { .. } => "; join again to go on",
+            _ => "",
+        };
+        let raised = exception(py, class, message + advice, facts);
         if let PoolError::Broken { cause, .. } = error {
             raised.set_cause(py, Some(raise(*cause)));
         }
@@ -110,4 +115,7 @@ fn peer_facts(peer: Peer, epoch: u64, sequence: u64) -> Facts {
         ("epoch", epoch),
         ("sequence", sequence),
     ]
+    .into_iter()
+    .chain(peer.rank.map(|rank| ("rank", u64::from(rank))))
+    .collect()
 }

@@ -81,7 +81,7 @@ impl Group {
 #[pymethods]
 impl Group {
     #[new]
-    #[pyo3(signature = (pool, name, rank, size, *, timeout=None))]
+    #[pyo3(signature = (pool, name, rank, size, *, timeout=None, given_up=None))]
     fn new(
         py: Python<'_>,
         pool: &Bound<'_, Pool>,
@@ -89,12 +89,14 @@ impl Group {
         rank: Number,
         size: Number,
         timeout: Option<f64>,
+        given_up: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let (rank, size) = (rank.of::<u32>("rank")? as usize, size.of::<u32>("size")? as usize);
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         let session = pool.get().session()?;
         let lane = Lane::new(
             py,
+            given_up,
             |interrupt| each!(session.pool(), pool => join(&session, pool, name, (rank, size), timeout, interrupt)),
         )?;
         Ok(Self { lane: Owned::new("group", Arc::new(lane)), session: Arc::downgrade(&session), rank, size })
@@ -330,14 +332,14 @@ unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result
                 (0..*times).try_for_each(|_| group.all_reduce(*op, data.dtype(), data.bytes_mut()))
             }
             Call::Reduce { data, op, root } => group.reduce(*root, *op, data.dtype(), data.bytes_mut()),
-            Call::Broadcast { data, root } => group.broadcast(*root, data.bytes_mut()),
+            Call::Broadcast { data, root } => group.broadcast(*root, data.dtype(), data.bytes_mut()),
             Call::AllGather { from, into } if from.is_chunk(into, group.rank()) => {
-                group.all_gather_in_place(into.bytes_mut())
+                group.all_gather_in_place(into.dtype(), into.bytes_mut())
             }
             Call::AllGather { from, into } if from.overlaps(into) => {
-                group.all_gather(&from.copied(), into.bytes_mut())
+                group.all_gather(into.dtype(), &from.copied(), into.bytes_mut())
             }
-            Call::AllGather { from, into } => group.all_gather(from.bytes(), into.bytes_mut()),
+            Call::AllGather { from, into } => group.all_gather(into.dtype(), from.bytes(), into.bytes_mut()),
             Call::ReduceScatter { from, into, op } if from.overlaps(into) => {
                 group.reduce_scatter(*op, into.dtype(), &from.copied(), into.bytes_mut())
             }
@@ -345,26 +347,34 @@ unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result
                 group.reduce_scatter(*op, into.dtype(), from.bytes(), into.bytes_mut())
             }
             Call::Gather { from, into, root } => match into {
-                Some(into) if from.overlaps(into) => group.gather(*root, &from.copied(), into.bytes_mut()),
-                Some(into) => group.gather(*root, from.bytes(), into.bytes_mut()),
-                None => group.gather(*root, from.bytes(), &mut []),
+                Some(into) if from.overlaps(into) => {
+                    group.gather(*root, from.dtype(), &from.copied(), into.bytes_mut())
+                }
+                Some(into) => group.gather(*root, from.dtype(), from.bytes(), into.bytes_mut()),
+                None => group.gather(*root, from.dtype(), from.bytes(), &mut []),
             },
             Call::Scatter { from, into, root } => match from {
-                Some(from) if from.overlaps(into) => group.scatter(*root, &from.copied(), into.bytes_mut()),
-                Some(from) => group.scatter(*root, from.bytes(), into.bytes_mut()),
-                None => group.scatter(*root, &[], into.bytes_mut()),
+                Some(from) if from.overlaps(into) => {
+                    group.scatter(*root, into.dtype(), &from.copied(), into.bytes_mut())
+                }
+                Some(from) => group.scatter(*root, into.dtype(), from.bytes(), into.bytes_mut()),
+                None => group.scatter(*root, into.dtype(), &[], into.bytes_mut()),
             },
             Call::AllToAll { from, into } if from.overlaps(into) => {
-                group.all_to_all(&from.copied(), into.bytes_mut())
+                group.all_to_all(into.dtype(), &from.copied(), into.bytes_mut())
             }
-            Call::AllToAll { from, into } => group.all_to_all(from.bytes(), into.bytes_mut()),
+            Call::AllToAll { from, into } => group.all_to_all(into.dtype(), from.bytes(), into.bytes_mut()),
             Call::AllReduceInPool { extent, op, times } => (0..*times)
                 .try_for_each(|_| group.all_reduce_in_pool(*op, extent.dtype(), extent.at, extent.bytes)),
             Call::ReduceScatterInPool { extent, op } => {
                 group.reduce_scatter_in_pool(*op, extent.dtype(), extent.at, extent.bytes)
             }
-            Call::AllGatherInPool { extent } => group.all_gather_in_pool(extent.at, extent.bytes),
-            Call::BroadcastInPool { extent, root } => group.broadcast_in_pool(*root, extent.at, extent.bytes),
+            Call::AllGatherInPool { extent } => {
+                group.all_gather_in_pool(extent.dtype(), extent.at, extent.bytes)
+            }
+            Call::BroadcastInPool { extent, root } => {
+                group.broadcast_in_pool(*root, extent.dtype(), extent.at, extent.bytes)
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! One group's operations in the order of their submission: on the caller's thread when it waits and nothing is
-//! before it, on a thread of the group otherwise, so that Python goes on meanwhile.
+//! before it, on a thread of the group otherwise, so that Python goes on meanwhile. What Python wants to be called when one
+//! is over runs on threads of its own (see `tellers`), because it may wait for the next operation.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,7 @@ use pyo3::prelude::*;
 use crate::buffer::Span;
 use crate::errors;
 use crate::object::Extent;
+use crate::tellers::{Tellers, tell};
 
 /// How often a wait looks whether Ctrl-C was pressed.
 const SIGNALS: Duration = Duration::from_millis(50);
@@ -62,6 +64,7 @@ struct Shared {
     /// There is more to do, or nothing any more.
     turn: Condvar,
     stop: Arc<Mutex<bool>>,
+    tellers: Tellers,
 }
 
 #[derive(Default)]
@@ -81,6 +84,7 @@ struct Job {
     call: Call,
     timeout: Option<Duration>,
     ticket: Arc<Ticket>,
+    tellers: Tellers,
     /// What keeps the call's arrays alive.
     _arrays: Py<PyAny>,
 }
@@ -89,23 +93,28 @@ impl Drop for Job {
     /// Nobody waits for ever for a job that a panic or the group's end threw away.
     fn drop(&mut self) {
         if self.ticket.outcome().is_none() {
-            self.ticket.finish(Err(closed()));
+            self.ticket.finish(Err(closed()), &self.tellers);
         }
     }
 }
 
 impl Lane {
-    /// A lane over the runner that `join` makes; it gets what its waits must ask.
+    /// A lane over the runner that `join` makes; it gets what its waits must ask. They ask `given_up` too, but only in `join`.
     pub(crate) fn new(
         py: Python<'_>,
+        given_up: Option<Py<PyAny>>,
         join: impl FnOnce(Interrupt) -> Result<Box<dyn Collectives>, PoolError> + Send,
     ) -> PyResult<Self> {
         let stop = Arc::new(Mutex::new(false));
         let asked = Arc::clone(&stop);
         let interrupt: Interrupt = Box::new(move || *lock(&asked) || signals::arrived());
-        let runner = watched(py, || join(interrupt))?;
+        signals::ask(given_up);
+        let runner = watched(py, || join(interrupt));
+        signals::ask(None);
+        let runner = runner?;
         let runner = Mutex::new(Some(runner));
-        let shared = Shared { runner, queue: Mutex::default(), turn: Condvar::new(), stop };
+        let (queue, turn, tellers) = (Mutex::default(), Condvar::new(), Tellers::default());
+        let shared = Shared { runner, queue, turn, stop, tellers };
         Ok(Self { shared: Arc::new(shared), worker: Mutex::default() })
     }
 
@@ -133,7 +142,8 @@ impl Lane {
         arrays: Py<PyAny>,
     ) -> PyResult<Arc<Ticket>> {
         let ticket = Arc::new(Ticket::default());
-        let job = Job { call, timeout, ticket: Arc::clone(&ticket), _arrays: arrays };
+        let tellers = self.shared.tellers.clone();
+        let job = Job { call, timeout, ticket: Arc::clone(&ticket), tellers, _arrays: arrays };
         let mut worker = lock(&self.worker);
         if worker.is_none() {
             let shared = Arc::clone(&self.shared);
@@ -166,6 +176,7 @@ impl Lane {
             drop(worker.join());
         }
         drop(lock(&self.shared.runner).take());
+        self.shared.tellers.end(grace);
     }
 
     /// Ends the lane, as dropping it does.
@@ -216,7 +227,7 @@ impl Shared {
             let outcome = unsafe { self.run(&job.call, job.timeout, true) };
             lock(&self.queue).running = false;
             self.turn.notify_all();
-            job.ticket.finish(outcome);
+            job.ticket.finish(outcome, &job.tellers);
         }
     }
 
@@ -261,6 +272,17 @@ mod signals {
     thread_local! {
         static LOOKED: Cell<Option<Instant>> = const { Cell::new(None) };
         static TAKEN: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+        static GIVEN_UP: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
+    }
+
+    /// Lets this thread's waits ask Python whether to give up, besides looking for signals.
+    pub(super) fn ask(given_up: Option<Py<PyAny>>) {
+        GIVEN_UP.set(given_up);
+    }
+
+    fn is_given_up(py: Python<'_>) -> PyResult<bool> {
+        let given_up = GIVEN_UP.with_borrow(|asked| asked.as_ref().map(|asked| asked.clone_ref(py)));
+        given_up.map_or(Ok(false), |asked| asked.call0(py)?.is_truthy(py))
     }
 
     /// Runs `call`, a thread of Python's without the GIL, with an eye on signals.
@@ -278,8 +300,8 @@ mod signals {
             return false;
         }
         LOOKED.set(Some(Instant::now()));
-        match Python::attach(|py| py.check_signals()) {
-            Ok(()) => false,
+        match Python::attach(|py| py.check_signals().and_then(|()| is_given_up(py))) {
+            Ok(given_up) => given_up,
             Err(raised) => {
                 TAKEN.set(Some(raised));
                 true
@@ -307,14 +329,14 @@ struct State {
 }
 
 impl Ticket {
-    fn finish(&self, outcome: Result<(), PoolError>) {
+    fn finish(&self, outcome: Result<(), PoolError>, tellers: &Tellers) {
         let mut state = lock(&self.state);
         let then = state.then.take();
         state.outcome = Some(outcome.clone());
         drop(state);
         self.done.notify_all();
         if let Some(then) = then {
-            Python::attach(|py| tell(py, &then, outcome));
+            tellers.tell(then, outcome);
         }
     }
 
@@ -345,7 +367,7 @@ impl Ticket {
         waited.unwrap_or_else(PoisonError::into_inner).0.outcome.clone()
     }
 
-    /// Calls `then` with `None` or the exception, once the call is done: now, or on the group's thread.
+    /// Calls `then` with `None` or the exception, once the call is done: now, or on a thread of the group's.
     pub(crate) fn when_done(&self, py: Python<'_>, then: Py<PyAny>) {
         let mut state = lock(&self.state);
         match state.outcome.clone() {
@@ -358,17 +380,10 @@ impl Ticket {
     }
 }
 
-fn tell(py: Python<'_>, then: &Py<PyAny>, outcome: Result<(), PoolError>) {
-    let error = outcome.err().map(|error| errors::raise(error).into_value(py));
-    if let Err(failure) = then.call1(py, (error,)) {
-        failure.write_unraisable(py, Some(then.bind(py)));
-    }
-}
-
 fn closed() -> PoolError {
     PoolError::Argument { what: "the group", value: "closed".to_owned(), expected: "join it anew" }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,6 +8,7 @@ mod number;
 mod object;
 mod plan;
 mod pool;
+mod tellers;
 
 use pyo3::prelude::*;
 

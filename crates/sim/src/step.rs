@@ -1,13 +1,803 @@
-//! A training step, priced in closed form: how it is laid out, on what, and what each part of it takes.
+//! A training step in closed form.
+//!
+//! What layouts share is computed once: a [`Block`] for all that agree in how a block is cut. What is left is a few dozen
+//! operations a layout, so that a search and a single prediction are one code.
 
-pub(crate) mod block;
-pub(crate) mod closed_form;
-pub(crate) mod cost;
-pub(crate) mod figures;
-pub(crate) mod given;
-pub(crate) mod job;
-pub(crate) mod layout;
-pub(crate) mod machine;
-pub(crate) mod model;
-pub(crate) mod order;
-pub(crate) mod timeline;
+use serde::Serialize;
+
+use crate::block::{Block, Edge, Traffic};
+use crate::layout::{Deal, FarTier, Layout, Precision, Zero};
+use crate::machine::{Machine, Scopes, Span};
+use crate::model::Model;
+use crate::order::{CP, DP, EP, PP};
+
+/// What a step is predicted to take. Seconds and bytes are those of the accelerator that sets the pace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Step {
+    /// All of it: the sum of everything below but what is hidden.
+    pub total_s: f64,
+    /// Computing.
+    pub compute: Compute,
+    /// Sending, by what it is for.
+    pub communication: Communication,
+    /// Waiting for other stages at the beginning and at the end.
+    pub bubble_s: f64,
+    /// To and from another tier.
+    pub offload: Shown,
+    /// Waiting for the slowest of many.
+    pub straggle_s: f64,
+    /// What lies where.
+    pub memory: Memory,
+}
+
+/// Seconds of computing, all micro-batches together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Compute {
+    /// Forward pass.
+    pub forward_s: f64,
+    /// Backward pass, without what is computed again.
+    pub backward_s: f64,
+    /// Computed again.
+    pub recompute_s: f64,
+    /// The optimizer.
+    pub optimizer_s: f64,
+}
+
+/// Seconds that hold computation up, and that run beside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Shown {
+    /// Holding it up.
+    pub exposed_s: f64,
+    /// Beside it.
+    pub hidden_s: f64,
+}
+
+/// Seconds inside a rack, and between racks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Scoped {
+    /// Inside a rack.
+    pub inside: Shown,
+    /// Between racks.
+    pub between: Shown,
+}
+
+/// Seconds of sending, by what it is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Communication {
+    /// Parts of matrix products.
+    pub tensor: Scoped,
+    /// Keys and values.
+    pub context: Scoped,
+    /// Tokens to experts and back.
+    pub expert: Scoped,
+    /// Activations between stages.
+    pub pipeline: Scoped,
+    /// Gradients and weights among copies.
+    pub data: Scoped,
+}
+
+/// Bytes on an accelerator, and on its share of another tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Memory {
+    /// Weights.
+    pub weights_bytes: f64,
+    /// Gradients.
+    pub gradients_bytes: f64,
+    /// Optimizer states.
+    pub optimizer_bytes: f64,
+    /// Activations between the passes, and the largest that pass by.
+    pub activations_bytes: f64,
+    /// All of it.
+    pub used_bytes: f64,
+    /// What the accelerator has.
+    pub capacity_bytes: f64,
+    /// Weights in the other tier.
+    pub far_weights_bytes: f64,
+    /// Optimizer states there.
+    pub far_optimizer_bytes: f64,
+    /// Activations there.
+    pub far_activations_bytes: f64,
+    /// What lies there, all of it.
+    pub far_bytes: f64,
+    /// What an accelerator's share of that has.
+    pub far_capacity_bytes: f64,
+}
+
+impl Step {
+    /// The names of its figures, flat, for tables of many steps.
+    pub const COLUMNS: [&str; 40] = [
+        "total_s",
+        "forward_s",
+        "backward_s",
+        "recompute_s",
+        "optimizer_s",
+        "tensor_inside_exposed_s",
+        "tensor_inside_hidden_s",
+        "tensor_between_exposed_s",
+        "tensor_between_hidden_s",
+        "context_inside_exposed_s",
+        "context_inside_hidden_s",
+        "context_between_exposed_s",
+        "context_between_hidden_s",
+        "expert_inside_exposed_s",
+        "expert_inside_hidden_s",
+        "expert_between_exposed_s",
+        "expert_between_hidden_s",
+        "pipeline_inside_exposed_s",
+        "pipeline_inside_hidden_s",
+        "pipeline_between_exposed_s",
+        "pipeline_between_hidden_s",
+        "data_inside_exposed_s",
+        "data_inside_hidden_s",
+        "data_between_exposed_s",
+        "data_between_hidden_s",
+        "bubble_s",
+        "offload_exposed_s",
+        "offload_hidden_s",
+        "straggle_s",
+        "weights_bytes",
+        "gradients_bytes",
+        "optimizer_bytes",
+        "activations_bytes",
+        "used_bytes",
+        "capacity_bytes",
+        "far_weights_bytes",
+        "far_optimizer_bytes",
+        "far_activations_bytes",
+        "far_bytes",
+        "far_capacity_bytes",
+    ];
+
+    /// The figures, in the order of [`Step::COLUMNS`].
+    #[must_use]
+    pub fn columns(&self) -> [f64; Self::COLUMNS.len()] {
+        let Self { compute, communication, offload, memory, .. } = self;
+        let Communication { tensor, context, expert, pipeline, data } = communication;
+        let mut columns = [0.0; Self::COLUMNS.len()];
+        let sent = [tensor, context, expert, pipeline, data].into_iter().flat_map(|kind| {
+            [kind.inside.exposed_s, kind.inside.hidden_s, kind.between.exposed_s, kind.between.hidden_s]
+        });
+        let first =
+            [self.total_s, compute.forward_s, compute.backward_s, compute.recompute_s, compute.optimizer_s];
+        let last = [
+            self.bubble_s,
+            offload.exposed_s,
+            offload.hidden_s,
+            self.straggle_s,
+            memory.weights_bytes,
+            memory.gradients_bytes,
+            memory.optimizer_bytes,
+            memory.activations_bytes,
+            memory.used_bytes,
+            memory.capacity_bytes,
+            memory.far_weights_bytes,
+            memory.far_optimizer_bytes,
+            memory.far_activations_bytes,
+            memory.far_bytes,
+            memory.far_capacity_bytes,
+        ];
+        for (column, figure) in columns.iter_mut().zip(first.into_iter().chain(sent).chain(last)) {
+            *column = figure;
+        }
+        columns
+    }
+}
+
+impl Memory {
+    /// Whether it fits where it lies.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.used_bytes <= self.capacity_bytes && self.far_bytes <= self.far_capacity_bytes
+    }
+}
+
+impl Scoped {
+    fn new(traffic: &Traffic, times: f64) -> Self {
+        let shown = |scope: usize| Shown {
+            exposed_s: times * traffic.exposed[scope],
+            hidden_s: times * traffic.hidden[scope],
+        };
+        Self { inside: shown(0), between: shown(1) }
+    }
+
+    /// What holds computation up.
+    #[must_use]
+    pub fn exposed_s(&self) -> f64 {
+        self.inside.exposed_s + self.between.exposed_s
+    }
+}
+
+impl Communication {
+    /// What holds computation up.
+    #[must_use]
+    pub fn exposed_s(&self) -> f64 {
+        let Self { tensor, context, expert, pipeline, data } = self;
+        tensor.exposed_s()
+            + context.exposed_s()
+            + expert.exposed_s()
+            + pipeline.exposed_s()
+            + data.exposed_s()
+    }
+}
+
+impl Compute {
+    /// All of it.
+    #[must_use]
+    pub fn total_s(&self) -> f64 {
+        self.forward_s + self.backward_s + self.recompute_s + self.optimizer_s
+    }
+}
+
+/// Predicts a step of a layout that `model` can be cut into, on a machine that has what it asks for.
+pub(crate) fn step(machine: &Machine, model: &Model, block: &Block, layout: &Layout) -> Step {
+    let stages = Stages::new(machine, model, block, layout);
+    let copies = Copies::new(machine, layout, &stages);
+    let parts = Parts::new(block, layout, &stages);
+    Shared { machine, stages: &stages, copies: &copies, parts: &parts }.step(layout)
+}
+
+/// All that layouts share. What is left for each is what lies where, and what runs beside what.
+#[derive(Clone, Copy)]
+pub(crate) struct Shared<'a> {
+    pub(crate) machine: &'a Machine,
+    pub(crate) stages: &'a Stages,
+    pub(crate) copies: &'a Copies,
+    pub(crate) parts: &'a Parts,
+}
+
+/// What layouts share that have the same block, and as many stages and copies.
+pub(crate) struct Stages {
+    /// Micro-batches.
+    count: f64,
+    pp: f64,
+    cut: Cut,
+    /// Blocks of the slowest stage, which sets the pace, and of the stage that has the most.
+    layers: f64,
+    most_layers: f64,
+    /// Seconds of the slowest stage's passes, one micro-batch.
+    forward: f64,
+    backward: f64,
+    /// Bytes that the stage of the most blocks keeps of them, all micro-batches together.
+    kept: f64,
+    /// Seconds of a stage that run beside another micro-batch's passes, but not while the stages fill and empty.
+    filling: f64,
+    /// Seconds from a stage to the next.
+    handed: Scopes,
+    straggle: f64,
+    /// Parameters of a block on an accelerator.
+    block: f64,
+    /// Of the first, the second and the last stage, and of the one that has the most.
+    parameters: [Parameters; 3],
+    most: Parameters,
+    /// Of the optimizer states that these have elsewhere the part that is here: two blocks, one in use, one on its way.
+    here: [f64; 3],
+    /// Those that have the same weights, and those that have the same experts: ranks that share sequences, in each group
+    /// that shares all experts.
+    groups: [Option<Group>; 2],
+}
+
+/// Ranks that have copies of the same parameters.
+struct Group {
+    span: Span,
+    parameters: f64,
+    /// Seconds to gather them.
+    gather: Scopes,
+}
+
+/// Parameters on an accelerator: what all copies of the model have, and what experts spread among copies.
+#[derive(Clone, Copy)]
+struct Parameters {
+    dense: f64,
+    spread: f64,
+    /// Of the embedding or the head, which is in use as a whole.
+    table: f64,
+    /// All of them, and what is left where copies share them.
+    all: f64,
+    shared: f64,
+}
+
+impl Parameters {
+    /// With so many that share the first, and so many that share the second.
+    const fn new(dense: f64, spread: f64, table: f64, copies: [f64; 2]) -> Self {
+        Self { dense, spread, table, all: dense + spread, shared: dense / copies[0] + spread / copies[1] }
+    }
+
+    /// What lies on each accelerator of what is shared from some stage of ZeRO on.
+    const fn left(&self, is_shared: bool) -> f64 {
+        if is_shared { self.shared } else { self.all }
+    }
+}
+
+impl Stages {
+    pub(crate) fn new(machine: &Machine, model: &Model, block: &Block, layout: &Layout) -> Self {
+        let count = f64::from(layout.micro_batches());
+        let pp = f64::from(layout.pp);
+        let cut = Cut::new(layout, model, block);
+        let (layers, edge) = (cut.layers[cut.slow], cut.edges[cut.slow]);
+        let most_layers = cut.layers[0].max(cut.layers[1]).max(cut.layers[2]);
+        let handed = match layout.pp {
+            1 => [0.0; 2],
+            _ => machine.send(machine.span(&layout.ranks(), &[PP]), block.handed),
+        };
+        let tp = f64::from(layout.tp);
+        let dense = model.dense_parameters() / tp;
+        let spread = model.spread_parameters() / (tp * f64::from(layout.ep));
+        let table = model.embedding_parameters() / tp;
+        let tables = match (layout.pp, model.tied) {
+            (1, true) => [1.0; 3],
+            (1, false) => [2.0; 3],
+            (_, _) => [1.0, 0.0, 1.0],
+        };
+        let [copies, expert_copies] = layout.copies();
+        let parameters = |(kind, _): (usize, u32)| {
+            let layers = cut.layers[kind];
+            Parameters::new(
+                layers * dense + tables[kind] * table,
+                layers * spread,
+                tables[kind].min(1.0) * table,
+                [copies, expert_copies].map(f64::from),
+            )
+        };
+        let [first, second, last] = ends(layout.pp).map(parameters);
+        let heavier = |a: Parameters, b: Parameters| if b.all > a.all { b } else { a };
+        let most = heavier(heavier(first, second), last);
+        let group = |kinds: &[usize], parameters: f64| {
+            let span = machine.span(&layout.ranks(), kinds);
+            let gather = machine.half(span, layout.precision.bytes() * parameters);
+            Group { span, parameters, gather }
+        };
+        Self {
+            count,
+            pp,
+            layers,
+            most_layers,
+            forward: layers * block.forward + edge.forward,
+            backward: layers * block.backward + edge.backward,
+            kept: most_layers * block.kept * count,
+            filling: f64::from(model.layers) / pp * (block.expert.hidden[0] + block.expert.hidden[1]),
+            handed,
+            straggle: machine.straggle * f64::from(layout.accelerators()).log2(),
+            block: dense + spread,
+            parameters: [first, second, last],
+            most,
+            here: ends(layout.pp).map(|(kind, _)| (2.0 / cut.layers[kind].max(1.0)).min(1.0)),
+            groups: [
+                (copies > 1).then(|| group(&[CP, EP, DP], most.dense)),
+                (expert_copies > 1 && most.spread > 0.0).then(|| group(&[CP, DP], most.spread)),
+            ],
+            cut,
+        }
+    }
+}
+
+/// How blocks are dealt out to the stages, so that the slowest is as fast as can be.
+struct Cut {
+    deal: Deal,
+    /// Seconds of a block, both passes of a micro-batch, with what holds them up.
+    each: f64,
+    /// Blocks of the first stage, of the middle one that has the most, and of the last; and what they have besides.
+    layers: [f64; 3],
+    edges: [Edge; 3],
+    /// Which of these is the slowest; seconds of it for a micro-batch, and what a stage takes on average.
+    slow: usize,
+    slowest: f64,
+    mean: f64,
+}
+
+impl Cut {
+    fn new(layout: &Layout, model: &Model, block: &Block) -> Self {
+        let (first, other) = layout.deals(model);
+        let best = Self::of(first, layout.pp, block);
+        let other = other.map(|deal| Self::of(deal, layout.pp, block));
+        other.filter(|other| other.slowest < best.slowest).unwrap_or(best)
+    }
+
+    fn of(deal: Deal, pp: u32, block: &Block) -> Self {
+        let ends = Edge {
+            forward: block.first.forward + block.last.forward,
+            backward: block.first.backward + block.last.backward,
+            kept: block.first.kept + block.last.kept,
+        };
+        let edges = match pp {
+            1 => [ends; 3],
+            _ => [block.first, Edge::default(), block.last],
+        };
+        let held_up = |traffic: &Traffic| traffic.exposed[0] + traffic.exposed[1];
+        let sending = held_up(&block.tensor) + held_up(&block.context) + held_up(&block.expert);
+        let each = block.forward + block.backward + block.again + sending;
+        let layers = [deal.first, deal.most_of_middle(pp), deal.last].map(f64::from);
+        let works = [0, 1, 2].map(|index| work(layers[index], each, edges[index]));
+        let slow =
+            if works[2] >= works[0] && works[2] >= works[1] { 2 } else { usize::from(works[1] > works[0]) };
+        let (more, fewer) = (f64::from(deal.more), f64::from(pp) - 2.0 - f64::from(deal.more));
+        let middle = more * works[1] + fewer * work(deal.middle.into(), each, edges[1]);
+        let mean = if pp == 1 { works[0] } else { (works[0] + works[2] + middle) / f64::from(pp) };
+        Self { deal, each, layers, edges, slow, slowest: works[slow], mean }
+    }
+}
+
+/// The first, the second and the last of so many stages: where each of them is in a [`Cut`], and how many come before.
+fn ends(pp: u32) -> [(usize, u32); 3] {
+    [(0, 0), (if pp > 2 { 1 } else { 2 }, 1.min(pp - 1)), (2, pp - 1)]
+}
+
+/// Seconds of a stage of so many blocks for a micro-batch.
+fn work(layers: f64, each: f64, edge: Edge) -> f64 {
+    layers * each + edge.forward + edge.backward
+}
+
+/// A stage of the pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Stage {
+    /// Its blocks.
+    pub blocks: u32,
+    /// Seconds of its passes as a part of those of the slowest stage.
+    pub pace: f64,
+}
+
+/// The stages of a layout, the first one first.
+pub(crate) fn stages(model: &Model, block: &Block, layout: &Layout) -> Vec<Stage> {
+    let cut = Cut::new(layout, model, block);
+    let stage = |(stage, blocks): (u32, u32)| {
+        let edge = match stage {
+            0 => cut.edges[0],
+            _ if stage == layout.pp - 1 => cut.edges[2],
+            _ => cut.edges[1],
+        };
+        Stage { blocks, pace: work(blocks.into(), cut.each, edge) / cut.slowest }
+    };
+    (0..).zip(cut.deal.blocks(layout.pp)).map(stage).collect()
+}
+
+/// What layouts share whose copies of the model share the same, besides block and stages.
+pub(crate) struct Copies {
+    /// Seconds of gradients and weights among copies, and the part of them that can run beside the passes of so many
+    /// micro-batches, with stages in one part, and in more, each of which computes for so long.
+    seconds: Scopes,
+    part: f64,
+    passes: [f64; 2],
+    pass: f64,
+    optimizer: f64,
+    /// Of the stage that has the most, for what is fetched from and written to another tier.
+    weights: f64,
+    states: f64,
+    /// Of the first, the second and the last stage.
+    held: [Held; 3],
+}
+
+/// Bytes of a stage.
+#[derive(Clone, Copy)]
+struct Held {
+    weights: f64,
+    /// Of weights that copies share what is whole at a time; and where they lie elsewhere what is here.
+    whole: f64,
+    in_use: f64,
+    gradients: f64,
+    states: f64,
+}
+
+impl Copies {
+    pub(crate) fn new(machine: &Machine, layout: &Layout, stages: &Stages) -> Self {
+        let (value, states) = (layout.precision.bytes(), layout.precision.states());
+        let width = if layout.wide_gradients { 4.0 } else { value };
+        let mut seconds = [0.0; 2];
+        for group in stages.groups.iter().flatten() {
+            let one = group.exchange(machine, layout, width, stages.count);
+            seconds = [seconds[0] + one[0], seconds[1] + one[1]];
+        }
+        // All but one block's, beside the passes of one micro-batch; with interleaving of as many as there are stages, for
+        // they go through one part after the other; with shared gradients or weights of all.
+        let passes = match layout.zero {
+            Zero::Gradients | Zero::Weights => [stages.count; 2],
+            _ => [1.0, stages.pp],
+        };
+        let forward = if layout.zero == Zero::None { 0.0 } else { stages.forward };
+        let is_shared = |from: Zero| layout.zero >= from;
+        // What is shared is whole for a block at a time, or for the embedding or the head; of weights the next block is on its way.
+        let held = |parameters: &Parameters| {
+            let whole = |from: Zero, bytes: f64| if is_shared(from) { bytes } else { 0.0 };
+            let weights = value * parameters.left(is_shared(Zero::Weights));
+            let in_use = value * (2.0 * stages.block).max(parameters.table);
+            let gradients = width * stages.block.max(parameters.table);
+            Held {
+                weights,
+                whole: whole(Zero::Weights, in_use),
+                in_use: if is_shared(Zero::Weights) { in_use } else { in_use.min(weights) },
+                gradients: width * parameters.left(is_shared(Zero::Gradients))
+                    + whole(Zero::Gradients, gradients),
+                states: states * parameters.left(is_shared(Zero::Optimizer)),
+            }
+        };
+        let [first, second, last] = &stages.parameters;
+        let own = stages.most.left(is_shared(Zero::Optimizer));
+        let updated = if layout.precision == Precision::Fp32 { 2.0 * value } else { value };
+        Self {
+            seconds,
+            part: 1.0 - 1.0 / stages.most_layers.max(1.0),
+            passes,
+            pass: forward + stages.backward,
+            // Read the gradient and, for its norm, once more; read and write the states; write the weight, which where there is
+            // no copy of it was read too.
+            optimizer: machine.moved(own * (2.0 * width + 2.0 * states + updated)),
+            weights: value * stages.most.left(is_shared(Zero::Weights)),
+            states: states * own,
+            held: [held(first), held(second), held(last)],
+        }
+    }
+}
+
+impl Group {
+    /// Gradients and weights: once a step, or what is shared of them for each pass of each micro-batch.
+    fn exchange(&self, machine: &Machine, layout: &Layout, width: f64, count: f64) -> Scopes {
+        let bytes = width * self.parameters;
+        let (scatters, gathers) = match layout.zero {
+            Zero::None => return machine.all_reduce(self.span, bytes),
+            Zero::Optimizer => (1.0, 1.0),
+            Zero::Gradients => (count, 1.0),
+            Zero::Weights => (count, 2.0 * count),
+        };
+        let scatter = machine.half(self.span, bytes);
+        [0, 1].map(|scope| scatters * scatter[scope] + gathers * self.gather[scope])
+    }
+}
+
+/// What layouts share whose stages are cut into as many parts, besides block and stages.
+pub(crate) struct Parts {
+    /// All but the optimizer.
+    compute: Compute,
+    /// All but what goes between stages and among copies.
+    communication: Communication,
+    /// What holds computation up inside racks and between them.
+    waiting: Scopes,
+    /// What is left for those: computation, and waiting for the other links.
+    rooms: Scopes,
+    bubble: f64,
+    /// Seconds between stages: all of them, and those that can run beside computation.
+    sent: Scopes,
+    steady: f64,
+    /// Bytes of the first, the second and the last stage: those kept from pass to pass, of these what is here where they lie
+    /// elsewhere, and those that pass by.
+    kept: [[f64; 3]; 3],
+}
+
+impl Parts {
+    pub(crate) fn new(block: &Block, layout: &Layout, stages: &Stages) -> Self {
+        let (Stages { count, pp, layers, cut, .. }, parts) = (stages, f64::from(layout.interleave));
+        // What runs beside another micro-batch's passes does not while the stages fill and empty, nor where the last one, which
+        // waits the longest for a backward pass, has none yet.
+        let hidden = block.expert.hidden;
+        let alone = if layout.pairs_passes() { count.min(((parts - 1.0) * pp + 1.0) / parts) } else { 0.0 };
+        let times = count * layers;
+        let [inside, between] = [0, 1].map(|scope| Shown {
+            exposed_s: times * block.expert.exposed[scope] + alone * layers * hidden[scope],
+            hidden_s: (count - alone) * layers * hidden[scope],
+        });
+        let communication = Communication {
+            tensor: Scoped::new(&block.tensor, times),
+            context: Scoped::new(&block.context, times),
+            expert: Scoped { inside, between },
+            ..Communication::default()
+        };
+        let compute = Compute {
+            forward_s: count * stages.forward,
+            backward_s: count * stages.backward,
+            recompute_s: times * block.again,
+            optimizer_s: 0.0,
+        };
+        let seconds = compute.total_s();
+        let expert = [inside.hidden_s, between.hidden_s];
+        let waiting = [
+            [inside.exposed_s, block.tensor.exposed[0], block.context.exposed[0]],
+            [between.exposed_s, block.tensor.exposed[1], block.context.exposed[1]],
+        ]
+        .map(|[expert, tensor, context]| expert + times * (tensor + context));
+        let rooms = [0, 1].map(|scope| {
+            let taken = times * (block.tensor.hidden[scope] + block.context.hidden[scope]);
+            (seconds + waiting[1 - scope] - taken - expert[scope]).max(0.0)
+        });
+        // Each part of each stage hands on once forward and once backward.
+        let steady = 2.0 * count * parts;
+        let handed = stages.handed;
+        // The last stage has its logits of one micro-batch; the first what is kept of the embedding, of all under way.
+        let kept = |(kind, stage): (usize, u32)| {
+            let (layers, edge) = (cut.layers[kind], cut.edges[kind].kept);
+            let under_way = under_way(layout, *count, f64::from(stage));
+            let edge = if kind == 2 || layout.pp == 1 { edge } else { edge * under_way };
+            let kept = under_way * layers * block.kept;
+            // Of one micro-batch a block that is in use, and one on its way.
+            [kept, kept.min(2.0 * block.kept), block.passing + edge]
+        };
+        let [first, second, last] = ends(layout.pp);
+        Self {
+            compute,
+            communication,
+            waiting,
+            rooms,
+            bubble: (pp - 1.0) / parts * (cut.mean + stages.filling),
+            sent: handed.map(|seconds| (2.0 * (pp - 1.0) + steady) * seconds),
+            steady: steady * (handed[0] + handed[1]),
+            kept: [kept(first), kept(second), kept(last)],
+        }
+    }
+}
+
+/// Micro-batches that a stage keeps at once, in whole stages: one less from stage to stage, and with interleaving two
+/// parts less (Narayanan et al., SC21, section 2.2; Korthikanti et al., 2022, section 4.2.3, for the first). Where the passes of
+/// two run beside each other, two less without interleaving too, and one part more (Megatron-Core, combined passes).
+fn under_way(layout: &Layout, count: f64, stage: f64) -> f64 {
+    let (pp, parts) = (f64::from(layout.pp), f64::from(layout.interleave));
+    let parts_kept = match (layout.interleave, layout.pairs_passes()) {
+        (1, false) => pp - stage,
+        (_, more) => (parts - 1.0) * pp + 2.0 * (pp - 1.0 - stage) + if more { 2.0 } else { 1.0 },
+    };
+    count.min(parts_kept / parts)
+}
+
+/// Seconds of computation that a link is still idle in. Links of a rack and links between racks can both be busy beside the
+/// same computation; nothing runs where something else runs already.
+struct Room(f64);
+
+impl Room {
+    /// Takes up to so many seconds.
+    #[inline(always)]
+    fn take(&mut self, seconds: f64) -> f64 {
+        let taken = seconds.min(self.0).max(0.0);
+        self.0 -= taken;
+        taken
+    }
+
+    /// Seconds of which up to `hidden` run beside computation, as far as there is room.
+    #[inline(always)]
+    fn share(&mut self, seconds: f64, hidden: f64) -> Shown {
+        let hidden_s = self.take(hidden.min(seconds));
+        Shown { exposed_s: seconds - hidden_s, hidden_s }
+    }
+}
+
+impl Shared<'_> {
+    pub(crate) fn step(&self, layout: &Layout) -> Step {
+        self.finish(layout, self.memory(layout))
+    }
+
+    /// Bytes of the stage that has the most here.
+    #[inline(always)]
+    pub(crate) fn memory(&self, layout: &Layout) -> Memory {
+        let Self { machine, stages, copies, parts } = self;
+        let offload = layout.offload;
+        let far_capacity_bytes = machine.far(offload.tier).map_or(0.0, |tier| tier.capacity);
+        let (mut fullest, mut farthest) = (Memory::default(), Elsewhere::default());
+        for ((held, &[kept, in_use, passing]), here) in copies.held.iter().zip(&parts.kept).zip(&stages.here)
+        {
+            let weights_bytes = if offload.weights { held.in_use } else { held.weights + held.whole };
+            let optimizer_bytes = if offload.optimizer { held.states * here } else { held.states };
+            let activations_bytes = if offload.activations { in_use } else { kept } + passing;
+            let used_bytes = weights_bytes + held.gradients + optimizer_bytes + activations_bytes;
+            if used_bytes > fullest.used_bytes {
+                let gradients_bytes = held.gradients;
+                fullest = Memory {
+                    weights_bytes,
+                    gradients_bytes,
+                    optimizer_bytes,
+                    activations_bytes,
+                    used_bytes,
+                    ..fullest
+                };
+            }
+            if offload.is_any() {
+                let far = |bytes: f64, is_far: bool| if is_far { bytes } else { 0.0 };
+                let there = Elsewhere {
+                    weights: far(held.weights, offload.weights),
+                    states: far(held.states, offload.optimizer),
+                    kept: far(kept, offload.activations),
+                };
+                if there.all() > farthest.all() {
+                    farthest = there;
+                }
+            }
+        }
+        Memory {
+            capacity_bytes: machine.capacity,
+            far_weights_bytes: farthest.weights,
+            far_optimizer_bytes: farthest.states,
+            far_activations_bytes: farthest.kept,
+            far_bytes: farthest.all(),
+            far_capacity_bytes,
+            ..fullest
+        }
+    }
+
+    /// What runs beside what, once it is known what lies where.
+    #[inline(always)]
+    pub(crate) fn finish(&self, layout: &Layout, memory: Memory) -> Step {
+        let Self { stages, copies, parts, .. } = self;
+        let overlap = layout.overlap;
+        let [mut inside, mut between] = parts.rooms.map(Room);
+        // Stages hand on inside racks or between them; while they wait for that, the other links have room.
+        let steady = if overlap.pipeline { parts.steady } else { 0.0 };
+        let pipeline = Scoped {
+            inside: inside.share(parts.sent[0], steady),
+            between: between.share(parts.sent[1], steady),
+        };
+        inside.0 += pipeline.between.exposed_s;
+        between.0 += pipeline.inside.exposed_s;
+        // All but one block's, as long as passes take with what holds them up.
+        let passes = copies.passes[usize::from(layout.interleave > 1)];
+        let waiting = parts.waiting[0] + parts.waiting[1] + pipeline.exposed_s();
+        let beside = passes * (copies.pass + waiting / stages.count);
+        let part = if overlap.data { copies.part } else { 0.0 };
+        let [near, far] = copies.seconds;
+        let near = inside.share(near, (part * near).min(beside));
+        between.0 += near.exposed_s;
+        let far = between.share(far, (part * far).min(beside + near.exposed_s));
+        let data = Scoped { inside: near, between: far };
+        let communication = Communication { pipeline, data, ..parts.communication };
+        // The host has a link of its own; the pool hangs on those between the racks.
+        let exposed = communication.exposed_s();
+        let alone = Room(parts.compute.total_s() + exposed);
+        let (room, waiting) = match layout.offload.tier {
+            FarTier::Pool => {
+                let waiting = (parts.waiting[0] + pipeline.inside.exposed_s) / stages.count;
+                (between, waiting + data.inside.exposed_s)
+            }
+            _ => (alone, waiting / stages.count + data.exposed_s()),
+        };
+        let offload = self.offload(layout, room, waiting);
+        let compute = Compute { optimizer_s: copies.optimizer, ..parts.compute };
+        let busy = compute.total_s() + exposed + parts.bubble + offload.exposed_s;
+        let straggle_s = stages.straggle * busy;
+        Step {
+            total_s: busy + straggle_s,
+            compute,
+            communication,
+            bubble_s: parts.bubble,
+            offload,
+            straggle_s,
+            memory,
+        }
+    }
+
+    /// To and from another tier: weights for each pass of each micro-batch, states once, activations there and back; while the
+    /// links that it takes are idle, of that `waiting` from the last micro-batch on.
+    #[inline(always)]
+    fn offload(&self, layout: &Layout, mut room: Room, waiting: f64) -> Shown {
+        let Self { machine, stages, copies, .. } = self;
+        let offload = layout.offload;
+        let Some(far) = machine.far(offload.tier) else { return Shown::default() };
+        let passes = 2.0 * stages.count;
+        // A block at a time.
+        let late = passes * stages.most_layers * far.latency;
+        // Each pass fetches them; once they are updated, they go back.
+        let weights = match offload.weights {
+            true => passes * copies.weights / far.read + copies.weights / far.write + late,
+            false => 0.0,
+        };
+        // Both ways at a time.
+        let states =
+            if offload.optimizer { copies.states / far.both + stages.most_layers * far.latency } else { 0.0 };
+        let kept = stages.kept;
+        let activations = if offload.activations { kept / far.read + kept / far.write + late } else { 0.0 };
+        let total = weights + states + activations;
+        // States can go beside one micro-batch's backward pass at most, for the last gradient comes with its end, and beside what
+        // holds that and the step's end up.
+        let hidden = match layout.overlap.offload {
+            true => room.take(weights + activations) + room.take(states.min(stages.backward + waiting)),
+            false => 0.0,
+        };
+        // The sums round.
+        Shown { exposed_s: (total - hidden).max(0.0), hidden_s: hidden }
+    }
+}
+
+/// Bytes of a stage in another tier.
+#[derive(Clone, Copy, Default)]
+struct Elsewhere {
+    weights: f64,
+    states: f64,
+    kept: f64,
+}
+
+impl Elsewhere {
+    const fn all(self) -> f64 {
+        self.weights + self.states + self.kept
+    }
+}

@@ -138,7 +138,7 @@ impl<'a, M: Memory> Bench<'a, M> {
         let (own, other) = if self.first { (0, 1) } else { (1, 0) };
         let (pool, host) = (self.pool, other as u16);
         Link {
-            peer: Peer { host, pid: 0 },
+            peer: Peer::new(host, 0),
             epoch: 0,
             bell: bell(own),
             wakes: Some(bell(other)),
@@ -146,7 +146,7 @@ impl<'a, M: Memory> Bench<'a, M> {
             alive: Box::new(move || match pool.peer_alive(host, ProcessSlot(0))? {
                 true => Ok(()),
                 false => Err(PoolError::PeerDead {
-                    peer: Peer { host, pid: 0 },
+                    peer: Peer::new(host, 0),
                     what: "a message",
                     epoch: 0,
                     sequence: 0,

@@ -139,10 +139,21 @@ impl Row {
         let figure = format!("{case:<58} {metric:<10} {:>10} {unit:<5} {spread}", short(*value));
         match (&self.peer, self.peer_value, self.ratio) {
             (Some(peer), Some(other), Some(ratio)) => {
-                format!("{figure:<112} {peer} {}, {ratio:.2}x", short(other))
+                format!("{figure:<112} {peer} {}, {}", short(other), times(ratio))
             }
             _ => figure,
         }
+    }
+}
+
+/// A ratio beyond which the peer was not slow but away: it lost its core to another process and waited for the scheduler.
+const ABSURD: f64 = 1000.0;
+
+/// A ratio in words, with what it is where it says nothing of either's speed.
+pub(super) fn times(ratio: f64) -> String {
+    match ratio {
+        _ if ratio >= ABSURD => format!("{ratio:.0}x: the peer lost its core, no speed of its own"),
+        _ => format!("{ratio:.2}x"),
     }
 }
 
@@ -176,6 +187,12 @@ mod tests {
             Better::More,
         );
         assert_eq!(bandwidth.ratio, Some(0.5));
+    }
+
+    #[test]
+    fn a_ratio_of_thousands_is_marked_as_what_it_is() {
+        assert_eq!(times(999.9), "999.90x");
+        assert_eq!(times(15432.1), "15432x: the peer lost its core, no speed of its own");
     }
 
     #[test]

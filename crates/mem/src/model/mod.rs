@@ -73,7 +73,7 @@ pub use canaries::{Canary, canaries};
 pub use explore::{Explorer, Failure, Outcome, Report, explore, replay};
 pub use memory::ModelMemory;
 pub use mutants::{Change, Harmless, Mutant, SiteKind, judge, mutants};
-pub use onhost::{LITMUS_BYTES, LitmusError, Tally, run_host};
+pub use onhost::{Family, LITMUS_BYTES, LitmusError, Tally, Verdict, run_host};
 pub use state::{Crash, Kernels, Shape};
 pub use suite::Suite;
 pub use walk::{Walked, walk};

@@ -15,10 +15,11 @@ use std::time::Duration;
 
 use polder_mem::Memory;
 
+use crate::deviation::Deviation;
 use crate::extents::{Account, Extents, Room};
 use crate::format::{CHUNK_BITS, CHUNKS_PER_WORD};
 use crate::local::LocalGuard;
-use crate::site::{Flaw, Site};
+use crate::site::Site;
 use crate::state::LockName;
 use crate::watch::Watch;
 use crate::{PoolError, word};
@@ -206,7 +207,7 @@ impl<'a, M: Memory> Chunks<'a, M> {
     // SYNC: pairs with itself on another host: of two claims at least one is seen by the other's owner.
     fn claim(&self, chunks: &Range<u32>, watch: &mut Watch) -> Result<Rival, PoolError> {
         self.log(chunks);
-        if self.0.flaw != Flaw::CheckThenSet {
+        if !Deviation::CheckThenSet.is_on() {
             self.publish(chunks, CLAIMED);
             self.0.memory.mfence();
         }
@@ -222,7 +223,7 @@ impl<'a, M: Memory> Chunks<'a, M> {
         loop {
             let rival = self.look(chunks, watch)?;
             let Rival::Behind { .. } = rival else { return Ok(rival) };
-            if self.0.flaw == Flaw::LowerDoesNotWait {
+            if Deviation::LowerDoesNotWait.is_on() {
                 return Ok(Rival::None);
             }
             if !watch.wait(&self.0) {

@@ -7,12 +7,12 @@
 use polder_mem::{LINE, Memory};
 
 use crate::chunks::Chunks;
+use crate::deviation::Deviation;
 use crate::directory::{Directory, Intent, Sight, Stripe, corrupt};
 use crate::entry::{self, Entry, State, Tombstone};
 use crate::extents::Extents;
 use crate::local::LocalGuard;
 use crate::opens::Opens;
-use crate::site::Flaw;
 use crate::state::{DAMAGED, LockName, Marks};
 use crate::{PoolError, line, word};
 
@@ -94,7 +94,7 @@ impl<M: Memory> Directory<'_, M> {
         for sight in condemned {
             let holders = announced.holders(sight.announcement());
             let held = holders != 0 && holders & !*fenced.get_or_insert_with(|| self.site.fenced()) != 0;
-            if !held || self.site.flaw == Flaw::IgnoreAnnouncements {
+            if !held || Deviation::IgnoreAnnouncements.is_on() {
                 freed += u64::from(self.free(&sight)?);
             }
         }

@@ -252,6 +252,6 @@ pub(super) fn link<M: Memory>(pool: &Pool<M>, host: u16) -> Link<Alive> {
     let own = pool.layout().bell(pool.member().host, pool.memory().slot());
     let alive: Alive = || Ok(());
     let patience = Patience { spins: u32::MAX, ..Patience::DEDICATED };
-    let peer = Peer { host, pid: 0 };
+    let peer = Peer::new(host, 0);
     Link { peer, epoch: 0, bell: own, wakes: None, patience, alive }
 }

@@ -120,6 +120,11 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
         !self.is_quiet() || self.sending.iter().any(is_copied) || !self.outlet.as_mut().is_none_or(is_met)
     }
 
+    /// Whether the last message that waits is a copy.
+    pub(super) fn ends_with_copy(&self) -> bool {
+        matches!(self.queue.back(), Some(Outgoing { load: Load::Copied(_), .. }))
+    }
+
     /// Whether something was requested that the peer has not taken.
     pub(super) fn is_sending(&self) -> bool {
         !self.sending.is_empty()
@@ -187,8 +192,8 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
     /// Pushes the next message, or a request for it.
     fn begin(&mut self, options: &Options, done: &mut VecDeque<Completion<B, C>>) -> Result<bool, PoolError> {
         let Some(Outgoing { label, load, place, until }) = self.queue.front() else { return Ok(false) };
-        let is_eager = *until != Until::Received && self.is_eager(options, load.bytes());
-        let synchronous = *until != Until::Out;
+        let is_eager = until.may_be_eager() && self.is_eager(options, load.bytes());
+        let synchronous = until.is_synchronous();
         let Some(Outlet { producer, .. }) = &mut self.outlet else { return Ok(false) };
         let (bytes, number) = (load.bytes(), self.sending.vacant_key() as u64);
         let length = bytes.len() as u64;
@@ -327,6 +332,11 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
     pub(super) fn lose(&mut self, pool: &Pool<M>, error: &PoolError, done: &mut VecDeque<Completion<B, C>>) {
         self.broken.get_or_insert_with(|| error.clone());
         self.close(pool);
+        // What is taken of a send is the last that its peer waits for, and no operation of ours is left to fail.
+        let ends_a_send = |control: &Control| matches!(control, Control::Grant { room: 0, .. });
+        if !matches!(error, PoolError::PeerDead { .. }) && self.control.iter().any(ends_a_send) {
+            done.push_back(Completion::Lost { error: error.clone() });
+        }
         self.control.clear();
         self.granted.clear();
         self.refuse(error, done);
@@ -393,7 +403,7 @@ fn find<M: Memory>(pool: &Pool<M>, address: Address) -> Result<(Object, Process)
 
 /// The error for an endpoint that is gone, of a process that was `pid`, or is not known.
 fn left<M: Memory>(pool: &Pool<M>, address: Address, pid: u32) -> Result<PoolError, PoolError> {
-    let (peer, epoch) = (crate::Peer { host: address.host, pid }, pool.epoch()?);
+    let (peer, epoch) = (crate::Peer::new(address.host, pid), pool.epoch()?);
     Ok(PoolError::PeerDead { peer, what: "endpoint", epoch, sequence: address.generation })
 }
 

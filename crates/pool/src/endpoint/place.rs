@@ -45,7 +45,8 @@ use super::Address;
 use crate::format::Geometry;
 use crate::line::{self, Words};
 use crate::membership::Process;
-use crate::object::{Fill, Object};
+use crate::name::Name;
+use crate::object::{Fill, MAX_HEADER_LINES, Object, header_lines};
 use crate::ring::{Place, RingShape};
 use crate::summary::SENDERS;
 use crate::{Pool, PoolError};
@@ -118,6 +119,23 @@ pub(crate) fn process_of<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<P
     }
 }
 
+/// Chunks that one host holds for `endpoints` endpoints of a job and `rings` rings of this shape to others, at most.
+pub(super) fn chunks(geometry: &Geometry, shape: RingShape, endpoints: u64, rings: u64) -> u64 {
+    let furthest = Address { host: u16::MAX, port: u16::MAX, generation: u64::MAX };
+    let name = ring_name(u64::MAX, furthest, furthest);
+    let header =
+        Offset(0).lines(Name::parse(&name).map_or(MAX_HEADER_LINES, |name| header_lines(&name)).into());
+    let (chunk, ring) = (geometry.chunk_bytes, header.0 + ring_bytes(shape));
+    let endpoints = (endpoints * (header.0 + endpoint_bytes(geometry))).div_ceil(chunk);
+    // What is longer than a chunk begins with one; what is shorter never lies in two.
+    endpoints + if ring > chunk { rings * ring.div_ceil(chunk) } else { rings.div_ceil(chunk / ring) }
+}
+
+/// Bytes of the object of a ring.
+fn ring_bytes(shape: RingShape) -> u64 {
+    3 * ALIGNED + shape.producer_bytes()
+}
+
 /// Makes the object of a ring.
 ///
 /// # Errors
@@ -130,8 +148,7 @@ pub(crate) fn create_ring<M: Memory>(
     let counts = shape.slots() | shape.cells() << 32;
     let [process, incarnation, host_incarnation] = pool.this_process().identity();
     let words = [1, counts, shape.cell_bytes(), process, incarnation, host_incarnation, 0];
-    let bytes = 3 * ALIGNED + shape.producer_bytes();
-    let ring = pool.create_filled(name, bytes, Fill::Line(words))?;
+    let ring = pool.create_filled(name, ring_bytes(shape), Fill::Line(words))?;
     let place = place_of(&ring);
     Ok((ring, place))
 }
@@ -148,7 +165,7 @@ pub(crate) fn find_ring<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<(R
     let shape = RingShape::new((counts >> 32) as u32, cell_bytes)
         .and_then(|shape| shape.with_slots(counts as u32))
         .map_err(|_| corrupt())?;
-    let is_inside = 3 * ALIGNED + shape.producer_bytes() == object.bytes();
+    let is_inside = ring_bytes(shape) == object.bytes();
     is_inside.then(|| (shape, place_of(object))).ok_or_else(corrupt)
 }
 

@@ -54,9 +54,11 @@ const NAP: Duration = Duration::from_millis(1);
 /// A group over extents of its own. Dropping it leaves the group and gives them back.
 pub struct Joined<M: Memory> {
     group: Group<M>,
+    #[cfg_attr(not(feature = "model"), expect(dead_code, reason = "dropping it gives the extents back"))]
     seats: Seats<M>,
 }
 
+#[cfg(feature = "model")]
 impl<M: Memory> Joined<M> {
     /// What tells the extents of its ranks from all that there ever were, in no order of ranks.
     pub(crate) fn marks(&self) -> BTreeSet<u64> {
@@ -299,8 +301,11 @@ impl<M: Memory> Search<M> {
         let expected = Identity { rank, size: *size, process: said.process };
         if words != expected.encode(&self.options) || object.bytes() != extent_bytes(&self.options) {
             let value = match said.size == *size {
-                true => format!("one of other options to {}", said.process.peer()),
-                false => format!("one of {size} ranks here and of {} to {}", said.size, said.process.peer()),
+                true => format!("one of other options to {}", said.process.peer().ranked(rank)),
+                false => {
+                    let peer = said.process.peer().ranked(rank);
+                    format!("one of {size} ranks here and of {} to {peer}", said.size)
+                }
             };
             let expected = "every rank must join with the same size and options";
             return Err(PoolError::Argument { what: "the group", value, expected });
@@ -553,10 +558,10 @@ mod tests {
             ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
         });
         let told = |error: &PoolError| {
-            error.to_string().starts_with("the group is one of 2 ranks here and of 3 to host 1")
+            error.to_string().starts_with("the group is one of 2 ranks here and of 3 to rank 1 (host 1")
         };
         let other = |error: &PoolError| {
-            error.to_string().starts_with("the group is one of 3 ranks here and of 2 to host 0")
+            error.to_string().starts_with("the group is one of 3 ranks here and of 2 to rank 0 (host 0")
         };
         assert!(errors.iter().any(|error| told(error) || other(error)), "{errors:?}");
     }

@@ -39,8 +39,13 @@ impl Signature {
         Self(bytes | (root as u64) << ROOT | code << COLLECTIVE)
     }
 
-    pub(crate) fn reducing(self, dtype: Dtype, op: Op) -> Self {
-        Self(self.0 | (position(&Op::ALL, op) + 1) << OP | (position(&Dtype::ALL, dtype) + 1) << DTYPE)
+    /// Of elements of this type.
+    pub(crate) fn of(self, dtype: Dtype) -> Self {
+        Self(self.0 | (position(&Dtype::ALL, dtype) + 1) << DTYPE)
+    }
+
+    pub(crate) fn reducing(self, op: Op) -> Self {
+        Self(self.0 | (position(&Op::ALL, op) + 1) << OP)
     }
 
     pub(crate) fn in_pool(self) -> Self {
@@ -82,10 +87,10 @@ impl fmt::Display for Signature {
             return Ok(());
         }
         write!(f, " of {} bytes", self.field(0, ROOT))?;
-        if let (Some(op), Some(dtype)) =
-            (at(&Op::ALL, self.field(OP, DTYPE)), at(&Dtype::ALL, self.field(DTYPE, COLLECTIVE)))
-        {
-            write!(f, " ({op} of {dtype})")?;
+        match (at(&Op::ALL, self.field(OP, DTYPE)), at(&Dtype::ALL, self.field(DTYPE, COLLECTIVE))) {
+            (Some(op), Some(dtype)) => write!(f, " ({op} of {dtype})")?,
+            (None, Some(dtype)) => write!(f, " ({dtype})")?,
+            _ => {}
         }
         let has_root = [Collective::Broadcast, Collective::Reduce, Collective::Gather, Collective::Scatter];
         if has_root.contains(&collective) {
@@ -116,10 +121,11 @@ mod tests {
 
     #[test]
     fn a_signature_says_what_it_is() {
-        let sum = Signature::new(Collective::AllReduce, 0, 4096).reducing(Dtype::BF16, Op::Average);
+        let sum = Signature::new(Collective::AllReduce, 0, 4096).of(Dtype::BF16).reducing(Op::Average);
         assert_eq!(sum.to_string(), "all-reduce of 4096 bytes (average of bf16)");
-        let root = Signature::new(Collective::Broadcast, 7, 0).in_pool();
-        assert_eq!(Signature::parse(root.word()).to_string(), "broadcast of 0 bytes with root 7 in the pool");
+        let root = Signature::new(Collective::Broadcast, 7, 0).of(Dtype::I32).in_pool();
+        let said = "broadcast of 0 bytes (i32) with root 7 in the pool";
+        assert_eq!(Signature::parse(root.word()).to_string(), said);
         assert_eq!(Signature::new(Collective::Barrier, 0, 0).to_string(), "barrier");
     }
 
@@ -148,13 +154,13 @@ mod tests {
 
     #[test]
     fn operations_that_differ_in_anything_have_different_signatures() {
-        let base = Signature::new(Collective::Reduce, 0, 8).reducing(Dtype::F32, Op::Sum);
+        let base = Signature::new(Collective::Reduce, 0, 8).of(Dtype::F32).reducing(Op::Sum);
         let others = [
-            Signature::new(Collective::AllReduce, 0, 8).reducing(Dtype::F32, Op::Sum),
-            Signature::new(Collective::Reduce, 1, 8).reducing(Dtype::F32, Op::Sum),
-            Signature::new(Collective::Reduce, 0, 16).reducing(Dtype::F32, Op::Sum),
-            Signature::new(Collective::Reduce, 0, 8).reducing(Dtype::I32, Op::Sum),
-            Signature::new(Collective::Reduce, 0, 8).reducing(Dtype::F32, Op::Max),
+            Signature::new(Collective::AllReduce, 0, 8).of(Dtype::F32).reducing(Op::Sum),
+            Signature::new(Collective::Reduce, 1, 8).of(Dtype::F32).reducing(Op::Sum),
+            Signature::new(Collective::Reduce, 0, 16).of(Dtype::F32).reducing(Op::Sum),
+            Signature::new(Collective::Reduce, 0, 8).of(Dtype::I32).reducing(Op::Sum),
+            Signature::new(Collective::Reduce, 0, 8).of(Dtype::F32).reducing(Op::Max),
             base.in_pool(),
         ];
         assert!(others.iter().all(|other| *other != base));

@@ -618,7 +618,7 @@ mod tests {
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(3 * 4096).unwrap();
         std::fs::remove_file(&path).unwrap();
         let place = Place { lines: Offset(0), credits: Offset(2 * 4096), generation: 1 };
-        let (peer, patience, alive) = (Peer { host: 1, pid: 7 }, Patience::DEDICATED, || Ok(()));
+        let (peer, patience, alive) = (Peer::new(1, 7), Patience::DEDICATED, || Ok(()));
         let link = Link { peer, epoch: 1, bell: Bell(0), wakes: None, patience, alive };
         let shape = RingShape::new(4, 256).unwrap();
         let mut consumer = Consumer::new(memory.clone(), shape, place, link);

@@ -71,7 +71,7 @@ struct Victim {
 impl Victim {
     fn new(memory: &Heap, shape: RingShape, generation: u32) -> Self {
         let link = || {
-            let (peer, patience, alive) = (Peer { host: 1, pid: 0 }, PATIENCE, (|| Ok(())) as Alive);
+            let (peer, patience, alive) = (Peer::new(1, 0), PATIENCE, (|| Ok(())) as Alive);
             Link { peer, epoch: 1, bell: Bell(0), wakes: Some(Bell(1)), patience, alive }
         };
         let place = |ring: usize| Place { lines: LINES[ring], credits: CREDITS[ring], generation };

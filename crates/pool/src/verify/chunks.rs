@@ -12,15 +12,15 @@ use super::group::{Dice, harmless};
 use super::stage::{PROCESSES, Process, SPARE, Stage, expect_clean};
 use crate::PoolError;
 use crate::chunks::Chunks;
+use crate::deviation::Deviation;
 use crate::extents::{Extent, Extents, Room};
-use crate::site::Flaw;
 
 /// Lines of a chunk.
 const LINES: u64 = 4;
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "hosts claim rows of chunks and give them back, and die in the middle";
-    vec![Suite::new("chunks", about, |seed| chunks(seed, Flaw::None)).harmless(HARMLESS)]
+    vec![Suite::new("chunks", about, chunks).harmless(HARMLESS)]
 }
 
 const HARMLESS: &[Harmless] = &[
@@ -43,10 +43,10 @@ const HARMLESS: &[Harmless] = &[
 pub(super) fn canaries() -> Vec<Suite> {
     vec![
         Suite::new("chunks-lower-does-not-wait", "a claim goes on past that of a higher host", |seed| {
-            chunks(seed, Flaw::LowerDoesNotWait)
+            Deviation::LowerDoesNotWait.during(|| chunks(seed))
         }),
         Suite::new("chunks-check-then-set", "chunks are taken when nobody was seen to have them", |seed| {
-            chunks(seed, Flaw::CheckThenSet)
+            Deviation::CheckThenSet.during(|| chunks(seed))
         }),
     ]
 }
@@ -62,10 +62,11 @@ struct Holder {
 }
 
 /// Two to four processes on two or three hosts; one of them may die.
-fn chunks(seed: u64, flaw: Flaw) -> Outcome {
+fn chunks(seed: u64) -> Outcome {
     let hosts = 2 + (seed % 2) as u16;
     let count = 3 + seed / 2 % 3;
-    let mut stage = Stage::empty(seed, hosts, count, flaw);
+    let is_canary = Deviation::LowerDoesNotWait.is_on() || Deviation::CheckThenSet.is_on();
+    let mut stage = Stage::empty(seed, hosts, count);
     let holders: Holders = Rc::new(RefCell::new(vec![None; (count * LINES) as usize]));
     // The hosts whose lines a process has announced; the others of the host need not.
     let arrivals = Rc::new(Cell::new(0));
@@ -75,7 +76,7 @@ fn chunks(seed: u64, flaw: Flaw) -> Outcome {
         let arrived = Rc::clone(&arrivals);
         let lost = Rc::clone(&holders);
         let thread = stage.world.spawn(host, slot, move |memory| {
-            let process = Process::enter(memory, &layout, host, flaw);
+            let process = Process::enter(memory, &layout, host);
             let mut dice = Dice::new(seed, u64::from(PROCESSES * host + slot));
             if slot == 0 {
                 process.arrive();
@@ -89,7 +90,7 @@ fn chunks(seed: u64, flaw: Flaw) -> Outcome {
                 claim(&process, &holders, &mut dice);
             }
         });
-        if index == 0 && flaw == Flaw::None {
+        if index == 0 && !is_canary {
             strike(&mut stage, seed, thread, (host, slot), (lost, Rc::clone(&arrivals)));
         }
     }
@@ -190,7 +191,7 @@ fn strike(
         1 => {
             stage.world.crash_within(thread, Crash::Process, 300);
             stage.world.spawn_after_crash(thread, host, SPARE, move |memory| {
-                let process = Process::enter(memory, &layout, host, Flaw::None);
+                let process = Process::enter(memory, &layout, host);
                 process.arrive();
                 arrived.set(arrived.get() | 1 << host);
                 process.directory().prepare().expect("nobody keeps a lock");
@@ -200,7 +201,7 @@ fn strike(
         2 => {
             stage.world.crash_within(thread, Crash::Host, 300);
             stage.world.spawn_after_crash(thread, host, slot, move |memory| {
-                let process = Process::enter(memory, &layout, host, Flaw::None);
+                let process = Process::enter(memory, &layout, host);
                 // Whatever a process of this host held died with it.
                 holders.borrow_mut().iter_mut().for_each(|holder| {
                     *holder = holder.filter(|holder| holder.host != host);
@@ -236,7 +237,7 @@ fn judge(stage: &mut Stage) {
     stage.world.check(0, move |_| {
         let mut processes = vec![];
         for (host, memory) in (0..).zip(memories) {
-            let process = Process::enter(memory, &layout, host, Flaw::None);
+            let process = Process::enter(memory, &layout, host);
             process.directory().prepare().expect("nobody else is there");
             for slot in 0..PROCESSES {
                 process.directory().repair_process(ProcessSlot(slot)).expect("nobody else is there");

@@ -1,5 +1,8 @@
 //! Collectives, several in a row, so that staging is used again: every rank gets what it should, or is told who died.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use polder_kernels::{Dtype, Op};
 use polder_mem::model::{ModelMemory, Outcome, Shape, Suite, World};
 use polder_mem::{LINE, Memory, Offset};
@@ -12,7 +15,7 @@ pub(super) fn suites() -> Vec<Suite> {
     let reduce =
         "short and long all-reduces in a row give every rank the sum; survivors of a crash are told who died";
     let pooled = "the same on data that lives in the pool and is written anew between operations";
-    let any = "any collectives in a row keep their promises; survivors of a crash are told who died";
+    let any = "any collectives in a row keep their promises; survivors of a crash are told who died, and nobody gets past a mismatch";
     vec![
         Suite::new("all-reduce", reduce, all_reduce).harmless(HARMLESS),
         Suite::new("all-reduce-in-pool", pooled, in_pool).harmless(HARMLESS),
@@ -101,24 +104,46 @@ fn mixed(seed: u64) -> Outcome {
     let operation =
         |dice: &mut Dice| (dice.roll(6), dice.roll(ranks) as usize, [1, 3, 12, 40][dice.roll(4) as usize]);
     let operations: Vec<_> = (0..2 + dice.roll(4)).map(|_| operation(&mut dice)).collect();
+    let odd = (dice.roll(2) == 0).then(|| (dice.roll(ranks) as usize, dice.roll(5)));
     scene.run(&mut dice, 400, move |group| {
-        for (salt, &(which, root, count)) in (0..).zip(&operations) {
-            match which {
-                0 => reduced(group, salt, count)?,
-                1 => broadcast(group, salt, root, count)?,
-                2 => reduce(group, salt, root, count)?,
-                3 => all_gather(group, salt, count)?,
-                4 => all_to_all(group, salt, count)?,
-                _ => group.barrier()?,
-            }
+        let done = (0..).zip(&operations).try_for_each(|(salt, &(which, root, count))| match which {
+            0 => reduced(group, salt, count),
+            1 => broadcast(group, salt, root, count),
+            2 => reduce(group, salt, root, count),
+            3 => all_gather(group, salt, count),
+            4 => all_to_all(group, salt, count),
+            _ => group.barrier(),
+        });
+        match (done, odd) {
+            (Ok(()), Some((odd, which))) => mismatched(group, group.rank() == odd, which),
+            // Others may have gone on to the mismatch, and have given up there.
+            (Err(PoolError::GaveUp { .. }), Some(_)) => Ok(()),
+            (done, _) => done,
         }
-        Ok(())
     })
+}
+
+/// One rank names another root or type than the others: nobody gets past the next operation, with whatever data it has.
+fn mismatched(group: &mut Group<ModelMemory>, is_odd: bool, which: u64) -> Result<(), PoolError> {
+    let (root, mut data) = (usize::from(is_odd), [7; 8]);
+    let all = data.repeat(group.size());
+    let called = match which {
+        0 => group.broadcast(root, Dtype::U64, &mut data),
+        1 => group.broadcast(0, if is_odd { Dtype::F64 } else { Dtype::U64 }, &mut data),
+        2 => group.scatter(root, Dtype::U64, &all, &mut data),
+        3 => group.gather(root, Dtype::U64, &data, &mut all.clone()),
+        _ => group.reduce(root, Op::Sum, Dtype::U64, &mut data),
+    };
+    match called.and_then(|()| group.barrier()) {
+        Ok(()) => panic!("rank {} went past a mismatch", group.rank()),
+        Err(PoolError::Mismatch { .. } | PoolError::GaveUp { .. }) => Ok(()),
+        error => error,
+    }
 }
 
 fn broadcast(group: &mut Group<ModelMemory>, salt: u64, root: usize, count: usize) -> Result<(), PoolError> {
     let mut data = input(group.rank(), salt, count);
-    group.broadcast(root, &mut data)?;
+    group.broadcast(root, Dtype::U64, &mut data)?;
     expect(group, "broadcast", salt, &data, &input(root, salt, count));
     Ok(())
 }
@@ -135,7 +160,7 @@ fn reduce(group: &mut Group<ModelMemory>, salt: u64, root: usize, count: usize) 
 fn all_gather(group: &mut Group<ModelMemory>, salt: u64, count: usize) -> Result<(), PoolError> {
     let own = input(group.rank(), salt, count);
     let mut output = vec![0; own.len() * group.size()];
-    group.all_gather(&own, &mut output)?;
+    group.all_gather(Dtype::U64, &own, &mut output)?;
     let all: Vec<u8> = (0..group.size()).flat_map(|peer| input(peer, salt, count)).collect();
     expect(group, "all-gather", salt, &output, &all);
     Ok(())
@@ -145,7 +170,7 @@ fn all_to_all(group: &mut Group<ModelMemory>, salt: u64, count: usize) -> Result
     let (rank, ranks) = (group.rank(), group.size());
     let own = input(rank, salt, count * ranks);
     let mut output = vec![0; own.len()];
-    group.all_to_all(&own, &mut output)?;
+    group.all_to_all(Dtype::U64, &own, &mut output)?;
     let chunk = |peer| input(peer, salt, count * ranks)[rank * count * 8..(rank + 1) * count * 8].to_vec();
     expect(group, "all-to-all", salt, &output, &(0..ranks).flat_map(chunk).collect::<Vec<_>>());
     Ok(())
@@ -154,7 +179,39 @@ fn all_to_all(group: &mut Group<ModelMemory>, salt: u64, count: usize) -> Result
 /// Protocols that are known to be wrong.
 pub(super) fn canaries() -> Vec<Suite> {
     let about = "two ranks exchange words through one staging line each, written again without waiting for its reader";
-    vec![Suite::new("staging-reused-too-early", about, reused_too_early)]
+    let roots = "two ranks name different roots of a short broadcast, and hold only what is published of the operation that they are in against their own";
+    vec![
+        Suite::new("staging-reused-too-early", about, reused_too_early),
+        Suite::new("mismatch-of-the-operation-before", roots, compared_too_late),
+    ]
+}
+
+/// Each rank is the root of its own broadcast, which waits for nobody, and then in a barrier, which is the same for both. A line
+/// holds the operation's number, its signature and that of the one before, which is not looked at.
+fn compared_too_late(seed: u64) -> Outcome {
+    let mut world = World::new(seed, Shape { hosts: 2, bytes: 256, ..Shape::default() });
+    let found = Rc::new(Cell::new(0));
+    for host in 0..2 {
+        let found = Rc::clone(&found);
+        world.spawn(host, 0, move |memory| {
+            let line_of = |rank: u16| Offset(u64::from(rank) * 128);
+            let calls = [u64::from(host), 9];
+            for (number, call) in (1..).zip(calls) {
+                line::publish(&memory, line_of(host), &[number, call, calls[0], 0, 0, 0, 0]);
+            }
+            let theirs = loop {
+                let seen = line::read(&memory, line_of(1 - host)).expect("no faults");
+                match seen.filter(|words| words[0] > 0) {
+                    Some(words) => break words,
+                    None => memory.pause(),
+                }
+            };
+            let ours = calls[theirs[0] as usize - 1];
+            found.set(found.get() + u32::from(theirs[1] != ours));
+        });
+    }
+    world.check(0, move |_| assert!(found.get() > 0, "the ranks kept different values"));
+    world.run()
 }
 
 /// Each rank stages a word, publishes the number of its operation, waits for the other's and reads its word. Nothing

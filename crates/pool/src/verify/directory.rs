@@ -14,10 +14,10 @@ use self::history::{End, History, Id, What};
 use super::group::{Dice, harmless};
 use super::stage::{PROCESSES, Process, SPARE, Stage, expect_clean};
 use crate::PoolError;
+use crate::deviation::Deviation;
 use crate::format::Layout;
 use crate::name::Name;
 use crate::object::{Fill, Object};
-use crate::site::Flaw;
 
 mod history;
 mod scenes;
@@ -47,15 +47,15 @@ const HARMLESS: &[Harmless] = &[
 pub(super) fn canaries() -> Vec<Suite> {
     vec![
         Suite::new("directory-lower-does-not-wait", "a claim goes on past that of a higher host", |seed| {
-            create(seed, Flaw::LowerDoesNotWait)
+            Deviation::LowerDoesNotWait.during(|| create(seed))
         }),
         Suite::new("directory-check-then-set", "a name is taken when nobody was seen to have it", |seed| {
-            create(seed, Flaw::CheckThenSet)
+            Deviation::CheckThenSet.during(|| create(seed))
         }),
         Suite::new(
             "directory-ignores-announcements",
             "extents are used again without a look at who reads",
-            |seed| scenes::reuse(seed, Flaw::IgnoreAnnouncements),
+            |seed| Deviation::IgnoreAnnouncements.during(|| scenes::reuse(seed)),
         ),
     ]
 }
@@ -63,10 +63,10 @@ pub(super) fn canaries() -> Vec<Suite> {
 /// A race, or one of the scenes, by the seed.
 fn directory(seed: u64) -> Outcome {
     match Dice::new(seed, 1).roll(16) {
-        0 => create(seed, Flaw::None),
-        1 => churn(seed, Flaw::None),
+        0 => create(seed),
+        1 => churn(seed),
         2..5 => crashes(seed),
-        5 | 6 => scenes::reuse(seed, Flaw::None),
+        5 | 6 => scenes::reuse(seed),
         _ => scenes::other(seed),
     }
 }
@@ -193,14 +193,14 @@ const fn pattern((owner, generation): Id) -> u64 {
 }
 
 /// Two to four hosts, of which one has two processes, create one name, and then open it.
-fn create(seed: u64, flaw: Flaw) -> Outcome {
+fn create(seed: u64) -> Outcome {
     let hosts = 2 + (seed % 3) as u16;
-    let mut stage = Stage::new(seed, hosts, 6, flaw);
+    let mut stage = Stage::new(seed, hosts, 6);
     let history = Shared::default();
     for (host, slot) in (0..hosts).map(|host| (host, 0)).chain([((seed / 3 % 2) as u16, 1)]) {
         let (layout, history) = (Rc::clone(&stage.layout), Rc::clone(&history));
         stage.world.spawn(host, slot, move |memory| {
-            let mut actor = Actor::new(Process::enter(memory, &layout, host, flaw), &history, seed);
+            let mut actor = Actor::new(Process::enter(memory, &layout, host), &history, seed);
             actor.create(0, 8);
             actor.open(0);
             actor.release();
@@ -211,8 +211,8 @@ fn create(seed: u64, flaw: Flaw) -> Outcome {
 }
 
 /// Processes of two or three hosts do whatever they like.
-fn churn(seed: u64, flaw: Flaw) -> Outcome {
-    let mut stage = Stage::new(seed, 2 + (seed % 2) as u16, 8, flaw);
+fn churn(seed: u64) -> Outcome {
+    let mut stage = Stage::new(seed, 2 + (seed % 2) as u16, 8);
     let history = Shared::default();
     for (host, slot) in cast(seed) {
         act_on(&mut stage, &history, seed, host, slot);
@@ -232,9 +232,9 @@ fn cast(seed: u64) -> Vec<(u16, u16)> {
 }
 
 fn act_on(stage: &mut Stage, history: &Shared, seed: u64, host: u16, slot: u16) -> ThreadId {
-    let (layout, history, flaw) = (Rc::clone(&stage.layout), Rc::clone(history), stage.flaw);
+    let (layout, history) = (Rc::clone(&stage.layout), Rc::clone(history));
     stage.world.spawn(host, slot, move |memory| {
-        let mut actor = Actor::new(Process::enter(memory, &layout, host, flaw), &history, seed);
+        let mut actor = Actor::new(Process::enter(memory, &layout, host), &history, seed);
         for _ in 0..4 {
             actor.act();
         }
@@ -244,7 +244,7 @@ fn act_on(stage: &mut Stage, history: &Shared, seed: u64, host: u16, slot: u16) 
 
 /// As churn, and one of them dies or stops, or its host does.
 fn crashes(seed: u64) -> Outcome {
-    let mut stage = Stage::new(seed, 2 + (seed % 2) as u16, 8, Flaw::None);
+    let mut stage = Stage::new(seed, 2 + (seed % 2) as u16, 8);
     let history = Shared::default();
     let cast = cast(seed);
     let victim = (seed / 4) as usize % cast.len();
@@ -268,7 +268,7 @@ fn strike(stage: &mut Stage, history: &Shared, seed: u64, thread: ThreadId, (hos
         _ => Crash::Host,
     };
     stage.world.crash_within(thread, crash, OPERATIONS);
-    let enter = move |memory: ModelMemory, host| Process::enter(memory, &layout, host, Flaw::None);
+    let enter = move |memory: ModelMemory, host| Process::enter(memory, &layout, host);
     match (crash, seed / 16 % 8) {
         (Crash::Pause, _) => {}
         (Crash::Process, 1) => {
@@ -337,7 +337,7 @@ fn judge(stage: &mut Stage, history: &Shared) {
 /// A process on each host, after which nothing is left half done.
 fn revive(memories: Vec<ModelMemory>, layout: &Rc<Layout>) -> Vec<Process> {
     let revive = |(host, memory)| {
-        let process = Process::enter(memory, layout, host, Flaw::None);
+        let process = Process::enter(memory, layout, host);
         process.directory().prepare().expect("nobody else is there");
         for slot in 0..PROCESSES {
             process.directory().repair_process(ProcessSlot(slot)).expect("nobody else is there");

@@ -21,7 +21,6 @@ use crate::format::{Geometry, Layout, Superblock};
 use crate::local::LocalLayout;
 use crate::object::Fill;
 use crate::ring::RingShape;
-use crate::site::Flaw;
 use crate::{Member, Pool, PoolError, Private};
 
 pub(super) fn suites() -> Vec<Suite> {
@@ -131,7 +130,7 @@ impl Message {
         match self.until {
             Until::Received => pieces,
             Until::LongReceived if self.size > EAGER => pieces,
-            Until::LongReceived | Until::Out => 0,
+            Until::LongReceived | Until::Out | Until::Matched => 0,
         }
     }
 
@@ -184,7 +183,8 @@ fn endpoint(seed: u64) -> Outcome {
         }
         let (from, to) = (dice.roll(ends) as usize, dice.roll(ends) as usize);
         let staged = dice.roll(4) == 0;
-        let until = [Until::Out, Until::Out, Until::LongReceived, Until::Received][dice.roll(4) as usize];
+        let until = [Until::Out, Until::Out, Until::LongReceived, Until::Received, Until::Matched];
+        let until = until[dice.roll(5) as usize];
         Message { from, to, label, size: SIZES[dice.roll(6) as usize], salt, staged, until }
     });
     let plan: Vec<_> = plan.collect();
@@ -248,7 +248,7 @@ pub(super) fn attach(
     // Under one kernel nobody goes by heartbeats; between two nobody who lives is silent for so long.
     let silence = if kernels == Kernels::Shared { Duration::from_micros(2) } else { PATIENCE };
     let member = Member { pid, timeout: PATIENCE, silence, ..Member::new(host, 7) };
-    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member, true, Flaw::None);
+    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member);
     Arc::new(pool.expect("the host is ours"))
 }
 

@@ -18,15 +18,17 @@ use polder_mem::{Coherence, Memory};
 
 use super::group::{Dice, harmless, tiny};
 use super::stage::{expect_clean, pool_of};
+use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
 use crate::group::{Group, Options};
 use crate::local::LocalLayout;
-use crate::site::Flaw;
 use crate::wait::Patience;
 use crate::{Member, Pool, PoolError};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "ranks meet by name, compute and part, twice; who dies comes back and is met again";
+    // A host that boots again did die here: its scene leaves out that it is fenced.
+    let join = |seed| Deviation::SilenceIsEnough.during(|| join(seed));
     vec![Suite::new("join", about, join).mutates(&["group/join.rs", "object.rs"]).harmless(HARMLESS)]
 }
 
@@ -360,9 +362,7 @@ fn attach(
     let silence = if kernels == Kernels::Shared { Duration::from_micros(2) } else { PATIENCE };
     let boot = 7 + witness.boots[usize::from(host)].get();
     let member = Member { pid, timeout: PATIENCE, silence, ..Member::new(host, boot) };
-    // A host that boots again did die here: its scene leaves out that it is fenced.
-    let flaw = if boot == 7 { Flaw::None } else { Flaw::SilenceIsEnough };
-    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member, true, flaw);
+    let pool = Pool::attach_in(memory, *superblock, layout.clone(), member);
     Arc::new(pool.expect("the host is ours"))
 }
 

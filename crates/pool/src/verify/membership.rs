@@ -9,13 +9,13 @@ use std::time::Duration;
 use polder_mem::model::{Change, Crash, Harmless, ModelMemory, Outcome, Shape, Suite, World};
 use polder_mem::{Coherence, Memory, ProcessSlot};
 
+use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock, Uuid};
 use crate::keeper::{Charge, Claim, Claimant, Granted, Keeper};
 use crate::line;
 use crate::local::LocalLayout;
 use crate::membership::{Beat, HostLine, HostState, Process};
 use crate::pool::{arrive, enter_shard, present};
-use crate::site::Flaw;
 use crate::view::{Grant, Ids, View, Views};
 use crate::{Member, Pool, PoolError, ProcessState};
 
@@ -40,18 +40,23 @@ pub(super) fn suites() -> Vec<Suite> {
         Suite::new("id-race", "of several claimants of a host id one wins, and the others are told", id_race)
             .harmless(HARMLESS_IN_ID_RACE),
         Suite::new("arrival", "of two hosts that arrive at once at least one sees the other", arrival),
-        Suite::new("eviction", "an evicted host is out for good while its next incarnation is in", eviction)
+        Suite::new("eviction", "an evicted host is out for good while its next incarnation is in", |seed| {
+            Deviation::WithoutObjects.during(|| eviction(seed))
+        })
             .harmless(HARMLESS_IN_EVICTION),
         Suite::new(
             "adoption",
             "another boot has a host's id once that has left or is fenced, and sees what the keeper put right",
-            |seed| if seed & 16 == 0 { adoption(seed) } else { takeover(seed, Flaw::None, false) },
+            |seed| {
+                Deviation::WithoutObjects
+                    .during(|| if seed & 16 == 0 { adoption(seed) } else { takeover(seed) })
+            },
         )
         .harmless(HARMLESS_IN_ADOPTION),
         Suite::new(
             "processes",
             "the lines of a host say who is there, through crashes and restarts of its processes",
-            processes,
+            |seed| Deviation::WithoutObjects.during(|| processes(seed)),
         )
         .harmless(HARMLESS_IN_PROCESSES),
     ]
@@ -59,7 +64,9 @@ pub(super) fn suites() -> Vec<Suite> {
 
 pub(super) fn canaries() -> Vec<Suite> {
     let about = "another boot takes the id of a host that stands still";
-    vec![Suite::new("takeover-silence-is-enough", about, |seed| takeover(seed, Flaw::SilenceIsEnough, true))]
+    vec![Suite::new("takeover-silence-is-enough", about, |seed| {
+        Deviation::SilenceIsEnough.during(|| takeover(seed))
+    })]
 }
 
 const fn dropped(file: &'static str, snippet: &'static str) -> Harmless {
@@ -372,7 +379,7 @@ fn attach(
     layout: &Layout,
     member: Member,
 ) -> Result<Pool<ModelMemory>, PoolError> {
-    Pool::attach_in(memory, superblock, layout.clone(), member, false, Flaw::None)
+    Pool::attach_in(memory, superblock, layout.clone(), member)
 }
 
 /// How far a process of host 1 and its evictor have come.
@@ -451,7 +458,16 @@ fn adoption(seed: u64) -> Outcome {
     let (_, layout) = superblock(2, 1, 1);
     let mut world = world(seed, 2, &layout);
     let announced = layout.announcement(1, ProcessSlot(0), 0);
-    let process = Process { state: ProcessState::Live, incarnation: 1, ..Process::empty(1, ProcessSlot(0)) };
+    let process = Process {
+        host: 1,
+        slot: ProcessSlot(0),
+        state: ProcessState::Live,
+        incarnation: 1,
+        pid: 0,
+        host_incarnation: 0,
+        job: 0,
+        quota: 0,
+    };
     let mut keeper = world.setup(|memory| {
         let host = HostLine { state: HostState::Live, boot: 7, incarnation: 1, epoch: 0 };
         line::publish(&memory, layout.host_line(1), &host.encode());
@@ -488,13 +504,14 @@ fn adoption(seed: u64) -> Outcome {
 
 /// A boot of host 1 works, and leaves, stands still or dies at any operation; the launcher gives the id again to another
 /// boot, which has caches and locks of its own. It is let in when the old one has left, or is dead and the keeper was told.
-fn takeover(seed: u64, flaw: Flaw, with_objects: bool) -> Outcome {
-    let (superblock, layout) = if with_objects { with_names() } else { superblock(2, 1, 2) };
+fn takeover(seed: u64) -> Outcome {
+    let without_objects = Deviation::WithoutObjects.is_on();
+    let (superblock, layout) = if without_objects { superblock(2, 1, 2) } else { with_names() };
     let mut world = world(seed, 3, &layout);
     let its_layout = layout.clone();
     let join = move |memory, host, boot, pid| {
         let member = Member { pid, ..member(host, boot) };
-        Pool::attach_in(memory, superblock, its_layout.clone(), member, with_objects, flaw)
+        Pool::attach_in(memory, superblock, its_layout.clone(), member)
     };
     let (made, over) = (Made::default(), Rc::new(Cell::new(None)));
     let old = world.setup_as(1, 0, |memory| join(memory, 1, 7, 1)).expect("nobody else is there");
@@ -569,7 +586,7 @@ fn work(pool: &Pool<ModelMemory>, names: [&'static str; 2], made: &Made) {
     for name in names {
         // Whoever has lost the id is told here, perhaps too late.
         let _ = pool.beat();
-        if !pool.with_objects {
+        if Deviation::WithoutObjects.is_on() {
             continue;
         }
         match pool.create(name, 8) {

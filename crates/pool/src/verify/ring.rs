@@ -235,7 +235,7 @@ impl Case {
 
     /// Pushes the messages of one generation. In generation 2, a process in another slot does.
     fn produce(&self, memory: &ModelMemory, draw: Draw, generation: u32, log: &Shared) {
-        let mut link = link(memory, draw, Bell(0), Bell(1), Peer { host: 1, pid: 0 });
+        let mut link = link(memory, draw, Bell(0), Bell(1), Peer::new(1, 0));
         let (told, peer, alive) = (log.clone(), link.peer, link.alive);
         link.alive = Box::new(move || {
             let over = told.borrow().over;
@@ -262,7 +262,7 @@ impl Case {
     }
 
     fn consume(&self, memory: &ModelMemory, draw: Draw, generation: u32, log: &Shared) -> Fate {
-        let peer = Peer { host: 0, pid: generation - 1 };
+        let peer = Peer::new(0, generation - 1);
         let mut link = link(memory, draw, Bell(1), Bell(0), peer);
         if self.after == After::WriteBack {
             let (told, alive) = (log.clone(), link.alive);
@@ -384,7 +384,7 @@ fn inbox(seed: u64, crash: Option<Crash>) -> Outcome {
 
 fn send(memory: &ModelMemory, draw: Draw, sender: u64, log: &Shared) {
     let (place, word) = inbox_place(sender, draw.ring);
-    let link = link(memory, draw, Bell(sender as u32), Bell(4), Peer { host: 2, pid: 0 });
+    let link = link(memory, draw, Bell(sender as u32), Bell(4), Peer::new(2, 0));
     let producer = Producer::new(memory.clone(), draw.ring, place, link).with_summary(word, 0);
     let mut producer = producer.with_streaming_from(draw.stream_from);
     for number in 0..INBOX_MESSAGES {
@@ -398,7 +398,7 @@ fn send(memory: &ModelMemory, draw: Draw, sender: u64, log: &Shared) {
 fn receive_all(memory: &ModelMemory, draw: Draw, logs: &[Shared], may_die: bool) {
     let consumer = |sender: u64| {
         let (place, word) = inbox_place(sender, draw.ring);
-        let peer = Peer { host: (sender / 2) as u16, pid: (sender % 2) as u32 };
+        let peer = Peer::new((sender / 2) as u16, (sender % 2) as u32);
         let link = link(memory, draw, Bell(4), Bell(sender as u32), peer);
         Consumer::new(memory.clone(), draw.ring, place, link).with_summary(word)
     };
@@ -411,7 +411,7 @@ fn receive_all(memory: &ModelMemory, draw: Draw, logs: &[Shared], may_die: bool)
                 logs[ring].borrow_mut().pop(envelope.tag, &into);
                 left[ring] -= 1;
             }
-            Err(PoolError::PeerDead { peer: Peer { host: 0, pid }, .. }) if may_die => {
+            Err(PoolError::PeerDead { peer: Peer { host: 0, pid, .. }, .. }) if may_die => {
                 let log = logs[pid as usize].borrow();
                 assert!(log.popped >= log.pushed, "{} pushed, {} popped", log.pushed, log.popped);
                 left[pid as usize] = 0;

@@ -15,7 +15,7 @@ use crate::format::{Geometry, Layout, Superblock, Uuid};
 use crate::line;
 use crate::local::{Local, LocalLayout};
 use crate::membership::{HostLine, HostState};
-use crate::site::{Flaw, Site};
+use crate::site::Site;
 use crate::state::Marks;
 use crate::view::{Grant, View};
 
@@ -40,18 +40,17 @@ pub(super) fn pool_of(geometry: Geometry, chunks: u32) -> (Superblock, Layout) {
 pub(super) struct Stage {
     pub(super) world: World,
     pub(super) layout: Rc<Layout>,
-    pub(super) flaw: Flaw,
 }
 
 impl Stage {
     /// All `hosts` hosts are there, and a keeper. One schedule of eight is of coherent hosts, which have store buffers only.
-    pub(super) fn new(seed: u64, hosts: u16, chunks: u64, flaw: Flaw) -> Self {
-        Self::with_names(seed, hosts, chunks, NAMES, flaw)
+    pub(super) fn new(seed: u64, hosts: u16, chunks: u64) -> Self {
+        Self::with_names(seed, hosts, chunks, NAMES)
     }
 
     /// As `new`, with levels of `names` slots and fewer.
-    pub(super) fn with_names(seed: u64, hosts: u16, chunks: u64, names: u32, flaw: Flaw) -> Self {
-        let mut stage = Self::of(seed, layout(hosts, chunks, names), flaw);
+    pub(super) fn with_names(seed: u64, hosts: u16, chunks: u64, names: u32) -> Self {
+        let mut stage = Self::of(seed, layout(hosts, chunks, names));
         for host in 0..hosts {
             stage.setup(host, SPARE, Process::join);
         }
@@ -65,11 +64,11 @@ impl Stage {
     }
 
     /// No host is there yet.
-    pub(super) fn empty(seed: u64, hosts: u16, chunks: u64, flaw: Flaw) -> Self {
-        Self::of(seed, layout(hosts, chunks, NAMES), flaw)
+    pub(super) fn empty(seed: u64, hosts: u16, chunks: u64) -> Self {
+        Self::of(seed, layout(hosts, chunks, NAMES))
     }
 
-    fn of(seed: u64, layout: Rc<Layout>, flaw: Flaw) -> Self {
+    fn of(seed: u64, layout: Rc<Layout>) -> Self {
         let hosts = layout.geometry().hosts;
         let bytes = layout.bytes();
         let shape = Shape {
@@ -80,7 +79,7 @@ impl Stage {
             coherence: if seed >> 3 & 7 == 7 { Coherence::Coherent } else { Coherence::Software },
             ..Shape::default()
         };
-        Self { world: World::new(seed, shape), layout, flaw }
+        Self { world: World::new(seed, shape), layout }
     }
 
     /// Lets a process do something before anything else happens.
@@ -90,8 +89,8 @@ impl Stage {
 
     /// A process that several threads are of.
     pub(super) fn enter(&mut self, host: u16, slot: u16) -> Rc<Process> {
-        let (layout, flaw) = (Rc::clone(&self.layout), self.flaw);
-        self.world.setup_as(host, slot, |memory| Rc::new(Process::enter(memory, &layout, host, flaw)))
+        let layout = Rc::clone(&self.layout);
+        self.world.setup_as(host, slot, |memory| Rc::new(Process::enter(memory, &layout, host)))
     }
 
     /// Makes the view say that `host` is off for certain.
@@ -132,13 +131,12 @@ pub(super) struct Process {
     pub(super) memory: ModelMemory,
     layout: Rc<Layout>,
     me: Local,
-    flaw: Flaw,
 }
 
 impl Process {
-    pub(super) fn enter(memory: ModelMemory, layout: &Rc<Layout>, host: u16, flaw: Flaw) -> Self {
+    pub(super) fn enter(memory: ModelMemory, layout: &Rc<Layout>, host: u16) -> Self {
         let me = Local::enter(&memory, LocalLayout::new(layout), host, 0, 0);
-        Self { memory, layout: Rc::clone(layout), me, flaw }
+        Self { memory, layout: Rc::clone(layout), me }
     }
 
     /// Makes the host known and its state ready, unless another process has.
@@ -157,13 +155,7 @@ impl Process {
     }
 
     pub(super) fn directory(&self) -> Directory<'_, ModelMemory> {
-        let site = Site {
-            memory: &self.memory,
-            layout: &self.layout,
-            me: &self.me,
-            patience: PATIENCE,
-            flaw: self.flaw,
-        };
+        let site = Site { memory: &self.memory, layout: &self.layout, me: &self.me, patience: PATIENCE };
         Directory { site, account: Account { job: 0, quota: u64::MAX } }
     }
 }

@@ -14,24 +14,20 @@ use polder_mem::{Coherence, Memory, Offset};
 
 use super::group::Dice;
 use super::stage::{Stage, pool_of};
+use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
 use crate::local::LocalLayout;
-use crate::site::Flaw;
 use crate::window::{Access, Window};
 use crate::{Member, Pool, PoolError};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "ranks put, get, update and lock in a window, and one may die";
-    vec![Suite::new("window", about, |seed| window(seed, Flaw::None)).mutates(&[
-        "window.rs",
-        "lock.rs",
-        "epoch.rs",
-    ])]
+    vec![Suite::new("window", about, window).mutates(&["window.rs", "lock.rs", "epoch.rs"])]
 }
 
 pub(super) fn canaries() -> Vec<Suite> {
     let about = "numbers of a lock are drawn without saying so first";
-    vec![Suite::new("window-check-then-set", about, |seed| window(seed, Flaw::CheckThenSet))]
+    vec![Suite::new("window-check-then-set", about, |seed| Deviation::CheckThenSet.during(|| window(seed)))]
 }
 
 const HOSTS: u16 = 2;
@@ -110,7 +106,7 @@ struct Rank {
 
 type Scene = fn(&mut Rank) -> Result<(), PoolError>;
 
-fn window(seed: u64, flaw: Flaw) -> Outcome {
+fn window(seed: u64) -> Outcome {
     let mut dice = Dice::new(seed, 11);
     let hosts: &[u16] = [&[0, 1][..], &[0, 1, 1], &[0, 0, 1], &[1, 0, 1]][dice.roll(4) as usize];
     // Whether somebody may die in them, and the others do all they have to then.
@@ -154,8 +150,8 @@ fn window(seed: u64, flaw: Flaw) -> Outcome {
         places: RefCell::new(vec![Offset(0); ranks]),
         in_ring: dice.roll(2) == 0,
     });
-    let is_late = crash.is_none() && flaw == Flaw::None && dice.roll(4) == 0;
-    let play = Play { kernels, flaw, scene, is_late };
+    let is_late = crash.is_none() && !Deviation::CheckThenSet.is_on() && dice.roll(4) == 0;
+    let play = Play { kernels, scene, is_late };
     let threads = play.enter(&mut world, &witness, &mut dice);
     judge(&mut world, &witness);
     if let Some((victim, crash)) = witness.victim.get() {
@@ -174,7 +170,6 @@ fn window(seed: u64, flaw: Flaw) -> Outcome {
 #[derive(Clone, Copy)]
 struct Play {
     kernels: Kernels,
-    flaw: Flaw,
     scene: Scene,
     /// Whether they make it themselves, among all that the adversary does.
     is_late: bool,
@@ -215,7 +210,7 @@ impl Play {
         // Under one kernel nobody goes by heartbeats; between two nobody who lives is silent for so long.
         let silence = if self.kernels == Kernels::Shared { Duration::from_micros(2) } else { PATIENCE };
         let member = Member { pid: rank as u32, timeout: PATIENCE, silence, ..Member::new(host, 7) };
-        let pool = Pool::attach_in(memory, *superblock, layout.clone(), member, true, self.flaw);
+        let pool = Pool::attach_in(memory, *superblock, layout.clone(), member);
         Arc::new(pool.expect("the host is ours"))
     }
 

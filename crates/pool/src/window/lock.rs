@@ -10,7 +10,7 @@ use polder_mem::{Memory, Nanos, Offset};
 
 use super::Window;
 use super::place::Word;
-use crate::site::Flaw;
+use crate::deviation::Deviation;
 use crate::{PoolError, word};
 
 /// Bits of a number.
@@ -168,7 +168,7 @@ impl<M: Memory> Window<M> {
     /// Draws a number above all that are seen.
     // SYNC: rule 4, twice. Of two who choose at once, one sees that the other does, or its number.
     fn draw(&mut self, lock: Lock, access: Access) -> Result<Claim, PoolError> {
-        if self.pool.flaw != Flaw::CheckThenSet {
+        if !Deviation::CheckThenSet.is_on() {
             self.announce(lock, Ticket { access, number: 0 });
         }
         let number = match self.highest(lock) {

@@ -10,7 +10,7 @@ use polder_pool::settings::Size;
 use super::{Bench, Case, Figures, Operation, Way, case};
 use crate::Failure;
 use crate::bench::collectives::python;
-use crate::bench::row::{Better, Row, short};
+use crate::bench::row::{Better, Row, short, times};
 use crate::bench::size;
 
 /// What of which sweep.
@@ -127,7 +127,7 @@ impl Bench<'_> {
                 Better::Less => tcp / soft,
                 Better::More => soft / tcp,
             });
-            let ratio = ratio.map_or_else(String::new, |ratio| format!("  {ratio:.2}x"));
+            let ratio = ratio.map_or_else(String::new, |ratio| format!("  {}", times(ratio)));
             lines.push(format!("{:>8}{cells}{ratio}", size(case.bytes)));
         }
         lines.join("\n")

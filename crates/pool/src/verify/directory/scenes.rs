@@ -15,7 +15,6 @@ use crate::directory::Key;
 use crate::membership::{HostLine, HostState};
 use crate::name::Name;
 use crate::object::{Fill, Object};
-use crate::site::Flaw;
 use crate::view::{Grant, Ids, View};
 use crate::watch::Watch;
 use crate::{PoolError, line};
@@ -121,8 +120,8 @@ fn play(
     slot: u16,
     part: impl FnOnce(Process) + 'static,
 ) -> polder_mem::model::ThreadId {
-    let (layout, flaw) = (Rc::clone(&stage.layout), stage.flaw);
-    stage.world.spawn(host, slot, move |memory| part(Process::enter(memory, &layout, host, flaw)))
+    let layout = Rc::clone(&stage.layout);
+    stage.world.spawn(host, slot, move |memory| part(Process::enter(memory, &layout, host)))
 }
 
 /// A player in one of the threads of a process.
@@ -137,10 +136,10 @@ fn play_in(
 
 /// The owner creates and destroys in one place, again and again, while a reader opens, reads and writes: as long as it holds
 /// an object open, the place is that object's. The owner has one process or two, the reader one thread or two.
-pub(super) fn reuse(seed: u64, flaw: Flaw) -> Outcome {
+pub(super) fn reuse(seed: u64) -> Outcome {
     let owner = (seed % 2) as u16;
     let reader = 1 - owner;
-    let mut stage = Stage::new(seed, 2, 1, flaw);
+    let mut stage = Stage::new(seed, 2, 1);
     play(&mut stage, owner, 0, |process| {
         for round in 1..=3 {
             // The other process may not have freed the place yet.
@@ -204,7 +203,7 @@ fn expect_own(process: &Process, object: &Object) {
 /// A destroy by another host is final when it returns: the owner can free the object, the destroyer forget it, and a third
 /// create it anew, all at once.
 fn bury(seed: u64, mut dice: Dice) -> Outcome {
-    let mut stage = Stage::new(seed, 3, 2, Flaw::None);
+    let mut stage = Stage::new(seed, 3, 2);
     let cue = Cue::default();
     let (owner, destroyer) = toss(&mut dice);
     let (given, layout) = (cue.clone(), Rc::clone(&stage.layout));
@@ -251,7 +250,7 @@ fn bury(seed: u64, mut dice: Dice) -> Outcome {
 fn bury_many(seed: u64, mut dice: Dice) -> Outcome {
     const LISTED_IN_A_LINE: usize = 7;
     let names: [String; LISTED_IN_A_LINE + 2] = std::array::from_fn(|index| format!("/{index}"));
-    let mut stage = Stage::with_names(seed, 2, 5, 29, Flaw::None);
+    let mut stage = Stage::with_names(seed, 2, 5, 29);
     let (owner, destroyer) = toss(&mut dice);
     stage.setup(owner, SPARE, |process| {
         for name in &names {
@@ -291,7 +290,7 @@ fn bury_many(seed: u64, mut dice: Dice) -> Outcome {
 /// finds all of it at its next look.
 fn list_together(seed: u64, mut dice: Dice) -> Outcome {
     let names = ["/scene", "/two"].map(|name| Name::parse(name).expect("a good name"));
-    let mut stage = Stage::new(seed, 2, 2, Flaw::None);
+    let mut stage = Stage::new(seed, 2, 2);
     let (owner, destroyer) = toss(&mut dice);
     stage.setup(owner, SPARE, move |process| {
         for name in &names {
@@ -335,7 +334,7 @@ fn list_together(seed: u64, mut dice: Dice) -> Outcome {
 /// Two hosts write to the same lines by turns, some words each time, and each sees what the other published, also when it
 /// has not looked for a while.
 fn hand_over(seed: u64, mut dice: Dice) -> Outcome {
-    let mut stage = Stage::new(seed, 2, 2, Flaw::None);
+    let mut stage = Stage::new(seed, 2, 2);
     let (cue, expected) = (Cue::default(), Rc::new(RefCell::new(vec![0; BYTES as usize / 8])));
     // Whether it looks first, and which words it writes.
     let draws: [_; 7] = std::array::from_fn(|_| {
@@ -371,12 +370,12 @@ fn hand_over(seed: u64, mut dice: Dice) -> Outcome {
 
 /// What a host creates that has just joined, everybody finds.
 fn join(seed: u64, _: Dice) -> Outcome {
-    let mut stage = Stage::empty(seed, 2, 2, Flaw::None);
+    let mut stage = Stage::empty(seed, 2, 2);
     let cue = Cue::default();
     let (layout, given) = (Rc::clone(&stage.layout), cue.clone());
     stage.world.spawn(1, 0, move |memory| {
         given.await_(&memory, 1);
-        let process = Process::enter(memory, &layout, 1, Flaw::None);
+        let process = Process::enter(memory, &layout, 1);
         process.join();
         let object = create(&process).expect("room");
         given.give(2);
@@ -384,7 +383,7 @@ fn join(seed: u64, _: Dice) -> Outcome {
     });
     let layout = Rc::clone(&stage.layout);
     stage.world.spawn(0, 0, move |memory| {
-        let process = Process::enter(memory, &layout, 0, Flaw::None);
+        let process = Process::enter(memory, &layout, 0);
         process.join();
         let missing = process.directory().open(&name()).expect_err("nobody is there");
         assert!(matches!(missing, PoolError::NotFound { .. }), "{missing}");
@@ -399,7 +398,7 @@ fn join(seed: u64, _: Dice) -> Outcome {
 /// A process dies while it creates. What it left in its host's cache never reaches what another host puts in the same place,
 /// whether another process repairs, or the host's words were lost and are built anew.
 fn undo(seed: u64, mut dice: Dice) -> Outcome {
-    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let mut stage = Stage::new(seed, 2, 1);
     let cue = Cue::default();
     // Three lines of header.
     let long = format!("/{}", "n".repeat(130));
@@ -416,7 +415,7 @@ fn undo(seed: u64, mut dice: Dice) -> Outcome {
     let (layout, given) = (Rc::clone(&stage.layout), cue.clone());
     let is_lost = dice.roll(2) == 0;
     let repairer = stage.world.spawn_after_crash(victim, 0, SPARE, move |memory| {
-        let process = Process::enter(memory, &layout, 0, Flaw::None);
+        let process = Process::enter(memory, &layout, 0);
         if is_lost {
             process.directory().forget();
             process.directory().prepare().expect("nobody else is there");
@@ -454,14 +453,14 @@ fn undo(seed: u64, mut dice: Dice) -> Outcome {
 
 /// A process dies while it creates, and another of its host repairs: the name is in nobody's way then.
 fn repair(seed: u64, mut dice: Dice) -> Outcome {
-    let mut stage = Stage::new(seed, 2, 2, Flaw::None);
+    let mut stage = Stage::new(seed, 2, 2);
     let (host, other) = toss(&mut dice);
     let victim = play(&mut stage, host, 0, |process| drop(create(&process)));
     let at = if dice.roll(2) == 0 { dice.roll(180) } else { announces_at(true, false, &mut dice) };
     stage.world.crash_at(victim, Crash::Process, at);
     let layout = Rc::clone(&stage.layout);
     stage.world.spawn_after_crash(victim, host, SPARE, move |memory| {
-        let process = Process::enter(memory, &layout, host, Flaw::None);
+        let process = Process::enter(memory, &layout, host);
         process.directory().repair_process(ProcessSlot(0)).expect("nobody keeps a lock");
     });
     play(&mut stage, other, 0, |process| match create(&process) {
@@ -474,7 +473,7 @@ fn repair(seed: u64, mut dice: Dice) -> Outcome {
 /// A process is stopped, or dies, while it creates or destroys. Once another process of its host has seen what came of it,
 /// every host sees the same.
 fn tell(seed: u64, mut dice: Dice) -> Outcome {
-    let mut stage = Stage::new(seed, 2, 2, Flaw::None);
+    let mut stage = Stage::new(seed, 2, 2);
     let (host, other) = toss(&mut dice);
     let (owner, destroys) = (toss(&mut dice).0, dice.roll(3) > 0);
     if destroys {
@@ -497,7 +496,7 @@ fn tell(seed: u64, mut dice: Dice) -> Outcome {
     let (cue, layout) = (Cue::default(), Rc::clone(&stage.layout));
     let given = cue.clone();
     stage.world.spawn_after_crash(victim, host, 1, move |memory| {
-        let process = Process::enter(memory, &layout, host, Flaw::None);
+        let process = Process::enter(memory, &layout, host);
         given.give(if is_there(&process) == Some(!destroys) { 2 } else { 1 });
     });
     play(&mut stage, other, 0, move |process| {
@@ -526,7 +525,7 @@ fn is_there(process: &Process) -> Option<bool> {
 /// cleaned up, the owner gets the place back, and nothing reaches it any more.
 fn orphan(seed: u64, mut dice: Dice) -> Outcome {
     let settles = dice.roll(2) == 0;
-    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let mut stage = Stage::new(seed, 2, 1);
     let cue = Cue::default();
     let given = cue.clone();
     play(&mut stage, 0, 0, move |process| {
@@ -556,7 +555,7 @@ fn orphan(seed: u64, mut dice: Dice) -> Outcome {
     stage.world.crash_at(victim, Crash::Process, 2000);
     let layout = Rc::clone(&stage.layout);
     stage.world.spawn_after_crash(victim, 1, SPARE, move |memory| {
-        let process = Process::enter(memory, &layout, 1, Flaw::None);
+        let process = Process::enter(memory, &layout, 1);
         process.directory().repair_process(ProcessSlot(0)).expect("nobody keeps a lock");
         cue.give(3);
     });
@@ -608,7 +607,7 @@ fn expect_new_at_the_end(stage: &mut Stage, host: u16, placed: Rc<Cell<bool>>) {
 /// A host dies while it creates or destroys. Once the view says that it is off, its claim is in nobody's way; and when it
 /// boots again, the name is one object's.
 fn fence(seed: u64, mut dice: Dice) -> Outcome {
-    let mut stage = Stage::new(seed, 3, 4, Flaw::None);
+    let mut stage = Stage::new(seed, 3, 4);
     let ((dead, other), destroys) = (toss(&mut dice), dice.roll(2) == 0);
     if destroys {
         stage.setup(dead, SPARE, |process| {
@@ -641,7 +640,7 @@ fn fence(seed: u64, mut dice: Dice) -> Outcome {
     });
     let (memory, layout) = (stage.world.memory(dead, SPARE), Rc::clone(&stage.layout));
     stage.world.check(dead, move |_| {
-        let process = Process::enter(memory, &layout, dead, Flaw::None);
+        let process = Process::enter(memory, &layout, dead);
         process.directory().prepare().expect("nobody else is there");
         let live = process.directory().inventory().expect("no fault").live;
         assert!(live.len() <= 1, "the name is that of each of {live:?}");
@@ -652,7 +651,7 @@ fn fence(seed: u64, mut dice: Dice) -> Outcome {
 /// Two processes of a host create in one chunk, and another host opens both as soon as they are there. The one that claims
 /// the chunk may be stopped: what the other creates in it is there all the same.
 fn share_a_chunk(seed: u64, mut dice: Dice) -> Outcome {
-    let mut stage = Stage::new(seed, 2, 2, Flaw::None);
+    let mut stage = Stage::new(seed, 2, 2);
     let (owner, opener) = toss(&mut dice);
     let stops = dice.roll(2) == 0;
     let names = ["/one", "/two"].map(|name| Name::parse(name).expect("a good name"));
@@ -691,7 +690,7 @@ fn share_a_chunk(seed: u64, mut dice: Dice) -> Outcome {
 
 /// Two processes of a host find no room at once, and what one of them frees is enough for both.
 fn short_together(seed: u64, mut dice: Dice) -> Outcome {
-    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let mut stage = Stage::new(seed, 2, 1);
     let (host, _) = toss(&mut dice);
     let names = ["/one", "/two"].map(|name| Name::parse(name).expect("a good name"));
     let make = |process: &Process, name: &Name<'_>| {
@@ -722,7 +721,7 @@ fn maintain(process: &Process) {
 /// Two processes of a host, or two threads of one, free what was destroyed at once. When a call returns, what the other was
 /// in the middle of is done as well: nothing is left of it, and there is room for an object that had none.
 fn free_together(seed: u64, mut dice: Dice) -> Outcome {
-    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let mut stage = Stage::new(seed, 2, 1);
     let (owner, other) = toss(&mut dice);
     let object = stage.setup(owner, SPARE, |process| create(process).expect("room"));
     let close = |process: &Process| process.directory().close(&object);
@@ -775,7 +774,7 @@ fn free_together(seed: u64, mut dice: Dice) -> Outcome {
 fn one_chunk(seed: u64, mut dice: Dice) -> Outcome {
     // What orders a claim and a look is never the same fence on coherent hosts.
     let seed = if dice.roll(2) == 0 { seed | 7 << 3 } else { seed };
-    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let mut stage = Stage::new(seed, 2, 1);
     let holders = Rc::new(Cell::new(0));
     for (host, name) in [(0, "/one"), (1, "/two")] {
         let holders = Rc::clone(&holders);
@@ -797,7 +796,7 @@ fn one_chunk(seed: u64, mut dice: Dice) -> Outcome {
 /// opened anything, or from when it had closed what it had opened.
 fn open_late(seed: u64, mut dice: Dice) -> Outcome {
     let (settles, opens_before) = (dice.roll(2) == 0, dice.roll(3) > 0);
-    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let mut stage = Stage::new(seed, 2, 1);
     let (owner, reader) = toss(&mut dice);
     let cue = Cue::default();
     let given = cue.clone();
@@ -841,7 +840,7 @@ fn open_late(seed: u64, mut dice: Dice) -> Outcome {
 /// Two threads open the first objects that their process ever opened, and one of them may be stopped in the middle: what the
 /// other holds open counts.
 fn open_in_threads(seed: u64, mut dice: Dice) -> Outcome {
-    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let mut stage = Stage::new(seed, 2, 1);
     let (owner, reader) = toss(&mut dice);
     stage.setup(owner, SPARE, |process| {
         let object = create(process).expect("room");
@@ -887,7 +886,7 @@ fn stop_while_condemning(seed: u64, mut dice: Dice) -> Outcome {
     stage.world.crash_at(destroyer, if dies { Crash::Process } else { Crash::Pause }, at);
     let (layout, again) = (Rc::clone(&stage.layout), Rc::clone(&stage.layout));
     let free = move |memory: ModelMemory| {
-        let process = Process::enter(memory, &layout, owner, Flaw::None);
+        let process = Process::enter(memory, &layout, owner);
         idle(&process, delays[0]);
         if reclaims {
             process.directory().reclaim().expect("nobody keeps a lock");
@@ -895,7 +894,7 @@ fn stop_while_condemning(seed: u64, mut dice: Dice) -> Outcome {
         use_again(&process);
     };
     let look = move |memory: ModelMemory| {
-        let process = Process::enter(memory, &again, reader, Flaw::None);
+        let process = Process::enter(memory, &again, reader);
         idle(&process, delays[1]);
         open_and_look(&process);
     };
@@ -968,7 +967,7 @@ fn boot_again(seed: u64, mut dice: Dice) -> Outcome {
     });
     let layout = Rc::clone(&stage.layout);
     stage.world.spawn_after_crash(victim, owner, SPARE, move |memory| {
-        let process = Process::enter(memory, &layout, owner, Flaw::None);
+        let process = Process::enter(memory, &layout, owner);
         process.directory().prepare().expect("nobody else is there");
         process.directory().maintain().expect("nobody keeps a lock");
         let name = Name::parse(&text).expect("a good name");
@@ -1004,7 +1003,7 @@ fn stop_while_opening(seed: u64, mut dice: Dice) -> Outcome {
 
 /// A stage of two hosts and one chunk, the owner of an object that fills it, and the other host.
 fn with_an_object(seed: u64, dice: &mut Dice) -> (Stage, u16, u16) {
-    let mut stage = Stage::new(seed, 2, 1, Flaw::None);
+    let mut stage = Stage::new(seed, 2, 1);
     let (owner, other) = toss(dice);
     stage.setup(owner, SPARE, |process| {
         let object = create(process).expect("room");
@@ -1044,7 +1043,7 @@ fn open_and_look(process: &Process) {
 /// A host that holds an object open stands still and is evicted. It may go on: what it holds is nobody else's until it is
 /// confirmed to be off.
 fn quarantine(seed: u64, mut dice: Dice) -> Outcome {
-    let mut stage = Stage::new(seed, 3, 1, Flaw::None);
+    let mut stage = Stage::new(seed, 3, 1);
     let (owner, reader) = toss(&mut dice);
     let cue = Cue::default();
     let given = cue.clone();
@@ -1098,7 +1097,7 @@ fn quarantine(seed: u64, mut dice: Dice) -> Outcome {
 /// A host was fenced, and comes back: by its host line, by the keeper's word, or by that of the keeper's successor. Whoever
 /// passed over what it had left minds what it begins now.
 fn come_back(seed: u64, mut dice: Dice) -> Outcome {
-    let mut stage = Stage::new(seed, 3, 2, Flaw::None);
+    let mut stage = Stage::new(seed, 3, 2);
     let ((host, other), how) = (toss(&mut dice), dice.roll(4));
     let layout = Rc::clone(&stage.layout);
     let bit = 1 << host;
@@ -1131,7 +1130,7 @@ fn come_back(seed: u64, mut dice: Dice) -> Outcome {
         given.await_(&memory, 2);
         let line = HostLine { state: HostState::Live, boot: 2, incarnation: 2, epoch: fenced.epoch };
         line::announce(&memory, layout.host_line(host), &line.encode());
-        let process = Process::enter(memory, &layout, host, Flaw::None);
+        let process = Process::enter(memory, &layout, host);
         let object = create(&process).expect("nobody else creates anything");
         process.directory().close(&object);
     });

@@ -1,0 +1,90 @@
+//! How a job is cleaned up after, by `polder mpi run` or by its guard.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use polder_mem::HostPlan;
+use polder_pool::session::Session;
+use polder_pool::settings::Settings;
+use polder_pool::{Member, Swept, each};
+use serde::{Deserialize, Serialize};
+
+use super::leftovers::{kill_marked, remove_files};
+use crate::Failure;
+use crate::pool::removed;
+
+/// What there is to clean up after a job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Cleanup {
+    pub(super) job: u64,
+    /// What its processes have in their environment.
+    pub(super) mark: String,
+    /// The hosts of this machine; `None` is the one that the settings say.
+    pub(super) hosts: Vec<Option<u16>>,
+    /// Whether the pool is the job's own, and goes with it.
+    pub(super) owns_pool: bool,
+    /// Where its ranks write what they sent.
+    pub(super) tally: PathBuf,
+    pub(super) start: SystemTime,
+}
+
+impl Cleanup {
+    /// Ends the processes of the job, and then as [`Cleanup::run`].
+    pub(super) fn end(&self, settings: &Settings) -> Result<(), Failure> {
+        kill_marked(&self.mark);
+        self.run(settings)
+    }
+
+    /// Removes what the job has left on this machine and in the pool.
+    pub(super) fn run(&self, settings: &Settings) -> Result<(), Failure> {
+        // The file is there only where the job has run.
+        drop(std::fs::remove_file(&self.tally));
+        let files = remove_files(Path::new(HostPlan::DIRECTORY), self.start);
+        if files > 0 {
+            let noun = if files == 1 { "file" } else { "files" };
+            eprintln!("polder: removed {files} {noun} of MPICH from {}", HostPlan::DIRECTORY);
+        }
+        let Some(pool) = settings.pool.as_ref().filter(|pool| pool.exists()) else { return Ok(()) };
+        let swept = self.sweep_until_clean(settings);
+        if self.owns_pool {
+            std::fs::remove_file(pool)?;
+        }
+        swept
+    }
+
+    /// Sweeps as each of the hosts of this machine, until nothing of the job is left: ranks may outlive an mpiexec that was
+    /// killed.
+    fn sweep_until_clean(&self, settings: &Settings) -> Result<(), Failure> {
+        let patience = settings.timeout.map_or(Member::new(0, 0).timeout, |span| span.0);
+        let (start, mut swept) = (Instant::now(), Swept::default());
+        loop {
+            let mut stays = false;
+            for host in &self.hosts {
+                // Not of the job: nobody waits for this process.
+                let settings = Settings { host: *host, job: Some(0), ..settings.clone() };
+                let session = Session::open(&settings)?;
+                each!(session.pool(), pool => {
+                    let Swept { objects, dead, .. } = pool.sweep_job(self.job)?;
+                    swept.objects.extend(objects);
+                    swept.dead.extend(dead);
+                    pool.maintain()?;
+                    stays = pool.jobs()?.contains(&self.job);
+                });
+            }
+            if !stays || start.elapsed() > patience {
+                if !swept.objects.is_empty() {
+                    eprintln!("polder: removed {}", removed(&swept));
+                }
+                if stays {
+                    let job = self.job;
+                    let remedy = format!("end them, then run `polder pool sweep --job {job}`");
+                    eprintln!(
+                        "polder: ranks of job {job} outlive mpiexec and keep objects in the pool; {remedy}"
+                    );
+                }
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What a job leaves on this machine when its processes are killed: processes of its own, and files in /dev/shm.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::process::{Pid, PidfdFlags, Signal, getuid, pidfd_open, pidfd_send_signal};
+
+/// What the environment of every process of a run says: a word that no other run has.
+pub(super) const MARK: &str = "POLDER_MPI_RUN";
+
+/// How long processes that are killed may take to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Kills the processes of this machine that have `mark` in their environment, until there are none; says how many there were.
+pub(super) fn kill_marked(mark: &str) -> usize {
+    let (start, mut killed) = (Instant::now(), std::collections::BTreeSet::new());
+    let entry = format!("{MARK}={mark}");
+    let is_marked = |pid: u32| {
+        // A process of another user has an environment that cannot be read.
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|&byte| byte == 0).any(|variable| variable == entry.as_bytes())
+    };
+    loop {
+        let marked: Vec<_> = processes().filter(|&pid| is_marked(pid)).collect();
+        if marked.is_empty() || start.elapsed() > PATIENCE {
+            return killed.len();
+        }
+        for pid in marked {
+            let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { continue };
+            let Ok(process) = pidfd_open(raw, PidfdFlags::empty()) else { continue };
+            // What was marked may have ended, and its id be another's: the descriptor stays with one process.
+            if is_marked(pid) && pidfd_send_signal(process, Signal::KILL).is_ok() {
+                killed.insert(pid);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Removes MPICH's files in `folder` that were made since `start`, are this user's, and are in use by no process; says how many.
+/// A process has such a file open until it has mapped it, and mapped from then on.
+pub(super) fn remove_files(folder: &Path, start: SystemTime) -> usize {
+    let is_left = |file: &PathBuf| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let Ok(metadata) = fs::symlink_metadata(file) else { return false };
+        let is_new = metadata.modified().is_ok_and(|made| made >= start);
+        name.starts_with("mpich_shm_") && metadata.is_file() && metadata.uid() == getuid().as_raw() && is_new
+    };
+    let files = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let mut left: Vec<_> = files.filter(is_left).collect();
+    if left.is_empty() {
+        return 0;
+    }
+    for pid in processes() {
+        let used = used_by(pid);
+        left.retain(|file| !file.to_str().is_none_or(|file| used.contains(file)));
+    }
+    left.iter().filter(|file| fs::remove_file(file).is_ok()).count()
+}
+
+/// What a process has open, then what it has mapped.
+fn used_by(pid: u32) -> String {
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
+    let open = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    let open: Vec<_> = open.map(|path| path.display().to_string()).collect();
+    let mapped = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    format!("{}\n{mapped}", open.join("\n"))
+}
+
+fn processes() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}

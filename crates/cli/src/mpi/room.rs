@@ -1,0 +1,110 @@
+//! Whether a pool has room for the ranks of a job, and for the rings between them.
+
+use std::path::{Path, PathBuf};
+
+use polder_mem::HostPlan;
+use polder_pool::format::{Layout, MAX_HOSTS, MAX_PROCESSES};
+use polder_pool::{Geometry, endpoint, session};
+
+use crate::Failure;
+use crate::pool::bytes;
+
+/// The usual size of a job's own pool.
+const OWN_BYTES: u64 = 1 << 30;
+/// Its size is a multiple of this, in case its file system has huge pages.
+const HUGE_PAGE: u64 = 2 << 20;
+
+/// The ranks of a job, as far as they take room in a pool.
+#[derive(Clone, Debug)]
+pub(super) struct Ranks {
+    /// How many there are on each host.
+    pub(super) on_hosts: Vec<u16>,
+    /// Whether ranks of one host have rings to one another too.
+    pub(super) within_hosts: bool,
+    /// To how many others a rank sends, at most.
+    pub(super) partners: Option<u16>,
+    /// Processes of the pool that each rank is.
+    pub(super) places: u16,
+}
+
+impl Ranks {
+    fn count(&self) -> u16 {
+        self.on_hosts.iter().sum()
+    }
+
+    /// The rings from the ranks of a host that has so many.
+    fn rings(&self, on_host: u16) -> u64 {
+        let others = self.count() - if self.within_hosts { 1 } else { on_host };
+        u64::from(on_host) * u64::from(others.min(self.partners.unwrap_or(u16::MAX)))
+    }
+
+    /// Whether the rings of all ranks fit into a pool of so many bytes.
+    fn fit(&self, geometry: &Geometry, size: u64) -> bool {
+        let chunks = |&ranks| endpoint::chunks(geometry, u64::from(ranks), self.rings(ranks));
+        let needed: u64 = self.on_hosts.iter().map(chunks).sum();
+        Layout::new(geometry, size).is_ok_and(|layout| needed <= layout.chunks().into())
+    }
+
+    /// The least power of two of bytes that is enough for a pool, if any is.
+    fn least_size(&self) -> Option<u64> {
+        let sizes = (22..44).map(|power| 1 << power);
+        sizes.into_iter().find(|&size| self.fit(&self.geometry(size), size))
+    }
+
+    /// What suits a pool of this size for these ranks.
+    fn geometry(&self, size: u64) -> Geometry {
+        let usual = Geometry::for_region(size);
+        let most = self.on_hosts.iter().max().copied().unwrap_or(1).saturating_mul(self.places);
+        Geometry {
+            hosts: usual.hosts.max(self.on_hosts.len() as u16).min(MAX_HOSTS),
+            processes: usual.processes.max(most).min(MAX_PROCESSES),
+            ..usual
+        }
+    }
+
+    /// Refuses a pool that is too small for the rings between all ranks.
+    pub(super) fn expect_rings(&self, pool: &Path, geometry: &Geometry, size: u64) -> Result<(), Failure> {
+        if self.fit(geometry, size) {
+            return Ok(());
+        }
+        let rings: u64 = self.on_hosts.iter().map(|&ranks| self.rings(ranks)).sum();
+        let (pool, ranks, has) = (pool.display(), self.count(), bytes(size));
+        let remedy = self.least_size().map_or_else(
+            || "take fewer ranks".to_owned(),
+            |least| format!("format one with --size {}MiB, or take fewer ranks", least >> 20),
+        );
+        Err(Failure(format!(
+            "{pool} of {has} is too small for the {rings} rings between {ranks} ranks; {remedy}, or give --partners if a rank sends to few others"
+        )))
+    }
+
+    /// Makes a pool of the job's own.
+    pub(super) fn make_pool(&self, pool: &Path) -> Result<(), Failure> {
+        let folder = pool.parent().unwrap_or(pool);
+        let space =
+            rustix::fs::statvfs(folder).map_err(|error| Failure(format!("{}: {error}", folder.display())))?;
+        // A tmpfs without a limit has no blocks.
+        let free = if space.f_blocks == 0 { u64::MAX } else { space.f_bavail.saturating_mul(space.f_frsize) };
+        let least = self.least_size().unwrap_or(u64::MAX);
+        if least > free {
+            return Err(Failure(format!(
+                "{} has {} free, and the rings between {} ranks need a pool of {}; make room there, take fewer ranks, or name a pool elsewhere with --pool",
+                folder.display(),
+                bytes(free),
+                self.count(),
+                bytes(least)
+            )));
+        }
+        // It takes memory only as it is used.
+        let usual = OWN_BYTES.min(free / 2 / HUGE_PAGE * HUGE_PAGE);
+        let size = if self.fit(&self.geometry(usual), usual) { usual } else { least };
+        session::create(pool, size, &self.geometry(size))?;
+        Ok(())
+    }
+}
+
+/// Where the pool of a job's own lies.
+pub(super) fn own_pool(job: u64) -> PathBuf {
+    let user = rustix::process::getuid().as_raw();
+    Path::new(HostPlan::DIRECTORY).join(format!("polder-mpi-{user}-{job}.pool"))
+}

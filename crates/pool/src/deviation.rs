@@ -1,0 +1,57 @@
+//! What a suite of the model makes a protocol do otherwise. In the libraries that users load, this is nothing.
+
+/// A change to a protocol: a mistake that its suite must notice, or a part that its suite leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deviation {
+    /// A claim goes on past that of a higher host, without waiting.
+    LowerDoesNotWait,
+    /// It looks at the others first, and takes without announcing.
+    CheckThenSet,
+    /// Extents are used again without a look at who holds them open.
+    IgnoreAnnouncements,
+    /// Another boot takes the id of a host that gives no sign of life, and may only stand still.
+    SilenceIsEnough,
+    /// A member does not look after the directory: the suites of membership leave that alone.
+    WithoutObjects,
+}
+
+#[cfg(not(feature = "model"))]
+impl Deviation {
+    /// Never.
+    pub(crate) const fn is_on(self) -> bool {
+        false
+    }
+}
+
+#[cfg(feature = "model")]
+mod in_the_model {
+    use std::cell::Cell;
+
+    use super::Deviation;
+
+    thread_local! {
+        static ON: Cell<Option<Deviation>> = const { Cell::new(None) };
+    }
+
+    impl Deviation {
+        /// Whether the schedule that this OS thread runs deviates so.
+        pub(crate) fn is_on(self) -> bool {
+            ON.get() == Some(self)
+        }
+
+        /// Runs one schedule so. All threads of a world run on one OS thread.
+        pub(crate) fn during<R>(self, schedule: impl FnOnce() -> R) -> R {
+            let _before = Before(ON.replace(Some(self)));
+            schedule()
+        }
+    }
+
+    /// What was on before, also when a schedule panics.
+    struct Before(Option<Deviation>);
+
+    impl Drop for Before {
+        fn drop(&mut self) {
+            ON.set(self.0);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Threads that call Python when an operation is over. A callback may wait for another operation, whose end another
+//! callback tells: so one that finds every thread busy gets a new one, and there are as many as callbacks wait in each other.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use polder_pool::PoolError;
+use pyo3::prelude::*;
+
+use crate::errors;
+use crate::lane::lock;
+
+/// The threads of one group.
+#[derive(Clone, Default)]
+pub(crate) struct Tellers(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// There is more to tell, a thread has told, or all is over.
+    turn: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<(Py<PyAny>, Result<(), PoolError>)>,
+    threads: Vec<ThreadId>,
+    /// Threads that are in a callback.
+    busy: usize,
+    closed: bool,
+}
+
+impl Tellers {
+    /// Calls `then` with `None` or the exception on one of the threads, soon.
+    pub(crate) fn tell(&self, then: Py<PyAny>, outcome: Result<(), PoolError>) {
+        let mut state = lock(&self.0.state);
+        state.waiting.push_back((then, outcome));
+        if state.threads.len() - state.busy < state.waiting.len() {
+            let tellers = self.clone();
+            let named = std::thread::Builder::new().name("polder-told".to_owned());
+            state.threads.extend(named.spawn(move || tellers.work()).map(|started| started.thread().id()));
+        }
+        // Without a thread to leave it to, it is called here.
+        let here = if state.threads.is_empty() { state.waiting.pop_front() } else { None };
+        drop(state);
+        self.0.turn.notify_all();
+        if let Some((then, outcome)) = here {
+            Python::attach(|py| tell(py, &then, outcome));
+        }
+    }
+
+    fn work(&self) {
+        let mut state = lock(&self.0.state);
+        loop {
+            if let Some((then, outcome)) = state.waiting.pop_front() {
+                state.busy += 1;
+                drop(state);
+                Python::attach(|py| tell(py, &then, outcome));
+                Python::attach(|_| drop(then));
+                state = lock(&self.0.state);
+                state.busy -= 1;
+                self.0.turn.notify_all();
+            } else if state.closed {
+                state.threads.retain(|&thread| thread != std::thread::current().id());
+                return;
+            } else {
+                state = self.0.turn.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    /// Lets what is to be told be told within `grace`; a callback that goes on keeps its thread. Without the GIL.
+    pub(crate) fn end(&self, grace: Duration) {
+        let mut state = lock(&self.0.state);
+        state.closed = true;
+        self.0.turn.notify_all();
+        // A callback that closes the group does not wait for itself.
+        let own = usize::from(state.threads.contains(&std::thread::current().id()));
+        let told = |state: &mut State| !state.waiting.is_empty() || state.busy > own;
+        drop(self.0.turn.wait_timeout_while(state, grace, told));
+    }
+}
+
+/// Calls `then` with `None` or the exception.
+pub(crate) fn tell(py: Python<'_>, then: &Py<PyAny>, outcome: Result<(), PoolError>) {
+    let error = outcome.err().map(|error| errors::raise(error).into_value(py));
+    if let Err(failure) = then.call1(py, (error,)) {
+        failure.write_unraisable(py, Some(then.bind(py)));
+    }
+}

@@ -1,0 +1,366 @@
+//! One block of a transformer, and what stands before and after the blocks, for one micro-batch on one accelerator.
+
+use crate::layout::{Layout, Offload, Overlap, Precision, Recompute, Zero};
+use crate::machine::{Machine, Scopes, Span};
+use crate::model::Model;
+use crate::order::{CP, EP, TP};
+
+/// What decides the cost of a block: layouts that agree in it share one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) tp: u32,
+    pub(crate) cp: u32,
+    pub(crate) ep: u32,
+    pub(crate) micro_batch: u32,
+    pub(crate) sequence_parallel: bool,
+    pub(crate) gather_again: bool,
+    pub(crate) recompute: Recompute,
+    pub(crate) flash: bool,
+    pub(crate) precision: Precision,
+    /// What of it decides the cost of a block.
+    pub(crate) overlap: Overlap,
+}
+
+/// Seconds of a kind of communication that hold computation up, and that do not.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Traffic {
+    pub(crate) exposed: Scopes,
+    pub(crate) hidden: Scopes,
+}
+
+/// Costs for one micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Block {
+    pub(crate) forward: f64,
+    pub(crate) backward: f64,
+    /// Computed again in the backward pass.
+    pub(crate) again: f64,
+    pub(crate) tensor: Traffic,
+    pub(crate) context: Traffic,
+    pub(crate) expert: Traffic,
+    /// Bytes kept from the forward to the backward pass.
+    pub(crate) kept: f64,
+    /// Bytes that are there in the backward pass of one block beside what is kept.
+    pub(crate) passing: f64,
+    pub(crate) first: Edge,
+    pub(crate) last: Edge,
+    /// Bytes that go on to the next stage, from each rank.
+    pub(crate) handed: f64,
+}
+
+/// What the first or the last stage has besides its blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Edge {
+    pub(crate) forward: f64,
+    pub(crate) backward: f64,
+    pub(crate) kept: f64,
+}
+
+/// What a block keeps of a value that a mask hides.
+const MASK: f64 = 1.0;
+
+/// What is kept of where values were dropped.
+const fn mask(model: &Model) -> f64 {
+    if model.dropout { MASK } else { 0.0 }
+}
+
+/// Forward and backward together, as they are added up over the kernels of a block.
+#[derive(Default)]
+struct Passes {
+    forward: f64,
+    backward: f64,
+}
+
+impl Passes {
+    /// A product with weights: in the backward pass one for its input and one for its weights.
+    fn weights(&mut self, machine: &Machine, [m, n, k]: [f64; 3], precision: Precision) {
+        self.forward += machine.product(1.0, [m, n, k], precision);
+        self.backward +=
+            machine.product(1.0, [m, k, n], precision) + machine.product(1.0, [k, n, m], precision);
+    }
+
+    /// A kernel that moves so many bytes forward, and so many backward.
+    fn moved(&mut self, machine: &Machine, forward: f64, backward: f64) {
+        self.forward += machine.moved(forward);
+        self.backward += machine.moved(backward);
+    }
+}
+
+impl Key {
+    pub(crate) const fn of(layout: &Layout) -> Self {
+        Self {
+            tp: layout.tp,
+            cp: layout.cp,
+            ep: layout.ep,
+            micro_batch: layout.micro_batch,
+            sequence_parallel: layout.sequence_parallel,
+            gather_again: layout.gather_again,
+            recompute: layout.recompute,
+            flash: layout.flash,
+            precision: layout.precision,
+            overlap: layout.overlap.of_block(),
+        }
+    }
+
+    /// Ranks that share a sequence.
+    pub(crate) const fn ranks(&self) -> u32 {
+        self.tp.saturating_mul(self.cp)
+    }
+
+    /// A layout with this block, and nothing else that can be chosen.
+    pub(crate) fn layout(&self, dp: u32, pp: u32, interleave: u32, batch: u32) -> Layout {
+        Layout {
+            tp: self.tp,
+            cp: self.cp,
+            ep: self.ep,
+            dp,
+            pp,
+            interleave,
+            batch,
+            micro_batch: self.micro_batch,
+            sequence_parallel: self.sequence_parallel,
+            gather_again: self.gather_again,
+            recompute: self.recompute,
+            flash: self.flash,
+            zero: Zero::None,
+            precision: self.precision,
+            wide_gradients: false,
+            overlap: self.overlap,
+            offload: Offload::default(),
+        }
+    }
+}
+
+impl Block {
+    pub(crate) fn new(machine: &Machine, model: &Model, layout: &Layout) -> Self {
+        let (key, ranks) = (&Key::of(layout), layout.ranks());
+        let tp = f64::from(key.tp);
+        let [hidden, width, inside] = [model.hidden, model.head_width(), model.feed_forward()].map(f64::from);
+        let heads = f64::from(model.heads) / tp;
+        // Ranks beyond the heads of keys and values have copies of them.
+        let kv = (f64::from(model.kv_heads()) / tp).max(1.0);
+        let sequence = f64::from(model.sequence);
+        let tokens = f64::from(key.micro_batch) * sequence / f64::from(key.cp);
+        let shared = if key.sequence_parallel { tokens / tp } else { tokens };
+        let (inside, entries) = (inside / tp, model.entries());
+        let (products, value) = (key.precision, key.precision.bytes());
+
+        let mask = mask(model);
+        // Norms, and what joins the residual stream: two of each.
+        let mut stream = Passes::default();
+        for _ in 0..2 {
+            stream.moved(machine, 2.0 * value * hidden * shared, 3.0 * value * hidden * shared);
+            stream.moved(
+                machine,
+                (3.0 * value + mask) * hidden * shared,
+                (2.0 * value + mask) * hidden * shared,
+            );
+        }
+        let mut dense = Passes::default();
+        dense.weights(machine, [tokens, (heads + 2.0 * kv) * width, hidden], products);
+        dense.weights(machine, [tokens, hidden, heads * width], products);
+
+        let mut scores = Passes::default();
+        let pairs = tokens * sequence * heads;
+        if key.flash {
+            // Half of the pairs lie in the past; backward takes five products where forward takes two (Dao, 2023).
+            let operations = 0.5 * 4.0 * pairs * width;
+            scores.forward += machine.fused(operations, products.elsewhere());
+            scores.backward += machine.fused(2.5 * operations, products.elsewhere());
+        } else {
+            let rows = sequence / f64::from(key.cp);
+            let count = f64::from(key.micro_batch) * heads;
+            for shape in [[rows, sequence, width], [rows, width, sequence]] {
+                let [m, n, k] = shape;
+                scores.forward += machine.product(count, shape, products.elsewhere());
+                scores.backward += machine.product(count, [m, k, n], products.elsewhere())
+                    + machine.product(count, [k, n, m], products.elsewhere());
+            }
+            // Softmax, then dropout with its mask.
+            let dropped = if model.dropout { 2.0 * value + mask } else { 0.0 };
+            scores.moved(machine, (2.0 * value + dropped) * pairs, (3.0 * value + dropped) * pairs);
+        }
+
+        let mut feed = Passes::default();
+        let activation = |feed: &mut Passes, tokens: f64| {
+            let bytes = value * inside * tokens;
+            feed.moved(machine, (entries + 1.0) * bytes, (2.0 * entries + 1.0) * bytes);
+        };
+        let through = |feed: &mut Passes, tokens: f64| {
+            feed.weights(machine, [tokens, entries * inside, hidden], products);
+            activation(feed, tokens);
+            feed.weights(machine, [tokens, hidden, inside], products);
+        };
+        let mut expert_span = Span { inside: 1, between: 1 };
+        match model.experts {
+            None => through(&mut feed, tokens),
+            Some(experts) => {
+                expert_span = machine.span(&ranks, &[EP]);
+                feed.weights(machine, [shared, f64::from(experts.count), hidden], products.elsewhere());
+                let (active, here) = (f64::from(experts.active), f64::from(experts.count / key.ep));
+                let mut one = Passes::default();
+                through(&mut one, tokens * active / here);
+                feed.forward += one.forward * here;
+                feed.backward += one.backward * here;
+                for _ in 0..experts.shared {
+                    through(&mut feed, tokens);
+                }
+                // To the experts and back, in and out of the buffers that are sent.
+                let bytes = 4.0 * value * hidden * tokens * active / tp;
+                feed.moved(machine, bytes, bytes);
+            }
+        }
+
+        let again = match key.recompute {
+            Recompute::None => 0.0,
+            Recompute::Selective if key.flash => 0.0,
+            Recompute::Selective => scores.forward,
+            Recompute::Full => stream.forward + dense.forward + scores.forward + feed.forward,
+        };
+        let forward = stream.forward + dense.forward + scores.forward + feed.forward;
+        let backward = stream.backward + dense.backward + scores.backward + feed.backward;
+        let passes = if key.recompute == Recompute::Full { 3.0 } else { 2.0 };
+
+        // Of what goes through a feed-forward part of experts, each expert of a token gets it.
+        let fed = model.experts.map_or(1.0, |it| f64::from(it.active) + f64::from(it.shared.min(1)));
+        let tensor = tensor_traffic(
+            machine,
+            key,
+            machine.span(&ranks, &[TP]),
+            [1.0, fed].map(|times| times * value * tokens * hidden),
+            passes,
+            dense.forward + feed.forward,
+        );
+        let context = context_traffic(
+            machine,
+            key,
+            machine.span(&ranks, &[CP]),
+            2.0 * value * tokens * kv * width,
+            &scores,
+        );
+        let routed =
+            model.experts.map_or(0.0, |experts| f64::from(experts.active) * value * tokens * hidden / tp);
+        let sent = if key.ep > 1 { machine.all_to_all(expert_span, routed) } else { [0.0; 2] };
+        let sent = sent.map(|seconds| 2.0 * passes * seconds);
+        let mut expert = Traffic { exposed: sent, hidden: [0.0; 2] };
+        if key.overlap.expert {
+            // Beside another micro-batch's passes: all that a block computes, but for what runs beside that already.
+            // While the links of one kind hold it up, those of the other are idle too.
+            let beside = |scope: usize| {
+                let waiting = tensor.exposed[1 - scope] + context.exposed[1 - scope];
+                forward + backward + again + waiting - tensor.hidden[scope] - context.hidden[scope]
+            };
+            expert.hidden = [0, 1].map(|scope| sent[scope].min(beside(scope)).max(0.0));
+            expert.exposed = [0, 1].map(|scope| sent[scope] - expert.hidden[scope]);
+        }
+
+        let whole = Self::kept(model, key, tokens, shared, heads, kv);
+        let (kept, passing) = match key.recompute {
+            Recompute::Full => (value * hidden * shared, whole),
+            _ => (whole, 0.0),
+        };
+        let (first, last) = edges(machine, model, key, tokens, shared);
+        // Ranks that share a tensor send a part each.
+        let handed = value * tokens * hidden / tp;
+        Self { forward, backward, again, tensor, context, expert, kept, passing, first, last, handed }
+    }
+
+    /// Bytes kept from forward to backward (Korthikanti et al., 2022, section 4: 34 s b h + 5 a s s b for GPT).
+    fn kept(model: &Model, key: &Key, tokens: f64, shared: f64, heads: f64, kv: f64) -> f64 {
+        let tp = f64::from(key.tp);
+        let [hidden, width, inside] = [model.hidden, model.head_width(), model.feed_forward()].map(f64::from);
+        let (mask, value) = (mask(model), key.precision.bytes());
+        let stream = (4.0 * value + 2.0 * mask) * hidden * shared;
+        let gathered = if key.gather_again { 0.0 } else { 2.0 * value * hidden * (tokens - shared) };
+        let attention = value * (2.0 * heads + 2.0 * kv) * width * tokens;
+        let keeps_scores = !key.flash && key.recompute == Recompute::None;
+        let scores = if keeps_scores {
+            (value + mask * 3.0) * tokens * f64::from(model.sequence) * heads
+        } else {
+            0.0
+        };
+        let through = model.experts.map_or(1.0, |experts| f64::from(experts.active + experts.shared));
+        let feed = value * (model.entries() + 1.0) * inside / tp * tokens * through;
+        // What experts get, once for each: the stream has it as it was before it was sent.
+        let active = model.experts.map_or(0.0, |experts| f64::from(experts.active));
+        let sent = value * hidden * active * if key.gather_again { shared } else { tokens };
+        stream + gathered + attention + scores + feed + sent
+    }
+}
+
+/// Collectives of tensor parallelism: two all-reduces a pass, or as many pairs of all-gather and reduce-scatter
+/// (Korthikanti et al., 2022, section 4.2.2), of so many bytes for attention and for the feed-forward part.
+fn tensor_traffic(
+    machine: &Machine,
+    key: &Key,
+    span: Span,
+    bytes: [f64; 2],
+    passes: f64,
+    products: f64,
+) -> Traffic {
+    if key.tp == 1 {
+        return Traffic::default();
+    }
+    let [attention, feed] = bytes.map(|bytes| match key.sequence_parallel {
+        true => machine.half(span, bytes).map(|seconds| 2.0 * seconds),
+        false => machine.all_reduce(span, bytes),
+    });
+    // What was scattered is gathered once more for the gradient of the weights: an all-gather for each of the two.
+    let again = if key.sequence_parallel && key.gather_again { 0.5 } else { 0.0 };
+    let all = [0, 1].map(|scope| (passes + again) * (attention[scope] + feed[scope]));
+    if !key.overlap.tensor {
+        return Traffic { exposed: all, hidden: [0.0; 2] };
+    }
+    // In as many parts as there are ranks, the first of which nothing runs beside.
+    let total = all[0] + all[1];
+    let exposed = (total - passes * products).max(total / f64::from(key.tp));
+    let part = exposed / total;
+    Traffic { exposed: all.map(|seconds| part * seconds), hidden: all.map(|seconds| (1.0 - part) * seconds) }
+}
+
+/// Keys and values go around the ranks that share a sequence, overlapped beside the attention to the last ones; backward
+/// their gradients too.
+fn context_traffic(machine: &Machine, key: &Key, span: Span, bytes: f64, scores: &Passes) -> Traffic {
+    if key.cp == 1 {
+        return Traffic::default();
+    }
+    let around = machine.half(span, bytes * f64::from(key.cp));
+    let mut traffic = Traffic::default();
+    // What is computed again gathers again.
+    let forward = if key.recompute == Recompute::Full { 2.0 } else { 1.0 };
+    for (factor, beside) in [(forward, forward * scores.forward), (2.0, scores.backward)] {
+        let beside = if key.overlap.context { beside } else { 0.0 };
+        let seconds = around.map(|seconds| factor * seconds);
+        let total = seconds[0] + seconds[1];
+        let part = ((total - beside) / total).max(0.0);
+        for scope in [0, 1] {
+            traffic.exposed[scope] += part * seconds[scope];
+            traffic.hidden[scope] += (1.0 - part) * seconds[scope];
+        }
+    }
+    traffic
+}
+
+/// The embedding before the first block; norm, head and loss after the last. Nothing without a vocabulary.
+fn edges(machine: &Machine, model: &Model, key: &Key, tokens: f64, shared: f64) -> (Edge, Edge) {
+    if model.vocabulary == 0 {
+        return Default::default();
+    }
+    let hidden = f64::from(model.hidden);
+    let vocabulary = f64::from(model.vocabulary) / f64::from(key.tp);
+    let value = key.precision.bytes();
+    let mut embedding = Passes::default();
+    embedding.moved(machine, 3.0 * value * hidden * shared, 3.0 * value * hidden * shared);
+    let mut head = Passes::default();
+    head.weights(machine, [tokens, vocabulary, hidden], key.precision.elsewhere());
+    // The loss in 32 bits, as Megatron-Core computes it over a shared vocabulary: widen, maximum, subtract, exponentiate,
+    // sum, divide; backward multiply and narrow.
+    head.moved(machine, 38.0 * vocabulary * tokens, 14.0 * vocabulary * tokens);
+    let first = Edge {
+        forward: embedding.forward,
+        backward: embedding.backward,
+        kept: mask(model) * hidden * shared,
+    };
+    let kept = 2.0 * value * hidden * shared + 4.0 * vocabulary * tokens;
+    (first, Edge { forward: head.forward, backward: head.backward, kept })
+}

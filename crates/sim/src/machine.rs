@@ -1,0 +1,412 @@
+//! A platform as the closed form sees it: rates and latencies, with everything multiplied out.
+
+use polder_platform::{
+    Compute, Efficiency, Fabric, FlopRate, Memory, Platform, Protocol, Rack, Reduction, Tier, Topology,
+};
+
+use crate::layout::{FarTier, Layout, Precision, Refusal, TierName};
+use crate::order::{Order, Ranks};
+use crate::tier;
+
+/// Rates and latencies of a platform, in bytes, seconds and operations a second.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    /// What large matrix products reach, by precision; 0 where there is none. The peaks where efficiency goes by size.
+    matrix: [f64; 3],
+    depth: f64,
+    attention: [f64; 3],
+    /// What kernels that only move data reach. The peak where efficiency goes by size.
+    stream: f64,
+    efficiency: Efficiency,
+    launch: f64,
+    pub(crate) straggle: f64,
+    pub(crate) capacity: f64,
+    /// Accelerators of a rack that are used.
+    pub(crate) fill: u32,
+    order: Order,
+    /// Inside a rack, and between racks.
+    pub(crate) scopes: [Scope; 2],
+    /// The host's own memory.
+    host: Far,
+    pool: Option<Far>,
+    /// The other kinds behind the host, by name.
+    behind: Vec<(TierName, Far)>,
+    fabric: Option<Fabric>,
+    /// Ports of memory nodes for each accelerator.
+    pool_ports: f64,
+    /// Whether what is in the pool can be loaded and stored.
+    loads: bool,
+}
+
+/// How far a message goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Scope {
+    /// Bytes a second that an accelerator sends and receives in a collective.
+    pub(crate) bandwidth: f64,
+    /// Where it sends to all others at once.
+    spread: f64,
+    /// Seconds of a step of a collective.
+    pub(crate) alpha: f64,
+    /// Seconds of a message or a collective as a whole.
+    call: f64,
+    /// Seconds of software of a message.
+    message: f64,
+    in_switch: bool,
+}
+
+/// Memory beyond the accelerator's, as one accelerator's share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Far {
+    pub(crate) read: f64,
+    pub(crate) write: f64,
+    /// Each way, when as much is read as written.
+    pub(crate) both: f64,
+    /// Seconds until a transfer begins. Where a file gives bandwidths alone it is in them, and 0 here.
+    pub(crate) latency: f64,
+    pub(crate) capacity: f64,
+}
+
+impl Far {
+    /// One of so many parts of a memory whose bandwidths are given, through what reaches so much.
+    fn of(memory: &Tier, share: f64, roof: f64) -> Self {
+        let [read, write] = [memory.read, memory.write].map(|rate| rate.value() / share);
+        // Each way of the link is its own; the memory does one thing at a time.
+        let both = roof.min(1.0 / (1.0 / read + 1.0 / write));
+        let [read, write] = [read, write].map(|rate| rate.min(roof));
+        Self { read, write, both, latency: 0.0, capacity: memory.capacity.value() / share }
+    }
+
+    /// One of so many parts of what a host has of a memory behind channels and links.
+    fn behind(memory: &Memory, share: f64, roof: f64) -> Self {
+        let hosts = f64::from(memory.hosts);
+        let at = |reads| (tier::channels(memory, reads) / hosts).min(tier::port(memory, reads)) / share;
+        Self {
+            read: roof.min(at(1.0)),
+            write: roof.min(at(0.0)),
+            both: roof.min(at(0.5) / 2.0),
+            latency: tier::idle(memory),
+            capacity: memory.capacity.value() / hosts / share,
+        }
+    }
+}
+
+/// How a group of ranks lies: so many of it in a rack, and in so many racks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) inside: u32,
+    pub(crate) between: u32,
+}
+
+/// Seconds inside racks and between them.
+pub(crate) type Scopes = [f64; 2];
+
+impl Machine {
+    /// The machine that `platform` is for `accelerators` of one kind of rack, filled with `fill` of each rack, ranks
+    /// counted in this order.
+    #[must_use]
+    pub fn new(platform: &Platform, rack: &Rack, fill: u32, order: Order) -> Self {
+        let chip = &rack.accelerator;
+        let mut fitted = chip.fitted;
+        if chip.efficiency.matrix.is_some() {
+            fitted.matrix = 1.0;
+        }
+        if chip.efficiency.memory.is_some() {
+            fitted.stream = 1.0;
+        }
+        let Compute { bf16, fp8, fp32 } = chip.compute;
+        let reached = |peaks: [Option<FlopRate>; 3], part: f64| {
+            peaks.map(|peak| peak.map_or(0.0, FlopRate::value) * part)
+        };
+        let host = &rack.host;
+        let share = f64::from(host.accelerators);
+        let attach = host.attach.each().value();
+        let behind = host
+            .tier
+            .iter()
+            .filter_map(|(name, memory)| Some((TierName::new(name)?, Far::behind(memory, share, attach))));
+        let pool = platform.pool.as_ref().zip(platform.between.as_ref()).map(|(pool, between)| {
+            let share = f64::from(pool.accelerators);
+            let port = between.link.payload().value();
+            let roof =
+                (between.payload().value() * between.carried()[1]).min(port * f64::from(pool.ports) / share);
+            Far::of(&pool.memory, share, roof)
+        });
+        Self {
+            matrix: reached([bf16, fp8, fp32], fitted.matrix),
+            depth: fitted.depth,
+            attention: reached([bf16, bf16, fp32], fitted.attention),
+            stream: chip.memory.read.value().min(chip.memory.write.value()) * fitted.stream,
+            efficiency: chip.efficiency.clone(),
+            launch: fitted.launch.value(),
+            straggle: fitted.straggle,
+            capacity: chip.memory.capacity.value(),
+            fill,
+            order,
+            scopes: [
+                Scope::new(rack.fabric.as_ref(), fitted.inside),
+                Scope::new(platform.between.as_ref(), fitted.between),
+            ],
+            host: Far::of(&host.memory, share, attach),
+            pool,
+            behind: behind.collect(),
+            fabric: platform.between.clone(),
+            loads: platform.between.as_ref().is_some_and(|it| it.carries.contains(&Protocol::Mem)),
+            pool_ports: platform
+                .pool
+                .as_ref()
+                .map_or(0.0, |pool| f64::from(pool.ports) / f64::from(pool.accelerators)),
+        }
+    }
+
+    /// An accelerator's share of this memory, if there is any.
+    #[inline]
+    pub(crate) fn far(&self, tier: FarTier) -> Option<&Far> {
+        match tier {
+            FarTier::Host => Some(&self.host),
+            FarTier::Pool => self.pool.as_ref(),
+            FarTier::Behind(name) => self.behind.iter().find(|(it, _)| *it == name).map(|(_, far)| far),
+        }
+    }
+
+    /// Every memory beyond the accelerator's that there is.
+    pub(crate) fn tiers(&self) -> impl Iterator<Item = FarTier> {
+        let pool = self.pool.map(|_| FarTier::Pool);
+        let behind = self.behind.iter().map(|(name, _)| FarTier::Behind(*name));
+        [FarTier::Host].into_iter().chain(pool).chain(behind)
+    }
+
+    /// A matrix product of `[m, k]` by `[k, n]`, `count` of them in one launch: the roof of compute, with the start and
+    /// end of each tile's pipeline, or of memory.
+    pub(crate) fn product(&self, count: f64, [m, n, k]: [f64; 3], precision: Precision) -> f64 {
+        let operations = match &self.efficiency.matrix {
+            None => 2.0 * count * m * n * (k + self.depth),
+            Some(curve) => {
+                let operations = 2.0 * count * m * n * k;
+                operations / curve.at(operations)
+            }
+        };
+        let bytes = precision.bytes() * count * (m * k + k * n + m * n);
+        let (compute, memory) = (operations / self.matrix[precision as usize], self.streamed(bytes));
+        (if self.efficiency.in_turn { compute + memory } else { compute.max(memory) }) + self.launch
+    }
+
+    /// A fused attention kernel of so many operations.
+    pub(crate) fn fused(&self, operations: f64, precision: Precision) -> f64 {
+        operations / self.attention[precision as usize] + self.launch
+    }
+
+    /// A kernel that moves so many bytes through the accelerator's memory.
+    #[inline]
+    pub(crate) fn moved(&self, bytes: f64) -> f64 {
+        self.streamed(bytes) + self.launch
+    }
+
+    #[inline]
+    fn streamed(&self, bytes: f64) -> f64 {
+        bytes / self.efficiency.memory.as_ref().map_or(self.stream, |curve| self.stream * curve.at(bytes))
+    }
+
+    /// Where the members of a group lie that differ in these kinds of rank: of each run of kinds that are counted one after
+    /// the other as many to a rack as go into every rack without one of them straddling two.
+    #[inline]
+    pub(crate) fn span(&self, ranks: &Ranks, kinds: &[usize]) -> Span {
+        let mut span = Span { inside: 1, between: 1 };
+        let mut run = None;
+        let mut close = |run: &mut Option<(u32, u32)>| {
+            let Some((stride, members)) = run.take() else { return };
+            let inside = if self.fill.is_multiple_of(stride) {
+                common_divisor(self.fill / stride, members)
+            } else {
+                1
+            };
+            span = Span { inside: span.inside * inside, between: span.between * (members / inside) };
+        };
+        for (kind, stride) in self.order.strides(ranks) {
+            match kinds.contains(&kind) {
+                true => run.get_or_insert((stride, 1)).1 *= ranks[kind],
+                false => close(&mut run),
+            }
+        }
+        close(&mut run);
+        span
+    }
+
+    /// An all-reduce of `bytes` on each rank: reduced inside the racks, then between them by equal parts, and back.
+    #[inline]
+    pub(crate) fn all_reduce(&self, span: Span, bytes: f64) -> Scopes {
+        let [inside, between] = &self.scopes;
+        // A switch gets each input once and gives the sum once, both ways at a time.
+        let near = match inside.in_switch {
+            true => inside.all_reduce(span.inside, bytes),
+            false => 2.0 * inside.ring(span.inside, bytes) + inside.calls(span.inside),
+        };
+        [near, between.all_reduce(span.between, bytes / f64::from(span.inside))]
+    }
+
+    /// A reduce-scatter or an all-gather whose whole is `bytes`.
+    #[inline]
+    pub(crate) fn half(&self, span: Span, bytes: f64) -> Scopes {
+        let [inside, between] = &self.scopes;
+        let one = |scope: &Scope, members, bytes| scope.ring(members, bytes) + scope.calls(members);
+        [one(inside, span.inside, bytes), one(between, span.between, bytes / f64::from(span.inside))]
+    }
+
+    /// An all-to-all in which each rank has `bytes` for all ranks together, itself too: a pairwise exchange that waits for none of
+    /// its messages, so that each takes its software, and all of them a latency once.
+    pub(crate) fn all_to_all(&self, span: Span, bytes: f64) -> Scopes {
+        let members = f64::from(span.inside * span.between);
+        let [inside, between] = &self.scopes;
+        let near = f64::from(span.inside - 1);
+        let far = members - f64::from(span.inside);
+        let part = |scope: &Scope, peers: f64| match peers > 0.0 {
+            true => {
+                let messages = (peers - 1.0) * scope.message;
+                bytes * peers / members / scope.spread + scope.alpha + messages + scope.call
+            }
+            false => 0.0,
+        };
+        [part(inside, near), part(between, far)]
+    }
+
+    /// A message from a stage to the next: the slowest hop sets the pace, and one of them leaves the rack unless all stages
+    /// lie in it.
+    pub(crate) fn send(&self, span: Span, bytes: f64) -> Scopes {
+        let near = span.between == 1;
+        let scope = &self.scopes[usize::from(!near)];
+        let seconds = bytes / scope.bandwidth + scope.alpha + scope.call;
+        if near { [seconds, 0.0] } else { [0.0, seconds] }
+    }
+
+    /// Whether the platform has what `layout` asks for.
+    pub(crate) fn check(&self, layout: &Layout) -> Result<(), Refusal> {
+        // Products with weights, and the rest.
+        let rates = [layout.precision, layout.precision.elsewhere()].map(|it| self.matrix[it as usize]);
+        if rates.contains(&0.0) {
+            let (what, needs) = match layout.precision {
+                Precision::Bf16 => ("bf16", "accelerators with 16-bit floats"),
+                Precision::Fp8 => ("fp8", "accelerators with 8-bit floats"),
+                Precision::Fp32 => ("fp32", "accelerators whose file has a rate of 32-bit floats"),
+            };
+            let remedy = if self.matrix[0] > 0.0 { "take bf16" } else { "take fp32" };
+            return Err(Refusal::Lacks { what, needs, remedy });
+        }
+        let offload = layout.offload;
+        if offload.is_any() && self.far(offload.tier).is_none() {
+            let remedy = "offload to the host, or take a platform with a pool";
+            let known = self.tiers().map(String::from).collect::<Vec<_>>().join(", ");
+            return Err(match offload.tier {
+                FarTier::Behind(name) => Refusal::Tier { tier: name.to_string(), known },
+                _ => Refusal::Lacks { what: "offload to the pool", needs: "memory nodes", remedy },
+            });
+        }
+        if offload.is_any() && offload.tier == FarTier::Pool && !self.loads {
+            let needs = "a fabric between racks that carries \"mem\" (loads and stores)";
+            let remedy = "offload to the host, or take a platform whose fabric carries it";
+            return Err(Refusal::Lacks { what: "offload to the pool", needs, remedy });
+        }
+        self.check_ports(layout.accelerators(), offload.is_any() && offload.tier == FarTier::Pool)
+    }
+
+    /// Whether as many accelerators can be joined, in one rack also to the pool.
+    pub(crate) fn check_ports(&self, accelerators: u32, uses_pool: bool) -> Result<(), Refusal> {
+        if accelerators <= self.fill && !uses_pool {
+            return Ok(());
+        }
+        let Some(fabric) = &self.fabric else {
+            let remedy = "take as many accelerators as a rack has, or fewer";
+            return Err(Refusal::Lacks {
+                what: "more than one rack",
+                needs: "a fabric between racks",
+                remedy,
+            });
+        };
+        let nodes = (f64::from(accelerators) * self.pool_ports).ceil() as u64;
+        let ports = u64::from(accelerators) * u64::from(fabric.links) + nodes;
+        if ports > fabric.ports() {
+            let remedy = match fabric.topology {
+                Topology::Clos { .. } => "take fewer, more levels, or switches with more ports",
+                _ => "take fewer, or a larger topology",
+            };
+            return Err(Refusal::Ports {
+                accelerators,
+                what: "ports",
+                needs: ports,
+                has: fabric.ports(),
+                remedy,
+            });
+        }
+        let Some(pbr) = fabric.pbr else { return Ok(()) };
+        let racks = u64::from(accelerators.div_ceil(self.fill));
+        let needs = if pbr.rack_bridges { racks + nodes } else { ports };
+        let has = u64::from(pbr.ids) * u64::from(pbr.domains);
+        match needs > has {
+            true => {
+                let remedy = "join several domains, or give each rack one id (rack_bridges = true)";
+                Err(Refusal::Ports { accelerators, what: "PBR ids", needs, has, remedy })
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+fn common_divisor(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
+impl Scope {
+    fn new(fabric: Option<&Fabric>, reached: f64) -> Self {
+        match fabric {
+            Some(fabric) => Self {
+                bandwidth: fabric.payload().value() * reached * fabric.carried()[0],
+                spread: fabric.payload().value() * reached * fabric.carried()[1],
+                alpha: fabric.latency().value() + fabric.software.step.value(),
+                call: fabric.software.call.value(),
+                message: fabric.software.message.value(),
+                in_switch: fabric.switch.reduction == Reduction::InSwitch,
+            },
+            None => Self::of(0.0),
+        }
+    }
+
+    /// Empty messages of so many seconds each.
+    pub(crate) const fn of(alpha: f64) -> Self {
+        Self {
+            bandwidth: f64::INFINITY,
+            spread: f64::INFINITY,
+            alpha,
+            call: 0.0,
+            message: 0.0,
+            in_switch: false,
+        }
+    }
+
+    /// What a collective of so many takes besides its steps.
+    #[inline]
+    fn calls(&self, members: u32) -> f64 {
+        if members > 1 { self.call } else { 0.0 }
+    }
+
+    /// Once around a ring: what each rank has of `bytes` passes all others.
+    #[inline]
+    pub(crate) fn ring(&self, members: u32, bytes: f64) -> f64 {
+        let steps = f64::from(members - 1);
+        steps * (bytes / f64::from(members) / self.bandwidth + self.alpha)
+    }
+
+    /// By rings or by two trees that share the bytes, whichever is sooner.
+    fn all_reduce(&self, members: u32, bytes: f64) -> f64 {
+        if members == 1 {
+            return 0.0;
+        }
+        if self.in_switch {
+            return bytes / self.bandwidth + 2.0 * self.alpha + self.call;
+        }
+        self.trees(members, bytes).min(2.0 * self.ring(members, bytes)) + self.call
+    }
+
+    /// Up and down two trees that share the bytes.
+    pub(crate) fn trees(&self, members: u32, bytes: f64) -> f64 {
+        let depth = f64::from(members.next_power_of_two().ilog2());
+        2.0 * (bytes / self.bandwidth + depth * self.alpha)
+    }
+}

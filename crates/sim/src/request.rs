@@ -1,0 +1,499 @@
+//! What a front asks: a step on a platform, with whatever of its layout is given; the rest is searched for.
+
+use polder_platform::{FlopRate, Platform, Prices, Rates};
+use serde::{Deserialize, Serialize};
+
+use crate::calculon::Execution;
+use crate::json;
+use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
+use crate::model::Model;
+use crate::nearest::{Asked, Lacks};
+use crate::order::Order;
+use crate::published::Margin;
+use crate::search::{Outcome, Progress, Space, search};
+use crate::step::{Stage, Step};
+use crate::train::{Fabrics, Job, Plan};
+
+/// What of a layout is given.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Given {
+    /// Tensor parallelism.
+    pub tp: Option<u32>,
+    /// Context parallelism.
+    pub cp: Option<u32>,
+    /// Expert parallelism.
+    pub ep: Option<u32>,
+    /// Copies of the model.
+    pub dp: Option<u32>,
+    /// Stages.
+    pub pp: Option<u32>,
+    /// Parts of a stage.
+    pub interleave: Option<u32>,
+    /// Sequences of a step; when left out the power of two that makes 16 Mi tokens at most.
+    pub batch: Option<u32>,
+    /// Sequences at once.
+    pub micro_batch: Option<u32>,
+    /// Sharing along the sequence.
+    pub sequence_parallel: Option<bool>,
+    /// Gathering again what is shared along the sequence; yes when left out.
+    pub gather_again: Option<bool>,
+    /// What is computed again.
+    pub recompute: Option<Recompute>,
+    /// What copies share.
+    pub zero: Option<Zero>,
+    /// Gradients in 32 bits; yes when left out.
+    pub wide_gradients: Option<bool>,
+    /// Fused attention; yes when left out.
+    pub flash: Option<bool>,
+    /// What products are computed in; bf16 when left out.
+    pub precision: Option<Precision>,
+    /// What runs beside computation; all but what goes to experts when left out.
+    pub overlap: Option<Overlap>,
+    /// What lies elsewhere; when left out, what `tiers` says is tried.
+    pub offload: Option<Offload>,
+    /// Where everything is tried when `offload` is left out.
+    pub tiers: Tiers,
+}
+
+/// Where a search tries to keep what need not be in the accelerators' memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Tiers {
+    /// Nowhere, and wherever there is memory where nothing fits without.
+    #[default]
+    IfNeeded,
+    /// Wherever there is memory.
+    All,
+    /// Here.
+    One(FarTier),
+}
+
+/// A question.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// A model's name or path.
+    pub model: String,
+    /// A platform's name or path.
+    pub platform: String,
+    /// Accelerators.
+    pub accelerators: u32,
+    /// Kind of rack; the platform's first when left out.
+    pub rack: Option<String>,
+    /// Accelerators of each rack that are used.
+    pub fill: Option<u32>,
+    /// In which order ranks are counted; tensor, context, expert, data, pipeline when left out.
+    pub order: Option<Order>,
+    /// Another platform, which the same layout is predicted on too.
+    pub against: Option<String>,
+    /// Tokens of a sequence, in place of the model's.
+    pub sequence: Option<u32>,
+    /// What of the layout is given.
+    #[serde(default)]
+    pub layout: Given,
+}
+
+/// The answer to a question.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Answer {
+    /// How the figures were obtained: "simulated".
+    pub kind: &'static str,
+    /// The model's name or path.
+    pub model: String,
+    /// Tokens of a sequence.
+    pub sequence: u32,
+    /// The platform's name or path.
+    pub platform: String,
+    /// How its CPUs attach, and what of CXL its fabrics carry.
+    pub machine: String,
+    /// What its fabrics give an accelerator.
+    pub fabrics: Fabrics,
+    /// Accelerators.
+    pub accelerators: u32,
+    /// Kind of rack.
+    pub rack: String,
+    /// Accelerators of each rack that are used.
+    pub fill: u32,
+    /// In which order ranks are counted, the closest first.
+    pub order: Order,
+    /// How the step is laid out.
+    pub layout: Layout,
+    /// The stages, the first one first.
+    pub stages: Vec<Stage>,
+    /// What it takes.
+    pub step: Step,
+    /// Operations that the model needs for the step.
+    pub model_flops: f64,
+    /// Dense peak of an accelerator, in operations a second.
+    pub peak_flops: f64,
+    /// Layouts that were looked at.
+    pub points: u64,
+    /// Whether it fits where it lies.
+    pub fits: bool,
+    /// How far such predictions are from published steps.
+    pub margin: Margin,
+    /// What would fit when this does not, each with one thing changed, as it was tried.
+    pub would_fit: Vec<String>,
+    /// The same layout on another platform.
+    pub against: Option<Box<Self>>,
+    /// Why the other platform cannot run it.
+    pub left_out: Option<String>,
+    /// What must be said with it.
+    pub note: Option<String>,
+}
+
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// A file is damaged or missing.
+    #[error(transparent)]
+    Data(#[from] polder_platform::DataError),
+    /// The platform, or the model, refuses.
+    #[error("{name}: {}{}", untried(refusal, nearest), would(nearest, "run"))]
+    Refused {
+        /// Which.
+        name: String,
+        /// Why.
+        refusal: Refusal,
+        /// What would run, each with one thing changed.
+        nearest: Vec<String>,
+    },
+}
+
+impl RequestError {
+    /// A refusal beside which nothing was tried.
+    pub(crate) fn refused(name: &str, refusal: Refusal) -> Self {
+        Self::Refused { name: name.into(), refusal, nearest: vec![] }
+    }
+}
+
+/// A refusal, without the remedy where that was tried and is told after it.
+fn untried(refusal: &Refusal, nearest: &[String]) -> String {
+    let whole = refusal.to_string();
+    match whole.rsplit_once("; take ") {
+        Some((reason, taken)) if nearest.contains(&format!("precision {taken}")) => reason.into(),
+        _ => whole,
+    }
+}
+
+/// What would `run`, or fit, after a reason why something else does not.
+#[must_use]
+pub fn would(nearest: &[String], run: &str) -> String {
+    match nearest {
+        [] => String::new(),
+        [one] => format!("; {one} would {run}"),
+        [most @ .., last] => format!("; {}, or {last} would {run}", most.join(", ")),
+    }
+}
+
+const UNPROVED_DIFFERENCE: &str = "no run over CXL validates the difference between these fabrics";
+
+/// What must be said of a model of which no step is among the published ones.
+#[must_use]
+pub fn unjudged(model: &Model) -> Option<&'static str> {
+    model.experts.map(|_| "no published step of a mixture of experts validates its time")
+}
+
+impl Given {
+    /// What is given here, and where nothing is, there.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            tp: self.tp.or(other.tp),
+            cp: self.cp.or(other.cp),
+            ep: self.ep.or(other.ep),
+            dp: self.dp.or(other.dp),
+            pp: self.pp.or(other.pp),
+            interleave: self.interleave.or(other.interleave),
+            batch: self.batch.or(other.batch),
+            micro_batch: self.micro_batch.or(other.micro_batch),
+            sequence_parallel: self.sequence_parallel.or(other.sequence_parallel),
+            gather_again: self.gather_again.or(other.gather_again),
+            recompute: self.recompute.or(other.recompute),
+            zero: self.zero.or(other.zero),
+            wide_gradients: self.wide_gradients.or(other.wide_gradients),
+            flash: self.flash.or(other.flash),
+            precision: self.precision.or(other.precision),
+            overlap: self.overlap.or(other.overlap),
+            offload: self.offload.or(other.offload),
+            tiers: if self.tiers == Tiers::IfNeeded { other.tiers } else { self.tiers },
+        }
+    }
+
+    /// What is asked next where nothing fits.
+    fn if_needed(&self) -> Option<Self> {
+        let is_open = self.offload.is_none() && self.tiers == Tiers::IfNeeded;
+        is_open.then(|| Self { tiers: Tiers::All, ..self.clone() })
+    }
+
+    /// Sequences of a step.
+    pub(crate) fn batch(&self, model: &Model) -> u32 {
+        self.batch.unwrap_or_else(|| 1 << ((16 << 20) / model.sequence).max(1).ilog2())
+    }
+
+    /// Whether no count that is given is 0: anything divides a batch of nothing.
+    pub(crate) fn check_counts(&self, model: &Model) -> Result<(), Refusal> {
+        self.alone(self.batch(model)).check_counts()
+    }
+
+    /// What is given, and of all else the least; `dp` of at least `ep`.
+    pub(crate) fn alone(&self, batch: u32) -> Layout {
+        Layout {
+            tp: self.tp.unwrap_or(1),
+            cp: self.cp.unwrap_or(1),
+            ep: self.ep.unwrap_or(1),
+            dp: self.dp.or(self.ep).unwrap_or(1),
+            pp: self.pp.unwrap_or(1),
+            interleave: self.pp.and(self.interleave).unwrap_or(1),
+            batch,
+            micro_batch: self.micro_batch.unwrap_or(1),
+            sequence_parallel: self.sequence_parallel.unwrap_or_default(),
+            gather_again: true,
+            recompute: Recompute::default(),
+            flash: true,
+            zero: Zero::default(),
+            precision: self.precision.unwrap_or_default(),
+            wide_gradients: true,
+            overlap: Overlap::default(),
+            offload: self.offload.unwrap_or_default(),
+        }
+    }
+
+    /// The layouts that have what is given.
+    #[must_use]
+    pub fn space(&self, job: &Job<'_>, model: &Model, accelerators: u32) -> Space {
+        let all = Space::usual(model, accelerators, self.batch(model));
+        fn only<T>(all: Vec<T>, one: Option<T>) -> Vec<T> {
+            one.map_or(all, |one| vec![one])
+        }
+        Space {
+            tp: only(all.tp, self.tp),
+            cp: only(all.cp, self.cp),
+            ep: only(all.ep, self.ep),
+            pp: only(all.pp, self.pp),
+            dp: self.dp,
+            interleave: only(all.interleave, self.interleave),
+            uneven: only(all.uneven, self.interleave),
+            micro_batch: only(all.micro_batch, self.micro_batch),
+            sequence_parallel: only(all.sequence_parallel, self.sequence_parallel),
+            gather_again: only(all.gather_again, self.gather_again),
+            recompute: only(all.recompute, self.recompute),
+            zero: only(all.zero, self.zero),
+            wide_gradients: only(all.wide_gradients, self.wide_gradients),
+            flash: only(all.flash, self.flash),
+            precision: only(all.precision, self.precision),
+            overlap: only(all.overlap, self.overlap),
+            offload: match (self.offload, self.tiers) {
+                (Some(offload), _) => vec![offload],
+                (None, Tiers::IfNeeded) => all.offload,
+                (None, Tiers::One(tier)) => Offload::all(tier).collect(),
+                (None, Tiers::All) => {
+                    let some = job.tiers().into_iter().flat_map(|tier| Offload::all(tier).skip(1));
+                    all.offload.into_iter().chain(some).collect()
+                }
+            },
+            ..all
+        }
+    }
+}
+
+impl Request {
+    /// With what an execution of Calculon gives of what is left open here; `accelerators` is open where it is 0.
+    #[must_use]
+    pub fn or(self, execution: &Execution) -> Self {
+        let Execution { accelerators, fill, layout } = execution;
+        Self {
+            accelerators: if self.accelerators == 0 { *accelerators } else { self.accelerators },
+            fill: self.fill.or(Some(*fill)),
+            layout: self.layout.or(layout.clone()),
+            ..self
+        }
+    }
+
+    fn job<'a>(&self, name: &str, platform: &'a Platform) -> Result<Job<'a>, RequestError> {
+        Job::chosen(platform, self.rack.as_deref(), self.fill, self.order)
+            .map_err(|refusal| RequestError::refused(name, refusal))
+    }
+
+    fn model(&self) -> Result<Model, RequestError> {
+        Ok(Model::load_with(&self.model, self.sequence)?)
+    }
+
+    /// Predicts every layout that has what is given; what lies elsewhere, if [`Tiers`] says so, only where nothing fits
+    /// without.
+    ///
+    /// # Errors
+    /// When a file is damaged, or no layout can run at all; one that does not fit is in the outcome.
+    pub fn search(&self, threads: usize, progress: Progress<'_>) -> Result<Outcome, RequestError> {
+        self.look(&json::platform(&self.platform)?, &self.model()?, threads, progress)
+    }
+
+    fn look(
+        &self,
+        platform: &Platform,
+        model: &Model,
+        threads: usize,
+        progress: Progress<'_>,
+    ) -> Result<Outcome, RequestError> {
+        let job = self.job(&self.platform, platform)?;
+        let (given, accelerators) = (&self.layout, self.accelerators);
+        let if_needed = given.if_needed();
+        let asked = Asked { job: &job, model, given: if_needed.as_ref().unwrap_or(given), accelerators };
+        let refused = |name: &str, lacks, refusal| {
+            let nearest = asked.nearest(lacks);
+            RequestError::Refused { name: name.into(), refusal, nearest }
+        };
+        let machine = |refusal| refused(&self.platform, Lacks::Machine, refusal);
+        let uneven = |refusal| refused(&self.model, Lacks::Evenness, refusal);
+        self.check_machine(&job, model).map_err(machine)?;
+        self.check_given(model).map_err(uneven)?;
+        let mut outcome = search(&job, model, &given.space(&job, model, accelerators), threads, progress);
+        if outcome.points == 0 {
+            let batch = given.batch(model);
+            let given = Some(asked.words()).filter(|words| !words.is_empty());
+            let given = given.map_or_else(String::new, |words| format!(" with {words}"));
+            let none = || uneven(Refusal::Uneven { given, batch, asked: accelerators });
+            return Err(outcome.refusal.map_or_else(none, machine));
+        }
+        if let (0, Some(given)) = (outcome.fits, &if_needed) {
+            // The same blocks once more.
+            let progress = |index, all| progress(all + index, 2 * all);
+            outcome = search(&job, model, &given.space(&job, model, accelerators), threads, &progress);
+        }
+        if outcome.fits == 0 {
+            outcome.would_fit = asked.nearest(Lacks::Memory);
+        }
+        Ok(outcome)
+    }
+
+    /// Whether the platform has as many accelerators, and what is asked of them, however they are laid out.
+    fn check_machine(&self, job: &Job<'_>, model: &Model) -> Result<(), Refusal> {
+        if self.accelerators == 0 {
+            return Err(Refusal::Zero { what: "the number of accelerators" });
+        }
+        let Given { precision, offload, tiers, .. } = self.layout;
+        let offload = match tiers {
+            Tiers::One(tier) if offload.is_none() => {
+                Some(Offload { tier, weights: true, ..Offload::default() })
+            }
+            _ => offload,
+        };
+        let dp = Some(self.accelerators);
+        let whole = Given { dp, precision, offload, ..Given::default() }.alone(self.accelerators);
+        whole.check(model)?;
+        job.check(&whole)
+    }
+
+    /// Whether what is given goes together, and with the model, whatever is chosen besides.
+    fn check_given(&self, model: &Model) -> Result<(), Refusal> {
+        let (given, asked) = (&self.layout, self.accelerators);
+        let alone = given.alone(given.batch(model));
+        alone.check(model)?;
+        let ranks = [alone.tp, alone.cp, alone.pp].map(u64::from).iter().product();
+        if !u64::from(asked).is_multiple_of(ranks) {
+            return Err(Refusal::Ranks { ranks, asked });
+        }
+        let all = [given.tp, given.cp, given.pp].iter().all(Option::is_some);
+        let copies = u64::from(asked) / ranks;
+        match given.dp {
+            Some(dp) if !copies.is_multiple_of(dp.into()) || all && copies != u64::from(dp) => {
+                Err(Refusal::Accelerators { ranks, dp, asked })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What the machine costs a second.
+    ///
+    /// # Errors
+    /// When a file is damaged, or says nothing of the machine.
+    pub fn rates(&self, prices: &Prices) -> Result<Rates, RequestError> {
+        let platform = json::platform(&self.platform)?;
+        let job = self.job(&self.platform, &platform)?;
+        Ok(prices.rates(&self.platform, &platform, job.rack(), self.accelerators)?)
+    }
+
+    /// Predicts the fastest layout that fits of those that have what is given, or the nearest to fitting.
+    ///
+    /// # Errors
+    /// As [`Request::search`]. That the other platform cannot run the layout is in the answer.
+    pub fn train(&self, threads: usize, progress: Progress<'_>) -> Result<Answer, RequestError> {
+        let (platform, model) = (json::platform(&self.platform)?, self.model()?);
+        let outcome = self.look(&platform, &model, threads, progress)?;
+        let found = outcome.best().or(outcome.nearest.as_ref()).map(|found| found.layout);
+        let Some(layout) = found else { unreachable!("a layout was predicted") };
+        let mut answer = self.answer(&self.platform, &platform, &model, &layout, outcome.points)?;
+        answer.would_fit = outcome.would_fit;
+        if let Some(other) = &self.against {
+            match self.answer(other, &json::platform(other)?, &model, &layout, 1) {
+                Ok(other) => {
+                    answer.note = answer.note.or(other.note.clone()).map(|_| UNPROVED_DIFFERENCE.into());
+                    answer.against = Some(Box::new(other));
+                }
+                Err(refused) => answer.left_out = Some(refused.to_string()),
+            }
+        }
+        let Layout { offload, .. } = layout;
+        let is_needed = answer.fits && offload.is_any() && self.layout.if_needed().is_some();
+        let needed = is_needed.then(|| {
+            format!("nothing fits in the accelerators' memory on {}: the layout has {offload}", self.platform)
+        });
+        let notes = [needed, answer.note, unjudged(&model).map(Into::into)];
+        let notes: Vec<_> = notes.into_iter().flatten().collect();
+        answer.note = (!notes.is_empty()).then(|| notes.join(", and "));
+        Ok(answer)
+    }
+
+    fn answer(
+        &self,
+        name: &str,
+        platform: &Platform,
+        model: &Model,
+        layout: &Layout,
+        points: u64,
+    ) -> Result<Answer, RequestError> {
+        let job = self.job(name, platform)?;
+        let refused = |refusal| RequestError::refused(name, refusal);
+        let Plan { layout, fill, step } = job.predict(model, layout).map_err(refused)?;
+        let compute = job.rack().accelerator.compute;
+        let peak = match layout.precision {
+            Precision::Bf16 => compute.bf16,
+            Precision::Fp8 => compute.fp8,
+            Precision::Fp32 => compute.fp32,
+        };
+        Ok(Answer {
+            kind: "simulated",
+            model: self.model.clone(),
+            sequence: model.sequence,
+            platform: name.into(),
+            machine: job.recorded(),
+            fabrics: job.fabrics(),
+            accelerators: self.accelerators,
+            rack: job.rack_name().into(),
+            fill,
+            order: job.order(),
+            layout,
+            stages: job.stages(model, &layout).map_err(refused)?,
+            step,
+            model_flops: model.flops(layout.batch),
+            peak_flops: peak.map_or(0.0, FlopRate::value),
+            points,
+            fits: step.memory.fits(),
+            margin: Margin::of(&job.rack().accelerator.name)?,
+            would_fit: vec![],
+            against: None,
+            left_out: None,
+            note: job.unproved(&layout.offload).map(Into::into),
+        })
+    }
+}
+
+impl Answer {
+    /// Operations a second of each accelerator, as the model counts them.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        self.model_flops / self.step.total_s / f64::from(self.accelerators)
+    }
+}

@@ -1,0 +1,320 @@
+//! Layouts and steps as rows of numbers, for tables of many.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::json;
+use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
+use crate::model::{MOST, Model};
+use crate::order::Order;
+use crate::request::RequestError;
+use crate::step::Step;
+use crate::train::Job;
+
+/// The numbers of a layout, in the order of [`NUMBERS`].
+fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
+    let Overlap { tensor, context, expert, pipeline, data, offload } = layout.overlap;
+    let Offload { tier, weights, optimizer, activations } = layout.offload;
+    [
+        layout.tp,
+        layout.cp,
+        layout.ep,
+        layout.dp,
+        layout.pp,
+        layout.interleave,
+        layout.batch,
+        layout.micro_batch,
+        layout.sequence_parallel.into(),
+        layout.gather_again.into(),
+        layout.recompute as u32,
+        layout.flash.into(),
+        layout.zero as u32,
+        layout.precision as u32,
+        layout.wide_gradients.into(),
+        tensor.into(),
+        context.into(),
+        expert.into(),
+        pipeline.into(),
+        data.into(),
+        offload.into(),
+        match tier {
+            FarTier::Host => 0,
+            FarTier::Pool => 1,
+            FarTier::Behind(_) => 2,
+        },
+        weights.into(),
+        optimizer.into(),
+        activations.into(),
+    ]
+}
+
+/// The names of what is a choice, in the order of its type, from which its number is counted.
+pub const CHOICES: [(&str, &[&str]); 4] = [
+    ("recompute", &["none", "selective", "full"]),
+    ("zero", &["none", "optimizer", "gradients", "weights"]),
+    ("precision", &["bf16", "fp8", "fp32"]),
+    ("offload_tier", &["host", "pool"]),
+];
+
+/// A column of a layout, as people read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cell {
+    /// How many.
+    Count(u32),
+    /// Whether.
+    Flag(bool),
+    /// Which.
+    Choice(String),
+}
+
+/// The columns of a layout, in the order of [`NUMBERS`].
+#[must_use]
+pub fn cells(layout: &Layout) -> [Cell; NUMBERS.len()] {
+    let numbers = numbers(layout);
+    std::array::from_fn(|at| {
+        let number = numbers[at];
+        match (NUMBERS[at], CHOICES.iter().find(|(name, _)| *name == NUMBERS[at])) {
+            ("offload_tier", _) => Cell::Choice(layout.offload.tier.to_string()),
+            (_, Some((_, names))) => Cell::Choice(names[number as usize].into()),
+            ("tp" | "cp" | "ep" | "dp" | "pp" | "interleave" | "batch" | "micro_batch", _) => {
+                Cell::Count(number)
+            }
+            _ => Cell::Flag(number != 0),
+        }
+    })
+}
+
+/// The numbers that name a layout in a table of many; what is a choice is its place in [`CHOICES`], and tiers behind the host
+/// follow there by name.
+pub const NUMBERS: [&str; 25] = [
+    "tp",
+    "cp",
+    "ep",
+    "dp",
+    "pp",
+    "interleave",
+    "batch",
+    "micro_batch",
+    "sequence_parallel",
+    "gather_again",
+    "recompute",
+    "flash",
+    "zero",
+    "precision",
+    "wide_gradients",
+    "overlap_tensor",
+    "overlap_context",
+    "overlap_expert",
+    "overlap_pipeline",
+    "overlap_data",
+    "overlap_offload",
+    "offload_tier",
+    "offload_weights",
+    "offload_optimizer",
+    "offload_activations",
+];
+
+/// The layout of a row; `tiers` are the places that its tier is counted among.
+fn layout(numbers: &[u32], tiers: &[FarTier]) -> Option<Layout> {
+    let &[tp, cp, ep, dp, pp, interleave, batch, micro_batch, ref choices @ ..] = numbers else {
+        return None;
+    };
+    let &[sequence_parallel, gather_again, recompute, flash, zero, precision, wide_gradients, ref rest @ ..] =
+        choices
+    else {
+        return None;
+    };
+    let &[tensor, context, expert, pipeline, data, offload, ref far @ ..] = rest else { return None };
+    let &[tier, weights, optimizer, activations] = far else { return None };
+    Some(Layout {
+        tp,
+        cp,
+        ep,
+        dp,
+        pp,
+        interleave,
+        batch,
+        micro_batch,
+        sequence_parallel: sequence_parallel != 0,
+        gather_again: gather_again != 0,
+        recompute: *[Recompute::None, Recompute::Selective, Recompute::Full].get(recompute as usize)?,
+        flash: flash != 0,
+        zero: *[Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Weights].get(zero as usize)?,
+        precision: *Precision::ALL.get(precision as usize)?,
+        wide_gradients: wide_gradients != 0,
+        overlap: Overlap {
+            tensor: tensor != 0,
+            context: context != 0,
+            expert: expert != 0,
+            pipeline: pipeline != 0,
+            data: data != 0,
+            offload: offload != 0,
+        },
+        offload: Offload {
+            tier: *tiers.get(tier as usize)?,
+            weights: weights != 0,
+            optimizer: optimizer != 0,
+            activations: activations != 0,
+        },
+    })
+}
+
+/// What comes before the [`NUMBERS`] of a row: which of the platforms, so many accelerators in all or 0 where the layout says it, and
+/// the tokens of a sequence or 0 for the model's.
+pub const PLACE: usize = 3;
+
+/// Many predicted layouts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Points {
+    /// Rows of [`Step::COLUMNS`], all NaN where a layout cannot run.
+    pub figures: Vec<f64>,
+    /// Of each row why it cannot run, as a place in [`Points::reasons`]; 0 where it can.
+    pub refused: Vec<u32>,
+    /// Every reason once; the first is empty.
+    pub reasons: Vec<String>,
+}
+
+/// Predicts many layouts, each given by a row of [`PLACE`] and [`NUMBERS`]. Where `dp` is 0, it is what the accelerators leave. Where
+/// `tiers` are named, a row's tier is its place among them.
+///
+/// # Errors
+/// When a file is damaged or missing, a platform has no such rack, or none has such a tier.
+pub fn points(
+    model: &str,
+    platforms: &[String],
+    tiers: &[FarTier],
+    rack: Option<&str>,
+    fill: Option<u32>,
+    order: Option<Order>,
+    rows: &[u32],
+) -> Result<Points, RequestError> {
+    let loaded = platforms.iter().map(|name| json::platform(name)).collect::<Result<Vec<_>, _>>()?;
+    // Where each row has a sequence of its own, the model need have none.
+    let sequences = || rows.chunks_exact(PLACE + NUMBERS.len()).map(|row| row[PLACE - 1]);
+    let longest = sequences().max().filter(|_| sequences().all(|tokens| tokens > 0));
+    let model = Model::load_with(model, longest.map(|tokens| tokens.min(MOST)))?;
+    let job = |(name, platform): (&String, _)| {
+        Job::chosen(platform, rack, fill, order).map_err(|refusal| RequestError::refused(name, refusal))
+    };
+    let jobs = platforms.iter().zip(&loaded).map(job).collect::<Result<Vec<_>, _>>()?;
+    let places = |job: &Job<'_>| {
+        let behind = job.tiers().into_iter().filter(|tier| matches!(tier, FarTier::Behind(_)));
+        [FarTier::Host, FarTier::Pool].into_iter().chain(behind).collect::<Vec<_>>()
+    };
+    let known: BTreeSet<_> = jobs.iter().flat_map(places).map(|tier| tier.to_string()).collect();
+    if let Some(tier) = tiers.iter().map(FarTier::to_string).find(|tier| !known.contains(tier)) {
+        let known = known.into_iter().collect::<Vec<_>>().join(", ");
+        return Err(RequestError::refused(&platforms.join(", "), Refusal::Tier { tier, known }));
+    }
+    let places = |job: &Job<'_>| if tiers.is_empty() { places(job) } else { tiers.to_vec() };
+    let jobs: Vec<_> = jobs.into_iter().map(|job| (places(&job), job)).collect();
+    let mut points = Points { reasons: vec![String::new()], ..Points::default() };
+    let mut known = HashMap::new();
+    for row in rows.chunks_exact(PLACE + NUMBERS.len()) {
+        let step = predicted(&jobs, &model, row);
+        let (columns, place) = match step {
+            Ok(step) => (step.columns(), 0),
+            Err(reason) => {
+                let next = points.reasons.len();
+                let place = *known.entry(reason).or_insert_with_key(|reason: &String| {
+                    points.reasons.push(reason.clone());
+                    next as u32
+                });
+                ([f64::NAN; Step::COLUMNS.len()], place)
+            }
+        };
+        points.figures.extend(columns);
+        points.refused.push(place);
+    }
+    Ok(points)
+}
+
+/// The step of a row, or why there is none; each platform comes with the places that tiers are counted among.
+fn predicted(jobs: &[(Vec<FarTier>, Job<'_>)], model: &Model, row: &[u32]) -> Result<Step, String> {
+    let (&[platform, accelerators, sequence], numbers) = row.split_first_chunk().ok_or("no row")?;
+    let (tiers, job) = jobs.get(platform as usize).ok_or("no such platform")?;
+    let mut layout = layout(numbers, tiers).ok_or("no such choice")?;
+    let ranks: u64 = [layout.tp, layout.cp, layout.pp].map(u64::from).iter().product();
+    if layout.dp == 0 && ranks > 0 {
+        layout.dp = (u64::from(accelerators) / ranks) as u32;
+    }
+    if accelerators > 0 && ranks.saturating_mul(layout.dp.into()) != u64::from(accelerators) {
+        return Err(Refusal::Accelerators { ranks, dp: layout.dp, asked: accelerators }.to_string());
+    }
+    let longer;
+    let model = match sequence {
+        0 => model,
+        _ => {
+            longer = Model { sequence, ..model.clone() };
+            longer.check().map_err(|(key, problem)| format!("{key}: {problem}"))?;
+            &longer
+        }
+    };
+    job.predict(model, &layout).map(|plan| plan.step).map_err(|refusal| refusal.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_is_read_as_its_json_is() {
+        let row: Vec<_> =
+            (0..8).map(|it| it + 1).chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
+        let layout = layout(&row, &[FarTier::Host, FarTier::Pool]).unwrap();
+        let whole = serde_json::to_value(layout).unwrap();
+        for (name, cell) in NUMBERS.iter().zip(cells(&layout)) {
+            let value = match name.split_once('_') {
+                Some((of @ ("overlap" | "offload"), key)) => &whole[of][key],
+                _ => &whole[name],
+            };
+            let ours: serde_json::Value = match cell {
+                Cell::Count(count) => count.into(),
+                Cell::Flag(is_so) => is_so.into(),
+                Cell::Choice(which) => which.into(),
+            };
+            assert_eq!(&ours, value, "{name}");
+        }
+    }
+
+    #[test]
+    fn rows_with_sequences_need_none_of_the_model() {
+        let path = std::env::temp_dir().join(format!("polder-rows-{}.json", std::process::id()));
+        let config = r#"{"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+            "multi_query": true, "vocab_size": 65024}"#;
+        std::fs::write(&path, config).unwrap();
+        let row = |sequence: u32| {
+            let layout = [1, 1, 1, 8, 1, 1, 8, 1].into_iter().chain([0; NUMBERS.len() - 8]);
+            [0, 0, sequence].into_iter().chain(layout).collect::<Vec<_>>()
+        };
+        let points =
+            |rows: &[u32]| points(path.to_str().unwrap(), &["dgx-h100".into()], &[], None, None, None, rows);
+        let given = points(&[row(1024), row(2048), row(u32::MAX)].concat()).unwrap();
+        let refused = points(&[row(1024), row(0)].concat()).unwrap_err().to_string();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(given.refused, [0, 0, 1]);
+        assert!(
+            given.reasons[1].starts_with("sequence: expected a number from 1 to "),
+            "{:?}",
+            given.reasons
+        );
+        assert!(
+            refused.contains("max_position_embeddings: expected a whole number, found nothing; "),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn a_layout_is_the_one_that_its_numbers_name() {
+        let row: Vec<_> =
+            (0..8).map(|it| it + 1).chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
+        let tiers = ["host", "pool", "cxl"].map(|tier| tier.parse().unwrap());
+        assert_eq!(numbers(&layout(&row, &tiers).unwrap()).to_vec(), row);
+        assert_eq!(layout(&[0; 25][..24], &tiers), None);
+        let wrong = |place: usize| {
+            row.iter().enumerate().map(|(at, it)| if at == place { 3 } else { *it }).collect::<Vec<_>>()
+        };
+        assert_eq!(layout(&wrong(10), &tiers), None, "there are three kinds of recomputation");
+        assert_eq!(layout(&wrong(21), &tiers), None, "there are three places");
+        assert_eq!(layout(&row, &tiers[..0]), None);
+    }
+}

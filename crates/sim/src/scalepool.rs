@@ -1,0 +1,319 @@
+//! Figure 6 of ScalePool: five models on racks of NVLink joined by InfiniBand, against racks joined by CXL.
+//!
+//! The paper (section 6) gives three numbers: 1.22 on average, 1.84 at best, 3.79 for communication. It gives no bandwidth
+//! and no latency between the racks, no layout, no speed of the pool. What it leaves open is listed here, with the value
+//! taken and a range that is plausible.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use polder_platform::{Bandwidth, DataError, Folder, Packet, Platform, Time, TransferRate, read};
+use serde::{Deserialize, Serialize};
+
+use crate::{FarTier, Job, Layout, Model, Offload, Refusal, Step};
+
+/// What the paper gives, as data: `data/figures/scalepool-fig6.toml`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figure {
+    /// What it is, in a line.
+    pub title: String,
+    /// Where it was published.
+    pub source: String,
+    /// The platform that both sides share: its racks.
+    pub platform: String,
+    /// What the paper says.
+    pub paper: Paper,
+    /// What it leaves open.
+    pub open: Vec<Open>,
+    /// What it leaves open that is no number.
+    pub choice: Vec<Choice>,
+    /// Its workloads.
+    pub row: Vec<Workload>,
+}
+
+/// What the paper says, as ratios of baseline over ScalePool.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Paper {
+    /// Of the whole step, on average.
+    pub mean: f64,
+    /// Of the whole step, at best.
+    pub best: f64,
+    /// Of communication between racks.
+    pub communication: f64,
+}
+
+/// A parameter that the paper leaves open.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Open {
+    /// Which.
+    pub name: Parameter,
+    /// What it is, in a line.
+    pub what: String,
+    /// The value taken: GB/s an accelerator, or microseconds.
+    pub value: f64,
+    /// From where to where it is plausible.
+    pub range: [f64; 2],
+    /// Whether it was fitted to the paper's three numbers, predicted from the hardware, or neither.
+    pub origin: Origin,
+}
+
+/// Something that the paper leaves open, which was taken to be one of several.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Choice {
+    /// What it is, in a line.
+    pub what: String,
+    /// What was taken.
+    pub taken: String,
+    /// What is plausible besides.
+    pub instead: Vec<Instead>,
+}
+
+/// What a figure may rest on instead.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Instead {
+    /// What it is, in a word.
+    pub value: String,
+    /// Which workloads it is of; all when left out.
+    #[serde(default)]
+    pub models: Vec<String>,
+    /// The model in their place.
+    pub model: Option<String>,
+    /// What of their layouts is another.
+    #[serde(default)]
+    pub layout: serde_json::Map<String, serde_json::Value>,
+    /// Which open parameters have another value.
+    #[serde(default)]
+    pub open: BTreeMap<Parameter, f64>,
+    /// Whether racks are filled, where else each has the ranks of one tensor.
+    #[serde(default)]
+    pub fills_racks: bool,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// From the paper's numbers.
+    Fitted,
+    /// From what the hardware does.
+    Predicted,
+    /// From what a part of the hardware does, if the rest keeps up.
+    Taken,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fitted => "fitted",
+            Self::Predicted => "predicted",
+            Self::Taken => "taken",
+        })
+    }
+}
+
+/// What is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Parameter {
+    /// GB/s of each accelerator between racks, over InfiniBand.
+    InfinibandBandwidth,
+    /// GB/s of each accelerator between racks, over CXL.
+    CxlBandwidth,
+    /// GB/s of each accelerator to the CPU's memory.
+    HostBandwidth,
+    /// GB/s of each accelerator to the pool.
+    PoolBandwidth,
+    /// Microseconds of a step of a collective over InfiniBand.
+    InfinibandLatency,
+    /// Microseconds of a step of a collective over CXL.
+    CxlLatency,
+}
+
+/// A model with its layout.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// The model's name in `data/models`.
+    pub model: String,
+    /// Its layout.
+    pub layout: Layout,
+    /// Where the layout comes from.
+    pub source: String,
+    /// Whether racks are filled, where else each has the ranks of one tensor.
+    #[serde(default)]
+    pub fills_racks: bool,
+}
+
+/// A workload on both sides.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Pair {
+    /// The model's name.
+    pub model: String,
+    /// Accelerators.
+    pub accelerators: u32,
+    /// Over InfiniBand, with what is offloaded in the CPU's memory.
+    pub baseline: Step,
+    /// Over CXL, with what is offloaded in the pool.
+    pub scalepool: Step,
+    /// How many times faster the step is.
+    pub speedup: f64,
+    /// How many times faster communication between racks is, as far as it holds computation up.
+    pub communication_speedup: f64,
+}
+
+/// Seconds in the paper's three categories: communication, computation, other (bubbles and offloading).
+#[must_use]
+pub fn categories(step: &Step) -> [f64; 3] {
+    let (communication, computation) = (step.communication.exposed_s(), step.compute.total_s());
+    [communication, computation, step.total_s - communication - computation]
+}
+
+/// Seconds between racks.
+fn between(step: &Step) -> f64 {
+    let all = &step.communication;
+    [&all.tensor, &all.context, &all.expert, &all.pipeline, &all.data]
+        .map(|it| it.between.exposed_s)
+        .iter()
+        .sum()
+}
+
+/// The three numbers of the paper, as predicted.
+#[must_use]
+pub fn summary(pairs: &[Pair]) -> Paper {
+    let speedups = pairs.iter().map(|pair| pair.speedup);
+    let communication = pairs.iter().map(|pair| pair.communication_speedup);
+    let count = pairs.len() as f64;
+    Paper {
+        mean: speedups.clone().sum::<f64>() / count,
+        best: speedups.fold(0.0, f64::max),
+        communication: communication.sum::<f64>() / count,
+    }
+}
+
+impl Figure {
+    /// Reads the figure.
+    ///
+    /// # Errors
+    /// When its file is damaged.
+    pub fn load() -> Result<Self, DataError> {
+        read(Folder::Figures, "scalepool-fig6")
+    }
+
+    /// The figure with something else in place of what was taken.
+    ///
+    /// # Errors
+    /// When a layout has no such key.
+    pub fn with(&self, instead: &Instead) -> Result<Self, DataError> {
+        let wrong = |error: serde_json::Error| {
+            DataError::new(
+                "scalepool-fig6",
+                &format!("choice.instead {:?}: layout", instead.value),
+                error.to_string(),
+            )
+        };
+        let mut figure = self.clone();
+        for open in &mut figure.open {
+            open.value = instead.open.get(&open.name).copied().unwrap_or(open.value);
+        }
+        for row in &mut figure.row {
+            if !instead.models.is_empty() && !instead.models.contains(&row.model) {
+                continue;
+            }
+            let mut layout = serde_json::to_value(row.layout).map_err(wrong)?;
+            layout.as_object_mut().expect("a layout has keys").extend(instead.layout.clone());
+            row.layout = serde_json::from_value(layout).map_err(wrong)?;
+            row.model = instead.model.clone().unwrap_or_else(|| row.model.clone());
+            row.fills_racks |= instead.fills_racks;
+        }
+        Ok(figure)
+    }
+
+    /// The value of a parameter, or what `instead` says of it.
+    fn value(&self, parameter: Parameter, instead: Option<(Parameter, f64)>) -> f64 {
+        match instead {
+            Some((other, value)) if other == parameter => value,
+            _ => self.open.iter().find(|open| open.name == parameter).map_or(0.0, |open| open.value),
+        }
+    }
+
+    /// Predicts all workloads on both sides, with one parameter perhaps at another value than the figure's.
+    ///
+    /// # Errors
+    /// When a file is damaged, or a layout cannot run.
+    pub fn predict(&self, instead: Option<(Parameter, f64)>) -> Result<Vec<Pair>, FigureError> {
+        use Parameter::{
+            CxlBandwidth, CxlLatency, HostBandwidth, InfinibandBandwidth, InfinibandLatency, PoolBandwidth,
+        };
+        let racks = Platform::load(&self.platform)?;
+        let side = |bandwidth, latency, far| {
+            let value = |parameter| self.value(parameter, instead);
+            side(&racks, value(bandwidth), value(latency), value(far))
+        };
+        let baseline = side(InfinibandBandwidth, InfinibandLatency, HostBandwidth);
+        let scalepool = side(CxlBandwidth, CxlLatency, PoolBandwidth);
+        self.row.iter().map(|row| row.predict(&baseline, &scalepool)).collect()
+    }
+}
+
+/// The racks joined by a fabric of which nothing is known but what each accelerator gets of it.
+fn side(racks: &Platform, gigabytes: f64, microseconds: f64, far: f64) -> Platform {
+    let mut platform = racks.clone();
+    if let Some(between) = &mut platform.between {
+        let whole = Packet { bytes: between.link.flit.bytes, payload: between.link.flit.bytes };
+        (between.links, between.link.lanes, between.link.encoding) = (1, 8, 1.0);
+        (between.link.rate, between.link.flit, between.link.packet) =
+            (TransferRate::new(gigabytes * 1e9), whole, whole);
+        between.software.message = Time::new(0.0);
+        let wires = between.latency().value();
+        between.software.step = Time::new((microseconds * 1e-6 - wires).max(0.0));
+    }
+    for rack in platform.rack.values_mut() {
+        rack.accelerator.fitted.between = 1.0;
+        rack.host.attach.bandwidth = Bandwidth::new(far * 1e9);
+        // It is each way's, and what is behind the link keeps up with both.
+        let both = Bandwidth::new(2.0 * far * 1e9 * f64::from(rack.host.accelerators));
+        (rack.host.memory.read, rack.host.memory.write) = (both, both);
+    }
+    platform
+}
+
+impl Workload {
+    fn predict(&self, baseline: &Platform, scalepool: &Platform) -> Result<Pair, FigureError> {
+        let model = Model::load(&self.model)?;
+        // The far tier's speed is that of the side: the CPU's memory, or the pool in its place.
+        let offload = Offload { tier: FarTier::Host, weights: true, optimizer: true, activations: false };
+        let layout = Layout { offload, ..self.layout };
+        let step = |platform: &Platform| {
+            // Tensor parallelism stays in the rack; pipeline and data parallelism cross racks (section 6).
+            let job = Job::new(platform);
+            let job = if self.fills_racks { job } else { job.with_fill(layout.tp)? };
+            Ok::<_, Refusal>(job.predict(&model, &layout)?.step)
+        };
+        let (baseline, scalepool) = (step(baseline)?, step(scalepool)?);
+        Ok(Pair {
+            model: self.model.clone(),
+            accelerators: layout.accelerators(),
+            baseline,
+            scalepool,
+            speedup: baseline.total_s / scalepool.total_s,
+            communication_speedup: between(&baseline) / between(&scalepool),
+        })
+    }
+}
+
+/// Why a figure cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FigureError {
+    /// A file is damaged.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A layout cannot run.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}

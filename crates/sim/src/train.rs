@@ -1,0 +1,260 @@
+//! A step of one model with one layout on one platform.
+
+use polder_platform::{Fabric, Platform, Rack};
+use serde::Serialize;
+
+use crate::block::Block;
+use crate::layout::{FarTier, Layout, Offload, Refusal};
+use crate::machine::Machine;
+use crate::model::Model;
+use crate::order::Order;
+use crate::step::{self, Stage, Step};
+
+const UNPROVED: &str = "no run over CXL validates this";
+
+/// A platform that steps are predicted on.
+#[derive(Clone, Debug)]
+pub struct Job<'a> {
+    platform: &'a Platform,
+    rack: &'a Rack,
+    rack_name: &'a str,
+    fill: Option<u32>,
+    order: Order,
+}
+
+/// A predicted step, with what it was predicted for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// How the step is laid out.
+    pub layout: Layout,
+    /// Accelerators of each rack that are used.
+    pub fill: u32,
+    /// What it takes.
+    pub step: Step,
+}
+
+/// What the fabrics of a platform give an accelerator; `None` where there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Fabrics {
+    /// Inside a rack.
+    pub inside: Option<FabricRates>,
+    /// Between racks.
+    pub between: Option<FabricRates>,
+}
+
+/// What a fabric gives an accelerator.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct FabricRates {
+    /// Bytes a second in one direction: the links' rate less line code, flits and headers.
+    pub payload_bytes_per_s: f64,
+    /// The part of them that collectives reach, to neighbours: fitted, and what the topology carries.
+    pub reached_bytes_per_s: f64,
+    /// Seconds of an empty message.
+    pub latency_s: f64,
+}
+
+impl FabricRates {
+    fn new(fabric: &Fabric, reached: f64) -> Self {
+        let payload_bytes_per_s = fabric.payload().value();
+        let reached_bytes_per_s = payload_bytes_per_s * reached * fabric.carried()[0];
+        Self { payload_bytes_per_s, reached_bytes_per_s, latency_s: fabric.latency().value() }
+    }
+}
+
+impl<'a> Job<'a> {
+    /// Steps on the platform's first kind of rack.
+    ///
+    /// # Panics
+    /// When the platform has servers alone, which [`Job::chosen`] refuses.
+    #[must_use]
+    pub fn new(platform: &'a Platform) -> Self {
+        let (rack_name, rack) =
+            platform.rack.iter().next().expect("a platform that is trained on has a kind of rack");
+        Self { platform, rack, rack_name, fill: None, order: Order::default() }
+    }
+
+    /// Fills `fill` accelerators of each rack instead of as many as go in evenly.
+    ///
+    /// # Errors
+    /// When a rack has fewer, or `fill` is 0.
+    pub fn with_fill(self, fill: u32) -> Result<Self, Refusal> {
+        let rack = self.rack.accelerators;
+        if fill == 0 || fill > rack {
+            return Err(Refusal::Fill { fill, rack });
+        }
+        Ok(Self { fill: Some(fill), ..self })
+    }
+
+    /// Steps on this kind of rack.
+    ///
+    /// # Errors
+    /// When the platform has none of this name.
+    pub fn with_rack(self, name: &str) -> Result<Self, Refusal> {
+        let (rack_name, rack) = self.platform.rack.get_key_value(name).ok_or_else(|| Refusal::Rack {
+            name: name.into(),
+            known: self.platform.rack.keys().cloned().collect::<Vec<_>>().join(", "),
+        })?;
+        Ok(Self { rack, rack_name, ..self })
+    }
+
+    /// Counts ranks in this order.
+    #[must_use]
+    pub const fn with_order(self, order: Order) -> Self {
+        Self { order, ..self }
+    }
+
+    /// Steps on this kind of rack, with so many of each used and with ranks in this order, as far as each is given.
+    ///
+    /// # Errors
+    /// When the platform has no accelerators, and as [`Job::with_rack`] and [`Job::with_fill`].
+    pub fn chosen(
+        platform: &'a Platform,
+        rack: Option<&str>,
+        fill: Option<u32>,
+        order: Option<Order>,
+    ) -> Result<Self, Refusal> {
+        if platform.rack.is_empty() {
+            let remedy = "take a platform with racks";
+            return Err(Refusal::Lacks { what: "a training step", needs: "accelerators", remedy });
+        }
+        let job = Self::new(platform).with_order(order.unwrap_or_default());
+        let job = rack.map_or(Ok(job.clone()), |rack| job.with_rack(rack))?;
+        fill.map_or(Ok(job.clone()), |fill| job.with_fill(fill))
+    }
+
+    /// The kind of rack.
+    #[must_use]
+    pub const fn rack(&self) -> &'a Rack {
+        self.rack
+    }
+
+    /// The name of the kind of rack.
+    #[must_use]
+    pub const fn rack_name(&self) -> &'a str {
+        self.rack_name
+    }
+
+    /// Accelerators of each rack that a layout uses.
+    #[must_use]
+    pub fn fill(&self, layout: &Layout) -> u32 {
+        let (accelerators, groups) = (layout.accelerators(), self.order.groups(&layout.ranks()));
+        self.fill
+            .map_or_else(|| fill(self.rack.accelerators, accelerators, groups), |fill| fill.min(accelerators))
+    }
+
+    /// In which order ranks are counted.
+    #[must_use]
+    pub const fn order(&self) -> Order {
+        self.order
+    }
+
+    /// What must be said of steps over CXL: between racks, or to where something lies.
+    #[must_use]
+    pub fn unproved(&self, offload: &Offload) -> Option<&'static str> {
+        let is_fabric = self.platform.between.as_ref().is_some_and(|between| !between.carries.is_empty());
+        let behind = self.rack.host.tier.get(&offload.tier.to_string());
+        let is_behind = offload.is_any() && behind.is_some_and(|memory| memory.port.is_some());
+        (is_fabric || is_behind).then_some(UNPROVED)
+    }
+
+    /// How CPUs attach and what of CXL the fabrics carry: of the machine, what changes no figure.
+    #[must_use]
+    pub fn recorded(&self) -> String {
+        let kind = self.rack.host.attach.kind;
+        let attach = kind
+            .map_or("how CPUs attach is not given".into(), |kind| format!("CPUs attach by {}", kind.name()));
+        let fabrics = [("inside", self.rack.fabric.as_ref()), ("between", self.platform.between.as_ref())];
+        let carried = fabrics.into_iter().filter_map(|(place, fabric)| {
+            let names: Vec<_> = fabric?.carries.iter().map(|protocol| protocol.name()).collect();
+            (!names.is_empty()).then(|| format!("; {place} racks CXL carries {}", names.join(", ")))
+        });
+        let carried: String = carried.collect();
+        let none = if carried.is_empty() { "; no fabric carries CXL" } else { "" };
+        attach + &carried + none
+    }
+
+    /// What the fabrics give an accelerator.
+    #[must_use]
+    pub fn fabrics(&self) -> Fabrics {
+        let fitted = &self.rack.accelerator.fitted;
+        let rates = |fabric: Option<&Fabric>, reached| fabric.map(|it| FabricRates::new(it, reached));
+        Fabrics {
+            inside: rates(self.rack.fabric.as_ref(), fitted.inside),
+            between: rates(self.platform.between.as_ref(), fitted.between),
+        }
+    }
+
+    /// Every memory beyond the accelerators' that there is.
+    #[must_use]
+    pub fn tiers(&self) -> Vec<FarTier> {
+        self.filled(1).tiers().collect()
+    }
+
+    /// The machine for so many accelerators, with racks as full as they get.
+    fn filled(&self, accelerators: u32) -> Machine {
+        let fill = self.fill.unwrap_or(self.rack.accelerators).min(accelerators);
+        Machine::new(self.platform, self.rack, fill, self.order)
+    }
+
+    /// Whether the platform has what any layout takes that asks for as much as this one.
+    pub(crate) fn check(&self, layout: &Layout) -> Result<(), Refusal> {
+        self.filled(layout.accelerators()).check(layout)
+    }
+
+    /// The most accelerators that the platform has ports and ids for.
+    pub(crate) fn most(&self) -> u32 {
+        let has = |accelerators| self.filled(accelerators).check_ports(accelerators, false).is_ok();
+        let (mut most, mut beyond) = (1, Layout::MOST + 1);
+        while most + 1 < beyond {
+            let between = most + (beyond - most) / 2;
+            if has(between) {
+                most = between;
+            } else {
+                beyond = between;
+            }
+        }
+        most
+    }
+
+    /// The machine for a layout, of which the closest groups of ranks stay together.
+    pub(crate) fn machine(&self, layout: &Layout) -> Machine {
+        Machine::new(self.platform, self.rack, self.fill(layout), self.order)
+    }
+
+    /// Predicts a step.
+    ///
+    /// # Errors
+    /// Why it cannot run.
+    pub fn predict(&self, model: &Model, layout: &Layout) -> Result<Plan, Refusal> {
+        layout.check(model)?;
+        let machine = self.machine(layout);
+        machine.check(layout)?;
+        let step = step::step(&machine, model, &Block::new(&machine, model, layout), layout);
+        if !step.total_s.is_finite() {
+            return Err(Refusal::Infinite);
+        }
+        Ok(Plan { layout: *layout, fill: machine.fill, step })
+    }
+
+    /// How the blocks of a model are dealt out to the stages, the first one first.
+    ///
+    /// # Errors
+    /// Why the layout cannot run.
+    pub fn stages(&self, model: &Model, layout: &Layout) -> Result<Vec<Stage>, Refusal> {
+        layout.check(model)?;
+        let machine = self.machine(layout);
+        machine.check(layout)?;
+        Ok(step::stages(model, &Block::new(&machine, model, layout), layout))
+    }
+}
+
+/// The most accelerators of a rack that fill all racks evenly and keep groups of neighbours together, as far as that goes.
+fn fill(rack: u32, accelerators: u32, groups: [u32; 3]) -> u32 {
+    if accelerators <= rack {
+        return accelerators;
+    }
+    let most = |fits: &dyn Fn(u32) -> bool| (1..=rack).rev().find(|it| fits(*it));
+    let even = |it: u32| accelerators.is_multiple_of(it);
+    let whole = |it: u32| groups.iter().all(|group| it.is_multiple_of(*group) || group.is_multiple_of(it));
+    most(&|it| even(it) && whole(it) && 2 * it > rack).or_else(|| most(&whole)).unwrap_or(rack)
+}

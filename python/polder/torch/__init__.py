@@ -1,0 +1,39 @@
+"""The backend ``polder`` of torch.distributed: collectives through a pool of shared memory.
+
+Two lines make a data-parallel program use it::
+
+    import polder.torch
+    torch.distributed.init_process_group("polder")
+
+With no configuration the ranks of one machine make a pool of their own in /dev/shm and remove it at the end.
+``POLDER_POOL=/dev/dax0.0`` (or any path) uses that one. ``POLDER_HOST`` is the host id of a rank; without it ids come
+from the pool's keeper, or where that gives none from the c10d store, one for each machine in the order of ranks.
+``POLDER_EMULATE=2`` spreads the ranks of one machine over two host ids, to try what two machines would do.
+
+It carries DDP, ``all_reduce``, ``broadcast``, ``all_gather``, ``reduce_scatter`` and ``barrier``
+on CPU tensors, with ``async_op`` too. A collective that it does not carry raises `NotImplementedError` with its name.
+A collective that fails leaves its tensors with some of what they held and some of the result, as with other backends.
+
+A callback of a future may call collectives and wait for them, as DDP's PowerSGD hook does. All ranks must call a
+group's collectives in the same order; callbacks of several operations at once run in no order.
+
+Errors are those of `polder.errors`: a rank that dies in an operation gives every other rank a `PeerDeadError`. In a
+backward pass of DDP torch makes a RuntimeError of it, whose text is the same and names the host and the process. After
+an error the group is broken; leave it with ``destroy_process_group`` and join anew, as torchrun does by restarting.
+"""
+
+try:
+    import torch.distributed as dist
+except ImportError as error:
+    raise ImportError(
+        f"polder.torch needs torch ({error}); in Polder's folder `make torch` installs it, "
+        "else install the version that its pyproject.toml names"
+    ) from error
+
+# _distribution refuses to run beside another project of this name, whose `polder/__init__.py` may be in our place.
+from polder import _distribution  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from polder.torch.backend import ProcessGroupPolder, create
+
+__all__ = ["ProcessGroupPolder"]
+
+dist.Backend.register_backend("polder", create, extended_api=True, devices=["cpu"])  # pyright: ignore[reportUnknownMemberType]

@@ -1,0 +1,414 @@
+"""How the ranks of a group meet: who is where, in which pool, and who could not."""
+
+import atexit
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch.distributed as dist
+
+from polder import _core, errors
+from polder.errors import ArgumentError, PeerTimeoutError, PolderError, RegionError
+
+if TYPE_CHECKING:
+    from polder.torch.backend import ProcessGroupPolder
+
+_POOL_BYTES = 1 << 30
+_DRAFT_SECONDS = 60
+_FAREWELL_SECONDS = 5.0
+
+
+@dataclass
+class Attachment:
+    """A pool that this process has attached for its groups."""
+
+    path: str
+    pool: "_core.Pool"
+    lock: int | None
+    """The descriptor that holds the lock on a pool of the job's own."""
+    groups: "list[ProcessGroupPolder]" = field(default_factory=list["ProcessGroupPolder"])
+
+    def release(self, group: "ProcessGroupPolder") -> None:
+        """Forgets a group; the last one closes the pool, and the last process removes a pool of its own."""
+        if group not in self.groups:
+            return
+        self.groups.remove(group)
+        self.close_unused()
+
+    def close_unused(self) -> None:
+        """Closes the pool when no group is over it."""
+        if self.groups:
+            return
+        attachments.pop(self.path, None)
+        self.pool.close()
+        lock, self.lock = self.lock, None
+        let_go(self.path, lock)
+
+
+attachments: dict[str, Attachment] = {}
+
+
+@atexit.register
+def _leave() -> None:
+    """Leaves every pool when a program ends without destroy_process_group."""
+    for attachment in list(attachments.values()):
+        for group in list(attachment.groups):
+            group.shutdown()
+
+
+def introduction(rank: int, size: int) -> dict[str, Any]:
+    """What a rank says of itself."""
+    settings = _core.settings()
+    return {
+        "machine": _machine(),
+        "emulated": _emulated_host(rank, size),
+        "host": settings["host"],
+        "pool": settings["pool"],
+        "attached": list(attachments),
+    }
+
+
+class _FollowsError(Exception):
+    """This rank failed because another did, which tells why."""
+
+
+_T = TypeVar("_T")
+
+
+class Board:
+    """What the ranks of one group tell each other through the c10d store.
+
+    The store may hold what ranks of an earlier attempt have left under the same names, because torchrun keeps it over
+    restarts. So rank 0 opens a round under a name that it has just drawn, and a rank is in a round only when the list
+    that closes it has the number that this rank has just drawn.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.deadline = time.monotonic() + timeout.total_seconds()
+        self.round = secrets.token_hex(8)
+
+    def meet(self, introduce: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+        """What every rank says of itself, in the order of ranks; when one of them cannot, all raise, naming it."""
+        mine: dict[str, Any] = {"draw": secrets.token_hex(8)}
+        failure: Exception | None = None
+        try:
+            mine.update(introduce())
+        except Exception as error:
+            failure = error
+            mine["failure"] = _told(error)
+        everyone = self._everyone(mine)
+        self._settle("meet the others", failure, [each.get("failure") for each in everyone])
+        return everyone
+
+    def _everyone(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        if self.rank == 0:
+            self._store("set", "polder/round", self.round)
+            everyone = self.exchange("hello", mine)
+            self.tell("everyone", everyone)
+            return everyone
+        while True:
+            self.round = self._store("get", "polder/round").decode()
+            self.tell(f"hello/{self.rank}", mine)
+            while not self._store("check", [self._key("everyone")]):
+                if self._store("get", "polder/round").decode() != self.round:
+                    break
+                self._pause()
+            else:
+                everyone = self.hear("everyone")
+                if everyone[self.rank]["draw"] == mine["draw"]:
+                    return everyone
+            self._pause()
+
+    def exchange(self, topic: str, mine: Any) -> list[Any]:
+        """Everybody's word on `topic`, in the order of ranks."""
+        self.tell(f"{topic}/{self.rank}", mine)
+        return [self.hear(f"{topic}/{rank}", rank) for rank in range(self.size)]
+
+    def hear(self, topic: str, rank: int = 0) -> Any:
+        """What `rank` told on `topic`, once it has."""
+        return json.loads(self._store("get", self._key(topic), f"rank {rank}"))
+
+    def tell(self, topic: str, word: Any) -> None:
+        """Tells every rank."""
+        self._store("set", self._key(topic), json.dumps(word))
+
+    def has_failed(self) -> bool:
+        """Whether a rank has failed in this round; asked while this rank waits in the pool for others."""
+        try:
+            return bool(self._store("check", [self._key("failed")]))
+        except PolderError:
+            return True
+
+    def _key(self, topic: str) -> str:
+        return f"polder/{self.round}/{topic}"
+
+    def _store(self, method: str, key: Any, *word: str) -> Any:
+        """Asks the store, whose own errors name no rank: with `get`, the word says whose word it is that is awaited."""
+        whose = word[0] if method == "get" and word else "rank 0"
+        try:
+            return getattr(self.store, method)(key, *(word if method == "set" else ()))
+        except (RuntimeError, OSError) as error:
+            text = str(error).splitlines()[0]
+            if isinstance(error, dist.DistStoreError):
+                raise PeerTimeoutError(
+                    f"{whose} has not met rank {self.rank} in the c10d store in time ({text}); "
+                    "see its log, or raise timeout="
+                ) from error
+            raise PolderError(
+                f"rank {self.rank} lost the c10d store while it waited for {whose} ({type(error).__name__}: {text}); "
+                "rank 0 or the launcher, which keeps the store, has ended: see its log"
+            ) from error
+
+    def _pause(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise PeerTimeoutError(
+                "rank 0 has not opened this attempt in the c10d store; see its log, or raise timeout="
+            )
+        time.sleep(0.005)
+
+    def agree(self, what: str, attempt: Callable[[], _T], undo: Callable[[_T], None] = lambda _: None) -> _T:
+        """Makes an attempt on every rank; when one of them fails, what was made is undone and all raise, naming it."""
+        try:
+            made = attempt()
+        except Exception as error:
+            self.tell("failed", self.rank)
+            self._settle(what, error, self.exchange(what, _told(error)))
+            raise
+        try:
+            self._settle(what, None, self.exchange(what, None))
+        except Exception:
+            undo(made)
+            raise
+        return made
+
+    def _settle(self, what: str, failure: Exception | None, outcomes: list[list[str] | None]) -> None:
+        """Raises the failure of the rank that failed first, on every rank, if one did."""
+        failed = [(rank, told) for rank, told in enumerate(outcomes) if told]
+        if not failed:
+            return
+        self._leave_together()
+        # A rank that gave up because another failed is not the cause.
+        rank, told = next((each for each in failed if each[1][0] != _FollowsError.__name__), failed[0])
+        if rank == self.rank and failure is not None:
+            if isinstance(failure, PolderError):
+                raise failure
+            raise PolderError(f"rank {rank} could not {what}: {_words(failure)}") from failure
+        raise _retold(f"rank {rank} could not {what}", told) from failure
+
+    def _leave_together(self) -> None:
+        """Stays until every rank has heard of the failure: the store may end with this process."""
+        self.tell(f"heard/{self.rank}", None)
+        heard = [self._key(f"heard/{rank}") for rank in range(self.size)]
+        until = min(self.deadline, time.monotonic() + _FAREWELL_SECONDS)
+        with contextlib.suppress(PolderError):
+            while time.monotonic() < until and not self._store("check", heard):
+                time.sleep(0.005)
+
+
+def _told(error: Exception) -> list[str]:
+    """An error as other ranks hear of it: its class and its text."""
+    return [type(error).__name__, str(error)]
+
+
+def _words(error: Exception) -> str:
+    return ": ".join(_told(error))
+
+
+def _retold(before: str, told: list[str]) -> PolderError:
+    """What another rank was told, in the same class where that is one of Polder's."""
+    kind, text = told
+    if kind not in errors.__all__:
+        return PolderError(f"{before}: {kind}: {text}")
+    retold: PolderError = getattr(errors, kind)(f"{before}: {text}")
+    return retold
+
+
+def _machine() -> list[str]:
+    """What tells this machine from others, a rebooted one included."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return [os.uname().nodename, boot]
+
+
+def _emulated_host(rank: int, size: int) -> int:
+    """Which of the POLDER_EMULATE hosts of this machine the rank plays; 0 when there is only the machine itself."""
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    locals_ = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    return local * hosts_to_emulate() // max(locals_, local + 1)
+
+
+def hosts_to_emulate() -> int:
+    """How many hosts the ranks of one machine play."""
+    hosts = os.environ.get("POLDER_EMULATE", "1")
+    if not hosts.isdecimal() or int(hosts) == 0:
+        raise ArgumentError(f"POLDER_EMULATE={hosts}: expected a number of hosts, 1 or more")
+    return int(hosts)
+
+
+def host_ids(everyone: list[dict[str, Any]]) -> list[int]:
+    """The host id of each rank: its own choice, else one for each machine in the order of ranks.
+
+    Examples
+    --------
+    >>> at = lambda machine, host=None: {"machine": [machine, "boot"], "emulated": 0, "host": host}
+    >>> host_ids([at("a"), at("b"), at("a")])
+    [0, 1, 0]
+    >>> host_ids([at("a"), at("b", host=0)])
+    [1, 0]
+    """
+    places = [(*each["machine"], each["emulated"]) for each in everyone]
+    chosen: dict[int, tuple[Any, ...]] = {}
+    for rank, (place, each) in enumerate(zip(places, everyone, strict=True)):
+        host = each["host"]
+        if host is not None and chosen.setdefault(host, place)[:2] != place[:2]:
+            raise ArgumentError(
+                f"rank {rank} on {place[0]} has POLDER_HOST={host}, which {chosen[host][0]} has too; "
+                "give each machine its own"
+            )
+    free = (host for host in range(1 << 16) if host not in chosen)
+    given: dict[tuple[Any, ...], int] = {}
+    ids: list[int] = []
+    for place, each in zip(places, everyone, strict=True):
+        if each["host"] is None and place not in given:
+            given[place] = next(free)
+        ids.append(each["host"] if each["host"] is not None else given[place])
+    return ids
+
+
+def pool_path(everyone: list[dict[str, Any]], job: str) -> str:
+    """The pool that the group agrees on: the named one, the one that all have, or a new one."""
+    named = {each["pool"] for each in everyone}
+    if len(named) > 1:
+        raise ArgumentError(f"ranks name different pools: {sorted(map(str, named))}; set POLDER_POOL alike on all")
+    return named.pop() or _common(everyone) or _private_path(everyone, job)
+
+
+def make(path: str, own: bool, board: Board) -> int | None:
+    """Makes the pool, on rank 0 where it is not there; the lock on it where it is the job's own."""
+    if board.rank != 0 or path in attachments:
+        return None
+    return _make_own_pool(path, board.size) if own else _make_named_pool(path, board.size)
+
+
+def attach(path: str, own: bool, lock: int | None, host: int, chosen: bool) -> Attachment:
+    """Attaches the pool, or takes the one that is attached."""
+    if path in attachments:
+        return attachments[path]
+    if own and lock is None:
+        try:
+            lock = _share(path)
+        except FileNotFoundError:
+            # Rank 0 has made it, could not attach it, and has taken it away again.
+            raise _FollowsError from None
+    try:
+        # An id that nobody chose gives way to the one that a keeper has given this machine.
+        pool = _core.Pool(path, host=host) if chosen else _core.Pool(path, launched=host)
+        attachment = Attachment(path, pool, lock)
+    except BaseException:
+        let_go(path, lock)
+        raise
+    attachments[path] = attachment
+    return attachment
+
+
+def join(pool: "_core.Pool", name: str, board: Board, seconds: float) -> "_core.Group":
+    """Joins the group in the pool, and gives up when another rank cannot."""
+    try:
+        return _core.Group(pool, name, board.rank, board.size, timeout=seconds, given_up=board.has_failed)
+    except PolderError as error:
+        if board.has_failed():
+            raise _FollowsError from error
+        raise
+
+
+def _common(everyone: list[dict[str, Any]]) -> str | None:
+    """A pool that every rank has attached already."""
+    shared = set(everyone[0]["attached"]).intersection(*(each["attached"] for each in everyone))
+    return min(shared, default=None)
+
+
+def _private_path(everyone: list[dict[str, Any]], job: str) -> str:
+    """Where a pool of this job's own goes, if its ranks share a machine."""
+    machines = {tuple(each["machine"]) for each in everyone}
+    if len(machines) > 1:
+        names = ", ".join(sorted(name for name, _ in machines))
+        raise ArgumentError(
+            f"the ranks run on {len(machines)} machines ({names}), which share no default pool; set POLDER_POOL to a "
+            "dax device or a file that all of them map"
+        )
+    return f"/dev/shm/polder-{os.getuid()}-{job}.pool"
+
+
+def _make_named_pool(path: str, ranks: int) -> None:
+    """Makes a pool in a new file at `path`; what is there, or comes there meanwhile, stays as it is."""
+    if Path(path).exists():
+        return
+    try:
+        _format(path, ranks)
+    except PolderError:
+        if not Path(path).exists():
+            raise
+
+
+def _make_own_pool(path: str, ranks: int) -> int:
+    """Makes a pool for this job and returns the lock on it, which no sweep can slip in before."""
+    _sweep()
+    draft = f"{path}.draft"
+    _format(draft, ranks)
+    lock = _share(draft)
+    Path(draft).rename(path)
+    return lock
+
+
+def _format(path: str, ranks: int) -> None:
+    """A pool that takes memory only as it is used, of 1 GiB where there is room for it."""
+    try:
+        room = os.statvfs(Path(path).parent)
+    except OSError as error:
+        raise RegionError(f"{path}: no pool can be made there, {error.strerror}; make the folder first") from None
+    size = min(_POOL_BYTES, room.f_bavail * room.f_frsize // 2 >> 21 << 21)
+    _core.format(path, size, processes=min(max(ranks, 16), 64))
+
+
+def _share(path: str) -> int:
+    """Takes the lock that keeps others from removing a pool in use."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def let_go(path: str, lock: int | None) -> None:
+    """Gives a lock back; the last one who holds it removes the pool."""
+    if lock is not None:
+        if _is_sole(lock):
+            Path(path).unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _is_sole(descriptor: int) -> bool:
+    """Whether no other process has the lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sweep() -> None:
+    """Removes the pools of this user's jobs that were killed before they could, and drafts that were given up."""
+    for path in Path("/dev/shm").glob(f"polder-{os.getuid()}-*.pool*"):
+        with contextlib.suppress(OSError):
+            if path.suffix == ".pool":
+                let_go(str(path), os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            elif time.time() - path.stat().st_mtime > _DRAFT_SECONDS:
+                path.unlink()

@@ -1,0 +1,121 @@
+"""What a collective gives back: work that is over, or on its way."""
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from polder import _core
+from polder.errors import PeerTimeoutError
+
+# What c10d calls has the names and arguments of its bindings, which its stubs do not follow.
+# pyright: reportIncompatibleMethodOverride=false, reportUnknownMemberType=false
+
+
+class Done(Work):
+    """An operation that was over when its call returned."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self._tensors = list(tensors)
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def result(self) -> list[torch.Tensor]:
+        return self._tensors
+
+    def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+class Pending(Work):
+    """An operation on its way, on the group's own thread.
+
+    Parameters
+    ----------
+    tickets : list
+        What it waits for, the last one last.
+    tensors : list
+        What it gives.
+    finish : callable, optional
+        Run once, after the last ticket and before anybody sees the tensors: copies out of staging tensors.
+    """
+
+    def __init__(
+        self,
+        tickets: "list[_core.Ticket]",
+        tensors: list[torch.Tensor],
+        finish: Callable[[], None] | None,
+    ) -> None:
+        super().__init__()
+        self.tickets = tickets
+        self._tensors = tensors
+        self._finish = finish
+        self._finishing = threading.Lock()
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        """Waits for the operation; raises what went wrong with it."""
+        seconds = timeout.total_seconds()
+        for ticket in self.tickets:
+            if not ticket.wait(seconds if seconds > 0 else None):
+                raise PeerTimeoutError(f"the operation is not done after {seconds} s; it goes on in the background")
+        self.finish_once()
+        return True
+
+    def finish_once(self) -> None:
+        # Whoever comes second, on another thread, waits until the copies are made.
+        with self._finishing:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                finish()
+
+    def is_completed(self) -> bool:
+        """Whether the tensors hold the result, or the operation failed."""
+        done = all(ticket.done() for ticket in self.tickets)
+        if done and self.exception() is None:
+            self.finish_once()
+        return done
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return next((error for ticket in self.tickets if (error := ticket.error()) is not None), None)
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._tensors
+
+    def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
+        """A future of the tensors, which DDP's reducer waits for. A failure is a RuntimeError with the text of ours."""
+        if self._future is None:
+            over: torch.futures.Future[BaseException | None] = torch.futures.Future()
+            # What set_exception leaves is an error for Python alone, which the reducer takes for tensors: it crashed.
+            self._future = over.then(self._outcome)
+            self.tickets[-1].when_done(over.set_result)
+        return self._future
+
+    def _outcome(self, over: "torch.futures.Future[BaseException | None]") -> list[torch.Tensor]:
+        error = over.value() or self.exception()
+        if error is not None:
+            raise error
+        self.finish_once()
+        return self._tensors
