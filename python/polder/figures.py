@@ -16,6 +16,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from polder import _core
+
 CASE = re.compile(r"figure (\d) .* (\d+) (B|KiB|MiB) (\d+) procs (coherent|software) (\w+)( with shim)?")
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 WHAT = {
@@ -181,26 +183,21 @@ def parts(step: dict[str, Any]) -> list[tuple[str, float, float]]:
     """What a step's time is made of, as far as there is any: name, seconds that hold it up, seconds beside computation.
 
     >>> compute = {"forward_s": 1.0, "backward_s": 2.0, "recompute_s": 0.0, "optimizer_s": 0.1}
-    >>> scoped = {"inside": {"exposed_s": 0.2, "hidden_s": 0.3}, "between": {"exposed_s": 0.0, "hidden_s": 0.0}}
-    >>> step = {"compute": compute, "communication": {"data": scoped}, "bubble_s": 0.5, "straggle_s": 0.0}
-    >>> parts(step | {"offload": {"exposed_s": 0.0, "hidden_s": 0.0}})[2:]
+    >>> nothing = {"exposed_s": 0.0, "hidden_s": 0.0}
+    >>> sent = dict.fromkeys(["tensor", "context", "expert", "pipeline"], {"inside": nothing, "between": nothing})
+    >>> sent["data"] = {"inside": {"exposed_s": 0.2, "hidden_s": 0.3}, "between": nothing}
+    >>> step = {"compute": compute, "communication": sent, "bubble_s": 0.5, "straggle_s": 0.0, "offload": nothing}
+    >>> parts(step)[2:]
     [('optimizer', 0.1, 0.0), ('data, inside racks', 0.2, 0.3), ('bubble', 0.5, 0.0)]
     """
-    names = {
-        "forward_s": "forward",
-        "backward_s": "backward",
-        "recompute_s": "recompute",
-        "optimizer_s": "optimizer",
-    }
-    found = [(name, step["compute"][key], 0.0) for key, name in names.items()]
-    for kind, scopes in step["communication"].items():
-        for scope, shown in scopes.items():
-            found.append((f"{kind}, {scope} racks", shown["exposed_s"], shown["hidden_s"]))
-    offload = step["offload"]
-    found.append(("bubble", step["bubble_s"], 0.0))
-    found.append(("offload", offload["exposed_s"], offload["hidden_s"]))
-    found.append(("stragglers", step["straggle_s"], 0.0))
-    return [part for part in found if part[1] + part[2] > 0]
+    found: dict[str, list[float]] = {}
+    for key, path, label, is_hidden in _core.plan_names()[2]:
+        if key.endswith("_s") and key != "total_s":
+            value: Any = step
+            for name in path.split("."):
+                value = value[name]
+            found.setdefault(label, [0.0, 0.0])[is_hidden] = value
+    return [(label, exposed, hidden) for label, (exposed, hidden) in found.items() if exposed + hidden > 0]
 
 
 # Stages of a timeline that are drawn, the first ones.

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from polder import _core
 from polder.errors import ArgumentError
 
-_NUMBERS, _NAMES, _FIGURES = _core.plan_names()
+_NUMBERS, _NAMES, _OF_STEP = _core.plan_names()
+_FIGURES = [key for key, *_ in _OF_STEP]
 _CHOICES = dict(_NAMES)
 _ONE = ("cp", "ep", "pp", "interleave", "micro_batch", "gather_again", "flash", "wide_gradients")
 _OVERLAPS = ("overlap_tensor", "overlap_context", "overlap_pipeline", "overlap_data", "overlap_offload")

@@ -29,6 +29,13 @@ def test_a_plan_has_the_fields_and_the_figures_of_the_command() -> None:
     assert said["step"].keys() == ours.step.__dataclass_fields__.keys()
     assert said["layout"]["overlap"].keys() == ours.layout.overlap.__dataclass_fields__.keys()
     assert said["step"]["memory"].keys() == ours.step.memory.__dataclass_fields__.keys()
+
+    def leaves(value: object, at: str = "") -> list[str]:
+        if not isinstance(value, dict):
+            return [at]
+        return [leaf for key, it in value.items() for leaf in leaves(it, f"{at}.{key}".lstrip("."))]
+
+    assert leaves(said["step"]) == [path for _, path, *_ in plan._OF_STEP]
     assert sum(stage.blocks for stage in ours.stages) == 126
     assert (ours.sequence, ours.rack) == (8192, "nvl72")
 

@@ -13,9 +13,9 @@ use std::time::Instant;
 use polder_mem::lines::{Effort, Way, memory_bandwidth, memory_latency, memset, memset_bandwidth};
 use polder_mem::{Region, Software as Lines, allowed_cpus, bind_memory, pin_to_cpu};
 use polder_platform::{
-    Accelerator, Attach, AttachKind, Bandwidth, Bytes, Compute, Curve, Efficiency, Exchange, Fabric, Fitted,
-    FittedMemory, FlopRate, Host, Link, Memory, Packet, Platform, Quantity, Rack, Reached, Reduction, Server,
-    Sharing, Software, Switch, Tier, Time, Topology, TransferRate, Unit,
+    Accelerator, Attach, AttachKind, Bandwidth, BuiltTier, Bytes, Compute, Curve, Efficiency, Exchange,
+    Fabric, Fitted, FittedTier, FlopRate, Host, Link, MemoryTier, Packet, Platform, Quantity, Rack, Reached,
+    Reduction, Server, Sharing, Software, Switch, Time, Topology, TransferRate, Unit,
 };
 use polder_pool::settings::CoherenceChoice;
 
@@ -57,17 +57,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let name = processor().unwrap_or_else(|| "a processor without a name".into());
     let (mut rack, mut library) = (BTreeMap::new(), String::new());
     let mut server = BTreeMap::new();
-    let tier = tiers()?;
+    let tiers = tiers()?;
     if let Some(measured) = kernels()? {
         library = format!(", and with {}", measured.library);
         if let Some(gpu) = &measured.gpu {
-            rack.insert("gpu".into(), on_gpu(gpu, &sharing, &tier)?);
+            rack.insert("gpu".into(), on_gpu(gpu, &sharing, &tiers)?);
         }
-        rack.insert("here".into(), cores(&name, &sharing, &measured.core, tier)?);
+        rack.insert("here".into(), cores(&name, &sharing, &measured.core, tiers)?);
     } else {
         eprintln!("polder: no torch beside it, so products are not measured: `make torch` installs it");
-        if !tier.is_empty() {
-            server.insert("here".into(), Server { count: 1, tier, nic: [].into(), path: [].into() });
+        if !tiers.is_empty() {
+            server.insert("here".into(), Server { count: 1, tiers, nic: [].into(), path: [].into() });
         }
     }
     let platform = Platform {
@@ -126,7 +126,7 @@ fn sharing() -> Result<Sharing, Failure> {
         cores: cores as u32,
         cache: Bytes::new(last as f64),
         core_cache: Bytes::new(own as f64),
-        memory: Tier {
+        memory: MemoryTier {
             capacity: Bytes::new(capacity().ok_or_else(|| Failure("/proc/meminfo: no MemTotal".into()))?),
             read: Bandwidth::new(read),
             write: Bandwidth::new(write),
@@ -142,7 +142,7 @@ fn sharing() -> Result<Sharing, Failure> {
 }
 
 /// The memory of NUMA nodes other than the one that this program runs on, by name.
-fn tiers() -> Result<BTreeMap<String, Memory>, Failure> {
+fn tiers() -> Result<BTreeMap<String, BuiltTier>, Failure> {
     let folder = Path::new("/sys/devices/system/node");
     let Ok(nodes) = fs::read_to_string(folder.join("has_memory")) else { return Ok([].into()) };
     let cpu = allowed_cpus().first().copied().unwrap_or(0);
@@ -158,7 +158,7 @@ fn tiers() -> Result<BTreeMap<String, Memory>, Failure> {
         let capacity = kib.ok_or_else(|| Failure(format!("{}: no MemTotal", path.display())))?;
         let (latency, read) = thread::scope(|scope| scope.spawn(|| on_node(node)).join())
             .map_err(|_| Failure("a thread that was timed has ended".into()))??;
-        let memory = Memory {
+        let memory = BuiltTier {
             capacity: Bytes::new(capacity),
             channels: 1,
             rate: TransferRate::new(read / 8.0),
@@ -166,7 +166,7 @@ fn tiers() -> Result<BTreeMap<String, Memory>, Failure> {
             hosts: 1,
             port: None,
             flushed: None,
-            fitted: FittedMemory::default(),
+            fitted: FittedTier::default(),
         };
         Ok((format!("node{node}"), memory))
     };
@@ -256,7 +256,7 @@ fn accelerator(
     Ok(Accelerator {
         name: name.into(),
         compute: compute(FlopRate::new(operations)),
-        memory: Tier {
+        memory: MemoryTier {
             capacity: Bytes::new(capacity),
             read: Bandwidth::new(bytes),
             write: Bandwidth::new(bytes),
@@ -281,7 +281,7 @@ fn accelerator(
 }
 
 /// One GPU behind the host. What joins several is not measured.
-fn on_gpu(gpu: &Gpu, sharing: &Sharing, tier: &BTreeMap<String, Memory>) -> Result<Rack, Failure> {
+fn on_gpu(gpu: &Gpu, sharing: &Sharing, tiers: &BTreeMap<String, BuiltTier>) -> Result<Rack, Failure> {
     let Gpu { name, count, .. } = gpu;
     if *count > 1 {
         eprintln!("polder: {count} of {name}; the links between them are not measured, and one is described");
@@ -301,7 +301,7 @@ fn on_gpu(gpu: &Gpu, sharing: &Sharing, tier: &BTreeMap<String, Memory>) -> Resu
                 bandwidth: Bandwidth::new(gpu.from_host),
                 accelerators: 1,
             },
-            tier: tier.clone(),
+            tiers: tiers.clone(),
         },
     })
 }
@@ -311,7 +311,7 @@ fn cores(
     name: &str,
     sharing: &Sharing,
     kernels: &Kernels,
-    tier: BTreeMap<String, Memory>,
+    tiers: BTreeMap<String, BuiltTier>,
 ) -> Result<Rack, Failure> {
     let count = sharing.cores;
     let whole = Packet { bytes: Bytes::new(64.0), payload: Bytes::new(64.0) };
@@ -347,7 +347,7 @@ fn cores(
                 bandwidth: Bandwidth::new(memory.read.value() / f64::from(count)),
                 accelerators: 1,
             },
-            tier,
+            tiers,
         },
     })
 }
@@ -506,7 +506,7 @@ mod tests {
     #[test]
     fn a_gpu_and_the_cores_are_racks_that_the_planner_reads() {
         let measured = measured();
-        let memory = Tier {
+        let memory = MemoryTier {
             capacity: Bytes::new(24e9),
             read: Bandwidth::new(2e10),
             write: Bandwidth::new(1e10),

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use polder_mem::testing::Scratch;
 use polder_platform::{Exchange, Platform, Sharing};
 use polder_schedule::Collective;
-use polder_sim::{Place, collective};
+use polder_sim::{MessagePlace, collective};
 use serde_json::{Value, json};
 
 fn polder(arguments: &[&str]) -> Output {
@@ -70,7 +70,7 @@ fn rows(sharing: &Sharing) -> String {
         let hosts: Vec<u16> = (0..procs).map(|rank| rank % 2).collect();
         let size =
             if log < 20 { format!("{} KiB", 1 << (log - 10)) } else { format!("{} MiB", 1 << (log - 20)) };
-        for (name, place) in [("staged", Place::Staged), ("in-pool", Place::InPool)] {
+        for (name, place) in [("staged", MessagePlace::Staged), ("in-pool", MessagePlace::InPool)] {
             let us =
                 1e6 * collective(sharing, &truth, Collective::AllReduce, &hosts, 1 << log, place).unwrap();
             let case = format!("all-reduce {size} {procs} procs {pool} {name}");
@@ -214,7 +214,7 @@ fn the_demos_step_is_predicted_of_its_products_and_of_what_the_pool_takes() {
         Collective::AllReduce,
         &[0, 1],
         43 << 20,
-        Place::Staged,
+        MessagePlace::Staged,
     );
     let least = products + 0.9 * gradients.unwrap();
     assert!(predicted > least && predicted < 2.0 * least, "{predicted} for {least}");

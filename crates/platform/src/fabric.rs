@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bandwidth, Bytes, Time, TransferRate};
+use crate::{Bandwidth, Bytes, Graph, Time, TransferRate};
 
 /// A link between two ports, one direction of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -126,7 +126,7 @@ pub struct Software {
 }
 
 /// How switches are joined.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Topology {
     /// Every port meets every other in one switch (several in parallel).
@@ -333,14 +333,40 @@ impl Fabric {
         Time::new(self.software.message.value() + wires + flit + switches)
     }
 
-    /// Whether its own numbers can be built, its link apart: what is wrong otherwise, with the key.
-    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
-        if self.links == 0 {
-            return Err(("links", "expected at least one".into()));
+    /// Whether its own numbers can be built: what is wrong otherwise, with the key.
+    pub(crate) fn check(&self) -> Result<(), (String, String)> {
+        self.link.check().map_err(|(key, problem)| (format!("link.{key}"), problem))?;
+        let own = if self.links == 0 { Err(("links", "expected at least one".into())) } else { Ok(()) };
+        let checked = own.and_then(|()| self.pbr.as_ref().map_or(Ok(()), Pbr::check));
+        let checked = checked.and_then(|()| self.topology.check(self.switch.ports));
+        checked.map_err(|(key, problem)| (key.to_owned(), problem))
+    }
+}
+
+impl Topology {
+    /// The switches and the links between them, where switches have so many ports; each link stands once for each of its two
+    /// directions. The levels of a Clos have their most switches.
+    ///
+    /// # Panics
+    /// When switches of so many ports cannot be joined so, which a platform's file is refused for.
+    #[must_use]
+    pub fn graph(self, ports: u32) -> Graph {
+        assert!(self.check(ports).is_ok(), "a topology that was checked");
+        match self {
+            Self::SingleHop => Graph { endpoints: vec![ports], links: vec![vec![]] },
+            Self::Clos { levels } => Graph::clos(levels, ports as usize),
+            Self::Torus { dimensions, endpoints } => {
+                Graph::torus(dimensions.map(|it| it as usize), endpoints)
+            }
+            Self::Dragonfly { endpoints, group, global } => {
+                Graph::dragonfly(endpoints, group as usize, global as usize)
+            }
         }
-        self.pbr.as_ref().map_or(Ok(()), Pbr::check)?;
-        let ports = self.switch.ports;
-        match self.topology {
+    }
+
+    /// Whether switches of so many ports can be joined so: what is wrong otherwise, with the key.
+    fn check(self, ports: u32) -> Result<(), (&'static str, String)> {
+        match self {
             Topology::Clos { levels } if levels == 0 || levels > 4 || ports < 2 => Err((
                 "topology",
                 format!("expected 1 to 4 levels of switches of 2 ports or more, found {levels} of {ports}"),

@@ -15,10 +15,13 @@
 mod efficiency;
 mod fabric;
 mod file;
+mod foreign;
+mod graph;
 mod machine;
 mod prices;
 mod server;
 mod sharing;
+mod tier;
 mod unit;
 
 pub use efficiency::{Curve, Efficiency, Reached};
@@ -26,12 +29,13 @@ pub use fabric::{Fabric, Link, Packet, Pbr, Protocol, Reduction, Software, Switc
 pub use file::{
     DataError, Folder, extended, in_words, names, printable, printable_text, read, text, text_of,
 };
-pub use machine::{
-    Accelerator, Attach, AttachKind, Compute, Fitted, Host, MemoryNodes, Platform, Rack, Tier,
-};
+pub use foreign::{JsonKind, JsonObject, other_json, read_json};
+pub use graph::Graph;
+pub use machine::{Accelerator, Attach, AttachKind, Compute, Fitted, Host, MemoryNodes, Platform, Rack};
 pub use prices::{Input, Prices, Rates};
-pub use server::{FittedMemory, Memory, Path, Port, Server};
+pub use server::{MessagePath, Server};
 pub use sharing::{Exchange, Sharing};
+pub use tier::{BuiltTier, FittedTier, MemoryTier, Port, TierId, TierIdError, TierName, TierShare};
 pub use unit::{
     Bandwidth, ByteUnit, Bytes, CarbonIntensity, EnergyPrice, FlopRate, Lifetime, Money, OperationUnit,
     Operations, Power, Quantity, Rent, Time, TransferRate, Unit,

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::tier::check_rate;
 use crate::{
-    Bandwidth, Bytes, DataError, Efficiency, Fabric, FlopRate, Folder, Memory, Protocol, Server, Sharing,
-    Time, file, read, server,
+    Bandwidth, BuiltTier, DataError, Efficiency, Fabric, FlopRate, Folder, MemoryTier, Protocol, Server,
+    Sharing, TierId, TierName, TierShare, Time, file, foreign, read, text,
 };
 
 /// A machine: racks of accelerators, a fabric between the racks, and perhaps a memory pool on that fabric.
@@ -56,7 +57,7 @@ pub struct Accelerator {
     /// Dense peaks.
     pub compute: Compute,
     /// Its own memory.
-    pub memory: Tier,
+    pub memory: MemoryTier,
     /// The constants of its software and silicon that no data sheet has.
     pub fitted: Fitted,
     /// What of them was measured by size.
@@ -74,20 +75,6 @@ pub struct Compute {
     pub fp8: Option<FlopRate>,
     /// 32-bit floats.
     pub fp32: Option<FlopRate>,
-}
-
-/// A kind of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Tier {
-    /// How much.
-    pub capacity: Bytes,
-    /// Reading.
-    pub read: Bandwidth,
-    /// Writing.
-    pub write: Bandwidth,
-    /// Idle.
-    pub latency: Time,
 }
 
 /// Eight constants an accelerator that are fitted to published steps, see `polder plan validate`.
@@ -119,12 +106,12 @@ pub struct Host {
     /// Accelerators that share one host's memory.
     pub accelerators: u32,
     /// Its memory.
-    pub memory: Tier,
+    pub memory: MemoryTier,
     /// How each of its accelerators reaches it.
     pub attach: Attach,
-    /// Kinds of memory behind it besides its own, by name.
-    #[serde(default)]
-    pub tier: BTreeMap<String, Memory>,
+    /// Tiers behind it besides its own memory, by name.
+    #[serde(default, rename = "tier")]
+    pub tiers: BTreeMap<String, BuiltTier>,
 }
 
 /// How an accelerator reaches its host.
@@ -186,27 +173,50 @@ pub struct MemoryNodes {
     /// Accelerators that share one node.
     pub accelerators: u32,
     /// One node's memory.
-    pub memory: Tier,
+    pub memory: MemoryTier,
     /// Ports of a node into the fabric, each of the fabric's link.
     pub ports: u32,
 }
 
 impl Platform {
-    /// Reads a platform: one that Polder brings along by its name, any other by the path of its file.
+    /// Reads a platform: one that Polder brings along by its name, any other by the path of its file, or of a system of Calculon
+    /// (`.json`).
     ///
     /// # Errors
     /// When there is none, or its file says what cannot be.
     pub fn load(name: &str) -> Result<Self, DataError> {
+        if name.ends_with(".json") {
+            return foreign::platform(name, &text(Folder::Platforms, name)?);
+        }
         let platform: Self = read(Folder::Platforms, name)?;
         platform.check().map_err(|(key, problem)| DataError::new(name, &key, problem))?;
         Ok(platform)
     }
 
-    /// The kind of memory of this name, behind the first kind of server or host that has one.
+    /// The tier of this name, behind the first kind of server or host that has one.
     #[must_use]
-    pub fn tier(&self, name: &str) -> Option<&Memory> {
-        let servers = self.server.values().map(|server| &server.tier);
-        servers.chain(self.rack.values().map(|rack| &rack.host.tier)).find_map(|tiers| tiers.get(name))
+    pub fn tier(&self, name: &str) -> Option<&BuiltTier> {
+        let servers = self.server.values().map(|server| &server.tiers);
+        servers.chain(self.rack.values().map(|rack| &rack.host.tiers)).find_map(|tiers| tiers.get(name))
+    }
+
+    /// Every tier beyond an accelerator's own memory, with the share of it that each accelerator of `rack` has.
+    #[must_use]
+    pub fn tiers(&self, rack: &Rack) -> Vec<(TierId, TierShare)> {
+        let host = &rack.host;
+        let (parts, roof) = (f64::from(host.accelerators), host.attach.each().value());
+        let own = (TierId::Host, host.memory.share(parts, roof));
+        let pool = self.pool.as_ref().zip(self.between.as_ref()).map(|(pool, between)| {
+            let parts = f64::from(pool.accelerators);
+            let ports = between.link.payload().value() * f64::from(pool.ports) / parts;
+            let roof = (between.payload().value() * between.carried()[1]).min(ports);
+            (TierId::Pool, pool.memory.share(parts, roof))
+        });
+        let named = host
+            .tiers
+            .iter()
+            .filter_map(|(name, tier)| Some((TierId::Named(TierName::new(name)?), tier.share(parts, roof))));
+        std::iter::once(own).chain(pool).chain(named).collect()
     }
 
     /// The first name that no table could print, with the key of where it stands.
@@ -217,11 +227,11 @@ impl Platform {
                 (format!("rack.{name}.accelerator.name"), &rack.accelerator.name),
             ];
             own.into_iter()
-                .chain(rack.host.tier.keys().map(move |tier| (format!("rack.{name}.host.tier"), tier)))
+                .chain(rack.host.tiers.keys().map(move |tier| (format!("rack.{name}.host.tier"), tier)))
         });
         let servers = self.server.iter().flat_map(|(name, server)| {
             let at = move |part: &str| format!("server.{name}.{part}");
-            let tiers = server.tier.keys().map(move |tier| (at("tier"), tier));
+            let tiers = server.tiers.keys().map(move |tier| (at("tier"), tier));
             let nics = server.nic.keys().map(move |nic| (at("nic"), nic));
             let paths = server.path.keys().map(move |path| (at("path"), path));
             std::iter::once(("server".to_owned(), name)).chain(tiers).chain(nics).chain(paths)
@@ -234,12 +244,9 @@ impl Platform {
             .try_for_each(|(key, name)| file::check_name(name).map_err(|problem| (key, problem)))
     }
 
+    /// Whether its parts go together: what is wrong otherwise, with the key.
     fn check(&self) -> Result<(), (String, String)> {
         self.check_names()?;
-        let fabric = |at: &str, fabric: &Fabric| {
-            let link = fabric.link.check().map_err(|(key, problem)| (format!("{at}.link.{key}"), problem));
-            link.and_then(|()| fabric.check().map_err(|(key, problem)| (format!("{at}.{key}"), problem)))
-        };
         if self.rack.is_empty() && self.server.is_empty() && self.sharing.is_none() {
             return Err(("rack".into(), "expected at least one kind of rack, or a kind of server".into()));
         }
@@ -247,107 +254,96 @@ impl Platform {
             server.check().map_err(|(key, problem)| (format!("server.{name}.{key}"), problem))?;
         }
         for (name, rack) in &self.rack {
-            let at = |key: &str| format!("rack.{name}.{key}");
-            let Compute { bf16, fp8, fp32 } = rack.accelerator.compute;
-            if bf16.or(fp8).or(fp32).is_none() {
-                return Err((at("accelerator.compute"), "expected a rate of bf16, fp8 or fp32".into()));
-            }
-            if rack.accelerators == 0 || rack.host.accelerators == 0 {
-                return Err((at("accelerators"), "expected at least one".into()));
-            }
-            rack.accelerator
-                .fitted
-                .check()
-                .map_err(|(key, said)| (at(&format!("accelerator.fitted.{key}")), said))?;
-            for (key, memory) in
-                [("accelerator.memory", &rack.accelerator.memory), ("host.memory", &rack.host.memory)]
-            {
-                memory.check().map_err(|(rate, said)| (at(&format!("{key}.{rate}")), said))?;
-            }
-            let Attach { kind, bandwidth, accelerators } = rack.host.attach;
-            check_rate(bandwidth).map_err(|said| (at("host.attach.bandwidth"), said))?;
-            if accelerators != 1 && (accelerators == 0 || kind != Some(AttachKind::PcieSwitch)) {
-                let problem =
-                    format!("expected 1, or those behind a link of a \"pcie-switch\", found {accelerators}");
-                return Err((at("host.attach.accelerators"), problem));
-            }
-            for (tier, memory) in &rack.host.tier {
-                if ["host", "pool"].contains(&tier.as_str()) {
-                    let problem = "expected another name: these are the host's own memory and the pool";
-                    return Err((at(&format!("host.tier.{tier}")), problem.into()));
-                }
-                if memory.hosts == 0 {
-                    return Err((at(&format!("host.tier.{tier}.hosts")), "expected at least one".into()));
-                }
-                server::check(tier, memory)
-                    .map_err(|(key, problem)| (at(&format!("host.{key}")), problem))?;
-            }
-            match &rack.fabric {
-                Some(inside) => {
-                    fabric(&at("fabric"), inside)?;
-                    let needed = u64::from(rack.accelerators) * u64::from(inside.links);
-                    if inside.ports() < needed {
-                        let (n, links) = (rack.accelerators, inside.links);
-                        let problem = format!(
-                            "{n} accelerators with {links} links need {needed} ports, the topology has {}",
-                            inside.ports()
-                        );
-                        return Err((at("fabric.topology"), problem));
-                    }
-                }
-                None if rack.accelerators > 1 => {
-                    return Err((
-                        at("fabric"),
-                        format!("expected what joins {} accelerators", rack.accelerators),
-                    ));
-                }
-                None => {}
-            }
+            rack.check().map_err(|(key, problem)| (format!("rack.{name}.{key}"), problem))?;
         }
         if let Some(sharing) = &self.sharing {
             sharing.check().map_err(|(key, problem)| (format!("sharing.{key}"), problem))?;
         }
+        if let Some(between) = &self.between {
+            between.check().map_err(|(key, problem)| (format!("between.{key}"), problem))?;
+        }
+        self.check_pool()
+    }
+
+    fn check_pool(&self) -> Result<(), (String, String)> {
+        let Some(pool) = &self.pool else { return Ok(()) };
         let Some(between) = &self.between else {
-            return match self.pool {
-                Some(_) => {
-                    Err(("pool".into(), "expected a fabric between the racks that it hangs on".into()))
-                }
-                None => Ok(()),
-            };
+            return Err(("pool".into(), "expected a fabric between the racks that it hangs on".into()));
         };
-        fabric("between", between)?;
-        if self.pool.as_ref().is_some_and(|pool| pool.accelerators == 0 || pool.ports == 0) {
+        if pool.accelerators == 0 || pool.ports == 0 {
             return Err(("pool".into(), "expected at least one port, and one accelerator to a node".into()));
         }
-        if let Some(pool) = &self.pool {
-            pool.memory.check().map_err(|(rate, said)| (format!("pool.memory.{rate}"), said))?;
+        pool.memory.check().map_err(|(key, problem)| (format!("pool.memory.{key}"), problem))?;
+        match between.carries.contains(&Protocol::Mem) {
+            true => Ok(()),
+            false => {
+                Err(("between.carries".into(), "expected \"mem\", which a memory pool is reached by".into()))
+            }
         }
-        if self.pool.is_some() && !between.carries.contains(&Protocol::Mem) {
-            return Err((
-                "between.carries".into(),
-                "expected \"mem\", which a memory pool is reached by".into(),
-            ));
+    }
+}
+
+impl Rack {
+    /// Whether its parts go together: what is wrong otherwise, with the key.
+    fn check(&self) -> Result<(), (String, String)> {
+        if self.accelerators == 0 || self.host.accelerators == 0 {
+            return Err(("accelerators".into(), "expected at least one".into()));
+        }
+        self.accelerator.check().map_err(|(key, problem)| (format!("accelerator.{key}"), problem))?;
+        self.host.check().map_err(|(key, problem)| (format!("host.{key}"), problem))?;
+        let Some(fabric) = &self.fabric else {
+            return match self.accelerators {
+                1 => Ok(()),
+                count => Err(("fabric".into(), format!("expected what joins {count} accelerators"))),
+            };
+        };
+        fabric.check().map_err(|(key, problem)| (format!("fabric.{key}"), problem))?;
+        let (count, links, has) = (self.accelerators, fabric.links, fabric.ports());
+        let needed = u64::from(count) * u64::from(links);
+        match has < needed {
+            true => {
+                let problem = format!(
+                    "{count} accelerators with {links} links need {needed} ports, the topology has {has}"
+                );
+                Err(("fabric.topology".into(), problem))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+impl Accelerator {
+    fn check(&self) -> Result<(), (String, String)> {
+        let Compute { bf16, fp8, fp32 } = self.compute;
+        if bf16.or(fp8).or(fp32).is_none() {
+            return Err(("compute".into(), "expected a rate of bf16, fp8 or fp32".into()));
+        }
+        self.memory.check().map_err(|(key, problem)| (format!("memory.{key}"), problem))?;
+        self.fitted.check().map_err(|(key, problem)| (format!("fitted.{key}"), problem))
+    }
+}
+
+impl Host {
+    fn check(&self) -> Result<(), (String, String)> {
+        self.memory.check().map_err(|(key, problem)| (format!("memory.{key}"), problem))?;
+        let Attach { kind, bandwidth, accelerators } = self.attach;
+        check_rate(bandwidth).map_err(|problem| ("attach.bandwidth".into(), problem))?;
+        if accelerators != 1 && (accelerators == 0 || kind != Some(AttachKind::PcieSwitch)) {
+            let problem =
+                format!("expected 1, or those behind a link of a \"pcie-switch\", found {accelerators}");
+            return Err(("attach.accelerators".into(), problem));
+        }
+        for (name, tier) in &self.tiers {
+            if ["host", "pool"].contains(&name.as_str()) {
+                let problem = "expected another name: these are the host's own memory and the pool";
+                return Err((format!("tier.{name}"), problem.into()));
+            }
+            if tier.hosts == 0 {
+                return Err((format!("tier.{name}.hosts"), "expected at least one".into()));
+            }
+            tier.check_at(name)?;
         }
         Ok(())
-    }
-}
-
-/// Bytes a second, at least: what is slower is a unit that was mistyped.
-const SLOWEST: f64 = 1e6;
-
-/// Whether memory or a link can be as slow as this: what is wrong otherwise.
-pub(crate) fn check_rate(rate: Bandwidth) -> Result<(), String> {
-    match rate.value() < SLOWEST {
-        true => Err(format!("expected 1 MB/s or more, found {rate}")),
-        false => Ok(()),
-    }
-}
-
-impl Tier {
-    /// Whether it can be as slow: what is wrong otherwise, with the key.
-    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
-        check_rate(self.read).map_err(|said| ("read", said))?;
-        check_rate(self.write).map_err(|said| ("write", said))
     }
 }
 

@@ -5,8 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::check_rate;
-use crate::{Bandwidth, Bytes, Tier, Time};
+use crate::tier::check_rate;
+use crate::{Bandwidth, Bytes, MemoryTier, Time};
 
 /// Cores and caches of ranks that share memory, and the ways in which they exchange bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub struct Sharing {
     /// The largest cache of a core.
     pub core_cache: Bytes,
     /// The memory behind it, as all cores together reach it.
-    pub memory: Tier,
+    pub memory: MemoryTier,
     /// The ways, by name: `coherent` and `software` through a pool, `loopback` through sockets.
     pub exchange: BTreeMap<String, Exchange>,
 }

@@ -1,8 +1,9 @@
 //! What a platform's file may say, and the line with which anything else is refused.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use polder_platform::{Folder, Platform, Prices, Rates, Topology, names};
+use polder_platform::{Folder, Graph, Platform, Prices, Rates, Topology, names};
 
 /// A file that is gone after the test.
 struct Written(PathBuf);
@@ -455,6 +456,96 @@ fn links_between_switches_carry_what_their_number_says() {
     assert!((dragonfly(40, 20, 2)[1] - 2.0 / 40.0 * 41.0 / 40.0).abs() < 1e-12);
     assert_eq!(dragonfly(4, 1, 2), [1.0 / 4.0, 2.0 / 4.0 * 3.0 / 2.0]);
     assert_eq!(dragonfly(4, 1, 0), [1.0; 2]);
+}
+
+/// Switches on the way, and the part of all-to-all traffic that links carry, are those of the switches and links themselves.
+#[test]
+fn hops_and_what_links_carry_are_those_of_the_graph() {
+    let mut fabric = Platform::load("nvl72-ndr").unwrap().between.unwrap();
+    let torus = |dimensions, endpoints| (Topology::Torus { dimensions, endpoints }, 16);
+    let dragonfly = |endpoints, group, global| (Topology::Dragonfly { endpoints, group, global }, 64);
+    for (topology, ports) in [
+        (Topology::SingleHop, 16),
+        (Topology::Clos { levels: 1 }, 8),
+        (Topology::Clos { levels: 2 }, 8),
+        (Topology::Clos { levels: 3 }, 4),
+        torus([4, 4, 4], 2),
+        torus([5, 3, 2], 4),
+        torus([6, 1, 1], 4),
+        torus([1, 1, 1], 4),
+        dragonfly(2, 4, 2),
+        dragonfly(3, 6, 3),
+        dragonfly(8, 4, 1),
+        dragonfly(4, 1, 2),
+    ] {
+        (fabric.topology, fabric.switch.ports, fabric.links) = (topology, ports, 1);
+        let graph = topology.graph(ports);
+        let endpoints: u64 = graph.endpoints.iter().copied().map(u64::from).sum();
+        assert_eq!(endpoints, fabric.ports(), "{topology:?}");
+        let taken =
+            graph.endpoints.iter().zip(&graph.links).map(|(ends, links)| *ends as usize + links.len());
+        assert!(taken.max().unwrap() <= ports as usize, "{topology:?}");
+        // The mean over all pairs, those of one switch too; of a Clos the farthest, of a dragonfly at most.
+        let with_ends: Vec<_> = (0..graph.links.len()).filter(|it| graph.endpoints[*it] > 0).collect();
+        let switches = |from: usize| {
+            let distances = graph.distances(from);
+            with_ends
+                .iter()
+                .map(move |to| f64::from(distances[*to].expect("all are joined")) + 1.0)
+                .collect::<Vec<_>>()
+        };
+        let all: Vec<_> = with_ends.iter().flat_map(|from| switches(*from)).collect();
+        let [mean, most] =
+            [all.iter().sum::<f64>() / all.len() as f64, all.iter().copied().fold(0.0, f64::max)];
+        match topology {
+            Topology::SingleHop | Topology::Clos { .. } => assert_eq!(fabric.hops(), most, "{topology:?}"),
+            Topology::Torus { .. } => {
+                assert!((fabric.hops() / mean - 1.0).abs() < 1e-12, "{topology:?}: {mean}")
+            }
+            Topology::Dragonfly { group, .. } => {
+                // Its routing takes the one link between two groups, with a local one before and behind it.
+                let (_, longest) = of_dragonfly(&graph, group as usize);
+                assert!(
+                    longest == fabric.hops() || group == 1 && longest < fabric.hops(),
+                    "{topology:?}: {longest}"
+                );
+            }
+        }
+        // The busiest link carries one part of what it is offered. Shortest ways of a dragonfly may take two links between groups
+        // where its routing takes one, with local ones beside it.
+        let busiest = match topology {
+            Topology::Dragonfly { group, .. } => of_dragonfly(&graph, group as usize).0,
+            _ => graph.loads_of_all_to_all().into_iter().flatten().fold(0.0, f64::max),
+        };
+        let carried = (1.0 / busiest).min(1.0);
+        assert!((carried / fabric.carried()[1] - 1.0).abs() < 1e-9, "{topology:?}: {carried}");
+    }
+}
+
+/// What the busiest link carries when every endpoint sends one in all to all, each by the one link between the two groups, and the
+/// switches on the longest way.
+fn of_dragonfly(graph: &Graph, group: usize) -> (f64, f64) {
+    let count = graph.links.len();
+    let all: f64 = graph.endpoints.iter().copied().map(f64::from).sum();
+    let pairs = || (0..count).flat_map(|one| graph.links[one].iter().map(move |other| (one, *other)));
+    let between: BTreeMap<_, _> = pairs()
+        .filter(|(one, other)| one / group != other / group)
+        .map(|(one, other)| ((one / group, other / group), (one, other)))
+        .collect();
+    let mut loads: BTreeMap<(usize, usize), f64> = BTreeMap::new();
+    let mut longest = 0;
+    for (from, to) in (0..count).flat_map(|from| (0..count).map(move |to| (from, to))) {
+        let rate = f64::from(graph.endpoints[from]) * f64::from(graph.endpoints[to]) / all;
+        let way = match between.get(&(from / group, to / group)) {
+            Some(&(out, back)) => vec![(from, out), (out, back), (back, to)],
+            None => vec![(from, to)],
+        };
+        let way: Vec<_> = way.into_iter().filter(|(one, other)| one != other).collect();
+        longest = way.len().max(longest);
+        way.into_iter().for_each(|link| *loads.entry(link).or_default() += rate);
+    }
+    assert!(loads.keys().all(|(one, other)| graph.links[*one].contains(other)), "each is a link");
+    (loads.into_values().fold(0.0, f64::max), (longest + 1) as f64)
 }
 
 /// 256-byte flits of 240, three lines in 13 slots: 128 GB/s less 13.5%.

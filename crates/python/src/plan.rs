@@ -1,9 +1,7 @@
 //! Predicted steps: a question and its answer as JSON, which the front gives types, and tables of many layouts.
 
-use polder_platform::in_words;
-use polder_sim::{
-    CHOICES, Execution, FarTier, NUMBERS, OrderError, PLACE, Points, Request, Step, TierError, points,
-};
+use polder_platform::{TierId, TierIdError, in_words};
+use polder_sim::{CHOICES, Execution, NUMBERS, OrderError, Points, Request, SITE_NUMBERS, Step, points};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -34,10 +32,14 @@ pub(crate) fn plan_train(py: Python<'_>, request: &str, file: Option<&str>) -> P
 /// The names of each choice.
 type Choices = Vec<(&'static str, &'static [&'static str])>;
 
-/// The names of a layout's numbers, those of each choice among them, and the names of a step's figures.
+/// A figure of a step: its key, the keys that lead to it in JSON, its label, and whether it is seconds beside computation.
+type Figures = Vec<(&'static str, &'static str, &'static str, bool)>;
+
+/// The names of a layout's numbers, those of each choice among them, and the figures of a step.
 #[pyfunction]
-pub(crate) fn plan_names() -> (Vec<&'static str>, Choices, Vec<&'static str>) {
-    (NUMBERS.to_vec(), CHOICES.to_vec(), Step::COLUMNS.to_vec())
+pub(crate) fn plan_names() -> (Vec<&'static str>, Choices, Figures) {
+    let figures = Step::FIGURES.iter().map(|it| (it.key, it.path, it.label, it.is_hidden));
+    (NUMBERS.to_vec(), CHOICES.to_vec(), figures.collect())
 }
 
 /// Predicts rows of unsigned 32-bit numbers, on platforms and with tiers that rows name by their places, into rows of 64-bit floats, 32-bit places of why not, and the reasons.
@@ -53,11 +55,11 @@ pub(crate) fn plan_points<'py>(
     order: Option<&str>,
 ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<String>)> {
     let rows = rows.to_vec(py)?;
-    if !rows.len().is_multiple_of(PLACE + NUMBERS.len()) {
+    if !rows.len().is_multiple_of(SITE_NUMBERS + NUMBERS.len()) {
         return Err(argument("no whole number of rows".into()));
     }
     let (platforms, tiers) = places;
-    let tiers = tiers.iter().map(|tier| tier.parse()).collect::<Result<Vec<FarTier>, TierError>>();
+    let tiers = tiers.iter().map(|tier| tier.parse()).collect::<Result<Vec<TierId>, TierIdError>>();
     let tiers = tiers.map_err(|error| argument(error.to_string()))?;
     let order = order.map(str::parse).transpose().map_err(|error: OrderError| argument(error.to_string()))?;
     let Points { figures, refused, reasons } = py

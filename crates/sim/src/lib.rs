@@ -1,51 +1,39 @@
 //! Predicted seconds: fabrics and training steps, in closed form, with their error against published runs.
+//!
+//! `step` prices a step, `walk` a collective as the pool runs it, `formats` reads models and layouts, `judge` holds predictions
+//! against what was published and measured, and `search` answers questions. Each imports those before it alone.
 #![forbid(unsafe_code)]
 
 #[macro_use]
 mod text;
 
-mod block;
-mod calculon;
-mod collective;
-pub mod fabrics;
-mod fit;
-mod hugging_face;
-mod json;
-mod layout;
-mod machine;
-mod measured;
+mod formats;
+mod judge;
 pub mod message;
-mod model;
-mod nearest;
-mod order;
-mod published;
-mod request;
-mod rows;
-pub mod scalepool;
 mod search;
 mod step;
-pub mod tier;
-mod timeline;
-mod train;
+mod walk;
 
-pub use calculon::Execution;
-pub use collective::{LOOKS, Place, collective};
-pub use fit::fit;
-pub use json::platform;
-pub use layout::{
-    FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, TierError, TierName, Zero,
+pub use formats::Execution;
+pub use judge::fit::fit;
+pub use judge::measured::{Comparison, Measured, Verified, step_through, verify};
+pub use judge::published::{
+    Compared, Counting, Judged, Margin, Pooled, PublishedTime, Ratio, Row, Table, compare, fitted, tables,
+    validate,
 };
-pub use machine::Machine;
-pub use measured::{Beside, Measured, Verified, step_through, verify};
-pub use model::{Experts, Model};
-pub use order::{Order, OrderError};
-pub use published::{
-    Compared, Counting, Judged, Margin, Pooled, Ratio, Row, Seen, Table, compare, fitted, tables, validate,
-};
-pub use request::{Answer, Given, Request, RequestError, Tiers, unjudged, would};
-pub use rows::{CHOICES, Cell, NUMBERS, PLACE, Points, cells, points};
+pub use judge::{fabrics, scalepool};
+pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};
+pub use search::rows::{CHOICES, Cell, NUMBERS, Points, SITE_NUMBERS, cells, points};
 pub use search::{Found, Outcome, Progress, Space, front, search};
-pub use step::{Communication, Compute, Memory, Scoped, Shown, Stage, Step};
+pub use step::figures::{
+    Communication, ComputeTimes, Figure, FigureUnit, MemoryUse, Scoped, Shown, Stage, Step,
+};
+pub use step::given::{Given, Tiers};
+pub use step::job::{FabricRates, Fabrics, Job, PlannedStep};
+pub use step::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
+pub use step::machine::Machine;
+pub use step::model::{Experts, Model};
+pub use step::order::{Order, OrderError};
+pub use step::timeline::{Sent, Stretch, Work, timeline, traffic};
 pub use text::{accelerators, grouped, listed};
-pub use timeline::{Sent, Stretch, Work, timeline, traffic};
-pub use train::{FabricRates, Fabrics, Job, Plan};
+pub use walk::{LOOKS, MessagePlace, collective};

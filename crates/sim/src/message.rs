@@ -1,15 +1,13 @@
 //! Messages between two hosts: through a network's link, or through memory that both share.
 
-use polder_platform::{Path, Server, Time};
-
-use crate::tier::{channels, port};
+use polder_platform::{MessagePath, Server, Time};
 
 /// Seconds from a process that sends to the one that has received, while as many as `senders` do so at once.
 ///
 /// # Panics
 /// When `path` is over nothing that `server` has: no path of its own is.
 #[must_use]
-pub fn latency(server: &Server, path: &Path, bytes: f64, senders: f64) -> f64 {
+pub fn latency(server: &Server, path: &MessagePath, bytes: f64, senders: f64) -> f64 {
     let Carrier { one, all, wires, flush } = Carrier::of(server, path);
     let flushes = cells(path, bytes) * f64::from(path.flushes) * flush;
     // The copies of one message follow one another; those of others go by meanwhile.
@@ -22,7 +20,7 @@ pub fn latency(server: &Server, path: &Path, bytes: f64, senders: f64) -> f64 {
 /// # Panics
 /// As [`latency`].
 #[must_use]
-pub fn throughput(server: &Server, path: &Path, bytes: f64, senders: f64) -> f64 {
+pub fn throughput(server: &Server, path: &MessagePath, bytes: f64, senders: f64) -> f64 {
     let Carrier { one, all, .. } = Carrier::of(server, path);
     let busy = cells(path, bytes) * path.gap.value() + bytes / one;
     (senders * bytes / busy).min(all)
@@ -41,14 +39,14 @@ struct Carrier {
 }
 
 impl Carrier {
-    fn of(server: &Server, path: &Path) -> Self {
+    fn of(server: &Server, path: &MessagePath) -> Self {
         if let Some(link) = server.nic.get(&path.over) {
             let payload = link.payload().value();
             return Self { one: payload, all: payload, wires: link.propagation.value(), flush: 0.0 };
         }
-        let memory = &server.tier[&path.over];
+        let memory = &server.tiers[&path.over];
         // One host writes through its port; where another copies out through its own, the channels see both.
-        let (writes, shared) = (port(memory, 0.0), channels(memory, 0.0));
+        let (writes, shared) = (memory.port_bandwidth(0.0), memory.channel_bandwidth(0.0));
         Self {
             one: writes.min(shared),
             all: writes.min(shared / f64::from(path.copies)),
@@ -59,6 +57,6 @@ impl Carrier {
 }
 
 /// Cells that a message is cut into: one that fills a cell has no room for its header.
-fn cells(path: &Path, bytes: f64) -> f64 {
+fn cells(path: &MessagePath, bytes: f64) -> f64 {
     path.cell.map_or(1.0, |cell| (bytes / cell.value()).floor() + 1.0)
 }

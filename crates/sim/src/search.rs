@@ -4,11 +4,18 @@
 //! What is left for each layout is what runs beside what, and what lies where. Nothing is kept of a layout that is not among
 //! the best.
 
-use crate::block::{Block, Key};
-use crate::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero, check_parts, is_even};
-use crate::model::Model;
-use crate::step::{Copies, Memory, Parts, Shared, Stages, Step};
-use crate::train::Job;
+pub(crate) mod nearest;
+pub(crate) mod request;
+pub(crate) mod rows;
+
+use crate::step::block::{Block, Key};
+use crate::step::closed_form::{Copies, Parts, Shared, Stages};
+use crate::step::figures::{MemoryUse, Step};
+use crate::step::job::Job;
+use crate::step::layout::{
+    Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero, check_parts, is_even,
+};
+use crate::step::model::Model;
 
 /// The layouts that are looked at: each choice with each other, as far as they go together.
 #[derive(Clone, Debug, PartialEq)]
@@ -238,7 +245,7 @@ impl Best {
 
     /// Counts a layout that fits. Only of one that nothing covers is more than its costs looked at.
     #[inline(always)]
-    fn add(&mut self, place: u64, layout: &Layout, memory: Memory, shared: &Shared<'_>) {
+    fn add(&mut self, place: u64, layout: &Layout, memory: MemoryUse, shared: &Shared<'_>) {
         self.points += 1;
         self.fits += 1;
         let cost = Cost::of(&shared.finish(layout, memory), place);
@@ -273,7 +280,7 @@ impl Best {
 
     /// Counts so many layouts that do not fit and lie alike, the first of which is this one.
     #[inline(always)]
-    fn miss(&mut self, count: usize, place: u64, layout: &Layout, memory: &Memory, shared: &Shared<'_>) {
+    fn miss(&mut self, count: usize, place: u64, layout: &Layout, memory: &MemoryUse, shared: &Shared<'_>) {
         self.points += count as u64;
         if self.fits == 0 {
             let found = || Found { layout: *layout, step: shared.step(layout) };
@@ -320,7 +327,7 @@ impl Best {
 }
 
 /// Bytes beyond what there is.
-fn over(memory: &Memory) -> f64 {
+fn over(memory: &MemoryUse) -> f64 {
     (memory.used_bytes - memory.capacity_bytes).max(0.0)
         + (memory.far_bytes - memory.far_capacity_bytes).max(0.0)
 }

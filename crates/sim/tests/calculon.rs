@@ -93,7 +93,7 @@ fn model() -> Model {
 }
 
 fn platform() -> Platform {
-    polder_sim::platform(Written::new("system", &a100()).path()).unwrap()
+    Platform::load(Written::new("system", &a100()).path()).unwrap()
 }
 
 /// What both can express: no offload, no overlap, unfused attention, gradients in 16 bits.
@@ -335,12 +335,12 @@ fn a_bad_system_gets_one_line() {
                 "networks[0].ops.broadcast: unknown field `broadcast`, expected one of `p2p`, `reduce_scatter`, `all_gather`, `all_reduce`",
             ),
         ],
-        polder_sim::platform,
+        Platform::load,
     );
     each_says(
         &execution(),
         &[("/training", json!(true), "expected a system of Calculon, found an execution of Calculon")],
-        polder_sim::platform,
+        Platform::load,
     );
 }
 
@@ -350,7 +350,7 @@ fn every_data_type_of_calculon_is_known() {
     let rate = json!({"tflops": 500, "gflops_efficiency": [[0, 0.5]]});
     let every = json!({"float8": rate, "float16": rate, "float32": rate, "bfloat16": rate});
     let system = changed(&changed(&a100(), "/matrix", &every), "/vector", &every);
-    let platform = polder_sim::platform(Written::new("types", &system).path()).unwrap();
+    let platform = Platform::load(Written::new("types", &system).path()).unwrap();
     let compute = platform.rack["calculon"].accelerator.compute;
     assert_eq!([compute.bf16, compute.fp8].map(|it| it.unwrap().value()), [5e14; 2]);
 }
@@ -407,7 +407,7 @@ fn what_an_execution_cannot_ask_for_gets_one_line() {
 #[test]
 fn memory_without_end_holds_everything() {
     let system = changed(&a100(), "/mem1/GiB", &json!(80_000_000_000_u64));
-    let platform = polder_sim::platform(Written::new("endless", &system).path()).unwrap();
+    let platform = Platform::load(Written::new("endless", &system).path()).unwrap();
     let row = &rows("shared")[0];
     let layout = Layout { tp: 1, pp: 1, dp: 64, interleave: 1, sequence_parallel: false, ..row.layout };
     assert!(Job::new(&platform).predict(&model(), &layout).unwrap().step.memory.fits());

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use polder_platform::{Link, Memory, Platform, Server, Time};
+use polder_platform::{BuiltTier, Link, Platform, Server, Time};
 use polder_sim::fabrics::{self, Pooled, Role, Row, Table};
-use polder_sim::{message, tier};
+use polder_sim::message;
 
 /// Of each table the mean and the worst error that its judged rows may have, and its trends that do not hold.
 const BARS: [(&str, f64, f64, &[&str]); 7] = [
@@ -130,11 +130,11 @@ fn each_up_to_of_cmpis_section_4_2_is_judged_or_says_why_not() {
     // Of the model's own round numbers: the most is where the port is full, 10 GB/s over 117.685 MB/s in the mean of the wire.
     let most = &table.rows[0];
     let ethernet = 125e6 * 1448.0 / 1538.0;
-    let port = tier::bandwidth(Platform::load("cmpi").unwrap().tier("pool").unwrap(), 0.0);
+    let port = Platform::load("cmpi").unwrap().tier("pool").unwrap().bandwidth(0.0);
     near(most.simulated, port / ethernet);
 }
 
-fn memory(name: &str) -> Memory {
+fn memory(name: &str) -> BuiltTier {
     Platform::load("memserver").unwrap().tier(name).unwrap().clone()
 }
 
@@ -161,34 +161,34 @@ fn lines_share_a_link_by_the_busier_direction() {
 fn bandwidth_is_the_lower_of_channels_and_links() {
     let mut cxl = memory("cxl");
     near(cxl.peak().value(), 4.0 * 2400e6 * 8.0);
-    near(tier::bandwidth(&cxl, 1.0), 2.0 * 31.508e9 * 64.0 / 68.0 / 1.25);
-    near(tier::bandwidth(&cxl, 0.5), 0.5339 * 76.8e9);
+    near(cxl.bandwidth(1.0), 2.0 * 31.508e9 * 64.0 / 68.0 / 1.25);
+    near(cxl.bandwidth(0.5), 0.5339 * 76.8e9);
     cxl.port.as_mut().unwrap().links = 1;
-    near(tier::bandwidth(&cxl, 0.5), 31.508e9 * 64.0 / 68.0 / 0.75);
-    near(tier::bandwidth(&memory("local"), 0.5), 0.7406 * 614.4e9);
+    near(cxl.bandwidth(0.5), 31.508e9 * 64.0 / 68.0 / 0.75);
+    near(memory("local").bandwidth(0.5), 0.7406 * 614.4e9);
 }
 
 #[test]
 fn latency_is_local_port_switches_and_wires_and_a_queue() {
     let mut cxl = memory("cxl");
-    near(tier::idle(&memory("local")), 130e-9);
-    near(tier::idle(&cxl), 250e-9);
+    near(memory("local").idle_latency(), 130e-9);
+    near(cxl.idle_latency(), 250e-9);
     let port = cxl.port.as_mut().unwrap();
     port.hops = vec![Time::new(90e-9), Time::new(60e-9)];
     port.link.propagation = Time::new(5e-9);
     // Three wires and two switches, there and back.
-    near(tier::idle(&cxl), 250e-9 + 2.0 * (3.0 * 5e-9 + 150e-9));
+    near(cxl.idle_latency(), 250e-9 + 2.0 * (3.0 * 5e-9 + 150e-9));
     cxl.fitted.service = Time::new(100e-9);
-    near(tier::loaded(&cxl, 0.0), tier::idle(&cxl));
+    near(cxl.loaded_latency(0.0), cxl.idle_latency());
     // M/D/1 waits half a service at 0.5, and 4.5 at 0.9.
-    near(tier::loaded(&cxl, 0.5) - tier::idle(&cxl), 50e-9);
-    near(tier::loaded(&cxl, 0.9) - tier::idle(&cxl), 450e-9);
+    near(cxl.loaded_latency(0.5) - cxl.idle_latency(), 50e-9);
+    near(cxl.loaded_latency(0.9) - cxl.idle_latency(), 450e-9);
 }
 
 /// The box of cMPI with round numbers: 10 GB/s through a port, 12 GB/s of the device, 2 us a flush.
 fn round() -> Server {
     let mut server = Platform::load("cmpi").unwrap().server.remove("host").unwrap();
-    let pool = server.tier.get_mut("pool").unwrap();
+    let pool = server.tiers.get_mut("pool").unwrap();
     pool.flushed = Some(Time::new(2e-6));
     pool.fitted.mixed = 12e9 / pool.peak().value();
     let port = pool.port.as_mut().unwrap();

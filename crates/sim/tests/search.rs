@@ -1,9 +1,9 @@
 //! A search predicts what a single prediction does, on any number of threads.
 
-use polder_platform::{Bandwidth, Fabric, Folder, Host, Platform, Rack, Time, TransferRate, names};
+use polder_platform::{Bandwidth, Fabric, Folder, Host, Platform, Rack, TierId, Time, TransferRate, names};
 use polder_sim::{
-    Answer, FarTier, Found, Given, Job, Layout, Memory, Model, Offload, Outcome, Overlap, Precision,
-    Recompute, Request, Space, Step, Tiers, front, search,
+    Answer, Found, Given, Job, Layout, MemoryUse, Model, Offload, Outcome, Overlap, Precision, Recompute,
+    Request, Space, Step, Tiers, front, search,
 };
 
 /// Numbers that look random and are the same each time.
@@ -25,7 +25,7 @@ impl Dice {
 fn random_space(dice: &mut Dice, model: &Model) -> Space {
     let accelerators = [64, 512, 1024, 6144][dice.roll(4)];
     let all = Space::usual(model, accelerators, [1024, 1536, 6144][dice.roll(3)]);
-    let offloads: Vec<_> = Offload::all(FarTier::Host).chain(Offload::all(FarTier::Pool)).collect();
+    let offloads: Vec<_> = Offload::all(TierId::Host).chain(Offload::all(TierId::Pool)).collect();
     Space {
         tp: dice.two(&all.tp),
         cp: dice.two(&[1, 2, 4]),
@@ -205,7 +205,7 @@ fn a_front_over_more_axes_is_what_no_point_beats_in_any() {
         let points: Vec<_> = (0..60)
             .map(|place| {
                 let axes = [(); 5].map(|()| dice.roll(4) as f64);
-                let memory = Memory { used_bytes: axes[1], far_bytes: axes[2], ..Memory::default() };
+                let memory = MemoryUse { used_bytes: axes[1], far_bytes: axes[2], ..MemoryUse::default() };
                 let step = Step { total_s: axes[0], memory, ..Step::default() };
                 ((place, axes), Found { layout, step })
             })

@@ -1,11 +1,11 @@
 //! What a step is made of, held against formulas and against what must be true of any step.
 
 use polder_platform::{
-    AttachKind, Bytes, Efficiency, Operations, Pbr, Platform, Protocol, Reached, Time, Topology, TransferRate,
+    AttachKind, Bytes, Efficiency, Operations, Pbr, Platform, Protocol, Reached, TierId, Time, Topology,
+    TransferRate,
 };
 use polder_sim::{
-    FarTier, Job, Layout, Model, Offload, Order, Overlap, Precision, Recompute, Refusal, Scoped, Shown, Step,
-    Zero, tier,
+    Job, Layout, Model, Offload, Order, Overlap, Precision, Recompute, Refusal, Scoped, Shown, Step, Zero,
 };
 
 fn gpt3() -> Model {
@@ -201,14 +201,14 @@ fn interleaving_divides_the_bubble() {
 #[test]
 fn what_is_offloaded_leaves_the_accelerator_and_takes_time() {
     let near = step("nvl72-cxl", &layout());
-    for tier in [FarTier::Host, FarTier::Pool] {
+    for tier in [TierId::Host, TierId::Pool] {
         let offload = Offload { tier, optimizer: true, ..Offload::default() };
         let far = step("nvl72-cxl", &Layout { offload, ..layout() });
         assert_eq!(far.memory.far_bytes, near.memory.optimizer_bytes);
         assert!(far.memory.used_bytes < near.memory.used_bytes);
         // 12 bytes a parameter both ways, through what is slower: the accelerator's link each way, or half its share of the
         // memory behind, which reads and writes in turn.
-        let bandwidth = if tier == FarTier::Host { 128e9 } else { 50e9 };
+        let bandwidth = if tier == TierId::Host { 128e9 } else { 50e9 };
         let seconds = near.memory.optimizer_bytes / bandwidth;
         assert!((far.offload.exposed_s / seconds - 1.0).abs() < 1e-9, "{tier:?}: {}", far.offload.exposed_s);
     }
@@ -242,7 +242,7 @@ fn how_cpus_attach_and_what_cxl_carries_change_no_figure() {
             platform.between.as_mut().unwrap().carries = carries;
             let job = Job::new(&platform);
             said.insert(job.recorded());
-            steps.extend([FarTier::Host, FarTier::Pool].map(|tier| {
+            steps.extend([TierId::Host, TierId::Pool].map(|tier| {
                 let offload = Offload { tier, weights: true, optimizer: true, ..Offload::default() };
                 job.predict(&gpt3(), &Layout { offload, ..layout() }).unwrap().step
             }));
@@ -264,7 +264,7 @@ fn how_cpus_attach_and_what_cxl_carries_change_no_figure() {
 #[test]
 fn a_pool_behind_a_path_without_mem_holds_nothing() {
     let mut platform = Platform::load("nvl72-cxl").unwrap();
-    let offload = Offload { tier: FarTier::Pool, optimizer: true, ..Offload::default() };
+    let offload = Offload { tier: TierId::Pool, optimizer: true, ..Offload::default() };
     let predict = |platform: &Platform, offload| {
         Job::new(platform).predict(&gpt3(), &Layout { offload, ..layout() }).map(|plan| plan.step)
     };
@@ -275,7 +275,7 @@ fn a_pool_behind_a_path_without_mem_holds_nothing() {
         refused.starts_with("offload to the pool needs a fabric between racks that carries \"mem\""),
         "{refused}"
     );
-    assert!(predict(&platform, Offload { tier: FarTier::Host, ..offload }).is_ok());
+    assert!(predict(&platform, Offload { tier: TierId::Host, ..offload }).is_ok());
 }
 
 /// Two accelerators share a card, each behind a link of its own that is faster than half the card.
@@ -301,13 +301,13 @@ fn what_lies_on_a_card_behind_the_host_goes_at_the_pace_of_its_channels_and_link
     let near = step(&platform, "host", |_| ());
     let (layers, passes) = (32.0, 2.0 * 4.0);
     for links in [1, 4] {
-        let card = platform.rack.get_mut("server").unwrap().host.tier.get_mut("cxl").unwrap();
+        let card = platform.rack.get_mut("server").unwrap().host.tiers.get_mut("cxl").unwrap();
         card.port.as_mut().unwrap().links = links;
         let card = card.clone();
         let attach = 55e9;
-        let share = |reads| f64::min(attach, tier::bandwidth(&card, reads) / 2.0);
-        let late = tier::idle(&card);
-        let both = f64::min(attach, tier::bandwidth(&card, 0.5) / 2.0 / 2.0);
+        let share = |reads| f64::min(attach, card.bandwidth(reads) / 2.0);
+        let late = card.idle_latency();
+        let both = f64::min(attach, card.bandwidth(0.5) / 2.0 / 2.0);
         let states = step(&platform, "cxl", |it| it.optimizer = true);
         let weights = step(&platform, "cxl", |it| it.weights = true);
         let kept = step(&platform, "cxl", |it| it.activations = true);
@@ -336,7 +336,7 @@ fn what_lies_on_a_card_behind_the_host_goes_at_the_pace_of_its_channels_and_link
     }
     // Another host with a port of its own takes half of the card, and where channels are what is slow half of their pace.
     let alone = step(&platform, "cxl", |it| it.optimizer = true);
-    platform.rack.get_mut("server").unwrap().host.tier.get_mut("cxl").unwrap().hosts = 2;
+    platform.rack.get_mut("server").unwrap().host.tiers.get_mut("cxl").unwrap().hosts = 2;
     let shared = step(&platform, "cxl", |it| it.optimizer = true);
     assert_eq!(shared.memory.far_capacity_bytes, alone.memory.far_capacity_bytes / 2.0);
     assert!(shared.offload.exposed_s > alone.offload.exposed_s);
@@ -345,13 +345,13 @@ fn what_lies_on_a_card_behind_the_host_goes_at_the_pace_of_its_channels_and_link
 #[test]
 fn a_place_for_what_is_offloaded_is_told_by_its_name() {
     for name in ["host", "pool", "cxl", "a name of 24 bytes, just"] {
-        let tier: FarTier = name.parse().unwrap();
+        let tier: TierId = name.parse().unwrap();
         assert_eq!(tier.to_string(), name);
         let json = serde_json::to_string(&tier).unwrap();
-        assert_eq!(serde_json::from_str::<FarTier>(&json).unwrap(), tier);
+        assert_eq!(serde_json::from_str::<TierId>(&json).unwrap(), tier);
     }
     for name in ["", "a name of 25 bytes, a bit m", "c\0xl"] {
-        let said = name.parse::<FarTier>().unwrap_err().to_string();
+        let said = name.parse::<TierId>().unwrap_err().to_string();
         assert!(
             said.starts_with("expected host, pool or the name of a tier of the host, 1 to 24 bytes"),
             "{said}"
@@ -413,7 +413,7 @@ fn what_cannot_run_is_refused_with_the_reason() {
                 "nvl72-ndr",
                 "gpt3-175b",
                 Layout {
-                    offload: Offload { tier: FarTier::Pool, weights: true, ..Offload::default() },
+                    offload: Offload { tier: TierId::Pool, weights: true, ..Offload::default() },
                     ..layout()
                 },
             ),
@@ -808,7 +808,7 @@ fn port_ids_of_a_cxl_fabric_are_counted() {
     // One rack takes ports between racks for its pool alone.
     let mut platform = Platform::load("nvl72-cxl").unwrap();
     platform.between.as_mut().unwrap().pbr = Some(Pbr { ids: 4, domains: 1, rack_bridges: false });
-    let offload = Offload { tier: FarTier::Pool, optimizer: true, ..Offload::default() };
+    let offload = Offload { tier: TierId::Pool, optimizer: true, ..Offload::default() };
     let small = Layout { pp: 8, dp: 1, ..layout() };
     assert!(Job::new(&platform).predict(&gpt3(), &small).is_ok());
     let refused = Job::new(&platform).predict(&gpt3(), &Layout { offload, ..small }).unwrap_err();

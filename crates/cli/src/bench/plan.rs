@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use polder_platform::{Platform, Topology};
-use polder_sim::{FarTier, Job, Model, Offload, Overlap, Pooled, Precision, Space, search, validate};
+use polder_platform::{Platform, TierId, Topology};
+use polder_sim::{Job, Model, Offload, Overlap, Pooled, Precision, Space, search, validate};
 
 use super::row::{Better, Kind, Row, Sample};
 use crate::Failure;
@@ -105,7 +105,7 @@ fn space(usual: Space) -> Space {
         wide_gradients: vec![true, false],
         // A model without experts has nothing to hide for them.
         overlap: Overlap::all().filter(|it| it.context && !it.expert).collect(),
-        offload: Offload::all(FarTier::Host).collect(),
+        offload: Offload::all(TierId::Host).collect(),
         ..usual
     }
 }

@@ -3,7 +3,7 @@
 use polder_sim::{Answer, Stretch, Work, accelerators, timeline};
 use serde_json::{Value, json};
 
-use super::train::{TIMES, blocks_line, computed_line, kinds, layout_line, range_line, range_source};
+use super::train::{blocks_line, computed_line, kinds, layout_line, range_line, range_source};
 use crate::Failure;
 
 /// The page of a step, and of the same layout on another platform beside it.
@@ -33,10 +33,8 @@ pub(super) fn page(answer: &Answer) -> Result<String, Failure> {
 fn platform(answer: &Answer) -> Value {
     let Answer { layout, step, .. } = answer;
     // Every line, also one of nothing, so that those of two platforms stand beside each other.
-    let times = TIMES.iter().map(|(name, of)| {
-        let seconds = of(step);
-        json!([name.trim().trim_end_matches(", s"), seconds.exposed_s, seconds.hidden_s])
-    });
+    let times =
+        step.times().into_iter().map(|(name, seconds)| json!([name, seconds.exposed_s, seconds.hidden_s]));
     json!({
         "name": answer.platform,
         "total_s": step.total_s,

@@ -168,7 +168,7 @@ struct Report<'a> {
 pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     let counts = arguments.counts()?;
     let prices = arguments.prices.as_deref().map(Prices::load).transpose()?;
-    let machines = arguments.platform.iter().map(|name| Ok((name.as_str(), polder_sim::platform(name)?)));
+    let machines = arguments.platform.iter().map(|name| Ok((name.as_str(), Platform::load(name)?)));
     let machines = machines.collect::<Result<Vec<_>, DataError>>()?;
     if let Some(prices) = &prices {
         prices.unknown(&machines)?.iter().for_each(|it| eprintln!("polder: {it}"));
@@ -341,12 +341,16 @@ impl<'a> Point<'a> {
 
     /// The names of its figures.
     fn names(&self) -> Vec<&'static str> {
-        Step::COLUMNS.into_iter().chain(self.costs.iter().flat_map(Costs::names)).collect()
+        Step::FIGURES
+            .into_iter()
+            .map(|figure| figure.key)
+            .chain(self.costs.iter().flat_map(Costs::names))
+            .collect()
     }
 
     /// The figures, in the order of their names.
     fn figures(&self) -> impl Iterator<Item = f64> {
-        self.step.columns().into_iter().chain(self.costs.iter().flat_map(Costs::figures))
+        self.step.figures().into_iter().chain(self.costs.iter().flat_map(Costs::figures))
     }
 }
 

@@ -2,7 +2,6 @@
 
 use clap::Args;
 use polder_platform::{Fabric, Folder, Platform, extended};
-use polder_sim::platform;
 
 use crate::Failure;
 
@@ -16,7 +15,7 @@ pub(crate) struct Arguments {
 /// Prints a whole file that `--platform` takes: what the named one extends is merged in, and what follows from it stands in comments.
 pub(super) fn show(arguments: &Arguments) -> Result<(), Failure> {
     let name = &arguments.platform;
-    let platform = platform(name)?;
+    let platform = Platform::load(name)?;
     println!("# {name}: {}", platform.title);
     println!("# source: {}", platform.source);
     if !name.ends_with(".json") {

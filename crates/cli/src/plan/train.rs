@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use polder_platform::TierId;
 use polder_sim::{
-    Answer, Execution, FabricRates, FarTier, Given, Layout, Margin, Memory, Model, Offload, OrderError,
+    Answer, Execution, FabricRates, Figure, Given, Layout, Margin, MemoryUse, Model, Offload, OrderError,
     Overlap, Precision, Progress, Recompute, Request, RequestError, Shown, Stage, Step, Tiers, Zero,
-    accelerators, grouped, listed, would,
+    accelerators, alternatives, grouped, listed,
 };
 
 use super::{page, table, trace};
@@ -84,45 +85,45 @@ struct Fixed {
     keep_gathered: bool,
     /// What is computed again in the backward pass.
     #[arg(long, value_name = "WHAT")]
-    recompute: Option<Again>,
+    recompute: Option<RecomputeKind>,
     /// What copies of the model share.
     #[arg(long, value_name = "WHAT")]
-    zero: Option<Share>,
+    zero: Option<ZeroKind>,
     /// Compute attention as separate products that keep their scores.
     #[arg(long)]
     no_flash: bool,
     /// What products with weights are computed in.
     #[arg(long, value_name = "TYPE")]
-    precision: Option<Type>,
+    precision: Option<PrecisionKind>,
     /// Add gradients up in 32 bits; they are when this is left out.
     #[arg(long, value_name = "BOOL")]
     wide_gradients: Option<bool>,
     /// Let these run beside computation, and nothing else. When left out all do but expert, which takes a schedule that runs
     /// passes of two micro-batches beside each other.
     #[arg(long, value_name = "WHAT", value_delimiter = ',', conflicts_with = "no_overlap")]
-    overlap: Option<Vec<Beside>>,
+    overlap: Option<Vec<OverlapKind>>,
     /// Let all that would run beside computation but these; nothing, when none is named.
     #[arg(long, value_name = "WHAT", value_delimiter = ',', num_args = 0..)]
-    no_overlap: Option<Vec<Beside>>,
+    no_overlap: Option<Vec<OverlapKind>>,
     /// Keep these outside the accelerators' memory, or `none`. When left out, `polder plan search` tries all, and `polder plan
     /// train` does where nothing fits without.
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
-    offload: Vec<What>,
+    offload: Vec<OffloadKind>,
     /// Where that is kept: host, pool, or a tier of the host by its name, such as cxl. When left out, in the host's own
     /// memory; where --offload is left out too, every place is tried.
     #[arg(long, value_name = "TIER")]
-    to: Option<FarTier>,
+    to: Option<TierId>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Again {
+enum RecomputeKind {
     None,
     Selective,
     Full,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Share {
+enum ZeroKind {
     None,
     Optimizer,
     Gradients,
@@ -130,14 +131,14 @@ enum Share {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Type {
+enum PrecisionKind {
     Bf16,
     Fp8,
     Fp32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Beside {
+enum OverlapKind {
     None,
     Tensor,
     Context,
@@ -148,7 +149,7 @@ enum Beside {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum What {
+enum OffloadKind {
     None,
     Weights,
     Optimizer,
@@ -181,9 +182,9 @@ impl Fixed {
     fn given(&self, batch: Option<u32>) -> Given {
         let offload = Offload {
             tier: self.to.unwrap_or_default(),
-            weights: self.offload.contains(&What::Weights),
-            optimizer: self.offload.contains(&What::Optimizer),
-            activations: self.offload.contains(&What::Activations),
+            weights: self.offload.contains(&OffloadKind::Weights),
+            optimizer: self.offload.contains(&OffloadKind::Optimizer),
+            activations: self.offload.contains(&OffloadKind::Activations),
         };
         Given {
             tp: self.tp,
@@ -208,50 +209,50 @@ impl Fixed {
     }
 
     fn overlap(&self) -> Option<Overlap> {
-        let only = |has: &dyn Fn(Beside) -> bool| Overlap {
-            tensor: has(Beside::Tensor),
-            context: has(Beside::Context),
-            expert: has(Beside::Expert),
-            pipeline: has(Beside::Pipeline),
-            data: has(Beside::Data),
-            offload: has(Beside::Offload),
+        let only = |has: &dyn Fn(OverlapKind) -> bool| Overlap {
+            tensor: has(OverlapKind::Tensor),
+            context: has(OverlapKind::Context),
+            expert: has(OverlapKind::Expert),
+            pipeline: has(OverlapKind::Pipeline),
+            data: has(OverlapKind::Data),
+            offload: has(OverlapKind::Offload),
         };
         match (&self.overlap, &self.no_overlap) {
             (Some(these), _) => Some(only(&|kind| these.contains(&kind))),
             (None, Some(none)) if none.is_empty() => Some(Overlap::NONE),
-            (None, Some(these)) => Some(only(&|kind| kind != Beside::Expert && !these.contains(&kind))),
+            (None, Some(these)) => Some(only(&|kind| kind != OverlapKind::Expert && !these.contains(&kind))),
             (None, None) => None,
         }
     }
 }
 
-impl From<Again> for Recompute {
-    fn from(it: Again) -> Self {
+impl From<RecomputeKind> for Recompute {
+    fn from(it: RecomputeKind) -> Self {
         match it {
-            Again::None => Self::None,
-            Again::Selective => Self::Selective,
-            Again::Full => Self::Full,
+            RecomputeKind::None => Self::None,
+            RecomputeKind::Selective => Self::Selective,
+            RecomputeKind::Full => Self::Full,
         }
     }
 }
 
-impl From<Type> for Precision {
-    fn from(it: Type) -> Self {
+impl From<PrecisionKind> for Precision {
+    fn from(it: PrecisionKind) -> Self {
         match it {
-            Type::Bf16 => Self::Bf16,
-            Type::Fp8 => Self::Fp8,
-            Type::Fp32 => Self::Fp32,
+            PrecisionKind::Bf16 => Self::Bf16,
+            PrecisionKind::Fp8 => Self::Fp8,
+            PrecisionKind::Fp32 => Self::Fp32,
         }
     }
 }
 
-impl From<Share> for Zero {
-    fn from(it: Share) -> Self {
+impl From<ZeroKind> for Zero {
+    fn from(it: ZeroKind) -> Self {
         match it {
-            Share::None => Self::None,
-            Share::Optimizer => Self::Optimizer,
-            Share::Gradients => Self::Gradients,
-            Share::Weights => Self::Weights,
+            ZeroKind::None => Self::None,
+            ZeroKind::Optimizer => Self::Optimizer,
+            ZeroKind::Gradients => Self::Gradients,
+            ZeroKind::Weights => Self::Weights,
         }
     }
 }
@@ -386,7 +387,7 @@ pub(super) fn threads(asked: Option<usize>) -> usize {
 
 /// Why no layout of so many fits, of which this one comes nearest, and what would.
 pub(super) fn none_fits(points: u64, layout: &Layout, step: &Step, would_fit: &[String]) -> String {
-    let (lacks, would) = (missing_memory(step, layout), would(would_fit, "fit"));
+    let (lacks, would) = (missing_memory(step, layout), alternatives(would_fit, "fit"));
     match points {
         1 => format!("it does not fit: {lacks}{would}"),
         _ => format!(
@@ -411,7 +412,7 @@ fn missing_memory(step: &Step, layout: &Layout) -> String {
 }
 
 /// What lies in an accelerator's memory, in bytes.
-pub(super) const fn kinds(memory: &Memory) -> [(&'static str, f64); 4] {
+pub(super) const fn kinds(memory: &MemoryUse) -> [(&'static str, f64); 4] {
     [
         ("weights", memory.weights_bytes),
         ("gradients", memory.gradients_bytes),
@@ -529,18 +530,27 @@ fn rows(answer: &Answer, others: &[&Answer]) -> Vec<Vec<String>> {
     let digits = if answer.rate() < 10e12 { 4 } else { 0 };
     row("TFLOP/s an accelerator", &|it| format!("{:.digits$}", it.rate() / 1e12));
     row("part of its peak", &|it| format!("{:.0}%", it.rate() / it.peak_flops * 100.0));
-    for (name, of) in TIMES {
-        let seconds = of(step);
-        let seen = others
+    for (index, (name, own)) in step.times().into_iter().enumerate() {
+        let most = others
             .iter()
-            .fold(seconds.exposed_s + seconds.hidden_s, |most, it| most.max(of(&it.step).exposed_s));
-        if seen > 0.0 {
-            row(name, &|it| cell(of(&it.step), it.step.total_s));
+            .fold(own.exposed_s + own.hidden_s, |most, it| most.max(it.step.times()[index].1.exposed_s));
+        if most > 0.0 {
+            let unit = if index == 0 { ", s" } else { "" };
+            row(&format!("  {name}{unit}"), &|it| cell(it.step.times()[index].1, it.step.total_s));
         }
     }
-    for (name, of) in BYTES {
-        if of(step) > 0.0 {
-            row(name, &|it| format!("{:.1}", of(&it.step) / 1e9));
+    for key in BYTES {
+        let Some(Figure { label, of, .. }) = Step::FIGURES.into_iter().find(|it| it.key == key) else {
+            continue;
+        };
+        let is_there = if key.starts_with("far") { step.memory.far_bytes > 0.0 } else { true };
+        if is_there && of(step) > 0.0 {
+            let name = match key {
+                "used_bytes" => format!("{label}, GB"),
+                "far_bytes" => format!("{label}, GB an accelerator"),
+                _ => format!("  {label}"),
+            };
+            row(&name, &|it| format!("{:.1}", of(&it.step) / 1e9));
         }
     }
     for (place, of) in FABRICS {
@@ -559,8 +569,11 @@ fn rows(answer: &Answer, others: &[&Answer]) -> Vec<Vec<String>> {
     rows
 }
 
+/// One of the fabrics of a platform.
+type RatesOf = fn(&Answer) -> Option<FabricRates>;
+
 /// The fabrics of a platform.
-const FABRICS: [(&str, fn(&Answer) -> Option<FabricRates>); 2] =
+const FABRICS: [(&str, RatesOf); 2] =
     [("inside", |answer| answer.fabrics.inside), ("between", |answer| answer.fabrics.between)];
 
 /// The same layout on two platforms.
@@ -575,47 +588,20 @@ fn print_comparison(answer: &Answer, other: &Answer) {
     }
 }
 
-/// A line of the table: its name, and what of a step stands there.
-pub(super) type Line<T> = (&'static str, fn(&Step) -> T);
-
-/// What a step's time is made of.
-pub(super) const TIMES: [Line<Shown>; 17] = [
-    ("  forward, s", |step| held(step.compute.forward_s)),
-    ("  backward", |step| held(step.compute.backward_s)),
-    ("  recompute", |step| held(step.compute.recompute_s)),
-    ("  optimizer", |step| held(step.compute.optimizer_s)),
-    ("  tensor, inside racks", |step| step.communication.tensor.inside),
-    ("  tensor, between racks", |step| step.communication.tensor.between),
-    ("  context, inside racks", |step| step.communication.context.inside),
-    ("  context, between racks", |step| step.communication.context.between),
-    ("  expert, inside racks", |step| step.communication.expert.inside),
-    ("  expert, between racks", |step| step.communication.expert.between),
-    ("  pipeline, inside racks", |step| step.communication.pipeline.inside),
-    ("  pipeline, between racks", |step| step.communication.pipeline.between),
-    ("  data, inside racks", |step| step.communication.data.inside),
-    ("  data, between racks", |step| step.communication.data.between),
-    ("  bubble", |step| held(step.bubble_s)),
-    ("  offload", |step| step.offload),
-    ("  stragglers", |step| held(step.straggle_s)),
+/// What lies where, in the order of the table: the accelerator's memory and what is in it, then what is offloaded.
+const BYTES: [&str; 11] = [
+    "used_bytes",
+    "capacity_bytes",
+    "weights_bytes",
+    "gradients_bytes",
+    "optimizer_bytes",
+    "activations_bytes",
+    "far_bytes",
+    "far_capacity_bytes",
+    "far_weights_bytes",
+    "far_optimizer_bytes",
+    "far_activations_bytes",
 ];
-
-const BYTES: [Line<f64>; 11] = [
-    ("memory, GB", |step| step.memory.used_bytes),
-    ("  of", |step| step.memory.capacity_bytes),
-    ("  weights", |step| step.memory.weights_bytes),
-    ("  gradients", |step| step.memory.gradients_bytes),
-    ("  optimizer states", |step| step.memory.optimizer_bytes),
-    ("  activations", |step| step.memory.activations_bytes),
-    ("offloaded, GB an accelerator", |step| step.memory.far_bytes),
-    ("  of", |step| if step.memory.far_bytes > 0.0 { step.memory.far_capacity_bytes } else { 0.0 }),
-    ("  weights", |step| step.memory.far_weights_bytes),
-    ("  optimizer states", |step| step.memory.far_optimizer_bytes),
-    ("  activations", |step| step.memory.far_activations_bytes),
-];
-
-const fn held(exposed_s: f64) -> Shown {
-    Shown { exposed_s, hidden_s: 0.0 }
-}
 
 fn cell(seconds: Shown, total: f64) -> String {
     let Shown { exposed_s, hidden_s } = seconds;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use polder_platform::{DataError, Platform, Sharing};
-use polder_sim::{Beside, Measured, Model, Place, Verified, step_through, verify};
+use polder_sim::{Comparison, Measured, MessagePlace, Model, Verified, step_through, verify};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -224,8 +224,8 @@ fn parsed(case: &str, us: f64, spread: [f64; 2]) -> Option<Measured> {
     let words: Vec<_> = case.split(' ').collect();
     let ["all-reduce", size, unit, procs, "procs", exchange, ref place @ ..] = words[..] else { return None };
     let place = match place {
-        ["staged"] => Place::Staged,
-        ["in-pool"] => Place::InPool,
+        ["staged"] => MessagePlace::Staged,
+        ["in-pool"] => MessagePlace::InPool,
         _ => return None,
     };
     let unit = match unit {
@@ -327,7 +327,7 @@ struct Off {
 }
 
 impl Off {
-    fn of<'a>(judged: impl Iterator<Item = &'a Beside>, says: fn(&Beside) -> Option<f64>) -> Self {
+    fn of<'a>(judged: impl Iterator<Item = &'a Comparison>, says: fn(&Comparison) -> Option<f64>) -> Self {
         let errors: Vec<_> =
             judged.filter_map(|row| Some((says(row)? / row.measured.seconds - 1.0).abs())).collect();
         Self {

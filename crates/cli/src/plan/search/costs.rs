@@ -97,7 +97,7 @@ fn leave_axes_out<'a>(sites: &mut [Site<'a>]) -> Vec<(&'static str, &'a str)> {
     left_out
 }
 
-/// Leaves electricity out of the money of all where that of some platform is not known, because unlike sums would be compared:
+/// Leaves electricity out of the money of all where that of some platform is not known, because unlike sums alternatives be compared:
 /// the first such platform.
 fn leave_electricity_out<'a>(sites: &mut [Site<'a>]) -> Option<&'a str> {
     let paid = |site: &Site<'_>| site.rates.as_ref().filter(|it| it.a_second[0].is_some())?.electricity;

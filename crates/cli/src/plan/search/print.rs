@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use polder_sim::{Layout, Memory, Offload, Space, accelerators, grouped, listed};
+use polder_sim::{Layout, MemoryUse, Offload, Space, accelerators, grouped, listed};
 
 use super::super::table;
 use super::super::train::{computed_line, lower, range};
@@ -74,7 +74,7 @@ fn paid_axes(front: &[Point<'_>]) -> impl Iterator<Item = (&'static str, (&'stat
 fn distinct<'a, 'b>(front: &'a [Point<'b>]) -> Vec<&'a Point<'b>> {
     // Each figure, and what it is a part of.
     let axes = |point: &Point<'_>| {
-        let Memory { used_bytes, capacity_bytes, far_bytes, far_capacity_bytes, .. } = point.step.memory;
+        let MemoryUse { used_bytes, capacity_bytes, far_bytes, far_capacity_bytes, .. } = point.step.memory;
         let costs = point.costs.iter().flat_map(|costs| costs.paid().into_iter().flatten());
         let paid = std::iter::once(point.step.total_s).chain(costs).map(|it| (it, it));
         paid.chain([(used_bytes, capacity_bytes), (far_bytes, far_capacity_bytes)]).collect::<Vec<_>>()
@@ -184,12 +184,12 @@ mod tests {
             layout: serde_json::from_str(r#"{"tp": 8, "dp": 1, "batch": 8}"#).unwrap(),
             step: Step {
                 total_s,
-                memory: Memory {
+                memory: MemoryUse {
                     used_bytes: used,
                     capacity_bytes: 200.0,
                     far_bytes: far,
                     far_capacity_bytes: 50.0,
-                    ..Memory::default()
+                    ..MemoryUse::default()
                 },
                 ..Step::default()
             },

@@ -7,11 +7,11 @@ use polder_platform::{Exchange, Platform, Sharing};
 use polder_schedule::Collective;
 use serde::Serialize;
 
-use crate::collective::{Place, Walk, collective};
-use crate::fit::descend;
-use crate::layout::{Layout, Refusal};
-use crate::model::Model;
-use crate::train::Job;
+use crate::judge::fit::descend;
+use crate::step::job::Job;
+use crate::step::layout::{Layout, Refusal};
+use crate::step::model::Model;
+use crate::walk::{MessagePlace, Walk, collective};
 
 /// How far a constant is plausibly from what was measured of it alone, as a factor.
 const PLAUSIBLE: f64 = 3.0;
@@ -31,7 +31,7 @@ pub struct Measured {
     pub exchange: String,
     /// Where its messages lay.
     #[serde(skip)]
-    pub place: Place,
+    pub place: MessagePlace,
     /// The host of each rank.
     #[serde(skip)]
     pub hosts: Vec<u16>,
@@ -47,7 +47,7 @@ pub struct Measured {
 
 /// A measured all-reduce beside its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Beside {
+pub struct Comparison {
     /// What was measured.
     #[serde(flatten)]
     pub measured: Measured,
@@ -65,7 +65,7 @@ pub struct Beside {
     pub fitted: bool,
 }
 
-impl Beside {
+impl Comparison {
     /// Predicted over measured, less 1.
     #[must_use]
     pub fn error(&self) -> f64 {
@@ -79,12 +79,12 @@ pub struct Verified {
     /// The machine, with the constants that the fitted rows gave.
     pub sharing: Sharing,
     /// The rows, in their order.
-    pub rows: Vec<Beside>,
+    pub rows: Vec<Comparison>,
 }
 
 impl Verified {
     /// The rows that were predicted and not fitted, of one exchange or of all.
-    pub fn judged<'a>(&'a self, exchange: Option<&'a str>) -> impl Iterator<Item = &'a Beside> {
+    pub fn judged<'a>(&'a self, exchange: Option<&'a str>) -> impl Iterator<Item = &'a Comparison> {
         self.rows
             .iter()
             .filter(move |row| !row.fitted && exchange.is_none_or(|name| row.measured.exchange == name))
@@ -96,14 +96,14 @@ impl Verified {
     /// # Panics
     /// When there is no rank.
     #[must_use]
-    pub fn all_reduce(&self, exchange: &str, hosts: &[u16], bytes: u64, place: Place) -> Option<f64> {
+    pub fn all_reduce(&self, exchange: &str, hosts: &[u16], bytes: u64, place: MessagePlace) -> Option<f64> {
         let constants = self.sharing.exchange.get(exchange)?;
         let walked = collective(&self.sharing, constants, Collective::AllReduce, hosts, bytes, place)?;
         Some(walked * self.missed(exchange, hosts.len(), bytes, place))
     }
 
     /// How many times longer than walked an all-reduce takes, by the fitted rows that are like it.
-    fn missed(&self, exchange: &str, ranks: usize, bytes: u64, place: Place) -> f64 {
+    fn missed(&self, exchange: &str, ranks: usize, bytes: u64, place: MessagePlace) -> f64 {
         let (mut sum, mut weights) = (0.0, NOTHING);
         for row in self.rows.iter().filter(|row| row.fitted) {
             let other = &row.measured;
@@ -147,11 +147,11 @@ pub fn verify(sharing: &Sharing, rows: &[Measured]) -> Verified {
         let interpolated_s = interpolated(row, &like);
         let linear_s = linear(row.bytes, like.into_iter().filter(|other| other.hosts == row.hosts));
         let (measured, fitted) = ((*row).clone(), is_fitted(row));
-        Some(Beside { measured, predicted_s: walked_s, walked_s, interpolated_s, linear_s, fitted })
+        Some(Comparison { measured, predicted_s: walked_s, walked_s, interpolated_s, linear_s, fitted })
     });
     let rows = beside.collect();
     let mut verified = Verified { sharing: found, rows };
-    let missed = |row: &Beside| {
+    let missed = |row: &Comparison| {
         let Measured { exchange, place, hosts, bytes, .. } = &row.measured;
         verified.missed(exchange, hosts.len(), *bytes, *place)
     };
@@ -254,7 +254,8 @@ pub fn step_through(
 ) -> Result<f64, Refusal> {
     let step = Job::chosen(platform, None, None, None)?.predict(model, layout)?.step;
     let gradients = step.memory.gradients_bytes as u64;
-    let combined = verified.all_reduce(exchange, hosts, gradients, Place::Staged).unwrap_or(f64::INFINITY);
+    let combined =
+        verified.all_reduce(exchange, hosts, gradients, MessagePlace::Staged).unwrap_or(f64::INFINITY);
     let copies = platform.sharing.iter().filter_map(|it| it.exchange.get(exchange));
     let copied: f64 = copies.map(|it| 3.0 * gradients as f64 / it.copied.value()).sum();
     Ok(step.total_s - step.communication.data.exposed_s() + combined + copied)
@@ -263,13 +264,13 @@ pub fn step_through(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use polder_platform::{Bandwidth, Bytes, Tier, Time};
+    use polder_platform::{Bandwidth, Bytes, MemoryTier, Time};
 
     const BEFORE: [f64; 9] = [1e-6, 1e-6, 1e-5, 1e10, 5e9, 1e10, 1e10, 5e9, 5e9];
 
     fn sharing() -> Sharing {
         let exchange = [("software".into(), Exchange::from_values(BEFORE))].into();
-        let memory = Tier {
+        let memory = MemoryTier {
             capacity: Bytes::new(1e9),
             read: Bandwidth::new(1e10),
             write: Bandwidth::new(1e10),
@@ -286,7 +287,7 @@ mod tests {
         let cases =
             [2_u16, 3, 4].into_iter().flat_map(|ranks| (12..27).step_by(2).map(move |log| (ranks, 1 << log)));
         let timed = cases.flat_map(|(ranks, bytes)| {
-            [Place::Staged, Place::InPool].map(|place| Measured {
+            [MessagePlace::Staged, MessagePlace::InPool].map(|place| Measured {
                 case: format!("{bytes} {ranks}"),
                 exchange: "software".into(),
                 place,
@@ -341,12 +342,18 @@ mod tests {
         }
         assert!(predicted < 0.8 * walked, "{predicted} {walked}");
         // Of what is like no row the walk is all that is known.
-        let far = verified.all_reduce("software", &[0; 64], 1, Place::Staged).unwrap();
+        let far = verified.all_reduce("software", &[0; 64], 1, MessagePlace::Staged).unwrap();
         let constants = &verified.sharing.exchange["software"];
-        let walked =
-            collective(&verified.sharing, constants, Collective::AllReduce, &[0; 64], 1, Place::Staged);
+        let walked = collective(
+            &verified.sharing,
+            constants,
+            Collective::AllReduce,
+            &[0; 64],
+            1,
+            MessagePlace::Staged,
+        );
         assert!((far / walked.unwrap() - 1.0).abs() < 1e-3);
-        assert_eq!(verified.all_reduce("loopback", &[0, 1], 1, Place::Staged), None);
+        assert_eq!(verified.all_reduce("loopback", &[0, 1], 1, MessagePlace::Staged), None);
     }
 
     #[test]

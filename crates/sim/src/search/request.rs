@@ -3,71 +3,16 @@
 use polder_platform::{FlopRate, Platform, Prices, Rates};
 use serde::{Deserialize, Serialize};
 
-use crate::calculon::Execution;
-use crate::json;
-use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
-use crate::model::Model;
-use crate::nearest::{Asked, Lacks};
-use crate::order::Order;
-use crate::published::Margin;
+use crate::formats::Execution;
+use crate::judge::published::Margin;
+use crate::search::nearest::{Obstacle, Question};
 use crate::search::{Outcome, Progress, Space, search};
-use crate::step::{Stage, Step};
-use crate::train::{Fabrics, Job, Plan};
-
-/// What of a layout is given.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Given {
-    /// Tensor parallelism.
-    pub tp: Option<u32>,
-    /// Context parallelism.
-    pub cp: Option<u32>,
-    /// Expert parallelism.
-    pub ep: Option<u32>,
-    /// Copies of the model.
-    pub dp: Option<u32>,
-    /// Stages.
-    pub pp: Option<u32>,
-    /// Parts of a stage.
-    pub interleave: Option<u32>,
-    /// Sequences of a step; when left out the power of two that makes 16 Mi tokens at most.
-    pub batch: Option<u32>,
-    /// Sequences at once.
-    pub micro_batch: Option<u32>,
-    /// Sharing along the sequence.
-    pub sequence_parallel: Option<bool>,
-    /// Gathering again what is shared along the sequence; yes when left out.
-    pub gather_again: Option<bool>,
-    /// What is computed again.
-    pub recompute: Option<Recompute>,
-    /// What copies share.
-    pub zero: Option<Zero>,
-    /// Gradients in 32 bits; yes when left out.
-    pub wide_gradients: Option<bool>,
-    /// Fused attention; yes when left out.
-    pub flash: Option<bool>,
-    /// What products are computed in; bf16 when left out.
-    pub precision: Option<Precision>,
-    /// What runs beside computation; all but what goes to experts when left out.
-    pub overlap: Option<Overlap>,
-    /// What lies elsewhere; when left out, what `tiers` says is tried.
-    pub offload: Option<Offload>,
-    /// Where everything is tried when `offload` is left out.
-    pub tiers: Tiers,
-}
-
-/// Where a search tries to keep what need not be in the accelerators' memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Tiers {
-    /// Nowhere, and wherever there is memory where nothing fits without.
-    #[default]
-    IfNeeded,
-    /// Wherever there is memory.
-    All,
-    /// Here.
-    One(FarTier),
-}
+use crate::step::figures::{Stage, Step};
+use crate::step::given::{Given, Tiers};
+use crate::step::job::{Fabrics, Job, PlannedStep};
+use crate::step::layout::{Layout, Offload, Precision, Refusal};
+use crate::step::model::Model;
+use crate::step::order::Order;
 
 /// A question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -151,7 +96,7 @@ pub enum RequestError {
     #[error(transparent)]
     Data(#[from] polder_platform::DataError),
     /// The platform, or the model, refuses.
-    #[error("{name}: {}{}", untried(refusal, nearest), would(nearest, "run"))]
+    #[error("{name}: {}{}", untried(refusal, nearest), alternatives(nearest, "run"))]
     Refused {
         /// Which.
         name: String,
@@ -169,7 +114,7 @@ impl RequestError {
     }
 }
 
-/// A refusal, without the remedy where that was tried and is told after it.
+/// A refusal, without the remedy where that was tried and is found after it.
 fn untried(refusal: &Refusal, nearest: &[String]) -> String {
     let whole = refusal.to_string();
     match whole.rsplit_once("; take ") {
@@ -180,7 +125,7 @@ fn untried(refusal: &Refusal, nearest: &[String]) -> String {
 
 /// What would `run`, or fit, after a reason why something else does not.
 #[must_use]
-pub fn would(nearest: &[String], run: &str) -> String {
+pub fn alternatives(nearest: &[String], run: &str) -> String {
     match nearest {
         [] => String::new(),
         [one] => format!("; {one} would {run}"),
@@ -197,70 +142,6 @@ pub fn unjudged(model: &Model) -> Option<&'static str> {
 }
 
 impl Given {
-    /// What is given here, and where nothing is, there.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            tp: self.tp.or(other.tp),
-            cp: self.cp.or(other.cp),
-            ep: self.ep.or(other.ep),
-            dp: self.dp.or(other.dp),
-            pp: self.pp.or(other.pp),
-            interleave: self.interleave.or(other.interleave),
-            batch: self.batch.or(other.batch),
-            micro_batch: self.micro_batch.or(other.micro_batch),
-            sequence_parallel: self.sequence_parallel.or(other.sequence_parallel),
-            gather_again: self.gather_again.or(other.gather_again),
-            recompute: self.recompute.or(other.recompute),
-            zero: self.zero.or(other.zero),
-            wide_gradients: self.wide_gradients.or(other.wide_gradients),
-            flash: self.flash.or(other.flash),
-            precision: self.precision.or(other.precision),
-            overlap: self.overlap.or(other.overlap),
-            offload: self.offload.or(other.offload),
-            tiers: if self.tiers == Tiers::IfNeeded { other.tiers } else { self.tiers },
-        }
-    }
-
-    /// What is asked next where nothing fits.
-    fn if_needed(&self) -> Option<Self> {
-        let is_open = self.offload.is_none() && self.tiers == Tiers::IfNeeded;
-        is_open.then(|| Self { tiers: Tiers::All, ..self.clone() })
-    }
-
-    /// Sequences of a step.
-    pub(crate) fn batch(&self, model: &Model) -> u32 {
-        self.batch.unwrap_or_else(|| 1 << ((16 << 20) / model.sequence).max(1).ilog2())
-    }
-
-    /// Whether no count that is given is 0: anything divides a batch of nothing.
-    pub(crate) fn check_counts(&self, model: &Model) -> Result<(), Refusal> {
-        self.alone(self.batch(model)).check_counts()
-    }
-
-    /// What is given, and of all else the least; `dp` of at least `ep`.
-    pub(crate) fn alone(&self, batch: u32) -> Layout {
-        Layout {
-            tp: self.tp.unwrap_or(1),
-            cp: self.cp.unwrap_or(1),
-            ep: self.ep.unwrap_or(1),
-            dp: self.dp.or(self.ep).unwrap_or(1),
-            pp: self.pp.unwrap_or(1),
-            interleave: self.pp.and(self.interleave).unwrap_or(1),
-            batch,
-            micro_batch: self.micro_batch.unwrap_or(1),
-            sequence_parallel: self.sequence_parallel.unwrap_or_default(),
-            gather_again: true,
-            recompute: Recompute::default(),
-            flash: true,
-            zero: Zero::default(),
-            precision: self.precision.unwrap_or_default(),
-            wide_gradients: true,
-            overlap: Overlap::default(),
-            offload: self.offload.unwrap_or_default(),
-        }
-    }
-
     /// The layouts that have what is given.
     #[must_use]
     pub fn space(&self, job: &Job<'_>, model: &Model, accelerators: u32) -> Space {
@@ -327,7 +208,7 @@ impl Request {
     /// # Errors
     /// When a file is damaged, or no layout can run at all; one that does not fit is in the outcome.
     pub fn search(&self, threads: usize, progress: Progress<'_>) -> Result<Outcome, RequestError> {
-        self.look(&json::platform(&self.platform)?, &self.model()?, threads, progress)
+        self.look(&Platform::load(&self.platform)?, &self.model()?, threads, progress)
     }
 
     fn look(
@@ -340,13 +221,13 @@ impl Request {
         let job = self.job(&self.platform, platform)?;
         let (given, accelerators) = (&self.layout, self.accelerators);
         let if_needed = given.if_needed();
-        let asked = Asked { job: &job, model, given: if_needed.as_ref().unwrap_or(given), accelerators };
-        let refused = |name: &str, lacks, refusal| {
-            let nearest = asked.nearest(lacks);
+        let asked = Question { job: &job, model, given: if_needed.as_ref().unwrap_or(given), accelerators };
+        let refused = |name: &str, obstacle, refusal| {
+            let nearest = asked.nearest(obstacle);
             RequestError::Refused { name: name.into(), refusal, nearest }
         };
-        let machine = |refusal| refused(&self.platform, Lacks::Machine, refusal);
-        let uneven = |refusal| refused(&self.model, Lacks::Evenness, refusal);
+        let machine = |refusal| refused(&self.platform, Obstacle::Machine, refusal);
+        let uneven = |refusal| refused(&self.model, Obstacle::Evenness, refusal);
         self.check_machine(&job, model).map_err(machine)?;
         self.check_given(model).map_err(uneven)?;
         let mut outcome = search(&job, model, &given.space(&job, model, accelerators), threads, progress);
@@ -363,7 +244,7 @@ impl Request {
             outcome = search(&job, model, &given.space(&job, model, accelerators), threads, &progress);
         }
         if outcome.fits == 0 {
-            outcome.would_fit = asked.nearest(Lacks::Memory);
+            outcome.would_fit = asked.nearest(Obstacle::Memory);
         }
         Ok(outcome)
     }
@@ -410,7 +291,7 @@ impl Request {
     /// # Errors
     /// When a file is damaged, or says nothing of the machine.
     pub fn rates(&self, prices: &Prices) -> Result<Rates, RequestError> {
-        let platform = json::platform(&self.platform)?;
+        let platform = Platform::load(&self.platform)?;
         let job = self.job(&self.platform, &platform)?;
         Ok(prices.rates(&self.platform, &platform, job.rack(), self.accelerators)?)
     }
@@ -420,14 +301,14 @@ impl Request {
     /// # Errors
     /// As [`Request::search`]. That the other platform cannot run the layout is in the answer.
     pub fn train(&self, threads: usize, progress: Progress<'_>) -> Result<Answer, RequestError> {
-        let (platform, model) = (json::platform(&self.platform)?, self.model()?);
+        let (platform, model) = (Platform::load(&self.platform)?, self.model()?);
         let outcome = self.look(&platform, &model, threads, progress)?;
         let found = outcome.best().or(outcome.nearest.as_ref()).map(|found| found.layout);
         let Some(layout) = found else { unreachable!("a layout was predicted") };
         let mut answer = self.answer(&self.platform, &platform, &model, &layout, outcome.points)?;
         answer.would_fit = outcome.would_fit;
         if let Some(other) = &self.against {
-            match self.answer(other, &json::platform(other)?, &model, &layout, 1) {
+            match self.answer(other, &Platform::load(other)?, &model, &layout, 1) {
                 Ok(other) => {
                     answer.note = answer.note.or(other.note.clone()).map(|_| UNPROVED_DIFFERENCE.into());
                     answer.against = Some(Box::new(other));
@@ -456,7 +337,7 @@ impl Request {
     ) -> Result<Answer, RequestError> {
         let job = self.job(name, platform)?;
         let refused = |refusal| RequestError::refused(name, refusal);
-        let Plan { layout, fill, step } = job.predict(model, layout).map_err(refused)?;
+        let PlannedStep { layout, fill, step } = job.predict(model, layout).map_err(refused)?;
         let compute = job.rack().accelerator.compute;
         let peak = match layout.precision {
             Precision::Bf16 => compute.bf16,

@@ -1,9 +1,7 @@
 //! Transformers as data.
 
-use polder_platform::{DataError, Folder, printable_text, read, text};
+use polder_platform::printable_text;
 use serde::{Deserialize, Serialize};
-
-use crate::json;
 
 /// A transformer that is trained to predict the next token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -63,29 +61,6 @@ pub(crate) const MOST: u32 = 1 << 26;
 pub(crate) const MOST_LAYERS: u32 = 1 << 16;
 
 impl Model {
-    /// Reads a model: one that Polder brings along by its name, any other by the path of its file, or of a `.json`:
-    /// a Hugging Face `config.json` or a model of Calculon.
-    ///
-    /// # Errors
-    /// When there is none, or its file says what cannot be.
-    pub fn load(name: &str) -> Result<Self, DataError> {
-        Self::load_with(name, None)
-    }
-
-    /// As [`Model::load`], with so many tokens of a sequence in place of its own, which its file need not have then.
-    ///
-    /// # Errors
-    /// As [`Model::load`].
-    pub fn load_with(name: &str, sequence: Option<u32>) -> Result<Self, DataError> {
-        let mut model: Self = match name.ends_with(".json") {
-            true => json::model(name, &text(Folder::Models, name)?, sequence)?,
-            false => read(Folder::Models, name)?,
-        };
-        model.sequence = sequence.unwrap_or(model.sequence);
-        model.check().map_err(|(key, problem)| DataError::new(name, key, problem))?;
-        Ok(model)
-    }
-
     /// Whether its numbers go together: what is wrong otherwise, with the key.
     ///
     /// # Errors

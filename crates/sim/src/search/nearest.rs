@@ -1,15 +1,15 @@
 //! What comes nearest to a question without an answer: one thing of it is changed at a time, and what then fits was predicted.
 
-use crate::layout::{Layout, Precision, Recompute, Zero};
-use crate::model::Model;
-use crate::request::{Given, Tiers};
 use crate::search::{Found, Space, search};
+use crate::step::given::{Given, Tiers};
+use crate::step::job::Job;
+use crate::step::layout::{Layout, Precision, Recompute, Zero};
+use crate::step::model::Model;
 use crate::text::accelerators;
-use crate::train::Job;
 
 /// A question.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct Question<'a> {
     pub(crate) job: &'a Job<'a>,
     pub(crate) model: &'a Model,
     pub(crate) given: &'a Given,
@@ -18,7 +18,7 @@ pub(crate) struct Asked<'a> {
 
 /// What stands in the way.
 #[derive(Clone, Copy)]
-pub(crate) enum Lacks {
+pub(crate) enum Obstacle {
     /// The platform has not what is asked of it.
     Machine,
     /// Something does not divide, or is cut into more parts than it has.
@@ -46,7 +46,7 @@ const COUNTS: [Count; 7] = [
 /// Values of one kind that are tried.
 const TRIED: usize = 2048;
 
-impl Asked<'_> {
+impl Question<'_> {
     /// Counts that are given, in words.
     pub(crate) fn words(&self) -> String {
         let mut given = self.given.clone();
@@ -56,27 +56,28 @@ impl Asked<'_> {
     }
 
     /// What would run and fit, the nearest of each kind of change; two changes only where none alone helps.
-    pub(crate) fn nearest(&self, lacks: Lacks) -> Vec<String> {
-        let choices = || self.choices(lacks).into_iter().find_map(|changes| self.first(changes.into_iter()));
+    pub(crate) fn nearest(&self, obstacle: Obstacle) -> Vec<String> {
+        let choices =
+            || self.choices(obstacle).into_iter().find_map(|changes| self.first(changes.into_iter()));
         let offload = || self.offload(self.accelerators);
         let others = || self.first(self.others());
-        let (counts, rest) = match lacks {
-            Lacks::Machine => (vec![], [choices(), offload(), others()]),
-            Lacks::Evenness => {
+        let (counts, rest) = match obstacle {
+            Obstacle::Machine => (vec![], [choices(), offload(), others()]),
+            Obstacle::Evenness => {
                 (self.nearest_counts(), [self.first(self.batches(self.given)), others(), None])
             }
-            Lacks::Memory => {
+            Obstacle::Memory => {
                 let more = self.times(|count| self.fits(self.given, count).then(String::new));
                 (self.nearest_counts(), [choices(), offload(), more])
             }
         };
-        let told: Vec<_> = counts.into_iter().chain(rest.into_iter().flatten()).collect();
-        if !told.is_empty() {
-            return told;
+        let found: Vec<_> = counts.into_iter().chain(rest.into_iter().flatten()).collect();
+        if !found.is_empty() {
+            return found;
         }
-        let two = match lacks {
-            Lacks::Evenness => self.first(self.pairs()).or_else(|| self.first(self.without_counts())),
-            Lacks::Machine | Lacks::Memory => {
+        let two = match obstacle {
+            Obstacle::Evenness => self.first(self.pairs()).or_else(|| self.first(self.without_counts())),
+            Obstacle::Machine | Obstacle::Memory => {
                 self.times(|count| Some(format!(" with {}", self.offload(count)?)))
             }
         };
@@ -113,7 +114,7 @@ impl Asked<'_> {
     }
 
     /// Each choice that is given with those in its place that ask for less.
-    fn choices(&self, lacks: Lacks) -> Vec<Vec<Change>> {
+    fn choices(&self, obstacle: Obstacle) -> Vec<Vec<Change>> {
         let own = self.given;
         let changed = |word: &dyn std::fmt::Debug, of: &str, given: Given| {
             (format!("{of}{word:?}").to_lowercase(), given, self.accelerators)
@@ -126,10 +127,10 @@ impl Asked<'_> {
         });
         let zero = [Zero::Optimizer, Zero::Gradients, Zero::Weights]
             .map(|it| changed(&it, "zero ", Given { zero: own.zero.and(Some(it)), ..own.clone() }));
-        let all = match lacks {
-            Lacks::Machine => vec![precision.to_vec()],
-            Lacks::Evenness => vec![],
-            Lacks::Memory => vec![again.to_vec(), zero.to_vec()],
+        let all = match obstacle {
+            Obstacle::Machine => vec![precision.to_vec()],
+            Obstacle::Evenness => vec![],
+            Obstacle::Memory => vec![again.to_vec(), zero.to_vec()],
         };
         all.into_iter().map(|it| it.into_iter().filter(|(_, given, _)| given != own).collect()).collect()
     }

@@ -1,12 +1,13 @@
 //! How a training step is laid out over accelerators.
 
 use std::fmt;
-use std::str::FromStr;
 
+use polder_platform::TierId;
 use serde::{Deserialize, Serialize};
 
-use crate::order::Ranks;
-use crate::{Model, text};
+use crate::step::model::Model;
+use crate::step::order::Ranks;
+use crate::text;
 
 /// A layout of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -167,7 +168,7 @@ pub struct Overlap {
 #[serde(deny_unknown_fields, default)]
 pub struct Offload {
     /// Where.
-    pub tier: FarTier,
+    pub tier: TierId,
     /// Weights, fetched for each pass of each micro-batch.
     pub weights: bool,
     /// Optimizer states, fetched and written back once a step.
@@ -175,81 +176,6 @@ pub struct Offload {
     /// Activations between the passes.
     pub activations: bool,
 }
-
-/// Memory beyond the accelerator's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum FarTier {
-    /// The host's own.
-    #[default]
-    Host,
-    /// The pool's.
-    Pool,
-    /// Another kind behind the host, by its name.
-    Behind(TierName),
-}
-
-/// The name of a kind of memory, filled up with zeros so that a layout is plain bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct TierName([u8; Self::MOST]);
-
-/// What no kind of memory is called.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "expected host, pool or the name of a tier of the host, 1 to {} bytes without a zero, found {found:?}",
-    TierName::MOST
-)]
-pub struct TierError {
-    found: String,
-}
-
-impl TierName {
-    const MOST: usize = 24;
-
-    /// The name, unless it is empty, too long or holds a zero.
-    pub(crate) fn new(name: &str) -> Option<Self> {
-        let mut bytes = [0; Self::MOST];
-        bytes.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
-        (!name.is_empty() && !name.contains('\0')).then_some(Self(bytes))
-    }
-}
-
-impl fmt::Display for TierName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.0.split(|byte| *byte == 0).next().unwrap_or_default();
-        f.write_str(&String::from_utf8_lossy(name))
-    }
-}
-
-impl fmt::Debug for TierName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.to_string())
-    }
-}
-
-impl FromStr for FarTier {
-    type Err = TierError;
-
-    fn from_str(name: &str) -> Result<Self, TierError> {
-        match name {
-            "host" => Ok(Self::Host),
-            "pool" => Ok(Self::Pool),
-            _ => TierName::new(name).map(Self::Behind).ok_or_else(|| TierError { found: name.into() }),
-        }
-    }
-}
-
-impl fmt::Display for FarTier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host => f.write_str("host"),
-            Self::Pool => f.write_str("pool"),
-            Self::Behind(name) => name.fmt(f),
-        }
-    }
-}
-
-as_text!(FarTier);
 
 impl Overlap {
     /// Nothing.
@@ -296,7 +222,7 @@ impl Offload {
     }
 
     /// Nothing, then each with each other in this tier.
-    pub fn all(tier: FarTier) -> impl Iterator<Item = Self> {
+    pub fn all(tier: TierId) -> impl Iterator<Item = Self> {
         let bit = |it: u32, at: u32| it & 1 << at != 0;
         (0..8).map(move |it| Self {
             tier,
@@ -418,17 +344,17 @@ impl Layout {
     }
 
     /// The ways in which blocks may be dealt out to the stages; the first counts where the other is not faster.
-    pub(crate) fn deals(&self, model: &Model) -> (Deal, Option<Deal>) {
+    pub(crate) fn splits(&self, model: &Model) -> (BlockSplit, Option<BlockSplit>) {
         let (pp, layers) = (self.pp, model.layers);
         // Where stages come out even, that is it. Embedding and head in place of a block each are for the others.
         let is_counted = !layers.is_multiple_of(pp) && model.vocabulary > 0;
-        (Deal::new(layers, pp, false), is_counted.then(|| Deal::new(layers, pp, true)))
+        (BlockSplit::new(layers, pp, false), is_counted.then(|| BlockSplit::new(layers, pp, true)))
     }
 }
 
 /// Blocks of each stage, dealt out as evenly as they go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Deal {
+pub(crate) struct BlockSplit {
     pub(crate) first: u32,
     /// Of the middle stages; the first `more` of them have one more.
     pub(crate) middle: u32,
@@ -436,7 +362,7 @@ pub(crate) struct Deal {
     pub(crate) last: u32,
 }
 
-impl Deal {
+impl BlockSplit {
     /// With embedding and head `counted`, each stands for a block of the first and of the last stage.
     fn new(layers: u32, pp: u32, counted: bool) -> Self {
         let slots = layers + if counted { 2 } else { 0 };
@@ -581,7 +507,7 @@ pub enum Refusal {
     },
     /// The platform lacks something.
     #[error("{what} needs {needs}, which this platform does not have; {remedy}")]
-    Lacks {
+    Missing {
         /// What was asked for.
         what: &'static str,
         /// What it needs.

@@ -2,7 +2,7 @@
 
 use polder_platform::{Fitted, Platform, Time};
 
-use crate::published::{Table, predicted};
+use crate::judge::published::{Table, predicted};
 
 /// What the constants are taken to be before any step is seen, and how far from it each is plausible, as a factor.
 const PRIOR: [(f64, f64); 8] = [

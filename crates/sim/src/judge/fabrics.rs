@@ -1,14 +1,15 @@
 //! What others have published of fabrics and memory, and how far predictions are from it: apart from training steps.
 
 use polder_platform::{
-    Bandwidth, Bytes, DataError, FittedMemory, Folder, Path, Platform, Server, Time, names, read,
+    Bandwidth, Bytes, DataError, FittedTier, Folder, MessagePath, Platform, Server, Time, names, read,
 };
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 
-use crate::Job;
-use crate::machine::{Machine, Scope, Span};
-use crate::{message, tier};
+use crate::message;
+use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern};
+use crate::step::job::Job;
+use crate::step::machine::{LinkRates, Machine};
 
 /// A file of `data/fabrics`.
 #[derive(Deserialize)]
@@ -30,7 +31,7 @@ struct Entry {
     at: String,
     platform: String,
     of: Question,
-    published: Says,
+    published: Claim,
 }
 
 /// What is predicted.
@@ -93,7 +94,7 @@ const fn two() -> u32 {
 /// What a publication says.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Says {
+enum Claim {
     Judged(Figure),
     Fitted(Figure),
     Same(Figure),
@@ -284,15 +285,15 @@ impl Entry {
         let plain = predict("of", &of, &bare(machine.clone()))?;
         let mut why = None;
         let (role, value, measure) = match published {
-            Says::NotJudged { says, why: reason } => {
+            Claim::NotJudged { says, why: reason } => {
                 why = Some(reason);
                 (Role::NotJudged, says.value(), says.measure())
             }
-            Says::Judged(figure) => (Role::Judged, figure.value(), figure.measure()),
-            Says::Fitted(figure) => (Role::Fitted, figure.value(), figure.measure()),
-            Says::Same(figure) => (Role::Same, figure.value(), figure.measure()),
-            Says::AtLeast(figure) => (Role::AtLeast, figure.value(), figure.measure()),
-            Says::Exceeds(other) => {
+            Claim::Judged(figure) => (Role::Judged, figure.value(), figure.measure()),
+            Claim::Fitted(figure) => (Role::Fitted, figure.value(), figure.measure()),
+            Claim::Same(figure) => (Role::Same, figure.value(), figure.measure()),
+            Claim::AtLeast(figure) => (Role::AtLeast, figure.value(), figure.measure()),
+            Claim::Exceeds(other) => {
                 (Role::Exceeds, predict("published.exceeds", &other, &machine)?, other.measure())
             }
         };
@@ -346,15 +347,15 @@ impl Question {
             Self::Bandwidth { reads, .. } if !(0.0..=1.0).contains(reads) => {
                 Err(("reads", format!("expected a part from 0 to 1, found {reads}")))
             }
-            Self::Bandwidth { tier, reads } => Ok(tier::bandwidth(memory(tier)?, *reads)),
+            Self::Bandwidth { tier, reads } => Ok(memory(tier)?.bandwidth(*reads)),
             Self::Latency { utilisation, .. } if !(0.0..1.0).contains(utilisation) => {
                 Err(("utilisation", format!("expected a part below 1, found {utilisation}")))
             }
-            Self::Latency { tier, utilisation } => Ok(tier::loaded(memory(tier)?, *utilisation)),
+            Self::Latency { tier, utilisation } => Ok(memory(tier)?.loaded_latency(*utilisation)),
             Self::LatencyUnder { tier, drawn } => {
                 let (memory, drawn) = (memory(tier)?, *drawn);
                 match drawn < memory.peak() {
-                    true => Ok(tier::loaded(memory, drawn.value() / memory.peak().value())),
+                    true => Ok(memory.loaded_latency(drawn.value() / memory.peak().value())),
                     false => Err(("drawn", format!("expected less than {}, found {drawn}", memory.peak()))),
                 }
             }
@@ -397,12 +398,12 @@ impl Question {
                 }
                 let job = Job::new(platform).with_fill(inside).map_err(|why| ("ranks", why.to_string()))?;
                 let machine = Machine::new(platform, job.rack(), inside, job.order());
-                let span = Span { inside, between: *nodes };
-                Ok(machine.all_reduce(span, 0.0).iter().sum())
+                let span = GroupSpan { inside, between: *nodes };
+                Ok(machine.alone(Pattern::AllReduce, span, 0.0).sum())
             }
             Self::Steps { algorithm, ranks, nodes, whole, inside, between } => {
                 let each = evenly(*ranks, *nodes)?;
-                let [inside, between] = [inside, between].map(|step| Scope::of(step.value()));
+                let [inside, between] = [inside, between].map(|step| LinkRates::of(step.value()));
                 Ok(whole.value()
                     + match algorithm {
                         Algorithm::Ring => {
@@ -416,7 +417,10 @@ impl Question {
 }
 
 /// The first server that has a path of this name, with it.
-fn way<'a>(platform: &'a Platform, name: &str) -> Result<(&'a Server, &'a Path), (&'static str, String)> {
+fn way<'a>(
+    platform: &'a Platform,
+    name: &str,
+) -> Result<(&'a Server, &'a MessagePath), (&'static str, String)> {
     let found = platform.server.values().find_map(|server| Some((server, server.path.get(name)?)));
     found.ok_or_else(|| ("path", format!("expected a path of the platform, found {name:?}")))
 }
@@ -449,8 +453,8 @@ fn evenly(ranks: u32, nodes: u32) -> Result<u32, (&'static str, String)> {
 fn bare(mut platform: Platform) -> Platform {
     let none = Time::new(0.0);
     for server in platform.server.values_mut() {
-        for memory in server.tier.values_mut() {
-            memory.fitted = FittedMemory::default();
+        for memory in server.tiers.values_mut() {
+            memory.fitted = FittedTier::default();
             if let Some(port) = &mut memory.port {
                 port.reached = 1.0;
             }

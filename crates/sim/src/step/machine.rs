@@ -1,12 +1,12 @@
 //! A platform as the closed form sees it: rates and latencies, with everything multiplied out.
 
 use polder_platform::{
-    Compute, Efficiency, Fabric, FlopRate, Memory, Platform, Protocol, Rack, Reduction, Tier, Topology,
+    Compute, Efficiency, Fabric, FlopRate, Platform, Protocol, Rack, Reduction, TierId, TierShare, Topology,
 };
 
-use crate::layout::{FarTier, Layout, Precision, Refusal, TierName};
-use crate::order::{Order, Ranks};
-use crate::tier;
+use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scopes, Transfer};
+use crate::step::layout::{Layout, Precision, Refusal};
+use crate::step::order::{Order, Ranks};
 
 /// Rates and latencies of a platform, in bytes, seconds and operations a second.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,12 +25,9 @@ pub struct Machine {
     pub(crate) fill: u32,
     order: Order,
     /// Inside a rack, and between racks.
-    pub(crate) scopes: [Scope; 2],
-    /// The host's own memory.
-    host: Far,
-    pool: Option<Far>,
-    /// The other kinds behind the host, by name.
-    behind: Vec<(TierName, Far)>,
+    pub(crate) scopes: [LinkRates; 2],
+    /// Every tier beyond the accelerator's own memory, with its share of it; the host's own comes first.
+    tiers: Vec<(TierId, TierShare)>,
     fabric: Option<Fabric>,
     /// Ports of memory nodes for each accelerator.
     pool_ports: f64,
@@ -38,9 +35,9 @@ pub struct Machine {
     loads: bool,
 }
 
-/// How far a message goes.
+/// What messages take inside a rack, or between racks.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Scope {
+pub(crate) struct LinkRates {
     /// Bytes a second that an accelerator sends and receives in a collective.
     pub(crate) bandwidth: f64,
     /// Where it sends to all others at once.
@@ -53,52 +50,6 @@ pub(crate) struct Scope {
     message: f64,
     in_switch: bool,
 }
-
-/// Memory beyond the accelerator's, as one accelerator's share.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Far {
-    pub(crate) read: f64,
-    pub(crate) write: f64,
-    /// Each way, when as much is read as written.
-    pub(crate) both: f64,
-    /// Seconds until a transfer begins. Where a file gives bandwidths alone it is in them, and 0 here.
-    pub(crate) latency: f64,
-    pub(crate) capacity: f64,
-}
-
-impl Far {
-    /// One of so many parts of a memory whose bandwidths are given, through what reaches so much.
-    fn of(memory: &Tier, share: f64, roof: f64) -> Self {
-        let [read, write] = [memory.read, memory.write].map(|rate| rate.value() / share);
-        // Each way of the link is its own; the memory does one thing at a time.
-        let both = roof.min(1.0 / (1.0 / read + 1.0 / write));
-        let [read, write] = [read, write].map(|rate| rate.min(roof));
-        Self { read, write, both, latency: 0.0, capacity: memory.capacity.value() / share }
-    }
-
-    /// One of so many parts of what a host has of a memory behind channels and links.
-    fn behind(memory: &Memory, share: f64, roof: f64) -> Self {
-        let hosts = f64::from(memory.hosts);
-        let at = |reads| (tier::channels(memory, reads) / hosts).min(tier::port(memory, reads)) / share;
-        Self {
-            read: roof.min(at(1.0)),
-            write: roof.min(at(0.0)),
-            both: roof.min(at(0.5) / 2.0),
-            latency: tier::idle(memory),
-            capacity: memory.capacity.value() / hosts / share,
-        }
-    }
-}
-
-/// How a group of ranks lies: so many of it in a rack, and in so many racks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
-    pub(crate) inside: u32,
-    pub(crate) between: u32,
-}
-
-/// Seconds inside racks and between them.
-pub(crate) type Scopes = [f64; 2];
 
 impl Machine {
     /// The machine that `platform` is for `accelerators` of one kind of rack, filled with `fill` of each rack, ranks
@@ -117,20 +68,6 @@ impl Machine {
         let reached = |peaks: [Option<FlopRate>; 3], part: f64| {
             peaks.map(|peak| peak.map_or(0.0, FlopRate::value) * part)
         };
-        let host = &rack.host;
-        let share = f64::from(host.accelerators);
-        let attach = host.attach.each().value();
-        let behind = host
-            .tier
-            .iter()
-            .filter_map(|(name, memory)| Some((TierName::new(name)?, Far::behind(memory, share, attach))));
-        let pool = platform.pool.as_ref().zip(platform.between.as_ref()).map(|(pool, between)| {
-            let share = f64::from(pool.accelerators);
-            let port = between.link.payload().value();
-            let roof =
-                (between.payload().value() * between.carried()[1]).min(port * f64::from(pool.ports) / share);
-            Far::of(&pool.memory, share, roof)
-        });
         Self {
             matrix: reached([bf16, fp8, fp32], fitted.matrix),
             depth: fitted.depth,
@@ -143,12 +80,10 @@ impl Machine {
             fill,
             order,
             scopes: [
-                Scope::new(rack.fabric.as_ref(), fitted.inside),
-                Scope::new(platform.between.as_ref(), fitted.between),
+                LinkRates::new(rack.fabric.as_ref(), fitted.inside),
+                LinkRates::new(platform.between.as_ref(), fitted.between),
             ],
-            host: Far::of(&host.memory, share, attach),
-            pool,
-            behind: behind.collect(),
+            tiers: platform.tiers(rack),
             fabric: platform.between.clone(),
             loads: platform.between.as_ref().is_some_and(|it| it.carries.contains(&Protocol::Mem)),
             pool_ports: platform
@@ -158,21 +93,15 @@ impl Machine {
         }
     }
 
-    /// An accelerator's share of this memory, if there is any.
+    /// An accelerator's share of this tier, if there is any.
     #[inline]
-    pub(crate) fn far(&self, tier: FarTier) -> Option<&Far> {
-        match tier {
-            FarTier::Host => Some(&self.host),
-            FarTier::Pool => self.pool.as_ref(),
-            FarTier::Behind(name) => self.behind.iter().find(|(it, _)| *it == name).map(|(_, far)| far),
-        }
+    pub(crate) fn tier(&self, id: TierId) -> Option<&TierShare> {
+        self.tiers.iter().find(|(it, _)| *it == id).map(|(_, share)| share)
     }
 
-    /// Every memory beyond the accelerator's that there is.
-    pub(crate) fn tiers(&self) -> impl Iterator<Item = FarTier> {
-        let pool = self.pool.map(|_| FarTier::Pool);
-        let behind = self.behind.iter().map(|(name, _)| FarTier::Behind(*name));
-        [FarTier::Host].into_iter().chain(pool).chain(behind)
+    /// Every tier beyond the accelerator's memory that there is.
+    pub(crate) fn tier_ids(&self) -> impl Iterator<Item = TierId> {
+        self.tiers.iter().map(|(id, _)| *id)
     }
 
     /// A matrix product of `[m, k]` by `[k, n]`, `count` of them in one launch: the roof of compute, with the start and
@@ -209,8 +138,8 @@ impl Machine {
     /// Where the members of a group lie that differ in these kinds of rank: of each run of kinds that are counted one after
     /// the other as many to a rack as go into every rack without one of them straddling two.
     #[inline]
-    pub(crate) fn span(&self, ranks: &Ranks, kinds: &[usize]) -> Span {
-        let mut span = Span { inside: 1, between: 1 };
+    pub(crate) fn span(&self, ranks: &Ranks, kinds: &[usize]) -> GroupSpan {
+        let mut span = GroupSpan { inside: 1, between: 1 };
         let mut run = None;
         let mut close = |run: &mut Option<(u32, u32)>| {
             let Some((stride, members)) = run.take() else { return };
@@ -219,7 +148,7 @@ impl Machine {
             } else {
                 1
             };
-            span = Span { inside: span.inside * inside, between: span.between * (members / inside) };
+            span = GroupSpan { inside: span.inside * inside, between: span.between * (members / inside) };
         };
         for (kind, stride) in self.order.strides(ranks) {
             match kinds.contains(&kind) {
@@ -229,52 +158,6 @@ impl Machine {
         }
         close(&mut run);
         span
-    }
-
-    /// An all-reduce of `bytes` on each rank: reduced inside the racks, then between them by equal parts, and back.
-    #[inline]
-    pub(crate) fn all_reduce(&self, span: Span, bytes: f64) -> Scopes {
-        let [inside, between] = &self.scopes;
-        // A switch gets each input once and gives the sum once, both ways at a time.
-        let near = match inside.in_switch {
-            true => inside.all_reduce(span.inside, bytes),
-            false => 2.0 * inside.ring(span.inside, bytes) + inside.calls(span.inside),
-        };
-        [near, between.all_reduce(span.between, bytes / f64::from(span.inside))]
-    }
-
-    /// A reduce-scatter or an all-gather whose whole is `bytes`.
-    #[inline]
-    pub(crate) fn half(&self, span: Span, bytes: f64) -> Scopes {
-        let [inside, between] = &self.scopes;
-        let one = |scope: &Scope, members, bytes| scope.ring(members, bytes) + scope.calls(members);
-        [one(inside, span.inside, bytes), one(between, span.between, bytes / f64::from(span.inside))]
-    }
-
-    /// An all-to-all in which each rank has `bytes` for all ranks together, itself too: a pairwise exchange that waits for none of
-    /// its messages, so that each takes its software, and all of them a latency once.
-    pub(crate) fn all_to_all(&self, span: Span, bytes: f64) -> Scopes {
-        let members = f64::from(span.inside * span.between);
-        let [inside, between] = &self.scopes;
-        let near = f64::from(span.inside - 1);
-        let far = members - f64::from(span.inside);
-        let part = |scope: &Scope, peers: f64| match peers > 0.0 {
-            true => {
-                let messages = (peers - 1.0) * scope.message;
-                bytes * peers / members / scope.spread + scope.alpha + messages + scope.call
-            }
-            false => 0.0,
-        };
-        [part(inside, near), part(between, far)]
-    }
-
-    /// A message from a stage to the next: the slowest hop sets the pace, and one of them leaves the rack unless all stages
-    /// lie in it.
-    pub(crate) fn send(&self, span: Span, bytes: f64) -> Scopes {
-        let near = span.between == 1;
-        let scope = &self.scopes[usize::from(!near)];
-        let seconds = bytes / scope.bandwidth + scope.alpha + scope.call;
-        if near { [seconds, 0.0] } else { [0.0, seconds] }
     }
 
     /// Whether the platform has what `layout` asks for.
@@ -288,23 +171,23 @@ impl Machine {
                 Precision::Fp32 => ("fp32", "accelerators whose file has a rate of 32-bit floats"),
             };
             let remedy = if self.matrix[0] > 0.0 { "take bf16" } else { "take fp32" };
-            return Err(Refusal::Lacks { what, needs, remedy });
+            return Err(Refusal::Missing { what, needs, remedy });
         }
         let offload = layout.offload;
-        if offload.is_any() && self.far(offload.tier).is_none() {
+        if offload.is_any() && self.tier(offload.tier).is_none() {
             let remedy = "offload to the host, or take a platform with a pool";
-            let known = self.tiers().map(String::from).collect::<Vec<_>>().join(", ");
+            let known = self.tier_ids().map(String::from).collect::<Vec<_>>().join(", ");
             return Err(match offload.tier {
-                FarTier::Behind(name) => Refusal::Tier { tier: name.to_string(), known },
-                _ => Refusal::Lacks { what: "offload to the pool", needs: "memory nodes", remedy },
+                TierId::Named(name) => Refusal::Tier { tier: name.to_string(), known },
+                _ => Refusal::Missing { what: "offload to the pool", needs: "memory nodes", remedy },
             });
         }
-        if offload.is_any() && offload.tier == FarTier::Pool && !self.loads {
+        if offload.is_any() && offload.tier == TierId::Pool && !self.loads {
             let needs = "a fabric between racks that carries \"mem\" (loads and stores)";
             let remedy = "offload to the host, or take a platform whose fabric carries it";
-            return Err(Refusal::Lacks { what: "offload to the pool", needs, remedy });
+            return Err(Refusal::Missing { what: "offload to the pool", needs, remedy });
         }
-        self.check_ports(layout.accelerators(), offload.is_any() && offload.tier == FarTier::Pool)
+        self.check_ports(layout.accelerators(), offload.is_any() && offload.tier == TierId::Pool)
     }
 
     /// Whether as many accelerators can be joined, in one rack also to the pool.
@@ -314,7 +197,7 @@ impl Machine {
         }
         let Some(fabric) = &self.fabric else {
             let remedy = "take as many accelerators as a rack has, or fewer";
-            return Err(Refusal::Lacks {
+            return Err(Refusal::Missing {
                 what: "more than one rack",
                 needs: "a fabric between racks",
                 remedy,
@@ -349,11 +232,77 @@ impl Machine {
     }
 }
 
+/// The closed form: each transfer takes what it takes alone.
+impl CommunicationCosts for Machine {
+    #[inline]
+    fn seconds<const N: usize>(&self, transfers: [Transfer; N]) -> [Scopes; N] {
+        transfers.map(|Transfer { pattern, span, bytes }| match pattern {
+            Pattern::AllReduce => self.all_reduce(span, bytes),
+            Pattern::Half => self.half(span, bytes),
+            Pattern::AllToAll => self.all_to_all(span, bytes),
+            Pattern::Send => self.send(span, bytes),
+        })
+    }
+}
+
+impl Machine {
+    /// An all-reduce of `bytes` on each rank: reduced inside the racks, then between them by equal parts, and back.
+    #[inline]
+    fn all_reduce(&self, span: GroupSpan, bytes: f64) -> Scopes {
+        let [inside, between] = &self.scopes;
+        // A switch gets each input once and gives the sum once, both ways at a time.
+        let near = match inside.in_switch {
+            true => inside.all_reduce(span.inside, bytes),
+            false => 2.0 * inside.ring(span.inside, bytes) + inside.calls(span.inside),
+        };
+        Scopes { inside: near, between: between.all_reduce(span.between, bytes / f64::from(span.inside)) }
+    }
+
+    /// A reduce-scatter or an all-gather whose whole is `bytes`.
+    #[inline]
+    fn half(&self, span: GroupSpan, bytes: f64) -> Scopes {
+        let [inside, between] = &self.scopes;
+        let one = |scope: &LinkRates, members, bytes| scope.ring(members, bytes) + scope.calls(members);
+        Scopes {
+            inside: one(inside, span.inside, bytes),
+            between: one(between, span.between, bytes / f64::from(span.inside)),
+        }
+    }
+
+    /// An all-to-all in which each rank has `bytes` for all ranks together, itself too: a pairwise exchange that waits for none of
+    /// its messages, so that each takes its software, and all of them a latency once.
+    fn all_to_all(&self, span: GroupSpan, bytes: f64) -> Scopes {
+        let members = f64::from(span.inside * span.between);
+        let [inside, between] = &self.scopes;
+        let near = f64::from(span.inside - 1);
+        let far = members - f64::from(span.inside);
+        let part = |scope: &LinkRates, peers: f64| match peers > 0.0 {
+            true => {
+                let messages = (peers - 1.0) * scope.message;
+                bytes * peers / members / scope.spread + scope.alpha + messages + scope.call
+            }
+            false => 0.0,
+        };
+        Scopes { inside: part(inside, near), between: part(between, far) }
+    }
+
+    /// A message from a stage to the next: the slowest hop sets the pace, and one of them leaves the rack unless all stages
+    /// lie in it.
+    fn send(&self, span: GroupSpan, bytes: f64) -> Scopes {
+        let [inside, between] = &self.scopes;
+        let seconds = |scope: &LinkRates| bytes / scope.bandwidth + scope.alpha + scope.call;
+        match span.between {
+            1 => Scopes { inside: seconds(inside), between: 0.0 },
+            _ => Scopes { inside: 0.0, between: seconds(between) },
+        }
+    }
+}
+
 fn common_divisor(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
-impl Scope {
+impl LinkRates {
     fn new(fabric: Option<&Fabric>, reached: f64) -> Self {
         match fabric {
             Some(fabric) => Self {

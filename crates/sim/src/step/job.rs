@@ -1,14 +1,15 @@
 //! A step of one model with one layout on one platform.
 
-use polder_platform::{Fabric, Platform, Rack};
+use polder_platform::{Fabric, Platform, Rack, TierId};
 use serde::Serialize;
 
-use crate::block::Block;
-use crate::layout::{FarTier, Layout, Offload, Refusal};
-use crate::machine::Machine;
-use crate::model::Model;
-use crate::order::Order;
-use crate::step::{self, Stage, Step};
+use crate::step::block::Block;
+use crate::step::closed_form;
+use crate::step::figures::{Stage, Step};
+use crate::step::layout::{Layout, Offload, Refusal};
+use crate::step::machine::Machine;
+use crate::step::model::Model;
+use crate::step::order::Order;
 
 const UNPROVED: &str = "no run over CXL validates this";
 
@@ -24,7 +25,7 @@ pub struct Job<'a> {
 
 /// A predicted step, with what it was predicted for.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct PlannedStep {
     /// How the step is laid out.
     pub layout: Layout,
     /// Accelerators of each rack that are used.
@@ -115,7 +116,7 @@ impl<'a> Job<'a> {
     ) -> Result<Self, Refusal> {
         if platform.rack.is_empty() {
             let remedy = "take a platform with racks";
-            return Err(Refusal::Lacks { what: "a training step", needs: "accelerators", remedy });
+            return Err(Refusal::Missing { what: "a training step", needs: "accelerators", remedy });
         }
         let job = Self::new(platform).with_order(order.unwrap_or_default());
         let job = rack.map_or(Ok(job.clone()), |rack| job.with_rack(rack))?;
@@ -152,7 +153,7 @@ impl<'a> Job<'a> {
     #[must_use]
     pub fn unproved(&self, offload: &Offload) -> Option<&'static str> {
         let is_fabric = self.platform.between.as_ref().is_some_and(|between| !between.carries.is_empty());
-        let behind = self.rack.host.tier.get(&offload.tier.to_string());
+        let behind = self.rack.host.tiers.get(&offload.tier.to_string());
         let is_behind = offload.is_any() && behind.is_some_and(|memory| memory.port.is_some());
         (is_fabric || is_behind).then_some(UNPROVED)
     }
@@ -186,8 +187,8 @@ impl<'a> Job<'a> {
 
     /// Every memory beyond the accelerators' that there is.
     #[must_use]
-    pub fn tiers(&self) -> Vec<FarTier> {
-        self.filled(1).tiers().collect()
+    pub fn tiers(&self) -> Vec<TierId> {
+        self.filled(1).tier_ids().collect()
     }
 
     /// The machine for so many accelerators, with racks as full as they get.
@@ -225,15 +226,15 @@ impl<'a> Job<'a> {
     ///
     /// # Errors
     /// Why it cannot run.
-    pub fn predict(&self, model: &Model, layout: &Layout) -> Result<Plan, Refusal> {
+    pub fn predict(&self, model: &Model, layout: &Layout) -> Result<PlannedStep, Refusal> {
         layout.check(model)?;
         let machine = self.machine(layout);
         machine.check(layout)?;
-        let step = step::step(&machine, model, &Block::new(&machine, model, layout), layout);
+        let step = closed_form::step(&machine, model, &Block::new(&machine, model, layout), layout);
         if !step.total_s.is_finite() {
             return Err(Refusal::Infinite);
         }
-        Ok(Plan { layout: *layout, fill: machine.fill, step })
+        Ok(PlannedStep { layout: *layout, fill: machine.fill, step })
     }
 
     /// How the blocks of a model are dealt out to the stages, the first one first.
@@ -244,7 +245,7 @@ impl<'a> Job<'a> {
         layout.check(model)?;
         let machine = self.machine(layout);
         machine.check(layout)?;
-        Ok(step::stages(model, &Block::new(&machine, model, layout), layout))
+        Ok(closed_form::stages(model, &Block::new(&machine, model, layout), layout))
     }
 }
 

@@ -7,10 +7,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use polder_platform::{Bandwidth, DataError, Folder, Packet, Platform, Time, TransferRate, read};
+use polder_platform::{Bandwidth, DataError, Folder, Packet, Platform, TierId, Time, TransferRate, read};
 use serde::{Deserialize, Serialize};
 
-use crate::{FarTier, Job, Layout, Model, Offload, Refusal, Step};
+use crate::step::figures::Step;
+use crate::step::job::Job;
+use crate::step::layout::{Layout, Offload, Refusal};
+use crate::step::model::Model;
 
 /// What the paper gives, as data: `data/figures/scalepool-fig6.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -286,7 +289,7 @@ impl Workload {
     fn predict(&self, baseline: &Platform, scalepool: &Platform) -> Result<Pair, FigureError> {
         let model = Model::load(&self.model)?;
         // The far tier's speed is that of the side: the CPU's memory, or the pool in its place.
-        let offload = Offload { tier: FarTier::Host, weights: true, optimizer: true, activations: false };
+        let offload = Offload { tier: TierId::Host, weights: true, optimizer: true, activations: false };
         let layout = Layout { offload, ..self.layout };
         let step = |platform: &Platform| {
             // Tensor parallelism stays in the rack; pipeline and data parallelism cross racks (section 6).

@@ -3,8 +3,8 @@
 //! The closed form gives how long a pass takes on the slowest stage; here each stage does its passes in the order of
 //! Megatron-LM's schedules (Narayanan et al., SC21, section 2.2), each as soon as what it needs is there.
 
-use crate::layout::{Layout, Recompute, Zero};
-use crate::step::{Communication, Shown, Stage, Step};
+use crate::step::figures::{Communication, Shown, Stage, Step};
+use crate::step::layout::{Layout, Recompute, Zero};
 
 /// A stretch of time on a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -311,7 +311,8 @@ mod tests {
     use polder_platform::Platform;
 
     use super::*;
-    use crate::{Job, Model};
+    use crate::step::job::{Job, PlannedStep};
+    use crate::step::model::Model;
 
     fn planned(pp: u32, interleave: u32, batch: u32) -> (Layout, Step, Vec<Stage>) {
         let layout = serde_json::json!({"tp": 8, "dp": 2, "pp": pp, "interleave": interleave, "batch": batch, "flash": true});
@@ -438,7 +439,7 @@ mod tests {
             for model in ["gpt3-175b", "llama3-70b", "llama3-8b", "mixtral-8x7b"] {
                 let model = Model::load(model).unwrap();
                 for layout in layouts(tier) {
-                    let Ok(crate::Plan { step, .. }) = job.predict(&model, &layout) else { continue };
+                    let Ok(PlannedStep { step, .. }) = job.predict(&model, &layout) else { continue };
                     let stages = job.stages(&model, &layout).unwrap();
                     let stretches = timeline(&layout, &step, &stages);
                     let mut sent = traffic(&layout, &step, &stages, &stretches);

@@ -5,9 +5,11 @@ use std::sync::OnceLock;
 use polder_platform::{DataError, Fitted, Folder, Platform, names, read};
 use serde::{Deserialize, Serialize};
 
-use crate::fit::fit;
-use crate::train::Job;
-use crate::{Layout, Memory, Model, Recompute, Step};
+use crate::judge::fit::fit;
+use crate::step::figures::{MemoryUse, Step};
+use crate::step::job::Job;
+use crate::step::layout::{Layout, Recompute};
+use crate::step::model::Model;
 
 /// A table of training steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,13 +52,13 @@ pub struct Row {
     /// How.
     pub layout: Layout,
     /// What was seen.
-    pub published: Seen,
+    pub published: PublishedTime,
 }
 
 /// What was published of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
-pub enum Seen {
+pub enum PublishedTime {
     /// Its time.
     Seconds {
         /// Seconds of a step.
@@ -92,8 +94,8 @@ impl Row {
     #[must_use]
     pub fn seconds(&self) -> f64 {
         match self.published {
-            Seen::Seconds { seconds } => seconds,
-            Seen::Rate { tflops, counting } => {
+            PublishedTime::Seconds { seconds } => seconds,
+            PublishedTime::Rate { tflops, counting } => {
                 self.operations(counting) / (tflops * 1e12) / f64::from(self.layout.accelerators())
             }
         }
@@ -134,7 +136,7 @@ pub struct Compared {
     /// Whether it is judged: the row that sets the scalar is not, nor one under another assumption.
     pub judged: bool,
     /// What is predicted to lie where.
-    pub memory: Memory,
+    pub memory: MemoryUse,
 }
 
 impl Compared {

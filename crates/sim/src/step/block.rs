@@ -1,9 +1,10 @@
 //! One block of a transformer, and what stands before and after the blocks, for one micro-batch on one accelerator.
 
-use crate::layout::{Layout, Offload, Overlap, Precision, Recompute, Zero};
-use crate::machine::{Machine, Scopes, Span};
-use crate::model::Model;
-use crate::order::{CP, EP, TP};
+use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scope, Scopes};
+use crate::step::layout::{Layout, Offload, Overlap, Precision, Recompute, Zero};
+use crate::step::machine::Machine;
+use crate::step::model::Model;
+use crate::step::order::{CP, EP, TP};
 
 /// What decides the cost of a block: layouts that agree in it share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,22 +132,56 @@ impl Key {
     }
 }
 
-impl Block {
-    pub(crate) fn new(machine: &Machine, model: &Model, layout: &Layout) -> Self {
-        let (key, ranks) = (&Key::of(layout), layout.ranks());
+/// The sizes of a block for one micro-batch on one rank.
+struct Sizes<'a> {
+    machine: &'a Machine,
+    model: &'a Model,
+    key: &'a Key,
+    tp: f64,
+    hidden: f64,
+    /// Of a head.
+    width: f64,
+    /// Of a feed-forward part, on this rank.
+    inside: f64,
+    /// Heads, and heads of keys and values, on this rank: ranks beyond the latter have copies of them.
+    heads: f64,
+    kv: f64,
+    sequence: f64,
+    /// Tokens, and those of them that are left where ranks share what tensor parallelism does not.
+    tokens: f64,
+    shared: f64,
+    /// Bytes of a value, and of what is kept of where values were dropped.
+    value: f64,
+    mask: f64,
+}
+
+impl<'a> Sizes<'a> {
+    fn new(machine: &'a Machine, model: &'a Model, key: &'a Key) -> Self {
         let tp = f64::from(key.tp);
         let [hidden, width, inside] = [model.hidden, model.head_width(), model.feed_forward()].map(f64::from);
-        let heads = f64::from(model.heads) / tp;
-        // Ranks beyond the heads of keys and values have copies of them.
-        let kv = (f64::from(model.kv_heads()) / tp).max(1.0);
         let sequence = f64::from(model.sequence);
         let tokens = f64::from(key.micro_batch) * sequence / f64::from(key.cp);
-        let shared = if key.sequence_parallel { tokens / tp } else { tokens };
-        let (inside, entries) = (inside / tp, model.entries());
-        let (products, value) = (key.precision, key.precision.bytes());
+        Self {
+            machine,
+            model,
+            key,
+            tp,
+            hidden,
+            width,
+            inside: inside / tp,
+            heads: f64::from(model.heads) / tp,
+            kv: (f64::from(model.kv_heads()) / tp).max(1.0),
+            sequence,
+            tokens,
+            shared: if key.sequence_parallel { tokens / tp } else { tokens },
+            value: key.precision.bytes(),
+            mask: mask(model),
+        }
+    }
 
-        let mask = mask(model);
-        // Norms, and what joins the residual stream: two of each.
+    /// Norms, and what joins the residual stream: two of each.
+    fn stream(&self) -> Passes {
+        let Self { machine, hidden, shared, value, mask, .. } = *self;
         let mut stream = Passes::default();
         for _ in 0..2 {
             stream.moved(machine, 2.0 * value * hidden * shared, 3.0 * value * hidden * shared);
@@ -156,61 +191,85 @@ impl Block {
                 (2.0 * value + mask) * hidden * shared,
             );
         }
-        let mut dense = Passes::default();
-        dense.weights(machine, [tokens, (heads + 2.0 * kv) * width, hidden], products);
-        dense.weights(machine, [tokens, hidden, heads * width], products);
+        stream
+    }
 
+    /// Attention's products with weights.
+    fn dense(&self) -> Passes {
+        let Self { machine, hidden, width, heads, kv, tokens, key, .. } = *self;
+        let mut dense = Passes::default();
+        dense.weights(machine, [tokens, (heads + 2.0 * kv) * width, hidden], key.precision);
+        dense.weights(machine, [tokens, hidden, heads * width], key.precision);
+        dense
+    }
+
+    /// Attention's scores, and what they weigh.
+    fn scores(&self) -> Passes {
+        let Self { machine, width, heads, sequence, tokens, value, mask, key, .. } = *self;
+        let products = key.precision.elsewhere();
         let mut scores = Passes::default();
         let pairs = tokens * sequence * heads;
         if key.flash {
             // Half of the pairs lie in the past; backward takes five products where forward takes two (Dao, 2023).
             let operations = 0.5 * 4.0 * pairs * width;
-            scores.forward += machine.fused(operations, products.elsewhere());
-            scores.backward += machine.fused(2.5 * operations, products.elsewhere());
-        } else {
-            let rows = sequence / f64::from(key.cp);
-            let count = f64::from(key.micro_batch) * heads;
-            for shape in [[rows, sequence, width], [rows, width, sequence]] {
-                let [m, n, k] = shape;
-                scores.forward += machine.product(count, shape, products.elsewhere());
-                scores.backward += machine.product(count, [m, k, n], products.elsewhere())
-                    + machine.product(count, [k, n, m], products.elsewhere());
-            }
-            // Softmax, then dropout with its mask.
-            let dropped = if model.dropout { 2.0 * value + mask } else { 0.0 };
-            scores.moved(machine, (2.0 * value + dropped) * pairs, (3.0 * value + dropped) * pairs);
+            scores.forward += machine.fused(operations, products);
+            scores.backward += machine.fused(2.5 * operations, products);
+            return scores;
         }
+        let rows = sequence / f64::from(key.cp);
+        let count = f64::from(key.micro_batch) * heads;
+        for shape in [[rows, sequence, width], [rows, width, sequence]] {
+            let [m, n, k] = shape;
+            scores.forward += machine.product(count, shape, products);
+            scores.backward +=
+                machine.product(count, [m, k, n], products) + machine.product(count, [k, n, m], products);
+        }
+        // Softmax, then dropout with its mask.
+        let dropped = if self.model.dropout { 2.0 * value + mask } else { 0.0 };
+        scores.moved(machine, (2.0 * value + dropped) * pairs, (3.0 * value + dropped) * pairs);
+        scores
+    }
 
+    /// The feed-forward part, with the experts that are here.
+    fn feed(&self) -> Passes {
+        let Self { machine, hidden, shared, tokens, value, tp, key, model, .. } = *self;
         let mut feed = Passes::default();
-        let activation = |feed: &mut Passes, tokens: f64| {
-            let bytes = value * inside * tokens;
-            feed.moved(machine, (entries + 1.0) * bytes, (2.0 * entries + 1.0) * bytes);
+        let Some(experts) = model.experts else {
+            self.through(&mut feed, tokens);
+            return feed;
         };
-        let through = |feed: &mut Passes, tokens: f64| {
-            feed.weights(machine, [tokens, entries * inside, hidden], products);
-            activation(feed, tokens);
-            feed.weights(machine, [tokens, hidden, inside], products);
-        };
-        let mut expert_span = Span { inside: 1, between: 1 };
-        match model.experts {
-            None => through(&mut feed, tokens),
-            Some(experts) => {
-                expert_span = machine.span(&ranks, &[EP]);
-                feed.weights(machine, [shared, f64::from(experts.count), hidden], products.elsewhere());
-                let (active, here) = (f64::from(experts.active), f64::from(experts.count / key.ep));
-                let mut one = Passes::default();
-                through(&mut one, tokens * active / here);
-                feed.forward += one.forward * here;
-                feed.backward += one.backward * here;
-                for _ in 0..experts.shared {
-                    through(&mut feed, tokens);
-                }
-                // To the experts and back, in and out of the buffers that are sent.
-                let bytes = 4.0 * value * hidden * tokens * active / tp;
-                feed.moved(machine, bytes, bytes);
-            }
+        feed.weights(machine, [shared, f64::from(experts.count), hidden], key.precision.elsewhere());
+        let (active, here) = (f64::from(experts.active), f64::from(experts.count / key.ep));
+        let mut one = Passes::default();
+        self.through(&mut one, tokens * active / here);
+        feed.forward += one.forward * here;
+        feed.backward += one.backward * here;
+        for _ in 0..experts.shared {
+            self.through(&mut feed, tokens);
         }
+        // To the experts and back, in and out of the buffers that are sent.
+        let bytes = 4.0 * value * hidden * tokens * active / tp;
+        feed.moved(machine, bytes, bytes);
+        feed
+    }
 
+    /// So many tokens through one feed-forward part.
+    fn through(&self, feed: &mut Passes, tokens: f64) {
+        let Self { machine, hidden, inside, value, key, model, .. } = *self;
+        let entries = model.entries();
+        feed.weights(machine, [tokens, entries * inside, hidden], key.precision);
+        let bytes = value * inside * tokens;
+        feed.moved(machine, (entries + 1.0) * bytes, (2.0 * entries + 1.0) * bytes);
+        feed.weights(machine, [tokens, hidden, inside], key.precision);
+    }
+}
+
+impl Block {
+    pub(crate) fn new(machine: &Machine, model: &Model, layout: &Layout) -> Self {
+        let (key, ranks) = (&Key::of(layout), layout.ranks());
+        let sizes = Sizes::new(machine, model, key);
+        let Sizes { tp, hidden, width, heads, kv, tokens, shared, value, .. } = sizes;
+        let (stream, dense, scores, feed) = (sizes.stream(), sizes.dense(), sizes.scores(), sizes.feed());
         let again = match key.recompute {
             Recompute::None => 0.0,
             Recompute::Selective if key.flash => 0.0,
@@ -240,18 +299,21 @@ impl Block {
         );
         let routed =
             model.experts.map_or(0.0, |experts| f64::from(experts.active) * value * tokens * hidden / tp);
-        let sent = if key.ep > 1 { machine.all_to_all(expert_span, routed) } else { [0.0; 2] };
-        let sent = sent.map(|seconds| 2.0 * passes * seconds);
-        let mut expert = Traffic { exposed: sent, hidden: [0.0; 2] };
+        let mut expert = Traffic::default();
+        if key.ep > 1 {
+            let sent = machine.alone(Pattern::AllToAll, machine.span(&ranks, &[EP]), routed);
+            expert.exposed = sent.map(|seconds| 2.0 * passes * seconds);
+        }
         if key.overlap.expert {
+            let sent = expert.exposed;
             // Beside another micro-batch's passes: all that a block computes, but for what runs beside that already.
             // While the links of one kind hold it up, those of the other are idle too.
-            let beside = |scope: usize| {
-                let waiting = tensor.exposed[1 - scope] + context.exposed[1 - scope];
+            let beside = |scope: Scope| {
+                let waiting = tensor.exposed[scope.other()] + context.exposed[scope.other()];
                 forward + backward + again + waiting - tensor.hidden[scope] - context.hidden[scope]
             };
-            expert.hidden = [0, 1].map(|scope| sent[scope].min(beside(scope)).max(0.0));
-            expert.exposed = [0, 1].map(|scope| sent[scope] - expert.hidden[scope]);
+            expert.hidden = Scopes::of(|scope| sent[scope].min(beside(scope)).max(0.0));
+            expert.exposed = Scopes::of(|scope| sent[scope] - expert.hidden[scope]);
         }
 
         let whole = Self::kept(model, key, tokens, shared, heads, kv);
@@ -293,7 +355,7 @@ impl Block {
 fn tensor_traffic(
     machine: &Machine,
     key: &Key,
-    span: Span,
+    span: GroupSpan,
     bytes: [f64; 2],
     passes: f64,
     products: f64,
@@ -302,17 +364,17 @@ fn tensor_traffic(
         return Traffic::default();
     }
     let [attention, feed] = bytes.map(|bytes| match key.sequence_parallel {
-        true => machine.half(span, bytes).map(|seconds| 2.0 * seconds),
-        false => machine.all_reduce(span, bytes),
+        true => machine.alone(Pattern::Half, span, bytes).map(|seconds| 2.0 * seconds),
+        false => machine.alone(Pattern::AllReduce, span, bytes),
     });
     // What was scattered is gathered once more for the gradient of the weights: an all-gather for each of the two.
     let again = if key.sequence_parallel && key.gather_again { 0.5 } else { 0.0 };
-    let all = [0, 1].map(|scope| (passes + again) * (attention[scope] + feed[scope]));
+    let all = Scopes::of(|scope| (passes + again) * (attention[scope] + feed[scope]));
     if !key.overlap.tensor {
-        return Traffic { exposed: all, hidden: [0.0; 2] };
+        return Traffic { exposed: all, hidden: Scopes::default() };
     }
     // In as many parts as there are ranks, the first of which nothing runs beside.
-    let total = all[0] + all[1];
+    let total = all.sum();
     let exposed = (total - passes * products).max(total / f64::from(key.tp));
     let part = exposed / total;
     Traffic { exposed: all.map(|seconds| part * seconds), hidden: all.map(|seconds| (1.0 - part) * seconds) }
@@ -320,20 +382,20 @@ fn tensor_traffic(
 
 /// Keys and values go around the ranks that share a sequence, overlapped beside the attention to the last ones; backward
 /// their gradients too.
-fn context_traffic(machine: &Machine, key: &Key, span: Span, bytes: f64, scores: &Passes) -> Traffic {
+fn context_traffic(machine: &Machine, key: &Key, span: GroupSpan, bytes: f64, scores: &Passes) -> Traffic {
     if key.cp == 1 {
         return Traffic::default();
     }
-    let around = machine.half(span, bytes * f64::from(key.cp));
+    let around = machine.alone(Pattern::Half, span, bytes * f64::from(key.cp));
     let mut traffic = Traffic::default();
     // What is computed again gathers again.
     let forward = if key.recompute == Recompute::Full { 2.0 } else { 1.0 };
     for (factor, beside) in [(forward, forward * scores.forward), (2.0, scores.backward)] {
         let beside = if key.overlap.context { beside } else { 0.0 };
         let seconds = around.map(|seconds| factor * seconds);
-        let total = seconds[0] + seconds[1];
+        let total = seconds.sum();
         let part = ((total - beside) / total).max(0.0);
-        for scope in [0, 1] {
+        for scope in [Scope::Inside, Scope::Between] {
             traffic.exposed[scope] += part * seconds[scope];
             traffic.hidden[scope] += (1.0 - part) * seconds[scope];
         }

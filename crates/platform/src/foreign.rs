@@ -1,25 +1,74 @@
-//! Models, systems and executions in the JSON of Calculon (Isaev et al., SC23; github.com/calculon-ai/calculon).
-//!
-//! What Calculon has and Polder has not: docs/plan-calculon.md.
+//! What other programs write as JSON: systems of Calculon as platforms (Isaev et al., SC23; github.com/calculon-ai/calculon), and of
+//! any JSON file which format it is in.
 
 use std::collections::BTreeMap;
 
-use polder_platform::{
-    Accelerator, Attach, Bandwidth, ByteUnit, Bytes, Compute, Curve, DataError, Efficiency, Fabric, Fitted,
-    FlopRate, Host, Link, Packet, Platform, Quantity, Rack, Reached, Reduction, Software, Switch, Tier, Time,
-    Topology, TransferRate, Unit,
-};
 use serde_json::{Map, Value};
 
-use crate::layout::{FarTier, Offload, Overlap, Precision, Recompute, Zero};
-use crate::model::{MOST, MOST_LAYERS, Model};
-use crate::request::{Given, Tiers};
+use crate::unit::ByteUnit;
+use crate::{
+    Accelerator, Attach, Bandwidth, Bytes, Compute, Curve, DataError, Efficiency, Fabric, Fitted, FlopRate,
+    Host, Link, MemoryTier, Packet, Platform, Quantity, Rack, Reached, Reduction, Software, Switch, Time,
+    Topology, TransferRate, Unit,
+};
+
+/// What a JSON file describes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JsonKind {
+    /// A model, as a `config.json` of Hugging Face.
+    HuggingFace,
+    /// A model of Calculon.
+    CalculonModel,
+    /// A system of Calculon.
+    CalculonSystem,
+    /// An execution of Calculon.
+    CalculonExecution,
+}
+
+impl JsonKind {
+    fn of(keys: &Map<String, Value>) -> Self {
+        let has = |names: &[&str]| names.iter().any(|name| keys.contains_key(*name));
+        if has(&["networks", "mem1", "processing_mode"]) {
+            Self::CalculonSystem
+        } else if has(&["num_procs", "tensor_par", "pipeline_par"]) {
+            Self::CalculonExecution
+        } else if has(&["attn_heads", "attn_size", "seq_size", "num_blocks"]) {
+            Self::CalculonModel
+        } else {
+            Self::HuggingFace
+        }
+    }
+
+    const fn what(self) -> &'static str {
+        match self {
+            Self::HuggingFace => "what may be a config.json of Hugging Face",
+            Self::CalculonModel => "a model of Calculon",
+            Self::CalculonSystem => "a system of Calculon",
+            Self::CalculonExecution => "an execution of Calculon",
+        }
+    }
+}
+
+/// The keys of a JSON file, and which format it is in by them.
+///
+/// # Errors
+/// When it is no JSON.
+pub fn read_json(file: &str, text: &str) -> Result<(JsonKind, Map<String, Value>), DataError> {
+    let wrong =
+        |error: serde_json::Error| DataError::new(file, &format!("line {}", error.line()), error.to_string());
+    let keys = serde_json::from_str(text).map_err(wrong)?;
+    Ok((JsonKind::of(&keys), keys))
+}
+
+/// That a file is in another format than the one that was expected.
+#[must_use]
+pub fn other_json(file: &str, expected: &str, kind: JsonKind) -> DataError {
+    DataError::new(file, "", format!("expected {expected}, found {}", kind.what()))
+}
 
 /// Accelerators, or anything else that is counted of them, at most.
 const MANY: u32 = 1 << 30;
 
-// The keys that Calculon reads (caa4b11), also those that are left out here.
-const MODEL: [&str; 6] = ["hidden", "feedforward", "seq_size", "attn_heads", "attn_size", "num_blocks"];
 const SYSTEM: [&str; 6] = ["matrix", "vector", "mem1", "mem2", "processing_mode", "networks"];
 const DATATYPES: [&str; 4] = ["float8", "float16", "float32", "bfloat16"];
 const PROCESSOR: [&str; 2] = ["tflops", "gflops_efficiency"];
@@ -27,53 +76,19 @@ const MEMORY: [&str; 3] = ["GiB", "GBps", "MB_efficiency"];
 const NETWORK: [&str; 7] =
     ["bandwidth", "efficiency", "size", "latency", "ops", "must_be_filled", "processor_usage"];
 const OPS: [&str; 4] = ["p2p", "reduce_scatter", "all_gather", "all_reduce"];
-const EXECUTION: [&str; 23] = [
-    "num_procs",
-    "tensor_par",
-    "pipeline_par",
-    "data_par",
-    "tensor_par_net",
-    "pipeline_par_net",
-    "data_par_net",
-    "batch_size",
-    "microbatch_size",
-    "datatype",
-    "fused_activation",
-    "attention_type",
-    "activation_recompute",
-    "pipeline_interleaving",
-    "optimizer_sharding",
-    "tensor_par_comm_type",
-    "tensor_par_overlap",
-    "seq_par_ag_redo",
-    "data_par_overlap",
-    "weight_offload",
-    "activations_offload",
-    "optimizer_offload",
-    "training",
-];
-
-/// A layout that an execution file gives, with where its ranks lie.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Execution {
-    /// Accelerators.
-    pub accelerators: u32,
-    /// Accelerators of each rack that are used: as many as the groups on the first network take.
-    pub fill: u32,
-    /// The layout.
-    pub layout: Given,
-}
-
-/// An object of a file, with the keys that lead to it.
-struct Object<'a> {
+/// An object of a JSON file, with the keys that lead to it.
+pub struct JsonObject<'a> {
     file: &'a str,
     at: String,
     keys: &'a Map<String, Value>,
 }
 
-impl<'a> Object<'a> {
+impl<'a> JsonObject<'a> {
     /// One that has no keys but those `known`; `at` leads to them.
-    fn new(
+    ///
+    /// # Errors
+    /// Its first other key.
+    pub fn new(
         file: &'a str,
         at: String,
         keys: &'a Map<String, Value>,
@@ -89,12 +104,17 @@ impl<'a> Object<'a> {
         format!("{}{key}", self.at)
     }
 
-    fn wrong(&self, key: &str, expected: &str) -> DataError {
+    /// What is wrong at a key.
+    #[must_use]
+    pub fn wrong(&self, key: &str, expected: &str) -> DataError {
         wrong(self.file, &self.key(key), expected, self.keys.get(key))
     }
 
     /// What `read` makes of a value, where it makes anything of it.
-    fn read<T>(
+    ///
+    /// # Errors
+    /// When it makes nothing of it.
+    pub fn read<T>(
         &self,
         key: &str,
         expected: &str,
@@ -103,16 +123,28 @@ impl<'a> Object<'a> {
         self.keys.get(key).and_then(read).ok_or_else(|| self.wrong(key, expected))
     }
 
-    fn count(&self, key: &str, most: u32) -> Result<u32, DataError> {
+    /// A whole number from 1 to `most`.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn count(&self, key: &str, most: u32) -> Result<u32, DataError> {
         let count = |value: &Value| u32::try_from(value.as_u64()?).ok().filter(|it| (1..=most).contains(it));
         self.read(key, &format!("a whole number from 1 to {most}"), count)
     }
 
-    fn flag(&self, key: &str) -> Result<bool, DataError> {
+    /// True or false.
+    ///
+    /// # Errors
+    /// When it is neither.
+    pub fn flag(&self, key: &str) -> Result<bool, DataError> {
         self.read(key, "true or false", Value::as_bool)
     }
 
-    fn word<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<T, DataError> {
+    /// What one of some words stands for.
+    ///
+    /// # Errors
+    /// When it is another.
+    pub fn word<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<T, DataError> {
         let known: Vec<_> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
         let find = |value: &Value| {
             let word = value.as_str()?;
@@ -191,37 +223,24 @@ fn number(value: &Value) -> Option<f64> {
     value.as_f64().filter(|it| *it == 0.0 || (1e-20..1e20).contains(it))
 }
 
-/// Reads a model. It has no embedding, head or loss: Calculon counts none.
-pub(crate) fn model(file: &str, keys: &Map<String, Value>) -> Result<Model, DataError> {
-    let model = Object::new(file, String::new(), keys, &MODEL)?;
-    Ok(Model {
-        title: "model of Calculon".into(),
-        source: file.into(),
-        hidden: model.count("hidden", MOST)?,
-        layers: model.count("num_blocks", MOST_LAYERS)?,
-        heads: model.count("attn_heads", MOST)?,
-        kv_heads: None,
-        head_width: Some(model.count("attn_size", MOST)?),
-        feed_forward: Some(model.count("feedforward", MOST)?),
-        gated: false,
-        dropout: true,
-        vocabulary: 0,
-        tied: true,
-        sequence: model.count("seq_size", MOST)?,
-        experts: None,
-    })
+/// Reads a platform from the text of a JSON file.
+pub(crate) fn platform(file: &str, text: &str) -> Result<Platform, DataError> {
+    match read_json(file, text)? {
+        (JsonKind::CalculonSystem, keys) => platform_of(file, &keys),
+        (kind, _) => Err(other_json(file, "a system of Calculon", kind)),
+    }
 }
 
 /// Reads a system: its first network joins a rack, its second the racks.
-pub(crate) fn platform<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Result<Platform, DataError> {
-    let system = Object::new(file, String::new(), keys, &SYSTEM)?;
+fn platform_of<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Result<Platform, DataError> {
+    let system = JsonObject::new(file, String::new(), keys, &SYSTEM)?;
     let matrix = system.processor("matrix")?;
     if keys.contains_key("vector") {
         system.processor("vector")?;
     }
     let half = if matrix.keys.contains_key("bfloat16") { "bfloat16" } else { "float16" };
     let half = matrix.object(half, &PROCESSOR)?;
-    let rate = |of: &Object<'_>| Ok(FlopRate::new(of.size("tflops")? * 1e12));
+    let rate = |of: &JsonObject<'_>| Ok(FlopRate::new(of.size("tflops")? * 1e12));
     let fp8 = matrix.keys.contains_key("float8");
     let fp8 = fp8.then(|| rate(&matrix.object("float8", &PROCESSOR)?)).transpose()?;
     let products = half.curve("gflops_efficiency", 1e9)?;
@@ -234,7 +253,7 @@ pub(crate) fn platform<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Resul
     let network = |(index, value): (usize, &'a Value)| {
         let key = format!("networks[{index}]");
         let keys = value.as_object().ok_or_else(|| wrong(file, &key, "an object", Some(value)))?;
-        fabric(&Object::new(file, format!("{key}."), keys, &NETWORK)?)
+        fabric(&JsonObject::new(file, format!("{key}."), keys, &NETWORK)?)
     };
     let mut networks = networks.iter().enumerate().map(network);
     let Some(inside) = networks.next() else { unreachable!("there is a network") };
@@ -250,10 +269,10 @@ pub(crate) fn platform<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Resul
         between: between.as_ref().map_or(1.0, |(_, _, reached)| *reached),
         straggle: 0.0,
     };
-    let tier = |of: &Object<'_>, reached: f64| {
+    let tier = |of: &JsonObject<'_>, reached: f64| {
         let bandwidth = Bandwidth::new(of.size("GBps")? * 1e9 * reached);
         let capacity = Bytes::new(of.maybe_size("GiB")? * 1024f64.powi(3));
-        Ok(Tier { capacity, read: bandwidth, write: bandwidth, latency: Time::new(0.0) })
+        Ok(MemoryTier { capacity, read: bandwidth, write: bandwidth, latency: Time::new(0.0) })
     };
     let host = tier(&far, far.curve::<ByteUnit>("MB_efficiency", 1e6)?.most())?;
     let rack = Rack {
@@ -270,7 +289,7 @@ pub(crate) fn platform<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Resul
             accelerators: 1,
             memory: host,
             attach: Attach { kind: None, bandwidth: host.read, accelerators: 1 },
-            tier: BTreeMap::new(),
+            tiers: BTreeMap::new(),
         },
     };
     Ok(Platform {
@@ -285,7 +304,7 @@ pub(crate) fn platform<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Resul
 }
 
 /// A network: how many it joins, by what, and what part of its bandwidth is reached.
-fn fabric(network: &Object<'_>) -> Result<(u32, Fabric, f64), DataError> {
+fn fabric(network: &JsonObject<'_>) -> Result<(u32, Fabric, f64), DataError> {
     let size = network.count("size", MANY)?;
     let ops = network.object("ops", &OPS)?;
     let scalar = |value: &Value| match value.as_array()?.as_slice() {
@@ -320,83 +339,4 @@ fn fabric(network: &Object<'_>) -> Result<(u32, Fabric, f64), DataError> {
         pbr: None,
     };
     Ok((size, fabric, network.part("efficiency")?))
-}
-
-/// Reads an execution.
-pub(crate) fn execution(file: &str, keys: &Map<String, Value>) -> Result<Execution, DataError> {
-    let execution = Object::new(file, String::new(), keys, &EXECUTION)?;
-    if !execution.flag("training")? {
-        return Err(execution.wrong("training", "true: inference is not predicted"));
-    }
-    let [tp, pp, dp] = ["tensor_par", "pipeline_par", "data_par"].map(|key| execution.count(key, MANY));
-    let (tp, pp, dp) = (tp?, pp?, dp?);
-    let accelerators = execution.count("num_procs", MANY)?;
-    if [tp, pp, dp].map(u128::from).iter().product::<u128>() != u128::from(accelerators) {
-        return Err(execution.wrong("num_procs", "tensor_par x pipeline_par x data_par"));
-    }
-    execution.word("attention_type", &[("multihead", ())])?;
-    execution.word("datatype", &[("float16", ()), ("bfloat16", ())])?;
-    let sequence_parallel =
-        execution.word("tensor_par_comm_type", &[("ar", false), ("p2p_rs_ag", false), ("rs_ag", true)])?;
-    let recompute = execution.word(
-        "activation_recompute",
-        &[("none", Recompute::None), ("attn_only", Recompute::Selective), ("full", Recompute::Full)],
-    )?;
-    let overlap = Overlap {
-        tensor: execution.word("tensor_par_overlap", &[("none", false), ("ring", true), ("pipe", true)])?,
-        data: execution.flag("data_par_overlap")?,
-        offload: true,
-        ..Overlap::default()
-    };
-    let offload = Offload {
-        tier: FarTier::Host,
-        weights: execution.flag("weight_offload")?,
-        optimizer: execution.flag("optimizer_offload")?,
-        activations: execution.flag("activations_offload")?,
-    };
-    // Says what is kept of the activation function; here its input and its output always are.
-    execution.flag("fused_activation")?;
-    Ok(Execution {
-        accelerators,
-        fill: fill(&execution, [tp, dp, pp])?,
-        layout: Given {
-            tp: Some(tp),
-            cp: Some(1),
-            ep: Some(1),
-            dp: Some(dp),
-            pp: Some(pp),
-            interleave: Some(execution.count("pipeline_interleaving", MANY)?),
-            batch: Some(execution.count("batch_size", MANY)?),
-            micro_batch: Some(execution.count("microbatch_size", MANY)?),
-            sequence_parallel: Some(sequence_parallel),
-            gather_again: Some(execution.flag("seq_par_ag_redo")?),
-            recompute: Some(recompute),
-            zero: Some(if execution.flag("optimizer_sharding")? { Zero::Optimizer } else { Zero::None }),
-            wide_gradients: Some(false),
-            flash: Some(false),
-            precision: Some(Precision::Bf16),
-            overlap: Some(overlap),
-            offload: Some(offload),
-            tiers: Tiers::default(),
-        },
-    })
-}
-
-/// Accelerators of a rack: ranks lie tensor, data, pipeline, so those on the first network come before those on the second.
-fn fill(execution: &Object<'_>, degrees: [u32; 3]) -> Result<u32, DataError> {
-    let (mut fill, mut is_inside) = (1, true);
-    for (key, degree) in ["tensor_par_net", "data_par_net", "pipeline_par_net"].into_iter().zip(degrees) {
-        let tier = execution.read(key, "0 or 1", |value| value.as_u64().filter(|tier| *tier < 2))?;
-        match (degree, tier) {
-            (1, _) => {}
-            (_, 0) if is_inside => fill *= degree,
-            (_, 0) => {
-                return Err(
-                    execution.wrong(key, "1: ranks are placed tensor, data, pipeline, the closest first")
-                );
-            }
-            _ => is_inside = false,
-        }
-    }
-    Ok(fill)
 }

@@ -3,7 +3,7 @@
 use polder_platform::{DataError, printable};
 use serde_json::{Map, Value};
 
-use crate::model::{Experts, Model};
+use crate::step::model::{Experts, Model};
 
 /// Kinds of model whose feed-forward part has no gate.
 const UNGATED: [&str; 23] = [
@@ -263,8 +263,8 @@ pub(crate) fn model(file: &str, keys: Map<String, Value>, sequence: Option<u32>)
 
 #[cfg(test)]
 mod tests {
+    use super::super::json;
     use super::*;
-    use crate::json;
 
     fn model(file: &str, text: &str) -> Result<Model, DataError> {
         json::model(file, text, None)

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::json;
-use crate::layout::{FarTier, Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
-use crate::model::{MOST, Model};
-use crate::order::Order;
-use crate::request::RequestError;
-use crate::step::Step;
-use crate::train::Job;
+use polder_platform::{Platform, TierId};
+
+use crate::search::request::RequestError;
+use crate::step::figures::Step;
+use crate::step::job::Job;
+use crate::step::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
+use crate::step::model::{MOST, Model};
+use crate::step::order::Order;
 
 /// The numbers of a layout, in the order of [`NUMBERS`].
 fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
@@ -37,9 +38,9 @@ fn numbers(layout: &Layout) -> [u32; NUMBERS.len()] {
         data.into(),
         offload.into(),
         match tier {
-            FarTier::Host => 0,
-            FarTier::Pool => 1,
-            FarTier::Behind(_) => 2,
+            TierId::Host => 0,
+            TierId::Pool => 1,
+            TierId::Named(_) => 2,
         },
         weights.into(),
         optimizer.into(),
@@ -114,7 +115,7 @@ pub const NUMBERS: [&str; 25] = [
 ];
 
 /// The layout of a row; `tiers` are the places that its tier is counted among.
-fn layout(numbers: &[u32], tiers: &[FarTier]) -> Option<Layout> {
+fn layout(numbers: &[u32], tiers: &[TierId]) -> Option<Layout> {
     let &[tp, cp, ep, dp, pp, interleave, batch, micro_batch, ref choices @ ..] = numbers else {
         return None;
     };
@@ -160,12 +161,12 @@ fn layout(numbers: &[u32], tiers: &[FarTier]) -> Option<Layout> {
 
 /// What comes before the [`NUMBERS`] of a row: which of the platforms, so many accelerators in all or 0 where the layout says it, and
 /// the tokens of a sequence or 0 for the model's.
-pub const PLACE: usize = 3;
+pub const SITE_NUMBERS: usize = 3;
 
 /// Many predicted layouts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Points {
-    /// Rows of [`Step::COLUMNS`], all NaN where a layout cannot run.
+    /// Rows of [`Step::FIGURES`], all NaN where a layout cannot run.
     pub figures: Vec<f64>,
     /// Of each row why it cannot run, as a place in [`Points::reasons`]; 0 where it can.
     pub refused: Vec<u32>,
@@ -173,7 +174,7 @@ pub struct Points {
     pub reasons: Vec<String>,
 }
 
-/// Predicts many layouts, each given by a row of [`PLACE`] and [`NUMBERS`]. Where `dp` is 0, it is what the accelerators leave. Where
+/// Predicts many layouts, each given by a row of [`SITE_NUMBERS`] and [`NUMBERS`]. Where `dp` is 0, it is what the accelerators leave. Where
 /// `tiers` are named, a row's tier is its place among them.
 ///
 /// # Errors
@@ -181,15 +182,15 @@ pub struct Points {
 pub fn points(
     model: &str,
     platforms: &[String],
-    tiers: &[FarTier],
+    tiers: &[TierId],
     rack: Option<&str>,
     fill: Option<u32>,
     order: Option<Order>,
     rows: &[u32],
 ) -> Result<Points, RequestError> {
-    let loaded = platforms.iter().map(|name| json::platform(name)).collect::<Result<Vec<_>, _>>()?;
+    let loaded = platforms.iter().map(|name| Platform::load(name)).collect::<Result<Vec<_>, _>>()?;
     // Where each row has a sequence of its own, the model need have none.
-    let sequences = || rows.chunks_exact(PLACE + NUMBERS.len()).map(|row| row[PLACE - 1]);
+    let sequences = || rows.chunks_exact(SITE_NUMBERS + NUMBERS.len()).map(|row| row[SITE_NUMBERS - 1]);
     let longest = sequences().max().filter(|_| sequences().all(|tokens| tokens > 0));
     let model = Model::load_with(model, longest.map(|tokens| tokens.min(MOST)))?;
     let job = |(name, platform): (&String, _)| {
@@ -197,11 +198,11 @@ pub fn points(
     };
     let jobs = platforms.iter().zip(&loaded).map(job).collect::<Result<Vec<_>, _>>()?;
     let places = |job: &Job<'_>| {
-        let behind = job.tiers().into_iter().filter(|tier| matches!(tier, FarTier::Behind(_)));
-        [FarTier::Host, FarTier::Pool].into_iter().chain(behind).collect::<Vec<_>>()
+        let behind = job.tiers().into_iter().filter(|tier| matches!(tier, TierId::Named(_)));
+        [TierId::Host, TierId::Pool].into_iter().chain(behind).collect::<Vec<_>>()
     };
     let known: BTreeSet<_> = jobs.iter().flat_map(places).map(|tier| tier.to_string()).collect();
-    if let Some(tier) = tiers.iter().map(FarTier::to_string).find(|tier| !known.contains(tier)) {
+    if let Some(tier) = tiers.iter().map(TierId::to_string).find(|tier| !known.contains(tier)) {
         let known = known.into_iter().collect::<Vec<_>>().join(", ");
         return Err(RequestError::refused(&platforms.join(", "), Refusal::Tier { tier, known }));
     }
@@ -209,17 +210,17 @@ pub fn points(
     let jobs: Vec<_> = jobs.into_iter().map(|job| (places(&job), job)).collect();
     let mut points = Points { reasons: vec![String::new()], ..Points::default() };
     let mut known = HashMap::new();
-    for row in rows.chunks_exact(PLACE + NUMBERS.len()) {
+    for row in rows.chunks_exact(SITE_NUMBERS + NUMBERS.len()) {
         let step = predicted(&jobs, &model, row);
         let (columns, place) = match step {
-            Ok(step) => (step.columns(), 0),
+            Ok(step) => (step.figures(), 0),
             Err(reason) => {
                 let next = points.reasons.len();
                 let place = *known.entry(reason).or_insert_with_key(|reason: &String| {
                     points.reasons.push(reason.clone());
                     next as u32
                 });
-                ([f64::NAN; Step::COLUMNS.len()], place)
+                ([f64::NAN; Step::FIGURES.len()], place)
             }
         };
         points.figures.extend(columns);
@@ -229,7 +230,7 @@ pub fn points(
 }
 
 /// The step of a row, or why there is none; each platform comes with the places that tiers are counted among.
-fn predicted(jobs: &[(Vec<FarTier>, Job<'_>)], model: &Model, row: &[u32]) -> Result<Step, String> {
+fn predicted(jobs: &[(Vec<TierId>, Job<'_>)], model: &Model, row: &[u32]) -> Result<Step, String> {
     let (&[platform, accelerators, sequence], numbers) = row.split_first_chunk().ok_or("no row")?;
     let (tiers, job) = jobs.get(platform as usize).ok_or("no such platform")?;
     let mut layout = layout(numbers, tiers).ok_or("no such choice")?;
@@ -260,7 +261,7 @@ mod tests {
     fn a_layout_is_read_as_its_json_is() {
         let row: Vec<_> =
             (0..8).map(|it| it + 1).chain([1, 0, 2, 0, 3, 1, 1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 0]).collect();
-        let layout = layout(&row, &[FarTier::Host, FarTier::Pool]).unwrap();
+        let layout = layout(&row, &[TierId::Host, TierId::Pool]).unwrap();
         let whole = serde_json::to_value(layout).unwrap();
         for (name, cell) in NUMBERS.iter().zip(cells(&layout)) {
             let value = match name.split_once('_') {

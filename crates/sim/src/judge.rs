@@ -1,0 +1,7 @@
+//! What others have published, and what a machine was measured to take, beside what is predicted of it.
+
+pub mod fabrics;
+pub(crate) mod fit;
+pub(crate) mod measured;
+pub(crate) mod published;
+pub mod scalepool;

@@ -1,0 +1,366 @@
+//! What is predicted of a step: every figure, as every output has it.
+
+use serde::Serialize;
+
+/// What a step is predicted to take. Seconds and bytes are those of the accelerator that sets the pace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Step {
+    /// All of it: the sum of everything below but what is hidden.
+    pub total_s: f64,
+    /// Computing.
+    pub compute: ComputeTimes,
+    /// Sending, by what it is for.
+    pub communication: Communication,
+    /// Waiting for other stages at the beginning and at the end.
+    pub bubble_s: f64,
+    /// To and from another tier.
+    pub offload: Shown,
+    /// Waiting for the slowest of many.
+    pub straggle_s: f64,
+    /// What lies where.
+    pub memory: MemoryUse,
+}
+
+/// Seconds of computing, all micro-batches together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ComputeTimes {
+    /// Forward pass.
+    pub forward_s: f64,
+    /// Backward pass, without what is computed again.
+    pub backward_s: f64,
+    /// Computed again.
+    pub recompute_s: f64,
+    /// The optimizer.
+    pub optimizer_s: f64,
+}
+
+/// Seconds that hold computation up, and that run beside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Shown {
+    /// Holding it up.
+    pub exposed_s: f64,
+    /// Beside it.
+    pub hidden_s: f64,
+}
+
+/// Seconds inside a rack, and between racks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Scoped {
+    /// Inside a rack.
+    pub inside: Shown,
+    /// Between racks.
+    pub between: Shown,
+}
+
+/// Seconds of sending, by what it is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Communication {
+    /// Parts of matrix products.
+    pub tensor: Scoped,
+    /// Keys and values.
+    pub context: Scoped,
+    /// Tokens to experts and back.
+    pub expert: Scoped,
+    /// Activations between stages.
+    pub pipeline: Scoped,
+    /// Gradients and weights among copies.
+    pub data: Scoped,
+}
+
+/// Bytes on an accelerator, and on its share of another tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct MemoryUse {
+    /// Weights.
+    pub weights_bytes: f64,
+    /// Gradients.
+    pub gradients_bytes: f64,
+    /// Optimizer states.
+    pub optimizer_bytes: f64,
+    /// Activations between the passes, and the largest that pass by.
+    pub activations_bytes: f64,
+    /// All of it.
+    pub used_bytes: f64,
+    /// What the accelerator has.
+    pub capacity_bytes: f64,
+    /// Weights in the other tier.
+    pub far_weights_bytes: f64,
+    /// Optimizer states there.
+    pub far_optimizer_bytes: f64,
+    /// Activations there.
+    pub far_activations_bytes: f64,
+    /// What lies there, all of it.
+    pub far_bytes: f64,
+    /// What an accelerator's share of that has.
+    pub far_capacity_bytes: f64,
+}
+
+/// What a figure counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FigureUnit {
+    /// Seconds.
+    Seconds,
+    /// Bytes.
+    Bytes,
+}
+
+/// A figure of a step. Tables, CSV, Parquet, Python and pictures take their columns from [`Step::FIGURES`], and a test holds JSON
+/// against it.
+#[derive(Clone, Copy, Debug)]
+pub struct Figure {
+    /// Its name in tables of many steps.
+    pub key: &'static str,
+    /// The keys that lead to it in JSON, with dots.
+    pub path: &'static str,
+    /// What people read; seconds that hold computation up, and those beside it, have the same.
+    pub label: &'static str,
+    /// What it counts.
+    pub unit: FigureUnit,
+    /// Whether it is seconds beside computation.
+    pub is_hidden: bool,
+    /// The figure of a step.
+    pub of: fn(&Step) -> f64,
+}
+
+/// Seconds of a kind of sending, inside racks and between them.
+macro_rules! sending {
+    ($kind:ident) => {
+        [
+            sending!($kind, inside, exposed_s, false),
+            sending!($kind, inside, hidden_s, true),
+            sending!($kind, between, exposed_s, false),
+            sending!($kind, between, hidden_s, true),
+        ]
+    };
+    ($kind:ident, $scope:ident, $part:ident, $is_hidden:literal) => {
+        Figure {
+            key: concat!(stringify!($kind), "_", stringify!($scope), "_", stringify!($part)),
+            path: concat!(
+                "communication.",
+                stringify!($kind),
+                ".",
+                stringify!($scope),
+                ".",
+                stringify!($part)
+            ),
+            label: concat!(stringify!($kind), ", ", stringify!($scope), " racks"),
+            unit: FigureUnit::Seconds,
+            is_hidden: $is_hidden,
+            of: |step| step.communication.$kind.$scope.$part,
+        }
+    };
+}
+
+const fn seconds(
+    key: &'static str,
+    path: &'static str,
+    label: &'static str,
+    is_hidden: bool,
+    of: fn(&Step) -> f64,
+) -> Figure {
+    Figure { key, path, label, unit: FigureUnit::Seconds, is_hidden, of }
+}
+
+const fn bytes(key: &'static str, path: &'static str, label: &'static str, of: fn(&Step) -> f64) -> Figure {
+    Figure { key, path, label, unit: FigureUnit::Bytes, is_hidden: false, of }
+}
+
+const SENDING: [[Figure; 4]; 5] =
+    [sending!(tensor), sending!(context), sending!(expert), sending!(pipeline), sending!(data)];
+
+impl Step {
+    /// Its figures, flat, in the order of JSON.
+    pub const FIGURES: [Figure; 40] = {
+        let [[t0, t1, t2, t3], [c0, c1, c2, c3], [e0, e1, e2, e3], [p0, p1, p2, p3], [d0, d1, d2, d3]] =
+            SENDING;
+        [
+            seconds("total_s", "total_s", "step", false, |it| it.total_s),
+            seconds("forward_s", "compute.forward_s", "forward", false, |it| it.compute.forward_s),
+            seconds("backward_s", "compute.backward_s", "backward", false, |it| it.compute.backward_s),
+            seconds("recompute_s", "compute.recompute_s", "recompute", false, |it| it.compute.recompute_s),
+            seconds("optimizer_s", "compute.optimizer_s", "optimizer", false, |it| it.compute.optimizer_s),
+            t0,
+            t1,
+            t2,
+            t3,
+            c0,
+            c1,
+            c2,
+            c3,
+            e0,
+            e1,
+            e2,
+            e3,
+            p0,
+            p1,
+            p2,
+            p3,
+            d0,
+            d1,
+            d2,
+            d3,
+            seconds("bubble_s", "bubble_s", "bubble", false, |it| it.bubble_s),
+            seconds("offload_exposed_s", "offload.exposed_s", "offload", false, |it| it.offload.exposed_s),
+            seconds("offload_hidden_s", "offload.hidden_s", "offload", true, |it| it.offload.hidden_s),
+            seconds("straggle_s", "straggle_s", "stragglers", false, |it| it.straggle_s),
+            bytes("weights_bytes", "memory.weights_bytes", "weights", |it| it.memory.weights_bytes),
+            bytes("gradients_bytes", "memory.gradients_bytes", "gradients", |it| it.memory.gradients_bytes),
+            bytes("optimizer_bytes", "memory.optimizer_bytes", "optimizer states", |it| {
+                it.memory.optimizer_bytes
+            }),
+            bytes("activations_bytes", "memory.activations_bytes", "activations", |it| {
+                it.memory.activations_bytes
+            }),
+            bytes("used_bytes", "memory.used_bytes", "memory", |it| it.memory.used_bytes),
+            bytes("capacity_bytes", "memory.capacity_bytes", "of", |it| it.memory.capacity_bytes),
+            bytes("far_weights_bytes", "memory.far_weights_bytes", "weights", |it| {
+                it.memory.far_weights_bytes
+            }),
+            bytes("far_optimizer_bytes", "memory.far_optimizer_bytes", "optimizer states", |it| {
+                it.memory.far_optimizer_bytes
+            }),
+            bytes("far_activations_bytes", "memory.far_activations_bytes", "activations", |it| {
+                it.memory.far_activations_bytes
+            }),
+            bytes("far_bytes", "memory.far_bytes", "offloaded", |it| it.memory.far_bytes),
+            bytes("far_capacity_bytes", "memory.far_capacity_bytes", "of", |it| it.memory.far_capacity_bytes),
+        ]
+    };
+
+    /// The figures, in the order of [`Step::FIGURES`].
+    #[must_use]
+    pub fn figures(&self) -> [f64; Self::FIGURES.len()] {
+        Self::FIGURES.map(|figure| (figure.of)(self))
+    }
+
+    /// What its time is made of, in order: each with the seconds that hold computation up, and those beside it.
+    #[must_use]
+    pub fn times(&self) -> Vec<(&'static str, Shown)> {
+        let parts = Self::FIGURES[1..].iter().filter(|figure| figure.unit == FigureUnit::Seconds);
+        let mut times: Vec<(&'static str, Shown)> = vec![];
+        for figure in parts {
+            let value = (figure.of)(self);
+            match times.last_mut() {
+                Some((label, shown)) if *label == figure.label && figure.is_hidden => shown.hidden_s = value,
+                _ => times.push((figure.label, Shown { exposed_s: value, hidden_s: 0.0 })),
+            }
+        }
+        times
+    }
+}
+
+impl MemoryUse {
+    /// Whether it fits where it lies.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.used_bytes <= self.capacity_bytes && self.far_bytes <= self.far_capacity_bytes
+    }
+}
+
+impl Scoped {
+    /// What holds computation up.
+    #[must_use]
+    pub fn exposed_s(&self) -> f64 {
+        self.inside.exposed_s + self.between.exposed_s
+    }
+}
+
+impl Communication {
+    /// What holds computation up.
+    #[must_use]
+    pub fn exposed_s(&self) -> f64 {
+        let Self { tensor, context, expert, pipeline, data } = self;
+        tensor.exposed_s()
+            + context.exposed_s()
+            + expert.exposed_s()
+            + pipeline.exposed_s()
+            + data.exposed_s()
+    }
+}
+
+impl ComputeTimes {
+    /// All of it.
+    #[must_use]
+    pub fn total_s(&self) -> f64 {
+        self.forward_s + self.backward_s + self.recompute_s + self.optimizer_s
+    }
+}
+
+/// A stage of the pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Stage {
+    /// Its blocks.
+    pub blocks: u32,
+    /// Seconds of its passes as a part of those of the slowest stage.
+    pub pace: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// The leaves of an object, with the keys that lead to them.
+    fn leaves(at: &str, value: &Value, found: &mut Vec<(String, f64)>) {
+        match value {
+            Value::Object(keys) => keys.iter().for_each(|(key, value)| {
+                let at = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+                leaves(&at, value, found);
+            }),
+            value => found.push((at.to_owned(), value.as_f64().expect("a figure"))),
+        }
+    }
+
+    #[test]
+    fn json_has_the_figures_of_the_table_and_no_other() {
+        let mut numbers = 0.0;
+        let mut next = || {
+            numbers += 1.0;
+            numbers
+        };
+        let mut shown = || Shown { exposed_s: next(), hidden_s: next() };
+        let mut scoped = || Scoped { inside: shown(), between: shown() };
+        let communication = Communication {
+            tensor: scoped(),
+            context: scoped(),
+            expert: scoped(),
+            pipeline: scoped(),
+            data: scoped(),
+        };
+        let step = Step {
+            total_s: 101.0,
+            compute: ComputeTimes {
+                forward_s: 102.0,
+                backward_s: 103.0,
+                recompute_s: 104.0,
+                optimizer_s: 105.0,
+            },
+            communication,
+            bubble_s: 106.0,
+            offload: Shown { exposed_s: 107.0, hidden_s: 108.0 },
+            straggle_s: 109.0,
+            memory: MemoryUse {
+                weights_bytes: 110.0,
+                far_capacity_bytes: 111.0,
+                far_bytes: 112.0,
+                ..MemoryUse::default()
+            },
+        };
+        let mut found = vec![];
+        leaves("", &serde_json::to_value(step).unwrap(), &mut found);
+        let mut expected: Vec<_> =
+            Step::FIGURES.iter().map(|figure| (figure.path.to_owned(), (figure.of)(&step))).collect();
+        found.sort_by(|a, b| a.0.cmp(&b.0));
+        expected.sort_by(|a, b| a.0.cmp(&b.0));
+        assert_eq!(found, expected);
+        // A key is its path without the group.
+        for Figure { key, path, unit, .. } in Step::FIGURES {
+            let groups = ["compute.", "communication.", "memory."];
+            let own = groups.iter().find_map(|group| path.strip_prefix(group)).unwrap_or(path);
+            assert_eq!(key, own.replace('.', "_"));
+            assert_eq!(unit == FigureUnit::Bytes, key.ends_with("_bytes"));
+        }
+        let exposed: f64 = step.times().iter().map(|(_, shown)| shown.exposed_s + shown.hidden_s).sum();
+        assert_eq!(exposed, (1..=20).sum::<i32>() as f64 + (102..=109).sum::<i32>() as f64);
+    }
+}
