@@ -1,20 +1,23 @@
 //! `polder pool`: makes, shows, mends and removes pools.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{IsTerminal, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use polder_mem::Memory;
+use polder_mem::{Memory, Region, RegionError, RegionKind};
 use polder_pool::keeper::{Order, order};
 use polder_pool::session::{self, AnyMemory, Session, SessionError};
 use polder_pool::settings::{Settings, Size, Span};
 use polder_pool::{
     Geometry, HostStat, Inspection, Member, Overwrite, Peer, PoolError, Stat, Superblock, Swept, Uuid, each,
-    each_memory, format, inspect, read_superblock,
+    each_memory, expect_vacant, format_as, inspect, read_superblock,
 };
+use rustix::fs::SeekFrom;
 
 use crate::Failure;
 use crate::keeper::hosts;
@@ -116,27 +119,63 @@ pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Fai
 }
 
 fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Failure> {
+    let choice = settings.coherence.unwrap_or_default();
     let made = match (path.exists(), arguments.size) {
         (false, Some(Size(size))) => {
             let size = if size > PAGE { size - size % PAGE } else { size };
             expect_space(path, size)?;
-            session::create(path, size, &arguments.geometry(size))?
+            session::create_as(path, size, &arguments.geometry(size), choice)?
         }
         (false, None) => {
-            return Err(Failure(format!("{} does not exist; give --size to make a file", path.display())));
+            // One in /dev would be a device.
+            let missing = AnyMemory::blank(path, choice).map(drop);
+            let file = || Failure(format!("{} does not exist; give --size to make a file", path.display()));
+            return Err(match missing {
+                Err(error @ RegionError::Missing { .. }) if error.is_of_device() => error.into(),
+                _ => file(),
+            });
         }
         (true, Some(_)) => {
             return Err(Failure(format!("{} has a size already; leave --size out", path.display())));
         }
         (true, None) => {
-            let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+            let memory = AnyMemory::blank(path, choice)?;
             let geometry = arguments.geometry(memory.region().bytes());
             let overwrite = if arguments.force { Overwrite::Force } else { Overwrite::Refuse };
-            each_memory!(&memory, memory => format(memory, &geometry, Uuid::fresh(), overwrite))
-                .map_err(at(path))?
+            let parts = if arguments.force { vec![] } else { written(path, memory.region())? };
+            each_memory!(&memory, memory => {
+                if !arguments.force {
+                    expect_vacant(memory, parts).map_err(at(path))?;
+                }
+                format_as(memory, &geometry, Uuid::fresh(), overwrite, choice.said())
+            })
+            .map_err(at(path))?
         }
     };
     describe(path, &made)
+}
+
+/// The parts of a region that may hold something: those of a file that are no holes; of a device, which has none, the end,
+/// where tables stand a second time.
+fn written(path: &Path, region: &Region) -> Result<Vec<Range<u64>>, Failure> {
+    let bytes = region.bytes();
+    if region.kind() == RegionKind::DaxDevice {
+        return Ok(vec![bytes.saturating_sub(1 << 20)..bytes]);
+    }
+    let file = File::open(path)?;
+    let (mut parts, mut at) = (vec![], 0);
+    while at < bytes {
+        let start = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(error) => {
+                return Err(Failure(format!("{}: cannot look for its data: {error}", path.display())));
+            }
+        };
+        at = rustix::fs::seek(&file, SeekFrom::Hole(start)).unwrap_or(bytes);
+        parts.push(start..at);
+    }
+    Ok(parts)
 }
 
 /// That the file system could hold all of a file, which takes up nothing at first: later whoever writes what does not
@@ -255,6 +294,7 @@ fn table(path: &Path, stat: &Stat, boot: u64) -> String {
             stat.slots, stat.claimed, stat.condemned, stat.tombstones, stat.epoch
         ),
     ];
+    lines.extend(stat.coherence.map(|coherence| format!("coherence: {coherence}, for every process")));
     for host in &stat.hosts {
         let (here, gone) = here_and_gone(host, boot);
         let gone = if gone.is_empty() { String::new() } else { format!(", gone {}", pids(&gone)) };

@@ -125,6 +125,61 @@ fn what_is_no_pool_is_not_formatted_without_force() {
 }
 
 #[test]
+fn a_file_system_is_not_formatted_without_force_wherever_its_bytes_stand() {
+    let desk = Desk::new();
+    // The first 1024 bytes of an ext4 image are zeros.
+    let mut image = vec![0; 4 << 20];
+    image[1024..1028].copy_from_slice(&1024_u32.to_le_bytes());
+    image[1080..1082].copy_from_slice(&[0x53, 0xef]);
+    image[1 << 20..2 << 20].fill(7);
+    std::fs::write(desk.pool(), &image).unwrap();
+    let line = desk.refusal("pool format");
+    let seen = "an ext2, ext3 or ext4 file system (seen at offset 0x438)";
+    assert!(line.contains(seen) && line.contains("--force"), "{line}");
+    assert!(std::fs::read(desk.pool()).unwrap() == image, "it was written to");
+    // Bytes behind all that a format zeroes, in a file with holes.
+    let file = std::fs::File::create(desk.pool()).unwrap();
+    file.set_len(16 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"kept", (16 << 20) - 5).unwrap();
+    let line = desk.refusal("pool format");
+    assert!(line.contains("seen at offset 0xfffffb"), "{line}");
+    file.set_len(0).unwrap();
+    file.set_len(16 << 20).unwrap();
+    assert!(desk.say("pool format").contains("for 8 hosts"), "a hole goes without force");
+    assert!(desk.refusal("pool format").contains("attach to it"));
+    assert!(desk.say("pool format --force").contains("for 8 hosts"));
+}
+
+#[test]
+fn no_file_is_made_among_devices() {
+    let desk = Desk::new();
+    for arguments in ["--size 16MiB --pool /dev/dax77.0", "--pool /dev/dax77.0"] {
+        let line = desk.refusal(&format!("pool format {arguments}"));
+        assert!(line.starts_with("polder: /dev/dax77.0: ") && line.ends_with("`daxctl list`\n"), "{line}");
+    }
+    assert!(!PathBuf::from("/dev/dax77.0").exists());
+}
+
+#[test]
+fn a_pool_keeps_the_coherence_that_it_was_formatted_for() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB --coherence software");
+    let session = desk.session(Some(0), 0);
+    assert_eq!(session.pool().coherence(), polder_mem::Coherence::Software);
+    assert!(desk.say("pool stat").contains("\ncoherence: software, for every process\n"));
+    let counters: Value = serde_json::from_str(&desk.say("pool stat --json")).unwrap();
+    assert_eq!(counters["coherence"], "software");
+    let line = desk.refusal("pool stat --coherence coherent");
+    assert!(line.contains("formatted with --coherence software, and coherent is set here"), "{line}");
+    drop(session);
+    // Formatted anew it is what is said then.
+    desk.say("pool format --force");
+    let counters: Value = serde_json::from_str(&desk.say("pool stat --json")).unwrap();
+    assert_eq!(counters["coherence"], Value::Null);
+    desk.say("pool stat --coherence coherent");
+}
+
+#[test]
 fn a_pool_larger_than_its_file_system_is_not_made() {
     let desk = Desk::new();
     let line = desk.refusal("pool format --size 4096TiB");

@@ -65,6 +65,13 @@ impl<L: Lines> Mapped<L> {
         Ok(self)
     }
 
+    /// The same region before it is attached, its caches kept in step by others.
+    #[must_use]
+    pub fn kept_by<K: Lines>(self) -> Mapped<K> {
+        let Self { base, bytes, region, .. } = self;
+        Mapped { base, bytes, lines: K::new(Cpu::detect()), region, host: None }
+    }
+
     /// The region.
     #[must_use]
     pub fn region(&self) -> &Region {

@@ -1,5 +1,6 @@
 //! The seam: what the hardware does, and no more.
 
+use std::fmt;
 use std::ops::Add;
 use std::time::Duration;
 
@@ -37,6 +38,15 @@ pub enum Coherence {
     Coherent,
     /// The program, with the CPU's line instructions.
     Software,
+}
+
+impl fmt::Display for Coherence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Coherent => "coherent",
+            Self::Software => "software",
+        })
+    }
 }
 
 /// What one process can say of another process of the same kernel, without waiting.

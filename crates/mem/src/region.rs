@@ -45,7 +45,11 @@ impl RegionKind {
 pub enum RegionError {
     /// Nothing there.
     #[error(
-        "{path}: no such file or device; check the path, or create a pool there with `polder pool format`"
+        "{path}: no such file or device; {}",
+        match is_of_devices(path) {
+            true => "list the dax devices with `daxctl list`",
+            false => "check the path, or create a pool there with `polder pool format`",
+        }
     )]
     Missing {
         /// The path.
@@ -54,6 +58,14 @@ pub enum RegionError {
     /// Something is there already.
     #[error("{path} exists already; open it, or remove it first")]
     Exists {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A file that would stand among devices, and be taken for one.
+    #[error(
+        "{path}: there is no such device, and a file is not made in /dev outside /dev/shm; list the dax devices with `daxctl list`"
+    )]
+    NoDevice {
         /// The path.
         path: PathBuf,
     },
@@ -121,6 +133,14 @@ pub enum RegionError {
     },
 }
 
+impl RegionError {
+    /// Whether the path lies where devices do.
+    #[must_use]
+    pub fn is_of_device(&self) -> bool {
+        matches!(self, Self::Missing { path } | Self::NoDevice { path } if is_of_devices(path))
+    }
+}
+
 /// A mapping of a whole file or device, shared with whoever else maps it.
 ///
 /// The memory is reached through [`crate::Coherent`] or [`crate::Software`] only: there is no slice of it.
@@ -179,10 +199,18 @@ impl Region {
         if path.symlink_metadata().is_ok() {
             return Err(RegionError::Exists { path: path.into() });
         }
-        let file = unnamed(path)?;
+        let is_of_devices = is_of_devices(path);
+        let file = unnamed(path).map_err(|error| match is_of_devices {
+            true => RegionError::NoDevice { path: path.into() },
+            false => error,
+        })?;
         let metadata = file.metadata().map_err(|e| system(path, "look at it", e))?;
         let (kind, multiple) =
             page(&file, &metadata).map_err(|e| system(path, "look at its file system", e))?;
+        // Huge pages are often mounted in /dev.
+        if is_of_devices && kind != RegionKind::HugePages {
+            return Err(RegionError::NoDevice { path: path.into() });
+        }
         if bytes == 0 || !bytes.is_multiple_of(multiple) {
             return Err(RegionError::Size { path: path.into(), bytes, multiple });
         }
@@ -277,12 +305,22 @@ impl Drop for Region {
     }
 }
 
-/// Makes a file in the directory of `path`.
-fn unnamed(path: &Path) -> Result<File, RegionError> {
-    let directory = match path.parent() {
+/// Whether `path` lies where devices do: in /dev, and not in /dev/shm.
+fn is_of_devices(path: &Path) -> bool {
+    let directory = directory(path).canonicalize().unwrap_or_else(|_| directory(path).into());
+    directory.starts_with("/dev") && !directory.starts_with("/dev/shm")
+}
+
+fn directory(path: &Path) -> &Path {
+    match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
-    };
+    }
+}
+
+/// Makes a file in the directory of `path`.
+fn unnamed(path: &Path) -> Result<File, RegionError> {
+    let directory = directory(path);
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o660).open(directory);
     file.map_err(|source| {
@@ -473,6 +511,22 @@ mod tests {
         first.publish().expect("it");
         assert!(matches!(second.publish(), Err(RegionError::Exists { .. })));
         assert_eq!(scratch.names(), ["pool"]);
+    }
+
+    #[test]
+    fn a_file_is_not_made_among_devices_behind_a_link_or_not_and_is_in_shared_memory() {
+        let scratch = Scratch::new();
+        let link = scratch.path().join("link");
+        std::os::unix::fs::symlink("/dev", &link).expect("a link");
+        for path in [PathBuf::from("/dev/dax0.77"), "/dev/cxl/dax0.77".into(), link.join("dax0.77")] {
+            let words =
+                format!("{}: there is no such device, and a file is not made in /dev", path.display());
+            let refused = message(Region::draft(&path, 4096));
+            assert!(refused.starts_with(&words) && refused.ends_with("`daxctl list`"), "{refused}");
+            assert!(message(Region::open(&path)).ends_with("list the dax devices with `daxctl list`"));
+        }
+        assert!(!is_of_devices(Path::new("/dev/shm/pool")) && !is_of_devices(Path::new("pool")));
+        assert!(!is_of_devices(Path::new("/development/pool")));
     }
 
     #[test]

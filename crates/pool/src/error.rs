@@ -64,6 +64,16 @@ pub enum PoolError {
         /// What is there.
         what: String,
     },
+    /// Formatting would destroy something else.
+    #[error(
+        "this region holds {what} (seen at offset {offset}); check the path, or lose what is there with `polder pool format --force`"
+    )]
+    Occupied {
+        /// What is there.
+        what: &'static str,
+        /// Where it was seen.
+        offset: Offset,
+    },
     /// The pool was formatted by another version.
     #[error(
         "the pool has format {found}, this program reads format {supported}; use the Polder that made it, or format it anew"

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use polder_mem::{LINE, Memory, Offset, ProcessSlot};
+use polder_mem::{Coherence, LINE, Memory, Offset, ProcessSlot};
 use serde::Serialize;
 
 use crate::entry::{Entry, Record, State};
@@ -27,6 +27,8 @@ pub struct Stat {
     pub bytes: u64,
     /// Bytes of metadata in front of the chunks.
     pub metadata_bytes: u64,
+    /// How all processes keep it coherent: `coherent`, `software`, or nothing where that is left to each.
+    pub coherence: Option<&'static str>,
     /// Bytes in chunks that no host holds.
     pub unclaimed_bytes: u64,
     /// The epoch of the view, 0 before any keeper ran.
@@ -164,6 +166,10 @@ impl<'a, M: Memory> Inspector<'a, M> {
         let stat = Stat {
             bytes: superblock.bytes,
             metadata_bytes: layout.chunk_area().0,
+            coherence: superblock.coherence.map(|coherence| match coherence {
+                Coherence::Coherent => "coherent",
+                Coherence::Software => "software",
+            }),
             unclaimed_bytes: 0,
             epoch: 0,
             objects: 0,

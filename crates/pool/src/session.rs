@@ -13,7 +13,7 @@ use polder_mem::{
 use crate::keeper::{self, Admission, Claim};
 use crate::local::LocalLayout;
 use crate::settings::{CoherenceChoice, Settings, Wrap};
-use crate::{Geometry, Member, Overwrite, Pool, PoolError, Superblock, Uuid, format, read_superblock};
+use crate::{Geometry, Member, Overwrite, Pool, PoolError, Superblock, Uuid, format_as, read_superblock};
 
 /// Why a process could not come to its pool.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +29,18 @@ pub enum SessionError {
     NoHostId {
         /// The device.
         path: PathBuf,
+    },
+    /// The pool is kept coherent in one way, and another is set here.
+    #[error(
+        "{path} was formatted with --coherence {kept}, and {asked} is set here; leave --coherence and POLDER_COHERENCE out, or format it anew"
+    )]
+    Coherence {
+        /// The region.
+        path: PathBuf,
+        /// What its superblock says.
+        kept: Coherence,
+        /// What is set.
+        asked: Coherence,
     },
     /// The region cannot be mapped.
     #[error(transparent)]
@@ -109,23 +121,35 @@ impl AnyPool {
 }
 
 impl AnyMemory {
-    /// Maps what is at `path`.
+    /// Maps the pool at `path`, kept coherent as its superblock says; where that says nothing, as `choice` does.
+    ///
+    /// # Errors
+    /// [`SessionError::Coherence`] when both say something else; [`RegionError`].
+    pub fn open(path: &Path, choice: CoherenceChoice) -> Result<Self, SessionError> {
+        // Right for either: nothing is taken from a cache.
+        let memory = Software::new(Region::open(path)?);
+        // A superblock that cannot be read is the matter of the caller, who reads it too.
+        let kept = read_superblock(&memory).ok().and_then(|superblock| superblock.coherence);
+        match (kept, choice.said()) {
+            (Some(kept), Some(asked)) if kept != asked => {
+                Err(SessionError::Coherence { path: path.to_owned(), kept, asked })
+            }
+            (kept, asked) => Ok(Self::kept(memory, kept.or(asked))),
+        }
+    }
+
+    /// Maps what is at `path`, whatever it is, to be formatted.
     ///
     /// # Errors
     /// [`RegionError`].
-    pub fn open(path: &Path, coherence: CoherenceChoice) -> Result<Self, RegionError> {
-        Ok(Self::over(Region::open(path)?, coherence))
+    pub fn blank(path: &Path, choice: CoherenceChoice) -> Result<Self, RegionError> {
+        Ok(Self::kept(Software::new(Region::open(path)?), choice.said()))
     }
 
-    fn over(region: Region, choice: CoherenceChoice) -> Self {
-        let coherence = match choice {
-            CoherenceChoice::Auto => region.kind().coherence(),
-            CoherenceChoice::Coherent => Coherence::Coherent,
-            CoherenceChoice::Software => Coherence::Software,
-        };
-        match coherence {
-            Coherence::Coherent => Self::Coherent(Coherent::new(region)),
-            Coherence::Software => Self::Software(Software::new(region)),
+    fn kept(memory: Software, coherence: Option<Coherence>) -> Self {
+        match coherence.unwrap_or_else(|| memory.region().kind().coherence()) {
+            Coherence::Coherent => Self::Coherent(memory.kept_by()),
+            Coherence::Software => Self::Software(memory),
         }
     }
 
@@ -225,7 +249,7 @@ impl Session {
         let memory = match &settings.wrap {
             None => AnyMemory::open(path, settings.coherence.unwrap_or_default())?,
             // A shadow keeps its own copies: the region behind them is coherent.
-            Some(wrap) if wrap.shadow => AnyMemory::open(path, CoherenceChoice::Coherent)?.wrapped(wrap),
+            Some(wrap) if wrap.shadow => AnyMemory::blank(path, CoherenceChoice::Coherent)?.wrapped(wrap),
             Some(wrap) => AnyMemory::open(path, settings.coherence.unwrap_or_default())?.wrapped(wrap),
         };
         let refused = |source| SessionError::Pool { path: path.to_owned(), source };
@@ -259,7 +283,9 @@ impl Session {
     pub fn open_or_create(settings: &Settings, bytes: u64) -> Result<Self, SessionError> {
         let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
         if !path.exists() {
-            match create(path, bytes, &Geometry::for_region(bytes)) {
+            let is_shadow = settings.wrap.as_ref().is_some_and(|wrap| wrap.shadow);
+            let coherence = if is_shadow { None } else { settings.coherence };
+            match create_as(path, bytes, &Geometry::for_region(bytes), coherence.unwrap_or_default()) {
                 // Another process was faster: its pool is as good.
                 Err(SessionError::Region(RegionError::Exists { .. })) => {}
                 made => drop(made?),
@@ -280,9 +306,25 @@ impl Session {
 /// # Errors
 /// [`SessionError`]; [`RegionError::Exists`] when something is there.
 pub fn create(path: &Path, bytes: u64, geometry: &Geometry) -> Result<Superblock, SessionError> {
+    create_as(path, bytes, geometry, CoherenceChoice::Auto)
+}
+
+/// As [`create`], a pool that all processes keep coherent as `choice` says.
+///
+/// # Errors
+/// Those of [`create`].
+pub fn create_as(
+    path: &Path,
+    bytes: u64,
+    geometry: &Geometry,
+    choice: CoherenceChoice,
+) -> Result<Superblock, SessionError> {
     let (region, draft) = Region::draft(path, bytes)?;
-    let memory = AnyMemory::over(region, CoherenceChoice::Auto);
-    let made = each_memory!(&memory, memory => format(memory, geometry, Uuid::fresh(), Overwrite::Refuse));
+    let coherence = choice.said();
+    let memory = AnyMemory::kept(Software::new(region), coherence);
+    // A new file holds nothing that could be lost.
+    let (uuid, overwrite) = (Uuid::fresh(), Overwrite::Force);
+    let made = each_memory!(&memory, memory => format_as(memory, geometry, uuid, overwrite, coherence));
     let made = made.map_err(|source| SessionError::Pool { path: path.to_owned(), source })?;
     draft.publish()?;
     Ok(made)
@@ -450,6 +492,31 @@ mod tests {
         std::fs::write(scratch.0.join("pool"), vec![7; 1 << 20]).unwrap();
         let error = Session::open(&scratch.settings(0)).unwrap_err().to_string();
         assert!(error.contains("polder pool format"), "{error}");
+    }
+
+    #[test]
+    fn every_attach_follows_the_coherence_of_the_pool_and_another_is_refused_by_both_names() {
+        use CoherenceChoice::{Auto, Coherent, Software};
+        for (kept, other) in [(Software, Coherent), (Coherent, Software)] {
+            let scratch = Scratch::new(&format!("kept-{kept}"));
+            let asked = |choice| Settings { coherence: choice, ..scratch.settings(0) };
+            let made = Session::open_or_create(&asked(Some(kept)), 64 << 20).unwrap();
+            let uuid = each!(made.pool(), pool => pool.superblock().uuid);
+            for choice in [None, Some(Auto), Some(kept)] {
+                let session = Session::open_or_create(&asked(choice), 64 << 20).unwrap();
+                assert_eq!(Some(session.pool().coherence()), kept.said());
+                assert_eq!(each!(session.pool(), pool => pool.superblock().uuid), uuid);
+            }
+            let refused = Session::open(&asked(Some(other))).unwrap_err().to_string();
+            let words = format!("pool was formatted with --coherence {kept}, and {other} is set here;");
+            assert!(refused.contains(&words), "{refused}");
+        }
+        let scratch = Scratch::new("kept-by-none");
+        create(&scratch.0.join("pool"), 64 << 20, &Geometry::for_region(64 << 20)).unwrap();
+        for choice in [Software, Coherent] {
+            let settings = Settings { coherence: Some(choice), ..scratch.settings(0) };
+            assert_eq!(Some(Session::open(&settings).unwrap().pool().coherence()), choice.said());
+        }
     }
 
     #[test]

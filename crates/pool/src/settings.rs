@@ -6,19 +6,31 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use polder_mem::{Cost, FlushSite, Trigger, TriggerAction};
+use polder_mem::{Coherence, Cost, FlushSite, Trigger, TriggerAction};
 use serde::{Deserialize, Deserializer};
 
 /// How the pool's memory is kept coherent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum CoherenceChoice {
-    /// By the kind of the region: software for dax, fs-dax and famfs, the hardware for everything else.
+    /// As the pool was formatted for, or else by the kind of the region: software for dax, fs-dax and famfs, the hardware for everything else.
     #[default]
     Auto,
     /// The hardware does it.
     Coherent,
     /// The program does it, with line instructions.
     Software,
+}
+
+impl CoherenceChoice {
+    /// What was said, unless that is to look at the kind of the region.
+    #[must_use]
+    pub const fn said(self) -> Option<Coherence> {
+        match self {
+            Self::Auto => None,
+            Self::Coherent => Some(Coherence::Coherent),
+            Self::Software => Some(Coherence::Software),
+        }
+    }
 }
 
 impl FromStr for CoherenceChoice {

@@ -21,7 +21,7 @@
 //! |---|---|---|
 //! | 0 | 8 | magic, `POLDER\0\1` |
 //! | 8 | 4 | version, 1 |
-//! | 12 | 4 | spare, 0 |
+//! | 12 | 4 | coherence that the pool was formatted for: 0 none, each process decides; 1 coherent, 2 software |
 //! | 16 | 16 | uuid |
 //! | 32 | 8 | bytes of the region that the pool uses |
 //! | 40 | 16 | spare, 0 |
@@ -72,10 +72,13 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use polder_mem::{Bell, LINE, Memory, Offset, ProcessSlot};
+use polder_mem::{Bell, Coherence, LINE, Memory, Offset, ProcessSlot};
 
 use crate::line::{self, Words};
-use crate::{PoolError, word};
+use crate::{PoolError, expect_vacant, word};
+
+/// Bits of the second word that say the version; those behind it say the coherence.
+const VERSION_BITS: u32 = 32;
 
 /// The first word of a pool: `POLDER\0\1`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"POLDER\0\x01");
@@ -222,14 +225,22 @@ pub struct Superblock {
     pub bytes: u64,
     /// How they are divided.
     pub geometry: Geometry,
+    /// How all processes keep it coherent; `None` leaves that to each of them.
+    pub coherence: Option<Coherence>,
 }
 
 impl Superblock {
     fn identity(&self) -> Words {
-        [MAGIC, u64::from(VERSION), self.uuid.low(), self.uuid.high(), self.bytes, 0, 0]
+        let coherence = match self.coherence {
+            None => 0,
+            Some(Coherence::Coherent) => 1,
+            Some(Coherence::Software) => 2,
+        };
+        let second = u64::from(VERSION) | coherence << VERSION_BITS;
+        [MAGIC, second, self.uuid.low(), self.uuid.high(), self.bytes, 0, 0]
     }
 
-    fn division(&self, layout: &Layout) -> Words {
+    pub(crate) fn division(&self, layout: &Layout) -> Words {
         let Geometry { hosts, processes, names, levels, chunk_bytes, opens, keepers } = self.geometry;
         [
             u64::from(hosts)
@@ -245,9 +256,15 @@ impl Superblock {
         ]
     }
 
-    fn decode(identity: &Words, division: &Words) -> Self {
+    /// What the words say; a coherence that is none is left out.
+    pub(crate) fn decode(identity: &Words, division: &Words) -> Self {
         let half = |word: u64, at: u32| (word >> at) as u16;
         Self {
+            coherence: match identity[1] >> VERSION_BITS {
+                1 => Some(Coherence::Coherent),
+                2 => Some(Coherence::Software),
+                _ => None,
+            },
             uuid: Uuid(u128::from(identity[2]) | u128::from(identity[3]) << 64),
             bytes: identity[4],
             geometry: Geometry {
@@ -284,18 +301,33 @@ pub enum Overwrite {
 ///
 /// # Errors
 /// [`PoolError::PoolExists`] when a pool is there, of any version and in any state, and `overwrite` does not say to
-/// lose it; [`PoolError::NotAPool`] in the same way when the first word is neither a pool's nor 0;
-/// [`PoolError::Geometry`] and [`PoolError::TooSmall`] when `geometry` does not fit.
+/// lose it; [`PoolError::Occupied`] in the same way when something else is there that would be zeroed (see
+/// [`expect_vacant`]); [`PoolError::Geometry`] and [`PoolError::TooSmall`] when `geometry` does not fit.
 pub fn format<M: Memory>(
     memory: &M,
     geometry: &Geometry,
     uuid: Uuid,
     overwrite: Overwrite,
 ) -> Result<Superblock, PoolError> {
-    let superblock = Superblock { uuid, bytes: memory.bytes() & !(LINE - 1), geometry: *geometry };
+    format_as(memory, geometry, uuid, overwrite, None)
+}
+
+/// As [`format`], a pool that all processes keep coherent in one way.
+///
+/// # Errors
+/// Those of [`format`].
+pub fn format_as<M: Memory>(
+    memory: &M,
+    geometry: &Geometry,
+    uuid: Uuid,
+    overwrite: Overwrite,
+    coherence: Option<Coherence>,
+) -> Result<Superblock, PoolError> {
+    let bytes = memory.bytes() & !(LINE - 1);
+    let superblock = Superblock { uuid, bytes, geometry: *geometry, coherence };
     let layout = superblock.layout()?;
     if overwrite == Overwrite::Refuse {
-        refuse_existing(memory)?;
+        expect_vacant(memory, [0..layout.chunk_area.0])?;
     }
     // A pool that was here ends with its first line, before anything else of it does.
     line::announce(memory, Offset(0), &[0; line::WORDS]);
@@ -303,15 +335,6 @@ pub fn format<M: Memory>(
     line::announce(memory, Offset(LINE), &superblock.division(&layout));
     line::announce(memory, Offset(0), &superblock.identity());
     Ok(superblock)
-}
-
-fn refuse_existing<M: Memory>(memory: &M) -> Result<(), PoolError> {
-    match read_superblock(memory) {
-        Err(PoolError::NotAPool { found: 0 }) => Ok(()),
-        Err(error @ (PoolError::NotAPool { .. } | PoolError::Memory(_))) => Err(error),
-        Ok(found) => Err(PoolError::PoolExists { what: format!("pool {}", found.uuid) }),
-        Err(damage) => Err(PoolError::PoolExists { what: format!("a pool that cannot be read ({damage})") }),
-    }
 }
 
 fn zero<M: Memory>(memory: &M, from: Offset, bytes: u64) -> Result<(), PoolError> {
@@ -361,7 +384,7 @@ fn read_identity<M: Memory>(memory: &M) -> Result<Words, PoolError> {
         return Err(name_damage(memory)?);
     };
     match (identity[0], identity[1]) {
-        (MAGIC, version) if version == u64::from(VERSION) => Ok(identity),
+        (MAGIC, version) if version as u32 == VERSION => Ok(identity),
         (MAGIC, version) => Err(PoolError::Version { found: version as u32, supported: VERSION }),
         (found, _) => Err(PoolError::NotAPool { found }),
     }
@@ -898,8 +921,28 @@ mod tests {
 
     #[test]
     fn the_superblock_comes_back_from_its_words() {
-        let superblock = Superblock { uuid: Uuid(7 << 70 | 5), bytes: 32 << 10, geometry: TINY };
-        let layout = superblock.layout().unwrap();
-        assert_eq!(Superblock::decode(&superblock.identity(), &superblock.division(&layout)), superblock);
+        for coherence in [None, Some(Coherence::Coherent), Some(Coherence::Software)] {
+            let superblock =
+                Superblock { uuid: Uuid(7 << 70 | 5), bytes: 32 << 10, geometry: TINY, coherence };
+            let layout = superblock.layout().unwrap();
+            assert_eq!(Superblock::decode(&superblock.identity(), &superblock.division(&layout)), superblock);
+        }
+    }
+
+    #[test]
+    fn the_coherence_of_a_pool_stands_in_byte_12_and_one_that_is_none_is_damage() {
+        let heap = heap(32 << 10);
+        for (value, coherence) in [(0, None), (1, Some(Coherence::Coherent)), (2, Some(Coherence::Software))]
+        {
+            format_as(&heap, &TINY, Uuid(9), Overwrite::Force, coherence).unwrap();
+            let mut four = [0; 4];
+            heap.copy_out(Offset(12), &mut four).unwrap();
+            assert_eq!(u32::from_le_bytes(four), value);
+            assert_eq!(read_superblock(&heap).unwrap().coherence, coherence);
+        }
+        let mut identity = read_identity(&heap).unwrap();
+        identity[1] += 1 << VERSION_BITS;
+        line::publish(&heap, Offset(0), &identity);
+        assert!(matches!(read_superblock(&heap), Err(PoolError::Corrupt { what: "superblock", .. })));
     }
 }

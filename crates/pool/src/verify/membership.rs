@@ -148,7 +148,7 @@ const HARMLESS_IN_PROCESSES: &[Harmless] = &[
 
 fn superblock(hosts: u16, processes: u16, keepers: u16) -> (Superblock, Layout) {
     let geometry = Geometry { hosts, processes, names: 2, levels: 1, chunk_bytes: 64, opens: 1, keepers };
-    let superblock = Superblock { uuid: Uuid(1), bytes: BYTES, geometry };
+    let superblock = Superblock { uuid: Uuid(1), bytes: BYTES, geometry, coherence: None };
     (superblock, superblock.layout().expect("16 KiB hold a pool of this geometry"))
 }
 
@@ -156,7 +156,7 @@ fn superblock(hosts: u16, processes: u16, keepers: u16) -> (Superblock, Layout) 
 fn with_names() -> (Superblock, Layout) {
     let geometry =
         Geometry { hosts: 2, processes: 1, names: 3, levels: 2, chunk_bytes: 256, opens: 3, keepers: 2 };
-    let superblock = Superblock { uuid: Uuid(1), bytes: BYTES, geometry };
+    let superblock = Superblock { uuid: Uuid(1), bytes: BYTES, geometry, coherence: None };
     (superblock, superblock.layout().expect("16 KiB hold a pool of this geometry"))
 }
 

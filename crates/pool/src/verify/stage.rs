@@ -33,7 +33,7 @@ pub(super) fn pool_of(geometry: Geometry, chunks: u32) -> (Superblock, Layout) {
     let sizes = (4096..).step_by(LINE as usize);
     let mut layouts = sizes.filter_map(|bytes| Layout::new(&geometry, bytes).ok());
     let layout = layouts.find(|layout| layout.chunks() == chunks).expect("some size fits");
-    (Superblock { uuid: Uuid(1), bytes: layout.bytes(), geometry }, layout)
+    (Superblock { uuid: Uuid(1), bytes: layout.bytes(), geometry, coherence: None }, layout)
 }
 
 /// A pool with entries in two levels of 3 and 2 slots, and chunks of four lines.
