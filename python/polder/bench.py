@@ -71,7 +71,9 @@ def main() -> int:
     if arguments.folder:
         return rank(arguments)
     for procs in arguments.procs:
-        with tempfile.TemporaryDirectory(prefix="polder-bench-", dir="/dev/shm") as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="polder-bench-", dir=os.environ.get("POLDER_BENCH_FOLDER", "/dev/shm")
+        ) as folder:
             run(procs, Path(folder), arguments)
     return 0
 

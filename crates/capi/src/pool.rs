@@ -59,6 +59,7 @@ fn start_log(settings: &Settings) {
     if let Some(filter) = &settings.log {
         STARTED.call_once(|| {
             let logs = tracing_subscriber::fmt().with_writer(std::io::stderr);
+            let logs = logs.with_ansi(polder_pool::settings::is_colour_wanted());
             // A program of Rust may have a log of its own.
             drop(logs.with_env_filter(EnvFilter::new(filter)).try_init());
         });

@@ -1,9 +1,26 @@
 //! The `polder` command: makes and mends pools, proves the protocols, and measures them beside their peers.
 #![forbid(unsafe_code)]
 
+/// As the standard macro, which panics where stdout cannot be written to.
+macro_rules! println {
+    () => { $crate::output::print(format_args!("\n")) };
+    ($($words:tt)*) => { $crate::output::print(format_args!("{}\n", format_args!($($words)*))) };
+}
+
+/// As [`println`], without the end of the line.
+macro_rules! print {
+    ($($words:tt)*) => { $crate::output::print(format_args!($($words)*)) };
+}
+
+/// As the standard macro, which panics where stderr cannot be written to.
+macro_rules! eprintln {
+    ($($words:tt)*) => { $crate::output::complain(format_args!("{}\n", format_args!($($words)*))) };
+}
+
 mod bench;
 mod keeper;
 mod mpi;
+mod output;
 mod plan;
 mod pool;
 mod probe;
@@ -153,8 +170,19 @@ impl fmt::Display for Failure {
 fn main() -> ExitCode {
     // `polder ... | head` ends quietly.
     sigpipe::reset();
-    let cli = Cli::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit());
-    match run(cli) {
+    let parsed = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let ended = output::caught(|| match parsed {
+        Ok(cli) => run(cli),
+        // Help as well.
+        Err(error) => {
+            let code = if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
+            match error.print() {
+                Err(failed) if !error.use_stderr() => Err(output::unwritten(&failed)),
+                _ => Ok(code),
+            }
+        }
+    });
+    match ended {
         Ok(code) => code,
         Err(failure) => {
             eprintln!("polder: {failure}");
@@ -200,7 +228,9 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut self::command(), "polder", &mut std::io::stdout());
+            let mut script = vec![];
+            clap_complete::generate(shell, &mut self::command(), "polder", &mut script);
+            print!("{}", String::from_utf8_lossy(&script));
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -210,6 +240,7 @@ fn start_logging(filter: &str) -> Result<(), Failure> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         Failure(format!("{filter:?} is no log filter ({error}); write a level, or polder_pool=debug"))
     })?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    logs.with_ansi(polder_pool::settings::is_colour_wanted()).init();
     Ok(())
 }

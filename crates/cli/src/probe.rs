@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Instant;
@@ -25,7 +25,7 @@ use crate::Failure;
 use crate::bench::Sample;
 use crate::bench::collectives::python;
 use crate::bench::ring::one_way;
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, Tied};
 
 /// How long to measure each.
 const FEW: Effort = Effort { samples: 15, sample_ns: 200_000 };
@@ -237,7 +237,7 @@ struct Kernels {
 fn kernels() -> Result<Option<Library>, Failure> {
     let Ok(python) = python() else { return Ok(None) };
     eprintln!("polder: measuring kernels");
-    let done = Command::new(&python).args(["-m", "polder.probe"]).stderr(Stdio::inherit()).output()?;
+    let done = Tied::output(Command::new(&python).args(["-m", "polder.probe"]))?;
     if !done.status.success() {
         return Err(Failure(format!("{} -m polder.probe: {}", python.display(), done.status)));
     }

@@ -1,27 +1,87 @@
 //! A directory in memory that is gone when its maker is, in whatever way that ends.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use polder_mem::testing;
+use rustix::fs::{FlockOperation, flock};
 
 /// The directory.
 pub(crate) struct Scratch {
     directory: testing::Scratch,
+    /// Locked for as long as a process has it.
+    _lock: File,
     _guard: Guard,
 }
 
 impl Scratch {
     pub(crate) fn new() -> io::Result<Self> {
+        remove_left(Path::new(PLACE));
         let directory = testing::Scratch::new();
+        let lock = lock(directory.path())?;
         let guard = Guard::over(directory.path())?;
-        Ok(Self { directory, _guard: guard })
+        Ok(Self { directory, _lock: lock, _guard: guard })
     }
 
     pub(crate) fn path(&self) -> &Path {
         self.directory.path()
+    }
+}
+
+/// Where directories are made.
+const PLACE: &str = "/dev/shm";
+/// A file that is locked while its directory is somebody's.
+const LOCK: &str = ".lock";
+
+/// Makes the lock of a directory: it has its name once it is locked.
+fn lock(directory: &Path) -> io::Result<File> {
+    let draft = directory.join(".new");
+    let file = File::create(&draft)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    std::fs::rename(draft, directory.join(LOCK))?;
+    Ok(file)
+}
+
+/// Removes directories whose makers were killed, and their guards with them: those whose lock nobody holds.
+fn remove_left(place: &Path) {
+    for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_ours = entry.file_name().as_encoded_bytes().starts_with(b"polder-test-");
+        let Ok(file) = File::open(path.join(LOCK)) else { continue };
+        if is_ours && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            // What another user made stays.
+            drop(std::fs::remove_dir_all(path));
+        }
+    }
+}
+
+/// A command in a process group of its own, all of which is killed when this process ends, in whatever way.
+pub(crate) struct Tied {
+    pub(crate) child: Child,
+    _guard: Guard,
+}
+
+impl Tied {
+    pub(crate) fn spawn(command: &mut Command) -> io::Result<Self> {
+        let mut child = command.process_group(0).spawn()?;
+        match Guard::over_group(child.id()) {
+            Ok(guard) => Ok(Self { child, _guard: guard }),
+            Err(error) => {
+                drop(child.kill());
+                drop(child.wait());
+                Err(error)
+            }
+        }
+    }
+
+    /// What it says to its end.
+    pub(crate) fn output(command: &mut Command) -> io::Result<Output> {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let Self { child, _guard } = Self::spawn(command)?;
+        child.wait_with_output()
     }
 }
 
@@ -30,6 +90,13 @@ impl Scratch {
 struct Guard(Child);
 
 impl Guard {
+    /// Kills the process group when this process has ended.
+    fn over_group(group: u32) -> io::Result<Self> {
+        let mut guard = Command::new("sh");
+        guard.args(["-c", "cat > /dev/null; kill -s KILL -- \"-$0\" 2> /dev/null"]).arg(group.to_string());
+        Ok(Self(guard.stdin(Stdio::piped()).process_group(0).spawn()?))
+    }
+
     fn over(directory: &Path) -> io::Result<Self> {
         let mut guard = Command::new("sh");
         guard.args(["-c", "cat > /dev/null; rm -rf \"$0\""]).arg(directory);
@@ -42,5 +109,25 @@ impl Drop for Guard {
         drop(self.0.stdin.take());
         // It has nothing left to do, and says so by ending.
         drop(self.0.wait());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_run_removes_what_a_killed_one_left_and_nothing_of_the_living() {
+        let place = testing::Scratch::new();
+        let [killed, alive, other] = ["polder-test-1-0", "polder-test-2-0", "polder-test-3-0"].map(|name| {
+            let path = place.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            std::fs::write(path.join("pool"), "bytes").unwrap();
+            path
+        });
+        drop(lock(&killed).unwrap());
+        let _held = lock(&alive).unwrap();
+        remove_left(place.path());
+        assert_eq!((killed.exists(), alive.exists(), other.exists()), (false, true, true));
     }
 }

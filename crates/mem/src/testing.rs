@@ -30,10 +30,33 @@ impl Child {
     /// When the system has no room for another process.
     #[must_use]
     pub fn fork(body: impl FnOnce()) -> Self {
+        Self::fork_and(body, || ())
+    }
+
+    /// As [`Child::fork`], and the kernel kills the copy when the thread that forked it ends, stopped or not.
+    ///
+    /// # Panics
+    /// When the system has no room for another process.
+    #[must_use]
+    pub fn fork_tied(body: impl FnOnce()) -> Self {
+        let parent = std::process::id();
+        Self::fork_and(body, || {
+            // SAFETY: calls on numbers. Of a parent that ended before the first, the second tells.
+            unsafe {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                if libc::getppid().unsigned_abs() != parent {
+                    libc::_exit(1);
+                }
+            }
+        })
+    }
+
+    fn fork_and(body: impl FnOnce(), first: impl FnOnce()) -> Self {
         // SAFETY: the child runs `body` and ends in `_exit`; it never returns into the parent's code.
         match unsafe { libc::fork() } {
             -1 => panic!("cannot fork: {}", io::Error::last_os_error()),
             0 => {
+                first();
                 let code = match catch_unwind(AssertUnwindSafe(body)) {
                     Ok(()) => 0,
                     Err(panic) => {

@@ -69,6 +69,7 @@ impl<A: Abi> Shim<A> {
         self.session.get(|settings| {
             if let Some(filter) = &settings.log {
                 let logs = tracing_subscriber::fmt().with_writer(std::io::stderr);
+                let logs = logs.with_ansi(polder_pool::settings::is_colour_wanted());
                 drop(logs.with_env_filter(EnvFilter::new(filter)).try_init());
             }
         })

@@ -2,6 +2,7 @@
 //! and the file before the default. Every edge reads its settings here, so that they mean the same everywhere.
 
 use std::fmt;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -262,6 +263,12 @@ impl Settings {
             log: self.log.or(lower.log),
         }
     }
+}
+
+/// Whether logs may have colours: stderr is a terminal, and `NO_COLOR` is not set.
+#[must_use]
+pub fn is_colour_wanted() -> bool {
+    std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 fn config_file(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<PathBuf>, SettingsError> {

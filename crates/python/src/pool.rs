@@ -226,7 +226,7 @@ fn default_path() -> PathBuf {
 pub(crate) fn session_error(error: SessionError) -> PyErr {
     match error {
         SessionError::Pool { path, source } => errors::raise_at(&path, source),
-        SessionError::NoPool | SessionError::NoHostId { .. } => {
+        SessionError::NoPool | SessionError::NoHostId { .. } | SessionError::Coherence { .. } => {
             errors::plain("SettingsError", error.to_string())
         }
         SessionError::Host(polder_mem::HostError::NoSlot { .. }) => {
@@ -244,6 +244,7 @@ fn start_log(settings: &Settings) {
     if let Some(filter) = &settings.log {
         let filter = tracing_subscriber::EnvFilter::new(filter);
         let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let logs = logs.with_ansi(polder_pool::settings::is_colour_wanted());
         // A program that has a subscriber of its own keeps it.
         drop(logs.try_init());
     }

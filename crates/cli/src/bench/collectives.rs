@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use super::row::Row;
 use crate::Failure;
+use crate::scratch::{Scratch, Tied};
 
 /// What to measure.
 #[derive(clap::Args)]
@@ -46,15 +47,19 @@ pub(crate) fn run(
     command.args(arguments.alone.then_some("--alone"));
     command.args(arguments.pin.then_some("--pin"));
     command.args(arguments.without_rust.then_some("--without-rust"));
-    let mut child = command.spawn().map_err(|error| Failure(format!("{}: {error}", python.display())))?;
-    let output = child.stdout.take().ok_or_else(|| Failure("the benchmark has no output".to_owned()))?;
+    // Its pools go when it is killed.
+    let scratch = Scratch::new()?;
+    command.env("POLDER_BENCH_FOLDER", scratch.path());
+    let mut tied = Tied::spawn(command.stdin(Stdio::null()))
+        .map_err(|error| Failure(format!("{}: {error}", python.display())))?;
+    let output = tied.child.stdout.take().ok_or_else(|| Failure("the benchmark has no output".to_owned()))?;
     for line in BufReader::new(output).lines() {
         let line = line?;
         let parsed =
             serde_json::from_str(&line).map_err(|_| Failure(format!("no row of a benchmark: {line}")))?;
         row(&parsed)?;
     }
-    let status = child.wait()?;
+    let status = tied.child.wait()?;
     if status.success() { Ok(()) } else { Err(Failure(format!("{}: {status}", python.display()))) }
 }
 

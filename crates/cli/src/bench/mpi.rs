@@ -5,7 +5,7 @@ mod figure;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use clap::Args;
 use polder_pool::Geometry;
@@ -19,7 +19,7 @@ use super::{print, size};
 use crate::Failure;
 use crate::mpi::library::{Install, Library, Section};
 use crate::mpi::{provider, shim};
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, Tied};
 
 /// What to measure with.
 #[derive(Args)]
@@ -314,7 +314,7 @@ impl<'a> Bench<'a> {
         for variable in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] {
             command.env(variable, "1");
         }
-        let ended = command.output()?;
+        let ended = Tied::output(command.stderr(Stdio::piped()))?;
         match ended.status.success() {
             true => Ok(String::from_utf8_lossy(&ended.stdout).into_owned()),
             false => {

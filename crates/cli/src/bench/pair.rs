@@ -4,13 +4,14 @@
 //! through the memory itself, and the first reports.
 
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use polder_mem::{Fault, LINE, Memory, Offset};
 use polder_pool::settings::{CoherenceChoice, Settings, Span};
 
 use crate::Failure;
+use crate::scratch::Tied;
 
 /// How one process of a benchmark attaches its pool.
 pub(super) fn settings(path: &Path, coherence: CoherenceChoice, host: u16) -> Settings {
@@ -25,17 +26,17 @@ pub(super) fn settings(path: &Path, coherence: CoherenceChoice, host: u16) -> Se
 }
 
 /// Another process of this benchmark; killed when the first gives up on it.
-pub(super) struct Helper(Child);
+pub(super) struct Helper(Tied);
 
 impl Helper {
     pub(super) fn start<I: AsRef<std::ffi::OsStr>>(
         arguments: impl IntoIterator<Item = I>,
     ) -> Result<Self, Failure> {
-        Ok(Self(Command::new(std::env::current_exe()?).args(arguments).spawn()?))
+        Ok(Self(Tied::spawn(Command::new(std::env::current_exe()?).args(arguments))?))
     }
 
     pub(super) fn finish(mut self) -> Result<(), Failure> {
-        let status = self.0.wait()?;
+        let status = self.0.child.wait()?;
         if status.success() {
             Ok(())
         } else {
@@ -47,8 +48,8 @@ impl Helper {
 impl Drop for Helper {
     fn drop(&mut self) {
         // It has ended already, unless the first process failed.
-        drop(self.0.kill());
-        drop(self.0.wait());
+        drop(self.0.child.kill());
+        drop(self.0.child.wait());
     }
 }
 

@@ -221,7 +221,7 @@ impl Stage {
             return self.second.ask("maintain").map(drop);
         }
         let settings = on_host(&self.settings, LONELY_HOST);
-        let mut next = Child::fork(|| {
+        let mut next = Child::fork_tied(|| {
             let session = Session::open(&settings).expect("a session");
             pool(&session).maintain().expect("clean up");
         });
@@ -278,7 +278,7 @@ impl Survivor {
     fn start(settings: &Settings, host: u16) -> Result<Self, Failure> {
         let (mut wire, mut theirs) = Wire::pair()?;
         let (settings, parent) = (on_host(settings, host), std::process::id());
-        let child = Child::fork(move || {
+        let child = Child::fork_tied(move || {
             if let Err(failure) = survive(&settings, parent, &mut theirs) {
                 panic!("survivor on host {host}: {failure}");
             }
@@ -433,7 +433,7 @@ impl Running {
 
     fn fork(body: impl FnOnce(&mut Wire) -> Result<(), Failure>) -> Result<Self, Failure> {
         let (wire, mut theirs) = Wire::pair()?;
-        let child = Child::fork(move || {
+        let child = Child::fork_tied(move || {
             if let Err(failure) = body(&mut theirs) {
                 // Nobody hears it when the soak is gone.
                 drop(theirs.say(&format!("failed {failure}")));
