@@ -33,7 +33,7 @@ int main(int count, char **arguments) {
     polder_pool *pool;
     polder_window *window;
     check(polder_pool_open(NULL, -1, &pool));
-    check(polder_window_create(pool, "example", rank, ranks, BYTES, PATIENCE, &window));
+    check(polder_window_create(pool, "/example", rank, ranks, BYTES, PATIENCE, &window));
     for (int time = 0; time < TIMES; time++) {
         check(polder_window_add(window, 0, ADDED, 1, NULL));
         check(polder_window_lock(window, 0, 0, PATIENCE));

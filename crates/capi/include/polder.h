@@ -7,7 +7,8 @@
  * A pool stays attached until everything that was made with it is closed. Threads may share a pool and its objects. A child
  * that was forked uses none of its parent's handles.
  *
- * Names look like "/train/weights" and have 1 to 255 bytes.
+ * Names of objects, rings and windows look like "/train/weights": they begin with "/" and have up to 255 bytes, without control
+ * characters and without parts that are empty, "." or "..". A window's may leave its first "/" out: "w" and "/w" are one window.
  *
  * docs/c.md has a complete program. */
 #ifndef POLDER_H

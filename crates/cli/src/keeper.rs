@@ -4,10 +4,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use polder_pool::keeper::{Charge, Keeper, last_incarnation};
+use polder_pool::keeper::{Charge, Keeper, Over, next_incarnation};
 use polder_pool::session::{AnyMemory, SessionError};
 use polder_pool::settings::{Settings, Span};
 use polder_pool::{Ids, each_memory};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 
 use crate::Failure;
 
@@ -18,6 +22,10 @@ pub(crate) struct Arguments {
     /// something outside, such as a supervisor, must make sure that only one keeper is authorised.
     #[arg(long)]
     incarnation: Option<u16>,
+    /// Take the place of an earlier keeper also when this machine cannot see that it is gone: all that ran on others are gone
+    /// for certain.
+    #[arg(long)]
+    force: bool,
     /// Who gives host ids from now on; as it was when this is left out, and the launcher at first.
     #[arg(long)]
     ids: Option<Giver>,
@@ -38,21 +46,32 @@ enum Giver {
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
     let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+    let over = if arguments.force { Over::Unseen } else { Over::Gone };
+    let mut told = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
     each_memory!(memory, memory => {
         let incarnation = match arguments.incarnation {
             Some(incarnation) => incarnation,
-            None => last_incarnation(&memory)?.saturating_add(1),
+            None => next_incarnation(&memory, over)?,
         };
         let ids = arguments.ids.map(|giver| match giver {
             Giver::Launcher => Ids::Launcher,
             Giver::Keeper => Ids::Keeper,
         });
         let evict_after = arguments.evict_after.map(|span| span.0);
-        let mut keeper = Keeper::start(memory, Charge { incarnation, ids, evict_after })?;
+        let mut keeper = Keeper::start_over(memory, Charge { incarnation, ids, evict_after }, over)?;
         println!("keeper {incarnation} of {} runs; stop it with Ctrl-C", path.display());
         let mut epoch = 0;
         loop {
-            keeper.tick()?;
+            if let Some(signal) = told.pending().next() {
+                // Another machine can take its place.
+                keeper.end();
+                emulate_default_handler(signal)?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            if let Err(error) = keeper.tick() {
+                keeper.end();
+                return Err(error.into());
+            }
             let view = keeper.view();
             if view.epoch != epoch {
                 epoch = view.epoch;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use polder_mem::{Memory, Region, RegionError, RegionKind};
-use polder_pool::keeper::{Order, order};
+use polder_pool::keeper::{Order, Over, order_over};
 use polder_pool::session::{self, AnyMemory, Session, SessionError};
 use polder_pool::settings::{Settings, Size, Span};
 use polder_pool::{
@@ -49,11 +49,19 @@ pub(crate) enum Command {
     },
     /// Look for damage: reports each damaged byte's offset, changes nothing, and fails when it finds any.
     Check,
-    /// Remove endpoints, rings and windows that killed processes of jobs have left, and that nobody can miss.
+    /// Remove endpoints, rings, windows and groups that killed processes have left, and that nobody can miss.
     Sweep {
         /// The job; all when this is left out.
         #[arg(long)]
         job: Option<u64>,
+    },
+    /// Remove one object: those that hold it open keep its bytes until they let go.
+    Remove {
+        /// Its name, as `polder pool list` has it.
+        name: String,
+        /// Remove it although live processes hold it open.
+        #[arg(long)]
+        force: bool,
     },
     /// Take a host out of the view, so that the others stop waiting for it.
     Evict {
@@ -62,6 +70,10 @@ pub(crate) enum Command {
         /// Confirm that the host is off and stays off: its shard may be adopted.
         #[arg(long)]
         fenced: bool,
+        /// Take the place of an earlier keeper also when this machine cannot see that it is gone: all that ran on others are
+        /// gone for certain.
+        #[arg(long)]
+        force: bool,
     },
     /// Remove a pool and everything in it; a file is deleted, a device loses its superblock.
     Destroy {
@@ -95,7 +107,7 @@ pub(crate) struct Format {
     /// Objects that a process may hold open.
     #[arg(long)]
     opens: Option<u32>,
-    /// How often a keeper may be started in the life of the pool, 1 to 64; an eviction without one counts as well.
+    /// Places for keepers, 1 to 64; one is taken again once its keeper is gone for certain, and a newer one has run.
     #[arg(long)]
     keepers: Option<u16>,
     /// Lose a pool that is there, and whatever its processes do with it.
@@ -111,8 +123,9 @@ pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Fai
         Command::Stat { json, watch } => return stat(path, settings, json, watch),
         Command::Check => return check(path, settings),
         Command::Sweep { job } => sweep(path, settings, job)?,
+        Command::Remove { name, force } => remove(path, settings, &name, force)?,
         Command::Format(arguments) => make(path, settings, &arguments)?,
-        Command::Evict { id, fenced } => evict(path, settings, id, fenced)?,
+        Command::Evict { id, fenced, force } => evict(path, settings, id, fenced, force)?,
         Command::Destroy { yes } => destroy(path, settings, yes)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -160,7 +173,7 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
 fn written(path: &Path, region: &Region) -> Result<Vec<Range<u64>>, Failure> {
     let bytes = region.bytes();
     if region.kind() == RegionKind::DaxDevice {
-        return Ok(vec![bytes.saturating_sub(1 << 20)..bytes]);
+        return Ok(std::iter::once(bytes.saturating_sub(1 << 20)..bytes).collect());
     }
     let file = File::open(path)?;
     let (mut parts, mut at) = (vec![], 0);
@@ -332,12 +345,35 @@ fn check(path: &Path, settings: &Settings) -> Result<ExitCode, Failure> {
 fn sweep(path: &Path, settings: &Settings, job: Option<u64>) -> Result<(), Failure> {
     let session = Session::open(settings)?;
     each!(session.pool(), pool => {
+        let groups = pool.sweep_groups(job)?;
+        if !groups.objects.is_empty() {
+            println!("{}: groups: removed {}", path.display(), removed(&groups));
+        }
         for job in job.map_or_else(|| pool.jobs(), |job| Ok(BTreeSet::from([job])))? {
             println!("{}: job {job}: removed {}", path.display(), removed(&pool.sweep_job(job)?));
         }
         // What other hosts owned goes when they look after it.
         Ok(pool.maintain()?)
     })
+}
+
+fn remove(path: &Path, settings: &Settings, name: &str, force: bool) -> Result<(), Failure> {
+    let session = Session::open(settings)?;
+    let holders = each!(session.pool(), pool => pool.holders(name)).map_err(at(path))?;
+    let named: Vec<_> = holders.iter().map(Peer::to_string).collect();
+    if !named.is_empty() && !force {
+        let what = format!("{name} is held open by {}", named.join(", "));
+        return Err(Failure(format!(
+            "{}: {what}; end those, or remove it all the same with --force",
+            path.display()
+        )));
+    }
+    each!(session.pool(), pool => pool.destroy(name).and_then(|()| pool.maintain())).map_err(at(path))?;
+    println!("{}: removed {name}", path.display());
+    if !named.is_empty() {
+        eprintln!("{name}: its bytes are free once {} let go of it", named.join(", "));
+    }
+    Ok(())
 }
 
 /// How many objects of how many bytes, and whose they were.
@@ -350,15 +386,18 @@ pub(crate) fn removed(swept: &Swept) -> String {
     format!("{} {noun} of {}{of}", objects.len(), bytes(held))
 }
 
-fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool) -> Result<(), Failure> {
+fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool, force: bool) -> Result<(), Failure> {
+    let over = if force { Over::Unseen } else { Over::Gone };
     let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
     let Member { timeout, silence, .. } = Member::new(host, 0);
     let timeout = settings.timeout.map_or(timeout, |span| span.0);
-    let mut view = each_memory!(&memory, memory => order(memory, host, Order::Evict, timeout, silence))
-        .map_err(at(path))?;
-    if fenced {
-        view = each_memory!(&memory, memory => order(memory, host, Order::Fence, timeout, silence))
+    let mut view =
+        each_memory!(&memory, memory => order_over(memory, host, Order::Evict, timeout, silence, over))
             .map_err(at(path))?;
+    if fenced {
+        view =
+            each_memory!(&memory, memory => order_over(memory, host, Order::Fence, timeout, silence, over))
+                .map_err(at(path))?;
     }
     let is_out = if view.evicted >> host & 1 == 1 { "is out" } else { "is no member, and was not evicted" };
     println!(

@@ -228,6 +228,26 @@ fn a_sweep_removes_nothing_that_is_of_no_dead_process() {
 }
 
 #[test]
+fn an_object_is_removed_by_its_name_and_one_that_is_open_only_by_force() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB");
+    assert!(desk.refusal("pool remove /none").contains("no object /none in this pool"));
+    let session = desk.session(Some(1), 0);
+    let (held, let_go) = each!(session.pool(), pool => {
+        let held = pool.create("/held", 5000).unwrap();
+        pool.close(pool.create("/let/go", 5000).unwrap());
+        (held.name().to_owned(), "/let/go")
+    });
+    assert!(desk.say(&format!("pool remove {let_go}")).ends_with("/pool: removed /let/go\n"));
+    let line = desk.refusal(&format!("pool remove {held}"));
+    let holder = format!("/held is held open by host 1 pid {}; end those,", std::process::id());
+    assert!(line.contains(&holder) && line.contains("--force"), "{line}");
+    assert!(desk.say("pool list").ends_with(" /held\n"));
+    desk.say(&format!("pool remove --force {held}"));
+    assert_eq!(desk.say("pool list"), "");
+}
+
+#[test]
 fn what_cannot_be_made_is_refused_by_the_name_that_the_user_gave() {
     let desk = Desk::new();
     let pool = desk.pool().display().to_string();
@@ -275,6 +295,33 @@ fn a_keeper_gives_host_ids_and_takes_them_back() {
     assert!(desk.say("pool stat").contains("host 0 left"));
     drop(keeper);
     assert!(desk.refusal("keeper").contains("format a pool with more --keepers"));
+}
+
+#[test]
+fn keepers_and_evictions_never_use_a_pool_up() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB --keepers 2");
+    for round in 0..3 {
+        // One is killed, one is told to end, and each eviction is a keeper of its own.
+        for signal in ["KILL", "TERM"] {
+            let (mut keeper, mut lines) = Running::start(desk.command("keeper"));
+            let first = lines.next().unwrap();
+            assert!(first.starts_with("keeper ") && first.contains(" runs;"), "{first}");
+            let told =
+                Command::new("kill").args(["-s", signal, &keeper.0.id().to_string()]).status().unwrap();
+            assert!(told.success() && !keeper.0.wait().unwrap().success());
+        }
+        let session = desk.session(Some(1), 0);
+        assert!(desk.say("pool evict 1").contains("host 1 is out"), "round {round}");
+        drop(session);
+    }
+    let (_first, mut lines) = Running::start(desk.command("keeper"));
+    let number = |line: &str| line.split(' ').nth(1).unwrap().parse::<u16>().unwrap();
+    let first = number(&lines.next().unwrap());
+    let line = desk.refusal(&format!("keeper --incarnation {}", first + 2));
+    assert!(line.contains("whose view is in force; take another incarnation"), "{line}");
+    let line = desk.refusal(&format!("keeper --incarnation {first}"));
+    assert!(line.contains(&format!("{first} has run; take a higher one")), "{line}");
 }
 
 #[test]
@@ -410,6 +457,92 @@ fn every_shell_gets_a_completion_script_that_knows_the_commands_and_where_it_can
         assert!(script.contains("keeper") && script.contains("evict"), "{shell}");
         let takes_words = matches!(shell, "bash" | "zsh");
         assert_eq!(script.contains("id-race"), takes_words, "{shell}");
+    }
+}
+
+#[test]
+fn a_command_whose_output_cannot_be_written_says_so_in_one_line() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB");
+    for arguments in [
+        "pool stat",
+        "pool stat --json",
+        "pool check",
+        "pool list --help",
+        "--version",
+        "completion bash",
+        "plan list",
+        "plan train --help",
+        "keeper",
+        "pool evict 1",
+        "verify --list",
+        "soak --kills 1 --what push/software/alone",
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let ended = desk.command(arguments).stdout(full).output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(
+            said, "polder: cannot write to stdout: No space left on device (os error 28)\n",
+            "{arguments}"
+        );
+        assert_eq!(ended.status.code(), Some(1), "{arguments}");
+    }
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let ended = desk.command("pool stat --pool /none").stderr(full()).status().unwrap();
+    assert_eq!(ended.code(), Some(1), "of stderr nobody can be told");
+}
+
+#[test]
+fn logs_have_no_colour_where_there_is_no_terminal() {
+    let desk = Desk::new();
+    desk.say("pool format --size 16MiB");
+    let logged = desk.command("pool sweep --log info").output().unwrap();
+    let log = String::from_utf8(logged.stderr).unwrap();
+    assert!(log.contains(" INFO ") && log.contains("attached") && !log.contains('\u{1b}'), "{log:?}");
+}
+
+/// The processes that have `word` in their environment or among their arguments, as /proc shows them.
+fn processes_of(word: &str) -> Vec<String> {
+    let of = |file: &str, pid: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().into_string().ok());
+    let pids = pids.filter(|pid| pid.bytes().all(|byte| byte.is_ascii_digit()));
+    let has = |bytes: &[u8]| bytes.windows(word.len()).any(|part| part == word.as_bytes());
+    pids.filter(|pid| {
+        pid.parse() != Ok(std::process::id()) && (has(&of("environ", pid)) || has(&of("cmdline", pid)))
+    })
+    .collect()
+}
+
+#[test]
+fn a_benchmark_or_a_soak_that_is_told_to_end_leaves_no_process_and_no_pool() {
+    for (arguments, signal) in [
+        ("bench ring", "TERM"),
+        ("bench objects", "KILL"),
+        ("soak --doom stop --what pop", "INT"),
+        ("soak --doom stop --what pop", "KILL"),
+    ] {
+        let desk = Desk::new();
+        let mut command = desk.command(arguments);
+        // Every process of it has this in its environment.
+        let mark = format!("POLDER_TEST_MARK={}-{arguments}-{signal}", std::process::id());
+        command.env("POLDER_TEST_MARK", mark.split_once('=').unwrap().1);
+        let mut bench = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let directory = PathBuf::from(format!("/dev/shm/polder-test-{}-0", bench.id()));
+        // It, its guards, and another that works.
+        let works =
+            |pid: &String| std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"polder\n");
+        while processes_of(&mark).iter().filter(|pid| works(pid)).count() < 2 {
+            assert!(bench.try_wait().unwrap().is_none(), "{arguments} ended");
+            std::thread::yield_now();
+        }
+        let told = Command::new("kill").args(["-s", signal, &bench.id().to_string()]).status().unwrap();
+        assert!(told.success());
+        bench.wait().unwrap();
+        // The kernel tells those that clean up.
+        while directory.exists() || !processes_of(&mark).is_empty() {
+            std::thread::yield_now();
+        }
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) mod list;
 pub(crate) mod opens;
 mod reclaim;
 
-use polder_mem::{LINE, Memory, Offset};
+use polder_mem::{LINE, Memory, Offset, ProcessSlot};
 
 use crate::chunks::Chunks;
 use crate::deviation::Deviation;
@@ -276,8 +276,11 @@ impl<'a, M: Memory> Directory<'a, M> {
         let (site, memory) = (self.site, self.site.memory);
         let header_lines = object::header_lines(name);
         let header_bytes = u64::from(header_lines) * LINE;
-        let whole =
-            bytes.checked_add(header_bytes + LINE).ok_or(PoolError::Full { asked: bytes, free: 0 })?;
+        let whole = bytes.checked_add(header_bytes + LINE).ok_or(PoolError::Full {
+            asked: bytes,
+            free: 0,
+            largest: 0,
+        })?;
         let levels = match key.slots().len() {
             // The last level is for tombstones, so that a full directory can be emptied from any host.
             levels @ 4.. => levels - 1,
@@ -475,6 +478,20 @@ impl<'a, M: Memory> Directory<'a, M> {
     /// [`PoolError::NotFound`]; [`PoolError::DirectoryFull`] when another host owns it and this one has no slot to say so.
     pub(crate) fn destroy(&self, name: &Name<'_>) -> Result<(), PoolError> {
         self.destroy_if(name, |_| true)
+    }
+
+    /// What a process announces that holds the object of this name open.
+    ///
+    /// # Errors
+    /// [`PoolError::NotFound`].
+    pub(crate) fn announcement_of(&self, name: &Name<'_>) -> Result<Announcement, PoolError> {
+        let sight = self.find(&Key::new(&self.site, name.hash()))?.ok_or_else(|| not_found(name))?;
+        Ok(sight.announcement())
+    }
+
+    /// The processes that announce this.
+    pub(crate) fn announcers(&self, object: Announcement) -> Result<Vec<(u16, ProcessSlot)>, PoolError> {
+        Opens(self.site).announcers(object)
     }
 
     /// Lets go of an object and destroys it, unless the name is another's by now.

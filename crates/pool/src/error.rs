@@ -169,17 +169,26 @@ pub enum PoolError {
         waited_ms: u64,
     },
     /// An incarnation of the keeper that cannot start, or go on.
-    #[error(
-        "keeper incarnation {asked} cannot run: {highest} has run, and this pool has places for {limit}; {}",
-        if highest < limit { "take a higher one" } else { "format a pool with more --keepers" }
-    )]
+    #[error("keeper incarnation {asked} cannot run: {highest} has run; take a higher one")]
     KeeperIncarnation {
         /// The incarnation.
         asked: u16,
         /// The highest that has run.
         highest: u16,
-        /// The highest that the pool has a place for.
+        /// How many the pool has places for.
         limit: u16,
+    },
+    /// The place of an earlier keeper cannot be taken.
+    #[error("keeper incarnation {asked} has no place: it is that of keeper {held} (pid {pid}), {why}")]
+    KeeperPlace {
+        /// The incarnation.
+        asked: u16,
+        /// The keeper that has the place.
+        held: u16,
+        /// Its process id, 0 when it is not known.
+        pid: u32,
+        /// Why it is not free, and what to do.
+        why: &'static str,
     },
     /// A newer keeper runs.
     #[error("keeper incarnation {incarnation} was superseded by {by}; stop it")]
@@ -249,13 +258,15 @@ pub enum PoolError {
     },
     /// Not enough free space, or none in one piece.
     #[error(
-        "the pool is full: {asked} bytes asked, {free} free; destroy objects (`polder pool list`) or use a larger pool"
+        "the pool is full: {asked} bytes asked, the largest piece that is free has {largest} of {free} free; destroy objects (`polder pool list`) or use a larger pool"
     )]
     Full {
         /// Bytes asked for.
         asked: u64,
         /// Bytes that are free, not always in one piece.
         free: u64,
+        /// Bytes of the largest piece.
+        largest: u64,
     },
     /// The directory has no free slot for this name.
     #[error("the directory is full for {name}; format the pool with a larger --names")]

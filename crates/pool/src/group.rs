@@ -31,6 +31,7 @@ use crate::wait::{self, Patience};
 use crate::{Peer, PoolError};
 
 pub use join::Joined;
+pub(crate) use join::process_of;
 pub(crate) use progress::MAX_STEP;
 pub use progress::{LINES, staging_at};
 use progress::{Mark, Own, Progress, Standing};

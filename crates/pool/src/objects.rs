@@ -264,6 +264,13 @@ mod tests {
         };
         assert!(matches!(full, PoolError::Full { asked: 12096, .. }), "{full}");
         assert!(names.len() as u64 >= all / CHUNK);
+        let PoolError::Full { free, largest, .. } = full else { unreachable!() };
+        assert!(largest < 12096 && largest <= free, "{largest} of {free}");
+        let last = [&a, &b][names.len() % 2];
+        let more = last.create("/more", largest).unwrap_err();
+        assert!(matches!(more, PoolError::Full { .. }), "its header has no room: {more}");
+        last.close(last.create("/most", largest - 64).unwrap());
+        names.push("/most".to_owned());
         for name in &names {
             b.destroy(name).unwrap();
         }
@@ -287,7 +294,7 @@ mod tests {
         assert_eq!(free_bytes(&a), all);
         let whole = a.create("/whole", all - 64).unwrap();
         a.close(whole);
-        assert!(matches!(b.create("/b", 0), Err(PoolError::Full { asked: 64, free: 0 })));
+        assert!(matches!(b.create("/b", 0), Err(PoolError::Full { asked: 64, free: 0, largest: 0 })));
         a.destroy("/whole").unwrap();
         a.maintain().unwrap();
         b.close(b.create("/b", 0).unwrap());

@@ -33,6 +33,7 @@ pub use self::lock::Access;
 use self::lock::{Claim, Lock};
 use self::place::{Segment, Word, encode, object_bytes, segment_name};
 use crate::endpoint::remove_the_dead;
+use crate::name::Name;
 use crate::object::{Fill, Object};
 use crate::{Pool, PoolError};
 
@@ -82,6 +83,8 @@ impl<M: Memory> Window<M> {
     /// Makes the segment of `rank`, with `bytes` zeros of data, in the window `name` of the job. It replaces that of a process
     /// that died; a name is used again only after all ranks have dropped the window that had it.
     ///
+    /// Its name is one as objects have, and may leave its first `/` out: `w` and `/w` are one window.
+    ///
     /// # Errors
     /// [`PoolError::Argument`] when `rank` is not below `ranks`, or the segment is too large; those of [`Pool::create`].
     pub fn create(
@@ -97,6 +100,9 @@ impl<M: Memory> Window<M> {
         }
         let total = object_bytes(ranks, bytes)
             .ok_or_else(|| argument("the window", format!("{bytes} bytes"), "make a smaller one"))?;
+        // What is wrong with the name is told of the name that was given.
+        let first = if name.starts_with('/') { "" } else { "/" };
+        Name::parse(&format!("{first}{name}"))?;
         let process = pool.this_process();
         let object_name = segment_name(pool.member().job, name, rank);
         let identity = Fill::Line(encode(&process, rank, ranks, bytes));

@@ -4,6 +4,7 @@
 const SOURCES: &[&str] = &[
     "layout/format",
     "membership/view",
+    "membership/keeper/owner",
     "membership",
     "directory/entry",
     "objects/object",

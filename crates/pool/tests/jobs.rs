@@ -80,6 +80,60 @@ fn names(pool: &Pool<Coherent>) -> Vec<String> {
     names
 }
 
+/// A process on `host` that joins the group `/sums/one` of two as `rank`, and waits to be killed.
+fn rank(scratch: &Scratch, host: u16, rank: usize) -> (Child, UnixStream) {
+    let (mut wire, mut theirs) = UnixStream::pair().unwrap();
+    let folder = scratch.path().to_owned();
+    let child = Child::fork(move || {
+        let (_session, pool) = attach(&folder, host);
+        let options = polder_pool::group::Options::default();
+        let _group = polder_pool::group::Group::join(pool, "/sums/one", rank, 2, options, None).unwrap();
+        theirs.write_all(&[1]).unwrap();
+        let _ = theirs.read(&mut [0]);
+    });
+    wire.set_nonblocking(false).unwrap();
+    if rank == 1 {
+        wire.read_exact(&mut [0]).unwrap();
+    }
+    (child, wire)
+}
+
+#[test]
+fn a_group_is_swept_once_all_its_ranks_are_dead_and_what_looks_like_one_stays() {
+    let scratch = made();
+    let (mut first, _one) = rank(&scratch, 1, 0);
+    let (mut second, _other) = rank(&scratch, 2, 1);
+    let (_session, pool) = attach(scratch.path(), 0);
+    for name in ["/sums/one/2", "/numbered/0"] {
+        pool.close(pool.create(name, 1000).unwrap());
+    }
+    let free = || match pool.create("/all", 1 << 40) {
+        Err(PoolError::Full { free, .. }) => free,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(pool.sweep_groups(None).unwrap(), Swept::default(), "all live");
+    first.kill();
+    assert_eq!(pool.sweep_groups(None).unwrap(), Swept::default(), "one lives");
+    second.kill();
+    let before = free();
+    assert_eq!(pool.sweep_groups(Some(JOB + 1)).unwrap(), Swept::default(), "of another job");
+    let swept = pool.sweep_groups(Some(JOB)).unwrap();
+    let mut removed: Vec<_> = swept.objects.iter().map(|listed| listed.name.as_str()).collect();
+    removed.sort_unstable();
+    assert_eq!(removed, ["/sums/one/0", "/sums/one/1"]);
+    let dead = [(1, first.pid()), (2, second.pid())].map(|(host, pid)| Peer::new(host, pid));
+    assert_eq!(swept.dead, dead);
+    assert_eq!(names(&pool), ["/numbered/0", "/sums/one/2"]);
+    // Each host frees its own, once the host of the other rank has cleaned up after that.
+    for host in [1, 2, 1] {
+        let (_session, owner) = attach(scratch.path(), host);
+        owner.maintain().unwrap();
+    }
+    // A host may keep an empty chunk.
+    let held: u64 = swept.objects.iter().map(|listed| listed.bytes).sum();
+    assert!(free() + (256 << 10) >= before + held, "{} free after {before} and {held} more", free());
+}
+
 #[test]
 fn a_sweep_leaves_what_the_living_may_still_want_and_in_the_end_nothing() {
     let scratch = made();

@@ -82,6 +82,13 @@ fn a_range_past_a_segment_and_a_rank_that_is_not_there_are_refused() {
     }
     ranks[0].put(1, 0, &[]).unwrap();
     assert_eq!((ranks[0].extent(2).unwrap(), ranks[0].own().bytes), (ranks[2].own(), 16));
+    for name in ["/w//x", "/", "", "/w/", "..", "w\n"] {
+        let refused = Window::create(Arc::clone(&pools[0]), name, 0, 2, 8).unwrap_err();
+        assert!(matches!(refused, PoolError::Name { .. }), "{name:?}: {refused}");
+    }
+    let mut slash = Window::create(Arc::clone(&pools[0]), "/named/so", 0, 2, 8).unwrap();
+    let _none = Window::create(Arc::clone(&pools[1]), "named/so", 1, 2, 8).unwrap();
+    slash.join().unwrap();
     let unjoined = Window::create(Arc::clone(&pools[0]), "x", 0, 2, 8).unwrap();
     assert!(unjoined.get(0, 0, &mut [0]).is_err(), "the others may not be there");
     assert!(matches!(Window::create(Arc::clone(&pools[0]), "y", 2, 2, 8), Err(PoolError::Argument { .. })));

@@ -80,9 +80,13 @@ impl<'a, M: Memory> Chunks<'a, M> {
     }
 
     fn full(&self, units: u64, others: &mut Others<'_, M>) -> Result<PoolError, PoolError> {
-        let unclaimed = others.unclaimed()? * self.0.layout.geometry().chunk_bytes;
-        let asked = units * self.0.words().unit_bytes();
-        Ok(PoolError::Full { asked, free: Extents(self.0).free_bytes() + unclaimed })
+        let (chunk_bytes, unit_bytes) = (self.0.layout.geometry().chunk_bytes, self.0.words().unit_bytes());
+        let (unclaimed, row) = others.unclaimed()?;
+        let free = Extents(self.0).free_bytes() + unclaimed * chunk_bytes;
+        // What is larger than half a chunk begins with one of its own.
+        let run = Extents(self.0).longest_run().min(self.0.words().chunk_units() / 2);
+        let largest = (row * chunk_bytes).max(run * unit_bytes);
+        Ok(PoolError::Full { asked: units * unit_bytes, free, largest })
     }
 
     /// Gives back the empty chunks of this range, except one that is kept in a pool with many. Those that another process of
@@ -371,14 +375,16 @@ impl<'a, M: Memory> Others<'a, M> {
         self.are_contended |= claimed;
     }
 
-    /// How many chunks nobody holds or claims.
-    fn unclaimed(&mut self) -> Result<u64, PoolError> {
-        let mut free = 0;
+    /// How many chunks nobody holds or claims, and the longest row of chunks that this host could take.
+    fn unclaimed(&mut self) -> Result<(u64, u64), PoolError> {
+        let (mut free, mut row, mut longest) = (0, 0, 0);
         for chunk in 0..self.chunks.0.layout.chunks() {
-            let mine = Extents(self.chunks.0).chunk(chunk).held;
-            free += u64::from(!mine && !self.is_taken(chunk)?);
+            let is_taken = self.is_taken(chunk)?;
+            free += u64::from(!is_taken && !Extents(self.chunks.0).chunk(chunk).held);
+            row = if is_taken { 0 } else { row + 1 };
+            longest = row.max(longest);
         }
-        Ok(free)
+        Ok((free, longest))
     }
 }
 

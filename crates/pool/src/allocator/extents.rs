@@ -296,6 +296,21 @@ impl<'a, M: Memory> Extents<'a, M> {
         (0..self.0.layout.chunks()).map(units).sum::<u64>() * self.0.words().unit_bytes()
     }
 
+    /// The units of the longest free run in a chunk that this host holds.
+    pub(crate) fn longest_run(&self) -> u64 {
+        let per_chunk = self.0.words().chunk_units();
+        let is_free = |chunk, at| self.0.get(self.0.words().unit_bits(chunk, at)) >> (at % 64) & 1 == 0;
+        let mut longest = 0;
+        for chunk in (0..self.0.layout.chunks()).filter(|&chunk| self.chunk(chunk).held) {
+            let mut run = 0;
+            for at in 0..per_chunk {
+                run = if is_free(chunk, at) { run + 1 } else { 0 };
+                longest = longest.max(run);
+            }
+        }
+        longest
+    }
+
     // Under the lock.
 
     fn take(&self, stripe: u32, extent: Extent, account: Account) -> Result<(), PoolError> {

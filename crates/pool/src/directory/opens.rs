@@ -200,6 +200,26 @@ impl<'a, M: Memory> Opens<'a, M> {
         Ok(announced)
     }
 
+    /// The processes of all hosts that announce `object`, as far as one look says.
+    pub(crate) fn announcers(&self, object: Announcement) -> Result<Vec<(u16, ProcessSlot)>, PoolError> {
+        let (site, memory, opens) = (self.0, self.0.memory, self.0.layout.geometry().opens);
+        let mut announcers = vec![];
+        for host in 0..site.layout.geometry().hosts {
+            for slot in site.slots() {
+                let first = site.layout.announcement(host, slot, 0);
+                memory.invalidate(first, u64::from(opens) * 8);
+                memory.fence_invalidations();
+                for index in 0..u64::from(opens) {
+                    if word::open(memory.load(first.word(index))?) == Some(object.0) {
+                        announcers.push((host, slot));
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(announcers)
+    }
+
     fn load(&self, host: u16, slot: ProcessSlot, lines: u32, into: &mut Announced) -> Result<(), PoolError> {
         let site = self.0;
         for index in 0..(lines * WORDS_PER_LINE).min(site.layout.geometry().opens) {

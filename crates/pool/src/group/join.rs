@@ -373,6 +373,22 @@ fn number_of(marks: &BTreeSet<u64>) -> u64 {
     xxh3_64(&marks.iter().flat_map(|mark| mark.to_le_bytes()).collect::<Vec<_>>())
 }
 
+/// The process whose extent of a group `object` is; nothing when it is an object of another kind.
+///
+/// # Errors
+/// [`PoolError::Memory`].
+pub(crate) fn process_of<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<Option<Process>, PoolError> {
+    let Some(words) = line::read(pool.memory(), object.at())? else { return Ok(None) };
+    let name = object.name().rsplit_once('/').and_then(|(_, rank)| rank.parse().ok());
+    let is_extent = |identity: &Identity| {
+        let bytes = staging_at(Offset(0)).0.checked_add(words[5]);
+        (1..=MAX_RANKS).contains(&identity.size)
+            && identity.rank < identity.size
+            && (name, bytes) == (Some(identity.rank), Some(object.bytes()))
+    };
+    Ok(Identity::decode(&words).filter(is_extent).map(|identity| identity.process))
+}
+
 /// What the first line of an extent says.
 pub(super) struct Identity {
     pub(super) rank: usize,

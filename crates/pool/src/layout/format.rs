@@ -5,7 +5,7 @@
 //! | what | lines of 64 bytes | written by |
 //! |---|---|---|
 //! | superblock | 64 | the formatter, once |
-//! | keeper blocks, one an incarnation of the keeper | `keepers * (4 + hosts)` | that incarnation of the keeper |
+//! | keeper blocks, incarnation `i` of the keeper has number `(i - 1) mod keepers` | `keepers * (4 + hosts)` | that incarnation of the keeper |
 //! | claim lines, one a host id | `hosts` | whoever claims the id: the one exception to one writer a line |
 //! | host lines, one a host id | `hosts` | that host |
 //! | shards, one a host id | `hosts * shard` | that host |
@@ -29,7 +29,7 @@
 //! | 64 | 2 | `hosts`, 1 to 64 |
 //! | 66 | 2 | `processes` of a host, 1 to 64 |
 //! | 68 | 2 | `levels` of the directory, 1 to 16 |
-//! | 70 | 2 | `keepers`, incarnations of the keeper, 1 to 64 |
+//! | 70 | 2 | `keepers`, places for incarnations of the keeper, 1 to 64 |
 //! | 72 | 4 | `names`, the limit of the slots of a level |
 //! | 76 | 4 | `opens`, announcement words of a process |
 //! | 80 | 8 | `chunk_bytes`, a power of two |
@@ -44,7 +44,7 @@
 //! |---|---|
 //! | 0 and 1 | the view, written in turn, so that one of them is whole at any time |
 //! | 2 | heartbeat |
-//! | 3 | spare, 0 |
+//! | 3 | owner: the process that is this incarnation |
 //! | 4 + host | grant: which incarnation holds the host id |
 //!
 //! The words of all these lines stand in [`crate::view`] and [`crate::membership`].
@@ -162,7 +162,7 @@ pub struct Geometry {
     pub chunk_bytes: u64,
     /// Objects that a process may hold open.
     pub opens: u32,
-    /// Incarnations of the keeper during the life of the pool, 1 to 64.
+    /// Places for incarnations of the keeper, 1 to 64: one is taken again once its keeper is gone.
     pub keepers: u16,
 }
 
@@ -327,7 +327,7 @@ pub fn format_as<M: Memory>(
     let superblock = Superblock { uuid, bytes, geometry: *geometry, coherence };
     let layout = superblock.layout()?;
     if overwrite == Overwrite::Refuse {
-        expect_vacant(memory, [0..layout.chunk_area.0])?;
+        expect_vacant(memory, std::iter::once(0..layout.chunk_area.0))?;
     }
     // A pool that was here ends with its first line, before anything else of it does.
     line::announce(memory, Offset(0), &[0; line::WORDS]);
@@ -567,6 +567,12 @@ impl Layout {
         self.chunks.div_ceil(CHUNKS_PER_WORD)
     }
 
+    /// The line that says which process keeper incarnation `keeper` (from 1) is.
+    #[must_use]
+    pub fn keeper_owner_line(&self, keeper: u16) -> Offset {
+        self.keeper_block(keeper).lines(3)
+    }
+
     /// Line `half` (0 or 1) of the view that keeper incarnation `keeper` (from 1) writes.
     #[must_use]
     pub fn view_line(&self, keeper: u16, half: u16) -> Offset {
@@ -587,9 +593,9 @@ impl Layout {
     }
 
     fn keeper_block(&self, keeper: u16) -> Offset {
-        let keepers = self.geometry.keepers;
-        assert!((1..=keepers).contains(&keeper), "keeper incarnation {keeper} is not in 1 to {keepers}");
-        self.keeper_area.lines((u64::from(keeper) - 1) * (KEEPER_LINES + u64::from(self.geometry.hosts)))
+        assert!(keeper > 0, "keeper incarnations count from 1");
+        let place = u64::from((keeper - 1) % self.geometry.keepers);
+        self.keeper_area.lines(place * (KEEPER_LINES + u64::from(self.geometry.hosts)))
     }
 
     /// The line on which a claimant of the id `host` writes its nonce.
@@ -787,7 +793,7 @@ mod tests {
         let mut lines = vec![];
         for keeper in 1..=2 {
             lines.extend([0, 1].map(|half| layout.view_line(keeper, half)));
-            lines.push(layout.keeper_heartbeat_line(keeper));
+            lines.extend([layout.keeper_heartbeat_line(keeper), layout.keeper_owner_line(keeper)]);
             lines.extend([0, 1].map(|host| layout.grant_line(keeper, host)));
         }
         for host in 0..2 {

@@ -10,15 +10,21 @@
 //! keeper's grant line together with its view: a claimant holds the id when the view has the host, the grant names the
 //! claimant's nonce and is not newer than the view.
 
+mod owner;
+
 use std::iter;
 use std::time::Duration;
 
 use polder_mem::{Memory, Nanos, ProcessSlot};
 
+use self::owner::Fate;
+pub(crate) use self::owner::Owner;
 use crate::format::{Layout, SETTLE, Uuid, read_superblock};
 use crate::line::{self, Words};
 use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, Request, any_beats};
-use crate::view::{CHANGES, Grant, Ids, Said, View, Views, newest_above, read_keeper, with_launched};
+use crate::view::{
+    CHANGES, Grant, Ids, Said, View, Views, announced, newest_above, read_keeper, with_launched,
+};
 use crate::{Pool, PoolError};
 
 /// What an incarnation of the keeper was started for.
@@ -30,6 +36,63 @@ pub struct Charge {
     pub ids: Option<Ids>,
     /// A host is evicted when all its processes have been silent for so long; `None` leaves that to the operator.
     pub evict_after: Option<Duration>,
+}
+
+/// When the place of an earlier keeper may be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// Once that keeper said that it ended, or this kernel has its process no more.
+    Gone,
+    /// Also when that cannot be seen here: the caller knows that no such keeper goes on. One that does would write over what
+    /// its successor says.
+    Unseen,
+}
+
+/// The lowest incarnation that a keeper may start as now: higher than all before it, in a place that is free.
+///
+/// # Errors
+/// [`PoolError::KeeperPlace`] when no place is free; those of [`read_superblock`].
+pub fn next_incarnation<M: Memory>(memory: &M, over: Over) -> Result<u16, PoolError> {
+    let layout = read_superblock(memory)?.layout()?;
+    let highest = announced(memory, &layout)?.first().copied().unwrap_or(0);
+    let mut refused = None;
+    for asked in (1..=layout.geometry().keepers).map_while(|more| highest.checked_add(more)) {
+        match expect_place(memory, &layout, asked, over) {
+            Ok(()) => return Ok(asked),
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    Err(refused.unwrap_or(PoolError::KeeperIncarnation {
+        asked: highest,
+        highest,
+        limit: layout.geometry().keepers,
+    }))
+}
+
+/// That the place of incarnation `asked`, which is higher than all that were, is nobody's or may be taken.
+fn expect_place<M: Memory>(memory: &M, layout: &Layout, asked: u16, over: Over) -> Result<(), PoolError> {
+    let keepers = announced(memory, layout)?;
+    let shares = |held: &&u16| layout.view_line(**held, 0) == layout.view_line(asked, 0);
+    let Some(&held) = keepers.iter().find(shares) else { return Ok(()) };
+    let owner = Owner::read(memory, layout, held)?;
+    let refuse = |why| Err(PoolError::KeeperPlace { asked, held, pid: owner.pid(), why });
+    let mut in_force = None;
+    for keeper in keepers {
+        if matches!(read_keeper(memory, layout, keeper)?.0, Said::View(_) | Said::Unclear) {
+            in_force = Some(keeper);
+            break;
+        }
+    }
+    match owner.fate() {
+        _ if in_force == Some(held) => {
+            refuse("whose view is in force; take another incarnation, or format a pool with more --keepers")
+        }
+        Fate::Runs => refuse("which runs; stop it first"),
+        Fate::Unseen if over == Over::Gone => {
+            refuse("which another machine may run; say --force once all keepers before are gone for certain")
+        }
+        Fate::Gone | Fate::Unseen => Ok(()),
+    }
 }
 
 /// The highest incarnation of a keeper that this pool has seen, 0 if none: the next must be higher.
@@ -47,6 +110,7 @@ pub struct Keeper<M: Memory> {
     memory: M,
     layout: Layout,
     incarnation: u16,
+    owner: Owner,
     view: View,
     grants: Vec<Grant>,
     /// When each grant was given, for claimants that die before they attach.
@@ -61,22 +125,40 @@ impl<M: Memory> Keeper<M> {
     /// Starts an incarnation of the keeper, which takes over what the one before it said.
     ///
     /// # Errors
-    /// [`PoolError::KeeperIncarnation`] when a keeper of this or a higher incarnation has run, or the pool has no place
-    /// for one more; [`PoolError::Superseded`] when a higher one starts meanwhile.
-    // SYNC: announces itself before it reads what older keepers said; pairs with `newest_above`.
+    /// [`PoolError::KeeperIncarnation`] when a keeper of this or a higher incarnation has run;
+    /// [`PoolError::KeeperPlace`] when its place is one that may be another's; [`PoolError::Superseded`] when a higher
+    /// one starts meanwhile.
     pub fn start(memory: M, charge: Charge) -> Result<Self, PoolError> {
-        let layout = read_superblock(&memory)?.layout()?;
-        Self::start_in(memory, layout, charge)
+        Self::start_over(memory, charge, Over::Gone)
     }
 
-    pub(crate) fn start_in(memory: M, layout: Layout, charge: Charge) -> Result<Self, PoolError> {
+    /// As [`Keeper::start`], in a place that is free by `over`.
+    ///
+    /// # Errors
+    /// Those of [`Keeper::start`].
+    pub fn start_over(memory: M, charge: Charge, over: Over) -> Result<Self, PoolError> {
+        let layout = read_superblock(&memory)?.layout()?;
+        Self::start_in(memory, layout, charge, Owner::this(), over)
+    }
+
+    // SYNC: announces itself before it reads what older keepers said; pairs with `newest_above`. Whoever had its place
+    // before has written its last there, and a newer keeper has taken over what that said.
+    pub(crate) fn start_in(
+        memory: M,
+        layout: Layout,
+        charge: Charge,
+        owner: Owner,
+        over: Over,
+    ) -> Result<Self, PoolError> {
         let incarnation = charge.incarnation;
         let highest = newest_above(&memory, &layout, 0)?.map_or(0, |(keeper, _)| keeper);
-        let limit = layout.geometry().keepers;
-        if incarnation <= highest || incarnation > limit {
+        if incarnation <= highest {
+            let limit = layout.geometry().keepers;
             return Err(PoolError::KeeperIncarnation { asked: incarnation, highest, limit });
         }
+        expect_place(&memory, &layout, incarnation, over)?;
         line::announce(&memory, layout.view_line(incarnation, 0), &View::starting(incarnation));
+        line::announce(&memory, layout.keeper_owner_line(incarnation), &owner.encode(incarnation));
         let settle = charge.evict_after.unwrap_or(SETTLE).min(SETTLE);
         let (view, grants) = take_over(&memory, &layout, incarnation, charge.ids, settle)?;
         let now = memory.now();
@@ -88,6 +170,7 @@ impl<M: Memory> Keeper<M> {
             memory,
             layout,
             incarnation,
+            owner,
             view: View { epoch: u64::from(incarnation) * CHANGES, keeper: incarnation, ..view },
             grants,
         };
@@ -96,6 +179,13 @@ impl<M: Memory> Keeper<M> {
         }
         keeper.publish(keeper.view)?;
         Ok(keeper)
+    }
+
+    /// Ends, and says that this keeper writes no more: its place may be taken by any host then. What it said stays in force.
+    // SYNC: everything that it wrote is in memory before.
+    pub fn end(self) {
+        let ended = self.owner.ended().encode(self.incarnation);
+        line::announce(&self.memory, self.layout.keeper_owner_line(self.incarnation), &ended);
     }
 
     fn hosts(&self) -> u16 {
@@ -353,7 +443,7 @@ fn take_over<M: Memory>(
     settle: Duration,
 ) -> Result<(View, Vec<Grant>), PoolError> {
     let mut base = View::INITIAL;
-    for older in (1..incarnation).rev() {
+    for older in announced(memory, layout)?.into_iter().filter(|&older| older < incarnation) {
         if let (Said::View(view), _) = read_keeper(memory, layout, older)? {
             base = view;
             break;
@@ -690,6 +780,21 @@ pub fn order<M: Memory>(
     timeout: Duration,
     silence: Duration,
 ) -> Result<View, PoolError> {
+    order_over(memory, host, order, timeout, silence, Over::Gone)
+}
+
+/// As [`order`]; a keeper that has to be started takes a place that is free by `over`.
+///
+/// # Errors
+/// Those of [`order`].
+pub fn order_over<M: Memory>(
+    memory: &M,
+    host: u16,
+    order: Order,
+    timeout: Duration,
+    silence: Duration,
+    over: Over,
+) -> Result<View, PoolError> {
     let layout = read_superblock(memory)?.layout()?;
     expect_host(&layout, host)?;
     let mut views = Views::new(timeout);
@@ -713,7 +818,7 @@ pub fn order<M: Memory>(
     let keeper_beats = view.keeper != 0
         && any_beats(memory, iter::once(layout.keeper_heartbeat_line(view.keeper)), silence)?;
     if !keeper_beats {
-        return carry_out(memory, host, order);
+        return carry_out(memory, host, order, over);
     }
     let deadline = memory.now() + timeout;
     let at = layout.claim_line(host);
@@ -745,14 +850,17 @@ fn is_done(request: Request, host: u16, view: &View, grant: &Grant) -> bool {
     }
 }
 
-fn carry_out<M: Memory>(memory: &M, host: u16, order: Order) -> Result<View, PoolError> {
-    let incarnation = last_incarnation(memory)?.saturating_add(1);
-    let mut keeper = Keeper::start(memory.clone(), Charge { incarnation, ids: None, evict_after: None })?;
-    match order {
-        Order::Evict => keeper.evict(host)?,
-        Order::Fence => keeper.fence(host)?,
-    }
-    Ok(keeper.view)
+fn carry_out<M: Memory>(memory: &M, host: u16, order: Order, over: Over) -> Result<View, PoolError> {
+    let incarnation = next_incarnation(memory, over)?;
+    let charge = Charge { incarnation, ids: None, evict_after: None };
+    let mut keeper = Keeper::start_over(memory.clone(), charge, over)?;
+    let done = match order {
+        Order::Evict => keeper.evict(host),
+        Order::Fence => keeper.fence(host),
+    };
+    let view = keeper.view;
+    keeper.end();
+    done.map(|()| view)
 }
 
 impl<M: Memory> Pool<M> {
@@ -868,6 +976,66 @@ mod tests {
         again.standing().unwrap();
         assert!(one.standing().is_err(), "the old incarnation stays out");
         assert_eq!(two.view().unwrap().members, 0b110);
+    }
+
+    #[test]
+    fn places_of_keepers_that_ended_are_taken_again_for_ever_and_what_they_said_stays() {
+        let heap = formatted();
+        let charge = |incarnation| Charge { incarnation, ids: None, evict_after: None };
+        let mut first = keeper(&heap, 1, Some(Ids::Keeper));
+        first.admit(2, 5, 105).unwrap();
+        first.end();
+        for turn in 0..4 * TINY.keepers {
+            let incarnation = next_incarnation(&heap, Over::Gone).unwrap();
+            assert_eq!(incarnation, turn + 2);
+            let next = keeper(&heap, incarnation, None);
+            assert_eq!((next.view().members, next.view().ids, next.grants[2].nonce), (0b100, Ids::Keeper, 5));
+            next.end();
+        }
+        // Ordered without a keeper, one after the other.
+        for _ in 0..2 * TINY.keepers {
+            let _one = Pool::attach(heap.process(2, ProcessSlot(0)), member(2, 105)).unwrap();
+            order(&heap, 2, Order::Evict, PATIENCE, SILENCE).unwrap();
+            order(&heap, 2, Order::Fence, PATIENCE, SILENCE).unwrap();
+            let mut next = keeper(&heap, next_incarnation(&heap, Over::Gone).unwrap(), None);
+            next.admit(2, 6, 105).unwrap();
+            next.end();
+        }
+        let live = keeper(&heap, next_incarnation(&heap, Over::Gone).unwrap(), None);
+        let held = live.incarnation;
+        let refused = Keeper::start(heap.clone(), charge(held + TINY.keepers)).unwrap_err();
+        assert!(refused.to_string().contains("whose view is in force; take another"), "{refused}");
+        keeper(&heap, held + 1, None).end();
+        let refused = Keeper::start(heap.clone(), charge(held + TINY.keepers)).unwrap_err();
+        assert!(
+            matches!(refused, PoolError::KeeperPlace { why: "which runs; stop it first", .. }),
+            "{refused}"
+        );
+        assert_eq!(next_incarnation(&heap, Over::Unseen), Ok(held + 2), "another place is free");
+    }
+
+    #[test]
+    fn a_place_of_a_keeper_that_cannot_be_seen_is_taken_by_force_alone() {
+        let heap = formatted();
+        let layout = Layout::new(&TINY, BYTES).unwrap();
+        for incarnation in 1..=TINY.keepers {
+            let charge = Charge { incarnation, ids: Some(Ids::Keeper), evict_after: None };
+            // As one of another kernel.
+            let owner = Owner::default();
+            Keeper::start_in(heap.clone(), layout.clone(), charge, owner, Over::Gone).unwrap();
+        }
+        let refused = next_incarnation(&heap, Over::Gone).unwrap_err().to_string();
+        assert!(
+            refused.contains("has no place: it is that of keeper 1") && refused.contains("--force"),
+            "{refused}"
+        );
+        let refused = order(&heap, 1, Order::Fence, PATIENCE, SILENCE);
+        assert!(refused.is_ok(), "nothing is to be done");
+        let next = next_incarnation(&heap, Over::Unseen).unwrap();
+        assert_eq!(next, TINY.keepers + 1);
+        let charge = Charge { incarnation: next, ids: None, evict_after: None };
+        let keeper = Keeper::start_over(heap.clone(), charge, Over::Unseen).unwrap();
+        assert_eq!((keeper.view().ids, last_incarnation(&heap)), (Ids::Keeper, Ok(next)));
     }
 
     #[test]

@@ -5,6 +5,10 @@
 //! higher ones *afterwards* and found nothing, and a new incarnation announces itself before it reads what the older
 //! ones wrote: so whatever a reader accepted from an older keeper, the newer one has taken over.
 //!
+//! A pool has places for some incarnations. One takes the place of an earlier one that is gone once a keeper between the
+//! two has published a view: the earlier one's words count for nobody by then. Grants in the place may be the new one's
+//! already for a reader that saw the earlier one's view last; one that is newer than a view does not stand in it.
+//!
 //! # Words of a view line
 //! | word | what |
 //! |---|---|
@@ -170,6 +174,8 @@ pub(crate) enum Said {
     View(View),
     /// Both lines stay torn or damaged.
     Unclear,
+    /// A newer keeper has its place.
+    Replaced,
 }
 
 /// What `keeper` says now, and which of its lines is torn or damaged. While one line is torn the other may change, and
@@ -184,6 +190,7 @@ pub(crate) fn read_keeper<M: Memory>(
     for _ in 0..LOOKS {
         let [first, second] = read_lines(memory, layout, keeper)?;
         let (said, torn) = match (first, second) {
+            (Some(Said::Replaced), _) | (_, Some(Said::Replaced)) => return Ok((Said::Replaced, None)),
             (Some(first), Some(second)) => return Ok((newer(first, second), None)),
             // Its first words.
             (None, Some(Said::Nothing)) => return Ok((Said::Starting, Some(layout.view_line(keeper, 0)))),
@@ -216,6 +223,10 @@ fn read_lines<M: Memory>(memory: &M, layout: &Layout, keeper: u16) -> Result<[Op
     for (half, said) in (0..).zip(&mut said) {
         *said = match line::load(memory, layout.view_line(keeper, half))? {
             Some(EMPTY) => Some(Said::Nothing),
+            // A line that this keeper has not written yet, or that is another's by now.
+            Some(words) if holds(layout, keeper, words[0]) && words[0] as u16 != keeper => {
+                Some(if (words[0] as u16) < keeper { Said::Nothing } else { Said::Replaced })
+            }
             Some(words) => View::decode(&words, keeper, layout.geometry().hosts),
             None => None,
         };
@@ -232,19 +243,39 @@ pub(crate) fn newest_above<M: Memory>(
     layout: &Layout,
     keeper: u16,
 ) -> Result<Option<(u16, Said)>, Fault> {
-    let above = keeper + 1..=layout.geometry().keepers;
-    for keeper in above.clone() {
+    match announced(memory, layout)?.first() {
+        Some(&newest) if newest > keeper => Ok(Some((newest, read_keeper(memory, layout, newest)?.0))),
+        _ => Ok(None),
+    }
+}
+
+/// The incarnations that announced themselves last in each place, the highest first.
+pub(crate) fn announced<M: Memory>(memory: &M, layout: &Layout) -> Result<Vec<u16>, Fault> {
+    let places = 1..=layout.geometry().keepers;
+    for keeper in places.clone() {
         memory.invalidate(layout.view_line(keeper, 0), LINE);
     }
     // Before the first words of all higher keepers.
     memory.fence_invalidations();
-    for keeper in above.rev() {
-        if memory.load(layout.view_line(keeper, 0))? != 0 {
-            let (said, _) = read_keeper(memory, layout, keeper)?;
-            return Ok(Some((keeper, said)));
+    let mut keepers = vec![];
+    for place in places {
+        let first = memory.load(layout.view_line(place, 0))?;
+        if holds(layout, place, first) {
+            keepers.push(first as u16);
+        } else if first != 0 {
+            // Damaged, unless the other line says whose it is: then the keeper for which the place was made.
+            let second = line::read(memory, layout.view_line(place, 1))?.map_or(0, |words| words[0]);
+            keepers.push(if holds(layout, place, second) { second as u16 } else { place });
         }
     }
-    Ok(None)
+    keepers.sort_unstable_by(|one, other| other.cmp(one));
+    Ok(keepers)
+}
+
+/// Whether the first word of a view line in the place of `keeper` is that of a keeper which has this place.
+fn holds(layout: &Layout, keeper: u16, first: u64) -> bool {
+    let incarnation = first as u16;
+    incarnation > 0 && incarnation % layout.geometry().keepers == keeper % layout.geometry().keepers
 }
 
 /// A reader's memory of the view, which never goes backwards.

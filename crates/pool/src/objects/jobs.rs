@@ -1,4 +1,4 @@
-//! What a job leaves whose processes were killed: endpoints, the rings between them, windows, and private memory.
+//! What a job leaves whose processes were killed: endpoints, the rings between them, windows, private memory, and groups.
 //!
 //! An object goes when nobody is left who could miss it: a ring when both its ends are gone, for what the dead have said is heard
 //! first; an endpoint when its process is gone and none of its rings is kept, for by it they are found; the segments of a window
@@ -12,7 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use polder_mem::Memory;
 
 use crate::endpoint::process_of;
+use crate::group;
 use crate::list::Listed;
+use crate::name::Name;
 use crate::object::Object;
 use crate::{Peer, Pool, PoolError};
 
@@ -146,6 +148,71 @@ impl<M: Memory> Pool<M> {
             _ => None,
         };
         Ok(Swept { dead: found.iter().filter_map(dead).collect(), objects: found })
+    }
+
+    /// Removes the extents of groups of which no rank is left that could go on, those of `job` alone where one is given.
+    ///
+    /// # Errors
+    /// Those of [`Pool::list`] and [`Pool::standing`].
+    pub fn sweep_groups(&self, job: Option<u64>) -> Result<Swept, PoolError> {
+        let (mut found, _) = self.directory().list("")?;
+        found.retain(|listed| job.is_none_or(|job| job == listed.job));
+        let mut groups: BTreeMap<String, Option<Vec<(Listed, Peer)>>> = BTreeMap::new();
+        for listed in found {
+            let Some((group, rank)) = listed.name.rsplit_once('/') else { continue };
+            if rank.parse::<usize>().is_err() {
+                continue;
+            }
+            let extents = groups.entry(group.to_owned()).or_insert_with(|| Some(vec![]));
+            match self.rank_of(&listed)? {
+                Holder::Nobody => {}
+                Holder::Stays => *extents = None,
+                Holder::Gone(peer) => extents.iter_mut().for_each(|of| of.push((listed.clone(), peer))),
+            }
+        }
+        let mut gone: Vec<_> = groups.into_values().flatten().flatten().collect();
+        gone.retain(|(listed, _)| self.remove(listed));
+        let (objects, mut dead): (_, Vec<_>) = gone.into_iter().unzip();
+        dead.sort_by_key(|peer| (peer.host, peer.pid));
+        dead.dedup();
+        Ok(Swept { objects, dead })
+    }
+
+    /// Whose extent of a group the object is; nobody's when it is of another kind, or gone.
+    fn rank_of(&self, listed: &Listed) -> Result<Holder, PoolError> {
+        let object = match self.open(&listed.name) {
+            Err(PoolError::NotFound { .. }) => return Ok(Holder::Nobody),
+            opened => opened?,
+        };
+        let process = match object.generation() == listed.generation {
+            true => group::process_of(self, &object),
+            false => Ok(None),
+        };
+        self.close(object);
+        match process? {
+            None => Ok(Holder::Nobody),
+            Some(process) if self.is_gone(&process)? => Ok(Holder::Gone(process.peer())),
+            Some(_) => Ok(Holder::Stays),
+        }
+    }
+
+    /// The processes that hold the object `name` open and may still use it, beside this one.
+    ///
+    /// # Errors
+    /// [`PoolError::NotFound`], [`PoolError::Name`]; those of [`Pool::process`] and [`Pool::standing`].
+    pub fn holders(&self, name: &str) -> Result<Vec<Peer>, PoolError> {
+        let announced = self.directory().announcement_of(&Name::parse(name)?)?;
+        let mut holders = vec![];
+        for (host, slot) in self.directory().announcers(announced)? {
+            if (host, slot) == (self.member().host, self.this_process().slot) {
+                continue;
+            }
+            let process = self.process(host, slot)?;
+            if !self.is_gone(&process)? {
+                holders.push(process.peer());
+            }
+        }
+        Ok(holders)
     }
 
     /// Who holds the object of this name and generation.

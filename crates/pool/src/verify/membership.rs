@@ -11,7 +11,7 @@ use polder_mem::{Coherence, Memory, ProcessSlot};
 
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock, Uuid};
-use crate::keeper::{Charge, Claim, Claimant, Granted, Keeper};
+use crate::keeper::{Charge, Claim, Claimant, Granted, Keeper, Over, Owner};
 use crate::line;
 use crate::local::LocalLayout;
 use crate::membership::{Beat, HostLine, HostState, Process};
@@ -35,7 +35,7 @@ pub(super) fn suites() -> Vec<Suite> {
         Suite::new(
             "succession",
             "a keeper takes over whatever anybody accepted from the one before, which may go on",
-            succession,
+            |seed| if seed >> 6 & 3 != 0 { succession(seed) } else { places(seed, Over::Gone) },
         ),
         Suite::new("id-race", "of several claimants of a host id one wins, and the others are told", id_race)
             .harmless(HARMLESS_IN_ID_RACE),
@@ -64,9 +64,13 @@ pub(super) fn suites() -> Vec<Suite> {
 
 pub(super) fn canaries() -> Vec<Suite> {
     let about = "another boot takes the id of a host that stands still";
-    vec![Suite::new("takeover-silence-is-enough", about, |seed| {
-        Deviation::SilenceIsEnough.during(|| takeover(seed))
-    })]
+    let place = "a keeper takes the place of one that has not ended";
+    vec![
+        Suite::new("takeover-silence-is-enough", about, |seed| {
+            Deviation::SilenceIsEnough.during(|| takeover(seed))
+        }),
+        Suite::new("succession-place-in-use", place, |seed| places(seed, Over::Unseen)),
+    ]
 }
 
 const fn dropped(file: &'static str, snippet: &'static str) -> Harmless {
@@ -173,7 +177,8 @@ fn shape(hosts: u16, layout: &Layout, coherence: Coherence) -> Shape {
 
 fn keep(memory: ModelMemory, layout: &Layout, incarnation: u16, ids: Option<Ids>) -> Keeper<ModelMemory> {
     let charge = Charge { incarnation, ids, evict_after: None };
-    Keeper::start_in(memory, layout.clone(), charge).expect("no higher keeper runs")
+    let owner = Owner::default();
+    Keeper::start_in(memory, layout.clone(), charge, owner, Over::Gone).expect("no higher keeper runs")
 }
 
 /// Holds the id in an epoch in which nobody does.
@@ -264,13 +269,26 @@ fn grants(seed: u64) -> Outcome {
     world.run()
 }
 
+/// A keeper of nobody, whose next change goes to either line of its view.
+fn first_keeper(memory: ModelMemory, layout: &Layout, seed: u64) -> Keeper<ModelMemory> {
+    let mut keeper = keep(memory, layout, 1, Some(Ids::Keeper));
+    if seed & 256 == 0 {
+        keeper
+            .admit(0, 9, 109)
+            .and_then(|()| keeper.evict(0))
+            .and_then(|()| keeper.fence(0))
+            .expect("none is newer");
+    }
+    keeper
+}
+
 /// The keeper on host 0 gives the id to host 2 while its successor on host 1 starts, who gives it to somebody else
 /// unless it sees that somebody has it.
 fn succession(seed: u64) -> Outcome {
     let (_, layout) = superblock(1, 1, 2);
     let mut world = world(seed, 3, &layout);
     let witness = Rc::new(Witness::default());
-    let mut old = world.setup(|memory| keep(memory, &layout, 1, Some(Ids::Keeper)));
+    let mut old = world.setup(|memory| first_keeper(memory, &layout, seed));
     let thread = world.spawn(0, 0, move |_| match old.admit(0, 2, 102) {
         Ok(()) | Err(PoolError::Superseded { .. }) => {}
         Err(error) => panic!("the old keeper failed: {error}"),
@@ -296,6 +314,63 @@ fn succession(seed: u64) -> Outcome {
         world.crash_within(thread, Crash::Pause, 90);
     }
     world.spawn(2, 0, move |memory| hold(&memory, &layout, 2, 8, &witness));
+    world.run()
+}
+
+/// As [`succession`], and the successor is followed by a third keeper, which takes the place of the first once `over` allows.
+fn places(seed: u64, over: Over) -> Outcome {
+    let (_, layout) = superblock(1, 1, 2);
+    let mut world = world(seed, 3, &layout);
+    let witness = Rc::new(Witness::default());
+    let mut old = world.setup(|memory| first_keeper(memory, &layout, seed));
+    let thread = world.spawn(0, 0, move |_| {
+        match old.admit(0, 2, 102) {
+            Ok(()) | Err(PoolError::Superseded { .. }) => {}
+            Err(error) => panic!("the old keeper failed: {error}"),
+        }
+        old.end();
+    });
+    if seed >> 2 & 1 == 0 {
+        world.crash_within(thread, Crash::Pause, 60);
+    }
+    let (its_layout, seen) = (layout.clone(), Rc::clone(&witness));
+    let thread = world.spawn(1, 0, move |memory| {
+        // Nobody keeps a place, and whoever sees that it has one waits.
+        let evict = |keeper: &mut Keeper<ModelMemory>| {
+            if keeper.view().has(0) {
+                seen.evicted_through.set(keeper.holder(0).expect("no host line is needed"));
+                keeper.evict(0).expect("no newer keeper runs");
+            }
+        };
+        let give = |keeper: &mut Keeper<ModelMemory>, nonce| {
+            keeper.admit(0, nonce, 100 + nonce).expect("no newer keeper runs");
+            let incarnation = keeper.holder(0).expect("no host line is needed");
+            seen.believe(nonce, Granted { host: 0, incarnation, epoch: keeper.view().epoch });
+        };
+        let mut second = keep(memory.clone(), &its_layout, 2, None);
+        evict(&mut second);
+        give(&mut second, 3);
+        drop(second);
+        let charge = Charge { incarnation: 3, ids: None, evict_after: None };
+        let mut third = loop {
+            let start =
+                || Keeper::start_in(memory.clone(), its_layout.clone(), charge, Owner::default(), over);
+            match start() {
+                Err(PoolError::KeeperPlace { held: 1, .. }) => memory.pause(),
+                started => break started.expect("no higher keeper runs"),
+            }
+        };
+        assert_eq!(
+            third.holder(0),
+            Ok(seen.by_incarnation.borrow().keys().next_back().copied().unwrap_or(0))
+        );
+        evict(&mut third);
+        give(&mut third, 4);
+    });
+    if seed >> 4 & 3 != 0 {
+        world.crash_within(thread, Crash::Pause, 200);
+    }
+    world.spawn(2, 0, move |memory| hold(&memory, &layout, 2, 12, &witness));
     world.run()
 }
 

@@ -70,9 +70,9 @@ pub(super) struct Segment {
     pub(super) gone: bool,
 }
 
-/// The name of the segment of a rank.
+/// The name of the segment of a rank. A window's own name may leave its first / out.
 pub(super) fn segment_name(job: u64, window: &str, rank: u32) -> String {
-    format!("/window/{job}/{window}/{rank}")
+    format!("/window/{job}/{}/{rank}", window.strip_prefix('/').unwrap_or(window))
 }
 
 /// Bytes of the object of a segment; `None` when there are not so many.
