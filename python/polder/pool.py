@@ -27,10 +27,11 @@ class Pool(_core.Pool):
     Parameters
     ----------
     path : path, optional
-        A dax device or a file. The default is ``/dev/shm/polder-UID``, which is made when it is not there.
+        A dax device or a file. The default is ``/dev/shm/polder-UID/pool``, in a folder that no other user enters; it
+        is made when it is not there. A path that is named, here or in ``POLDER_POOL``, is made with `size` only.
     size : int or str, optional
-        Makes the file with so many bytes, say ``"8GiB"``, when it is not there. A device is never formatted here:
-        ``polder pool format`` does that.
+        Makes the file with so many bytes, say ``"8GiB"`` or ``"1GB"``, in whole pages, when it is not there. A device
+        is never formatted here: ``polder pool format`` does that.
     host : int, optional
         This machine's id in the pool; 0 for a file of this machine's own, required for a device.
     coherence : {"auto", "coherent", "software"}, optional
@@ -40,9 +41,10 @@ class Pool(_core.Pool):
     quota : int or str, optional
         What the job may hold on this host.
     timeout : float, optional
-        Seconds that a call may wait for another process.
+        Seconds that a call may wait for another process, attaching included.
     run : path, optional
-        Where the files of this host lie that are not in the pool, ``/dev/shm``.
+        Where the files of this host lie that are not in the pool. All processes of a host need the same directory. The
+        default is ``/dev/shm``, and ``/dev/shm/polder-UID`` for a pool that only its owner UID may write.
     launched : int, optional
         The id that a launcher gives this machine, for where nothing sets `host` and no keeper gives one.
 

@@ -356,6 +356,42 @@ def test_an_argument_goes_before_the_environment_and_that_before_the_file(
         polder.Pool(size="64MiB")
 
 
+def test_a_size_in_thousands_makes_a_pool_of_whole_pages_and_a_pool_that_is_named_is_not_made_without(
+    scratch: Path,
+) -> None:
+    with polder.Pool(scratch / "pool", size="17MB", run=scratch):
+        assert (scratch / "pool").stat().st_size == 17_000_000 // 4096 * 4096
+    with pytest.raises(polder.RegionError, match="mistyped: no such file or device; check the path, or create a pool"):
+        polder.Pool(scratch / "mistyped", run=scratch)
+    assert not (scratch / "mistyped").exists()
+
+
+DEFAULT = """
+import os, polder
+folder = f"/dev/shm/polder-{os.getuid()}"
+with polder.Pool(size="64MiB") as pool:
+    assert str(pool.path) == f"{folder}/pool", pool.path
+    assert [os.stat(path).st_mode & 0o777 for path in (folder, pool.path)] == [0o700, 0o600]
+    assert len(os.listdir(folder)) == 3, os.listdir(folder)
+assert os.listdir(folder) == ["pool"]
+os.chown(folder, 4711, 4711)
+try:
+    polder.Pool()
+except polder.RegionError as error:
+    assert f"{folder} belongs to user 4711, not to {os.getuid()}; it is not this pool's" in str(error), error
+else:
+    raise AssertionError("a folder that another user planted is used")
+"""
+
+
+def test_the_default_pool_lies_in_a_folder_that_no_other_user_enters() -> None:
+    alone = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
+    own_shm = "mount -t tmpfs tmpfs /dev/shm"
+    if subprocess.run([*alone, own_shm], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not have mounts of its own")
+    subprocess.run([*alone, f'{own_shm} && exec "$@"', "sh", sys.executable, "-c", DEFAULT], check=True, timeout=60)
+
+
 def test_a_program_that_never_closes_its_pool_leaves_nothing_behind(scratch: Path) -> None:
     program = f"import polder; p = polder.Pool({str(scratch / 'pool')!r}, size='64MiB', run={str(scratch)!r})"
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)

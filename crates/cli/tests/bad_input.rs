@@ -334,6 +334,8 @@ fn attach_elsewhere(made: &Made, host: u16) -> Pool<Coherent> {
         local_words: LocalLayout::new(&superblock.layout().unwrap()).words(),
         bells: u32::from(hosts * processes),
         directory: made.scratch.path().into(),
+        kept: 0..0,
+        patience: HostPlan::PATIENCE,
     };
     Pool::attach(made.memory().attach(&plan).unwrap(), Member::new(host, 7)).unwrap()
 }

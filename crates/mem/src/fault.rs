@@ -2,9 +2,13 @@
 //!
 //! Every instruction that touches a mapped region stands in a table (linker section `polder_fault`): where it is, and
 //! where to go on when it faults. The handler sends a thread that faulted there to its landing, with `r11` set to 1;
-//! any other SIGBUS belongs to whoever installed a handler before, and is passed on.
+//! any other SIGBUS belongs to the handler that was installed before, and is passed on.
+//!
+//! The files that a host's processes share are touched by ordinary atomics, which have no landing. When one of them was cut,
+//! the handler puts an empty page of this process's own in the place of the lost one, and remembers it for the next call.
 
 use std::arch::asm;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
@@ -80,6 +84,10 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     // A signal sent by a program (code 0 or less) or about some other memory (AO) only happens to meet us here.
     let ours = code > 0 && code != libc::BUS_MCEERR_AO;
     let landing = if ours { landing(registers[libc::REG_RIP as usize] as usize) } else { None };
+    // SAFETY: a SIGBUS that the kernel sends for an access has an address.
+    if ours && landing.is_none() && replaced(unsafe { (*info).si_addr() }.addr()) {
+        return;
+    }
     match landing {
         Some(landing) => {
             registers[libc::REG_RIP as usize] = landing as i64;
@@ -87,6 +95,68 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
         }
         None => pass_on(signal, code, info, context),
     }
+}
+
+/// A mapping of a file of the host's: where it begins, and how long it is; 0 for none.
+struct Watched {
+    base: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+static WATCHED: [Watched; 1024] =
+    [const { Watched { base: AtomicUsize::new(0), bytes: AtomicUsize::new(0) } }; 1024];
+
+static LOST: AtomicBool = AtomicBool::new(false);
+
+/// Whether a file that the processes of a host share was cut while this process had it mapped: what this process has seen
+/// there since is its own.
+#[inline(always)]
+#[must_use]
+pub fn host_file_lost() -> bool {
+    LOST.load(Ordering::Relaxed)
+}
+
+/// Has the mapping at `base` survive that its file is cut.
+pub(crate) fn watch(base: usize, bytes: usize) -> io::Result<()> {
+    let is_free =
+        |place: &&Watched| place.base.compare_exchange(0, base, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+    let place = WATCHED.iter().find(is_free);
+    let place =
+        place.ok_or_else(|| io::Error::other("this process has 1024 of them; detach from some pools"))?;
+    place.bytes.store(bytes, Ordering::SeqCst);
+    Ok(())
+}
+
+/// Before the mapping at `base` is gone.
+pub(crate) fn unwatch(base: usize) {
+    if let Some(place) = WATCHED.iter().find(|place| place.base.load(Ordering::SeqCst) == base) {
+        place.bytes.store(0, Ordering::SeqCst);
+        place.base.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Puts an empty page where a watched mapping has lost the one of `address`.
+fn replaced(address: usize) -> bool {
+    let holds = |place: &Watched| {
+        let base = place.base.load(Ordering::SeqCst);
+        base != 0 && (base..base + place.bytes.load(Ordering::SeqCst)).contains(&address)
+    };
+    if !WATCHED.iter().any(holds) {
+        return false;
+    }
+    LOST.store(true, Ordering::SeqCst);
+    // SAFETY: replaces a page of a mapping that `Shm` has, whose users all treat any bytes as atomics.
+    let page = unsafe {
+        libc::mmap(
+            std::ptr::with_exposed_provenance_mut(address & !4095),
+            4096,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+            -1,
+            0,
+        )
+    };
+    page != libc::MAP_FAILED
 }
 
 /// Where an access at `instruction` goes on, when the table knows it.

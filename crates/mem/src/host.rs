@@ -3,16 +3,24 @@
 //! Two files of the directory (/dev/shm): `polder-<pool>-<host>` holds the words of one host, zeros at first;
 //! `polder-<pool>-kernel` is shared by all processes of the pool under this kernel (see `kernel`). The last process
 //! removes them; what a killed one left is taken over by the next, or swept when another pool is attached.
+//!
+//! The files of a pool that only its owner may write lie in the owner's own folder, `polder-<user>`, which no other user
+//! enters. Those of any other pool lie beside everybody's, and each is looked at once it is open: its owner, its group, its
+//! mode, its names. What none of the pool's users can have made is refused.
 
 use std::fmt;
+use std::fs::{DirBuilder, File};
 use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::kernel::{self, Access, Gate, Locks};
 use crate::shm::{BellWord, Shm};
-use crate::{Bell, LINE, Liveness, LocalWord, Nanos, ProcessSlot, bounds, clock};
+use crate::{Bell, LINE, Liveness, LocalWord, Nanos, ProcessSlot, Region, bounds, clock};
 
 /// Which host to join, and how large its memory is. All processes of a pool give the same numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,11 +39,78 @@ pub struct HostPlan {
     pub bells: u32,
     /// Where the files lie: a tmpfs that all processes of this kernel see.
     pub directory: PathBuf,
+    /// Local words that stay when no process of the host is left, as long as the file does.
+    pub kept: Range<u32>,
+    /// How long another process may be attaching or detaching before this one gives up.
+    pub patience: Duration,
 }
 
 impl HostPlan {
     /// The directory that every Linux has for such files.
     pub const DIRECTORY: &str = "/dev/shm";
+    /// How long another process may be attaching, unless something else is said.
+    pub const PATIENCE: Duration = Duration::from_secs(10);
+
+    /// Where the files of a pool lie when nothing else is said. It follows from the pool alone, so that all its processes go
+    /// to the same: its owner's folder where no other user may write the pool, and [`HostPlan::DIRECTORY`] elsewhere.
+    ///
+    /// # Errors
+    /// Those of [`HostPlan::folder_of`].
+    pub fn directory_for(region: &Region) -> Result<PathBuf, HostError> {
+        match region.access() {
+            access if access.is_private() => Self::folder_of(access.owner),
+            _ => Ok(Self::DIRECTORY.into()),
+        }
+    }
+
+    /// The folder of this process's own user.
+    ///
+    /// # Errors
+    /// Those of [`HostPlan::folder_of`].
+    pub fn own_folder() -> Result<PathBuf, HostError> {
+        Self::folder_of(kernel::user())
+    }
+
+    /// The folder that no other user than `user` enters; it is made where it is missing.
+    ///
+    /// # Errors
+    /// [`HostError::Stranger`] when something else stands there, and [`HostError::System`].
+    pub fn folder_of(user: u32) -> Result<PathBuf, HostError> {
+        let path = Path::new(Self::DIRECTORY).join(format!("polder-{user}"));
+        let me = kernel::user();
+        if me == user || me == 0 {
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) if me != user => {
+                    chown(&path, Some(user), None).map_err(failed(&path, "give it to the pool's owner"))?;
+                }
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(failed(&path, "make it")(error));
+                }
+                _ => {}
+            }
+        }
+        // Nobody else can put another in its place: the directory that it lies in is sticky.
+        let found = path.symlink_metadata().map_err(failed(&path, "look at it"))?;
+        let (owner, mode) = (found.uid(), found.mode() & 0o777);
+        let what = match found.is_dir() {
+            false => "is no folder".to_owned(),
+            true if owner != user => format!("belongs to user {owner}, not to {user}"),
+            true if mode & 0o077 != 0 => format!("has mode {mode:04o}, so that other users may enter"),
+            true => return Ok(path),
+        };
+        Err(HostError::Stranger { path, what })
+    }
+
+    /// Why the file at `path` could not be opened.
+    fn refused(path: &Path, access: Access, error: io::Error) -> HostError {
+        let is_refused =
+            error.kind() == io::ErrorKind::PermissionDenied || error.raw_os_error() == Some(libc::ELOOP);
+        let found = if is_refused { path.symlink_metadata().ok() } else { None };
+        match found.and_then(|found| access.stranger(&found)) {
+            Some(what) => HostError::Stranger { path: path.into(), what },
+            None => failed(path, "open it")(error),
+        }
+    }
 
     fn kernel_file(&self) -> PathBuf {
         self.directory.join(format!("polder-{:016x}-kernel", self.pool))
@@ -105,6 +180,48 @@ pub enum HostError {
         /// The number of this process.
         ours: u64,
     },
+    /// Processes with another run directory are this host in the pool.
+    #[error(
+        "host {host} is in use by processes that do not share the run directory {directory} with this one; give all of them one directory (POLDER_RUN, or one /dev/shm), or give this process a host id of its own (POLDER_HOST)"
+    )]
+    Apart {
+        /// The host id.
+        host: u16,
+        /// The directory of this process.
+        directory: PathBuf,
+    },
+    /// What stands at a path is none of the pool's.
+    #[error(
+        "{path} {what}; it is not this pool's: remove it, or name paths in a directory that no other user may write, with POLDER_POOL for the pool and POLDER_RUN for its host's files"
+    )]
+    Stranger {
+        /// The path.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A file system has no room for what the host's processes share.
+    #[error(
+        "{path}: its file system has no room for {bytes} bytes; make room there (`df`), or set POLDER_RUN to a directory on another tmpfs"
+    )]
+    NoRoom {
+        /// The file.
+        path: PathBuf,
+        /// How long it must be.
+        bytes: u64,
+    },
+    /// Running processes use a file of another length.
+    #[error(
+        "{path}: its size in bytes is {found}, this process has {ours}; it was cut, or another version of Polder uses it: end the processes of `fuser {path}`, then start them again"
+    )]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// How long it is.
+        found: u64,
+        /// How long it must be.
+        ours: u64,
+    },
     /// The system refused.
     #[error("{path}: cannot {doing}: {source}{remedy}")]
     System {
@@ -130,8 +247,8 @@ const BUSY_UNTIL: usize = 8;
 /// each host: the bytes of its shadow.
 const BELLS: usize = 16;
 
-/// How long another process may hold the gate.
-const GATE_WAIT: Duration = Duration::from_secs(10);
+/// How long the kernel may take to let go of a killed process's byte of the pool after that of its slot.
+const PASSING: Duration = Duration::from_secs(2);
 
 /// A process's place among the processes of its host.
 pub(crate) struct Host {
@@ -141,11 +258,14 @@ pub(crate) struct Host {
     shadow: Option<Shm>,
     kernel: Shm,
     locks: Locks,
+    /// On the pool's own file, where that can be.
+    on_pool: Option<Locks>,
 }
 
 impl Host {
-    /// Takes the first free slot of the host in `plan`; files are made for `access`.
-    pub(crate) fn attach(plan: &HostPlan, access: Access, shadow_bytes: usize) -> Result<Self, HostError> {
+    /// Takes the first free slot of the host in `plan`, for the pool in `region`.
+    pub(crate) fn attach(plan: &HostPlan, region: &Region, shadow_bytes: usize) -> Result<Self, HostError> {
+        let access = region.access();
         if plan.host >= plan.hosts {
             return Err(HostError::NoHost { host: plan.host, hosts: plan.hosts });
         }
@@ -153,16 +273,23 @@ impl Host {
         let path = plan.kernel_file();
         loop {
             let locks =
-                Locks::open(&path, Some(access)).map_err(failed(&path, "open it"))?.expect("made if missing");
-            let Some(gate) = locks.gate(clock::now() + GATE_WAIT).map_err(failed(&path, "lock it"))? else {
-                return Err(HostError::Busy { path, waited_ms: GATE_WAIT.as_millis() as u64 });
+                Locks::open(&path, Some(access)).map_err(|error| HostPlan::refused(&path, access, error))?;
+            let locks = locks.expect("made if missing");
+            expect_ours(&path, locks.file(), access)?;
+            let Some(gate) = locks.gate(clock::now() + plan.patience).map_err(failed(&path, "lock it"))?
+            else {
+                return Err(HostError::Busy { path, waited_ms: plan.patience.as_millis() as u64 });
             };
-            // Whoever held the gate before may have been the last process, and have removed the file.
+            // The process that held the gate before may have been the last, and have removed the file.
             if locks.stands_at(&path).map_err(failed(&path, "look at it"))? {
-                let entered = Entered::enter(plan, access, shadow_bytes, &gate)?;
+                let entered = Entered::enter(plan, region, shadow_bytes, &gate);
+                if matches!(&entered, Err(error) if !matches!(error, HostError::Stranger { .. })) {
+                    // What it made is of no use to anybody. A stranger's file is not for this process to remove.
+                    let _ = remove_unused(plan, &locks);
+                }
+                let Entered { slot, words, shadow, kernel, on_pool } = entered?;
                 drop(gate);
-                let Entered { slot, words, shadow, kernel } = entered;
-                return Ok(Self { plan: plan.clone(), slot, words, shadow, kernel, locks });
+                return Ok(Self { plan: plan.clone(), slot, words, shadow, kernel, locks, on_pool });
             }
         }
     }
@@ -195,18 +322,11 @@ impl Host {
 
     /// Behind the gate: gives the slot back, and removes the files that no process uses any more.
     fn leave(&self) -> io::Result<()> {
-        let HostPlan { host, processes, .. } = self.plan;
         self.locks.release_slots()?;
-        if !self.locks.others_hold(u32::from(host) * u32::from(processes), u32::from(processes))? {
-            std::fs::remove_file(self.plan.host_file())?;
-            if self.shadow.is_some() {
-                std::fs::remove_file(self.plan.shadow_file())?;
-            }
+        if let Some(on_pool) = &self.on_pool {
+            on_pool.release_slots()?;
         }
-        if !self.locks.others_hold(0, self.plan.slots())? {
-            remove_pool(&self.plan.directory, self.plan.pool)?;
-        }
-        Ok(())
+        remove_unused(&self.plan, &self.locks)
     }
 
     /// The process id that last held a slot under this kernel; 0 for none.
@@ -279,59 +399,103 @@ struct Entered {
     words: Shm,
     shadow: Option<Shm>,
     kernel: Shm,
+    on_pool: Option<Locks>,
 }
 
 impl Entered {
     /// Behind the gate: maps the files, emptied first where no process lives that uses them, and takes a slot.
     fn enter(
         plan: &HostPlan,
-        access: Access,
+        region: &Region,
         shadow_bytes: usize,
         gate: &Gate<'_>,
     ) -> Result<Self, HostError> {
-        let path = plan.kernel_file();
+        let (path, access) = (plan.kernel_file(), region.access());
         let (first, count) = (u32::from(plan.host) * u32::from(plan.processes), u32::from(plan.processes));
         let free = |first, count| gate.locks().others_hold(first, count).map(|held| !held);
         let free = |first, count| free(first, count).map_err(failed(&path, "look at its locks"));
         let (kernel_is_free, host_is_free) = (free(0, plan.slots())?, free(first, count)?);
 
+        // Before anything changes.
+        let on_pool =
+            Locks::of_pool(region.file()).map_err(failed(region.path(), "open it for its locks"))?;
+        if let Some(locks) = &on_pool {
+            let until = clock::now() + PASSING.min(plan.patience);
+            let is_held = locks.hold_host(plan.pool, plan.host, host_is_free, until);
+            if !is_held.map_err(failed(region.path(), "lock it"))? {
+                return Err(HostError::Apart { host: plan.host, directory: plan.directory.clone() });
+            }
+        }
         let kernel_words = holder_word(plan, plan.slots()) + usize::from(plan.hosts);
-        let kernel = file(&path, access, kernel_words * 8, kernel_is_free)?;
+        let made = Made { access, is_fresh: kernel_is_free, kept: 0..0 };
+        let kernel = file(&path, kernel_words * 8, &made)?;
         same_numbers(plan, &kernel)?;
         same_shadow(plan, &kernel, shadow_bytes as u64, host_is_free)?;
-        let words = file(&plan.host_file(), access, plan.local_words as usize * 8, host_is_free)?;
+        let made = Made { access, is_fresh: host_is_free, kept: plan.kept.clone() };
+        let words = file(&plan.host_file(), plan.local_words as usize * 8, &made)?;
         let shadow = match shadow_bytes {
             0 => None,
-            bytes => Some(file(&plan.shadow_file(), access, bytes, host_is_free)?),
+            bytes => Some(file(&plan.shadow_file(), bytes, &Made { kept: 0..0, ..made })?),
         };
         for (slot, index) in (0..plan.processes).zip(first..) {
             if gate.locks().take_slot(index).map_err(failed(&path, "lock a slot"))? {
                 kernel.word(holder_word(plan, index)).store(u64::from(std::process::id()), Ordering::SeqCst);
-                return Ok(Self { slot, words, shadow, kernel });
+                return Ok(Self { slot, words, shadow, kernel, on_pool });
             }
         }
         Err(HostError::NoSlot { host: plan.host, slots: plan.processes })
     }
 }
 
-/// Maps a file of `bytes` bytes; all zeros when it is `fresh`, that is, when no living process uses it.
-fn file(path: &Path, access: Access, bytes: usize, fresh: bool) -> Result<Shm, HostError> {
+/// How a file comes to be.
+struct Made {
+    access: Access,
+    /// No living process uses it: it is made, or emptied.
+    is_fresh: bool,
+    /// Words that outlive the emptying.
+    kept: Range<u32>,
+}
+
+/// Maps a file of `bytes` bytes. All of it is there: a page that is missing when it is touched would end the process.
+fn file(path: &Path, bytes: usize, made: &Made) -> Result<Shm, HostError> {
+    let Made { access, is_fresh, ref kept } = *made;
     let bytes = bytes.next_multiple_of(LINE as usize).max(LINE as usize);
-    let file = kernel::open(path, fresh.then_some(access)).map_err(failed(path, "open it"))?;
+    let opened = kernel::open(path, is_fresh.then_some(access));
+    let file = opened.map_err(|error| HostPlan::refused(path, access, error))?;
     let file = file.ok_or_else(|| failed(path, "open it")(io::ErrorKind::NotFound.into()))?;
-    if fresh {
-        file.set_len(0).and_then(|()| file.set_len(bytes as u64)).map_err(failed(path, "set its size"))?;
+    expect_ours(path, &file, access)?;
+    let length = || file.metadata().map(|found| found.len()).map_err(failed(path, "look at it"));
+    if is_fresh {
+        let at = u64::from(kept.start) * 8;
+        let mut words = vec![0; if length()? == bytes as u64 { kept.len() * 8 } else { 0 }];
+        file.read_exact_at(&mut words, at).map_err(failed(path, "read it"))?;
+        file.set_len(0).map_err(failed(path, "empty it"))?;
+        allocate(path, &file, bytes as u64)?;
+        file.write_all_at(&words, at).map_err(failed(path, "write it"))?;
     }
-    let found = file.metadata().map_err(failed(path, "look at it"))?.len();
-    if found != bytes as u64 {
-        return Err(HostError::Mismatch {
-            path: path.into(),
-            what: "size in bytes",
-            found,
-            ours: bytes as u64,
-        });
+    match length()? {
+        found if found == bytes as u64 => Shm::map(&file, bytes).map_err(failed(path, "map it")),
+        found => Err(HostError::Size { path: path.into(), found, ours: bytes as u64 }),
     }
-    Shm::map(&file, bytes).map_err(failed(path, "map it"))
+}
+
+/// Takes all of the file's pages.
+fn allocate(path: &Path, file: &File, bytes: u64) -> Result<(), HostError> {
+    loop {
+        // SAFETY: the descriptor is open; the call changes the file alone.
+        match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) } {
+            0 => return Ok(()),
+            libc::EINTR => {}
+            libc::ENOSPC | libc::EDQUOT => return Err(HostError::NoRoom { path: path.into(), bytes }),
+            code => return Err(failed(path, "allocate it")(io::Error::from_raw_os_error(code))),
+        }
+    }
+}
+
+/// Refuses a file that none of the pool's users can have made.
+fn expect_ours(path: &Path, file: &File, access: Access) -> Result<(), HostError> {
+    let found = file.metadata().map_err(failed(path, "look at it"))?;
+    access.stranger(&found).map_or(Ok(()), |what| Err(HostError::Stranger { path: path.into(), what }))
 }
 
 /// Writes the numbers of `plan` into a fresh kernel file, or compares them with those in it.
@@ -368,6 +532,17 @@ fn same_shadow(plan: &HostPlan, kernel: &Shm, ours: u64, fresh: bool) -> Result<
 /// Removes the files of pools all of whose processes under this kernel were killed. What it may not open, or what is
 /// busy, it leaves alone.
 fn sweep(plan: &HostPlan) {
+    let common = Path::new(HostPlan::DIRECTORY);
+    let own = common.join(format!("polder-{}", kernel::user()));
+    if plan.directory == common {
+        sweep_directory(&HostPlan { directory: own, ..plan.clone() });
+    } else if plan.directory == own {
+        sweep_directory(&HostPlan { directory: common.into(), ..plan.clone() });
+    }
+    sweep_directory(plan);
+}
+
+fn sweep_directory(plan: &HostPlan) {
     let Ok(entries) = std::fs::read_dir(&plan.directory) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
@@ -385,6 +560,23 @@ fn sweep_pool(plan: &HostPlan) -> io::Result<()> {
     let Some(locks) = Locks::open(&path, None)? else { return Ok(()) };
     let Some(_gate) = locks.gate(Nanos(0))? else { return Ok(()) };
     if locks.stands_at(&path)? && !locks.others_hold(0, u32::MAX)? {
+        remove_pool(&plan.directory, plan.pool)?;
+    }
+    Ok(())
+}
+
+/// Behind the gate, by a process that holds no slot: removes the files that no other process uses.
+fn remove_unused(plan: &HostPlan, locks: &Locks) -> io::Result<()> {
+    let (first, count) = (u32::from(plan.host) * u32::from(plan.processes), u32::from(plan.processes));
+    if !locks.others_hold(first, count)? {
+        for path in [plan.host_file(), plan.shadow_file()] {
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    if !locks.others_hold(0, plan.slots())? {
         remove_pool(&plan.directory, plan.pool)?;
     }
     Ok(())

@@ -6,9 +6,12 @@
 //! beyond its process, and are avoided: a mapping through the locked descriptor (the mapping has its own), and a
 //! forked child (which swaps the descriptor for /dev/null).
 //!
-//! One more byte is the gate: whoever creates, takes over or removes files holds it meanwhile.
+//! One more byte is the gate: the process that creates, takes over or removes files holds it meanwhile.
+//!
+//! On the pool's own file, each process of a host holds one more byte, together with all that share its run directory: of
+//! two run directories one host has one only. A pool on a device has no such byte where each container has a node of its own.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
@@ -23,6 +26,9 @@ const GATE: i64 = 1 << 40;
 
 /// Where the bytes of the slots begin.
 const SLOTS: i64 = 1 << 41;
+
+/// Where the bytes of the hosts begin, on the pool's file.
+const HOSTS: i64 = 1 << 42;
 
 /// The descriptor through which this process holds its locks on a file.
 #[derive(Debug)]
@@ -45,6 +51,42 @@ impl Locks {
             }
             None => Ok(None),
         }
+    }
+
+    /// Those on the pool behind `file`, through a description of their own; `None` where the system has no such thing.
+    pub(crate) fn of_pool(file: &File) -> io::Result<Option<Self>> {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        match OpenOptions::new().read(true).write(true).open(path) {
+            Ok(file) => {
+                let forked = close_in_children(file.as_raw_fd())?;
+                Ok(Some(Self { file, forked, pid: std::process::id() }))
+            }
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Holds `host` of `pool` on the pool's file together with the processes that share this one's run directory; `is_first` says that
+    /// none of them holds it. False when those of another directory hold it, and still do at `until`.
+    pub(crate) fn hold_host(&self, pool: u64, host: u16, is_first: bool, until: Nanos) -> io::Result<bool> {
+        // What was formatted anew is another pool.
+        let byte = HOSTS + ((pool as u32 as i64) << u16::BITS) + i64::from(host);
+        // Alone first: of two directories that come at once, one is refused.
+        let alone = if is_first { Some(libc::F_WRLCK) } else { None };
+        for kind in alone.into_iter().chain([libc::F_RDLCK]) {
+            match poll(until, || self.lock_as(kind, byte)) {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                // File systems without locks: heartbeats are all that is left.
+                Err(error) if error.raw_os_error() != Some(libc::EINTR) => return Ok(true),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The file that they are on.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Waits for the gate until `until`; `None` when another process still holds it.
@@ -85,7 +127,11 @@ impl Locks {
     }
 
     fn lock(&self, byte: i64) -> io::Result<bool> {
-        match control(&self.file, libc::F_OFD_SETLK, &mut range(libc::F_WRLCK, byte, 1)) {
+        self.lock_as(libc::F_WRLCK, byte)
+    }
+
+    fn lock_as(&self, kind: i32, byte: i64) -> io::Result<bool> {
+        match control(&self.file, libc::F_OFD_SETLK, &mut range(kind, byte, 1)) {
             Ok(()) => Ok(true),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
             Err(e) => Err(e),
@@ -146,13 +192,47 @@ fn control(file: &File, command: i32, range: &mut libc::flock) -> io::Result<()>
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Who may use a file beside a pool: whoever may use the pool.
+/// The users of a file beside a pool: those that may use the pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
     /// Permission bits.
     pub(crate) mode: u32,
+    /// User id of the pool's owner.
+    pub(crate) owner: u32,
     /// Group id.
     pub(crate) group: u32,
+}
+
+impl Access {
+    /// Whether no user but the owner may write.
+    pub(crate) const fn is_private(self) -> bool {
+        self.mode & 0o022 == 0
+    }
+
+    /// What shows that no process of the pool made this file; `None` when one may have.
+    pub(crate) fn stranger(self, found: &Metadata) -> Option<String> {
+        let (owner, mode) = (found.uid(), found.mode() & 0o777);
+        let is_let_in = [user(), 0, self.owner].contains(&owner)
+            || self.mode & 0o020 != 0 && found.gid() == self.group
+            || self.mode & 0o002 != 0;
+        match found.nlink() {
+            _ if found.file_type().is_symlink() => Some("is a symbolic link, which is not followed".into()),
+            _ if !found.is_file() => Some("is no ordinary file".into()),
+            _ if !is_let_in => Some(format!("belongs to user {owner}, group {}", found.gid())),
+            _ if mode & 0o022 & !self.mode != 0 => {
+                Some(format!("has mode {mode:04o}, so that more users may write it than the pool"))
+            }
+            // A file with no name was removed by its last process.
+            0 | 1 => None,
+            names => Some(format!("has {names} names, and so is another file too")),
+        }
+    }
+}
+
+/// The user that this process acts as.
+pub(crate) fn user() -> u32 {
+    // SAFETY: reads a number of this process and cannot fail.
+    unsafe { libc::geteuid() }
 }
 
 /// Opens a file for reading and writing; when it is not there, makes it for `access`, or returns `None`.
@@ -170,10 +250,15 @@ pub(crate) fn open(path: &Path, access: Option<Access>) -> io::Result<Option<Fil
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             made => {
                 let file = made?;
-                // Refused to the pool's owner who is not in its group, and then its members are left out.
-                drop(fchown(&file, None, Some(access.group)));
+                if user() == 0 {
+                    // Root in a user's pool does not keep that user out.
+                    fchown(&file, Some(access.owner), None)?;
+                }
+                // Refused to a pool's owner that is not in its group; then no group is let in.
+                let of_group = fchown(&file, None, Some(access.group)).is_ok();
+                let mode = if of_group { access.mode } else { access.mode & !0o060 };
                 // What the umask took away.
-                file.set_permissions(Permissions::from_mode(access.mode))?;
+                file.set_permissions(Permissions::from_mode(mode))?;
                 return Ok(Some(file));
             }
         }
@@ -183,7 +268,7 @@ pub(crate) fn open(path: &Path, access: Option<Access>) -> io::Result<Option<Fil
 const NO_FD: RawFd = -1;
 
 /// The descriptors that a forked child gives up.
-static OPEN: [AtomicI32; 256] = [const { AtomicI32::new(NO_FD) }; 256];
+static OPEN: [AtomicI32; 512] = [const { AtomicI32::new(NO_FD) }; 512];
 
 /// Arranges that a forked child gives `fd` up; the place it returns is cleared once `fd` is closed here.
 fn close_in_children(fd: RawFd) -> io::Result<&'static AtomicI32> {

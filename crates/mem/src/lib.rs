@@ -35,6 +35,7 @@ mod wrapped;
 
 pub use affinity::{allowed_cpus, bind_memory, pin_to_cpu};
 pub use cpu::{Cpu, Flush};
+pub use fault::host_file_lost;
 pub use fork::forks;
 pub use heap::{Heap, HeapShape};
 pub use host::{HostError, HostPlan};

@@ -61,7 +61,7 @@ impl<L: Lines> Mapped<L> {
 
     /// Attaches with a shadow of `shadow_bytes` bytes, or without one.
     pub(crate) fn attach_with(mut self, plan: &HostPlan, shadow_bytes: usize) -> Result<Self, HostError> {
-        self.host = Some(Arc::new(Host::attach(plan, self.region.access(), shadow_bytes)?));
+        self.host = Some(Arc::new(Host::attach(plan, &self.region, shadow_bytes)?));
         Ok(self)
     }
 

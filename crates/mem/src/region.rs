@@ -151,6 +151,7 @@ pub struct Region {
     kind: RegionKind,
     path: PathBuf,
     access: Access,
+    file: File,
 }
 
 // SAFETY: the mapping belongs to no thread, and a Region itself reads and writes none of it: it hands out the
@@ -175,7 +176,7 @@ impl Region {
         }
         let base = map(path, &file, kind, usable)?;
         fault::install();
-        Ok(Self { base, bytes: usable, kind, path: path.into(), access: access(&metadata) })
+        Ok(Self { base, bytes: usable, kind, path: path.into(), access: access(&metadata), file })
     }
 
     /// Makes a new file of `bytes` zeros, which takes up no memory until it is written, and maps it. The file appears
@@ -217,8 +218,9 @@ impl Region {
         file.set_len(bytes).map_err(|e| system(path, "set its size", e))?;
         let base = map(path, &file, kind, bytes)?;
         fault::install();
-        let region = Self { base, bytes, kind, path: path.into(), access: access(&metadata) };
-        Ok((region, Draft { file, path: path.into() }))
+        let named = file.try_clone().map_err(|e| system(path, "open it twice", e))?;
+        let region = Self { base, bytes, kind, path: path.into(), access: access(&metadata), file };
+        Ok((region, Draft { file: named, path: path.into() }))
     }
 
     /// The size in bytes.
@@ -242,6 +244,11 @@ impl Region {
     /// Who may use the files beside it.
     pub(crate) fn access(&self) -> Access {
         self.access
+    }
+
+    /// What is mapped.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Lets the kernel find the pages of `[at, at + bytes)` now, so that no later access waits for that.
@@ -321,8 +328,11 @@ fn directory(path: &Path) -> &Path {
 /// Makes a file in the directory of `path`.
 fn unnamed(path: &Path) -> Result<File, RegionError> {
     let directory = directory(path);
+    // Where no other user can enter, none is let in.
+    let is_private = directory.metadata().is_ok_and(|found| found.mode() & 0o077 == 0);
+    let mode = if is_private { 0o600 } else { 0o660 };
     let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o660).open(directory);
+    let file = options.read(true).write(true).custom_flags(libc::O_TMPFILE).mode(mode).open(directory);
     file.map_err(|source| {
         let remedy = match source.kind() {
             io::ErrorKind::PermissionDenied => return refused(directory, source),
@@ -354,7 +364,7 @@ fn measure(path: &Path, file: &File, metadata: &Metadata) -> Result<(RegionKind,
 
 /// Who may use the file; its maker always may use what he makes.
 fn access(metadata: &Metadata) -> Access {
-    Access { mode: metadata.mode() & 0o666 | 0o600, group: metadata.gid() }
+    Access { mode: metadata.mode() & 0o666 | 0o600, owner: metadata.uid(), group: metadata.gid() }
 }
 
 /// Size and alignment of the dax device that sysfs shows at `device`.

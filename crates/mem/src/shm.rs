@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::Nanos;
+use crate::{Nanos, fault};
 
 /// A shared mapping of a file of this kernel, as atomics.
 #[derive(Debug)]
@@ -31,7 +31,11 @@ impl Shm {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { base: NonNull::new(base.cast()).expect("a mapping is never at address 0"), bytes })
+        let mapped =
+            Self { base: NonNull::new(base.cast()).expect("a mapping is never at address 0"), bytes };
+        fault::install();
+        fault::watch(mapped.base.as_ptr().addr(), bytes)?;
+        Ok(mapped)
     }
 
     /// The `index`-th word.
@@ -54,6 +58,7 @@ impl Shm {
 
 impl Drop for Shm {
     fn drop(&mut self) {
+        fault::unwatch(self.base.as_ptr().addr());
         // SAFETY: unmaps what `map` mapped; references into it cannot outlive `self`.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes.max(1)) };
     }

@@ -24,6 +24,8 @@ fn plan(scratch: &Scratch, host: u16) -> HostPlan {
         local_words: 1,
         bells: 1,
         directory: scratch.path().into(),
+        kept: 0..0,
+        patience: HostPlan::PATIENCE,
     }
 }
 

@@ -18,6 +18,8 @@ fn plan(scratch: &Scratch, pool: u64, host: u16) -> HostPlan {
         local_words: 8,
         bells: 2,
         directory: scratch.path().into(),
+        kept: 0..0,
+        patience: HostPlan::PATIENCE,
     }
 }
 
@@ -356,4 +358,241 @@ fn a_line_that_a_killed_process_held_in_the_shadow_is_free_for_its_sibling() {
         memory.write_back(Offset(0), 8);
         assert_eq!(memory.load(Offset(0)), Ok(0));
     }
+}
+
+/// As [`attach`], with a run directory of its own for the same pool.
+fn attach_in(scratch: &Scratch, directory: &str) -> Result<Coherent, HostError> {
+    let directory = scratch.path().join(directory);
+    std::fs::create_dir_all(&directory).expect("a directory");
+    let region = Region::open(scratch.path().join("region")).expect("it");
+    Coherent::new(region).attach(&HostPlan {
+        directory,
+        patience: Duration::from_millis(20),
+        ..plan(scratch, 1, 0)
+    })
+}
+
+#[test]
+fn of_two_run_directories_one_has_a_host_of_a_pool_and_the_other_is_refused_by_name() {
+    const ROUNDS: u32 = 20;
+    let scratch = Scratch::new();
+    drop(attach(&scratch, 0).expect("makes the region"));
+    for round in 0..ROUNDS {
+        let start = std::sync::Barrier::new(2);
+        let come = |name| {
+            start.wait();
+            attach_in(&scratch, name)
+        };
+        let (one, two) = std::thread::scope(|scope| {
+            let one = scope.spawn(|| come("one"));
+            (come("two"), one.join().expect("no panic"))
+        });
+        let (refused, holder) = match (one, two) {
+            (Ok(holder), Err(refused)) | (Err(refused), Ok(holder)) => (refused, holder),
+            both => panic!("round {round} of {ROUNDS}: {both:?}"),
+        };
+        assert!(refused.to_string().contains("host 0 is in use by processes that do not share"), "{refused}");
+        assert!(refused.to_string().contains(&*scratch.path().to_string_lossy()), "{refused}");
+        drop(holder);
+    }
+    let mut killed = Child::fork(|| {
+        let _memory = attach_in(&scratch, "one").expect("nobody else is there");
+        std::fs::write(scratch.path().join("there"), "").expect("a file");
+        std::thread::sleep(Duration::from_secs(60));
+    });
+    eventually("the child", || scratch.path().join("there").exists());
+    let refused = attach_in(&scratch, "two").expect_err("the other lives");
+    assert!(matches!(refused, HostError::Apart { host: 0, .. }), "{refused}");
+    let names = std::fs::read_dir(scratch.path().join("two")).expect("it").count();
+    assert_eq!(names, 0, "what is refused leaves no files");
+    killed.kill();
+    drop(attach_in(&scratch, "two").expect("the other was killed"));
+    println!("{ROUNDS} rounds of two directories that come at once");
+}
+
+#[test]
+fn words_that_are_kept_outlive_all_processes_and_the_others_are_zeros_again() {
+    let scratch = Scratch::new();
+    drop(attach(&scratch, 0).expect("makes the region"));
+    let again = || {
+        let region = Region::open(scratch.path().join("region")).expect("it");
+        let plan = HostPlan { kept: 1..3, ..plan(&scratch, 1, 0) };
+        Coherent::new(region).attach(&plan).expect("a slot")
+    };
+    let mut killed = Child::fork(|| {
+        let memory = again();
+        for word in 0..8 {
+            memory.local_store(LocalWord(word), 7);
+        }
+        std::fs::write(scratch.path().join("there"), "").expect("a file");
+        std::thread::sleep(Duration::from_secs(60));
+    });
+    eventually("the child", || scratch.path().join("there").exists());
+    killed.kill();
+    let memory = again();
+    assert_eq!([0, 1, 2, 3, 7].map(|word| memory.local_load(LocalWord(word))), [0, 7, 7, 0, 0]);
+}
+
+#[test]
+fn a_host_file_that_was_cut_is_refused_by_name_and_size() {
+    let scratch = Scratch::new();
+    let _memory = attach(&scratch, 0).expect("a slot");
+    let path = scratch.path().join(format!("polder-{:016x}-0", 1));
+    std::fs::File::options().write(true).open(&path).and_then(|file| file.set_len(0)).expect("it");
+    let refused = attach(&scratch, 0).expect_err("it was cut").to_string();
+    assert!(
+        refused.starts_with(&format!("{}: its size in bytes is 0, this process has 64;", path.display()))
+    );
+    assert!(refused.contains("it was cut, or another version"), "{refused}");
+}
+
+/// Runs `body` in a child as root that has mounts of its own, unless that is not permitted here.
+fn with_own_mounts(body: impl FnOnce()) {
+    // SAFETY: reads a number of this process.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let mut child = Child::fork(|| {
+        // SAFETY: changes the mounts of this process alone; the strings end with a zero.
+        let apart = unsafe {
+            is_root
+                && libc::unshare(libc::CLONE_NEWNS) == 0
+                && libc::mount(
+                    std::ptr::null(),
+                    c"/".as_ptr(),
+                    std::ptr::null(),
+                    libc::MS_REC | libc::MS_PRIVATE,
+                    std::ptr::null(),
+                ) == 0
+        };
+        if !apart {
+            println!("skipped: this user may not have mounts of its own");
+            return;
+        }
+        body();
+    });
+    assert_eq!(child.wait(), Ended::Exited(0));
+}
+
+fn mount_tmpfs(at: &std::path::Path, options: &std::ffi::CStr) {
+    let at = std::ffi::CString::new(at.to_str().expect("a path")).expect("a path");
+    // SAFETY: all are strings that end with a zero.
+    let rc =
+        unsafe { libc::mount(c"tmpfs".as_ptr(), at.as_ptr(), c"tmpfs".as_ptr(), 0, options.as_ptr().cast()) };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn a_run_directory_that_is_full_is_an_error_and_nothing_is_left_there() {
+    let scratch = Scratch::new();
+    drop(attach(&scratch, 0).expect("makes the region"));
+    let run = scratch.path().join("run");
+    std::fs::create_dir(&run).expect("a directory");
+    with_own_mounts(|| {
+        mount_tmpfs(&run, c"size=64k");
+        let region = Region::open(scratch.path().join("region")).expect("it");
+        let plan = HostPlan { directory: run.clone(), local_words: 1 << 17, ..plan(&scratch, 1, 0) };
+        let refused = Coherent::new(region).attach(&plan).expect_err("no room").to_string();
+        assert!(
+            refused.contains("-0: its file system has no room for 1048576 bytes; make room"),
+            "{refused}"
+        );
+        assert_eq!(std::fs::read_dir(&run).expect("it").count(), 0);
+    });
+}
+
+/// Runs `body` in a child as another user, in no group of root's.
+fn as_user(user: u32, body: impl FnOnce()) {
+    let mut child = Child::fork(|| {
+        // SAFETY: calls on numbers.
+        let changed = unsafe {
+            libc::setgroups(0, std::ptr::null()) == 0 && libc::setgid(user) == 0 && libc::setuid(user) == 0
+        };
+        assert!(changed, "{}", std::io::Error::last_os_error());
+        body();
+    });
+    assert_eq!(child.wait(), Ended::Exited(0));
+}
+
+#[test]
+fn what_another_user_planted_is_refused_by_name() {
+    const VICTIM: u32 = 4711;
+    const OTHER: u32 = 4712;
+    // SAFETY: reads a number of this process.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: only root can act as two users");
+        return;
+    }
+    let scratch = Scratch::new();
+    let open_to_all = |path: &std::path::Path| {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).expect("chmod");
+    };
+    open_to_all(scratch.path());
+    let refused = || {
+        let words = std::cell::RefCell::new(String::new());
+        as_user(VICTIM, || {
+            words.replace(attach(&scratch, 0).expect_err("it was planted").to_string());
+            std::fs::write(scratch.path().join("words"), &*words.borrow()).expect("a file");
+        });
+        std::fs::read_to_string(scratch.path().join("words")).expect("it")
+    };
+    as_user(VICTIM, || drop(attach(&scratch, 0).expect("makes the region")));
+    let kernel = scratch.path().join(format!("polder-{:016x}-kernel", 1));
+    let host = scratch.path().join(format!("polder-{:016x}-0", 1));
+    for path in [&kernel, &host] {
+        for mode in [0o666, 0o600] {
+            as_user(OTHER, || {
+                std::fs::write(path, "").expect("a file");
+                std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))
+                    .expect("it");
+            });
+            let words = refused();
+            let wrong =
+                format!("{} belongs to user {OTHER}, group {OTHER}; it is not this pool's", path.display());
+            assert!(words.starts_with(&wrong), "{words}");
+            std::fs::remove_file(path).expect("it");
+        }
+    }
+    // The victim's own bytes under a name of the pool's.
+    let precious = scratch.path().join("precious");
+    as_user(VICTIM, || std::fs::write(&precious, "precious").expect("a file"));
+    std::fs::hard_link(&precious, &host).expect("a link");
+    assert!(refused().contains("-0 has 2 names, and so is another file too"));
+    std::fs::remove_file(&host).and_then(|()| std::fs::remove_file(&kernel)).expect("both");
+    as_user(OTHER, || std::os::unix::fs::symlink(&precious, &kernel).expect("a link"));
+    assert!(refused().contains("-kernel is a symbolic link, which is not followed"));
+    std::fs::remove_file(&kernel).expect("it");
+    assert_eq!(std::fs::read(&precious).expect("it"), b"precious");
+    as_user(VICTIM, || drop(attach(&scratch, 0).expect("nothing is planted any more")));
+    // A folder of the victim's name.
+    let folder = std::path::PathBuf::from(format!("/dev/shm/polder-{VICTIM}"));
+    for planter in [OTHER, VICTIM] {
+        as_user(planter, || {
+            std::fs::create_dir(&folder).expect("a folder");
+            std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+                .expect("it");
+        });
+        as_user(VICTIM, || {
+            let words = HostPlan::folder_of(VICTIM).expect_err("it was planted").to_string();
+            assert!(
+                words.contains("belongs to user 4712, not to 4711") || words.contains("has mode 0755"),
+                "{words}"
+            );
+        });
+        std::fs::remove_dir(&folder).expect("it");
+    }
+    as_user(VICTIM, || {
+        assert_eq!(HostPlan::folder_of(VICTIM).expect("it is made"), folder);
+        let pool = folder.join("pool");
+        let region = Region::create(&pool, 4096).expect("a region");
+        assert_eq!(HostPlan::directory_for(&region).expect("it"), folder, "nobody else may write the pool");
+    });
+    let region = Region::open(folder.join("pool")).expect("root may");
+    let plan = HostPlan { directory: HostPlan::directory_for(&region).expect("it"), ..plan(&scratch, 1, 0) };
+    let root = Coherent::new(region).attach(&plan).expect("root in a user's pool");
+    as_user(VICTIM, || {
+        let region = Region::open(folder.join("pool")).expect("it");
+        let both = Coherent::new(region).attach(&plan).expect("beside root");
+        assert_eq!(both.slot(), ProcessSlot(1));
+    });
+    drop(root);
+    std::fs::remove_dir_all(&folder).expect("it");
 }

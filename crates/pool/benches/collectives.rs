@@ -79,6 +79,8 @@ impl Case {
             local_words: 1,
             bells: self.ranks.into(),
             directory: directory.to_owned(),
+            kept: 0..0,
+            patience: HostPlan::PATIENCE,
         }
     }
 

@@ -38,6 +38,8 @@ fn main() {
             local_words: 1,
             bells: 2,
             directory: scratch.path().into(),
+            kept: 0..0,
+            patience: HostPlan::PATIENCE,
         };
         let run = |host: u16| {
             let region = Region::open(&path).expect("the region that was just made");

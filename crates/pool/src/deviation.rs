@@ -11,6 +11,8 @@ pub(crate) enum Deviation {
     IgnoreAnnouncements,
     /// Another boot takes the id of a host that gives no sign of life, and may only stand still.
     SilenceIsEnough,
+    /// What the host's own file does not know is taken for dead, without watching it.
+    FileKnowsAll,
     /// A member does not look after the directory: the suites of membership leave that alone.
     WithoutObjects,
 }

@@ -216,6 +216,32 @@ pub enum PoolError {
         /// The epoch of the view that no longer holds it.
         epoch: u64,
     },
+    /// A process that this run directory does not know is this host in the pool.
+    #[error(
+        "host {host} slot {slot} (pid {pid}) gives signs of life, but does not share the run directory of this process; give both one directory (POLDER_RUN, or one /dev/shm), or give this process a host id of its own (POLDER_HOST)"
+    )]
+    Apart {
+        /// The host id.
+        host: u16,
+        /// The slot of the process that lives.
+        slot: u16,
+        /// Its process id, in its own container's count; 0 when it is not known.
+        pid: u32,
+    },
+    /// A file that the host's processes share was cut.
+    #[error(
+        "a file of host {host} in the run directory was cut while this process used it, and so the host's locks are lost; end its processes in this pool, then start them again"
+    )]
+    HostFileLost {
+        /// The host id.
+        host: u16,
+    },
+    /// A forked child uses what its parent attached.
+    #[error("this pool belongs to process {pid}, which forked this one; attach it anew here")]
+    Forked {
+        /// The parent's process id.
+        pid: u32,
+    },
     /// Every process slot of this host is taken.
     #[error("host {host} already has {slots} processes in this pool; format it with a larger --processes")]
     NoSlot {

@@ -7,9 +7,10 @@
 mod recover;
 pub mod state;
 
+use std::ops::Range;
 use std::time::Duration;
 
-use polder_mem::{Liveness, LocalWord, Memory, ProcessSlot};
+use polder_mem::{Liveness, LocalWord, Memory, ProcessSlot, host_file_lost};
 
 use crate::format::Layout;
 use crate::state::StateLayout;
@@ -19,7 +20,8 @@ const DIRTY: u64 = 1 << 63;
 const SLOT_BITS: u32 = 16;
 const INCARNATION_BITS: u32 = 47;
 
-/// Which local word is what. All words are zero in a new host-local file, which is a valid empty state.
+/// Which local word is what. All words are zero in a new host-local file, which is a valid empty state. Where all processes
+/// were killed, the next finds zeros too, but in the words that are kept.
 ///
 /// | words | what |
 /// |---|---|
@@ -45,6 +47,13 @@ impl LocalLayout {
     #[must_use]
     pub const fn words(&self) -> u32 {
         self.state.end()
+    }
+
+    /// The words that stay when no process of the host is left: without them nobody could tell the processes that were killed
+    /// from those that do not share the host's file.
+    #[must_use]
+    pub const fn kept(&self) -> Range<u32> {
+        1..1 + self.processes
     }
 
     /// Guards the host line and the process lines.
@@ -167,6 +176,8 @@ impl LocalLock {
             // Who was stopped beyond its deadline tries once more.
             let is_late = memory.now() >= deadline;
             let holder = match self.attempt(memory, me) {
+                // Nobody else sees that it was taken.
+                Ok(_) if host_file_lost() => return Err(PoolError::HostFileLost { host: me.host }),
                 Ok(recovered) => {
                     return Ok(LocalGuard {
                         memory,

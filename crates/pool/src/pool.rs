@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use polder_mem::{Fault, LINE, Liveness, Memory, ProcessSlot};
+use polder_mem::{Fault, LINE, Liveness, Memory, ProcessSlot, forks, host_file_lost};
 
 use crate::PoolError;
 use crate::deviation::Deviation;
@@ -81,6 +81,8 @@ pub struct Pool<M: Memory> {
     /// The epoch in which this host was evicted, once that has been seen.
     evicted: OnceLock<u64>,
     attached: bool,
+    /// Tells the process from its children.
+    forks: u32,
 }
 
 impl<M: Memory> Pool<M> {
@@ -88,7 +90,8 @@ impl<M: Memory> Pool<M> {
     /// id, the others join it.
     ///
     /// # Errors
-    /// Those of [`read_superblock`]; [`PoolError::HostLive`] when another host holds the id and lives;
+    /// Those of [`read_superblock`]; [`PoolError::Apart`] when a process of this host lives that this one's run directory does
+    /// not know; [`PoolError::HostLive`] when another host holds the id and lives;
     /// [`PoolError::IdTaken`] when it gives no sign of life, but has neither left nor been fenced;
     /// [`PoolError::Evicted`] when ids come from the keeper and it has not admitted this host; [`PoolError::NoSlot`].
     pub fn attach(memory: M, member: Member) -> Result<Self, PoolError> {
@@ -105,8 +108,12 @@ impl<M: Memory> Pool<M> {
         member: Member,
     ) -> Result<Self, PoolError> {
         let slot = usable_slot(&memory, &layout, &member)?;
+        let words = LocalLayout::new(&layout);
+        if !Deviation::FileKnowsAll.is_on() {
+            expect_known(&memory, &layout, &words, &member)?;
+        }
         let older = last_incarnation(&memory, &layout, member.host, slot)?;
-        let local = Local::enter(&memory, LocalLayout::new(&layout), member.host, member.pid, older);
+        let local = Local::enter(&memory, words, member.host, member.pid, older);
         let mut pool = Self {
             superblock,
             layout,
@@ -118,6 +125,7 @@ impl<M: Memory> Pool<M> {
             beats: Mutex::new(0),
             evicted: OnceLock::new(),
             attached: false,
+            forks: forks(),
             memory,
         };
         pool.join()?;
@@ -296,7 +304,7 @@ impl<M: Memory> Pool<M> {
     }
 
     fn leave(&mut self) -> Result<(), PoolError> {
-        if !std::mem::take(&mut self.attached) {
+        if !std::mem::take(&mut self.attached) || self.expect_own().is_err() {
             return Ok(());
         }
         let (memory, host) = (&self.memory, self.member.host);
@@ -327,6 +335,7 @@ impl<M: Memory> Pool<M> {
     /// # Errors
     /// [`PoolError::Evicted`] when another incarnation holds the host id; nothing is written then.
     pub fn beat(&self) -> Result<(), PoolError> {
+        self.expect_own()?;
         self.holds_id(0)?;
         let mut beats = locked(&self.beats);
         *beats += 1;
@@ -350,6 +359,7 @@ impl<M: Memory> Pool<M> {
     /// # Errors
     /// [`PoolError::Evicted`] when its host was evicted, or another incarnation holds the host id.
     pub fn standing(&self) -> Result<u64, PoolError> {
+        self.expect_own()?;
         let host = self.member.host;
         let (view, grant) = self.view_and_grant()?;
         let belongs = match view.ids {
@@ -366,8 +376,19 @@ impl<M: Memory> Pool<M> {
         standing
     }
 
+    /// Whether it was this process that attached, and still has the host's files: the slot and the locks of a parent are not a
+    /// child's.
+    fn expect_own(&self) -> Result<(), PoolError> {
+        match (self.forks == forks(), host_file_lost()) {
+            (true, false) => Ok(()),
+            (false, _) => Err(PoolError::Forked { pid: self.member.pid }),
+            (true, true) => Err(PoolError::HostFileLost { host: self.member.host }),
+        }
+    }
+
     /// Fails once [`Pool::standing`] has found that this host was evicted; looks at nothing itself.
     pub(crate) fn expect_member(&self) -> Result<(), PoolError> {
+        self.expect_own()?;
         match self.evicted.get() {
             None => Ok(()),
             Some(&epoch) => Err(PoolError::Evicted { host: self.member.host, epoch }),
@@ -585,6 +606,52 @@ fn last_incarnation<M: Memory>(
     Ok(line.map_or(0, |line| line.incarnation).max(beat.map_or(0, |beat| beat.incarnation)))
 }
 
+/// Refuses a process whose run directory does not know all that live as its host. Its words hold the incarnation of each
+/// process that entered through them. A process line with a later one was written through other words, or through a file
+/// that was removed. Whether that process lives is seen by its heartbeat, which is watched for as long as one may be silent.
+// SYNC: `Local::enter` stores the incarnation before its process publishes a line or a beat with it.
+fn expect_known<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    words: &LocalLayout,
+    member: &Member,
+) -> Result<(), PoolError> {
+    let Member { host, boot, .. } = *member;
+    let is_known = |slot, incarnation| incarnation <= memory.local_load(words.incarnation(slot));
+    let mut unknown = Vec::new();
+    for slot in (0..layout.geometry().processes).map(ProcessSlot) {
+        let line = Process::read_own(memory, layout, host, slot)?;
+        let at = layout.heartbeat_line(host, slot);
+        let is_unknown = match line {
+            Some(line) => line.state == ProcessState::Live && !is_known(slot, line.incarnation),
+            // It is torn: its beats say whose it is.
+            None => Beat::read(memory, at)?.is_none_or(|beat| !is_known(slot, beat.incarnation)),
+        };
+        if is_unknown {
+            unknown.push((slot, at, line.map_or(0, |line| line.pid)));
+        }
+    }
+    // Those of another boot are judged by the host line and the view.
+    let settle = member.timeout.min(SETTLE);
+    if unknown.is_empty() || HostLine::read_torn(memory, layout, host, settle)?.0.boot != boot {
+        return Ok(());
+    }
+    let before = unknown.iter().map(|&(_, at, _)| Beat::read(memory, at)).collect::<Result<Vec<_>, _>>()?;
+    let deadline = memory.now() + member.silence;
+    while memory.now() < deadline {
+        for (&(slot, at, pid), before) in unknown.iter().zip(&before) {
+            match Beat::read(memory, at)? {
+                beat @ Some(Beat { incarnation, .. }) if beat != *before && !is_known(slot, incarnation) => {
+                    return Err(PoolError::Apart { host, slot: slot.0, pid });
+                }
+                _ => {}
+            }
+        }
+        memory.yield_now();
+    }
+    Ok(())
+}
+
 fn usable_slot<M: Memory>(memory: &M, layout: &Layout, member: &Member) -> Result<ProcessSlot, PoolError> {
     let geometry = layout.geometry();
     if member.host >= geometry.hosts {
@@ -690,6 +757,29 @@ mod tests {
         drop(held);
         sibling.maintain_within(patience).unwrap();
         assert_eq!(sibling.process(1, ProcessSlot(0)).unwrap().state, ProcessState::Dead);
+    }
+
+    #[test]
+    fn a_process_whose_words_do_not_know_one_that_lives_is_refused_until_that_is_silent() {
+        let heap = formatted();
+        let holder = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
+        // As in a host file that was just made.
+        heap.process(1, ProcessSlot(1)).local_store(holder.local.layout.incarnation(ProcessSlot(0)), 0);
+        let attach = || Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 7));
+        let refused = std::thread::scope(|scope| {
+            let refused = scope.spawn(attach);
+            while !refused.is_finished() {
+                holder.beat().unwrap();
+            }
+            refused.join().unwrap().unwrap_err()
+        });
+        assert_eq!(refused, PoolError::Apart { host: 1, slot: 0, pid: 101 });
+        assert_eq!(
+            heap.process(1, ProcessSlot(1)).local_load(holder.local.layout.incarnation(ProcessSlot(1))),
+            0
+        );
+        holder.die();
+        attach().unwrap();
     }
 
     #[test]

@@ -7,13 +7,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use polder_mem::{
-    Coherence, Coherent, HostError, HostPlan, Memory, Region, RegionError, RegionKind, Software, Wrapped,
+    Coherence, Coherent, HostError, HostPlan, Memory, ProcessSlot, Region, RegionError, RegionKind, Software,
+    Wrapped, forks,
 };
 
+use crate::format::SETTLE;
 use crate::keeper::{self, Admission, Claim};
 use crate::local::LocalLayout;
 use crate::settings::{CoherenceChoice, Settings, Wrap};
-use crate::{Geometry, Member, Overwrite, Pool, PoolError, Superblock, Uuid, format_as, read_superblock};
+use crate::{
+    Geometry, HostLine, Member, Overwrite, Pool, PoolError, Process, ProcessState, Superblock, Uuid,
+    format_as, read_superblock,
+};
 
 /// Why a process could not come to its pool.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +53,20 @@ pub enum SessionError {
     /// The host's files cannot be had.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// Processes with another run directory are this host in the pool.
+    #[error(
+        "{path}: host {host}{process} lives, but does not share the run directory {run} with this process; give both one directory (POLDER_RUN, or one /dev/shm for their containers), or give this process a host id of its own (POLDER_HOST)"
+    )]
+    Apart {
+        /// The region.
+        path: PathBuf,
+        /// The host id.
+        host: u16,
+        /// The slot and the process id of one of them, as the error says it.
+        process: String,
+        /// The directory of this process.
+        run: PathBuf,
+    },
     /// The pool refused.
     #[error("{path}: {source}")]
     Pool {
@@ -257,19 +276,44 @@ impl Session {
         let boot = boot()?;
         let host = host_id(settings, &memory, boot).map_err(refused)?;
         let host = host.ok_or_else(|| SessionError::NoHostId { path: path.to_owned() })?;
-        let plan = host_plan(&superblock, host, settings).map_err(refused)?;
-        let member = member(settings, host, boot);
-        let pool = match memory {
-            AnyMemory::Coherent(memory) => {
-                AnyPool::Coherent(Arc::new(Pool::attach(memory.attach(&plan)?, member).map_err(refused)?))
-            }
-            AnyMemory::Software(memory) => {
-                AnyPool::Software(Arc::new(Pool::attach(memory.attach(&plan)?, member).map_err(refused)?))
-            }
-            AnyMemory::Wrapped(memory) => {
-                AnyPool::Wrapped(Arc::new(Pool::attach(memory.attach(&plan)?, member).map_err(refused)?))
-            }
+        let directory = match &settings.run {
+            Some(run) => run.clone(),
+            None => HostPlan::directory_for(memory.region())?,
         };
+        let member = member(settings, host, boot);
+        let plan = host_plan(&superblock, &member, directory).map_err(refused)?;
+        let attach = || -> Result<AnyPool, Refused> {
+            Ok(match &memory {
+                AnyMemory::Coherent(memory) => {
+                    AnyPool::Coherent(Arc::new(Pool::attach(memory.clone().attach(&plan)?, member)?))
+                }
+                AnyMemory::Software(memory) => {
+                    AnyPool::Software(Arc::new(Pool::attach(memory.clone().attach(&plan)?, member)?))
+                }
+                AnyMemory::Wrapped(memory) => {
+                    AnyPool::Wrapped(Arc::new(Pool::attach(memory.clone().attach(&plan)?, member)?))
+                }
+            })
+        };
+        let pool = attach().map_err(|error| {
+            let apart = |process| {
+                let (path, run) = (path.to_owned(), plan.directory.clone());
+                SessionError::Apart { path, host, process, run }
+            };
+            match error {
+                Refused::Host(HostError::Apart { .. }) => {
+                    match each_memory!(&memory, memory => holder(memory, &superblock, &member)) {
+                        Ok(process) => apart(process),
+                        Err(error) => refused(error),
+                    }
+                }
+                Refused::Pool(PoolError::Apart { slot, pid, .. }) => {
+                    apart(format!(" slot {slot} (pid {pid})"))
+                }
+                Refused::Host(error) => error.into(),
+                Refused::Pool(error) => refused(error),
+            }
+        })?;
         let beat = each!(&pool, pool => Beat::start(Arc::clone(pool)));
         let coherence = pool.coherence();
         tracing::info!(pool = %path.display(), host, ?coherence, "attached");
@@ -301,7 +345,16 @@ impl Session {
     }
 }
 
-/// Makes the file `path` with a pool of `geometry` in it. The file appears with the whole pool at once.
+/// The pool of a user's own, for where nobody named one: in the folder that no other user enters.
+///
+/// # Errors
+/// [`SessionError::Host`] when something else stands where the folder belongs.
+pub fn default_pool() -> Result<PathBuf, SessionError> {
+    Ok(HostPlan::own_folder()?.join("pool"))
+}
+
+/// Makes the file `path` with a pool of `geometry` in it, of `bytes` or the whole pages of them. The file appears with the
+/// whole pool at once.
 ///
 /// # Errors
 /// [`SessionError`]; [`RegionError::Exists`] when something is there.
@@ -319,6 +372,8 @@ pub fn create_as(
     geometry: &Geometry,
     choice: CoherenceChoice,
 ) -> Result<Superblock, SessionError> {
+    // As people write sizes: 1GB is no multiple of a page.
+    let bytes = if bytes > PAGE { bytes - bytes % PAGE } else { bytes };
     let (region, draft) = Region::draft(path, bytes)?;
     let coherence = choice.said();
     let memory = AnyMemory::kept(Software::new(region), coherence);
@@ -330,12 +385,44 @@ pub fn create_as(
     Ok(made)
 }
 
+/// Why a process cannot be one of its host's.
+enum Refused {
+    Host(HostError),
+    Pool(PoolError),
+}
+
+impl From<HostError> for Refused {
+    fn from(error: HostError) -> Self {
+        Self::Host(error)
+    }
+}
+
+impl From<PoolError> for Refused {
+    fn from(error: PoolError) -> Self {
+        Self::Pool(error)
+    }
+}
+
+/// Which process is the host that this one was to be, as an error says it.
+fn holder<M: Memory>(memory: &M, superblock: &Superblock, member: &Member) -> Result<String, PoolError> {
+    let (layout, Member { host, boot, .. }) = (superblock.layout()?, *member);
+    let (HostLine { boot: found, .. }, is_whole) = HostLine::read_torn(memory, &layout, host, SETTLE)?;
+    if is_whole && found != boot {
+        return Err(PoolError::HostLive { host, boot: found });
+    }
+    let processes = (0..superblock.geometry.processes).map(ProcessSlot);
+    let mut lines = processes.filter_map(|slot| Process::read_own(memory, &layout, host, slot).ok()?);
+    let live = lines.find(|line| line.state == ProcessState::Live);
+    Ok(live.map_or_else(String::new, |line| format!(" slot {} (pid {})", line.slot.0, line.pid)))
+}
+
 /// The id that was set, or that the keeper or else a launcher gives; 0 on memory that has one host.
 fn host_id(settings: &Settings, memory: &AnyMemory, boot: u64) -> Result<Option<u16>, PoolError> {
     each_memory!(memory, memory => match keeper::admission(memory, boot, settings.host)? {
         Admission::Admitted(host) => Ok(Some(host)),
         Admission::Wanted => {
-            let claim = Claim::new(settings.host, boot);
+            let mut claim = Claim::new(settings.host, boot);
+            claim.timeout = settings.timeout.map_or(claim.timeout, |timeout| timeout.0);
             Ok(Some(keeper::claim(memory, &claim)?.host))
         }
         Admission::Launcher => {
@@ -351,17 +438,19 @@ fn host_without_keeper(settings: &Settings, shared: bool) -> Option<u16> {
     settings.host.or(settings.launched).or(of_machine)
 }
 
-fn host_plan(superblock: &Superblock, host: u16, settings: &Settings) -> Result<HostPlan, PoolError> {
-    let layout = superblock.layout()?;
+fn host_plan(superblock: &Superblock, member: &Member, directory: PathBuf) -> Result<HostPlan, PoolError> {
+    let local = LocalLayout::new(&superblock.layout()?);
     let Geometry { hosts, processes, .. } = superblock.geometry;
     Ok(HostPlan {
         pool: (superblock.uuid.0 as u64) ^ (superblock.uuid.0 >> 64) as u64,
-        host,
+        host: member.host,
         hosts,
         processes,
-        local_words: LocalLayout::new(&layout).words(),
+        local_words: local.words(),
         bells: u32::from(hosts) * u32::from(processes),
-        directory: settings.run.clone().unwrap_or_else(|| PathBuf::from(HostPlan::DIRECTORY)),
+        directory,
+        kept: local.kept(),
+        patience: member.timeout,
     })
 }
 
@@ -386,6 +475,9 @@ pub fn boot() -> Result<u64, SessionError> {
     Ok(xxhash_rust::xxh3::xxh3_64(text.trim().as_bytes()))
 }
 
+/// What the size of a file is a multiple of.
+const PAGE: u64 = 4096;
+
 /// Beats between two rounds of maintenance.
 const MAINTENANCE: u32 = 8;
 
@@ -394,6 +486,8 @@ const MAINTENANCE: u32 = 8;
 struct Beat {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    /// Tells the process from its children, which do not have the thread.
+    forks: u32,
 }
 
 impl Beat {
@@ -420,12 +514,16 @@ impl Beat {
                 }
             }
         });
-        Self { stop: Some(stop), thread: Some(thread) }
+        Self { stop: Some(stop), thread: Some(thread), forks: forks() }
     }
 }
 
 impl Drop for Beat {
     fn drop(&mut self) {
+        if self.forks != forks() {
+            std::mem::forget((self.stop.take(), self.thread.take()));
+            return;
+        }
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has said so already.
@@ -563,6 +661,33 @@ mod tests {
             assert_eq!(hosts[0], hosts[1]);
             drop(stop);
         });
+    }
+
+    #[test]
+    fn a_timeout_that_is_set_holds_for_the_attachment_too() {
+        let scratch = Scratch::new("timeout");
+        create(&scratch.0.join("pool"), 64 << 20, &Geometry::for_region(64 << 20)).unwrap();
+        let timeout = Some(crate::settings::Span(std::time::Duration::from_millis(30)));
+        let settings = Settings { host: None, timeout, ..scratch.settings(0) };
+        let member = member(&settings, 0, 1);
+        let memory = AnyMemory::open(&scratch.0.join("pool"), CoherenceChoice::Coherent).unwrap();
+        let superblock = each_memory!(&memory, memory => read_superblock(memory)).unwrap();
+        let plan = host_plan(&superblock, &member, scratch.0.clone()).unwrap();
+        assert_eq!([member.timeout, plan.patience], [std::time::Duration::from_millis(30); 2]);
+        let AnyMemory::Coherent(memory) = memory else { panic!("asked for coherent memory") };
+        let charge = keeper::Charge { incarnation: 1, ids: Some(crate::Ids::Keeper), evict_after: None };
+        drop(keeper::Keeper::start(memory, charge).unwrap());
+        let refused = Session::open(&settings).unwrap_err().to_string();
+        assert!(refused.contains("no keeper answered within 30 ms"), "{refused}");
+    }
+
+    #[test]
+    fn sizes_in_thousands_make_pools_of_whole_pages() {
+        let scratch = Scratch::new("pages");
+        let crate::settings::Size(bytes) = "17MB".parse().unwrap();
+        drop(Session::open_or_create(&scratch.settings(0), bytes).unwrap());
+        let made = std::fs::metadata(scratch.0.join("pool")).unwrap().len();
+        assert_eq!((bytes, made), (17_000_000, 16_998_400));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A process that forks while another of its threads attaches to a pool for the first time.
+//! A process that forks while another of its threads attaches to a pool for the first time, a child that uses the session of
+//! its parent, a process whose host's files are cut, and processes of containers that do not share /dev/shm.
 //!
 //! Its `main` is C's, as where Polder is a library in somebody's process. In a Rust program each thread notes its stack as it
 //! begins and as it ends, under a lock of the standard library's, and no child that is forked meanwhile can begin a thread.
@@ -8,10 +9,10 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use polder_mem::testing::{Child, Ended, Scratch};
-use polder_pool::Geometry;
+use polder_mem::testing::{Child, Ended, Scratch, own_shm};
 use polder_pool::session::{self, Session};
 use polder_pool::settings::Settings;
+use polder_pool::{Geometry, PoolError, each};
 
 /// Each a process of its own, since only its first attachment sets anything up; the fork comes at another moment in each.
 const SCHEDULES: u32 = 2000;
@@ -19,30 +20,148 @@ const SCHEDULES: u32 = 2000;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn attach(folder: &Path, host: u16) {
+    drop(open(folder, host));
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn main() -> i32 {
+    let tests = || {
+        a_child_is_told_that_the_session_is_its_parents_and_lets_go_of_it();
+        a_host_file_that_is_cut_fails_the_next_calls_and_ends_nobody();
+        containers_that_do_not_share_dev_shm_are_refused_and_lose_nothing();
+        children_attach_though_their_parents_were_just_attaching_when_they_forked();
+    };
+    std::panic::catch_unwind(tests).is_err().into()
+}
+
+fn make(folder: &Path) {
+    let made = Child::fork(|| {
+        let bytes = 16 << 20;
+        session::create(&folder.join("pool"), bytes, &Geometry::for_region(bytes)).unwrap();
+    })
+    .wait();
+    assert_eq!(made, Ended::Exited(0));
+}
+
+fn a_child_is_told_that_the_session_is_its_parents_and_lets_go_of_it() {
+    let scratch = Scratch::new();
+    make(scratch.path());
+    let parent = Child::fork(|| {
+        let mut session = Some(open(scratch.path(), 0));
+        let mut child = Child::fork(|| {
+            let inherited = session.take().expect("it was opened");
+            let refused = each!(inherited.pool(), pool => pool.create("/child", 64)).unwrap_err();
+            assert!(refused.to_string().ends_with("which forked this one; attach it anew here"), "{refused}");
+            let refused = each!(inherited.pool(), pool => pool.beat()).unwrap_err();
+            assert!(matches!(refused, PoolError::Forked { .. }), "{refused}");
+            // Joins no thread, and detaches nobody.
+            drop(inherited);
+            attach(scratch.path(), 0);
+        });
+        assert_eq!(child.wait(), Ended::Exited(0));
+        let session = session.expect("the child has a copy");
+        each!(session.pool(), pool => {
+            pool.standing().unwrap();
+            assert_eq!(pool.process(0, pool.this_process().slot).unwrap(), pool.this_process());
+            pool.close(pool.create("/parent", 64).unwrap());
+        });
+    })
+    .wait();
+    assert_eq!(parent, Ended::Exited(0));
+}
+
+fn a_host_file_that_is_cut_fails_the_next_calls_and_ends_nobody() {
+    let scratch = Scratch::new();
+    make(scratch.path());
+    let process = Child::fork(|| {
+        let session = open(scratch.path(), 0);
+        each!(session.pool(), pool => pool.close(pool.create("/before", 64).unwrap()));
+        for name in scratch.names().iter().filter(|name| name.starts_with("polder-")) {
+            let file = std::fs::File::options().write(true).open(scratch.path().join(name)).unwrap();
+            file.set_len(0).unwrap();
+        }
+        // The first may find out in the middle.
+        let calls =
+            ["/one", "/two"].map(|name| each!(session.pool(), pool => pool.create(name, 64).map(drop)));
+        for refused in calls {
+            assert_eq!(refused.unwrap_err(), PoolError::HostFileLost { host: 0 });
+        }
+        drop(session);
+    })
+    .wait();
+    assert_eq!(process, Ended::Exited(0));
+}
+
+/// Each container has the pool, and a /dev/shm of its own.
+fn containers_that_do_not_share_dev_shm_are_refused_and_lose_nothing() {
+    // Elsewhere than in /dev/shm, which a container does not see.
+    let folder = std::env::temp_dir().join(format!("polder-containers-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    make(&folder);
+    let settings = || Settings { pool: Some(folder.join("pool")), ..Settings::default() };
+    let patiently = |name: &str| {
+        let late = Instant::now() + PATIENCE;
+        while !folder.join(name).exists() && Instant::now() < late {
+            std::thread::yield_now();
+        }
+        assert!(folder.join(name).exists(), "{name} never came");
+    };
+    let tell = |name: &str| std::fs::write(folder.join(name), "").unwrap();
+    let mut one = Child::fork(|| {
+        if !own_shm() {
+            tell("skipped");
+            tell("attached");
+            return;
+        }
+        let session = Session::open(&settings()).unwrap();
+        tell("attached");
+        patiently("refused");
+        each!(session.pool(), pool => pool.close(pool.create("/one", 1 << 20).unwrap()));
+    });
+    patiently("attached");
+    if folder.join("skipped").exists() {
+        println!("containers: skipped, this user may not have mounts of its own");
+    } else {
+        let other = |expect_refusal: bool| {
+            Child::fork(|| {
+                assert!(own_shm());
+                let opened = Session::open(&settings());
+                if !expect_refusal {
+                    let session = opened.unwrap();
+                    each!(session.pool(), pool => {
+                        pool.close(pool.open("/one").unwrap());
+                        pool.close(pool.create("/two", 1 << 20).unwrap());
+                    });
+                    return;
+                }
+                let refused = opened.unwrap_err().to_string();
+                let parts =
+                    ["pool: host 0 slot 0 (pid ", "run directory /dev/shm", "POLDER_RUN", "POLDER_HOST"];
+                assert!(parts.iter().all(|part| refused.contains(part)), "{refused}");
+            })
+            .wait()
+        };
+        assert_eq!(other(true), Ended::Exited(0));
+        tell("refused");
+        assert_eq!(one.wait(), Ended::Exited(0));
+        assert_eq!(other(false), Ended::Exited(0));
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+fn open(folder: &Path, host: u16) -> Session {
     let settings = Settings {
         pool: Some(folder.join("pool")),
         run: Some(folder.into()),
         host: Some(host),
         ..Settings::default()
     };
-    drop(Session::open(&settings).unwrap());
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn main() -> i32 {
-    std::panic::catch_unwind(children_attach_though_their_parents_were_just_attaching_when_they_forked)
-        .is_err()
-        .into()
+    Session::open(&settings).unwrap()
 }
 
 fn children_attach_though_their_parents_were_just_attaching_when_they_forked() {
     let scratch = Scratch::new();
-    let made = Child::fork(|| {
-        let bytes = 16 << 20;
-        session::create(&scratch.path().join("pool"), bytes, &Geometry::for_region(bytes)).unwrap();
-    })
-    .wait();
-    assert_eq!(made, Ended::Exited(0));
+    make(scratch.path());
     for schedule in 0..SCHEDULES {
         let parent = Child::fork(|| {
             let start = Barrier::new(2);

@@ -69,6 +69,8 @@ impl Scene {
             local_words: 1,
             bells: self.hosts.len() as u32,
             directory: self.scratch.path().to_owned(),
+            kept: 0..0,
+            patience: HostPlan::PATIENCE,
         }
     }
 

@@ -93,6 +93,8 @@ fn attach(scratch: &Path, boot: u64) -> Pool<Software> {
         local_words: LocalLayout::new(&layout).words(),
         bells: u32::from(hosts * processes),
         directory: scratch.into(),
+        kept: 0..0,
+        patience: HostPlan::PATIENCE,
     };
     let memory = software(&scratch.join("pool")).attach(&plan).unwrap();
     Pool::attach(memory, Member::new(HOST, boot)).unwrap()

@@ -81,7 +81,10 @@ fn classify(error: &PoolError) -> (&'static str, Facts) {
             ("EvictedError", vec![("host", u64::from(*host)), ("epoch", *epoch)])
         }
         PoolError::NoSlot { .. } => ("NoSlotError", vec![]),
-        PoolError::NotAdmitted { .. }
+        PoolError::Forked { .. } => ("ClosedError", vec![]),
+        PoolError::Apart { .. }
+        | PoolError::HostFileLost { .. }
+        | PoolError::NotAdmitted { .. }
         | PoolError::IdTaken { .. }
         | PoolError::NoFreeId { .. }
         | PoolError::NoKeeper { .. } => ("MembershipError", vec![]),

@@ -129,7 +129,9 @@ impl Pool {
             (None, None) => Some(DEFAULT_BYTES),
             (None, Some(_)) => None,
         };
-        settings.pool.get_or_insert_with(default_path);
+        if settings.pool.is_none() {
+            settings.pool = Some(session::default_pool().map_err(session_error)?);
+        }
         let opened = py.detach(|| match bytes {
             Some(bytes) => Session::open_or_create(&settings, bytes),
             None => Session::open(&settings),
@@ -217,12 +219,6 @@ pub(crate) fn span(seconds: f64) -> PyResult<Span> {
     span.map(Span).map_err(|_| errors::argument(format!("timeout is {seconds} s; give a number from 0 on")))
 }
 
-/// Where a pool is made when nobody named one: one for each user of this machine.
-fn default_path() -> PathBuf {
-    // SAFETY: reads a number of this process and cannot fail.
-    PathBuf::from(format!("/dev/shm/polder-{}", unsafe { libc::getuid() }))
-}
-
 pub(crate) fn session_error(error: SessionError) -> PyErr {
     match error {
         SessionError::Pool { path, source } => errors::raise_at(&path, source),
@@ -232,7 +228,7 @@ pub(crate) fn session_error(error: SessionError) -> PyErr {
         SessionError::Host(polder_mem::HostError::NoSlot { .. }) => {
             errors::plain("NoSlotError", error.to_string())
         }
-        SessionError::Host(polder_mem::HostError::NoHost { .. }) => {
+        SessionError::Host(polder_mem::HostError::NoHost { .. }) | SessionError::Apart { .. } => {
             errors::plain("MembershipError", error.to_string())
         }
         other => errors::plain("RegionError", other.to_string()),

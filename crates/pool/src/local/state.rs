@@ -33,7 +33,7 @@ const LOCKS: u32 = 5;
 const SINGLES: u32 = 20;
 /// Words in which the holder of a directory lock says what it is doing.
 const INTENT_WORDS: u32 = 3;
-/// The most units of all chunks together: their bits take 2 GiB of sparse file.
+/// The most units of all chunks together: their bits take 2 GiB of memory on each host.
 const MAX_UNITS: u64 = 1 << 34;
 /// The most units of a chunk: two of them fit a word.
 const MAX_CHUNK_UNITS: u64 = 1 << 24;

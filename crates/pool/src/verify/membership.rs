@@ -59,17 +59,27 @@ pub(super) fn suites() -> Vec<Suite> {
             |seed| Deviation::WithoutObjects.during(|| processes(seed)),
         )
         .harmless(HARMLESS_IN_PROCESSES),
+        Suite::new(
+            "run-directories",
+            "a process that does not share its host's words is let in only once nobody else lives as that host",
+            |seed| Deviation::WithoutObjects.during(|| run_directories(seed)),
+        )
+        .harmless(HARMLESS_IN_PROCESSES),
     ]
 }
 
 pub(super) fn canaries() -> Vec<Suite> {
     let about = "another boot takes the id of a host that stands still";
     let place = "a keeper takes the place of one that has not ended";
+    let trusting = "a process takes what its host's file does not know for dead";
     vec![
         Suite::new("takeover-silence-is-enough", about, |seed| {
             Deviation::SilenceIsEnough.during(|| takeover(seed))
         }),
         Suite::new("succession-place-in-use", place, |seed| places(seed, Over::Unseen)),
+        Suite::new("run-directories-file-knows-all", trusting, |seed| {
+            Deviation::FileKnowsAll.during(|| run_directories(seed))
+        }),
     ]
 }
 
@@ -687,6 +697,55 @@ fn stand(pool: &Pool<ModelMemory>, beliefs: &RefCell<BTreeMap<u64, u64>>, stage:
         let holder = *beliefs.borrow_mut().entry(epoch).or_insert(incarnation);
         assert_eq!(holder, incarnation, "two incarnations of host 1 belong to the pool in epoch {epoch}");
     }
+}
+
+/// Two processes of one host, with caches that the hardware keeps in step, but with words of their own each. The first has
+/// made objects, if the pool has any, and gives signs of life until the second was refused; then it leaves, or it dies before.
+fn run_directories(seed: u64) -> Outcome {
+    let (superblock, layout) = with_names();
+    let mut world = World::new(seed, shape(2, &layout, Coherence::Coherent));
+    let join = move |memory, pid| {
+        // Many times as long as a heartbeat may take to be seen, as in every sound configuration.
+        let member = Member { pid, silence: 100 * SILENCE, ..member(0, 7) };
+        Pool::attach_in(memory, superblock, layout.clone(), member)
+    };
+    let (made, lives, refused) = (Made::default(), Rc::new(Cell::new(true)), Rc::new(Cell::new(0)));
+    let old = world.setup_as(0, 0, |memory| join(memory, 1)).expect("nobody else is there");
+    work(&old, ["/a", "/b"], &made);
+    let (its_life, its_refusals) = (Rc::clone(&lives), Rc::clone(&refused));
+    let old = world.spawn(0, 0, move |memory| {
+        while its_refusals.get() == 0 {
+            old.beat().expect("nobody else is this host");
+            memory.pause();
+        }
+        its_life.set(false);
+        old.detach().expect("no other process shares its words");
+    });
+    if seed & 3 == 0 {
+        world.crash_within(old, Crash::Process, 500);
+        let its_life = Rc::clone(&lives);
+        world.spawn_after_crash(old, 0, 0, move |_| its_life.set(false));
+    }
+    let (given, join_anew) = (Rc::clone(&made), join.clone());
+    world.spawn(1, 0, move |memory| {
+        let new = loop {
+            match join_anew(memory.clone(), 2) {
+                Ok(new) => break new,
+                Err(PoolError::Apart { host: 0, slot: 0, pid: 0 | 1 }) => refused.set(refused.get() + 1),
+                Err(error) => panic!("the host is neither shared nor left: {error}"),
+            }
+            assert!(refused.get() < 100, "the other is long gone");
+        };
+        assert!(!lives.get(), "it was let in beside a process that lives");
+        work(&new, ["/c", "/d"], &given);
+    });
+    world.check(1, move |memory| {
+        let pool = join(memory, 3).expect("nobody else is there");
+        for name in made.take() {
+            pool.close(pool.open(name).expect("it was created and not destroyed"));
+        }
+    });
+    world.run()
 }
 
 type Said = Cell<[Option<(u64, ProcessState)>; 2]>;
