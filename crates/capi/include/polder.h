@@ -5,7 +5,7 @@
  *
  * Handles are made by a call that ends in _open or _create, and given up by the _close of their kind, once; NULL may be closed too.
  * A pool stays attached until everything that was made with it is closed. Threads may share a pool and its objects. A child
- * that was forked uses none of its parent's handles.
+ * that was forked may close its parent's handles; every other call with one fails with POLDER_ARGUMENT.
  *
  * Names of objects, rings and windows look like "/train/weights": they begin with "/" and have up to 255 bytes, without control
  * characters and without parts that are empty, "." or "..". A window's may leave its first "/" out: "w" and "/w" are one window.

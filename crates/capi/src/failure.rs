@@ -78,6 +78,7 @@ impl From<SessionError> for Failure {
             SessionError::NoPool | SessionError::NoHostId { .. } => Status::Argument,
             SessionError::Region(RegionError::Missing { .. }) => Status::NotFound,
             SessionError::Pool { source, .. } => status(source),
+            SessionError::Apart { .. } => Status::Membership,
             SessionError::System { source, .. } if source.kind() == ErrorKind::NotFound => Status::NotFound,
             _ => Status::Other,
         };
@@ -99,7 +100,10 @@ fn status(error: &PoolError) -> Status {
         }
         PoolError::PeerDead { .. } | PoolError::GaveUp { .. } => Status::PeerDead,
         PoolError::Corrupt { .. } => Status::Corrupt,
+        PoolError::Forked { .. } => Status::Argument,
         PoolError::HostLive { .. }
+        | PoolError::Apart { .. }
+        | PoolError::HostFileLost { .. }
         | PoolError::NotAdmitted { .. }
         | PoolError::IdTaken { .. }
         | PoolError::NoFreeId { .. }

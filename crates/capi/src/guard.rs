@@ -4,6 +4,8 @@ use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
+use polder_mem::forks;
+
 use crate::failure::{Failure, Status};
 
 /// What a call that does one thing answers: 0 or a status.
@@ -13,6 +15,16 @@ pub(crate) fn status(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
         Err(Failure::new(Status::Other, "libpolder panicked; the message stands on stderr, please report it"))
     });
     done.map_or_else(Failure::tell, |()| 0)
+}
+
+/// What a handle points to; its first field, so that it points to that as well.
+#[repr(C)]
+struct Held<T> {
+    value: T,
+    /// The process that made it.
+    process: u32,
+    /// Tells that process from its children, cheaper than its id.
+    forks: u32,
 }
 
 /// What a call answers that makes something: a status, and where it is in `place`, or null there.
@@ -25,7 +37,8 @@ pub(crate) unsafe fn made<T>(place: *mut *mut T, body: impl FnOnce() -> Result<T
     }
     let mut handle = ptr::null_mut();
     let status = status(|| {
-        handle = Box::into_raw(Box::new(body()?));
+        let held = Held { value: body()?, process: std::process::id(), forks: forks() };
+        handle = Box::into_raw(Box::new(held)).cast();
         Ok(())
     });
     // SAFETY: not null, and writable by this function's contract.
@@ -39,8 +52,15 @@ pub(crate) unsafe fn made<T>(place: *mut *mut T, body: impl FnOnce() -> Result<T
 /// `handle` is null, or came from [`made`] and is not closed while the reference lives.
 pub(crate) unsafe fn given<'a, T>(handle: *const T, what: &str) -> Result<&'a T, Failure> {
     // SAFETY: by this function's contract.
-    unsafe { handle.as_ref() }
-        .ok_or_else(|| Failure::argument(format!("the {what} is NULL; pass one that is open")))
+    let held = unsafe { handle.cast::<Held<T>>().as_ref() };
+    let held = held.ok_or_else(|| Failure::argument(format!("the {what} is NULL; pass one that is open")))?;
+    if held.forks != forks() {
+        let process = held.process;
+        return Err(Failure::argument(format!(
+            "this {what} belongs to process {process}, which forked this one; open it anew here"
+        )));
+    }
+    Ok(&held.value)
 }
 
 /// Gives a handle up.
@@ -51,7 +71,12 @@ pub(crate) unsafe fn close<T>(handle: *mut T) -> c_int {
     status(|| {
         if !handle.is_null() {
             // SAFETY: it came from a box of this type.
-            drop(unsafe { Box::from_raw(handle) });
+            let held = unsafe { Box::from_raw(handle.cast::<Held<T>>()) };
+            match held.forks == forks() {
+                true => drop(held),
+                // The threads that it would join and the locks that it would give back are the parent's.
+                false => std::mem::forget(held),
+            }
         }
         Ok(())
     })
@@ -107,6 +132,8 @@ fn check(is_null: bool, bytes: usize) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use polder_mem::testing::{Child, Ended};
+
     use super::*;
 
     #[test]
@@ -115,6 +142,36 @@ mod tests {
         // SAFETY: what `last` gives is a string of C until the next failure.
         let said = unsafe { CStr::from_ptr(crate::failure::last()) };
         assert!(said.to_str().unwrap().contains("please report it"), "{said:?}");
+    }
+
+    #[test]
+    fn a_forked_child_is_told_that_a_handle_is_its_parents_and_may_close_it() {
+        struct Loud;
+        impl Drop for Loud {
+            fn drop(&mut self) {
+                panic!("a child dropped what is its parent's");
+            }
+        }
+        let mut place = ptr::null_mut::<Loud>();
+        // SAFETY: `place` is a variable of this test.
+        assert_eq!(unsafe { made(&raw mut place, || Ok(Loud)) }, 0);
+        let child = Child::fork(|| {
+            // SAFETY: `place` came from `made`, and is closed once.
+            let refused = unsafe { given(place, "pool") }.err().expect("it is the parent's");
+            assert_eq!(refused.tell(), Status::Argument as c_int);
+            // SAFETY: what `last` gives is a string of C until the next failure.
+            let said = unsafe { CStr::from_ptr(crate::failure::last()) }.to_str().unwrap();
+            assert!(
+                said.contains("this pool belongs to process") && said.contains("open it anew here"),
+                "{said}"
+            );
+            // SAFETY: as above.
+            assert_eq!(unsafe { close(place) }, 0);
+        })
+        .wait();
+        assert_eq!(child, Ended::Exited(0));
+        // SAFETY: as above.
+        assert!(unsafe { given(place, "pool") }.is_ok());
     }
 
     #[test]
