@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo torch tools mpi test verify soak fuzz bench mpi-check
+.PHONY: setup demo torch tools mpi lab test verify soak fuzz bench mpi-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -40,6 +40,11 @@ mpi: .cache/mpich/.ready
 	@.venv/bin/python -m venv .cache/mpich
 	@.cache/mpich/bin/pip install -q --disable-pip-version-check numpy $(call extra,mpich)
 	@touch $@
+
+# Debian's kernel 6.12 in QEMU with a slow node, and the tiering agent in it; KERNELS names packages of others.
+KERNELS ?=
+lab: setup
+	@lab/run.sh $(KERNELS)
 
 test: setup tools torch mpi
 	@scripts/test.sh

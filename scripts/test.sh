@@ -52,5 +52,10 @@ else
 fi
 step "schedules" limited polder verify -n "${POLDER_SCHEDULES:-5000}"
 step "tests (Python)" limited pytest
+if command -v qemu-system-x86_64 >/dev/null || [ "$(id -u)" = 0 ]; then
+    step "lab" lab/run.sh
+else
+    printf '\n== lab: skipped, QEMU is not installed and this is not root: apt-get install qemu-system-x86 cpio zstd\n'
+fi
 step "nothing is left in /dev/shm" nothing_new_in_shm
 printf '\nall checks passed\n'

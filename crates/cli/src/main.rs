@@ -17,6 +17,7 @@ macro_rules! eprintln {
     ($($words:tt)*) => { $crate::output::complain(format_args!("{}\n", format_args!($($words)*))) };
 }
 
+mod agent;
 mod bench;
 mod keeper;
 mod mpi;
@@ -111,7 +112,7 @@ impl PoolOptions {
             Command::Soak(_) | Command::Bench(_) | Command::Probe(_) => {
                 "it makes pools of its own in /dev/shm"
             }
-            Command::Plan(_) => "it opens no pool",
+            Command::Plan(_) | Command::Agent(_) | Command::Top(_) => "it opens no pool",
             Command::Verify(verify) if !verify.arguments.opens_a_pool() => "only --litmus opens one",
             _ => return Ok(()),
         };
@@ -136,6 +137,11 @@ enum Command {
     Plan(Box<plan::Command>),
     /// Measure this machine, and write it as a file that `polder plan verify` predicts from.
     Probe(probe::Arguments),
+    /// Keep the services of this host on the tiers of memory that a policy gives them.
+    #[command(subcommand)]
+    Agent(agent::Command),
+    /// Show the bytes of each service on each tier of memory.
+    Top(agent::TopArguments),
     /// Say who is a member: hands out host ids and evicts hosts, until stopped.
     Keeper(PooledOne<keeper::Arguments>),
     /// Explore the protocols in the incoherent model, or run its litmus tests between two hosts.
@@ -217,6 +223,8 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     start_logging(settings.log.as_deref().unwrap_or(usual))?;
     match command {
         Command::Pool(it) => pool::run(it.command, &settings),
+        Command::Agent(command) => agent::run(&command),
+        Command::Top(arguments) => agent::top(&arguments),
         Command::Keeper(it) => keeper::run(&it.arguments, &settings),
         Command::Mpi(it) => mpi::run(it.command, &settings),
         Command::Plan(command) => plan::run(&command),

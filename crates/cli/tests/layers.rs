@@ -11,6 +11,9 @@ const TABLE: &[(&str, &[&str])] = &[
     ("schedule", &[]),
     ("mem", &[]),
     ("kernels", &[]),
+    ("place", &["platform"]),
+    ("linux", &["platform"]),
+    ("agent", &["linux", "place", "platform"]),
     ("pool", &["mem", "kernels", "schedule"]),
     ("sim", &["platform", "schedule"]),
     ("ofi", &["pool", "mem", "kernels", "schedule"]),
@@ -19,10 +22,11 @@ const TABLE: &[(&str, &[&str])] = &[
     ("mpi-mpich", &["mpi"]),
     ("mpi-openmpi", &["mpi"]),
     ("python", &["pool", "mem", "kernels", "schedule", "sim", "platform"]),
-    ("cli", &["pool", "mem", "kernels", "schedule", "sim", "platform"]),
+    ("lab", &[]),
+    ("cli", &["agent", "linux", "place", "pool", "mem", "kernels", "schedule", "sim", "platform"]),
 ];
 
-const WITHOUT_UNSAFE: &[&str] = &["platform", "schedule", "pool", "sim", "cli"];
+const WITHOUT_UNSAFE: &[&str] = &["platform", "schedule", "place", "linux", "agent", "pool", "sim", "cli"];
 
 fn metadata() -> Value {
     let output = Command::new(env!("CARGO"))

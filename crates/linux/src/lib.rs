@@ -1,0 +1,24 @@
+//! Reads and writes /proc, /sys and cgroups, and restores what was changed.
+//!
+//! Everything goes through [`Kernel`], which a [`Host`] answers from the real files. With the feature `fake`,
+//! [`fake::Tree`] answers from memory and behaves like the files it stands for.
+#![forbid(unsafe_code)]
+
+mod cgroup;
+#[cfg(feature = "fake")]
+pub mod fake;
+mod journal;
+mod kernel;
+mod nodes;
+
+pub use cgroup::Cgroup;
+pub use journal::{Restored, Settings};
+pub use kernel::{Host, Kernel, KernelError};
+pub use nodes::{Tiers, parse_nodes, show_nodes};
+
+/// The switch for demotion to the slow tier.
+pub const DEMOTION: &str = "/sys/kernel/mm/numa/demotion_enabled";
+/// The mode of NUMA balancing; 2 promotes hot pages of the slow tier.
+pub const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
+/// Where the cgroups of version 2 are mounted.
+pub const CGROUPS: &str = "/sys/fs/cgroup";

@@ -1,0 +1,133 @@
+//! NUMA nodes and the tiers that they form.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{Kernel, KernelError};
+
+const NODES: &str = "/sys/devices/system/node";
+const TIERS: &str = "/sys/devices/virtual/memory_tiering";
+
+/// The memory nodes of a machine, by tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tiers {
+    /// Nodes of the fast tier.
+    pub fast: BTreeSet<u32>,
+    /// Nodes of all slower tiers.
+    pub slow: BTreeSet<u32>,
+}
+
+impl Tiers {
+    /// Asks the kernel. Nodes of its first memory tier are fast; a kernel that makes one tier of all has those with CPUs fast.
+    ///
+    /// # Errors
+    /// [`KernelError::Missing`] where no node is slow; otherwise as reading fails.
+    pub fn discover(kernel: &impl Kernel) -> Result<Self, KernelError> {
+        let memory = nodes_in(kernel, &format!("{NODES}/has_memory"))?;
+        let with_cpus = nodes_in(kernel, &format!("{NODES}/has_cpu"))?;
+        let tiers = kernel_tiers(kernel)?;
+        let fast: BTreeSet<u32> = match tiers.values().next() {
+            Some(first) if tiers.len() > 1 => memory.intersection(first).copied().collect(),
+            _ => memory.intersection(&with_cpus).copied().collect(),
+        };
+        let slow: BTreeSet<u32> = memory.difference(&fast).copied().collect();
+        if fast.is_empty() || slow.is_empty() {
+            let online = show_nodes(&memory);
+            return Err(KernelError::Missing(format!(
+                "this machine has one tier of memory (nodes {online}); tiering needs a second, such as CXL memory \
+                 that is online as system RAM (daxctl reconfigure-device --mode=system-ram)"
+            )));
+        }
+        Ok(Self { fast, slow })
+    }
+
+    /// All nodes.
+    #[must_use]
+    pub fn all(&self) -> BTreeSet<u32> {
+        self.fast.union(&self.slow).copied().collect()
+    }
+
+    /// Bytes that are free on the fast tier.
+    ///
+    /// # Errors
+    /// As reading fails.
+    pub fn fast_free(&self, kernel: &impl Kernel) -> Result<u64, KernelError> {
+        self.fast.iter().map(|node| free_bytes(kernel, *node)).sum()
+    }
+}
+
+fn free_bytes(kernel: &impl Kernel, node: u32) -> Result<u64, KernelError> {
+    let path = format!("{NODES}/node{node}/meminfo");
+    let text = kernel.read(&path)?;
+    let free = text.lines().find_map(|line| {
+        let (_, value) = line.split_once("MemFree:")?;
+        value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    let expected = "a line such as Node 0 MemFree: 123 kB";
+    free.map(|kib| kib << 10).ok_or(KernelError::Format { path, text, expected })
+}
+
+/// The kernel's memory tiers, the fastest first; none where it has none.
+fn kernel_tiers(kernel: &impl Kernel) -> Result<BTreeMap<u32, BTreeSet<u32>>, KernelError> {
+    let names = match kernel.list(TIERS) {
+        Ok(names) => names,
+        Err(error) if error.is_gone() => return Ok(BTreeMap::new()),
+        Err(error) => return Err(error),
+    };
+    let mut tiers = BTreeMap::new();
+    for name in names {
+        let Some(rank) = name.strip_prefix("memory_tier").and_then(|rank| rank.parse().ok()) else {
+            continue;
+        };
+        tiers.insert(rank, nodes_in(kernel, &format!("{TIERS}/{name}/nodelist"))?);
+    }
+    Ok(tiers)
+}
+
+fn nodes_in(kernel: &impl Kernel, path: &str) -> Result<BTreeSet<u32>, KernelError> {
+    let text = kernel.read(path)?;
+    parse_nodes(&text).ok_or_else(|| KernelError::Format {
+        path: path.to_owned(),
+        text: text.clone(),
+        expected: "a list of nodes such as 0-1,3",
+    })
+}
+
+/// Nodes of a list such as `0-1,3`; empty for an empty list.
+///
+/// ```
+/// use polder_linux::{parse_nodes, show_nodes};
+/// assert_eq!(show_nodes(&parse_nodes("0-1,3\n").unwrap()), "0-1,3");
+/// assert!(parse_nodes("1-").is_none());
+/// ```
+#[must_use]
+pub fn parse_nodes(text: &str) -> Option<BTreeSet<u32>> {
+    /// Linux has 1,024 nodes at most.
+    const MOST: u32 = 1 << 10;
+    let mut nodes = BTreeSet::new();
+    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
+        if first > last || last >= MOST {
+            return None;
+        }
+        nodes.extend(first..=last);
+    }
+    Some(nodes)
+}
+
+/// The list that [`parse_nodes`] reads.
+#[must_use]
+pub fn show_nodes(nodes: &BTreeSet<u32>) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for node in nodes {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == *node => *last = *node,
+            _ => runs.push((*node, *node)),
+        }
+    }
+    let show = |(first, last): &(u32, u32)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    runs.iter().map(show).collect::<Vec<_>>().join(",")
+}

@@ -1,0 +1,217 @@
+//! Scenario: two services on a host with a slow tier, an agent that is stopped and one that is killed.
+
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use bytesize::ByteSize;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::machine::{Failed, Service, read, settings, write};
+
+const POLICY: &str = r#"
+period = "250ms"
+step = "16MiB"
+
+[service.cache]
+cgroup = "/cache"
+tier = "opt-in"
+local_low = 0.60
+local_high = 0.70
+
+[service.web]
+cgroup = "/web"
+tier = "opt-out"
+"#;
+const HIGH: f64 = 0.70;
+const JOURNAL: &str = "/run/agent.journal";
+/// Control rounds within which a share is within its bounds, from a start 30 points outside.
+const ROUNDS: u64 = 12;
+/// Control rounds within which an opted-out service has nothing on the slow tier.
+const REPAIR_ROUNDS: u64 = 2;
+
+/// The agent under test, and the rounds that it prints.
+struct Agent {
+    child: Child,
+    rounds: Lines<BufReader<ChildStdout>>,
+}
+
+impl Agent {
+    fn start() -> Result<Self, Failed> {
+        let mut command = Command::new("/bin/polder");
+        command.args(["agent", "run", "--policy", "/run/policy.toml", "--journal", JOURNAL, "--json"]);
+        let mut child =
+            command.stdout(Stdio::piped()).spawn().map_err(|error| format!("polder agent: {error}"))?;
+        let rounds = BufReader::new(child.stdout.take().expect("its output is a pipe")).lines();
+        Ok(Self { child, rounds })
+    }
+
+    /// The next round, past lines that tell of restored settings.
+    fn round(&mut self) -> Result<Value, Failed> {
+        loop {
+            let line = self.rounds.next().ok_or("the agent ended")?.map_err(|error| error.to_string())?;
+            match serde_json::from_str(&line) {
+                Ok(round) => return Ok(round),
+                Err(_) => println!("  agent: {line}"),
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) -> Result<(), Failed> {
+        kill_process(Pid::from_child(&self.child), signal).map_err(|error| format!("kill: {error}"))
+    }
+
+    fn end(mut self, signal: Signal) -> Result<(), Failed> {
+        self.signal(signal)?;
+        // What it printed before its end, so that it never waits for a reader.
+        for line in self.rounds.by_ref().map_while(Result::ok).filter(|line| !line.starts_with('{')) {
+            println!("  agent: {line}");
+        }
+        self.child.wait().map(drop).map_err(|error| error.to_string())
+    }
+}
+
+struct Checks(u32);
+
+impl Checks {
+    fn check(&mut self, holds: bool, what: &str) -> Result<(), Failed> {
+        self.0 += 1;
+        println!("check {}: {what}: {}", self.0, if holds { "holds" } else { "FAILS" });
+        if holds { Ok(()) } else { Err(what.to_owned()) }
+    }
+}
+
+/// Runs the scenario, and returns how many checks held.
+pub(crate) fn run() -> Result<u32, Failed> {
+    println!("lab: kernel {}", read("/proc/sys/kernel/osrelease")?.trim());
+    write_new("/run/policy.toml", POLICY)?;
+    let cache = Service::start("/cache", 160, 40)?;
+    let web = Service::start("/web", 80, 80)?;
+    let both = [&cache, &web];
+    let mut checks = Checks(0);
+    show("before", &both)?;
+    let found = settings(&both)?;
+
+    without_agent(&web, &mut checks)?;
+
+    let mut agent = Agent::start()?;
+    hold_share(&mut agent, &mut checks)?;
+    repair(&mut agent, &web, &mut checks)?;
+    show("with the agent", &both)?;
+    checks
+        .check(settings(&both)? != found, "the agent changed settings (the control of the checks below)")?;
+    agent.end(Signal::TERM)?;
+    checks.check(settings(&both)? == found, "after a stop every setting is in effect as found")?;
+
+    let mut agent = Agent::start()?;
+    agent.round()?;
+    agent.end(Signal::KILL)?;
+    checks.check(
+        settings(&both)? != found,
+        "after kill -9 settings are left changed (the control of the next)",
+    )?;
+    let status = Command::new("/bin/polder").args(["agent", "restore", "--journal", JOURNAL]).status();
+    checks.check(status.is_ok_and(|status| status.success()), "polder agent restore ends well")?;
+    checks.check(
+        settings(&both)? == found,
+        "after kill -9 and a restore every setting is in effect as found",
+    )?;
+    show("after", &both)?;
+    Ok(checks.0)
+}
+
+/// The control: demotion breaks an opt-out by cpuset alone, and nobody repairs it.
+fn without_agent(web: &Service, checks: &mut Checks) -> Result<(), Failed> {
+    let mems = "/sys/fs/cgroup/web/cpuset.mems";
+    write(mems, "0")?;
+    write("/sys/kernel/mm/numa/demotion_enabled", "true")?;
+    web.reclaim(20)?;
+    let [_, slow] = web.bytes()?;
+    println!("without the agent: web is kept to node 0 by cpuset.mems, and has {} on node 1", size(slow));
+    // From about Linux 6.16 on demotion respects cpusets.
+    if is_before(6, 16)? {
+        checks.check(slow > 0, "demotion ignores cpuset.mems on this kernel (the control of the repair)")?;
+    }
+    write("/sys/kernel/mm/numa/demotion_enabled", "false")?;
+    // A set that changes migrates what lies outside it.
+    write(mems, "0-1")?;
+    write(mems, "0")?;
+    write(mems, "0-1")?;
+    checks.check(web.bytes()?[1] == 0, "web starts with nothing on the slow tier")
+}
+
+/// A service at 100% local comes to its bound of 70% in steps.
+fn hold_share(agent: &mut Agent, checks: &mut Checks) -> Result<(), Failed> {
+    for _ in 0..ROUNDS {
+        let round = agent.round()?;
+        let cache = service(&round, "cache")?;
+        let local = cache["local"].as_f64().ok_or("local is no number")?;
+        println!(
+            "round {}: cache {:.1}% local, {} demoted",
+            round["round"],
+            100.0 * local,
+            size(bytes(cache, "demoted")?)
+        );
+        if local <= HIGH + 0.03 {
+            return checks
+                .check(local >= 0.60 - 0.03, "cache is within 3 points of its bounds within 12 rounds");
+        }
+    }
+    checks.check(false, "cache is within 3 points of its bounds within 12 rounds")
+}
+
+/// Demotion breaks the opt-out of web while the agent runs, and the agent repairs it.
+fn repair(agent: &mut Agent, web: &Service, checks: &mut Checks) -> Result<(), Failed> {
+    // It stands still meanwhile, so that rounds from now on have seen the whole break.
+    agent.signal(Signal::STOP)?;
+    web.reclaim(20)?;
+    let [_, broken] = web.bytes()?;
+    agent.signal(Signal::CONT)?;
+    println!("web is opted out, and demotion put {} of it on the slow tier", size(broken));
+    checks.check(
+        broken >= 10 << 20,
+        "demotion broke the opt-out by 10 MiB or more (the control of the next)",
+    )?;
+    // One round may have looked before it was stopped.
+    for _ in 0..=REPAIR_ROUNDS {
+        let round = agent.round()?;
+        for alarm in round["alarms"].as_array().into_iter().flatten() {
+            println!("round {}: alarm {alarm}", round["round"]);
+        }
+    }
+    let [_, left] = web.bytes()?;
+    checks.check(left == 0, "web has nothing on the slow tier within two rounds")
+}
+
+fn service<'r>(round: &'r Value, name: &str) -> Result<&'r Value, Failed> {
+    let services = round["services"].as_array().ok_or("a round without services")?;
+    services.iter().find(|service| service["service"] == name).ok_or_else(|| format!("no {name} in {round}"))
+}
+
+fn bytes(service: &Value, key: &str) -> Result<u64, Failed> {
+    service[key].as_u64().ok_or_else(|| format!("{key} is no number: {service}"))
+}
+
+fn show(when: &str, services: &[&Service]) -> Result<(), Failed> {
+    println!("{when}:");
+    println!("  {:<8} {:>11} {:>11}", "service", "fast", "slow");
+    for service in services {
+        let [fast, slow] = service.bytes()?;
+        println!("  {:<8} {:>11} {:>11}", service.cgroup.trim_start_matches('/'), size(fast), size(slow));
+    }
+    Ok(())
+}
+
+fn is_before(major: u32, minor: u32) -> Result<bool, Failed> {
+    let release = read("/proc/sys/kernel/osrelease")?;
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    Ok((numbers.next(), numbers.next()) < (Some(major), Some(minor)))
+}
+
+fn write_new(path: &str, text: &str) -> Result<(), Failed> {
+    std::fs::write(path, text).map_err(|error| format!("{path}: {error}"))
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
+}
