@@ -43,10 +43,12 @@ def test_ddp_trains_to_the_same_weights_as_over_gloo(tmp_path: Path, ranks: int,
     assert not left_behind()
 
 
-def test_every_rank_is_told_why_no_pool_could_be_made(tmp_path: Path) -> None:
-    with Ranks("torch_endless.py", 2, tmp_path / "meet", POLDER_POOL=str(tmp_path / "missing" / "pool")) as run:
+def test_every_rank_is_told_that_a_named_pool_is_not_there_and_none_is_made(tmp_path: Path) -> None:
+    mistyped = tmp_path / "pol"
+    with Ranks("torch_endless.py", 2, tmp_path / "meet", POLDER_POOL=str(mistyped)) as run:
         first, second = [process.communicate(timeout=60)[0].splitlines()[-1] for process in run.processes]
-    assert first.startswith(f"polder.errors.RegionError: {tmp_path}/missing/pool: no pool can be made there"), first
+    assert not mistyped.exists()
+    assert first.startswith(f"polder.errors.RegionError: {mistyped}: there is no pool; make one with `polder"), first
     assert second.startswith("polder.errors.RegionError: rank 0 could not make the pool: "), second
 
 
@@ -122,6 +124,8 @@ def test_a_rank_that_dies_in_a_backward_pass_is_named_by_the_error_of_the_others
 
 def test_two_jobs_on_one_named_pool_do_not_meet(scratch: Path, tmp_path: Path) -> None:
     named = {"POLDER_POOL": str(scratch / "pool"), "POLDER_RUN": str(scratch)}
+    with polder.Pool(scratch / "pool", size="256MiB", run=scratch):
+        pass
     with (
         Ranks("torch_ddp.py", 2, tmp_path / "one", **named) as one,
         Ranks("torch_ddp.py", 2, tmp_path / "two", **named) as two,

@@ -294,10 +294,17 @@ def pool_path(everyone: list[dict[str, Any]], job: str) -> str:
 
 
 def make(path: str, own: bool, board: Board) -> int | None:
-    """Makes the pool, on rank 0 where it is not there; the lock on it where it is the job's own."""
+    """Makes the job's own pool, on rank 0, and returns the lock on it. A pool that was named has to be there."""
     if board.rank != 0 or path in attachments:
         return None
-    return _make_own_pool(path, board.size) if own else _make_named_pool(path, board.size)
+    if own:
+        return _make_own_pool(path, board.size)
+    if not Path(path).exists():
+        raise RegionError(
+            f"{path}: there is no pool; make one with `polder pool format --pool {path} --size 1GiB`, or leave "
+            "POLDER_POOL unset, and the job makes one of its own"
+        )
+    return None
 
 
 def attach(path: str, own: bool, lock: int | None, host: int, chosen: bool) -> Attachment:
@@ -347,17 +354,6 @@ def _private_path(everyone: list[dict[str, Any]], job: str) -> str:
             "dax device or a file that all of them map"
         )
     return f"/dev/shm/polder-{os.getuid()}-{job}.pool"
-
-
-def _make_named_pool(path: str, ranks: int) -> None:
-    """Makes a pool in a new file at `path`; what is there, or comes there meanwhile, stays as it is."""
-    if Path(path).exists():
-        return
-    try:
-        _format(path, ranks)
-    except PolderError:
-        if not Path(path).exists():
-            raise
 
 
 def _make_own_pool(path: str, ranks: int) -> int:
