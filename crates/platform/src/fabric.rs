@@ -101,7 +101,7 @@ pub struct Switch {
     pub reduction: Reduction,
 }
 
-/// Who adds in an all-reduce.
+/// What adds in an all-reduce.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reduction {

@@ -44,7 +44,7 @@ pub struct Rack {
     pub accelerator: Accelerator,
     /// What joins them.
     pub fabric: Option<Fabric>,
-    /// Who feeds them.
+    /// The host that feeds them.
     pub host: Host,
 }
 
@@ -99,7 +99,7 @@ pub struct Fitted {
     pub straggle: f64,
 }
 
-/// Who feeds accelerators.
+/// A host that feeds accelerators.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {

@@ -171,7 +171,7 @@ impl Costs {
         let all = u64::from(accelerators);
         let nodes = platform.pool.as_ref().map_or(0, |pool| all.div_ceil(pool.accelerators.into()));
         let ports = platform.between.as_ref().map_or(0, |between| {
-            // Within one rack nobody needs the fabric between racks but memory nodes.
+            // Within one rack only memory nodes need the fabric between racks.
             let leaves = accelerators > rack.accelerators || nodes > 0;
             let own = if leaves { all * u64::from(between.links) } else { 0 };
             between.switch_ports(own + platform.pool.as_ref().map_or(0, |pool| nodes * u64::from(pool.ports)))

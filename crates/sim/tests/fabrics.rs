@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use polder_platform::{BuiltTier, Link, Platform, Server, Time};
-use polder_sim::fabrics::{self, Pooled, Role, Row, Table};
+use polder_sim::fabrics::{self, FabricRow, FabricTable, PooledFabrics, Role};
 use polder_sim::message;
 
 /// Of each table the mean and the worst error that its judged rows may have, and its trends that do not hold.
@@ -34,7 +34,7 @@ const FITTED: f64 = 0.005;
 /// How far NCCL's worked latencies, printed to 0.1 us, may be from ours.
 const SAME: f64 = 0.0005;
 
-fn tables() -> Vec<Table> {
+fn tables() -> Vec<FabricTable> {
     fabrics::validate().unwrap()
 }
 
@@ -44,17 +44,17 @@ fn predictions_are_as_near_to_published_figures_as_docs_plan_says() {
     assert_eq!(tables.len(), BARS.len());
     for (name, mean, worst, broken) in BARS {
         let table = tables.iter().find(|table| table.table == name).unwrap();
-        let pooled = Pooled::of(std::slice::from_ref(table));
+        let pooled = PooledFabrics::of(std::slice::from_ref(table));
         assert!(pooled.rows >= 3, "{name}: {pooled:?}");
         assert!(pooled.mean <= mean && pooled.worst <= worst, "{name}: {pooled:?}");
         assert!(pooled.mean < pooled.plain_mean, "{name}: no better than a data sheet, {pooled:?}");
         let trends = table.rows.iter().filter(|row| row.holds() == Some(false));
         assert_eq!(trends.map(|row| row.name.as_str()).collect::<Vec<_>>(), broken, "{name}");
     }
-    let pooled = Pooled::of(&tables);
+    let pooled = PooledFabrics::of(&tables);
     assert!(pooled.mean <= 0.21 && pooled.worst <= 2.58, "{pooled:?}");
     let tables: Vec<_> = tables.into_iter().filter(|table| table.table != "cmpi-up-to").collect();
-    let pooled = Pooled::of(&tables);
+    let pooled = PooledFabrics::of(&tables);
     assert!(pooled.mean <= 0.11 && pooled.worst <= 0.56, "{pooled:?}");
 }
 
@@ -101,7 +101,7 @@ fn no_side_of_a_trend_is_a_figure_that_a_constant_is_fitted_to() {
             // The other side of a trend is predicted too; a bound was published.
             let other = (row.role == Role::Exceeds).then_some(row.published);
             for side in [Some(row.simulated), other].into_iter().flatten() {
-                let same = |fitted: &&&Row| {
+                let same = |fitted: &&&FabricRow| {
                     (&fitted.platform, fitted.measure) == (&row.platform, row.measure)
                         && (side / fitted.published - 1.0).abs() < FITTED
                 };

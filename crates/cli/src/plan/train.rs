@@ -6,8 +6,8 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_platform::TierId;
 use polder_sim::{
-    Answer, Execution, FabricRates, Figure, Given, Layout, Margin, MemoryUse, Model, Offload, OrderError,
-    Overlap, Precision, Progress, Recompute, Request, RequestError, Shown, Stage, Step, Tiers, Zero,
+    Answer, Execution, FabricRates, Given, Layout, Margin, MemoryUse, Model, Offload, OrderError, Overlap,
+    Precision, Progress, Recompute, Request, RequestError, Shown, Stage, Step, StepFigure, Tiers, Zero,
     accelerators, alternatives, grouped, listed,
 };
 
@@ -540,7 +540,7 @@ fn rows(answer: &Answer, others: &[&Answer]) -> Vec<Vec<String>> {
         }
     }
     for key in BYTES {
-        let Some(Figure { label, of, .. }) = Step::FIGURES.into_iter().find(|it| it.key == key) else {
+        let Some(StepFigure { label, of, .. }) = Step::FIGURES.into_iter().find(|it| it.key == key) else {
             continue;
         };
         let is_there = if key.starts_with("far") { step.memory.far_bytes > 0.0 } else { true };

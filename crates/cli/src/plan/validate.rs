@@ -24,8 +24,8 @@ pub(crate) struct Arguments {
 struct Report {
     tables: Vec<Judged>,
     pooled: Pooled,
-    fabrics: Vec<fabrics::Table>,
-    fabrics_pooled: fabrics::Pooled,
+    fabrics: Vec<fabrics::FabricTable>,
+    fabrics_pooled: fabrics::PooledFabrics,
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -33,7 +33,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let pooled = Pooled::of(&tables);
     let fabrics = fabrics::validate()?;
     if arguments.json {
-        let fabrics_pooled = fabrics::Pooled::of(&fabrics);
+        let fabrics_pooled = fabrics::PooledFabrics::of(&fabrics);
         println!("{}", serde_json::to_string(&Report { tables, pooled, fabrics, fabrics_pooled })?);
         return Ok(());
     }
@@ -122,7 +122,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// What was published of fabrics and memory themselves.
-fn print_fabrics(tables: &[fabrics::Table]) {
+fn print_fabrics(tables: &[fabrics::FabricTable]) {
     println!("\nfabrics and memory, apart from training steps");
     println!(
         "published: what others measured, or NCCL's own model. simulated: the closed form on the platform's description; a row to"
@@ -175,16 +175,16 @@ fn print_fabrics(tables: &[fabrics::Table]) {
         for unexplained in &table.unexplained {
             println!("  not explained: {unexplained}");
         }
-        println!("  {}", summed_up(&fabrics::Pooled::of(std::slice::from_ref(table))));
+        println!("  {}", summed_up(&fabrics::PooledFabrics::of(std::slice::from_ref(table))));
     }
-    println!("\nall tables of fabrics and memory: {}", summed_up(&fabrics::Pooled::of(tables)));
+    println!("\nall tables of fabrics and memory: {}", summed_up(&fabrics::PooledFabrics::of(tables)));
     println!(
         "runs over CXL are among these: of memory behind a host, and of messages between two. None is of a training step"
     );
 }
 
-fn summed_up(pooled: &fabrics::Pooled) -> String {
-    let fabrics::Pooled { rows, mean, worst, plain_mean, trends, held } = *pooled;
+fn summed_up(pooled: &fabrics::PooledFabrics) -> String {
+    let fabrics::PooledFabrics { rows, mean, worst, plain_mean, trends, held } = *pooled;
     let [mean, worst, plain] = [mean, worst, plain_mean].map(|part| part * 100.0);
     let trends = if trends > 0 { format!("; {held} of {trends} trends hold") } else { String::new() };
     format!("{rows} judged rows, mean {mean:.1}%, worst {worst:.1}% (data sheet: mean {plain:.1}%){trends}")

@@ -152,13 +152,13 @@ pub enum Role {
     AtLeast,
     /// The prediction exceeds another, which stands in its place.
     Exceeds,
-    /// Nothing is judged by it, for the reason that [`Row::why`] gives.
+    /// Nothing is judged by it, for the reason that [`FabricRow::why`] gives.
     NotJudged,
 }
 
 /// A published figure beside the predicted one, in bytes a second, in seconds or as a ratio.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct FabricRow {
     /// What tells it from the others.
     pub name: String,
     /// Where in the publication it stands.
@@ -180,7 +180,7 @@ pub struct Row {
     pub why: Option<String>,
 }
 
-impl Row {
+impl FabricRow {
     /// Predicted over published, less 1.
     #[must_use]
     pub fn error(&self) -> f64 {
@@ -200,7 +200,7 @@ impl Row {
 
 /// A table of published figures, each beside its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Table {
+pub struct FabricTable {
     /// Its name.
     pub table: String,
     /// What it is, in a line.
@@ -212,12 +212,12 @@ pub struct Table {
     /// What the closed form does not explain.
     pub unexplained: Vec<String>,
     /// Its rows.
-    pub rows: Vec<Row>,
+    pub rows: Vec<FabricRow>,
 }
 
 /// What the judged rows of some tables come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Pooled {
+pub struct PooledFabrics {
     /// Judged rows.
     pub rows: usize,
     /// Mean of the absolute errors.
@@ -232,10 +232,10 @@ pub struct Pooled {
     pub held: usize,
 }
 
-impl Pooled {
+impl PooledFabrics {
     /// Pools tables.
     #[must_use]
-    pub fn of(tables: &[Table]) -> Self {
+    pub fn of(tables: &[FabricTable]) -> Self {
         let mut pooled = Self::default();
         for row in tables.iter().flat_map(|table| &table.rows) {
             if let Some(holds) = row.holds() {
@@ -258,7 +258,7 @@ impl Pooled {
 ///
 /// # Errors
 /// When a file is damaged, or asks for what its platform does not have.
-pub fn validate() -> Result<Vec<Table>, DataError> {
+pub fn validate() -> Result<Vec<FabricTable>, DataError> {
     names(Folder::Fabrics).into_iter().map(table).collect()
 }
 
@@ -266,14 +266,14 @@ pub fn validate() -> Result<Vec<Table>, DataError> {
 ///
 /// # Errors
 /// As [`validate`].
-pub fn table(name: &str) -> Result<Table, DataError> {
+pub fn table(name: &str) -> Result<FabricTable, DataError> {
     let File { title, source, assumed, unexplained, row } = read(Folder::Fabrics, name)?;
     let rows = row.into_iter().map(|entry| entry.held(name)).collect::<Result<_, _>>()?;
-    Ok(Table { table: name.into(), title, source, assumed, unexplained, rows })
+    Ok(FabricTable { table: name.into(), title, source, assumed, unexplained, rows })
 }
 
 impl Entry {
-    fn held(self, table: &str) -> Result<Row, DataError> {
+    fn held(self, table: &str) -> Result<FabricRow, DataError> {
         let Self { name, at, platform, of, published } = self;
         let wrong =
             |key: &str, problem: String| DataError::new(table, &format!("row {name}: {key}"), problem);
@@ -305,7 +305,7 @@ impl Entry {
             };
             return Err(wrong("published", format!("expected {expected}, as what is predicted is one")));
         }
-        Ok(Row { name, at, platform, role, measure, published: value, simulated, plain, why })
+        Ok(FabricRow { name, at, platform, role, measure, published: value, simulated, plain, why })
     }
 }
 

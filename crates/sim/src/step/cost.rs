@@ -76,7 +76,7 @@ impl IndexMut<Scope> for Scopes {
     }
 }
 
-/// Who sends what to whom.
+/// Which ranks send what to which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
     /// A sum of the bytes of each rank, on each rank.

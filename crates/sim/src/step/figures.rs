@@ -106,7 +106,7 @@ pub enum FigureUnit {
 /// A figure of a step. Tables, CSV, Parquet, Python and pictures take their columns from [`Step::FIGURES`], and a test holds JSON
 /// against it.
 #[derive(Clone, Copy, Debug)]
-pub struct Figure {
+pub struct StepFigure {
     /// Its name in tables of many steps.
     pub key: &'static str,
     /// The keys that lead to it in JSON, with dots.
@@ -132,7 +132,7 @@ macro_rules! sending {
         ]
     };
     ($kind:ident, $scope:ident, $part:ident, $is_hidden:literal) => {
-        Figure {
+        StepFigure {
             key: concat!(stringify!($kind), "_", stringify!($scope), "_", stringify!($part)),
             path: concat!(
                 "communication.",
@@ -156,20 +156,25 @@ const fn seconds(
     label: &'static str,
     is_hidden: bool,
     of: fn(&Step) -> f64,
-) -> Figure {
-    Figure { key, path, label, unit: FigureUnit::Seconds, is_hidden, of }
+) -> StepFigure {
+    StepFigure { key, path, label, unit: FigureUnit::Seconds, is_hidden, of }
 }
 
-const fn bytes(key: &'static str, path: &'static str, label: &'static str, of: fn(&Step) -> f64) -> Figure {
-    Figure { key, path, label, unit: FigureUnit::Bytes, is_hidden: false, of }
+const fn bytes(
+    key: &'static str,
+    path: &'static str,
+    label: &'static str,
+    of: fn(&Step) -> f64,
+) -> StepFigure {
+    StepFigure { key, path, label, unit: FigureUnit::Bytes, is_hidden: false, of }
 }
 
-const SENDING: [[Figure; 4]; 5] =
+const SENDING: [[StepFigure; 4]; 5] =
     [sending!(tensor), sending!(context), sending!(expert), sending!(pipeline), sending!(data)];
 
 impl Step {
     /// Its figures, flat, in the order of JSON.
-    pub const FIGURES: [Figure; 40] = {
+    pub const FIGURES: [StepFigure; 40] = {
         let [[t0, t1, t2, t3], [c0, c1, c2, c3], [e0, e1, e2, e3], [p0, p1, p2, p3], [d0, d1, d2, d3]] =
             SENDING;
         [
@@ -354,7 +359,7 @@ mod tests {
         expected.sort_by(|a, b| a.0.cmp(&b.0));
         assert_eq!(found, expected);
         // A key is its path without the group.
-        for Figure { key, path, unit, .. } in Step::FIGURES {
+        for StepFigure { key, path, unit, .. } in Step::FIGURES {
             let groups = ["compute.", "communication.", "memory."];
             let own = groups.iter().find_map(|group| path.strip_prefix(group)).unwrap_or(path);
             assert_eq!(key, own.replace('.', "_"));

@@ -96,7 +96,9 @@ impl Machine {
     /// An accelerator's share of this tier, if there is any.
     #[inline]
     pub(crate) fn tier(&self, id: TierId) -> Option<&TierShare> {
-        self.tiers.iter().find(|(it, _)| *it == id).map(|(_, share)| share)
+        // The host's own memory comes first, and a search asks for it with each layout.
+        let own = self.tiers.first().filter(|(it, _)| matches!((it, id), (TierId::Host, TierId::Host)));
+        own.or_else(|| self.tiers.iter().find(|(it, _)| *it == id)).map(|(_, share)| share)
     }
 
     /// Every tier beyond the accelerator's memory that there is.

@@ -1,4 +1,4 @@
-//! In which order ranks are counted: who lies beside whom.
+//! In which order ranks are counted: which of them are neighbours.
 
 use std::fmt;
 use std::str::FromStr;
