@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
 use std::io::ErrorKind;
 
+use polder_attach::session::SessionError;
+use polder_attach::settings::SettingsError;
 use polder_mem::RegionError;
 use polder_pool::PoolError;
-use polder_pool::session::SessionError;
-use polder_pool::settings::SettingsError;
 
 /// `polder_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

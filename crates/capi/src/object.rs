@@ -4,9 +4,9 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
+use polder_attach::each;
+use polder_attach::session::Session;
 use polder_mem::Memory;
-use polder_pool::each;
-use polder_pool::session::Session;
 
 use crate::failure::Failure;
 use crate::guard;

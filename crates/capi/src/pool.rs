@@ -4,8 +4,8 @@ use std::ffi::{c_char, c_int};
 use std::path::PathBuf;
 use std::sync::{Arc, Once};
 
-use polder_pool::session::Session;
-use polder_pool::settings::Settings;
+use polder_attach::session::Session;
+use polder_attach::settings::Settings;
 use tracing_subscriber::EnvFilter;
 
 use crate::failure::Failure;
@@ -59,7 +59,7 @@ fn start_log(settings: &Settings) {
     if let Some(filter) = &settings.log {
         STARTED.call_once(|| {
             let logs = tracing_subscriber::fmt().with_writer(std::io::stderr);
-            let logs = logs.with_ansi(polder_pool::settings::is_colour_wanted());
+            let logs = logs.with_ansi(polder_attach::settings::is_colour_wanted());
             // A program of Rust may have a log of its own.
             drop(logs.with_env_filter(EnvFilter::new(filter)).try_init());
         });

@@ -4,11 +4,11 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use polder_attach::session::{AnyPool, Session};
 use polder_mem::{Coherent, Software, Wrapped};
 use polder_pool::PoolError;
 use polder_pool::channel;
 use polder_pool::ring::{Envelope, RingShape};
-use polder_pool::session::{AnyPool, Session};
 
 use crate::guard;
 use crate::pool::Pool;

@@ -5,9 +5,10 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use polder_attach::AnyWindow;
+use polder_attach::session::Session;
 use polder_pool::PoolError;
-use polder_pool::session::Session;
-use polder_pool::window::{Access, AnyWindow};
+use polder_pool::window::Access;
 
 use crate::failure::{Failure, Status};
 use crate::guard;

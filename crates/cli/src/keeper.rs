@@ -4,10 +4,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use polder_attach::each_memory;
+use polder_attach::session::{AnyMemory, SessionError};
+use polder_attach::settings::{Settings, Span};
+use polder_pool::Ids;
 use polder_pool::keeper::{Charge, Keeper, Over, next_incarnation};
-use polder_pool::session::{AnyMemory, SessionError};
-use polder_pool::settings::{Settings, Span};
-use polder_pool::{Ids, each_memory};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;

@@ -33,7 +33,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use polder_pool::settings::{CoherenceChoice, Settings, Span};
+use polder_attach::settings::{CoherenceChoice, Settings, Span};
 use tracing_subscriber::EnvFilter;
 
 #[derive(Parser)]
@@ -249,6 +249,6 @@ fn start_logging(filter: &str) -> Result<(), Failure> {
         Failure(format!("{filter:?} is no log filter ({error}); write a level, or polder_pool=debug"))
     })?;
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    logs.with_ansi(polder_pool::settings::is_colour_wanted()).init();
+    logs.with_ansi(polder_attach::settings::is_colour_wanted()).init();
     Ok(())
 }

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
+use polder_attach::session::SessionError;
+use polder_attach::settings::Settings;
 use polder_pool::Uuid;
-use polder_pool::session::SessionError;
-use polder_pool::settings::Settings;
 
 use crate::Failure;
 use library::{Install, Library, quoted};

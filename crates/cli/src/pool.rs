@@ -9,13 +9,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use polder_attach::session::{self, AnyMemory, Session, SessionError};
+use polder_attach::settings::{Settings, Size, Span};
+use polder_attach::{each, each_memory};
 use polder_mem::{Memory, Region, RegionError, RegionKind};
 use polder_pool::keeper::{Order, Over, order_over};
-use polder_pool::session::{self, AnyMemory, Session, SessionError};
-use polder_pool::settings::{Settings, Size, Span};
 use polder_pool::{
-    Geometry, HostStat, Inspection, Member, Overwrite, Peer, PoolError, Stat, Superblock, Swept, Uuid, each,
-    each_memory, expect_vacant, format_as, inspect, read_superblock,
+    Geometry, HostStat, Inspection, Member, Overwrite, Peer, PoolError, Stat, Superblock, Swept, Uuid,
+    expect_vacant, format_as, inspect, read_superblock,
 };
 use rustix::fs::SeekFrom;
 

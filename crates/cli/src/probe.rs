@@ -10,6 +10,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Instant;
 
+use polder_attach::settings::CoherenceChoice;
 use polder_mem::lines::{Effort, Way, memory_bandwidth, memory_latency, memset, memset_bandwidth};
 use polder_mem::{Region, Software as Lines, allowed_cpus, bind_memory, pin_to_cpu};
 use polder_platform::{
@@ -17,7 +18,6 @@ use polder_platform::{
     Fabric, Fitted, FittedTier, FlopRate, Host, Link, MemoryTier, Packet, Platform, Quantity, Rack, Reached,
     Reduction, Server, Sharing, Software, Switch, Time, Topology, TransferRate, Unit,
 };
-use polder_pool::settings::CoherenceChoice;
 
 use serde::Deserialize;
 

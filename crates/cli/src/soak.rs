@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use polder_attach::settings::{CoherenceChoice, Span};
 use polder_mem::TriggerAction;
-use polder_pool::settings::{CoherenceChoice, Span};
 
 use crate::Failure;
 use crate::scratch::Scratch;

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Args};
 use indicatif::{ProgressBar, ProgressStyle};
+use polder_attach::each;
+use polder_attach::session::Session;
+use polder_attach::settings::Settings;
 use polder_mem::Memory;
 use polder_mem::model::{Explorer, Family, LITMUS_BYTES, Suite, Tally, Verdict, replay, run_host};
-use polder_pool::session::Session;
-use polder_pool::settings::Settings;
 use polder_pool::verify::suites;
-use polder_pool::{Object, Pool, PoolError, each};
+use polder_pool::{Object, Pool, PoolError};
 
 use crate::Failure;
 

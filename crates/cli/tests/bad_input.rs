@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::Duration;
 
+use polder_attach::each;
+use polder_attach::session::{self, AnyPool, Session};
+use polder_attach::settings::{Settings, Span};
 use polder_mem::testing::Scratch;
 use polder_mem::{Coherent, HostPlan, LINE, Memory, Offset, Region};
 use polder_pool::local::LocalLayout;
-use polder_pool::session::{self, AnyPool, Session};
-use polder_pool::settings::{Settings, Span};
-use polder_pool::{Geometry, Member, Pool, PoolError, each, inspect, line, read_superblock};
+use polder_pool::{Geometry, Member, Pool, PoolError, inspect, line, read_superblock};
 
 const BYTES: u64 = 1 << 20;
 const GEOMETRY: Geometry =

@@ -4,10 +4,11 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
+use polder_attach::each;
+use polder_attach::session::Session;
+use polder_attach::settings::Settings;
 use polder_mem::testing::Scratch;
-use polder_pool::session::Session;
-use polder_pool::settings::Settings;
-use polder_pool::{PoolError, each};
+use polder_pool::PoolError;
 use serde_json::Value;
 
 /// A directory for a pool, and commands that leave everything of theirs in it.

@@ -16,17 +16,19 @@ const TABLE: &[(&str, &[&str])] = &[
     ("agent", &["linux", "place", "platform"]),
     ("pool", &["mem", "kernels", "schedule"]),
     ("sim", &["platform", "schedule"]),
-    ("ofi", &["pool", "mem", "kernels", "schedule"]),
-    ("capi", &["pool", "mem", "kernels", "schedule"]),
-    ("mpi", &["pool", "mem", "kernels", "schedule"]),
+    ("attach", &["pool", "mem", "kernels", "schedule", "linux"]),
+    ("ofi", &["attach", "pool", "mem", "kernels", "schedule"]),
+    ("capi", &["attach", "pool", "mem", "kernels", "schedule"]),
+    ("mpi", &["attach", "pool", "mem", "kernels", "schedule"]),
     ("mpi-mpich", &["mpi"]),
     ("mpi-openmpi", &["mpi"]),
-    ("python", &["pool", "mem", "kernels", "schedule", "sim", "platform"]),
+    ("python", &["attach", "pool", "mem", "kernels", "schedule", "sim", "platform"]),
     ("lab", &[]),
-    ("cli", &["agent", "linux", "place", "pool", "mem", "kernels", "schedule", "sim", "platform"]),
+    ("cli", &["agent", "attach", "linux", "place", "pool", "mem", "kernels", "schedule", "sim", "platform"]),
 ];
 
-const WITHOUT_UNSAFE: &[&str] = &["platform", "schedule", "place", "linux", "agent", "pool", "sim", "cli"];
+const WITHOUT_UNSAFE: &[&str] =
+    &["platform", "schedule", "place", "linux", "agent", "attach", "pool", "sim", "cli"];
 
 fn metadata() -> Value {
     let output = Command::new(env!("CARGO"))

@@ -4,9 +4,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
+use polder_attach::session;
 use polder_mem::testing::Scratch;
 use polder_pool::Geometry;
-use polder_pool::session;
 use rustix::process::{Pid, Signal, kill_process};
 
 const MPICH: &str = "HYDRA build details:\n    Configure options: --with-device=ch4:ofi";

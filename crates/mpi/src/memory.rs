@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
 use std::sync::Arc;
 
+use polder_attach::each;
+use polder_attach::session::{AnyPool, Session};
 use polder_mem::{Coherent, Memory, Offset, Software, Wrapped};
-use polder_pool::session::{AnyPool, Session};
-use polder_pool::{PoolError, Private, each};
+use polder_pool::{PoolError, Private};
 
 use crate::abi::{Abi, Aint};
 use crate::library::Library;

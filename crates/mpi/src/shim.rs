@@ -5,9 +5,9 @@ use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, RwLock};
 
+use polder_attach::each;
+use polder_attach::session::{ProcessSession, Session};
 use polder_mem::Serial;
-use polder_pool::each;
-use polder_pool::session::{Kept, Session};
 use tracing_subscriber::EnvFilter;
 
 use crate::abi::{Abi, Aint};
@@ -22,7 +22,7 @@ type Windows<A> = Vec<(<A as Abi>::Handle, Box<Window<A>>)>;
 /// What the shim of a process knows.
 pub struct Shim<A: Abi> {
     library: OnceLock<Option<Library<A>>>,
-    session: Kept,
+    session: ProcessSession,
     windows: OnceLock<Serial<Windows<A>>>,
     /// Windows that this process was the first rank of.
     named: Mutex<u64>,
@@ -41,7 +41,7 @@ impl<A: Abi> Shim<A> {
     pub const fn new() -> Self {
         Self {
             library: OnceLock::new(),
-            session: Kept::new(),
+            session: ProcessSession::new(),
             windows: OnceLock::new(),
             named: Mutex::new(0),
             pieces: RwLock::new(Pieces::new()),
@@ -69,7 +69,7 @@ impl<A: Abi> Shim<A> {
         self.session.get(|settings| {
             if let Some(filter) = &settings.log {
                 let logs = tracing_subscriber::fmt().with_writer(std::io::stderr);
-                let logs = logs.with_ansi(polder_pool::settings::is_colour_wanted());
+                let logs = logs.with_ansi(polder_attach::settings::is_colour_wanted());
                 drop(logs.with_env_filter(EnvFilter::new(filter)).try_init());
             }
         })

@@ -1,7 +1,7 @@
 //! A segment as the program sees it: where it is mapped, or, where it is not, as in a shadow, a copy.
 
+use polder_attach::AnyWindow;
 use polder_pool::PoolError;
-use polder_pool::window::AnyWindow;
 
 /// Bytes of a word: what is put at once of a copy.
 const WORD: usize = 8;

@@ -9,10 +9,11 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
+use polder_attach::AnyWindow;
+use polder_attach::session::Session;
 use polder_mem::{Coherence, Serial, Turn};
 use polder_pool::PoolError;
-use polder_pool::session::Session;
-use polder_pool::window::{Access, AnyWindow};
+use polder_pool::window::Access;
 
 use crate::abi::{Abi, Aint, Count, WIN_FLAVOR_ALLOCATE, WIN_FLAVOR_SHARED};
 use crate::failure::Failure;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use polder_attach::session::AnyPool;
 use polder_mem::{Coherent, Software, Wrapped};
 use polder_pool::endpoint::{Address, Arrival, Completion, Filter, Label, Until};
-use polder_pool::session::AnyPool;
 use polder_pool::{PoolError, endpoint};
 
 use crate::operation::Operation;

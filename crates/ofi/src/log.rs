@@ -33,7 +33,7 @@ pub(crate) fn start(provider: *const Provider) {
     let filter = std::env::var("POLDER_LOG").ok().filter(|filter| !filter.is_empty());
     let stderr = filter.map(|filter| {
         let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-        let logs = logs.with_ansi(polder_pool::settings::is_colour_wanted());
+        let logs = logs.with_ansi(polder_attach::settings::is_colour_wanted());
         logs.with_filter(EnvFilter::new(filter))
     });
     let libfabric = ToLibfabric { provider: provider as usize, alone: stderr.is_none() };

@@ -3,11 +3,11 @@
 use std::io::Write;
 use std::sync::{Arc, Once};
 
-use polder_pool::session::{Kept, Session};
+use polder_attach::session::{ProcessSession, Session};
 
 use crate::log;
 
-static KEPT: Kept = Kept::new();
+static KEPT: ProcessSession = ProcessSession::new();
 
 /// The pool that the environment or a config file names.
 ///

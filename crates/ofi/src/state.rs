@@ -4,8 +4,8 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use polder_attach::session::Session;
 use polder_mem::{Serial, Turn};
-use polder_pool::session::Session;
 
 use crate::ffi::{Errno, THREAD_DOMAIN};
 use crate::idle::{Idle, STAY};

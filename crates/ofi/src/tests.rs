@@ -5,8 +5,9 @@ use std::ptr::{from_mut, null, null_mut};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
+use polder_attach::session as pools;
+use polder_pool::Geometry;
 use polder_pool::endpoint::{Address, Completion, Filter, Label};
-use polder_pool::{Geometry, session as pools};
 
 use crate::ffi::*;
 use crate::getinfo::getinfo;

@@ -19,8 +19,6 @@ pub mod membership;
 mod objects;
 mod pool;
 pub mod ring;
-pub mod session;
-pub mod settings;
 mod site;
 #[cfg(feature = "model")]
 pub mod verify;

@@ -48,9 +48,9 @@ use std::time::Duration;
 
 use polder_mem::{Fault, Memory, Nanos, Offset, ProcessSlot};
 
-use crate::format::{Layout, read_settled};
+use crate::format::{Layout, SETTLE, read_settled};
 use crate::line::{self, Words};
-use crate::{Peer, PoolError};
+use crate::{Peer, PoolError, Superblock};
 
 /// What a host's line says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -356,6 +356,26 @@ impl Request {
             _ => None,
         }
     }
+}
+
+/// The first process of `host` whose line says that it lives; [`None`] when there is none.
+///
+/// # Errors
+/// [`PoolError::HostLive`] when another boot than `boot` holds the host id; as reading fails.
+pub fn live_process<M: Memory>(
+    memory: &M,
+    superblock: &Superblock,
+    host: u16,
+    boot: u64,
+) -> Result<Option<Process>, PoolError> {
+    let layout = superblock.layout()?;
+    let (HostLine { boot: found, .. }, is_whole) = HostLine::read_torn(memory, &layout, host, SETTLE)?;
+    if is_whole && found != boot {
+        return Err(PoolError::HostLive { host, boot: found });
+    }
+    let processes = (0..superblock.geometry.processes).map(ProcessSlot);
+    let mut lines = processes.filter_map(|slot| Process::read_own(memory, &layout, host, slot).ok()?);
+    Ok(lines.find(|line| line.state == ProcessState::Live))
 }
 
 #[cfg(test)]

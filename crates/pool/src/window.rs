@@ -16,7 +16,6 @@
 //! Where the hardware keeps coherence, exposing and renewing cost a fence and nothing. There is no barrier here: the caller has
 //! one. Nothing waits, but for puts of less than a word and updates, which wait for their lock as long as a call may.
 
-mod any;
 mod epoch;
 pub mod hostile;
 mod lock;
@@ -27,7 +26,6 @@ use std::sync::Arc;
 
 use polder_mem::{Memory, Offset};
 
-pub use self::any::AnyWindow;
 use self::epoch::Epoch;
 pub use self::lock::Access;
 use self::lock::{Claim, Lock};

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use polder_attach::settings::SettingsError;
 use polder_mem::Fault;
-use polder_pool::settings::SettingsError;
 use polder_pool::{Peer, PoolError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

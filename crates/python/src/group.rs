@@ -3,10 +3,11 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use polder_attach::each;
+use polder_attach::session::Session;
 use polder_mem::Memory;
-use polder_pool::session::Session;
 use polder_pool::wait::Patience;
-use polder_pool::{PoolError, each, group};
+use polder_pool::{PoolError, group};
 use pyo3::prelude::*;
 
 use crate::buffer::{self, Span};

@@ -1,7 +1,7 @@
 //! Whole numbers and sizes among a call's arguments. Python's numbers have no end, so one that does not fit is told by name,
 //! value and range.
 
-use polder_pool::settings::Size;
+use polder_attach::settings::Size;
 use pyo3::prelude::*;
 
 use crate::errors::argument;

@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, Weak};
 
+use polder_attach::each;
+use polder_attach::session::Session;
 use polder_kernels::{Dtype, Op};
 use polder_mem::Offset;
-use polder_pool::session::Session;
-use polder_pool::{Listed, Object as PoolObject, each};
+use polder_pool::{Listed, Object as PoolObject};
 use pyo3::prelude::*;
 
 use crate::buffer::{self, Elements};

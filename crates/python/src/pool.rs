@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use polder_mem::{Coherence, forks};
 
-use polder_pool::session::{self, Session, SessionError};
-use polder_pool::settings::{Settings, Size, Span};
-use polder_pool::{Geometry, each, inspect};
+use polder_attach::each;
+use polder_attach::session::{self, Session, SessionError};
+use polder_attach::settings::{Settings, Size, Span};
+use polder_pool::{Geometry, inspect};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -240,7 +241,7 @@ fn start_log(settings: &Settings) {
     if let Some(filter) = &settings.log {
         let filter = tracing_subscriber::EnvFilter::new(filter);
         let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-        let logs = logs.with_ansi(polder_pool::settings::is_colour_wanted());
+        let logs = logs.with_ansi(polder_attach::settings::is_colour_wanted());
         // A program that has a subscriber of its own keeps it.
         drop(logs.try_init());
     }

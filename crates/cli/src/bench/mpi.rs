@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::Args;
+use polder_attach::session;
+use polder_attach::settings::CoherenceChoice;
 use polder_pool::Geometry;
-use polder_pool::session;
-use polder_pool::settings::CoherenceChoice;
 
 use self::figure::Sweep;
 use super::ring::floor;

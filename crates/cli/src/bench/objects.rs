@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use polder_attach::each;
+use polder_attach::session::{self, Session};
+use polder_attach::settings::CoherenceChoice;
 use polder_mem::{LINE, Memory};
 use polder_pool::group::{Group, Options};
-use polder_pool::session::{self, Session};
-use polder_pool::settings::CoherenceChoice;
 use polder_pool::wait::Patience;
-use polder_pool::{Geometry, Inspection, Pool, each, inspect};
+use polder_pool::{Geometry, Inspection, Pool, inspect};
 
 use super::pair::{Helper, settings, timed};
 use super::row::{Row, Sample};

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use polder_attach::settings::{CoherenceChoice, Settings, Span};
 use polder_mem::{Fault, LINE, Memory, Offset};
-use polder_pool::settings::{CoherenceChoice, Settings, Span};
 
 use crate::Failure;
 use crate::scratch::Tied;

@@ -6,12 +6,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use polder_attach::each;
+use polder_attach::session::{self, Session};
+use polder_attach::settings::CoherenceChoice;
 use polder_mem::{Bell, LINE, Memory, Nanos, Offset, ProcessSlot};
 use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
-use polder_pool::session::{self, Session};
-use polder_pool::settings::CoherenceChoice;
 use polder_pool::wait::Patience;
-use polder_pool::{Geometry, Peer, Pool, PoolError, each};
+use polder_pool::{Geometry, Peer, Pool, PoolError};
 
 use super::pair::{Bare, Helper, settings, timed};
 use super::row::{Better, Row, Sample};

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use polder_attach::each;
+use polder_attach::session::Session;
+use polder_attach::settings::Settings;
 use polder_mem::HostPlan;
-use polder_pool::session::Session;
-use polder_pool::settings::Settings;
-use polder_pool::{Member, Swept, each};
+use polder_pool::{Member, Swept};
 use serde::{Deserialize, Serialize};
 
 use super::leftovers::{kill_marked, remove_files};

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use clap::Args;
-use polder_pool::settings::Settings;
+use polder_attach::settings::Settings;
 
 use super::cleanup::Cleanup;
 use crate::Failure;

@@ -9,10 +9,11 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
+use polder_attach::each_memory;
+use polder_attach::session::{AnyMemory, SessionError};
+use polder_attach::settings::Settings;
 use polder_mem::HostPlan;
-use polder_pool::session::{AnyMemory, SessionError};
-use polder_pool::settings::Settings;
-use polder_pool::{Geometry, Superblock, Uuid, each_memory, read_superblock};
+use polder_pool::{Geometry, Superblock, Uuid, read_superblock};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};

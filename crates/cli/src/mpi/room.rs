@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use polder_attach::session;
 use polder_mem::HostPlan;
 use polder_pool::format::{Layout, MAX_HOSTS, MAX_PROCESSES};
-use polder_pool::{Geometry, endpoint, session};
+use polder_pool::{Geometry, endpoint};
 
 use crate::Failure;
 use crate::pool::bytes;

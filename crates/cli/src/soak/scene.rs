@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use polder_attach::settings::CoherenceChoice;
 use polder_mem::{Trigger, TriggerAction};
-use polder_pool::settings::CoherenceChoice;
 
 /// What the victim is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

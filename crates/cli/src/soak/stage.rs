@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use polder_attach::session::{self, AnyPool, Session};
+use polder_attach::settings::{CoherenceChoice, Settings, Span, Wrap};
 use polder_mem::testing::{Child, Ended};
 use polder_mem::{Trigger, TriggerAction, Wrapped};
-use polder_pool::session::{self, AnyPool, Session};
-use polder_pool::settings::{CoherenceChoice, Settings, Span, Wrap};
 use polder_pool::{Geometry, Pool};
 
 use super::acts::{self, Actor, DEADLINE, Victim};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::Args;
-use polder_pool::settings::Size;
+use polder_attach::settings::Size;
 
 use super::{Bench, Case, Figures, Operation, Way, case};
 use crate::Failure;

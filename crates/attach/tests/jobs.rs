@@ -5,11 +5,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
+use polder_attach::session::{self, AnyPool, Session};
+use polder_attach::settings::Settings;
 use polder_mem::Coherent;
 use polder_mem::testing::{Child, Scratch};
 use polder_pool::endpoint::{Address, Completion, Endpoint, Filter, Label, Options};
-use polder_pool::session::{self, AnyPool, Session};
-use polder_pool::settings::Settings;
 use polder_pool::{Geometry, Peer, Pool, PoolError, Private, Swept};
 
 const JOB: u64 = 7;

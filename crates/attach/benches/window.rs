@@ -6,12 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use polder_attach::each;
+use polder_attach::session::{self, Session};
+use polder_attach::settings::Settings;
 use polder_mem::Memory;
 use polder_mem::testing::{Child, Scratch};
-use polder_pool::session::{self, Session};
-use polder_pool::settings::Settings;
 use polder_pool::window::{Access, Window};
-use polder_pool::{Geometry, Pool, each};
+use polder_pool::{Geometry, Pool};
 
 const BYTES: u64 = 4 << 20;
 const BATCHES: usize = 21;

@@ -4,14 +4,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use polder_attach::each;
+use polder_attach::session::{self, Session};
+use polder_attach::settings::Settings;
 use polder_mem::testing::{Child, Ended, Scratch};
 use polder_mem::{Heap, HeapShape, Memory, ProcessSlot};
 use polder_pool::format::{Geometry, Layout, Overwrite, Uuid, format};
 use polder_pool::local::LocalLayout;
-use polder_pool::session::{self, Session};
-use polder_pool::settings::Settings;
 use polder_pool::window::{Access, Window};
-use polder_pool::{Member, Pool, PoolError, each};
+use polder_pool::{Member, Pool, PoolError};
 
 const BYTES: u64 = 4 << 20;
 const RANKS: u32 = 3;

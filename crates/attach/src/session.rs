@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use polder_mem::{
-    Coherence, Coherent, HostError, HostPlan, Memory, ProcessSlot, Region, RegionError, RegionKind, Software,
-    Wrapped, forks,
+    Coherence, Coherent, HostError, HostPlan, Memory, Region, RegionError, RegionKind, Software, Wrapped,
+    forks,
 };
 
-use crate::format::SETTLE;
-use crate::keeper::{self, Admission, Claim};
-use crate::local::LocalLayout;
-use crate::settings::{CoherenceChoice, Settings, Wrap};
-use crate::{
-    Geometry, HostLine, Member, Overwrite, Pool, PoolError, Process, ProcessState, Superblock, Uuid,
-    format_as, read_superblock,
+use polder_pool::keeper::{self, Admission, Claim};
+use polder_pool::local::LocalLayout;
+use polder_pool::membership::live_process;
+use polder_pool::{
+    Geometry, Member, Overwrite, Pool, PoolError, Superblock, Uuid, format_as, read_superblock,
 };
+
+use crate::settings::{CoherenceChoice, Settings, Wrap};
 
 /// Why a process could not come to its pool.
 #[derive(Debug, thiserror::Error)]
@@ -210,9 +210,9 @@ pub struct Session {
 /// and of config files. It is not that of the process's children: the threads that they would join and the locks that they
 /// would give back are their parent's.
 #[derive(Debug, Default)]
-pub struct Kept(Mutex<Option<(Arc<Session>, u32)>>);
+pub struct ProcessSession(Mutex<Option<(Arc<Session>, u32)>>);
 
-impl Kept {
+impl ProcessSession {
     /// One that is not attached.
     #[must_use]
     pub const fn new() -> Self {
@@ -405,14 +405,7 @@ impl From<PoolError> for Refused {
 
 /// Which process is the host that this one was to be, as an error says it.
 fn holder<M: Memory>(memory: &M, superblock: &Superblock, member: &Member) -> Result<String, PoolError> {
-    let (layout, Member { host, boot, .. }) = (superblock.layout()?, *member);
-    let (HostLine { boot: found, .. }, is_whole) = HostLine::read_torn(memory, &layout, host, SETTLE)?;
-    if is_whole && found != boot {
-        return Err(PoolError::HostLive { host, boot: found });
-    }
-    let processes = (0..superblock.geometry.processes).map(ProcessSlot);
-    let mut lines = processes.filter_map(|slot| Process::read_own(memory, &layout, host, slot).ok()?);
-    let live = lines.find(|line| line.state == ProcessState::Live);
+    let live = live_process(memory, superblock, member.host, member.boot)?;
     Ok(live.map_or_else(String::new, |line| format!(" slot {} (pid {})", line.slot.0, line.pid)))
 }
 
@@ -647,7 +640,8 @@ mod tests {
         else {
             panic!("asked for coherent memory")
         };
-        let charge = keeper::Charge { incarnation: 1, ids: Some(crate::Ids::Keeper), evict_after: None };
+        let charge =
+            keeper::Charge { incarnation: 1, ids: Some(polder_pool::Ids::Keeper), evict_after: None };
         let mut keeper = keeper::Keeper::start(memory, charge).unwrap();
         let (stop, stopped) = channel::<()>();
         std::thread::scope(|scope| {
@@ -675,7 +669,8 @@ mod tests {
         let plan = host_plan(&superblock, &member, scratch.0.clone()).unwrap();
         assert_eq!([member.timeout, plan.patience], [std::time::Duration::from_millis(30); 2]);
         let AnyMemory::Coherent(memory) = memory else { panic!("asked for coherent memory") };
-        let charge = keeper::Charge { incarnation: 1, ids: Some(crate::Ids::Keeper), evict_after: None };
+        let charge =
+            keeper::Charge { incarnation: 1, ids: Some(polder_pool::Ids::Keeper), evict_after: None };
         drop(keeper::Keeper::start(memory, charge).unwrap());
         let refused = Session::open(&settings).unwrap_err().to_string();
         assert!(refused.contains("no keeper answered within 30 ms"), "{refused}");

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use polder_mem::{Coherent, Software, Wrapped};
 
-use super::{Access, Window};
-use crate::PoolError;
+use polder_pool::PoolError;
+use polder_pool::window::{Access, Window};
+
 use crate::session::AnyPool;
 
 /// A window over one of the memories that an edge meets, with the calls of a [`Window`].

@@ -9,10 +9,11 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use polder_attach::each;
+use polder_attach::session::{self, Session};
+use polder_attach::settings::Settings;
 use polder_mem::testing::{Child, Ended, Scratch, own_shm};
-use polder_pool::session::{self, Session};
-use polder_pool::settings::Settings;
-use polder_pool::{Geometry, PoolError, each};
+use polder_pool::{Geometry, PoolError};
 
 /// Each a process of its own, since only its first attachment sets anything up; the fork comes at another moment in each.
 const SCHEDULES: u32 = 2000;

@@ -5,14 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use polder_attach::session::{self, AnyPool, Session};
+use polder_attach::settings::Settings;
 use polder_kernels::{Dtype, Op};
 use polder_mem::testing::{Child, Ended, Scratch};
 use polder_mem::{Memory, Offset, Wrapped};
 use polder_pool::endpoint::{Address, Buffer, Completion, Endpoint, Filter, Label};
 use polder_pool::group::{Group, Joined, Options};
 use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
-use polder_pool::session::{self, AnyPool, Session};
-use polder_pool::settings::Settings;
 use polder_pool::wait::Patience;
 use polder_pool::window::{Access, Window};
 use polder_pool::{Fill, Geometry, Object, Pool, PoolError, Private, Process, endpoint};
@@ -277,11 +277,11 @@ fn collectives(pool: &Shared, host: u16) {
         }
         let mut all = vec![0; 2 * 300];
         let mine = bytes(round + group.rank(), 300);
-        group.all_gather(Dtype::U64, &mine, &mut all).unwrap();
+        group.all_gather(Dtype::U8, &mine, &mut all).unwrap();
         assert_eq!(all, [bytes(round, 300), bytes(round + 1, 300)].concat(), "all-gather {round}");
         let root = round % 2;
         let mut data = if group.rank() == root { bytes(round, 3000) } else { vec![0; 3000] };
-        group.broadcast(root, Dtype::U64, &mut data).unwrap();
+        group.broadcast(root, Dtype::U8, &mut data).unwrap();
         assert_eq!(data, bytes(round, 3000), "broadcast {round}");
         object.write_at(pool.memory(), 0, &elements(round, group.rank(), 512)).unwrap();
         group.all_reduce_in_pool(Op::Sum, Dtype::U64, object.at(), 4096).unwrap();
@@ -327,7 +327,7 @@ struct Flush {
 impl Flush {
     /// Where it stands in the source, so that lines may move.
     fn site(&self) -> String {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(self.file);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pool/src").join(self.file);
         let source = std::fs::read_to_string(path).unwrap();
         let mut lines = (1..).zip(source.lines());
         lines.find(|(_, line)| line.contains(self.after)).expect(self.after);

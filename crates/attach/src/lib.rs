@@ -1,0 +1,11 @@
+//! How a process comes to a pool: settings from arguments, environment and files; a job's launcher; the session.
+//!
+//! The memory under a pool is chosen here, at run time: [`session::AnyPool`] and [`AnyWindow`] hold one of three, and
+//! [`each`] matches once an operation.
+#![forbid(unsafe_code)]
+
+pub mod session;
+pub mod settings;
+mod window;
+
+pub use window::AnyWindow;
