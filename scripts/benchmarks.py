@@ -30,16 +30,16 @@ BENCHES = {
 }
 MPICH = ".cache/mpich/bin/mpiexec"
 SIZES = "1B,64B,1KiB,16KiB,64KiB,256KiB,1MiB,8MiB"
-PREFACE = """\
+# Beyond it a ratio is no measure of Polder: the peer waited for a core.
+ABSURD = 50
+PREFACE = f"""\
 # Benchmarks
 
 What `make bench` measures. A figure is the median, with the least and the greatest
 beside it (of lines, which are many, the tenth and the ninetieth of a hundred); a ratio says how many times better
-Polder is than the peer, so above 1 is better. Rows that lose stay. A ratio with † is beyond 1,000: the peer lost its
-core to another process and waited for the scheduler, which says nothing of how fast either is.
+Polder is than the peer, so above 1 is better. Rows that lose stay. A ratio with † is beyond {ABSURD}: the peer's
+processes waited for a core, which two cores and busy pollers cause; this says nothing of its transfers.
 """
-#: Beyond it a peer was not slow, but away from its core.
-AWAY = 1000
 SWEEP = """\
 MPICH over a pool of two emulated hosts, half of the ranks origins, each with a target on the other host; in brackets
 how many times better than the same MPICH over TCP on this machine, in turn. All ranks share the cores of this machine:
@@ -50,8 +50,6 @@ TCP provider does not. From 4 ranks on a figure moves up to tenfold with whateve
 PICTURE = """\
 ![{name}]({file})
 """
-# From here on a ratio is no measure of Polder: the peer waited for a core.
-ABSURD = 50
 LOST_CORE = (
     f"† The peer is more than {ABSURD} times slower. Its processes waited for a core, which two cores and busy pollers "
     "cause; this says nothing of its transfers."
@@ -282,7 +280,7 @@ def short(value: float | None) -> str:
 
 def times(ratio: float | None) -> str:
     """A ratio, marked where it is none of speeds."""
-    return short(ratio) + (" †" if ratio is not None and ratio >= AWAY else "")
+    return short(ratio) + (" †" if ratio is not None and ratio > ABSURD else "")
 
 
 def machine() -> str:
