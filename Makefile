@@ -13,7 +13,7 @@ setup:
 torch: .venv/.torch
 .venv/.torch: pyproject.toml | setup
 	@echo "setup: installing torch and matplotlib (minutes, once)" >&2
-	@.venv/bin/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(call extra,torch)
+	@.venv/bin/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(call extra,torch-tested)
 	@.venv/bin/pip install -q --disable-pip-version-check $(call extra,demo)
 	@touch $@
 # The packages of an extra, read from pyproject.toml, so that they stand once.

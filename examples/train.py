@@ -32,8 +32,6 @@ try:
 except ImportError as error:
     sys.exit(f"demo: torch is missing ({error}); `make torch` installs it into .venv")
 
-import polder.torch  # noqa: F401  registers the backend "polder"
-
 RANKS = 2
 WIDTH = 384
 LAYERS = 6

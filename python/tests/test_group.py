@@ -249,9 +249,9 @@ def test_a_group_that_cannot_be_is_refused_by_what_is_wrong_with_it(pool: polder
             polder.Group(pool, "/g", 0, 1)
         with pytest.raises(polder.ArgumentError, match="root is -1; give a whole number"):
             group.broadcast(np.zeros(3), root=-1)
-        with pytest.raises(polder.ArgumentError, match="bitwise and of f32; floats have sum, product, min, max"):
+        with pytest.raises(polder.ArgumentError, match="and of float32; floats have sum, product, min, max"):
             group.all_reduce(np.zeros(3, "float32"), "and")
-        with pytest.raises(polder.ArgumentError, match="elements of f64 and out of f32; both need the same"):
+        with pytest.raises(polder.ArgumentError, match="elements of float64 and out of float32; both need the same"):
             group.all_to_all(np.zeros(2), np.zeros(4, "float32"))
 
 

@@ -167,6 +167,12 @@ def test_torchrun_restarts_a_job_that_lost_a_rank() -> None:
     assert not left_behind()
 
 
+def test_a_program_names_the_backend_without_an_import_of_it(tmp_path: Path) -> None:
+    with Ranks("torch_named.py", 2, tmp_path) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["ProcessGroupPolder 2"] * 2
+    assert not left_behind()
+
+
 def test_without_torch_the_import_says_what_to_install() -> None:
     program = "import sys; sys.modules['torch'] = None; import polder.torch"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -48,6 +48,31 @@ impl Dtype {
         Self::I64,
     ];
 
+    /// Its name, as NumPy and torch spell it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "float64",
+            Self::F32 => "float32",
+            Self::BF16 => "bfloat16",
+            Self::F16 => "float16",
+            Self::U8 => "uint8",
+            Self::I8 => "int8",
+            Self::U16 => "uint16",
+            Self::I16 => "int16",
+            Self::U32 => "uint32",
+            Self::I32 => "int32",
+            Self::U64 => "uint64",
+            Self::I64 => "int64",
+        }
+    }
+
+    /// The type of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+
     /// The size of an element in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
@@ -68,20 +93,7 @@ impl Dtype {
 
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F64 => "f64",
-            Self::F32 => "f32",
-            Self::BF16 => "bf16",
-            Self::F16 => "f16",
-            Self::U8 => "u8",
-            Self::I8 => "i8",
-            Self::U16 => "u16",
-            Self::I16 => "i16",
-            Self::U32 => "u32",
-            Self::I32 => "i32",
-            Self::U64 => "u64",
-            Self::I64 => "i64",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -119,6 +131,35 @@ impl Op {
         Self::BitXor,
     ];
 
+    /// Its name, as users write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Product => "product",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Average => "average",
+            Self::BitAnd => "and",
+            Self::BitOr => "or",
+            Self::BitXor => "xor",
+        }
+    }
+
+    /// The operation of this name. The names that torch has instead of ours name it too.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        let name = match name {
+            "prod" => "product",
+            "avg" => "average",
+            "band" => "and",
+            "bor" => "or",
+            "bxor" => "xor",
+            name => name,
+        };
+        Self::ALL.into_iter().find(|op| op.name() == name)
+    }
+
     /// Whether it works on bits, which floats do not take.
     #[must_use]
     pub const fn is_bitwise(self) -> bool {
@@ -139,16 +180,7 @@ impl Op {
 
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Sum => "sum",
-            Self::Product => "product",
-            Self::Min => "min",
-            Self::Max => "max",
-            Self::Average => "average",
-            Self::BitAnd => "bitwise and",
-            Self::BitOr => "bitwise or",
-            Self::BitXor => "bitwise xor",
-        })
+        f.write_str(self.name())
     }
 }
 

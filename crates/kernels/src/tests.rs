@@ -395,16 +395,27 @@ fn a_bool_is_a_byte() {
 }
 
 #[test]
+fn a_name_leads_back_to_what_bears_it() {
+    for dtype in Dtype::ALL {
+        assert_eq!(Dtype::named(dtype.name()), Some(dtype));
+    }
+    for op in Op::ALL {
+        assert_eq!(Op::named(op.name()), Some(op));
+    }
+    assert_eq!((Dtype::named("bool"), Op::named("premul_sum")), (None, None));
+}
+
+#[test]
 fn bad_requests_are_refused_in_words_and_change_nothing() {
     let mut acc = [7; 6];
     let cases = [
         (
             reduce(Op::BitXor, Dtype::BF16, &mut acc, &[0; 6]),
-            "bitwise xor is not defined for bf16; use an integer type, or sum, product, min, max or average",
+            "xor is not defined for bfloat16; use an integer type, or sum, product, min, max or average",
         ),
         (
             reduce(Op::Sum, Dtype::F32, &mut acc, &[0; 6]),
-            "6 bytes are no whole number of f32 elements; pass a multiple of 4",
+            "6 bytes are no whole number of float32 elements; pass a multiple of 4",
         ),
         (
             reduce_into(Op::Sum, Dtype::U8, &mut acc, &[0; 6], &[0; 5]),
@@ -412,7 +423,7 @@ fn bad_requests_are_refused_in_words_and_change_nothing() {
         ),
         (
             divide(Dtype::I64, &mut acc, NonZeroU32::MIN),
-            "6 bytes are no whole number of i64 elements; pass a multiple of 8",
+            "6 bytes are no whole number of int64 elements; pass a multiple of 8",
         ),
     ];
     for (result, message) in cases {

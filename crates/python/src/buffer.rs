@@ -18,24 +18,13 @@ pub(crate) struct Elements {
 }
 
 impl Elements {
-    /// The type of this name, as torch and NumPy spell it.
+    /// The type of this name; bools are bytes.
     pub(crate) fn named(name: &str) -> PyResult<Self> {
-        let dtype = match name {
-            "float64" => Dtype::F64,
-            "float32" => Dtype::F32,
-            "bfloat16" => Dtype::BF16,
-            "float16" => Dtype::F16,
-            "uint8" | "bool" => Dtype::U8,
-            "int8" => Dtype::I8,
-            "uint16" => Dtype::U16,
-            "int16" => Dtype::I16,
-            "uint32" => Dtype::U32,
-            "int32" => Dtype::I32,
-            "uint64" => Dtype::U64,
-            "int64" => Dtype::I64,
-            _ => return Err(argument(format!("elements of type {name} cannot be combined; {KNOWN}"))),
-        };
-        Ok(Self { dtype, logical: name == "bool" })
+        let logical = name == "bool";
+        let dtype = if logical { Some(Dtype::U8) } else { Dtype::named(name) };
+        let dtype =
+            dtype.ok_or_else(|| argument(format!("elements of type {name} cannot be combined; {KNOWN}")))?;
+        Ok(Self { dtype, logical })
     }
 
     /// The type of a buffer's format, in the letters of Python's `struct`.
@@ -67,7 +56,11 @@ impl Elements {
 
     /// The operation of this name on these elements: on bools a sum is "or", and a product is "and".
     pub(crate) fn op(&self, name: &str) -> PyResult<Op> {
-        match (op_named(name)?, self.logical) {
+        let op = Op::named(name).ok_or_else(|| {
+            let known = Op::ALL.map(Op::name).join(", ");
+            argument(format!("no operation {name:?}; there are {known}"))
+        })?;
+        match (op, self.logical) {
             (Op::Sum, true) => Ok(Op::Max),
             (Op::Product, true) => Ok(Op::Min),
             (Op::Average, true) => Err(argument("bools have no average; convert them to a float".to_owned())),
@@ -230,21 +223,4 @@ fn to_write(held: Held) -> PyResult<Held> {
         return Err(argument("the array is read-only; pass one that can be written".to_owned()));
     }
     Ok(held)
-}
-
-/// The operation of this name.
-fn op_named(name: &str) -> PyResult<Op> {
-    match name {
-        "sum" => Ok(Op::Sum),
-        "product" | "prod" => Ok(Op::Product),
-        "min" => Ok(Op::Min),
-        "max" => Ok(Op::Max),
-        "average" | "avg" => Ok(Op::Average),
-        "and" | "band" => Ok(Op::BitAnd),
-        "or" | "bor" => Ok(Op::BitOr),
-        "xor" | "bxor" => Ok(Op::BitXor),
-        _ => Err(argument(format!(
-            "no operation {name:?}; there are sum, product, min, max, average, and, or, xor"
-        ))),
-    }
 }

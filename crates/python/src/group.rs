@@ -8,6 +8,7 @@ use polder_attach::session::Session;
 use polder_mem::Memory;
 use polder_pool::wait::Patience;
 use polder_pool::{PoolError, group};
+use polder_schedule::Collective;
 use pyo3::prelude::*;
 
 use crate::buffer::{self, Span};
@@ -268,19 +269,21 @@ impl Group {
         // SAFETY: the caller promises that `arrays` keeps this memory alive, and the lane keeps `arrays`.
         let (from, into) = unsafe { (Span::raw(source, dtype)?, Span::raw(target, dtype)?) };
         self.check_root(root)?;
-        let call = match collective {
-            "barrier" => Call::Barrier,
-            "all_reduce" => Call::AllReduce { data: into, op: into.elements.op(op)?, times: 1 },
-            "broadcast" => Call::Broadcast { data: into, root },
-            "all_gather" => {
+        let call = match Collective::named(collective) {
+            Some(Collective::Barrier) => Call::Barrier,
+            Some(Collective::AllReduce) => {
+                Call::AllReduce { data: into, op: into.elements.op(op)?, times: 1 }
+            }
+            Some(Collective::Broadcast) => Call::Broadcast { data: into, root },
+            Some(Collective::AllGather) => {
                 self.check_each(&into, &from, "the output")?;
                 Call::AllGather { from, into }
             }
-            "reduce_scatter" => {
+            Some(Collective::ReduceScatter) => {
                 self.check_each(&from, &into, "the input")?;
                 Call::ReduceScatter { from, into, op: into.elements.op(op)? }
             }
-            _ => return Err(argument(format!("no collective {collective:?}"))),
+            _ => return Err(argument(format!("torch starts no collective {collective:?}"))),
         };
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         let lane = self.lane()?;

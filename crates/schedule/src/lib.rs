@@ -83,6 +83,12 @@ impl Collective {
             Self::AllToAll => "all-to-all",
         }
     }
+
+    /// The collective of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|collective| collective.name() == name)
+    }
 }
 
 impl fmt::Display for Collective {

@@ -1,9 +1,10 @@
 """The backend ``polder`` of torch.distributed: collectives through a pool of shared memory.
 
-Two lines make a data-parallel program use it::
+One line makes a data-parallel program use it::
 
-    import polder.torch
     torch.distributed.init_process_group("polder")
+
+torch before 2.15 does not look for backends that are installed: there the program also needs ``import polder.torch``.
 
 With no configuration the ranks of one machine make a pool of their own in /dev/shm and remove it at the end.
 ``POLDER_POOL=/dev/dax0.0`` (or any path) uses that one. ``POLDER_HOST`` is the host id of a rank; without it ids come
@@ -22,6 +23,8 @@ backward pass of DDP torch makes a RuntimeError of it, whose text is the same an
 an error the group is broken; leave it with ``destroy_process_group`` and join anew, as torchrun does by restarting.
 """
 
+import functools
+
 try:
     import torch.distributed as dist
 except ImportError as error:
@@ -34,6 +37,15 @@ except ImportError as error:
 from polder import _distribution  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from polder.torch.backend import ProcessGroupPolder, create
 
-__all__ = ["ProcessGroupPolder"]
+__all__ = ["ProcessGroupPolder", "register"]
 
-dist.Backend.register_backend("polder", create, extended_api=True, devices=["cpu"])  # pyright: ignore[reportUnknownMemberType]
+
+@functools.cache
+def register() -> None:
+    """Makes the backend known to torch.distributed, once. The import does it; torch calls it by the entry point."""
+    dist.Backend.register_backend(  # pyright: ignore[reportUnknownMemberType]
+        "polder", create, extended_api=True, devices=["cpu"]
+    )
+
+
+register()

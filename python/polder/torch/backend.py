@@ -1,5 +1,6 @@
 """The process group that torch.distributed calls."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -33,32 +34,7 @@ from polder.torch.work import Done, Pending
 
 # What c10d calls has the names and arguments of its bindings, which its stubs do not follow.
 # pyright: reportIncompatibleMethodOverride=false, reportCallIssue=false, reportUnknownMemberType=false
-
-_OPS: dict[Any, str] = {
-    dist.ReduceOp.SUM: "sum",
-    dist.ReduceOp.PRODUCT: "product",
-    dist.ReduceOp.MIN: "min",
-    dist.ReduceOp.MAX: "max",
-    dist.ReduceOp.AVG: "average",
-    dist.ReduceOp.BAND: "and",
-    dist.ReduceOp.BOR: "or",
-    dist.ReduceOp.BXOR: "xor",
-}
-_DTYPES = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-    torch.bool: "bool",
-    torch.uint8: "uint8",
-    torch.int8: "int8",
-    torch.uint16: "uint16",
-    torch.int16: "int16",
-    torch.uint32: "uint32",
-    torch.int32: "int32",
-    torch.uint64: "uint64",
-    torch.int64: "int64",
-}
+# pyright: reportAssignmentType=false
 
 
 def _missing(name: str) -> Callable[..., NoReturn]:
@@ -107,7 +83,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         """Every rank gets the reduction, the same bits on each."""
         tensor = _one(tensors, "all_reduce")
         flat, back = _in_and_out(tensor, "all_reduce")
-        return self._run("all_reduce", flat, flat, opts, tensors, back, op=_op(opts))
+        return self._run("all-reduce", flat, flat, opts, tensors, back, op=_op(opts))
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: AllreduceCoalescedOptions) -> Work:
         """`allreduce` of each tensor."""
@@ -131,18 +107,18 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 target.copy_(part.view(target.shape))
 
         back_or_none = back if source.numel() else None
-        return self._run("all_gather", _contiguous(source, "all_gather"), whole, opts, targets, back_or_none)
+        return self._run("all-gather", _contiguous(source, "all_gather"), whole, opts, targets, back_or_none)
 
-    def _allgather_base(self, output: torch.Tensor, source: torch.Tensor, opts: AllgatherOptions) -> Work:
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: AllgatherOptions) -> Work:
         self._expect_count(output, self._group_size * source.numel(), source, "all_gather_into_tensor")
         flat, back = _out(output, "all_gather_into_tensor")
-        return self._run("all_gather", _contiguous(source, "all_gather_into_tensor"), flat, opts, [output], back)
+        return self._run("all-gather", _contiguous(source, "all_gather_into_tensor"), flat, opts, [output], back)
 
-    def allgather_into_tensor_coalesced(
+    def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: AllgatherOptions
     ) -> Work:
         """`all_gather_into_tensor` of each pair."""
-        works = [self._allgather_base(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
+        works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
         return self._together(works, outputs)
 
     def reduce_scatter(
@@ -153,19 +129,19 @@ class ProcessGroupPolder(dist.ProcessGroup):
         self._expect_one_each(parts, output, "reduce_scatter")
         whole = torch.cat([_contiguous(part, "reduce_scatter").flatten() for part in parts])
         flat, back = _out(output, "reduce_scatter")
-        return self._run("reduce_scatter", whole, flat, opts, outputs, back, op=_op(opts))
+        return self._run("reduce-scatter", whole, flat, opts, outputs, back, op=_op(opts))
 
-    def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: ReduceScatterOptions) -> Work:
+    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: ReduceScatterOptions) -> Work:
         self._expect_count(source, self._group_size * output.numel(), output, "reduce_scatter_tensor")
         flat, back = _out(output, "reduce_scatter_tensor")
         whole = _contiguous(source, "reduce_scatter_tensor")
-        return self._run("reduce_scatter", whole, flat, opts, [output], back, op=_op(opts))
+        return self._run("reduce-scatter", whole, flat, opts, [output], back, op=_op(opts))
 
-    def reduce_scatter_tensor_coalesced(
+    def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: ReduceScatterOptions
     ) -> Work:
         """`reduce_scatter_tensor` of each pair."""
-        works = [self._reduce_scatter_base(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
+        works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
         return self._together(works, outputs)
 
     def barrier(self, opts: BarrierOptions | None = None) -> Work:
@@ -175,8 +151,9 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
     allgather_coalesced = _missing("all_gather_coalesced")
     alltoall = _missing("all_to_all")
-    alltoall_base = _missing("all_to_all_single")
+    all_to_all_single = _missing("all_to_all_single")
     gather = _missing("gather")
+    gather_single = _missing("gather_single")
     scatter = _missing("scatter")
     reduce = _missing("reduce")
     send = _missing("send")
@@ -184,12 +161,21 @@ class ProcessGroupPolder(dist.ProcessGroup):
     recv_anysource = _missing("recv from any source")
     monitored_barrier = _missing("monitored_barrier")
 
+    # What torch before 2.15 calls them.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
     # The end.
 
     def shutdown(self) -> None:
         """Finishes what is on its way and leaves the pool; the last group of a process closes it."""
-        self._core.close()
-        self._attachment.release(self)
+        try:
+            self._core.close()
+        finally:
+            self._attachment.release(self)
 
     def abort(self) -> None:
         """As `shutdown`: an operation that waits for a rank ends by its timeout."""
@@ -209,16 +195,13 @@ class ProcessGroupPolder(dist.ProcessGroup):
         root: int = 0,
     ) -> Work:
         """Runs `what` at once when the caller waits for it anyway, queues it otherwise."""
-        dtype = _DTYPES.get(source.dtype)
-        if dtype is None:
-            raise ArgumentError(f"{what} of {source.dtype} is not carried; convert the tensor first")
         wait = not opts.asyncOp
         limit = opts.timeout.total_seconds()
         ticket = self._core.start(
             what,
             (source.data_ptr(), source.numel()),
             (target.data_ptr(), target.numel()),
-            dtype,
+            _dtype(source.dtype),
             op,
             root,
             limit if limit > 0 else None,
@@ -263,10 +246,20 @@ def _one(items: list[Any], what: str) -> Any:
 
 
 def _op(opts: Any) -> str:
-    op = _OPS.get(opts.reduceOp.op)
-    if op is None:
-        raise ArgumentError(f"reductions by {opts.reduceOp.op} are not carried; there are {', '.join(_OPS.values())}")
-    return op
+    return _op_name(opts.reduceOp.op)
+
+
+@functools.cache
+def _op_name(op: Any) -> str:
+    """The operation as torch spells it, in small letters: the pool's names have these beside them."""
+    name: str = op.name
+    return name.lower()
+
+
+@functools.cache
+def _dtype(dtype: torch.dtype) -> str:
+    """The type as torch spells it, which is how the pool does."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _contiguous(tensor: torch.Tensor, what: str) -> torch.Tensor:

@@ -55,6 +55,15 @@ for count, dtype in itertools.product([0, 17, 300_001], FLOATS + INTEGERS):
 bits = torch.tensor([1 << rank, 255], dtype=torch.int32)
 dist.all_reduce(bits, OPS.BOR)
 assert bits.tolist() == [(1 << size) - 1, 255]
+for op, expected in ((OPS.BAND, 0), (OPS.BXOR, (1 << size) - 1)):
+    bit = torch.tensor([1 << rank])
+    dist.all_reduce(bit, op)
+    assert bit.item() == expected
+# What gloo does not take.
+for dtype in (torch.int16, torch.uint16, torch.uint32, torch.uint64):
+    ones = torch.ones(3).to(dtype)
+    dist.all_reduce(ones)
+    assert ones.tolist() == [size] * 3 and ones.dtype == dtype
 flags = torch.tensor([rank == 0, False])
 dist.all_reduce(flags)
 assert flags.tolist() == [True, False]
@@ -119,7 +128,7 @@ for call, name in [
     except NotImplementedError as error:
         assert name is not None and name in str(error)
     except ValueError as error:
-        assert name is None and "PREMUL_SUM" in str(error)
+        assert name is None and "premul_sum" in str(error)
     else:
         raise AssertionError(f"{name} went through")
 with pytest.raises(ValueError, match="complex64"):

@@ -232,7 +232,7 @@ fn ranks_that_call_different_operations_find_out() {
         .unwrap_err();
         let PoolError::Mismatch { theirs, ours, sequence: 1, .. } = error else { panic!("{error}") };
         let (sum, copy) =
-            ("all-reduce of 4096 bytes (sum of f32)", "broadcast of 4096 bytes (f32) with root 0");
+            ("all-reduce of 4096 bytes (sum of float32)", "broadcast of 4096 bytes (float32) with root 0");
         assert_eq!(
             (theirs.as_str(), ours.as_str()),
             if group.rank() == 0 { (copy, sum) } else { (sum, copy) }
@@ -244,7 +244,8 @@ fn ranks_that_call_different_operations_find_out() {
 /// both called. Two, three and four ranks, on one host and several, 50 rounds each.
 #[test]
 fn ranks_that_name_different_roots_or_types_find_out_by_the_next_operation() {
-    let calls: [fn(&mut Group<polder_mem::Heap>, bool, &mut [u8]) -> Result<(), PoolError>; 4] = [
+    type Odd = fn(&mut Group<polder_mem::Heap>, bool, &mut [u8]) -> Result<(), PoolError>;
+    let calls: [Odd; 4] = [
         |group, odd, data| group.broadcast(usize::from(odd), Dtype::I32, data),
         |group, odd, data| group.broadcast(0, if odd { Dtype::F32 } else { Dtype::I32 }, data),
         |group, odd, data| {

@@ -6,8 +6,8 @@
 //! | 0..38 | bytes of the message; of the barrier that a group begins with, a number of its extents |
 //! | 38..50 | root |
 //! | 50 | 1 where the data lives in the pool |
-//! | 51..55 | 0 none, 1 sum, 2 product, 3 min, 4 max, 5 average, 6 bitwise and, 7 bitwise or, 8 bitwise xor |
-//! | 55..60 | 0 none, 1 f64, 2 f32, 3 bf16, 4 f16, 5 u8, 6 i8, 7 u16, 8 i16, 9 u32, 10 i32, 11 u64, 12 i64 |
+//! | 51..55 | 0 none, 1 sum, 2 product, 3 min, 4 max, 5 average, 6 and, 7 or, 8 xor |
+//! | 55..60 | 0 none, 1 float64, 2 float32, 3 bfloat16, 4 float16, 5 uint8, 6 int8, 7 uint16, 8 int16, 9 uint32, 10 int32, 11 uint64, 12 int64 |
 //! | 60..64 | 1 barrier, 2 broadcast, 3 reduce, 4 all-reduce, 5 reduce-scatter, 6 all-gather, 7 gather, 8 scatter, 9 all-to-all |
 
 use std::fmt;
@@ -122,9 +122,9 @@ mod tests {
     #[test]
     fn a_signature_says_what_it_is() {
         let sum = Signature::new(Collective::AllReduce, 0, 4096).of(Dtype::BF16).reducing(Op::Average);
-        assert_eq!(sum.to_string(), "all-reduce of 4096 bytes (average of bf16)");
+        assert_eq!(sum.to_string(), "all-reduce of 4096 bytes (average of bfloat16)");
         let root = Signature::new(Collective::Broadcast, 7, 0).of(Dtype::I32).in_pool();
-        let said = "broadcast of 0 bytes (i32) with root 7 in the pool";
+        let said = "broadcast of 0 bytes (int32) with root 7 in the pool";
         assert_eq!(Signature::parse(root.word()).to_string(), said);
         assert_eq!(Signature::new(Collective::Barrier, 0, 0).to_string(), "barrier");
     }
