@@ -38,7 +38,8 @@ class Group(_core.Group):
     PeerTimeoutError, PeerGaveUpError
         A rank lives but did not come, or left the operation.
     MismatchError
-        The ranks called different operations.
+        The ranks called different operations. When they were the last ones, `close` raises it on a rank that leaves
+        later.
     BrokenError
         An earlier error has ended the group; join a new one.
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -264,6 +265,26 @@ def test_ranks_that_call_different_operations_are_told(scratch: Path) -> None:
         assert isinstance(caught.value.__cause__, polder.MismatchError)
 
     in_ranks(scratch, [0, 1], "software", body)
+
+
+def test_a_difference_in_the_last_operation_does_not_pass_in_silence(scratch: Path) -> None:
+    """200 rounds, in about one of which neither rank sees the other's operation before it leaves the group."""
+    with contextlib.ExitStack() as open_pools, ThreadPoolExecutor(2) as threads:
+        options = {"size": "64MiB", "coherence": "software", "run": scratch}
+        pools = [open_pools.enter_context(polder.Pool(scratch / "pool", host=host, **options)) for host in (0, 1)]
+
+        def differ(rank: int) -> bool:
+            group = polder.Group(pools[rank], "/last", rank, 2, timeout=20)
+            try:
+                # Both are roots, and need nothing of each other.
+                group.broadcast(np.zeros(3), root=rank)
+                group.close()
+            except polder.MismatchError:
+                group.close()
+                return True
+            return False
+
+        assert all(any(threads.map(differ, (0, 1))) for _ in range(200))
 
 
 def test_a_rank_that_does_not_come_is_a_timeout(scratch: Path) -> None:

@@ -535,6 +535,23 @@ impl<M: Memory> Group<M> {
         }
     }
 
+    /// Holds the last operation against what the peers called, after this rank has left and said so.
+    fn compare_last(&mut self) -> Result<(), PoolError> {
+        if self.broken.is_some() {
+            return Ok(());
+        }
+        // SYNC: of two ranks that leave, one at least sees the other's line.
+        self.memory.mfence();
+        for rank in (0..self.size()).filter(|&rank| rank != self.rank) {
+            // Whatever else is wrong with a peer does not concern this rank any more.
+            let _looked = self.look(rank, 0);
+            if let Err(differs @ Failure::Mismatch(..)) = self.compare(rank) {
+                return Err(self.fail(differs));
+            }
+        }
+        Ok(())
+    }
+
     /// What the others are told: whom to blame.
     fn mark_of(&self, failure: &Failure) -> Mark {
         match *failure {

@@ -297,10 +297,8 @@ impl Group {
     }
 
     /// Ends what is on its way and leaves the group; harmless when it was closed before.
-    fn close(&self, py: Python<'_>) {
-        if let Some(lane) = self.lane.take() {
-            lane.close(py);
-        }
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.lane.take().map_or(Ok(()), |lane| lane.close(py))
     }
 }
 
@@ -321,6 +319,10 @@ impl<M: Memory + Send + Sync> Collectives for Runner<M> {
         group.set_timeout(usual);
         group.set_patience(patience);
         outcome
+    }
+
+    fn leave(self: Box<Self>) -> Result<(), PoolError> {
+        self.group.leave()
     }
 }
 

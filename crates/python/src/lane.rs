@@ -47,6 +47,9 @@ pub(crate) trait Collectives: Send {
     /// # Safety
     /// The call's spans stay alive, those that it reads unwritten, and those that it writes untouched by others.
     unsafe fn run(&mut self, call: &Call, timeout: Option<Duration>, beside: bool) -> Result<(), PoolError>;
+
+    /// Leaves the group; fails when another rank called something else last.
+    fn leave(self: Box<Self>) -> Result<(), PoolError>;
 }
 
 /// Asked by a group's waits before they sleep: whether to give up.
@@ -165,7 +168,7 @@ impl Lane {
 
     /// Lets what is queued end within `grace`, stops the rest, and lets go of the group. Without the GIL: what ends may
     /// want it to say so.
-    fn end(&self, grace: Duration) {
+    fn end(&self, grace: Duration) -> Result<(), PoolError> {
         lock(&self.shared.queue).closed = true;
         self.shared.turn.notify_all();
         if !self.shared.is_idle_within(grace) {
@@ -175,19 +178,22 @@ impl Lane {
             // A panic of the worker has been told to whoever waited for its ticket.
             drop(worker.join());
         }
-        drop(lock(&self.shared.runner).take());
+        let runner = lock(&self.shared.runner).take();
+        let left = runner.map_or(Ok(()), |runner| runner.leave());
         self.shared.tellers.end(grace);
+        left
     }
 
     /// Ends the lane, as dropping it does.
-    pub(crate) fn close(&self, py: Python<'_>) {
-        py.detach(|| self.end(GRACE));
+    pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.end(GRACE)).map_err(errors::raise)
     }
 }
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        Python::attach(|py| self.close(py));
+        // Nobody is there to be told.
+        let _left = Python::attach(|py| self.close(py));
     }
 }
 

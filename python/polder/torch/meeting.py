@@ -59,9 +59,10 @@ attachments: dict[str, Attachment] = {}
 @atexit.register
 def _leave() -> None:
     """Leaves every pool when a program ends without destroy_process_group."""
-    for attachment in list(attachments.values()):
-        for group in list(attachment.groups):
-            group.shutdown()
+    with contextlib.ExitStack() as groups:
+        for attachment in attachments.values():
+            for group in attachment.groups:
+                groups.callback(group.shutdown)
 
 
 def introduction(rank: int, size: int) -> dict[str, Any]:

@@ -66,6 +66,18 @@ impl<M: Memory> Joined<M> {
     }
 }
 
+impl<M: Memory> Joined<M> {
+    /// Leaves the group, and compares the last operation with what the others called. The operation after it would have done
+    /// so, and there is none. Of two ranks that called different ones, the later to leave is told.
+    ///
+    /// # Errors
+    /// [`PoolError::Mismatch`] when another rank called something else last.
+    pub fn leave(mut self) -> Result<(), PoolError> {
+        self.group.leave();
+        self.group.compare_last()
+    }
+}
+
 impl<M: Memory> Drop for Joined<M> {
     fn drop(&mut self) {
         self.group.leave();
@@ -424,7 +436,9 @@ impl Identity {
 mod tests {
     use polder_kernels::{Dtype, Op};
     use polder_mem::{Heap, HeapShape, ProcessSlot};
+    use polder_schedule::Collective;
 
+    use super::super::Signature;
     use super::*;
     use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
     use crate::local::LocalLayout;
@@ -529,6 +543,34 @@ mod tests {
                 assert!(matches!(error, PoolError::GaveUp { peer: Peer { host: 0, .. }, .. }), "{error}");
             }
         });
+    }
+
+    /// An operation that ends without a look at its peer, which a short broadcast is at its root, during which the peer calls
+    /// another one.
+    #[test]
+    fn ranks_that_differ_in_their_last_operation_are_told_when_they_leave() {
+        for differ in [true, false] {
+            let pools = pools(2);
+            let join = |rank: usize| Group::join(Arc::clone(&pools[rank]), "/last", rank, 2, quick(), None);
+            let (mut first, mut second) = std::thread::scope(|scope| {
+                let second = scope.spawn(|| join(1).unwrap());
+                (join(0).unwrap(), second.join().unwrap())
+            });
+            let signature = Signature::new(Collective::Broadcast, 1, 8).of(Dtype::U8);
+            let ours = if differ { signature.in_pool() } else { signature };
+            let outcome = first.operation(ours, |group| {
+                group.window()?;
+                assert_eq!(second.broadcast(1, Dtype::U8, &mut [0; 8]), Ok(()));
+                group.post(1);
+                Ok(())
+            });
+            assert_eq!(outcome, Ok(()));
+            for left in [first.leave(), second.leave()] {
+                assert_eq!(matches!(left, Err(PoolError::Mismatch { .. })), differ, "{left:?}");
+                assert_eq!(left.is_err(), differ);
+            }
+            assert_eq!(pools[0].list("").unwrap(), []);
+        }
     }
 
     #[test]
