@@ -641,7 +641,7 @@ mod tests {
             panic!("asked for coherent memory")
         };
         let charge =
-            keeper::Charge { incarnation: 1, ids: Some(polder_pool::Ids::Keeper), evict_after: None };
+            keeper::KeeperTask { incarnation: 1, ids: Some(polder_pool::Ids::Keeper), evict_after: None };
         let mut keeper = keeper::Keeper::start(memory, charge).unwrap();
         let (stop, stopped) = channel::<()>();
         std::thread::scope(|scope| {
@@ -670,7 +670,7 @@ mod tests {
         assert_eq!([member.timeout, plan.patience], [std::time::Duration::from_millis(30); 2]);
         let AnyMemory::Coherent(memory) = memory else { panic!("asked for coherent memory") };
         let charge =
-            keeper::Charge { incarnation: 1, ids: Some(polder_pool::Ids::Keeper), evict_after: None };
+            keeper::KeeperTask { incarnation: 1, ids: Some(polder_pool::Ids::Keeper), evict_after: None };
         drop(keeper::Keeper::start(memory, charge).unwrap());
         let refused = Session::open(&settings).unwrap_err().to_string();
         assert!(refused.contains("no keeper answered within 30 ms"), "{refused}");

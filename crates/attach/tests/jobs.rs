@@ -9,7 +9,7 @@ use polder_attach::session::{self, AnyPool, Session};
 use polder_attach::settings::Settings;
 use polder_mem::Coherent;
 use polder_mem::testing::{Child, Scratch};
-use polder_pool::endpoint::{Address, Completion, Endpoint, Filter, Label, Options};
+use polder_pool::endpoint::{Address, Completion, Endpoint, EndpointOptions, Filter, Label};
 use polder_pool::{Geometry, Peer, Pool, PoolError, Private, Swept};
 
 const JOB: u64 = 7;
@@ -49,7 +49,7 @@ impl Sender {
         let child = Child::fork(move || {
             let (_session, pool) = attach(&folder, host);
             let _memory = Private::take(Arc::clone(&pool), 0, 1000).unwrap();
-            let mut end = End::open(pool, Options::default()).unwrap();
+            let mut end = End::open(pool, EndpointOptions::default()).unwrap();
             theirs.write_all(&end.address().encode()).unwrap();
             let mut address = [0; 16];
             while theirs.read_exact(&mut address).is_ok() {
@@ -86,7 +86,7 @@ fn rank(scratch: &Scratch, host: u16, rank: usize) -> (Child, UnixStream) {
     let folder = scratch.path().to_owned();
     let child = Child::fork(move || {
         let (_session, pool) = attach(&folder, host);
-        let options = polder_pool::group::Options::default();
+        let options = polder_pool::group::GroupOptions::default();
         let _group = polder_pool::group::Group::join(pool, "/sums/one", rank, 2, options, None).unwrap();
         theirs.write_all(&[1]).unwrap();
         let _ = theirs.read(&mut [0]);
@@ -141,7 +141,7 @@ fn a_sweep_leaves_what_the_living_may_still_want_and_in_the_end_nothing() {
     let mut alive = Sender::start(&scratch, 1, b"more to come");
     let [of_dead, of_alive] = [dead.address(), alive.address()];
     let (_session, pool) = attach(scratch.path(), 0);
-    let mut end = End::open(Arc::clone(&pool), Options::default()).unwrap();
+    let mut end = End::open(Arc::clone(&pool), EndpointOptions::default()).unwrap();
     // A ring takes messages once its receiver has seen it.
     for _ in 0..2 {
         for _ in 0..100_000 {
@@ -198,7 +198,7 @@ fn whoever_takes_the_place_of_a_dead_endpoint_removes_what_the_dead_of_its_job_h
     for sender in &mut dead {
         sender.child.kill();
     }
-    let end = End::open(Arc::clone(&pool), Options::default()).unwrap();
+    let end = End::open(Arc::clone(&pool), EndpointOptions::default()).unwrap();
     assert_eq!(names(&pool), [format!("/endpoint/{JOB}/1.0")]);
     end.close().unwrap();
 }
@@ -221,7 +221,8 @@ fn a_receive_whose_message_the_memory_does_not_give_fails() {
     let scratch = made();
     // What is host 1's lies behind all else.
     let [(_first, here), (_second, there)] = [1, 0].map(|host| attach(scratch.path(), host));
-    let mut ends = [&here, &there].map(|pool| End::open(Arc::clone(pool), Options::default()).unwrap());
+    let mut ends =
+        [&here, &there].map(|pool| End::open(Arc::clone(pool), EndpointOptions::default()).unwrap());
     let to = ends[1].address();
     let peer = ends[0].connect(to);
     ends[1].receive(Filter { from: None, kind: 1, tag: 3, ignore: 0 }, vec![0; 20_000], 1);
@@ -230,7 +231,7 @@ fn a_receive_whose_message_the_memory_does_not_give_fails() {
     let names = here.list("").unwrap();
     let ring = names.iter().max_by_key(|listed| listed.bytes).unwrap();
     let ring = here.open(&ring.name).unwrap();
-    let shape = Options::default().ring;
+    let shape = EndpointOptions::default().ring;
     let cell = ring.at().0 + ring.bytes() - shape.cells() * shape.cell_bytes();
     let file = std::fs::OpenOptions::new().write(true).open(scratch.path().join("pool")).unwrap();
     let bytes = file.metadata().unwrap().len();

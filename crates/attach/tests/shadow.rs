@@ -11,7 +11,7 @@ use polder_kernels::{Dtype, Op};
 use polder_mem::testing::{Child, Ended, Scratch};
 use polder_mem::{Memory, Offset, Wrapped};
 use polder_pool::endpoint::{Address, Buffer, Completion, Endpoint, Filter, Label};
-use polder_pool::group::{Group, Joined, Options};
+use polder_pool::group::{Group, GroupOptions, Joined};
 use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
 use polder_pool::wait::Patience;
 use polder_pool::window::{Access, Window};
@@ -162,7 +162,7 @@ impl Buffer for Lent {
 fn offers(pool: &Shared, host: u16) {
     const BYTES: usize = 3001;
     let ring = RingShape::new(3, 1024).unwrap();
-    let options = endpoint::Options {
+    let options = endpoint::EndpointOptions {
         ring,
         eager_bytes: 512,
         window_bytes: 4096,
@@ -261,13 +261,13 @@ fn until(pool: &Shared, mut step: impl FnMut() -> Result<bool, PoolError>) {
 
 /// Both hosts compute together, through the staging and on objects of their own.
 fn collectives(pool: &Shared, host: u16) {
-    let options = Options {
+    let options = GroupOptions {
         staging_bytes: 4096,
         segment_bytes: 512,
         direct_bytes: 512,
         timeout: pool.member().timeout,
         patience: Patience::SHARED,
-        ..Options::default()
+        ..GroupOptions::default()
     };
     let mut group = Group::join(Arc::clone(pool), "/group", host.into(), 2, options, None).unwrap();
     let object = pool.create(&format!("/data/{host}"), 4096).unwrap();

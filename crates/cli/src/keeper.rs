@@ -8,7 +8,7 @@ use polder_attach::each_memory;
 use polder_attach::session::{AnyMemory, SessionError};
 use polder_attach::settings::{Settings, Span};
 use polder_pool::Ids;
-use polder_pool::keeper::{Charge, Keeper, Over, next_incarnation};
+use polder_pool::keeper::{Keeper, KeeperTask, Over, next_incarnation};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode
             Giver::Keeper => Ids::Keeper,
         });
         let evict_after = arguments.evict_after.map(|span| span.0);
-        let mut keeper = Keeper::start_over(memory, Charge { incarnation, ids, evict_after }, over)?;
+        let mut keeper = Keeper::start_over(memory, KeeperTask { incarnation, ids, evict_after }, over)?;
         println!("keeper {incarnation} of {} runs; stop it with Ctrl-C", path.display());
         let mut epoch = 0;
         loop {

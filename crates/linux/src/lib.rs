@@ -1,7 +1,7 @@
 //! Reads and writes /proc, /sys and cgroups, and restores what was changed.
 //!
 //! Everything goes through [`Kernel`], which a [`Host`] answers from the real files. With the feature `fake`,
-//! [`fake::Tree`] answers from memory and behaves like the files it stands for.
+//! `fake::Tree` answers from memory and behaves like the files it stands for.
 #![forbid(unsafe_code)]
 
 mod cgroup;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use polder_attach::session::AnyPool;
 use polder_mem::{Coherent, Software, Wrapped};
-use polder_pool::endpoint::{Address, Arrival, Completion, Filter, Label, Until};
+use polder_pool::endpoint::{Address, Arrival, CompleteWhen, Completion, Filter, Label};
 use polder_pool::{PoolError, endpoint};
 
 use crate::operation::Operation;
@@ -29,7 +29,7 @@ macro_rules! each_link {
 
 impl Link {
     pub(crate) fn open(pool: &AnyPool) -> Result<Self, PoolError> {
-        let options = endpoint::Options::default();
+        let options = endpoint::EndpointOptions::default();
         Ok(match pool {
             AnyPool::Coherent(pool) => Self::Coherent(endpoint::Endpoint::open(Arc::clone(pool), options)?),
             AnyPool::Software(pool) => Self::Software(endpoint::Endpoint::open(Arc::clone(pool), options)?),
@@ -52,13 +52,13 @@ impl Link {
         span: Span,
         operation: Operation,
     ) -> Result<(), PoolError> {
-        self.send_until(Until::Out, to, label, span, operation)
+        self.send_until(CompleteWhen::Out, to, label, span, operation)
     }
 
     #[inline]
     pub(crate) fn send_until(
         &mut self,
-        until: Until,
+        until: CompleteWhen,
         to: u32,
         label: Label,
         span: Span,

@@ -5,7 +5,7 @@ pub(crate) mod one_sided;
 use std::collections::{BTreeMap, VecDeque};
 
 use polder_pool::PoolError;
-use polder_pool::endpoint::{Address, Arrival, Buffer, Completion, Filter, Label, Until};
+use polder_pool::endpoint::{Address, Arrival, Buffer, CompleteWhen, Completion, Filter, Label};
 
 use self::one_sided::Remote;
 pub(crate) use self::one_sided::Request;
@@ -125,7 +125,7 @@ impl Port {
     pub(crate) fn send(
         &mut self,
         ledger: &Ledger,
-        until: Until,
+        until: CompleteWhen,
         to: u64,
         label: Label,
         (span, operation): (Span, Operation),

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use polder_pool::endpoint::{Buffer, Filter, Label, Until};
+use polder_pool::endpoint::{Buffer, CompleteWhen, Filter, Label};
 
 use crate::ffi::{Errno, FidEp, Msg, MsgTagged, OpsMsg, OpsTagged, flag, iovec};
 use crate::guard;
@@ -65,10 +65,10 @@ unsafe fn transmit(ep: *mut FidEp, outgoing: impl FnOnce() -> Result<Outgoing, E
         log::expect_flags("a send", flags, SEND_FLAGS)?;
         // MPICH asks for it of every message, and its programs send short ones that nobody receives yet.
         let until = match (flags & flag::DELIVERY_COMPLETE != 0, said) {
-            (true, true) => Until::Received,
-            (false, _) if flags & flag::MATCH_COMPLETE != 0 => Until::Matched,
-            (true, false) => Until::LongReceived,
-            (false, _) => Until::Out,
+            (true, true) => CompleteWhen::Received,
+            (false, _) if flags & flag::MATCH_COMPLETE != 0 => CompleteWhen::Matched,
+            (true, false) => CompleteWhen::LongReceived,
+            (false, _) => CompleteWhen::Out,
         };
         if flags & flag::INJECT != 0 {
             if span.len() > INJECT_BYTES {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use polder_kernels::{Dtype, Op};
 use polder_mem::testing::{Child, Scratch};
 use polder_mem::{Bell, Coherent, HostPlan, Memory, Offset, ProcessSlot, Region, Software};
-use polder_pool::group::{Group, Member, Options, extent_bytes};
+use polder_pool::group::{Group, GroupOptions, RankPlace, extent_bytes};
 use polder_pool::wait::Patience;
 
 const PAGE: u64 = 2 << 20;
@@ -23,7 +23,7 @@ struct Case {
     software: bool,
     ranks: u16,
     sizes: Vec<u64>,
-    options: Options,
+    options: GroupOptions,
     hosts: u16,
 }
 
@@ -37,10 +37,10 @@ fn case() -> Case {
         // `cargo bench` and `cargo test` run every target: this one says nothing unless asked.
         std::process::exit(0);
     };
-    let default = Options::default();
+    let default = GroupOptions::default();
     let ranks: u16 = ranks.parse().expect("a number of processes");
     let patience = Patience::for_ranks(usize::from(ranks));
-    let options = Options {
+    let options = GroupOptions {
         staging_bytes: number("STAGING", default.staging_bytes),
         segment_bytes: number("SEGMENT", default.segment_bytes),
         direct_bytes: number("DIRECT", default.direct_bytes),
@@ -84,8 +84,8 @@ impl Case {
         }
     }
 
-    fn members(&self) -> Vec<Member> {
-        let member = |rank: u16| Member {
+    fn members(&self) -> Vec<RankPlace> {
+        let member = |rank: u16| RankPlace {
             at: Offset(u64::from(rank) * self.stride()),
             bytes: extent_bytes(&self.options),
             host: self.place(rank).0,

@@ -174,18 +174,18 @@ pub enum Completion<B, C> {
 
 /// When a send is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
+pub enum CompleteWhen {
     /// Its bytes are out, and the caller's again.
     Out,
     /// A receive has matched it, and its bytes are out. It is not eager, however short.
     Matched,
-    /// As [`Until::Received`], where it is not eager.
+    /// As [`CompleteWhen::Received`], where it is not eager.
     LongReceived,
     /// What the receiver takes of it is where it belongs, or could not be read there. It is not eager, however short.
     Received,
 }
 
-impl Until {
+impl CompleteWhen {
     /// Whether the message may go out before a receive matches it.
     const fn may_be_eager(self) -> bool {
         matches!(self, Self::Out | Self::LongReceived)
@@ -199,7 +199,7 @@ impl Until {
 
 /// How an endpoint sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct EndpointOptions {
     /// The ring to each peer.
     pub ring: RingShape,
     /// Messages up to so many bytes are eager.
@@ -218,7 +218,7 @@ pub struct Options {
     pub calls_a_search: u32,
 }
 
-impl Default for Options {
+impl Default for EndpointOptions {
     fn default() -> Self {
         Self {
             ring: RingShape::default(),
@@ -233,7 +233,7 @@ impl Default for Options {
 }
 
 /// Chunks of the pool that a host holds for `endpoints` endpoints and `rings` rings from them to others, with the usual
-/// [`Options`], at most.
+/// [`EndpointOptions`], at most.
 #[must_use]
 pub fn chunks(geometry: &Geometry, endpoints: u64, rings: u64) -> u64 {
     place::chunks(geometry, RingShape::default(), endpoints, rings)
@@ -296,7 +296,7 @@ struct Receiving<B, C> {
 /// One end of all conversations of a process. `B` is what the caller lends, `C` its word for an operation.
 pub struct Endpoint<M: Memory, B, C> {
     pool: Arc<Pool<M>>,
-    options: Options,
+    options: EndpointOptions,
     address: Address,
     own: Option<Object>,
     peers: Vec<Peer<M, B, C>>,
@@ -319,7 +319,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     ///
     /// # Errors
     /// [`PoolError::NoSlot`] when its host has as many endpoints as processes; those of [`Pool::create`].
-    pub fn open(pool: Arc<Pool<M>>, options: Options) -> Result<Self, PoolError> {
+    pub fn open(pool: Arc<Pool<M>>, options: EndpointOptions) -> Result<Self, PoolError> {
         let (own, port) = take_port(&pool)?;
         let address = Address { host: pool.member().host, port, generation: own.generation() };
         let inlets = Inlets::new(&pool, own.at(), address, options.calls_a_search);
@@ -371,7 +371,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     /// # Errors
     /// [`PoolError::Argument`] when there is no such peer, or the message is too long.
     pub fn send(&mut self, to: u32, label: Label, buffer: B, context: C) -> Result<(), PoolError> {
-        self.send_until(Until::Out, to, label, buffer, context)
+        self.send_until(CompleteWhen::Out, to, label, buffer, context)
     }
 
     /// Sends what `buffer` holds, which is complete when `until` says.
@@ -380,7 +380,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     /// Those of [`Endpoint::send`].
     pub fn send_until(
         &mut self,
-        until: Until,
+        until: CompleteWhen,
         to: u32,
         label: Label,
         buffer: B,
@@ -418,7 +418,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
             return Ok(());
         }
         let load = Load::Copied(bytes.to_vec());
-        self.start(to, Outgoing { label, load, place: None, until: Until::Out })
+        self.start(to, Outgoing { label, load, place: None, until: CompleteWhen::Out })
     }
 
     fn start(&mut self, to: u32, outgoing: Outgoing<B, C>) -> Result<(), PoolError> {

@@ -40,7 +40,7 @@ pub(crate) use signature::{MAX_BYTES, Signature};
 
 /// One rank's place: its extent, and how to see and wake its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct RankPlace {
     /// The first byte of its extent, a multiple of the line.
     pub at: Offset,
     /// Bytes of its extent: [`extent_bytes`].
@@ -61,7 +61,7 @@ pub struct Member {
 
 /// How a group waits and how much it stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct GroupOptions {
     /// Staging of each rank in bytes, both halves together; a multiple of two lines.
     pub staging_bytes: u64,
     /// Bytes of a chunk that one round of a long operation moves.
@@ -81,7 +81,7 @@ pub struct Options {
     pub epoch: u64,
 }
 
-impl Default for Options {
+impl Default for GroupOptions {
     fn default() -> Self {
         Self {
             staging_bytes: STAGING_BYTES,
@@ -98,7 +98,7 @@ impl Default for Options {
 
 /// The bytes of one rank's extent.
 #[must_use]
-pub fn extent_bytes(options: &Options) -> u64 {
+pub fn extent_bytes(options: &GroupOptions) -> u64 {
     staging_at(Offset(0)).0 + options.staging_bytes
 }
 
@@ -106,12 +106,12 @@ pub fn extent_bytes(options: &Options) -> u64 {
 pub struct Group<M: Memory> {
     memory: M,
     rank: usize,
-    members: Vec<Member>,
+    members: Vec<RankPlace>,
     standings: Vec<Standing>,
     own: RefCell<Progress>,
     /// Whether we have come further than we have said.
     owes: Cell<bool>,
-    options: Options,
+    options: GroupOptions,
     /// The number of the current or last operation.
     sequence: u64,
     operation: Signature,
@@ -156,7 +156,12 @@ impl<M: Memory> Group<M> {
     ///
     /// # Errors
     /// [`PoolError::Argument`] for a rank, an extent or staging that cannot be.
-    pub fn over(memory: M, members: Vec<Member>, rank: usize, options: Options) -> Result<Self, PoolError> {
+    pub fn over(
+        memory: M,
+        members: Vec<RankPlace>,
+        rank: usize,
+        options: GroupOptions,
+    ) -> Result<Self, PoolError> {
         check(&memory, &members, rank, &options)?;
         let local = members.iter().all(|member| member.host == members[rank].host);
         let standings = members.iter().map(|_| Standing::default()).collect();
@@ -218,7 +223,7 @@ impl<M: Memory> Group<M> {
 
     /// How the group waits and stages.
     #[must_use]
-    pub fn options(&self) -> &Options {
+    pub fn options(&self) -> &GroupOptions {
         &self.options
     }
 
@@ -597,7 +602,7 @@ impl<M: Memory> Group<M> {
     }
 
     fn peer(&self, rank: usize) -> Peer {
-        let Member { host, pid, .. } = self.members[rank];
+        let RankPlace { host, pid, .. } = self.members[rank];
         Peer::new(host, pid).ranked(rank)
     }
 
@@ -644,7 +649,12 @@ impl<M: Memory> Group<M> {
     }
 }
 
-fn check<M: Memory>(memory: &M, members: &[Member], rank: usize, options: &Options) -> Result<(), PoolError> {
+fn check<M: Memory>(
+    memory: &M,
+    members: &[RankPlace],
+    rank: usize,
+    options: &GroupOptions,
+) -> Result<(), PoolError> {
     let bad = |what, value: String, expected| Err(PoolError::Argument { what, value, expected });
     if rank >= members.len() || members.len() > MAX_RANKS {
         return bad(
@@ -678,22 +688,22 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Options for tests: little staging, and short waits.
-    pub(crate) fn quick() -> Options {
-        Options {
+    /// GroupOptions for tests: little staging, and short waits.
+    pub(crate) fn quick() -> GroupOptions {
+        GroupOptions {
             staging_bytes: 4096,
             timeout: Duration::from_secs(10),
             patience: Patience { spins: 20, yields: 20, nap: Duration::from_millis(1) },
-            ..Options::default()
+            ..GroupOptions::default()
         }
     }
 
     /// The ranks of `hosts` side by side from the start of a region, each with a bell of its own.
-    pub(crate) fn side_by_side(hosts: &[u16], options: &Options) -> Vec<Member> {
+    pub(crate) fn side_by_side(hosts: &[u16], options: &GroupOptions) -> Vec<RankPlace> {
         let bytes = extent_bytes(options);
         let member = |rank: usize| {
             let slot = hosts[..rank].iter().filter(|&&host| host == hosts[rank]).count();
-            Member {
+            RankPlace {
                 at: Offset(bytes * rank as u64),
                 bytes,
                 host: hosts[rank],
@@ -708,14 +718,14 @@ pub(crate) mod tests {
     }
 
     /// Runs `body` as each rank, on a thread of its own; a rank dies when its body returns.
-    pub(crate) fn on_threads(hosts: &[u16], options: Options, body: impl Fn(&mut Group<Heap>) + Sync) {
+    pub(crate) fn on_threads(hosts: &[u16], options: GroupOptions, body: impl Fn(&mut Group<Heap>) + Sync) {
         on_threads_with(hosts, options, 0, |group, _| body(group));
     }
 
     /// As `on_threads`, with an extent of `bytes` more bytes for each rank.
     pub(crate) fn on_threads_with(
         hosts: &[u16],
-        options: Options,
+        options: GroupOptions,
         bytes: u64,
         body: impl Fn(&mut Group<Heap>, Offset) + Sync,
     ) {
@@ -790,12 +800,12 @@ pub(crate) mod tests {
     fn members_that_do_not_fit_are_refused() {
         let heap = Heap::new(HeapShape { bytes: 8192, hosts: 1, processes: 1, local_words: 1, bells: 1 });
         let members = side_by_side(&[0, 0], &quick());
-        let refused = |members: &[Member], rank, options| {
+        let refused = |members: &[RankPlace], rank, options| {
             let error = Group::over(heap.clone(), members.to_vec(), rank, options).err().unwrap();
             assert!(matches!(error, PoolError::Argument { .. }), "{error}");
         };
         refused(&members, 0, quick());
         refused(&members[..1], 1, quick());
-        refused(&members[..1], 0, Options { staging_bytes: 100, ..quick() });
+        refused(&members[..1], 0, GroupOptions { staging_bytes: 100, ..quick() });
     }
 }

@@ -11,7 +11,7 @@ use polder_mem::{Heap, HeapShape, Memory, Offset, ProcessSlot};
 
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format, read_superblock};
 use crate::inspect::inspect;
-use crate::keeper::{Charge, Claim, Keeper, Order, claim, last_incarnation, order};
+use crate::keeper::{Claim, Keeper, KeeperTask, Order, claim, last_incarnation, order};
 use crate::line::{self, WORDS, Words};
 use crate::local::LocalLayout;
 use crate::name::Name;
@@ -238,7 +238,8 @@ impl Stage {
         let Some(keeper) = &mut self.keeper else {
             let incarnation = last_incarnation(&self.victim).unwrap_or(0).saturating_add(1);
             let ids = script.of(&[None, Some(Ids::Keeper), Some(Ids::Launcher)]);
-            let charge = Charge { incarnation, ids, evict_after: script.of(&[None, Some(Duration::ZERO)]) };
+            let charge =
+                KeeperTask { incarnation, ids, evict_after: script.of(&[None, Some(Duration::ZERO)]) };
             self.keeper = Keeper::start(self.victim.clone(), charge).ok();
             return;
         };

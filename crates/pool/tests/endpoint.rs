@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use polder_mem::{Heap, HeapShape, ProcessSlot};
-use polder_pool::endpoint::{self, Address, Arrival, Completion, Endpoint, Filter, Label, Options, Until};
+use polder_pool::endpoint::{
+    self, Address, Arrival, CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label,
+};
 use polder_pool::format::{Geometry, Layout, Overwrite, Uuid, format};
 use polder_pool::local::LocalLayout;
 use polder_pool::ring::RingShape;
@@ -14,9 +16,9 @@ const BYTES: u64 = 16 << 20;
 
 type End = Endpoint<Heap, Vec<u8>, u64>;
 
-fn options() -> Options {
+fn options() -> EndpointOptions {
     let ring = RingShape::new(4, 1024).unwrap();
-    Options { ring, eager_bytes: 512, window_bytes: 4096, ..Options::default() }
+    EndpointOptions { ring, eager_bytes: 512, window_bytes: 4096, ..EndpointOptions::default() }
 }
 
 /// Pools of two processes on each of two hosts.
@@ -202,8 +204,12 @@ fn a_send_that_is_complete_when_it_is_received_is_not_so_before() {
     let mut ends = ends(&pools);
     let to = ends[1].address();
     let peer = ends[0].connect(to);
-    let sends =
-        [(0, Until::Received), (8, Until::Received), (600, Until::LongReceived), (9000, Until::Received)];
+    let sends = [
+        (0, CompleteWhen::Received),
+        (8, CompleteWhen::Received),
+        (600, CompleteWhen::LongReceived),
+        (9000, CompleteWhen::Received),
+    ];
     for (number, (size, until)) in (0..).zip(sends) {
         ends[0].send_until(until, peer, label(1), bytes(size, 3), number).unwrap();
         for _ in 0..200 {
@@ -218,9 +224,9 @@ fn a_send_that_is_complete_when_it_is_received_is_not_so_before() {
         );
         assert!(matches!(next(&mut ends, 0), Completion::Sent { context, .. } if context == number));
     }
-    ends[0].send_until(Until::LongReceived, peer, label(1), bytes(100, 3), 9).unwrap();
+    ends[0].send_until(CompleteWhen::LongReceived, peer, label(1), bytes(100, 3), 9).unwrap();
     assert!(matches!(ends[0].completion(), Some(Completion::Sent { context: 9, .. })), "it is eager");
-    ends[0].send_until(Until::Received, peer, label(1), bytes(100, 3), 10).unwrap();
+    ends[0].send_until(CompleteWhen::Received, peer, label(1), bytes(100, 3), 10).unwrap();
     let [mut first, second] = ends;
     drop(second);
     let done = loop {
@@ -240,7 +246,7 @@ fn a_send_that_is_complete_when_it_is_matched_is_not_so_before() {
     let to = ends[1].address();
     let peer = ends[0].connect(to);
     for size in [0, 8, 600, 9000] {
-        ends[0].send_until(Until::Matched, peer, label(1), bytes(size, 1), 1).unwrap();
+        ends[0].send_until(CompleteWhen::Matched, peer, label(1), bytes(size, 1), 1).unwrap();
         for _ in 0..1000 {
             ends.iter_mut().for_each(|end| end.progress().unwrap());
         }
@@ -286,7 +292,7 @@ fn rings_take_no_more_chunks_than_were_reckoned() {
         let chunks = u64::from(Layout::new(&geometry, bytes).unwrap().chunks());
         let reckoned =
             (0..).take_while(|&rings| endpoint::chunks(&geometry, 1, rings) <= chunks).last().unwrap();
-        let _end = End::open(Arc::clone(&pools[0]), Options::default()).unwrap();
+        let _end = End::open(Arc::clone(&pools[0]), EndpointOptions::default()).unwrap();
         let ring = 3 * 128 + RingShape::default().producer_bytes();
         let make = |number: &u64| {
             let ring = pools[0].create(&format!("/ring/{number}"), ring);
@@ -303,7 +309,7 @@ fn an_answer_that_finds_no_room_for_its_ring_is_told_as_lost() {
     let mut ends = ends(&pools);
     let to = ends[1].address();
     let peer = ends[0].connect(to);
-    ends[0].send_until(Until::Received, peer, label(1), vec![], 1).unwrap();
+    ends[0].send_until(CompleteWhen::Received, peer, label(1), vec![], 1).unwrap();
     fill(&pools[1]);
     ends[1].receive(exactly(None, 1), vec![], 2);
     assert!(matches!(next(&mut ends, 1), Completion::Received { context: 2, .. }));

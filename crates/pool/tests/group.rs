@@ -11,21 +11,21 @@ use polder_mem::{
     TriggerAction, Wrapped,
 };
 use polder_pool::PoolError;
-use polder_pool::group::{Group, LINES, Member, Options, extent_bytes};
+use polder_pool::group::{Group, GroupOptions, LINES, RankPlace, extent_bytes};
 use polder_pool::wait::Patience;
 
 /// Bytes of each rank's data in the pool.
 const DATA: u64 = 16 << 10;
 
-/// Options with which a few kilobytes take many rounds.
-fn options() -> Options {
-    Options {
+/// GroupOptions with which a few kilobytes take many rounds.
+fn options() -> GroupOptions {
+    GroupOptions {
         staging_bytes: 8192,
         segment_bytes: 256,
         direct_bytes: 64,
         timeout: Duration::from_secs(10),
         patience: Patience { spins: 20, yields: 20, nap: Duration::from_micros(200) },
-        ..Options::default()
+        ..GroupOptions::default()
     }
 }
 
@@ -74,8 +74,8 @@ impl Scene {
         }
     }
 
-    fn members(&self, pids: &[u32]) -> Vec<Member> {
-        let member = |rank: usize| Member {
+    fn members(&self, pids: &[u32]) -> Vec<RankPlace> {
+        let member = |rank: usize| RankPlace {
             at: Offset(Self::stride() * rank as u64),
             bytes: extent_bytes(&options()),
             host: self.hosts[rank],
@@ -100,7 +100,7 @@ impl Scene {
     }
 
     /// Forks a process for each rank, and says how they ended.
-    fn run(&self, memory: impl Fn(Region) -> Wrapped, options: Options) -> Vec<Ended> {
+    fn run(&self, memory: impl Fn(Region) -> Wrapped, options: GroupOptions) -> Vec<Ended> {
         let fork = |rank: usize| {
             Child::fork(|| {
                 let memory = self.attach(memory(self.region()), rank);
@@ -179,7 +179,7 @@ fn on_shadow_memory_every_missing_flush_shows() {
         site("collectives/run.rs", "memory().write_back(self.place(&block, round)"),
     ];
     // A rank that sees nothing of the others gives up soon.
-    let hasty = Options { timeout: Duration::from_millis(300), ..options() };
+    let hasty = GroupOptions { timeout: Duration::from_millis(300), ..options() };
     for site in sites {
         let memory = |region| Wrapped::shadow(Coherent::new(region)).without_flushes_at(site.clone());
         let ended = Scene::new(&[0, 1]).run(memory, hasty);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use polder_mem::testing::{Child, Ended, Scratch};
 use polder_mem::{Coherent, HostPlan, Memory, Offset, Region, Software};
-use polder_pool::keeper::{Charge, Claim, Keeper, claim};
+use polder_pool::keeper::{Claim, Keeper, KeeperTask, claim};
 use polder_pool::local::LocalLayout;
 use polder_pool::{Geometry, Ids, Layout, Member, Overwrite, Pool, PoolError, Uuid, format};
 
@@ -108,7 +108,7 @@ fn races_of_processes_for_one_host_id_have_one_winner_each() {
     drop(Region::create(scratch.path().join("track"), 4096).unwrap());
     format(&software(&path), &GEOMETRY, Uuid(1), Overwrite::Refuse).unwrap();
     let track = Track::at(&scratch.path().join("track"));
-    let charge = Charge { incarnation: 1, ids: Some(Ids::Keeper), evict_after: None };
+    let charge = KeeperTask { incarnation: 1, ids: Some(Ids::Keeper), evict_after: None };
     let mut keeper = Keeper::start(software(&path), charge).unwrap();
     let mut contenders: Vec<_> =
         (1..=CONTENDERS).map(|contender| Child::fork(|| contend(scratch.path(), contender))).collect();

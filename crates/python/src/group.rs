@@ -311,7 +311,7 @@ struct Runner<M: Memory> {
 impl<M: Memory + Send + Sync> Collectives for Runner<M> {
     unsafe fn run(&mut self, call: &Call, timeout: Option<Duration>, beside: bool) -> Result<(), PoolError> {
         let group = &mut self.group;
-        let group::Options { timeout: usual, patience, .. } = *group.options();
+        let group::GroupOptions { timeout: usual, patience, .. } = *group.options();
         group.set_timeout(timeout.unwrap_or(usual));
         group.set_patience(if beside { Patience::SHARED } else { patience });
         // SAFETY: the same contract.
@@ -394,8 +394,11 @@ fn join<M: Memory + Send + Sync + 'static>(
     interrupt: Interrupt,
 ) -> Result<Box<dyn Collectives>, PoolError> {
     let timeout = timeout.unwrap_or(pool.member().timeout);
-    let options =
-        group::Options { timeout, patience: Patience::for_ranks(size), ..group::Options::default() };
+    let options = group::GroupOptions {
+        timeout,
+        patience: Patience::for_ranks(size),
+        ..group::GroupOptions::default()
+    };
     let group = group::Group::join(Arc::clone(pool), name, rank, size, options, Some(interrupt))?;
     Ok(Box::new(Runner { group, _session: Arc::clone(session) }))
 }

@@ -9,7 +9,7 @@ use polder_attach::each;
 use polder_attach::session::{self, Session};
 use polder_attach::settings::CoherenceChoice;
 use polder_mem::{LINE, Memory};
-use polder_pool::group::{Group, Options};
+use polder_pool::group::{Group, GroupOptions};
 use polder_pool::wait::Patience;
 use polder_pool::{Geometry, Inspection, Pool, inspect};
 
@@ -101,8 +101,11 @@ fn rank(second: &Second) -> Result<Figures, Failure> {
 
 fn measure<M: Memory>(pool: Arc<Pool<M>>, second: &Second) -> Result<Figures, Failure> {
     let Second { rank, objects, .. } = second;
-    let options =
-        Options { patience: Patience::SHARED, timeout: Duration::from_secs(120), ..Options::default() };
+    let options = GroupOptions {
+        patience: Patience::SHARED,
+        timeout: Duration::from_secs(120),
+        ..GroupOptions::default()
+    };
     let mut group =
         Group::join(Arc::clone(&pool), "/bench/group", *rank as usize, PROCESSES as usize, options, None)?;
     let name = |rank: u64, number: u64| format!("/bench/{rank}/{number}");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use polder_kernels::{Dtype, Op};
 use polder_mem::{Memory, Nanos, ProcessSlot, Trigger, TriggerAction, Wrapped};
 use polder_pool::endpoint::{self, Address, Completion, Endpoint, Filter, Label};
-use polder_pool::group::{Group, Joined, Options};
+use polder_pool::group::{Group, GroupOptions, Joined};
 use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
 use polder_pool::wait::Patience;
 use polder_pool::{Fill, Object, Peer, Pool, PoolError, Process, inspect};
@@ -239,14 +239,14 @@ pub(super) fn talk(actor: &mut Actor<'_>, round: &Round, rank: usize) -> Result<
     let (pool, memory) = (Arc::clone(actor.pool), actor.pool.memory());
     let first = memory.operations();
     memory.arm(round.fate.trigger());
-    let options = endpoint::Options {
+    let options = endpoint::EndpointOptions {
         ring: shape(What::Push),
         eager_bytes: 1000,
         window_bytes: 2000,
         timeout: DEADLINE,
         // On a busy machine each call gives way to others, and thousands take long.
         calls_a_look: 64,
-        ..endpoint::Options::default()
+        ..endpoint::EndpointOptions::default()
     };
     let mut end = Endpoint::open(Arc::clone(&pool), options)?;
     actor.wire.say(&format!("{:032x}", u128::from_le_bytes(end.address().encode())))?;
@@ -312,19 +312,19 @@ const EXCHANGES: usize = 5;
 /// Elements of the long message: it goes through the staging several times.
 const LONG: usize = 700;
 
-fn options(round: &Round) -> Options {
-    Options {
+fn options(round: &Round) -> GroupOptions {
+    GroupOptions {
         staging_bytes: 4096,
         segment_bytes: 512,
         direct_bytes: 256,
         timeout: patience(round),
         patience: Patience::SHARED,
-        ..Options::default()
+        ..GroupOptions::default()
     }
 }
 
 fn join(actor: &Actor<'_>, round: &Round, rank: usize, size: usize) -> Result<Joined<Wrapped>, Failure> {
-    let joining = Options { timeout: DEADLINE, ..options(round) };
+    let joining = GroupOptions { timeout: DEADLINE, ..options(round) };
     let mut group = Group::join(Arc::clone(actor.pool), &own(round, "group"), rank, size, joining, None)?;
     group.set_timeout(patience(round));
     Ok(group)

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::group::Options;
+use crate::group::GroupOptions;
 use crate::group::tests::{on_threads, on_threads_with, quick};
 
 /// One host, a host for each rank, and mixed hosts.
@@ -12,9 +12,9 @@ const PLACES: [&[u16]; 6] = [&[0], &[0, 0], &[0, 1], &[0, 1, 2], &[0, 0, 1, 1], 
 /// Elements of 4 bytes: none, one, odd, over a segment, over many.
 const COUNTS: [usize; 6] = [0, 1, 7, 100, 1001, 5000];
 
-/// Options with which a few kilobytes take many rounds.
-fn small() -> Options {
-    Options { staging_bytes: 8192, segment_bytes: 256, direct_bytes: 64, ..quick() }
+/// GroupOptions with which a few kilobytes take many rounds.
+fn small() -> GroupOptions {
+    GroupOptions { staging_bytes: 8192, segment_bytes: 256, direct_bytes: 64, ..quick() }
 }
 
 fn input(rank: usize, salt: usize, count: usize) -> Vec<u32> {

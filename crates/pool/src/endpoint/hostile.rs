@@ -12,7 +12,7 @@ use polder_mem::{Heap, HeapShape, ProcessSlot};
 use super::inlet::{Alive, link};
 use super::place::{create_ring, news_base, news_word, ring_name};
 use super::wire::{OFFSET_BITS, bytes_of};
-use super::{Completion, Endpoint, Filter, Label, Options, Until};
+use super::{CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
 use crate::hostile::Script;
 use crate::local::LocalLayout;
@@ -27,9 +27,9 @@ const ROOM: usize = 200;
 
 type Victim = Endpoint<Heap, Vec<u8>, u64>;
 
-fn options() -> Options {
+fn options() -> EndpointOptions {
     let ring = RingShape::new(2, 64).expect("a shape in range");
-    Options {
+    EndpointOptions {
         ring,
         eager_bytes: 48,
         window_bytes: 256,
@@ -82,8 +82,8 @@ fn converse(victim: &mut Victim, peer: u32, hostile: &mut Producer<Heap, Alive>,
             4 => {
                 let data = script.byte().is_multiple_of(2).then_some(7);
                 let label = Label { kind: 1, tag: script.word(), data };
-                let until =
-                    [Until::Out, Until::LongReceived, Until::Received][usize::from(script.byte() % 3)];
+                let until = [CompleteWhen::Out, CompleteWhen::LongReceived, CompleteWhen::Received]
+                    [usize::from(script.byte() % 3)];
                 victim.send_until(until, peer, label, vec![1; ROOM], context).expect("the peer is known");
                 lent += 1;
             }

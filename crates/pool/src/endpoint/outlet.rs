@@ -8,7 +8,7 @@ use slab::Slab;
 use super::inlet::{Alive, link};
 use super::place::{create_ring, endpoint_name, news_base, news_word, process_of, ring_name};
 use super::wire::{Note, bytes_of, offered};
-use super::{Address, Buffer, Completion, Label, OVERHEAD, Options, Until, fail};
+use super::{Address, Buffer, CompleteWhen, Completion, EndpointOptions, Label, OVERHEAD, fail};
 use crate::membership::Process;
 use crate::object::Object;
 use crate::ring::Producer;
@@ -37,7 +37,7 @@ pub(super) struct Outgoing<B, C> {
     pub(super) load: Load<B, C>,
     /// Where in the pool its bytes lie, which are written back.
     pub(super) place: Option<Offset>,
-    pub(super) until: Until,
+    pub(super) until: CompleteWhen,
 }
 
 /// An answer to a peer.
@@ -106,7 +106,7 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
     }
 
     /// Owes the peer a credit once that is worth a message.
-    pub(super) fn take(&mut self, options: &Options, bytes: u64) {
+    pub(super) fn take(&mut self, options: &EndpointOptions, bytes: u64) {
         self.consumed += bytes + OVERHEAD;
         if self.consumed >= options.window_bytes / 4 {
             self.control.push_back(Control::Credit(std::mem::take(&mut self.consumed)));
@@ -132,7 +132,7 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
 
     /// Whether a message goes out as it is, unasked.
     #[inline]
-    fn is_eager(&self, options: &Options, bytes: &[u8]) -> bool {
+    fn is_eager(&self, options: &EndpointOptions, bytes: &[u8]) -> bool {
         let length = bytes.len() as u64;
         length <= options.eager_bytes.min(options.ring.cell_bytes())
             && self.untaken + length + OVERHEAD <= options.window_bytes
@@ -140,7 +140,7 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
 
     /// Pushes a short message at once, if it can.
     #[inline]
-    pub(super) fn inject(&mut self, options: &Options, label: &Label, bytes: &[u8]) -> bool {
+    pub(super) fn inject(&mut self, options: &EndpointOptions, label: &Label, bytes: &[u8]) -> bool {
         let can = self.queue.is_empty() && self.is_eager(options, bytes);
         let (true, Some(Outlet { producer, .. })) = (can, &mut self.outlet) else { return false };
         let (kind, tag) = Note::Eager(*label).encode();
@@ -156,7 +156,7 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
     pub(super) fn advance(
         &mut self,
         pool: &Pool<M>,
-        options: &Options,
+        options: &EndpointOptions,
         own: Address,
         done: &mut VecDeque<Completion<B, C>>,
     ) -> Result<(), PoolError> {
@@ -190,7 +190,11 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
     }
 
     /// Pushes the next message, or a request for it.
-    fn begin(&mut self, options: &Options, done: &mut VecDeque<Completion<B, C>>) -> Result<bool, PoolError> {
+    fn begin(
+        &mut self,
+        options: &EndpointOptions,
+        done: &mut VecDeque<Completion<B, C>>,
+    ) -> Result<bool, PoolError> {
         let Some(Outgoing { label, load, place, until }) = self.queue.front() else { return Ok(false) };
         let is_eager = until.may_be_eager() && self.is_eager(options, load.bytes());
         let synchronous = until.is_synchronous();
@@ -223,7 +227,7 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
     /// Pushes a part of the granted send whose turn it is.
     fn stream(
         &mut self,
-        options: &Options,
+        options: &EndpointOptions,
         done: &mut VecDeque<Completion<B, C>>,
     ) -> Result<bool, PoolError> {
         let (Some(number), Some(outlet)) = (self.granted.front().copied(), &mut self.outlet) else {
@@ -359,7 +363,7 @@ impl<M: Memory> Outlet<M> {
     /// Makes the ring to the peer of `endpoint`, which learns of it from the first message.
     fn open(
         pool: &Pool<M>,
-        options: &Options,
+        options: &EndpointOptions,
         own: Address,
         to: Address,
         endpoint: Object,

@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_died_is_named_at_once() {
-        let options = crate::group::Options { timeout: Duration::from_secs(60), ..quick() };
+        let options = crate::group::GroupOptions { timeout: Duration::from_secs(60), ..quick() };
         on_threads(&[0, 1, 2], options, |group| {
             group.barrier().unwrap();
             if group.rank() == 1 {
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_stays_away_is_late_by_name() {
-        let options = crate::group::Options { timeout: Duration::from_millis(100), ..quick() };
+        let options = crate::group::GroupOptions { timeout: Duration::from_millis(100), ..quick() };
         let stay = std::sync::Barrier::new(3);
         on_threads(&[0, 1, 2], options, |group| {
             if group.rank() != 2 {

@@ -11,7 +11,7 @@ use polder_kernels::{Dtype, Op};
 use polder_mem::{Bell, Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
 
 use super::join::{Identity, acknowledgement, mark_of};
-use super::{Group, Member, Options, extent_bytes, progress};
+use super::{Group, GroupOptions, RankPlace, extent_bytes, progress};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
 use crate::line::{self, WORDS};
 use crate::local::LocalLayout;
@@ -37,15 +37,23 @@ pub fn drive(bytes: &[u8]) {
     }
 }
 
-fn options(staging_bytes: u64, timeout: Duration) -> Options {
+fn options(staging_bytes: u64, timeout: Duration) -> GroupOptions {
     let patience = Patience { spins: 0, yields: 0, nap: Duration::ZERO };
     let (segment_bytes, direct_bytes) = (64, 64);
     let silence = Duration::ZERO;
-    Options { staging_bytes, segment_bytes, direct_bytes, timeout, silence, patience, ..Options::default() }
+    GroupOptions {
+        staging_bytes,
+        segment_bytes,
+        direct_bytes,
+        timeout,
+        silence,
+        patience,
+        ..GroupOptions::default()
+    }
 }
 
 /// One group, until it breaks or the script ends.
-fn play(stage: &Arc<Mutex<Stage>>, options: Options) {
+fn play(stage: &Arc<Mutex<Stage>>, options: GroupOptions) {
     let (memory, members, victim) = lock(stage).set();
     let mut group = Group::over(memory, members, victim, options).expect("the members fit");
     let meanwhile = Arc::clone(stage);
@@ -121,7 +129,7 @@ impl Script {
 struct Stage {
     memory: Heap,
     peer: Heap,
-    members: Vec<Member>,
+    members: Vec<RankPlace>,
     victim: usize,
     script: Script,
     /// Whether the script has written since the victim's call began.
@@ -129,7 +137,7 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(hosts: [u16; RANKS], victim: usize, options: Options, script: Script) -> Self {
+    fn new(hosts: [u16; RANKS], victim: usize, options: GroupOptions, script: Script) -> Self {
         let stride = extent_bytes(&options) + DATA;
         let shape = HeapShape {
             bytes: stride * RANKS as u64,
@@ -139,7 +147,7 @@ impl Stage {
             bells: RANKS as u32,
         };
         let memory = Heap::new(shape);
-        let member = |rank: usize| Member {
+        let member = |rank: usize| RankPlace {
             at: Offset(stride * rank as u64),
             bytes: extent_bytes(&options),
             host: hosts[rank],
@@ -154,7 +162,7 @@ impl Stage {
     }
 
     /// Zeroes all lines for a new group.
-    fn set(&mut self) -> (Heap, Vec<Member>, usize) {
+    fn set(&mut self) -> (Heap, Vec<RankPlace>, usize) {
         for member in &self.members {
             (0..progress::LINES * 8).for_each(|word| self.peer.store(member.at.word(word), 0));
         }
@@ -280,7 +288,7 @@ fn write_seat(
     peer: &Pool<Heap>,
     seat: &Object,
     mark: u64,
-    options: &Options,
+    options: &GroupOptions,
     script: &mut hostile::Script<'_>,
 ) {
     let memory = peer.memory();

@@ -42,7 +42,7 @@ use polder_mem::{Bell, Liveness, Memory, Nanos, Offset};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::signature::MAX_RANKS;
-use super::{Group, Interrupt, Member, Options, extent_bytes, staging_at};
+use super::{Group, GroupOptions, Interrupt, RankPlace, extent_bytes, staging_at};
 use crate::line::{self, Words};
 use crate::membership::Process;
 use crate::object::{Fill, Object};
@@ -110,11 +110,11 @@ impl<M: Memory> Group<M> {
         name: &str,
         rank: usize,
         size: usize,
-        options: Options,
+        options: GroupOptions,
         interrupt: Option<Interrupt>,
     ) -> Result<Joined<M>, PoolError> {
         check_place(rank, size, &options)?;
-        let options = Options { epoch: pool.epoch()?, silence: pool.member().silence, ..options };
+        let options = GroupOptions { epoch: pool.epoch()?, silence: pool.member().silence, ..options };
         let memory = pool.memory().clone();
         let mut search = Search {
             deadline: memory.now() + options.timeout,
@@ -140,7 +140,7 @@ impl<M: Memory> Group<M> {
     }
 }
 
-fn check_place(rank: usize, size: usize, options: &Options) -> Result<(), PoolError> {
+fn check_place(rank: usize, size: usize, options: &GroupOptions) -> Result<(), PoolError> {
     let bad = |what, value, expected| Err(PoolError::Argument { what, value, expected });
     if size == 0 || size > MAX_RANKS {
         return bad("size", size.to_string(), "a group has 1 to 4096 ranks");
@@ -188,9 +188,9 @@ impl<M: Memory> Drop for Seats<M> {
 
 struct Search<M: Memory> {
     seats: Seats<M>,
-    options: Options,
+    options: GroupOptions,
     /// The ranks that have been found and have found us.
-    found: Vec<Option<Member>>,
+    found: Vec<Option<RankPlace>>,
     deadline: Nanos,
     interrupt: Option<Interrupt>,
 }
@@ -251,7 +251,7 @@ impl<M: Memory> Search<M> {
     }
 
     /// Waits until every rank has been found, and has found this one.
-    fn find_all(&mut self) -> Result<Vec<Member>, PoolError> {
+    fn find_all(&mut self) -> Result<Vec<RankPlace>, PoolError> {
         loop {
             let mut missing = None;
             for rank in (0..self.seats.size).filter(|&rank| self.found[rank].is_none()).collect::<Vec<_>>() {
@@ -269,7 +269,7 @@ impl<M: Memory> Search<M> {
     }
 
     /// Looks for the extent of `rank`, acknowledges it, and keeps it when its rank has acknowledged ours.
-    fn find(&mut self, rank: usize) -> Result<Option<Member>, PoolError> {
+    fn find(&mut self, rank: usize) -> Result<Option<RankPlace>, PoolError> {
         let pool = Arc::clone(&self.seats.pool);
         let object = match pool.open(&self.seats.name_of(rank)) {
             Err(PoolError::NotFound { .. }) => return Ok(None),
@@ -288,7 +288,12 @@ impl<M: Memory> Search<M> {
     }
 
     /// Writes down that we have found `object`; keeps `member` when its rank has written down that it has found ours.
-    fn acknowledge(&self, object: &Object, rank: usize, member: Member) -> Result<Option<Member>, PoolError> {
+    fn acknowledge(
+        &self,
+        object: &Object,
+        rank: usize,
+        member: RankPlace,
+    ) -> Result<Option<RankPlace>, PoolError> {
         let (memory, Some(own)) = (self.seats.pool.memory(), &self.seats.own) else { return Ok(None) };
         let ours = acknowledgement(own, rank);
         if memory.load(ours)? != mark_of(object) {
@@ -304,7 +309,7 @@ impl<M: Memory> Search<M> {
     }
 
     /// Whose extent `object` is.
-    fn look(&self, object: &Object, rank: usize) -> Result<Member, PoolError> {
+    fn look(&self, object: &Object, rank: usize) -> Result<RankPlace, PoolError> {
         let Seats { pool, size, .. } = &self.seats;
         let words = line::read(pool.memory(), object.at())?.unwrap_or_default();
         let corrupt = PoolError::Corrupt { offset: object.at(), what: "identity of a rank" };
@@ -325,7 +330,7 @@ impl<M: Memory> Search<M> {
         self.member(object, &said.process)
     }
 
-    fn member(&self, object: &Object, process: &Process) -> Result<Member, PoolError> {
+    fn member(&self, object: &Object, process: &Process) -> Result<RankPlace, PoolError> {
         let pool = &self.seats.pool;
         let Process { host, slot, pid, .. } = *process;
         let same_kernel = pool.memory().liveness(host, slot) != Liveness::Unknown;
@@ -334,7 +339,7 @@ impl<M: Memory> Search<M> {
             let (epoch, sequence) = (self.options.epoch, self.seats.rank as u64);
             return Err(PoolError::PeerDead { peer: process.peer(), what: "join of rank", epoch, sequence });
         }
-        Ok(Member {
+        Ok(RankPlace {
             at: object.at(),
             bytes: object.bytes(),
             host,
@@ -409,7 +414,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    pub(super) fn encode(&self, options: &Options) -> Words {
+    pub(super) fn encode(&self, options: &GroupOptions) -> Words {
         let [process, incarnation, host_incarnation] = self.process.identity();
         [
             1,
@@ -445,8 +450,8 @@ mod tests {
 
     const BYTES: u64 = 8 << 20;
 
-    fn quick() -> Options {
-        Options { staging_bytes: 4096, timeout: Duration::from_secs(5), ..Options::default() }
+    fn quick() -> GroupOptions {
+        GroupOptions { staging_bytes: 4096, timeout: Duration::from_secs(5), ..GroupOptions::default() }
     }
 
     /// One process on each of `hosts` hosts.
@@ -576,7 +581,7 @@ mod tests {
     #[test]
     fn a_rank_that_does_not_come_is_an_error_and_leaves_nothing_behind() {
         let pools = pools(2);
-        let options = Options { timeout: Duration::from_millis(50), ..quick() };
+        let options = GroupOptions { timeout: Duration::from_millis(50), ..quick() };
         let error = Group::join(Arc::clone(&pools[0]), "/alone", 0, 2, options, None).err().unwrap();
         let text = "rank 1 has not come to group /alone within 50 ms; look whether it was started, or raise POLDER_TIMEOUT";
         assert_eq!(error.to_string(), text);
@@ -607,7 +612,7 @@ mod tests {
     #[test]
     fn ranks_that_disagree_do_not_join_and_one_says_why() {
         let pools = pools(2);
-        let options = Options { timeout: Duration::from_millis(300), ..quick() };
+        let options = GroupOptions { timeout: Duration::from_millis(300), ..quick() };
         let errors: Vec<_> = std::thread::scope(|scope| {
             let join = |rank: usize, pool: &Arc<Pool<Heap>>| {
                 Group::join(Arc::clone(pool), "/sizes", rank, 2 + rank, options, None).err().unwrap()

@@ -312,10 +312,10 @@ pub fn format<M: Memory>(
     format_as(memory, geometry, uuid, overwrite, None)
 }
 
-/// As [`format`], a pool that all processes keep coherent in one way.
+/// As [`format()`], a pool that all processes keep coherent in one way.
 ///
 /// # Errors
-/// Those of [`format`].
+/// Those of [`format()`].
 pub fn format_as<M: Memory>(
     memory: &M,
     geometry: &Geometry,

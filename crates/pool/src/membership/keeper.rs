@@ -23,13 +23,13 @@ use crate::format::{Layout, SETTLE, Uuid, read_superblock};
 use crate::line::{self, Words};
 use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, Request, any_beats};
 use crate::view::{
-    CHANGES, Grant, Ids, Said, View, Views, announced, newest_above, read_keeper, with_launched,
+    CHANGES, Grant, Ids, KeeperLines, View, Views, announced, newest_above, read_keeper, with_launched,
 };
 use crate::{Pool, PoolError};
 
 /// What an incarnation of the keeper was started for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Charge {
+pub struct KeeperTask {
     /// The incarnation, from 1: each start of a keeper has a higher one than all before it.
     pub incarnation: u16,
     /// Who gives host ids from now on; `None` leaves it as it is.
@@ -78,7 +78,7 @@ fn expect_place<M: Memory>(memory: &M, layout: &Layout, asked: u16, over: Over) 
     let refuse = |why| Err(PoolError::KeeperPlace { asked, held, pid: owner.pid(), why });
     let mut in_force = None;
     for keeper in keepers {
-        if matches!(read_keeper(memory, layout, keeper)?.0, Said::View(_) | Said::Unclear) {
+        if matches!(read_keeper(memory, layout, keeper)?.0, KeeperLines::View(_) | KeeperLines::Unclear) {
             in_force = Some(keeper);
             break;
         }
@@ -128,7 +128,7 @@ impl<M: Memory> Keeper<M> {
     /// [`PoolError::KeeperIncarnation`] when a keeper of this or a higher incarnation has run;
     /// [`PoolError::KeeperPlace`] when its place is one that may be another's; [`PoolError::Superseded`] when a higher
     /// one starts meanwhile.
-    pub fn start(memory: M, charge: Charge) -> Result<Self, PoolError> {
+    pub fn start(memory: M, charge: KeeperTask) -> Result<Self, PoolError> {
         Self::start_over(memory, charge, Over::Gone)
     }
 
@@ -136,7 +136,7 @@ impl<M: Memory> Keeper<M> {
     ///
     /// # Errors
     /// Those of [`Keeper::start`].
-    pub fn start_over(memory: M, charge: Charge, over: Over) -> Result<Self, PoolError> {
+    pub fn start_over(memory: M, charge: KeeperTask, over: Over) -> Result<Self, PoolError> {
         let layout = read_superblock(&memory)?.layout()?;
         Self::start_in(memory, layout, charge, Owner::this(), over)
     }
@@ -146,7 +146,7 @@ impl<M: Memory> Keeper<M> {
     pub(crate) fn start_in(
         memory: M,
         layout: Layout,
-        charge: Charge,
+        charge: KeeperTask,
         owner: Owner,
         over: Over,
     ) -> Result<Self, PoolError> {
@@ -444,7 +444,7 @@ fn take_over<M: Memory>(
 ) -> Result<(View, Vec<Grant>), PoolError> {
     let mut base = View::INITIAL;
     for older in announced(memory, layout)?.into_iter().filter(|&older| older < incarnation) {
-        if let (Said::View(view), _) = read_keeper(memory, layout, older)? {
+        if let (KeeperLines::View(view), _) = read_keeper(memory, layout, older)? {
             base = view;
             break;
         }
@@ -852,7 +852,7 @@ fn is_done(request: Request, host: u16, view: &View, grant: &Grant) -> bool {
 
 fn carry_out<M: Memory>(memory: &M, host: u16, order: Order, over: Over) -> Result<View, PoolError> {
     let incarnation = next_incarnation(memory, over)?;
-    let charge = Charge { incarnation, ids: None, evict_after: None };
+    let charge = KeeperTask { incarnation, ids: None, evict_after: None };
     let mut keeper = Keeper::start_over(memory.clone(), charge, over)?;
     let done = match order {
         Order::Evict => keeper.evict(host),
@@ -899,7 +899,7 @@ mod tests {
     }
 
     fn keeper(memory: &Heap, incarnation: u16, ids: Option<Ids>) -> Keeper<Heap> {
-        Keeper::start(memory.clone(), Charge { incarnation, ids, evict_after: None }).unwrap()
+        Keeper::start(memory.clone(), KeeperTask { incarnation, ids, evict_after: None }).unwrap()
     }
 
     fn member(host: u16, boot: u64) -> Member {
@@ -981,7 +981,7 @@ mod tests {
     #[test]
     fn places_of_keepers_that_ended_are_taken_again_for_ever_and_what_they_said_stays() {
         let heap = formatted();
-        let charge = |incarnation| Charge { incarnation, ids: None, evict_after: None };
+        let charge = |incarnation| KeeperTask { incarnation, ids: None, evict_after: None };
         let mut first = keeper(&heap, 1, Some(Ids::Keeper));
         first.admit(2, 5, 105).unwrap();
         first.end();
@@ -1019,7 +1019,7 @@ mod tests {
         let heap = formatted();
         let layout = Layout::new(&TINY, BYTES).unwrap();
         for incarnation in 1..=TINY.keepers {
-            let charge = Charge { incarnation, ids: Some(Ids::Keeper), evict_after: None };
+            let charge = KeeperTask { incarnation, ids: Some(Ids::Keeper), evict_after: None };
             // As one of another kernel.
             let owner = Owner::default();
             Keeper::start_in(heap.clone(), layout.clone(), charge, owner, Over::Gone).unwrap();
@@ -1033,7 +1033,7 @@ mod tests {
         assert!(refused.is_ok(), "nothing is to be done");
         let next = next_incarnation(&heap, Over::Unseen).unwrap();
         assert_eq!(next, TINY.keepers + 1);
-        let charge = Charge { incarnation: next, ids: None, evict_after: None };
+        let charge = KeeperTask { incarnation: next, ids: None, evict_after: None };
         let keeper = Keeper::start_over(heap.clone(), charge, Over::Unseen).unwrap();
         assert_eq!((keeper.view().ids, last_incarnation(&heap)), (Ids::Keeper, Ok(next)));
     }
@@ -1084,7 +1084,8 @@ mod tests {
         assert_eq!(old.evict(1), Err(PoolError::Superseded { incarnation: 1, by: 2 }));
         assert_eq!(old.tick(), Err(PoolError::Superseded { incarnation: 1, by: 2 }));
         one.standing().unwrap();
-        let refused = Keeper::start(heap.clone(), Charge { incarnation: 2, ids: None, evict_after: None });
+        let refused =
+            Keeper::start(heap.clone(), KeeperTask { incarnation: 2, ids: None, evict_after: None });
         assert!(matches!(refused, Err(PoolError::KeeperIncarnation { asked: 2, highest: 2, limit: 4 })));
         assert_eq!(last_incarnation(&heap), Ok(2));
     }
@@ -1092,7 +1093,7 @@ mod tests {
     #[test]
     fn a_silent_host_is_evicted_and_its_id_given_away_once_it_is_fenced() {
         let heap = formatted();
-        let charge = Charge { incarnation: 1, ids: Some(Ids::Keeper), evict_after: Some(SILENCE) };
+        let charge = KeeperTask { incarnation: 1, ids: Some(Ids::Keeper), evict_after: Some(SILENCE) };
         let mut keeper = Keeper::start(heap.clone(), charge).unwrap();
         keeper.admit(1, 1, 101).unwrap();
         let pool = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 101)).unwrap();

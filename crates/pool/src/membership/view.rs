@@ -109,7 +109,7 @@ impl View {
         (epoch & 1) as u16
     }
 
-    fn decode(words: &Words, keeper: u16, hosts: u16) -> Option<Said> {
+    fn decode(words: &Words, keeper: u16, hosts: u16) -> Option<KeeperLines> {
         let epoch = words[1];
         let no_host = u64::MAX.checked_shl(hosts.into()).unwrap_or(0);
         let strangers = (words[2] | words[3] | words[4]) & no_host;
@@ -117,13 +117,13 @@ impl View {
             return None;
         }
         let ids = match words[0] >> 16 {
-            1 => return Some(Said::Starting),
+            1 => return Some(KeeperLines::Starting),
             2 => Ids::Launcher,
             3 => Ids::Keeper,
             _ => return None,
         };
         let [_, _, members, fenced, evicted, ..] = *words;
-        Some(Said::View(Self { epoch, keeper, ids, members, fenced, evicted }))
+        Some(KeeperLines::View(Self { epoch, keeper, ids, members, fenced, evicted }))
     }
 }
 
@@ -168,7 +168,7 @@ impl Grant {
 
 /// What one keeper's lines say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum KeeperLines {
     Nothing,
     Starting,
     View(View),
@@ -184,16 +184,20 @@ pub(crate) fn read_keeper<M: Memory>(
     memory: &M,
     layout: &Layout,
     keeper: u16,
-) -> Result<(Said, Option<Offset>), Fault> {
+) -> Result<(KeeperLines, Option<Offset>), Fault> {
     const LOOKS: u32 = 64;
     let mut last = None;
     for _ in 0..LOOKS {
         let [first, second] = read_lines(memory, layout, keeper)?;
         let (said, torn) = match (first, second) {
-            (Some(Said::Replaced), _) | (_, Some(Said::Replaced)) => return Ok((Said::Replaced, None)),
+            (Some(KeeperLines::Replaced), _) | (_, Some(KeeperLines::Replaced)) => {
+                return Ok((KeeperLines::Replaced, None));
+            }
             (Some(first), Some(second)) => return Ok((newer(first, second), None)),
             // Its first words.
-            (None, Some(Said::Nothing)) => return Ok((Said::Starting, Some(layout.view_line(keeper, 0)))),
+            (None, Some(KeeperLines::Nothing)) => {
+                return Ok((KeeperLines::Starting, Some(layout.view_line(keeper, 0))));
+            }
             (None, Some(said)) => (said, layout.view_line(keeper, 0)),
             (Some(said), None) => (said, layout.view_line(keeper, 1)),
             (None, None) => continue,
@@ -203,29 +207,33 @@ pub(crate) fn read_keeper<M: Memory>(
         }
         last = Some(said);
     }
-    Ok((Said::Unclear, Some(layout.view_line(keeper, 0))))
+    Ok((KeeperLines::Unclear, Some(layout.view_line(keeper, 0))))
 }
 
-fn newer(first: Said, second: Said) -> Said {
+fn newer(first: KeeperLines, second: KeeperLines) -> KeeperLines {
     match (first, second) {
-        (Said::View(one), Said::View(two)) if one.epoch > two.epoch => first,
-        (_, Said::View(_)) => second,
+        (KeeperLines::View(one), KeeperLines::View(two)) if one.epoch > two.epoch => first,
+        (_, KeeperLines::View(_)) => second,
         _ => first,
     }
 }
 
 /// What each of the view lines of `keeper` says; `None` for one that is torn or damaged.
-fn read_lines<M: Memory>(memory: &M, layout: &Layout, keeper: u16) -> Result<[Option<Said>; 2], Fault> {
+fn read_lines<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    keeper: u16,
+) -> Result<[Option<KeeperLines>; 2], Fault> {
     memory.invalidate(layout.view_line(keeper, 0), 2 * LINE);
     // Before both lines of the view.
     memory.fence_invalidations();
     let mut said = [None; 2];
     for (half, said) in (0..).zip(&mut said) {
         *said = match line::load(memory, layout.view_line(keeper, half))? {
-            Some(EMPTY) => Some(Said::Nothing),
+            Some(EMPTY) => Some(KeeperLines::Nothing),
             // A line that this keeper has not written yet, or that is another's by now.
             Some(words) if holds(layout, keeper, words[0]) && words[0] as u16 != keeper => {
-                Some(if (words[0] as u16) < keeper { Said::Nothing } else { Said::Replaced })
+                Some(if (words[0] as u16) < keeper { KeeperLines::Nothing } else { KeeperLines::Replaced })
             }
             Some(words) => View::decode(&words, keeper, layout.geometry().hosts),
             None => None,
@@ -242,7 +250,7 @@ pub(crate) fn newest_above<M: Memory>(
     memory: &M,
     layout: &Layout,
     keeper: u16,
-) -> Result<Option<(u16, Said)>, Fault> {
+) -> Result<Option<(u16, KeeperLines)>, Fault> {
     match announced(memory, layout)?.first() {
         Some(&newest) if newest > keeper => Ok(Some((newest, read_keeper(memory, layout, newest)?.0))),
         _ => Ok(None),
@@ -319,7 +327,7 @@ impl Views {
             let view = self.acceptable(memory, layout, keeper)?;
             let extra = view.map(|view| also(&view));
             match (newest_above(memory, layout, keeper)?, view.zip(extra), self.best) {
-                (Some((newer, Said::View(_))), ..) => {
+                (Some((newer, KeeperLines::View(_))), ..) => {
                     keeper = newer;
                     continue;
                 }
@@ -355,9 +363,9 @@ impl Views {
         }
         let (said, unclear) = read_keeper(memory, layout, keeper)?;
         match (said, self.best) {
-            (Said::View(view), Some(best)) if view.epoch < best.epoch => Ok(None),
-            (Said::View(_), None) if unclear.is_some() => Ok(None),
-            (Said::View(view), _) => with_launched(memory, layout, view, self.settle()).map(Some),
+            (KeeperLines::View(view), Some(best)) if view.epoch < best.epoch => Ok(None),
+            (KeeperLines::View(_), None) if unclear.is_some() => Ok(None),
+            (KeeperLines::View(view), _) => with_launched(memory, layout, view, self.settle()).map(Some),
             _ => Ok(None),
         }
     }
@@ -415,10 +423,10 @@ mod tests {
     fn a_view_comes_back_from_its_words() {
         let view =
             View { epoch: 7 * CHANGES + 3, keeper: 7, ids: Ids::Keeper, members: 5, fenced: 8, evicted: 10 };
-        assert_eq!(View::decode(&view.encode(), 7, 4), Some(Said::View(view)));
+        assert_eq!(View::decode(&view.encode(), 7, 4), Some(KeeperLines::View(view)));
         assert_eq!(View::decode(&view.encode(), 6, 4), None, "another keeper's words");
         assert_eq!(View::decode(&view.encode(), 7, 3), None, "a host that there is not");
-        assert_eq!(View::decode(&View::starting(7), 7, 4), Some(Said::Starting));
+        assert_eq!(View::decode(&View::starting(7), 7, 4), Some(KeeperLines::Starting));
     }
 
     #[test]

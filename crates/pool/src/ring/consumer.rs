@@ -5,7 +5,7 @@ use std::mem;
 use polder_mem::{Bell, Coherence, LINE, Memory, Nanos, Offset};
 
 use super::header::{Form, Header, Sight, unpack};
-use super::link::{self, Fate, Flaw, Wait};
+use super::link::{self, Fate, RingFailure, Wait};
 use super::{Envelope, INLINE, Link, Place, RingShape, Turn, batch};
 use crate::{PoolError, line};
 
@@ -27,7 +27,7 @@ const PAUSES: u32 = 4;
 /// Slots that are likely to be waited for after one was.
 const AWAITED: u32 = 256;
 
-const WRONG_PART: Flaw = Flaw::Corrupt("ring message part");
+const WRONG_PART: RingFailure = RingFailure::Corrupt("ring message part");
 
 /// The receiving end of a ring. `A` says whether the producer lives.
 #[derive(Debug)]
@@ -256,7 +256,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     }
 
     #[cold]
-    fn end(&mut self, flaw: Flaw) -> PoolError {
+    fn end(&mut self, flaw: RingFailure) -> PoolError {
         self.fate.end(self.intake.error(&self.link, flaw), true)
     }
 }
@@ -362,7 +362,7 @@ impl In {
         link: &Link<A>,
         partial: &mut Vec<u8>,
         into: &mut Vec<u8>,
-    ) -> Result<Option<Envelope>, Flaw> {
+    ) -> Result<Option<Envelope>, RingFailure> {
         // At most a whole ring at a time: a hostile producer could go on for ever.
         for _ in 0..self.shape.slots() {
             let Some(part) = self.next(memory, link)? else { break };
@@ -391,13 +391,13 @@ impl In {
         memory: &M,
         link: &Link<A>,
         into: &mut [u8],
-    ) -> Result<Option<Envelope>, Flaw> {
+    ) -> Result<Option<Envelope>, RingFailure> {
         for _ in 0..self.shape.slots() {
             let Some(part) = self.next(memory, link)? else { break };
             let (bytes, room) = (part.total, into.len() as u64);
             if bytes > room {
                 self.ahead = Some(part);
-                return Err(Flaw::Short(room, bytes));
+                return Err(RingFailure::Short(room, bytes));
             }
             self.take(memory, link, &part, &mut into[part.begin as usize..part.end() as usize])?;
             if part.is_last() {
@@ -413,19 +413,19 @@ impl In {
         memory: &M,
         link: &Link<A>,
         room: impl FnOnce(&Envelope) -> Result<&'a mut [u8], &'static str>,
-    ) -> Result<Option<u64>, Flaw> {
+    ) -> Result<Option<u64>, RingFailure> {
         let Some(part) = self.next(memory, link)? else { return Ok(None) };
         if !part.is_whole() {
             return Err(WRONG_PART);
         }
-        let into = room(&part.envelope()).map_err(Flaw::Corrupt)?;
+        let into = room(&part.envelope()).map_err(RingFailure::Corrupt)?;
         self.take(memory, link, &part, &mut into[..part.bytes as usize])?;
         Ok(Some(part.bytes))
     }
 
     /// The next part, if it has come; it stays until it is taken.
     #[inline(always)]
-    fn see<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<&Part>, Flaw> {
+    fn see<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<&Part>, RingFailure> {
         if self.ahead.is_none() {
             self.ahead = self.fetch(memory, link)?;
         }
@@ -434,7 +434,7 @@ impl In {
 
     /// The next part, if it has come, to be taken or put back.
     #[inline(always)]
-    fn next<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<Part>, Flaw> {
+    fn next<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<Part>, RingFailure> {
         match self.ahead.take() {
             Some(part) => Ok(Some(part)),
             None => self.fetch(memory, link),
@@ -443,7 +443,7 @@ impl In {
 
     /// The part behind the last that was seen.
     #[inline(always)]
-    fn fetch<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<Part>, Flaw> {
+    fn fetch<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<Part>, RingFailure> {
         match self.look(memory)? {
             Sight::Whole(header) => {
                 self.idle = 0;
@@ -455,7 +455,7 @@ impl In {
             }
             Sight::Nothing => self.rest(memory, link, false),
             Sight::Torn => self.rest(memory, link, true),
-            Sight::Wrong(what) => return Err(Flaw::Corrupt(what)),
+            Sight::Wrong(what) => return Err(RingFailure::Corrupt(what)),
         }
         Ok(None)
     }
@@ -474,7 +474,7 @@ impl In {
     /// is none, or part of one.
     // SYNC: sees what `Out::publish` of the producer stored.
     #[inline(always)]
-    fn look<M: Memory>(&mut self, memory: &M) -> Result<Sight, Flaw> {
+    fn look<M: Memory>(&mut self, memory: &M) -> Result<Sight, RingFailure> {
         if mem::take(&mut self.invalidated) {
             if self.awaited > 0 {
                 self.awaited -= 1;
@@ -498,7 +498,7 @@ impl In {
 
     /// Looks at the line of the next header; at one word of it as long as that has not changed.
     #[inline(always)]
-    fn glance<M: Memory>(&self, memory: &M) -> Result<Sight, Flaw> {
+    fn glance<M: Memory>(&self, memory: &M) -> Result<Sight, RingFailure> {
         let at = self.turn.header;
         memory.fence_invalidations();
         if memory.load(at)? == self.last_seen() {
@@ -510,7 +510,7 @@ impl In {
 
     /// Checks a header against the message that it belongs to.
     #[inline(never)]
-    fn validate(&self, header: Header) -> Result<Part, Flaw> {
+    fn validate(&self, header: Header) -> Result<Part, RingFailure> {
         let bytes = u64::from(header.bytes);
         let about = header.about as u64;
         let part = match (header.form, self.streaming) {
@@ -527,7 +527,7 @@ impl In {
             return Err(WRONG_PART);
         }
         if part.total > self.longest {
-            return Err(Flaw::Corrupt("ring message length"));
+            return Err(RingFailure::Corrupt("ring message length"));
         }
         Ok(part)
     }
@@ -540,7 +540,7 @@ impl In {
         link: &Link<A>,
         part: &Part,
         into: &mut [u8],
-    ) -> Result<(), Flaw> {
+    ) -> Result<(), RingFailure> {
         if part.form == Form::Inline {
             unpack(part.words, into);
         } else {
@@ -562,7 +562,7 @@ impl In {
     }
 
     #[inline(never)]
-    fn copy_out<M: Memory>(&mut self, memory: &M, part: Part, into: &mut [u8]) -> Result<(), Flaw> {
+    fn copy_out<M: Memory>(&mut self, memory: &M, part: Part, into: &mut [u8]) -> Result<(), RingFailure> {
         let cell = self.turn.cell;
         // Rule 3: only now. A prefetcher may have filled these lines before the header said that they are written, also
         // right after an earlier message was copied out of them.
@@ -596,7 +596,7 @@ impl In {
     }
 
     #[cold]
-    fn error<A>(&self, link: &Link<A>, flaw: Flaw) -> PoolError {
+    fn error<A>(&self, link: &Link<A>, flaw: RingFailure) -> PoolError {
         link.error(flaw, self.turn.header, WAITS_FOR, self.turn.sequence())
     }
 }

@@ -119,7 +119,7 @@ impl Fate {
 
 /// Why an operation failed, in two words that cost the hot path nothing; a [`PoolError`] at the door.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Flaw {
+pub(super) enum RingFailure {
     /// The peer wrote what no correct one writes.
     Corrupt(&'static str),
     /// The peer went over to another generation.
@@ -129,7 +129,7 @@ pub(super) enum Flaw {
     Memory(Fault),
 }
 
-impl From<Fault> for Flaw {
+impl From<Fault> for RingFailure {
     fn from(fault: Fault) -> Self {
         Self::Memory(fault)
     }
@@ -138,16 +138,22 @@ impl From<Fault> for Flaw {
 impl<A> Link<A> {
     /// The error for a flaw that was met at `offset`, in an operation on the slot of this sequence.
     #[cold]
-    pub(super) fn error(&self, flaw: Flaw, offset: Offset, what: &'static str, sequence: u64) -> PoolError {
+    pub(super) fn error(
+        &self,
+        flaw: RingFailure,
+        offset: Offset,
+        what: &'static str,
+        sequence: u64,
+    ) -> PoolError {
         match flaw {
-            Flaw::Corrupt(what) => PoolError::Corrupt { offset, what },
-            Flaw::Left => PoolError::PeerDead { peer: self.peer, what, epoch: self.epoch, sequence },
-            Flaw::Short(room, bytes) => PoolError::Argument {
+            RingFailure::Corrupt(what) => PoolError::Corrupt { offset, what },
+            RingFailure::Left => PoolError::PeerDead { peer: self.peer, what, epoch: self.epoch, sequence },
+            RingFailure::Short(room, bytes) => PoolError::Argument {
                 what: "the slice to receive into",
                 value: format!("{room} bytes long for a message of {bytes}"),
                 expected: "look with `peek` and pass a slice that holds the message",
             },
-            Flaw::Memory(fault) => PoolError::Memory(fault),
+            RingFailure::Memory(fault) => PoolError::Memory(fault),
         }
     }
 }

@@ -3,7 +3,7 @@
 use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
 
 use super::header::{FORM_BITS, Form, Header, pack};
-use super::link::{self, Fate, Flaw, Wait};
+use super::link::{self, Fate, RingFailure, Wait};
 use super::{INLINE, Link, Place, RingShape, Turn};
 use crate::{PoolError, line};
 
@@ -183,7 +183,12 @@ impl Out {
 
     /// Publishes as much of the message as there is room for; whether that was all of it.
     #[inline(always)]
-    fn push<M: Memory>(&mut self, memory: &M, wakes: Option<Bell>, letter: Letter<'_>) -> Result<bool, Flaw> {
+    fn push<M: Memory>(
+        &mut self,
+        memory: &M,
+        wakes: Option<Bell>,
+        letter: Letter<'_>,
+    ) -> Result<bool, RingFailure> {
         assert!(letter.kind < KINDS, "a kind of message has 56 bits, not those of {:#x}", letter.kind);
         if letter.bytes.len() > INLINE {
             return self.push_parts(memory, wakes, letter);
@@ -206,7 +211,7 @@ impl Out {
         memory: &M,
         wakes: Option<Bell>,
         letter: Letter<'_>,
-    ) -> Result<bool, Flaw> {
+    ) -> Result<bool, RingFailure> {
         let whole = letter.bytes.len();
         assert!(
             self.streamed < whole,
@@ -241,7 +246,7 @@ impl Out {
 
     /// Whether a slot is free, looking at the consumer's line only when it seems not.
     #[inline(always)]
-    fn has_slot<M: Memory>(&mut self, memory: &M) -> Result<bool, Flaw> {
+    fn has_slot<M: Memory>(&mut self, memory: &M) -> Result<bool, RingFailure> {
         if self.turn.slots < self.slot_limit {
             return Ok(true);
         }
@@ -250,7 +255,7 @@ impl Out {
     }
 
     /// Whether a slot and a cell are free.
-    fn has_cell<M: Memory>(&mut self, memory: &M) -> Result<bool, Flaw> {
+    fn has_cell<M: Memory>(&mut self, memory: &M) -> Result<bool, RingFailure> {
         if self.turn.cells >= self.cell_limit {
             self.look_for_credits(memory)?;
         }
@@ -259,32 +264,32 @@ impl Out {
 
     // SYNC: sees what `In::show_credits` of the consumer stored, after it had copied those slots out.
     #[inline(never)]
-    fn look_for_credits<M: Memory>(&mut self, memory: &M) -> Result<(), Flaw> {
+    fn look_for_credits<M: Memory>(&mut self, memory: &M) -> Result<(), RingFailure> {
         let seen = line::read(memory, self.place.credits)?;
         self.torn = seen.is_none();
         let Some([slots, generation, cells, ..]) = seen else { return Ok(()) };
         if generation != u64::from(self.place.generation) {
             // Before the consumer has shown itself: what one of an earlier generation left, or nothing at all.
-            return if self.met { Err(Flaw::Left) } else { Ok(()) };
+            return if self.met { Err(RingFailure::Left) } else { Ok(()) };
         }
         let slot_limit = slots.saturating_add(self.shape.slots());
         let cell_limit = cells.saturating_add(self.shape.cells());
         let too_many = slots > self.turn.slots || cells > self.turn.cells;
         if too_many || slot_limit < self.slot_limit || cell_limit < self.cell_limit {
-            return Err(Flaw::Corrupt("ring credit"));
+            return Err(RingFailure::Corrupt("ring credit"));
         }
         (self.slot_limit, self.cell_limit, self.met) = (slot_limit, cell_limit, true);
         Ok(())
     }
 
     /// Whether the consumer has returned more than it had.
-    fn has_more<M: Memory>(&mut self, memory: &M, slots: u64, cells: u64) -> Result<bool, Flaw> {
+    fn has_more<M: Memory>(&mut self, memory: &M, slots: u64, cells: u64) -> Result<bool, RingFailure> {
         self.look_for_credits(memory)?;
         Ok((self.slot_limit, self.cell_limit) != (slots, cells))
     }
 
     /// Brings the payload to where the consumer can see it once it sees the header.
-    fn fill<M: Memory>(&self, memory: &M, part: &[u8]) -> Result<(), Flaw> {
+    fn fill<M: Memory>(&self, memory: &M, part: &[u8]) -> Result<(), RingFailure> {
         let cell = self.turn.cell;
         if part.len() >= self.stream_from {
             memory.copy_in_nt(cell, part)?;
@@ -322,7 +327,7 @@ impl Out {
     }
 
     #[cold]
-    fn error<A>(&self, link: &Link<A>, flaw: Flaw) -> PoolError {
+    fn error<A>(&self, link: &Link<A>, flaw: RingFailure) -> PoolError {
         link.error(flaw, self.place.credits, WAITS_FOR, self.turn.sequence())
     }
 }

@@ -16,7 +16,7 @@ use polder_mem::{Coherence, LINE, Memory, Offset};
 
 use super::group::{Dice, harmless};
 use super::stage::{expect_clean, pool_of};
-use crate::endpoint::{Address, Buffer, Completion, Endpoint, Filter, Label, Options, Until};
+use crate::endpoint::{Address, Buffer, CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label};
 use crate::format::{Geometry, Layout, Superblock};
 use crate::local::LocalLayout;
 use crate::object::Fill;
@@ -96,9 +96,9 @@ pub(super) static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
     pool_of(geometry, CHUNKS)
 });
 
-fn options(slots: u32) -> Options {
+fn options(slots: u32) -> EndpointOptions {
     let ring = RingShape::new(2, CELL as u32).and_then(|shape| shape.with_slots(slots)).expect("a shape");
-    Options {
+    EndpointOptions {
         ring,
         eager_bytes: EAGER as u64,
         window_bytes: 160,
@@ -120,7 +120,7 @@ struct Message {
     /// Whether its bytes lie in the pool.
     staged: bool,
     /// When it is complete.
-    until: Until,
+    until: CompleteWhen,
 }
 
 impl Message {
@@ -128,9 +128,9 @@ impl Message {
     fn writes(&self) -> usize {
         let pieces = if self.staged { self.size.min(1) } else { self.size.div_ceil(CELL) };
         match self.until {
-            Until::Received => pieces,
-            Until::LongReceived if self.size > EAGER => pieces,
-            Until::LongReceived | Until::Out | Until::Matched => 0,
+            CompleteWhen::Received => pieces,
+            CompleteWhen::LongReceived if self.size > EAGER => pieces,
+            CompleteWhen::LongReceived | CompleteWhen::Out | CompleteWhen::Matched => 0,
         }
     }
 
@@ -179,11 +179,25 @@ fn endpoint(seed: u64) -> Outcome {
             Label { kind: 1, tag: dice.roll(2), data: (dice.roll(4) == 0).then(|| dice.roll(100) as u32) };
         let salt = dice.roll(u64::MAX);
         if offers {
-            return Message { from: 0, to: 1, label, size: SIZES[4], salt, staged: true, until: Until::Out };
+            return Message {
+                from: 0,
+                to: 1,
+                label,
+                size: SIZES[4],
+                salt,
+                staged: true,
+                until: CompleteWhen::Out,
+            };
         }
         let (from, to) = (dice.roll(ends) as usize, dice.roll(ends) as usize);
         let staged = dice.roll(4) == 0;
-        let until = [Until::Out, Until::Out, Until::LongReceived, Until::Received, Until::Matched];
+        let until = [
+            CompleteWhen::Out,
+            CompleteWhen::Out,
+            CompleteWhen::LongReceived,
+            CompleteWhen::Received,
+            CompleteWhen::Matched,
+        ];
         let until = until[dice.roll(5) as usize];
         Message { from, to, label, size: SIZES[dice.roll(6) as usize], salt, staged, until }
     });
@@ -424,7 +438,7 @@ fn send(
     dice: &mut Dice,
 ) -> usize {
     let bytes = message.bytes();
-    if place.is_none() && message.until == Until::Out && dice.roll(2) == 0 {
+    if place.is_none() && message.until == CompleteWhen::Out && dice.roll(2) == 0 {
         end.inject(to, message.label, &bytes).expect("the peer is known");
         return 0;
     }

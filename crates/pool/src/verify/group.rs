@@ -8,7 +8,7 @@ use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, 
 use polder_mem::{Bell, LINE, Memory, Offset, ProcessSlot};
 
 use crate::PoolError;
-use crate::group::{Group, Member, Options, extent_bytes};
+use crate::group::{Group, GroupOptions, RankPlace, extent_bytes};
 use crate::wait::Patience;
 
 /// Changes that a group bears, each argued at its site.
@@ -35,8 +35,8 @@ pub(super) struct Scene {
     seed: u64,
     hosts: Vec<u16>,
     kernels: Kernels,
-    members: Vec<Member>,
-    options: Options,
+    members: Vec<RankPlace>,
+    options: GroupOptions,
     crashed: Option<(usize, Crash)>,
     /// The ranks that did all they were to do.
     finished: Rc<RefCell<Vec<usize>>>,
@@ -60,22 +60,22 @@ impl Dice {
     }
 }
 
-/// Options for the model: a few lines of staging, looks that give the others a turn at once.
-pub(super) fn tiny(staging_bytes: u64) -> Options {
-    Options {
+/// GroupOptions for the model: a few lines of staging, looks that give the others a turn at once.
+pub(super) fn tiny(staging_bytes: u64) -> GroupOptions {
+    GroupOptions {
         staging_bytes,
         segment_bytes: 64,
         direct_bytes: 16,
         stream_bytes: 64,
         timeout: TIMEOUT,
         patience: Patience { spins: 1, yields: 1, nap: Duration::from_secs(1) },
-        ..Options::default()
+        ..GroupOptions::default()
     }
 }
 
 impl Scene {
     /// A group of 2 to `most` ranks on hosts that the seed chooses, each rank with `extra` more bytes after its extent.
-    pub(super) fn new(seed: u64, dice: &mut Dice, most: u64, options: Options, extra: u64) -> Self {
+    pub(super) fn new(seed: u64, dice: &mut Dice, most: u64, options: GroupOptions, extra: u64) -> Self {
         let ranks = 2 + dice.roll(most - 1) as usize;
         let count = 1 + dice.roll(ranks as u64);
         let hosts: Vec<u16> = (0..ranks).map(|_| dice.roll(count) as u16).collect();
@@ -128,7 +128,7 @@ impl Scene {
         for rank in 0..self.size() {
             let (survivor, ended) = (self.survivor(rank), Rc::clone(&ended[rank]));
             let (members, options, body) = (self.members_for(rank), self.options, body.clone());
-            let Member { host, slot, .. } = self.members[rank];
+            let RankPlace { host, slot, .. } = self.members[rank];
             let thread = self.world.spawn(host, slot.0, move |memory| {
                 let mut group = Group::over(memory, members, rank, options).expect("the members fit");
                 survivor.judge(rank, body(&mut group));
@@ -151,7 +151,7 @@ impl Scene {
 
     /// Counts up the word after the extent of `rank` while its process lives and has not ended.
     fn beat(&mut self, rank: usize, ended: &Rc<Cell<bool>>) {
-        let Member { host, slot, heartbeat, .. } = self.members[rank];
+        let RankPlace { host, slot, heartbeat, .. } = self.members[rank];
         let (at, ended) = (heartbeat.expect("the rank has a heartbeat"), Rc::clone(ended));
         let bell = Bell((self.size() + rank) as u32);
         self.world.spawn(host, slot.0, move |memory| {
@@ -168,9 +168,9 @@ impl Scene {
     }
 
     /// The members, with the bells of those that run under the kernel of `rank`.
-    fn members_for(&self, rank: usize) -> Vec<Member> {
-        let reaches = |member: &Member| self.kernels == Kernels::Shared || member.host == self.hosts[rank];
-        let bell = |(bell, member): (u32, &Member)| Member {
+    fn members_for(&self, rank: usize) -> Vec<RankPlace> {
+        let reaches = |member: &RankPlace| self.kernels == Kernels::Shared || member.host == self.hosts[rank];
+        let bell = |(bell, member): (u32, &RankPlace)| RankPlace {
             bell: reaches(member).then_some(Bell(bell)),
             ..*member
         };
@@ -219,10 +219,10 @@ impl Survivor {
     }
 }
 
-fn members(hosts: &[u16], stride: u64, extra: u64) -> Vec<Member> {
+fn members(hosts: &[u16], stride: u64, extra: u64) -> Vec<RankPlace> {
     let member = |rank: usize| {
         let slot = hosts[..rank].iter().filter(|&&host| host == hosts[rank]).count();
-        Member {
+        RankPlace {
             at: Offset(stride * rank as u64),
             bytes: stride - extra,
             host: hosts[rank],

@@ -20,7 +20,7 @@ use super::group::{Dice, harmless, tiny};
 use super::stage::{expect_clean, pool_of};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
-use crate::group::{Group, Options};
+use crate::group::{Group, GroupOptions};
 use crate::local::LocalLayout;
 use crate::wait::Patience;
 use crate::{Member, Pool, PoolError};
@@ -72,9 +72,9 @@ static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
     pool_of(geometry, CHUNKS)
 });
 
-fn options() -> Options {
+fn options() -> GroupOptions {
     let patience = Patience { spins: 1, yields: 1, nap: TIMEOUT / 8 };
-    Options { direct_bytes: 64, timeout: TIMEOUT, patience, ..tiny(128) }
+    GroupOptions { direct_bytes: 64, timeout: TIMEOUT, patience, ..tiny(128) }
 }
 
 /// One schedule.
@@ -331,7 +331,7 @@ impl Scene {
             let pools: Vec<_> = (0..).zip(memories).map(attach).collect();
             for rank in 0..witness.hosts.len() {
                 let pool = Arc::clone(&pools[rank % 2]);
-                let options = Options { timeout: Duration::ZERO, ..options() };
+                let options = GroupOptions { timeout: Duration::ZERO, ..options() };
                 let alone = Group::join(pool, NAME, rank, witness.hosts.len(), options, None).err();
                 // The others do not come, or have not come again since they died.
                 let is_free = matches!(alone, Some(PoolError::Absent { .. } | PoolError::PeerDead { .. }));

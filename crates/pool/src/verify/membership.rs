@@ -11,7 +11,7 @@ use polder_mem::{Coherence, Memory, ProcessSlot};
 
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock, Uuid};
-use crate::keeper::{Charge, Claim, Claimant, Granted, Keeper, Over, Owner};
+use crate::keeper::{Claim, Claimant, Granted, Keeper, KeeperTask, Over, Owner};
 use crate::line;
 use crate::local::LocalLayout;
 use crate::membership::{Beat, HostLine, HostState, Process};
@@ -186,7 +186,7 @@ fn shape(hosts: u16, layout: &Layout, coherence: Coherence) -> Shape {
 }
 
 fn keep(memory: ModelMemory, layout: &Layout, incarnation: u16, ids: Option<Ids>) -> Keeper<ModelMemory> {
-    let charge = Charge { incarnation, ids, evict_after: None };
+    let charge = KeeperTask { incarnation, ids, evict_after: None };
     let owner = Owner::default();
     Keeper::start_in(memory, layout.clone(), charge, owner, Over::Gone).expect("no higher keeper runs")
 }
@@ -361,7 +361,7 @@ fn places(seed: u64, over: Over) -> Outcome {
         evict(&mut second);
         give(&mut second, 3);
         drop(second);
-        let charge = Charge { incarnation: 3, ids: None, evict_after: None };
+        let charge = KeeperTask { incarnation: 3, ids: None, evict_after: None };
         let mut third = loop {
             let start =
                 || Keeper::start_in(memory.clone(), its_layout.clone(), charge, Owner::default(), over);
