@@ -119,14 +119,14 @@ float!(Bf16, u16, i16, f32, widen_bfloat, narrow_bfloat, 0x7fc0, 0x7f80);
 float!(F16, u16, i16, f32, widen_half, narrow_half, 0x7e00, 0x7c00);
 
 #[inline(always)]
-fn widen_bfloat(bits: u16) -> f32 {
+pub(crate) fn widen_bfloat(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
 /// Adding just under half of the last place, and one more where the last bit is set, carries exactly where rounding to
 /// nearest even goes up; a carry out of the fraction is the next exponent, and infinity at the end.
 #[inline(always)]
-fn narrow_bfloat(value: f32) -> u16 {
+pub(crate) fn narrow_bfloat(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
     // A NaN could be rounded to an infinity.

@@ -1,5 +1,6 @@
 //! Instruction sets: the same loops compiled once for each, one of them picked at run time.
 
+use crate::adamw::{Piece, Update, pass, traffic};
 use crate::dtype::{Dtype, Op};
 use crate::reduce::{Arrays, combine, quotients};
 use std::num::NonZeroU32;
@@ -9,7 +10,7 @@ use std::num::NonZeroU32;
 pub(crate) enum Level {
     /// What every CPU of the target has.
     Portable,
-    /// AVX2.
+    /// AVX2, with fused multiply-adds.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
@@ -21,7 +22,7 @@ impl Level {
     /// The levels that this CPU has, the best one last.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn available() -> impl DoubleEndedIterator<Item = Self> {
-        let avx2 = !cfg!(miri) && is_x86_feature_detected!("avx2");
+        let avx2 = !cfg!(miri) && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
         let avx512 = avx2
             && is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -68,11 +69,37 @@ impl Level {
             Self::Avx512 => unsafe { x86::divide_avx512(dtype, acc, by.get()) },
         }
     }
+
+    /// Applies one step of AdamW. The level must be one of [`Level::available`].
+    pub(crate) fn adamw(self, update: &Update, piece: Piece<'_>) {
+        match self {
+            Self::Portable => pass(update, piece),
+            // SAFETY: `available` has found these features in this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { x86::adamw_avx2(update, piece) },
+            // SAFETY: `available` has found these features in this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { x86::adamw_avx512(update, piece) },
+        }
+    }
+
+    /// Moves what [`Level::adamw`] moves. The level must be one of [`Level::available`].
+    pub(crate) fn traffic(self, piece: Piece<'_>) {
+        match self {
+            Self::Portable => traffic(piece),
+            // SAFETY: `available` has found these features in this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { x86::traffic_avx2(piece) },
+            // SAFETY: `available` has found these features in this CPU.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { x86::traffic_avx512(piece) },
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Arrays, Dtype, Op, combine, quotients};
+    use super::{Arrays, Dtype, Op, Piece, Update, combine, pass, quotients, traffic};
 
     // Generic code is inlined into these functions, and only there are its loops compiled with their features.
 
@@ -94,5 +121,25 @@ mod x86 {
     #[target_feature(enable = "avx2,avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) fn divide_avx512(dtype: Dtype, acc: &mut [u8], by: u32) {
         quotients(dtype, acc, by);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn adamw_avx2(update: &Update, piece: Piece<'_>) {
+        pass(update, piece);
+    }
+
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(super) fn adamw_avx512(update: &Update, piece: Piece<'_>) {
+        pass(update, piece);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn traffic_avx2(piece: Piece<'_>) {
+        traffic(piece);
+    }
+
+    #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(super) fn traffic_avx512(piece: Piece<'_>) {
+        traffic(piece);
     }
 }

@@ -1,4 +1,4 @@
-//! Arithmetic on arrays with SIMD: the reductions of collectives.
+//! Arithmetic on arrays with SIMD: the reductions of collectives, and the step of an optimizer.
 //!
 //! Arrays are plain bytes of any alignment, little-endian, so that callers need no typed slices:
 //!
@@ -30,6 +30,7 @@
 //! integer arithmetic, which vectorises on every CPU. With the CPU set to flush
 //! denormals (`torch.set_flush_denormal`) the sums differ, as all arithmetic of that thread does.
 
+mod adamw;
 mod dtype;
 mod lane;
 mod level;
@@ -37,5 +38,6 @@ mod reduce;
 #[cfg(test)]
 mod tests;
 
+pub use adamw::{AdamW, Gradients, PIECE, Piece, Update, adamw, adamw_traffic};
 pub use dtype::{Dtype, KernelError, Op};
 pub use reduce::{divide, reduce, reduce_into};
