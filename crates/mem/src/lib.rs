@@ -1,4 +1,4 @@
-//! Memory that other hosts may write.
+//! Memory that other hosts may write, and tiers beside a host's own memory.
 //!
 //! One trait, [`Memory`], does what the hardware does and no more; every protocol of the pool is written once
 //! against it. Three implementations pass one conformance suite: coherent, software-coherent, and the incoherent
@@ -9,6 +9,7 @@ compile_error!("Polder maps memory with Linux and orders it with the instruction
 
 mod affinity;
 mod bounds;
+mod buffer;
 mod clock;
 #[doc(hidden)]
 pub mod conformance;
@@ -30,10 +31,12 @@ mod serial;
 mod shm;
 #[doc(hidden)]
 pub mod testing;
+mod tier;
 mod variants;
 mod wrapped;
 
 pub use affinity::{allowed_cpus, bind_memory, pin_to_cpu};
+pub use buffer::{Buffer, PAGE};
 pub use cpu::{Cpu, Flush};
 pub use fault::host_file_lost;
 pub use fork::forks;
@@ -44,5 +47,6 @@ pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, Pro
 pub use offset::{LINE, Offset};
 pub use region::{Draft, Region, RegionError, RegionKind};
 pub use serial::{Serial, Turn};
+pub use tier::{DiskRates, TRANSFER, TierError, TierFile, Transfer, disk_rates};
 pub use variants::{FlushedLines, HardwareLines, Lines};
 pub use wrapped::{Cost, FlushSite, FlushSiteError, Trigger, TriggerAction, Wrapped};
