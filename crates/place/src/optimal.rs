@@ -1,0 +1,109 @@
+//! The linear program: fractions that minimise the sum over phases of the slowest link's seconds, under capacities.
+//!
+//! Variables are the fraction x of each object in each tier, and the seconds t of each phase. Minimise the sum of t where
+//! - the fractions of an object add up to 1;
+//! - the bytes in a tier are at most its capacity;
+//! - each link's seconds in a phase are at most t, and t is at least what the phase takes anyway.
+
+use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem as Program, Variable};
+use polder_platform::Bytes;
+
+use crate::policy::whole;
+use crate::problem::{PlaceError, Placement, Problem};
+
+pub(crate) fn place(problem: &Problem) -> Result<Placement, PlaceError> {
+    let stays = |tier: usize| -> f64 {
+        problem.objects.iter().filter(|it| it.only == Some(tier)).map(|it| it.bytes.value()).sum()
+    };
+    for (index, tier) in problem.tiers.iter().enumerate() {
+        if stays(index) > tier.capacity.value() {
+            let (bytes, tier, capacity) = (Bytes::new(stays(index)), tier.name.clone(), tier.capacity);
+            return Err(PlaceError::TooSmall { tier, capacity, bytes });
+        }
+    }
+    let best = solve(problem, None)?;
+    // Of equally good placements the one whose links carry least: the first program says nothing of links that wait.
+    let sum = problem.seconds(&best).iter().sum();
+    Ok(solve(problem, Some(sum)).unwrap_or(best))
+}
+
+/// Solves for the least sum of the phases' seconds, or for the least sum of all links' seconds with the phases' at most `most`.
+fn solve(problem: &Problem, most: Option<f64>) -> Result<Placement, PlaceError> {
+    let (objects, tiers) = (problem.objects.len(), problem.tiers.len());
+    let unsolved = |problem: String| PlaceError::Unsolved { objects, tiers, problem };
+    // Units in which coefficients are near 1, where the solver is exact.
+    let bytes = problem.objects.iter().map(|it| it.bytes.value()).fold(1.0, f64::max);
+    let seconds = time_unit(problem);
+    let mut program = Program::new(OptimizationDirection::Minimize);
+    let fraction = |object: usize, tier: usize| match problem.objects[object].only {
+        Some(only) => (f64::from(only == tier), f64::from(only == tier)),
+        None => (0.0, 1.0),
+    };
+    let cost = |object: usize, tier: usize| match most {
+        Some(_) => problem.passes_of(object, tier) / seconds,
+        None => 0.0,
+    };
+    let fractions: Vec<Vec<Variable>> = (0..objects)
+        .map(|it| (0..tiers).map(|tier| program.add_var(cost(it, tier), fraction(it, tier))).collect())
+        .collect();
+    for row in &fractions {
+        program.add_constraint(sum(row.iter().map(|it| (*it, 1.0))), ComparisonOp::Eq, 1.0);
+    }
+    for (index, tier) in problem.tiers.iter().enumerate() {
+        let held = fractions
+            .iter()
+            .zip(&problem.objects)
+            .map(|(row, object)| (row[index], object.bytes.value() / bytes));
+        program.add_constraint(sum(held), ComparisonOp::Le, tier.capacity.value() / bytes);
+    }
+    let mut phases = vec![];
+    for phase in &problem.phases {
+        let cost = if most.is_none() { 1.0 } else { 0.0 };
+        let whole = program.add_var(cost, (phase.least_s / seconds, f64::INFINITY));
+        phases.push((whole, 1.0));
+        let mut links = vec![vec![(whole, -1.0)]; tiers];
+        for moved in &phase.moved {
+            for (tier, fraction) in fractions[moved.object].iter().enumerate() {
+                for (link, all) in problem.passes(phase, moved, tier) {
+                    links[link].push((*fraction, all / seconds));
+                }
+            }
+        }
+        for link in links {
+            program.add_constraint(sum(link.into_iter()), ComparisonOp::Le, 0.0);
+        }
+    }
+    if let Some(most) = most {
+        program.add_constraint(sum(phases.into_iter()), ComparisonOp::Le, most / seconds * (1.0 + 1e-9));
+    }
+    let outcome = program.solve().map_err(|error| unsolved(error.to_string()))?;
+    let solution = outcome.into_solution().map_err(|_| unsolved("it was interrupted".into()))?;
+    let row = |row: &Vec<Variable>| whole(&row.iter().map(|it| solution.var_value(*it)).collect::<Vec<_>>());
+    Ok(Placement { fractions: fractions.iter().map(row).collect() })
+}
+
+/// The seconds that a step takes with everything in its fastest tier.
+fn time_unit(problem: &Problem) -> f64 {
+    let fastest = problem.phases.iter().flat_map(|phase| {
+        phase.moved.iter().map(move |moved| {
+            let tiers = (0..problem.tiers.len())
+                .flat_map(|tier| problem.passes(phase, moved, tier).map(|(_, all)| all));
+            tiers.fold(f64::INFINITY, f64::min)
+        })
+    });
+    let least: f64 = problem.phases.iter().map(|phase| phase.least_s).sum();
+    let whole = fastest.sum::<f64>() + least;
+    if whole > 0.0 { whole } else { 1.0 }
+}
+
+/// A sum in which every variable stands once.
+fn sum(terms: impl Iterator<Item = (Variable, f64)>) -> LinearExpr {
+    let mut all: Vec<(Variable, f64)> = vec![];
+    for (variable, coefficient) in terms.filter(|(_, coefficient)| *coefficient != 0.0) {
+        match all.iter_mut().find(|(it, _)| *it == variable) {
+            Some((_, sum)) => *sum += coefficient,
+            None => all.push((variable, coefficient)),
+        }
+    }
+    all.into_iter().collect()
+}
