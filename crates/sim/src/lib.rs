@@ -1,6 +1,6 @@
 //! Predicted seconds: fabrics and training steps, in closed form, with their error against published runs.
 //!
-//! `step` prices a step, `walk` a collective as the pool runs it, `formats` reads models and layouts, `judge` holds predictions
+//! `step` prices a step, `offload` one whose tensors lie in host memory, `walk` a collective as the pool runs it, `formats` reads models and layouts, `judge` holds predictions
 //! against what was published and measured, and `search` answers questions. Each imports those before it alone.
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,7 @@ mod text;
 mod formats;
 mod judge;
 pub mod message;
+pub mod offload;
 mod search;
 mod step;
 mod walk;

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-/// Each folder with what it may import of the crate. `text` and `message` are files that import no folder.
-const TABLE: [(&str, &[&str]); 7] = [
+/// Each folder with what it may import of the crate. `text`, `message` and `offload` are files that import no folder.
+const TABLE: [(&str, &[&str]); 8] = [
     ("text", &[]),
     ("message", &[]),
+    ("offload", &[]),
     ("step", &["text"]),
     ("walk", &[]),
     ("formats", &["text", "step"]),
