@@ -12,9 +12,11 @@ use std::time::Instant;
 
 use polder_attach::settings::CoherenceChoice;
 use polder_mem::lines::{Effort, Way, memory_bandwidth, memory_latency, memset, memset_bandwidth};
-use polder_mem::{Region, Software as Lines, allowed_cpus, bind_memory, pin_to_cpu};
+use polder_mem::{
+    DiskRates, Region, Software as Lines, TierFile, allowed_cpus, bind_memory, disk_rates, pin_to_cpu,
+};
 use polder_platform::{
-    Accelerator, Attach, AttachKind, Bandwidth, BuiltTier, Bytes, Compute, Curve, Efficiency, Exchange,
+    Accelerator, Attach, AttachKind, Bandwidth, BuiltTier, Bytes, Compute, Curve, Disk, Efficiency, Exchange,
     Fabric, Fitted, FittedTier, FlopRate, Host, Link, MemoryTier, Packet, Platform, Quantity, Rack, Reached,
     Reduction, Server, Sharing, Software, Switch, Time, Topology, TransferRate, Unit,
 };
@@ -44,6 +46,9 @@ pub(crate) struct Arguments {
     /// Replace a file that is there.
     #[arg(long)]
     force: bool,
+    /// A folder on a disk to measure as a tier that `polder.offload` places tensors in.
+    #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
+    disk: Vec<PathBuf>,
 }
 
 /// Measures, and writes the file.
@@ -53,6 +58,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if out.exists() && !arguments.force {
         return Err(Failure(format!("{} exists: --force replaces it, --out names another", out.display())));
     }
+    // First, because a folder that is no tier is soon found.
+    let disk = disks(&arguments.disk)?;
     let sharing = sharing()?;
     let name = processor().unwrap_or_else(|| "a processor without a name".into());
     let (mut rack, mut library) = (BTreeMap::new(), String::new());
@@ -78,6 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         pool: None,
         sharing: Some(sharing),
         server,
+        disk,
     };
     let text = toml::to_string(&platform)?;
     fs::write(out, &text).map_err(wrong)?;
@@ -139,6 +147,31 @@ fn sharing() -> Result<Sharing, Failure> {
         ]
         .into(),
     })
+}
+
+/// Bytes that are written to a disk and read again, in each of a few rounds.
+const DISK: usize = 256 << 20;
+const DISK_ROUNDS: usize = 3;
+
+/// Folders on disks, each by its last name.
+fn disks(folders: &[PathBuf]) -> Result<BTreeMap<String, Disk>, Failure> {
+    let measured = |folder: &PathBuf| -> Result<_, Failure> {
+        // A folder that is no tier is refused in one line.
+        drop(TierFile::create(folder, 1)?);
+        eprintln!("polder: measuring the disk of {}", folder.display());
+        let DiskRates { free, read, write } = disk_rates(folder, DISK, DISK_ROUNDS)?;
+        let folder = folder.canonicalize()?;
+        let name = folder.file_name().map_or("root".into(), |it| it.to_string_lossy().into_owned());
+        let disk = Disk {
+            folder: folder.to_string_lossy().into_owned(),
+            // A disk that is full to the last byte serves nobody.
+            capacity: Bytes::new(free as f64 * 0.9),
+            read: Bandwidth::new(read),
+            write: Bandwidth::new(write),
+        };
+        Ok((name, disk))
+    };
+    folders.iter().map(measured).collect()
 }
 
 /// The memory of NUMA nodes other than the one that this program runs on, by name.
@@ -526,6 +559,7 @@ mod tests {
             pool: None,
             sharing: Some(sharing),
             server: [].into(),
+            disk: [].into(),
         };
         let text = toml::to_string(&platform).unwrap();
         let scratch = Scratch::new().unwrap();

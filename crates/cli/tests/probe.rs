@@ -297,7 +297,8 @@ fn probe_writes_a_machine_that_verify_reads_and_replaces_none() {
     let scratch = Scratch::new();
     let out = scratch.path().join("platform.toml");
     let path = out.to_str().unwrap();
-    let written = said(&["probe", "--out", path]);
+    let disk = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let written = said(&["probe", "--out", path, "--disk", disk.to_str().unwrap()]);
     assert_eq!(written, std::fs::read_to_string(&out).unwrap());
     let sharing = Platform::load(path).unwrap().sharing.unwrap();
     let names: Vec<_> = sharing.exchange.keys().map(String::as_str).collect();
@@ -306,6 +307,10 @@ fn probe_writes_a_machine_that_verify_reads_and_replaces_none() {
     // Python is not beside a test's binary, so products may be missing; what is there can be computed with.
     assert!(cores.is_none_or(|rack| rack.accelerator.compute.fp32.is_some()));
     assert!(sharing.exchange["software"].write.is_some() && sharing.exchange["coherent"].write.is_none());
+    let measured = &Platform::load(path).unwrap().disk["tmp"];
+    assert_eq!(std::path::Path::new(&measured.folder), disk.canonicalize().unwrap());
     let said = refused(&["probe", "--out", path]);
     assert!(said.contains("exists: --force replaces it"), "{said}");
+    let said = refused(&["probe", "--out", path, "--force", "--disk", "/dev/shm"]);
+    assert!(said.contains("/dev/shm: this folder lies in memory (tmpfs)"), "{said}");
 }

@@ -12,6 +12,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod disk;
 mod efficiency;
 mod fabric;
 mod file;
@@ -24,6 +25,7 @@ mod sharing;
 mod tier;
 mod unit;
 
+pub use disk::Disk;
 pub use efficiency::{Curve, Efficiency, Reached};
 pub use fabric::{Fabric, Link, Packet, Pbr, Protocol, Reduction, Software, Switch, Topology};
 pub use file::{

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::tier::check_rate;
 use crate::{
-    Bandwidth, BuiltTier, DataError, Efficiency, Fabric, FlopRate, Folder, MemoryTier, Protocol, Server,
-    Sharing, TierId, TierName, TierShare, Time, file, foreign, read, text,
+    Bandwidth, BuiltTier, DataError, Disk, Efficiency, Fabric, FlopRate, Folder, MemoryTier, Protocol,
+    Server, Sharing, TierId, TierName, TierShare, Time, file, foreign, read, text,
 };
 
 /// A machine: racks of accelerators, a fabric between the racks, and perhaps a memory pool on that fabric.
@@ -32,6 +32,9 @@ pub struct Platform {
     /// Kinds of host without accelerators, by name.
     #[serde(default)]
     pub server: BTreeMap<String, Server>,
+    /// Folders on disks that objects can be placed in, by name.
+    #[serde(default)]
+    pub disk: BTreeMap<String, Disk>,
 }
 
 /// A scale-up domain.
