@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo torch tools mpi lab test verify soak fuzz bench mpi-check
+.PHONY: setup demo offload torch tools mpi lab test verify soak fuzz bench mpi-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -21,6 +21,10 @@ extra = $$(.venv/bin/python -c 'import tomllib; of = tomllib.load(open("pyprojec
 
 demo: setup torch
 	@.venv/bin/python examples/train.py $(if $(TEXT),--text "$(TEXT)")
+
+# Fine-tunes a small decoder placed over memory and a disk, beside the same steps unplaced: a few minutes.
+offload: setup torch
+	@.venv/bin/python examples/offload.py --limit
 
 # The linters that the tests need, each once.
 tools: setup .venv/.dev .cache/tools/bin/cargo-deny

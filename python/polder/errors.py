@@ -21,11 +21,13 @@ __all__ = [
     "PeerError",
     "PeerGaveUpError",
     "PeerTimeoutError",
+    "PlacementError",
     "PolderError",
     "PoolFullError",
     "QuotaError",
     "RegionError",
     "SettingsError",
+    "TierError",
     "TooSmallError",
     "VersionError",
 ]
@@ -173,3 +175,11 @@ class BrokenError(PeerError):
 
 class ClosedError(PolderError):
     """The pool, group or object was closed, or belongs to the process that this one was forked from."""
+
+
+class PlacementError(PolderError, ValueError):
+    """There is no such placement: an unknown policy, fractions that do not add up, or tiers that are too small."""
+
+
+class TierError(PolderError, OSError):
+    """A tier cannot be used: no such node or folder, a full disk, a file that something has truncated."""

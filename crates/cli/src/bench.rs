@@ -4,6 +4,7 @@ pub(crate) mod collectives;
 mod lines;
 mod mpi;
 mod objects;
+mod offload;
 mod pair;
 mod plan;
 pub(crate) mod ring;
@@ -36,6 +37,8 @@ enum Bench {
     Collectives(collectives::Arguments),
     /// Messages of stock MPI libraries over a pool, beside TCP and their own shared memory.
     Mpi(mpi::Arguments),
+    /// The fused step of an optimizer, beside torch's and the floor of the same traffic.
+    Offload(offload::Arguments),
     /// A million creates and opens from four processes.
     Objects(objects::Arguments),
     /// Layouts of a training step predicted in a second, and their error beside that of a constant rate.
@@ -60,6 +63,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         Bench::Objects(arguments) => objects::run(arguments)?,
         Bench::Collectives(collectives) => {
             collectives::run(collectives, |row| print(row, arguments.json))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Bench::Offload(offload) => {
+            offload::run(offload, |row| print(row, arguments.json))?;
             return Ok(ExitCode::SUCCESS);
         }
         Bench::Mpi(mpi) => {

@@ -1,4 +1,4 @@
-//! The Python module `polder._core`: pools, objects, groups and plans, with Python's errors and arrays.
+//! The Python module `polder._core`: pools, objects, groups, plans and placements, with Python's errors and arrays.
 
 mod buffer;
 mod errors;
@@ -6,6 +6,7 @@ mod group;
 mod lane;
 mod number;
 mod object;
+mod offload;
 mod plan;
 mod pool;
 mod tellers;
@@ -25,5 +26,12 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::plan_train, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_points, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_names, module)?)?;
+    module.add_class::<offload::States>()?;
+    module.add_class::<offload::Saved>()?;
+    module.add_function(wrap_pyfunction!(offload::offload_place, module)?)?;
+    module.add_function(wrap_pyfunction!(offload::offload_disk, module)?)?;
+    module.add_function(wrap_pyfunction!(offload::offload_tiers, module)?)?;
+    module.add_function(wrap_pyfunction!(offload::offload_adamw, module)?)?;
+    module.add_function(wrap_pyfunction!(offload::offload_adamw_bf16, module)?)?;
     Ok(())
 }

@@ -34,19 +34,30 @@ pub(crate) struct Arguments {
 /// Runs the benchmark's Python half and hands on each row as it comes.
 pub(crate) fn run(
     arguments: &Arguments,
+    row: impl FnMut(&Row) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut words = vec!["--procs".to_owned()];
+    words.extend(arguments.procs.iter().map(u16::to_string));
+    if !arguments.sizes.is_empty() {
+        words.push("--sizes".to_owned());
+        words.extend(arguments.sizes.iter().map(u64::to_string));
+    }
+    words.extend(["--rounds".to_owned(), arguments.rounds.to_string()]);
+    let flags =
+        [(arguments.alone, "--alone"), (arguments.pin, "--pin"), (arguments.without_rust, "--without-rust")];
+    words.extend(flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned()));
+    rows_of("polder.bench", words, row)
+}
+
+/// Runs a benchmark that is a module of Python, and hands on each row as it comes.
+pub(super) fn rows_of(
+    module: &str,
+    words: impl IntoIterator<Item = String>,
     mut row: impl FnMut(&Row) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let python = python()?;
     let mut command = Command::new(&python);
-    command.args(["-m", "polder.bench"]).stdout(Stdio::piped());
-    command.arg("--procs").args(arguments.procs.iter().map(u16::to_string));
-    if !arguments.sizes.is_empty() {
-        command.arg("--sizes").args(arguments.sizes.iter().map(u64::to_string));
-    }
-    command.arg("--rounds").arg(arguments.rounds.to_string());
-    command.args(arguments.alone.then_some("--alone"));
-    command.args(arguments.pin.then_some("--pin"));
-    command.args(arguments.without_rust.then_some("--without-rust"));
+    command.args(["-m", module]).args(words).stdout(Stdio::piped());
     // Its pools go when it is killed.
     let scratch = Scratch::new()?;
     command.env("POLDER_BENCH_FOLDER", scratch.path());

@@ -1,0 +1,37 @@
+"""Where an offloaded training step keeps its tensors: placed over memory, NUMA nodes and disks, by a policy.
+
+Examples
+--------
+>>> import tempfile
+>>> import torch
+>>> import polder.offload
+>>> model = torch.nn.Linear(64, 64)
+>>> optimizer = polder.offload.AdamW(model.parameters(), lr=1e-3)
+>>> placed = polder.offload.place(model, optimizer, tiers=[polder.offload.Tier("dram", "1 GiB", read=2e10, write=2e10)])
+>>> with placed.activations():
+...     loss = model(torch.ones(8, 64)).square().mean()
+>>> loss.backward()
+>>> optimizer.step()
+>>> placed.fractions["optimizer states"]
+[1.0]
+>>> placed.close()
+"""
+
+from polder.errors import PlacementError, TierError
+from polder.offload.optimizer import AdamW
+from polder.offload.placed import POLICIES, Placed, Row, place, saved_bytes
+from polder.offload.tiers import Tier, measured, tiers_of
+
+__all__ = [
+    "POLICIES",
+    "AdamW",
+    "Placed",
+    "PlacementError",
+    "Row",
+    "Tier",
+    "TierError",
+    "measured",
+    "place",
+    "saved_bytes",
+    "tiers_of",
+]
