@@ -66,15 +66,10 @@ pub(crate) struct Tied {
 
 impl Tied {
     pub(crate) fn spawn(command: &mut Command) -> io::Result<Self> {
-        let mut child = command.process_group(0).spawn()?;
-        match Guard::over_group(child.id()) {
-            Ok(guard) => Ok(Self { child, _guard: guard }),
-            Err(error) => {
-                drop(child.kill());
-                drop(child.wait());
-                Err(error)
-            }
-        }
+        // The guard comes first: a signal may end this process between the two.
+        let (guard, group) = Guard::over_group()?;
+        let child = command.process_group(group).spawn()?;
+        Ok(Self { child, _guard: guard })
     }
 
     /// What it says to its end.
@@ -90,11 +85,13 @@ impl Tied {
 struct Guard(Child);
 
 impl Guard {
-    /// Kills the process group when this process has ended.
-    fn over_group(group: u32) -> io::Result<Self> {
+    /// A process group, all of which it kills, itself too, when this process has ended.
+    fn over_group() -> io::Result<(Self, i32)> {
         let mut guard = Command::new("sh");
-        guard.args(["-c", "cat > /dev/null; kill -s KILL -- \"-$0\" 2> /dev/null"]).arg(group.to_string());
-        Ok(Self(guard.stdin(Stdio::piped()).process_group(0).spawn()?))
+        guard.args(["-c", "cat > /dev/null; kill -s KILL -- \"-$$\""]);
+        let guard = Self(guard.stdin(Stdio::piped()).process_group(0).spawn()?);
+        let group = i32::try_from(guard.0.id()).expect("Linux has ids below 2^22");
+        Ok((guard, group))
     }
 
     fn over(directory: &Path) -> io::Result<Self> {
