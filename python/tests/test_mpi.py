@@ -257,7 +257,7 @@ def test_a_sweep_is_a_table_for_each_number_of_ranks_and_a_picture(scratch: Path
     assert [line.split()[:2] for line in lines] == [["1", "B"], ["64", "KiB"]]
     assert "published" in done.stdout.splitlines()[-1]
     drawn = picture.read_text()
-    assert all(f"MPICH, {ranks} ranks" in drawn for ranks in (2, 4)) and "latency of two-sided messages" in drawn
+    assert all(f"MPICH, {ranks} ranks" in drawn for ranks in (2, 4)) and "Latency of two-sided messages" in drawn
 
 
 def test_a_missing_pool_is_one_line_that_says_what_to_do(scratch: Path) -> None:
