@@ -11,6 +11,10 @@ use polder_platform::Bytes;
 use crate::policy::whole;
 use crate::problem::{PlaceError, Placement, Problem};
 
+/// What a whole object counts in the program. The solver keeps to each constraint within 1e-7, whatever its size: against this
+/// it is what rounding leaves, where against 1 a full tier would hold thousands of bytes too many.
+const WHOLE: f64 = 1e4;
+
 pub(crate) fn place(problem: &Problem) -> Result<Placement, PlaceError> {
     let stays = |tier: usize| -> f64 {
         problem.objects.iter().filter(|it| it.only == Some(tier)).map(|it| it.bytes.value()).sum()
@@ -36,8 +40,9 @@ fn solve(problem: &Problem, most: Option<f64>) -> Result<Placement, PlaceError> 
     let seconds = time_unit(problem);
     let mut program = Program::new(OptimizationDirection::Minimize);
     let fraction = |object: usize, tier: usize| match problem.objects[object].only {
-        Some(only) => (f64::from(only == tier), f64::from(only == tier)),
-        None => (0.0, 1.0),
+        Some(only) if only == tier => (WHOLE, WHOLE),
+        Some(_) => (0.0, 0.0),
+        None => (0.0, WHOLE),
     };
     let cost = |object: usize, tier: usize| match most {
         Some(_) => problem.passes_of(object, tier) / seconds,
@@ -47,19 +52,19 @@ fn solve(problem: &Problem, most: Option<f64>) -> Result<Placement, PlaceError> 
         .map(|it| (0..tiers).map(|tier| program.add_var(cost(it, tier), fraction(it, tier))).collect())
         .collect();
     for row in &fractions {
-        program.add_constraint(sum(row.iter().map(|it| (*it, 1.0))), ComparisonOp::Eq, 1.0);
+        program.add_constraint(sum(row.iter().map(|it| (*it, 1.0))), ComparisonOp::Eq, WHOLE);
     }
     for (index, tier) in problem.tiers.iter().enumerate() {
         let held = fractions
             .iter()
             .zip(&problem.objects)
             .map(|(row, object)| (row[index], object.bytes.value() / bytes));
-        program.add_constraint(sum(held), ComparisonOp::Le, tier.capacity.value() / bytes);
+        program.add_constraint(sum(held), ComparisonOp::Le, WHOLE * tier.capacity.value() / bytes);
     }
     let mut phases = vec![];
     for phase in &problem.phases {
         let cost = if most.is_none() { 1.0 } else { 0.0 };
-        let whole = program.add_var(cost, (phase.least_s / seconds, f64::INFINITY));
+        let whole = program.add_var(cost, (WHOLE * phase.least_s / seconds, f64::INFINITY));
         phases.push((whole, 1.0));
         let mut links = vec![vec![(whole, -1.0)]; tiers];
         for moved in &phase.moved {
@@ -74,7 +79,11 @@ fn solve(problem: &Problem, most: Option<f64>) -> Result<Placement, PlaceError> 
         }
     }
     if let Some(most) = most {
-        program.add_constraint(sum(phases.into_iter()), ComparisonOp::Le, most / seconds * (1.0 + 1e-9));
+        program.add_constraint(
+            sum(phases.into_iter()),
+            ComparisonOp::Le,
+            WHOLE * most / seconds * (1.0 + 1e-9),
+        );
     }
     let outcome = program.solve().map_err(|error| unsolved(error.to_string()))?;
     let solution = outcome.into_solution().map_err(|_| unsolved("it was interrupted".into()))?;
