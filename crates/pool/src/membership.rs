@@ -1,8 +1,8 @@
-//! Hosts and processes: who is there, and how others know that it lives.
+//! Hosts and processes: which are there, and how others know that they live.
 //!
-//! Each host has one line that says which incarnation of it holds the host id, and for each of its processes a line that
-//! says who it is and a heartbeat line. A heartbeat is a counter, timed by its reader's clock. Only processes of a host
-//! write its lines; what a dead process left is put right by another process of the same host, which shares its caches.
+//! Each host has one line: which incarnation of the host holds the id. Each of its processes has two: its identity, and a
+//! heartbeat. A heartbeat is a counter, timed by its reader's clock. Only processes of a host write its lines. If one dies
+//! in the middle, another process of the same host repairs its lines, because the two share their caches.
 //!
 //! # Words of a host line
 //! | word | what |
@@ -34,7 +34,7 @@
 //! # Words of a claim line
 //! | word | what |
 //! |---|---|
-//! | 0 | 1 a claimant asks for the id, 2 somebody asks to evict, 3 somebody says that the host is fenced |
+//! | 0 | 1 a claimant asks for the id, 2 a command asks to evict, 3 a command says that the host is fenced |
 //! | 1 | the claimant's nonce |
 //! | 2 | hash of the claimant's boot id |
 //! | 3 | the incarnation that is to be evicted, or is fenced |

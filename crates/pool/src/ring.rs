@@ -1,13 +1,15 @@
 //! Rings: messages from one producer to one consumer, in order, across hosts.
 //!
-//! The producer owns header lines (slots) and cells, the consumer owns one line on which it returns credits for both;
-//! neither ever writes the other's (rules 1 and 5 of docs/memory-model.md). A message of up to [`INLINE`] bytes rides
-//! in its header's own line, which carries a checksum; a longer one lies in a cell, which reaches memory before its
-//! header is stored; one that no cell holds is streamed through several, and the consumer copies the first out while
-//! the producer still writes the last.
+//! The producer owns header lines (slots) and cells. The consumer owns one line, on which it returns credits for both.
+//! Neither ever writes a line of the other (rules 1 and 5 of docs/memory-model.md).
 //!
-//! A push that is cut short anywhere is invisible: only a header whose checksum is right, of the expected sequence and
-//! generation, makes a message. Whatever the peer writes is copied out once and validated after.
+//! - A message of up to [`INLINE`] bytes goes into its header's line, which carries a checksum.
+//! - A longer one goes into a cell, which reaches memory before its header is stored.
+//! - One that is longer than a cell goes through several: the consumer copies the first while the producer still writes
+//!   the last.
+//!
+//! A push that is cut short anywhere stays invisible. A message needs a header with the right checksum, and with the
+//! expected sequence and generation. What the peer writes is copied out once and then validated.
 //!
 //! # Extent of a producer
 //! | part | bytes |
@@ -15,8 +17,8 @@
 //! | headers, each in the first line of two | `slots * 128` |
 //! | cells | `cells * cell_bytes` |
 //!
-//! Slot `n` of a generation, from 1, has the header of index `(n - 1) mod slots`; a part that does not ride in its header lies in
-//! the next cell, in turn.
+//! Slot `n` of a generation, from 1, has the header of index `(n - 1) mod slots`. A short message lies in its header. Any
+//! other part of a message lies in the next cell, in turn.
 //!
 //! # Words of a credit line
 //! | word | what |

@@ -10,11 +10,11 @@
 //! | 5 | job id | 0 |
 //! | 6 | bits 0..16 slot of the process that created it, bits 16..24 lines of the header | bits 0..16 owner, bits 16..48 slot of the entry |
 //!
-//! A line that is not whole is torn, or damaged: a host that starts frees what a writer may have left half done when it died,
-//! and keeps any other as it is, with all that it may lead to.
+//! States are 0 free (all words are 0), 3 claimed, 5 live, 6 condemned, 9 tombstone: no damaged bit turns one into another.
+//! An owner uses a generation once, so (owner, slot, generation) names one object for ever.
 //!
-//! States are 0 free (all words are 0), 3 claimed, 5 live, 6 condemned, 9 tombstone: no damaged bit makes one of another. A
-//! generation is used once by its owner: (owner, slot, generation) names one object for ever.
+//! A line whose checksum is wrong is torn or damaged. When a host starts, it frees what a dead writer may have left half
+//! done. It keeps any other such line, with all bytes that the line may lead to.
 //!
 //! # Words of the generation line
 //! | word | what |

@@ -1,7 +1,7 @@
 //! Where endpoints and the rings between them lie.
 //!
-//! An endpoint is the object `/endpoint/JOB/HOST.PORT`; the ring on which one sends to another is the object
-//! `RECEIVER/from/SENDER` of the sender, with the generations of both.
+//! An endpoint is the object `/endpoint/JOB/HOST.PORT`. The ring on which one sends to another is the object
+//! `RECEIVER/from/SENDER`, with the generations of both. The sender owns it.
 //!
 //! # Object of an endpoint
 //! | line | what |
@@ -10,11 +10,12 @@
 //! | 1 | spare, 0 |
 //! | from 2 on | news: for each host, a word for each of its ports, eight a line |
 //!
-//! A word of the news belongs to the sender with this port of this host. It is 0 before that has sent anything; then bits 40..64
-//! are the lowest of the sender's generation, and bits 0..40 the slots that it has published: the summary word of the ring.
+//! A word of the news belongs to the sender with that port of that host. It is 0 until that sender has sent anything. Then
+//! bits 40..64 are the lowest bits of the sender's generation, and bits 0..40 the number of slots that it has published.
+//! So it is the ring's summary word.
 //!
 //! # Object of a ring
-//! Its first line is the identity of its shape. The others count from the first multiple of 128 bytes in the object.
+//! Its first line is the identity of the ring. The offsets below count from the first multiple of 128 bytes in the object.
 //!
 //! | bytes | what |
 //! |---|---|

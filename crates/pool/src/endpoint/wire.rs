@@ -11,8 +11,8 @@
 //! | 6 offer | the label's | bits 0..24 number of the send, bits 24..64 bytes of the message; where in the pool they lie, 8 bytes each |
 //! | 7 synchronous request | the label's | as a request; when all that was granted is where it belongs, a grant of 0 bytes says so |
 //!
-//! The kind of an eager message, a request of either sort or an offer has the label's kind in bits 8..16 and its data in bits
-//! 16..48; bit 7 says that there is some.
+//! If it is of an eager message, a request of either sort or an offer, the kind has more bits: bits 8..16 are the label's
+//! kind, bits 16..48 its data, and bit 7 is 1 if there is data.
 
 use super::Label;
 use crate::ring::{Envelope, INLINE};

@@ -1,11 +1,14 @@
-//! How ranks find each other: each makes the object `NAME/RANK`, its extent, which says in its first line who it is before
-//! anybody can find it, and acknowledges the extents that it has found.
+//! How ranks find each other.
 //!
-//! A rank has found all others when every rank has acknowledged the very extent that it made, so that it holds none that is
-//! left from an earlier group of the same name, and none can be gone before a late one came. When ranks die meanwhile, some may
-//! have found one that died, and others the next in its place. So all begin with a barrier of those that found the same extents,
-//! and an extent belongs to one group at most. Extents of ranks that died are taken away by whoever joins as the same rank of
-//! the same name.
+//! 1. Each rank makes the object `NAME/RANK`, its extent. The first line is the rank's identity, written before another
+//!    rank can find the object.
+//! 2. Each rank acknowledges every extent that it has found.
+//! 3. A rank has found all others when every rank has acknowledged the very extent that it made. So no rank uses an
+//!    extent of an earlier group of the same name, and none leaves before a late rank has come.
+//! 4. If a rank dies meanwhile, some ranks may have found it, and others its successor. So a barrier follows, among the
+//!    ranks that found the same extents. An extent belongs to one group at most.
+//!
+//! A process that joins as the same rank of the same name removes the extent of a rank that died.
 //!
 //! The acknowledgements lie where the first half of the staging will be, a word for each rank. The first operation stages in
 //! the other half, and the second begins when all ranks are in the first (see invariants 2 and 3 of [`super`]).
@@ -30,8 +33,8 @@
 //! | 5 | bytes of staging |
 //! | 6 | bits 0..32 bytes up to which a message goes in one exchange, bits 32..64 bytes of a segment |
 //!
-//! While ranks meet, word `r` of the staging acknowledges the extent of rank `r`: bits 0..56 the generation of its object, bits
-//! 56..64 the owner. What a half holds during an operation follows from the schedule of that operation.
+//! While ranks meet, word `r` of the staging acknowledges the extent of rank `r`: bits 0..56 are the generation of its
+//! object, bits 56..64 its owner. During an operation, its schedule says what a half of the staging holds.
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};

@@ -1,4 +1,4 @@
-//! The progress line: how far a rank has come, in what, and whom it waits for.
+//! The progress line: how far a rank has come, in which operation, and which rank it waits for.
 //!
 //! # Words of a progress line
 //! | word | what |

@@ -1,4 +1,4 @@
-//! What an operation is, in one word, so that ranks which call different ones find out.
+//! An operation in one word, by which ranks notice that they called different ones.
 //!
 //! # Bits of a signature
 //! | bits | what |

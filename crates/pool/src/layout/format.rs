@@ -6,15 +6,15 @@
 //! |---|---|---|
 //! | superblock | 64 | the formatter, once |
 //! | keeper blocks, incarnation `i` of the keeper has number `(i - 1) mod keepers` | `keepers * (4 + hosts)` | that incarnation of the keeper |
-//! | claim lines, one a host id | `hosts` | whoever claims the id: the one exception to one writer a line |
+//! | claim lines, one a host id | `hosts` | a process that claims the id: the one exception to one writer a line |
 //! | host lines, one a host id | `hosts` | that host |
 //! | shards, one a host id | `hosts * shard` | that host |
 //! | padding to a multiple of the smaller of `chunk_bytes` and 2 MiB | | nobody |
 //! | chunks | `chunks * chunk_bytes / 64` | the host that claimed the chunk |
 //!
 //! # Lines
-//! Unless stated otherwise a line is seven words and [`crate::line::checksum`] over them; a line that was never
-//! written is all zeros, which is valid and empty.
+//! A line is seven words and [`crate::line::checksum`] over them, unless its section says otherwise. A line that was
+//! never written is all zeros. It is valid and empty.
 //!
 //! # Superblock
 //! | byte | size | what |
@@ -62,11 +62,13 @@
 //! | directory | for each level its slots, one line a slot |
 //!
 //! Level `k` of the directory has as many slots as the `k`-th largest prime that is at most `names`. A name whose
-//! XXH3-128 is `h` may stand in slot `(h mod 2^64) mod slots` of each level. Tombstones stand in directory slots of the
-//! destroyer's shard, so that a look-up meets them without a second search; the burials are a hint to their owners, each with
-//! bits 0..6 the owner of the entry that is destroyed and bits 6..36 the slot of the tombstone. The words of generation lines
-//! and entries stand in `entry.rs`, those of announcements and marks in `opens.rs`, of claims in
-//! `chunks.rs`; burials, claims, announcements and marks are [`crate::word`]s, which are checked and atomic.
+//! XXH3-128 is `h` may stand in slot `(h mod 2^64) mod slots` of each level.
+//!
+//! A tombstone stands in a directory slot of the host that destroys the object, so that a look-up meets it without a second
+//! search. A burial tells the owner: bits 0..6 are the owner of the destroyed entry, bits 6..36 the slot of the tombstone.
+//!
+//! `entry.rs` has the words of generation lines and entries, `opens.rs` those of announcements and marks, `chunks.rs`
+//! those of chunk claims. Burials, claims, announcements and marks are [`crate::word`]s: checked and atomic.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};

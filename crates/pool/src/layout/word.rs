@@ -1,8 +1,10 @@
 //! Checked words: 56 bits and a check of 8, for what must be seen whole in one atomic word.
 //!
-//! A line of several words may tear and is then read again; a chunk claim or an announcement must never be doubtful,
-//! so each stands in one word. The check is CRC-8 (polynomial x^8 + x^2 + x + 1), which misses no error of one or two
-//! bits in 64 and no odd number of them. The empty word is 0.
+//! A line of several words may tear: a reader may see old and new words, and then reads it again. A chunk claim or an
+//! announcement must never be in doubt, so each stands in one word.
+//!
+//! Bits 0..8 are CRC-8 (polynomial x^8 + x^2 + x + 1) of the payload's 7 bytes, the highest first; bits 8..64 are the
+//! payload. The check misses no error of one or two bits in 64, and no odd number of them. The empty word is 0.
 
 /// The bits that a checked word carries.
 pub const BITS: u32 = 56;

@@ -1,13 +1,14 @@
 //! The view: who belongs to the pool, in the keeper's words.
 //!
 //! Nothing is elected in the pool. Each incarnation of the keeper was authorised from outside and writes its own
-//! lines; the highest incarnation counts. A reader accepts what an incarnation wrote only when it looked at all
-//! higher ones *afterwards* and found nothing, and a new incarnation announces itself before it reads what the older
-//! ones wrote: so whatever a reader accepted from an older keeper, the newer one has taken over.
+//! lines. The highest incarnation counts. Two rules make a newer keeper take over all that readers accepted:
 //!
-//! A pool has places for some incarnations. One takes the place of an earlier one that is gone once a keeper between the
-//! two has published a view: the earlier one's words count for nobody by then. Grants in the place may be the new one's
-//! already for a reader that saw the earlier one's view last; one that is newer than a view does not stand in it.
+//! - A reader accepts the words of an incarnation only if it looks at all higher ones *afterwards* and finds nothing.
+//! - A new incarnation announces itself before it reads the words of the older ones.
+//!
+//! A pool has places for some incarnations. A new one may take the place of an earlier one that is gone, once a keeper
+//! between the two has published a view: no reader uses the earlier one's words by then. A reader that saw the earlier
+//! view last may find the new one's grants in the place. It ignores a grant that is newer than its view.
 //!
 //! # Words of a view line
 //! | word | what |

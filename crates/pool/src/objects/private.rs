@@ -1,4 +1,4 @@
-//! Private memory: bytes of the pool that one process has for itself, and from which others read in place what it sends.
+//! Private memory: bytes of the pool that one process alone writes. Others read in place what it sends from there.
 //!
 //! It is the object `/memory/JOB/HOST.PID.NUMBER`. Its process alone stores there.
 //!

@@ -1,8 +1,8 @@
 //! Channels: rings that have a name. One process makes a ring and sends, another opens it and receives.
 //!
-//! The ring is the object `NAME` of the sender; whoever receives owns the object `NAME/receiver`, two lines. So the directory
-//! decides who receives, and only one process ever does. The first line of each object says whose it is, and never changes;
-//! word 0 of the second is 1 once that process has left.
+//! The ring is the object `NAME` of the sender. The receiver owns the object `NAME/receiver` of two lines. A name can be
+//! created once, so only one process ever receives. The first line of each object is the identity of its process, and
+//! never changes. Word 0 of the second line is 1 once that process has left.
 //!
 //! # Words of the first line of a receiver
 //! | word | what |

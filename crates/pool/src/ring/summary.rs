@@ -1,9 +1,9 @@
 //! One line per sending host: how a receiver with many rings learns which of them to look at.
 //!
-//! Each sending process owns one word of a line that belongs to its host, eight processes a line; the word counts what
+//! Each sending process owns one word of a line that belongs to its host, eight processes a line. The word counts what
 //! the process has published for this receiver. The processes of a host share their caches, so any of them writes
-//! back the whole line. A word is a hint and stays one: it is stored after the header that it counts, without a fence
-//! between the two, and the receiver looks at a ring for as long as its word is ahead.
+//! back the whole line. A word is only a hint: it is stored after the header that it counts, without a fence between
+//! the two. The receiver looks at a ring for as long as its word is ahead.
 //!
 //! # Words of a summary line
 //! | word | what |

@@ -1,7 +1,7 @@
 //! Where the parts of a window lie.
 //!
-//! Rank `RANK` of the window `NAME` of job `JOB` owns the object `/window/JOB/NAME/RANK`, its segment. All lines before the
-//! data are written by that rank's process alone; the data has one writer at a time, as MPI's rules have it.
+//! Rank `RANK` of the window `NAME` of job `JOB` owns the object `/window/JOB/NAME/RANK`, its segment. Only the process of
+//! that rank writes the lines before the data. The data has one writer at a time, as MPI's rules demand.
 //!
 //! # Object of a segment
 //! | line | what |
@@ -30,8 +30,8 @@
 //! | 2 | how often this window was posted for that rank |
 //! | 3 | how many accesses to the window of that rank were completed |
 //!
-//! A ticket is a checked word: 0 without one; else bit 0 is 1, bit 1 is 1 where nobody else may hold the lock, and bits 2..56
-//! are the number, 0 while it is being chosen.
+//! A ticket is a checked word, 0 if there is none. Bit 0 is 1. Bit 1 is 1 if no other rank may hold the lock at the same
+//! time. Bits 2..56 are the number, 0 while it is being chosen.
 
 use polder_mem::{LINE, Memory, Offset};
 

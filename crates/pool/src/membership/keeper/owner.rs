@@ -1,4 +1,4 @@
-//! Which process an incarnation of the keeper is, so that its place can be taken once that is gone for certain.
+//! Which process is an incarnation of the keeper. Its place can be taken once that process is gone for certain.
 //!
 //! # Words of an owner line
 //! | word | what |
