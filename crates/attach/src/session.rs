@@ -11,7 +11,7 @@ use polder_mem::{
     forks,
 };
 
-use polder_pool::keeper::{self, Admission, Claim};
+use polder_pool::claim::{Admission, IdClaim, claim_host_id, look_up_admission};
 use polder_pool::local::LocalLayout;
 use polder_pool::membership::live_process;
 use polder_pool::{
@@ -149,11 +149,11 @@ impl AnyMemory {
         let memory = Software::new(Region::open(path)?);
         // A superblock that cannot be read is the matter of the caller, who reads it too.
         let kept = read_superblock(&memory).ok().and_then(|superblock| superblock.coherence);
-        match (kept, choice.said()) {
+        match (kept, choice.chosen()) {
             (Some(kept), Some(asked)) if kept != asked => {
                 Err(SessionError::Coherence { path: path.to_owned(), kept, asked })
             }
-            (kept, asked) => Ok(Self::kept(memory, kept.or(asked))),
+            (kept, asked) => Ok(Self::with_coherence(memory, kept.or(asked))),
         }
     }
 
@@ -161,11 +161,11 @@ impl AnyMemory {
     ///
     /// # Errors
     /// [`RegionError`].
-    pub fn blank(path: &Path, choice: CoherenceChoice) -> Result<Self, RegionError> {
-        Ok(Self::kept(Software::new(Region::open(path)?), choice.said()))
+    pub fn open_unformatted(path: &Path, choice: CoherenceChoice) -> Result<Self, RegionError> {
+        Ok(Self::with_coherence(Software::new(Region::open(path)?), choice.chosen()))
     }
 
-    fn kept(memory: Software, coherence: Option<Coherence>) -> Self {
+    fn with_coherence(memory: Software, coherence: Option<Coherence>) -> Self {
         match coherence.unwrap_or_else(|| memory.region().kind().coherence()) {
             Coherence::Coherent => Self::Coherent(memory.kept_by()),
             Coherence::Software => Self::Software(memory),
@@ -202,7 +202,7 @@ impl AnyMemory {
 #[derive(Debug)]
 pub struct Session {
     // The thread ends first: it holds the pool as well.
-    _beat: Beat,
+    _beat: Heartbeat,
     pool: AnyPool,
 }
 
@@ -268,7 +268,9 @@ impl Session {
         let memory = match &settings.wrap {
             None => AnyMemory::open(path, settings.coherence.unwrap_or_default())?,
             // A shadow keeps its own copies: the region behind them is coherent.
-            Some(wrap) if wrap.shadow => AnyMemory::blank(path, CoherenceChoice::Coherent)?.wrapped(wrap),
+            Some(wrap) if wrap.shadow => {
+                AnyMemory::open_unformatted(path, CoherenceChoice::Coherent)?.wrapped(wrap)
+            }
             Some(wrap) => AnyMemory::open(path, settings.coherence.unwrap_or_default())?.wrapped(wrap),
         };
         let refused = |source| SessionError::Pool { path: path.to_owned(), source };
@@ -314,7 +316,7 @@ impl Session {
                 Refused::Pool(error) => refused(error),
             }
         })?;
-        let beat = each!(&pool, pool => Beat::start(Arc::clone(pool)));
+        let beat = each!(&pool, pool => Heartbeat::start(Arc::clone(pool)));
         let coherence = pool.coherence();
         tracing::info!(pool = %path.display(), host, ?coherence, "attached");
         Ok(Self { _beat: beat, pool })
@@ -375,8 +377,8 @@ pub fn create_as(
     // As people write sizes: 1GB is no multiple of a page.
     let bytes = if bytes > PAGE { bytes - bytes % PAGE } else { bytes };
     let (region, draft) = Region::draft(path, bytes)?;
-    let coherence = choice.said();
-    let memory = AnyMemory::kept(Software::new(region), coherence);
+    let coherence = choice.chosen();
+    let memory = AnyMemory::with_coherence(Software::new(region), coherence);
     // A new file holds nothing that could be lost.
     let (uuid, overwrite) = (Uuid::fresh(), Overwrite::Force);
     let made = each_memory!(&memory, memory => format_as(memory, geometry, uuid, overwrite, coherence));
@@ -411,12 +413,12 @@ fn holder<M: Memory>(memory: &M, superblock: &Superblock, member: &Member) -> Re
 
 /// The id that was set, or that the keeper or else a launcher gives; 0 on memory that has one host.
 fn host_id(settings: &Settings, memory: &AnyMemory, boot: u64) -> Result<Option<u16>, PoolError> {
-    each_memory!(memory, memory => match keeper::admission(memory, boot, settings.host)? {
+    each_memory!(memory, memory => match look_up_admission(memory, boot, settings.host)? {
         Admission::Admitted(host) => Ok(Some(host)),
-        Admission::Wanted => {
-            let mut claim = Claim::new(settings.host, boot);
+        Admission::MustClaim => {
+            let mut claim = IdClaim::new(settings.host, boot);
             claim.timeout = settings.timeout.map_or(claim.timeout, |timeout| timeout.0);
-            Ok(Some(keeper::claim(memory, &claim)?.host))
+            Ok(Some(claim_host_id(memory, &claim)?.host))
         }
         Admission::Launcher => {
             let shared = matches!(memory.region().kind(), RegionKind::DaxDevice | RegionKind::DaxFile);
@@ -442,7 +444,7 @@ fn host_plan(superblock: &Superblock, member: &Member, directory: PathBuf) -> Re
         local_words: local.words(),
         bells: u32::from(hosts) * u32::from(processes),
         directory,
-        kept: local.kept(),
+        kept: local.kept_words(),
         patience: member.timeout,
     })
 }
@@ -476,14 +478,14 @@ const MAINTENANCE: u32 = 8;
 
 /// The thread that beats for a process, and cleans up for its host when nobody calls; it ends with it.
 #[derive(Debug)]
-struct Beat {
+struct Heartbeat {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     /// Tells the process from its children, which do not have the thread.
     forks: u32,
 }
 
-impl Beat {
+impl Heartbeat {
     fn start<M: Memory + Send + Sync + 'static>(pool: Arc<Pool<M>>) -> Self {
         let (stop, stopped) = channel();
         let pause = pool.member().silence / 8;
@@ -492,7 +494,7 @@ impl Beat {
                 if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
-                let alive = match pool.standing() {
+                let alive = match pool.check_membership() {
                     Err(evicted @ PoolError::Evicted { .. }) => Err(evicted),
                     _ => pool.beat(),
                 };
@@ -511,7 +513,7 @@ impl Beat {
     }
 }
 
-impl Drop for Beat {
+impl Drop for Heartbeat {
     fn drop(&mut self) {
         if self.forks != forks() {
             std::mem::forget((self.stop.take(), self.thread.take()));
@@ -527,6 +529,8 @@ impl Drop for Beat {
 
 #[cfg(test)]
 mod tests {
+    use polder_pool::keeper::{Keeper, KeeperTask};
+
     use super::*;
 
     /// A directory that is gone when the test ends.
@@ -564,7 +568,7 @@ mod tests {
         let scratch = Scratch::new("last");
         let first = Session::open_or_create(&scratch.settings(0), 64 << 20).unwrap();
         let second = Session::open_or_create(&scratch.settings(1), 64 << 20).unwrap();
-        assert_eq!(each!(first.pool(), pool => pool.present()).unwrap(), 0b11);
+        assert_eq!(each!(first.pool(), pool => pool.hosts_present()).unwrap(), 0b11);
         drop(first);
         drop(second);
         assert_eq!(scratch.files(), 1);
@@ -595,7 +599,7 @@ mod tests {
             let uuid = each!(made.pool(), pool => pool.superblock().uuid);
             for choice in [None, Some(Auto), Some(kept)] {
                 let session = Session::open_or_create(&asked(choice), 64 << 20).unwrap();
-                assert_eq!(Some(session.pool().coherence()), kept.said());
+                assert_eq!(Some(session.pool().coherence()), kept.chosen());
                 assert_eq!(each!(session.pool(), pool => pool.superblock().uuid), uuid);
             }
             let refused = Session::open(&asked(Some(other))).unwrap_err().to_string();
@@ -606,7 +610,7 @@ mod tests {
         create(&scratch.0.join("pool"), 64 << 20, &Geometry::for_region(64 << 20)).unwrap();
         for choice in [Software, Coherent] {
             let settings = Settings { coherence: Some(choice), ..scratch.settings(0) };
-            assert_eq!(Some(Session::open(&settings).unwrap().pool().coherence()), choice.said());
+            assert_eq!(Some(Session::open(&settings).unwrap().pool().coherence()), choice.chosen());
         }
     }
 
@@ -626,7 +630,7 @@ mod tests {
         let first = Session::open_or_create(&shadow(0), 64 << 20).unwrap();
         let second = Session::open(&shadow(1)).unwrap();
         for session in [&first, &second] {
-            assert_eq!(each!(session.pool(), pool => pool.present()).unwrap(), 0b11);
+            assert_eq!(each!(session.pool(), pool => pool.hosts_present()).unwrap(), 0b11);
         }
     }
 
@@ -641,8 +645,8 @@ mod tests {
             panic!("asked for coherent memory")
         };
         let charge =
-            keeper::KeeperTask { incarnation: 1, ids: Some(polder_pool::Ids::Keeper), evict_after: None };
-        let mut keeper = keeper::Keeper::start(memory, charge).unwrap();
+            KeeperTask { incarnation: 1, id_source: Some(polder_pool::IdSource::Keeper), evict_after: None };
+        let mut keeper = Keeper::start(memory, charge).unwrap();
         let (stop, stopped) = channel::<()>();
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -661,7 +665,7 @@ mod tests {
     fn a_timeout_that_is_set_holds_for_the_attachment_too() {
         let scratch = Scratch::new("timeout");
         create(&scratch.0.join("pool"), 64 << 20, &Geometry::for_region(64 << 20)).unwrap();
-        let timeout = Some(crate::settings::Span(std::time::Duration::from_millis(30)));
+        let timeout = Some(crate::settings::TimeSpan(std::time::Duration::from_millis(30)));
         let settings = Settings { host: None, timeout, ..scratch.settings(0) };
         let member = member(&settings, 0, 1);
         let memory = AnyMemory::open(&scratch.0.join("pool"), CoherenceChoice::Coherent).unwrap();
@@ -670,8 +674,8 @@ mod tests {
         assert_eq!([member.timeout, plan.patience], [std::time::Duration::from_millis(30); 2]);
         let AnyMemory::Coherent(memory) = memory else { panic!("asked for coherent memory") };
         let charge =
-            keeper::KeeperTask { incarnation: 1, ids: Some(polder_pool::Ids::Keeper), evict_after: None };
-        drop(keeper::Keeper::start(memory, charge).unwrap());
+            KeeperTask { incarnation: 1, id_source: Some(polder_pool::IdSource::Keeper), evict_after: None };
+        drop(Keeper::start(memory, charge).unwrap());
         let refused = Session::open(&settings).unwrap_err().to_string();
         assert!(refused.contains("no keeper answered within 30 ms"), "{refused}");
     }
@@ -679,7 +683,7 @@ mod tests {
     #[test]
     fn sizes_in_thousands_make_pools_of_whole_pages() {
         let scratch = Scratch::new("pages");
-        let crate::settings::Size(bytes) = "17MB".parse().unwrap();
+        let crate::settings::ByteCount(bytes) = "17MB".parse().unwrap();
         drop(Session::open_or_create(&scratch.settings(0), bytes).unwrap());
         let made = std::fs::metadata(scratch.0.join("pool")).unwrap().len();
         assert_eq!((bytes, made), (17_000_000, 16_998_400));

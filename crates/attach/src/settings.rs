@@ -23,9 +23,9 @@ pub enum CoherenceChoice {
 }
 
 impl CoherenceChoice {
-    /// What was said, unless that is to look at the kind of the region.
+    /// The coherence that was chosen; `None` for automatic, which looks at the kind of the region.
     #[must_use]
-    pub const fn said(self) -> Option<Coherence> {
+    pub const fn chosen(self) -> Option<Coherence> {
         match self {
             Self::Auto => None,
             Self::Coherent => Some(Coherence::Coherent),
@@ -59,9 +59,9 @@ impl fmt::Display for CoherenceChoice {
 
 /// A number of bytes, written as `4096`, `64KiB` or `8 GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Size(pub u64);
+pub struct ByteCount(pub u64);
 
-impl FromStr for Size {
+impl FromStr for ByteCount {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -73,9 +73,9 @@ impl FromStr for Size {
 
 /// A span of time, written as `30s`, `500ms` or a bare number of seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Span(pub Duration);
+pub struct TimeSpan(pub Duration);
 
-impl FromStr for Span {
+impl FromStr for TimeSpan {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -161,10 +161,10 @@ pub struct Settings {
     pub job: Option<u64>,
     /// What the job may hold on this host (`POLDER_QUOTA`).
     #[serde(default, deserialize_with = "parsed")]
-    pub quota: Option<Size>,
+    pub quota: Option<ByteCount>,
     /// How long a call may wait for another process (`POLDER_TIMEOUT`).
     #[serde(default, deserialize_with = "parsed")]
-    pub timeout: Option<Span>,
+    pub timeout: Option<TimeSpan>,
     /// What is wrapped around the memory (`POLDER_WRAP`).
     #[serde(default, deserialize_with = "parsed")]
     pub wrap: Option<Wrap>,
@@ -345,11 +345,11 @@ mod tests {
         let arguments = Settings { host: Some(1), ..Settings::default() };
         let environment = environment(&[("POLDER_HOST", "2"), ("POLDER_QUOTA", "8GiB")]).unwrap();
         let file: Settings = toml::from_str("host = 3\nquota = 4096\ntimeout = 0.5").unwrap();
-        assert_eq!(file.quota, Some(Size(4096)));
+        assert_eq!(file.quota, Some(ByteCount(4096)));
         let settings = arguments.or(environment).or(file);
         assert_eq!(settings.host, Some(1));
-        assert_eq!(settings.quota, Some(Size(8 << 30)));
-        assert_eq!(settings.timeout, Some(Span(Duration::from_millis(500))));
+        assert_eq!(settings.quota, Some(ByteCount(8 << 30)));
+        assert_eq!(settings.timeout, Some(TimeSpan(Duration::from_millis(500))));
     }
 
     #[test]

@@ -62,7 +62,7 @@ fn a_child_is_told_that_the_session_is_its_parents_and_lets_go_of_it() {
         assert_eq!(child.wait(), Ended::Exited(0));
         let session = session.expect("the child has a copy");
         each!(session.pool(), pool => {
-            pool.standing().unwrap();
+            pool.check_membership().unwrap();
             assert_eq!(pool.process(0, pool.this_process().slot).unwrap(), pool.this_process());
             pool.close(pool.create("/parent", 64).unwrap());
         });

@@ -10,7 +10,7 @@ use polder_attach::settings::Settings;
 use polder_mem::Coherent;
 use polder_mem::testing::{Child, Scratch};
 use polder_pool::endpoint::{Address, Completion, Endpoint, EndpointOptions, Filter, Label};
-use polder_pool::{Geometry, Peer, Pool, PoolError, Private, Swept};
+use polder_pool::{Geometry, Peer, Pool, PoolError, PrivateMemory, SweepReport};
 
 const JOB: u64 = 7;
 
@@ -48,7 +48,7 @@ impl Sender {
         let folder = scratch.path().to_owned();
         let child = Child::fork(move || {
             let (_session, pool) = attach(&folder, host);
-            let _memory = Private::take(Arc::clone(&pool), 0, 1000).unwrap();
+            let _memory = PrivateMemory::take(Arc::clone(&pool), 0, 1000).unwrap();
             let mut end = End::open(pool, EndpointOptions::default()).unwrap();
             theirs.write_all(&end.address().encode()).unwrap();
             let mut address = [0; 16];
@@ -111,12 +111,12 @@ fn a_group_is_swept_once_all_its_ranks_are_dead_and_what_looks_like_one_stays() 
         Err(PoolError::Full { free, .. }) => free,
         other => panic!("{other:?}"),
     };
-    assert_eq!(pool.sweep_groups(None).unwrap(), Swept::default(), "all live");
+    assert_eq!(pool.sweep_groups(None).unwrap(), SweepReport::default(), "all live");
     first.kill();
-    assert_eq!(pool.sweep_groups(None).unwrap(), Swept::default(), "one lives");
+    assert_eq!(pool.sweep_groups(None).unwrap(), SweepReport::default(), "one lives");
     second.kill();
     let before = free();
-    assert_eq!(pool.sweep_groups(Some(JOB + 1)).unwrap(), Swept::default(), "of another job");
+    assert_eq!(pool.sweep_groups(Some(JOB + 1)).unwrap(), SweepReport::default(), "of another job");
     let swept = pool.sweep_groups(Some(JOB)).unwrap();
     let mut removed: Vec<_> = swept.objects.iter().map(|listed| listed.name.as_str()).collect();
     removed.sort_unstable();
@@ -158,7 +158,11 @@ fn a_sweep_leaves_what_the_living_may_still_want_and_in_the_end_nothing() {
     pool.close(pool.create("/mine", 64).unwrap());
     // Three endpoints, four rings, two memories, and two objects that are not the job's.
     assert_eq!(names(&pool).len(), 3 + 4 + 2 + 2);
-    assert_eq!(pool.sweep_job(JOB), Ok(Swept::default()), "somebody who lives may still listen to the dead");
+    assert_eq!(
+        pool.sweep_job(JOB),
+        Ok(SweepReport::default()),
+        "somebody who lives may still listen to the dead"
+    );
     // What the dead said is heard after the sweep.
     let mut heard = vec![];
     for _ in 0..4 {

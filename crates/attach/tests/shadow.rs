@@ -10,12 +10,12 @@ use polder_attach::settings::Settings;
 use polder_kernels::{Dtype, Op};
 use polder_mem::testing::{Child, Ended, Scratch};
 use polder_mem::{Memory, Offset, Wrapped};
-use polder_pool::endpoint::{Address, Buffer, Completion, Endpoint, Filter, Label};
-use polder_pool::group::{Group, GroupOptions, Joined};
-use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
+use polder_pool::endpoint::{Address, Completion, Endpoint, Filter, Label, MessageBuffer};
+use polder_pool::group::{Group, GroupOptions, JoinedGroup};
+use polder_pool::ring::{Consumer, Producer, RingLink, RingPlace, RingShape};
 use polder_pool::wait::Patience;
 use polder_pool::window::{Access, Window};
-use polder_pool::{Fill, Geometry, Object, Pool, PoolError, Private, Process, endpoint};
+use polder_pool::{Geometry, InitialContents, Object, Pool, PoolError, PrivateMemory, Process, endpoint};
 
 type Shared = Arc<Pool<Wrapped>>;
 /// What one of two hosts does.
@@ -95,7 +95,9 @@ fn objects(pool: &Shared, host: u16) {
         // Of the same places as in the round before.
         let object = pool.create(&name(host), 700).unwrap();
         object.write_at(pool.memory(), 0, &bytes(round + usize::from(host), 700)).unwrap();
-        pool.close(pool.create_filled(&format!("{}/written", name(host)), 0, Fill::Nothing).unwrap());
+        pool.close(
+            pool.create_filled(&format!("{}/written", name(host)), 0, InitialContents::Nothing).unwrap(),
+        );
         let other = 1 - host;
         pool.close(open(pool, &format!("{}/written", name(other))));
         let theirs = open(pool, &name(other));
@@ -118,13 +120,14 @@ fn objects(pool: &Shared, host: u16) {
 fn rings(pool: &Shared, host: u16) {
     let shape = RingShape::new(3, 1024).unwrap();
     let extents = [("lines", shape.producer_bytes()), ("credits", shape.consumer_bytes())];
-    let own = extents
-        .map(|(what, bytes)| pool.create_filled(&format!("/{what}/{host}"), bytes, Fill::Nothing).unwrap());
+    let own = extents.map(|(what, bytes)| {
+        pool.create_filled(&format!("/{what}/{host}"), bytes, InitialContents::Nothing).unwrap()
+    });
     let other = 1 - host;
     let [their_lines, their_credits] = extents.map(|(what, _)| open(pool, &format!("/{what}/{other}")));
     let peer = pool.process(other, pool.this_process().slot).unwrap();
-    let out = Place { lines: own[0].at(), credits: their_credits.at(), generation: 1 };
-    let back = Place { lines: their_lines.at(), credits: own[1].at(), generation: 1 };
+    let out = RingPlace { lines: own[0].at(), credits: their_credits.at(), generation: 1 };
+    let back = RingPlace { lines: their_lines.at(), credits: own[1].at(), generation: 1 };
     let mut producer = Producer::new(pool.memory().clone(), shape, out, link(pool, peer));
     let mut consumer = Consumer::new(pool.memory().clone(), shape, back, link(pool, peer));
     for number in 0..300 {
@@ -144,7 +147,7 @@ fn rings(pool: &Shared, host: u16) {
 /// What one host sends and the other receives: bytes in the pool, and room for some elsewhere.
 struct Lent(Vec<u8>, Option<Offset>);
 
-impl Buffer for Lent {
+impl MessageBuffer for Lent {
     fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -169,7 +172,7 @@ fn offers(pool: &Shared, host: u16) {
         in_place_bytes: 513,
         ..Default::default()
     };
-    let memory = Private::take(Arc::clone(pool), 0, BYTES as u64).unwrap();
+    let memory = PrivateMemory::take(Arc::clone(pool), 0, BYTES as u64).unwrap();
     let mut end = Endpoint::open(Arc::clone(pool), options).unwrap();
     let own = pool.create(&format!("/address/{host}"), 16).unwrap();
     own.write_at(pool.memory(), 0, &end.address().encode()).unwrap();
@@ -199,9 +202,9 @@ fn offers(pool: &Shared, host: u16) {
     end.close().unwrap();
 }
 
-fn link(pool: &Shared, other: Process) -> Link<impl Fn() -> Result<(), PoolError> + use<>> {
+fn link(pool: &Shared, other: Process) -> RingLink<impl Fn() -> Result<(), PoolError> + use<>> {
     let (pool, me) = (Arc::clone(pool), pool.this_process());
-    Link {
+    RingLink {
         peer: other.peer(),
         epoch: 0,
         bell: pool.layout().bell(me.host, me.slot),
@@ -218,7 +221,7 @@ fn windows(pool: &Shared, host: u16) {
     pool.close(open(pool, &format!("/window/0/w/{other}")));
     window.join().unwrap();
     for round in 1..=40_u8 {
-        pool.memory().store(window.own().at, round.into());
+        pool.memory().store(window.own_data().at, round.into());
         window.expose(me, 0, 8).unwrap();
         window.post(&[other]).unwrap();
         window.start(&[other]).unwrap();
@@ -239,7 +242,7 @@ fn windows(pool: &Shared, host: u16) {
         until(pool, || window.try_wait());
         window.renew(me, 0, 128).unwrap();
         let mut put = [0; 32];
-        pool.memory().copy_out(window.own().at + 66, &mut put).unwrap();
+        pool.memory().copy_out(window.own_data().at + 66, &mut put).unwrap();
         assert_eq!(
             put,
             std::array::from_fn(|byte| if byte % 31 == 0 { 0 } else { round }),
@@ -291,7 +294,7 @@ fn collectives(pool: &Shared, host: u16) {
     group.barrier().unwrap();
 }
 
-fn reduce(group: &mut Joined<Wrapped>, round: usize, count: usize) {
+fn reduce(group: &mut JoinedGroup<Wrapped>, round: usize, count: usize) {
     let mut data = elements(round, group.rank(), count);
     group.all_reduce(Op::Sum, Dtype::U64, &mut data).unwrap();
     assert_eq!(data, sum(round, count), "all-reduce {round} of {count} elements");

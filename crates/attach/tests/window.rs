@@ -82,7 +82,7 @@ fn a_range_past_a_segment_and_a_rank_that_is_not_there_are_refused() {
         assert!(ranks[0].get(target, offset, &mut vec![0; bytes as usize]).is_err());
     }
     ranks[0].put(1, 0, &[]).unwrap();
-    assert_eq!((ranks[0].extent(2).unwrap(), ranks[0].own().bytes), (ranks[2].own(), 16));
+    assert_eq!((ranks[0].data_range(2).unwrap(), ranks[0].own_data().bytes), (ranks[2].own_data(), 16));
     for name in ["/w//x", "/", "", "/w/", "..", "w\n"] {
         let refused = Window::create(Arc::clone(&pools[0]), name, 0, 2, 8).unwrap_err();
         assert!(matches!(refused, PoolError::Name { .. }), "{name:?}: {refused}");

@@ -6,9 +6,9 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use polder_attach::each_memory;
 use polder_attach::session::{AnyMemory, SessionError};
-use polder_attach::settings::{Settings, Span};
-use polder_pool::Ids;
-use polder_pool::keeper::{Keeper, KeeperTask, Over, next_incarnation};
+use polder_attach::settings::{Settings, TimeSpan};
+use polder_pool::IdSource;
+use polder_pool::keeper::{Keeper, KeeperTask, ReplaceKeeper, next_incarnation};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     ids: Option<Giver>,
     /// Evict a host whose processes have all been silent for so long, such as 10s; never when this is left out.
     #[arg(long, value_name = "TIME")]
-    evict_after: Option<Span>,
+    evict_after: Option<TimeSpan>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -47,19 +47,19 @@ enum Giver {
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
     let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
-    let over = if arguments.force { Over::Unseen } else { Over::Gone };
+    let replace = if arguments.force { ReplaceKeeper::Unseen } else { ReplaceKeeper::Gone };
     let mut told = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
     each_memory!(memory, memory => {
         let incarnation = match arguments.incarnation {
             Some(incarnation) => incarnation,
-            None => next_incarnation(&memory, over)?,
+            None => next_incarnation(&memory, replace)?,
         };
-        let ids = arguments.ids.map(|giver| match giver {
-            Giver::Launcher => Ids::Launcher,
-            Giver::Keeper => Ids::Keeper,
+        let id_source = arguments.ids.map(|giver| match giver {
+            Giver::Launcher => IdSource::Launcher,
+            Giver::Keeper => IdSource::Keeper,
         });
         let evict_after = arguments.evict_after.map(|span| span.0);
-        let mut keeper = Keeper::start_over(memory, KeeperTask { incarnation, ids, evict_after }, over)?;
+        let mut keeper = Keeper::start_replacing(memory, KeeperTask { incarnation, id_source, evict_after }, replace)?;
         println!("keeper {incarnation} of {} runs; stop it with Ctrl-C", path.display());
         let mut epoch = 0;
         loop {

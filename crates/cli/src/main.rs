@@ -33,7 +33,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use polder_attach::settings::{CoherenceChoice, Settings, Span};
+use polder_attach::settings::{CoherenceChoice, Settings, TimeSpan};
 use tracing_subscriber::EnvFilter;
 
 #[derive(Parser)]
@@ -69,7 +69,7 @@ struct PoolOptions {
     host: Option<u16>,
     /// How long to wait for another process, such as 30s.
     #[arg(long, global = true, value_name = "TIME")]
-    timeout: Option<Span>,
+    timeout: Option<TimeSpan>,
 }
 
 /// Commands that open a pool, with what they take for that.

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use polder_attach::session::{self, AnyMemory, Session, SessionError};
-use polder_attach::settings::{Settings, Size, Span};
+use polder_attach::settings::{ByteCount, Settings, TimeSpan};
 use polder_attach::{each, each_memory};
 use polder_mem::{Memory, Region, RegionError, RegionKind};
-use polder_pool::keeper::{Order, Over, order_over};
+use polder_pool::keeper::{MembershipChange, ReplaceKeeper, change_membership_replacing};
 use polder_pool::{
-    Geometry, HostStat, Inspection, Member, Overwrite, Peer, PoolError, Stat, Superblock, Swept, Uuid,
-    expect_vacant, format_as, inspect, read_superblock,
+    Geometry, HostStat, Inspection, Member, Overwrite, Peer, PoolError, PoolStat, Superblock, SweepReport,
+    Uuid, expect_vacant, format_as, inspect, read_superblock,
 };
 use rustix::fs::SeekFrom;
 
@@ -40,13 +40,13 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Say how full a pool is, and who is there.
-    Stat {
+    PoolStat {
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
         /// Look again and again, every so often, such as 1s, until stopped.
         #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s")]
-        watch: Option<Span>,
+        watch: Option<TimeSpan>,
     },
     /// Look for damage: reports each damaged byte's offset, changes nothing, and fails when it finds any.
     Check,
@@ -89,7 +89,7 @@ pub(crate) struct Format {
     /// The size of the file to make, such as 1GiB, rounded down to a page; a device or a file that is there has a size of its
     /// own.
     #[arg(long)]
-    size: Option<Size>,
+    size: Option<ByteCount>,
     /// Host ids, 1 to 64.
     #[arg(long)]
     hosts: Option<u16>,
@@ -104,7 +104,7 @@ pub(crate) struct Format {
     levels: Option<u16>,
     /// The unit in which hosts claim space, a power of two such as 2MiB.
     #[arg(long)]
-    chunk: Option<Size>,
+    chunk: Option<ByteCount>,
     /// Objects that a process may hold open.
     #[arg(long)]
     opens: Option<u32>,
@@ -121,7 +121,7 @@ pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Fai
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
     match command {
         Command::List { prefix, json } => return list(path, settings, &prefix, json),
-        Command::Stat { json, watch } => return stat(path, settings, json, watch),
+        Command::PoolStat { json, watch } => return stat(path, settings, json, watch),
         Command::Check => return check(path, settings),
         Command::Sweep { job } => sweep(path, settings, job)?,
         Command::Remove { name, force } => remove(path, settings, &name, force)?,
@@ -135,14 +135,14 @@ pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Fai
 fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Failure> {
     let choice = settings.coherence.unwrap_or_default();
     let made = match (path.exists(), arguments.size) {
-        (false, Some(Size(size))) => {
+        (false, Some(ByteCount(size))) => {
             let size = if size > PAGE { size - size % PAGE } else { size };
             expect_space(path, size)?;
             session::create_as(path, size, &arguments.geometry(size), choice)?
         }
         (false, None) => {
             // One in /dev would be a device.
-            let missing = AnyMemory::blank(path, choice).map(drop);
+            let missing = AnyMemory::open_unformatted(path, choice).map(drop);
             let file = || Failure(format!("{} does not exist; give --size to make a file", path.display()));
             return Err(match missing {
                 Err(error @ RegionError::Missing { .. }) if error.is_of_device() => error.into(),
@@ -153,7 +153,7 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
             return Err(Failure(format!("{} has a size already; leave --size out", path.display())));
         }
         (true, None) => {
-            let memory = AnyMemory::blank(path, choice)?;
+            let memory = AnyMemory::open_unformatted(path, choice)?;
             let geometry = arguments.geometry(memory.region().bytes());
             let overwrite = if arguments.force { Overwrite::Force } else { Overwrite::Refuse };
             let parts = if arguments.force { vec![] } else { written(path, memory.region())? };
@@ -161,7 +161,7 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
                 if !arguments.force {
                     expect_vacant(memory, parts).map_err(at(path))?;
                 }
-                format_as(memory, &geometry, Uuid::fresh(), overwrite, choice.said())
+                format_as(memory, &geometry, Uuid::fresh(), overwrite, choice.chosen())
             })
             .map_err(at(path))?
         }
@@ -258,7 +258,7 @@ fn list(path: &Path, settings: &Settings, prefix: &str, json: bool) -> Result<Ex
 }
 
 /// Says on stderr that there is more than what was printed; what is damaged is no success.
-fn damage(stat: &Stat) -> ExitCode {
+fn damage(stat: &PoolStat) -> ExitCode {
     match stat.damaged {
         0 => return ExitCode::SUCCESS,
         1 => eprintln!("1 entry is damaged; run `polder pool check`"),
@@ -270,7 +270,7 @@ fn damage(stat: &Stat) -> ExitCode {
 /// Between two views at least: reading a pool is work for whoever else uses its memory.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
-fn stat(path: &Path, settings: &Settings, json: bool, watch: Option<Span>) -> Result<ExitCode, Failure> {
+fn stat(path: &Path, settings: &Settings, json: bool, watch: Option<TimeSpan>) -> Result<ExitCode, Failure> {
     let boot = session::boot()?;
     loop {
         let stat = look(path, settings)?.stat;
@@ -284,12 +284,12 @@ fn stat(path: &Path, settings: &Settings, json: bool, watch: Option<Span>) -> Re
         }
         std::io::stdout().flush()?;
         let code = damage(&stat);
-        let Some(Span(pause)) = watch else { return Ok(code) };
+        let Some(TimeSpan(pause)) = watch else { return Ok(code) };
         std::thread::sleep(pause.max(SHORTEST_PAUSE));
     }
 }
 
-fn table(path: &Path, stat: &Stat, boot: u64) -> String {
+fn table(path: &Path, stat: &PoolStat, boot: u64) -> String {
     let mut lines = vec![
         format!(
             "{}: {} in all, {} of it metadata",
@@ -378,8 +378,8 @@ fn remove(path: &Path, settings: &Settings, name: &str, force: bool) -> Result<(
 }
 
 /// How many objects of how many bytes, and whose they were.
-pub(crate) fn removed(swept: &Swept) -> String {
-    let Swept { objects, dead, .. } = swept;
+pub(crate) fn removed(swept: &SweepReport) -> String {
+    let SweepReport { objects, dead, .. } = swept;
     let noun = if objects.len() == 1 { "object" } else { "objects" };
     let held = objects.iter().map(|object| object.bytes).sum();
     let peers: Vec<_> = dead.iter().map(Peer::to_string).collect();
@@ -388,16 +388,16 @@ pub(crate) fn removed(swept: &Swept) -> String {
 }
 
 fn evict(path: &Path, settings: &Settings, host: u16, fenced: bool, force: bool) -> Result<(), Failure> {
-    let over = if force { Over::Unseen } else { Over::Gone };
+    let replace = if force { ReplaceKeeper::Unseen } else { ReplaceKeeper::Gone };
     let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
     let Member { timeout, silence, .. } = Member::new(host, 0);
     let timeout = settings.timeout.map_or(timeout, |span| span.0);
     let mut view =
-        each_memory!(&memory, memory => order_over(memory, host, Order::Evict, timeout, silence, over))
+        each_memory!(&memory, memory => change_membership_replacing(memory, host, MembershipChange::Evict, timeout, silence, replace))
             .map_err(at(path))?;
     if fenced {
         view =
-            each_memory!(&memory, memory => order_over(memory, host, Order::Fence, timeout, silence, over))
+            each_memory!(&memory, memory => change_membership_replacing(memory, host, MembershipChange::Fence, timeout, silence, replace))
                 .map_err(at(path))?;
     }
     let is_out = if view.evicted >> host & 1 == 1 { "is out" } else { "is no member, and was not evicted" };

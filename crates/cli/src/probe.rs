@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Instant;
 
 use polder_attach::settings::CoherenceChoice;
-use polder_mem::lines::{Effort, Way, memory_bandwidth, memory_latency, memset, memset_bandwidth};
+use polder_mem::lines::{Sampling, WriteMethod, memory_bandwidth, memory_latency, memset, memset_bandwidth};
 use polder_mem::{
     DiskRates, Region, Software as Lines, TierFile, allowed_cpus, bind_memory, disk_rates, pin_to_cpu,
 };
@@ -30,7 +30,7 @@ use crate::bench::ring::one_way;
 use crate::scratch::{Scratch, Tied};
 
 /// How long to measure each.
-const FEW: Effort = Effort { samples: 15, sample_ns: 200_000 };
+const FEW: Sampling = Sampling { samples: 15, sample_ns: 200_000 };
 /// Larger than most caches.
 const MEMORY: usize = 256 << 20;
 /// Small enough for every cache.
@@ -102,9 +102,9 @@ fn sharing() -> Result<Sharing, Failure> {
     step("lines");
     let scratch = Scratch::new()?;
     let lines = Lines::new(Region::create(scratch.path().join("region"), MEMORY as u64)?);
-    let past = memset_bandwidth(&lines, Way::NonTemporal, cores, FEW)?;
+    let past = memset_bandwidth(&lines, WriteMethod::NonTemporal, cores, FEW)?;
     let write = past.map_or(read, |timing| timing.median * 1e9);
-    let near = memset(&lines, Way::Cached, CACHED, FEW)?;
+    let near = memset(&lines, WriteMethod::Cached, CACHED, FEW)?;
     let cached = near.map_or(read, |timing| CACHED as f64 / timing.median * 1e9);
     drop((lines, scratch));
     step("turns between two processes of one core");

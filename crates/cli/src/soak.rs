@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use polder_attach::settings::{CoherenceChoice, Span};
+use polder_attach::settings::{CoherenceChoice, TimeSpan};
 use polder_mem::TriggerAction;
 
 use crate::Failure;
@@ -30,7 +30,7 @@ use stage::{NEVER, Stage};
 pub(crate) struct Arguments {
     /// How long, such as 10min; for ever when neither this nor --kills is given.
     #[arg(long = "for", value_name = "TIME")]
-    time: Option<Span>,
+    time: Option<TimeSpan>,
     /// How many victims.
     #[arg(long, visible_alias = "rounds")]
     kills: Option<u64>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use polder_attach::each;
 use polder_attach::session::{self, AnyPool, Session};
-use polder_attach::settings::{Settings, Span};
+use polder_attach::settings::{Settings, TimeSpan};
 use polder_mem::testing::Scratch;
 use polder_mem::{Coherent, HostPlan, LINE, Memory, Offset, Region};
 use polder_pool::local::LocalLayout;
@@ -45,7 +45,7 @@ impl Made {
             pool: Some(self.path.clone()),
             run: Some(self.scratch.path().into()),
             host: Some(host),
-            timeout: Some(Span(Duration::from_secs(5))),
+            timeout: Some(TimeSpan(Duration::from_secs(5))),
             ..Settings::default()
         }
     }
@@ -210,7 +210,7 @@ fn metadata_that_is_damaged_at_any_bit_is_found_and_harms_nothing_else() {
 /// Whatever is damaged, a host that did not write it goes on.
 fn use_another_host(made: &Made, name: &str) {
     // Whoever waits for a damaged line to become whole waits in vain.
-    let timeout = Some(Span(Duration::from_millis(2)));
+    let timeout = Some(TimeSpan(Duration::from_millis(2)));
     let session = Session::open(&Settings { timeout, ..made.settings(2) }).unwrap();
     each!(session.pool(), pool => {
         pool.close(pool.create(name, 10).unwrap());
@@ -273,7 +273,7 @@ fn list_and_stat_say_how_many_entries_are_damaged_and_fail_then() {
 
 /// The owner of what is damaged starts anew, says what is damaged or has mended it, and goes on.
 fn use_the_owner(made: &Made, damage: &str) {
-    let timeout = Some(Span(Duration::from_millis(2)));
+    let timeout = Some(TimeSpan(Duration::from_millis(2)));
     let session = Session::open(&Settings { timeout, ..made.settings(0) }).unwrap();
     each!(session.pool(), pool => {
         let opened = pool.open("/kept").map(|object| pool.close(object));
@@ -363,7 +363,7 @@ fn a_host_id_that_is_live_is_refused_and_its_holder_is_not_disturbed() {
     });
     assert!(refused.contains("host id 3 is live") && refused.contains("polder pool evict 3"), "{refused}");
     assert!(!refused.contains('\n'));
-    holder.standing().unwrap();
+    holder.check_membership().unwrap();
     holder.close(object);
     holder.close(holder.open("/holder").unwrap());
     made.expect_kept();

@@ -290,7 +290,7 @@ fn a_keeper_gives_host_ids_and_takes_them_back() {
     let session = desk.session(None, 0);
     assert_eq!(each!(session.pool(), pool => pool.member().host), 0);
     assert!(desk.say("pool evict 0").contains("host 0 is out; members none, fenced none"));
-    let standing = each!(session.pool(), pool => pool.standing());
+    let standing = each!(session.pool(), pool => pool.check_membership());
     assert!(matches!(standing, Err(PoolError::Evicted { host: 0, .. })), "{standing:?}");
     assert!(desk.say("pool evict 0 --fenced").contains("fenced 0"));
     assert!(desk.say("pool stat").contains("host 0 left"));

@@ -195,7 +195,7 @@ impl Region {
     ///
     /// # Errors
     /// Those of [`Region::create`].
-    pub fn draft(path: impl AsRef<Path>, bytes: u64) -> Result<(Self, Draft), RegionError> {
+    pub fn draft(path: impl AsRef<Path>, bytes: u64) -> Result<(Self, DraftRegion), RegionError> {
         let path = path.as_ref();
         if path.symlink_metadata().is_ok() {
             return Err(RegionError::Exists { path: path.into() });
@@ -220,7 +220,7 @@ impl Region {
         fault::install();
         let named = file.try_clone().map_err(|e| system(path, "open it twice", e))?;
         let region = Self { base, bytes, kind, path: path.into(), access: access(&metadata), file };
-        Ok((region, Draft { file: named, path: path.into() }))
+        Ok((region, DraftRegion { file: named, path: path.into() }))
     }
 
     /// The size in bytes.
@@ -276,12 +276,12 @@ impl Region {
 
 /// A new file that has no name yet.
 #[derive(Debug)]
-pub struct Draft {
+pub struct DraftRegion {
     file: File,
     path: PathBuf,
 }
 
-impl Draft {
+impl DraftRegion {
     /// Gives the file its name.
     ///
     /// # Errors

@@ -33,7 +33,7 @@ impl<T> Serial<T> {
     /// By a promise.
     ///
     /// # Safety
-    /// Of any two calls of [`Serial::turn`], with all that is done until what it returns is dropped, one happens before the other.
+    /// Of any two calls of [`Serial::take_turn`], with all that is done until what it returns is dropped, one happens before the other.
     #[must_use]
     pub const unsafe fn promised(value: T) -> Self {
         Self { turns: Turns::Promised(AtomicBool::new(false)), value: UnsafeCell::new(value) }
@@ -50,7 +50,7 @@ impl<T> Serial<T> {
     /// # Panics
     /// When the promise is broken, and that shows.
     #[inline(always)]
-    pub fn turn(&self) -> Turn<'_, T> {
+    pub fn take_turn(&self) -> SerialGuard<'_, T> {
         let held = match &self.turns {
             Turns::Locked(lock) => Some(lock.lock().unwrap_or_else(PoisonError::into_inner)),
             Turns::Promised(taken) => {
@@ -59,7 +59,7 @@ impl<T> Serial<T> {
                 None
             }
         };
-        Turn { serial: self, _held: held, _value: PhantomData }
+        SerialGuard { serial: self, _held: held, _value: PhantomData }
     }
 }
 
@@ -73,14 +73,14 @@ impl<T> fmt::Debug for Serial<T> {
 }
 
 /// A thread's turn at a [`Serial`].
-pub struct Turn<'a, T> {
+pub struct SerialGuard<'a, T> {
     serial: &'a Serial<T>,
     _held: Option<MutexGuard<'a, ()>>,
     /// It is as a reference that is the only one: shared between threads only if the value may be.
     _value: PhantomData<&'a mut T>,
 }
 
-impl<T> Deref for Turn<'_, T> {
+impl<T> Deref for SerialGuard<'_, T> {
     type Target = T;
 
     #[inline(always)]
@@ -90,7 +90,7 @@ impl<T> Deref for Turn<'_, T> {
     }
 }
 
-impl<T> DerefMut for Turn<'_, T> {
+impl<T> DerefMut for SerialGuard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: it is this thread's turn, and this is the only one to have it.
@@ -98,7 +98,7 @@ impl<T> DerefMut for Turn<'_, T> {
     }
 }
 
-impl<T> Drop for Turn<'_, T> {
+impl<T> Drop for SerialGuard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Turns::Promised(taken) = &self.serial.turns {
@@ -117,23 +117,23 @@ mod tests {
     #[test]
     fn threads_behind_the_lock_lose_nothing() {
         let sum = Serial::locked(0);
-        let add = || (0..1000).for_each(|_| *sum.turn() += 1);
+        let add = || (0..1000).for_each(|_| *sum.take_turn() += 1);
         thread::scope(|scope| {
             scope.spawn(add);
             scope.spawn(add);
         });
-        assert_eq!(*sum.turn(), 2000);
+        assert_eq!(*sum.take_turn(), 2000);
     }
 
     #[test]
     fn a_turn_inside_a_turn_is_a_broken_promise_and_the_next_is_none() {
         // SAFETY: one thread, which takes its turns one by one, but for the one that is to panic before it has it.
         let value = unsafe { Serial::promised(1) };
-        let mut turn = value.turn();
+        let mut turn = value.take_turn();
         *turn += 1;
-        assert!(catch_unwind(AssertUnwindSafe(|| *value.turn())).is_err());
+        assert!(catch_unwind(AssertUnwindSafe(|| *value.take_turn())).is_err());
         drop(turn);
-        assert_eq!(*value.turn(), 2);
+        assert_eq!(*value.take_turn(), 2);
     }
 
     #[test]
@@ -141,12 +141,12 @@ mod tests {
         // SAFETY: one thread, one turn after the other.
         for value in [Serial::locked(1), unsafe { Serial::promised(1) }] {
             let panicked = catch_unwind(AssertUnwindSafe(|| {
-                let mut turn = value.turn();
+                let mut turn = value.take_turn();
                 *turn = 2;
                 panic!("in a test");
             }));
             assert!(panicked.is_err());
-            assert_eq!(*value.turn(), 2);
+            assert_eq!(*value.take_turn(), 2);
         }
     }
 }

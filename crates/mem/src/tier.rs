@@ -1,7 +1,7 @@
 //! A tier that is a file: read and written by direct I/O that overlaps with computation, never by page faults.
 //!
 //! An mmapped file, or one that is read without `O_DIRECT`, lies in the page cache, which is DRAM. So bytes go between
-//! the device and a [`Buffer`] of the caller's, on a few threads of the tier's own; a [`Transfer`] gives the buffer back.
+//! the device and a [`Buffer`] of the caller's, on a few threads of the tier's own; a [`PendingTransfer`] gives the buffer back.
 
 use std::collections::VecDeque;
 use std::ffi::CString;
@@ -125,7 +125,7 @@ const THREADS: usize = 4;
 const STACK: usize = 128 << 10;
 
 /// Bytes that a transfer has at best: long enough that a disk streams.
-pub const TRANSFER: usize = 2 << 20;
+pub const TRANSFER_BYTES: usize = 2 << 20;
 
 /// A file without a name in a folder, of a fixed size; its space is the disk's again when the process ends.
 #[derive(Debug)]
@@ -160,9 +160,9 @@ struct Request {
 
 /// A read or a write on its way.
 #[derive(Debug)]
-pub struct Transfer(Receiver<Result<Buffer, TierError>>);
+pub struct PendingTransfer(Receiver<Result<Buffer, TierError>>);
 
-impl Transfer {
+impl PendingTransfer {
     /// Waits for the end, and gives the buffer back.
     ///
     /// # Errors
@@ -227,7 +227,7 @@ impl TierFile {
     ///
     /// # Errors
     /// [`TierError::Range`] when they do not fit.
-    pub fn write(&self, offset: u64, bytes: usize, buffer: Buffer) -> Result<Transfer, TierError> {
+    pub fn write(&self, offset: u64, bytes: usize, buffer: Buffer) -> Result<PendingTransfer, TierError> {
         self.submit(true, offset, bytes, buffer)
     }
 
@@ -235,11 +235,17 @@ impl TierFile {
     ///
     /// # Errors
     /// [`TierError::Range`] when they are not there.
-    pub fn read(&self, offset: u64, bytes: usize, buffer: Buffer) -> Result<Transfer, TierError> {
+    pub fn read(&self, offset: u64, bytes: usize, buffer: Buffer) -> Result<PendingTransfer, TierError> {
         self.submit(false, offset, bytes, buffer)
     }
 
-    fn submit(&self, write: bool, offset: u64, bytes: usize, buffer: Buffer) -> Result<Transfer, TierError> {
+    fn submit(
+        &self,
+        write: bool,
+        offset: u64,
+        bytes: usize,
+        buffer: Buffer,
+    ) -> Result<PendingTransfer, TierError> {
         let Shared { folder, size, .. } = &*self.shared;
         let is_inside =
             offset.checked_add(bytes as u64).is_some_and(|end| end <= *size) && bytes <= buffer.len();
@@ -249,7 +255,7 @@ impl TierFile {
         let (reply, done) = channel();
         self.shared.lock().requests.push_back(Request { write, offset, bytes, buffer, reply });
         self.shared.wake.notify_one();
-        Ok(Transfer(done))
+        Ok(PendingTransfer(done))
     }
 }
 
@@ -409,9 +415,10 @@ pub struct DiskRates {
 /// # Errors
 /// As [`TierFile::create`], and when a transfer fails.
 pub fn disk_rates(folder: &Path, bytes: usize, rounds: usize) -> Result<DiskRates, TierError> {
-    let count = bytes.div_ceil(TRANSFER).max(1);
-    let tier = TierFile::create(folder, (count * TRANSFER) as u64)?;
-    let mut idle: Vec<Buffer> = (0..2 * THREADS).map(|_| Buffer::new(TRANSFER)).collect::<Result<_, _>>()?;
+    let count = bytes.div_ceil(TRANSFER_BYTES).max(1);
+    let tier = TierFile::create(folder, (count * TRANSFER_BYTES) as u64)?;
+    let mut idle: Vec<Buffer> =
+        (0..2 * THREADS).map(|_| Buffer::new(TRANSFER_BYTES)).collect::<Result<_, _>>()?;
     // Pages that are zero everywhere may be stored as a note.
     for (index, buffer) in idle.iter_mut().enumerate() {
         buffer
@@ -427,14 +434,22 @@ pub fn disk_rates(folder: &Path, bytes: usize, rounds: usize) -> Result<DiskRate
             for index in 0..count {
                 let buffer = match idle.pop() {
                     Some(buffer) => buffer,
-                    None => under_way.pop_front().map(Transfer::wait).expect("every buffer is under way")?,
+                    None => under_way
+                        .pop_front()
+                        .map(PendingTransfer::wait)
+                        .expect("every buffer is under way")?,
                 };
-                under_way.push_back(tier.submit(write, (index * TRANSFER) as u64, TRANSFER, buffer)?);
+                under_way.push_back(tier.submit(
+                    write,
+                    (index * TRANSFER_BYTES) as u64,
+                    TRANSFER_BYTES,
+                    buffer,
+                )?);
             }
             for transfer in under_way {
                 idle.push(transfer.wait()?);
             }
-            rates.push((count * TRANSFER) as f64 / begin.elapsed().as_secs_f64());
+            rates.push((count * TRANSFER_BYTES) as f64 / begin.elapsed().as_secs_f64());
         }
     }
     let [read, write] = rates.map(|mut rates| {

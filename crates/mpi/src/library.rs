@@ -205,13 +205,15 @@ impl<A: Abi> Library<A> {
     #[inline]
     pub(crate) fn layout_of(&self, kind: A::Handle) -> Result<Cow<'static, Layout<A::Handle>>, Failure> {
         let known = self.known.get_or_init(|| self.serial(BTreeMap::new()));
-        if let Some(layout) = known.turn().get(&kind) {
+        if let Some(layout) = known.take_turn().get(&kind) {
             return Ok(Cow::Borrowed(layout));
         }
         let (layout, is_predefined) = self.layout(kind)?;
         Ok(match is_predefined {
             // There are not many.
-            true => Cow::Borrowed(known.turn().entry(kind).or_insert_with(|| Box::leak(Box::new(layout)))),
+            true => {
+                Cow::Borrowed(known.take_turn().entry(kind).or_insert_with(|| Box::leak(Box::new(layout))))
+            }
             false => Cow::Owned(layout),
         })
     }

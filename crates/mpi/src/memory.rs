@@ -11,7 +11,7 @@ use std::sync::Arc;
 use polder_attach::each;
 use polder_attach::session::{AnyPool, Session};
 use polder_mem::{Coherent, Memory, Offset, Software, Wrapped};
-use polder_pool::{PoolError, Private};
+use polder_pool::{PoolError, PrivateMemory};
 
 use crate::abi::{Abi, Aint};
 use crate::library::Library;
@@ -90,11 +90,11 @@ impl Pieces {
     }
 }
 
-/// Private memory in a pool of one of the memories that an edge meets.
+/// PrivateMemory memory in a pool of one of the memories that an edge meets.
 enum Held {
-    Coherent(Private<Coherent>),
-    Software(Private<Software>),
-    Wrapped(Private<Wrapped>),
+    Coherent(PrivateMemory<Coherent>),
+    Software(PrivateMemory<Software>),
+    Wrapped(PrivateMemory<Wrapped>),
 }
 
 macro_rules! each_held {
@@ -110,9 +110,9 @@ macro_rules! each_held {
 impl Held {
     fn take(session: &Session, number: u64, bytes: u64) -> Result<Self, PoolError> {
         Ok(match session.pool() {
-            AnyPool::Coherent(pool) => Self::Coherent(Private::take(Arc::clone(pool), number, bytes)?),
-            AnyPool::Software(pool) => Self::Software(Private::take(Arc::clone(pool), number, bytes)?),
-            AnyPool::Wrapped(pool) => Self::Wrapped(Private::take(Arc::clone(pool), number, bytes)?),
+            AnyPool::Coherent(pool) => Self::Coherent(PrivateMemory::take(Arc::clone(pool), number, bytes)?),
+            AnyPool::Software(pool) => Self::Software(PrivateMemory::take(Arc::clone(pool), number, bytes)?),
+            AnyPool::Wrapped(pool) => Self::Wrapped(PrivateMemory::take(Arc::clone(pool), number, bytes)?),
         })
     }
 

@@ -51,7 +51,7 @@ impl<A: Abi> Shim<A> {
     /// The window of a handle, if it lies in the pool.
     #[inline(always)]
     fn window(&self, handle: A::Handle) -> Option<&Window<A>> {
-        let mut windows = self.windows.get()?.turn();
+        let mut windows = self.windows.get()?.take_turn();
         let window = match &windows[..] {
             [(known, window), ..] if *known == handle => &raw const **window,
             _ => find::<A>(&mut windows, handle)?,
@@ -77,7 +77,7 @@ impl<A: Abi> Shim<A> {
 
     /// Lets go of the pool, when MPI ends.
     pub fn end(&self) {
-        drop(self.windows.get().map(|windows| std::mem::take(&mut *windows.turn())));
+        drop(self.windows.get().map(|windows| std::mem::take(&mut *windows.take_turn())));
         let pieces = std::mem::take(&mut *self.pieces.write().unwrap_or_else(PoisonError::into_inner));
         match self.session.take() {
             Some(session) => drop((pieces, session)),
@@ -125,7 +125,7 @@ impl<A: Abi> Shim<A> {
             return Ok(None);
         };
         let windows = self.windows.get_or_init(|| library.serial(vec![]));
-        windows.turn().push((handle, Box::new(window)));
+        windows.take_turn().push((handle, Box::new(window)));
         Ok(Some((base, handle)))
     }
 
@@ -300,7 +300,7 @@ pub unsafe fn free<A: Abi>(win: *mut A::Handle, real: impl FnOnce() -> c_int) ->
     let code = real();
     if code == 0 {
         let freed = shim.windows.get().and_then(|windows| {
-            let mut windows = windows.turn();
+            let mut windows = windows.take_turn();
             let at = windows.iter().position(|(known, _)| *known == handle)?;
             Some(windows.swap_remove(at).1)
         });

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use polder_attach::AnyWindow;
 use polder_attach::session::Session;
-use polder_mem::{Coherence, Serial, Turn};
+use polder_mem::{Coherence, Serial, SerialGuard};
 use polder_pool::PoolError;
 use polder_pool::window::Access;
 
@@ -68,7 +68,7 @@ pub struct Window<A: Abi> {
 /// A buffer of the program's: where, how many, of what.
 pub type Buffer<P, H> = (P, Count, H);
 /// Where in a window: the rank, from where, how many, of what.
-pub type Place<H> = (c_int, Aint, Count, H);
+pub type RmaTarget<H> = (c_int, Aint, Count, H);
 
 /// Elements of a buffer or of a place.
 struct Elements<H: Clone + 'static> {
@@ -171,8 +171,8 @@ impl<A: Abi> Window<A> {
     }
 
     #[inline]
-    fn state(&self) -> Turn<'_, State<A::Handle>> {
-        self.state.turn()
+    fn state(&self) -> SerialGuard<'_, State<A::Handle>> {
+        self.state.take_turn()
     }
 
     /// Lets other threads of this process, the library and other processes go on until `step` is done.
@@ -208,7 +208,7 @@ impl<A: Abi> Window<A> {
     }
 
     /// The elements of a place, its segment, and the offset there of its first; nothing where nobody is.
-    fn place(&self, place: Place<A::Handle>) -> Result<Option<Located<A::Handle>>, Failure> {
+    fn place(&self, place: RmaTarget<A::Handle>) -> Result<Option<Located<A::Handle>>, Failure> {
         let (rank, disp, count, kind) = place;
         if rank == A::NUMBERS.proc_null {
             return Ok(None);
@@ -257,7 +257,7 @@ impl<A: Abi> Window<A> {
     pub unsafe fn put(
         &self,
         (from, count, kind): Buffer<*const c_void, A::Handle>,
-        place: Place<A::Handle>,
+        place: RmaTarget<A::Handle>,
     ) -> Result<(), Failure> {
         let mut state = self.state();
         if let Some((target, at, bytes)) = self.flat(&state, count, kind, place) {
@@ -280,7 +280,7 @@ impl<A: Abi> Window<A> {
     unsafe fn put_any(
         &self,
         (from, count, kind): Buffer<*const c_void, A::Handle>,
-        place: Place<A::Handle>,
+        place: RmaTarget<A::Handle>,
     ) -> Result<(), Failure> {
         let Some(Located { elements: theirs, segment, at }) = self.place(place)? else { return Ok(()) };
         let ours = self.elements(count, kind)?;
@@ -314,7 +314,7 @@ impl<A: Abi> Window<A> {
         state: &State<A::Handle>,
         count: Count,
         kind: A::Handle,
-        (rank, disp, their_count, their_kind): Place<A::Handle>,
+        (rank, disp, their_count, their_kind): RmaTarget<A::Handle>,
     ) -> Option<(&Target, u64, usize)> {
         let (_, size) = state.flat.filter(|(flat, _)| *flat == kind && *flat == their_kind)?;
         let target = self.targets.get(usize::try_from(rank).ok()?)?;
@@ -343,7 +343,7 @@ impl<A: Abi> Window<A> {
     pub unsafe fn get(
         &self,
         (into, count, kind): Buffer<*mut c_void, A::Handle>,
-        place: Place<A::Handle>,
+        place: RmaTarget<A::Handle>,
     ) -> Result<(), Failure> {
         let Some(Located { elements: theirs, segment, at }) = self.place(place)? else { return Ok(()) };
         let ours = self.elements(count, kind)?;
@@ -384,7 +384,7 @@ impl<A: Abi> Window<A> {
     pub unsafe fn accumulate(
         &self,
         origin: Buffer<*const c_void, A::Handle>,
-        place: Place<A::Handle>,
+        place: RmaTarget<A::Handle>,
         op: A::Handle,
     ) -> Result<(), Failure> {
         // SAFETY: by this function's contract.
@@ -403,7 +403,7 @@ impl<A: Abi> Window<A> {
         &self,
         origin: Buffer<*const c_void, A::Handle>,
         result: Buffer<*mut c_void, A::Handle>,
-        place: Place<A::Handle>,
+        place: RmaTarget<A::Handle>,
         op: A::Handle,
     ) -> Result<(), Failure> {
         // SAFETY: by this function's contract.
@@ -450,7 +450,7 @@ impl<A: Abi> Window<A> {
         &self,
         (from, count, kind): Buffer<*const c_void, A::Handle>,
         result: Option<Buffer<*mut c_void, A::Handle>>,
-        place: Place<A::Handle>,
+        place: RmaTarget<A::Handle>,
         op: A::Handle,
     ) -> Result<(), Failure> {
         let Some(Located { elements: theirs, segment, at }) = self.place(place)? else { return Ok(()) };

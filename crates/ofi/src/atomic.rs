@@ -2,17 +2,17 @@
 
 use std::ffi::{c_int, c_void};
 
-use polder_pool::endpoint::Buffer;
+use polder_pool::endpoint::MessageBuffer;
 
 use crate::arithmetic::{Datatype, Form, Op};
 use crate::ffi::{AtomicAttr, Errno, FidDomain, FidEp, Ioc, MsgAtomic, OpsAtomic, flag};
 use crate::guard;
+use crate::io_buffer::IoBuffer;
 use crate::log;
 use crate::note::{Act, INLINE};
 use crate::object::{expect_place, reference};
 use crate::port::Request;
 use crate::rma::{OneSided, Reporting, ask};
-use crate::span::Span;
 use crate::transfer;
 
 pub(crate) static OPS: OpsAtomic = OpsAtomic {
@@ -69,12 +69,12 @@ impl Kind {
     /// The elements of a list, each piece where it is.
     ///
     /// # Safety
-    /// As [`Span::lent`], for what the list names.
-    unsafe fn pieces(self, ioc: *const Ioc, count: usize) -> Result<Vec<Span>, Errno> {
+    /// As [`IoBuffer::lent`], for what the list names.
+    unsafe fn pieces(self, ioc: *const Ioc, count: usize) -> Result<Vec<IoBuffer>, Errno> {
         let span = |piece: &Ioc| {
             let bytes = piece.count.checked_mul(self.datatype.bytes()).ok_or(Errno::INVAL)?;
             // SAFETY: by this function's contract.
-            Ok(unsafe { Span::lent(piece.addr, bytes) })
+            Ok(unsafe { IoBuffer::lent(piece.addr, bytes) })
         };
         // SAFETY: by this function's contract.
         unsafe { transfer::pieces(ioc, count, span) }
@@ -85,7 +85,7 @@ impl Kind {
         self,
         (address, key, elements): (u64, u64, usize),
         operands: [Vec<u8>; 2],
-        back: Vec<Span>,
+        back: Vec<IoBuffer>,
     ) -> Result<Request, Errno> {
         let Self { form, op, datatype } = self;
         let bytes = elements * datatype.bytes();
@@ -95,14 +95,14 @@ impl Kind {
         }
         let expected =
             [if op == Op::Read { 0 } else { bytes }, if form == Form::Compare { bytes } else { 0 }];
-        let came: usize = back.iter().map(Span::len).sum();
+        let came: usize = back.iter().map(IoBuffer::len).sum();
         let back_bytes = if form == Form::Plain { 0 } else { bytes };
         if [out.len(), compare.len()] != expected || came != back_bytes {
             return Err(Errno::INVAL);
         }
         out.extend(compare);
         let act = Act::Atomic(form, op, datatype);
-        Ok(Request { act, key, address, bytes: bytes as u64, data: None, out: Span::Held(out), back })
+        Ok(Request { act, key, address, bytes: bytes as u64, data: None, out: IoBuffer::Held(out), back })
     }
 }
 
@@ -157,7 +157,7 @@ unsafe fn start(ep: *mut FidEp, call: impl FnOnce() -> Result<AtomicCall, Errno>
                 Some(elements) => elements,
                 None => {
                     let out = kind.pieces(out.0, out.1)?;
-                    out.iter().map(Span::len).sum::<usize>() / kind.datatype.bytes()
+                    out.iter().map(IoBuffer::len).sum::<usize>() / kind.datatype.bytes()
                 }
             };
             if elements > kind.most() {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use polder_pool::endpoint::Address;
 
+use crate::any_endpoint::AnyEndpoint;
 use crate::ffi::{
     Absent, ENABLE, EP_RDM, Errno, Fid, FidDomain, FidEp, Info, OPT_ENDPOINT, OPT_MIN_MULTI_RECV, Ops, OpsCm,
     OpsEp, class, flag,
 };
 use crate::handles::{EndpointHandle, OpenEndpoint, domain_of, endpoint_of};
 use crate::ledger::Ledger;
-use crate::link::Link;
 use crate::object::{expect_place, fid, reference};
 use crate::operation::Context;
 use crate::port::{self, Port};
@@ -65,7 +65,7 @@ pub(crate) unsafe extern "C" fn open(
         if kind != EP_RDM {
             return Err(Errno::INVAL);
         }
-        let link = Link::open(domain.session.pool()).map_err(|error| port::errno_of(&error))?;
+        let link = AnyEndpoint::open(domain.session.pool()).map_err(|error| port::errno_of(&error))?;
         let at = domain.state().ports.insert(Port::new(link, transmit, receive, info.caps));
         let fid = FidEp {
             fid: fid(class::EP, context, &OPS),

@@ -3,6 +3,7 @@
 //! libfabric loads it from `FI_PROVIDER_PATH` and calls [`fi_prov_ini`]; everything else it reaches through the tables of
 //! functions in the objects that it is given. The messages themselves are the pool's: here stands libfabric's meaning.
 
+mod any_endpoint;
 mod arithmetic;
 mod atomic;
 mod av;
@@ -18,10 +19,10 @@ mod getinfo;
 mod guard;
 mod handles;
 mod idle;
+mod io_buffer;
 mod ledger;
 mod libfabric;
 mod limits;
-mod link;
 mod log;
 mod mr;
 mod note;
@@ -32,7 +33,6 @@ mod queue;
 mod region;
 mod rma;
 mod session;
-mod span;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -5,17 +5,17 @@ pub(crate) mod one_sided;
 use std::collections::{BTreeMap, VecDeque};
 
 use polder_pool::PoolError;
-use polder_pool::endpoint::{Address, Arrival, Buffer, CompleteWhen, Completion, Filter, Label};
+use polder_pool::endpoint::{Address, Arrival, CompleteWhen, Completion, Filter, Label, MessageBuffer};
 
 use self::one_sided::Remote;
 pub(crate) use self::one_sided::Request;
+use crate::any_endpoint::AnyEndpoint;
 use crate::ffi::{ADDR_NOTAVAIL, ADDR_UNSPEC, CqTaggedEntry, Errno, flag};
+use crate::io_buffer::IoBuffer;
 use crate::ledger::Ledger;
-use crate::link::Link;
 use crate::log;
 use crate::operation::{Context, Operation, Role, entry};
 use crate::queue::Queue;
-use crate::span::Span;
 use crate::vector::Vector;
 
 /// Steps of one-sided operations in one call, at most.
@@ -29,7 +29,7 @@ const NEVER: u8 = u8::MAX;
 
 /// A message that was claimed: on its way, with whoever asks for it; or here.
 enum Claim {
-    Coming(Option<(Span, Operation)>),
+    Coming(Option<(IoBuffer, Operation)>),
     Here {
         bytes: Vec<u8>,
         from: u32,
@@ -68,7 +68,7 @@ impl Report {
 }
 
 pub(crate) struct Port {
-    pub(crate) link: Link,
+    pub(crate) link: AnyEndpoint,
     pub(crate) vector: Option<usize>,
     pub(crate) transmit: Report,
     pub(crate) receive: Report,
@@ -84,7 +84,7 @@ pub(crate) struct Port {
     peers: Peers,
     claims: BTreeMap<Context, Claim>,
     /// Buffers for many messages: what the first of each takes, and those that come after it.
-    many: Vec<(Filter, VecDeque<(Span, Operation)>)>,
+    many: Vec<(Filter, VecDeque<(IoBuffer, Operation)>)>,
     /// Peers that a program looks for messages of, and what became of them.
     watched: BTreeMap<u32, Option<PoolError>>,
     pub(crate) remote: Remote,
@@ -93,7 +93,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    pub(crate) fn new(link: Link, transmit_flags: u64, receive_flags: u64, caps: u64) -> Self {
+    pub(crate) fn new(link: AnyEndpoint, transmit_flags: u64, receive_flags: u64, caps: u64) -> Self {
         Self {
             link,
             vector: None,
@@ -128,7 +128,7 @@ impl Port {
         until: CompleteWhen,
         to: u64,
         label: Label,
-        (span, operation): (Span, Operation),
+        (span, operation): (IoBuffer, Operation),
     ) -> Result<(), Errno> {
         let to = self.peer(ledger, to)?;
         self.link.send_until(until, to, label, span, operation).map_err(|error| errno_of(&error))
@@ -153,7 +153,7 @@ impl Port {
         &mut self,
         ledger: &Ledger,
         wanted: Selector,
-        span: Span,
+        span: IoBuffer,
         mut operation: Operation,
     ) -> Result<(), Errno> {
         let filter = self.filter(ledger, wanted)?;
@@ -207,7 +207,7 @@ impl Port {
             // The message that was found is the first of its sender, kind and tag, and no posted receive fits it.
             let exactly = Filter { from: Some(from), kind: label.kind, tag: label.tag, ignore: 0 };
             let aside = Operation { context: operation.context, flags: 0, report: false, role };
-            self.link.receive(exactly, Span::Held(room), aside);
+            self.link.receive(exactly, IoBuffer::Held(room), aside);
         }
         self.received(ledger, &operation, Message { from, label, bytes, at: std::ptr::null_mut() });
         Ok(())
@@ -222,7 +222,7 @@ impl Port {
             let role = Role::Watch(from);
             let operation =
                 Operation { context: Context(std::ptr::null_mut()), flags: 0, report: false, role };
-            self.link.receive(nothing, Span::Held(Vec::new()), operation);
+            self.link.receive(nothing, IoBuffer::Held(Vec::new()), operation);
             None
         })
     }
@@ -231,7 +231,7 @@ impl Port {
     pub(crate) fn claim(
         &mut self,
         ledger: &mut Ledger,
-        span: Span,
+        span: IoBuffer,
         operation: Operation,
         discard: bool,
     ) -> Result<(), Errno> {
@@ -339,7 +339,7 @@ impl Port {
     }
 
     /// Writes down what is over. Returns whether it was a step of a one-sided operation, after which there may be another.
-    fn settle(&mut self, ledger: &mut Ledger, completion: Completion<Span, Operation>) -> bool {
+    fn settle(&mut self, ledger: &mut Ledger, completion: Completion<IoBuffer, Operation>) -> bool {
         match completion {
             Completion::Sent { context: operation, .. } => match operation.role {
                 Role::SendNote => {}
@@ -407,7 +407,7 @@ impl Port {
     }
 
     /// Writes down a message that has come into `buffer`, whole or cut off.
-    fn message(&mut self, ledger: &mut Ledger, buffer: &Span, operation: &Operation, message: Message) {
+    fn message(&mut self, ledger: &mut Ledger, buffer: &IoBuffer, operation: &Operation, message: Message) {
         match message.bytes <= buffer.len() as u64 {
             true => {
                 self.count(ledger, flag::RECV, true);
@@ -425,7 +425,7 @@ impl Port {
         &mut self,
         ledger: &mut Ledger,
         filter: Filter,
-        (buffer, mut operation): (Span, Operation),
+        (buffer, mut operation): (IoBuffer, Operation),
         (from, label, bytes): (u32, Label, u64),
     ) {
         let used = usize::try_from(bytes).map_or(buffer.len(), |bytes| bytes.min(buffer.len()));
@@ -445,8 +445,14 @@ impl Port {
         }
     }
 
-    fn claimed(&mut self, ledger: &mut Ledger, context: Context, buffer: Span, (from, label): (u32, Label)) {
-        let Span::Held(bytes) = buffer else { return };
+    fn claimed(
+        &mut self,
+        ledger: &mut Ledger,
+        context: Context,
+        buffer: IoBuffer,
+        (from, label): (u32, Label),
+    ) {
+        let IoBuffer::Held(bytes) = buffer else { return };
         match self.claims.remove(&context) {
             Some(Claim::Coming(Some((span, operation)))) => {
                 self.deliver(ledger, span, &operation, &bytes, (from, label));
@@ -473,7 +479,7 @@ impl Port {
     fn deliver(
         &mut self,
         ledger: &mut Ledger,
-        mut span: Span,
+        mut span: IoBuffer,
         operation: &Operation,
         bytes: &[u8],
         (from, label): (u32, Label),
@@ -583,7 +589,7 @@ struct Peers {
 
 impl Peers {
     #[inline]
-    fn peer(&mut self, link: &mut Link, vector: &Vector, address: u64) -> Result<u32, Errno> {
+    fn peer(&mut self, link: &mut AnyEndpoint, vector: &Vector, address: u64) -> Result<u32, Errno> {
         let known = vector.get(address).ok_or(Errno::INVAL)?;
         // A place of the vector is an index.
         match self.of.get(address as usize) {
@@ -593,7 +599,7 @@ impl Peers {
     }
 
     #[cold]
-    fn meet(&mut self, link: &mut Link, known: Address, at: usize) -> u32 {
+    fn meet(&mut self, link: &mut AnyEndpoint, known: Address, at: usize) -> u32 {
         let peer = link.connect(known);
         self.of.resize(self.of.len().max(at + 1), None);
         self.of[at] = Some(peer);
@@ -601,7 +607,7 @@ impl Peers {
     }
 
     /// The place of a peer, which may have written before this process wrote to it.
-    fn address(&mut self, link: &Link, vector: &Vector, peer: u32) -> u64 {
+    fn address(&mut self, link: &AnyEndpoint, vector: &Vector, peer: u32) -> u64 {
         if let Some(&place) = self.places.get(peer as usize)
             && place != ADDR_NOTAVAIL
         {

@@ -2,19 +2,19 @@
 
 use std::ffi::c_void;
 
-use polder_pool::endpoint::Buffer;
+use polder_pool::endpoint::MessageBuffer;
 
 use crate::arithmetic::Form;
 use crate::ffi::{Errno, FidEp, MsgRma, OpsRma, flag, iovec};
 use crate::guard;
 use crate::handles::{OpenEndpoint, endpoint_of};
+use crate::io_buffer::IoBuffer;
 use crate::limits::{INJECT_BYTES, MESSAGE_BYTES, SEND_FLAGS};
 use crate::log;
 use crate::note::Act;
 use crate::object::reference;
 use crate::operation::{Context, Operation, Role};
 use crate::port::Request;
-use crate::span::Span;
 use crate::transfer::{self, data_of, gathered};
 
 pub(crate) static OPS: OpsRma = OpsRma {
@@ -70,7 +70,7 @@ pub(crate) unsafe fn ask(ep: *mut FidEp, asked: impl FnOnce() -> Result<OneSided
             if request.out.len() > INJECT_BYTES {
                 return Err(Errno::MSGSIZE);
             }
-            request.out = Span::Held(request.out.bytes().to_vec());
+            request.out = IoBuffer::Held(request.out.bytes().to_vec());
         }
         let operation = Operation {
             context: Context(context),
@@ -94,22 +94,22 @@ impl Act {
     }
 }
 
-fn writing(out: Span, (address, key): (u64, u64), data: Option<u32>) -> Request {
+fn writing(out: IoBuffer, (address, key): (u64, u64), data: Option<u32>) -> Request {
     Request { act: Act::Write, key, address, bytes: out.len() as u64, data, out, back: Vec::new() }
 }
 
-fn reading(back: Vec<Span>, (address, key): (u64, u64)) -> Request {
+fn reading(back: Vec<IoBuffer>, (address, key): (u64, u64)) -> Request {
     let bytes = back.iter().map(|piece| piece.len() as u64).sum();
-    Request { act: Act::Read, key, address, bytes, data: None, out: Span::Held(Vec::new()), back }
+    Request { act: Act::Read, key, address, bytes, data: None, out: IoBuffer::Held(Vec::new()), back }
 }
 
 /// The pieces of a list, each where it is.
 ///
 /// # Safety
-/// As [`Span::lent`], for what the list names.
-unsafe fn pieces(iov: *const iovec, count: usize) -> Result<Vec<Span>, Errno> {
+/// As [`IoBuffer::lent`], for what the list names.
+unsafe fn pieces(iov: *const iovec, count: usize) -> Result<Vec<IoBuffer>, Errno> {
     // SAFETY: by this function's contract.
-    unsafe { transfer::pieces(iov, count, |piece| Ok(Span::lent(piece.iov_base, piece.iov_len))) }
+    unsafe { transfer::pieces(iov, count, |piece| Ok(IoBuffer::lent(piece.iov_base, piece.iov_len))) }
 }
 
 /// The peer's memory of a message: one piece, as long as what stands here.
@@ -137,7 +137,7 @@ unsafe extern "C" fn read(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
-        let back = vec![Span::lent(at, bytes)];
+        let back = vec![IoBuffer::lent(at, bytes)];
         let request = reading(back, (address, key));
         ask(ep, || Ok(OneSided { to, request, context, reporting: Reporting::Default }))
     }
@@ -186,7 +186,7 @@ unsafe extern "C" fn write(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
-        let request = writing(Span::lent(at.cast_mut(), bytes), (address, key), None);
+        let request = writing(IoBuffer::lent(at.cast_mut(), bytes), (address, key), None);
         ask(ep, || Ok(OneSided { to, request, context, reporting: Reporting::Default }))
     }
 }
@@ -233,7 +233,7 @@ unsafe extern "C" fn inject(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program the bytes, which are copied.
     unsafe {
-        let request = writing(Span::lent(at.cast_mut(), bytes), (address, key), None);
+        let request = writing(IoBuffer::lent(at.cast_mut(), bytes), (address, key), None);
         ask(ep, || {
             Ok(OneSided { to, request, context: std::ptr::null_mut(), reporting: Reporting::Injected })
         })
@@ -253,7 +253,7 @@ unsafe extern "C" fn writedata(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
-        let request = writing(Span::lent(at.cast_mut(), bytes), (address, key), Some(data as u32));
+        let request = writing(IoBuffer::lent(at.cast_mut(), bytes), (address, key), Some(data as u32));
         ask(ep, || Ok(OneSided { to, request, context, reporting: Reporting::Default }))
     }
 }
@@ -269,7 +269,7 @@ unsafe extern "C" fn injectdata(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program the bytes, which are copied.
     unsafe {
-        let request = writing(Span::lent(at.cast_mut(), bytes), (address, key), Some(data as u32));
+        let request = writing(IoBuffer::lent(at.cast_mut(), bytes), (address, key), Some(data as u32));
         ask(ep, || {
             Ok(OneSided { to, request, context: std::ptr::null_mut(), reporting: Reporting::Injected })
         })

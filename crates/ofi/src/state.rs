@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use polder_attach::session::Session;
-use polder_mem::{Serial, Turn};
+use polder_mem::{Serial, SerialGuard};
 
 use crate::ffi::{Errno, THREAD_DOMAIN};
 use crate::idle::{Idle, STAY};
@@ -50,8 +50,8 @@ impl Domain {
 
     /// A call that panicked said so; what it left is as good as a call that failed.
     #[inline]
-    pub(crate) fn state(&self) -> Turn<'_, State> {
-        self.state.turn()
+    pub(crate) fn state(&self) -> SerialGuard<'_, State> {
+        self.state.take_turn()
     }
 
     /// Makes progress and looks once, as a program does again and again; `look` also says whether it found something.

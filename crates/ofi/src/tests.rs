@@ -9,13 +9,13 @@ use polder_attach::session as pools;
 use polder_pool::Geometry;
 use polder_pool::endpoint::{Address, Completion, Filter, Label};
 
+use crate::any_endpoint::AnyEndpoint;
 use crate::ffi::*;
 use crate::getinfo::getinfo;
+use crate::io_buffer::IoBuffer;
 use crate::libfabric::{self, standing_in};
-use crate::link::Link;
 use crate::note::INLINE;
 use crate::operation::{Role, aside};
-use crate::span::Span;
 use crate::{fabric, session};
 
 const ENODATA: c_int = -libc::ENODATA;
@@ -1210,7 +1210,7 @@ fn a_peer_that_asks_for_whatever_it_likes_reaches_nothing_that_is_not_registered
         let mut memory = vec![7; 4096];
         let at = memory.as_ptr();
         let region = victim.register(&mut memory[1024..2048], ALL, 3);
-        let mut hostile = Link::open(session::session().unwrap().pool()).unwrap();
+        let mut hostile = AnyEndpoint::open(session::session().unwrap().pool()).unwrap();
         let to = hostile.connect(Address::decode(victim.name()).unwrap());
         let (mut dice, mut turn) = (Dice(seed), 0);
         let operation = || aside(Role::SendNote);
@@ -1225,9 +1225,9 @@ fn a_peer_that_asks_for_whatever_it_likes_reaches_nothing_that_is_not_registered
             };
             let label = Label { kind, tag, data: None };
             let note = almost(&mut dice, region.key(), number);
-            hostile.send(to, label, Span::Held(note), operation()).unwrap();
+            hostile.send(to, label, IoBuffer::Held(note), operation()).unwrap();
             let answer = Filter { from: Some(to), kind: 4, tag: 0, ignore: u64::MAX };
-            hostile.receive(answer, Span::Held(vec![0; 100]), operation());
+            hostile.receive(answer, IoBuffer::Held(vec![0; 100]), operation());
             let mut done = hostile.step().unwrap();
             while let Some(over) = done {
                 answers += usize::from(matches!(over, Completion::Received { .. }));

@@ -2,17 +2,17 @@
 
 use std::ffi::c_void;
 
-use polder_pool::endpoint::{Buffer, CompleteWhen, Filter, Label};
+use polder_pool::endpoint::{CompleteWhen, Filter, Label, MessageBuffer};
 
 use crate::ffi::{Errno, FidEp, Msg, MsgTagged, OpsMsg, OpsTagged, flag, iovec};
 use crate::guard;
 use crate::handles::{OpenEndpoint, endpoint_of};
+use crate::io_buffer::IoBuffer;
 use crate::limits::{INJECT_BYTES, PIECES, RECEIVE_FLAGS, SEND_FLAGS};
 use crate::log;
 use crate::object::reference;
 use crate::operation::{Context, Operation, Role};
 use crate::port::{MSG, Selector, TAGGED};
-use crate::span::Span;
 
 pub(crate) static MSG_OPS: OpsMsg = OpsMsg {
     size: size_of::<OpsMsg>(),
@@ -46,7 +46,7 @@ const TAGGED_RECEIVE_FLAGS: u64 = flag::COMPLETION | flag::MORE | flag::PEEK | f
 struct Outgoing {
     to: u64,
     label: Label,
-    span: Span,
+    span: IoBuffer,
     context: *mut c_void,
     /// What was said with the call; without, the endpoint's own hold.
     flags: Option<u64>,
@@ -74,7 +74,7 @@ unsafe fn transmit(ep: *mut FidEp, outgoing: impl FnOnce() -> Result<Outgoing, E
             if span.len() > INJECT_BYTES {
                 return Err(Errno::MSGSIZE);
             }
-            span = Span::Held(span.bytes().to_vec());
+            span = IoBuffer::Held(span.bytes().to_vec());
         }
         let operation = Operation {
             context: Context(context),
@@ -95,7 +95,7 @@ unsafe fn give_away(ep: *mut FidEp, at: *const c_void, bytes: usize, to: u64, la
         }
         // SAFETY: by this function's contract; the bytes are read before it returns.
         let (OpenEndpoint { domain, at: port }, span) =
-            unsafe { (endpoint_of(ep), Span::lent(at.cast_mut(), bytes)) };
+            unsafe { (endpoint_of(ep), IoBuffer::lent(at.cast_mut(), bytes)) };
         let mut state = domain.state();
         let (port, ledger) = state.enabled_port(*port)?;
         port.inject(ledger, to, label, span.bytes()).map(|()| 0)
@@ -105,7 +105,7 @@ unsafe fn give_away(ep: *mut FidEp, at: *const c_void, bytes: usize, to: u64, la
 /// A receive and what it takes.
 struct Incoming {
     wanted: Selector,
-    span: Span,
+    span: IoBuffer,
     context: *mut c_void,
     flags: Option<u64>,
 }
@@ -152,15 +152,15 @@ const fn kind_flag(kind: u8) -> u64 {
 /// The room of a receive with a list of pieces: one at most, as the attributes say.
 ///
 /// # Safety
-/// As [`Span::lent`], for what the list names.
-unsafe fn lent(iov: *const iovec, count: usize) -> Result<Span, Errno> {
+/// As [`IoBuffer::lent`], for what the list names.
+unsafe fn lent(iov: *const iovec, count: usize) -> Result<IoBuffer, Errno> {
     match count {
-        0 => Ok(Span::Held(Vec::new())),
+        0 => Ok(IoBuffer::Held(Vec::new())),
         1 => {
             // SAFETY: a list of one lives for the call.
             let piece = unsafe { reference(iov)? };
             // SAFETY: by this function's contract.
-            Ok(unsafe { Span::lent(piece.iov_base, piece.iov_len) })
+            Ok(unsafe { IoBuffer::lent(piece.iov_base, piece.iov_len) })
         }
         _ => Err(Errno::INVAL),
     }
@@ -169,15 +169,15 @@ unsafe fn lent(iov: *const iovec, count: usize) -> Result<Span, Errno> {
 /// The bytes of a send with a list of pieces: several are gathered at once.
 ///
 /// # Safety
-/// As [`Span::lent`], for what the list names.
-pub(crate) unsafe fn gathered(iov: *const iovec, count: usize) -> Result<Span, Errno> {
+/// As [`IoBuffer::lent`], for what the list names.
+pub(crate) unsafe fn gathered(iov: *const iovec, count: usize) -> Result<IoBuffer, Errno> {
     if count < 2 {
         // SAFETY: the same contract.
         return unsafe { lent(iov, count) };
     }
     // SAFETY: the same contract.
-    let pieces = unsafe { pieces(iov, count, |piece| Ok(Span::lent(piece.iov_base, piece.iov_len)))? };
-    Ok(Span::Held(pieces.iter().flat_map(|piece| piece.bytes()).copied().collect()))
+    let pieces = unsafe { pieces(iov, count, |piece| Ok(IoBuffer::lent(piece.iov_base, piece.iov_len)))? };
+    Ok(IoBuffer::Held(pieces.iter().flat_map(|piece| piece.bytes()).copied().collect()))
 }
 
 /// The pieces of a list, each where `span` says that it is.
@@ -187,8 +187,8 @@ pub(crate) unsafe fn gathered(iov: *const iovec, count: usize) -> Result<Span, E
 pub(crate) unsafe fn pieces<T>(
     list: *const T,
     count: usize,
-    span: impl Fn(&T) -> Result<Span, Errno>,
-) -> Result<Vec<Span>, Errno> {
+    span: impl Fn(&T) -> Result<IoBuffer, Errno>,
+) -> Result<Vec<IoBuffer>, Errno> {
     if count > PIECES {
         return Err(Errno::INVAL);
     }
@@ -223,7 +223,7 @@ unsafe extern "C" fn send(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
-        let span = Span::lent(at.cast_mut(), bytes);
+        let span = IoBuffer::lent(at.cast_mut(), bytes);
         transmit(ep, || Ok(Outgoing { to, label: plain(None), span, context, flags: None }))
     }
 }
@@ -266,7 +266,7 @@ unsafe extern "C" fn senddata(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
-        let span = Span::lent(at.cast_mut(), bytes);
+        let span = IoBuffer::lent(at.cast_mut(), bytes);
         transmit(ep, || Ok(Outgoing { to, label: plain(Some(data as u32)), span, context, flags: None }))
     }
 }
@@ -297,7 +297,7 @@ unsafe extern "C" fn recv(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
-        let span = Span::lent(at, bytes);
+        let span = IoBuffer::lent(at, bytes);
         receive(ep, || Ok(Incoming { wanted: any(from), span, context, flags: None }))
     }
 }
@@ -339,7 +339,7 @@ unsafe extern "C" fn tsend(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
-        let span = Span::lent(at.cast_mut(), bytes);
+        let span = IoBuffer::lent(at.cast_mut(), bytes);
         transmit(ep, || Ok(Outgoing { to, label: tagged(tag, None), span, context, flags: None }))
     }
 }
@@ -384,7 +384,7 @@ unsafe extern "C" fn tsenddata(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
-        let span = Span::lent(at.cast_mut(), bytes);
+        let span = IoBuffer::lent(at.cast_mut(), bytes);
         transmit(ep, || {
             Ok(Outgoing { to, label: tagged(tag, Some(data as u32)), span, context, flags: None })
         })
@@ -420,7 +420,7 @@ unsafe extern "C" fn trecv(
 ) -> isize {
     // SAFETY: libfabric passes an open endpoint, and the program lends the bytes.
     unsafe {
-        let span = Span::lent(at, bytes);
+        let span = IoBuffer::lent(at, bytes);
         let wanted = Selector { from, kind: TAGGED, tag, ignore };
         receive(ep, || Ok(Incoming { wanted, span, context, flags: None }))
     }
@@ -450,7 +450,7 @@ unsafe extern "C" fn trecvmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64)
         receive(ep, || {
             let MsgTagged { msg_iov, iov_count, addr: from, tag, ignore, context, .. } = *reference(msg)?;
             let span =
-                if flags & flag::PEEK != 0 { Span::Held(Vec::new()) } else { lent(msg_iov, iov_count)? };
+                if flags & flag::PEEK != 0 { IoBuffer::Held(Vec::new()) } else { lent(msg_iov, iov_count)? };
             let wanted = Selector { from, kind: TAGGED, tag, ignore };
             Ok(Incoming { wanted, span, context, flags: Some(flags) })
         })

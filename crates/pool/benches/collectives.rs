@@ -119,7 +119,7 @@ impl Case {
 
     fn time<M: Memory>(&self, memory: M, rank: u16) {
         let mut group =
-            Group::over(memory, self.members(), rank.into(), self.options).expect("the members fit");
+            Group::over_extents(memory, self.members(), rank.into(), self.options).expect("the members fit");
         let at = Offset(u64::from(rank) * self.stride() + extent_bytes(&self.options));
         for &bytes in &self.sizes {
             let mut data = vec![0; if self.operation == "in-pool" { 0 } else { bytes as usize }];

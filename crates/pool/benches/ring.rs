@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use polder_mem::testing::{Child, Scratch};
 use polder_mem::{Bell, Coherence, Coherent, HostPlan, LINE, Memory, Nanos, Offset, Region, Software};
-use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
+use polder_pool::ring::{Consumer, Producer, RingLink, RingPlace, RingShape};
 use polder_pool::wait::Patience;
 use polder_pool::{Peer, PoolError};
 
@@ -97,7 +97,7 @@ fn side<M: Memory>(memory: &M, host: u16) {
 /// What both ends cost when one thread does them in turn, with no other process near.
 fn alone<M: Memory>(memory: &M) {
     let shape = RingShape::default();
-    let place = Place { lines: LINES[0] + (1 << 20), credits: CREDITS[0] + 64, generation: 99 };
+    let place = RingPlace { lines: LINES[0] + (1 << 20), credits: CREDITS[0] + 64, generation: 99 };
     let link = || Ends::<M>::link(0);
     let mut producer = Producer::new(memory.clone(), shape, place, link());
     let mut consumer = Consumer::new(memory.clone(), shape, place, link());
@@ -214,7 +214,7 @@ impl<M: Memory> Ends<M> {
         let link = || Self::link(host);
         let place = |from: u16| {
             let from = usize::from(from);
-            Place { lines: LINES[from], credits: CREDITS[1 - from], generation: *turn }
+            RingPlace { lines: LINES[from], credits: CREDITS[1 - from], generation: *turn }
         };
         Self {
             memory: memory.clone(),
@@ -225,11 +225,11 @@ impl<M: Memory> Ends<M> {
         }
     }
 
-    fn link(host: u16) -> Link<Alive> {
+    fn link(host: u16) -> RingLink<Alive> {
         let alive: Alive = || Ok(());
         let (bell, wakes) = (Bell(host.into()), Some(Bell((1 - host).into())));
         let patience = Patience { spins: 100_000, yields: 200, nap: Duration::from_micros(500) };
-        Link { peer: Peer::new(1 - host, 0), epoch: 1, bell, wakes, patience, alive }
+        RingLink { peer: Peer::new(1 - host, 0), epoch: 1, bell, wakes, patience, alive }
     }
 
     fn deadline(&self) -> Nanos {

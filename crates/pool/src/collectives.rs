@@ -339,15 +339,15 @@ impl<M: Memory> Group<M> {
         let timed = self.timed(call, false);
         let stores = timed.stores;
         let outcome = self.operation(call.signature(), |group| {
-            group.window()?;
+            group.pass_window()?;
             if !plan.steps[0].fills {
                 // Nothing of ours is awaited soon: say what we are in, so that others can move on, or find a mismatch.
-                group.post(0);
+                group.publish_step(0);
             }
-            let half = group.half();
+            let half = group.staging_half();
             Run { group, plan: &plan, cut, reduction: call.reduction, data, half, stores }.run(&mut scratch)
         });
-        self.took(timed);
+        self.record_time(timed);
         self.workshop.scratch = Some(scratch);
         outcome
     }
@@ -373,7 +373,7 @@ impl<M: Memory> Group<M> {
             Run { group, plan: &plan, cut, reduction: call.reduction, data, half: 0, stores }
                 .run(&mut scratch)
         });
-        self.took(timed);
+        self.record_time(timed);
         self.workshop.scratch = Some(scratch);
         outcome
     }
@@ -390,21 +390,21 @@ impl<M: Memory> Group<M> {
         Timed { stores, begun: Some((size, self.memory().now())) }
     }
 
-    fn took(&mut self, timed: Timed) {
+    fn record_time(&mut self, timed: Timed) {
         if let Some((size, begun)) = timed.begun {
             let time = Duration::from_nanos(self.memory().now().0.saturating_sub(begun.0));
-            self.workshop.paces.took(size, timed.stores, time);
+            self.workshop.paces.record_time(size, timed.stores, time);
         }
     }
 
     /// Tells every peer where this rank's data lies, and learns where theirs does.
     fn exchange_extents(&self, at: Offset, bytes: u64) -> Result<Vec<Offset>, Failure> {
-        self.window()?;
-        self.say([at.0, 0]);
-        self.post(0);
+        self.pass_window()?;
+        self.set_own_words([at.0, 0]);
+        self.publish_step(0);
         self.await_steps(0)?;
         let of = |rank| {
-            let extent = if rank == self.rank() { at } else { Offset(self.said(rank)[0]) };
+            let extent = if rank == self.rank() { at } else { Offset(self.peer_words(rank)[0]) };
             if self.is_extent(extent, bytes) { Ok(extent) } else { Err(self.corrupt(rank)) }
         };
         (0..self.size()).map(of).collect()

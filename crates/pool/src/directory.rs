@@ -33,7 +33,7 @@ use crate::extents::{Account, Extent, Extents, Room};
 use crate::format::MAX_LEVELS;
 use crate::local::LocalGuard;
 use crate::name::Name;
-use crate::object::{self, Fill, Header, Object};
+use crate::object::{self, Header, InitialContents, Object};
 use crate::opens::{Announcement, Opens};
 use crate::site::Site;
 use crate::state::{DAMAGED, Marks};
@@ -210,7 +210,12 @@ impl<'a, M: Memory> Directory<'a, M> {
     /// # Errors
     /// [`PoolError::Exists`]; [`PoolError::Full`], [`PoolError::DirectoryFull`] and [`PoolError::Quota`] when something is used
     /// up; [`PoolError::TooManyOpen`]; [`PoolError::Timeout`] when another host claims the name and does not go on.
-    pub(crate) fn create(&self, name: &Name<'_>, bytes: u64, fill: Fill) -> Result<Object, PoolError> {
+    pub(crate) fn create(
+        &self,
+        name: &Name<'_>,
+        bytes: u64,
+        fill: InitialContents,
+    ) -> Result<Object, PoolError> {
         match self.create_once(name, bytes, fill) {
             Err(PoolError::Full { .. } | PoolError::DirectoryFull { .. } | PoolError::Quota { .. }) => {
                 // Also when nothing comes free by it: another process may have freed it just before.
@@ -221,7 +226,7 @@ impl<'a, M: Memory> Directory<'a, M> {
         }
     }
 
-    fn create_once(&self, name: &Name<'_>, bytes: u64, fill: Fill) -> Result<Object, PoolError> {
+    fn create_once(&self, name: &Name<'_>, bytes: u64, fill: InitialContents) -> Result<Object, PoolError> {
         let key = Key::new(&self.site, name.hash());
         if bytes > SMALL && self.find(&key)?.is_some() {
             // Before anybody is told.
@@ -241,7 +246,7 @@ impl<'a, M: Memory> Directory<'a, M> {
         name: &Name<'_>,
         key: &Key,
         bytes: u64,
-        fill: Fill,
+        fill: InitialContents,
         held: u32,
     ) -> Result<Object, PoolError> {
         let mut stripe = self.lock(self.site.words().stripe_of(key.hash))?;
@@ -270,7 +275,7 @@ impl<'a, M: Memory> Directory<'a, M> {
         name: &Name<'_>,
         key: &Key,
         bytes: u64,
-        fill: Fill,
+        fill: InitialContents,
         held: u32,
     ) -> Result<Object, PoolError> {
         let (site, memory) = (self.site, self.site.memory);
@@ -370,11 +375,14 @@ impl<'a, M: Memory> Directory<'a, M> {
                 watch.wait_or(&self.site, || self.late(sight.host))?;
                 continue;
             }
-            if let Some(host) = scan.claimants().find(|&host| host < me && watch.minds(&self.site, host)) {
+            if let Some(host) =
+                scan.claimants().find(|&host| host < me && watch.must_wait_for(&self.site, host))
+            {
                 return Ok(Contest::Yield(host));
             }
             let waits = !Deviation::LowerDoesNotWait.is_on();
-            let higher = scan.claimants().find(|&host| host > me && waits && watch.minds(&self.site, host));
+            let higher =
+                scan.claimants().find(|&host| host > me && waits && watch.must_wait_for(&self.site, host));
             match (higher, self.unclear(&scan, watch)) {
                 (None, None) => return Ok(Contest::Won),
                 (Some(host), _) => watch.wait_or(&self.site, || self.late(host))?,
@@ -388,7 +396,10 @@ impl<'a, M: Memory> Directory<'a, M> {
         loop {
             watch.wait_or(&self.site, || self.late(host))?;
             let scan = self.scan(key)?;
-            match scan.claimants().find(|&host| host < self.site.host() && watch.minds(&self.site, host)) {
+            match scan
+                .claimants()
+                .find(|&host| host < self.site.host() && watch.must_wait_for(&self.site, host))
+            {
                 Some(other) => host = other,
                 None => return Ok(()),
             }
@@ -586,7 +597,7 @@ impl<'a, M: Memory> Directory<'a, M> {
     /// A line that may still become whole. What a host that is off left torn was seen by nobody.
     fn unclear(&self, scan: &Scan, watch: &mut Watch) -> Option<Offset> {
         let mut unclear = scan.unclear.iter();
-        unclear.find(|(host, _)| watch.minds(&self.site, *host)).map(|(_, at)| *at)
+        unclear.find(|(host, _)| watch.must_wait_for(&self.site, *host)).map(|(_, at)| *at)
     }
 
     /// Reads all candidate slots of a name, of every host that was ever in the pool.

@@ -25,13 +25,13 @@ use polder_mem::{Memory, Nanos, Offset};
 use slab::Slab;
 
 use self::inlet::Inlets;
-use self::outlet::{Load, Outgoing, Peer};
+use self::outlet::{Load, Outgoing, PeerTraffic};
 pub(crate) use self::place::{create_ring, find_ring, identity, process_of};
 use self::place::{endpoint_bytes, endpoint_name};
 pub use self::wire::LONGEST;
 use self::wire::{Note, RECEIVES, offer_of, words_of};
 use crate::format::Geometry;
-use crate::object::{Fill, Object};
+use crate::object::{InitialContents, Object};
 use crate::ring::{Envelope, INLINE, RingShape};
 use crate::{Pool, PoolError};
 
@@ -84,7 +84,7 @@ pub struct Label {
 }
 
 /// Bytes that the caller lends until an operation is complete.
-pub trait Buffer {
+pub trait MessageBuffer {
     /// The bytes to send.
     fn bytes(&self) -> &[u8];
     /// The bytes to receive into.
@@ -95,7 +95,7 @@ pub trait Buffer {
     }
 }
 
-impl Buffer for Vec<u8> {
+impl MessageBuffer for Vec<u8> {
     fn bytes(&self) -> &[u8] {
         self
     }
@@ -299,7 +299,7 @@ pub struct Endpoint<M: Memory, B, C> {
     options: EndpointOptions,
     address: Address,
     own: Option<Object>,
-    peers: Vec<Peer<M, B, C>>,
+    peers: Vec<PeerTraffic<M, B, C>>,
     known: BTreeMap<Address, u32>,
     inlets: Inlets<M>,
     posted: VecDeque<Posted<B, C>>,
@@ -314,7 +314,7 @@ pub struct Endpoint<M: Memory, B, C> {
     sent_bytes: u64,
 }
 
-impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
+impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     /// Makes an endpoint, which others find from here on.
     ///
     /// # Errors
@@ -521,7 +521,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         let is_quiet = calls < self.options.calls_a_look
             && !calls.is_multiple_of(CALLS_A_GLANCE)
             && self.met == self.peers.len()
-            && self.peers.iter().all(Peer::is_quiet);
+            && self.peers.iter().all(PeerTraffic::is_quiet);
         if is_quiet { self.inlets.is_still() } else { Ok(false) }
     }
 
@@ -770,7 +770,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
         memory.copy_out(place, into)?;
         // It lay there all the while if its sender still has a ring to us, which goes before what was offered on it; and if
         // nobody has given us up.
-        self.pool.standing()?;
+        self.pool.check_membership()?;
         match self.inlets.is_spoken_on(&self.pool, peer.address)? {
             true => {
                 tracing::debug!(bytes = into.len(), peer = ?peer.address, "read in place");
@@ -785,7 +785,7 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
     /// Fails what a dead peer would have had to do, and lets go of one whose place another has taken: its name has room for few
     /// that are gone and held open.
     fn look_for_the_dead(&mut self) -> Result<(), PoolError> {
-        self.pool.standing()?;
+        self.pool.check_membership()?;
         for number in 0..self.peers.len() as u32 {
             if self.peers[number as usize].broken.is_none()
                 && (self.waits_for(number) || self.is_followed(number))
@@ -857,15 +857,15 @@ impl<M: Memory, B: Buffer, C> Endpoint<M, B, C> {
 }
 
 /// The number of the peer with this address, which gets the next one when it is new.
-fn meet<M: Memory, B: Buffer, C>(
+fn meet<M: Memory, B: MessageBuffer, C>(
     known: &mut BTreeMap<Address, u32>,
-    peers: &mut Vec<Peer<M, B, C>>,
+    peers: &mut Vec<PeerTraffic<M, B, C>>,
     address: Address,
 ) -> u32 {
     let next = peers.len() as u32;
     let number = *known.entry(address).or_insert(next);
     if number == next {
-        peers.push(Peer::new(address));
+        peers.push(PeerTraffic::new(address));
     }
     number
 }
@@ -884,7 +884,7 @@ impl<M: Memory, B, C> Drop for Endpoint<M, B, C> {
 
 /// Where a message goes, and the room for it; the error says what of it no correct endpoint writes.
 #[inline(always)]
-fn goal_of<'a, B: Buffer, C>(
+fn goal_of<'a, B: MessageBuffer, C>(
     posted: &'a mut VecDeque<Posted<B, C>>,
     receiving: &'a mut Slab<Receiving<B, C>>,
     from: u32,
@@ -930,7 +930,7 @@ fn fail<B, C>(buffer: B, context: C, error: &PoolError) -> Completion<B, C> {
 /// Makes the object of an endpoint at the first port that is free, or whose endpoint died.
 fn take_port<M: Memory>(pool: &Pool<M>) -> Result<(Object, u16), PoolError> {
     let (member, geometry) = (pool.member(), pool.layout().geometry());
-    let identity = Fill::Line(identity(&pool.this_process()));
+    let identity = InitialContents::Line(identity(&pool.this_process()));
     for port in 0..geometry.processes {
         let name = endpoint_name(member.job, member.host, port);
         let make = || pool.create_filled(&name, endpoint_bytes(geometry), identity);

@@ -30,7 +30,7 @@ use crate::line::{self, Words};
 use crate::wait::{self, Patience};
 use crate::{Peer, PoolError};
 
-pub use join::Joined;
+pub use join::JoinedGroup;
 pub(crate) use join::process_of;
 pub(crate) use progress::MAX_STEP;
 pub use progress::{LINES, staging_at};
@@ -156,7 +156,7 @@ impl<M: Memory> Group<M> {
     ///
     /// # Errors
     /// [`PoolError::Argument`] for a rank, an extent or staging that cannot be.
-    pub fn over(
+    pub fn over_extents(
         memory: M,
         members: Vec<RankPlace>,
         rank: usize,
@@ -250,7 +250,7 @@ impl<M: Memory> Group<M> {
 
     /// Passes the window (invariant 2): every peer is at least in the operation before this one. Only now may this rank
     /// publish progress in this one, and stage.
-    pub(crate) fn window(&self) -> Result<(), Failure> {
+    pub(crate) fn pass_window(&self) -> Result<(), Failure> {
         self.await_all(progress::at(self.sequence - 1, 0))?;
         let mut others = (0..self.size()).filter(|&rank| rank != self.rank);
         // The operation before may have ended here without a look at every peer, as a short broadcast does at its root.
@@ -266,17 +266,17 @@ impl<M: Memory> Group<M> {
     }
 
     /// The first byte of the half that this operation stages in (invariant 3).
-    pub(crate) fn half(&self) -> u64 {
+    pub(crate) fn staging_half(&self) -> u64 {
         self.sequence % 2 * (self.options.staging_bytes / 2)
     }
 
     /// Sets this operation's own words of the line; they go out with the next step.
-    pub(crate) fn say(&self, own: Own) {
+    pub(crate) fn set_own_words(&self, own: Own) {
         self.own.borrow_mut().set_own(own);
     }
 
     /// The own words of a peer that was seen in this operation.
-    pub(crate) fn said(&self, rank: usize) -> Own {
+    pub(crate) fn peer_words(&self, rank: usize) -> Own {
         self.standings[rank].own()
     }
 
@@ -287,14 +287,14 @@ impl<M: Memory> Group<M> {
 
     /// Comes to `step` without saying so at once: nobody waits for it soon. It goes out with the next step, or before
     /// this rank waits.
-    pub(crate) fn reach(&self, step: u32) {
+    pub(crate) fn enter_step(&self, step: u32) {
         self.own.borrow_mut().advance(self.sequence, step);
         self.owes.set(true);
     }
 
     /// Publishes that this rank has come to `step` of its operation. What it staged must have been fenced before.
     // SYNC: pairs with `look`.
-    pub(crate) fn post(&self, step: u32) {
+    pub(crate) fn publish_step(&self, step: u32) {
         self.own.borrow_mut().advance(self.sequence, step);
         self.publish();
     }
@@ -384,7 +384,7 @@ impl<M: Memory> Group<M> {
     }
 
     /// Looks afresh at the line of `rank`.
-    // SYNC: pairs with `post`; whatever was fenced before it can be read once this returns something.
+    // SYNC: pairs with `publish_step`; whatever was fenced before it can be read once this returns something.
     fn look(&self, rank: usize, want: u64) -> Result<Option<()>, Failure> {
         if self.is_remote(rank) {
             progress::forget(&self.memory, self.members[rank].at);
@@ -751,7 +751,9 @@ pub(crate) mod tests {
             for (rank, handle) in handles.into_iter().enumerate() {
                 let (members, body) = (members.clone(), &body);
                 let at = Offset(end + rank as u64 * bytes);
-                scope.spawn(move || body(&mut Group::over(handle, members, rank, options).unwrap(), at));
+                scope.spawn(move || {
+                    body(&mut Group::over_extents(handle, members, rank, options).unwrap(), at)
+                });
             }
         });
     }
@@ -768,8 +770,8 @@ pub(crate) mod tests {
             }
             let barrier = Signature::new(Collective::Barrier, 0, 0);
             let late = group.operation(barrier, |group| {
-                group.window()?;
-                group.post(1);
+                group.pass_window()?;
+                group.publish_step(1);
                 // Rank 1 goes on meanwhile, and its line says so at our first look.
                 std::thread::sleep(Duration::from_millis(200));
                 group.await_steps(1)
@@ -801,7 +803,7 @@ pub(crate) mod tests {
         let heap = Heap::new(HeapShape { bytes: 8192, hosts: 1, processes: 1, local_words: 1, bells: 1 });
         let members = side_by_side(&[0, 0], &quick());
         let refused = |members: &[RankPlace], rank, options| {
-            let error = Group::over(heap.clone(), members.to_vec(), rank, options).err().unwrap();
+            let error = Group::over_extents(heap.clone(), members.to_vec(), rank, options).err().unwrap();
             assert!(matches!(error, PoolError::Argument { .. }), "{error}");
         };
         refused(&members, 0, quick());

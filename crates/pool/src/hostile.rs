@@ -9,15 +9,16 @@ use std::time::Duration;
 
 use polder_mem::{Heap, HeapShape, Memory, Offset, ProcessSlot};
 
+use crate::claim::{IdClaim, claim_host_id};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format, read_superblock};
 use crate::inspect::inspect;
-use crate::keeper::{Claim, Keeper, KeeperTask, Order, claim, last_incarnation, order};
+use crate::keeper::{Keeper, KeeperTask, MembershipChange, change_membership, last_incarnation};
 use crate::line::{self, WORDS, Words};
 use crate::local::LocalLayout;
 use crate::name::Name;
-use crate::object::{Fill, Header, Object};
+use crate::object::{Header, InitialContents, Object};
 use crate::pool::{Member, Pool};
-use crate::view::{CHANGES, Grant, Ids, View};
+use crate::view::{CHANGES, Grant, IdSource, View};
 use crate::{PoolError, word};
 
 const GEOMETRY: Geometry =
@@ -176,7 +177,7 @@ impl Stage {
         match what % 12 {
             0 => {
                 let bytes = script.of(&[0, 1, 100, 900, 1024, 3000, BYTES, u64::MAX]);
-                let fill = script.of(&[Fill::Zeros, Fill::Nothing]);
+                let fill = script.of(&[InitialContents::Zeros, InitialContents::Nothing]);
                 let created = pool.create_filled(name, bytes, fill);
                 self.hold(created);
             }
@@ -194,7 +195,7 @@ impl Stage {
             // Seldom: it looks at torn lines again and again.
             6 if script.byte() < 32 => drop(inspect(pool.memory())),
             7 => {
-                drop((pool.beat(), pool.standing(), pool.present()));
+                drop((pool.beat(), pool.check_membership(), pool.hosts_present()));
                 if let Ok(View { members, fenced, evicted, .. }) = pool.view() {
                     assert_eq!((members | fenced | evicted) >> GEOMETRY.hosts, 0, "a host that there is not");
                 }
@@ -237,9 +238,9 @@ impl Stage {
     fn keep(&mut self, script: &mut Script<'_>) {
         let Some(keeper) = &mut self.keeper else {
             let incarnation = last_incarnation(&self.victim).unwrap_or(0).saturating_add(1);
-            let ids = script.of(&[None, Some(Ids::Keeper), Some(Ids::Launcher)]);
+            let id_source = script.of(&[None, Some(IdSource::Keeper), Some(IdSource::Launcher)]);
             let charge =
-                KeeperTask { incarnation, ids, evict_after: script.of(&[None, Some(Duration::ZERO)]) };
+                KeeperTask { incarnation, id_source, evict_after: script.of(&[None, Some(Duration::ZERO)]) };
             self.keeper = Keeper::start(self.victim.clone(), charge).ok();
             return;
         };
@@ -248,19 +249,19 @@ impl Stage {
             0 => keeper.evict(host),
             1 => keeper.fence(host),
             2 => {
-                let what = script.of(&[Order::Evict, Order::Fence]);
-                order(&self.victim, host, what, Duration::ZERO, Duration::ZERO).map(drop)
+                let what = script.of(&[MembershipChange::Evict, MembershipChange::Fence]);
+                change_membership(&self.victim, host, what, Duration::ZERO, Duration::ZERO).map(drop)
             }
             3 => {
                 let nonce = 1 + u64::from(script.byte() % 4);
-                let request = Claim {
+                let request = IdClaim {
                     host: script.of(&[None, Some(host)]),
                     boot: u64::from(script.byte() % 8),
                     nonce,
                     timeout: Duration::ZERO,
                     silence: Duration::ZERO,
                 };
-                drop(claim(&self.victim, &request));
+                drop(claim_host_id(&self.victim, &request));
                 Ok(())
             }
             _ => keeper.tick(),
@@ -398,10 +399,10 @@ impl Stage {
         let epoch = script.near(usual);
         let (at, words) = match script.small() {
             0..4 => {
-                let ids = script.of(&[Ids::Launcher, Ids::Keeper]);
+                let id_source = script.of(&[IdSource::Launcher, IdSource::Keeper]);
                 let [members, fenced, evicted] = std::array::from_fn(|_| script.bits());
-                let view = View { epoch, keeper, ids, members, fenced, evicted };
-                (self.layout.view_line(keeper, View::half(usual)), view.encode())
+                let view = View { epoch, keeper, id_source, members, fenced, evicted };
+                (self.layout.view_line(keeper, View::line_of(usual)), view.encode())
             }
             4 => (self.layout.view_line(keeper, 0), View::starting(keeper)),
             5 | 6 => {

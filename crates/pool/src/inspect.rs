@@ -22,7 +22,7 @@ use crate::{PoolError, chunks, word};
 /// What is in a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Stat {
+pub struct PoolStat {
     /// Bytes of the region that the pool uses.
     pub bytes: u64,
     /// Bytes of metadata in front of the chunks.
@@ -93,7 +93,7 @@ impl fmt::Display for Problem {
 /// An object, as an inspection found it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Found {
+pub struct ObjectStat {
     /// Its name.
     pub name: String,
     /// Its size in bytes.
@@ -109,9 +109,9 @@ pub struct Found {
 #[non_exhaustive]
 pub struct Inspection {
     /// The counters.
-    pub stat: Stat,
+    pub stat: PoolStat,
     /// The live objects, by name.
-    pub objects: Vec<Found>,
+    pub objects: Vec<ObjectStat>,
     /// What is damaged; empty in a pool that is whole.
     pub problems: Vec<Problem>,
 }
@@ -140,9 +140,9 @@ pub fn inspect<M: Memory>(memory: &M) -> Result<Inspection, PoolError> {
 struct Inspector<'a, M: Memory> {
     memory: &'a M,
     layout: &'a Layout,
-    stat: Stat,
+    stat: PoolStat,
     view: Option<View>,
-    objects: Vec<Found>,
+    objects: Vec<ObjectStat>,
     problems: Vec<Problem>,
     /// Which host holds each chunk.
     holders: Vec<Option<u16>>,
@@ -163,7 +163,7 @@ const LOOKS_AT_ALL: u32 = 4 * LOOKS;
 
 impl<'a, M: Memory> Inspector<'a, M> {
     fn new(memory: &'a M, layout: &'a Layout, superblock: &Superblock) -> Self {
-        let stat = Stat {
+        let stat = PoolStat {
             bytes: superblock.bytes,
             metadata_bytes: layout.chunk_area().0,
             coherence: superblock.coherence.map(|coherence| match coherence {
@@ -415,7 +415,12 @@ impl<'a, M: Memory> Inspector<'a, M> {
         self.stat.object_bytes += record.bytes;
         self.stat.header_bytes += u64::from(record.header_lines) * LINE;
         *self.stat.jobs.entry(record.job).or_default() += record.bytes;
-        self.objects.push(Found { name: header.name, bytes: record.bytes, owner: host, job: record.job });
+        self.objects.push(ObjectStat {
+            name: header.name,
+            bytes: record.bytes,
+            owner: host,
+            job: record.job,
+        });
     }
 
     fn judge_chunks(&mut self, entry: Offset, host: u16, header: Offset, bytes: u64) {

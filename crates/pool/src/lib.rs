@@ -27,7 +27,7 @@ pub mod window;
 
 pub use layout::{format, line, name, word};
 pub use local::state;
-pub use membership::{keeper, view};
+pub use membership::{claim, keeper, view};
 pub use ring::{channel, summary};
 
 use allocator::{chunks, extents};
@@ -36,13 +36,13 @@ use objects::{jobs, object, private};
 use wait::watch;
 
 pub use error::{Peer, PoolError};
-pub use inspect::{Found, HostStat, Inspection, Problem, Stat, inspect};
-pub use jobs::Swept;
+pub use inspect::{HostStat, Inspection, ObjectStat, PoolStat, Problem, inspect};
+pub use jobs::SweepReport;
 pub use layout::contents::expect_vacant;
 pub use layout::format::{Geometry, Layout, Overwrite, Superblock, Uuid, format, format_as, read_superblock};
-pub use list::Listed;
-pub use membership::{Heartbeats, HostLine, HostState, Process, ProcessState};
-pub use object::{Fill, Object};
+pub use list::ListedObject;
+pub use membership::{HeartbeatMonitor, HostLine, HostState, Process, ProcessState};
+pub use object::{InitialContents, Object};
 pub use pool::{Member, PeerState, Pool};
-pub use private::Private;
-pub use view::{Ids, View};
+pub use private::PrivateMemory;
+pub use view::{IdSource, View};

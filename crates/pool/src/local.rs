@@ -52,7 +52,7 @@ impl LocalLayout {
     /// The words that stay when no process of the host is left: without them nobody could tell the processes that were killed
     /// from those that do not share the host's file.
     #[must_use]
-    pub const fn kept(&self) -> Range<u32> {
+    pub const fn kept_words(&self) -> Range<u32> {
         1..1 + self.processes
     }
 

@@ -40,6 +40,7 @@
 //! | 3 | the incarnation that is to be evicted, or is fenced |
 //! | 4..7 | spare, 0 |
 
+pub mod claim;
 pub mod keeper;
 pub mod view;
 
@@ -171,7 +172,7 @@ impl Process {
     }
 
     /// The live process that an object names by these words.
-    pub(crate) const fn identified([place, incarnation, host_incarnation]: [u64; 3]) -> Self {
+    pub(crate) const fn from_identity([place, incarnation, host_incarnation]: [u64; 3]) -> Self {
         Self {
             host: (place >> 48) as u16,
             slot: ProcessSlot((place >> 32) as u16),
@@ -240,16 +241,16 @@ impl Process {
 
 /// What a heartbeat line says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Beat {
+pub struct Heartbeat {
     /// Grows while its writer lives.
     pub count: u64,
     /// The incarnation of the process, 0 for a keeper's.
     pub incarnation: u64,
 }
 
-impl Beat {
+impl Heartbeat {
     /// Publishes this beat; nobody else writes the line.
-    // SYNC: pairs with `Beat::read`.
+    // SYNC: pairs with `Heartbeat::read`.
     pub(crate) fn publish<M: Memory>(self, memory: &M, at: Offset) {
         line::publish(memory, at, &[self.count, self.incarnation, 0, 0, 0, 0, 0]);
     }
@@ -263,12 +264,12 @@ impl Beat {
 
 /// Times heartbeats by the reader's own clock.
 #[derive(Clone, Debug)]
-pub struct Heartbeats {
+pub struct HeartbeatMonitor {
     silence: Duration,
-    seen: BTreeMap<Offset, (Beat, Nanos)>,
+    seen: BTreeMap<Offset, (Heartbeat, Nanos)>,
 }
 
-impl Heartbeats {
+impl HeartbeatMonitor {
     /// Calls a heartbeat silent that stays the same for `silence`.
     #[must_use]
     pub fn new(silence: Duration) -> Self {
@@ -291,7 +292,7 @@ impl Heartbeats {
     /// # Errors
     /// [`Fault`] when the memory itself fails.
     pub fn is_silent<M: Memory>(&mut self, memory: &M, at: Offset) -> Result<bool, Fault> {
-        let beat = Beat::read(memory, at)?;
+        let beat = Heartbeat::read(memory, at)?;
         let now = memory.now();
         let (last, since) = self.seen.entry(at).or_insert((beat.unwrap_or_default(), now));
         match beat {
@@ -312,10 +313,10 @@ pub(crate) fn any_beats<M: Memory>(
     silence: Duration,
 ) -> Result<bool, Fault> {
     let deadline = memory.now() + silence;
-    let first = lines.clone().map(|at| Beat::read(memory, at)).collect::<Result<Vec<_>, _>>()?;
+    let first = lines.clone().map(|at| Heartbeat::read(memory, at)).collect::<Result<Vec<_>, _>>()?;
     while memory.now() < deadline {
         for (at, old) in lines.clone().zip(&first) {
-            let new = Beat::read(memory, at)?;
+            let new = Heartbeat::read(memory, at)?;
             // A line that was torn and is whole is a sign of life as well: somebody wrote it.
             if new.is_some() && new != *old {
                 return Ok(true);
@@ -376,6 +377,21 @@ pub fn live_process<M: Memory>(
     let processes = (0..superblock.geometry.processes).map(ProcessSlot);
     let mut lines = processes.filter_map(|slot| Process::read_own(memory, &layout, host, slot).ok()?);
     Ok(lines.find(|line| line.state == ProcessState::Live))
+}
+
+/// That a pool of this layout has room for host `host`.
+pub(crate) fn expect_host(layout: &Layout, host: u16) -> Result<(), PoolError> {
+    let high = layout.geometry().hosts - 1;
+    match host <= high {
+        true => Ok(()),
+        false => {
+            Err(PoolError::Geometry { what: "the host id", value: host.into(), low: 0, high: high.into() })
+        }
+    }
+}
+
+pub(crate) fn milliseconds(time: Duration) -> u64 {
+    time.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -10,9 +10,9 @@ use polder_mem::Memory;
 
 use crate::directory::Directory;
 use crate::extents::Account;
-use crate::list::Listed;
+use crate::list::ListedObject;
 use crate::name::Name;
-use crate::object::{Fill, Object};
+use crate::object::{InitialContents, Object};
 use crate::site::Site;
 use crate::{Pool, PoolError};
 
@@ -25,14 +25,14 @@ impl<M: Memory> Pool<M> {
     /// left of it; [`PoolError::TooManyOpen`]; [`PoolError::Name`]; [`PoolError::Timeout`] when another host claims the name
     /// and does not go on.
     pub fn create(&self, name: &str, bytes: u64) -> Result<Object, PoolError> {
-        self.create_filled(name, bytes, Fill::Zeros)
+        self.create_filled(name, bytes, InitialContents::Zeros)
     }
 
     /// As [`Pool::create`], with `fill` in it.
     ///
     /// # Errors
     /// Those of [`Pool::create`].
-    pub fn create_filled(&self, name: &str, bytes: u64, fill: Fill) -> Result<Object, PoolError> {
+    pub fn create_filled(&self, name: &str, bytes: u64, fill: InitialContents) -> Result<Object, PoolError> {
         self.expect_member()?;
         self.directory().create(&Name::parse(name)?, bytes, fill)
     }
@@ -95,7 +95,7 @@ impl<M: Memory> Pool<M> {
     ///
     /// # Errors
     /// [`PoolError::Memory`] when the memory fails.
-    pub fn list(&self, prefix: &str) -> Result<Vec<Listed>, PoolError> {
+    pub fn list(&self, prefix: &str) -> Result<Vec<ListedObject>, PoolError> {
         let (listed, unclear) = self.directory().list(prefix)?;
         for offset in unclear {
             tracing::warn!(%offset, "an entry that is damaged, or being written, is not listed");
@@ -210,12 +210,12 @@ mod tests {
     fn an_object_is_found_with_its_first_line_and_discarded_unless_another_has_its_name() {
         let [a, b, _c] = pools();
         let words = [1, 2, 3, 4, 5, 6, 7];
-        let first = a.create_filled("/line", 128, Fill::Line(words)).unwrap();
+        let first = a.create_filled("/line", 128, InitialContents::Line(words)).unwrap();
         let seen = b.open("/line").unwrap();
         assert_eq!(crate::line::read(b.memory(), seen.at()), Ok(Some(words)));
         assert_eq!(crate::line::read(b.memory(), seen.at().lines(1)), Ok(Some([0; 7])));
         b.discard(seen).unwrap();
-        let second = b.create_filled("/line", 0, Fill::Line(words)).unwrap();
+        let second = b.create_filled("/line", 0, InitialContents::Line(words)).unwrap();
         assert_eq!(a.discard(first), Err(PoolError::NotFound { name: "/line".into() }));
         a.close(a.open("/line").unwrap());
         b.discard(second).unwrap();

@@ -10,8 +10,8 @@ use crate::deviation::Deviation;
 use crate::format::{Layout, SETTLE, Superblock, read_superblock};
 use crate::line;
 use crate::local::{Local, LocalLayout};
-use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, any_beats};
-use crate::view::{Grant, Ids, View, Views};
+use crate::membership::{Heartbeat, HeartbeatMonitor, HostLine, HostState, Process, ProcessState, any_beats};
+use crate::view::{Grant, IdSource, View, Views};
 
 /// How long the words of one line may reach memory one after another: far more than any link takes.
 const ON_THEIR_WAY: Duration = Duration::from_millis(1);
@@ -19,7 +19,7 @@ const ON_THEIR_WAY: Duration = Duration::from_millis(1);
 /// Who attaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// The host id, from the launcher or from [`crate::keeper::claim`].
+    /// The host id, from the launcher or from [`crate::claim::claim_host_id`].
     pub host: u16,
     /// A hash of the host's boot id: tells a rebooted host from the one before.
     pub boot: u64,
@@ -76,7 +76,7 @@ pub struct Pool<M: Memory> {
     /// The incarnation of this host that the process belongs to.
     pub(crate) host_incarnation: u64,
     views: Mutex<Views>,
-    heartbeats: Mutex<Heartbeats>,
+    heartbeats: Mutex<HeartbeatMonitor>,
     beats: Mutex<u64>,
     /// The epoch in which this host was evicted, once that has been seen.
     evicted: OnceLock<u64>,
@@ -121,7 +121,7 @@ impl<M: Memory> Pool<M> {
             local,
             host_incarnation: 0,
             views: Mutex::new(Views::new(member.timeout)),
-            heartbeats: Mutex::new(Heartbeats::new(member.silence)),
+            heartbeats: Mutex::new(HeartbeatMonitor::new(member.silence)),
             beats: Mutex::new(0),
             evicted: OnceLock::new(),
             attached: false,
@@ -148,7 +148,7 @@ impl<M: Memory> Pool<M> {
         self.beat()?;
         // A keeper that starts meanwhile may not have seen this host: wait until it has said so or not.
         *self.views() = Views::new(self.member.timeout);
-        self.standing()?;
+        self.check_membership()?;
         Ok(())
     }
 
@@ -170,10 +170,10 @@ impl<M: Memory> Pool<M> {
         if in_use && is_others && !Deviation::SilenceIsEnough.is_on() {
             return Err(PoolError::IdTaken { host, boot: holder, epoch: view.epoch });
         }
-        let incarnation = match view.ids {
-            Ids::Keeper if grant.stands_in(&view, host) && grant.boot == boot => grant.incarnation,
-            Ids::Keeper => return Err(PoolError::NotAdmitted { host, epoch: view.epoch }),
-            Ids::Launcher => {
+        let incarnation = match view.id_source {
+            IdSource::Keeper if grant.stands_in(&view, host) && grant.boot == boot => grant.incarnation,
+            IdSource::Keeper => return Err(PoolError::NotAdmitted { host, epoch: view.epoch }),
+            IdSource::Launcher => {
                 let gone = if view.had_evicted(host) { grant.evicted_through } else { 0 };
                 let stays = is_ours && old.state != HostState::Free && last > gone;
                 if stays { last } else { last.max(gone).saturating_add(1) }
@@ -249,7 +249,7 @@ impl<M: Memory> Pool<M> {
             let beat = self.layout.heartbeat_line(host, slot);
             if line::load(&self.memory, beat)?.is_none() {
                 // It died in the middle of its first sign of life, perhaps before its own line said that it lives.
-                Beat::default().publish(&self.memory, beat);
+                Heartbeat::default().publish(&self.memory, beat);
             }
             let line = Process::read_own(&self.memory, &self.layout, host, slot)?;
             if line.is_none_or(|line| line.state == ProcessState::Live) {
@@ -339,7 +339,7 @@ impl<M: Memory> Pool<M> {
         self.holds_id(0)?;
         let mut beats = locked(&self.beats);
         *beats += 1;
-        let beat = Beat { count: *beats, incarnation: self.local.incarnation };
+        let beat = Heartbeat { count: *beats, incarnation: self.local.incarnation };
         beat.publish(&self.memory, self.layout.heartbeat_line(self.member.host, self.local.slot));
         Ok(())
     }
@@ -358,13 +358,13 @@ impl<M: Memory> Pool<M> {
     ///
     /// # Errors
     /// [`PoolError::Evicted`] when its host was evicted, or another incarnation holds the host id.
-    pub fn standing(&self) -> Result<u64, PoolError> {
+    pub fn check_membership(&self) -> Result<u64, PoolError> {
         self.expect_own()?;
         let host = self.member.host;
         let (view, grant) = self.view_and_grant()?;
-        let belongs = match view.ids {
-            Ids::Keeper => view.has(host) && grant.incarnation == self.host_incarnation,
-            Ids::Launcher => !view.had_evicted(host) || grant.evicted_through < self.host_incarnation,
+        let belongs = match view.id_source {
+            IdSource::Keeper => view.has(host) && grant.incarnation == self.host_incarnation,
+            IdSource::Launcher => !view.had_evicted(host) || grant.evicted_through < self.host_incarnation,
         };
         let standing = match belongs {
             true => self.holds_id(view.epoch).map(|()| view.epoch),
@@ -386,7 +386,7 @@ impl<M: Memory> Pool<M> {
         }
     }
 
-    /// Fails once [`Pool::standing`] has found that this host was evicted; looks at nothing itself.
+    /// Fails once [`Pool::check_membership`] has found that this host was evicted; looks at nothing itself.
     pub(crate) fn expect_member(&self) -> Result<(), PoolError> {
         self.expect_own()?;
         match self.evicted.get() {
@@ -416,8 +416,8 @@ impl<M: Memory> Pool<M> {
     ///
     /// # Errors
     /// [`PoolError::Memory`] when the memory fails.
-    pub fn present(&self) -> Result<u64, PoolError> {
-        Ok(present(&self.memory, &self.layout)?)
+    pub fn hosts_present(&self) -> Result<u64, PoolError> {
+        Ok(hosts_present(&self.memory, &self.layout)?)
     }
 
     /// The process at `slot` of `host`.
@@ -480,17 +480,17 @@ impl<M: Memory> Pool<M> {
     /// [`PoolError::PeerDead`] when it is not, naming `what` and `sequence`; [`PoolError::Evicted`] when it is this
     /// process that does not belong any more.
     pub fn expect_alive(&self, peer: &Process, what: &'static str, sequence: u64) -> Result<(), PoolError> {
-        self.standing()?;
+        self.check_membership()?;
         let now = self.process(peer.host, peer.slot)?;
         let same = now.incarnation == peer.incarnation && now.host_incarnation == peer.host_incarnation;
         if same && self.state_of(&now)? == PeerState::Alive {
             return Ok(());
         }
-        Err(self.dead(peer, what, sequence)?)
+        Err(self.dead_peer_error(peer, what, sequence)?)
     }
 
     /// The error that says that `peer` died while it was waited for.
-    pub(crate) fn dead(
+    pub(crate) fn dead_peer_error(
         &self,
         peer: &Process,
         what: &'static str,
@@ -581,7 +581,7 @@ pub(crate) fn arrive<M: Memory>(memory: &M, layout: &Layout, host: u16, line: &H
 
 /// The hosts whose lines are not empty.
 // SYNC: pairs with `arrive`.
-pub(crate) fn present<M: Memory>(memory: &M, layout: &Layout) -> Result<u64, Fault> {
+pub(crate) fn hosts_present<M: Memory>(memory: &M, layout: &Layout) -> Result<u64, Fault> {
     let hosts = layout.geometry().hosts;
     memory.invalidate(layout.host_line(0), u64::from(hosts) * LINE);
     memory.fence_invalidations();
@@ -602,7 +602,7 @@ fn last_incarnation<M: Memory>(
     slot: ProcessSlot,
 ) -> Result<u64, PoolError> {
     let line = Process::read_own(memory, layout, host, slot)?;
-    let beat = Beat::read(memory, layout.heartbeat_line(host, slot))?;
+    let beat = Heartbeat::read(memory, layout.heartbeat_line(host, slot))?;
     Ok(line.map_or(0, |line| line.incarnation).max(beat.map_or(0, |beat| beat.incarnation)))
 }
 
@@ -625,7 +625,7 @@ fn expect_known<M: Memory>(
         let is_unknown = match line {
             Some(line) => line.state == ProcessState::Live && !is_known(slot, line.incarnation),
             // It is torn: its beats say whose it is.
-            None => Beat::read(memory, at)?.is_none_or(|beat| !is_known(slot, beat.incarnation)),
+            None => Heartbeat::read(memory, at)?.is_none_or(|beat| !is_known(slot, beat.incarnation)),
         };
         if is_unknown {
             unknown.push((slot, at, line.map_or(0, |line| line.pid)));
@@ -636,12 +636,15 @@ fn expect_known<M: Memory>(
     if unknown.is_empty() || HostLine::read_torn(memory, layout, host, settle)?.0.boot != boot {
         return Ok(());
     }
-    let before = unknown.iter().map(|&(_, at, _)| Beat::read(memory, at)).collect::<Result<Vec<_>, _>>()?;
+    let before =
+        unknown.iter().map(|&(_, at, _)| Heartbeat::read(memory, at)).collect::<Result<Vec<_>, _>>()?;
     let deadline = memory.now() + member.silence;
     while memory.now() < deadline {
         for (&(slot, at, pid), before) in unknown.iter().zip(&before) {
-            match Beat::read(memory, at)? {
-                beat @ Some(Beat { incarnation, .. }) if beat != *before && !is_known(slot, incarnation) => {
+            match Heartbeat::read(memory, at)? {
+                beat @ Some(Heartbeat { incarnation, .. })
+                    if beat != *before && !is_known(slot, incarnation) =>
+                {
                     return Err(PoolError::Apart { host, slot: slot.0, pid });
                 }
                 _ => {}
@@ -675,7 +678,7 @@ mod tests {
 
     use super::*;
     use crate::format::{Geometry, Overwrite, Uuid, format};
-    use crate::keeper::{Order, order};
+    use crate::keeper::{MembershipChange, change_membership};
 
     const TINY: Geometry =
         Geometry { hosts: 3, processes: 2, names: 5, levels: 2, chunk_bytes: 256, opens: 3, keepers: 3 };
@@ -701,7 +704,7 @@ mod tests {
         let first = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
         let second = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 7)).unwrap();
         assert_eq!((state().state, state().boot, state().incarnation), (HostState::Live, 7, 1));
-        assert_eq!(first.present(), Ok(0b10));
+        assert_eq!(first.hosts_present(), Ok(0b10));
         assert!(second.peer_alive(1, ProcessSlot(0)).unwrap());
         first.detach().unwrap();
         assert_eq!(second.peer_state(1, ProcessSlot(0)), Ok(PeerState::Absent));
@@ -798,7 +801,7 @@ mod tests {
             refused.join().unwrap().unwrap_err()
         });
         assert_eq!(refused, PoolError::HostLive { host: 1, boot: 7 });
-        holder.standing().unwrap();
+        holder.check_membership().unwrap();
         drop(holder);
         let next = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 8)).unwrap();
         assert_eq!(next.host_incarnation, 2);
@@ -808,9 +811,9 @@ mod tests {
     fn processes_of_a_host_that_has_booted_again_may_come_at_once() {
         let heap = formatted();
         Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap().die();
-        for asked in [Order::Evict, Order::Fence] {
+        for asked in [MembershipChange::Evict, MembershipChange::Fence] {
             let Member { timeout, silence, .. } = member(1, 7);
-            order(&heap, 1, asked, timeout, silence).unwrap();
+            change_membership(&heap, 1, asked, timeout, silence).unwrap();
         }
         let [one, two] = [0, 1].map(|slot| heap.process(1, ProcessSlot(slot)));
         let first = Pool::attach(one, member(1, 8)).unwrap();

@@ -37,7 +37,7 @@ mod producer;
 pub mod summary;
 
 pub use consumer::Consumer;
-pub use link::Link;
+pub use link::RingLink;
 pub use producer::Producer;
 
 pub(crate) use consumer::{HALF_WRITTEN, WAITS_FOR};
@@ -112,7 +112,7 @@ impl RingShape {
     }
 
     #[inline(always)]
-    fn cell_start(self, place: &Place) -> Offset {
+    fn cell_start(self, place: &RingPlace) -> Offset {
         place.lines + self.slots() * PAIR
     }
 
@@ -147,7 +147,7 @@ fn batch(all: u64) -> u64 {
 
 /// Where a ring lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RingPlace {
     /// The producer's extent, [`RingShape::producer_bytes`] from a multiple of 128 bytes.
     pub lines: Offset,
     /// The consumer's line, best with nothing beside it in its 128 bytes.
@@ -167,7 +167,7 @@ struct Turn {
 }
 
 impl Turn {
-    fn first(shape: RingShape, place: &Place) -> Self {
+    fn first(shape: RingShape, place: &RingPlace) -> Self {
         Self { slots: 0, cells: 0, header: place.lines, cell: shape.cell_start(place) }
     }
 
@@ -178,7 +178,7 @@ impl Turn {
     }
 
     #[inline(always)]
-    fn pass_slot(&mut self, shape: RingShape, place: &Place) {
+    fn pass_slot(&mut self, shape: RingShape, place: &RingPlace) {
         self.slots += 1;
         self.header = self.header + PAIR;
         if self.header == shape.cell_start(place) {
@@ -186,7 +186,7 @@ impl Turn {
         }
     }
 
-    fn pass_cell(&mut self, shape: RingShape, place: &Place) {
+    fn pass_cell(&mut self, shape: RingShape, place: &RingPlace) {
         self.cells += 1;
         self.cell = self.cell + shape.cell_bytes();
         if self.cell == place.lines + shape.producer_bytes() {
@@ -215,7 +215,7 @@ pub struct Envelope {
 pub fn write_back_for_the_dead<M: Memory>(
     memory: &M,
     shape: RingShape,
-    place: &Place,
+    place: &RingPlace,
 ) -> Result<u64, PoolError> {
     // The cells need nothing: a header is stored only after its cell was written back and fenced.
     memory.write_back(place.lines, shape.slots() * PAIR);

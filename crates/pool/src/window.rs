@@ -32,7 +32,7 @@ use self::lock::{Claim, Lock};
 use self::place::{Segment, Word, encode, object_bytes, segment_name};
 use crate::endpoint::remove_the_dead;
 use crate::name::Name;
-use crate::object::{Fill, Object};
+use crate::object::{InitialContents, Object};
 use crate::{Pool, PoolError};
 
 /// Bytes of a word: what memory writes at once.
@@ -40,7 +40,7 @@ const WORD: u64 = 8;
 
 /// Where a rank's data lies in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct DataRange {
     /// Its first byte, a multiple of 64.
     pub at: Offset,
     /// How long it is.
@@ -103,7 +103,7 @@ impl<M: Memory> Window<M> {
         Name::parse(&format!("{first}{name}"))?;
         let process = pool.this_process();
         let object_name = segment_name(pool.member().job, name, rank);
-        let identity = Fill::Line(encode(&process, rank, ranks, bytes));
+        let identity = InitialContents::Line(encode(&process, rank, ranks, bytes));
         let make = || pool.create_filled(&object_name, total, identity);
         let object = match make() {
             Err(PoolError::Exists { .. }) if remove_the_dead(&pool, &object_name)? => make()?,
@@ -170,16 +170,16 @@ impl<M: Memory> Window<M> {
 
     /// Where this rank's data lies, also before [`Window::join`].
     #[must_use]
-    pub const fn own(&self) -> Extent {
-        Extent { at: self.own.at, bytes: self.own.bytes }
+    pub const fn own_data(&self) -> DataRange {
+        DataRange { at: self.own.at, bytes: self.own.bytes }
     }
 
     /// Where the data of a rank lies.
     ///
     /// # Errors
     /// [`PoolError::Argument`] when there is no such rank, or the window has not been joined.
-    pub fn extent(&self, rank: u32) -> Result<Extent, PoolError> {
-        self.segment(rank).map(|segment| Extent { at: segment.at, bytes: segment.bytes })
+    pub fn data_range(&self, rank: u32) -> Result<DataRange, PoolError> {
+        self.segment(rank).map(|segment| DataRange { at: segment.at, bytes: segment.bytes })
     }
 
     /// Where this process has the data of a rank mapped; nothing where it has not, as in a shadow.
@@ -187,7 +187,7 @@ impl<M: Memory> Window<M> {
     /// # Errors
     /// Those of [`Window::extent`].
     pub fn address(&self, rank: u32) -> Result<Option<*mut u8>, PoolError> {
-        let Extent { at, bytes } = self.extent(rank)?;
+        let DataRange { at, bytes } = self.data_range(rank)?;
         Ok(self.pool.memory().address(at, bytes))
     }
 

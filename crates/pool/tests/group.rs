@@ -104,7 +104,7 @@ impl Scene {
         let fork = |rank: usize| {
             Child::fork(|| {
                 let memory = self.attach(memory(self.region()), rank);
-                let mut group = Group::over(memory, self.members(&[]), rank, options).unwrap();
+                let mut group = Group::over_extents(memory, self.members(&[]), rank, options).unwrap();
                 for salt in 0..3 {
                     operations(&mut group, self.data(rank), salt).unwrap();
                 }
@@ -219,7 +219,7 @@ fn one_kill(scene: &Scene, survivors: &[Wrapped; 2], operation: u64) -> Option<P
         let trigger = Trigger { operation, action: TriggerAction::Kill };
         let memory = Wrapped::from(Software::new(scene.region())).with_trigger(trigger);
         let memory = memory.attach(&scene.plan(1)).unwrap();
-        let mut group = Group::over(memory, scene.members(&[]), 1, options()).unwrap();
+        let mut group = Group::over_extents(memory, scene.members(&[]), 1, options()).unwrap();
         operations(&mut group, scene.data(1), 0).unwrap();
         group.barrier().unwrap();
     });
@@ -229,7 +229,7 @@ fn one_kill(scene: &Scene, survivors: &[Wrapped; 2], operation: u64) -> Option<P
     let begin = Instant::now();
     let pids = [0, victim.pid(), 2];
     let survive = |memory: &Wrapped, rank: usize| {
-        let mut group = Group::over(memory.clone(), scene.members(&pids), rank, options()).unwrap();
+        let mut group = Group::over_extents(memory.clone(), scene.members(&pids), rank, options()).unwrap();
         operations(&mut group, scene.data(rank), 0).and_then(|()| group.barrier()).err()
     };
     let errors = std::thread::scope(|scope| {

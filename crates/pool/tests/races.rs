@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use polder_mem::testing::{Child, Ended, Scratch};
 use polder_mem::{Coherent, HostPlan, Memory, Offset, Region, Software};
-use polder_pool::keeper::{Claim, Keeper, KeeperTask, claim};
+use polder_pool::claim::{IdClaim, claim_host_id};
+use polder_pool::keeper::{Keeper, KeeperTask};
 use polder_pool::local::LocalLayout;
-use polder_pool::{Geometry, Ids, Layout, Member, Overwrite, Pool, PoolError, Uuid, format};
+use polder_pool::{Geometry, IdSource, Layout, Member, Overwrite, Pool, PoolError, Uuid, format};
 
 const RACES: u64 = 1000;
 const CONTENDERS: u64 = 3;
@@ -60,8 +61,8 @@ fn contend(scratch: &Path, contender: u64) {
     let boot = 100 + contender;
     for race in 1..=RACES {
         track.await_word(0, 2 * race - 1);
-        let wanted = Claim { timeout: Duration::from_secs(60), ..Claim::new(Some(HOST), boot) };
-        let outcome = match claim(&software(&path), &wanted) {
+        let wanted = IdClaim { timeout: Duration::from_secs(60), ..IdClaim::new(Some(HOST), boot) };
+        let outcome = match claim_host_id(&software(&path), &wanted) {
             Ok(granted) => {
                 assert_eq!(granted.host, HOST);
                 WON
@@ -108,7 +109,7 @@ fn races_of_processes_for_one_host_id_have_one_winner_each() {
     drop(Region::create(scratch.path().join("track"), 4096).unwrap());
     format(&software(&path), &GEOMETRY, Uuid(1), Overwrite::Refuse).unwrap();
     let track = Track::at(&scratch.path().join("track"));
-    let charge = KeeperTask { incarnation: 1, ids: Some(Ids::Keeper), evict_after: None };
+    let charge = KeeperTask { incarnation: 1, id_source: Some(IdSource::Keeper), evict_after: None };
     let mut keeper = Keeper::start(software(&path), charge).unwrap();
     let mut contenders: Vec<_> =
         (1..=CONTENDERS).map(|contender| Child::fork(|| contend(scratch.path(), contender))).collect();

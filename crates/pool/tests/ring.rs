@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use polder_mem::{Bell, Heap, HeapShape, Liveness, Memory, Nanos, Offset, ProcessSlot};
-use polder_pool::ring::{Consumer, Envelope, Link, Place, Producer, RingShape, write_back_for_the_dead};
+use polder_pool::ring::{
+    Consumer, Envelope, Producer, RingLink, RingPlace, RingShape, write_back_for_the_dead,
+};
 use polder_pool::summary::Inbox;
 use polder_pool::wait::Patience;
 use polder_pool::{Peer, PoolError};
@@ -26,7 +28,7 @@ fn hosts(hosts: u16) -> Vec<Heap> {
 }
 
 /// What a process of `host` knows of a process of host `peer`.
-fn link(memory: &Heap, host: u16, peer: u16) -> Link<Alive> {
+fn link(memory: &Heap, host: u16, peer: u16) -> RingLink<Alive> {
     let watcher = memory.clone();
     let alive = move || match watcher.liveness(peer, ProcessSlot(0)) {
         Liveness::Dead => {
@@ -35,11 +37,11 @@ fn link(memory: &Heap, host: u16, peer: u16) -> Link<Alive> {
         _ => Ok(()),
     };
     let (bell, wakes) = (Bell(host.into()), Some(Bell(peer.into())));
-    Link { peer: Peer::new(peer, 7), epoch: 3, bell, wakes, patience: QUICK, alive: Box::new(alive) }
+    RingLink { peer: Peer::new(peer, 7), epoch: 3, bell, wakes, patience: QUICK, alive: Box::new(alive) }
 }
 
-fn place(generation: u32) -> Place {
-    Place { lines: LINES, credits: CREDITS, generation }
+fn place(generation: u32) -> RingPlace {
+    RingPlace { lines: LINES, credits: CREDITS, generation }
 }
 
 type Ends = (Producer<Heap, Alive>, Consumer<Heap, Alive>);
@@ -353,7 +355,7 @@ fn star(memories: &[Heap], summaries: bool) -> (Vec<Producer<Heap, Alive>>, Inbo
     let (mut producers, mut consumers) = (Vec::new(), Vec::new());
     for host in 0..last {
         let lines = LINES + host as u64 * 8192;
-        let place = Place { lines, credits: CREDITS.lines(8 + host as u64), generation: 1 };
+        let place = RingPlace { lines, credits: CREDITS.lines(8 + host as u64), generation: 1 };
         let out = link(&memories[host], host as u16, last as u16);
         let mut producer = Producer::new(memories[host].clone(), shape, place, out);
         let intake = link(&memories[last], last as u16, host as u16);

@@ -304,7 +304,7 @@ impl Group {
 
 /// A group, and the session whose heartbeat says that this process lives; the group leaves first.
 struct Runner<M: Memory> {
-    group: group::Joined<M>,
+    group: group::JoinedGroup<M>,
     _session: Arc<Session>,
 }
 

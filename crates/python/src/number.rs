@@ -1,7 +1,7 @@
 //! Whole numbers and sizes among a call's arguments. Python's numbers have no end, so one that does not fit is told by name,
 //! value and range.
 
-use polder_attach::settings::Size;
+use polder_attach::settings::ByteCount;
 use pyo3::prelude::*;
 
 use crate::errors::argument;
@@ -46,7 +46,7 @@ impl<'py> FromPyObject<'_, 'py> for Bytes {
     type Error = PyErr;
 
     fn extract(from: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let words = || from.extract::<String>().ok()?.parse::<Size>().ok();
+        let words = || from.extract::<String>().ok()?.parse::<ByteCount>().ok();
         match from.extract::<u64>().ok().or_else(|| Some(words()?.0)) {
             Some(bytes) => Ok(Self(Ok(bytes))),
             None => Ok(Self(Err(from.repr()?.to_string()))),

@@ -6,7 +6,7 @@ use polder_attach::each;
 use polder_attach::session::Session;
 use polder_kernels::{Dtype, Op};
 use polder_mem::Offset;
-use polder_pool::{Listed, Object as PoolObject};
+use polder_pool::{ListedObject, Object as PoolObject};
 use pyo3::prelude::*;
 
 use crate::buffer::{self, Elements};
@@ -181,8 +181,8 @@ pub(crate) struct Entry {
     pub(crate) job: u64,
 }
 
-impl From<Listed> for Entry {
-    fn from(Listed { name, bytes, owner, job, .. }: Listed) -> Self {
+impl From<ListedObject> for Entry {
+    fn from(ListedObject { name, bytes, owner, job, .. }: ListedObject) -> Self {
         Self { name, nbytes: bytes, owner, job }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use polder_kernels::{AdamW, Gradients, PIECE, Piece, adamw, adamw_traffic};
-use polder_mem::{Buffer, DiskRates, PAGE, TRANSFER, TierError, TierFile, Transfer, disk_rates};
+use polder_mem::{Buffer, DiskRates, PAGE, PendingTransfer, TRANSFER_BYTES, TierError, TierFile, disk_rates};
 use polder_place::{Placement, Policy, Problem};
 use polder_platform::Platform;
 use pyo3::prelude::*;
@@ -152,7 +152,7 @@ pub(crate) fn offload_adamw_bf16(
 }
 
 /// Elements of both moments that go to or from a disk together.
-const TOGETHER: usize = TRANSFER / 8;
+const TOGETHER: usize = TRANSFER_BYTES / 8;
 /// Transfers that are under way at most, and so the memory that stages them.
 const STAGED: usize = 6;
 
@@ -207,7 +207,7 @@ impl States {
         let disk =
             (on_disk > 0).then(|| TierFile::create(Path::new(&folder), 8 * on_disk as u64)).transpose();
         let staging = (0..if on_disk > 0 { STAGED } else { 0 })
-            .map(|_| Buffer::new(TRANSFER))
+            .map(|_| Buffer::new(TRANSFER_BYTES))
             .collect::<Result<_, _>>();
         Ok(Self(Mutex::new(Moments {
             kept: segments,
@@ -274,7 +274,7 @@ impl States {
     /// Bytes of the file, and of the memory that stages it.
     fn on_disk(&self) -> (u64, usize) {
         let moments = self.lock();
-        (moments.disk.as_ref().map_or(0, TierFile::size), moments.staging.len() * TRANSFER)
+        (moments.disk.as_ref().map_or(0, TierFile::size), moments.staging.len() * TRANSFER_BYTES)
     }
 }
 
@@ -370,7 +370,7 @@ impl Moments {
         let mut far: VecDeque<(usize, usize)> =
             pieces.filter(|(at, count)| first + at < end && first + at + count > begin).collect();
         let (mut reading, mut writing) =
-            (VecDeque::<(usize, usize, Transfer)>::new(), VecDeque::<Transfer>::new());
+            (VecDeque::<(usize, usize, PendingTransfer)>::new(), VecDeque::<PendingTransfer>::new());
         let mut ready: Option<(usize, usize, Buffer)> = None;
         loop {
             while let (Some(disk), Some(_)) = (&self.disk, far.front()) {
@@ -482,9 +482,9 @@ struct Part {
 }
 
 enum Where {
-    Writing(Transfer),
+    Writing(PendingTransfer),
     OnDisk,
-    Reading(Transfer),
+    Reading(PendingTransfer),
     Here(Buffer),
 }
 
@@ -536,7 +536,7 @@ impl Saved {
     /// The most bytes at once in memory and on the disk, and those of buffers between them.
     fn most(&self) -> (usize, u64, usize) {
         let slots = self.lock();
-        (slots.most.0, slots.most.1, slots.most_buffers * TRANSFER)
+        (slots.most.0, slots.most.1, slots.most_buffers * TRANSFER_BYTES)
     }
 }
 
@@ -557,7 +557,7 @@ impl Slots {
         self.memory += memory.len();
         self.live += 1;
         self.slots.push(Some(Slot { bytes: bytes.len(), memory: memory.to_vec(), parts: vec![] }));
-        for (number, part) in far.chunks(TRANSFER).enumerate() {
+        for (number, part) in far.chunks(TRANSFER_BYTES).enumerate() {
             let mut buffer = self.buffer()?;
             buffer[..part.len()].copy_from_slice(part);
             let whole = part.len().next_multiple_of(PAGE);
@@ -588,7 +588,7 @@ impl Slots {
         }
         self.buffers += 1;
         self.most_buffers = self.most_buffers.max(self.buffers);
-        Buffer::new(TRANSFER)
+        Buffer::new(TRANSFER_BYTES)
     }
 
     /// Takes a buffer back, and keeps as many as are in flight at once.

@@ -8,7 +8,7 @@ use polder_mem::{Coherence, forks};
 
 use polder_attach::each;
 use polder_attach::session::{self, Session, SessionError};
-use polder_attach::settings::{Settings, Size, Span};
+use polder_attach::settings::{ByteCount, Settings, TimeSpan};
 use polder_pool::{Geometry, inspect};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -117,7 +117,7 @@ impl Pool {
             host: host.map(|host| host.of("host")).transpose()?,
             launched: launched.map(|host| host.of("launched")).transpose()?,
             job: job.map(|job| job.of("job")).transpose()?,
-            quota: quota.map(|quota| quota.of("quota").map(Size)).transpose()?,
+            quota: quota.map(|quota| quota.of("quota").map(ByteCount)).transpose()?,
             timeout: timeout.map(span).transpose()?,
             run,
             ..Settings::default()
@@ -215,9 +215,10 @@ impl Pool {
 }
 
 /// Seconds from Python.
-pub(crate) fn span(seconds: f64) -> PyResult<Span> {
+pub(crate) fn span(seconds: f64) -> PyResult<TimeSpan> {
     let span = Duration::try_from_secs_f64(seconds);
-    span.map(Span).map_err(|_| errors::argument(format!("timeout is {seconds} s; give a number from 0 on")))
+    span.map(TimeSpan)
+        .map_err(|_| errors::argument(format!("timeout is {seconds} s; give a number from 0 on")))
 }
 
 pub(crate) fn session_error(error: SessionError) -> PyErr {

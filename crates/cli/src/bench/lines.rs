@@ -2,7 +2,7 @@
 //! that a machine without a network card or CXL memory has.
 
 use polder_mem::lines::{
-    Effort, Timing, Way, memory_bandwidth, memory_latency, memset, memset_bandwidth, memset_sizes,
+    Sampling, Timing, WriteMethod, memory_bandwidth, memory_latency, memset, memset_bandwidth, memset_sizes,
 };
 use polder_mem::{Region, Software};
 
@@ -18,10 +18,10 @@ const MEMORY: usize = 256 << 20;
 pub(super) fn run() -> Result<Vec<Row>, Failure> {
     let scratch = Scratch::new()?;
     let memory = Software::new(Region::create(scratch.path().join("region"), 256 << 20)?);
-    let effort = Effort::default();
+    let effort = Sampling::default();
     let mut rows = Vec::new();
     for bytes in memset_sizes() {
-        for way in Way::ALL {
+        for way in WriteMethod::ALL {
             if let Some(timing) = memset(&memory, way, bytes, effort)? {
                 let case = format!("memset and flush {} {}", size(bytes as usize), way.name());
                 rows.push(row(case, "latency", timing, "ns"));
@@ -32,13 +32,13 @@ pub(super) fn run() -> Result<Vec<Row>, Failure> {
     Ok(rows)
 }
 
-fn table_1(memory: &Software, effort: Effort, rows: &mut Vec<Row>) -> Result<(), Failure> {
+fn table_1(memory: &Software, effort: Sampling, rows: &mut Vec<Row>) -> Result<(), Failure> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     rows.push(row("main memory 8 B".into(), "latency", memory_latency(MEMORY, effort), "ns"));
-    let few = Effort { samples: 15, ..effort };
+    let few = Sampling { samples: 15, ..effort };
     let case = format!("main memory {threads} threads");
     rows.push(row(case, "bandwidth", memory_bandwidth(threads, MEMORY / threads, few), "GB/s"));
-    for way in Way::ALL {
+    for way in WriteMethod::ALL {
         if let Some(timing) = memset(memory, way, 8, effort)? {
             rows.push(row(format!("memset 8 B {}", way.name()), "latency", timing, "ns"));
         }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use polder_attach::settings::{CoherenceChoice, Settings, Span};
+use polder_attach::settings::{CoherenceChoice, Settings, TimeSpan};
 use polder_mem::{Fault, LINE, Memory, Offset};
 
 use crate::Failure;
@@ -20,7 +20,7 @@ pub(super) fn settings(path: &Path, coherence: CoherenceChoice, host: u16) -> Se
         run: path.parent().map(Path::to_owned),
         coherence: Some(coherence),
         host: Some(host),
-        timeout: Some(Span(Duration::from_secs(30))),
+        timeout: Some(TimeSpan(Duration::from_secs(30))),
         ..Settings::default()
     }
 }

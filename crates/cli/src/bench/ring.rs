@@ -10,7 +10,7 @@ use polder_attach::each;
 use polder_attach::session::{self, Session};
 use polder_attach::settings::CoherenceChoice;
 use polder_mem::{Bell, LINE, Memory, Nanos, Offset, ProcessSlot};
-use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
+use polder_pool::ring::{Consumer, Producer, RingLink, RingPlace, RingShape};
 use polder_pool::wait::Patience;
 use polder_pool::{Geometry, Peer, Pool, PoolError};
 
@@ -133,12 +133,12 @@ impl<'a, M: Memory> Bench<'a, M> {
         (Bare::new(self.pool.memory(), self.at.lines(8 * case), self.first), case as u32)
     }
 
-    fn link(&self) -> Link<Alive<'a>> {
+    fn link(&self) -> RingLink<Alive<'a>> {
         let processes = u32::from(self.pool.superblock().geometry.processes);
         let bell = |host: u32| Bell(host * processes);
         let (own, other) = if self.first { (0, 1) } else { (1, 0) };
         let (pool, host) = (self.pool, other as u16);
-        Link {
+        RingLink {
             peer: Peer::new(host, 0),
             epoch: 0,
             bell: bell(own),
@@ -157,9 +157,9 @@ impl<'a, M: Memory> Bench<'a, M> {
     }
 
     /// The ring from the first side (0) or from the second (1), of one generation.
-    fn place(&self, from: u64, generation: u32) -> Place {
+    fn place(&self, from: u64, generation: u32) -> RingPlace {
         let lines = self.at + Self::RINGS + from * Self::RING;
-        Place { lines: lines + LINE * 2, credits: lines, generation }
+        RingPlace { lines: lines + LINE * 2, credits: lines, generation }
     }
 
     fn ends(&self, shape: RingShape, generation: u32) -> (Producer<M, Alive<'a>>, Consumer<M, Alive<'a>>) {

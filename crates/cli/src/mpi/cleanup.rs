@@ -7,7 +7,7 @@ use polder_attach::each;
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
 use polder_mem::HostPlan;
-use polder_pool::{Member, Swept};
+use polder_pool::{Member, SweepReport};
 use serde::{Deserialize, Serialize};
 
 use super::leftovers::{kill_marked, remove_files};
@@ -57,7 +57,7 @@ impl Cleanup {
     /// killed.
     fn sweep_until_clean(&self, settings: &Settings) -> Result<(), Failure> {
         let patience = settings.timeout.map_or(Member::new(0, 0).timeout, |span| span.0);
-        let (start, mut swept) = (Instant::now(), Swept::default());
+        let (start, mut swept) = (Instant::now(), SweepReport::default());
         loop {
             let mut stays = false;
             for host in &self.hosts {
@@ -65,7 +65,7 @@ impl Cleanup {
                 let settings = Settings { host: *host, job: Some(0), ..settings.clone() };
                 let session = Session::open(&settings)?;
                 each!(session.pool(), pool => {
-                    let Swept { objects, dead, .. } = pool.sweep_job(self.job)?;
+                    let SweepReport { objects, dead, .. } = pool.sweep_job(self.job)?;
                     swept.objects.extend(objects);
                     swept.dead.extend(dead);
                     pool.maintain()?;

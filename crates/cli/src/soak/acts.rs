@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use polder_kernels::{Dtype, Op};
 use polder_mem::{Memory, Nanos, ProcessSlot, Trigger, TriggerAction, Wrapped};
 use polder_pool::endpoint::{self, Address, Completion, Endpoint, Filter, Label};
-use polder_pool::group::{Group, GroupOptions, Joined};
-use polder_pool::ring::{Consumer, Link, Place, Producer, RingShape};
+use polder_pool::group::{Group, GroupOptions, JoinedGroup};
+use polder_pool::ring::{Consumer, Producer, RingLink, RingPlace, RingShape};
 use polder_pool::wait::Patience;
-use polder_pool::{Fill, Object, Peer, Pool, PoolError, Process, inspect};
+use polder_pool::{InitialContents, Object, Peer, Pool, PoolError, Process, inspect};
 
 use super::scene::{Dice, Fate, Round, What};
 use super::wire::Wire;
@@ -135,11 +135,11 @@ pub(super) fn victim(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure
 fn push(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
     let (pool, shape) = (Arc::clone(actor.pool), shape(round.scene.what));
     // Not cleared: a ring must bear whatever stands in a new extent.
-    let lines = pool.create_filled(&own(round, "lines"), shape.producer_bytes(), Fill::Nothing)?;
+    let lines = pool.create_filled(&own(round, "lines"), shape.producer_bytes(), InitialContents::Nothing)?;
     let credits = pool.open(CREDITS)?;
     let peer = pool.process(super::scene::FIRST_HOST, ProcessSlot(0))?;
     let mut steps = Steps::begin(actor, round.fate)?;
-    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number as u32 };
+    let place = RingPlace { lines: lines.at(), credits: credits.at(), generation: round.number as u32 };
     let mut producer = Producer::new(pool.memory().clone(), shape, place, link(&pool, peer)?);
     for (tag, bytes) in (0..).zip(messages(round.seed)) {
         steps.step(|pool| producer.push(1, tag, &bytes, soon(pool, DEADLINE)))?;
@@ -149,11 +149,12 @@ fn push(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
 
 fn pop(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
     let (pool, shape) = (Arc::clone(actor.pool), shape(round.scene.what));
-    let credits = pool.create_filled(&own(round, "credits"), shape.consumer_bytes(), Fill::Nothing)?;
+    let credits =
+        pool.create_filled(&own(round, "credits"), shape.consumer_bytes(), InitialContents::Nothing)?;
     let lines = pool.open(LINES)?;
     let peer = pool.process(super::scene::FIRST_HOST, ProcessSlot(0))?;
     let mut steps = Steps::begin(actor, round.fate)?;
-    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number as u32 };
+    let place = RingPlace { lines: lines.at(), credits: credits.at(), generation: round.number as u32 };
     let mut consumer = Consumer::new(pool.memory().clone(), shape, place, link(&pool, peer)?);
     // A producer that gave up on it in the middle of a message sends no more.
     let patience = if round.fate.action == TriggerAction::Stop { 10 * SHORT_DEADLINE } else { DEADLINE };
@@ -205,7 +206,9 @@ fn create(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
                     assert_eq!(read, kept(), "the survivor's object");
                     pool.close(object);
                 }
-                step::CREATE_LARGE => pool.close(pool.create_filled(&large, LARGE, Fill::Nothing)?),
+                step::CREATE_LARGE => {
+                    pool.close(pool.create_filled(&large, LARGE, InitialContents::Nothing)?)
+                }
                 step::DESTROY_OTHERS => pool.destroy(&doomed)?,
                 step::DESTROY_OWN => pool.destroy(&small)?,
                 step::CREATE_AGAIN => object.set(Some(pool.create(&small, LARGER)?)),
@@ -323,7 +326,7 @@ fn options(round: &Round) -> GroupOptions {
     }
 }
 
-fn join(actor: &Actor<'_>, round: &Round, rank: usize, size: usize) -> Result<Joined<Wrapped>, Failure> {
+fn join(actor: &Actor<'_>, round: &Round, rank: usize, size: usize) -> Result<JoinedGroup<Wrapped>, Failure> {
     let joining = GroupOptions { timeout: DEADLINE, ..options(round) };
     let mut group = Group::join(Arc::clone(actor.pool), &own(round, "group"), rank, size, joining, None)?;
     group.set_timeout(patience(round));
@@ -418,7 +421,7 @@ pub(super) fn outlive_producer(
 ) -> Result<usize, Failure> {
     let pool = Arc::clone(actor.pool);
     let (lines, credits) = (pool.open(&own(round, "lines"))?, pool.open(CREDITS)?);
-    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number as u32 };
+    let place = RingPlace { lines: lines.at(), credits: credits.at(), generation: round.number as u32 };
     let link = link(&pool, victim.process(actor, round)?)?;
     let mut consumer = Consumer::new(pool.memory().clone(), shape(round.scene.what), place, link);
     actor.wire.say("attached")?;
@@ -452,7 +455,7 @@ pub(super) fn outlive_consumer(
 ) -> Result<usize, Failure> {
     let pool = Arc::clone(actor.pool);
     let (lines, credits) = (pool.open(LINES)?, pool.open(&own(round, "credits"))?);
-    let place = Place { lines: lines.at(), credits: credits.at(), generation: round.number as u32 };
+    let place = RingPlace { lines: lines.at(), credits: credits.at(), generation: round.number as u32 };
     let link = link(&pool, victim.process(actor, round)?)?;
     let mut producer = Producer::new(pool.memory().clone(), shape(round.scene.what), place, link);
     actor.wire.say("attached")?;
@@ -667,10 +670,10 @@ fn soon(pool: &Pool<Wrapped>, patience: Duration) -> Nanos {
 fn link(
     pool: &Arc<Pool<Wrapped>>,
     other: Process,
-) -> Result<Link<impl Fn() -> Result<(), PoolError> + use<>>, Failure> {
+) -> Result<RingLink<impl Fn() -> Result<(), PoolError> + use<>>, Failure> {
     let (pool, layout) = (Arc::clone(pool), pool.layout().clone());
     let me = pool.this_process();
-    Ok(Link {
+    Ok(RingLink {
         peer: other.peer(),
         epoch: pool.epoch()?,
         bell: layout.bell(me.host, me.slot),

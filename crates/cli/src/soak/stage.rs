@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use polder_attach::session::{self, AnyPool, Session};
-use polder_attach::settings::{CoherenceChoice, Settings, Span, Wrap};
+use polder_attach::settings::{CoherenceChoice, Settings, TimeSpan, Wrap};
 use polder_mem::testing::{Child, Ended};
 use polder_mem::{Trigger, TriggerAction, Wrapped};
 use polder_pool::{Geometry, Pool};
@@ -61,12 +61,12 @@ impl Stage {
             pool: Some(path),
             run: Some(directory.into()),
             coherence: Some(coherence),
-            timeout: Some(Span(DEADLINE)),
+            timeout: Some(TimeSpan(DEADLINE)),
             wrap: Some(Wrap::default()),
             ..Settings::default()
         };
         // They meet names and locks that are blocked until somebody repairs them, and learn soon that they are.
-        let impatient = Settings { timeout: Some(Span(Duration::from_millis(250))), ..settings.clone() };
+        let impatient = Settings { timeout: Some(TimeSpan(Duration::from_millis(250))), ..settings.clone() };
         let mut first = Survivor::start(&impatient, FIRST_HOST)?;
         first.ask("set up")?;
         let mut second = Survivor::start(&impatient, SHARED_HOST)?;

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use super::{Effort, LINE_BYTES, Timing};
+use super::{LINE_BYTES, Sampling, Timing};
 
 /// Words in a line.
 const WORDS: usize = LINE_BYTES / 8;
@@ -13,7 +13,7 @@ const WORDS: usize = LINE_BYTES / 8;
 /// # Panics
 /// When `bytes` holds less than two lines.
 #[must_use]
-pub fn memory_latency(bytes: usize, effort: Effort) -> Timing {
+pub fn memory_latency(bytes: usize, effort: Sampling) -> Timing {
     let cycle = cycle(bytes / LINE_BYTES);
     let mut line = 0;
     const STEPS: usize = 4096;
@@ -29,7 +29,7 @@ pub fn memory_latency(bytes: usize, effort: Effort) -> Timing {
 
 /// GB/s that `threads` threads read from ordinary memory, `bytes` bytes each, over and over.
 #[must_use]
-pub fn memory_bandwidth(threads: usize, bytes: usize, effort: Effort) -> Timing {
+pub fn memory_bandwidth(threads: usize, bytes: usize, effort: Sampling) -> Timing {
     let parts: Vec<Vec<u64>> = (0..threads).map(|_| words(bytes / 8)).collect();
     effort.bandwidth(threads, bytes as u64, |thread| {
         black_box(parts[thread].iter().fold(0_u64, |sum, word| sum.wrapping_add(*word)));
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn near_memory_is_not_slower_than_far_memory() {
-        let effort = Effort { samples: 5, sample_ns: 200_000 };
+        let effort = Sampling { samples: 5, sample_ns: 200_000 };
         let (near, far) = (memory_latency(8 << 10, effort), memory_latency(128 << 20, effort));
         assert!(near.low < far.low, "{near:?} {far:?}");
         assert!(memory_bandwidth(2, 1 << 20, effort).low > 0.0);

@@ -12,11 +12,11 @@ use crate::affinity::{allowed_cpus, pin_to_cpu};
 use crate::{Cpu, Fault, LINE, Memory, Offset, Software};
 
 pub use dram::{memory_bandwidth, memory_latency};
-pub use timing::{Effort, Timing};
+pub use timing::{Sampling, Timing};
 
 /// How bytes reach memory, in the columns of Figure 11.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum WriteMethod {
     /// Ordinary stores alone: they stay in the cache.
     Cached,
     /// Ordinary stores, then `clflush`.
@@ -29,7 +29,7 @@ pub enum Way {
     NonTemporal,
 }
 
-impl Way {
+impl WriteMethod {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Cached, Self::Clflush, Self::Clflushopt, Self::Clwb, Self::NonTemporal];
 
@@ -71,7 +71,12 @@ pub fn memset_sizes() -> impl Iterator<Item = u64> {
 ///
 /// # Panics
 /// When the region is smaller than `bytes`.
-pub fn memset(memory: &Software, way: Way, bytes: u64, effort: Effort) -> Result<Option<Timing>, Fault> {
+pub fn memset(
+    memory: &Software,
+    way: WriteMethod,
+    bytes: u64,
+    effort: Sampling,
+) -> Result<Option<Timing>, Fault> {
     let Some(memory) = way.on(memory) else { return Ok(None) };
     let mut failed = Ok(());
     let timing = effort.time(|| failed = failed.and(set(&memory, way, Offset(0), bytes)));
@@ -88,9 +93,9 @@ pub fn memset(memory: &Software, way: Way, bytes: u64, effort: Effort) -> Result
 /// When the region is smaller than a page a thread.
 pub fn memset_bandwidth(
     memory: &Software,
-    way: Way,
+    way: WriteMethod,
     threads: usize,
-    effort: Effort,
+    effort: Sampling,
 ) -> Result<Option<Timing>, Fault> {
     const PIECE: u64 = 512;
     let Some(memory) = way.on(memory) else { return Ok(None) };
@@ -114,15 +119,15 @@ static SOURCE: [u8; 4096] = [0x5a; 4096];
 
 /// A memset, as copies of one small source, and the fence that the paper ends it with.
 #[inline]
-fn set(memory: &Software, way: Way, at: Offset, bytes: u64) -> Result<(), Fault> {
+fn set(memory: &Software, way: WriteMethod, at: Offset, bytes: u64) -> Result<(), Fault> {
     for done in (0..bytes).step_by(SOURCE.len()) {
         let piece = &SOURCE[..(bytes - done).min(SOURCE.len() as u64) as usize];
         match way {
-            Way::NonTemporal => memory.copy_in_nt(at + done, piece)?,
+            WriteMethod::NonTemporal => memory.copy_in_nt(at + done, piece)?,
             _ => memory.copy_in(at + done, piece)?,
         }
     }
-    if matches!(way, Way::Clflush | Way::Clflushopt | Way::Clwb) {
+    if matches!(way, WriteMethod::Clflush | WriteMethod::Clflushopt | WriteMethod::Clwb) {
         memory.write_back(at, bytes);
     }
     memory.sfence();
@@ -158,15 +163,15 @@ mod tests {
     use crate::Region;
     use crate::testing::Scratch;
 
-    fn quick() -> Effort {
-        Effort { samples: 5, sample_ns: 10_000 }
+    fn quick() -> Sampling {
+        Sampling { samples: 5, sample_ns: 10_000 }
     }
 
     #[test]
     fn every_case_of_figure_11_gives_a_time_and_leaves_its_bytes_in_memory() {
         let scratch = Scratch::new();
         let memory = Software::new(Region::create(scratch.path().join("region"), 1 << 20).expect("a region"));
-        for way in Way::ALL {
+        for way in WriteMethod::ALL {
             for bytes in [8].into_iter().chain(memset_sizes()) {
                 if let Some(timing) = memset(&memory, way, bytes, quick()).expect("good memory") {
                     assert!(timing.low > 0.0 && timing.low <= timing.median && timing.median <= timing.high);
@@ -185,6 +190,6 @@ mod tests {
         let memory = Software::new(Region::create(scratch.path().join("region"), 1 << 20).expect("a region"));
         let time =
             |way| memset(&memory, way, 1 << 14, quick()).expect("good memory").expect("on every CPU").low;
-        assert!(time(Way::Clflush) > 2.0 * time(Way::Cached));
+        assert!(time(WriteMethod::Clflush) > 2.0 * time(WriteMethod::Cached));
     }
 }

@@ -17,14 +17,14 @@ pub struct Timing {
 
 /// How long to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Effort {
+pub struct Sampling {
     /// How many samples to take.
     pub samples: usize,
     /// How long one sample lasts at least, in nanoseconds; shorter operations are repeated within it.
     pub sample_ns: u64,
 }
 
-impl Default for Effort {
+impl Default for Sampling {
     fn default() -> Self {
         Self { samples: 101, sample_ns: 200_000 }
     }
@@ -51,7 +51,7 @@ impl Timing {
     }
 }
 
-impl Effort {
+impl Sampling {
     /// Nanoseconds that one call takes.
     pub fn time(self, mut call: impl FnMut()) -> Timing {
         let mut repeat = |count: u64| {
@@ -108,7 +108,7 @@ mod tests {
             let start = Instant::now();
             while start.elapsed().as_nanos() < 20_000 {}
         };
-        let timing = Effort { samples: 9, sample_ns: 100_000 }.time(wait);
+        let timing = Sampling { samples: 9, sample_ns: 100_000 }.time(wait);
         assert!(timing.low >= 20_000.0, "{timing:?}");
     }
 }

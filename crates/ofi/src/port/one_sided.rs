@@ -10,17 +10,17 @@
 
 use std::collections::BTreeMap;
 
-use polder_pool::endpoint::{Buffer, Filter, Label};
+use polder_pool::endpoint::{Filter, Label, MessageBuffer};
 
 use super::{Port, errno_of};
 use crate::arithmetic::{Form, Op};
 use crate::ffi::{ADDR_NOTAVAIL, CqTaggedEntry, Errno, flag};
+use crate::io_buffer::IoBuffer;
 use crate::ledger::Ledger;
 use crate::limits::DEPTH;
 use crate::note::{self, Act, INLINE, Note};
 use crate::operation::{Landing, Operation, Role, aside, entry};
 use crate::region::{self, Refusal};
-use crate::span::Span;
 
 /// The kinds of messages of one-sided operations.
 const NOTE: u8 = 2;
@@ -38,9 +38,9 @@ pub(crate) struct Request {
     pub(crate) bytes: u64,
     pub(crate) data: Option<u32>,
     /// What is written, or operands.
-    pub(crate) out: Span,
+    pub(crate) out: IoBuffer,
     /// Where what comes back belongs, in pieces.
-    pub(crate) back: Vec<Span>,
+    pub(crate) back: Vec<IoBuffer>,
 }
 
 /// An operation that has more to wait for, or to do, than its answer.
@@ -49,7 +49,7 @@ struct Pending {
     /// The payload is not out.
     payload: bool,
     /// Where the pieces of what came belong.
-    pieces: Vec<Span>,
+    pieces: Vec<IoBuffer>,
     /// What became of it.
     outcome: Option<(Operation, Outcome)>,
 }
@@ -83,7 +83,7 @@ impl Port {
     pub(crate) fn hear(&mut self, mut room: Vec<u8>) {
         room.resize(note::LONGEST, 0);
         let any = Filter { from: None, kind: NOTE, tag: 0, ignore: u64::MAX };
-        self.link.receive(any, Span::Held(room), aside(Role::ReceiveNote));
+        self.link.receive(any, IoBuffer::Held(room), aside(Role::ReceiveNote));
     }
 
     // What is asked of others.
@@ -108,18 +108,18 @@ impl Port {
         let conversation = self.remote.conversations.entry(to).or_default();
         let label = Label { kind: NOTE, tag: conversation.said, data: None };
         self.link
-            .send(to, label, Span::Held(note), aside(Role::SendNote))
+            .send(to, label, IoBuffer::Held(note), aside(Role::SendNote))
             .map_err(|error| errno_of(&error))?;
         conversation.said += 1;
         self.remote.last = number;
         self.remote.under_way += 1;
         let mut pending = Pending { payload: follows, ..Pending::default() };
         let back = if back.len() < 2 {
-            back.pop().unwrap_or(Span::Held(Vec::new()))
+            back.pop().unwrap_or(IoBuffer::Held(Vec::new()))
         } else {
-            let bytes = back.iter().map(Span::len).sum();
+            let bytes = back.iter().map(IoBuffer::len).sum();
             pending.pieces = back;
-            Span::Held(vec![0; bytes])
+            IoBuffer::Held(vec![0; bytes])
         };
         if follows || !pending.pieces.is_empty() {
             self.remote.pending.insert(number, pending);
@@ -142,7 +142,7 @@ impl Port {
         &mut self,
         ledger: &mut Ledger,
         number: u64,
-        buffer: &Span,
+        buffer: &IoBuffer,
         operation: Operation,
         (bytes, failure): (u64, Option<u32>),
     ) {
@@ -217,8 +217,8 @@ impl Port {
     // What others ask.
 
     /// A note has come.
-    pub(crate) fn heard(&mut self, ledger: &mut Ledger, buffer: Span, from: u32, turn: u64, bytes: u64) {
-        let Span::Held(mut room) = buffer else { return };
+    pub(crate) fn heard(&mut self, ledger: &mut Ledger, buffer: IoBuffer, from: u32, turn: u64, bytes: u64) {
+        let IoBuffer::Held(mut room) = buffer else { return };
         let conversation = self.remote.conversations.entry(from).or_default();
         let ahead = turn.wrapping_sub(conversation.heard);
         if ahead >= EARLY {
@@ -290,7 +290,7 @@ impl Port {
                     self.lend(note.key);
                     self.answer(from, note.number, span, None, Role::SendMemory(note.key));
                 } else {
-                    let copy = Span::Held(span.bytes().to_vec());
+                    let copy = IoBuffer::Held(span.bytes().to_vec());
                     self.answer(from, note.number, copy, None, Role::SendNote);
                 }
             }
@@ -307,7 +307,7 @@ impl Port {
                 let back = if form == Form::Plain { Vec::new() } else { before };
                 let what = if form == Form::Plain { flag::REMOTE_WRITE } else { flag::REMOTE_READ };
                 self.happened(ledger, note.key, what);
-                self.answer(from, note.number, Span::Held(back), None, Role::SendNote);
+                self.answer(from, note.number, IoBuffer::Held(back), None, Role::SendNote);
             }
         }
     }
@@ -341,18 +341,18 @@ impl Port {
                 );
             }
         }
-        self.answer(from, number, Span::Held(Vec::new()), None, Role::SendNote);
+        self.answer(from, number, IoBuffer::Held(Vec::new()), None, Role::SendNote);
     }
 
     /// Answers that nothing was done, and throws away the payload that follows.
     fn refuse(&mut self, to: u32, number: u64, follows: bool, errno: Errno) {
         if follows {
-            self.link.receive(payload_of(to, number), Span::Held(Vec::new()), aside(Role::Discard));
+            self.link.receive(payload_of(to, number), IoBuffer::Held(Vec::new()), aside(Role::Discard));
         }
-        self.answer(to, number, Span::Held(Vec::new()), Some(errno), Role::SendNote);
+        self.answer(to, number, IoBuffer::Held(Vec::new()), Some(errno), Role::SendNote);
     }
 
-    fn answer(&mut self, to: u32, number: u64, span: Span, failure: Option<Errno>, role: Role) {
+    fn answer(&mut self, to: u32, number: u64, span: IoBuffer, failure: Option<Errno>, role: Role) {
         let data = failure.map(|Errno(errno)| errno.cast_unsigned());
         let label = Label { kind: ANSWER, tag: number, data };
         let served = if let Role::SendMemory(key) = role { Some(key) } else { None };
@@ -408,10 +408,10 @@ const fn payload_of(from: u32, number: u64) -> Filter {
 /// Registered memory.
 ///
 /// # Safety
-/// As [`Span::lent`].
-unsafe fn memory(at: usize, bytes: u64) -> Span {
+/// As [`IoBuffer::lent`].
+unsafe fn memory(at: usize, bytes: u64) -> IoBuffer {
     // SAFETY: by this function's contract; what is registered is as long as a usize can say.
-    unsafe { Span::lent(std::ptr::with_exposed_provenance_mut(at), bytes as usize) }
+    unsafe { IoBuffer::lent(std::ptr::with_exposed_provenance_mut(at), bytes as usize) }
 }
 
 /// Copies to registered memory.

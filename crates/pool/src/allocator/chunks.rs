@@ -280,7 +280,7 @@ impl<'a, M: Memory> Chunks<'a, M> {
                 for chunk in of_word(chunks, index).filter(|chunk| !Extents(self.0).chunk(*chunk).held) {
                     match states.map(|states| state(states, chunk)) {
                         Some(FREE) => {}
-                        Some(CLAIMED) if !watch.minds(&self.0, host) => {}
+                        Some(CLAIMED) if !watch.must_wait_for(&self.0, host) => {}
                         Some(CLAIMED) if host > self.0.host() => behind = Rival::Behind { chunk },
                         other => return Ok(Rival::Ahead { chunk, claims: other == Some(CLAIMED) }),
                     }
@@ -359,7 +359,7 @@ impl<'a, M: Memory> Others<'a, M> {
             let states = word::open(site.memory.load(site.layout.chunk_word(host, index))?);
             for bit in 0..CHUNKS_PER_WORD {
                 let state = states.map(|states| state(states, bit));
-                let claimed = state == Some(CLAIMED) && self.watch.minds(&site, host);
+                let claimed = state == Some(CLAIMED) && self.watch.must_wait_for(&site, host);
                 taken |= u64::from(claimed || !matches!(state, Some(FREE | CLAIMED))) << bit;
                 self.are_contended |= claimed;
             }

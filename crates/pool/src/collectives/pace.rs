@@ -70,7 +70,7 @@ impl Paces {
     }
 
     /// Takes note of how long the operation took.
-    pub(crate) fn took(&mut self, size: Size, stores: Stores, time: Duration) {
+    pub(crate) fn record_time(&mut self, size: Size, stores: Stores, time: Duration) {
         let pace = self.of(size);
         if pace.settled < SETTLING {
             return;
@@ -139,7 +139,7 @@ mod tests {
             let stores = paces.next(SIZE);
             let time = if stores == Stores::Ordinary { ordinary } else { streaming };
             ordinaries += u32::from(stores == Stores::Ordinary);
-            paces.took(SIZE, stores, Duration::from_micros(time));
+            paces.record_time(SIZE, stores, Duration::from_micros(time));
         }
         ordinaries
     }
@@ -164,7 +164,7 @@ mod tests {
     fn one_slow_operation_changes_nothing() {
         let mut paces = Paces::default();
         operations(&mut paces, 100, 1300, 1650);
-        paces.took(SIZE, Stores::Ordinary, Duration::from_millis(50));
+        paces.record_time(SIZE, Stores::Ordinary, Duration::from_millis(50));
         assert_eq!(paces.next(SIZE), Stores::Ordinary);
     }
 
@@ -184,7 +184,7 @@ mod tests {
                 Stores::Ordinary => 1300,
                 Stores::Streaming => 1650,
             };
-            paces.took(SIZE, stores, Duration::from_micros(time));
+            paces.record_time(SIZE, stores, Duration::from_micros(time));
         }
         assert_eq!(ordinaries, 1000 - 2 * TRIAL);
     }
@@ -198,7 +198,7 @@ mod tests {
             changes += u32::from(stores != before);
             before = stores;
             // Within five hundredths of each other, as it falls.
-            paces.took(SIZE, stores, Duration::from_nanos(1_000_000 + operation * 7919 % 50_000));
+            paces.record_time(SIZE, stores, Duration::from_nanos(1_000_000 + operation * 7919 % 50_000));
         }
         // The first trial of the other kind, and those that follow: to it and back.
         assert!(changes <= 2 + 2 * (10_000 / AGAIN / 2 + 1), "{changes}");

@@ -57,7 +57,7 @@ impl<M: Memory> Run<'_, M> {
         }
         if let Data::Pool { .. } = self.data {
             let last = self.number(self.cut.rounds, self.plan.steps.len());
-            self.group.post(last);
+            self.group.publish_step(last);
             self.group.await_steps(last)?;
         }
         Ok(())
@@ -87,9 +87,9 @@ impl<M: Memory> Run<'_, M> {
             group.memory().sfence();
         }
         if step.fills || self.is_staged() && self.plan.frees(self.cut.rounds, round, phase) {
-            group.post(self.number(round, phase));
+            group.publish_step(self.number(round, phase));
         } else {
-            group.reach(self.number(round, phase));
+            group.enter_step(self.number(round, phase));
         }
         Ok(())
     }

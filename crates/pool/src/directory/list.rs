@@ -15,7 +15,7 @@ const BATCH: u32 = 64;
 /// An object, as [`Pool::list`](crate::Pool::list) found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Listed {
+pub struct ListedObject {
     /// Its name.
     pub name: String,
     /// Where its data begins.
@@ -43,7 +43,7 @@ pub(crate) struct Inventory {
 
 impl<M: Memory> Directory<'_, M> {
     /// The live objects, and where entries lie that are damaged or being written.
-    pub(crate) fn list(&self, prefix: &str) -> Result<(Vec<Listed>, Vec<Offset>), PoolError> {
+    pub(crate) fn list(&self, prefix: &str) -> Result<(Vec<ListedObject>, Vec<Offset>), PoolError> {
         let (mut listed, inventory) = (vec![], self.inventory()?);
         for batch in inventory.live.chunks(BATCH as usize) {
             self.list_batch(batch, prefix, &mut listed)?;
@@ -52,7 +52,12 @@ impl<M: Memory> Directory<'_, M> {
     }
 
     /// Reads the headers that entries lead to, then the entries again: a header counts while its entry stands.
-    fn list_batch(&self, batch: &[Sight], prefix: &str, listed: &mut Vec<Listed>) -> Result<(), PoolError> {
+    fn list_batch(
+        &self,
+        batch: &[Sight],
+        prefix: &str,
+        listed: &mut Vec<ListedObject>,
+    ) -> Result<(), PoolError> {
         let (layout, memory) = (self.site.layout, self.site.memory);
         let valid = || batch.iter().filter(|sight| self.extent_of(&sight.record).is_some());
         for sight in valid() {
@@ -71,7 +76,7 @@ impl<M: Memory> Directory<'_, M> {
                 self.load_entry(sight.host, sight.slot)? == Some(Entry::Object(State::Live, sight.record));
             if let (true, Some(Header { name, bytes, generation, owner, .. })) = (stands, header) {
                 let (at, job) = (sight.record.data(), sight.record.job);
-                listed.push(Listed { name, at, bytes, owner, generation, job });
+                listed.push(ListedObject { name, at, bytes, owner, generation, job });
             }
         }
         Ok(())

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use polder_mem::{LINE, Memory, Offset};
 
 use super::Address;
-use super::place::{counted, endpoint_name, find_ring, news_base, news_word, ring_name};
+use super::place::{endpoint_name, find_ring, news_base, news_word, ring_name, split_news_word};
 use crate::object::Object;
-use crate::ring::{Consumer, Envelope, Link};
+use crate::ring::{Consumer, Envelope, RingLink};
 use crate::wait::Patience;
 use crate::{Peer, Pool, PoolError};
 
@@ -171,7 +171,7 @@ impl<M: Memory> Inlets<M> {
         // HARMLESS(fence_invalidations -> sfence -> drop), one look at the news: an older word means another look.
         self.memory.fence_invalidations();
         for ring in &mut self.rings {
-            let (count, base) = counted(self.memory.load(ring.word)?);
+            let (count, base) = split_news_word(self.memory.load(ring.word)?);
             // What the sender said last is not known once another speaks in its place.
             ring.promised = if base == news_base(ring.sender.generation) { count } else { u64::MAX };
         }
@@ -182,7 +182,7 @@ impl<M: Memory> Inlets<M> {
     // SYNC: sees what `Out::publish` stored with the first message, after the ring was made.
     pub(super) fn search(&mut self, pool: &Pool<M>) -> Result<(), PoolError> {
         let geometry = *pool.layout().geometry();
-        let present = pool.present()?;
+        let present = pool.hosts_present()?;
         let hosts = (0..geometry.hosts).filter(|host| present >> host & 1 == 1);
         let ports = hosts.flat_map(|host| (0..geometry.processes).map(move |port| (host, port)));
         let words: Vec<_> =
@@ -193,7 +193,7 @@ impl<M: Memory> Inlets<M> {
         // HARMLESS(fence_invalidations -> sfence -> drop), one search: an older word means another search.
         self.memory.fence_invalidations();
         for (place, word) in words {
-            let (count, base) = counted(self.memory.load(word)?);
+            let (count, base) = split_news_word(self.memory.load(word)?);
             if count == 0 || self.met.get(&place) == Some(&base) {
                 continue;
             }
@@ -248,10 +248,10 @@ impl<M: Memory> Inlets<M> {
 }
 
 /// What a ring of an endpoint knows of its other end: nobody sleeps at it, and nobody waits.
-pub(super) fn link<M: Memory>(pool: &Pool<M>, host: u16) -> Link<Alive> {
+pub(super) fn link<M: Memory>(pool: &Pool<M>, host: u16) -> RingLink<Alive> {
     let own = pool.layout().bell(pool.member().host, pool.memory().slot());
     let alive: Alive = || Ok(());
     let patience = Patience { spins: u32::MAX, ..Patience::DEDICATED };
     let peer = Peer::new(host, 0);
-    Link { peer, epoch: 0, bell: own, wakes: None, patience, alive }
+    RingLink { peer, epoch: 0, bell: own, wakes: None, patience, alive }
 }

@@ -8,7 +8,7 @@ use slab::Slab;
 use super::inlet::{Alive, link};
 use super::place::{create_ring, endpoint_name, news_base, news_word, process_of, ring_name};
 use super::wire::{Note, bytes_of, offered};
-use super::{Address, Buffer, CompleteWhen, Completion, EndpointOptions, Label, OVERHEAD, fail};
+use super::{Address, CompleteWhen, Completion, EndpointOptions, Label, MessageBuffer, OVERHEAD, fail};
 use crate::membership::Process;
 use crate::object::Object;
 use crate::ring::Producer;
@@ -22,7 +22,7 @@ pub(super) enum Load<B, C> {
     Copied(Vec<u8>),
 }
 
-impl<B: Buffer, C> Load<B, C> {
+impl<B: MessageBuffer, C> Load<B, C> {
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Lent(buffer, _) => buffer.bytes(),
@@ -67,7 +67,7 @@ pub(super) struct Outlet<M> {
 }
 
 /// A peer, as one endpoint sees it.
-pub(super) struct Peer<M, B, C> {
+pub(super) struct PeerTraffic<M, B, C> {
     pub(super) address: Address,
     /// Its process, once it was looked up.
     process: Option<Process>,
@@ -84,7 +84,7 @@ pub(super) struct Peer<M, B, C> {
     pub(super) broken: Option<PoolError>,
 }
 
-impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
+impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
     pub(super) const fn new(address: Address) -> Self {
         Self {
             address,
@@ -349,7 +349,7 @@ impl<M: Memory, B: Buffer, C> Peer<M, B, C> {
     }
 }
 
-impl<M: Memory, B, C> Peer<M, B, C> {
+impl<M: Memory, B, C> PeerTraffic<M, B, C> {
     /// Lets go of the ring.
     pub(super) fn close(&mut self, pool: &Pool<M>) {
         if let Some(Outlet { endpoint, ring, .. }) = self.outlet.take() {

@@ -47,8 +47,8 @@ use crate::format::Geometry;
 use crate::line::{self, Words};
 use crate::membership::Process;
 use crate::name::Name;
-use crate::object::{Fill, MAX_HEADER_LINES, Object, header_lines};
-use crate::ring::{Place, RingShape};
+use crate::object::{InitialContents, MAX_HEADER_LINES, Object, header_lines};
+use crate::ring::{RingPlace, RingShape};
 use crate::summary::SENDERS;
 use crate::{Pool, PoolError};
 
@@ -96,7 +96,7 @@ pub(super) const fn news_base(generation: u64) -> u64 {
 }
 
 /// What a word of the news counts, and from what on.
-pub(super) const fn counted(word: u64) -> (u64, u64) {
+pub(super) const fn split_news_word(word: u64) -> (u64, u64) {
     let count = word & ((1 << COUNT_BITS) - 1);
     (count, word - count)
 }
@@ -114,7 +114,7 @@ pub(crate) fn identity(process: &Process) -> Words {
 pub(crate) fn process_of<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<Process, PoolError> {
     match line::read(pool.memory(), object.at())? {
         Some([1, place, incarnation, host_incarnation, ..]) => {
-            Ok(Process::identified([place, incarnation, host_incarnation]))
+            Ok(Process::from_identity([place, incarnation, host_incarnation]))
         }
         _ => Err(PoolError::Corrupt { offset: object.at(), what: "identity of a process" }),
     }
@@ -145,11 +145,11 @@ pub(crate) fn create_ring<M: Memory>(
     pool: &Pool<M>,
     name: &str,
     shape: RingShape,
-) -> Result<(Object, Place), PoolError> {
+) -> Result<(Object, RingPlace), PoolError> {
     let counts = shape.slots() | shape.cells() << 32;
     let [process, incarnation, host_incarnation] = pool.this_process().identity();
     let words = [1, counts, shape.cell_bytes(), process, incarnation, host_incarnation, 0];
-    let ring = pool.create_filled(name, ring_bytes(shape), Fill::Line(words))?;
+    let ring = pool.create_filled(name, ring_bytes(shape), InitialContents::Line(words))?;
     let place = place_of(&ring);
     Ok((ring, place))
 }
@@ -158,7 +158,10 @@ pub(crate) fn create_ring<M: Memory>(
 ///
 /// # Errors
 /// [`PoolError::Corrupt`] when it is no ring's, or damaged.
-pub(crate) fn find_ring<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<(RingShape, Place), PoolError> {
+pub(crate) fn find_ring<M: Memory>(
+    pool: &Pool<M>,
+    object: &Object,
+) -> Result<(RingShape, RingPlace), PoolError> {
     let corrupt = || PoolError::Corrupt { offset: object.at(), what: "ring identity" };
     let said = line::read(pool.memory(), object.at())?;
     let Some([1, counts, cell_bytes, ..]) = said else { return Err(corrupt()) };
@@ -170,7 +173,7 @@ pub(crate) fn find_ring<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<(R
     is_inside.then(|| (shape, place_of(object))).ok_or_else(corrupt)
 }
 
-fn place_of(ring: &Object) -> Place {
+fn place_of(ring: &Object) -> RingPlace {
     let start = Offset(ring.at().0.next_multiple_of(ALIGNED));
-    Place { lines: start + 2 * ALIGNED, credits: start + ALIGNED, generation: GENERATION }
+    RingPlace { lines: start + 2 * ALIGNED, credits: start + ALIGNED, generation: GENERATION }
 }

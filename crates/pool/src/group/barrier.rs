@@ -25,8 +25,8 @@ impl<M: Memory> Group<M> {
     /// As [`Group::barrier`], and [`PoolError::Mismatch`] when a rank gives another number.
     pub(crate) fn barrier_of(&mut self, number: u64) -> Result<(), PoolError> {
         self.operation(Signature::new(Collective::Barrier, 0, number & MAX_BYTES), |group| {
-            group.window()?;
-            group.post(1);
+            group.pass_window()?;
+            group.publish_step(1);
             group.await_steps(1)
         })
     }

@@ -55,7 +55,7 @@ fn options(staging_bytes: u64, timeout: Duration) -> GroupOptions {
 /// One group, until it breaks or the script ends.
 fn play(stage: &Arc<Mutex<Stage>>, options: GroupOptions) {
     let (memory, members, victim) = lock(stage).set();
-    let mut group = Group::over(memory, members, victim, options).expect("the members fit");
+    let mut group = Group::over_extents(memory, members, victim, options).expect("the members fit");
     let meanwhile = Arc::clone(stage);
     group.on_wait(Box::new(move || {
         lock(&meanwhile).write(4);

@@ -48,28 +48,28 @@ use super::signature::MAX_RANKS;
 use super::{Group, GroupOptions, Interrupt, RankPlace, extent_bytes, staging_at};
 use crate::line::{self, Words};
 use crate::membership::Process;
-use crate::object::{Fill, Object};
+use crate::object::{InitialContents, Object};
 use crate::{Peer, Pool, PoolError};
 
 /// Between two looks for a rank that has not come.
 const NAP: Duration = Duration::from_millis(1);
 
 /// A group over extents of its own. Dropping it leaves the group and gives them back.
-pub struct Joined<M: Memory> {
+pub struct JoinedGroup<M: Memory> {
     group: Group<M>,
     #[cfg_attr(not(feature = "model"), expect(dead_code, reason = "dropping it gives the extents back"))]
     seats: Seats<M>,
 }
 
 #[cfg(feature = "model")]
-impl<M: Memory> Joined<M> {
+impl<M: Memory> JoinedGroup<M> {
     /// What tells the extents of its ranks from all that there ever were, in no order of ranks.
     pub(crate) fn marks(&self) -> BTreeSet<u64> {
         self.seats.marks()
     }
 }
 
-impl<M: Memory> Joined<M> {
+impl<M: Memory> JoinedGroup<M> {
     /// Leaves the group, and compares the last operation with what the others called. The operation after it would have done
     /// so, and there is none. Of two ranks that called different ones, the later to leave is told.
     ///
@@ -81,13 +81,13 @@ impl<M: Memory> Joined<M> {
     }
 }
 
-impl<M: Memory> Drop for Joined<M> {
+impl<M: Memory> Drop for JoinedGroup<M> {
     fn drop(&mut self) {
         self.group.leave();
     }
 }
 
-impl<M: Memory> Deref for Joined<M> {
+impl<M: Memory> Deref for JoinedGroup<M> {
     type Target = Group<M>;
 
     fn deref(&self) -> &Group<M> {
@@ -95,7 +95,7 @@ impl<M: Memory> Deref for Joined<M> {
     }
 }
 
-impl<M: Memory> DerefMut for Joined<M> {
+impl<M: Memory> DerefMut for JoinedGroup<M> {
     fn deref_mut(&mut self) -> &mut Group<M> {
         &mut self.group
     }
@@ -115,7 +115,7 @@ impl<M: Memory> Group<M> {
         size: usize,
         options: GroupOptions,
         interrupt: Option<Interrupt>,
-    ) -> Result<Joined<M>, PoolError> {
+    ) -> Result<JoinedGroup<M>, PoolError> {
         check_place(rank, size, &options)?;
         let options = GroupOptions { epoch: pool.epoch()?, silence: pool.member().silence, ..options };
         let memory = pool.memory().clone();
@@ -128,7 +128,7 @@ impl<M: Memory> Group<M> {
         };
         search.take_seat()?;
         let members = search.find_all()?;
-        let mut group = Self::over(memory, members, rank, options)?;
+        let mut group = Self::over_extents(memory, members, rank, options)?;
         if let Some(interrupt) = search.interrupt {
             group.on_wait(interrupt);
         }
@@ -138,7 +138,7 @@ impl<M: Memory> Group<M> {
                 let (epoch, sequence) = (options.epoch, rank as u64);
                 Err(PoolError::GaveUp { peer, what: "join of rank", epoch, sequence })
             }
-            met => met.map(|()| Joined { group, seats: search.seats }),
+            met => met.map(|()| JoinedGroup { group, seats: search.seats }),
         }
     }
 }
@@ -204,7 +204,7 @@ impl<M: Memory> Search<M> {
         let Seats { pool, rank, size, .. } = &self.seats;
         let (name, process) = (self.seats.name_of(*rank), pool.this_process());
         let identity = Identity { rank: *rank, size: *size, process }.encode(&self.options);
-        let make = || pool.create_filled(&name, extent_bytes(&self.options), Fill::Line(identity));
+        let make = || pool.create_filled(&name, extent_bytes(&self.options), InitialContents::Line(identity));
         let own = match make() {
             Err(PoolError::Exists { name }) => {
                 self.remove_the_dead(&name)?;
@@ -435,7 +435,7 @@ impl Identity {
         Some(Self {
             rank: (place >> 32) as usize,
             size: (place & 0xffff_ffff) as usize,
-            process: Process::identified([process, incarnation, host_incarnation]),
+            process: Process::from_identity([process, incarnation, host_incarnation]),
         })
     }
 }
@@ -567,9 +567,9 @@ mod tests {
             let signature = Signature::new(Collective::Broadcast, 1, 8).of(Dtype::U8);
             let ours = if differ { signature.in_pool() } else { signature };
             let outcome = first.operation(ours, |group| {
-                group.window()?;
+                group.pass_window()?;
                 assert_eq!(second.broadcast(1, Dtype::U8, &mut [0; 8]), Ok(()));
-                group.post(1);
+                group.publish_step(1);
                 Ok(())
             });
             assert_eq!(outcome, Ok(()));
@@ -600,7 +600,7 @@ mod tests {
         let process = pools[1].this_process();
         let said = Identity { rank: 0, size: 1, process }.encode(&quick());
         let bytes = extent_bytes(&quick());
-        let object = pools[1].create_filled("/taken/0", bytes, Fill::Line(said)).unwrap();
+        let object = pools[1].create_filled("/taken/0", bytes, InitialContents::Line(said)).unwrap();
         let taken = Group::join(Arc::clone(&pools[0]), "/taken", 0, 1, quick(), None).err();
         let group = "/taken".to_owned();
         assert_eq!(taken, Some(PoolError::RankTaken { rank: 0, group, peer: process.peer() }));

@@ -17,13 +17,16 @@ use std::time::Duration;
 
 use polder_mem::{Memory, Nanos, ProcessSlot};
 
-use self::owner::Fate;
+use self::owner::KeeperFate;
 pub(crate) use self::owner::Owner;
-use crate::format::{Layout, SETTLE, Uuid, read_superblock};
-use crate::line::{self, Words};
-use crate::membership::{Beat, Heartbeats, HostLine, HostState, Process, ProcessState, Request, any_beats};
+use crate::format::{Layout, SETTLE, read_superblock};
+use crate::line;
+use crate::membership::{
+    Heartbeat, HeartbeatMonitor, HostLine, HostState, Process, ProcessState, Request, any_beats, expect_host,
+    milliseconds,
+};
 use crate::view::{
-    CHANGES, Grant, Ids, KeeperLines, View, Views, announced, newest_above, read_keeper, with_launched,
+    CHANGES, Grant, IdSource, KeeperLines, View, Views, announced, newest_above, read_keeper, with_launched,
 };
 use crate::{Pool, PoolError};
 
@@ -33,14 +36,14 @@ pub struct KeeperTask {
     /// The incarnation, from 1: each start of a keeper has a higher one than all before it.
     pub incarnation: u16,
     /// Who gives host ids from now on; `None` leaves it as it is.
-    pub ids: Option<Ids>,
+    pub id_source: Option<IdSource>,
     /// A host is evicted when all its processes have been silent for so long; `None` leaves that to the operator.
     pub evict_after: Option<Duration>,
 }
 
 /// When the place of an earlier keeper may be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Over {
+pub enum ReplaceKeeper {
     /// Once that keeper said that it ended, or this kernel has its process no more.
     Gone,
     /// Also when that cannot be seen here: the caller knows that no such keeper goes on. One that does would write over what
@@ -52,12 +55,12 @@ pub enum Over {
 ///
 /// # Errors
 /// [`PoolError::KeeperPlace`] when no place is free; those of [`read_superblock`].
-pub fn next_incarnation<M: Memory>(memory: &M, over: Over) -> Result<u16, PoolError> {
+pub fn next_incarnation<M: Memory>(memory: &M, replace: ReplaceKeeper) -> Result<u16, PoolError> {
     let layout = read_superblock(memory)?.layout()?;
     let highest = announced(memory, &layout)?.first().copied().unwrap_or(0);
     let mut refused = None;
     for asked in (1..=layout.geometry().keepers).map_while(|more| highest.checked_add(more)) {
-        match expect_place(memory, &layout, asked, over) {
+        match expect_place(memory, &layout, asked, replace) {
             Ok(()) => return Ok(asked),
             Err(error) => refused = refused.or(Some(error)),
         }
@@ -70,7 +73,12 @@ pub fn next_incarnation<M: Memory>(memory: &M, over: Over) -> Result<u16, PoolEr
 }
 
 /// That the place of incarnation `asked`, which is higher than all that were, is nobody's or may be taken.
-fn expect_place<M: Memory>(memory: &M, layout: &Layout, asked: u16, over: Over) -> Result<(), PoolError> {
+fn expect_place<M: Memory>(
+    memory: &M,
+    layout: &Layout,
+    asked: u16,
+    replace: ReplaceKeeper,
+) -> Result<(), PoolError> {
     let keepers = announced(memory, layout)?;
     let shares = |held: &&u16| layout.view_line(**held, 0) == layout.view_line(asked, 0);
     let Some(&held) = keepers.iter().find(shares) else { return Ok(()) };
@@ -87,11 +95,11 @@ fn expect_place<M: Memory>(memory: &M, layout: &Layout, asked: u16, over: Over) 
         _ if in_force == Some(held) => {
             refuse("whose view is in force; take another incarnation, or format a pool with more --keepers")
         }
-        Fate::Runs => refuse("which runs; stop it first"),
-        Fate::Unseen if over == Over::Gone => {
+        KeeperFate::Runs => refuse("which runs; stop it first"),
+        KeeperFate::Unseen if replace == ReplaceKeeper::Gone => {
             refuse("which another machine may run; say --force once all keepers before are gone for certain")
         }
-        Fate::Gone | Fate::Unseen => Ok(()),
+        KeeperFate::Gone | KeeperFate::Unseen => Ok(()),
     }
 }
 
@@ -116,7 +124,7 @@ pub struct Keeper<M: Memory> {
     /// When each grant was given, for claimants that die before they attach.
     granted_at: Vec<Nanos>,
     beats: u64,
-    heartbeats: Option<Heartbeats>,
+    heartbeats: Option<HeartbeatMonitor>,
     /// How long a host may be in the middle of a line.
     settle: Duration,
 }
@@ -129,16 +137,16 @@ impl<M: Memory> Keeper<M> {
     /// [`PoolError::KeeperPlace`] when its place is one that may be another's; [`PoolError::Superseded`] when a higher
     /// one starts meanwhile.
     pub fn start(memory: M, charge: KeeperTask) -> Result<Self, PoolError> {
-        Self::start_over(memory, charge, Over::Gone)
+        Self::start_replacing(memory, charge, ReplaceKeeper::Gone)
     }
 
     /// As [`Keeper::start`], in a place that is free by `over`.
     ///
     /// # Errors
     /// Those of [`Keeper::start`].
-    pub fn start_over(memory: M, charge: KeeperTask, over: Over) -> Result<Self, PoolError> {
+    pub fn start_replacing(memory: M, charge: KeeperTask, replace: ReplaceKeeper) -> Result<Self, PoolError> {
         let layout = read_superblock(&memory)?.layout()?;
-        Self::start_in(memory, layout, charge, Owner::this(), over)
+        Self::start_in(memory, layout, charge, Owner::this(), replace)
     }
 
     // SYNC: announces itself before it reads what older keepers said; pairs with `newest_above`. Whoever had its place
@@ -148,7 +156,7 @@ impl<M: Memory> Keeper<M> {
         layout: Layout,
         charge: KeeperTask,
         owner: Owner,
-        over: Over,
+        replace: ReplaceKeeper,
     ) -> Result<Self, PoolError> {
         let incarnation = charge.incarnation;
         let highest = newest_above(&memory, &layout, 0)?.map_or(0, |(keeper, _)| keeper);
@@ -156,17 +164,17 @@ impl<M: Memory> Keeper<M> {
             let limit = layout.geometry().keepers;
             return Err(PoolError::KeeperIncarnation { asked: incarnation, highest, limit });
         }
-        expect_place(&memory, &layout, incarnation, over)?;
+        expect_place(&memory, &layout, incarnation, replace)?;
         line::announce(&memory, layout.view_line(incarnation, 0), &View::starting(incarnation));
         line::announce(&memory, layout.keeper_owner_line(incarnation), &owner.encode(incarnation));
         let settle = charge.evict_after.unwrap_or(SETTLE).min(SETTLE);
-        let (view, grants) = take_over(&memory, &layout, incarnation, charge.ids, settle)?;
+        let (view, grants) = take_over(&memory, &layout, incarnation, charge.id_source, settle)?;
         let now = memory.now();
         let mut keeper = Self {
             granted_at: vec![now; grants.len()],
             beats: 0,
             settle,
-            heartbeats: charge.evict_after.map(Heartbeats::new),
+            heartbeats: charge.evict_after.map(HeartbeatMonitor::new),
             memory,
             layout,
             incarnation,
@@ -225,7 +233,7 @@ impl<M: Memory> Keeper<M> {
 
     fn beat(&mut self) {
         self.beats += 1;
-        let beat = Beat { count: self.beats, incarnation: 0 };
+        let beat = Heartbeat { count: self.beats, incarnation: 0 };
         beat.publish(&self.memory, self.layout.keeper_heartbeat_line(self.incarnation));
     }
 
@@ -250,7 +258,7 @@ impl<M: Memory> Keeper<M> {
             });
         }
         self.view = View { epoch, ..view };
-        let at = self.layout.view_line(self.incarnation, View::half(epoch));
+        let at = self.layout.view_line(self.incarnation, View::line_of(epoch));
         line::announce(&self.memory, at, &self.view.encode());
         self.expect_highest()
     }
@@ -273,10 +281,10 @@ impl<M: Memory> Keeper<M> {
 
     /// The incarnation of `host` that belongs to the pool, 0 if none.
     pub(crate) fn holder(&self, host: u16) -> Result<u64, PoolError> {
-        match (self.has(host)?, self.view.ids) {
+        match (self.has(host)?, self.view.id_source) {
             (false, _) => Ok(0),
-            (true, Ids::Keeper) => Ok(self.grants[usize::from(host)].incarnation),
-            (true, Ids::Launcher) => {
+            (true, IdSource::Keeper) => Ok(self.grants[usize::from(host)].incarnation),
+            (true, IdSource::Launcher) => {
                 let (line, _) = HostLine::read_torn(&self.memory, &self.layout, host, self.settle)?;
                 Ok(line.incarnation.max(1))
             }
@@ -285,7 +293,11 @@ impl<M: Memory> Keeper<M> {
 
     fn consider(&mut self, host: u16, nonce: u64, boot: u64) -> Result<(), PoolError> {
         let answered = nonce == 0 || nonce == self.grants[usize::from(host)].nonce;
-        if answered || self.view.ids == Ids::Launcher || self.has(host)? || !self.is_clean(host, boot)? {
+        if answered
+            || self.view.id_source == IdSource::Launcher
+            || self.has(host)?
+            || !self.is_clean(host, boot)?
+        {
             return Ok(());
         }
         self.admit(host, nonce, boot)
@@ -342,7 +354,7 @@ impl<M: Memory> Keeper<M> {
         }
         let Ok(line) = self.host_line(host) else { return Ok(()) };
         let grant = self.grants[usize::from(host)];
-        let arrived = self.view.ids == Ids::Launcher || line.incarnation == grant.incarnation;
+        let arrived = self.view.id_source == IdSource::Launcher || line.incarnation == grant.incarnation;
         let silent = match line.state {
             HostState::Live if arrived => self.is_silent(host)?,
             HostState::Left if arrived => false,
@@ -352,7 +364,7 @@ impl<M: Memory> Keeper<M> {
     }
 
     fn silence(&self) -> Duration {
-        self.heartbeats.as_ref().map_or(Duration::MAX, Heartbeats::silence)
+        self.heartbeats.as_ref().map_or(Duration::MAX, HeartbeatMonitor::silence)
     }
 
     fn is_silent(&mut self, host: u16) -> Result<bool, PoolError> {
@@ -439,7 +451,7 @@ fn take_over<M: Memory>(
     memory: &M,
     layout: &Layout,
     incarnation: u16,
-    ids: Option<Ids>,
+    id_source: Option<IdSource>,
     settle: Duration,
 ) -> Result<(View, Vec<Grant>), PoolError> {
     let mut base = View::INITIAL;
@@ -449,14 +461,14 @@ fn take_over<M: Memory>(
             break;
         }
     }
-    let ids = ids.unwrap_or(base.ids);
+    let id_source = id_source.unwrap_or(base.id_source);
     let members = with_launched(memory, layout, base, settle)?.members;
     let mut grants = Vec::new();
     for host in 0..layout.geometry().hosts {
         grants.push(inherit(memory, layout, &base, members >> host & 1 == 1, host, settle)?);
     }
-    let members = if ids == Ids::Keeper { members } else { 0 };
-    Ok((View { ids, members, ..base }, grants))
+    let members = if id_source == IdSource::Keeper { members } else { 0 };
+    Ok((View { id_source, members, ..base }, grants))
 }
 
 /// The grant of `host` that a new keeper starts from.
@@ -472,8 +484,8 @@ fn inherit<M: Memory>(
     let epoch = base.epoch;
     match Grant::read(memory, layout, base.keeper, host, settle) {
         Err(PoolError::Memory(fault)) => Err(fault.into()),
-        Ok(grant) if base.ids == Ids::Keeper && grant.epoch <= epoch => Ok(grant),
-        // Ids came from the launcher; or the older keeper was about to give this one to somebody, and never did.
+        Ok(grant) if base.id_source == IdSource::Keeper && grant.epoch <= epoch => Ok(grant),
+        // IdSource came from the launcher; or the older keeper was about to give this one to somebody, and never did.
         Ok(grant) => Ok(Grant {
             nonce: 0,
             boot: line.boot,
@@ -489,311 +501,42 @@ fn inherit<M: Memory>(
     }
 }
 
-fn expect_host(layout: &Layout, host: u16) -> Result<(), PoolError> {
-    let high = layout.geometry().hosts - 1;
-    match host <= high {
-        true => Ok(()),
-        false => {
-            Err(PoolError::Geometry { what: "the host id", value: host.into(), low: 0, high: high.into() })
-        }
-    }
-}
-
-/// What a process asks of the keeper that has no host id yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// The id that it wants, or any that is free.
-    pub host: Option<u16>,
-    /// A hash of its boot id.
-    pub boot: u64,
-    /// What no other claimant has; never 0.
-    pub nonce: u64,
-    /// How long it waits for the keeper.
-    pub timeout: Duration,
-    /// How long it watches the holder of an id for a sign of life.
-    pub silence: Duration,
-}
-
-impl Claim {
-    /// A claim of `host`, or of any id, that waits 10 seconds for the keeper and watches a holder for 2.
-    #[must_use]
-    pub fn new(host: Option<u16>, boot: u64) -> Self {
-        let (timeout, silence) = (Duration::from_secs(10), Duration::from_secs(2));
-        Self { host, boot, nonce: fresh_nonce(), timeout, silence }
-    }
-}
-
-fn fresh_nonce() -> u64 {
-    (Uuid::fresh().0 as u64).max(1)
-}
-
-/// A host id that the keeper gave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Granted {
-    /// The host id.
-    pub host: u16,
-    /// The incarnation of the host.
-    pub incarnation: u64,
-    /// The epoch of the view that has it.
-    pub epoch: u64,
-}
-
-/// Asks the keeper for a host id and waits until it is given. At most one claimant of an id is given it.
-///
-/// # Errors
-/// [`PoolError::HostLive`] when another holds the id; [`PoolError::IdTaken`] when its holder is silent and nobody
-/// evicted it, or nobody said that it is off; [`PoolError::NoFreeId`]; [`PoolError::NoKeeper`] when no keeper answers.
-pub fn claim<M: Memory>(memory: &M, claim: &Claim) -> Result<Granted, PoolError> {
-    let layout = read_superblock(memory)?.layout()?;
-    if let Some(host) = claim.host {
-        expect_host(&layout, host)?;
-    }
-    let mut claimant = Claimant::new(memory, &layout, claim);
-    match claim.host {
-        Some(host) => claimant.claim_one(host),
-        None => claimant.claim_any(),
-    }
-}
-
-pub(crate) struct Claimant<'a, M: Memory> {
-    memory: &'a M,
-    layout: &'a Layout,
-    claim: &'a Claim,
-    views: Views,
-    /// The epoch at the first look: a grant after it went to a competitor.
-    began: Option<u64>,
-    /// Another's request that stands on the claim line, and since when.
-    rival: Option<(Words, Nanos)>,
-    deadline: Nanos,
-    /// Whether the deadline had come before the last look: who was stopped beyond it looks once more.
-    is_late: bool,
-}
-
-/// What a claimant finds.
-pub(crate) enum Found {
-    /// The id is its own.
-    Mine(Granted),
-    /// Another has it.
-    Taken { boot: u64, lately: bool },
-    /// Nobody has it, the claim stands, and the boot that had it last was this.
-    Asked { view: View, boot: u64 },
-}
-
-impl<'a, M: Memory> Claimant<'a, M> {
-    pub(crate) fn new(memory: &'a M, layout: &'a Layout, claim: &'a Claim) -> Self {
-        let deadline = memory.now() + claim.timeout;
-        Self {
-            memory,
-            layout,
-            claim,
-            views: Views::new(claim.timeout),
-            began: None,
-            rival: None,
-            deadline,
-            is_late: false,
-        }
-    }
-
-    pub(crate) fn claim_one(&mut self, host: u16) -> Result<Granted, PoolError> {
-        loop {
-            let error = match self.look(host)? {
-                Found::Mine(granted) => return Ok(granted),
-                Found::Taken { boot, lately } if lately || self.is_beating(host)? => {
-                    self.withdraw(host)?;
-                    return Err(PoolError::HostLive { host, boot });
-                }
-                Found::Taken { boot, .. } => {
-                    PoolError::IdTaken { host, boot, epoch: self.began.unwrap_or(0) }
-                }
-                Found::Asked { view, boot } => self.unanswered(host, boot, &view),
-            };
-            self.pause(error)?;
-        }
-    }
-
-    /// Tries the ids in turn, each for as long as a keeper may take to answer.
-    fn claim_any(&mut self) -> Result<Granted, PoolError> {
-        loop {
-            let mut error = PoolError::NoFreeId { hosts: self.layout.geometry().hosts };
-            for host in 0..self.layout.geometry().hosts {
-                let next = self.memory.now() + self.claim.silence;
-                while let Found::Asked { view, boot } = match self.look(host)? {
-                    Found::Mine(granted) => return Ok(granted),
-                    found => found,
-                } {
-                    error = self.unanswered(host, boot, &view);
-                    if self.memory.now() >= next {
-                        break;
-                    }
-                    self.pause(error.clone())?;
-                }
-                self.withdraw(host)?;
-            }
-            self.pause(error)?;
-        }
-    }
-
-    pub(crate) fn look(&mut self, host: u16) -> Result<Found, PoolError> {
-        self.is_late = self.memory.now() >= self.deadline;
-        let (memory, layout) = (self.memory, self.layout);
-        let settle = self.claim.timeout.min(SETTLE);
-        let (view, grant) =
-            self.views.read(memory, layout, |view| Grant::read(memory, layout, view.keeper, host, settle))?;
-        let began = *self.began.get_or_insert(view.epoch);
-        match view.ids == Ids::Keeper && grant.stands_in(&view, host) {
-            true if grant.nonce == self.claim.nonce => {
-                let Grant { incarnation, .. } = grant;
-                Ok(Found::Mine(Granted { host, incarnation, epoch: view.epoch }))
-            }
-            true => Ok(Found::Taken { boot: grant.boot, lately: grant.epoch > began }),
-            false => {
-                self.write_claim(host, grant.nonce)?;
-                Ok(Found::Asked { view, boot: grant.boot })
-            }
-        }
-    }
-
-    fn is_beating(&self, host: u16) -> Result<bool, PoolError> {
-        Ok(any_beats(self.memory, self.layout.heartbeat_lines(host), self.claim.silence)?)
-    }
-
-    fn request(&self) -> Words {
-        Request::Claim { nonce: self.claim.nonce, boot: self.claim.boot }.encode()
-    }
-
-    /// Writes the claim unless it stands there. Another's request is given the time to be answered first, unless it is the
-    /// claim that was `answered` last.
-    fn write_claim(&mut self, host: u16, answered: u64) -> Result<(), PoolError> {
-        let at = self.layout.claim_line(host);
-        let now = self.memory.now();
-        let found = line::read(self.memory, at)?;
-        match (found, self.rival) {
-            (Some(words), _) if words == self.request() => return Ok(()),
-            (Some(words), _) if matches!(Request::decode(&words), Some(Request::Claim { nonce, .. }) if nonce == answered) =>
-                {}
-            (Some(words), Some((rival, since))) if words == rival && now < since + self.claim.silence => {
-                return Ok(());
-            }
-            (Some(words), rival)
-                if words != [0; line::WORDS] && rival.is_none_or(|(old, _)| old != words) =>
-            {
-                self.rival = Some((words, now));
-                return Ok(());
-            }
-            _ => {}
-        }
-        self.rival = None;
-        // The claim is out before its author waits for the answer.
-        line::announce(self.memory, at, &self.request());
-        Ok(())
-    }
-
-    /// Takes the claim back, so that the id is not given to somebody who does not wait for it.
-    fn withdraw(&self, host: u16) -> Result<(), PoolError> {
-        let at = self.layout.claim_line(host);
-        if line::read(self.memory, at)? == Some(self.request()) {
-            line::publish(self.memory, at, &[0; line::WORDS]);
-        }
-        Ok(())
-    }
-
-    fn unanswered(&self, host: u16, boot: u64, view: &View) -> PoolError {
-        match view.ids {
-            Ids::Keeper if view.had_evicted(host) && !view.is_fenced(host) => {
-                PoolError::IdTaken { host, boot, epoch: view.epoch }
-            }
-            _ => PoolError::NoKeeper { waited_ms: milliseconds(self.claim.timeout) },
-        }
-    }
-
-    /// Waits a moment, or fails with `error` when the deadline has come.
-    fn pause(&self, error: PoolError) -> Result<(), PoolError> {
-        if self.is_late {
-            self.claim.host.map_or(Ok(()), |host| self.withdraw(host))?;
-            return Err(error);
-        }
-        self.memory.yield_now();
-        Ok(())
-    }
-}
-
-fn milliseconds(time: Duration) -> u64 {
-    time.as_millis().try_into().unwrap_or(u64::MAX)
-}
-
-/// How a host that is about to attach comes to its id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Admission {
-    /// The launcher gives it.
-    Launcher,
-    /// The keeper has given it, to an earlier process of this host.
-    Admitted(u16),
-    /// It has to [`claim`] one from the keeper.
-    Wanted,
-}
-
-/// How the host with this boot hash comes to an id: as any, or as `host`.
-///
-/// # Errors
-/// Those of [`read_superblock`]; [`PoolError::Corrupt`] when the view is damaged.
-pub fn admission<M: Memory>(memory: &M, boot: u64, host: Option<u16>) -> Result<Admission, PoolError> {
-    let layout = read_superblock(memory)?.layout()?;
-    let admitted = |view: &View| {
-        let ids = 0..layout.geometry().hosts;
-        for id in ids.filter(|&id| view.has(id) && host.is_none_or(|host| host == id)) {
-            if Grant::read(memory, &layout, view.keeper, id, SETTLE)?.boot == boot {
-                return Ok(Some(id));
-            }
-        }
-        Ok(None)
-    };
-    let (view, admitted) = Views::new(PATIENCE).read(memory, &layout, admitted)?;
-    Ok(match (view.ids, admitted) {
-        (Ids::Launcher, _) => Admission::Launcher,
-        (Ids::Keeper, Some(id)) => Admission::Admitted(id),
-        (Ids::Keeper, None) => Admission::Wanted,
-    })
-}
-
-/// How long a keeper may be in the middle of starting while somebody asks.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 /// What an operator asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Order {
+pub enum MembershipChange {
     /// The host is to leave the view.
     Evict,
     /// The host, which was evicted, is surely off.
     Fence,
 }
 
-/// Has `order` carried out for `host`: by the keeper if one runs, and else as a keeper for this one change, whose
+/// Has `change` carried out for `host`: by the keeper if one runs, and else as a keeper for this one change, whose
 /// incarnation is the next. Returns the view that has it.
 ///
 /// # Errors
 /// [`PoolError::NotEvicted`] when a host is to be fenced that was not evicted; [`PoolError::NoKeeper`] when a keeper
 /// runs and does not answer within `timeout`; those of [`Keeper::start`].
-pub fn order<M: Memory>(
+pub fn change_membership<M: Memory>(
     memory: &M,
     host: u16,
-    order: Order,
+    change: MembershipChange,
     timeout: Duration,
     silence: Duration,
 ) -> Result<View, PoolError> {
-    order_over(memory, host, order, timeout, silence, Over::Gone)
+    change_membership_replacing(memory, host, change, timeout, silence, ReplaceKeeper::Gone)
 }
 
-/// As [`order`]; a keeper that has to be started takes a place that is free by `over`.
+/// As [`change_membership`]; a keeper that has to be started takes a place that is free by `over`.
 ///
 /// # Errors
-/// Those of [`order`].
-pub fn order_over<M: Memory>(
+/// Those of [`change_membership`].
+pub fn change_membership_replacing<M: Memory>(
     memory: &M,
     host: u16,
-    order: Order,
+    change: MembershipChange,
     timeout: Duration,
     silence: Duration,
-    over: Over,
+    replace: ReplaceKeeper,
 ) -> Result<View, PoolError> {
     let layout = read_superblock(memory)?.layout()?;
     expect_host(&layout, host)?;
@@ -803,22 +546,26 @@ pub fn order_over<M: Memory>(
         views.read(memory, &layout, |view| Grant::read(memory, &layout, view.keeper, host, settle))
     };
     let (view, grant) = look(&mut views)?;
-    let request = match order {
-        Order::Evict if !view.has(host) => return Ok(view),
-        Order::Evict if view.ids == Ids::Keeper => Request::Evict { incarnation: grant.incarnation },
-        Order::Evict => {
+    let request = match change {
+        MembershipChange::Evict if !view.has(host) => return Ok(view),
+        MembershipChange::Evict if view.id_source == IdSource::Keeper => {
+            Request::Evict { incarnation: grant.incarnation }
+        }
+        MembershipChange::Evict => {
             let (line, _) = HostLine::read_torn(memory, &layout, host, settle)?;
             Request::Evict { incarnation: line.incarnation.max(1) }
         }
-        Order::Fence if view.has(host) => return Err(PoolError::NotEvicted { host, epoch: view.epoch }),
+        MembershipChange::Fence if view.has(host) => {
+            return Err(PoolError::NotEvicted { host, epoch: view.epoch });
+        }
         // Nobody was evicted who could go on.
-        Order::Fence if view.is_fenced(host) || !view.had_evicted(host) => return Ok(view),
-        Order::Fence => Request::Fence { incarnation: grant.evicted_through },
+        MembershipChange::Fence if view.is_fenced(host) || !view.had_evicted(host) => return Ok(view),
+        MembershipChange::Fence => Request::Fence { incarnation: grant.evicted_through },
     };
     let keeper_beats = view.keeper != 0
         && any_beats(memory, iter::once(layout.keeper_heartbeat_line(view.keeper)), silence)?;
     if !keeper_beats {
-        return carry_out(memory, host, order, over);
+        return carry_out(memory, host, change, replace);
     }
     let deadline = memory.now() + timeout;
     let at = layout.claim_line(host);
@@ -844,19 +591,24 @@ fn is_done(request: Request, host: u16, view: &View, grant: &Grant) -> bool {
         Request::Fence { .. } => view.is_fenced(host),
         Request::Evict { incarnation } => {
             let replaced = grant.stands_in(view, host) && grant.incarnation > incarnation;
-            let out = !view.has(host) || view.ids == Ids::Launcher || replaced;
+            let out = !view.has(host) || view.id_source == IdSource::Launcher || replaced;
             view.had_evicted(host) && grant.evicted_through >= incarnation && out
         }
     }
 }
 
-fn carry_out<M: Memory>(memory: &M, host: u16, order: Order, over: Over) -> Result<View, PoolError> {
-    let incarnation = next_incarnation(memory, over)?;
-    let charge = KeeperTask { incarnation, ids: None, evict_after: None };
-    let mut keeper = Keeper::start_over(memory.clone(), charge, over)?;
-    let done = match order {
-        Order::Evict => keeper.evict(host),
-        Order::Fence => keeper.fence(host),
+fn carry_out<M: Memory>(
+    memory: &M,
+    host: u16,
+    change: MembershipChange,
+    replace: ReplaceKeeper,
+) -> Result<View, PoolError> {
+    let incarnation = next_incarnation(memory, replace)?;
+    let charge = KeeperTask { incarnation, id_source: None, evict_after: None };
+    let mut keeper = Keeper::start_replacing(memory.clone(), charge, replace)?;
+    let done = match change {
+        MembershipChange::Evict => keeper.evict(host),
+        MembershipChange::Fence => keeper.fence(host),
     };
     let view = keeper.view;
     keeper.end();
@@ -864,12 +616,18 @@ fn carry_out<M: Memory>(memory: &M, host: u16, order: Order, over: Over) -> Resu
 }
 
 impl<M: Memory> Pool<M> {
-    /// Has `host` evicted from the view; see [`order`].
+    /// Has `host` evicted from the view; see [`change_membership`].
     ///
     /// # Errors
-    /// Those of [`order`].
+    /// Those of [`change_membership`].
     pub fn evict(&self, host: u16) -> Result<View, PoolError> {
-        order(self.memory(), host, Order::Evict, self.member().timeout, self.member().silence)
+        change_membership(
+            self.memory(),
+            host,
+            MembershipChange::Evict,
+            self.member().timeout,
+            self.member().silence,
+        )
     }
 }
 
@@ -880,7 +638,8 @@ mod tests {
     use polder_mem::{Heap, HeapShape};
 
     use super::*;
-    use crate::format::{Geometry, Overwrite, format};
+    use crate::claim::{IdClaim, claim_host_id};
+    use crate::format::{Geometry, Overwrite, Uuid, format};
     use crate::local::LocalLayout;
     use crate::{Member, PeerState};
 
@@ -898,16 +657,16 @@ mod tests {
         heap
     }
 
-    fn keeper(memory: &Heap, incarnation: u16, ids: Option<Ids>) -> Keeper<Heap> {
-        Keeper::start(memory.clone(), KeeperTask { incarnation, ids, evict_after: None }).unwrap()
+    fn keeper(memory: &Heap, incarnation: u16, id_source: Option<IdSource>) -> Keeper<Heap> {
+        Keeper::start(memory.clone(), KeeperTask { incarnation, id_source, evict_after: None }).unwrap()
     }
 
     fn member(host: u16, boot: u64) -> Member {
         Member { timeout: PATIENCE, silence: SILENCE, ..Member::new(host, boot) }
     }
 
-    fn claim_of(host: Option<u16>, nonce: u64) -> Claim {
-        Claim { host, boot: 100 + nonce, nonce, timeout: PATIENCE, silence: SILENCE }
+    fn claim_of(host: Option<u16>, nonce: u64) -> IdClaim {
+        IdClaim { host, boot: 100 + nonce, nonce, timeout: PATIENCE, silence: SILENCE }
     }
 
     /// Lets a keeper tick while `work` runs.
@@ -930,16 +689,16 @@ mod tests {
     #[test]
     fn a_host_that_came_back_from_the_launcher_after_it_was_fenced_is_not_fenced_once_it_is_evicted_again() {
         let heap = formatted();
-        let mut keeper = keeper(&heap, 1, Some(Ids::Launcher));
+        let mut keeper = keeper(&heap, 1, Some(IdSource::Launcher));
         let attach = |slot, boot| Pool::attach(heap.process(1, ProcessSlot(slot)), member(1, boot)).unwrap();
         let _off = attach(0, 7);
         keeper.evict(1).unwrap();
         keeper.fence(1).unwrap();
         let back = attach(1, 8);
-        back.standing().unwrap();
+        back.check_membership().unwrap();
         assert_eq!(keeper.view().fenced & !back.view().unwrap().members, 0);
         keeper.evict(1).unwrap();
-        assert!(matches!(back.standing(), Err(PoolError::Evicted { host: 1, .. })));
+        assert!(matches!(back.check_membership(), Err(PoolError::Evicted { host: 1, .. })));
         assert!(!keeper.view().is_fenced(1), "nobody has said that it is off again");
         keeper.fence(1).unwrap();
         assert!(keeper.view().is_fenced(1));
@@ -957,7 +716,7 @@ mod tests {
         let next = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 8)).unwrap();
         keeper.adopt(1).unwrap();
         assert_eq!(next.process(1, ProcessSlot(1)), Ok(next.this_process()));
-        next.standing().unwrap();
+        next.check_membership().unwrap();
         off.die();
     }
 
@@ -968,40 +727,43 @@ mod tests {
         let two = Pool::attach(heap.process(2, ProcessSlot(0)), member(2, 7)).unwrap();
         assert_eq!(two.view().unwrap().members, 0b110);
         let view = two.evict(1).unwrap();
-        assert_eq!((view.epoch, view.keeper, view.ids), (1_000_002, 1, Ids::Launcher));
-        assert_eq!(one.standing(), Err(PoolError::Evicted { host: 1, epoch: 1_000_002 }));
+        assert_eq!((view.epoch, view.keeper, view.id_source), (1_000_002, 1, IdSource::Launcher));
+        assert_eq!(one.check_membership(), Err(PoolError::Evicted { host: 1, epoch: 1_000_002 }));
         assert_eq!(two.peer_state(1, ProcessSlot(0)), Ok(PeerState::Evicted));
         let again = Pool::attach(heap.process(1, ProcessSlot(1)), member(1, 7)).unwrap();
         assert_eq!(again.this_process().host_incarnation, 2);
-        again.standing().unwrap();
-        assert!(one.standing().is_err(), "the old incarnation stays out");
+        again.check_membership().unwrap();
+        assert!(one.check_membership().is_err(), "the old incarnation stays out");
         assert_eq!(two.view().unwrap().members, 0b110);
     }
 
     #[test]
     fn places_of_keepers_that_ended_are_taken_again_for_ever_and_what_they_said_stays() {
         let heap = formatted();
-        let charge = |incarnation| KeeperTask { incarnation, ids: None, evict_after: None };
-        let mut first = keeper(&heap, 1, Some(Ids::Keeper));
+        let charge = |incarnation| KeeperTask { incarnation, id_source: None, evict_after: None };
+        let mut first = keeper(&heap, 1, Some(IdSource::Keeper));
         first.admit(2, 5, 105).unwrap();
         first.end();
         for turn in 0..4 * TINY.keepers {
-            let incarnation = next_incarnation(&heap, Over::Gone).unwrap();
+            let incarnation = next_incarnation(&heap, ReplaceKeeper::Gone).unwrap();
             assert_eq!(incarnation, turn + 2);
             let next = keeper(&heap, incarnation, None);
-            assert_eq!((next.view().members, next.view().ids, next.grants[2].nonce), (0b100, Ids::Keeper, 5));
+            assert_eq!(
+                (next.view().members, next.view().id_source, next.grants[2].nonce),
+                (0b100, IdSource::Keeper, 5)
+            );
             next.end();
         }
         // Ordered without a keeper, one after the other.
         for _ in 0..2 * TINY.keepers {
             let _one = Pool::attach(heap.process(2, ProcessSlot(0)), member(2, 105)).unwrap();
-            order(&heap, 2, Order::Evict, PATIENCE, SILENCE).unwrap();
-            order(&heap, 2, Order::Fence, PATIENCE, SILENCE).unwrap();
-            let mut next = keeper(&heap, next_incarnation(&heap, Over::Gone).unwrap(), None);
+            change_membership(&heap, 2, MembershipChange::Evict, PATIENCE, SILENCE).unwrap();
+            change_membership(&heap, 2, MembershipChange::Fence, PATIENCE, SILENCE).unwrap();
+            let mut next = keeper(&heap, next_incarnation(&heap, ReplaceKeeper::Gone).unwrap(), None);
             next.admit(2, 6, 105).unwrap();
             next.end();
         }
-        let live = keeper(&heap, next_incarnation(&heap, Over::Gone).unwrap(), None);
+        let live = keeper(&heap, next_incarnation(&heap, ReplaceKeeper::Gone).unwrap(), None);
         let held = live.incarnation;
         let refused = Keeper::start(heap.clone(), charge(held + TINY.keepers)).unwrap_err();
         assert!(refused.to_string().contains("whose view is in force; take another"), "{refused}");
@@ -1011,7 +773,7 @@ mod tests {
             matches!(refused, PoolError::KeeperPlace { why: "which runs; stop it first", .. }),
             "{refused}"
         );
-        assert_eq!(next_incarnation(&heap, Over::Unseen), Ok(held + 2), "another place is free");
+        assert_eq!(next_incarnation(&heap, ReplaceKeeper::Unseen), Ok(held + 2), "another place is free");
     }
 
     #[test]
@@ -1019,44 +781,44 @@ mod tests {
         let heap = formatted();
         let layout = Layout::new(&TINY, BYTES).unwrap();
         for incarnation in 1..=TINY.keepers {
-            let charge = KeeperTask { incarnation, ids: Some(Ids::Keeper), evict_after: None };
+            let charge = KeeperTask { incarnation, id_source: Some(IdSource::Keeper), evict_after: None };
             // As one of another kernel.
             let owner = Owner::default();
-            Keeper::start_in(heap.clone(), layout.clone(), charge, owner, Over::Gone).unwrap();
+            Keeper::start_in(heap.clone(), layout.clone(), charge, owner, ReplaceKeeper::Gone).unwrap();
         }
-        let refused = next_incarnation(&heap, Over::Gone).unwrap_err().to_string();
+        let refused = next_incarnation(&heap, ReplaceKeeper::Gone).unwrap_err().to_string();
         assert!(
             refused.contains("has no place: it is that of keeper 1") && refused.contains("--force"),
             "{refused}"
         );
-        let refused = order(&heap, 1, Order::Fence, PATIENCE, SILENCE);
+        let refused = change_membership(&heap, 1, MembershipChange::Fence, PATIENCE, SILENCE);
         assert!(refused.is_ok(), "nothing is to be done");
-        let next = next_incarnation(&heap, Over::Unseen).unwrap();
+        let next = next_incarnation(&heap, ReplaceKeeper::Unseen).unwrap();
         assert_eq!(next, TINY.keepers + 1);
-        let charge = KeeperTask { incarnation: next, ids: None, evict_after: None };
-        let keeper = Keeper::start_over(heap.clone(), charge, Over::Unseen).unwrap();
-        assert_eq!((keeper.view().ids, last_incarnation(&heap)), (Ids::Keeper, Ok(next)));
+        let charge = KeeperTask { incarnation: next, id_source: None, evict_after: None };
+        let keeper = Keeper::start_replacing(heap.clone(), charge, ReplaceKeeper::Unseen).unwrap();
+        assert_eq!((keeper.view().id_source, last_incarnation(&heap)), (IdSource::Keeper, Ok(next)));
     }
 
     #[test]
     fn a_claimant_gets_the_id_and_a_second_is_refused() {
         let heap = formatted();
-        let (_, ()) = beside(keeper(&heap, 1, Some(Ids::Keeper)), || {
+        let (_, ()) = beside(keeper(&heap, 1, Some(IdSource::Keeper)), || {
             let refused = Pool::attach(heap.process(2, ProcessSlot(0)), member(2, 101)).unwrap_err();
             assert!(matches!(refused, PoolError::NotAdmitted { host: 2, .. }), "{refused}");
-            let granted = claim(&heap, &claim_of(Some(2), 1)).unwrap();
+            let granted = claim_host_id(&heap, &claim_of(Some(2), 1)).unwrap();
             assert_eq!((granted.host, granted.incarnation), (2, 1));
             let pool = Pool::attach(heap.process(2, ProcessSlot(0)), member(2, 101)).unwrap();
             // As patient as a machine may be busy: one beat is enough.
-            let patient = Claim { silence: PATIENCE, ..claim_of(Some(2), 2) };
+            let patient = IdClaim { silence: PATIENCE, ..claim_of(Some(2), 2) };
             std::thread::scope(|scope| {
-                let second = scope.spawn(|| claim(&heap, &patient));
+                let second = scope.spawn(|| claim_host_id(&heap, &patient));
                 while !second.is_finished() {
                     pool.beat().unwrap();
                 }
                 assert_eq!(second.join().unwrap(), Err(PoolError::HostLive { host: 2, boot: 101 }));
             });
-            let other = claim(&heap, &claim_of(None, 3)).unwrap();
+            let other = claim_host_id(&heap, &claim_of(None, 3)).unwrap();
             assert_eq!(other.host, 0);
         });
     }
@@ -1064,8 +826,8 @@ mod tests {
     #[test]
     fn a_claim_without_a_keeper_says_so() {
         let heap = formatted();
-        let impatient = Claim { timeout: Duration::from_millis(5), ..claim_of(Some(1), 1) };
-        let refused = claim(&heap, &impatient).unwrap_err();
+        let impatient = IdClaim { timeout: Duration::from_millis(5), ..claim_of(Some(1), 1) };
+        let refused = claim_host_id(&heap, &impatient).unwrap_err();
         assert_eq!(refused, PoolError::NoKeeper { waited_ms: 5 });
         let at = Layout::new(&TINY, BYTES).unwrap().claim_line(1);
         assert_eq!(line::read(&heap, at), Ok(Some([0; line::WORDS])), "the claim was taken back");
@@ -1075,17 +837,17 @@ mod tests {
     fn a_keeper_takes_over_from_the_one_before_and_ends_it() {
         let heap = formatted();
         let one = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
-        let mut old = keeper(&heap, 1, Some(Ids::Keeper));
+        let mut old = keeper(&heap, 1, Some(IdSource::Keeper));
         old.admit(2, 5, 105).unwrap();
         assert_eq!(old.view().members, 0b110);
         let new = keeper(&heap, 2, None);
-        assert_eq!((new.view().members, new.view().ids), (0b110, Ids::Keeper));
+        assert_eq!((new.view().members, new.view().id_source), (0b110, IdSource::Keeper));
         assert_eq!(new.grants[2].nonce, 5);
         assert_eq!(old.evict(1), Err(PoolError::Superseded { incarnation: 1, by: 2 }));
         assert_eq!(old.tick(), Err(PoolError::Superseded { incarnation: 1, by: 2 }));
-        one.standing().unwrap();
+        one.check_membership().unwrap();
         let refused =
-            Keeper::start(heap.clone(), KeeperTask { incarnation: 2, ids: None, evict_after: None });
+            Keeper::start(heap.clone(), KeeperTask { incarnation: 2, id_source: None, evict_after: None });
         assert!(matches!(refused, Err(PoolError::KeeperIncarnation { asked: 2, highest: 2, limit: 4 })));
         assert_eq!(last_incarnation(&heap), Ok(2));
     }
@@ -1093,7 +855,8 @@ mod tests {
     #[test]
     fn a_silent_host_is_evicted_and_its_id_given_away_once_it_is_fenced() {
         let heap = formatted();
-        let charge = KeeperTask { incarnation: 1, ids: Some(Ids::Keeper), evict_after: Some(SILENCE) };
+        let charge =
+            KeeperTask { incarnation: 1, id_source: Some(IdSource::Keeper), evict_after: Some(SILENCE) };
         let mut keeper = Keeper::start(heap.clone(), charge).unwrap();
         keeper.admit(1, 1, 101).unwrap();
         let pool = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 101)).unwrap();
@@ -1102,14 +865,14 @@ mod tests {
         while keeper.view().has(1) {
             keeper.tick().unwrap();
         }
-        assert!(matches!(pool.standing(), Err(PoolError::Evicted { host: 1, .. })));
+        assert!(matches!(pool.check_membership(), Err(PoolError::Evicted { host: 1, .. })));
         let (keeper, refused) = beside(keeper, || {
-            claim(&heap, &Claim { timeout: 50 * SILENCE, ..claim_of(Some(1), 2) }).unwrap_err()
+            claim_host_id(&heap, &IdClaim { timeout: 50 * SILENCE, ..claim_of(Some(1), 2) }).unwrap_err()
         });
         assert!(matches!(refused, PoolError::IdTaken { host: 1, .. }), "{refused}");
         let (_, granted) = beside(keeper, || {
-            order(&heap, 1, Order::Fence, PATIENCE, PATIENCE).unwrap();
-            claim(&heap, &claim_of(Some(1), 3)).unwrap()
+            change_membership(&heap, 1, MembershipChange::Fence, PATIENCE, PATIENCE).unwrap();
+            claim_host_id(&heap, &claim_of(Some(1), 3)).unwrap()
         });
         assert_eq!(granted.incarnation, 2);
         assert_eq!(heap.load(announced), Ok(0), "the shard was adopted");
@@ -1121,20 +884,20 @@ mod tests {
         let heap = formatted();
         let one = Pool::attach(heap.process(1, ProcessSlot(0)), member(1, 7)).unwrap();
         let (keeper, view) = beside(keeper(&heap, 1, None), || {
-            let early = order(&heap, 1, Order::Fence, PATIENCE, PATIENCE).unwrap_err();
+            let early = change_membership(&heap, 1, MembershipChange::Fence, PATIENCE, PATIENCE).unwrap_err();
             assert!(matches!(early, PoolError::NotEvicted { host: 1, .. }), "{early}");
-            order(&heap, 1, Order::Evict, PATIENCE, PATIENCE).unwrap()
+            change_membership(&heap, 1, MembershipChange::Evict, PATIENCE, PATIENCE).unwrap()
         });
         assert!(!view.has(1));
         assert_eq!(keeper.view().keeper, 1, "no other keeper was needed");
-        assert!(one.standing().is_err());
+        assert!(one.check_membership().is_err());
     }
 
     #[test]
     fn one_of_the_claimants_of_an_id_wins_in_a_thousand_races() {
         let heap = formatted();
         let handles: Vec<Heap> = (1..4).map(|host| heap.process(host, ProcessSlot(0))).collect();
-        let mut keeper = keeper(&heap, 1, Some(Ids::Keeper));
+        let mut keeper = keeper(&heap, 1, Some(IdSource::Keeper));
         for race in 0..1000 {
             let (ticked, won) = beside(keeper, || race_for_an_id(&handles, race));
             keeper = ticked;
@@ -1147,7 +910,7 @@ mod tests {
     /// How many claimants believe that they hold the id 1; a winner beats until the others have seen it.
     fn race_for_an_id(handles: &[Heap], race: u64) -> usize {
         let refused = std::sync::Mutex::new(0);
-        let run = &|memory: &Heap, nonce: u64| match claim(memory, &claim_of(Some(1), nonce)) {
+        let run = &|memory: &Heap, nonce: u64| match claim_host_id(memory, &claim_of(Some(1), nonce)) {
             Err(error) => {
                 assert!(matches!(error, PoolError::HostLive { host: 1, .. }), "{error}");
                 *refused.lock().unwrap() += 1;
@@ -1156,7 +919,7 @@ mod tests {
             Ok(_) => {
                 let at = Layout::new(&TINY, BYTES).unwrap().heartbeat_line(1, ProcessSlot(0));
                 for count in 1.. {
-                    Beat { count, incarnation: nonce }.publish(memory, at);
+                    Heartbeat { count, incarnation: nonce }.publish(memory, at);
                     std::thread::yield_now();
                     if *refused.lock().unwrap() == handles.len() - 1 {
                         break;

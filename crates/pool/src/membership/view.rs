@@ -46,7 +46,7 @@ const EMPTY: Words = [0; WORDS];
 
 /// Who says which host ids are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ids {
+pub enum IdSource {
     /// The launcher: a host with a live host line is a member unless it was evicted. So it is also before any keeper
     /// ran.
     Launcher,
@@ -62,7 +62,7 @@ pub struct View {
     /// The incarnation of the keeper whose view this is; 0 before any keeper ran.
     pub keeper: u16,
     /// Who gives host ids.
-    pub ids: Ids,
+    pub id_source: IdSource,
     /// The hosts that belong, one bit each.
     pub members: u64,
     /// The hosts that are surely off, one bit each.
@@ -74,7 +74,7 @@ pub struct View {
 impl View {
     /// Before any keeper ran.
     pub(crate) const INITIAL: Self =
-        Self { epoch: 0, keeper: 0, ids: Ids::Launcher, members: 0, fenced: 0, evicted: 0 };
+        Self { epoch: 0, keeper: 0, id_source: IdSource::Launcher, members: 0, fenced: 0, evicted: 0 };
 
     /// Whether `host` belongs to the pool.
     #[must_use]
@@ -93,9 +93,9 @@ impl View {
     }
 
     pub(crate) fn encode(&self) -> Words {
-        let says = match self.ids {
-            Ids::Launcher => 2,
-            Ids::Keeper => 3,
+        let says = match self.id_source {
+            IdSource::Launcher => 2,
+            IdSource::Keeper => 3,
         };
         [u64::from(self.keeper) | says << 16, self.epoch, self.members, self.fenced, self.evicted, 0, 0]
     }
@@ -106,7 +106,7 @@ impl View {
     }
 
     /// Which of the two lines holds this view: the older one is always overwritten.
-    pub(crate) const fn half(epoch: u64) -> u16 {
+    pub(crate) const fn line_of(epoch: u64) -> u16 {
         (epoch & 1) as u16
     }
 
@@ -117,14 +117,14 @@ impl View {
         if words[0] as u16 != keeper || epoch / CHANGES != keeper.into() || strangers != 0 {
             return None;
         }
-        let ids = match words[0] >> 16 {
+        let id_source = match words[0] >> 16 {
             1 => return Some(KeeperLines::Starting),
-            2 => Ids::Launcher,
-            3 => Ids::Keeper,
+            2 => IdSource::Launcher,
+            3 => IdSource::Keeper,
             _ => return None,
         };
         let [_, _, members, fenced, evicted, ..] = *words;
-        Some(KeeperLines::View(Self { epoch, keeper, ids, members, fenced, evicted }))
+        Some(KeeperLines::View(Self { epoch, keeper, id_source, members, fenced, evicted }))
     }
 }
 
@@ -392,7 +392,7 @@ pub(crate) fn with_launched<M: Memory>(
     view: View,
     patience: Duration,
 ) -> Result<View, PoolError> {
-    if view.ids == Ids::Keeper {
+    if view.id_source == IdSource::Keeper {
         return Ok(view);
     }
     let mut members = 0;
@@ -422,8 +422,14 @@ mod tests {
 
     #[test]
     fn a_view_comes_back_from_its_words() {
-        let view =
-            View { epoch: 7 * CHANGES + 3, keeper: 7, ids: Ids::Keeper, members: 5, fenced: 8, evicted: 10 };
+        let view = View {
+            epoch: 7 * CHANGES + 3,
+            keeper: 7,
+            id_source: IdSource::Keeper,
+            members: 5,
+            fenced: 8,
+            evicted: 10,
+        };
         assert_eq!(View::decode(&view.encode(), 7, 4), Some(KeeperLines::View(view)));
         assert_eq!(View::decode(&view.encode(), 6, 4), None, "another keeper's words");
         assert_eq!(View::decode(&view.encode(), 7, 3), None, "a host that there is not");

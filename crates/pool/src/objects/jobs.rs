@@ -13,7 +13,7 @@ use polder_mem::Memory;
 
 use crate::endpoint::process_of;
 use crate::group;
-use crate::list::Listed;
+use crate::list::ListedObject;
 use crate::name::Name;
 use crate::object::Object;
 use crate::{Peer, Pool, PoolError};
@@ -27,7 +27,7 @@ enum Use<'a> {
     Ring([(String, u64); 2]),
     /// A segment of the window with this name.
     Segment(&'a str),
-    /// Private memory of a process of this host.
+    /// PrivateMemory memory of a process of this host.
     Memory(&'a str),
 }
 
@@ -65,9 +65,9 @@ enum Holder {
 /// What a sweep has removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Swept {
+pub struct SweepReport {
     /// The objects.
-    pub objects: Vec<Listed>,
+    pub objects: Vec<ListedObject>,
     /// The processes whose endpoints were among them.
     pub dead: Vec<Peer>,
 }
@@ -79,7 +79,7 @@ impl<M: Memory> Pool<M> {
     /// Those of [`Pool::list`].
     pub fn jobs(&self) -> Result<BTreeSet<u64>, PoolError> {
         let (found, _) = self.directory().list("")?;
-        let job = |listed: &Listed| {
+        let job = |listed: &ListedObject| {
             let uses = ["/endpoint/", "/window/", "/memory/"];
             let name = uses.iter().find_map(|of| listed.name.strip_prefix(of))?;
             name.split_once('/')?.0.parse().ok()
@@ -91,9 +91,9 @@ impl<M: Memory> Pool<M> {
     /// as gone once it has left, its host has cleaned up after it, or the view says that its host is off.
     ///
     /// # Errors
-    /// Those of [`Pool::list`] and [`Pool::standing`].
-    pub fn sweep_job(&self, job: u64) -> Result<Swept, PoolError> {
-        let memory = |listed: &Listed| matches!(Use::of(&listed.name, job), Some(Use::Memory(_)));
+    /// Those of [`Pool::list`] and [`Pool::check_membership`].
+    pub fn sweep_job(&self, job: u64) -> Result<SweepReport, PoolError> {
+        let memory = |listed: &ListedObject| matches!(Use::of(&listed.name, job), Some(Use::Memory(_)));
         let mut known = BTreeMap::new();
         // Whoever is gone by now has made all its rings, and the list that follows has them.
         for listed in self.directory().list("/memory/")?.0.into_iter().filter(memory) {
@@ -127,13 +127,13 @@ impl<M: Memory> Pool<M> {
             };
             kept.extend(is_kept.then(|| (listed.name.clone(), listed.generation)));
         }
-        let window = |listed: &Listed| match Use::of(&listed.name, job) {
+        let window = |listed: &ListedObject| match Use::of(&listed.name, job) {
             Some(Use::Segment(window)) => Some(window.to_owned()),
             _ => None,
         };
-        let is_kept = |listed: &Listed| kept.contains(&(listed.name.clone(), listed.generation));
+        let is_kept = |listed: &ListedObject| kept.contains(&(listed.name.clone(), listed.generation));
         let windows: BTreeSet<_> = found.iter().filter(|listed| is_kept(listed)).filter_map(window).collect();
-        let is_offered = |listed: &Listed| match Use::of(&listed.name, job) {
+        let is_offered = |listed: &ListedObject| match Use::of(&listed.name, job) {
             Some(Use::Memory(host)) => heard.contains(&format!("/endpoint/{job}/{host}")),
             _ => false,
         };
@@ -143,21 +143,21 @@ impl<M: Memory> Pool<M> {
                 && !is_offered(listed)
         });
         found.retain(|listed| self.remove(listed));
-        let dead = |listed: &Listed| match known.get(&(listed.name.clone(), listed.generation)) {
+        let dead = |listed: &ListedObject| match known.get(&(listed.name.clone(), listed.generation)) {
             Some(Holder::Gone(peer)) if Use::of(&listed.name, job) == Some(Use::Endpoint) => Some(*peer),
             _ => None,
         };
-        Ok(Swept { dead: found.iter().filter_map(dead).collect(), objects: found })
+        Ok(SweepReport { dead: found.iter().filter_map(dead).collect(), objects: found })
     }
 
     /// Removes the extents of groups of which no rank is left that could go on, those of `job` alone where one is given.
     ///
     /// # Errors
-    /// Those of [`Pool::list`] and [`Pool::standing`].
-    pub fn sweep_groups(&self, job: Option<u64>) -> Result<Swept, PoolError> {
+    /// Those of [`Pool::list`] and [`Pool::check_membership`].
+    pub fn sweep_groups(&self, job: Option<u64>) -> Result<SweepReport, PoolError> {
         let (mut found, _) = self.directory().list("")?;
         found.retain(|listed| job.is_none_or(|job| job == listed.job));
-        let mut groups: BTreeMap<String, Option<Vec<(Listed, Peer)>>> = BTreeMap::new();
+        let mut groups: BTreeMap<String, Option<Vec<(ListedObject, Peer)>>> = BTreeMap::new();
         for listed in found {
             let Some((group, rank)) = listed.name.rsplit_once('/') else { continue };
             if rank.parse::<usize>().is_err() {
@@ -175,11 +175,11 @@ impl<M: Memory> Pool<M> {
         let (objects, mut dead): (_, Vec<_>) = gone.into_iter().unzip();
         dead.sort_by_key(|peer| (peer.host, peer.pid));
         dead.dedup();
-        Ok(Swept { objects, dead })
+        Ok(SweepReport { objects, dead })
     }
 
     /// Whose extent of a group the object is; nobody's when it is of another kind, or gone.
-    fn rank_of(&self, listed: &Listed) -> Result<Holder, PoolError> {
+    fn rank_of(&self, listed: &ListedObject) -> Result<Holder, PoolError> {
         let object = match self.open(&listed.name) {
             Err(PoolError::NotFound { .. }) => return Ok(Holder::Nobody),
             opened => opened?,
@@ -199,7 +199,7 @@ impl<M: Memory> Pool<M> {
     /// The processes that hold the object `name` open and may still use it, beside this one.
     ///
     /// # Errors
-    /// [`PoolError::NotFound`], [`PoolError::Name`]; those of [`Pool::process`] and [`Pool::standing`].
+    /// [`PoolError::NotFound`], [`PoolError::Name`]; those of [`Pool::process`] and [`Pool::check_membership`].
     pub fn holders(&self, name: &str) -> Result<Vec<Peer>, PoolError> {
         let announced = self.directory().announcement_of(&Name::parse(name)?)?;
         let mut holders = vec![];
@@ -245,7 +245,7 @@ impl<M: Memory> Pool<M> {
     }
 
     /// Destroys the object that was listed, unless its name is another's by now; whether it did.
-    fn remove(&self, listed: &Listed) -> bool {
+    fn remove(&self, listed: &ListedObject) -> bool {
         let Ok(object) = self.open(&listed.name) else { return false };
         if object.generation() != listed.generation {
             self.close(object);

@@ -29,7 +29,7 @@ pub(crate) const MAX_HEADER_LINES: u8 = (MAX_HEADER_BYTES / LINE as usize) as u8
 
 /// What a new object holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Fill {
+pub enum InitialContents {
     /// Zeros. They are written past the caches, which costs what a copy of so many bytes costs.
     #[default]
     Zeros,
@@ -213,21 +213,26 @@ impl Header {
 }
 
 /// Fills `[at, at + bytes)`, both whole lines; a fence of the caller follows.
-pub(crate) fn fill<M: Memory>(memory: &M, at: Offset, bytes: u64, fill: Fill) -> Result<(), PoolError> {
+pub(crate) fn fill<M: Memory>(
+    memory: &M,
+    at: Offset,
+    bytes: u64,
+    fill: InitialContents,
+) -> Result<(), PoolError> {
     const ZEROS: [u8; 1 << 14] = [0; 1 << 14];
     // Below this the next reader finds the lines in the cache, and bulk stores gain nothing.
     const SMALL: u64 = 1 << 12;
     let (at, bytes) = match fill {
-        Fill::Nothing => {
+        InitialContents::Nothing => {
             memory.invalidate(at, bytes);
             return Ok(());
         }
-        Fill::Line(words) if bytes != 0 => {
+        InitialContents::Line(words) if bytes != 0 => {
             line::store(memory, at, &words);
             memory.write_back(at, LINE);
             (at + LINE, bytes - LINE)
         }
-        Fill::Zeros | Fill::Line(_) => (at, bytes),
+        InitialContents::Zeros | InitialContents::Line(_) => (at, bytes),
     };
     for done in (0..bytes).step_by(ZEROS.len()) {
         let piece = &ZEROS[..(bytes - done).min(ZEROS.len() as u64) as usize];

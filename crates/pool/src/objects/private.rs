@@ -13,7 +13,7 @@ use std::sync::Arc;
 use polder_mem::{LINE, Memory, Offset};
 
 use crate::endpoint::{identity, remove_the_dead};
-use crate::object::{Fill, Object};
+use crate::object::{InitialContents, Object};
 use crate::{Pool, PoolError};
 
 /// The name of what a process of a host has, by a number of its own.
@@ -21,16 +21,16 @@ pub(crate) fn private_name(job: u64, host: u16, pid: u32, number: u64) -> String
     format!("/memory/{job}/{host}.{pid}.{number}")
 }
 
-/// Private memory. Dropping it gives it back.
+/// PrivateMemory memory. Dropping it gives it back.
 #[derive(Debug)]
-pub struct Private<M: Memory> {
+pub struct PrivateMemory<M: Memory> {
     pool: Arc<Pool<M>>,
     object: Option<Object>,
     at: Offset,
     bytes: u64,
 }
 
-impl<M: Memory> Private<M> {
+impl<M: Memory> PrivateMemory<M> {
     /// Takes `bytes` zeros under a number that this process has not given to what it still has.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl<M: Memory> Private<M> {
         })?;
         let member = pool.member();
         let name = private_name(member.job, member.host, member.pid, number);
-        let make = || pool.create_filled(&name, total, Fill::Line(identity(&pool.this_process())));
+        let make = || pool.create_filled(&name, total, InitialContents::Line(identity(&pool.this_process())));
         let object = match make() {
             Err(PoolError::Exists { .. }) if remove_the_dead(&pool, &name)? => make()?,
             made => made?,
@@ -65,7 +65,7 @@ impl<M: Memory> Private<M> {
     }
 }
 
-impl<M: Memory> Drop for Private<M> {
+impl<M: Memory> Drop for PrivateMemory<M> {
     fn drop(&mut self) {
         let Some(object) = self.object.take() else { return };
         // What was stored reaches memory before the bytes can be another host's.

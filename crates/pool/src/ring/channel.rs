@@ -22,8 +22,8 @@ use polder_mem::{LINE, Memory, Offset};
 use crate::endpoint::{create_ring, find_ring};
 use crate::line::{self, Words};
 use crate::membership::Process;
-use crate::object::{Fill, Object};
-use crate::ring::{Consumer, Envelope, Link, Place, Producer, RingShape};
+use crate::object::{InitialContents, Object};
+use crate::ring::{Consumer, Envelope, Producer, RingLink, RingPlace, RingShape};
 use crate::wait::{self, Patience};
 use crate::{Pool, PoolError};
 
@@ -41,7 +41,7 @@ pub struct Sender<M: Memory> {
     /// Taken when it is dropped.
     ring: Option<Object>,
     shape: RingShape,
-    place: Place,
+    place: RingPlace,
     /// Once somebody receives, with the object that says so.
     receiver: Option<Object>,
     producer: Option<Producer<M, Alive>>,
@@ -139,7 +139,7 @@ impl<M: Memory + 'static> Receiver<M> {
         let link = link(pool, ring.at())?;
         let [process, incarnation, host_incarnation] = pool.this_process().identity();
         let words = [1, ring.generation(), 0, process, incarnation, host_incarnation, 0];
-        let own = pool.create_filled(&receiver_name(ring.name()), 2 * LINE, Fill::Line(words))?;
+        let own = pool.create_filled(&receiver_name(ring.name()), 2 * LINE, InitialContents::Line(words))?;
         Ok((own, Consumer::new(pool.memory().clone(), shape, place, link)))
     }
 
@@ -222,19 +222,19 @@ fn leave<M: Memory>(pool: &Pool<M>, at: Offset) {
 }
 
 /// What this end knows of the other, whose object is at `at`.
-fn link<M>(pool: &Arc<Pool<M>>, at: Offset) -> Result<Link<Alive>, PoolError>
+fn link<M>(pool: &Arc<Pool<M>>, at: Offset) -> Result<RingLink<Alive>, PoolError>
 where
     M: Memory + 'static,
 {
     let words = read(pool, at)?;
-    let process = Process::identified([words[3], words[4], words[5]]);
+    let process = Process::from_identity([words[3], words[4], words[5]]);
     let (peer, epoch) = (process.peer(), pool.epoch()?);
     let (layout, watcher) = (pool.layout(), Arc::clone(pool));
     let alive = move || match has_left(&watcher, at)? {
         true => Err(PoolError::GaveUp { peer, what: "a channel", epoch, sequence: 0 }),
         false => watcher.expect_alive(&process, "a channel", 0),
     };
-    Ok(Link {
+    Ok(RingLink {
         peer,
         epoch,
         bell: layout.bell(pool.member().host, pool.memory().slot()),
@@ -252,5 +252,5 @@ fn await_some<M: Memory, T>(
 ) -> Result<Option<T>, PoolError> {
     let bell = pool.layout().bell(pool.member().host, pool.memory().slot());
     let deadline = pool.memory().now() + timeout;
-    wait::until(pool.memory(), bell, LOOKS, deadline, look, || pool.standing().map(drop))
+    wait::until(pool.memory(), bell, LOOKS, deadline, look, || pool.check_membership().map(drop))
 }

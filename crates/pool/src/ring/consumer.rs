@@ -6,7 +6,7 @@ use polder_mem::{Bell, Coherence, LINE, Memory, Nanos, Offset};
 
 use super::header::{Form, Header, Sight, unpack};
 use super::link::{self, Fate, RingFailure, Wait};
-use super::{Envelope, INLINE, Link, Place, RingShape, Turn, batch};
+use super::{Envelope, INLINE, RingLink, RingPlace, RingShape, Turn, batch};
 use crate::{PoolError, line};
 
 /// What this end waits for, as errors name it.
@@ -34,7 +34,7 @@ const WRONG_PART: RingFailure = RingFailure::Corrupt("ring message part");
 pub struct Consumer<M, A> {
     memory: M,
     intake: In,
-    link: Link<A>,
+    link: RingLink<A>,
     fate: Fate,
     /// The parts of a streamed message that have come.
     partial: Vec<u8>,
@@ -43,7 +43,7 @@ pub struct Consumer<M, A> {
 
 impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
     /// Attaches to a ring as its only consumer, and shows the producer of this generation that it may begin.
-    pub fn new(memory: M, shape: RingShape, place: Place, link: Link<A>) -> Self {
+    pub fn new(memory: M, shape: RingShape, place: RingPlace, link: RingLink<A>) -> Self {
         let intake = In {
             shape,
             place,
@@ -224,7 +224,7 @@ impl<M: Memory, A: Fn() -> Result<(), PoolError>> Consumer<M, A> {
         self.summary
     }
 
-    pub(crate) fn link(&self) -> &Link<A> {
+    pub(crate) fn link(&self) -> &RingLink<A> {
         &self.link
     }
 
@@ -317,7 +317,7 @@ struct Streaming {
 #[derive(Debug)]
 struct In {
     shape: RingShape,
-    place: Place,
+    place: RingPlace,
     /// The slots and cells that were copied out.
     turn: Turn,
     /// Those of them that were given back.
@@ -339,7 +339,7 @@ struct In {
 
 impl In {
     /// Waits for one part: the patience is for the silence between two, not for a whole message.
-    fn wait<M: Memory, A>(&mut self, memory: &M, link: &Link<A>, deadline: Nanos) -> Result<(), PoolError>
+    fn wait<M: Memory, A>(&mut self, memory: &M, link: &RingLink<A>, deadline: Nanos) -> Result<(), PoolError>
     where
         A: Fn() -> Result<(), PoolError>,
     {
@@ -359,7 +359,7 @@ impl In {
     fn pop_into<M: Memory, A>(
         &mut self,
         memory: &M,
-        link: &Link<A>,
+        link: &RingLink<A>,
         partial: &mut Vec<u8>,
         into: &mut Vec<u8>,
     ) -> Result<Option<Envelope>, RingFailure> {
@@ -389,7 +389,7 @@ impl In {
     fn pop_slice<M: Memory, A>(
         &mut self,
         memory: &M,
-        link: &Link<A>,
+        link: &RingLink<A>,
         into: &mut [u8],
     ) -> Result<Option<Envelope>, RingFailure> {
         for _ in 0..self.shape.slots() {
@@ -411,7 +411,7 @@ impl In {
     fn pop_to<'a, M: Memory, A>(
         &mut self,
         memory: &M,
-        link: &Link<A>,
+        link: &RingLink<A>,
         room: impl FnOnce(&Envelope) -> Result<&'a mut [u8], &'static str>,
     ) -> Result<Option<u64>, RingFailure> {
         let Some(part) = self.next(memory, link)? else { return Ok(None) };
@@ -425,7 +425,7 @@ impl In {
 
     /// The next part, if it has come; it stays until it is taken.
     #[inline(always)]
-    fn see<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<&Part>, RingFailure> {
+    fn see<M: Memory, A>(&mut self, memory: &M, link: &RingLink<A>) -> Result<Option<&Part>, RingFailure> {
         if self.ahead.is_none() {
             self.ahead = self.fetch(memory, link)?;
         }
@@ -434,7 +434,7 @@ impl In {
 
     /// The next part, if it has come, to be taken or put back.
     #[inline(always)]
-    fn next<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<Part>, RingFailure> {
+    fn next<M: Memory, A>(&mut self, memory: &M, link: &RingLink<A>) -> Result<Option<Part>, RingFailure> {
         match self.ahead.take() {
             Some(part) => Ok(Some(part)),
             None => self.fetch(memory, link),
@@ -443,7 +443,7 @@ impl In {
 
     /// The part behind the last that was seen.
     #[inline(always)]
-    fn fetch<M: Memory, A>(&mut self, memory: &M, link: &Link<A>) -> Result<Option<Part>, RingFailure> {
+    fn fetch<M: Memory, A>(&mut self, memory: &M, link: &RingLink<A>) -> Result<Option<Part>, RingFailure> {
         match self.look(memory)? {
             Sight::Whole(header) => {
                 self.idle = 0;
@@ -462,7 +462,7 @@ impl In {
 
     /// After a look in vain.
     #[inline(always)]
-    fn rest<M: Memory, A>(&mut self, memory: &M, link: &Link<A>, torn: bool) {
+    fn rest<M: Memory, A>(&mut self, memory: &M, link: &RingLink<A>, torn: bool) {
         self.torn = torn;
         self.idle = self.idle.saturating_add(1);
         if self.idle == IDLE_LOOKS.min(link.patience.spins.max(1)) {
@@ -537,7 +537,7 @@ impl In {
     fn take<M: Memory, A>(
         &mut self,
         memory: &M,
-        link: &Link<A>,
+        link: &RingLink<A>,
         part: &Part,
         into: &mut [u8],
     ) -> Result<(), RingFailure> {
@@ -596,7 +596,7 @@ impl In {
     }
 
     #[cold]
-    fn error<A>(&self, link: &Link<A>, flaw: RingFailure) -> PoolError {
+    fn error<A>(&self, link: &RingLink<A>, flaw: RingFailure) -> PoolError {
         link.error(flaw, self.turn.header, WAITS_FOR, self.turn.sequence())
     }
 }
@@ -617,9 +617,9 @@ mod tests {
         let memory = Coherent::new(Region::open(&path).unwrap());
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(3 * 4096).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let place = Place { lines: Offset(0), credits: Offset(2 * 4096), generation: 1 };
+        let place = RingPlace { lines: Offset(0), credits: Offset(2 * 4096), generation: 1 };
         let (peer, patience, alive) = (Peer::new(1, 7), Patience::DEDICATED, || Ok(()));
-        let link = Link { peer, epoch: 1, bell: Bell(0), wakes: None, patience, alive };
+        let link = RingLink { peer, epoch: 1, bell: Bell(0), wakes: None, patience, alive };
         let shape = RingShape::new(4, 256).unwrap();
         let mut consumer = Consumer::new(memory.clone(), shape, place, link);
         assert_eq!(consumer.is_still(), Ok(true));

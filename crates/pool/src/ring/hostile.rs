@@ -8,7 +8,7 @@ use std::time::Duration;
 use polder_mem::{Bell, Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
 
 use super::header::{Form, Header, WORDS};
-use super::{Consumer, INLINE, Link, PAIR, Place, Producer, RingShape};
+use super::{Consumer, INLINE, PAIR, Producer, RingLink, RingPlace, RingShape};
 use crate::hostile::Script;
 use crate::summary::Inbox;
 use crate::wait::Patience;
@@ -72,9 +72,9 @@ impl Victim {
     fn new(memory: &Heap, shape: RingShape, generation: u32) -> Self {
         let link = || {
             let (peer, patience, alive) = (Peer::new(1, 0), PATIENCE, (|| Ok(())) as Alive);
-            Link { peer, epoch: 1, bell: Bell(0), wakes: Some(Bell(1)), patience, alive }
+            RingLink { peer, epoch: 1, bell: Bell(0), wakes: Some(Bell(1)), patience, alive }
         };
-        let place = |ring: usize| Place { lines: LINES[ring], credits: CREDITS[ring], generation };
+        let place = |ring: usize| RingPlace { lines: LINES[ring], credits: CREDITS[ring], generation };
         let consumer = Consumer::new(memory.clone(), shape, place(1), link());
         let consumer = consumer.with_longest(LONGEST).with_summary(SUMMARY);
         Self {

@@ -7,7 +7,7 @@ use crate::{Peer, PoolError};
 
 /// The other end, as one end of a ring sees it.
 #[derive(Clone, Debug)]
-pub struct Link<A> {
+pub struct RingLink<A> {
     /// Who the other end is.
     pub peer: Peer,
     /// The view's epoch in which the ring was made.
@@ -30,7 +30,7 @@ pub(crate) struct Wait {
     pub(crate) sequence: u64,
 }
 
-impl<A: Fn() -> Result<(), PoolError>> Link<A> {
+impl<A: Fn() -> Result<(), PoolError>> RingLink<A> {
     /// Waits until `look` returns something.
     pub(super) fn wait<M: Memory, T>(
         &self,
@@ -135,7 +135,7 @@ impl From<Fault> for RingFailure {
     }
 }
 
-impl<A> Link<A> {
+impl<A> RingLink<A> {
     /// The error for a flaw that was met at `offset`, in an operation on the slot of this sequence.
     #[cold]
     pub(super) fn error(

@@ -4,7 +4,7 @@ use polder_mem::{Bell, LINE, Memory, Nanos, Offset};
 
 use super::header::{FORM_BITS, Form, Header, pack};
 use super::link::{self, Fate, RingFailure, Wait};
-use super::{INLINE, Link, Place, RingShape, Turn};
+use super::{INLINE, RingLink, RingPlace, RingShape, Turn};
 use crate::{PoolError, line};
 
 /// From this many bytes on a payload is written past the caches: all that needs a cell, because no length was found for
@@ -24,14 +24,14 @@ const HALF_WRITTEN: &str = "the rest of a half-written or damaged credit line fo
 pub struct Producer<M, A> {
     memory: M,
     out: Out,
-    link: Link<A>,
+    link: RingLink<A>,
     fate: Fate,
 }
 
 impl<M: Memory, A: Fn() -> Result<(), PoolError>> Producer<M, A> {
     /// Attaches to a ring as its only producer. Nothing is written before the consumer of this generation has shown
     /// itself, so what an earlier producer left is not disturbed while it is still read.
-    pub fn new(memory: M, shape: RingShape, place: Place, link: Link<A>) -> Self {
+    pub fn new(memory: M, shape: RingShape, place: RingPlace, link: RingLink<A>) -> Self {
         let out = Out {
             shape,
             place,
@@ -146,7 +146,7 @@ struct Letter<'a> {
 #[derive(Debug)]
 struct Out {
     shape: RingShape,
-    place: Place,
+    place: RingPlace,
     /// The slots and cells that are published.
     turn: Turn,
     /// Slots and cells that the consumer's credits allow; 0 before it has shown itself, but in a new ring.
@@ -163,7 +163,7 @@ struct Out {
 
 impl Out {
     /// Waits for room for one slot.
-    fn wait<M: Memory, A>(&mut self, memory: &M, link: &Link<A>, deadline: Nanos) -> Result<(), PoolError>
+    fn wait<M: Memory, A>(&mut self, memory: &M, link: &RingLink<A>, deadline: Nanos) -> Result<(), PoolError>
     where
         A: Fn() -> Result<(), PoolError>,
     {
@@ -327,7 +327,7 @@ impl Out {
     }
 
     #[cold]
-    fn error<A>(&self, link: &Link<A>, flaw: RingFailure) -> PoolError {
+    fn error<A>(&self, link: &RingLink<A>, flaw: RingFailure) -> PoolError {
         link.error(flaw, self.place.credits, WAITS_FOR, self.turn.sequence())
     }
 }

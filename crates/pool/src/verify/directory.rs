@@ -17,7 +17,7 @@ use crate::PoolError;
 use crate::deviation::Deviation;
 use crate::format::Layout;
 use crate::name::Name;
-use crate::object::{Fill, Object};
+use crate::object::{InitialContents, Object};
 
 mod history;
 mod scenes;
@@ -116,7 +116,7 @@ impl Actor {
 
     fn create(&mut self, name: usize, bytes: u64) {
         let id = |object: &Object| Some((object.owner(), object.generation()));
-        let create = |name: &Name<'_>| self.process.directory().create(name, bytes, Fill::Zeros);
+        let create = |name: &Name<'_>| self.process.directory().create(name, bytes, InitialContents::Zeros);
         if let Some(object) = self.call(What::Create, name, create, id) {
             let id = id(&object).expect("as above");
             assert_eq!(self.read(&object), 0, "{id:?} is not new");

@@ -16,12 +16,14 @@ use polder_mem::{Coherence, LINE, Memory, Offset};
 
 use super::group::{Dice, harmless};
 use super::stage::{expect_clean, pool_of};
-use crate::endpoint::{Address, Buffer, CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label};
+use crate::endpoint::{
+    Address, CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label, MessageBuffer,
+};
 use crate::format::{Geometry, Layout, Superblock};
 use crate::local::LocalLayout;
-use crate::object::Fill;
+use crate::object::InitialContents;
 use crate::ring::RingShape;
-use crate::{Member, Pool, PoolError, Private};
+use crate::{Member, Pool, PoolError, PrivateMemory};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "endpoints send each other eager and long messages, and one may die";
@@ -64,7 +66,7 @@ struct Lent {
     writes: Rc<Cell<usize>>,
 }
 
-impl Buffer for Lent {
+impl MessageBuffer for Lent {
     fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -270,7 +272,7 @@ pub(super) fn attach(
 fn litter(pool: &Pool<ModelMemory>) {
     pool.maintain().expect("nobody keeps a lock");
     let litter = [0xdd; 400];
-    if let Ok(object) = pool.create_filled(LITTER, litter.len() as u64, Fill::Nothing) {
+    if let Ok(object) = pool.create_filled(LITTER, litter.len() as u64, InitialContents::Nothing) {
         object.write_at(pool.memory(), 0, &litter).expect("no fault");
         pool.abandon(object);
     }
@@ -294,9 +296,9 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
     let mut receives: VecDeque<usize> = (0..plan.len()).filter(|&index| plan[index].to == number).collect();
     let staged = sends.iter().filter(|&&index| plan[index].staged);
     let lines: u64 = staged.map(|&index| plan[index].lines()).sum();
-    let take = || Private::take(Arc::clone(&pool), 0, lines * LINE).expect("there is room");
+    let take = || PrivateMemory::take(Arc::clone(&pool), 0, lines * LINE).expect("there is room");
     let stage = (lines > 0).then(take);
-    let mut free = stage.as_ref().map(Private::at);
+    let mut free = stage.as_ref().map(PrivateMemory::at);
     if witness.slots > 2 && witness.victim.is_some_and(|victim| victim != number) {
         // It comes for what it is offered when whoever offered it may be dead.
         (0..dice.roll(4000)).for_each(|_| pool.memory().pause());
@@ -370,7 +372,7 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
 }
 
 /// Leaves, whatever was read of its messages, and uses the memory where they lie for something else.
-fn leave(end: End, stage: Option<Private<ModelMemory>>, pool: &Pool<ModelMemory>, witness: &Witness) {
+fn leave(end: End, stage: Option<PrivateMemory<ModelMemory>>, pool: &Pool<ModelMemory>, witness: &Witness) {
     drop(end);
     if let Some(stage) = &stage {
         pool.memory().copy_in(stage.at(), &vec![0xee; stage.bytes() as usize]).expect("no fault");

@@ -130,7 +130,7 @@ impl Scene {
             let (members, options, body) = (self.members_for(rank), self.options, body.clone());
             let RankPlace { host, slot, .. } = self.members[rank];
             let thread = self.world.spawn(host, slot.0, move |memory| {
-                let mut group = Group::over(memory, members, rank, options).expect("the members fit");
+                let mut group = Group::over_extents(memory, members, rank, options).expect("the members fit");
                 survivor.judge(rank, body(&mut group));
                 ended.set(true);
             });

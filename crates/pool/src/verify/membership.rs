@@ -9,14 +9,15 @@ use std::time::Duration;
 use polder_mem::model::{Change, Crash, Harmless, ModelMemory, Outcome, Shape, Suite, World};
 use polder_mem::{Coherence, Memory, ProcessSlot};
 
+use crate::claim::{Claimant, GrantedId, IdClaim};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock, Uuid};
-use crate::keeper::{Claim, Claimant, Granted, Keeper, KeeperTask, Over, Owner};
+use crate::keeper::{Keeper, KeeperTask, Owner, ReplaceKeeper};
 use crate::line;
 use crate::local::LocalLayout;
-use crate::membership::{Beat, HostLine, HostState, Process};
-use crate::pool::{arrive, enter_shard, present};
-use crate::view::{Grant, Ids, View, Views};
+use crate::membership::{Heartbeat, HostLine, HostState, Process};
+use crate::pool::{arrive, enter_shard, hosts_present};
+use crate::view::{Grant, IdSource, View, Views};
 use crate::{Member, Pool, PoolError, ProcessState};
 
 const BYTES: u64 = 16 << 10;
@@ -35,7 +36,7 @@ pub(super) fn suites() -> Vec<Suite> {
         Suite::new(
             "succession",
             "a keeper takes over whatever anybody accepted from the one before, which may go on",
-            |seed| if seed >> 6 & 3 != 0 { succession(seed) } else { places(seed, Over::Gone) },
+            |seed| if seed >> 6 & 3 != 0 { succession(seed) } else { places(seed, ReplaceKeeper::Gone) },
         ),
         Suite::new("id-race", "of several claimants of a host id one wins, and the others are told", id_race)
             .harmless(HARMLESS_IN_ID_RACE),
@@ -76,7 +77,7 @@ pub(super) fn canaries() -> Vec<Suite> {
         Suite::new("takeover-silence-is-enough", about, |seed| {
             Deviation::SilenceIsEnough.during(|| takeover(seed))
         }),
-        Suite::new("succession-place-in-use", place, |seed| places(seed, Over::Unseen)),
+        Suite::new("succession-place-in-use", place, |seed| places(seed, ReplaceKeeper::Unseen)),
         Suite::new("run-directories-file-knows-all", trusting, |seed| {
             Deviation::FileKnowsAll.during(|| run_directories(seed))
         }),
@@ -185,10 +186,16 @@ fn shape(hosts: u16, layout: &Layout, coherence: Coherence) -> Shape {
     Shape { hosts, bytes: BYTES, local_words, bells: 8, coherence, ..Shape::default() }
 }
 
-fn keep(memory: ModelMemory, layout: &Layout, incarnation: u16, ids: Option<Ids>) -> Keeper<ModelMemory> {
-    let charge = KeeperTask { incarnation, ids, evict_after: None };
+fn keep(
+    memory: ModelMemory,
+    layout: &Layout,
+    incarnation: u16,
+    id_source: Option<IdSource>,
+) -> Keeper<ModelMemory> {
+    let charge = KeeperTask { incarnation, id_source, evict_after: None };
     let owner = Owner::default();
-    Keeper::start_in(memory, layout.clone(), charge, owner, Over::Gone).expect("no higher keeper runs")
+    Keeper::start_in(memory, layout.clone(), charge, owner, ReplaceKeeper::Gone)
+        .expect("no higher keeper runs")
 }
 
 /// Holds the id in an epoch in which nobody does.
@@ -210,8 +217,8 @@ struct Witness {
 }
 
 impl Witness {
-    fn believe(&self, nonce: u64, granted: Granted) {
-        let Granted { incarnation, epoch, .. } = granted;
+    fn believe(&self, nonce: u64, granted: GrantedId) {
+        let GrantedId { incarnation, epoch, .. } = granted;
         let holder = *self.by_epoch.borrow_mut().entry(epoch).or_insert(nonce);
         assert_eq!(holder, nonce, "two claimants hold the id in epoch {epoch}");
         let mut holders = self.by_incarnation.borrow_mut();
@@ -239,8 +246,8 @@ fn hold(memory: &ModelMemory, layout: &Layout, nonce: u64, looks: u32, witness: 
                 assert!(epoch >= last, "epoch {epoch} was seen after {last}");
                 assert!(epoch >= published, "epoch {epoch} was seen while {published} was published");
                 last = epoch;
-                if view.ids == Ids::Keeper && grant.stands_in(&view, 0) && grant.nonce == nonce {
-                    witness.believe(nonce, Granted { host: 0, incarnation: grant.incarnation, epoch });
+                if view.id_source == IdSource::Keeper && grant.stands_in(&view, 0) && grant.nonce == nonce {
+                    witness.believe(nonce, GrantedId { host: 0, incarnation: grant.incarnation, epoch });
                 }
             }
             Err(PoolError::Corrupt { .. }) => {}
@@ -257,7 +264,7 @@ fn grants(seed: u64) -> Outcome {
     let witness = Rc::new(Witness::default());
     let (its_layout, seen) = (layout.clone(), Rc::clone(&witness));
     let thread = world.spawn(0, 0, move |memory| {
-        let mut keeper = keep(memory, &its_layout, 1, Some(Ids::Keeper));
+        let mut keeper = keep(memory, &its_layout, 1, Some(IdSource::Keeper));
         seen.publish(keeper.view());
         for nonce in [1, 2, 1] {
             let epoch = keeper.view().epoch;
@@ -281,7 +288,7 @@ fn grants(seed: u64) -> Outcome {
 
 /// A keeper of nobody, whose next change goes to either line of its view.
 fn first_keeper(memory: ModelMemory, layout: &Layout, seed: u64) -> Keeper<ModelMemory> {
-    let mut keeper = keep(memory, layout, 1, Some(Ids::Keeper));
+    let mut keeper = keep(memory, layout, 1, Some(IdSource::Keeper));
     if seed & 256 == 0 {
         keeper
             .admit(0, 9, 109)
@@ -317,7 +324,7 @@ fn succession(seed: u64) -> Outcome {
         }
         new.admit(0, 3, 103).expect("no newer keeper runs");
         let incarnation = new.holder(0).expect("no host line is needed");
-        seen.believe(3, Granted { host: 0, incarnation, epoch: new.view().epoch });
+        seen.believe(3, GrantedId { host: 0, incarnation, epoch: new.view().epoch });
     });
     // About when it has looked at what the old one said, with its announcement perhaps still in its buffer.
     if seed >> 4 & 3 != 0 {
@@ -327,8 +334,8 @@ fn succession(seed: u64) -> Outcome {
     world.run()
 }
 
-/// As [`succession`], and the successor is followed by a third keeper, which takes the place of the first once `over` allows.
-fn places(seed: u64, over: Over) -> Outcome {
+/// As [`succession`], and the successor is followed by a third keeper, which takes the place of the first once `replace` allows.
+fn places(seed: u64, replace: ReplaceKeeper) -> Outcome {
     let (_, layout) = superblock(1, 1, 2);
     let mut world = world(seed, 3, &layout);
     let witness = Rc::new(Witness::default());
@@ -355,16 +362,16 @@ fn places(seed: u64, over: Over) -> Outcome {
         let give = |keeper: &mut Keeper<ModelMemory>, nonce| {
             keeper.admit(0, nonce, 100 + nonce).expect("no newer keeper runs");
             let incarnation = keeper.holder(0).expect("no host line is needed");
-            seen.believe(nonce, Granted { host: 0, incarnation, epoch: keeper.view().epoch });
+            seen.believe(nonce, GrantedId { host: 0, incarnation, epoch: keeper.view().epoch });
         };
         let mut second = keep(memory.clone(), &its_layout, 2, None);
         evict(&mut second);
         give(&mut second, 3);
         drop(second);
-        let charge = KeeperTask { incarnation: 3, ids: None, evict_after: None };
+        let charge = KeeperTask { incarnation: 3, id_source: None, evict_after: None };
         let mut third = loop {
             let start =
-                || Keeper::start_in(memory.clone(), its_layout.clone(), charge, Owner::default(), over);
+                || Keeper::start_in(memory.clone(), its_layout.clone(), charge, Owner::default(), replace);
             match start() {
                 Err(PoolError::KeeperPlace { held: 1, .. }) => memory.pause(),
                 started => break started.expect("no higher keeper runs"),
@@ -392,7 +399,7 @@ fn id_race(seed: u64) -> Outcome {
     let witness = Rc::new(Witness::default());
     let (its_layout, seen) = (layout.clone(), Rc::clone(&witness));
     world.spawn(0, 0, move |memory| {
-        let mut keeper = keep(memory.clone(), &its_layout, 1, Some(Ids::Keeper));
+        let mut keeper = keep(memory.clone(), &its_layout, 1, Some(IdSource::Keeper));
         while seen.ended.get() < claimants {
             keeper.tick().expect("no other keeper runs");
             memory.pause();
@@ -408,7 +415,7 @@ fn id_race(seed: u64) -> Outcome {
 fn race(memory: &ModelMemory, layout: &Layout, nonce: u64, claimants: u64, witness: &Witness) {
     // Several times as long as a heartbeat may take to be seen, as in every sound configuration.
     let silence = 20 * SILENCE;
-    let claim = Claim { host: Some(0), boot: 100 + nonce, nonce, timeout: PATIENCE, silence };
+    let claim = IdClaim { host: Some(0), boot: 100 + nonce, nonce, timeout: PATIENCE, silence };
     match Claimant::new(memory, layout, &claim).claim_one(0) {
         Ok(granted) => {
             witness.believe(nonce, granted);
@@ -418,7 +425,7 @@ fn race(memory: &ModelMemory, layout: &Layout, nonce: u64, claimants: u64, witne
                 if witness.ended.get() + 1 == claimants {
                     break;
                 }
-                Beat { count, incarnation: nonce }.publish(memory, at);
+                Heartbeat { count, incarnation: nonce }.publish(memory, at);
                 memory.pause();
             }
         }
@@ -442,7 +449,7 @@ fn arrival(seed: u64) -> Outcome {
             let line = HostLine { state: HostState::Live, boot: 7, incarnation: 1, epoch: 0 };
             arrive(&memory, &layout, host, &line);
             let mut both = seen.get();
-            let found = present(&memory, &layout).expect("the model has no faults");
+            let found = hosts_present(&memory, &layout).expect("the model has no faults");
             both[usize::from(host)] = Some(found);
             both[1 - usize::from(host)] = seen.get()[1 - usize::from(host)];
             seen.set(both);
@@ -638,7 +645,7 @@ fn takeover(seed: u64) -> Outcome {
             }
         };
         work(&new, ["/c", "/d"], &given);
-        new.standing().expect("nobody has evicted this boot");
+        new.check_membership().expect("nobody has evicted this boot");
         let process = new.process(1, ProcessSlot(0)).expect("a whole process line");
         assert_eq!(process, new.this_process());
     });
@@ -692,7 +699,7 @@ fn work(pool: &Pool<ModelMemory>, names: [&'static str; 2], made: &Made) {
 fn stand(pool: &Pool<ModelMemory>, beliefs: &RefCell<BTreeMap<u64, u64>>, stage: &Cell<Stage>) {
     let incarnation = pool.this_process().host_incarnation;
     let out = stage.get() == Stage::Evicted(true) && incarnation == 1;
-    if let Ok(epoch) = pool.standing() {
+    if let Ok(epoch) = pool.check_membership() {
         assert!(!out, "incarnation 1 still believes in epoch {epoch} that it belongs to the pool");
         let holder = *beliefs.borrow_mut().entry(epoch).or_insert(incarnation);
         assert_eq!(holder, incarnation, "two incarnations of host 1 belong to the pool in epoch {epoch}");

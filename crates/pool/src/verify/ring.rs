@@ -13,7 +13,7 @@ use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, 
 use polder_mem::{Bell, Liveness, Memory, Nanos, Offset, ProcessSlot};
 
 use super::group::harmless;
-use crate::ring::{Consumer, INLINE, Link, Place, Producer, RingShape, write_back_for_the_dead};
+use crate::ring::{Consumer, INLINE, Producer, RingLink, RingPlace, RingShape, write_back_for_the_dead};
 use crate::summary::Inbox;
 use crate::wait::Patience;
 use crate::{Peer, PoolError};
@@ -204,7 +204,7 @@ impl Case {
             }
             After::WriteBack => {
                 world.spawn_after_crash(producer, 0, 1, move |memory| {
-                    let place = Place { lines: LINES, credits: CREDITS, generation: 1 };
+                    let place = RingPlace { lines: LINES, credits: CREDITS, generation: 1 };
                     let newest = write_back_for_the_dead(&memory, draw.ring, &place).expect("model memory");
                     known.borrow_mut().newest = Some(newest);
                 });
@@ -241,7 +241,7 @@ impl Case {
             let over = told.borrow().over;
             if over { Err(PoolError::PeerDead { peer, what: "", epoch: 1, sequence: 0 }) } else { alive() }
         });
-        let place = Place { lines: LINES, credits: CREDITS, generation };
+        let place = RingPlace { lines: LINES, credits: CREDITS, generation };
         let mut producer =
             Producer::new(memory.clone(), draw.ring, place, link).with_streaming_from(draw.stream_from);
         for number in 0..self.messages {
@@ -271,7 +271,7 @@ impl Case {
                 if known { alive() } else { Ok(()) }
             });
         }
-        let place = Place { lines: LINES, credits: CREDITS, generation };
+        let place = RingPlace { lines: LINES, credits: CREDITS, generation };
         let mut consumer = Consumer::new(memory.clone(), draw.ring, place, link);
         let mut into = Vec::new();
         for number in 0..self.messages {
@@ -341,24 +341,24 @@ fn receive(
 }
 
 /// A link to the process at slot `peer.pid` of `peer.host`.
-fn link(memory: &ModelMemory, draw: Draw, bell: Bell, wakes: Bell, peer: Peer) -> Link<Alive> {
+fn link(memory: &ModelMemory, draw: Draw, bell: Bell, wakes: Bell, peer: Peer) -> RingLink<Alive> {
     let memory = memory.clone();
     let alive = move || match memory.liveness(peer.host, ProcessSlot(peer.pid as u16)) {
         Liveness::Dead => Err(PoolError::PeerDead { peer, what: "", epoch: 1, sequence: 0 }),
         _ => Ok(()),
     };
-    Link { peer, epoch: 1, bell, wakes: Some(wakes), patience: draw.patience(), alive: Box::new(alive) }
+    RingLink { peer, epoch: 1, bell, wakes: Some(wakes), patience: draw.patience(), alive: Box::new(alive) }
 }
 
 const SENDERS: u64 = 4;
 const INBOX_MESSAGES: u64 = 3;
 
 /// Where the ring of sender `sender`, its credits and its word of its host's summary line are.
-fn inbox_place(sender: u64, ring: RingShape) -> (Place, Offset) {
+fn inbox_place(sender: u64, ring: RingShape) -> (RingPlace, Offset) {
     let summary = CREDITS.lines(sender / 2).word(sender % 2);
     let credits = CREDITS.lines(2 + sender);
     let lines = CREDITS.lines(2 + SENDERS) + sender * ring.producer_bytes();
-    (Place { lines, credits, generation: 1 }, summary)
+    (RingPlace { lines, credits, generation: 1 }, summary)
 }
 
 /// Two hosts with two senders each, and a receiver on a third. With a crash, a sender dies, or its whole host.

@@ -58,7 +58,7 @@ impl Stage {
         stage.world.setup(|memory| {
             line::announce(&memory, layout.view_line(1, 0), &View::starting(1));
             // Whoever was here before them was evicted.
-            Self::say(&memory, &layout, &View { evicted: (1 << hosts) - 1, ..LAUNCHED });
+            Self::publish_view(&memory, &layout, &View { evicted: (1 << hosts) - 1, ..LAUNCHED });
         });
         stage
     }
@@ -98,12 +98,16 @@ impl Stage {
         let grant = Grant { nonce: 0, boot: 1, incarnation: 1, epoch: 0, evicted_through: 1 };
         line::announce(memory, layout.grant_line(1, host), &grant.encode());
         let all = (1 << layout.geometry().hosts) - 1;
-        Self::say(memory, layout, &View { epoch: 1_000_002, fenced: 1 << host, evicted: all, ..LAUNCHED });
+        Self::publish_view(
+            memory,
+            layout,
+            &View { epoch: 1_000_002, fenced: 1 << host, evicted: all, ..LAUNCHED },
+        );
     }
 
     /// What a keeper does to change the view.
-    pub(super) fn say(memory: &ModelMemory, layout: &Layout, view: &View) {
-        line::announce(memory, layout.view_line(view.keeper, View::half(view.epoch)), &view.encode());
+    pub(super) fn publish_view(memory: &ModelMemory, layout: &Layout, view: &View) {
+        line::announce(memory, layout.view_line(view.keeper, View::line_of(view.epoch)), &view.encode());
     }
 }
 

@@ -242,7 +242,7 @@ fn create(pool: &Arc<Pool<ModelMemory>>, rank: usize, witness: &Witness) -> Wind
     let mut window = Window::create(Arc::clone(pool), "w", rank as u32, ranks, BYTES).expect("there is room");
     // So soon that what the dead stored is still on its way.
     window.asks_after = 1;
-    witness.places.borrow_mut()[rank] = window.own().at;
+    witness.places.borrow_mut()[rank] = window.own_data().at;
     window
 }
 
@@ -288,13 +288,13 @@ impl Rank {
     /// Its own data, by plain loads.
     fn own(&self) -> Vec<u8> {
         let mut bytes = vec![0; BYTES as usize];
-        self.memory.copy_out(self.window.own().at, &mut bytes).expect("no fault");
+        self.memory.copy_out(self.window.own_data().at, &mut bytes).expect("no fault");
         bytes
     }
 
     /// Stores to its own data, by plain stores.
     fn store_own(&self, offset: u64, bytes: &[u8]) {
-        self.memory.copy_in(self.window.own().at + offset, bytes).expect("no fault");
+        self.memory.copy_in(self.window.own_data().at + offset, bytes).expect("no fault");
         self.witness.data.borrow_mut()[self.me][offset as usize..][..bytes.len()].copy_from_slice(bytes);
     }
 
@@ -470,7 +470,7 @@ fn buffers(rank: &mut Rank) -> Result<(), PoolError> {
         rank.store_own(0, &1_u64.to_le_bytes());
         rank.window.expose(me as u32, 0, 8)?;
         rank.window.renew(next as u32, 0, 8)?;
-        rank.memory.load(rank.window.extent(next as u32)?.at)?
+        rank.memory.load(rank.window.data_range(next as u32)?.at)?
     } else {
         rank.put_word(0, me as u64 * 8, 1)?;
         rank.window.flush();

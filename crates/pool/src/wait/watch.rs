@@ -29,7 +29,7 @@ impl Watch {
     }
 
     /// Whether what `host` was seen to have begun must be waited for: it may go on.
-    pub(crate) fn minds<M: Memory>(&mut self, site: &Site<'_, M>, host: u16) -> bool {
+    pub(crate) fn must_wait_for<M: Memory>(&mut self, site: &Site<'_, M>, host: u16) -> bool {
         if self.fenced >> host & 1 == 1 {
             // It may have come back since.
             self.fenced = site.fenced();

@@ -120,7 +120,7 @@ impl<M: Memory> Window<M> {
             let is_behind = count < wanted(window, rank);
             let Segment { gone, process, .. } = window.segments[rank as usize];
             match is_behind && gone {
-                true => Err(window.pool.dead(&process, "rank of a window", rank.into())?),
+                true => Err(window.pool.dead_peer_error(&process, "rank of a window", rank.into())?),
                 false => Ok(is_behind),
             }
         })

@@ -12,7 +12,7 @@ use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
 use crate::hostile::Script;
 use crate::local::LocalLayout;
 use crate::membership::Process;
-use crate::object::Fill;
+use crate::object::InitialContents;
 use crate::{Member, Pool, word};
 
 const GEOMETRY: Geometry =
@@ -40,12 +40,12 @@ pub fn drive(bytes: &[u8]) {
     let mut script = Script(bytes);
     let process = pools[1].this_process();
     let [place, incarnation, host_incarnation] = process.identity().map(|word| script.near(word));
-    let said = Process::identified([place, incarnation, host_incarnation]);
+    let said = Process::from_identity([place, incarnation, host_incarnation]);
     let (rank, ranks) = (script.near(1) as u32, script.near(RANKS.into()) as u32);
     let identity = encode(&said, rank, ranks, script.near(ROOM));
     let total = object_bytes(RANKS, ROOM).expect("a few bytes");
     let total = script.near(total).min(BYTES / 4);
-    let object = pools[1].create_filled(&segment_name(0, "w", 1), total, Fill::Line(identity));
+    let object = pools[1].create_filled(&segment_name(0, "w", 1), total, InitialContents::Line(identity));
     let object = object.expect("there is room");
     if victim.join().is_ok() {
         let theirs = Segment::new(process, object.at(), RANKS, ROOM);

@@ -112,7 +112,7 @@ impl Segment {
         let corrupt = PoolError::Corrupt { offset: object.at(), what: "segment of a window" };
         let Some(said) = line::read(pool.memory(), object.at())? else { return Err(corrupt) };
         let [_, place, incarnation, host_incarnation, _, bytes, _] = said;
-        let process = Process::identified([place, incarnation, host_incarnation]);
+        let process = Process::from_identity([place, incarnation, host_incarnation]);
         let geometry = pool.layout().geometry();
         let is_right = said == encode(&process, rank, ranks, bytes)
             && object_bytes(ranks, bytes) == Some(object.bytes())

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::Args;
-use polder_attach::settings::Size;
+use polder_attach::settings::ByteCount;
 
 use super::{Bench, Case, Figures, Operation, Way, case};
 use crate::Failure;
@@ -25,7 +25,7 @@ pub(super) struct Sweep {
     ranks: Vec<u16>,
     /// Sizes of the sweep, such as 8B,64KiB; the powers of two from 1 B to 8 MiB when left out.
     #[arg(long, value_name = "SIZES", value_delimiter = ',', requires = "figure", value_parser = up_to_longest)]
-    sizes: Vec<Size>,
+    sizes: Vec<ByteCount>,
     /// Draw the sweep into this file too: SVG, PNG or PDF, by its name.
     #[arg(long, value_name = "FILE", requires = "figure", value_hint = clap::ValueHint::FilePath)]
     plot: Option<PathBuf>,
@@ -40,8 +40,8 @@ fn even(word: &str) -> Result<u16, String> {
     ranks.ok_or_else(|| "expected an even number from 2 to 32".to_owned())
 }
 
-fn up_to_longest(word: &str) -> Result<Size, String> {
-    let size: Size = word.parse()?;
+fn up_to_longest(word: &str) -> Result<ByteCount, String> {
+    let size: ByteCount = word.parse()?;
     let is_in = (1..=LONGEST).contains(&size.0);
     is_in.then_some(size).ok_or_else(|| "expected a size from 1B to 8MiB".to_owned())
 }

@@ -28,7 +28,7 @@ pub(crate) struct Owner {
 
 /// What can be said of a keeper's process here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum KeeperFate {
     /// It writes no more.
     Gone,
     Runs,
@@ -68,12 +68,12 @@ impl Owner {
         })
     }
 
-    pub(crate) fn fate(&self) -> Fate {
+    pub(crate) fn fate(&self) -> KeeperFate {
         match self.kernel != 0 && here() == Some(self.kernel) {
-            _ if self.has_ended => Fate::Gone,
-            false => Fate::Unseen,
-            true if self.is_dead() => Fate::Gone,
-            true => Fate::Runs,
+            _ if self.has_ended => KeeperFate::Gone,
+            false => KeeperFate::Unseen,
+            true if self.is_dead() => KeeperFate::Gone,
+            true => KeeperFate::Runs,
         }
     }
 
@@ -114,11 +114,15 @@ mod tests {
     #[test]
     fn a_process_runs_until_it_is_dead_and_others_cannot_be_seen() {
         let mine = Owner::this();
-        assert_eq!(mine.fate(), Fate::Runs);
-        assert_eq!(Owner { started: mine.started + 1, ..mine }.fate(), Fate::Gone, "another under its id");
-        assert_eq!(Owner { kernel: mine.kernel ^ 1, ..mine }.fate(), Fate::Unseen);
-        assert_eq!(Owner::default().fate(), Fate::Unseen);
-        assert_eq!(Owner { kernel: 5, ..Owner::default() }.ended().fate(), Fate::Gone);
+        assert_eq!(mine.fate(), KeeperFate::Runs);
+        assert_eq!(
+            Owner { started: mine.started + 1, ..mine }.fate(),
+            KeeperFate::Gone,
+            "another under its id"
+        );
+        assert_eq!(Owner { kernel: mine.kernel ^ 1, ..mine }.fate(), KeeperFate::Unseen);
+        assert_eq!(Owner::default().fate(), KeeperFate::Unseen);
+        assert_eq!(Owner { kernel: 5, ..Owner::default() }.ended().fate(), KeeperFate::Gone);
         let mut child = Child::fork(|| {
             loop {
                 std::thread::park()
@@ -127,8 +131,8 @@ mod tests {
         let (_, started) = state_and_start(child.pid()).unwrap();
         let owner = Owner { pid: child.pid(), started, ..mine };
         child.stop();
-        assert_eq!(owner.fate(), Fate::Runs, "it may go on");
+        assert_eq!(owner.fate(), KeeperFate::Runs, "it may go on");
         child.kill();
-        assert_eq!(owner.fate(), Fate::Gone);
+        assert_eq!(owner.fate(), KeeperFate::Gone);
     }
 }

@@ -14,8 +14,8 @@ use crate::chunks::Chunks;
 use crate::directory::Key;
 use crate::membership::{HostLine, HostState};
 use crate::name::Name;
-use crate::object::{Fill, Object};
-use crate::view::{Grant, Ids, View};
+use crate::object::{InitialContents, Object};
+use crate::view::{Grant, IdSource, View};
 use crate::watch::Watch;
 use crate::{PoolError, line};
 
@@ -63,7 +63,7 @@ fn name() -> Name<'static> {
 }
 
 fn create(process: &Process) -> Result<Object, PoolError> {
-    process.directory().create(&name(), BYTES, Fill::Zeros)
+    process.directory().create(&name(), BYTES, InitialContents::Zeros)
 }
 
 fn words(process: &Process, object: &Object) -> Vec<u64> {
@@ -255,7 +255,7 @@ fn bury_many(seed: u64, mut dice: Dice) -> Outcome {
     stage.setup(owner, SPARE, |process| {
         for name in &names {
             let name = Name::parse(name).expect("a good name");
-            let object = process.directory().create(&name, 8, Fill::Zeros).expect("room");
+            let object = process.directory().create(&name, 8, InitialContents::Zeros).expect("room");
             process.directory().close(&object);
         }
     });
@@ -294,7 +294,7 @@ fn list_together(seed: u64, mut dice: Dice) -> Outcome {
     let (owner, destroyer) = toss(&mut dice);
     stage.setup(owner, SPARE, move |process| {
         for name in &names {
-            let object = process.directory().create(name, 8, Fill::Zeros).expect("room");
+            let object = process.directory().create(name, 8, InitialContents::Zeros).expect("room");
             process.directory().close(&object);
         }
     });
@@ -404,7 +404,8 @@ fn undo(seed: u64, mut dice: Dice) -> Outcome {
     let long = format!("/{}", "n".repeat(130));
     let again = long.clone();
     let victim = play(&mut stage, 0, 0, move |process| {
-        let _ = process.directory().create(&Name::parse(&long).expect("a good name"), 8, Fill::Zeros);
+        let _ =
+            process.directory().create(&Name::parse(&long).expect("a good name"), 8, InitialContents::Zeros);
         loop {
             process.memory.pause();
         }
@@ -660,7 +661,7 @@ fn share_a_chunk(seed: u64, mut dice: Dice) -> Outcome {
         let delay = if slot == 1 { dice.roll(64) } else { 0 };
         let creator = play(&mut stage, owner, slot, move |process| {
             (0..delay).for_each(|_| process.memory.pause());
-            let object = process.directory().create(&name, 8, Fill::Zeros).expect("room");
+            let object = process.directory().create(&name, 8, InitialContents::Zeros).expect("room");
             cue.give(1);
             process.directory().close(&object);
         });
@@ -694,7 +695,10 @@ fn short_together(seed: u64, mut dice: Dice) -> Outcome {
     let (host, _) = toss(&mut dice);
     let names = ["/one", "/two"].map(|name| Name::parse(name).expect("a good name"));
     let make = |process: &Process, name: &Name<'_>| {
-        process.directory().create(name, 8, Fill::Zeros).expect("there is room, or will be once it is freed")
+        process
+            .directory()
+            .create(name, 8, InitialContents::Zeros)
+            .expect("there is room, or will be once it is freed")
     };
     let cue = Cue::default();
     let given = cue.clone();
@@ -760,7 +764,10 @@ fn free_together(seed: u64, mut dice: Dice) -> Outcome {
         idle(process, delay);
         if creates {
             let two = Name::parse("/two").expect("a good name");
-            let made = process.directory().create(&two, BYTES, Fill::Zeros).expect("what was freed is room");
+            let made = process
+                .directory()
+                .create(&two, BYTES, InitialContents::Zeros)
+                .expect("what was freed is room");
             process.directory().close(&made);
         } else {
             maintain(process);
@@ -779,7 +786,11 @@ fn one_chunk(seed: u64, mut dice: Dice) -> Outcome {
     for (host, name) in [(0, "/one"), (1, "/two")] {
         let holders = Rc::clone(&holders);
         play(&mut stage, host, 0, move |process| {
-            match process.directory().create(&Name::parse(name).expect("a good name"), BYTES, Fill::Zeros) {
+            match process.directory().create(
+                &Name::parse(name).expect("a good name"),
+                BYTES,
+                InitialContents::Zeros,
+            ) {
                 Ok(object) => {
                     holders.set(holders.get() + 1);
                     assert_eq!(holders.get(), 1, "two objects lie in one place");
@@ -934,7 +945,8 @@ fn boot_again(seed: u64, mut dice: Dice) -> Outcome {
     let victim = play(&mut stage, owner, 1, move |process| {
         given.await_(&process.memory, 1);
         let name = Name::parse(&second).expect("a good name");
-        let object = process.directory().create(&name, BYTES, Fill::Zeros).expect("the place is free");
+        let object =
+            process.directory().create(&name, BYTES, InitialContents::Zeros).expect("the place is free");
         object.write_at(&process.memory, 0, &200_u64.to_le_bytes()).expect("inside");
         process.directory().close(&object);
         given.give(2);
@@ -1082,45 +1094,45 @@ fn quarantine(seed: u64, mut dice: Dice) -> Outcome {
         given.await_(&memory, 2);
         let grant = Grant { boot: 1, incarnation: 1, evicted_through: 1, ..Grant::default() };
         line::announce(&memory, layout.grant_line(1, reader), &grant.encode());
-        Stage::say(&memory, &layout, &out);
+        Stage::publish_view(&memory, &layout, &out);
         given.give(3);
     });
     let layout = Rc::clone(&stage.layout);
     stage.world.spawn_after_crash(evicted, 2, SPARE, move |memory| {
         cue.await_(&memory, 4);
-        Stage::say(&memory, &layout, &View { epoch: 1_000_003, fenced: 1 << reader, ..out });
+        Stage::publish_view(&memory, &layout, &View { epoch: 1_000_003, fenced: 1 << reader, ..out });
         cue.give(5);
     });
     stage.world.run()
 }
 
 /// A host was fenced, and comes back: by its host line, by the keeper's word, or by that of the keeper's successor. Whoever
-/// passed over what it had left minds what it begins now.
+/// passed over what it had left waits for what it begins now.
 fn come_back(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 3, 2);
     let ((host, other), how) = (toss(&mut dice), dice.roll(4));
     let layout = Rc::clone(&stage.layout);
     let bit = 1 << host;
     let fenced = View { epoch: 1_000_002, fenced: bit, evicted: bit, ..LAUNCHED };
-    let ids = if how == 0 { Ids::Launcher } else { Ids::Keeper };
+    let id_source = if how == 0 { IdSource::Launcher } else { IdSource::Keeper };
     stage.world.setup(|memory| {
         let grant = Grant { boot: 1, incarnation: 1, evicted_through: 1, ..Grant::default() };
         line::announce(&memory, layout.grant_line(1, host), &grant.encode());
-        Stage::say(&memory, &layout, &View { ids, ..fenced });
+        Stage::publish_view(&memory, &layout, &View { id_source, ..fenced });
     });
     let cue = Cue::default();
     let (given, layout) = (cue.clone(), Rc::clone(&stage.layout));
     stage.world.spawn(2, 0, move |memory| {
         given.await_(&memory, 1);
-        let back = View { members: bit, ids, ..fenced };
+        let back = View { members: bit, id_source, ..fenced };
         match how {
             0 => {}
-            1 | 2 => Stage::say(&memory, &layout, &View { epoch: 1_000_003, ..back }),
+            1 | 2 => Stage::publish_view(&memory, &layout, &View { epoch: 1_000_003, ..back }),
             _ => {
                 line::announce(&memory, layout.view_line(2, 0), &View::starting(2));
                 let grant = Grant { boot: 2, incarnation: 2, evicted_through: 1, ..Grant::default() };
                 line::announce(&memory, layout.grant_line(2, host), &grant.encode());
-                Stage::say(&memory, &layout, &View { epoch: 2_000_001, keeper: 2, ..back });
+                Stage::publish_view(&memory, &layout, &View { epoch: 2_000_001, keeper: 2, ..back });
             }
         }
         given.give(2);
@@ -1137,14 +1149,14 @@ fn come_back(seed: u64, mut dice: Dice) -> Outcome {
     play(&mut stage, other, 0, move |process| {
         let site = process.directory().site;
         let (key, mut watch) = (Key::new(&site, name().hash()), Watch::new(&site));
-        while watch.minds(&site, host) {
+        while watch.must_wait_for(&site, host) {
             assert!(watch.wait(&site), "the view has said so from the start");
         }
         cue.give(1);
         while process.directory().scan(&key).expect("no fault").is_empty() {
             process.memory.pause();
         }
-        assert!(watch.minds(&site, host), "host {host} is back and has begun something");
+        assert!(watch.must_wait_for(&site, host), "host {host} is back and has begun something");
     });
     stage.world.run()
 }

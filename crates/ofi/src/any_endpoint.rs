@@ -7,27 +7,27 @@ use polder_mem::{Coherent, Software, Wrapped};
 use polder_pool::endpoint::{Address, Arrival, CompleteWhen, Completion, Filter, Label};
 use polder_pool::{PoolError, endpoint};
 
+use crate::io_buffer::IoBuffer;
 use crate::operation::Operation;
-use crate::span::Span;
 
 /// An endpoint in a pool of one of the memories that an edge meets.
-pub(crate) enum Link {
-    Coherent(endpoint::Endpoint<Coherent, Span, Operation>),
-    Software(endpoint::Endpoint<Software, Span, Operation>),
-    Wrapped(endpoint::Endpoint<Wrapped, Span, Operation>),
+pub(crate) enum AnyEndpoint {
+    Coherent(endpoint::Endpoint<Coherent, IoBuffer, Operation>),
+    Software(endpoint::Endpoint<Software, IoBuffer, Operation>),
+    Wrapped(endpoint::Endpoint<Wrapped, IoBuffer, Operation>),
 }
 
-macro_rules! each_link {
-    ($any:expr, $link:ident => $body:expr) => {
+macro_rules! each_endpoint {
+    ($any:expr, $endpoint:ident => $body:expr) => {
         match $any {
-            Link::Coherent($link) => $body,
-            Link::Software($link) => $body,
-            Link::Wrapped($link) => $body,
+            AnyEndpoint::Coherent($endpoint) => $body,
+            AnyEndpoint::Software($endpoint) => $body,
+            AnyEndpoint::Wrapped($endpoint) => $body,
         }
     };
 }
 
-impl Link {
+impl AnyEndpoint {
     pub(crate) fn open(pool: &AnyPool) -> Result<Self, PoolError> {
         let options = endpoint::EndpointOptions::default();
         Ok(match pool {
@@ -38,18 +38,18 @@ impl Link {
     }
 
     pub(crate) fn address(&self) -> Address {
-        each_link!(self, link => link.address())
+        each_endpoint!(self, endpoint => endpoint.address())
     }
 
     pub(crate) fn connect(&mut self, to: Address) -> u32 {
-        each_link!(self, link => link.connect(to))
+        each_endpoint!(self, endpoint => endpoint.connect(to))
     }
 
     pub(crate) fn send(
         &mut self,
         to: u32,
         label: Label,
-        span: Span,
+        span: IoBuffer,
         operation: Operation,
     ) -> Result<(), PoolError> {
         self.send_until(CompleteWhen::Out, to, label, span, operation)
@@ -61,52 +61,52 @@ impl Link {
         until: CompleteWhen,
         to: u32,
         label: Label,
-        span: Span,
+        span: IoBuffer,
         operation: Operation,
     ) -> Result<(), PoolError> {
-        each_link!(self, link => link.send_until(until, to, label, span, operation))
+        each_endpoint!(self, endpoint => endpoint.send_until(until, to, label, span, operation))
     }
 
     pub(crate) fn inject(&mut self, to: u32, label: Label, bytes: &[u8]) -> Result<(), PoolError> {
-        each_link!(self, link => link.inject(to, label, bytes))
+        each_endpoint!(self, endpoint => endpoint.inject(to, label, bytes))
     }
 
-    pub(crate) fn receive(&mut self, filter: Filter, span: Span, operation: Operation) {
-        each_link!(self, link => link.receive(filter, span, operation));
+    pub(crate) fn receive(&mut self, filter: Filter, span: IoBuffer, operation: Operation) {
+        each_endpoint!(self, endpoint => endpoint.receive(filter, span, operation));
     }
 
-    pub(crate) fn receive_first(&mut self, filter: Filter, span: Span, operation: Operation) {
-        each_link!(self, link => link.receive_first(filter, span, operation));
+    pub(crate) fn receive_first(&mut self, filter: Filter, span: IoBuffer, operation: Operation) {
+        each_endpoint!(self, endpoint => endpoint.receive_first(filter, span, operation));
     }
 
-    pub(crate) fn cancel(&mut self, is: impl Fn(&Operation) -> bool) -> Option<(Span, Operation)> {
-        each_link!(self, link => link.cancel(is))
+    pub(crate) fn cancel(&mut self, is: impl Fn(&Operation) -> bool) -> Option<(IoBuffer, Operation)> {
+        each_endpoint!(self, endpoint => endpoint.cancel(is))
     }
 
     pub(crate) fn peek(&self, filter: Filter) -> Option<Arrival> {
-        each_link!(self, link => link.peek(filter))
+        each_endpoint!(self, endpoint => endpoint.peek(filter))
     }
 
     pub(crate) fn address_of(&self, peer: u32) -> Option<Address> {
-        each_link!(self, link => link.address_of(peer))
+        each_endpoint!(self, endpoint => endpoint.address_of(peer))
     }
 
     pub(crate) fn sent_bytes(&self) -> u64 {
-        each_link!(self, link => link.sent_bytes())
+        each_endpoint!(self, endpoint => endpoint.sent_bytes())
     }
 
     /// Leaves when the peers have what was sent to them.
     pub(crate) fn close(self) -> Result<(), PoolError> {
-        each_link!(self, link => link.close())
+        each_endpoint!(self, endpoint => endpoint.close())
     }
 
     #[inline(always)]
-    pub(crate) fn step(&mut self) -> Result<Option<Completion<Span, Operation>>, PoolError> {
-        each_link!(self, link => link.step())
+    pub(crate) fn step(&mut self) -> Result<Option<Completion<IoBuffer, Operation>>, PoolError> {
+        each_endpoint!(self, endpoint => endpoint.step())
     }
 
     #[inline(always)]
-    pub(crate) fn completion(&mut self) -> Option<Completion<Span, Operation>> {
-        each_link!(self, link => link.completion())
+    pub(crate) fn completion(&mut self) -> Option<Completion<IoBuffer, Operation>> {
+        each_endpoint!(self, endpoint => endpoint.completion())
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::OnceLock;
 
 use polder_mem::Offset;
-use polder_pool::endpoint::Buffer;
+use polder_pool::endpoint::MessageBuffer;
 
 use crate::libfabric::symbol;
 use crate::session;
@@ -21,7 +21,7 @@ fn place_of() -> Option<PlaceOf> {
 
 /// The bytes of an operation.
 #[derive(Debug)]
-pub(crate) enum Span {
+pub(crate) enum IoBuffer {
     /// The program's own.
     Lent { at: *mut u8, bytes: usize },
     /// Copied from the program, or not yet asked for by it.
@@ -29,9 +29,9 @@ pub(crate) enum Span {
 }
 
 // SAFETY: libfabric's rule: until an operation completes its bytes belong to the provider, on whatever thread.
-unsafe impl Send for Span {}
+unsafe impl Send for IoBuffer {}
 
-impl Span {
+impl IoBuffer {
     /// What a program lends.
     ///
     /// # Safety
@@ -71,10 +71,10 @@ impl Span {
     }
 }
 
-impl Buffer for Span {
+impl MessageBuffer for IoBuffer {
     fn bytes(&self) -> &[u8] {
         match self {
-            // SAFETY: not null, and lent by the contract of `Span::lent`.
+            // SAFETY: not null, and lent by the contract of `IoBuffer::lent`.
             Self::Lent { at, bytes } => unsafe { std::slice::from_raw_parts(*at, *bytes) },
             Self::Held(bytes) => bytes,
         }
