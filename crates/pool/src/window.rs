@@ -185,7 +185,7 @@ impl<M: Memory> Window<M> {
     /// Where this process has the data of a rank mapped; nothing where it has not, as in a shadow.
     ///
     /// # Errors
-    /// Those of [`Window::extent`].
+    /// Those of [`Window::data_range`].
     pub fn address(&self, rank: u32) -> Result<Option<*mut u8>, PoolError> {
         let DataRange { at, bytes } = self.data_range(rank)?;
         Ok(self.pool.memory().address(at, bytes))
