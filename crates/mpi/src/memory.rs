@@ -90,7 +90,7 @@ impl Pieces {
     }
 }
 
-/// PrivateMemory memory in a pool of one of the memories that an edge meets.
+/// Private memory in a pool of one of the memories that an edge meets.
 enum Held {
     Coherent(PrivateMemory<Coherent>),
     Software(PrivateMemory<Software>),

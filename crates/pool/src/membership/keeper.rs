@@ -485,7 +485,7 @@ fn inherit<M: Memory>(
     match Grant::read(memory, layout, base.keeper, host, settle) {
         Err(PoolError::Memory(fault)) => Err(fault.into()),
         Ok(grant) if base.id_source == IdSource::Keeper && grant.epoch <= epoch => Ok(grant),
-        // IdSource came from the launcher; or the older keeper was about to give this one to somebody, and never did.
+        // Ids came from the launcher; or the older keeper was about to give this one to somebody, and never did.
         Ok(grant) => Ok(Grant {
             nonce: 0,
             boot: line.boot,

@@ -27,7 +27,7 @@ enum Use<'a> {
     Ring([(String, u64); 2]),
     /// A segment of the window with this name.
     Segment(&'a str),
-    /// PrivateMemory memory of a process of this host.
+    /// Private memory of a process of this host.
     Memory(&'a str),
 }
 

@@ -21,7 +21,7 @@ pub(crate) fn private_name(job: u64, host: u16, pid: u32, number: u64) -> String
     format!("/memory/{job}/{host}.{pid}.{number}")
 }
 
-/// PrivateMemory memory. Dropping it gives it back.
+/// Private memory. Dropping it gives it back.
 #[derive(Debug)]
 pub struct PrivateMemory<M: Memory> {
     pool: Arc<Pool<M>>,
