@@ -1,8 +1,8 @@
 """Draws what a command prints as JSON on stdin.
 
-The sweeps of ``polder bench mpi --figure``, which its ``--plot`` starts, the errors of ``polder plan validate``, and
-a step of ``polder plan train`` with the file that its ``--trace`` writes. A platform is drawn from its file, which
-extends no other: ``python -m polder.figures plan-platform.svg platform.toml``.
+The sweeps of ``polder bench mpi --figure``, which its ``--plot`` starts, the errors of ``polder plan validate``, the
+access times of ``polder plan memory``, and a step of ``polder plan train`` with the file that its ``--trace`` writes. A
+platform is drawn from its file, which extends no other: ``python -m polder.figures plan-platform.svg platform.toml``.
 """
 
 # pyright: basic
@@ -257,6 +257,50 @@ def draw_step(plan: dict[str, Any], trace: dict[str, Any], out: Path) -> None:
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=120)
 
 
+def draw_memory(curves: dict[str, Any], out: Path) -> None:
+    """Mean access time by working set of each configuration; dashed where a memory of the last one ends."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    mpl.rcParams.update({"svg.hashsalt": "polder", "svg.fonttype": "none"})
+    from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter
+
+    sizes = list(dict.fromkeys(point["access_bytes"] for point in curves["points"]))
+    figure, panels = pyplot.subplots(
+        len(sizes), figsize=(8, 0.8 + 3.2 * len(sizes)), sharex=True, squeeze=False, layout="constrained"
+    )
+    for panel, bytes_ in zip(panels[:, 0], sizes, strict=True):
+        for index, of in enumerate(curves["configurations"]):
+            line = [
+                (point["working_set_bytes"] / 1e9, point["seconds"][index] * 1e9)
+                for point in curves["points"]
+                if point["access_bytes"] == bytes_ and point["seconds"][index] is not None
+            ]
+            panel.plot(*zip(*line, strict=True), label=f"{of['name']}, {of['platform']}", linewidth=1.5)
+        end = 0.0
+        for tier in curves["configurations"][-1]["tiers"][:-1]:
+            end += tier["capacity_bytes"] / 1e9
+            panel.axvline(end, color="gray", linestyle="--", linewidth=0.8)
+            panel.text(
+                end, 1.01, f"end of {tier['name']}", fontsize=7, ha="center", transform=panel.get_xaxis_transform()
+            )
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.set_ylabel(f"mean access time of {bytes_:g} B, ns", fontsize=8)
+        panel.tick_params(labelsize=7, which="both")
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=8)
+    panels[-1, 0].set_xlabel("working set, GB", fontsize=8)
+    ways = f"memory nodes {curves['nodes']}, memory of a rack that is not coherent by {curves['inside']}"
+    figure.suptitle(
+        f"Access time by working set, {curves['accelerators']} accelerators, {curves['kind']}\n{ways}", fontsize=10
+    )
+    figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=120)
+
+
 def labels(platform: dict[str, Any]) -> dict[str, list[str]]:
     """What stands in the boxes of a platform's picture: its first kind of rack, and what that hangs on.
 
@@ -368,6 +412,8 @@ if __name__ == "__main__":
     said = [json.loads(line) for line in sys.stdin]
     if "tables" in said[0]:
         draw_errors(said[0], Path(sys.argv[1]))
+    elif "points" in said[0]:
+        draw_memory(said[0], Path(sys.argv[1]))
     elif "step" in said[0]:
         draw_step(said[0], json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[1]))
     else:

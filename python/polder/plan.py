@@ -1,4 +1,4 @@
-"""Predicted training steps: one with its parts, or many at once.
+"""Predicted training steps: one with its parts, or many at once; and access times by working set.
 
 All figures are simulated, in seconds and bytes; ``polder plan validate`` prints how far they are from published steps.
 """
@@ -365,6 +365,75 @@ def search(
     here = table["used_bytes"] <= table["capacity_bytes"]
     table["fits"] = here & (table["far_bytes"] <= table["far_capacity_bytes"])
     return table | {"reason": np.asarray(bytes_of[2], dtype=object)[refused]}
+
+
+def memory(
+    platform: str,
+    against: str | None = None,
+    *,
+    access: ArrayLike = 64,
+    working_set: ArrayLike,
+    accelerators: int | None = None,
+    rack: str | None = None,
+    nodes: str = "far",
+    inside: str = "copy",
+    node_latency: str = "given",
+) -> dict[str, NDArray[Any]]:
+    """Predict mean access times of many working sets with one call, as ``polder plan memory`` does.
+
+    Parameters
+    ----------
+    platform, against
+        As for `train`; of ``against`` the accelerators alone are the baseline.
+    access, working_set
+        Bytes of an access and of a working set, numbers or arrays above 0.
+    accelerators
+        How many; those of 16 racks by default.
+    rack
+        Kind of rack, where the platform has several.
+    nodes
+        Where memory nodes are: ``"near"`` or ``"far"``.
+    inside
+        How memory of a rack that is not coherent is reached: ``"copy"`` or ``"load"``.
+    node_latency
+        What a load of a node takes before switches: ``"given"`` or ``"added"``.
+
+    Returns
+    -------
+    dict of str to ndarray
+        ``access`` and ``working_set``, broadcast against each other, then seconds of each configuration as float64:
+        ``baseline_s`` where ``against`` is given, ``clusters_s``, and ``tiered_s`` where the platform has tiers. NaN
+        where a configuration holds less.
+
+    Raises
+    ------
+    polder.ArgumentError
+        When a file is damaged, a platform has no accelerators or too few ports, or a size is not above 0.
+
+    Examples
+    --------
+    >>> table = memory("nvl72-cxl", "nvl72-ndr", working_set=[100e9, 10e12, 100e12])
+    >>> list(table)
+    ['access', 'working_set', 'baseline_s', 'clusters_s', 'tiered_s']
+    >>> bool((table["tiered_s"][1:] < table["baseline_s"][1:]).all())
+    True
+    """
+    sizes = np.broadcast_arrays(np.asarray(access, dtype=np.float64), np.asarray(working_set, dtype=np.float64))
+    for name, array in zip(("access", "working_set"), sizes, strict=True):
+        if not (np.isfinite(array) & (array > 0)).all():
+            raise ArgumentError(f"{name} is {array.tolist()}; give bytes above 0")
+    question = {
+        "platform": platform,
+        "against": against,
+        "rack": rack,
+        "accelerators": accelerators,
+        "ways": {"nodes": nodes, "inside": inside, "node_latency": node_latency},
+    }
+    flat = [np.ascontiguousarray(array).reshape(-1) for array in sizes]
+    names, seconds = _core.plan_memory(json.dumps(question, default=_plain), *flat)
+    table = np.frombuffer(seconds).reshape(*sizes[0].shape, len(names))
+    found: dict[str, NDArray[Any]] = dict(zip(("access", "working_set"), sizes, strict=True))
+    return found | {f"{name}_s": table[..., index] for index, name in enumerate(names)}
 
 
 def _expect(given: dict[str, Any], known: list[str], needed: set[str]) -> None:

@@ -78,6 +78,38 @@ def test_a_platform_is_drawn_from_its_file(scratch: Path) -> None:
         assert text in drawn.read_text(), text
 
 
+def test_access_times_are_those_of_the_command_and_are_drawn(scratch: Path) -> None:
+    words = ["plan", "memory", "--platform", "nvl72-cxl", "--against", "nvl72-ndr", "--nodes", "near", "--json"]
+    said = subprocess.run([POLDER, *words], capture_output=True, text=True, check=True).stdout
+    found = json.loads(said)
+    points = found["points"]
+    access, sets = (np.array([point[name] for point in points]) for name in ("access_bytes", "working_set_bytes"))
+    table = plan.memory("nvl72-cxl", "nvl72-ndr", nodes="near", access=access, working_set=sets)
+    for index, name in enumerate(["baseline_s", "clusters_s", "tiered_s"]):
+        seconds = [point["seconds"][index] for point in points]
+        assert np.array_equal(table[name], np.array(seconds, dtype=np.float64), equal_nan=True)
+    assert np.isnan(table["clusters_s"]).any(), "beyond what accelerators hold"
+    assert plan.memory("nvl72-cxl", access=[[64], [4096]], working_set=[1e9, 1e12, 1e13])["tiered_s"].shape == (2, 3)
+    drawn: list[str] = []
+    for name in ("once.svg", "again.svg"):
+        subprocess.run([sys.executable, "-m", "polder.figures", scratch / name], input=said, text=True, check=True)
+        drawn.append((scratch / name).read_text())
+    assert drawn[0] == drawn[1], "the same times give the same file"
+    for text in ("working set, GB", "mean access time of 64 B, ns", "tiered, nvl72-cxl", "end of rack", "simulated"):
+        assert text in drawn[0], text
+
+
+def test_access_times_of_what_makes_no_sense_are_refused() -> None:
+    for given, expected in [
+        ({"working_set": 0}, "working_set is 0.0; give bytes above 0"),
+        ({"working_set": 1e9, "access": [64, -1]}, r"access is \[64.0, -1.0\]; give bytes above 0"),
+        ({"working_set": 1e9, "nodes": "here"}, "nodes: unknown variant `here`, expected `near` or `far`"),
+        ({"working_set": 1e9, "accelerators": 0}, "nvl72-cxl: a count of accelerators is 0"),
+    ]:
+        with pytest.raises(polder.ArgumentError, match=expected):
+            plan.memory("nvl72-cxl", **given)
+
+
 def test_a_table_equals_single_predictions() -> None:
     zero = ["none", "optimizer", "gradients", "weights"]
     table = plan.search(

@@ -1,5 +1,6 @@
-//! `polder plan`: predicts training steps on machines that are described in files, and shows how far off it is.
+//! `polder plan`: predicts training steps and accesses to memory on machines that are described in files, and shows how far off it is.
 
+mod memory;
 mod page;
 mod reproduce;
 mod search;
@@ -25,6 +26,8 @@ pub(crate) enum Command {
     Train(train::Arguments),
     /// Look at every layout, and print those that no other beats in time, in memory and in money.
     Search(search::Arguments),
+    /// Predict what an access to memory takes, by the size of the working set.
+    Memory(memory::Arguments),
     /// Make a published figure again, paper beside Polder.
     Reproduce(reproduce::Arguments),
     /// Hold predictions against published steps, fabrics and memory, and print the errors.
@@ -42,6 +45,7 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Train(arguments) => train::train(arguments)?,
         Command::Search(arguments) => search::search(arguments)?,
+        Command::Memory(arguments) => memory::run(arguments)?,
         Command::Reproduce(arguments) => reproduce::run(arguments)?,
         Command::Validate(arguments) => validate::run(arguments)?,
         Command::Verify(arguments) => verify::run(arguments)?,

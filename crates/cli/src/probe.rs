@@ -326,6 +326,7 @@ fn on_gpu(gpu: &Gpu, sharing: &Sharing, tiers: &BTreeMap<String, BuiltTier>) -> 
         accelerators: 1,
         accelerator: accelerator(name, &gpu.kernels, memory, compute)?,
         fabric: None,
+        coherent: None,
         host: Host {
             accelerators: 1,
             memory: sharing.memory,
@@ -364,6 +365,7 @@ fn cores(
         software: Software { message: pool.call, call: pool.call, step: pool.turn },
         carries: vec![],
         pbr: None,
+        controllers: None,
     };
     let memory = &sharing.memory;
     let share = (memory.capacity.value() / f64::from(count), memory.latency);
@@ -372,6 +374,7 @@ fn cores(
         accelerators: count,
         accelerator: accelerator(&format!("core of {name}"), kernels, share, compute)?,
         fabric: Some(fabric),
+        coherent: None,
         host: Host {
             accelerators: count,
             memory: *memory,

@@ -1311,3 +1311,148 @@ fn all_that_polder_brings_along_is_listed() {
         assert!(text.contains(name), "{text}");
     }
 }
+
+#[test]
+fn access_times_are_printed_by_working_set_with_where_each_tier_pays() {
+    let text = said("memory --platform nvl72-cxl --against nvl72-ndr");
+    for line in [
+        "access time by working set, 1,152 accelerators, simulated\n",
+        "  baseline: nvl72-ndr, accelerators alone: GB200 NVL72 racks joined by NDR InfiniBand\n",
+        "access of 64 B: its parts, there and back, in each memory\n",
+        "tiered, rack: pays from 191 GB on: there an access is 5% faster than with what baseline has",
+        "tiered, pool: pays from 13.7 TB on: there an access is 5% faster than with what baseline has",
+        "memory nodes: as far as ports of the fabric are (--nodes)",
+        "no run over CXL validates this",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let cells = |text: &str, begin: &str| {
+        let line = text.lines().find(|it| it.starts_with(begin)).unwrap_or_else(|| panic!("{begin}: {text}"));
+        line[begin.len()..].split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(cells(&text, "13.4 TB "), ["1.62", "us", "1.62", "us", "854", "ns", "1.90", "1.90"]);
+    assert_eq!(cells(&text, "tiered, pool ")[..5], ["load", "576", "TB", "2.05", "us"]);
+    // Alone, a platform has its own two; one without tiers its accelerators.
+    let alone = said("memory --platform nvl72-cxl");
+    assert!(!alone.contains("baseline"), "{alone}");
+}
+
+#[test]
+fn access_times_are_the_same_in_json_csv_and_on_the_page() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = |name: &str| scratch.path().join(name).display().to_string();
+    let (csv, html) = (path("memory.csv"), path("memory.html"));
+    let found = json(&format!(
+        "memory --platform nvl72-cxl --against nvl72-ndr --nodes near --json --csv {csv} --html {html}"
+    ));
+    assert_eq!((&found["kind"], &found["nodes"]), (&"simulated".into(), &"near".into()));
+    let points = found["points"].as_array().unwrap();
+    let mut lines = csv::Reader::from_path(&csv).unwrap();
+    let names = ["access_bytes", "working_set_bytes", "baseline_s", "clusters_s", "tiered_s"];
+    assert_eq!(lines.headers().unwrap().iter().collect::<Vec<_>>(), names);
+    let lines: Vec<_> = lines.records().map(Result::unwrap).collect();
+    assert_eq!(lines.len(), points.len());
+    for (line, point) in lines.iter().zip(points) {
+        assert_eq!(line[1].parse::<f64>().unwrap(), point["working_set_bytes"].as_f64().unwrap());
+        for (cell, seconds) in line.iter().skip(2).zip(point["seconds"].as_array().unwrap()) {
+            assert_eq!(cell.parse().ok(), seconds.as_f64());
+        }
+    }
+    let page = std::fs::read_to_string(html).unwrap();
+    assert!(
+        !page.contains("http:/") && !page.contains("src=") && !page.contains('@'),
+        "nothing is fetched or left open"
+    );
+    let data = page.split("const plan = ").nth(1).and_then(|rest| rest.split(";\n").next()).unwrap();
+    let data: Value = serde_json::from_str(data).unwrap();
+    assert_eq!(data["curves"], found);
+    for it in found["configurations"].as_array().unwrap() {
+        assert!(page.contains(&format!("{}: \"#", it["name"])), "{} has no colour", it["name"]);
+    }
+}
+
+#[test]
+fn access_times_of_what_makes_no_sense_are_refused_in_one_line() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("odd.toml").display().to_string();
+    let file = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        refused(&format!("memory --platform {path}"))
+    };
+    let memory = "memory --platform nvl72-cxl";
+    let slow = "extends = \"nvl72-cxl\"\n[rack.nvl72.accelerator]\nmemory = { latency = \"0 ns\" }";
+    let odd = "extends = \"nvl72-cxl\"\n[rack.nvl72.coherent]\ncarries = [\"mem\"]";
+    for (said, expected) in [
+        (
+            refused(&format!("{memory} --access 64")),
+            "--access: expected a size such as \"80 GB\", found \"64\": its unit is missing",
+        ),
+        (
+            refused(&format!("{memory} --working-set -1")),
+            "--working-set: expected a size such as \"80 GB\", found \"-1\": its unit is missing",
+        ),
+        (
+            refused(&format!("{memory} --gpus x")),
+            "--gpus: expected a whole number of accelerators, found \"x\"",
+        ),
+        (refused(&format!("{memory} --gpus 0")), "nvl72-cxl: a count of accelerators is 0; it is at least 1"),
+        (
+            refused("memory --platform memserver"),
+            "memserver: rack: expected a kind of rack, whose accelerators access memory",
+        ),
+        (refused(&format!("{memory} --rack no")), "nvl72-cxl: the platform has no rack \"no\"; it has nvl72"),
+        (
+            file(slow),
+            &format!(
+                "{path}: rack.nvl72.accelerator.memory.latency: expected a time above 0, which every access takes, found 0 ps"
+            ),
+        ),
+        (
+            file(odd),
+            &format!(
+                "{path}: rack.nvl72.coherent.carries: expected \"cache\", by which accelerators load each other's memory"
+            ),
+        ),
+    ] {
+        assert_eq!(said, format!("polder: {expected}"));
+    }
+    let Output { status, stderr, .. } = Command::new(env!("CARGO_BIN_EXE_polder"))
+        .env("POLDER_CONFIG", "/dev/null")
+        .args(["plan", "memory", "--platform", "nvl72-cxl", "--working-set", "2 PB"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(stderr).unwrap();
+    assert!(!status.success());
+    let expected = "polder: --working-set: 1,152 accelerators and their memory nodes hold 590 TB at most, found 2.00 PB; give a smaller one, or more --gpus\n";
+    assert_eq!(said, expected);
+}
+
+#[test]
+fn figure_7_of_scalepool_says_which_ratios_hold_where() {
+    let text = said("reproduce scalepool-fig7");
+    for line in [
+        "Nothing is fitted: all times follow from the platforms.",
+        "  met: 1.4, 1.4, 4.5; not met: 1.6; memory nodes: one switch away",
+        "  met: 1.4, 1.4, 1.6; not met: 4.5; memory nodes: as far as ports of the fabric are",
+        "  met: none; not met: 1.4, 1.4, 4.5, 1.6;",
+        "clusters that are 2.81 times faster than the baseline",
+        "so that no memory node meets both",
+        "beyond an accelerator, over both, published 1.4: loads\n",
+        "beyond a rack, over clusters, published 1.6: copies, far\n",
+        "assumed: each byte of a working set is as likely",
+        "not explained: ",
+        "no run over CXL validates this",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let report = json("reproduce scalepool-fig7 --json");
+    let variants = report["variants"].as_array().unwrap();
+    assert_eq!(variants.len(), 5);
+    for claim in variants.iter().flat_map(|it| it["claims"].as_array().unwrap()) {
+        let [least, most] = [0, 1].map(|at| format!("{:.2}", claim["simulated"][at].as_f64().unwrap()));
+        let begin = format!("  {}: ", claim["name"].as_str().unwrap());
+        let line =
+            text.lines().find(|it| it.starts_with(&begin) && it.contains(&format!("{least} to {most}")));
+        assert!(line.is_some(), "{claim}");
+    }
+}

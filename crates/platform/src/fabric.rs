@@ -214,11 +214,14 @@ pub struct Fabric {
     pub topology: Topology,
     /// What software adds.
     pub software: Software,
-    /// What of CXL it carries; empty when it is no CXL. A pool needs `mem` between racks; beyond that it changes no figure.
+    /// What of CXL it carries; empty when it is no CXL. A pool needs `mem` between racks. Memory of others is loaded where it
+    /// carries `cache`, and copied by software where it does not; a training step takes the same either way.
     #[serde(default)]
     pub carries: Vec<Protocol>,
     /// Its port ids, when it is CXL.
     pub pbr: Option<Pbr>,
+    /// What controllers and physical layers at both ends add to a load of another's memory, there and back.
+    pub controllers: Option<Time>,
 }
 
 impl Pbr {

@@ -285,6 +285,7 @@ fn platform_of<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Result<Platfo
             efficiency: Efficiency { matrix: Some(products), memory: Some(kernels), in_turn },
         },
         fabric: Some(inside),
+        coherent: None,
         host: Host {
             accelerators: 1,
             memory: host,
@@ -338,6 +339,7 @@ fn fabric(network: &JsonObject<'_>) -> Result<(u32, Fabric, f64), DataError> {
         },
         carries: vec![],
         pbr: None,
+        controllers: None,
     };
     Ok((size, fabric, network.part("efficiency")?))
 }

@@ -47,6 +47,8 @@ pub struct Rack {
     pub accelerator: Accelerator,
     /// What joins them.
     pub fabric: Option<Fabric>,
+    /// CXL that joins them too, for loads of each other's memory. No training step goes through it.
+    pub coherent: Option<Fabric>,
     /// The host that feeds them.
     pub host: Host,
 }
@@ -175,7 +177,7 @@ impl AttachKind {
 pub struct MemoryNodes {
     /// Accelerators that share one node.
     pub accelerators: u32,
-    /// One node's memory.
+    /// One node's memory. Its latency is that of a load with the controllers at both ends, and with no switch on the way.
     pub memory: MemoryTier,
     /// Ports of a node into the fabric, each of the fabric's link.
     pub ports: u32,
@@ -294,13 +296,25 @@ impl Rack {
         }
         self.accelerator.check().map_err(|(key, problem)| (format!("accelerator.{key}"), problem))?;
         self.host.check().map_err(|(key, problem)| (format!("host.{key}"), problem))?;
+        if let Some(coherent) = &self.coherent {
+            self.check_joined("coherent", coherent)?;
+            if !coherent.carries.contains(&Protocol::Cache) {
+                let problem = "expected \"cache\", by which accelerators load each other's memory";
+                return Err(("coherent.carries".into(), problem.into()));
+            }
+        }
         let Some(fabric) = &self.fabric else {
             return match self.accelerators {
                 1 => Ok(()),
                 count => Err(("fabric".into(), format!("expected what joins {count} accelerators"))),
             };
         };
-        fabric.check().map_err(|(key, problem)| (format!("fabric.{key}"), problem))?;
+        self.check_joined("fabric", fabric)
+    }
+
+    /// Whether `fabric`, at this key, has a port for each link of each accelerator.
+    fn check_joined(&self, name: &str, fabric: &Fabric) -> Result<(), (String, String)> {
+        fabric.check().map_err(|(key, problem)| (format!("{name}.{key}"), problem))?;
         let (count, links, has) = (self.accelerators, fabric.links, fabric.ports());
         let needed = u64::from(count) * u64::from(links);
         match has < needed {
@@ -308,7 +322,7 @@ impl Rack {
                 let problem = format!(
                     "{count} accelerators with {links} links need {needed} ports, the topology has {has}"
                 );
-                Err(("fabric.topology".into(), problem))
+                Err((format!("{name}.topology"), problem))
             }
             false => Ok(()),
         }

@@ -556,3 +556,25 @@ fn a_link_carries_its_rate_less_what_flits_and_headers_take() {
     let expected = 128e9 * 240.0 / 256.0 * 192.0 / 208.0;
     assert!((between.link.payload().value() / expected - 1.0).abs() < 1e-12);
 }
+
+#[test]
+fn a_coherent_fabric_of_a_rack_carries_loads_and_has_a_port_for_each_link() {
+    let over = |text: &str| refused(&format!("extends = \"nvl72-cxl\"\n[rack.nvl72.coherent]\n{text}"));
+    for (said, expected) in [
+        (over("carries = [\"io\"]"), "rack.nvl72.coherent.carries: expected \"cache\", by which"),
+        (
+            over("switch = { ports = 36, latency = \"1 ns\" }"),
+            "rack.nvl72.coherent.topology: 72 accelerators with 1 links need 72 ports, the topology has 36",
+        ),
+        (
+            over("controllers = 120"),
+            "rack.nvl72.coherent.controllers: invalid type: integer `120`, expected a time",
+        ),
+        (over("link = { lanes = 0 }"), "rack.nvl72.coherent.link.lanes: expected at least one"),
+    ] {
+        assert!(said.contains(expected), "{said}");
+    }
+    // Without it, and without controllers, a platform is what it was.
+    let older = Platform::load("nvl72-ndr").unwrap();
+    assert!(older.rack["nvl72"].coherent.is_none() && older.between.unwrap().controllers.is_none());
+}

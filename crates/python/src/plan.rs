@@ -1,6 +1,7 @@
 //! Predicted steps: a question and its answer as JSON, which the front gives types, and tables of many layouts.
 
 use polder_platform::{TierId, TierIdError, in_words};
+use polder_sim::memory::{Question, configurations};
 use polder_sim::{CHOICES, Execution, NUMBERS, OrderError, Points, Request, SITE_NUMBERS, Step, points};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -27,6 +28,31 @@ pub(crate) fn plan_train(py: Python<'_>, request: &str, file: Option<&str>) -> P
         let answer = request.train(threads, &|_, _| ()).map_err(|error| argument(error.to_string()))?;
         serde_json::to_string(&answer).map_err(|error| argument(error.to_string()))
     })
+}
+
+/// Access times of accesses and working sets of so many bytes, one of each in turn: the names of the configurations, and 64-bit floats,
+/// one of each configuration in turn, NaN where it holds less.
+#[pyfunction]
+pub(crate) fn plan_memory<'py>(
+    py: Python<'py>,
+    question: &str,
+    access: PyBuffer<f64>,
+    sets: PyBuffer<f64>,
+) -> PyResult<(Vec<&'static str>, Bound<'py, PyBytes>)> {
+    let value: serde_json::Value =
+        serde_json::from_str(question).map_err(|error| argument(error.to_string()))?;
+    let question: Question = serde_path_to_error::deserialize(value).map_err(|error| {
+        let key = error.path().to_string();
+        let problem = in_words(&error.inner().to_string());
+        argument(format!("{}: {problem}", key.strip_prefix("ways.").unwrap_or(&key)))
+    })?;
+    let (access, sets) = (access.to_vec(py)?, sets.to_vec(py)?);
+    let (_, found) = configurations(&question).map_err(|error| argument(error.to_string()))?;
+    let seconds = access.iter().zip(&sets).flat_map(|(bytes, set)| {
+        found.iter().map(|it| it.seconds(*bytes, *set).unwrap_or(f64::NAN)).collect::<Vec<_>>()
+    });
+    let seconds: Vec<u8> = seconds.flat_map(f64::to_le_bytes).collect();
+    Ok((found.iter().map(|it| it.name).collect(), PyBytes::new(py, &seconds)))
 }
 
 /// The names of each choice.

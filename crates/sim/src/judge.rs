@@ -5,3 +5,4 @@ pub(crate) mod fit;
 pub(crate) mod measured;
 pub(crate) mod published;
 pub mod scalepool;
+pub mod scalepool_tiers;

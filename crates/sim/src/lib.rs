@@ -1,6 +1,6 @@
 //! Predicted seconds: fabrics and training steps, in closed form, with their error against published runs.
 //!
-//! `step` prices a step, `offload` one whose tensors lie in host memory, `walk` a collective as the pool runs it, `formats` reads models and layouts, `judge` holds predictions
+//! `step` prices a step, `offload` one whose tensors lie in host memory, `walk` a collective as the pool runs it, `memory` accesses by working set, `formats` reads models and layouts, `judge` holds predictions
 //! against what was published and measured, and `search` answers questions. Each imports those before it alone.
 #![forbid(unsafe_code)]
 
@@ -9,6 +9,7 @@ mod text;
 
 mod formats;
 mod judge;
+pub mod memory;
 pub mod message;
 pub mod offload;
 mod search;
@@ -22,7 +23,7 @@ pub use judge::published::{
     Compared, Counting, Judged, Margin, Pooled, PublishedTime, Ratio, Row, Table, compare, fitted, tables,
     validate,
 };
-pub use judge::{fabrics, scalepool};
+pub use judge::{fabrics, scalepool, scalepool_tiers};
 pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};
 pub use search::rows::{CHOICES, Cell, NUMBERS, Points, SITE_NUMBERS, cells, points};
 pub use search::{Found, Outcome, Progress, Space, front, search};

@@ -3,14 +3,15 @@
 use std::path::Path;
 
 /// Each folder with what it may import of the crate. `text`, `message` and `offload` are files that import no folder.
-const TABLE: [(&str, &[&str]); 8] = [
+const TABLE: [(&str, &[&str]); 9] = [
     ("text", &[]),
     ("message", &[]),
     ("offload", &[]),
     ("step", &["text"]),
     ("walk", &[]),
+    ("memory", &["step"]),
     ("formats", &["text", "step"]),
-    ("judge", &["text", "message", "step", "walk", "formats"]),
+    ("judge", &["text", "message", "memory", "step", "walk", "formats"]),
     ("search", &["text", "step", "formats", "judge"]),
 ];
 

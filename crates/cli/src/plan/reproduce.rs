@@ -1,5 +1,7 @@
 //! Published figures, made again.
 
+mod tiers;
+
 use clap::{Args, ValueEnum};
 use polder_platform::Platform;
 use polder_sim::scalepool::{Choice, Figure, Origin, Pair, Paper, Parameter, categories, summary};
@@ -23,6 +25,8 @@ pub(crate) struct Arguments {
 enum Name {
     /// Training time of five models over InfiniBand and over CXL (ScalePool, Figure 6).
     ScalepoolFig6,
+    /// Access time by working set, in two tiers of memory (ScalePool, Figure 7).
+    ScalepoolFig7,
 }
 
 #[derive(Serialize)]
@@ -65,7 +69,14 @@ struct Tried {
 const PORTS_OF: &str = "nvl72-cxl";
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Name::ScalepoolFig6 = arguments.figure;
+    match arguments.figure {
+        Name::ScalepoolFig6 => training(arguments),
+        Name::ScalepoolFig7 => tiers::run(arguments.json),
+    }
+}
+
+/// Figure 6.
+fn training(arguments: &Arguments) -> Result<(), Failure> {
     let figure = Figure::load()?;
     let pairs = figure.predict(None)?;
     let moved = |open: &polder_sim::scalepool::Open| {

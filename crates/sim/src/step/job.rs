@@ -202,6 +202,11 @@ impl<'a> Job<'a> {
         self.filled(layout.accelerators()).check(layout)
     }
 
+    /// Whether the platform has ports and ids for so many accelerators, and for its memory nodes if they are used.
+    pub(crate) fn check_ports(&self, accelerators: u32, uses_pool: bool) -> Result<(), Refusal> {
+        self.filled(accelerators).check_ports(accelerators, uses_pool)
+    }
+
     /// The most accelerators that the platform has ports and ids for.
     pub(crate) fn most(&self) -> u32 {
         let has = |accelerators| self.filled(accelerators).check_ports(accelerators, false).is_ok();

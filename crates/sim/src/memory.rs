@@ -1,0 +1,256 @@
+//! Time of an access to memory by the size of the working set: which memories of a cluster it takes, and what a load or a copy takes in
+//! each. All of it follows from a platform's links, switches, protocols and memory nodes.
+
+mod access;
+mod answer;
+mod curve;
+
+pub use access::{Access, How, LINE};
+pub use answer::{Curves, Pays, Point, curves, landmarks};
+pub use curve::{PAYS, Span, met, pays_from, ratio, ratios};
+
+use polder_platform::{DataError, Fabric, Platform, Protocol, Rack, TierId};
+use serde::{Deserialize, Serialize};
+
+use crate::step::job::Job;
+use crate::step::layout::Refusal;
+
+/// Racks that there are where nobody says how many accelerators.
+const RACKS: u32 = 16;
+
+/// How far memory nodes are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Nodes {
+    /// On the switch that the accelerator's own link leads to.
+    Near,
+    /// As far as two ports of the fabric are from each other.
+    #[default]
+    Far,
+}
+
+/// How accelerators reach each other's memory over a fabric that keeps nothing coherent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Inside {
+    /// Software copies what is needed, and keeps the copies in step.
+    #[default]
+    Copy,
+    /// By loads, of which no cache keeps the result.
+    Load,
+}
+
+/// What a load of a memory node takes, without a switch on the way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeLatency {
+    /// What the platform gives of nodes.
+    #[default]
+    Given,
+    /// What that is more than a CPU's own memory takes, added to what an accelerator's own takes.
+    Added,
+}
+
+/// What a platform leaves open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ways {
+    /// How far memory nodes are.
+    pub nodes: Nodes,
+    /// How accelerators of a rack reach each other's memory over its own fabric.
+    pub inside: Inside,
+    /// What a load of a memory node takes.
+    pub node_latency: NodeLatency,
+}
+
+/// What access times are asked of.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Question {
+    /// The machine.
+    pub platform: String,
+    /// Another that is compared with it.
+    pub against: Option<String>,
+    /// Kind of rack of the machine; the first by name when left out.
+    pub rack: Option<String>,
+    /// Accelerators; those of 16 racks when left out.
+    pub accelerators: Option<u32>,
+    /// What platforms leave open.
+    #[serde(default)]
+    pub ways: Ways,
+}
+
+/// A memory that a working set takes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tier {
+    /// Where it is.
+    pub name: &'static str,
+    /// How much there is.
+    pub capacity_bytes: f64,
+    /// What an access takes.
+    #[serde(flatten)]
+    pub access: Access,
+}
+
+/// Which memories a working set takes in which order.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Configuration {
+    /// `baseline`, `clusters` or `tiered`, as in Figure 7 of ScalePool.
+    pub name: &'static str,
+    /// The machine.
+    pub platform: String,
+    /// The memories, in the order in which they are taken.
+    pub tiers: Vec<Tier>,
+}
+
+/// Why access times cannot be given.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// A file is damaged, or has not what is asked for.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The machine cannot be that large.
+    #[error("{platform}: {refusal}")]
+    Refused {
+        /// The machine.
+        platform: String,
+        /// Why.
+        refusal: Refusal,
+    },
+}
+
+/// The memories of the machines that are asked for: of the other machine and of this one as accelerators alone (`baseline`, `clusters`),
+/// and of this one with its memory nodes (`tiered`), as far as there are such; with how many accelerators there are.
+///
+/// # Errors
+/// When a machine has no accelerators, or not as many ports, or when its file does not say what its memory takes.
+pub fn configurations(question: &Question) -> Result<(u32, Vec<Configuration>), MemoryError> {
+    let Question { platform, against, rack, accelerators, ways } = question;
+    let machine = Platform::load(platform)?;
+    let job = job(platform, &machine, rack.as_deref())?;
+    let accelerators = accelerators.unwrap_or(RACKS * job.rack().accelerators);
+    let mut found = vec![];
+    if let Some(name) = against {
+        let other = Platform::load(name)?;
+        let job = self::job(name, &other, None)?;
+        let site = Site::new(name, &other, &job, accelerators, *ways)?;
+        found.push(Configuration { name: "baseline", platform: name.clone(), tiers: site.clusters() });
+    }
+    let site = Site::new(platform, &machine, &job, accelerators, *ways)?;
+    found.push(Configuration { name: "clusters", platform: platform.clone(), tiers: site.clusters() });
+    let tiers = site.tiers();
+    if tiers != found[found.len() - 1].tiers {
+        found.push(Configuration { name: "tiered", platform: platform.clone(), tiers });
+    }
+    Ok((accelerators, found))
+}
+
+/// The kind of rack of a machine.
+fn job<'a>(name: &str, platform: &'a Platform, rack: Option<&str>) -> Result<Job<'a>, MemoryError> {
+    if platform.rack.is_empty() {
+        let problem = "expected a kind of rack, whose accelerators access memory";
+        return Err(DataError::new(name, "rack", problem).into());
+    }
+    Job::chosen(platform, rack, None, None)
+        .map_err(|refusal| MemoryError::Refused { platform: name.into(), refusal })
+}
+
+/// So many accelerators of a machine.
+struct Site<'a> {
+    platform: &'a Platform,
+    rack: &'a Rack,
+    /// Those of a rack.
+    inside: f64,
+    /// Those of all other racks.
+    outside: f64,
+    ways: Ways,
+}
+
+impl<'a> Site<'a> {
+    fn new(
+        name: &str,
+        platform: &'a Platform,
+        job: &Job<'a>,
+        accelerators: u32,
+        ways: Ways,
+    ) -> Result<Self, MemoryError> {
+        let rack = job.rack();
+        let refused = |refusal| MemoryError::Refused { platform: name.into(), refusal };
+        if accelerators == 0 {
+            return Err(refused(Refusal::Zero { what: "a count of accelerators" }));
+        }
+        job.check_ports(accelerators, platform.pool.is_some()).map_err(refused)?;
+        if rack.accelerator.memory.latency.value() == 0.0 {
+            let key = format!("rack.{}.accelerator.memory.latency", job.rack_name());
+            let problem = "expected a time above 0, which every access takes, found 0 ps";
+            return Err(DataError::new(name, &key, problem).into());
+        }
+        let inside = accelerators.min(rack.accelerators);
+        let outside = accelerators - inside;
+        Ok(Self { platform, rack, inside: f64::from(inside), outside: f64::from(outside), ways })
+    }
+
+    /// An accelerator's own memory.
+    fn own(&self) -> Tier {
+        let memory = &self.rack.accelerator.memory;
+        let access =
+            Access { how: How::Own, memory_s: memory.latency.value(), ..Access::at(memory.read.value()) };
+        Tier { name: "own", capacity_bytes: memory.capacity.value(), access }
+    }
+
+    /// The memory of so many other accelerators, over this fabric.
+    fn others(&self, name: &'static str, count: f64, fabric: &Fabric, how: How) -> Tier {
+        let memory = &self.rack.accelerator.memory;
+        let rate = (fabric.payload().value() * fabric.carried()[1]).min(memory.read.value());
+        let access = Access::over(fabric, fabric.hops(), how, memory.latency.value(), rate);
+        Tier { name, capacity_bytes: count * memory.capacity.value(), access }
+    }
+
+    /// The memory of the rack's other accelerators, over the fabric that keeps nothing coherent.
+    fn rack(&self) -> Option<Tier> {
+        let how = if self.ways.inside == Inside::Load { How::Load } else { How::Copy };
+        let fabric = self.rack.fabric.as_ref()?;
+        Some(self.others("rack", self.inside - 1.0, fabric, how))
+    }
+
+    /// Accelerators alone: own memory, that of the rack, that of other racks.
+    fn clusters(&self) -> Vec<Tier> {
+        let racks = self.platform.between.as_ref().map(|fabric| {
+            let how = if fabric.carries.contains(&Protocol::Cache) { How::Load } else { How::Copy };
+            self.others("racks", self.outside, fabric, how)
+        });
+        present(std::iter::once(self.own()).chain(self.rack()).chain(racks))
+    }
+
+    /// With memory nodes: own memory, that of the rack kept coherent, that of the nodes.
+    fn tiers(&self) -> Vec<Tier> {
+        let coherent = self.rack.coherent.as_ref();
+        let rack = coherent.map(|fabric| self.others("rack", self.inside - 1.0, fabric, How::Load));
+        let pool = self.pool();
+        // Without nodes what the rack lacks is in others.
+        let far = if pool.is_some() { vec![] } else { self.clusters().into_iter().skip(2).collect() };
+        present(std::iter::once(self.own()).chain(rack.or_else(|| self.rack())).chain(pool).chain(far))
+    }
+
+    /// The memory of the nodes.
+    fn pool(&self) -> Option<Tier> {
+        let (pool, fabric) = self.platform.pool.as_ref().zip(self.platform.between.as_ref())?;
+        let shares = self.platform.tiers(self.rack);
+        let share = shares.iter().find_map(|(id, share)| (*id == TierId::Pool).then_some(share))?;
+        let switches = if self.ways.nodes == Nodes::Near { 1.0 } else { fabric.hops() };
+        let [node, own, cpu] = [pool.memory, self.rack.accelerator.memory, self.rack.host.memory];
+        let [node, own, cpu] = [node, own, cpu].map(|memory| memory.latency.value());
+        let memory_s =
+            if self.ways.node_latency == NodeLatency::Added { own + (node - cpu).max(0.0) } else { node };
+        // A node's latency has the controllers at both ends.
+        let access =
+            Access { controllers_s: 0.0, ..Access::over(fabric, switches, How::Load, memory_s, share.read) };
+        Some(Tier { name: "pool", capacity_bytes: share.capacity * (self.inside + self.outside), access })
+    }
+}
+
+/// Those of which there is any.
+fn present(tiers: impl Iterator<Item = Tier>) -> Vec<Tier> {
+    tiers.filter(|tier| tier.capacity_bytes > 0.0).collect()
+}

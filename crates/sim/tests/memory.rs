@@ -1,0 +1,215 @@
+//! Access times by working set: what they are made of, how they grow, and what of Figure 7 of ScalePool follows.
+
+use polder_platform::{Folder, names};
+use polder_sim::memory::{
+    Configuration, How, Inside, LINE, NodeLatency, Nodes, Question, Ways, configurations, curves, landmarks,
+    pays_from, ratio,
+};
+use polder_sim::scalepool_tiers::{Over, TierFigure};
+
+fn question(platform: &str, against: Option<&str>, ways: Ways) -> Question {
+    Question {
+        platform: platform.into(),
+        against: against.map(Into::into),
+        rack: None,
+        accelerators: None,
+        ways,
+    }
+}
+
+fn ways() -> Vec<Ways> {
+    let all = [Inside::Copy, Inside::Load].into_iter().flat_map(|inside| {
+        [Nodes::Near, Nodes::Far].into_iter().flat_map(move |nodes| {
+            [NodeLatency::Given, NodeLatency::Added].map(|node_latency| Ways { nodes, inside, node_latency })
+        })
+    });
+    all.collect()
+}
+
+/// The configurations of every platform that has some, in every way.
+fn all() -> Vec<Configuration> {
+    let mut found = vec![];
+    for name in names(Folder::Platforms) {
+        for ways in ways() {
+            let Ok((_, configurations)) = configurations(&question(name, None, ways)) else { continue };
+            found.extend(configurations);
+        }
+    }
+    assert!(found.len() > 80, "{}", found.len());
+    found
+}
+
+const SIZES: [f64; 5] = [1.0, 64.0, 4096.0, 1e5, 1e7];
+
+#[test]
+fn a_larger_working_set_or_access_takes_no_less_time_where_memories_are_taken_fastest_first() {
+    let mut ordered = 0;
+    for it in all() {
+        for bytes in SIZES {
+            let times: Vec<_> = it.tiers.iter().map(|tier| tier.access.seconds(bytes)).collect();
+            let sets = landmarks(std::slice::from_ref(&it));
+            let means: Vec<_> = sets.iter().map(|set| it.seconds(bytes, *set).unwrap()).collect();
+            if times.is_sorted() {
+                ordered += 1;
+                let grows = means.windows(2).all(|pair| pair[1] >= pair[0] * (1.0 - 1e-12));
+                assert!(grows, "{} {} {bytes}: {means:?}", it.platform, it.name);
+            }
+            // Whatever the order, no mean is outside of its memories' times.
+            let least = times.iter().copied().fold(f64::INFINITY, f64::min) * (1.0 - 1e-12);
+            let most = times.iter().copied().fold(0.0, f64::max) * (1.0 + 1e-12);
+            assert!(means.iter().all(|mean| (least..=most).contains(mean)), "{means:?}");
+            let larger = sets.iter().map(|set| it.seconds(bytes * 2.0, *set).unwrap());
+            assert!(means.iter().zip(larger).all(|(mean, larger)| *mean <= larger));
+        }
+    }
+    assert!(ordered > 100, "{ordered}");
+}
+
+#[test]
+fn a_configuration_holds_its_capacity_and_no_byte_more() {
+    for it in all() {
+        let whole: f64 = it.tiers.iter().map(|tier| tier.capacity_bytes).sum();
+        assert!(it.seconds(64.0, whole).is_some());
+        assert_eq!(it.seconds(64.0, whole * 1.001), None);
+        let own = &it.tiers[0];
+        assert_eq!(own.access.how, How::Own);
+        let inside = it.seconds(64.0, own.capacity_bytes / 2.0).unwrap();
+        assert!((inside / own.access.seconds(64.0) - 1.0).abs() < 1e-12);
+    }
+}
+
+#[test]
+fn memories_are_as_large_as_so_many_accelerators_make_them() {
+    let of = |accelerators| {
+        let question = Question {
+            accelerators: Some(accelerators),
+            ..question("nvl72-cxl", Some("nvl72-ndr"), Ways::default())
+        };
+        let (count, found) = configurations(&question).unwrap();
+        assert_eq!(count, accelerators);
+        found
+            .iter()
+            .map(|it| it.tiers.iter().map(|tier| (tier.name, tier.capacity_bytes / 1e9)).collect())
+            .collect()
+    };
+    let found: [Vec<_>; 3] = <Vec<_> as TryInto<_>>::try_into(of(144)).unwrap();
+    let alone = [("own", 186.0), ("rack", 71.0 * 186.0), ("racks", 72.0 * 186.0)];
+    assert_eq!(found[0], alone);
+    assert_eq!(found[1], alone);
+    assert_eq!(found[2], [("own", 186.0), ("rack", 71.0 * 186.0), ("pool", 144.0 * 500.0)]);
+    // Part of a rack, and one accelerator.
+    let part: Vec<Vec<_>> = of(8);
+    assert_eq!(part[0], [("own", 186.0), ("rack", 7.0 * 186.0)]);
+    assert_eq!(of(1)[2], [("own", 186.0), ("pool", 500.0)]);
+}
+
+#[test]
+fn an_access_is_the_sum_of_what_its_way_has() {
+    let far = Ways::default();
+    let (_, found) = configurations(&question("nvl72-cxl", Some("nvl72-ndr"), far)).unwrap();
+    let [baseline, clusters, tiered] = &found[..] else { panic!("{found:?}") };
+    let ns = |it: &Configuration, tier: usize| (it.tiers[tier].access.idle() * 1e9).round();
+    // Two ways of 5 switches and 6 wires; software where it copies, controllers where hardware loads.
+    assert_eq!(ns(baseline, 2), 2000.0 + 2.0 * (5.0 * 130.0 + 6.0 * 25.0) + 400.0);
+    assert_eq!(ns(clusters, 2), 120.0 + 2.0 * (5.0 * 150.0 + 6.0 * 25.0) + 400.0);
+    assert_eq!(ns(clusters, 1), 1000.0 + 2.0 * (100.0 + 2.0 * 10.0) + 400.0);
+    assert_eq!(ns(tiered, 1), 120.0 + 2.0 * (150.0 + 2.0 * 10.0) + 400.0);
+    assert_eq!(ns(tiered, 2), 2.0 * (5.0 * 150.0 + 6.0 * 25.0) + 250.0);
+    let near = Ways { nodes: Nodes::Near, node_latency: NodeLatency::Added, inside: Inside::Load };
+    let (_, found) = configurations(&question("nvl72-cxl", None, near)).unwrap();
+    // One switch and two wires; 100 ns that a node adds to a Grace's own 150, and the accelerator's own 400.
+    assert_eq!(ns(&found[1], 2), 2.0 * (150.0 + 2.0 * 25.0) + 100.0 + 400.0);
+    assert_eq!(ns(&found[0], 1), 2.0 * (100.0 + 2.0 * 10.0) + 400.0);
+    // Loads move whole lines, copies bytes.
+    let [copied, loaded] = [&baseline.tiers[2].access, &tiered.tiers[2].access];
+    assert_eq!(loaded.seconds(1.0), loaded.seconds(LINE));
+    assert!(copied.seconds(1.0) < copied.seconds(LINE));
+    // Half the accelerators of a node get what it has, up to their link.
+    assert_eq!(loaded.bytes_per_s, 800e9 / 8.0);
+}
+
+#[test]
+fn a_slower_part_of_the_way_makes_that_memory_slower_by_as_much() {
+    let (_, before) = configurations(&question("nvl72-cxl", None, Ways::default())).unwrap();
+    let path = std::env::temp_dir().join(format!("polder-memory-{}.toml", std::process::id()));
+    std::fs::write(&path, "extends = \"nvl72-cxl\"\n[between.switch]\nlatency = \"160 ns\"\n").unwrap();
+    let after = configurations(&question(path.to_str().unwrap(), None, Ways::default()));
+    std::fs::remove_file(&path).unwrap();
+    let (_, after) = after.unwrap();
+    for (before, after) in before.iter().zip(&after) {
+        for (one, other) in before.tiers.iter().zip(&after.tiers) {
+            let switches = if one.name == "racks" || one.name == "pool" { 5.0 } else { 0.0 };
+            let longer = (other.access.seconds(64.0) - one.access.seconds(64.0)) * 1e9;
+            assert!((longer - 2.0 * switches * 10.0).abs() < 1e-6, "{}: {longer}", one.name);
+        }
+    }
+}
+
+#[test]
+fn a_memory_pays_from_where_an_access_is_faster_by_a_twentieth() {
+    let (_, found) = configurations(&question("nvl72-cxl", Some("nvl72-ndr"), Ways::default())).unwrap();
+    let [baseline, _, tiered] = &found[..] else { panic!("{found:?}") };
+    let from = pays_from(tiered, 1, baseline, 64.0).unwrap();
+    assert!((ratio(tiered, baseline, 64.0, from).unwrap() - 1.05).abs() < 1e-9);
+    let own = tiered.tiers[0].capacity_bytes;
+    assert!(from > own && from < 1.1 * own, "{from}");
+    // In large pieces NVLink is faster, and CXL inside a rack never pays.
+    assert_eq!(pays_from(tiered, 1, baseline, 1e6), None);
+    let found =
+        curves(&question("nvl72-cxl", Some("nvl72-ndr"), Ways::default()), &[64.0, 1e6], &[]).unwrap();
+    assert_eq!(found.pays.len(), 2 * 2 * 2);
+    assert!(found.points.len() > 100 && found.points.iter().any(|it| it.seconds.contains(&None)));
+}
+
+#[test]
+fn what_has_no_accelerators_or_too_few_ports_is_refused_with_the_file_and_the_key() {
+    let refused = |platform: &str, accelerators| {
+        let question = Question { accelerators, ..question(platform, None, Ways::default()) };
+        configurations(&question).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused("cmpi", None),
+        "cmpi: rack: expected a kind of rack, whose accelerators access memory"
+    );
+    assert_eq!(refused("dgx-a100", Some(0)), "dgx-a100: a count of accelerators is 0; it is at least 1");
+    let ports = refused("nvl72-cxl", Some(1_000_000));
+    assert!(ports.starts_with("nvl72-cxl: 1,000,000 accelerators need "), "{ports}");
+    let lone = refused("nvl72", Some(73));
+    assert!(lone.starts_with("nvl72: ") && lone.contains("a fabric between racks"), "{lone}");
+    assert!(refused("no-such", None).starts_with("no-such: no platform of this name"));
+}
+
+/// What of the figure follows from the platforms, and what does not. Nothing here is fitted: where a platform changes, this may too.
+#[test]
+fn of_figure_7_each_way_meets_what_it_is_printed_to_meet() {
+    let report = TierFigure::load().unwrap().predict().unwrap();
+    let way = |inside, nodes, node_latency| Ways { nodes, inside, node_latency };
+    let expected: [(Ways, &[f64]); 5] = [
+        (way(Inside::Copy, Nodes::Near, NodeLatency::Given), &[1.4, 1.4, 4.5]),
+        (way(Inside::Copy, Nodes::Far, NodeLatency::Given), &[1.4, 1.4, 1.6]),
+        (way(Inside::Load, Nodes::Near, NodeLatency::Given), &[4.5, 1.6]),
+        (way(Inside::Load, Nodes::Far, NodeLatency::Given), &[]),
+        (way(Inside::Copy, Nodes::Near, NodeLatency::Added), &[1.4, 1.4]),
+    ];
+    assert_eq!(report.variants.len(), expected.len());
+    for (variant, (ways, met)) in report.variants.iter().zip(expected) {
+        assert_eq!(variant.ways, ways);
+        let claims = variant.claims.iter().filter(|it| it.is_met());
+        assert_eq!(claims.map(|it| it.published).collect::<Vec<_>>(), met, "{ways:?}");
+        let [baseline, clusters, tiered] = &variant.configurations[..] else { panic!("three") };
+        for claim in &variant.claims {
+            let other = if claim.over == Over::Baseline { baseline } else { clusters };
+            let [least, most] = claim.simulated;
+            assert!(least <= most);
+            if let Some(set) = claim.met_at_bytes {
+                let there = ratio(tiered, other, 64.0, set).unwrap();
+                assert!((there / claim.published - 1.0).abs() < 1e-9, "{claim:?}");
+                assert!((least..=most).contains(&claim.published), "{claim:?}");
+            }
+            assert_eq!((claim.map.len(), claim.map[0].len()), (8, claim.sets_bytes.len()));
+        }
+        // No memory node can meet both at one working set.
+        let part = variant.clusters_over_baseline;
+        assert!((part.needed - 4.5 / 1.6).abs() < 1e-12 && part.most < part.needed, "{part:?}");
+    }
+}
