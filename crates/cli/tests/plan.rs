@@ -1352,15 +1352,19 @@ fn access_times_are_the_same_in_json_csv_and_on_the_page() {
     assert_eq!(lines.headers().unwrap().iter().collect::<Vec<_>>(), names);
     let lines: Vec<_> = lines.records().map(Result::unwrap).collect();
     assert_eq!(lines.len(), points.len());
+    // serde_json reads numbers to the last digit but one.
+    let is_near = |cell: &str, number: &Value| match (cell.parse::<f64>(), number.as_f64()) {
+        (Ok(cell), Some(number)) => (cell / number - 1.0).abs() < 1e-12,
+        (cell, number) => cell.is_err() && number.is_none(),
+    };
     for (line, point) in lines.iter().zip(points) {
-        assert_eq!(line[1].parse::<f64>().unwrap(), point["working_set_bytes"].as_f64().unwrap());
-        for (cell, seconds) in line.iter().skip(2).zip(point["seconds"].as_array().unwrap()) {
-            assert_eq!(cell.parse().ok(), seconds.as_f64());
-        }
+        assert!(is_near(&line[1], &point["working_set_bytes"]), "{line:?} {point}");
+        let seconds = point["seconds"].as_array().unwrap();
+        assert!(line.iter().skip(2).zip(seconds).all(|(cell, it)| is_near(cell, it)), "{line:?} {point}");
     }
     let page = std::fs::read_to_string(html).unwrap();
     assert!(
-        !page.contains("http:/") && !page.contains("src=") && !page.contains('@'),
+        !page.contains("http") && !page.contains("src=") && !page.contains('@'),
         "nothing is fetched or left open"
     );
     let data = page.split("const plan = ").nth(1).and_then(|rest| rest.split(";\n").next()).unwrap();
@@ -1423,7 +1427,7 @@ fn access_times_of_what_makes_no_sense_are_refused_in_one_line() {
         .unwrap();
     let said = String::from_utf8(stderr).unwrap();
     assert!(!status.success());
-    let expected = "polder: --working-set: 1,152 accelerators and their memory nodes hold 590 TB at most, found 2.00 PB; give a smaller one, or more --gpus\n";
+    let expected = "polder: --working-set: 1,152 accelerators and their memory nodes hold 589 TB at most, found 2.00 PB; give a smaller one, or more --gpus\n";
     assert_eq!(said, expected);
 }
 
