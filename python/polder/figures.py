@@ -412,7 +412,7 @@ if __name__ == "__main__":
     said = [json.loads(line) for line in sys.stdin]
     if "tables" in said[0]:
         draw_errors(said[0], Path(sys.argv[1]))
-    elif "points" in said[0]:
+    elif "configurations" in said[0]:
         draw_memory(said[0], Path(sys.argv[1]))
     elif "step" in said[0]:
         draw_step(said[0], json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[1]))
