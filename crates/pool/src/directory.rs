@@ -122,7 +122,7 @@ impl Scan {
         self.live.is_empty() && self.claimed.is_empty()
     }
 
-    fn claimants(&self) -> impl Iterator<Item = u16> {
+    pub(crate) fn claimants(&self) -> impl Iterator<Item = u16> {
         self.claimed.iter().map(|sight| sight.host)
     }
 }

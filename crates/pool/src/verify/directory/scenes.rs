@@ -452,21 +452,37 @@ fn undo(seed: u64, mut dice: Dice) -> Outcome {
     stage.world.run()
 }
 
-/// A process dies while it creates, and another of its host repairs: the name is in nobody's way then.
+/// A process dies while it creates, and another of its host repairs: the name is in nobody's way then. Once that has
+/// returned, no host sees a claim any more.
 fn repair(seed: u64, mut dice: Dice) -> Outcome {
     let mut stage = Stage::new(seed, 2, 2);
     let (host, other) = toss(&mut dice);
-    let victim = play(&mut stage, host, 0, |process| drop(create(&process)));
+    let victim = play(&mut stage, host, 0, |process| {
+        drop(create(&process));
+        loop {
+            process.memory.pause();
+        }
+    });
     let at = if dice.roll(2) == 0 { dice.roll(180) } else { announces_at(true, false, &mut dice) };
     stage.world.crash_at(victim, Crash::Process, at);
-    let layout = Rc::clone(&stage.layout);
+    let (cue, waits, layout) = (Cue::default(), dice.roll(2) == 0, Rc::clone(&stage.layout));
+    let given = cue.clone();
     stage.world.spawn_after_crash(victim, host, SPARE, move |memory| {
         let process = Process::enter(memory, &layout, host);
         process.directory().repair_process(ProcessSlot(0)).expect("nobody keeps a lock");
+        given.give(1);
     });
-    play(&mut stage, other, 0, |process| match create(&process) {
-        Ok(object) => process.directory().close(&object),
-        Err(error) => assert!(matches!(error, PoolError::Exists { .. }), "{error}"),
+    play(&mut stage, other, 0, move |process| {
+        if waits {
+            cue.await_(&process.memory, 1);
+            let key = Key::new(&process.directory().site, name().hash());
+            let scan = process.directory().scan(&key).expect("no fault");
+            assert_eq!(scan.claimants().next(), None, "a claim is left after the repair");
+        }
+        match create(&process) {
+            Ok(object) => process.directory().close(&object),
+            Err(error) => assert!(matches!(error, PoolError::Exists { .. }), "{error}"),
+        }
     });
     stage.world.run()
 }
