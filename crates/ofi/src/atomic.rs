@@ -469,7 +469,7 @@ pub(crate) unsafe extern "C" fn query(
             0 => Form::Plain,
             flag::FETCH_ATOMIC => Form::Fetch,
             flag::COMPARE_ATOMIC => Form::Compare,
-            _ => return Err(Errno::BADFLAGS),
+            _ => return Err(log::refuse("fi_query_atomic", flags)),
         };
         let kind = Kind::of(form, datatype, op)?;
         // SAFETY: not null, so the program's to be written.

@@ -8,7 +8,7 @@ use crate::ffi::{
 use crate::handles::{DomainHandle, FabricHandle, OpenDomain, domain_of};
 use crate::object::{expect_place, fid, reference};
 use crate::state::{Domain, Manner};
-use crate::{atomic, av, cntr, cq, ep, guard, mr, session};
+use crate::{atomic, av, cntr, cq, ep, guard, log, mr, session};
 
 static OPS: Ops = Ops { bind, ..Ops::closing(close) };
 
@@ -84,9 +84,9 @@ unsafe extern "C" fn endpoint2(
     flags: u64,
     context: *mut c_void,
 ) -> c_int {
-    match flags {
+    match log::expect_flags("fi_endpoint2", flags, 0) {
         // SAFETY: the same arguments.
-        0 => unsafe { ep::open(domain, info, place, context) },
-        _ => -Errno::BADFLAGS.0,
+        Ok(()) => unsafe { ep::open(domain, info, place, context) },
+        Err(refused) => -refused.0,
     }
 }

@@ -7,7 +7,7 @@ use crate::ffi::{Absent, Errno, FabricAttr, Fid, FidDomain, FidFabric, Info, Ops
 use crate::handles::{FabricHandle, OpenFabric};
 use crate::limits::NAME;
 use crate::object::{expect_place, fid, reference};
-use crate::{domain, eq, guard};
+use crate::{domain, eq, guard, log};
 
 static OPS: Ops = Ops::closing(close);
 
@@ -70,9 +70,9 @@ unsafe extern "C" fn domain2(
     flags: u64,
     context: *mut c_void,
 ) -> c_int {
-    match flags {
+    match log::expect_flags("fi_domain2", flags, 0) {
         // SAFETY: the same arguments.
-        0 => unsafe { domain::open(fabric, info, place, context) },
-        _ => -Errno::BADFLAGS.0,
+        Ok(()) => unsafe { domain::open(fabric, info, place, context) },
+        Err(refused) => -refused.0,
     }
 }

@@ -61,11 +61,14 @@ pub(crate) fn tell(error: &PoolError) {
 pub(crate) fn expect_flags(call: &str, flags: u64, offered: u64) -> Result<(), Errno> {
     match flags & !offered {
         0 => Ok(()),
-        refused => {
-            tracing::warn!("{call} is refused: {} is not offered here", flag::names(refused));
-            Err(Errno::BADFLAGS)
-        }
+        refused => Err(refuse(call, refused)),
     }
+}
+
+/// The refusal of a call for these flags, whose names are logged.
+pub(crate) fn refuse(call: &str, flags: u64) -> Errno {
+    tracing::warn!("{call} is refused: {} is not offered here", flag::names(flags));
+    Errno::BADFLAGS
 }
 
 /// Writes a line to stderr in one piece, for what a launcher mixes with others'.

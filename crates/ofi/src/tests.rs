@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{from_mut, null, null_mut};
-use std::sync::Once;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use polder_attach::session as pools;
@@ -563,10 +563,35 @@ fn a_send_that_asks_for_its_match_is_complete_when_a_receive_or_a_claim_has_matc
     }
 }
 
+/// What is logged while something is called.
+fn logged(call: impl FnOnce()) -> String {
+    let (read, write) = std::io::pipe().unwrap();
+    let logs = tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::new(write)).finish();
+    tracing::subscriber::with_default(logs, call);
+    std::io::read_to_string(read).unwrap()
+}
+
 #[test]
 fn flags_that_are_refused_are_named() {
     let bench = Bench::enabled(MPICH);
     assert_eq!(bench.tsendmsg(0, b"refused", 5, flag::FENCE), -(Errno::BADFLAGS.0 as isize));
+    let (refused, fabric, domain) = (-Errno::BADFLAGS.0, bench.fabric, bench.domain);
+    let mut attr = AtomicAttr { count: 0, size: 0 };
+    // SAFETY: as libfabric calls them; what is refused is not looked at.
+    let said = logged(|| unsafe {
+        let domain2 = (*(*fabric).ops).domain2;
+        assert_eq!(domain2(fabric, null_mut(), null_mut(), flag::FENCE, null_mut()), refused);
+        let ops = (*domain).ops;
+        assert_eq!(((*ops).endpoint2)(domain, null_mut(), null_mut(), flag::PEEK, null_mut()), refused);
+        assert_eq!(((*ops).query_atomic)(domain, 7, 2, &raw mut attr, flag::INJECT), refused);
+    });
+    for line in [
+        "fi_domain2 is refused: FI_FENCE is not offered here",
+        "fi_endpoint2 is refused: FI_PEEK is not offered here",
+        "fi_query_atomic is refused: FI_INJECT is not offered here",
+    ] {
+        assert!(said.contains(line), "{line} is not in\n{said}");
+    }
     assert_eq!(
         flag::names(flag::FENCE | flag::MATCH_COMPLETE | 1 << 45),
         "FI_FENCE | FI_MATCH_COMPLETE | bit 45"
