@@ -1,7 +1,7 @@
 //! `polder mpi`: an MPI library that is installed, over a pool, through the libfabric provider.
 
 mod cleanup;
-mod guard;
+pub(crate) mod guard;
 mod job;
 mod leftovers;
 pub(crate) mod library;

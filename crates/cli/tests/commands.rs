@@ -520,6 +520,7 @@ fn a_benchmark_or_a_soak_that_is_told_to_end_leaves_no_process_and_no_pool() {
     for (arguments, signal) in [
         ("bench ring", "TERM"),
         ("bench objects", "KILL"),
+        ("probe --force --out /dev/null", "KILL"),
         ("soak --doom stop --what pop", "INT"),
         ("soak --doom stop --what pop", "KILL"),
     ] {
@@ -529,7 +530,11 @@ fn a_benchmark_or_a_soak_that_is_told_to_end_leaves_no_process_and_no_pool() {
         let mark = format!("POLDER_TEST_MARK={}-{arguments}-{signal}", std::process::id());
         command.env("POLDER_TEST_MARK", mark.split_once('=').unwrap().1);
         let mut bench = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let directory = PathBuf::from(format!("/dev/shm/polder-test-{}-0", bench.id()));
+        let own = format!("polder-test-{}-", bench.id());
+        let has_folder = || {
+            let mut folders = std::fs::read_dir("/dev/shm").unwrap().flatten();
+            folders.any(|folder| folder.file_name().to_string_lossy().starts_with(&own))
+        };
         // It, its guards, and another that works.
         let works =
             |pid: &String| std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"polder\n");
@@ -541,7 +546,7 @@ fn a_benchmark_or_a_soak_that_is_told_to_end_leaves_no_process_and_no_pool() {
         assert!(told.success());
         bench.wait().unwrap();
         // The kernel tells those that clean up.
-        while directory.exists() || !processes_of(&mark).is_empty() {
+        while has_folder() || !processes_of(&mark).is_empty() {
             std::thread::yield_now();
         }
     }

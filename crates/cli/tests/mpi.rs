@@ -47,6 +47,10 @@ impl Bench {
     }
 
     fn command(&self, arguments: &str) -> Command {
+        self.polder(&format!("mpi {arguments}"))
+    }
+
+    fn polder(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
         for key in [
             "POLDER_HOST",
@@ -61,7 +65,7 @@ impl Bench {
         command.env("POLDER_POOL", self.path("pool")).env("POLDER_RUN", self.scratch.path());
         command.env("POLDER_CONFIG", "/dev/null");
         command.env("PATH", format!("{}:/usr/bin:/bin", self.path("bin").display()));
-        command.arg("mpi").args(arguments.split(' '));
+        command.args(arguments.split(' '));
         command
     }
 
@@ -330,6 +334,41 @@ fn a_job_whose_polder_is_killed_ends_with_all_that_it_started_and_its_pool() {
         assert!(stat.is_empty() || stat.contains(") Z"), "{pid} runs: {stat}");
     }
     assert!(!PathBuf::from(pool).exists() && !PathBuf::from(tally).exists());
+}
+
+#[test]
+fn a_benchmark_of_mpi_that_is_ended_leaves_no_rank_and_no_file_of_mpich() {
+    for signal in ["KILL", "TERM"] {
+        let bench = Bench::new();
+        let file = format!("/dev/shm/mpich_shm_bench_{}_{signal}", std::process::id());
+        // Jobs over the pool end at once; those over TCP have a rank out of mpiexec's session.
+        let body = format!(
+            "[ \"$FI_PROVIDER\" = tcp ] || exit 0; echo > {file}; cd {}; \
+             setsid sleep 1000 & echo $! $$ > new; mv new ranks; wait",
+            bench.scratch.path().display()
+        );
+        bench.install("bin/mpiexec", MPICH, &body);
+        bench.install("bin/mpicc", "", "while [ \"$1\" != -o ]; do shift; done; : > \"$2\"");
+        let mut command = bench.polder("bench mpi --provider-path");
+        command.arg(bench.path("lib")).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut running = Running(command.spawn().unwrap());
+        while !bench.path("ranks").exists() {
+            assert!(running.0.try_wait().unwrap().is_none(), "it ended");
+            std::thread::yield_now();
+        }
+        let ranks = std::fs::read_to_string(bench.path("ranks")).unwrap();
+        let told = Command::new("kill").args(["-s", signal, &running.0.id().to_string()]).status().unwrap();
+        assert!(told.success());
+        running.0.wait().unwrap();
+        let runs = |pid: &str| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            !stat.is_empty() && !stat.contains(") Z")
+        };
+        // The kernel tells those that clean up.
+        while PathBuf::from(&file).exists() || ranks.split_whitespace().any(runs) {
+            std::thread::yield_now();
+        }
+    }
 }
 
 #[test]

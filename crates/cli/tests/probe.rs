@@ -1,7 +1,8 @@
 //! `polder probe` and `polder plan verify`: from what a machine is measured to take to what is predicted of it.
 
+use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use polder_mem::testing::Scratch;
 use polder_platform::{Exchange, Platform, Sharing};
@@ -56,6 +57,52 @@ near = "20 GB/s"
 write = "10 GB/s"
 read = "10 GB/s"
 "#;
+
+#[test]
+fn what_measures_in_python_ends_with_its_parent() {
+    // A Python beside the program that says what it is, and works for ever in another process too.
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(std::process::id().to_string());
+    let [python, program, ranks] = ["python", "polder", "ranks"].map(|name| place.join(name));
+    let script = "#!/bin/sh\nsleep 1000 & echo $! $$ > \"$0.new\"; mv \"$0.new\" \"${0%/*}/ranks\"; wait\n";
+    // Written by another process: a test that forks meanwhile would keep it open, and nobody may run it then.
+    let mut install = Command::new("install");
+    install.args(["-D", "-m", "755", "/dev/stdin"]).arg(&python).stdin(Stdio::piped());
+    let mut install = install.spawn().unwrap();
+    install.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+    assert!(install.wait().unwrap().success());
+    std::fs::hard_link(env!("CARGO_BIN_EXE_polder"), &program).unwrap();
+    let platform = place.join("here.toml");
+    std::fs::write(&platform, HERE).unwrap();
+    let platform = platform.to_str().unwrap();
+    let measures = [vec!["bench", "collectives"], vec!["plan", "verify", "--platform", platform]];
+    for (arguments, signal) in
+        measures.iter().flat_map(|arguments| [(arguments, "KILL"), (arguments, "TERM")])
+    {
+        let mut command = Command::new(&program);
+        command.env("POLDER_CONFIG", "/dev/null").args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut parent = command.spawn().unwrap();
+        while !ranks.exists() {
+            assert!(parent.try_wait().unwrap().is_none(), "{arguments:?} ended");
+            std::thread::yield_now();
+        }
+        let pids = std::fs::read_to_string(&ranks).unwrap();
+        std::fs::remove_file(&ranks).unwrap();
+        assert!(
+            Command::new("kill").args(["-s", signal, &parent.id().to_string()]).status().unwrap().success()
+        );
+        parent.wait().unwrap();
+        let runs = |pid: &str| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            !stat.is_empty() && !stat.contains(") Z")
+        };
+        let folder = format!("/dev/shm/polder-test-{}-0", parent.id());
+        // The kernel tells those that clean up.
+        while pids.split_whitespace().any(runs) || Path::new(&folder).exists() {
+            std::thread::yield_now();
+        }
+    }
+    std::fs::remove_dir_all(place).unwrap();
+}
 
 /// Rows of a benchmark on a machine whose constants are others than it was said to have.
 fn rows(sharing: &Sharing) -> String {

@@ -17,6 +17,7 @@ use super::ring::floor;
 use super::row::{Better, Row, Sample};
 use super::{print, size};
 use crate::Failure;
+use crate::mpi::guard::Guard;
 use crate::mpi::library::{Install, Library, Section};
 use crate::mpi::{provider, shim};
 use crate::scratch::{Scratch, Tied};
@@ -300,14 +301,16 @@ impl<'a> Bench<'a> {
     fn said(&self, way: Way, ranks: u16, cases: &[String]) -> Result<String, Failure> {
         let program: Vec<_> = [self.program.clone()].into_iter().chain(cases.iter().cloned()).collect();
         let Install { library, mpiexec } = self.install;
-        let mut command = match way.coherence() {
-            Some(coherence) => self.over_pool(coherence, way.has_shim(), ranks, &program)?,
+        let (mut command, _guard) = match way.coherence() {
+            // Which has a guard of its own.
+            Some(coherence) => (self.over_pool(coherence, way.has_shim(), ranks, &program)?, None),
             None => {
                 let mut command = Command::new(mpiexec);
                 let sections: Vec<_> = Section::deal(ranks, HOSTS).collect();
                 command.args(library.arguments(&sections, &[], &program));
                 command.envs(way.variables(*library).iter().copied());
-                command
+                let guard = Guard::over_job(&mut command, "`polder bench mpi`")?;
+                (command, Some(guard))
             }
         };
         // Containers have no other user.

@@ -7,7 +7,7 @@ use polder_attach::each;
 use polder_attach::session::Session;
 use polder_attach::settings::Settings;
 use polder_mem::HostPlan;
-use polder_pool::{Member, SweepReport};
+use polder_pool::{Member, SweepReport, Uuid};
 use serde::{Deserialize, Serialize};
 
 use super::leftovers::{kill_marked, remove_files};
@@ -18,18 +18,34 @@ use crate::pool::removed;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Cleanup {
     pub(super) job: u64,
+    /// What started it, as an error says it.
+    pub(super) maker: String,
     /// What its processes have in their environment.
     pub(super) mark: String,
     /// The hosts of this machine; `None` is the one that the settings say.
     pub(super) hosts: Vec<Option<u16>>,
     /// Whether the pool is the job's own, and goes with it.
     pub(super) owns_pool: bool,
-    /// Where its ranks write what they sent.
+    /// Where its ranks write what they sent, if they do.
     pub(super) tally: PathBuf,
     pub(super) start: SystemTime,
 }
 
 impl Cleanup {
+    /// Of a job that is started now, and leaves nothing in a pool.
+    pub(super) fn new(job: u64, maker: String) -> Self {
+        Self {
+            job,
+            maker,
+            mark: format!("{:032x}", Uuid::fresh().0),
+            hosts: vec![],
+            owns_pool: false,
+            tally: PathBuf::new(),
+            // The clock of file systems may be a tick behind.
+            start: SystemTime::now() - Duration::from_secs(1),
+        }
+    }
+
     /// Ends the processes of the job, and then as [`Cleanup::run`].
     pub(super) fn end(&self, settings: &Settings) -> Result<(), Failure> {
         kill_marked(&self.mark);

@@ -9,15 +9,23 @@ use clap::Args;
 use polder_attach::settings::Settings;
 
 use super::cleanup::Cleanup;
+use super::leftovers::MARK;
 use crate::Failure;
 
 /// What a maker says that needs no guard any more.
 const OVER: &[u8] = b"over";
 
 /// The guard, as its maker holds it.
-pub(super) struct Guard(Child);
+pub(crate) struct Guard(Child);
 
 impl Guard {
+    /// Marks the processes of a job without a pool that `command` is to start for `maker`, and starts its guard.
+    pub(crate) fn over_job(command: &mut Command, maker: &str) -> Result<Self, Failure> {
+        let cleanup = Cleanup::new(0, maker.to_owned());
+        command.env(MARK, &cleanup.mark);
+        Self::over(&cleanup, &[])
+    }
+
     /// Starts the guard of a job.
     pub(super) fn over(cleanup: &Cleanup, variables: &[(String, String)]) -> Result<Self, Failure> {
         let mut guard = Command::new(std::env::current_exe()?);
@@ -54,7 +62,7 @@ pub(super) fn run(guarded: &Guarded, settings: &Settings) -> Result<ExitCode, Fa
     let mut told = vec![];
     std::io::stdin().read_to_end(&mut told)?;
     if told != OVER {
-        eprintln!("polder: `polder mpi run` of job {} was killed; its ranks are ended", guarded.cleanup.job);
+        eprintln!("polder: {} was killed; its ranks are ended", guarded.cleanup.maker);
         guarded.cleanup.end(settings)?;
     }
     Ok(ExitCode::SUCCESS)

@@ -6,14 +6,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use polder_attach::each_memory;
 use polder_attach::session::{AnyMemory, SessionError};
 use polder_attach::settings::Settings;
 use polder_mem::HostPlan;
-use polder_pool::{Geometry, Superblock, Uuid, read_superblock};
+use polder_pool::{Geometry, Superblock, read_superblock};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -130,12 +129,10 @@ impl Run {
             Some(hosts) => (0..hosts).map(Some).collect(),
             None => vec![settings.host],
         };
-        let mark = format!("{:032x}", Uuid::fresh().0);
+        let new = Cleanup::new(job, format!("`polder mpi run` of job {job}"));
         let folder = settings.run.clone().unwrap_or_else(|| HostPlan::DIRECTORY.into());
-        let tally = folder.join(format!("polder-mpi-{mark}.tally"));
-        // The clock of file systems may be a tick behind.
-        let start = SystemTime::now() - Duration::from_secs(1);
-        Cleanup { job, mark, hosts, owns_pool, tally, start }
+        let tally = folder.join(format!("polder-mpi-{}.tally", new.mark));
+        Cleanup { hosts, owns_pool, tally, ..new }
     }
 
     /// How many ranks ran on how many hosts, and what went through the pool between them.

@@ -109,3 +109,26 @@ pub(super) fn own_pool(job: u64) -> PathBuf {
     let user = rustix::process::getuid().as_raw();
     Path::new(HostPlan::DIRECTORY).join(format!("polder-mpi-{user}-{job}.pool"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sizes_in_the_docs_are_the_least_that_are_enough() {
+        let page = include_str!("../../../../docs/mpi.md");
+        let table = page.split("| ranks, all through the pool |").nth(1).expect("a table of sizes");
+        let rows: Vec<_> = table.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
+        for row in &rows {
+            let cells: Vec<_> = row.split('|').map(str::trim).collect();
+            let [_, count, rings, size, _] = cells[..] else { panic!("{row}") };
+            let count: u16 = count.parse().unwrap();
+            let ranks = Ranks { on_hosts: vec![count / 2; 2], within_hosts: true, partners: None, places: 1 };
+            let reckoned: u64 = ranks.on_hosts.iter().map(|&on_host| ranks.rings(on_host)).sum();
+            assert_eq!(reckoned.to_string(), rings, "{row}");
+            let size: polder_attach::settings::ByteCount = size.parse().unwrap();
+            assert_eq!(ranks.least_size(), Some(size.0), "{row}");
+        }
+        assert_eq!(rows.len(), 4);
+    }
+}
