@@ -60,25 +60,24 @@ class Communication:
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
-    """Bytes on an accelerator, and on its share of another tier."""
+class TierUse:
+    """Bytes in a tier of memory: ``tier`` is ``"accelerator"`` for an accelerator's own, else the tier's name."""
 
+    tier: str
     weights_bytes: float
     gradients_bytes: float
     optimizer_bytes: float
     activations_bytes: float
     used_bytes: float
     capacity_bytes: float
-    far_weights_bytes: float
-    far_optimizer_bytes: float
-    far_activations_bytes: float
-    far_bytes: float
-    far_capacity_bytes: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a step takes; ``total_s`` is the sum of all that is not hidden."""
+    """What a step takes; ``total_s`` is the sum of all that is not hidden.
+
+    ``memory`` has two tiers: the accelerator's own, then its share of the one that takes what is offloaded.
+    """
 
     total_s: float
     compute: Compute
@@ -86,7 +85,7 @@ class Step:
     bubble_s: float
     offload: Shown
     straggle_s: float
-    memory: Memory
+    memory: list[TierUse]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,7 +362,7 @@ def search(
     }
     table |= {name: figures[..., index] for index, name in enumerate(_FIGURES)}
     here = table["used_bytes"] <= table["capacity_bytes"]
-    table["fits"] = here & (table["far_bytes"] <= table["far_capacity_bytes"])
+    table["fits"] = here & (table["offload_used_bytes"] <= table["offload_capacity_bytes"])
     return table | {"reason": np.asarray(bytes_of[2], dtype=object)[refused]}
 
 

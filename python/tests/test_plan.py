@@ -28,7 +28,7 @@ def test_a_plan_has_the_fields_and_the_figures_of_the_command() -> None:
     assert 0 < inside.latency_s < between.latency_s
     assert said["step"].keys() == ours.step.__dataclass_fields__.keys()
     assert said["layout"]["overlap"].keys() == ours.layout.overlap.__dataclass_fields__.keys()
-    assert said["step"]["memory"].keys() == ours.step.memory.__dataclass_fields__.keys()
+    assert said["step"]["memory"][0].keys() == ours.step.memory[0].__dataclass_fields__.keys()
 
     def leaves(value: object, at: str = "") -> list[str]:
         if not isinstance(value, dict):
@@ -143,7 +143,7 @@ def test_a_table_equals_single_predictions() -> None:
             )
             figures = {
                 "total_s": one.step.total_s,
-                "used_bytes": one.step.memory.used_bytes,
+                "used_bytes": one.step.memory[0].used_bytes,
                 "bubble_s": one.step.bubble_s,
             }
             assert figures == {name: table[name][row, column] for name in figures}
@@ -263,7 +263,10 @@ def test_platforms_counts_and_sequences_are_columns_too() -> None:
             recompute="none",
             **cut,
         )
-        assert (one.step.total_s, one.step.memory.used_bytes) == (table["total_s"][place], table["used_bytes"][place])
+        assert (one.step.total_s, one.step.memory[0].used_bytes) == (
+            table["total_s"][place],
+            table["used_bytes"][place],
+        )
 
 
 def test_what_cannot_run_has_its_reason_in_the_table() -> None:

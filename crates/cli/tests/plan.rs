@@ -199,7 +199,7 @@ fn each_kind_runs_beside_computation_or_holds_it_up() {
     assert_eq!(hidden(" --overlap none"), [false; 5]);
     let bytes = |given: &str| {
         let step = json(&format!("{cut} --micro-batch 1 --zero none --json --wide-gradients {given}"));
-        step["step"]["memory"]["gradients_bytes"].as_f64().unwrap()
+        step["step"]["memory"][0]["gradients_bytes"].as_f64().unwrap()
     };
     assert_eq!(bytes("true"), 2.0 * bytes("false"));
     let both = said(&format!("{cut} --micro-batch 1 --against nvl72-cxl"));
@@ -246,7 +246,7 @@ fn several_platforms_and_tiers_share_one_front() {
     let points: Vec<_> = points.filter(|line| line["beaten"].is_null()).collect();
     let of = |name: &str| points.iter().filter(|point| point["platform"] == name).count();
     assert!(of("nvl72-cxl") > 0 && of("nvl72-ndr") + of("nvl72-cxl") == points.len());
-    let is_far = |point: &&Value| point["step"]["memory"]["far_bytes"].as_f64() > Some(0.0);
+    let is_far = |point: &&Value| point["step"]["memory"][1]["used_bytes"].as_f64() > Some(0.0);
     let far = points.iter().filter(is_far).count();
     assert!(
         0 < far && far < points.len(),
@@ -561,7 +561,7 @@ fn money_energy_and_carbon_are_axes_of_the_front() {
                 let memory = &of["step"]["memory"];
                 let [time, money, energy] =
                     [&of["step"]["total_s"], &of["bill"]["money_usd"], &of["bill"]["energy_j"]];
-                [time, money, energy, &memory["used_bytes"], &memory["far_bytes"]].map(number)
+                [time, money, energy, &memory[0]["used_bytes"], &memory[1]["used_bytes"]].map(number)
             };
             let (other, own) = (axes(other), axes(point));
             other != own && other.iter().zip(&own).all(|(other, own)| other <= own)
@@ -947,7 +947,7 @@ fn what_fits_nowhere_else_lies_elsewhere_and_the_output_says_so() {
     let front =
         said("search --model llama3-8b --platform dgx-h100 --gpus 8 --batch 64 --offload none --json");
     let points = front.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    assert!(points.map(|it| it["step"]["memory"]["far_bytes"].as_f64()).all(|far| far == Some(0.0)));
+    assert!(points.map(|it| it["step"]["memory"][1]["used_bytes"].as_f64()).all(|far| far == Some(0.0)));
 }
 
 #[test]
@@ -959,7 +959,7 @@ fn a_place_without_what_is_kept_there_is_refused_and_a_search_keeps_to_it() {
     let tiers = |arguments: &str| {
         let text = said(&format!("search --model llama3-8b --gpus 2 --batch 16 --json {arguments}"));
         let points = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let far = points.filter(|it| it["step"]["memory"]["far_bytes"].as_f64() > Some(0.0));
+        let far = points.filter(|it| it["step"]["memory"][1]["used_bytes"].as_f64() > Some(0.0));
         let mut tiers: Vec<_> =
             far.map(|it| it["layout"]["offload"]["tier"].as_str().unwrap().to_owned()).collect();
         tiers.sort();

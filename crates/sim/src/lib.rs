@@ -28,7 +28,7 @@ pub use search::request::{Answer, Request, RequestError, alternatives, unjudged}
 pub use search::rows::{CHOICES, Cell, NUMBERS, Points, SITE_NUMBERS, cells, points};
 pub use search::{Found, Outcome, Progress, Space, front, search};
 pub use step::figures::{
-    Communication, ComputeTimes, FigureUnit, MemoryUse, Scoped, Shown, Stage, Step, StepFigure,
+    Communication, ComputeTimes, FigureUnit, MemoryUse, Scoped, Shown, Stage, Step, StepFigure, TierUse,
 };
 pub use step::given::{Given, Tiers};
 pub use step::job::{FabricRates, Fabrics, Job, PlannedStep};

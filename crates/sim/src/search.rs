@@ -225,7 +225,8 @@ struct Cost {
 
 impl Cost {
     fn of(step: &Step, place: u64) -> Self {
-        Self { total_s: step.total_s, used: step.memory.used_bytes, far: step.memory.far_bytes, place }
+        let [used, far] = step.memory.tiers.map(|tier| tier.used_bytes);
+        Self { total_s: step.total_s, used, far, place }
     }
 
     /// Whether nothing speaks for the other.
@@ -328,8 +329,8 @@ impl Best {
 
 /// Bytes beyond what there is.
 fn over(memory: &MemoryUse) -> f64 {
-    (memory.used_bytes - memory.capacity_bytes).max(0.0)
-        + (memory.far_bytes - memory.far_capacity_bytes).max(0.0)
+    let [accelerator, offloaded] = memory.tiers.map(|tier| (tier.used_bytes - tier.capacity_bytes).max(0.0));
+    accelerator + offloaded
 }
 
 /// Of points on several platforms those that no other beats in time, in the accelerator's memory, in the other tier and in
@@ -343,7 +344,8 @@ pub fn front<T: Clone, const N: usize>(
         .iter()
         .map(|point| {
             let Step { total_s, memory, .. } = &point.1.step;
-            ([*total_s, memory.used_bytes, memory.far_bytes], costs(point))
+            let [used, far] = memory.tiers.map(|tier| tier.used_bytes);
+            ([*total_s, used, far], costs(point))
         })
         .collect();
     let is_beaten = |place: usize| {

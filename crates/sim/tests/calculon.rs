@@ -170,7 +170,7 @@ fn times_are_ordered_as_calculons_and_as_far_off_as_is_said() {
         assert!((-0.20..0.04).contains(&off), "{:?}: {off}", row.layout);
         assert!(row.layout.tp > 1 || off.abs() < 0.035, "{:?}: {off}", row.layout);
         if row.layout.recompute == Recompute::None {
-            let memory = step.memory.used_bytes / row.memory.unwrap().value() - 1.0;
+            let memory = step.memory.accelerator().used_bytes / row.memory.unwrap().value() - 1.0;
             assert!(memory.abs() < 0.05, "{:?}: {memory}", row.layout);
         }
         pairs.push([row.step.value(), step.total_s]);

@@ -3,7 +3,7 @@
 use polder_platform::{Bandwidth, Fabric, Folder, Host, Platform, Rack, TierId, Time, TransferRate, names};
 use polder_sim::{
     Answer, Found, Given, Job, Layout, MemoryUse, Model, Offload, Outcome, Overlap, Precision, Recompute,
-    Request, Space, Step, Tiers, front, search,
+    Request, Space, Step, TierUse, Tiers, front, search,
 };
 
 /// Numbers that look random and are the same each time.
@@ -157,8 +157,8 @@ fn the_front_is_what_no_point_beats() {
     let model = Model::load("llama3-8b").unwrap();
     let job = Job::new(&platform);
     let cost = |found: &Found| {
-        let memory = &found.step.memory;
-        [found.step.total_s, memory.used_bytes, memory.far_bytes]
+        let [used, far] = found.step.memory.tiers.map(|tier| tier.used_bytes);
+        [found.step.total_s, used, far]
     };
     let mut points = 0;
     for _ in 0..20 {
@@ -205,7 +205,8 @@ fn a_front_over_more_axes_is_what_no_point_beats_in_any() {
         let points: Vec<_> = (0..60)
             .map(|place| {
                 let axes = [(); 5].map(|()| dice.roll(4) as f64);
-                let memory = MemoryUse { used_bytes: axes[1], far_bytes: axes[2], ..MemoryUse::default() };
+                let tiers = [axes[1], axes[2]].map(|used_bytes| TierUse { used_bytes, ..TierUse::default() });
+                let memory = MemoryUse { tiers };
                 let step = Step { total_s: axes[0], memory, ..Step::default() };
                 ((place, axes), Found { layout, step })
             })

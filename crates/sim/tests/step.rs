@@ -78,7 +78,8 @@ fn activations_are_those_of_the_formula() {
     let whole = s * h * (34.0 / t + 5.0 * a * s / (h * t)) * 6.0 * 16.0;
     let selective = s * h * 34.0 / t * 6.0 * 16.0;
     for (recompute, formula) in [(Recompute::None, whole), (Recompute::Selective, selective)] {
-        let bytes = step("dgx-a100", &Layout { recompute, ..layout() }).memory.activations_bytes;
+        let bytes =
+            step("dgx-a100", &Layout { recompute, ..layout() }).memory.accelerator().activations_bytes;
         assert!((bytes / formula - 1.0).abs() < 0.01, "{recompute:?}: {bytes} for {formula}");
     }
 }
@@ -90,7 +91,7 @@ fn what_is_gathered_is_gathered_again_or_kept() {
     let kept = step("dgx-a100", &Layout { gather_again: false, ..layout() });
     let seconds = |step: &Step| step.communication.tensor.inside.exposed_s;
     assert!((seconds(&kept) / seconds(&again) - 0.8).abs() < 1e-9, "8 of 10 halves of all-reduces are left");
-    let more = kept.memory.activations_bytes - again.memory.activations_bytes;
+    let more = kept.memory.accelerator().activations_bytes - again.memory.accelerator().activations_bytes;
     let bytes = 2.0 * 2.0 * 2048.0 * 12288.0 * 7.0 / 8.0 * 6.0 * 16.0;
     assert!((more / bytes - 1.0).abs() < 1e-9, "{more} for {bytes}");
 }
@@ -169,7 +170,7 @@ fn the_parts_of_a_step_add_up() {
         + step.offload.exposed_s
         + step.straggle_s;
     assert!((step.total_s / parts - 1.0).abs() < 1e-12);
-    let memory = step.memory;
+    let memory = step.memory.accelerator();
     let kinds =
         memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.activations_bytes;
     assert!((memory.used_bytes / kinds - 1.0).abs() < 1e-12);
@@ -187,7 +188,7 @@ fn nothing_gets_slower_by_more_overlap_or_smaller_by_less_sharing() {
         let after = step("dgx-a100", &Layout { overlap, ..base });
         assert!(after.total_s < before.total_s, "{overlap:?}");
     }
-    let used = |zero| step("dgx-a100", &Layout { zero, ..base }).memory.used_bytes;
+    let used = |zero| step("dgx-a100", &Layout { zero, ..base }).memory.accelerator().used_bytes;
     let all = [Zero::None, Zero::Optimizer, Zero::Gradients, Zero::Weights].map(used);
     assert!(all.windows(2).all(|pair| pair[1] < pair[0]), "{all:?}");
 }
@@ -204,12 +205,12 @@ fn what_is_offloaded_leaves_the_accelerator_and_takes_time() {
     for tier in [TierId::Host, TierId::Pool] {
         let offload = Offload { tier, optimizer: true, ..Offload::default() };
         let far = step("nvl72-cxl", &Layout { offload, ..layout() });
-        assert_eq!(far.memory.far_bytes, near.memory.optimizer_bytes);
-        assert!(far.memory.used_bytes < near.memory.used_bytes);
+        assert_eq!(far.memory.offloaded().used_bytes, near.memory.accelerator().optimizer_bytes);
+        assert!(far.memory.accelerator().used_bytes < near.memory.accelerator().used_bytes);
         // 12 bytes a parameter both ways, through what is slower: the accelerator's link each way, or half its share of the
         // memory behind, which reads and writes in turn.
         let bandwidth = if tier == TierId::Host { 128e9 } else { 50e9 };
-        let seconds = near.memory.optimizer_bytes / bandwidth;
+        let seconds = near.memory.accelerator().optimizer_bytes / bandwidth;
         assert!((far.offload.exposed_s / seconds - 1.0).abs() < 1e-9, "{tier:?}: {}", far.offload.exposed_s);
     }
 }
@@ -311,14 +312,18 @@ fn what_lies_on_a_card_behind_the_host_goes_at_the_pace_of_its_channels_and_link
         let states = step(&platform, "cxl", |it| it.optimizer = true);
         let weights = step(&platform, "cxl", |it| it.weights = true);
         let kept = step(&platform, "cxl", |it| it.activations = true);
-        let activations = kept.memory.far_bytes * 4.0;
+        let activations = kept.memory.offloaded().used_bytes * 4.0;
         for (far, bytes, seconds) in [
-            (states, near.memory.optimizer_bytes, near.memory.optimizer_bytes / both + layers * late),
+            (
+                states,
+                near.memory.accelerator().optimizer_bytes,
+                near.memory.accelerator().optimizer_bytes / both + layers * late,
+            ),
             (
                 weights,
-                near.memory.weights_bytes,
-                passes * (near.memory.weights_bytes / share(1.0) + layers * late)
-                    + near.memory.weights_bytes / share(0.0),
+                near.memory.accelerator().weights_bytes,
+                passes * (near.memory.accelerator().weights_bytes / share(1.0) + layers * late)
+                    + near.memory.accelerator().weights_bytes / share(0.0),
             ),
             (
                 kept,
@@ -326,7 +331,10 @@ fn what_lies_on_a_card_behind_the_host_goes_at_the_pace_of_its_channels_and_link
                 activations / share(1.0) + activations / share(0.0) + passes * layers * late,
             ),
         ] {
-            assert_eq!((far.memory.far_bytes, far.memory.far_capacity_bytes), (bytes, 512e9 / 2.0));
+            assert_eq!(
+                (far.memory.offloaded().used_bytes, far.memory.offloaded().capacity_bytes),
+                (bytes, 512e9 / 2.0)
+            );
             assert!(
                 (far.offload.exposed_s / seconds - 1.0).abs() < 1e-9,
                 "{}: {seconds}",
@@ -338,7 +346,7 @@ fn what_lies_on_a_card_behind_the_host_goes_at_the_pace_of_its_channels_and_link
     let alone = step(&platform, "cxl", |it| it.optimizer = true);
     platform.rack.get_mut("server").unwrap().host.tiers.get_mut("cxl").unwrap().hosts = 2;
     let shared = step(&platform, "cxl", |it| it.optimizer = true);
-    assert_eq!(shared.memory.far_capacity_bytes, alone.memory.far_capacity_bytes / 2.0);
+    assert_eq!(shared.memory.offloaded().capacity_bytes, alone.memory.offloaded().capacity_bytes / 2.0);
     assert!(shared.offload.exposed_s > alone.offload.exposed_s);
 }
 
@@ -368,11 +376,18 @@ fn in_32_bits_values_take_twice_the_bytes_and_weights_have_no_copy() {
     let step =
         |precision| Job::new(&platform).predict(&model, &Layout { precision, ..layout() }).unwrap().step;
     let (narrow, wide) = (step(Precision::Bf16), step(Precision::Fp32));
-    assert_eq!(wide.memory.weights_bytes, 2.0 * narrow.memory.weights_bytes);
+    assert_eq!(wide.memory.accelerator().weights_bytes, 2.0 * narrow.memory.accelerator().weights_bytes);
     // These are added up in 32 bits as it is.
-    assert_eq!(wide.memory.gradients_bytes, narrow.memory.gradients_bytes);
-    assert!((wide.memory.optimizer_bytes / narrow.memory.optimizer_bytes / (8.0 / 12.0) - 1.0).abs() < 1e-12);
-    let kept = wide.memory.activations_bytes / narrow.memory.activations_bytes;
+    assert_eq!(wide.memory.accelerator().gradients_bytes, narrow.memory.accelerator().gradients_bytes);
+    assert!(
+        (wide.memory.accelerator().optimizer_bytes
+            / narrow.memory.accelerator().optimizer_bytes
+            / (8.0 / 12.0)
+            - 1.0)
+            .abs()
+            < 1e-12
+    );
+    let kept = wide.memory.accelerator().activations_bytes / narrow.memory.accelerator().activations_bytes;
     assert!(kept > 1.5 && kept <= 2.0, "{kept}");
     assert!(wide.compute.forward_s > narrow.compute.forward_s && wide.total_s < 2.0 * narrow.total_s);
     let said =
@@ -444,7 +459,7 @@ fn all_accelerators_together_hold_the_optimizers_states() {
     for ep in [1, 2, 8] {
         let cut =
             Layout { tp: 4, ep, dp: 32, pp: 1, batch: 512, zero: Zero::Optimizer, flash: true, ..layout() };
-        let bytes = job.predict(&model, &cut).unwrap().step.memory.optimizer_bytes * 128.0;
+        let bytes = job.predict(&model, &cut).unwrap().step.memory.accelerator().optimizer_bytes * 128.0;
         assert!((bytes / (12.0 * model.parameters()) - 1.0).abs() < 1e-9, "ep {ep}: {bytes}");
     }
 }
@@ -466,7 +481,7 @@ fn the_fullest_stage_counts() {
         flash: true,
         ..layout()
     };
-    let used = job.predict(&model, &cut).unwrap().step.memory.used_bytes;
+    let used = job.predict(&model, &cut).unwrap().step.memory.accelerator().used_bytes;
     let logits = 4.0 * 128_256.0 * 2.0 * 8192.0;
     let parameters = 18.0 * model.parameters() / 2.0;
     assert!(used > parameters + logits, "{used} for {parameters} and {logits}");
@@ -516,11 +531,11 @@ fn the_slowest_of_uneven_stages_sets_the_pace_and_the_fullest_the_memory() {
         let (uneven, fewer, more) = (step(25 * pp / 2 + 1), step(12 * pp), step(13 * pp));
         assert_eq!(uneven.compute, more.compute, "pp {pp} x {interleave}");
         assert_eq!(uneven.communication, more.communication);
-        assert_eq!(uneven.memory.weights_bytes, more.memory.weights_bytes);
+        assert_eq!(uneven.memory.accelerator().weights_bytes, more.memory.accelerator().weights_bytes);
         assert!(fewer.bubble_s < uneven.bubble_s && uneven.bubble_s < more.bubble_s);
         assert!(fewer.total_s < uneven.total_s && uneven.total_s < more.total_s);
-        assert!(fewer.memory.used_bytes <= uneven.memory.used_bytes);
-        assert!(uneven.memory.used_bytes <= more.memory.used_bytes);
+        assert!(fewer.memory.accelerator().used_bytes <= uneven.memory.accelerator().used_bytes);
+        assert!(uneven.memory.accelerator().used_bytes <= more.memory.accelerator().used_bytes);
     }
 }
 
@@ -531,8 +546,9 @@ fn one_expert_more_keeps_its_inputs_too() {
     let mut model = Model::load("mixtral-8x7b").unwrap();
     let cut =
         Layout { tp: 1, ep: 8, dp: 64, pp: 1, batch: 512, flash: true, sequence_parallel: false, ..layout() };
-    let activations =
-        |model: &Model| Job::new(&platform).predict(model, &cut).unwrap().step.memory.activations_bytes;
+    let activations = |model: &Model| {
+        Job::new(&platform).predict(model, &cut).unwrap().step.memory.accelerator().activations_bytes
+    };
     let before = activations(&model);
     model.experts.as_mut().unwrap().active += 1;
     let one = 2.0 * f64::from(model.hidden + 3 * model.feed_forward());
@@ -576,7 +592,9 @@ fn what_goes_to_experts_hides_beside_another_micro_batch() {
     assert!((exposed + hidden - all).abs() < 1e-9 * all, "{exposed} and {hidden} of {all}");
     // There is room for all of it: one micro-batch of eight has none beside it.
     assert!((exposed / all - 1.0 / 8.0).abs() < 1e-9, "{}", exposed / all);
-    assert!(beside.memory.activations_bytes > 1.9 * plain.memory.activations_bytes);
+    assert!(
+        beside.memory.accelerator().activations_bytes > 1.9 * plain.memory.accelerator().activations_bytes
+    );
     // With one micro-batch there is nothing to hide beside, and without experts elsewhere nothing to hide.
     let one = Layout { batch: 64, ..cut };
     assert_eq!(sent(&step(one, true)), sent(&step(one, false)));
@@ -602,7 +620,7 @@ fn what_goes_to_experts_hides_beside_another_micro_batch() {
         beside.bubble_s,
         plain.bubble_s
     );
-    let kept = beside.memory.activations_bytes / plain.memory.activations_bytes;
+    let kept = beside.memory.accelerator().activations_bytes / plain.memory.accelerator().activations_bytes;
     assert!((kept / (12.0 / 11.0) - 1.0).abs() < 0.02, "4 + 6 + 1 parts, and one more: {kept}");
 }
 
@@ -625,18 +643,16 @@ fn keys_and_values_hide_or_hold_attention_up() {
 #[test]
 fn what_lies_elsewhere_is_told_by_kind() {
     let offload = Offload { weights: true, optimizer: true, activations: true, ..Offload::default() };
-    let near = step("nvl72-cxl", &layout()).memory;
-    let far = step("nvl72-cxl", &Layout { offload, ..layout() }).memory;
-    assert_eq!(far.far_weights_bytes, near.weights_bytes);
-    assert_eq!(far.far_optimizer_bytes, near.optimizer_bytes);
-    assert!(far.far_activations_bytes > 0.9 * near.activations_bytes);
-    assert_eq!(far.far_bytes, far.far_weights_bytes + far.far_optimizer_bytes + far.far_activations_bytes);
+    let near = *step("nvl72-cxl", &layout()).memory.accelerator();
+    let far = *step("nvl72-cxl", &Layout { offload, ..layout() }).memory.offloaded();
+    assert_eq!((near.tier, far.tier), (None, Some(TierId::Host)));
+    assert_eq!(far.weights_bytes, near.weights_bytes);
+    assert_eq!(far.optimizer_bytes, near.optimizer_bytes);
+    assert!(far.activations_bytes > 0.9 * near.activations_bytes);
+    assert_eq!(far.used_bytes, far.weights_bytes + far.optimizer_bytes + far.activations_bytes);
     let offload = Offload { optimizer: true, ..Offload::default() };
-    let far = step("nvl72-cxl", &Layout { offload, ..layout() }).memory;
-    assert_eq!(
-        (far.far_weights_bytes, far.far_activations_bytes, far.far_bytes),
-        (0.0, 0.0, far.far_optimizer_bytes)
-    );
+    let far = *step("nvl72-cxl", &Layout { offload, ..layout() }).memory.offloaded();
+    assert_eq!((far.weights_bytes, far.activations_bytes, far.used_bytes), (0.0, 0.0, far.optimizer_bytes));
 }
 
 /// Groups that would straddle racks are cut to what lies in every rack alike.
@@ -752,16 +768,16 @@ fn what_is_whole_at_a_time_is_a_table_where_that_is_larger_than_blocks() {
     };
     let memory = |layout: &Layout| Job::new(&platform).predict(&model, layout).unwrap().step.memory;
     let head = 128_256.0 * 4096.0;
-    let far = memory(&Layout { offload, ..cut });
-    assert_eq!(far.weights_bytes, 2.0 * head);
-    assert_eq!(far.far_weights_bytes, 2.0 * model.parameters() / 8.0);
-    assert!((far.gradients_bytes - 4.0 * (model.parameters() / 8.0 + head)).abs() < 1.0, "{far:?}");
+    let [near, far] = memory(&Layout { offload, ..cut }).tiers;
+    assert_eq!(near.weights_bytes, 2.0 * head);
+    assert_eq!(far.weights_bytes, 2.0 * model.parameters() / 8.0);
+    assert!((near.gradients_bytes - 4.0 * (model.parameters() / 8.0 + head)).abs() < 1.0, "{near:?}");
     // Of activations a block of one micro-batch in use, and one on its way, whatever the stages.
     let kept = |pp: u32| {
         let model = Model::load("llama3-70b").unwrap();
         let activations = Offload { activations: true, ..Offload::default() };
         let cut = Layout { tp: 8, pp, dp: 8, batch: 512, flash: true, offload: activations, ..layout() };
-        Job::new(&platform).predict(&model, &cut).unwrap().step.memory.activations_bytes
+        Job::new(&platform).predict(&model, &cut).unwrap().step.memory.accelerator().activations_bytes
     };
     assert!(kept(4) < 1.5 * kept(2), "{} with four stages, {} with two", kept(4), kept(2));
 }

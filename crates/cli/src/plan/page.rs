@@ -1,9 +1,9 @@
 //! A step as one page that needs nothing else: the figures stand in it, and are drawn by its script.
 
-use polder_sim::{Answer, Stretch, Work, accelerators, timeline};
+use polder_sim::{Answer, Stretch, TierUse, Work, accelerators, timeline};
 use serde_json::{Value, json};
 
-use super::train::{blocks_line, computed_line, kinds, layout_line, range_line, range_source};
+use super::train::{blocks_line, computed_line, layout_line, range_line, range_source};
 use crate::Failure;
 
 /// The page of a step, and of the same layout on another platform beside it.
@@ -46,22 +46,15 @@ fn platform(answer: &Answer) -> Value {
 
 /// What lies where, in gigabytes.
 fn tiers(answer: &Answer) -> Vec<Value> {
-    let memory = &answer.step.memory;
-    let tier = |name: &str, used: f64, capacity: f64, kinds: &[(&str, f64)]| {
-        let kinds: Vec<_> = kinds.iter().map(|(name, bytes)| json!([name, bytes / 1e9])).collect();
-        json!({"name": name, "used_gb": used / 1e9, "capacity_gb": capacity / 1e9, "kinds": kinds})
+    let is_drawn = |tier: &&TierUse| tier.tier.is_none() || tier.used_bytes > 0.0;
+    let drawn = |tier: &TierUse| {
+        let name = tier.tier.map_or("accelerator".into(), |it| format!("{it}, an accelerator's share"));
+        let kinds: Vec<_> = tier.kinds().iter().map(|(kind, bytes)| json!([kind, bytes / 1e9])).collect();
+        json!({
+            "name": name, "used_gb": tier.used_bytes / 1e9, "capacity_gb": tier.capacity_bytes / 1e9, "kinds": kinds,
+        })
     };
-    let mut tiers = vec![tier("accelerator", memory.used_bytes, memory.capacity_bytes, &kinds(memory))];
-    if memory.far_bytes > 0.0 {
-        let name = format!("{}, an accelerator's share", answer.layout.offload.tier);
-        let far = [
-            ("weights", memory.far_weights_bytes),
-            ("optimizer states", memory.far_optimizer_bytes),
-            ("activations", memory.far_activations_bytes),
-        ];
-        tiers.push(tier(&name, memory.far_bytes, memory.far_capacity_bytes, &far));
-    }
-    tiers
+    answer.step.memory.tiers.iter().filter(is_drawn).map(drawn).collect()
 }
 
 /// Stage, kind, beginning and length in seconds to the nanosecond, and of a pass its micro-batch and part.

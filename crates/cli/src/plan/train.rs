@@ -6,8 +6,8 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_platform::TierId;
 use polder_sim::{
-    Answer, Execution, FabricRates, Given, Layout, Margin, MemoryUse, Model, Offload, OrderError, Overlap,
-    Precision, Progress, Recompute, Request, RequestError, Shown, Stage, Step, StepFigure, Tiers, Zero,
+    Answer, Execution, FabricRates, Given, Layout, Margin, Model, Offload, OrderError, Overlap, Precision,
+    Progress, Recompute, Request, RequestError, Shown, Stage, Step, StepFigure, TierUse, Tiers, Zero,
     accelerators, alternatives, grouped, listed,
 };
 
@@ -400,25 +400,17 @@ pub(super) fn none_fits(points: u64, layout: &Layout, step: &Step, would_fit: &[
 
 /// How much of which memory a step takes that does not fit.
 fn missing_memory(step: &Step, layout: &Layout) -> String {
-    let memory = &step.memory;
-    if memory.used_bytes <= memory.capacity_bytes {
-        let (used, has) = (memory.far_bytes / 1e9, memory.far_capacity_bytes / 1e9);
+    let [accelerator, offloaded] = &step.memory.tiers;
+    let gigabytes = |tier: &TierUse| [tier.used_bytes / 1e9, tier.capacity_bytes / 1e9];
+    if accelerator.fits() {
+        let [used, has] = gigabytes(offloaded);
         let tier = layout.offload.tier;
         return format!("{used:.1} of {has:.1} GB an accelerator in the memory of the {tier}");
     }
-    let (used, has) = (memory.used_bytes / 1e9, memory.capacity_bytes / 1e9);
-    let (what, bytes) = kinds(memory).into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("four kinds");
+    let [used, has] = gigabytes(accelerator);
+    let (what, bytes) =
+        accelerator.kinds().into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("four kinds");
     format!("{used:.1} of {has:.1} GB, most of it {what} ({:.1} GB)", bytes / 1e9)
-}
-
-/// What lies in an accelerator's memory, in bytes.
-pub(super) const fn kinds(memory: &MemoryUse) -> [(&'static str, f64); 4] {
-    [
-        ("weights", memory.weights_bytes),
-        ("gradients", memory.gradients_bytes),
-        ("optimizer states", memory.optimizer_bytes),
-        ("activations", memory.activations_bytes),
-    ]
 }
 
 /// 1 accelerator is, 8 accelerators are.
@@ -543,11 +535,11 @@ fn rows(answer: &Answer, others: &[&Answer]) -> Vec<Vec<String>> {
         let Some(StepFigure { label, of, .. }) = Step::FIGURES.into_iter().find(|it| it.key == key) else {
             continue;
         };
-        let is_there = if key.starts_with("far") { step.memory.far_bytes > 0.0 } else { true };
+        let is_there = !key.starts_with("offload_") || step.memory.offloaded().used_bytes > 0.0;
         if is_there && of(step) > 0.0 {
             let name = match key {
                 "used_bytes" => format!("{label}, GB"),
-                "far_bytes" => format!("{label}, GB an accelerator"),
+                "offload_used_bytes" => format!("{label}, GB an accelerator"),
                 _ => format!("  {label}"),
             };
             row(&name, &|it| format!("{:.1}", of(&it.step) / 1e9));
@@ -596,11 +588,11 @@ const BYTES: [&str; 11] = [
     "gradients_bytes",
     "optimizer_bytes",
     "activations_bytes",
-    "far_bytes",
-    "far_capacity_bytes",
-    "far_weights_bytes",
-    "far_optimizer_bytes",
-    "far_activations_bytes",
+    "offload_used_bytes",
+    "offload_capacity_bytes",
+    "offload_weights_bytes",
+    "offload_optimizer_bytes",
+    "offload_activations_bytes",
 ];
 
 fn cell(seconds: Shown, total: f64) -> String {

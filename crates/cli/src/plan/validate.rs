@@ -82,7 +82,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 format!("{:.3}", row.anchored_s),
                 error,
                 percent(row.constant_s / row.published_s - 1.0),
-                format!("{:.1} of {:.0}{over}", memory.used_bytes / 1e9, memory.capacity_bytes / 1e9),
+                format!(
+                    "{:.1} of {:.0}{over}",
+                    memory.accelerator().used_bytes / 1e9,
+                    memory.accelerator().capacity_bytes / 1e9
+                ),
             ]);
         }
         table::print(&rows);

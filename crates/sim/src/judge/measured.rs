@@ -253,7 +253,7 @@ pub fn step_through(
     hosts: &[u16],
 ) -> Result<f64, Refusal> {
     let step = Job::chosen(platform, None, None, None)?.predict(model, layout)?.step;
-    let gradients = step.memory.gradients_bytes as u64;
+    let gradients = step.memory.accelerator().gradients_bytes as u64;
     let combined =
         verified.all_reduce(exchange, hosts, gradients, MessagePlace::Staged).unwrap_or(f64::INFINITY);
     let copies = platform.sharing.iter().filter_map(|it| it.exchange.get(exchange));

@@ -5,7 +5,7 @@
 
 use polder_platform::TierId;
 
-use super::figures::{Communication, ComputeTimes, MemoryUse, Scoped, Shown, Stage, Step};
+use super::figures::{Communication, ComputeTimes, MemoryUse, Scoped, Shown, Stage, Step, TierUse};
 use crate::step::block::{Block, Edge, Traffic};
 use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scope, Scopes};
 use crate::step::layout::{BlockSplit, Layout, Precision, Zero};
@@ -452,8 +452,9 @@ impl Shared<'_> {
     pub(crate) fn memory(&self, layout: &Layout) -> MemoryUse {
         let Self { machine, stages, copies, parts } = self;
         let offload = layout.offload;
-        let far_capacity_bytes = machine.tier(offload.tier).map_or(0.0, |tier| tier.capacity);
-        let (mut fullest, mut farthest) = (MemoryUse::default(), Elsewhere::default());
+        let mut fullest = TierUse { capacity_bytes: machine.capacity, ..TierUse::default() };
+        let capacity_bytes = machine.tier(offload.tier).map_or(0.0, |tier| tier.capacity);
+        let mut farthest = TierUse { tier: Some(offload.tier), capacity_bytes, ..TierUse::default() };
         for ((held, &[kept, in_use, passing]), here) in copies.held.iter().zip(&parts.kept).zip(&stages.here)
         {
             let weights_bytes = if offload.weights { held.in_use } else { held.weights + held.whole };
@@ -462,7 +463,7 @@ impl Shared<'_> {
             let used_bytes = weights_bytes + held.gradients + optimizer_bytes + activations_bytes;
             if used_bytes > fullest.used_bytes {
                 let gradients_bytes = held.gradients;
-                fullest = MemoryUse {
+                fullest = TierUse {
                     weights_bytes,
                     gradients_bytes,
                     optimizer_bytes,
@@ -473,25 +474,17 @@ impl Shared<'_> {
             }
             if offload.is_any() {
                 let far = |bytes: f64, is_far: bool| if is_far { bytes } else { 0.0 };
-                let there = Elsewhere {
-                    weights: far(held.weights, offload.weights),
-                    states: far(held.states, offload.optimizer),
-                    kept: far(kept, offload.activations),
-                };
-                if there.all() > farthest.all() {
-                    farthest = there;
+                let weights_bytes = far(held.weights, offload.weights);
+                let optimizer_bytes = far(held.states, offload.optimizer);
+                let activations_bytes = far(kept, offload.activations);
+                let used_bytes = weights_bytes + optimizer_bytes + activations_bytes;
+                if used_bytes > farthest.used_bytes {
+                    farthest =
+                        TierUse { weights_bytes, optimizer_bytes, activations_bytes, used_bytes, ..farthest };
                 }
             }
         }
-        MemoryUse {
-            capacity_bytes: machine.capacity,
-            far_weights_bytes: farthest.weights,
-            far_optimizer_bytes: farthest.states,
-            far_activations_bytes: farthest.kept,
-            far_bytes: farthest.all(),
-            far_capacity_bytes,
-            ..fullest
-        }
+        MemoryUse { tiers: [fullest, farthest] }
     }
 
     /// What runs beside what, once it is known what lies where.
@@ -573,19 +566,5 @@ impl Shared<'_> {
         };
         // The sums round.
         Shown { exposed_s: (total - hidden).max(0.0), hidden_s: hidden }
-    }
-}
-
-/// Bytes of a stage in another tier.
-#[derive(Clone, Copy, Default)]
-struct Elsewhere {
-    weights: f64,
-    states: f64,
-    kept: f64,
-}
-
-impl Elsewhere {
-    const fn all(self) -> f64 {
-        self.weights + self.states + self.kept
     }
 }

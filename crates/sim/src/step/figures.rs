@@ -1,6 +1,7 @@
 //! What is predicted of a step: every figure, as every output has it.
 
-use serde::Serialize;
+use polder_platform::TierId;
+use serde::{Serialize, Serializer};
 
 /// What a step is predicted to take. Seconds and bytes are those of the accelerator that sets the pace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -67,31 +68,39 @@ pub struct Communication {
     pub data: Scoped,
 }
 
-/// Bytes on an accelerator, and on its share of another tier.
+/// Bytes in each tier of memory: an accelerator's own, then its share of the one that takes what is offloaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(transparent)]
 pub struct MemoryUse {
+    /// The tiers, the nearest first.
+    pub tiers: [TierUse; 2],
+}
+
+/// Bytes in a tier of memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TierUse {
+    /// The tier beyond the accelerator; none for the accelerator's own memory.
+    #[serde(serialize_with = "write_tier_name")]
+    pub tier: Option<TierId>,
     /// Weights.
     pub weights_bytes: f64,
     /// Gradients.
     pub gradients_bytes: f64,
     /// Optimizer states.
     pub optimizer_bytes: f64,
-    /// Activations between the passes, and the largest that pass by.
+    /// Activations between the passes, and in the accelerator's memory the largest that pass by.
     pub activations_bytes: f64,
     /// All of it.
     pub used_bytes: f64,
-    /// What the accelerator has.
+    /// What the accelerator has there.
     pub capacity_bytes: f64,
-    /// Weights in the other tier.
-    pub far_weights_bytes: f64,
-    /// Optimizer states there.
-    pub far_optimizer_bytes: f64,
-    /// Activations there.
-    pub far_activations_bytes: f64,
-    /// What lies there, all of it.
-    pub far_bytes: f64,
-    /// What an accelerator's share of that has.
-    pub far_capacity_bytes: f64,
+}
+
+fn write_tier_name<S: Serializer>(tier: &Option<TierId>, to: S) -> Result<S::Ok, S::Error> {
+    match tier {
+        None => to.serialize_str("accelerator"),
+        Some(tier) => to.collect_str(tier),
+    }
 }
 
 /// What a figure counts.
@@ -160,23 +169,41 @@ const fn seconds(
     StepFigure { key, path, label, unit: FigureUnit::Seconds, is_hidden, of }
 }
 
-const fn bytes(
-    key: &'static str,
-    path: &'static str,
-    label: &'static str,
-    of: fn(&Step) -> f64,
-) -> StepFigure {
-    StepFigure { key, path, label, unit: FigureUnit::Bytes, is_hidden: false, of }
+/// Bytes in a tier, whose keys in tables begin with `prefix`.
+macro_rules! tier {
+    ($prefix:literal, $place:literal, $all:literal) => {
+        [
+            tier!($prefix, $place, weights_bytes, "weights"),
+            tier!($prefix, $place, gradients_bytes, "gradients"),
+            tier!($prefix, $place, optimizer_bytes, "optimizer states"),
+            tier!($prefix, $place, activations_bytes, "activations"),
+            tier!($prefix, $place, used_bytes, $all),
+            tier!($prefix, $place, capacity_bytes, "of"),
+        ]
+    };
+    ($prefix:literal, $place:literal, $kind:ident, $label:literal) => {
+        StepFigure {
+            key: concat!($prefix, stringify!($kind)),
+            path: concat!("memory.", $place, ".", stringify!($kind)),
+            label: $label,
+            unit: FigureUnit::Bytes,
+            is_hidden: false,
+            of: |step| step.memory.tiers[$place].$kind,
+        }
+    };
 }
 
 const SENDING: [[StepFigure; 4]; 5] =
     [sending!(tensor), sending!(context), sending!(expert), sending!(pipeline), sending!(data)];
+const TIERS: [[StepFigure; 6]; 2] = [tier!("", 0, "memory"), tier!("offload_", 1, "offloaded")];
 
 impl Step {
     /// Its figures, flat, in the order of JSON.
     pub const FIGURES: [StepFigure; 40] = {
         let [[t0, t1, t2, t3], [c0, c1, c2, c3], [e0, e1, e2, e3], [p0, p1, p2, p3], [d0, d1, d2, d3]] =
             SENDING;
+        // Gradients are never offloaded.
+        let [[a0, a1, a2, a3, a4, a5], [o0, _, o2, o3, o4, o5]] = TIERS;
         [
             seconds("total_s", "total_s", "step", false, |it| it.total_s),
             seconds("forward_s", "compute.forward_s", "forward", false, |it| it.compute.forward_s),
@@ -207,27 +234,17 @@ impl Step {
             seconds("offload_exposed_s", "offload.exposed_s", "offload", false, |it| it.offload.exposed_s),
             seconds("offload_hidden_s", "offload.hidden_s", "offload", true, |it| it.offload.hidden_s),
             seconds("straggle_s", "straggle_s", "stragglers", false, |it| it.straggle_s),
-            bytes("weights_bytes", "memory.weights_bytes", "weights", |it| it.memory.weights_bytes),
-            bytes("gradients_bytes", "memory.gradients_bytes", "gradients", |it| it.memory.gradients_bytes),
-            bytes("optimizer_bytes", "memory.optimizer_bytes", "optimizer states", |it| {
-                it.memory.optimizer_bytes
-            }),
-            bytes("activations_bytes", "memory.activations_bytes", "activations", |it| {
-                it.memory.activations_bytes
-            }),
-            bytes("used_bytes", "memory.used_bytes", "memory", |it| it.memory.used_bytes),
-            bytes("capacity_bytes", "memory.capacity_bytes", "of", |it| it.memory.capacity_bytes),
-            bytes("far_weights_bytes", "memory.far_weights_bytes", "weights", |it| {
-                it.memory.far_weights_bytes
-            }),
-            bytes("far_optimizer_bytes", "memory.far_optimizer_bytes", "optimizer states", |it| {
-                it.memory.far_optimizer_bytes
-            }),
-            bytes("far_activations_bytes", "memory.far_activations_bytes", "activations", |it| {
-                it.memory.far_activations_bytes
-            }),
-            bytes("far_bytes", "memory.far_bytes", "offloaded", |it| it.memory.far_bytes),
-            bytes("far_capacity_bytes", "memory.far_capacity_bytes", "of", |it| it.memory.far_capacity_bytes),
+            a0,
+            a1,
+            a2,
+            a3,
+            a4,
+            a5,
+            o0,
+            o2,
+            o3,
+            o4,
+            o5,
         ]
     };
 
@@ -257,7 +274,38 @@ impl MemoryUse {
     /// Whether it fits where it lies.
     #[must_use]
     pub fn fits(&self) -> bool {
-        self.used_bytes <= self.capacity_bytes && self.far_bytes <= self.far_capacity_bytes
+        self.tiers.iter().all(TierUse::fits)
+    }
+
+    /// The accelerator's own memory.
+    #[must_use]
+    pub const fn accelerator(&self) -> &TierUse {
+        &self.tiers[0]
+    }
+
+    /// The accelerator's share of the tier that takes what is offloaded.
+    #[must_use]
+    pub const fn offloaded(&self) -> &TierUse {
+        &self.tiers[1]
+    }
+}
+
+impl TierUse {
+    /// Whether it fits.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.used_bytes <= self.capacity_bytes
+    }
+
+    /// What lies there, by what people call it.
+    #[must_use]
+    pub const fn kinds(&self) -> [(&'static str, f64); 4] {
+        [
+            ("weights", self.weights_bytes),
+            ("gradients", self.gradients_bytes),
+            ("optimizer states", self.optimizer_bytes),
+            ("activations", self.activations_bytes),
+        ]
     }
 }
 
@@ -312,6 +360,14 @@ mod tests {
                 let at = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
                 leaves(&at, value, found);
             }),
+            Value::Array(tiers) => {
+                tiers
+                    .iter()
+                    .enumerate()
+                    .for_each(|(place, tier)| leaves(&format!("{at}.{place}"), tier, found));
+            }
+            // The name of a tier.
+            Value::String(_) => {}
             value => found.push((at.to_owned(), value.as_f64().expect("a figure"))),
         }
     }
@@ -345,14 +401,15 @@ mod tests {
             offload: Shown { exposed_s: 107.0, hidden_s: 108.0 },
             straggle_s: 109.0,
             memory: MemoryUse {
-                weights_bytes: 110.0,
-                far_capacity_bytes: 111.0,
-                far_bytes: 112.0,
-                ..MemoryUse::default()
+                tiers: [
+                    TierUse { weights_bytes: 110.0, ..TierUse::default() },
+                    TierUse { capacity_bytes: 111.0, used_bytes: 112.0, ..TierUse::default() },
+                ],
             },
         };
         let mut found = vec![];
         leaves("", &serde_json::to_value(step).unwrap(), &mut found);
+        found.retain(|(path, _)| path != "memory.1.gradients_bytes");
         let mut expected: Vec<_> =
             Step::FIGURES.iter().map(|figure| (figure.path.to_owned(), (figure.of)(&step))).collect();
         found.sort_by(|a, b| a.0.cmp(&b.0));
@@ -360,9 +417,9 @@ mod tests {
         assert_eq!(found, expected);
         // A key is its path without the group.
         for StepFigure { key, path, unit, .. } in Step::FIGURES {
-            let groups = ["compute.", "communication.", "memory."];
+            let groups = ["compute.", "communication.", "memory.0."];
             let own = groups.iter().find_map(|group| path.strip_prefix(group)).unwrap_or(path);
-            assert_eq!(key, own.replace('.', "_"));
+            assert_eq!(key, own.replace("memory.1.", "offload.").replace('.', "_"));
             assert_eq!(unit == FigureUnit::Bytes, key.ends_with("_bytes"));
         }
         let exposed: f64 = step.times().iter().map(|(_, shown)| shown.exposed_s + shown.hidden_s).sum();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use polder_sim::{Layout, MemoryUse, Offload, Space, accelerators, grouped, listed};
+use polder_sim::{Layout, Offload, Space, accelerators, grouped, listed};
 
 use super::super::table;
 use super::super::train::{computed_line, lower, range};
@@ -74,10 +74,10 @@ fn paid_axes(front: &[Point<'_>]) -> impl Iterator<Item = (&'static str, (&'stat
 fn distinct<'a, 'b>(front: &'a [Point<'b>]) -> Vec<&'a Point<'b>> {
     // Each figure, and what it is a part of.
     let axes = |point: &Point<'_>| {
-        let MemoryUse { used_bytes, capacity_bytes, far_bytes, far_capacity_bytes, .. } = point.step.memory;
+        let memory = point.step.memory.tiers.map(|tier| (tier.used_bytes, tier.capacity_bytes));
         let costs = point.costs.iter().flat_map(|costs| costs.paid().into_iter().flatten());
         let paid = std::iter::once(point.step.total_s).chain(costs).map(|it| (it, it));
-        paid.chain([(used_bytes, capacity_bytes), (far_bytes, far_capacity_bytes)]).collect::<Vec<_>>()
+        paid.chain(memory).collect::<Vec<_>>()
     };
     let mut printed: Vec<(Vec<(f64, f64)>, &Point<'_>)> = vec![];
     for point in front {
@@ -113,8 +113,7 @@ fn rows<'a, 'b: 'a>(report: &Report<'_>, points: impl Iterator<Item = &'a Point<
             let paid = AXES.into_iter().zip(costs.paid());
             row.extend(paid.filter_map(|((_, (_, unit)), cost)| Some(format!("{:.3}", cost? / unit))));
         }
-        row.push(format!("{:.1}", step.memory.used_bytes / 1e9));
-        row.push(format!("{:.1}", step.memory.far_bytes / 1e9));
+        row.extend(step.memory.tiers.map(|tier| format!("{:.1}", tier.used_bytes / 1e9)));
         let Layout { tp, cp, ep, dp, pp, interleave, micro_batch, .. } = layout;
         row.extend([tp, cp, ep, dp, pp, interleave, micro_batch, fill].map(ToString::to_string));
         row.push(layout.sequence_parallel.to_string());
@@ -167,7 +166,7 @@ fn sources(report: &Report<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use polder_sim::{Margin, Order, Step};
+    use polder_sim::{Margin, MemoryUse, Order, Step, TierUse};
 
     use super::*;
 
@@ -185,11 +184,11 @@ mod tests {
             step: Step {
                 total_s,
                 memory: MemoryUse {
-                    used_bytes: used,
-                    capacity_bytes: 200.0,
-                    far_bytes: far,
-                    far_capacity_bytes: 50.0,
-                    ..MemoryUse::default()
+                    tiers: [(used, 200.0), (far, 50.0)].map(|(used_bytes, capacity_bytes)| TierUse {
+                        used_bytes,
+                        capacity_bytes,
+                        ..TierUse::default()
+                    }),
                 },
                 ..Step::default()
             },
