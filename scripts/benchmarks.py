@@ -35,17 +35,27 @@ ABSURD = 50
 PREFACE = f"""\
 # Benchmarks
 
-What `make bench` measures. A figure is the median, with the least and the greatest
-beside it (of lines, which are many, the tenth and the ninetieth of a hundred); a ratio says how many times better
-Polder is than the peer, so above 1 is better. Rows that lose stay. A ratio with † is beyond {ABSURD}: the peer's
-processes waited for a core, which two cores and busy pollers cause; this says nothing of its transfers.
+`make bench` measures all sections and writes this page. One section alone:
+
+```sh
+polder bench ring
+```
+
+| column | meaning |
+|---|---|
+| median, low, high | the median, the least and the greatest; in "lines" the tenth and the ninetieth of a hundred |
+| ratio | how many times better Polder is than the peer: above 1 is better. Rows that lose stay |
+| † | a ratio beyond {ABSURD}. The peer's processes waited for a core, which two cores and busy pollers cause; \
+this says nothing of its transfers |
 """
 SWEEP = """\
-MPICH over a pool of two emulated hosts, half of the ranks origins, each with a target on the other host; in brackets
-how many times better than the same MPICH over TCP on this machine, in turn. All ranks share the cores of this machine:
-with more of them than cores a message waits for its peer's turn, over either. MPICH gives its core up at every poll in
-vain but in a flush of a window, with the same settings over either; there Polder's provider does it by itself, and the
-TCP provider does not. From 4 ranks on a figure moves up to tenfold with whatever else wants these cores meanwhile.
+MPICH over a pool of two emulated hosts. Half of the ranks are origins; each has a target on the other host. In
+brackets: how many times better than the same MPICH over TCP on this machine, measured in turn.
+
+All ranks share the cores of this machine. With more ranks than cores, a message waits until its peer gets a core,
+over either. MPICH has the same settings over either, and gives its core up at every poll that finds nothing. Flushes
+of windows are the exception: there Polder's provider gives the core up, and the TCP provider does not. From 4 ranks
+on, a figure changes up to tenfold when other processes want these cores.
 """
 PICTURE = """\
 ![{name}]({file})
