@@ -312,7 +312,7 @@ threads = [threading.Thread(target=use) for _ in range(4)]
 def test_a_host_id_that_the_pool_does_not_have_or_that_no_keeper_gives_is_no_membership(scratch: Path) -> None:
     path = scratch / "pool"
     polder.Pool(path, size="64MiB", run=scratch).close()
-    with pytest.raises(polder.MembershipError, match="host id 9 is none of this pool's, 0 to 7"):
+    with pytest.raises(polder.MembershipError, match="host id 9 is not one of this pool's ids, 0 to 7"):
         polder.Pool(path, host=9, run=scratch)
     keeper = subprocess.Popen(
         [Path(sys.executable).with_name("polder"), "--pool", path, "keeper", "--ids", "keeper"],

@@ -1,14 +1,15 @@
 /* polder.h: one pool of shared memory for many hosts, in C.
  *
- * Every call that can fail returns POLDER_OK, which is 0, or another polder_status, and what it was to make is NULL then.
- * polder_error() says what went wrong last in this thread, in a sentence that names the offender and the remedy.
+ * Every call that can fail returns a polder_status: POLDER_OK, which is 0, or an error. After an error, the handle that the call
+ * was to make is NULL. polder_error() gives a sentence that names the offender and the remedy.
  *
- * Handles are made by a call that ends in _open or _create, and given up by the _close of their kind, once; NULL may be closed too.
- * A pool stays attached until everything that was made with it is closed. Threads may share a pool and its objects. A child
- * that was forked may close its parent's handles; every other call with one fails with POLDER_ARGUMENT.
+ * A call that ends in _open or _create makes a handle. The _close of its kind gives it up, once. NULL may be closed too.
+ * A pool stays attached until every handle that was made with it is closed. Threads may share a pool and its objects. A forked
+ * child may close its parent's handles; any other call with one fails with POLDER_ARGUMENT.
  *
- * Names of objects, rings and windows look like "/train/weights": they begin with "/" and have up to 255 bytes, without control
- * characters and without parts that are empty, "." or "..". A window's may leave its first "/" out: "w" and "/w" are one window.
+ * Names of objects, rings and windows look like "/train/weights". They begin with "/" and have at most 255 bytes. They have no
+ * control characters, and no parts that are empty, "." or "..". The name of a window may leave out its first "/": "w" and "/w" are
+ * one window.
  *
  * docs/c.md has a complete program. */
 #ifndef POLDER_H
@@ -31,9 +32,9 @@ typedef enum polder_status {
     POLDER_EXISTS = 3,
     /* No room in the pool, its directory, the job's quota, or this process's table of open objects. */
     POLDER_FULL = 4,
-    /* Nobody has died, but what was waited for did not come in time. */
+    /* No process has died, but the answer did not come in time. */
     POLDER_TIMEOUT = 5,
-    /* Whoever was waited for died, stopped or left. */
+    /* The process that the call waited for died, stopped or left. */
     POLDER_PEER_DEAD = 6,
     /* Bytes in the pool that no correct program left there. */
     POLDER_CORRUPT = 7,
@@ -45,8 +46,8 @@ typedef enum polder_status {
     POLDER_OTHER = 10
 } polder_status;
 
-/* A pool that this process has attached, an object of it that this process holds open, the two ends of a ring, and
- * a window as one of its ranks has it. */
+/* Handles: a pool that this process has attached; an object that it holds open; the two ends of a ring; one rank's side of a
+ * window. */
 typedef struct polder_pool polder_pool;
 typedef struct polder_object polder_object;
 typedef struct polder_sender polder_sender;
@@ -69,10 +70,10 @@ int polder_pool_close(polder_pool *pool);
 /* Makes the object `name` of `bytes` zeros, and holds it open. */
 int polder_object_create(polder_pool *pool, const char *name, size_t bytes, polder_object **object);
 
-/* Opens the object `name`, whoever made it. */
+/* Opens the object `name`, which any host may have made. */
 int polder_object_open(polder_pool *pool, const char *name, polder_object **object);
 
-/* Destroys the object `name`: nobody finds it any more, and whoever holds it open keeps its bytes until it is closed. */
+/* Destroys the object `name`: it can no longer be opened. Its bytes stay until every process that holds it open has closed it. */
 int polder_object_destroy(polder_pool *pool, const char *name);
 
 /* Lets go of an object; its address is no longer valid then. */
@@ -88,33 +89,34 @@ int polder_object_read(const polder_object *object, size_t offset, void *into, s
  * 64 bytes: lines at the two ends are written whole. */
 int polder_object_write(const polder_object *object, size_t offset, const void *from, size_t bytes);
 
-/* Where the object is mapped, a multiple of 64, for programs that load and store there themselves. What they store is seen elsewhere
- * once it was published, and what others published is seen here once it was refreshed; where the hardware keeps caches in step both
- * are no more than fences. NULL where the memory is a shadow (POLDER_WRAP=shadow). */
+/* The address of the object, a multiple of 64, for programs that load and store in place. Other hosts see a store once it is
+ * published. This host sees what others published once it has refreshed it. On coherent memory both calls are only fences. NULL with
+ * POLDER_WRAP=shadow. */
 void *polder_object_address(const polder_object *object);
 
 /* Publishes what this host stored in a range. Whole lines go out. */
 int polder_object_publish(const polder_object *object, size_t offset, size_t bytes);
 
-/* Forgets what this host's caches hold of a range: the next loads see what was published. What was stored and not published is
- * published by this too, so refresh only what another host owns. */
+/* Drops what this host's caches hold of a range, so that the next loads see what was published. It also publishes stores of this
+ * host to the range, so refresh only what another host owns. */
 int polder_object_refresh(const polder_object *object, size_t offset, size_t bytes);
 
-/* A ring carries messages from one process to one other, in order. The sender makes it, the receiver opens it; after it has closed it,
- * nobody else can. Threads may share an end, and take turns. Times are in milliseconds. */
+/* A ring carries messages from one process to another, in order. The sender makes it, and the receiver opens it. After the receiver
+ * has closed it, no other process can open it. Threads may share an end, and take turns. Times are in milliseconds. */
 
 /* Makes the ring `name`, which holds `cells` messages of up to `cell_bytes` bytes, a multiple of 64, each; longer ones go through several
  * cells. 0 and 0 mean 8 cells of 64 KiB, which suits most. */
 int polder_ring_create(polder_pool *pool, const char *name, uint32_t cells, uint32_t cell_bytes, polder_sender **sender);
 
-/* Opens the ring `name` to receive, waiting until there is one: POLDER_NOT_FOUND when there is none in time. */
+/* Opens the ring `name` to receive. Waits until it exists, and returns POLDER_NOT_FOUND if it does not in time. */
 int polder_ring_open(polder_pool *pool, const char *name, uint64_t timeout_ms, polder_receiver **receiver);
 
-/* Sends a message, waiting for a receiver and for room. The receiver gets it, whatever becomes of this process. */
+/* Sends a message. Waits for a receiver and for room. Once this returns, the receiver gets the message, even if this process dies. */
 int polder_ring_push(polder_sender *sender, uint64_t tag, const void *from, size_t bytes, uint64_t timeout_ms);
 
-/* Waits for the next message, and copies it and its tag out; `tag` may be NULL. `bytes` is its length, also where `room` is too small for
- * it: that is POLDER_ARGUMENT, and the message stays. POLDER_PEER_DEAD comes after the last message of a sender that died or left. */
+/* Waits for the next message, and copies it and its tag out; `tag` may be NULL. `bytes` is its length. If `room` is too small, the
+ * result is POLDER_ARGUMENT, `bytes` is still set, and the message stays. After the last message of a sender that died or left, the
+ * result is POLDER_PEER_DEAD. */
 int polder_ring_pop(polder_receiver *receiver, uint64_t *tag, void *into, size_t room, size_t *bytes, uint64_t timeout_ms);
 
 /* Ends the ring; what was sent can still be received. */
@@ -123,14 +125,14 @@ int polder_sender_close(polder_sender *sender);
 /* Receives no more; the sender is told. */
 int polder_receiver_close(polder_receiver *receiver);
 
-/* A window is memory of every rank of a group of processes that all of them put into and get from. Ranks count from 0. Threads may share
- * a window, and take turns. */
+/* In a window, every rank of a group of processes has a segment of memory, and all ranks put into and get from all segments. Ranks count
+ * from 0. Threads may share a window, and take turns. */
 
 /* Makes this rank's segment of `bytes` zeros in the window `name`, and waits until all `ranks` have made theirs. */
 int polder_window_create(polder_pool *pool, const char *name, uint32_t rank, uint32_t ranks, size_t bytes, uint64_t timeout_ms,
                          polder_window **window);
 
-/* Lets go of the window; the others keep this rank's segment until they let go of theirs. */
+/* Closes the window. This rank's segment stays until the other ranks have closed it too. */
 int polder_window_close(polder_window *window);
 
 /* Stores bytes in a rank's segment. They are visible once they are flushed. Ranks may put to different bytes of a line at once. */
@@ -148,20 +150,20 @@ int polder_window_add(polder_window *window, uint32_t rank, size_t offset, uint6
 /* Replaces such a number if it is `expected`; `before`, if it is not NULL, is what it was. */
 int polder_window_swap(polder_window *window, uint32_t rank, size_t offset, uint64_t expected, uint64_t number, uint64_t *before);
 
-/* Waits for the lock of a rank, alone or with others that share it. It says nothing of puts and updates that do without it. */
+/* Waits for the lock of a rank, exclusive or shared. Puts and updates without the lock are not held back. */
 int polder_window_lock(polder_window *window, uint32_t rank, int shared, uint64_t timeout_ms);
 
-/* Gives the lock of a rank back; what was put is flushed. */
+/* Releases the lock of a rank, and flushes what was put. */
 int polder_window_unlock(polder_window *window, uint32_t rank);
 
-/* Where a rank's segment is mapped, a multiple of 64; NULL where the memory is a shadow. What is stored there is published and refreshed
- * as an object's is, and nobody puts to a line meanwhile. */
+/* The address of a rank's segment, a multiple of 64; NULL with POLDER_WRAP=shadow. Publish and refresh it like an object. While a host
+ * stores to a line here, no rank may put to that line. */
 void *polder_window_address(polder_window *window, uint32_t rank);
 
 /* Publishes what this host stored in a range of a rank's segment. */
 int polder_window_publish(polder_window *window, uint32_t rank, size_t offset, size_t bytes);
 
-/* Forgets what this host's caches hold of such a range. */
+/* Drops what this host's caches hold of such a range. */
 int polder_window_refresh(polder_window *window, uint32_t rank, size_t offset, size_t bytes);
 
 #ifdef __cplusplus

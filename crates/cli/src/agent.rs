@@ -15,17 +15,17 @@ use crate::Failure;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Carry out a policy until stopped: what is changed is restored at the end, and after a kill by the next start.
+    /// Carry out a policy until stopped. Settings are restored at the end; after a kill, by the next start.
     Run(RunArguments),
-    /// Check a policy file, against this machine too where it has tiers.
+    /// Check a policy file, also against this machine if it has tiers.
     Check(PolicyArguments),
-    /// Restore what a killed agent left changed.
+    /// Restore the settings that a killed agent left changed.
     Restore(JournalArguments),
 }
 
 #[derive(Args)]
 pub(crate) struct PolicyArguments {
-    /// The policy: services by cgroup, and what is wanted of each.
+    /// The policy: the services, by cgroup, and the tier of each.
     #[arg(long, default_value = "/etc/polder/agent.toml", value_name = "FILE", value_hint = ValueHint::FilePath)]
     policy: PathBuf,
 }
@@ -43,7 +43,7 @@ pub(crate) struct RunArguments {
     policy: PolicyArguments,
     #[command(flatten)]
     journal: JournalArguments,
-    /// Stop after so many control rounds.
+    /// Stop after this many control rounds.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     rounds: Option<u64>,
     /// Decide and print, but change nothing.
@@ -59,7 +59,7 @@ pub(crate) struct RunArguments {
 pub(crate) struct TopArguments {
     #[command(flatten)]
     policy: PolicyArguments,
-    /// Show it once, in place of every period.
+    /// Print once, instead of every period.
     #[arg(long)]
     once: bool,
     /// Print one JSON object.

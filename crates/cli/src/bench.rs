@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// Messages between two processes, beside the bare line operations that they need.
+    /// Messages between two processes, beside the line operations that they need at least.
     Ring,
     /// Writing and flushing with each instruction (cMPI, Figure 11 and Table 1).
     Lines,
@@ -37,11 +37,11 @@ enum Bench {
     Collectives(collectives::Arguments),
     /// Messages of stock MPI libraries over a pool, beside TCP and their own shared memory.
     Mpi(mpi::Arguments),
-    /// The fused step of an optimizer, beside torch's and the floor of the same traffic.
+    /// The fused step of an optimizer, beside torch's, and beside the memory traffic alone.
     Offload(offload::Arguments),
-    /// A million creates and opens from four processes.
+    /// A million objects, created and opened by four processes.
     Objects(objects::Arguments),
-    /// Layouts of a training step predicted in a second, and their error beside that of a constant rate.
+    /// Layouts predicted in a second, and the error of predictions beside that of a constant rate.
     Plan(plan::Arguments),
     /// The other process of a benchmark.
     #[command(subcommand, hide = true)]

@@ -19,27 +19,27 @@ use crate::Failure;
 /// Runs the keeper of a pool until it is stopped, or superseded by a newer one.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Its incarnation, higher than that of every keeper before it; the next one when this is left out. Give it when
-    /// something outside, such as a supervisor, must make sure that only one keeper is authorised.
+    /// Number of this keeper, higher than that of every keeper before it [default: the next]. Give it if a supervisor makes
+    /// sure that only one keeper runs.
     #[arg(long)]
     incarnation: Option<u16>,
-    /// Take the place of an earlier keeper also when this machine cannot see that it is gone: all that ran on others are gone
-    /// for certain.
+    /// Take the place of an earlier keeper that this machine cannot see. Give it only if every earlier keeper is gone for
+    /// certain.
     #[arg(long)]
     force: bool,
-    /// Who gives host ids from now on; as it was when this is left out, and the launcher at first.
+    /// How hosts get their ids from now on [default: as before, in a new pool launcher].
     #[arg(long)]
     ids: Option<Giver>,
-    /// Evict a host whose processes have all been silent for so long, such as 10s; never when this is left out.
+    /// Evict a host if all its processes are silent for this long, such as 10s [default: never].
     #[arg(long, value_name = "TIME")]
     evict_after: Option<TimeSpan>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Giver {
-    /// Hosts come with an id of their own.
+    /// Each host brings its own id.
     Launcher,
-    /// Hosts ask this keeper for one.
+    /// Hosts ask this keeper for an id.
     Keeper,
 }
 

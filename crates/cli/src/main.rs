@@ -61,13 +61,13 @@ struct PoolOptions {
     /// The pool: a dax device such as /dev/dax0.0, or a file, best in /dev/shm.
     #[arg(long, short, global = true, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
     pool: Option<std::path::PathBuf>,
-    /// Who keeps caches in step: auto, coherent or software.
-    #[arg(long, global = true, value_name = "WHO")]
+    /// How caches are kept coherent: by the hardware (coherent), by Polder (software), or as the pool was formatted (auto).
+    #[arg(long, global = true, value_name = "MODE")]
     coherence: Option<CoherenceChoice>,
     /// This host's id in the pool.
     #[arg(long, global = true, value_name = "ID")]
     host: Option<u16>,
-    /// How long to wait for another process, such as 30s.
+    /// How long to wait for another process at most, such as 30s.
     #[arg(long, global = true, value_name = "TIME")]
     timeout: Option<TimeSpan>,
 }
@@ -104,8 +104,7 @@ impl PoolOptions {
     /// Refuses what would be passed over in silence by a command that opens no pool of the user's.
     fn expect_used(&self, command: &Command) -> Result<(), Failure> {
         if matches!(command, Command::Mpi(_)) && self.host.is_some() {
-            let instead =
-                "which host a rank is on is said by --emulate, --hosts, or POLDER_HOST on each host";
+            let instead = "give hosts to ranks with --emulate, --hosts, or POLDER_HOST on each host";
             return Err(Failure(format!("--host does not apply here: {instead}")));
         }
         let idle = match command {
@@ -128,27 +127,27 @@ impl PoolOptions {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Make, look into, mend and remove pools.
+    /// Make, inspect, clean up and remove pools.
     Pool(Pooled<pool::Command>),
-    /// Run programs of an MPI library over a pool.
+    /// Run MPI programs over a pool.
     Mpi(Pooled<mpi::Command>),
-    /// Predict what a training step takes on a machine that is described in a file.
+    /// Predict the time of a training step on a machine that a file describes.
     #[command(subcommand)]
     Plan(Box<plan::Command>),
-    /// Measure this machine, and write it as a file that `polder plan verify` predicts from.
+    /// Measure this machine, and write the file that `polder plan verify` needs.
     Probe(probe::Arguments),
-    /// Keep the services of this host on the tiers of memory that a policy gives them.
+    /// Keep the services of this host on the memory tiers that a policy file gives them.
     #[command(subcommand)]
     Agent(agent::Command),
-    /// Show the bytes of each service on each tier of memory.
+    /// Show the bytes of each service on each memory tier.
     Top(agent::TopArguments),
-    /// Say who is a member: hands out host ids and evicts hosts, until stopped.
+    /// Hand out host ids and evict hosts, until stopped.
     Keeper(PooledOne<keeper::Arguments>),
-    /// Explore the protocols in the incoherent model, or run its litmus tests between two hosts.
+    /// Test the protocols in a model of incoherent caches, or test real memory between two hosts (--litmus).
     Verify(PooledOne<verify::Arguments>),
-    /// Kill and stop processes at any memory operation, and see that the others go on.
+    /// Kill and stop processes at any memory operation, and check that the others go on.
     Soak(soak::Arguments),
-    /// Measure Polder and its peers in turn, in one run.
+    /// Measure Polder beside other libraries, in one run.
     Bench(bench::Arguments),
     /// Print a completion script: `polder completion bash > /etc/bash_completion.d/polder`.
     Completion {

@@ -20,9 +20,9 @@ use library::{Install, Library, quoted};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Print what to export, so that an MPI library goes through a pool: eval "$(polder mpi env mpich)".
+    /// Print the variables that make an MPI library use a pool: eval "$(polder mpi env mpich)".
     Env(Env),
-    /// Start a program with an MPI library that is installed, over a pool, and clean up after it.
+    /// Start an MPI program over a pool, and clean up after it.
     Run(job::Run),
     /// Wait until `polder mpi run` has ended, and clean up if it was killed.
     #[command(hide = true)]
@@ -35,7 +35,7 @@ pub(crate) struct Env {
     library: Library,
     #[command(flatten)]
     choice: Choice,
-    /// The shell to write for.
+    /// The shell that reads the variables.
     #[arg(long, value_enum, default_value_t = Shell::Sh)]
     shell: Shell,
 }
@@ -43,16 +43,16 @@ pub(crate) struct Env {
 /// What both commands need to know.
 #[derive(Args)]
 pub(crate) struct Choice {
-    /// The library's mpiexec; the one in PATH when this is left out.
+    /// The library's mpiexec [default: the one in PATH].
     #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::ExecutablePath)]
     mpiexec: Option<PathBuf>,
-    /// The folder with libpolder-fi.so; the one that belongs to this command when this is left out.
+    /// The folder with libpolder-fi.so [default: that of this installation].
     #[arg(long, value_name = "DIRECTORY", value_hint = clap::ValueHint::DirPath)]
     provider_path: Option<PathBuf>,
-    /// Send messages between ranks of one host through the pool too, and not through the library's own shared memory.
+    /// Send messages between ranks of one host through the pool too, instead of through the library's own shared memory.
     #[arg(long)]
     all_through_pool: bool,
-    /// Put windows into the pool too, with the shim that lies beside the provider's folder.
+    /// Put windows into the pool too, by preloading the window shim.
     #[arg(long)]
     windows: bool,
 }

@@ -22,21 +22,21 @@ use crate::Failure;
 /// Predicts what a step takes before anything is bought or run.
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Predict a training step: of a layout, or of the best one that fits.
+    /// Predict a training step, with the layout that you give or the fastest that fits.
     Train(train::Arguments),
-    /// Look at every layout, and print those that no other beats in time, in memory and in money.
+    /// Predict every layout, and print those that no other beats in time, memory and money.
     Search(search::Arguments),
-    /// Predict what an access to memory takes, by the size of the working set.
+    /// Predict the time of a memory access, by the size of the working set.
     Memory(memory::Arguments),
-    /// Make a published figure again, paper beside Polder.
+    /// Compute a published figure again, and print it beside the paper's.
     Reproduce(reproduce::Arguments),
-    /// Hold predictions against published steps, fabrics and memory, and print the errors.
+    /// Predict published steps, fabrics and memory, and print the errors.
     Validate(validate::Arguments),
-    /// Predict half of what this machine takes from the other half, measured beside predicted.
+    /// Measure all-reduces on this machine, predict most from a few, and print the errors.
     Verify(verify::Arguments),
-    /// Print the platforms, models and prices that Polder brings along.
+    /// List the platforms, models and prices that Polder brings.
     List,
-    /// Print a platform with its sources, as a file that `--platform` takes.
+    /// Print a platform as a file for `--platform`, with the source of each number.
     Show(show::Arguments),
 }
 

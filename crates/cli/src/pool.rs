@@ -28,55 +28,55 @@ const PAGE: u64 = 4096;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Make a pool on a device, or in a file that is made with --size.
+    /// Make a pool on a device, or in a new file of --size bytes.
     Format(Format),
     /// List the objects in a pool.
     List {
-        /// The beginning of the names to list.
+        /// List only names that begin with this.
         #[arg(default_value = "/")]
         prefix: String,
-        /// Print a JSON object a line.
+        /// Print one JSON object a line.
         #[arg(long)]
         json: bool,
     },
-    /// Say how full a pool is, and who is there.
-    PoolStat {
+    /// Show how full a pool is, and which hosts and processes are there.
+    Stat {
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
-        /// Look again and again, every so often, such as 1s, until stopped.
+        /// Repeat at this interval, such as 1s, until stopped.
         #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s")]
         watch: Option<TimeSpan>,
     },
-    /// Look for damage: reports each damaged byte's offset, changes nothing, and fails when it finds any.
+    /// Look for damage: prints the offset of each damaged byte, and fails if there is any. Changes nothing.
     Check,
-    /// Remove endpoints, rings, windows and groups that killed processes have left, and that nobody can miss.
+    /// Remove endpoints, rings, windows and groups that killed processes have left. Those in use stay.
     Sweep {
-        /// The job; all when this is left out.
+        /// The job [default: all].
         #[arg(long)]
         job: Option<u64>,
     },
-    /// Remove one object: those that hold it open keep its bytes until they let go.
+    /// Remove one object. Its bytes stay until the last process closes it.
     Remove {
-        /// Its name, as `polder pool list` has it.
+        /// Its name, as `polder pool list` prints it.
         name: String,
-        /// Remove it although live processes hold it open.
+        /// Remove it even if live processes hold it open.
         #[arg(long)]
         force: bool,
     },
-    /// Take a host out of the view, so that the others stop waiting for it.
+    /// Evict a host, so that the others stop waiting for it.
     Evict {
         /// The host id.
         id: u16,
-        /// Confirm that the host is off and stays off: its shard may be adopted.
+        /// Confirm that the host is off and stays off, so that its id, names and space become free.
         #[arg(long)]
         fenced: bool,
-        /// Take the place of an earlier keeper also when this machine cannot see that it is gone: all that ran on others are
-        /// gone for certain.
+        /// Take the place of an earlier keeper that this machine cannot see. Give it only if every earlier keeper is gone
+        /// for certain.
         #[arg(long)]
         force: bool,
     },
-    /// Remove a pool and everything in it; a file is deleted, a device loses its superblock.
+    /// Remove a pool and everything in it: deletes a file, clears the superblock of a device.
     Destroy {
         /// Do it without asking.
         #[arg(long)]
@@ -86,32 +86,31 @@ pub(crate) enum Command {
 
 #[derive(Args)]
 pub(crate) struct Format {
-    /// The size of the file to make, such as 1GiB, rounded down to a page; a device or a file that is there has a size of its
-    /// own.
+    /// Size of the new file, such as 1GiB, rounded down to a page. A device or an existing file keeps its size.
     #[arg(long)]
     size: Option<ByteCount>,
-    /// Host ids, 1 to 64.
+    /// Number of host ids, 1 to 64.
     #[arg(long)]
     hosts: Option<u16>,
-    /// Processes of a host, 1 to 64.
+    /// Processes of a host at most, 1 to 64.
     #[arg(long)]
     processes: Option<u16>,
-    /// The most slots of a directory level in one host's shard.
+    /// Slots of a directory level in one host's shard at most. More slots hold more objects.
     #[arg(long)]
     names: Option<u32>,
-    /// Levels of the directory, 1 to 16.
+    /// Levels of the directory, 1 to 16. More levels hold more objects.
     #[arg(long)]
     levels: Option<u16>,
-    /// The unit in which hosts claim space, a power of two such as 2MiB.
+    /// Unit in which hosts claim space, a power of two such as 2MiB.
     #[arg(long)]
     chunk: Option<ByteCount>,
-    /// Objects that a process may hold open.
+    /// Objects that a process may hold open at most.
     #[arg(long)]
     opens: Option<u32>,
-    /// Places for keepers, 1 to 64; one is taken again once its keeper is gone for certain, and a newer one has run.
+    /// Places for keepers, 1 to 64. A place is free again once its keeper is gone for certain and a newer one has run.
     #[arg(long)]
     keepers: Option<u16>,
-    /// Lose a pool that is there, and whatever its processes do with it.
+    /// Overwrite what is there, also a pool in use.
     #[arg(long)]
     force: bool,
 }
@@ -121,7 +120,7 @@ pub(crate) fn run(command: Command, settings: &Settings) -> Result<ExitCode, Fai
     let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
     match command {
         Command::List { prefix, json } => return list(path, settings, &prefix, json),
-        Command::PoolStat { json, watch } => return stat(path, settings, json, watch),
+        Command::Stat { json, watch } => return stat(path, settings, json, watch),
         Command::Check => return check(path, settings),
         Command::Sweep { job } => sweep(path, settings, job)?,
         Command::Remove { name, force } => remove(path, settings, &name, force)?,

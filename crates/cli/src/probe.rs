@@ -40,13 +40,13 @@ const SAMPLES: usize = 5;
 /// Measures this machine.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Where the machine's description goes.
+    /// The file to write.
     #[arg(long, short, default_value = "platform.toml", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     out: PathBuf,
-    /// Replace a file that is there.
+    /// Replace an existing file.
     #[arg(long)]
     force: bool,
-    /// A folder on a disk to measure as a tier that `polder.offload` places tensors in.
+    /// Measure also the disk of this folder, as a tier for `polder.offload`.
     #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
     disk: Vec<PathBuf>,
 }

@@ -1,8 +1,8 @@
 //! `polder soak`: processes that are killed or stopped at any memory operation, and others that must go on.
 //!
-//! Every round has a victim, a process that kills or stops itself before memory operation `k` of what it does, and
-//! survivors, which must find an exact prefix of what it did, get one error that names it, and lose nothing. The
-//! operations of every scene are counted first; the rounds then go through all of them.
+//! Every round has a victim and survivors. The victim kills or stops itself before its memory operation `k`. The survivors must
+//! find an exact prefix of what it did, get one error that names it, and lose nothing. The operations of every scene are counted
+//! first; the rounds then go through all of them.
 
 mod acts;
 mod scene;
@@ -28,26 +28,26 @@ use stage::{NEVER, Stage};
 /// Kills and stops processes at any memory operation, for as long as one likes.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// How long, such as 10min; for ever when neither this nor --kills is given.
+    /// How long, such as 10min [default: for ever, unless --kills is given].
     #[arg(long = "for", value_name = "TIME")]
     time: Option<TimeSpan>,
-    /// How many victims.
+    /// Number of victims.
     #[arg(long, visible_alias = "rounds")]
     kills: Option<u64>,
-    /// As many victims as there are memory operations, one at each.
+    /// One victim at each memory operation, then end.
     #[arg(long, conflicts_with_all = ["kills", "at"])]
     once: bool,
-    /// The first seed; drawn from the clock when this is left out.
+    /// The first seed [default: from the clock].
     #[arg(long)]
     seed: Option<u64>,
-    /// Scenes to play, with commas between them: push, stream, pop, create, all-reduce, attach, job, or one of a scene such as
-    /// push/software/alone.
+    /// Scenes to play, with commas between them: push, stream, pop, create, all-reduce, attach, job, or a variant of one
+    /// such as push/software/alone.
     #[arg(long, value_delimiter = ',')]
     what: Vec<String>,
-    /// What befalls the victims.
+    /// What happens to the victims.
     #[arg(long, value_enum, default_value_t = Doom::Kill)]
     doom: Doom,
-    /// The memory operation at which it does, instead of each in turn.
+    /// The memory operation at which it happens, instead of each in turn.
     #[arg(long, value_name = "OPERATION")]
     at: Option<u64>,
 }

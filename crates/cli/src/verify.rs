@@ -20,35 +20,35 @@ use crate::Failure;
 /// Explores the protocols in the incoherent model.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Suites to run, or with --canaries canaries, by name or by the beginning of it; all when none is named.
+    /// Suites to run, or canaries with --canaries, by the beginning of their names [default: all].
     #[arg(value_parser = Beginning, hide_possible_values = true)]
     suites: Vec<String>,
-    /// List the suites and what each shows.
+    /// List the suites, and what each one shows.
     #[arg(long)]
     list: bool,
-    /// Schedules of each suite.
+    /// Random schedules of each suite.
     #[arg(long, short = 'n', default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     schedules: u64,
-    /// The first seed.
+    /// Seed of the first schedule.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Run one schedule, that of --seed, and print its last operations when it fails.
+    /// Run only the schedule of --seed, and print its last operations if it fails.
     #[arg(long, conflicts_with_all = ["mutants", "list"], requires = "suites")]
     replay: bool,
-    /// Drop or weaken each flush and fence in turn: every mutant must be caught, or be listed as harmless.
+    /// Drop or weaken each flush and fence in turn. The suite must fail each time, unless the change is listed as harmless.
     #[arg(long)]
     mutants: bool,
-    /// Run protocols that are known to be wrong: each must be caught. With --replay, print how one fails.
+    /// Run protocols that are known to be wrong: each must fail. With --replay, print how one fails.
     #[arg(long, conflicts_with = "mutants")]
     canaries: bool,
-    /// Run the litmus tests on the pool itself, with another host that gives the other role.
+    /// Run the litmus tests on the pool itself. One host gives role 0, another host role 1, at the same time.
     #[arg(long, value_name = "ROLE", value_parser = clap::value_parser!(u64).range(0..2),
           conflicts_with_all = ["suites", "list", "mutants", "canaries", "replay"])]
     litmus: Option<u64>,
     /// Rounds of each litmus test.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
-    /// OS threads.
+    /// Threads.
     #[arg(long, short = 'j', default_value_t = std::thread::available_parallelism().map_or(1, usize::from))]
     threads: usize,
 }

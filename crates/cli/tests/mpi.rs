@@ -213,7 +213,7 @@ fn what_cannot_be_started_is_refused_in_one_line_that_says_what_to_do() {
         ("-n 2 --host 1", "--host does not apply here"),
         ("-n 2 --pool /dev/shm/none", "/dev/shm/none: no such file or device; check the path"),
         ("-n 2 --mpi openmpi", "no mpiexec of Open MPI is in PATH"),
-        ("-n 2 --mpiexec /bin/true", "/bin/true is of no MPI library that is known here"),
+        ("-n 2 --mpiexec /bin/true", "/bin/true is not of MPICH, Open MPI or Intel MPI"),
         ("-n 2 --mpiexec /none/mpiexec", "/none/mpiexec: No such file"),
     ] {
         let refused = bench.refusal(&format!("run {arguments} -- true"));

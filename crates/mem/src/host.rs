@@ -140,7 +140,7 @@ impl HostPlan {
 pub enum HostError {
     /// A host id that this pool does not have.
     #[error(
-        "host id {host} is none of this pool's, 0 to {}; choose one of these, or format it with more --hosts", hosts - 1
+        "host id {host} is not one of this pool's ids, 0 to {}; choose one of these, or format it with more --hosts", hosts - 1
     )]
     NoHost {
         /// The id.

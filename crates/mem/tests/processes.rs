@@ -213,7 +213,7 @@ fn other_numbers_than_those_of_living_processes_are_refused() {
     let error = region().attach(&none).expect_err("no such host").to_string();
     assert_eq!(
         error,
-        "host id 2 is none of this pool's, 0 to 1; choose one of these, or format it with more --hosts"
+        "host id 2 is not one of this pool's ids, 0 to 1; choose one of these, or format it with more --hosts"
     );
 }
 

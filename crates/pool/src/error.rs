@@ -142,7 +142,7 @@ pub enum PoolError {
     },
     /// The host id belongs to another boot that gives no sign of life.
     #[error(
-        "host id {host} belongs to boot {boot:#x} in epoch {epoch}, which gives no sign of life and may only stand still; if that host is off for certain, or has booted again, run `polder pool evict {host} --fenced`"
+        "host id {host} belongs to boot {boot:#x} in epoch {epoch}, which gives no sign of life but may only be stopped; if that host is off for certain, or has booted again, run `polder pool evict {host} --fenced`"
     )]
     IdTaken {
         /// The host id.
@@ -284,7 +284,7 @@ pub enum PoolError {
     },
     /// Not enough free space, or none in one piece.
     #[error(
-        "the pool is full: {asked} bytes asked, the largest piece that is free has {largest} of {free} free; destroy objects (`polder pool list`) or use a larger pool"
+        "the pool is full: {asked} bytes were asked for, {free} are free, {largest} in the largest piece; destroy objects (`polder pool list`) or use a larger pool"
     )]
     Full {
         /// Bytes asked for.
@@ -322,7 +322,7 @@ pub enum PoolError {
     },
     /// A peer died or stopped while this process waited for it.
     #[error(
-        "{peer} died or stopped: its sign of life ended while waiting for {what} {sequence} in epoch {epoch}; an array that the call was to fill may be filled in part"
+        "{peer} died or stopped: its sign of life ended while this process waited for {what} {sequence} in epoch {epoch}; an array that the call was to fill may be filled in part"
     )]
     PeerDead {
         /// Who.
@@ -364,7 +364,7 @@ pub enum PoolError {
     },
     /// Nobody has opened a channel to receive.
     #[error(
-        "nobody has opened the ring {name} to receive within {waited_ms} ms; look whether the receiver was started, or wait longer"
+        "no process has opened the ring {name} to receive within {waited_ms} ms; look whether the receiver was started, or wait longer"
     )]
     NoReceiver {
         /// The channel's name.

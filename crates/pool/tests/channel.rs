@@ -64,7 +64,7 @@ fn an_end_that_is_missing_is_an_error_with_its_name() {
     assert!(matches!(missing, PoolError::NotFound { .. }), "{missing}");
     let mut sender = Sender::create(here, "/a", shape()).unwrap();
     let said = sender.push(0, b"", SHORT).unwrap_err().to_string();
-    assert!(said.contains("nobody has opened the ring /a"), "{said}");
+    assert!(said.contains("no process has opened the ring /a"), "{said}");
 }
 
 #[test]

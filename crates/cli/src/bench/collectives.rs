@@ -11,22 +11,22 @@ use crate::scratch::{Scratch, Tied};
 /// What to measure.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// How many processes, from 2 on.
+    /// Numbers of processes, from 2 on.
     #[arg(long, num_args = 1.., default_values_t = [2, 4], value_parser = clap::value_parser!(u16).range(2..=64))]
     pub(crate) procs: Vec<u16>,
-    /// Sizes in bytes; 4 KiB to 128 MiB when left out.
+    /// Sizes in bytes [default: 4 KiB to 128 MiB].
     #[arg(long, num_args = 1..)]
     pub(crate) sizes: Vec<u64>,
     /// Rounds of each library at each size.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
-    /// Leave the peers out.
+    /// Leave out gloo and Open MPI.
     #[arg(long)]
     pub(crate) alone: bool,
     /// Keep each rank on one processor, in turn.
     #[arg(long)]
     pub(crate) pin: bool,
-    /// Leave calls from Rust out, those of a program without Python.
+    /// Leave out calls from Rust, as a program without Python makes them.
     #[arg(long)]
     pub(crate) without_rust: bool,
 }

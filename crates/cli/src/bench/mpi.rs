@@ -25,15 +25,15 @@ use crate::scratch::{Scratch, Tied};
 /// What to measure with.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// The mpiexec of each library to measure, with commas between them; the one in PATH when this is left out.
+    /// The mpiexec of each library to measure, with commas between them [default: the one in PATH].
     #[arg(long, value_name = "PATHS", value_delimiter = ',', value_hint = clap::ValueHint::ExecutablePath)]
     mpi: Vec<PathBuf>,
-    /// The folder with libpolder-fi.so; the one that belongs to this command when this is left out.
+    /// The folder with libpolder-fi.so [default: that of this installation].
     #[arg(long, value_name = "DIRECTORY", value_hint = clap::ValueHint::DirPath)]
     provider_path: Option<PathBuf>,
     #[command(flatten)]
     sweep: Sweep,
-    /// Jobs of each way, which take turns; 7 when this is left out, and 3 of a figure.
+    /// Rounds; in each one, every transport runs once [default: 7, with --figure 3].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
 }

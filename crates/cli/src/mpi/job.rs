@@ -30,19 +30,19 @@ use crate::Failure;
 
 #[derive(Args)]
 pub(crate) struct Run {
-    /// How many ranks.
+    /// Number of ranks.
     #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u16).range(1..))]
     ranks: u16,
-    /// The machines to run on, with commas between them; their host ids in the pool are 0, 1, ... in this order.
+    /// The machines to run on, with commas between them. They get the host ids 0, 1, ... in this order.
     #[arg(long, value_delimiter = ',', value_name = "MACHINES", conflicts_with = "emulate")]
     hosts: Vec<String>,
-    /// Split the ranks over so many emulated hosts of this machine; what goes between them goes through the pool.
+    /// Split the ranks over this many emulated hosts of this machine. Messages between these hosts go through the pool.
     #[arg(long, value_name = "HOSTS", value_parser = clap::value_parser!(u16).range(1..=64))]
     emulate: Option<u16>,
-    /// The MPI library, where PATH has several.
+    /// The MPI library, if PATH has several.
     #[arg(long, value_name = "LIBRARY")]
     mpi: Option<Library>,
-    /// To how many others a rank sends at most, if not to all: a pool is then large enough sooner.
+    /// Number of other ranks that a rank sends to at most [default: all]. Fewer need a smaller pool.
     #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u16).range(1..))]
     partners: Option<u16>,
     #[command(flatten)]

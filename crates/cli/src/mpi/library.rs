@@ -234,7 +234,7 @@ impl Install {
             () if said.contains("Intel(R) MPI") => Library::Impi,
             () if said.contains("Open MPI") || said.contains("OpenRTE") => Library::Openmpi,
             () if said.contains("HYDRA") => Library::Mpich,
-            () => return Err(Failure(format!("{path} is of no MPI library that is known here"))),
+            () => return Err(Failure(format!("{path} is not of MPICH, Open MPI or Intel MPI"))),
         };
         if library == Library::Mpich && said.contains("--with-device=") && !said.contains("ofi") {
             let remedy = "take one whose `mpiexec --version` says --with-device=ch4:ofi";

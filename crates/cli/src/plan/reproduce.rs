@@ -14,7 +14,7 @@ use crate::Failure;
 /// Makes a published figure again.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Which figure.
+    /// The figure.
     figure: Name,
     /// Print one JSON object.
     #[arg(long)]

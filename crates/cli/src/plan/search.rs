@@ -28,7 +28,7 @@ use crate::Failure;
 pub(crate) struct Arguments {
     #[command(flatten)]
     subject: Subject,
-    /// Accelerators; several counts are looked at each.
+    /// Numbers of accelerators, with commas between them; each is searched.
     #[arg(
         long,
         value_name = "COUNT",
@@ -40,23 +40,23 @@ pub(crate) struct Arguments {
     /// The machines: names (`polder plan list`), or paths of files.
     #[arg(long, value_name = "PLATFORM", value_delimiter = ',', required = true)]
     platform: Vec<String>,
-    /// What the machines cost, in money, watts and carbon: a name (`polder plan list`), or the path of a file.
+    /// What the machines cost in money, watts and carbon: a name (`polder plan list`), or the path of a file.
     #[arg(long, value_name = "PRICES")]
     prices: Option<String>,
-    /// Count what a run over so many tokens costs, such as 15e12, in place of a step.
+    /// Give the cost of a run over this many tokens, such as 15e12, instead of a step.
     #[arg(long, value_name = "TOKENS", requires = "prices", value_parser = tokens)]
     tokens: Option<f64>,
-    /// Write what is found as CSV, each layout with all figures.
+    /// Write each layout with all figures as CSV.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     csv: Option<PathBuf>,
     /// Write the same as Parquet.
     #[cfg(feature = "parquet")]
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     parquet: Option<PathBuf>,
-    /// Lines that are printed of the table, the fastest first.
+    /// Lines of the table to print, the fastest first.
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     rows: usize,
-    /// Threads; when left out, one for each core.
+    /// Threads [default: one for each core].
     #[arg(long, value_name = "COUNT")]
     threads: Option<usize>,
 }

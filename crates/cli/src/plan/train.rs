@@ -23,26 +23,26 @@ pub(super) fn accelerator_count(text: &str) -> Result<u32, Failure> {
 /// What is trained, on what.
 #[derive(Args)]
 pub(crate) struct Subject {
-    /// What is trained: a name (`polder plan list`), or the path of a file, or of a Hugging Face config.json or a model of
+    /// The model: a name (`polder plan list`), or a path: a file of Polder, a Hugging Face config.json, or a model of
     /// Calculon.
     #[arg(long, value_name = "MODEL")]
     pub(super) model: String,
-    /// An execution of Calculon, which gives the accelerators and the layout; what is given beside it counts in its place.
+    /// An execution of Calculon, which gives accelerators and layout. Other options replace its values.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     layout: Option<String>,
-    /// Sequences of a step; when left out, the power of two that makes 16 Mi tokens at most.
+    /// Sequences of a step [default: the largest power of two with at most 16 Mi tokens].
     #[arg(long, value_name = "SEQUENCES")]
     batch: Option<u32>,
-    /// Tokens of a sequence, in place of the model's.
+    /// Tokens of a sequence [default: the model's].
     #[arg(long, value_name = "TOKENS")]
     pub(super) sequence: Option<u32>,
-    /// Kind of rack, where the platform has several: a step is laid out over one kind. When left out, the first by name.
+    /// Kind of rack, if the platform has several [default: the first by name]. A step uses one kind.
     #[arg(long, value_name = "NAME")]
     rack: Option<String>,
-    /// Accelerators of each rack that are used; when left out, the most that fill all racks evenly.
+    /// Accelerators used of each rack [default: the most that fill all racks evenly].
     #[arg(long, value_name = "COUNT")]
     fill: Option<u32>,
-    /// In which order ranks are counted, the closest first; when left out, tp-cp-ep-dp-pp.
+    /// Order in which ranks are placed, the closest first [default: tp-cp-ep-dp-pp].
     #[arg(long, value_name = "ORDER")]
     pub(super) order: Option<String>,
     #[command(flatten)]
@@ -55,62 +55,62 @@ pub(crate) struct Subject {
 /// What of the layout is given; the rest is searched for.
 #[derive(Args)]
 struct Fixed {
-    /// Tensor parallelism.
+    /// Ranks that share each matrix (tensor parallelism).
     #[arg(long, value_name = "RANKS")]
     tp: Option<u32>,
-    /// Context parallelism.
+    /// Ranks that share a sequence (context parallelism).
     #[arg(long, value_name = "RANKS")]
     cp: Option<u32>,
-    /// Expert parallelism, inside data parallelism.
+    /// Ranks that share the experts (expert parallelism); part of the copies of --dp.
     #[arg(long, value_name = "RANKS")]
     ep: Option<u32>,
     /// Pipeline stages.
     #[arg(long, value_name = "STAGES")]
     pp: Option<u32>,
-    /// Data parallelism; checked against gpus / (tp cp pp).
+    /// Copies of the model (data parallelism); must be gpus / (tp cp pp).
     #[arg(long, value_name = "COPIES")]
     dp: Option<u32>,
-    /// Parts of each stage.
+    /// Parts of each stage (interleaved schedule).
     #[arg(long, value_name = "PARTS")]
     interleave: Option<u32>,
-    /// Sequences at once.
+    /// Sequences of a micro-batch.
     #[arg(long, value_name = "SEQUENCES")]
     micro_batch: Option<u32>,
-    /// Share along the sequence what tensor parallelism does not share.
+    /// Split norms and residuals along the sequence among the ranks of --tp.
     #[arg(long, value_name = "BOOL")]
     sequence_parallel: Option<bool>,
-    /// Keep what sequence parallelism gathers, and do not gather it again in the backward pass; layouts without it are not
-    /// looked at then.
+    /// Keep what sequence parallelism gathers, instead of gathering it again in the backward pass. Only layouts with
+    /// sequence parallelism are tried then.
     #[arg(long)]
     keep_gathered: bool,
-    /// What is computed again in the backward pass.
+    /// What the backward pass computes again, to save memory.
     #[arg(long, value_name = "WHAT")]
     recompute: Option<RecomputeKind>,
-    /// What copies of the model share.
+    /// What the copies of the model share, to save memory (ZeRO).
     #[arg(long, value_name = "WHAT")]
     zero: Option<ZeroKind>,
-    /// Compute attention as separate products that keep their scores.
+    /// Compute attention as separate products, not fused.
     #[arg(long)]
     no_flash: bool,
-    /// What products with weights are computed in.
+    /// Number type of products with weights.
     #[arg(long, value_name = "TYPE")]
     precision: Option<PrecisionKind>,
-    /// Add gradients up in 32 bits; they are when this is left out.
+    /// Add gradients up in 32 bits [default: true].
     #[arg(long, value_name = "BOOL")]
     wide_gradients: Option<bool>,
-    /// Let these run beside computation, and nothing else. When left out all do but expert, which takes a schedule that runs
-    /// passes of two micro-batches beside each other.
+    /// Communication that runs beside computation [default: all but expert, which needs a schedule with two micro-batches at
+    /// a time].
     #[arg(long, value_name = "WHAT", value_delimiter = ',', conflicts_with = "no_overlap")]
     overlap: Option<Vec<OverlapKind>>,
-    /// Let all that would run beside computation but these; nothing, when none is named.
+    /// Communication that does not run beside computation; without a value, none does.
     #[arg(long, value_name = "WHAT", value_delimiter = ',', num_args = 0..)]
     no_overlap: Option<Vec<OverlapKind>>,
-    /// Keep these outside the accelerators' memory, or `none`. When left out, `polder plan search` tries all, and `polder plan
-    /// train` does where nothing fits without.
+    /// Tensors to keep outside the accelerators' memory, or `none`. If it is left out, `search` tries all; `train` tries
+    /// them only if nothing fits otherwise.
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     offload: Vec<OffloadKind>,
-    /// Where that is kept: host, pool, or a tier of the host by its name, such as cxl. When left out, in the host's own
-    /// memory; where --offload is left out too, every place is tried.
+    /// Where --offload keeps them: host, pool, or a tier of the host such as cxl [default: host; every place if --offload is
+    /// left out too].
     #[arg(long, value_name = "TIER")]
     to: Option<TierId>,
 }
@@ -161,19 +161,19 @@ enum OffloadKind {
 pub(crate) struct Arguments {
     #[command(flatten)]
     subject: Subject,
-    /// Accelerators.
+    /// Number of accelerators.
     #[arg(long, value_name = "COUNT", required_unless_present = "layout", allow_negative_numbers = true)]
     gpus: Option<String>,
     /// The machine: a name (`polder plan list`), or the path of a file or of a system of Calculon.
     #[arg(long, value_name = "PLATFORM")]
     platform: String,
-    /// Another platform, which the same layout is predicted on too.
+    /// Predict the same layout on this platform too, in a second column.
     #[arg(long, value_name = "PLATFORM")]
     against: Option<String>,
-    /// Write the step as it goes by on each stage, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+    /// Write a timeline of each stage, for Perfetto (ui.perfetto.dev) or chrome://tracing.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     trace: Option<PathBuf>,
-    /// Write one page with the parts of the step, its memory and its timeline drawn.
+    /// Write an HTML page that draws the parts of the step, its memory and its timeline.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
 }

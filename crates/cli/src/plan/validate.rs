@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Print what constants each table was judged with.
+    /// Print the constants with which each table was judged.
     #[arg(long)]
     constants: bool,
 }

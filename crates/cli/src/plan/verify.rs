@@ -28,19 +28,19 @@ pub(crate) struct Arguments {
     /// The machine, as `polder probe` wrote it.
     #[arg(long, default_value = "platform.toml")]
     platform: String,
-    /// Rows of `polder bench collectives --json` to take instead of measuring; several times for several runs.
+    /// Use these rows of `polder bench collectives --json` instead of measuring. Give it once for each run.
     #[arg(long, value_name = "FILE")]
     rows: Vec<PathBuf>,
-    /// How often to measure everything, each rank kept on one processor: the median of the runs counts.
+    /// How often to measure everything. The median of the runs counts; each rank is kept on one processor.
     #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// How many processes.
+    /// Numbers of processes.
     #[arg(long, num_args = 1.., default_values_t = [2, 3, 4], value_parser = clap::value_parser!(u16).range(2..=64))]
     procs: Vec<u16>,
     /// Sizes in bytes, powers of two from 1024 on.
     #[arg(long, num_args = 1.., default_values_t = (12..=26).step_by(2).map(|log| 1_u64 << log), value_parser = size)]
     sizes: Vec<u64>,
-    /// What `make demo` measured, to predict its step; out/train.json where that is there.
+    /// Predict the step of `make demo` too, from this file of its measurements [default: out/train.json, if it exists].
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     demo: Option<PathBuf>,
     /// Print one JSON object.

@@ -673,10 +673,11 @@ impl fmt::Display for Row {
 #[must_use]
 pub fn table(rows: &[Row]) -> String {
     let mut text = String::from(
-        "An outcome is what the reads saw, host by host and from left to right, and then, where nothing is read, the words `X`\n\
-         and `X.1` in memory at the end. Bold is what a protocol fears. `X`, `X.1` and `X.2` share a line. `mfence*` is an `mfence`\n\
-         where software keeps coherence, and nothing on coherent memory, where no flush is made either. \"Allowed\" was written by\n\
-         hand from the rules above; \"seen\" is what the walk through every state found.\n\n\
+        "An outcome is what the reads saw, host by host and from left to right. If nothing is read, it is the words `X` and `X.1` in\n\
+         memory at the end. Bold marks an outcome that would break a protocol. `X`, `X.1` and `X.2` share a line. `mfence*` is an `mfence` on\n\
+         software-coherent memory. On coherent memory it is nothing, and no flush is made either. \"Allowed\" was written by hand from\n\
+         the rules above; \"seen\" is what the walk through every state found.\n\
+         \n\
          | test | threads | allowed | seen | forbidden | seen on coherent memory | states |\n|---|---|---|---|---|---|---|\n",
     );
     for row in rows {
