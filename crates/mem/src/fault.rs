@@ -1,11 +1,11 @@
 //! Surviving SIGBUS: poison, a lost link, a file truncated below its mapping.
 //!
-//! Every instruction that touches a mapped region stands in a table (linker section `polder_fault`): where it is, and
-//! where to go on when it faults. The handler sends a thread that faulted there to its landing, with `r11` set to 1;
-//! any other SIGBUS belongs to the handler that was installed before, and is passed on.
+//! Every instruction that touches a mapped region stands in a table (linker section `polder_fault`): its address, and its
+//! landing, where to go on if it faults. The handler sends a thread that faulted there to the landing, with `r11` set to 1.
+//! It passes any other SIGBUS on to the handler that was installed before.
 //!
-//! The files that a host's processes share are touched by ordinary atomics, which have no landing. When one of them was cut,
-//! the handler puts an empty page of this process's own in the place of the lost one, and remembers it for the next call.
+//! Ordinary atomics touch the files that a host's processes share; they have no landing. If such a file was cut, the handler
+//! maps an empty private page in place of the lost one. The next call finds that noted, and fails.
 
 use std::arch::asm;
 use std::io;

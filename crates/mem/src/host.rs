@@ -1,12 +1,12 @@
-//! Where the processes of one host meet outside the pool: local words, doorbells, process slots.
+//! What the processes of one host share outside the pool: local words, doorbells, process slots.
 //!
-//! Two files of the directory (/dev/shm): `polder-<pool>-<host>` holds the words of one host, zeros at first;
-//! `polder-<pool>-kernel` is shared by all processes of the pool under this kernel (see `kernel`). The last process
-//! removes them; what a killed one left is taken over by the next, or swept when another pool is attached.
+//! There are two files in the run directory (/dev/shm). `polder-<pool>-<host>` holds the words of one host, zeros at first.
+//! `polder-<pool>-kernel` is shared by all processes of the pool under this kernel (see `kernel`). The last process removes
+//! both. If it was killed, the next process takes them over, or they are removed when another pool is attached.
 //!
-//! The files of a pool that only its owner may write lie in the owner's own folder, `polder-<user>`, which no other user
-//! enters. Those of any other pool lie beside everybody's, and each is looked at once it is open: its owner, its group, its
-//! mode, its names. What none of the pool's users can have made is refused.
+//! If only its owner may write a pool, its files lie in the owner's own folder, `polder-<user>`, which no other user enters.
+//! The files of any other pool lie in the shared directory. Each is checked after it was opened: its owner, its group, its
+//! mode, its names. A file that none of the pool's users can have made is refused.
 
 use std::fmt;
 use std::fs::{DirBuilder, File};

@@ -1,15 +1,18 @@
 //! The file that all processes of a pool under one kernel share: who lives, and the doorbells.
 //!
-//! A process holds its slot by a lock on one byte, of the kind that belongs to an open file description: the kernel
-//! lets go of it when the process dies, other threads and libraries cannot lose it by closing a descriptor of
-//! their own, and two attachments in one process exclude each other. Two things would keep such a lock alive
-//! beyond its process, and are avoided: a mapping through the locked descriptor (the mapping has its own), and a
-//! forked child (which swaps the descriptor for /dev/null).
+//! A process holds its slot by a lock on one byte, which belongs to an open file description:
 //!
-//! One more byte is the gate: the process that creates, takes over or removes files holds it meanwhile.
+//! - The kernel releases it when the process dies.
+//! - Other threads and libraries cannot lose it by closing a descriptor of their own.
+//! - Two attachments in one process exclude each other.
 //!
-//! On the pool's own file, each process of a host holds one more byte, together with all that share its run directory: of
-//! two run directories one host has one only. A pool on a device has no such byte where each container has a node of its own.
+//! Two things could keep such a lock alive beyond its process. One is a mapping through the locked descriptor, so the mapping
+//! has a descriptor of its own. The other is a forked child, so a child replaces the descriptor by /dev/null.
+//!
+//! One more byte is the gate: a process holds it while it creates, takes over or removes files.
+//!
+//! On the pool's own file, all processes of a host with one run directory share the lock of one more byte. A process of the
+//! same host with another run directory cannot get it. If each container has its own node of a device, there is no such byte.
 
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io;

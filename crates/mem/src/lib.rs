@@ -1,8 +1,8 @@
 //! Memory that other hosts may write, and tiers beside a host's own memory.
 //!
-//! One trait, [`Memory`], does what the hardware does and no more; every protocol of the pool is written once
-//! against it. Three implementations pass one conformance suite: coherent, software-coherent, and the incoherent
-//! model in which every protocol is explored: `model`, behind a feature that libraries for users leave out.
+//! One trait, [`Memory`], does what the hardware does and no more. Every protocol of the pool is written once against it.
+//! Three implementations pass one conformance suite: coherent memory, software-coherent memory, and the incoherent model,
+//! in which every protocol is explored. The last is `model`, behind a feature that libraries for users leave out.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("Polder maps memory with Linux and orders it with the instructions of x86-64");

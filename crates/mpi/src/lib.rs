@@ -1,11 +1,10 @@
 //! Windows and memory of MPI in the pool, for programs that are neither changed nor rebuilt.
 //!
-//! A shim is loaded before a program by LD_PRELOAD and takes those calls of MPI that make windows, move bytes through them and
-//! order that, and those that take memory. Memory, puts and locks are the pool's: here stands MPI's meaning. Everything else stays
-//! with the MPI library, which is called by the names that no shim takes, those with a P in front.
+//! LD_PRELOAD loads a shim before the program. The shim takes the calls of MPI that make windows, move bytes through them, order
+//! these moves, or allocate memory. `pool` has memory, puts and locks; this crate has MPI's meaning of them. All other calls stay
+//! with the MPI library. The shim calls the library by the names with a P in front, which no shim takes.
 //!
-//! What the ABIs have in common stands here, and is generic over [`abi::Abi`]; the crates `mpi-mpich` and `mpi-openmpi` make a
-//! library of it each.
+//! This crate is generic over [`abi::Abi`]. The crates `mpi-mpich` and `mpi-openmpi` each make a library of it.
 
 pub mod abi;
 mod calls;

@@ -1,8 +1,8 @@
 //! Memory of MPI_Alloc_mem in the pool: a very long message that is sent from there is read in place.
 //!
-//! It is this process's alone, so that plain loads and stores are right there, whoever keeps caches coherent: what is sent is
-//! written back when it is offered. A shadow maps nothing: there the program has a copy, and what it sends of it is stored in
-//! the pool first.
+//! It belongs to this process alone, so plain loads and stores are right there, on coherent and on software-coherent memory.
+//! What is sent is written back when it is offered. A shadow maps nothing: there the program has a copy, and what it sends of
+//! it is stored in the pool first.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};

@@ -1,8 +1,10 @@
-//! Polls in vain: whoever polls keeps a processor that the peer it waits for may need. MPI libraries do not all give it up
-//! wherever they wait (MPICH does not in `MPI_Win_flush`), and each turn then takes a time slice of the scheduler.
+//! Polls that find nothing. A process that polls keeps a core that its peer may need.
 //!
-//! Where nobody else wants it, giving it up only takes time, and MPICH does that after each poll in vain: so a poll then stays
-//! a little, and looks again, as long as something has come lately.
+//! Not every MPI library gives the core up wherever it waits: MPICH does not in `MPI_Win_flush`. Each turn then takes a time
+//! slice of the scheduler, so the poll gives the core up here.
+//!
+//! If no other process wants the core, giving it up only costs time, and MPICH does so after each such poll. Then the poll
+//! spins a little and looks again, as long as something has come lately.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,11 +1,11 @@
 //! Collectives: schedules, run by every rank of a group on buffers of its own or on data that lives in the pool.
 //!
-//! Ranks must name the same collective, root, element type, operator and bytes; what differs is an error of all of them, at
-//! the latest in the operation after.
+//! Ranks must name the same collective, root, element type, operator and bytes. If they differ, all ranks get an error, at
+//! the latest in the next operation.
 //!
-//! All reductions give the same bits on every rank: a chunk is combined in the same order wherever it is combined. A call
-//! returns what the collective promises, or the group's error; after an error the contents of the output (of the whole
-//! buffer, in place) are not to be used.
+//! All reductions give the same bits on every rank, because a chunk is combined in the same order wherever it is combined. A
+//! call returns what the collective promises, or the group's error. After an error, do not use the output; of an operation in
+//! place, that is the whole buffer.
 
 mod data;
 mod pace;

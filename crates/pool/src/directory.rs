@@ -3,21 +3,23 @@
 //! Each host's shard has a table of entries in levels of prime sizes. A name may stand in one slot of each level of each
 //! shard, and a look-up reads them all behind one fence.
 //!
-//! - **Create:** the creator publishes its claim in its own shard, fences, and looks at all candidates of the name. A live
-//!   entry means that the name exists. At a claim of a lower host it withdraws and looks again when that is settled. At a claim
-//!   of a higher host it waits, because that one may have looked before it could see ours. At none it goes live.
-//! - **Destroy:** the owner condemns its entry; any other host leaves a tombstone in its own shard, which a look-up meets
-//!   beside the entry. The owner condemns what it finds a tombstone of, the other takes the tombstone away when the entry is
-//!   gone. Of two who destroy one object at once, both may succeed.
-//! - **Open:** the opener announces the entry, fences, and reads it again. The owner condemns, fences, and frees what nobody
-//!   announces.
+//! - **Create:** the creator publishes its claim in its own shard, fences, and looks at all candidates of the name:
+//!   - a live entry: the name exists;
+//!   - a claim of a lower host: the creator withdraws, and looks again when that claim is settled;
+//!   - a claim of a higher host: the creator waits, because that host may have looked before it could see this claim;
+//!   - nothing: the entry goes live.
+//! - **Destroy:** the owner condemns its entry. Any other host leaves a tombstone in its own shard, which a look-up meets
+//!   beside the entry. The owner condemns an entry when it finds a tombstone of it. The other host removes the tombstone
+//!   when the entry is gone. If two hosts destroy one object at the same time, both may succeed.
+//! - **Open:** the opener announces the entry, fences, and reads it again. The owner condemns, fences, and frees an entry
+//!   that no process announces.
 //!
-//! A host that died in the middle blocks the one name that it was claiming, until its processes are repaired or the view says
-//! that it is fenced. That it was evicted is not enough: it might go on, and take a name that another has taken meanwhile.
-//! Its live names stay: others may destroy them.
+//! A host that died in the middle blocks the one name that it was claiming. The block ends when another process repairs what
+//! it left, or when the view says that the host is fenced. Eviction is not enough: an evicted host might go on, and take a
+//! name that another host has taken meanwhile. The live names of a dead host stay, and others may destroy them.
 //!
-//! Among the processes of one host, names are changed under striped locks that survive their holders. A holder writes what it
-//! is doing to the stripe's intent, so that whoever takes the lock over can undo it.
+//! The processes of one host change names under striped locks that survive their holders. A holder writes what it is doing
+//! to the stripe's intent, so that the process that takes the lock over can undo it.
 
 pub(crate) mod entry;
 pub(crate) mod list;

@@ -1,15 +1,16 @@
 //! Endpoints: messages between any two processes of a job, matched by tag as MPI libraries and libfabric match them.
 //!
-//! Each pair of endpoints that talks has a ring each way, made when the first message is sent. Short messages are pushed as
-//! they are (eager), and lie in the receiver's memory until something receives them. A long one, or one whose sender waits for it to be
-//! received, is announced by a request, which is matched in the same order; its bytes go out in parts when the receiver grants it, straight into where they belong. So a
-//! message that nobody receives yet never stands in the way of another.
+//! Each pair of endpoints that talks has a ring in each direction, made when the first message is sent.
 //!
-//! What an endpoint keeps of eager messages that nobody received is bounded: each sender counts what its receiver has not yet
-//! taken, and requests what goes beyond the window.
+//! - A short message is pushed at once (eager). It lies in the receiver's memory until a receive matches it.
+//! - A request announces a long message, or one whose sender waits until it is received. It is matched in the same order.
+//!   When the receiver grants it, the bytes go out in parts, straight into the buffer of the receive.
 //!
-//! Nothing here waits, but for [`Endpoint::close`]: whoever waits calls [`Endpoint::progress`] until
-//! [`Endpoint::completion`] has what it waits for.
+//! So a message that no receive matches yet never blocks another. The memory for eager messages is bounded: each sender counts
+//! the bytes that its receiver has not yet taken, and uses requests beyond the window.
+//!
+//! Only [`Endpoint::close`] waits. To wait for an operation, call [`Endpoint::progress`] until [`Endpoint::completion`]
+//! returns it.
 
 pub mod hostile;
 mod inlet;

@@ -1,17 +1,18 @@
 //! Groups: ranks that call the same operations in the same order, and write only lines of their own.
 //!
 //! Each rank owns one extent: a *progress line* that says how far it has come, and *staging* that its peers read.
-//! Everything else is looking at the progress lines of others. Three invariants carry every operation:
+//! All else is reading the progress lines of others. Three invariants carry every operation:
 //!
 //! 1. **One writer.** A rank writes its own extent only, so every line has one writer for ever.
 //! 2. **The window.** A rank publishes progress in operation `k` only after it has seen every peer in operation
-//!    `k - 1`. A peer that is in `k - 1` has returned from `k - 2`; so no two ranks are ever more than one operation
-//!    apart, and the line's two signatures (this operation, the one before) always hold the one to compare with.
-//! 3. **Two halves.** Operation `k` stages in half `k % 2`. Before its first byte of staging the rank has gone through
-//!    the window, so every reader of the half's last content, operation `k - 2`, has returned.
+//!    `k - 1`. A peer that is in `k - 1` has returned from `k - 2`. So no two ranks are ever more than one operation apart.
+//!    A progress line has two signatures, of this operation and of the one before. One of them is always the one to compare
+//!    with.
+//! 3. **Two halves.** Operation `k` stages in half `k % 2`. The half last held operation `k - 2`. A rank passes the window
+//!    before it writes its first byte of staging, so every reader of `k - 2` has returned.
 //!
-//! After an error a group is broken for good: the rank publishes whom it gave up on, so that the others fail at once
-//! and name the same peer, and nothing in its extent changes any more.
+//! After an error a group is broken for good. The rank publishes which peer it gave up on, so that the others fail at once
+//! and name the same peer. Then nothing in its extent changes any more.
 
 pub(crate) mod barrier;
 pub mod hostile;

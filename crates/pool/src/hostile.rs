@@ -1,9 +1,9 @@
 //! Hostile hosts in a pool, driven by bytes: whatever they write, wherever, the victim's calls end with a result or an error.
 //!
-//! The victim is host 1 of three and attaches, creates, opens, lists, destroys, cleans up and leaves; another is the keeper,
-//! and asks a keeper for an id or an eviction. Between their calls a script of bytes writes as a peer can: any word of the
-//! region, also of the superblock, of the keeper's view and of the victim's own shard; and with more cunning lines and words
-//! whose checks are right and whose contents are almost so.
+//! One victim is host 1 of three. It attaches, creates, opens, lists, destroys, cleans up and leaves. Another victim is the
+//! keeper, and also asks a keeper for an id or an eviction. Between their calls a script of bytes writes what a peer can
+//! write: any word of the region, also of the superblock, of the keeper's view and of the victim's own shard. It also writes
+//! lines and words whose checks are right and whose contents are almost right.
 
 use std::time::Duration;
 

@@ -1,8 +1,7 @@
 //! Looking at a whole pool from outside, without attaching: what is in it, and what in it is damaged.
 //!
-//! Nothing is written, no lock is taken, and nothing that is read is believed: a pool in use may change under the
-//! inspection, so a line that is torn is looked at again before it is called damaged, and an object whose entry went away
-//! meanwhile is passed over.
+//! The inspection writes nothing, takes no lock and trusts no byte. A pool in use may change meanwhile. So a torn line is
+//! read again before it is called damaged, and an object is skipped if its entry went away.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! What the processes of one host share outside the pool: robust locks and state that can be rebuilt.
 //!
-//! A lock is one local word. It holds who has it, slot and incarnation, so that whoever waits can see that the holder
-//! died ([`Memory::liveness`], or another incarnation in its slot) and take the lock over. The taker is told, repairs
-//! what the holder was doing and says so; until someone has, every taker is told.
+//! A lock is one local word: the slot and incarnation of its holder. A process that waits can see that the holder died
+//! ([`Memory::liveness`], or another incarnation in its slot) and take the lock over. The taker is told so, repairs what
+//! the holder was doing, and marks the lock as repaired. Until then every taker is told.
 
 mod recover;
 pub mod state;

@@ -1,20 +1,24 @@
 //! Windows: memory of every rank that all ranks put into and get from, as MPI's one-sided operations do.
 //!
-//! Each rank makes a segment, [`Window::create`], and once all have, finds those of the others, [`Window::join`]. A put is
-//! stores past the caches, which leave the other words of their lines alone, so that any number of ranks may put to
-//! different words of a line; [`Window::flush`] makes it visible. A get invalidates and reads. Whatever has to read what it
-//! writes, an update or bytes that are no whole word, is done under the target's update lock.
+//! Each rank makes a segment ([`Window::create`]). Once all ranks have, each finds the segments of the others
+//! ([`Window::join`]).
 //!
-//! # Who may write what
-//! - A rank that loads from its own segment first [renews](Window::renew) what others may have put; one that stored to it
-//!   [exposes](Window::expose) that before others get it, or put to it: a dirty line is written back whole, at any time, over
-//!   all that was put to it meanwhile. So no rank stores to its own segment while others put to the same lines. MPI calls that
-//!   `MPI_WIN_SEPARATE`. The same holds for whoever loads from and stores to another rank's segment at its address.
-//! - Puts that overlap, and a put that overlaps an update, leave either's bytes, word for word.
-//! - What a rank has put, and not flushed, it gets itself; others may.
+//! - A put is stores past the caches. They leave the other words of their lines alone, so any number of ranks may put to
+//!   different words of a line. [`Window::flush`] makes puts visible.
+//! - A get invalidates and reads.
+//! - An update, and a put of less than a word, must read what they write. They hold the target's update lock.
 //!
-//! Where the hardware keeps coherence, exposing and renewing cost a fence and nothing. There is no barrier here: the caller has
-//! one. Nothing waits, but for puts of less than a word and updates, which wait for their lock as long as a call may.
+//! # Which rank may write what
+//! - Before a rank loads from its own segment, it [renews](Window::renew) what others may have put.
+//! - After a rank stored to its own segment, it [exposes](Window::expose) that, before others get it or put to it.
+//! - While others put to a line, its owner does not store to it. A dirty line is written back whole, at any time, over all
+//!   that was put to it meanwhile. MPI calls this model `MPI_WIN_SEPARATE`.
+//! - The same holds for a rank that loads from and stores to another rank's segment at its address.
+//! - If two puts overlap, or a put and an update, each word holds the bytes of one of them.
+//! - What a rank has put but not flushed, it gets itself. Other ranks may get it or not.
+//!
+//! On coherent memory, exposing costs a fence and renewing costs nothing. There is no barrier here: the caller has one. Only
+//! updates and puts of less than a word wait; they wait for their lock, up to the timeout of a call.
 
 mod epoch;
 pub mod hostile;

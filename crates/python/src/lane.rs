@@ -1,6 +1,6 @@
-//! One group's operations in the order of their submission: on the caller's thread when it waits and nothing is
-//! before it, on a thread of the group otherwise, so that Python goes on meanwhile. What Python wants to be called when one
-//! is over runs on threads of its own (see `tellers`), because it may wait for the next operation.
+//! Runs one group's operations in the order of their submission. If the caller waits and no other operation is queued, an
+//! operation runs on the caller's thread. Otherwise it runs on a thread of the group, so that Python goes on meanwhile. Callbacks
+//! of Python run on threads of their own (see `tellers`), because a callback may wait for the next operation.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

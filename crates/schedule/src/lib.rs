@@ -1,8 +1,8 @@
 //! Who sends which bytes to whom in which step; pure data.
 //!
-//! A [`Schedule`] is what one collective does on all ranks, a [`Plan`] one rank's part of it with whom it awaits, a [`Cut`]
-//! how a message of some size goes through it. They are run by the pool and can be run as well by a simulator: nothing
-//! here knows what a byte costs or where it lives.
+//! A [`Schedule`] is what one collective does on all ranks. A [`Plan`] is one rank's part of it, with the peers that it waits
+//! for. A [`Cut`] says how a message of some size goes through it. The pool runs them, and a simulator can: nothing here knows
+//! what a byte costs or where it lies.
 //!
 //! ```
 //! use polder_schedule::{Collective, Schedule, Source};

@@ -1,9 +1,10 @@
-//! One rank's part of a schedule, with everything worked out that does not depend on sizes: whom it awaits, and when.
+//! One rank's part of a schedule, and all that does not depend on sizes: which peers it waits for, and when.
 //!
 //! A long message goes through the phases in *rounds*, each with a part of every chunk (see [`Cut`](crate::Cut)). Iteration
-//! `i` does phase `p` of round `i - p`, so that a rank stages one round while its peers read the one before. After phase
-//! `p` of round `j` a rank publishes the number `(j + p) * phases + p + 1`, the same on every rank, and growing in the
-//! order in which the phases are done; so a rank knows what number of a peer to wait for.
+//! `i` does phase `p` of round `i - p`. So a rank stages one round while its peers read the one before.
+//!
+//! After phase `p` of round `j` a rank publishes the number `(j + p) * phases + p + 1`. It is the same on every rank, and grows
+//! in the order in which the phases are done. So a rank knows which number of a peer to wait for.
 //!
 //! A rank's blocks of round `j` lie in slot `j % SLOTS`. It fills a slot again once each reader has published that it has
 //! finished the phase in which it reads the blocks of round `j - SLOTS`.

@@ -1,7 +1,13 @@
 //! Predicted seconds: fabrics and training steps, in closed form, with their error against published runs.
 //!
-//! `step` prices a step, `offload` one whose tensors lie in host memory, `walk` a collective as the pool runs it, `memory` accesses by working set, `formats` reads models and layouts, `judge` holds predictions
-//! against what was published and measured, and `search` answers questions. Each imports those before it alone.
+//! - `step` computes the time of a step, `offload` that of a step whose tensors lie in host memory;
+//! - `walk` computes the time of a collective as the pool runs it;
+//! - `memory` computes the time of accesses, by the size of the working set;
+//! - `formats` reads models and layouts;
+//! - `judge` compares predictions with published and measured figures;
+//! - `search` answers questions.
+//!
+//! Each imports only those before it.
 #![forbid(unsafe_code)]
 
 #[macro_use]

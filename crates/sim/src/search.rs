@@ -1,8 +1,7 @@
-//! Every layout of a space, each predicted as a single one is.
+//! Predicts every layout of a space, each as a single prediction would.
 //!
-//! The space is walked so that what layouts share is computed once: a block, then stages and copies, then parts of stages.
-//! What is left for each layout is what runs beside what, and what lies where. Nothing is kept of a layout that is not among
-//! the best.
+//! The order of the walk lets layouts share work: first a block, then stages and copies, then parts of stages. For each layout
+//! two questions are left: what runs beside what, and what lies where. Only the best layouts are kept.
 
 pub(crate) mod nearest;
 pub(crate) mod request;

@@ -1,12 +1,13 @@
-//! One-sided operations: asked for by notes, done by the progress of whoever owns the memory.
+//! One-sided operations. A note asks for an operation; the progress of the memory's owner does it.
 //!
-//! What an operation brings comes back as an answer, a message with the number of its note as tag, which the requester has posted
-//! a receive for: a read straight into the program's memory, a failure as the message's data. That receive also ends when the
-//! owner dies. Everything is answered, so that an operation is complete only when it is done. What is too long for its note follows it
-//! as a payload, and is streamed straight into the registered memory.
+//! The owner answers every note, so an operation is complete only when it is done. An answer is a message with the number of
+//! the note as its tag. The requester has posted a receive for it. The bytes of a read go straight into the program's memory; a
+//! failure is the data of the message. The receive also ends when the owner dies.
 //!
-//! Notes are numbered, and done in that order, also where one of them was announced and comes later than the next. So what a
-//! note carries itself is ordered; what follows as a payload, or answers a long read, is not.
+//! What is too long for its note follows it as a payload, and is streamed straight into the registered memory.
+//!
+//! Notes are numbered and done in that order, even if one was announced and comes later than the next. So the bytes inside a
+//! note are ordered. A payload, and the answer to a long read, are not.
 
 use std::collections::BTreeMap;
 

@@ -1,11 +1,15 @@
 //! Chunks: how hosts divide the pool's data space among themselves.
 //!
-//! Each host says in its own words which chunks it claims and which it holds. It announces a claim, fences and looks at the
-//! words of all others: a chunk that another holds, or a lower host claims, is left to that one; a claim of a higher host is
-//! waited for until it is withdrawn or holds. Chunks are given back when they are empty.
+//! Each host writes into its own words which chunks it claims and which it holds. To claim a chunk, it announces the claim,
+//! fences, and looks at the words of all other hosts:
 //!
-//! What a host holds stands in its own local words first; the words in the pool follow. So whoever takes the lock over from
-//! a dead process writes the words of the chunks in its log again, and all is right.
+//! - If another host holds the chunk, or a lower host claims it, this host withdraws.
+//! - If a higher host claims it, this host waits until that claim is withdrawn or holds.
+//!
+//! A host gives a chunk back when it is empty.
+//!
+//! What a host holds stands in its own local words first; the words in the pool follow. If a process dies in between, the
+//! process that takes over its lock writes the words of the chunks in the log again.
 //!
 //! # Words
 //! A claim word is a checked word with 2 bits for each of 28 chunks: 0 free, 1 claimed, 2 held.

@@ -1,10 +1,11 @@
 //! Extents: how a host divides the chunks that it holds among its objects.
 //!
-//! Every unit of a held chunk has a bit in the host's own words. Small extents are runs of units inside one chunk, taken
-//! next-fit; large ones are whole chunks in a row, and the rest of the last one stays for small extents. All of it is under
-//! one lock that survives its holder: whoever changes bits first writes a log of what they are for, and whoever takes the
-//! lock over puts it right by clearing them. The intent of the directory lock holds the extent from then on until an entry
-//! does, so that at any moment every unit in use belongs to exactly one of log, intent and entry.
+//! Every unit of a held chunk has a bit in the host's own words. A small extent is a run of units inside one chunk, taken
+//! next-fit. A large one is several whole chunks in a row; the rest of the last one stays for small extents.
+//!
+//! One lock guards all of it, and survives its holder. Before a process changes bits, it writes a log of what they are for.
+//! A process that takes the lock over from a dead one clears the bits of the log. Later the intent of the directory lock
+//! holds the extent, and then an entry. So at any moment every unit in use belongs to exactly one of log, intent and entry.
 
 use std::ops::Range;
 

@@ -1,13 +1,15 @@
-//! Which stores are faster for a message: ordinary ones, whose bytes the reader finds in the writer's cache, or those past
-//! the caches, whose bytes it finds in memory.
+//! Chooses the faster stores for a message: ordinary ones, or those past the caches. The reader finds the bytes of the
+//! former in the writer's cache, those of the latter in memory.
 //!
-//! The first are three times as fast where reader and writer share a cache and five times as slow where they do not, and a
-//! virtual machine moves between the two while it runs. So both are timed, in trials of a few operations that follow each
-//! other: the first ones after a change of kind find the staging where the other kind has left it, and do not count. All ranks
-//! try the same kind in the same operation, for they count operations alike; each then takes what was faster for it, which
-//! nobody else has to know. Trials of a kind five times as slow add 3% to what operations take, once the first are over.
+//! Ordinary stores are three times as fast if reader and writer share a cache, and five times as slow if they do not. A
+//! virtual machine moves between the two while it runs. So both kinds are timed, in trials of a few operations in a row:
 //!
-//! Sizes share the staging: where they alternate, an operation may find it as another size's kind has left it, and counts.
+//! - The first operations after a change of kind do not count, because they find the staging where the other kind left it.
+//! - All ranks try the same kind in the same operation, because they count operations alike.
+//! - Each rank then uses the kind that was faster for it. The other ranks need not know.
+//! - Trials of a kind five times as slow add 3% to the time of operations, once the first are over.
+//!
+//! Sizes share the staging. If sizes alternate, an operation may find the staging as another size's kind left it; it counts.
 
 use std::time::Duration;
 

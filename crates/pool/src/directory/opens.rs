@@ -1,11 +1,12 @@
-//! Announcements: which objects each process holds open, so that no extent is used again while someone looks at it.
+//! Announcements: which objects each process holds open, so that no extent is used again while a process looks at it.
 //!
-//! A process announces an object before it looks at the entry once more; the owner condemns an entry before it looks at the
-//! announcements. Of the two at least one sees the other.
+//! A process announces an object, and then looks at the entry once more. The owner condemns an entry, and then looks at the
+//! announcements. So at least one of the two sees the other.
 //!
 //! # Words
 //! An announcement is a checked word: bits 0..19 the low bits of the generation, bits 19..49 the slot of the entry, bits
-//! 49..55 its owner, bit 55 is 1. Two objects with the same word keep each other from being freed, and do nothing worse.
+//! 49..55 its owner, bit 55 is 1. If two objects have the same word, neither is freed while the other is open; nothing worse
+//! happens.
 //! A mark is a checked word: the lines of announcements that the process ever used.
 
 use polder_mem::{LINE, Memory, Offset, ProcessSlot};

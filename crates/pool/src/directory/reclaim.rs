@@ -1,8 +1,8 @@
-//! What is left of destroyed objects, and how it goes: condemned entries are freed when nobody holds them open, tombstones
-//! when their entry is gone.
+//! Frees what is left of destroyed objects: a condemned entry once no process holds it open, a tombstone once its entry is
+//! gone.
 //!
-//! A host lists its tombstones for the owners of the entries. The list is a hint, and nothing more: an owner condemns only
-//! what a whole tombstone names by its generation. What does not fit is listed when there is room again.
+//! A host lists its tombstones (burials) for the owners of the entries. The list is only a hint: an owner condemns an entry
+//! only if a whole tombstone names its generation. A tombstone that does not fit is listed when there is room again.
 
 use polder_mem::{LINE, Memory};
 

@@ -1,14 +1,16 @@
 //! The keeper: the one voice that says who belongs to the pool.
 //!
-//! An incarnation of the keeper is authorised from outside, by the operator, a launcher or a supervisor that counts its
-//! restarts; the pool only sees to it that the highest incarnation counts. It admits hosts that claim an id, evicts
-//! those that fell silent or that somebody asks to evict, and takes over the shards of hosts that somebody confirms to
-//! be off.
+//! An incarnation of the keeper is authorised from outside: by the operator, a launcher, or a supervisor that counts its
+//! restarts. The pool only makes sure that the highest incarnation counts. The keeper does three things:
 //!
-//! Whoever wants something of the keeper writes it on the claim line of the host id. It is the one line that several
-//! hosts write: a torn or overwritten request is written again by whoever still waits for an answer. The answer is the
-//! keeper's grant line together with its view: a claimant holds the id when the view has the host, the grant names the
-//! claimant's nonce and is not newer than the view.
+//! - It admits hosts that claim an id.
+//! - It evicts hosts that fell silent, or that a command asks to evict.
+//! - It takes over the shards of hosts that a command confirms to be off (fenced).
+//!
+//! A request to the keeper stands on the claim line of the host id. This is the only kind of line that several hosts write.
+//! If a request is torn or overwritten, the process that still waits for an answer writes it again. The answer is the
+//! keeper's grant line together with its view. A claimant holds the id under three conditions: the view has the host, the
+//! grant names the claimant's nonce, and the grant is not newer than the view.
 
 mod owner;
 

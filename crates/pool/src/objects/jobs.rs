@@ -1,10 +1,12 @@
-//! What a job leaves whose processes were killed: endpoints, the rings between them, windows, private memory, and groups.
+//! Removes what a job leaves if its processes are killed. An object is removed once no process can still need it:
 //!
-//! An object goes when nobody is left who could miss it: a ring when both its ends are gone, for what the dead have said is heard
-//! first; an endpoint when its process is gone and none of its rings is kept, for by it they are found; the segments of a window
-//! when all their processes are gone, for who looks for one that is dead must find whose it was; private memory when no ring from
-//! its host is kept, for what the dead have offered is read there. What is damaged, or of a process of which it is not certain
-//! that it never goes on, stays.
+//! - a ring: when both its ends are gone, because messages of a dead sender are still received;
+//! - an endpoint: when its process is gone and none of its rings is kept, because the rings are found through it;
+//! - the segments of a window: when all their processes are gone, because a rank that looks for a dead one must find its name;
+//! - private memory: when no ring from its host is kept, because receivers read there what a dead sender has offered;
+//! - a group: when all its ranks are gone.
+//!
+//! Damaged objects stay. So do those of a process that may still go on.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};

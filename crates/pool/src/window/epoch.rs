@@ -1,8 +1,9 @@
 //! Post, start, complete and wait: who may access a window, and when they have done.
 //!
-//! A target counts how often it posted its window for each origin, an origin how many accesses to each target it completed. Both
-//! count in words of their own, and begin together: an origin may access the target once it has been posted for more often than
-//! it completed, and the target's window is its own again once every origin has completed as often as it was posted for.
+//! A target counts how often it posted its window for each origin. An origin counts how many accesses to each target it
+//! completed. Each count stands in a word of its own, and both begin at 0. An origin may access the target while the count of
+//! posts is above the count of completed accesses. The target has its window for itself again once the two counts are equal
+//! for every origin.
 
 use polder_mem::{Memory, Offset};
 

@@ -1,10 +1,15 @@
 //! The locks of a window: bakery among ranks, shared or exclusive.
 //!
-//! Whoever wants a lock says that it chooses a number, takes one above all that it sees, says it, and waits for those with a
-//! lower one; of two with the same number the lower rank goes first. Each says so in a word of its own, which is seen whole, so
-//! that the number and that it is being chosen need no two words. Who shares a lock waits for those only who do not.
+//! To take a lock, a rank goes through these steps:
 //!
-//! A process that will never go on counts as one without a ticket: its word stays as it is, for nobody writes it again.
+//! 1. It announces that it is choosing a number.
+//! 2. It takes a number above all that it sees, and announces it.
+//! 3. It waits for every rank with a lower number, and for every lower rank with the same number.
+//!
+//! A rank that wants to share the lock waits only for ranks that do not share it. An announcement is one word, a ticket, which
+//! is seen whole. So one word can say that the number is being chosen, or what it is.
+//!
+//! A process that will never go on counts as one without a ticket. Its word stays, because no other process may write it.
 
 use polder_mem::{Memory, Nanos, Offset};
 
