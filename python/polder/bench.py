@@ -33,8 +33,8 @@ Fill = Callable[[float], float]
 SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20]
 #: Rounds of each library at each size, when nothing is said.
 ROUNDS = 7
-#: Calls before those that count: buffers are touched, and whoever tries several ways has tried them. Polder tries two
-#: kinds of stores four times each, and settles in two calls more.
+#: Calls before those that count: buffers are touched, and a library that tries several ways has tried them. Polder
+#: tries two kinds of stores four times each, and settles in two calls more.
 WARM_UP = 12
 #: Bytes that the calls of one round move at most, and at least two calls.
 CALL_BYTES = 32 << 20
@@ -242,7 +242,7 @@ def compare(contenders: list[Contender], nbytes: int, rounds: int, step: _core.G
     for turn in range(rounds + 1):
         for contender in contenders:
             buffer, _ = buffers[contender.name]
-            # Whoever was before has filled the caches.
+            # The library before has filled the caches.
             contender.all_reduce(buffer, 1)
             step.barrier()
             begin = time.perf_counter()

@@ -1,6 +1,6 @@
 """What can go wrong, as one tree under `PolderError`.
 
-Every message is the one that the compiled half wrote: it names the offender, the value, the limit and the remedy.
+Every message comes from the compiled half. It names the offender, the value, the limit and the remedy.
 """
 
 __all__ = [
@@ -42,7 +42,7 @@ class SettingsError(PolderError, ValueError):
 
 
 class ArgumentError(PolderError, ValueError):
-    """An argument that the operation does not take, an unusable name or a geometry that no pool can have."""
+    """An argument that the operation does not take, an unusable name, or a geometry that no pool can have."""
 
 
 class RegionError(PolderError, OSError):
@@ -135,13 +135,13 @@ class QuotaError(PoolFullError):
 
 
 class PeerError(PolderError):
-    """Another process is the reason. An array that the call was to fill may be filled in part.
+    """Another process is the reason. The array of the call may hold old and new values.
 
     Attributes
     ----------
     host, pid, epoch, sequence : int
-        Whose process; its id on that host, 0 when it is not known; the epoch of the pool's view; and the number of
-        the operation. 0 where the kind of error has none.
+        The host of that process; its process id, 0 if unknown; the epoch of the pool's view; the number of the
+        operation. An attribute that the kind of error does not have is 0.
     rank : int or None
         The process's rank, where the operation is one of a group.
     """

@@ -14,9 +14,8 @@ class Group(_core.Group):
     Arrays are anything contiguous with the buffer protocol: floats of 2, 4 and 8 bytes, integers and bools. Results are
     the same bits on every rank. The GIL is released while an operation runs.
 
-    An operation that raises a `PeerError` or a `MemoryFaultError` leaves the array that it was to fill, or to change in
-    place, with some of what it held and some of the result: fill it anew before it is used again, or give the operation
-    a copy.
+    If an operation raises a `PeerError` or a `MemoryFaultError`, its array holds old and new values. Fill the array
+    again before you use it, or give the operation a copy.
 
     Parameters
     ----------
@@ -29,7 +28,7 @@ class Group(_core.Group):
     timeout : float, optional
         Seconds that one wait for another rank may take; the pool's timeout by default.
     given_up : callable, optional
-        Asked now and then while ranks have not come; a true answer ends the join.
+        Called now and then while the join waits for ranks. A true result ends the join.
 
     Raises
     ------
@@ -38,8 +37,8 @@ class Group(_core.Group):
     PeerTimeoutError, PeerGaveUpError
         A rank lives but did not come, or left the operation.
     MismatchError
-        The ranks called different operations. When they were the last ones, `close` raises it on a rank that leaves
-        later.
+        The ranks called different operations. If these were their last operations, `close` raises it on the rank that
+        leaves later.
     BrokenError
         An earlier error has ended the group; join a new one.
 

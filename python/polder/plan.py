@@ -135,12 +135,12 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Margin:
-    """How far such predictions are from published steps.
+    """How far predictions for this accelerator are from published steps.
 
-    Published steps took ``least`` to ``most`` times what is predicted of them, by constants that are fitted to them.
-    Each predicted without its own publication, they were off by ``mean_without_scalar`` on average; ``rows`` of them,
-    each with the scalar of its table's software, by ``mean`` on average and ``worst`` at most. ``accelerator`` is None
-    when nothing was published of it, and the figures are those of all others.
+    Published steps took ``least`` to ``most`` times their prediction, with constants that are fitted to them. Predicted
+    without their own publication, they were off by ``mean_without_scalar`` on average. With the scalar of its table's
+    software, each of ``rows`` steps was off by ``mean`` on average and ``worst`` at most. If nothing was published of
+    the accelerator, ``accelerator`` is None, and the figures are those of all others.
     """
 
     accelerator: str | None
@@ -229,30 +229,30 @@ def train(
         Names of ``polder plan list``, or paths of files: TOML, a model as a Hugging Face ``config.json``, either as the
         JSON of Calculon.
     accelerators
-        How many; those of the file ``layout`` by default.
+        Their number; by default that of the file ``layout``.
     layout
-        The path of an execution of Calculon: what of the layout is not given beside it, and where its ranks lie.
+        The path of an execution of Calculon. It gives the order of ranks, and all of the layout that is not given here.
     against
-        Another platform, which the same layout is predicted on too; ``left_out`` says why if it cannot run there.
+        Another platform, on which the same layout is predicted too. If it cannot run there, ``left_out`` says why.
     rack
         Kind of rack, where the platform has several.
     fill
         Accelerators of each rack that are used; by default the most that fill all racks evenly.
     order
-        In which order ranks are counted, the closest first; by default ``"tp-cp-ep-dp-pp"``.
+        Order in which ranks are placed, the closest first; by default ``"tp-cp-ep-dp-pp"``.
     sequence
         Tokens of a sequence, in place of the model's.
     **given
-        Fields of `Layout` that are given. The fastest layout that fits is searched for among those that have them; by
-        default the batch is the power of two that makes 16 Mi tokens at most. Without ``offload``, what can lie
-        elsewhere does where nothing fits in the accelerators' memory, in any tier; ``Offload()`` is nothing elsewhere.
+        Fields of `Layout`. The fastest layout that has them and fits is searched for. By default the batch is the
+        largest power of two with at most 16 Mi tokens. Without ``offload``, offloading is tried in every tier if
+        nothing fits in the accelerators' memory. ``Offload()`` offloads nothing.
 
     Returns
     -------
     Plan
-        Seconds and bytes. ``note`` says when nothing fits in the accelerators' memory, and what lies elsewhere. When
-        nothing fits at all, ``fits`` is false, the layout the nearest to fitting, and ``would_fit`` says what would
-        with one thing changed.
+        Seconds and bytes. If nothing fits in the accelerators' memory, ``note`` says so and what is offloaded. If
+        nothing fits at all, ``fits`` is false, the layout is the nearest to fitting, and ``would_fit`` names one change
+        with which a layout fits.
 
     Raises
     ------

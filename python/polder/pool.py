@@ -20,40 +20,42 @@ __all__ = ["Entry", "Object", "Pool"]
 class Pool(_core.Pool):
     """A pool of shared memory that this process has attached, as a context manager or until `close`.
 
-    Every setting goes argument first, then environment (``POLDER_POOL``, ``POLDER_HOST``, ``POLDER_COHERENCE``,
-    ``POLDER_JOB``, ``POLDER_QUOTA``, ``POLDER_TIMEOUT``, ``POLDER_RUN``), then config file (``$POLDER_CONFIG``,
-    ``./polder.toml``, ``~/.config/polder/config.toml``, ``/etc/polder/config.toml``), then the default.
+    A setting is taken from the argument, else from the environment (``POLDER_POOL``, ``POLDER_HOST``,
+    ``POLDER_COHERENCE``, ``POLDER_JOB``, ``POLDER_QUOTA``, ``POLDER_TIMEOUT``, ``POLDER_RUN``), else from the config
+    file (``$POLDER_CONFIG``, ``./polder.toml``, ``~/.config/polder/config.toml``, ``/etc/polder/config.toml``), else
+    it is the default.
 
     Parameters
     ----------
     path : path, optional
         A dax device or a file. The default is ``/dev/shm/polder-UID/pool``, in a folder that no other user enters; it
-        is made when it is not there. A path that is named, here or in ``POLDER_POOL``, is made with `size` only.
+        is made if it is missing. A path that is named, here or in ``POLDER_POOL``, is made only with `size`.
     size : int or str, optional
-        Makes the file with so many bytes, say ``"8GiB"`` or ``"1GB"``, in whole pages, when it is not there. A device
-        is never formatted here: ``polder pool format`` does that.
+        If the file is missing, makes it with this size, such as ``"8GiB"``, rounded down to whole pages. A device is
+        never formatted here: ``polder pool format`` does that.
     host : int, optional
         This machine's id in the pool; 0 for a file of this machine's own, required for a device.
     coherence : {"auto", "coherent", "software"}, optional
-        Who keeps the caches of several hosts in step. ``"auto"`` takes software for dax memory.
+        Whether the hardware or Polder keeps the caches of several hosts equal. ``"auto"`` is as the pool was formatted,
+        else software for dax memory.
     job : int, optional
         The job that objects are booked to.
     quota : int or str, optional
-        What the job may hold on this host.
+        Bytes that the job may hold on this host.
     timeout : float, optional
         Seconds that a call may wait for another process, attaching included.
     run : path, optional
-        Where the files of this host lie that are not in the pool. All processes of a host need the same directory. The
-        default is ``/dev/shm``, and ``/dev/shm/polder-UID`` for a pool that only its owner UID may write.
+        Directory for this host's files outside the pool. All processes of a host need the same one. The default is
+        ``/dev/shm``, and ``/dev/shm/polder-UID`` for a pool that only its owner UID may write.
     launched : int, optional
-        The id that a launcher gives this machine, for where nothing sets `host` and no keeper gives one.
+        The id that a launcher gives this machine. It is used if nothing sets `host` and no keeper gives an id.
 
     Raises
     ------
     RegionError
-        Nothing there, no permission, or no memory that can be mapped.
+        The path is missing, not permitted, or no memory that can be mapped.
     NotAPoolError, VersionError, CorruptError, TooSmallError
-        What is there is not a pool that this program can use.
+        The path holds no pool that this program can use.
     HostLiveError, NoSlotError, EvictedError
         This process cannot be a member.
 
@@ -188,7 +190,7 @@ class Object(_core.Object):
     def read(self) -> Generator[NDArray[Any]]:
         """The object as it is now in the pool, as a read-only array.
 
-        Sees what a writer published before; while one publishes, words of 8 bytes may be new or old.
+        Sees all that was published before. While another process publishes, words of 8 bytes may be new or old.
 
         Raises
         ------

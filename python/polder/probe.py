@@ -1,7 +1,7 @@
 """What ``polder probe`` measures in Python: kernels of the library that trains, on all cores at once, and on a GPU.
 
-Prints one JSON object. Every figure is the median of samples that are taken in turn, for a machine that others share is
-fast in one second and slow in the next.
+Prints one JSON object. Every figure is the median of samples that are taken in turn, because a shared machine is fast
+in one second and slow in the next.
 """
 
 import collections

@@ -1,7 +1,7 @@
 //! The meaning of pool bytes.
 //!
 //! Everything here is written once against [`polder_mem::Memory`] and explored in its incoherent model before it
-//! meets a CPU. Whatever another host wrote is copied out first and validated after.
+//! meets a CPU. Bytes of another host are copied out first and validated after.
 #![forbid(unsafe_code)]
 
 mod allocator;

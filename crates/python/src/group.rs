@@ -296,7 +296,7 @@ impl Group {
         unsafe { lane.submit(call, timeout, arrays) }.map(|ticket| Some(Ticket { ticket }))
     }
 
-    /// Ends what is on its way and leaves the group; harmless when it was closed before.
+    /// Waits for the operations on their way and leaves the group. Closing twice is harmless.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.lane.take().map_or(Ok(()), |lane| lane.close(py))
     }
@@ -415,7 +415,7 @@ pub(crate) struct Ticket {
 
 #[pymethods]
 impl Ticket {
-    /// Waits for the operation's end; false when `timeout` seconds passed before.
+    /// Waits for the operation's end. False if `timeout` seconds pass before it.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);

@@ -131,7 +131,7 @@ impl Object {
         self.nbytes
     }
 
-    /// Copies the object's first bytes into `array`, afresh.
+    /// Fills `array` with the object's first bytes, as they are published now.
     fn read_into(&self, array: &Bound<'_, PyAny>) -> PyResult<()> {
         let held = buffer::bytes_to_write(array)?;
         let span = held.span;
@@ -161,14 +161,14 @@ impl Object {
         written?.map_err(errors::raise)
     }
 
-    /// Lets go of it, once the collectives on it are over; harmless when it was closed before.
+    /// Closes it, once the collectives on it are over. Closing twice is harmless.
     fn close(&self, py: Python<'_>) {
         let open = self.open.take();
         py.detach(|| drop(open));
     }
 }
 
-/// What `Pool.list` says of an object.
+/// An object in the list of `Pool.list`.
 #[pyclass(module = "polder._core", frozen, get_all)]
 pub(crate) struct Entry {
     /// Its name.

@@ -17,7 +17,7 @@ use crate::errors;
 use crate::number::{Bytes, Number};
 use crate::object::Entry;
 
-/// What a pool is made with when nobody said a size.
+/// The size of a pool that is made without one.
 const DEFAULT_BYTES: u64 = 1 << 30;
 
 /// Something that belongs to the process that made it: a child that was forked must not touch it.
@@ -85,7 +85,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// The session, which whoever holds it keeps attached and beating.
+    /// The session. While it is held, it stays attached and its heartbeat goes on.
     pub(crate) fn session(&self) -> PyResult<Arc<Session>> {
         self.session.with(Arc::clone)
     }
@@ -174,7 +174,7 @@ impl Pool {
         Ok(each!(self.session()?.pool(), pool => pool.superblock().bytes))
     }
 
-    /// Destroys the object `name`, whoever created it; those who hold it open keep its bytes until they let go.
+    /// Destroys the object `name`, which any host may have created. Its bytes stay until the last process closes it.
     fn destroy(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let session = self.session()?;
         py.detach(|| each!(session.pool(), pool => pool.destroy(name))).map_err(errors::raise)
@@ -207,7 +207,7 @@ impl Pool {
         Ok(seen.problems.iter().map(ToString::to_string).collect())
     }
 
-    /// Detaches, once the objects and groups that were made with it are closed too; harmless when it was closed before.
+    /// Detaches, once the objects and groups that were made with it are closed too. Closing twice is harmless.
     fn close(&self, py: Python<'_>) {
         let session = self.session.take();
         py.detach(|| drop(session));

@@ -18,15 +18,15 @@ _Settings = tuple[float, float, float, float, float]
 class AdamW(torch.optim.Optimizer):
     """A drop-in for ``torch.optim.AdamW`` on 32-bit parameters of CPUs.
 
-    New parameters and states have the bits that ``torch.optim.AdamW(fused=True)`` gives, on CPUs with AVX2 or AVX-512
-    and where torch uses the same of them (``ATEN_CPU_CAPABILITY`` unset). State dicts are torch's.
+    On CPUs with AVX2 or AVX-512, new parameters and states have the bits of ``torch.optim.AdamW(fused=True)``, if torch
+    uses the same instructions (``ATEN_CPU_CAPABILITY`` unset). State dicts are torch's.
 
     Parameters
     ----------
     params, lr, betas, eps, weight_decay
         As in torch.
     amsgrad, maximize, foreach, capturable, differentiable, fused
-        Taken for the sake of callers that name them: only their defaults, and ``fused=True``.
+        Accepted only with their defaults, and ``fused=True``, for callers that name them.
     """
 
     def __init__(

@@ -4,16 +4,16 @@ One line makes a data-parallel program use it::
 
     torch.distributed.init_process_group("polder")
 
-torch before 2.15 does not look for backends that are installed: there the program also needs ``import polder.torch``.
+torch before 2.15 does not look for installed backends: there the program also needs ``import polder.torch``.
 
-With no configuration the ranks of one machine make a pool of their own in /dev/shm and remove it at the end.
-``POLDER_POOL=/dev/dax0.0`` (or any path) uses that one. ``POLDER_HOST`` is the host id of a rank; without it ids come
-from the pool's keeper, or where that gives none from the c10d store, one for each machine in the order of ranks.
-``POLDER_EMULATE=2`` spreads the ranks of one machine over two host ids, to try what two machines would do.
+Without configuration, the ranks of one machine make a pool in /dev/shm and remove it at the end.
+``POLDER_POOL=/dev/dax0.0``, or any path, uses that pool. ``POLDER_HOST`` is the host id of a rank. Without it, ids come
+from the pool's keeper. If no keeper gives ids, they come from the c10d store, one for each machine in the order of
+ranks. ``POLDER_EMULATE=2`` spreads the ranks of one machine over two host ids, to try what two machines would do.
 
-It carries DDP, ``all_reduce``, ``broadcast``, ``all_gather``, ``reduce_scatter`` and ``barrier``
-on CPU tensors, with ``async_op`` too. A collective that it does not carry raises `NotImplementedError` with its name.
-A collective that fails leaves its tensors with some of what they held and some of the result, as with other backends.
+The backend carries DDP, ``all_reduce``, ``broadcast``, ``all_gather``, ``reduce_scatter`` and ``barrier`` on CPU
+tensors, with ``async_op`` too. Any other collective raises `NotImplementedError` with its name. If a collective fails,
+its tensors hold old and new values, as with other backends.
 
 A callback of a future may call collectives and wait for them, as DDP's PowerSGD hook does. All ranks must call a
 group's collectives in the same order; callbacks of several operations at once run in no order.

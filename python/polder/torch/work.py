@@ -52,7 +52,7 @@ class Pending(Work):
     tensors : list
         What it gives.
     finish : callable, optional
-        Run once, after the last ticket and before anybody sees the tensors: copies out of staging tensors.
+        Runs once, after the last ticket and before a caller sees the tensors: copies out of staging tensors.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Pending(Work):
         return True
 
     def finish_once(self) -> None:
-        # Whoever comes second, on another thread, waits until the copies are made.
+        # A second caller, on another thread, waits until the copies are made.
         with self._finishing:
             finish, self._finish = self._finish, None
             if finish is not None:
