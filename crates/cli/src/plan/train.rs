@@ -618,7 +618,7 @@ pub(super) fn computed_line(sequence: u32, layout: &Layout) -> String {
     let beside: Vec<_> = all.into_iter().filter(|(_, is_beside)| *is_beside).map(|(name, _)| name).collect();
     let beside = if beside.is_empty() { "nothing".into() } else { listed(&beside) };
     format!(
-        "sequences of {} tokens, {precision}, {fused} attention, gradients in {bits} bits; beside computation: {beside}",
+        "sequences of {} tokens, {precision}, {fused} attention, gradients in {bits} bits; overlap: {beside}",
         grouped(sequence.into())
     )
 }
