@@ -616,7 +616,7 @@ pub(super) fn computed_line(sequence: u32, layout: &Layout) -> String {
         ("offload", offload),
     ];
     let beside: Vec<_> = all.into_iter().filter(|(_, is_beside)| *is_beside).map(|(name, _)| name).collect();
-    let beside = if beside.is_empty() { "nothing".into() } else { listed(&beside) };
+    let beside = if beside.is_empty() { "none".into() } else { listed(&beside) };
     format!(
         "sequences of {} tokens, {precision}, {fused} attention, gradients in {bits} bits; overlap: {beside}",
         grouped(sequence.into())
