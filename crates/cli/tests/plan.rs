@@ -47,7 +47,8 @@ fn outputs_say_what_was_predicted() {
     let cut = "--model llama3-8b --platform mixed-nvlink-ualink-cxl --rack ualink --gpus 16 --batch 16 --tp 2 --cp 1 --pp 1";
     let given =
         "--sequence 4096 --precision fp8 --wide-gradients false --overlap tensor,data --no-flash --fill 8";
-    let computed = "sequences of 4,096 tokens, fp8, unfused attention, gradients in 16 bits; overlap: tensor and data; ";
+    let computed =
+        "sequences of 4,096 tokens, fp8, unfused attention, gradients in 16 bits; overlap: tensor and data; ";
     let text = said(&format!("train {cut} {given}"));
     assert!(text.contains(&format!("\n{computed}racks of ualink\n")), "{text}");
     let step = json(&format!("train {cut} {given} --json"));
