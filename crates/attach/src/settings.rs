@@ -139,7 +139,7 @@ impl Wrap {
 
 const FREE: Cost = Cost { latency_ns: 0, bytes_per_second: 0 };
 
-/// What a user has set; what is `None` was left to a lower source, at last to the default of whoever asks.
+/// What a user has set. `None` leaves the value to a lower source, and at last to the caller's default.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {

@@ -283,7 +283,7 @@ fn close_in_children(fd: RawFd) -> io::Result<&'static AtomicI32> {
 }
 
 /// Runs in a forked child: the child is no holder of its parent's slots, whatever becomes of the parent. The numbers
-/// stay in use, so that whoever drops an inherited handle closes nothing else.
+/// stay in use, so that dropping an inherited handle closes nothing else.
 extern "C" fn in_child() {
     for place in &OPEN {
         let fd = place.load(Ordering::SeqCst);

@@ -214,14 +214,14 @@ pub trait Memory: Clone {
     fn announce_sleep(&self, bell: Bell) -> u32;
 
     /// Sleeps until `bell`'s count differs from `seen` or `until` has come, or for no reason at all; ends the
-    /// announcement. Only processes under the same kernel can wake it: whoever waits for another kernel passes a
-    /// short `until`.
+    /// announcement. Only processes under the same kernel can wake it. A wait for a process of another kernel
+    /// passes a short `until`.
     fn sleep(&self, bell: Bell, seen: u32, until: Nanos);
 
     /// Ends an announcement without sleeping.
     fn cancel_sleep(&self, bell: Bell);
 
-    /// Wakes whoever sleeps on `bell` or has announced that it will. Contains the fence that orders what was
+    /// Wakes every thread that sleeps on `bell` or has announced that it will. Contains the fence that orders what was
     /// published before with the look at the sleepers.
     fn wake(&self, bell: Bell);
 }

@@ -141,7 +141,7 @@ impl RegionError {
     }
 }
 
-/// A mapping of a whole file or device, shared with whoever else maps it.
+/// A mapping of a whole file or device, shared with all other processes that map it.
 ///
 /// The memory is reached through [`crate::Coherent`] or [`crate::Software`] only: there is no slice of it.
 #[derive(Debug)]
@@ -190,8 +190,8 @@ impl Region {
         Ok(region)
     }
 
-    /// Makes and maps a new file as [`Region::create`] does, which has no name before it is published: it is gone with
-    /// whoever dies before that.
+    /// Makes and maps a new file as [`Region::create`] does. The file has no name before it is published: if its process dies
+    /// before that, the file is gone.
     ///
     /// # Errors
     /// Those of [`Region::create`].

@@ -100,7 +100,7 @@ impl BellWord<'_> {
         }
     }
 
-    /// Wakes whoever put the flag up. The caller has fenced.
+    /// Wakes the thread that put the flag up. The caller has fenced.
     #[inline(always)]
     pub(crate) fn ring(&self) {
         let word = self.0.load(Ordering::Relaxed);

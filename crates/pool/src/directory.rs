@@ -485,7 +485,7 @@ impl<'a, M: Memory> Directory<'a, M> {
         Opens(self.site).release(object.held);
     }
 
-    /// Destroys the object of this name: nobody finds it from now on, and whoever holds it open keeps it.
+    /// Destroys the object of this name: no process finds it from now on. A process that holds it open keeps it.
     ///
     /// # Errors
     /// [`PoolError::NotFound`]; [`PoolError::DirectoryFull`] when another host owns it and this one has no slot to say so.
@@ -621,7 +621,7 @@ impl<'a, M: Memory> Directory<'a, M> {
 
     /// Adds one candidate slot to a scan. A line whose first word is not the name's holds nothing of the name that was
     /// announced before the scan, so it need not be whole. A line of this host, which another process may have stored and not
-    /// written back, is written back: whoever tells what it says fences first.
+    /// written back, is written back. A process fences before it tells others what the line says.
     fn look(&self, key: &Key, host: u16, slot: u32, scan: &mut Scan) -> Result<(), PoolError> {
         let at = self.site.layout.entry(host, slot);
         if self.site.memory.load(at)? != entry::first_word(key.hash) {

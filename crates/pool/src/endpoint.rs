@@ -36,7 +36,7 @@ use crate::object::{InitialContents, Object};
 use crate::ring::{Envelope, INLINE, RingShape};
 use crate::{Pool, PoolError};
 
-/// Whoever calls seldom asks who died after so long, and looks at the clock once in so many calls.
+/// An endpoint that is called seldom checks its peers after so long, and looks at the clock once in so many calls.
 const LOOK: Duration = Duration::from_secs(1);
 const CALLS_A_GLANCE: u32 = 64;
 
@@ -80,7 +80,7 @@ pub struct Label {
     pub kind: u8,
     /// What a receive matches.
     pub tag: u64,
-    /// A word for whoever receives it.
+    /// A word for the receiver.
     pub data: Option<u32>,
 }
 
@@ -90,7 +90,7 @@ pub trait MessageBuffer {
     fn bytes(&self) -> &[u8];
     /// The bytes to receive into.
     fn bytes_mut(&mut self) -> &mut [u8];
-    /// Where in the pool the bytes to send lie, when they do: a very long message is read there by whoever receives it.
+    /// Where in the pool the bytes to send lie, if they do. The receiver reads a very long message there.
     fn place(&self) -> Option<Offset> {
         None
     }
@@ -590,8 +590,8 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
 
     // What comes.
 
-    /// Takes in the messages that have come, until an operation is over: whoever waits for one waits for no further look. Returns
-    /// that, if it is not among those that are done.
+    /// Takes in the messages that have come, until an operation is over, so that a wait for it needs no further look. Returns
+    /// that operation, if it is not among those that are done.
     #[inline(always)]
     fn take_in(&mut self) -> Result<Option<Completion<B, C>>, PoolError> {
         let done = self.done.len();

@@ -17,7 +17,7 @@ use crate::site::Site;
 use crate::{Pool, PoolError};
 
 impl<M: Memory> Pool<M> {
-    /// Creates an object of `bytes` zeros and holds it open. Whoever learns of it after this returns can open it.
+    /// Creates an object of `bytes` zeros and holds it open. A process that learns its name after this returns can open it.
     ///
     /// # Errors
     /// [`PoolError::Evicted`] once a sign of life of this process has met the eviction; [`PoolError::Exists`];
@@ -54,8 +54,8 @@ impl<M: Memory> Pool<M> {
         self.directory().close(&object);
     }
 
-    /// Destroys the object of this name: once this returns nobody finds it, and whoever holds it open keeps it until it is
-    /// closed. Of two who destroy one object at once, both may succeed.
+    /// Destroys the object of this name. Once this returns, no process finds it. A process that holds it open keeps it until it
+    /// closes it. If two processes destroy one object at the same time, both may succeed.
     ///
     /// # Errors
     /// [`PoolError::NotFound`], [`PoolError::Name`]; [`PoolError::DirectoryFull`] when another host owns it and this host's

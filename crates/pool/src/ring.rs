@@ -51,8 +51,8 @@ use header::{Header, Sight};
 /// The longest message that rides in its header's own line, in bytes.
 pub const INLINE: usize = 16;
 
-/// The distance of one header from the next. CPUs fetch lines in pairs, so a header beside another would be fetched by
-/// whoever looks at that one, and be taken away from whoever writes it: +50% on a round trip, measured.
+/// The distance of one header from the next. CPUs fetch lines in pairs, so a look at one header would also fetch
+/// the next, and take it away from its writer: +50% on a round trip, measured.
 const PAIR: u64 = 2 * LINE;
 
 /// How many messages a ring holds, and how large they are.
@@ -138,8 +138,8 @@ fn in_range(what: &'static str, value: u32, low: u32, high: u32) -> Result<(), P
     Err(PoolError::Geometry { what, value: value.into(), low: low.into(), high: high.into() })
 }
 
-/// Unreturned credits, of `all` that there are, at which the consumer returns them. Never more than all, so whoever waits
-/// for a credit has something before it whose consumption returns one.
+/// Unreturned credits, of `all` that there are, at which the consumer returns them. Never more than all, so a producer that
+/// waits for a credit always has a message in the ring whose consumption returns one.
 #[inline(always)]
 fn batch(all: u64) -> u64 {
     (all / 4).max(1)

@@ -20,7 +20,7 @@ pub struct Patience {
 impl Patience {
     /// With a core for each process: answers come within a microsecond, so spin for tens of them.
     pub const DEDICATED: Self = Self { spins: 2000, yields: 200, nap: Duration::from_micros(500) };
-    /// With more processes than cores: whoever spins keeps the one it waits for from running.
+    /// With more processes than cores: a process that spins keeps its peer from running.
     pub const SHARED: Self = Self { spins: 50, yields: 50, nap: Duration::from_micros(500) };
 
     /// What suits `ranks` processes that wait for each other under this kernel.
@@ -31,8 +31,8 @@ impl Patience {
     }
 }
 
-/// Looks until `look` returns something, `deadline` has come (`Ok(None)`) or `look` fails. `peer` is asked before each
-/// sleep whether whoever is waited for still lives; its error ends the wait.
+/// Looks until `look` returns something, `deadline` has come (`Ok(None)`) or `look` fails. Before each
+/// sleep, `peer` says whether the awaited process still lives; its error ends the wait.
 ///
 /// # Errors
 /// Those of `look` and `peer`.

@@ -242,7 +242,7 @@ impl<M: Memory> Window<M> {
         Ok(memory.copy_out(at, into)?)
     }
 
-    /// Makes all that this rank has put, to any target, visible to whoever gets or renews it from here on.
+    /// Makes all that this rank has put, to any target, visible to ranks that get or renew it from here on.
     // SYNC: an mfence, so that what is loaded next is at least as new: of two who put, flush and get, one gets what the other
     // has put.
     #[inline]

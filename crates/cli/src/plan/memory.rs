@@ -21,13 +21,13 @@ pub(crate) struct Arguments {
     /// The machine: a name (`polder plan list`), or the path of a file.
     #[arg(long, value_name = "PLATFORM")]
     platform: String,
-    /// Another machine, whose accelerators alone are the baseline.
+    /// Another machine. Its accelerators alone are the baseline.
     #[arg(long, value_name = "PLATFORM")]
     against: Option<String>,
-    /// Kind of rack, where the platform has several; when left out, the first by name.
+    /// Kind of rack, if the platform has several [default: the first by name].
     #[arg(long, value_name = "NAME")]
     rack: Option<String>,
-    /// Accelerators; when left out, those of 16 racks.
+    /// Number of accelerators [default: those of 16 racks].
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     gpus: Option<String>,
     /// Sizes of an access, such as "64 B,4 KiB".
@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
         allow_negative_numbers = true
     )]
     access: Vec<String>,
-    /// Working sets, such as "200 GB,20 TB"; when left out, some around the ends of memories.
+    /// Working sets, such as "200 GB,20 TB" [default: some around the ends of memories].
     #[arg(long, value_name = "SIZE", value_delimiter = ',', allow_negative_numbers = true)]
     working_set: Vec<String>,
     #[command(flatten)]
@@ -61,10 +61,10 @@ struct WayArguments {
     /// Where memory nodes are: on the accelerator's own switch, or as far as ports of the fabric are from each other.
     #[arg(long, value_name = "WHERE", value_enum, default_value = "far")]
     nodes: NodesKind,
-    /// How accelerators of a rack reach each other's memory where it is not coherent: software copies, or they load.
+    /// How accelerators of a rack reach each other's memory if it is not coherent: software copies it, or they load it.
     #[arg(long, value_name = "HOW", value_enum, default_value = "copy")]
     inside: InsideKind,
-    /// What a load of a memory node takes before switches: what the platform gives, or what that adds to a CPU's own memory, added
+    /// Time of a load of a memory node before switches: as the platform gives it, or what that adds to a CPU's own memory, added
     /// to an accelerator's own.
     #[arg(long, value_name = "WHICH", value_enum, default_value = "given")]
     node_latency: LatencyKind,

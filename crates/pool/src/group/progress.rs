@@ -126,7 +126,7 @@ impl Mark {
         Self::new(Self::OWN, rank)
     }
 
-    /// The rank has done all it came for: an error only for whoever still expects more of it.
+    /// The rank has done all it came for. This is an error only for a rank that still expects more of it.
     pub(crate) fn left(rank: usize) -> Self {
         Self::new(Self::LEFT, rank)
     }

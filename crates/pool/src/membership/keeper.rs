@@ -392,8 +392,8 @@ impl<M: Memory> Keeper<M> {
     }
 
     /// Records that `host`, which was evicted, is surely off, and takes over its shard in place: its processes are dead,
-    /// what they announced is void, its objects stay. Only whoever switched it off knows; a host that is called fenced
-    /// and is not can destroy what its successor writes.
+    /// what they announced is void, its objects stay. Only the operator can know this. If the host is not off, it can destroy
+    /// what its successor writes.
     ///
     /// # Errors
     /// [`PoolError::NotEvicted`] when the host is still in the view; [`PoolError::Superseded`].

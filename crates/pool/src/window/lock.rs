@@ -100,7 +100,7 @@ impl Ticket {
 
 impl<M: Memory> Window<M> {
     /// Takes the window lock of `target`, or a place in the queue for it: call it until it returns true, or give the place
-    /// back with [`Window::unlock`]. What whoever held it before has put is what [`Window::get`] gets.
+    /// back with [`Window::unlock`]. Then [`Window::get`] gets what the holders before have put.
     ///
     /// # Errors
     /// [`PoolError::PeerDead`] when somebody in front gives no sign of life and may yet go on: nobody passes it before the view
