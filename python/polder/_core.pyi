@@ -24,7 +24,12 @@ class Settings(TypedDict):
 
 def settings() -> Settings: ...
 def format(
-    path: str | PathLike[str], size: int | str, *, hosts: int | None = None, processes: int | None = None
+    path: str | PathLike[str],
+    size: int | str,
+    *,
+    hosts: int | None = None,
+    processes: int | None = None,
+    coherence: str | None = None,
 ) -> str: ...
 def plan_train(request: str, file: str | None) -> str: ...
 def plan_memory(question: str, access: _Array, sets: _Array) -> tuple[list[str], bytes]: ...

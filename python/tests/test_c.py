@@ -69,6 +69,17 @@ def test_a_c_program_reads_on_one_host_what_it_published_on_another(
         assert "no object /example/table" in gone.stderr
 
 
+def test_a_c_program_follows_the_coherence_of_the_pool_and_another_is_refused(scratch: Path) -> None:
+    program = compiled(scratch, "objects")
+    polder._core.format(scratch / "pool", "64MiB", coherence="software")
+    published = run(program, 0, "publish", POLDER_LOG="info")
+    assert published.returncode == 0, published.stderr
+    assert "coherence=Software" in published.stderr
+    refused = run(program, 0, "sum", POLDER_COHERENCE="coherent")
+    assert refused.returncode != 0
+    assert "was formatted with --coherence software, and coherent is set here" in refused.stderr
+
+
 def test_a_missing_pool_is_a_status_and_a_sentence(scratch: Path) -> None:
     done = run(compiled(scratch, "objects"), 0, "sum")
     assert done.returncode == 2

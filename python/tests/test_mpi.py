@@ -260,6 +260,17 @@ def test_a_sweep_is_a_table_for_each_number_of_ranks_and_a_picture(scratch: Path
     assert all(f"MPICH, {ranks} ranks" in drawn for ranks in (2, 4)) and "Latency of two-sided messages" in drawn
 
 
+def test_ranks_follow_the_coherence_of_the_pool_and_another_is_refused(scratch: Path) -> None:
+    pool = scratch / "pool"
+    polder._core.format(pool, "64MiB", coherence="software")
+    # Its windows are of the separate model where the pool is kept coherent by software.
+    done = mpiexec(pool, scratch, [1, 1], "windows.py", LD_PRELOAD=str(SHIM), MODEL="separate")
+    assert done.returncode == 0, done.stderr
+    refused = mpiexec(pool, scratch, [1, 1], POLDER_COHERENCE="coherent")
+    assert refused.returncode != 0
+    assert "was formatted with --coherence software, and coherent is set here" in refused.stderr
+
+
 def test_a_missing_pool_is_one_line_that_says_what_to_do(scratch: Path) -> None:
     done = mpiexec(scratch / "none", scratch, [1, 1])
     assert done.returncode != 0

@@ -158,6 +158,23 @@ def test_numbers_and_types_that_cannot_be_are_named_and_nothing_is_made(scratch:
     assert pool.create("/pair", shape=np.array([2, 3])).shape == (2, 3)
 
 
+@pytest.mark.parametrize(("kept", "other"), [("software", "coherent"), ("coherent", "software")])
+def test_every_attach_follows_what_a_pool_was_formatted_with_and_another_coherence_is_refused(
+    scratch: Path, kept: str, other: str
+) -> None:
+    path = scratch / "pool"
+    polder._core.format(path, "64MiB", coherence=kept)
+    for said in (None, "auto", kept):
+        with polder.Pool(path, run=scratch, coherence=said) as pool:
+            assert pool.coherence == kept
+    refused = f"pool was formatted with --coherence {kept}, and {other} is set here;"
+    with pytest.raises(polder.SettingsError, match=refused):
+        polder.Pool(path, run=scratch, coherence=other)
+    with pytest.raises(polder.ArgumentError, match='coherence is "x"; expected auto, coherent or software'):
+        polder._core.format(scratch / "none", "64MiB", coherence="x")
+    assert not (scratch / "none").exists()
+
+
 def test_a_pool_shows_where_it_is_and_as_whom(scratch: Path) -> None:
     pool = polder.Pool(scratch / "pool", size="64MiB", run=scratch)
     assert pool.path == scratch / "pool"

@@ -8,7 +8,7 @@ use polder_mem::{Coherence, forks};
 
 use polder_attach::each;
 use polder_attach::session::{self, Session, SessionError};
-use polder_attach::settings::{ByteCount, Settings, TimeSpan};
+use polder_attach::settings::{ByteCount, CoherenceChoice, Settings, TimeSpan};
 use polder_pool::{Geometry, inspect};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -108,9 +108,6 @@ impl Pool {
         run: Option<PathBuf>,
         launched: Option<Number>,
     ) -> PyResult<Self> {
-        let choice = |said: &str| {
-            said.parse().map_err(|expected| errors::argument(format!("coherence is {said:?}; {expected}")))
-        };
         let arguments = Settings {
             pool: path,
             coherence: coherence.map(choice).transpose()?,
@@ -214,6 +211,11 @@ impl Pool {
     }
 }
 
+/// Who keeps the caches in step, as Python says it.
+fn choice(said: &str) -> PyResult<CoherenceChoice> {
+    said.parse().map_err(|expected| errors::argument(format!("coherence is {said:?}; {expected}")))
+}
+
 /// Seconds from Python.
 pub(crate) fn span(seconds: f64) -> PyResult<TimeSpan> {
     let span = Duration::try_from_secs_f64(seconds);
@@ -248,21 +250,23 @@ fn start_log(settings: &Settings) {
     }
 }
 
-/// Makes a pool of `size` bytes in a new file at `path`.
+/// Makes a pool of `size` bytes in a new file at `path`, which every attach keeps coherent as is said here.
 #[pyfunction]
-#[pyo3(signature = (path, size, *, hosts=None, processes=None))]
+#[pyo3(signature = (path, size, *, hosts=None, processes=None, coherence=None))]
 pub(crate) fn format(
     py: Python<'_>,
     path: PathBuf,
     size: Bytes,
     hosts: Option<Number>,
     processes: Option<Number>,
+    coherence: Option<&str>,
 ) -> PyResult<String> {
     let bytes = size.of("size")?;
+    let coherence = coherence.map(choice).transpose()?.unwrap_or_default();
     let mut geometry = Geometry::for_region(bytes);
     geometry.hosts = hosts.map_or(Ok(geometry.hosts), |hosts| hosts.of("hosts"))?;
     geometry.processes = processes.map_or(Ok(geometry.processes), |processes| processes.of("processes"))?;
-    let made = py.detach(|| session::create(&path, bytes, &geometry)).map_err(session_error)?;
+    let made = py.detach(|| session::create_as(&path, bytes, &geometry, coherence)).map_err(session_error)?;
     Ok(made.uuid.to_string())
 }
 
