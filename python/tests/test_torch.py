@@ -122,6 +122,19 @@ def test_a_rank_that_dies_in_a_backward_pass_is_named_by_the_error_of_the_others
     assert not left_behind()
 
 
+def test_ranks_follow_the_coherence_of_a_named_pool_and_another_is_refused(scratch: Path, tmp_path: Path) -> None:
+    named = {"POLDER_POOL": str(scratch / "pool"), "POLDER_RUN": str(scratch)}
+    polder._core.format(scratch / "pool", "256MiB", coherence="software")
+    with Ranks("torch_ddp.py", 2, tmp_path, POLDER_LOG="info", **named) as run:
+        for output in run.outputs():
+            assert "coherence=Software" in output, output
+    with Ranks("torch_failing.py", 2, tmp_path, "kept", free_port(), POLDER_COHERENCE="coherent", **named) as run:
+        outputs = [output.splitlines()[-1].split("|") for output in run.outputs()]
+    for name, _, text, attached in outputs:
+        assert (name, attached) == ("SettingsError", "{}"), outputs
+        assert "was formatted with --coherence software, and coherent is set here" in text, text
+
+
 def test_two_jobs_on_one_named_pool_do_not_meet(scratch: Path, tmp_path: Path) -> None:
     named = {"POLDER_POOL": str(scratch / "pool"), "POLDER_RUN": str(scratch)}
     with polder.Pool(scratch / "pool", size="256MiB", run=scratch):
@@ -149,6 +162,23 @@ def test_a_job_takes_the_host_id_that_the_keeper_has_given_this_machine(scratch:
                 assert [host["host"] for host in pool.stat()["hosts"]] == [1]
         finally:
             running.kill()
+
+
+def test_an_attach_waits_as_long_as_the_timeout_of_the_group_says(scratch: Path, tmp_path: Path) -> None:
+    path = scratch / "pool"
+    command = [Path(sys.executable).with_name("polder"), "--pool", path]
+    subprocess.run([*command, "pool", "format", "--size", "64MiB"], check=True)
+    with subprocess.Popen([*command, "keeper", "--ids", "keeper"], stdout=subprocess.PIPE, text=True) as keeper:
+        assert keeper.stdout
+        assert "runs" in keeper.stdout.readline()
+        keeper.kill()
+    named = {"POLDER_POOL": str(path), "POLDER_RUN": str(scratch)}
+    with Ranks("torch_failing.py", 2, tmp_path, "late", free_port(), **named) as run:
+        outputs = [output.splitlines()[-1].split("|") for output in run.outputs()]
+    for name, _, text, attached in outputs:
+        assert (name, attached) == ("MembershipError", "{}"), outputs
+        # Of the 4 s of the group, a quarter is left to tell the others.
+        assert "no keeper answered within 3000 ms" in text, text
 
 
 def test_torchrun_restarts_a_job_that_lost_a_rank() -> None:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
@@ -288,7 +289,8 @@ def create(options: Any, _backend_options: object) -> ProcessGroupPolder:
     """Makes this rank's part of a group: c10d calls it on every rank of the group."""
     rank: int = options.group_rank
     size: int = options.group_size
-    board = Board(options.store, rank, size, options.timeout)
+    timeout: timedelta = options.timeout
+    board = Board(options.store, rank, size, timeout)
     everyone = board.meet(lambda: introduction(rank, size))
     path: str = pool_path(everyone, board.round)
     host = host_ids(everyone)[rank]
@@ -298,12 +300,14 @@ def create(options: Any, _backend_options: object) -> ProcessGroupPolder:
     try:
         lock = board.agree("make the pool", lambda: make(path, own, board), lambda lock: let_go(path, lock))
         attachment = board.agree(
-            "attach the pool", lambda: attach(path, own, lock, host, chosen), Attachment.close_unused
+            "attach the pool",
+            lambda: attach(path, own, lock, host, chosen, timeout),
+            Attachment.close_unused,
         )
         pool, name, seconds = (
             attachment.pool,
             f"/torch/{board.round}/{options.group_id}",
-            options.timeout.total_seconds(),
+            timeout.total_seconds(),
         )
         group = board.agree(
             "join the group",

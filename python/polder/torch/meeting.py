@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from polder import _core, errors
 from polder.errors import ArgumentError, PeerTimeoutError, PolderError, RegionError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _POOL_BYTES = 1 << 30
 _DRAFT_SECONDS = 60
 _FAREWELL_SECONDS = 5.0
+_ATTACHING = 0.75
+"""The part of a timeout that a rank may wait for when it attaches."""
 
 
 @dataclass
@@ -308,8 +311,12 @@ def make(path: str, own: bool, board: Board) -> int | None:
     return None
 
 
-def attach(path: str, own: bool, lock: int | None, host: int, chosen: bool) -> Attachment:
-    """Attaches the pool, or takes the one that is attached."""
+def attach(path: str, own: bool, lock: int | None, host: int, chosen: bool, timeout: timedelta) -> Attachment:
+    """Attaches the pool, or takes the one that is attached.
+
+    The wait for other processes ends within `timeout`, so that this rank can tell the others in time. torch's default
+    is nobody's choice: the pool's holds then.
+    """
     if path in attachments:
         return attachments[path]
     if own and lock is None:
@@ -320,7 +327,9 @@ def attach(path: str, own: bool, lock: int | None, host: int, chosen: bool) -> A
             raise _FollowsError from None
     try:
         # An id that nobody chose gives way to the one that a keeper has given this machine.
-        pool = _core.Pool(path, host=host) if chosen else _core.Pool(path, launched=host)
+        seconds = None if timeout == default_pg_timeout else timeout.total_seconds() * _ATTACHING
+        place, launched = (host, None) if chosen else (None, host)
+        pool = _core.Pool(path, host=place, launched=launched, timeout=seconds)
         attachment = Attachment(path, pool, lock)
     except BaseException:
         let_go(path, lock)

@@ -33,6 +33,7 @@ elif kind == "ends" and rank == 0:
     core.settings = lambda: os._exit(3)
 try:
     address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("polder", address, rank=rank, world_size=2, timeout=timedelta(seconds=600))
+    seconds = 4 if kind == "late" else 600
+    dist.init_process_group("polder", address, rank=rank, world_size=2, timeout=timedelta(seconds=seconds))
 except Exception as error:
     print(f"{type(error).__name__}|{isinstance(error, polder.PolderError)}|{error}|{polder.torch.meeting.attachments}")
