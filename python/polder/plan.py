@@ -194,6 +194,7 @@ class Plan:
     rack: str
     fill: int
     order: str
+    fidelity: str
     layout: Layout
     stages: list[Stage]
     step: Step
@@ -219,6 +220,7 @@ def train(
     fill: int | None = None,
     order: str | None = None,
     sequence: int | None = None,
+    fidelity: str = "L0",
     **given: int | bool | str | Overlap | Offload,
 ) -> Plan:
     """Predict a training step.
@@ -242,6 +244,8 @@ def train(
         Order in which ranks are placed, the closest first; by default ``"tp-cp-ep-dp-pp"``.
     sequence
         Tokens of a sequence, in place of the model's.
+    fidelity
+        How closely communication is looked at: ``"L0"``, in closed form, or ``"L1"``, by flows of all groups at once.
     **given
         Fields of `Layout`. The fastest layout that has them and fits is searched for. By default the batch is the
         largest power of two with at most 16 Mi tokens. Without ``offload``, offloading is tried in every tier if
@@ -282,6 +286,7 @@ def train(
         "fill": fill,
         "order": order,
         "sequence": sequence,
+        "fidelity": fidelity,
         "layout": fields,
     }
     return _typed(Plan, json.loads(_core.plan_train(json.dumps(request, default=_plain), layout)))

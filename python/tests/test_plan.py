@@ -40,6 +40,17 @@ def test_a_plan_has_the_fields_and_the_figures_of_the_command() -> None:
     assert (ours.sequence, ours.rack) == (8192, "nvl72")
 
 
+def test_flows_are_those_of_the_command() -> None:
+    words = (
+        "plan train --model llama3-70b --platform nvl72-cxl --gpus 288 --batch 288 --tp 8 --pp 4 --fidelity L1 --json"
+    )
+    said = json.loads(subprocess.run([POLDER, *words.split()], capture_output=True, text=True, check=True).stdout)
+    ours = plan.train("llama3-70b", "nvl72-cxl", 288, batch=288, tp=8, pp=4, fidelity="L1")
+    assert ours == plan._typed(plan.Plan, said) and ours.fidelity == "L1"
+    with pytest.raises(polder.ArgumentError, match="fidelity: unknown variant `L3`, expected `L0` or `L1`"):
+        plan.train("llama3-70b", "nvl72-cxl", 288, fidelity="L3")
+
+
 def test_an_overlap_is_what_it_names_as_that_of_the_command() -> None:
     cut = "--gpus 64 --batch 64 --tp 8 --cp 2 --pp 2 --overlap data --json"
     words = f"plan train --model llama3-70b --platform dgx-h100 {cut}"

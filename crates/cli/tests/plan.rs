@@ -1314,6 +1314,38 @@ fn all_that_polder_brings_along_is_listed() {
 }
 
 #[test]
+fn flows_take_what_the_closed_form_says_but_where_they_share_links() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("torus.toml").display().to_string();
+    // A rack on each switch of a torus, and stages that lie in turn next to each other.
+    let torus = "extends = \"dgx-h100\"\n[between]\nlinks = 1\ntopology = { kind = \"torus\", dimensions = [8, 4, 4], endpoints = 8 }";
+    std::fs::write(&path, torus).unwrap();
+    let seconds = |platform: &str, pp: u32, fidelity: &str| {
+        let layout = format!("--tp 8 --pp {pp} --cp 1 --dp {} --micro-batch 1 --interleave 1", 128 / pp);
+        let train = format!(
+            "train --model gpt3-175b --platform {platform} --gpus 1024 --batch 512 {layout} --fidelity {fidelity}"
+        );
+        let answer = json(&format!("{train} --no-overlap --zero optimizer --recompute full --json"));
+        assert_eq!(answer["fidelity"], fidelity);
+        let data = &answer["step"]["communication"]["data"]["between"]["exposed_s"];
+        [&answer["step"]["total_s"], data].map(|it| it.as_f64().unwrap())
+    };
+    for platform in ["nvl72-ndr", "nvl72-cxl", "dgx-h100"] {
+        let [closed, flows] = ["L0", "L1"].map(|fidelity| seconds(platform, 8, fidelity)[0]);
+        assert!((flows / closed - 1.0).abs() < 0.02, "{platform}: {closed} {flows}");
+    }
+    // Copies that are eight racks apart go along another axis than neighbours; the closed form takes both for neighbours of all axes.
+    let [closed, flows] = ["L0", "L1"].map(|fidelity| seconds(&path, 8, fidelity)[1]);
+    assert!(flows > 1.5 * closed, "{closed} {flows}");
+    let text = said(&format!("train --model llama3-8b --platform {path} --gpus 64 --batch 64 --fidelity L1"));
+    assert!(
+        text.contains("communication by the flows of all groups at the same time (--fidelity L1)\n"),
+        "{text}"
+    );
+    assert!(!said("train --model llama3-8b --platform dgx-h100 --gpus 64 --batch 64").contains("--fidelity"));
+}
+
+#[test]
 fn access_times_are_printed_by_working_set_with_where_each_tier_pays() {
     let text = said("memory --platform nvl72-cxl --against nvl72-ndr");
     for line in [

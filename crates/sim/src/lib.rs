@@ -33,6 +33,7 @@ pub use judge::{fabrics, scalepool, scalepool_tiers};
 pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};
 pub use search::rows::{CHOICES, Cell, NUMBERS, Points, SITE_NUMBERS, cells, points};
 pub use search::{Found, Outcome, Progress, Space, front, search};
+pub use step::cost::Fidelity;
 pub use step::figures::{
     Communication, ComputeTimes, FigureUnit, MemoryUse, Scoped, Shown, Stage, Step, StepFigure, TierUse,
 };

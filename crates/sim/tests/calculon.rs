@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use polder_platform::{Bytes, Folder, Platform, Time, read};
-use polder_sim::{Execution, Found, Job, Layout, Model, Overlap, Recompute, Request, Space, Zero, search};
+use polder_sim::{
+    Execution, Fidelity, Found, Job, Layout, Model, Overlap, Recompute, Request, Space, Zero, search,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -206,6 +208,7 @@ fn an_execution_is_predicted_as_its_layout_is() {
         fill: Some(fill),
         against: None,
         sequence: None,
+        fidelity: Fidelity::default(),
         layout,
     };
     let answer = request.train(1, &|_, _| ()).unwrap();

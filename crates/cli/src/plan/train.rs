@@ -6,9 +6,9 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_platform::TierId;
 use polder_sim::{
-    Answer, Execution, FabricRates, Given, Layout, Margin, Model, Offload, OrderError, Overlap, Precision,
-    Progress, Recompute, Request, RequestError, Shown, Stage, Step, StepFigure, TierUse, Tiers, Zero,
-    accelerators, alternatives, grouped, listed,
+    Answer, Execution, FabricRates, Fidelity, Given, Layout, Margin, Model, Offload, OrderError, Overlap,
+    Precision, Progress, Recompute, Request, RequestError, Shown, Stage, Step, StepFigure, TierUse, Tiers,
+    Zero, accelerators, alternatives, grouped, listed,
 };
 
 use super::{page, table, trace};
@@ -170,12 +170,24 @@ pub(crate) struct Arguments {
     /// Predict the same layout on this platform too, in a second column.
     #[arg(long, value_name = "PLATFORM")]
     against: Option<String>,
+    /// How to price communication: L0, in closed form, or L1, by the flows of all groups at the same time over the links on their
+    /// routes. A layout that you leave out is searched for by L0.
+    #[arg(long, value_name = "LEVEL", value_enum, default_value = "L0")]
+    fidelity: FidelityKind,
     /// Write a timeline of each stage, for Perfetto (ui.perfetto.dev) or chrome://tracing.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     trace: Option<PathBuf>,
     /// Write an HTML page that draws the parts of the step, its memory and its timeline.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum FidelityKind {
+    #[value(name = "L0")]
+    L0,
+    #[value(name = "L1")]
+    L1,
 }
 
 impl Fixed {
@@ -280,6 +292,7 @@ impl Subject {
             order: order.map_err(|error: OrderError| Failure(format!("--order: {error}")))?,
             against: None,
             sequence: self.sequence,
+            fidelity: Fidelity::default(),
             layout: self.fixed.given(self.batch),
         };
         if let Some(file) = &self.layout {
@@ -332,6 +345,10 @@ pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let gpus = arguments.gpus.as_deref().map(accelerator_count).transpose()?;
     let request = Request {
         against: arguments.against.clone(),
+        fidelity: match arguments.fidelity {
+            FidelityKind::L0 => Fidelity::L0,
+            FidelityKind::L1 => Fidelity::L1,
+        },
         ..subject.request(&arguments.platform, gpus, Tiers::IfNeeded)?
     };
     let answer = with_bar(|progress| request.train(threads(None), progress))?;
@@ -501,6 +518,9 @@ fn print_layout(answer: &Answer, others: &[&Answer]) {
     println!("{}", answer.machine);
     for other in others.iter().filter(|it| it.machine != answer.machine) {
         println!("on {}: {}", other.platform, other.machine);
+    }
+    if answer.fidelity == Fidelity::L1 {
+        println!("communication by the flows of all groups at the same time (--fidelity L1)");
     }
     if answer.points > 1 {
         println!("the fastest that fits of {} layouts", grouped(answer.points));

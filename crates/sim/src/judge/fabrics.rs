@@ -398,7 +398,7 @@ impl Question {
                 }
                 let job = Job::new(platform).with_fill(inside).map_err(|why| ("ranks", why.to_string()))?;
                 let machine = Machine::new(platform, job.rack(), inside, job.order());
-                let span = GroupSpan { inside, between: *nodes };
+                let span = GroupSpan { inside, between: *nodes, near: 1, far: inside };
                 Ok(machine.alone(Pattern::AllReduce, span, 0.0).sum())
             }
             Self::Steps { algorithm, ranks, nodes, whole, inside, between } => {

@@ -7,6 +7,7 @@ use crate::formats::Execution;
 use crate::judge::published::Margin;
 use crate::search::nearest::{Obstacle, Question};
 use crate::search::{Outcome, Progress, Space, search};
+use crate::step::cost::Fidelity;
 use crate::step::figures::{Stage, Step};
 use crate::step::given::{Given, Tiers};
 use crate::step::job::{Fabrics, Job, PlannedStep};
@@ -34,6 +35,9 @@ pub struct Request {
     pub against: Option<String>,
     /// Tokens of a sequence, in place of the model's.
     pub sequence: Option<u32>,
+    /// How closely communication of the layout is looked at, once it is found; it is searched for in closed form.
+    #[serde(default)]
+    pub fidelity: Fidelity,
     /// What of the layout is given.
     #[serde(default)]
     pub layout: Given,
@@ -62,6 +66,8 @@ pub struct Answer {
     pub fill: u32,
     /// In which order ranks are counted, the closest first.
     pub order: Order,
+    /// How closely communication was looked at.
+    pub fidelity: Fidelity,
     /// How the step is laid out.
     pub layout: Layout,
     /// The stages, the first one first.
@@ -335,7 +341,7 @@ impl Request {
         layout: &Layout,
         points: u64,
     ) -> Result<Answer, RequestError> {
-        let job = self.job(name, platform)?;
+        let job = self.job(name, platform)?.with_fidelity(self.fidelity);
         let refused = |refusal| RequestError::refused(name, refusal);
         let PlannedStep { layout, fill, step } = job.predict(model, layout).map_err(refused)?;
         let compute = job.rack().accelerator.compute;
@@ -355,6 +361,7 @@ impl Request {
             rack: job.rack_name().into(),
             fill,
             order: job.order(),
+            fidelity: self.fidelity,
             layout,
             stages: job.stages(model, &layout).map_err(refused)?,
             step,

@@ -2,11 +2,27 @@
 
 use std::ops::{Index, IndexMut};
 
+use serde::{Deserialize, Serialize};
+
 /// How a group of ranks lies: so many of it in a rack, and in so many racks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GroupSpan {
     pub(crate) inside: u32,
     pub(crate) between: u32,
+    /// How many ranks lie from one of its members in a rack to the next, and from one rack's to the next one's; of kinds that are not
+    /// counted one after the other those of the first.
+    pub(crate) near: u32,
+    pub(crate) far: u32,
+}
+
+/// How closely communication is looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fidelity {
+    /// In closed form: each transfer as if it were alone, with what a topology carries on average.
+    #[default]
+    L0,
+    /// By flows: those of all groups at the same time, over the links on their routes.
+    L1,
 }
 
 /// Which links carry something.

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::step::block::Block;
 use crate::step::closed_form;
+use crate::step::cost::Fidelity;
 use crate::step::figures::{Stage, Step};
 use crate::step::layout::{Layout, Offload, Refusal};
 use crate::step::machine::Machine;
@@ -21,6 +22,7 @@ pub struct Job<'a> {
     rack_name: &'a str,
     fill: Option<u32>,
     order: Order,
+    fidelity: Fidelity,
 }
 
 /// A predicted step, with what it was predicted for.
@@ -71,7 +73,8 @@ impl<'a> Job<'a> {
     pub fn new(platform: &'a Platform) -> Self {
         let (rack_name, rack) =
             platform.rack.iter().next().expect("a platform that is trained on has a kind of rack");
-        Self { platform, rack, rack_name, fill: None, order: Order::default() }
+        let (order, fidelity) = (Order::default(), Fidelity::default());
+        Self { platform, rack, rack_name, fill: None, order, fidelity }
     }
 
     /// Fills `fill` accelerators of each rack instead of as many as go in evenly.
@@ -102,6 +105,12 @@ impl<'a> Job<'a> {
     #[must_use]
     pub const fn with_order(self, order: Order) -> Self {
         Self { order, ..self }
+    }
+
+    /// Looks so closely at communication.
+    #[must_use]
+    pub const fn with_fidelity(self, fidelity: Fidelity) -> Self {
+        Self { fidelity, ..self }
     }
 
     /// Steps on this kind of rack, with so many of each used and with ranks in this order, as far as each is given.
@@ -224,7 +233,11 @@ impl<'a> Job<'a> {
 
     /// The machine for a layout, of which the closest groups of ranks stay together.
     pub(crate) fn machine(&self, layout: &Layout) -> Machine {
-        Machine::new(self.platform, self.rack, self.fill(layout), self.order)
+        let machine = Machine::new(self.platform, self.rack, self.fill(layout), self.order);
+        match self.fidelity {
+            Fidelity::L0 => machine,
+            Fidelity::L1 => machine.with_flows(self.platform, self.rack, layout.accelerators()),
+        }
     }
 
     /// Predicts a step.

@@ -1,10 +1,13 @@
 //! A platform as the closed form sees it: rates and latencies, with everything multiplied out.
 
+use std::sync::Arc;
+
 use polder_platform::{
     Compute, Efficiency, Fabric, FlopRate, Platform, Protocol, Rack, Reduction, TierId, TierShare, Topology,
 };
 
 use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scopes, Transfer};
+use crate::step::flows::Flows;
 use crate::step::layout::{Layout, Precision, Refusal};
 use crate::step::order::{Order, Ranks};
 
@@ -33,13 +36,17 @@ pub struct Machine {
     pool_ports: f64,
     /// Whether what is in the pool can be loaded and stored.
     loads: bool,
+    /// Flows of all ranks, which communication is priced by in place of the closed form.
+    flows: Option<Arc<Flows>>,
 }
 
 /// What messages take inside a rack, or between racks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LinkRates {
-    /// Bytes a second that an accelerator sends and receives in a collective.
+    /// Bytes a second that an accelerator sends and receives in a collective, around a ring or to the next stage.
     pub(crate) bandwidth: f64,
+    /// The same along trees.
+    trees: f64,
     /// Where it sends to all others at once.
     spread: f64,
     /// Seconds of a step of a collective.
@@ -48,7 +55,7 @@ pub(crate) struct LinkRates {
     call: f64,
     /// Seconds of software of a message.
     message: f64,
-    in_switch: bool,
+    pub(crate) in_switch: bool,
 }
 
 impl Machine {
@@ -86,11 +93,17 @@ impl Machine {
             tiers: platform.tiers(rack),
             fabric: platform.between.clone(),
             loads: platform.between.as_ref().is_some_and(|it| it.carries.contains(&Protocol::Mem)),
+            flows: None,
             pool_ports: platform
                 .pool
                 .as_ref()
                 .map_or(0.0, |pool| f64::from(pool.ports) / f64::from(pool.accelerators)),
         }
+    }
+
+    /// The machine with communication of so many ranks priced by their flows.
+    pub(crate) fn with_flows(self, platform: &Platform, rack: &Rack, ranks: u32) -> Self {
+        Self { flows: Some(Arc::new(Flows::new(platform, rack, self.fill, ranks))), ..self }
     }
 
     /// An accelerator's share of this tier, if there is any.
@@ -141,7 +154,7 @@ impl Machine {
     /// the other as many to a rack as go into every rack without one of them straddling two.
     #[inline]
     pub(crate) fn span(&self, ranks: &Ranks, kinds: &[usize]) -> GroupSpan {
-        let mut span = GroupSpan { inside: 1, between: 1 };
+        let mut span = GroupSpan { inside: 1, between: 1, near: 0, far: 0 };
         let mut run = None;
         let mut close = |run: &mut Option<(u32, u32)>| {
             let Some((stride, members)) = run.take() else { return };
@@ -150,7 +163,13 @@ impl Machine {
             } else {
                 1
             };
-            span = GroupSpan { inside: span.inside * inside, between: span.between * (members / inside) };
+            let is_first = |members: u32, before: u32| members > 1 && before == 0;
+            span = GroupSpan {
+                inside: span.inside * inside,
+                between: span.between * (members / inside),
+                near: if is_first(inside, span.near) { stride } else { span.near },
+                far: if is_first(members / inside, span.far) { stride * inside } else { span.far },
+            };
         };
         for (kind, stride) in self.order.strides(ranks) {
             match kinds.contains(&kind) {
@@ -234,24 +253,36 @@ impl Machine {
     }
 }
 
-/// The closed form: each transfer takes what it takes alone.
+/// The closed form, where each transfer takes what it takes alone, or flows.
 impl CommunicationCosts for Machine {
     #[inline]
     fn seconds<const N: usize>(&self, transfers: [Transfer; N]) -> [Scopes; N] {
-        transfers.map(|Transfer { pattern, span, bytes }| match pattern {
+        match &self.flows {
+            None => transfers.map(|transfer| Links(&self.scopes).seconds(transfer)),
+            Some(flows) => flows.seconds(transfers),
+        }
+    }
+}
+
+/// The links inside a rack, and those between racks.
+pub(crate) struct Links<'a>(pub(crate) &'a [LinkRates; 2]);
+
+impl Links<'_> {
+    /// Seconds of a transfer.
+    #[inline]
+    pub(crate) fn seconds(&self, Transfer { pattern, span, bytes }: Transfer) -> Scopes {
+        match pattern {
             Pattern::AllReduce => self.all_reduce(span, bytes),
             Pattern::Half => self.half(span, bytes),
             Pattern::AllToAll => self.all_to_all(span, bytes),
             Pattern::Send => self.send(span, bytes),
-        })
+        }
     }
-}
 
-impl Machine {
     /// An all-reduce of `bytes` on each rank: reduced inside the racks, then between them by equal parts, and back.
     #[inline]
     fn all_reduce(&self, span: GroupSpan, bytes: f64) -> Scopes {
-        let [inside, between] = &self.scopes;
+        let [inside, between] = self.0;
         // A switch gets each input once and gives the sum once, both ways at a time.
         let near = match inside.in_switch {
             true => inside.all_reduce(span.inside, bytes),
@@ -263,7 +294,7 @@ impl Machine {
     /// A reduce-scatter or an all-gather whose whole is `bytes`.
     #[inline]
     fn half(&self, span: GroupSpan, bytes: f64) -> Scopes {
-        let [inside, between] = &self.scopes;
+        let [inside, between] = self.0;
         let one = |scope: &LinkRates, members, bytes| scope.ring(members, bytes) + scope.calls(members);
         Scopes {
             inside: one(inside, span.inside, bytes),
@@ -275,7 +306,7 @@ impl Machine {
     /// its messages, so that each takes its software, and all of them a latency once.
     fn all_to_all(&self, span: GroupSpan, bytes: f64) -> Scopes {
         let members = f64::from(span.inside * span.between);
-        let [inside, between] = &self.scopes;
+        let [inside, between] = self.0;
         let near = f64::from(span.inside - 1);
         let far = members - f64::from(span.inside);
         let part = |scope: &LinkRates, peers: f64| match peers > 0.0 {
@@ -291,7 +322,7 @@ impl Machine {
     /// A message from a stage to the next: the slowest hop sets the pace, and one of them leaves the rack unless all stages
     /// lie in it.
     fn send(&self, span: GroupSpan, bytes: f64) -> Scopes {
-        let [inside, between] = &self.scopes;
+        let [inside, between] = self.0;
         let seconds = |scope: &LinkRates| bytes / scope.bandwidth + scope.alpha + scope.call;
         match span.between {
             1 => Scopes { inside: seconds(inside), between: 0.0 },
@@ -306,10 +337,19 @@ fn common_divisor(a: u32, b: u32) -> u32 {
 
 impl LinkRates {
     fn new(fabric: Option<&Fabric>, reached: f64) -> Self {
+        let carried = fabric.map_or([1.0; 2], Fabric::carried);
+        let whole = Self::whole(fabric, reached);
+        let bandwidth = whole.bandwidth * carried[0];
+        Self { bandwidth, trees: bandwidth, spread: whole.bandwidth * carried[1], ..whole }
+    }
+
+    /// As if switches carried whatever endpoints send.
+    pub(crate) fn whole(fabric: Option<&Fabric>, reached: f64) -> Self {
         match fabric {
             Some(fabric) => Self {
-                bandwidth: fabric.payload().value() * reached * fabric.carried()[0],
-                spread: fabric.payload().value() * reached * fabric.carried()[1],
+                bandwidth: fabric.payload().value() * reached,
+                trees: fabric.payload().value() * reached,
+                spread: fabric.payload().value() * reached,
                 alpha: fabric.latency().value() + fabric.software.step.value(),
                 call: fabric.software.call.value(),
                 message: fabric.software.message.value(),
@@ -323,12 +363,24 @@ impl LinkRates {
     pub(crate) const fn of(alpha: f64) -> Self {
         Self {
             bandwidth: f64::INFINITY,
+            trees: f64::INFINITY,
             spread: f64::INFINITY,
             alpha,
             call: 0.0,
             message: 0.0,
             in_switch: false,
         }
+    }
+
+    /// So many times slower, all that is sent but along trees.
+    pub(crate) fn share(&mut self, times: f64) {
+        self.bandwidth /= times;
+        self.spread /= times;
+    }
+
+    /// So many times slower along trees.
+    pub(crate) fn share_trees(&mut self, times: f64) {
+        self.trees /= times;
     }
 
     /// What a collective of so many takes besides its steps.
@@ -358,6 +410,6 @@ impl LinkRates {
     /// Up and down two trees that share the bytes.
     pub(crate) fn trees(&self, members: u32, bytes: f64) -> f64 {
         let depth = f64::from(members.next_power_of_two().ilog2());
-        2.0 * (bytes / self.bandwidth + depth * self.alpha)
+        2.0 * (bytes / self.trees + depth * self.alpha)
     }
 }

@@ -1,0 +1,375 @@
+//! Fidelity L1: the flows of a step of a collective, of all groups at the same time, share the links on their routes.
+//!
+//! Sharing is max-min fair. The flows of such a step begin together and have the same size, and then the last of them ends when the busiest
+//! link has carried all that crosses it: each flow gets at least the smallest fair share, `capacity / crossings` of that link, because to
+//! give each flow that much is possible; and the flows that cross that link cannot have more of it together. So counting crossings is
+//! enough, and `tests` holds it against sharing that is computed rate by rate.
+
+use polder_platform::{Fabric, Platform, Rack};
+
+use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scopes, Transfer};
+use crate::step::machine::{LinkRates, Links};
+use crate::step::routes::Routes;
+
+/// So many ranks on the fabrics of a platform.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Flows {
+    /// Inside a rack and between racks, as if nothing were shared.
+    rates: [LinkRates; 2],
+    /// The links, where there is such a fabric.
+    routes: [Option<Routes>; 2],
+    /// Ranks of each rack, its accelerators, and all ranks.
+    fill: u32,
+    rack: u32,
+    ranks: u32,
+}
+
+impl Flows {
+    pub(crate) fn new(platform: &Platform, rack: &Rack, fill: u32, ranks: u32) -> Self {
+        let fitted = rack.accelerator.fitted;
+        let racks = ranks.div_ceil(fill);
+        let fabrics = [
+            (rack.fabric.as_ref(), fitted.inside, fill.min(ranks)),
+            (platform.between.as_ref(), fitted.between, racks * rack.accelerators),
+        ];
+        let rates = |(fabric, reached, _): (Option<&Fabric>, f64, u32)| LinkRates::whole(fabric, reached);
+        let routes =
+            |(fabric, _, endpoints): (Option<&Fabric>, f64, u32)| Some(Routes::new(fabric?, endpoints));
+        Self { rates: fabrics.map(rates), routes: fabrics.map(routes), fill, rack: rack.accelerators, ranks }
+    }
+
+    /// Where a rank hangs on the fabric between racks: racks keep the ports of accelerators that are not used.
+    const fn endpoint(&self, rank: u32) -> u32 {
+        rank / self.fill * self.rack + rank % self.fill
+    }
+
+    /// How many times longer than alone the last flow between racks takes, when each rank sends to those that `peers` gives, of which there
+    /// are `each` at most.
+    fn between(&self, peers: impl FnMut(u32, &mut dyn FnMut(u32)), each: u32) -> f64 {
+        self.slowed(1, self.ranks, |rank| self.endpoint(rank), peers, each)
+    }
+
+    /// The same inside a rack.
+    fn inside(&self, peers: impl FnMut(u32, &mut dyn FnMut(u32)), each: u32) -> f64 {
+        self.slowed(0, self.fill.min(self.ranks), |rank| rank, peers, each)
+    }
+
+    fn slowed(
+        &self,
+        scope: usize,
+        ranks: u32,
+        endpoint: impl Fn(u32) -> u32,
+        mut peers: impl FnMut(u32, &mut dyn FnMut(u32)),
+        each: u32,
+    ) -> f64 {
+        let Some(routes) = &self.routes[scope] else { return 1.0 };
+        let mut flows = vec![];
+        for rank in 0..ranks {
+            let from = endpoint(rank);
+            peers(rank, &mut |peer| {
+                if peer < ranks && peer != rank {
+                    flows.push((from, endpoint(peer)));
+                }
+            });
+        }
+        (routes.busiest(&flows) / f64::from(each)).max(1.0)
+    }
+
+    /// The links as a transfer gets them.
+    fn rates(&self, pattern: Pattern, span: GroupSpan) -> [LinkRates; 2] {
+        let [mut near, mut far] = self.rates;
+        let [inside, between] = [Group::new(span.inside, span.near), Group::new(span.between, span.far)];
+        match pattern {
+            Pattern::AllReduce | Pattern::Half => {
+                near.share(self.inside(|rank, to| to(inside.next(rank)), 1));
+                far.share(self.between(|rank, to| to(between.next(rank)), 1));
+                if pattern == Pattern::AllReduce && !far.in_switch && span.between > 1 {
+                    // Each of two trees carries half of the bytes: two flows are as much as a ring's one.
+                    far.share_trees(self.between(|rank, to| between.parents(rank, to), 2));
+                }
+            }
+            Pattern::Send if span.between > 1 => {
+                far.share(self.between(
+                    |rank, to| {
+                        if !between.is_last(rank) {
+                            to(between.next(rank))
+                        }
+                    },
+                    1,
+                ));
+            }
+            Pattern::Send => near.share(self.inside(
+                |rank, to| {
+                    if !inside.is_last(rank) {
+                        to(inside.next(rank))
+                    }
+                },
+                1,
+            )),
+            Pattern::AllToAll => {
+                near.share(
+                    self.inside(|rank, to| inside.others(rank, to), span.inside.saturating_sub(1).max(1)),
+                );
+                let peers =
+                    |rank, to: &mut dyn FnMut(u32)| between.others(rank, &mut |other| inside.all(other, to));
+                far.share(self.between(peers, (span.between.saturating_sub(1) * span.inside).max(1)));
+            }
+        }
+        [near, far]
+    }
+}
+
+impl CommunicationCosts for Flows {
+    fn seconds<const N: usize>(&self, transfers: [Transfer; N]) -> [Scopes; N] {
+        transfers.map(|transfer| Links(&self.rates(transfer.pattern, transfer.span)).seconds(transfer))
+    }
+}
+
+/// Groups of so many ranks, each so far from the next.
+#[derive(Clone, Copy)]
+struct Group {
+    members: u32,
+    stride: u32,
+}
+
+impl Group {
+    const fn new(members: u32, stride: u32) -> Self {
+        Self { members, stride: if stride == 0 { 1 } else { stride } }
+    }
+
+    /// Which of its group a rank is.
+    const fn place(self, rank: u32) -> u32 {
+        rank / self.stride % self.members
+    }
+
+    /// The member at this place of the group of `rank`.
+    const fn at(self, rank: u32, place: u32) -> u32 {
+        rank - self.place(rank) * self.stride + place * self.stride
+    }
+
+    const fn next(self, rank: u32) -> u32 {
+        self.at(rank, (self.place(rank) + 1) % self.members)
+    }
+
+    const fn is_last(self, rank: u32) -> bool {
+        self.place(rank) + 1 == self.members
+    }
+
+    fn others(self, rank: u32, to: &mut dyn FnMut(u32)) {
+        let own = self.place(rank);
+        (0..self.members).filter(|place| *place != own).for_each(|place| to(self.at(rank, place)));
+    }
+
+    fn all(self, rank: u32, to: &mut dyn FnMut(u32)) {
+        (0..self.members).for_each(|place| to(self.at(rank, place)));
+    }
+
+    /// To the parents in two trees: in the one each odd member is a leaf, the other is its mirror image, or where the members are odd in
+    /// number, as far on as by one (Sanders et al., 2009; NCCL).
+    fn parents(self, rank: u32, to: &mut dyn FnMut(u32)) {
+        let (place, members) = (self.place(rank), self.members);
+        if let Some(parent) = parent(place, members) {
+            to(self.at(rank, parent));
+        }
+        let turned = |place: u32| {
+            if members.is_multiple_of(2) { members - 1 - place } else { (place + members - 1) % members }
+        };
+        let back =
+            |place: u32| if members.is_multiple_of(2) { members - 1 - place } else { (place + 1) % members };
+        if let Some(parent) = parent(turned(place), members) {
+            to(self.at(rank, back(parent)));
+        }
+    }
+}
+
+/// The parent of a place in a tree over so many, by its lowest bit.
+fn parent(place: u32, members: u32) -> Option<u32> {
+    if place == 0 {
+        return None;
+    }
+    let bit = place & place.wrapping_neg();
+    let above = (place ^ bit) | (bit << 1);
+    Some(if above < members { above } else { place ^ bit })
+}
+
+#[cfg(test)]
+mod tests {
+    use polder_platform::Topology;
+
+    use super::*;
+    use crate::step::machine::Machine;
+    use crate::step::order::Order;
+
+    /// The last completion of flows of one byte over links of capacity 1, by progressive filling: rates are max-min fair, and are shared
+    /// anew whenever a flow ends.
+    fn last_completion(flows: &[Vec<(usize, f64)>]) -> f64 {
+        let links = flows.iter().flatten().map(|(link, _)| link + 1).max().unwrap_or(0);
+        let mut left = vec![1.0; flows.len()];
+        let mut now = 0.0;
+        loop {
+            let mut open: Vec<_> = (0..flows.len()).filter(|it| left[*it] > 1e-9).collect();
+            if open.is_empty() {
+                return now;
+            }
+            let active = open.clone();
+            let (mut rates, mut spare) = (vec![0.0; flows.len()], vec![1.0; links]);
+            while !open.is_empty() {
+                let mut weights = vec![0.0; links];
+                open.iter().for_each(|it| flows[*it].iter().for_each(|(link, part)| weights[*link] += part));
+                let shares = (0..links).filter(|it| weights[*it] > 0.0).map(|it| spare[it] / weights[it]);
+                let more = shares.fold(f64::INFINITY, f64::min);
+                for it in &open {
+                    rates[*it] += more;
+                    flows[*it].iter().for_each(|(link, part)| spare[*link] -= more * part);
+                }
+                open.retain(|it| flows[*it].iter().all(|(link, _)| spare[*link] > 1e-9));
+            }
+            let until = active.iter().map(|it| left[*it] / rates[*it]).fold(f64::INFINITY, f64::min);
+            active.iter().for_each(|it| left[*it] -= rates[*it] * until);
+            now += until;
+        }
+    }
+
+    /// The same numbers from the same seed.
+    fn random(state: &mut u64, below: u32) -> u32 {
+        *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((*state >> 33) % u64::from(below)) as u32
+    }
+
+    fn fabrics() -> Vec<Fabric> {
+        let between = Platform::load("nvl72-ndr").unwrap().between.unwrap();
+        let topologies = [
+            (Topology::SingleHop, 64),
+            (Topology::Clos { levels: 2 }, 8),
+            (Topology::Clos { levels: 3 }, 4),
+            (Topology::Torus { dimensions: [4, 3, 2], endpoints: 2 }, 16),
+            (Topology::Dragonfly { endpoints: 2, group: 4, global: 2 }, 16),
+        ];
+        let of = |(topology, ports)| {
+            let mut fabric = between.clone();
+            (fabric.topology, fabric.switch.ports) = (topology, ports);
+            fabric
+        };
+        topologies.map(of).into()
+    }
+
+    #[test]
+    fn the_last_of_equal_flows_ends_when_the_busiest_link_has_carried_all() {
+        let mut state = 20260;
+        for fabric in fabrics() {
+            for links in [1, 2] {
+                let fabric = Fabric { links, ..fabric.clone() };
+                let endpoints = (fabric.ports() / u64::from(links)).min(16) as u32;
+                let routes = Routes::new(&fabric, endpoints);
+                for round in 0..20 {
+                    let flows: Vec<_> = (0..4 * endpoints)
+                        .map(|_| (random(&mut state, endpoints), random(&mut state, endpoints)))
+                        .filter(|(from, to)| from != to)
+                        .collect();
+                    // A flow is spread over the links of its endpoint: each part is a flow of its own.
+                    let parts = flows
+                        .iter()
+                        .flat_map(|(from, to)| (0..links).map(|link| routes.parts(*from, *to, link)));
+                    let shared = last_completion(&parts.collect::<Vec<_>>());
+                    let counted = routes.short(&flows);
+                    assert!(
+                        (shared / counted - 1.0).abs() < 1e-6,
+                        "{:?} {round}: {shared} {counted}",
+                        fabric.topology
+                    );
+                }
+            }
+        }
+    }
+
+    /// The costs of the same transfers, alone and with all groups at once.
+    fn both(platform: &Platform, ranks: u32, pattern: Pattern, span: GroupSpan, bytes: f64) -> [f64; 2] {
+        let rack = platform.rack.values().next().unwrap();
+        let fill = rack.accelerators.min(ranks);
+        let machine = Machine::new(platform, rack, fill, Order::default());
+        let flows = Flows::new(platform, rack, fill, ranks);
+        [machine.alone(pattern, span, bytes).sum(), flows.alone(pattern, span, bytes).sum()]
+    }
+
+    const PATTERNS: [Pattern; 4] = [Pattern::AllReduce, Pattern::Half, Pattern::AllToAll, Pattern::Send];
+
+    /// Parity: 64 B to 1 GiB, every pattern, inside racks and between them, on fabrics where nothing contends.
+    #[test]
+    fn without_contention_flows_take_what_the_closed_form_says() {
+        let mut compared = 0;
+        for (name, racks) in
+            [("nvl72-ndr", 8), ("nvl72-cxl", 8), ("nvl72-cxl-wide", 4), ("dgx-h100", 16), ("dgx-a100", 16)]
+        {
+            let platform = Platform::load(name).unwrap();
+            let rack = platform.rack.values().next().unwrap().accelerators;
+            let spans = [
+                (8, 1, 1, 8),
+                (1, racks, 1, rack),
+                (8, racks, 1, rack),
+                (1, racks / 2, 1, 2 * rack),
+                (4, 2, 2, rack),
+            ];
+            for (inside, between, near, far) in spans {
+                let span = GroupSpan { inside, between, near, far };
+                for pattern in PATTERNS {
+                    for bytes in [6, 10, 14, 18, 22, 26, 30].map(|power| f64::from(1u32 << power)) {
+                        let [alone, flows] = both(&platform, racks * rack, pattern, span, bytes);
+                        let apart = flows / alone - 1.0;
+                        assert!(apart.abs() < 0.02, "{name} {pattern:?} {span:?} {bytes}: {alone} {flows}");
+                        compared += 1;
+                    }
+                }
+            }
+        }
+        assert_eq!(compared, 5 * 5 * 4 * 7);
+    }
+
+    #[test]
+    fn a_torus_slows_what_goes_far_and_not_what_goes_to_neighbours() {
+        let mut platform = Platform::load("dgx-h100").unwrap();
+        let rack = platform.rack.values().next().unwrap().accelerators;
+        let between = platform.between.as_mut().unwrap();
+        between.links = 1;
+        between.topology = Topology::Torus { dimensions: [8, 8, 8], endpoints: rack };
+        let flows = Flows::new(&platform, platform.rack.values().next().unwrap(), rack, 512 * rack);
+        let slowed = |members, stride| {
+            let group = Group::new(members, stride);
+            flows.between(|rank, to| to(group.next(rank)), 1)
+        };
+        // Eight endpoints of a switch send over one link to the next switch; half way around the ring four links carry eight each, in
+        // two directions.
+        assert_eq!(slowed(8, rack), 8.0);
+        assert_eq!(slowed(2, 4 * rack), 16.0);
+        // The first axis is done: rings along the second and the third.
+        assert_eq!([slowed(8, 8 * rack), slowed(8, 64 * rack)], [8.0, 8.0]);
+    }
+
+    #[test]
+    fn every_member_has_a_parent_in_both_trees_but_for_their_roots_and_is_inside_one_at_most() {
+        for members in 2..40 {
+            let group = Group::new(members, 3);
+            let mut children = [vec![0; members as usize], vec![0; members as usize]];
+            let mut edges = 0;
+            for place in 0..members {
+                for (tree, counts) in children.iter_mut().enumerate() {
+                    let turned = if tree == 0 {
+                        place
+                    } else if members % 2 == 0 {
+                        members - 1 - place
+                    } else {
+                        (place + members - 1) % members
+                    };
+                    if let Some(parent) = parent(turned, members) {
+                        counts[parent as usize] += 1;
+                        assert!(counts[parent as usize] <= 2 || parent == 0);
+                    }
+                }
+                group.parents(place * 3, &mut |to| {
+                    assert!(to % 3 == 0 && to < 3 * members && to != place * 3);
+                    edges += 1;
+                });
+            }
+            assert_eq!(edges, 2 * (members - 1), "{members}");
+        }
+    }
+}
