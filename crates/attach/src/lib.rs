@@ -4,6 +4,7 @@
 //! [`each`] matches once an operation.
 #![forbid(unsafe_code)]
 
+pub mod job_pool;
 pub mod session;
 pub mod settings;
 mod window;

@@ -72,6 +72,31 @@ fn no_room_imports_a_room_above_it() {
     }
 }
 
+/// The imports of the table that do not follow from others, as arrows of the picture.
+fn arrows() -> BTreeSet<(&'static str, &'static str)> {
+    let of = |room: &str| TABLE.iter().find(|(name, _)| *name == room).expect("a room of the table").1;
+    let arrow = |&(room, imports): &(&'static str, &'static [&'static str])| {
+        let follows = |import: &str| imports.iter().any(|other| of(other).contains(&import));
+        imports.iter().filter(|import| !follows(import)).map(|import| (room, *import)).collect::<Vec<_>>()
+    };
+    TABLE.iter().flat_map(arrow).collect()
+}
+
+#[test]
+fn the_picture_of_the_rooms_is_the_table() {
+    let page = include_str!("../../../docs/architecture.md");
+    let (_, rest) =
+        page.split_once("```mermaid\nflowchart TD\n").expect("docs/architecture.md has a picture");
+    let lines = rest.lines().take_while(|line| *line != "```");
+    let drawn: BTreeSet<_> = lines
+        .flat_map(|line| {
+            let (from, to) = line.trim().split_once(" --> ").expect("an arrow");
+            from.split(" & ").flat_map(|from| to.split(" & ").map(move |to| (from, to))).collect::<Vec<_>>()
+        })
+        .collect();
+    assert_eq!(drawn, arrows());
+}
+
 /// The crates that a build of `packages` takes, as one invocation unifies their features.
 fn crates_of(packages: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO"));

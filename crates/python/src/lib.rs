@@ -3,6 +3,7 @@
 mod buffer;
 mod errors;
 mod group;
+mod job_pool;
 mod lane;
 mod number;
 mod object;
@@ -17,6 +18,7 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<pool::Pool>()?;
+    module.add_class::<job_pool::JobPool>()?;
     module.add_class::<object::Object>()?;
     module.add_class::<object::Entry>()?;
     module.add_class::<group::Group>()?;

@@ -232,14 +232,7 @@ impl States {
         square: usize,
         elements: usize,
     ) -> PyResult<()> {
-        // SAFETY: the front passes tensors of as many elements, which it holds for the length of the call.
-        let [mean, square] = unsafe { [slice(mean, elements)?, slice(square, elements)?] };
-        py.detach(|| {
-            self.lock().pass(begin, elements, false, |at, kept_mean, kept_square| {
-                mean[at..at + kept_mean.len()].copy_from_slice(kept_mean);
-                square[at..at + kept_square.len()].copy_from_slice(kept_square);
-            })
-        })
+        self.copy(py, begin, [mean, square], elements, false)
     }
 
     /// Copies moments of `elements` elements from `begin` on from addresses.
@@ -251,14 +244,7 @@ impl States {
         square: usize,
         elements: usize,
     ) -> PyResult<()> {
-        // SAFETY: as in `save`.
-        let [mean, square] = unsafe { [slice(mean, elements)?, slice(square, elements)?] };
-        py.detach(|| {
-            self.lock().pass(begin, elements, true, |at, kept_mean, kept_square| {
-                kept_mean.copy_from_slice(&mean[at..at + kept_mean.len()]);
-                kept_square.copy_from_slice(&square[at..at + kept_square.len()]);
-            })
-        })
+        self.copy(py, begin, [mean, square], elements, true)
     }
 
     /// Bytes on each NUMA node, as the kernel says; none for pages that were never touched.
@@ -279,6 +265,27 @@ impl States {
 }
 
 impl States {
+    /// Copies moments of `elements` elements from `begin` on, from addresses or to them.
+    fn copy(
+        &self,
+        py: Python<'_>,
+        begin: usize,
+        [mean, square]: [usize; 2],
+        elements: usize,
+        is_load: bool,
+    ) -> PyResult<()> {
+        // SAFETY: the front passes tensors of as many elements, which it holds for the length of the call.
+        let [mean, square] = unsafe { [slice(mean, elements)?, slice(square, elements)?] };
+        py.detach(|| {
+            self.lock().pass(begin, elements, is_load, |at, kept_mean, kept_square| {
+                for (kept, theirs) in [(kept_mean, &mut *mean), (kept_square, &mut *square)] {
+                    let theirs = &mut theirs[at..at + kept.len()];
+                    if is_load { kept.copy_from_slice(theirs) } else { theirs.copy_from_slice(kept) }
+                }
+            })
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Moments> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

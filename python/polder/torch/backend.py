@@ -298,10 +298,10 @@ def create(options: Any, _backend_options: object) -> ProcessGroupPolder:
     chosen = everyone[rank]["host"] is not None or hosts_to_emulate() > 1
     attachment: Attachment | None = None
     try:
-        lock = board.agree("make the pool", lambda: make(path, own, board), lambda lock: let_go(path, lock))
+        share = board.agree("make the pool", lambda: make(path, own, board), let_go)
         attachment = board.agree(
             "attach the pool",
-            lambda: attach(path, own, lock, host, chosen, timeout),
+            lambda: attach(path, own, share, host, chosen, timeout),
             Attachment.close_unused,
         )
         pool, name, seconds = (

@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -22,8 +21,6 @@ from polder.errors import ArgumentError, PeerTimeoutError, PolderError, RegionEr
 if TYPE_CHECKING:
     from polder.torch.backend import ProcessGroupPolder
 
-_POOL_BYTES = 1 << 30
-_DRAFT_SECONDS = 60
 _FAREWELL_SECONDS = 5.0
 _ATTACHING = 0.75
 """The part of a timeout that a rank may wait for when it attaches."""
@@ -35,8 +32,8 @@ class Attachment:
 
     path: str
     pool: "_core.Pool"
-    lock: int | None
-    """The descriptor that holds the lock on a pool of the job's own."""
+    share: "_core.JobPool | None"
+    """This process's share of a pool of the job's own."""
     groups: "list[ProcessGroupPolder]" = field(default_factory=list["ProcessGroupPolder"])
 
     def release(self, group: "ProcessGroupPolder") -> None:
@@ -52,8 +49,7 @@ class Attachment:
             return
         attachments.pop(self.path, None)
         self.pool.close()
-        lock, self.lock = self.lock, None
-        let_go(self.path, lock)
+        let_go(self.share)
 
 
 attachments: dict[str, Attachment] = {}
@@ -297,12 +293,12 @@ def pool_path(everyone: list[dict[str, Any]], job: str) -> str:
     return named.pop() or _common(everyone) or _private_path(everyone, job)
 
 
-def make(path: str, own: bool, board: Board) -> int | None:
-    """Makes the job's own pool, on rank 0, and returns the lock on it. A pool that was named has to be there."""
+def make(path: str, own: bool, board: Board) -> "_core.JobPool | None":
+    """Makes the job's own pool, on rank 0, and returns its share. A pool that was named has to be there."""
     if board.rank != 0 or path in attachments:
         return None
     if own:
-        return _make_own_pool(path, board.size)
+        return _core.JobPool.make(path, min(board.size, 64))
     if not Path(path).exists():
         raise RegionError(
             f"{path}: there is no pool; make one with `polder pool format --pool {path} --size 1GiB`, or leave "
@@ -311,7 +307,9 @@ def make(path: str, own: bool, board: Board) -> int | None:
     return None
 
 
-def attach(path: str, own: bool, lock: int | None, host: int, chosen: bool, timeout: timedelta) -> Attachment:
+def attach(
+    path: str, own: bool, share: "_core.JobPool | None", host: int, chosen: bool, timeout: timedelta
+) -> Attachment:
     """Attaches the pool, or takes the one that is attached.
 
     The wait for other processes ends within `timeout`, so that this rank can tell the others in time. torch's default
@@ -319,9 +317,9 @@ def attach(path: str, own: bool, lock: int | None, host: int, chosen: bool, time
     """
     if path in attachments:
         return attachments[path]
-    if own and lock is None:
+    if own and share is None:
         try:
-            lock = _share(path)
+            share = _core.JobPool.share(path)
         except FileNotFoundError:
             # Rank 0 has made it, could not attach it, and has taken it away again.
             raise _FollowsError from None
@@ -330,9 +328,9 @@ def attach(path: str, own: bool, lock: int | None, host: int, chosen: bool, time
         seconds = None if timeout == default_pg_timeout else timeout.total_seconds() * _ATTACHING
         place, launched = (host, None) if chosen else (None, host)
         pool = _core.Pool(path, host=place, launched=launched, timeout=seconds)
-        attachment = Attachment(path, pool, lock)
+        attachment = Attachment(path, pool, share)
     except BaseException:
-        let_go(path, lock)
+        let_go(share)
         raise
     attachments[path] = attachment
     return attachment
@@ -363,58 +361,10 @@ def _private_path(everyone: list[dict[str, Any]], job: str) -> str:
             f"the ranks run on {len(machines)} machines ({names}), which share no default pool; set POLDER_POOL to a "
             "dax device or a file that all of them map"
         )
-    return f"/dev/shm/polder-{os.getuid()}-{job}.pool"
+    return str(_core.JobPool.place(job))
 
 
-def _make_own_pool(path: str, ranks: int) -> int:
-    """Makes a pool for this job and returns the lock on it, which no sweep can slip in before."""
-    _sweep()
-    draft = f"{path}.draft"
-    _format(draft, ranks)
-    lock = _share(draft)
-    Path(draft).rename(path)
-    return lock
-
-
-def _format(path: str, ranks: int) -> None:
-    """A pool that takes memory only as it is used, of 1 GiB where there is room for it."""
-    try:
-        room = os.statvfs(Path(path).parent)
-    except OSError as error:
-        raise RegionError(f"{path}: no pool can be made there, {error.strerror}; make the folder first") from None
-    size = min(_POOL_BYTES, room.f_bavail * room.f_frsize // 2 >> 21 << 21)
-    _core.format(path, size, processes=min(max(ranks, 16), 64))
-
-
-def _share(path: str) -> int:
-    """Takes the lock that keeps others from removing a pool in use."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
-
-
-def let_go(path: str, lock: int | None) -> None:
-    """Gives a lock back; the last one who holds it removes the pool."""
-    if lock is not None:
-        if _is_sole(lock):
-            Path(path).unlink(missing_ok=True)
-        os.close(lock)
-
-
-def _is_sole(descriptor: int) -> bool:
-    """Whether no other process has the lock."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _sweep() -> None:
-    """Removes the pools of this user's jobs that were killed before they could, and drafts that were given up."""
-    for path in Path("/dev/shm").glob(f"polder-{os.getuid()}-*.pool*"):
-        with contextlib.suppress(OSError):
-            if path.suffix == ".pool":
-                let_go(str(path), os.open(path, os.O_RDWR | os.O_CLOEXEC))
-            elif time.time() - path.stat().st_mtime > _DRAFT_SECONDS:
-                path.unlink()
+def let_go(share: "_core.JobPool | None") -> None:
+    """Gives a share of the job's own pool back; the last process removes the pool."""
+    if share is not None:
+        share.release()

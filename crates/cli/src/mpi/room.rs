@@ -2,18 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use polder_attach::session;
+use polder_attach::{job_pool, session};
 use polder_mem::HostPlan;
 use polder_pool::format::{Layout, MAX_HOSTS, MAX_PROCESSES};
 use polder_pool::{Geometry, endpoint};
 
 use crate::Failure;
 use crate::pool::bytes;
-
-/// The usual size of a job's own pool.
-const OWN_BYTES: u64 = 1 << 30;
-/// Its size is a multiple of this, in case its file system has huge pages.
-const HUGE_PAGE: u64 = 2 << 20;
 
 /// The ranks of a job, as far as they take room in a pool.
 #[derive(Clone, Debug)]
@@ -82,10 +77,8 @@ impl Ranks {
     /// Makes a pool of the job's own.
     pub(super) fn make_pool(&self, pool: &Path) -> Result<(), Failure> {
         let folder = pool.parent().unwrap_or(pool);
-        let space =
-            rustix::fs::statvfs(folder).map_err(|error| Failure(format!("{}: {error}", folder.display())))?;
-        // A tmpfs without a limit has no blocks.
-        let free = if space.f_blocks == 0 { u64::MAX } else { space.f_bavail.saturating_mul(space.f_frsize) };
+        let free = job_pool::free_bytes(folder)
+            .map_err(|error| Failure(format!("{}: {error}", folder.display())))?;
         let least = self.least_size().unwrap_or(u64::MAX);
         if least > free {
             return Err(Failure(format!(
@@ -96,8 +89,7 @@ impl Ranks {
                 bytes(least)
             )));
         }
-        // It takes memory only as it is used.
-        let usual = OWN_BYTES.min(free / 2 / HUGE_PAGE * HUGE_PAGE);
+        let usual = job_pool::usual_bytes(free);
         let size = if self.fit(&self.geometry(usual), usual) { usual } else { least };
         session::create(pool, size, &self.geometry(size))?;
         Ok(())

@@ -1,0 +1,153 @@
+//! A pool of a job's own, on one machine: one process of the job makes it, the others share it, and the last removes it.
+//!
+//! Each process holds a lock on the file for as long as it uses the pool. A file that no process has locked was left by a
+//! job that was killed, and the next job of this user removes it.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use polder_mem::HostPlan;
+use polder_pool::Geometry;
+
+use crate::session::{SessionError, create};
+
+/// The usual size.
+const BYTES: u64 = 1 << 30;
+/// The size is a multiple of this, in case the file system has huge pages.
+const HUGE_PAGE: u64 = 2 << 20;
+/// A draft of this age was given up.
+const DRAFT: Duration = Duration::from_secs(60);
+
+/// A process's share of a pool of its job's own. Dropping it gives the lock back and leaves the file.
+#[derive(Debug)]
+pub struct JobPool {
+    path: PathBuf,
+    lock: File,
+}
+
+impl JobPool {
+    /// Where the pool of this user's job `job` lies.
+    #[must_use]
+    pub fn place(job: &str) -> PathBuf {
+        Path::new(HostPlan::DIRECTORY).join(format!("{}{job}.pool", prefix()))
+    }
+
+    /// Makes the pool at `path`, for so many ranks, and takes a share of it. Removes what killed jobs have left beside it.
+    ///
+    /// # Errors
+    /// Those of [`create`]; [`SessionError::System`] when the file system refuses.
+    pub fn make(path: &Path, ranks: u16) -> Result<Self, SessionError> {
+        let folder = path.parent().unwrap_or(path);
+        remove_left(folder);
+        let draft = path.with_extension("pool.draft");
+        let bytes = usual_bytes(free_bytes(folder).unwrap_or(u64::MAX));
+        let geometry = Geometry { processes: ranks.clamp(16, 64), ..Geometry::for_region(bytes) };
+        create(&draft, bytes, &geometry)?;
+        let system = |source| SessionError::System { path: path.to_owned(), source };
+        // It has its name once it is locked, so that no other job takes it for left.
+        let lock = locked(&draft).map_err(system)?;
+        std::fs::rename(&draft, path).map_err(system)?;
+        Ok(Self { path: path.to_owned(), lock })
+    }
+
+    /// Takes a share of the pool that another process of the job has made.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] when it is gone again; what else the file system refuses.
+    pub fn share(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), lock: locked(path)? })
+    }
+
+    /// Gives the share back; the last one removes the pool.
+    pub fn release(self) {
+        remove_unshared(&self.path, &self.lock);
+    }
+}
+
+/// Bytes that are free in `folder`.
+///
+/// # Errors
+/// When the file system refuses.
+pub fn free_bytes(folder: &Path) -> io::Result<u64> {
+    let space = rustix::fs::statvfs(folder)?;
+    // A tmpfs without a limit has no blocks.
+    Ok(if space.f_blocks == 0 { u64::MAX } else { space.f_bavail.saturating_mul(space.f_frsize) })
+}
+
+/// The size of a job's own pool where so many bytes are free. It takes memory only as it is used.
+#[must_use]
+pub fn usual_bytes(free: u64) -> u64 {
+    BYTES.min(free / 2 / HUGE_PAGE * HUGE_PAGE)
+}
+
+/// How the names of this user's pools begin.
+fn prefix() -> String {
+    format!("polder-{}-", rustix::process::getuid().as_raw())
+}
+
+fn locked(path: &Path) -> io::Result<File> {
+    let file = File::options().read(true).write(true).open(path)?;
+    file.lock_shared()?;
+    Ok(file)
+}
+
+/// Removes the pool at `path` if no process but this one, by `file`, has it.
+fn remove_unshared(path: &Path, file: &File) {
+    if file.try_lock().is_ok() {
+        drop(std::fs::remove_file(path));
+    }
+}
+
+/// Removes the pools in `folder` of this user's jobs that were killed before they could, and drafts that were given up.
+fn remove_left(folder: &Path) {
+    let prefix = prefix();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let Some(name) = name.to_str().filter(|name| name.starts_with(&prefix)) else { continue };
+        if name.ends_with(".pool") {
+            if let Ok(file) = File::options().read(true).write(true).open(&path) {
+                remove_unshared(&path, &file);
+            }
+        } else if name.ends_with(".pool.draft") {
+            let age = entry.metadata().and_then(|it| it.modified()).ok().and_then(|it| it.elapsed().ok());
+            if age.is_some_and(|age| age > DRAFT) {
+                drop(std::fs::remove_file(&path));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polder_mem::testing::Scratch;
+
+    use super::*;
+
+    #[test]
+    fn the_last_process_removes_the_pool_and_the_next_job_one_of_a_killed_job() {
+        let scratch = Scratch::new();
+        let path = |job: &str| scratch.path().join(format!("{}{job}.pool", prefix()));
+        let first = JobPool::make(&path("one"), 2).unwrap();
+        let second = JobPool::share(&path("one")).unwrap();
+        let killed = JobPool::make(&path("killed"), 2).unwrap();
+        drop(killed);
+        std::fs::write(scratch.path().join("polder-other.pool"), "of another user").unwrap();
+        first.release();
+        assert!(path("one").exists(), "the second process has it");
+        let next = JobPool::make(&path("next"), 100).unwrap();
+        let left = [path("one").exists(), path("killed").exists(), path("next").exists()];
+        assert_eq!(left, [true, false, true], "only what no process has is removed");
+        second.release();
+        next.release();
+        assert!(!path("one").exists() && !path("next").exists());
+        assert_eq!(JobPool::share(&path("one")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1, "nothing else is touched");
+    }
+
+    #[test]
+    fn a_pool_takes_half_of_what_is_free_and_a_gibibyte_at_most() {
+        assert_eq!([usual_bytes(u64::MAX), usual_bytes(99 << 20)], [1 << 30, 48 << 20]);
+    }
+}
