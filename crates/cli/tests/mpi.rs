@@ -338,12 +338,12 @@ fn a_job_whose_polder_is_killed_ends_with_all_that_it_started_and_its_pool() {
 
 #[test]
 fn a_benchmark_of_mpi_that_is_ended_leaves_no_rank_and_no_file_of_mpich() {
-    for signal in ["KILL", "TERM"] {
+    for (provider, signal) in [("tcp", "KILL"), ("tcp", "TERM"), ("polder", "KILL"), ("polder", "TERM")] {
         let bench = Bench::new();
-        let file = format!("/dev/shm/mpich_shm_bench_{}_{signal}", std::process::id());
-        // Jobs over the pool end at once; those over TCP have a rank out of mpiexec's session.
+        let file = format!("/dev/shm/mpich_shm_bench_{}_{provider}_{signal}", std::process::id());
+        // Jobs another way end at once; those of this have a rank out of mpiexec's session.
         let body = format!(
-            "[ \"$FI_PROVIDER\" = tcp ] || exit 0; echo > {file}; cd {}; \
+            "[ \"$FI_PROVIDER\" = {provider} ] || exit 0; echo > {file}; cd {}; \
              setsid sleep 1000 & echo $! $$ > new; mv new ranks; wait",
             bench.scratch.path().display()
         );

@@ -4,8 +4,9 @@
 mod figure;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use clap::Args;
 use polder_attach::session;
@@ -317,11 +318,13 @@ impl<'a> Bench<'a> {
         for variable in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] {
             command.env(variable, "1");
         }
-        let ended = Tied::output(command.stderr(Stdio::piped()))?;
+        // No pipe: a guard that outlives this process, and says so, would end of SIGPIPE before it has cleaned up.
+        let errors = self.scratch.path().join("stderr");
+        let ended = Tied::output(command.stderr(File::create(&errors)?))?;
         match ended.status.success() {
             true => Ok(String::from_utf8_lossy(&ended.stdout).into_owned()),
             false => {
-                let why = String::from_utf8_lossy(&ended.stderr);
+                let why = std::fs::read_to_string(&errors).unwrap_or_default();
                 Err(Failure(format!(
                     "{library} by way of {way:?} ended with {}: {}",
                     ended.status,
