@@ -382,6 +382,7 @@ def memory(
     nodes: str = "far",
     inside: str = "copy",
     node_latency: str = "given",
+    bulk: bool = False,
 ) -> dict[str, NDArray[Any]]:
     """Predict mean access times of many working sets with one call, as ``polder plan memory`` does.
 
@@ -401,6 +402,8 @@ def memory(
         How memory of a rack that is not coherent is reached: ``"copy"`` or ``"load"``.
     node_latency
         What a load of a node takes before switches: ``"given"`` or ``"added"``.
+    bulk
+        Whether data of coherent loads in a rack come over its own fabric.
 
     Returns
     -------
@@ -431,7 +434,7 @@ def memory(
         "against": against,
         "rack": rack,
         "accelerators": accelerators,
-        "ways": {"nodes": nodes, "inside": inside, "node_latency": node_latency},
+        "ways": {"nodes": nodes, "inside": inside, "node_latency": node_latency, "bulk": bulk},
     }
     flat = [np.ascontiguousarray(array).reshape(-1) for array in sizes]
     names, seconds = _core.plan_memory(json.dumps(question, default=_plain), *flat)

@@ -1475,6 +1475,7 @@ fn figure_7_of_scalepool_says_which_ratios_hold_where() {
         "clusters that are 2.81 times faster than the baseline",
         "so that no memory node meets both",
         "beyond an accelerator, over both, published 1.4: loads\n",
+        "beyond an accelerator, over both, published 1.4: copies, bulk\n",
         "beyond a rack, over clusters, published 1.6: copies, far\n",
         "assumed: each byte of a working set is as likely",
         "not explained: ",
@@ -1484,7 +1485,7 @@ fn figure_7_of_scalepool_says_which_ratios_hold_where() {
     }
     let report = json("reproduce scalepool-fig7 --json");
     let variants = report["variants"].as_array().unwrap();
-    assert_eq!(variants.len(), 5);
+    assert_eq!(variants.len(), 6);
     for claim in variants.iter().flat_map(|it| it["claims"].as_array().unwrap()) {
         let [least, most] = [0, 1].map(|at| format!("{:.2}", claim["simulated"][at].as_f64().unwrap()));
         let begin = format!("  {}: ", claim["name"].as_str().unwrap());

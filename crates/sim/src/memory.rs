@@ -9,6 +9,7 @@ pub use access::{Access, How, LINE};
 pub use answer::{Curves, Pays, Point, curves, landmarks};
 pub use curve::{PAYS, Span, met, pays_from, ratio, ratios};
 
+use self::access::Way;
 use polder_platform::{DataError, Fabric, Platform, Protocol, Rack, TierId};
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +62,8 @@ pub struct Ways {
     pub inside: Inside,
     /// What a load of a memory node takes.
     pub node_latency: NodeLatency,
+    /// Whether data that accelerators of a rack load of each other come over the rack's own fabric, and coherence alone over CXL.
+    pub bulk: bool,
 }
 
 /// What access times are asked of.
@@ -201,9 +204,14 @@ impl<'a> Site<'a> {
 
     /// The memory of so many other accelerators, over this fabric.
     fn others(&self, name: &'static str, count: f64, fabric: &Fabric, how: How) -> Tier {
+        self.others_by(name, count, [fabric; 2], how)
+    }
+
+    /// The same, asked for over one fabric and got over another.
+    fn others_by(&self, name: &'static str, count: f64, [fabric, back]: [&Fabric; 2], how: How) -> Tier {
         let memory = &self.rack.accelerator.memory;
-        let rate = (fabric.payload().value() * fabric.carried()[1]).min(memory.read.value());
-        let access = Access::over(fabric, fabric.hops(), how, memory.latency.value(), rate);
+        let rate = (back.payload().value() * back.carried()[1]).min(memory.read.value());
+        let access = Access::over([Way::far(fabric), Way::far(back)], how, memory.latency.value(), rate);
         Tier { name, capacity_bytes: count * memory.capacity.value(), access }
     }
 
@@ -226,7 +234,10 @@ impl<'a> Site<'a> {
     /// With memory nodes: own memory, that of the rack kept coherent, that of the nodes.
     fn tiers(&self) -> Vec<Tier> {
         let coherent = self.rack.coherent.as_ref();
-        let rack = coherent.map(|fabric| self.others("rack", self.inside - 1.0, fabric, How::Load));
+        let rack = coherent.map(|fabric| {
+            let back = self.rack.fabric.as_ref().filter(|_| self.ways.bulk).unwrap_or(fabric);
+            self.others_by("rack", self.inside - 1.0, [fabric, back], How::Load)
+        });
         let pool = self.pool();
         // Without nodes what the rack lacks is in others.
         let far = if pool.is_some() { vec![] } else { self.clusters().into_iter().skip(2).collect() };
@@ -244,8 +255,10 @@ impl<'a> Site<'a> {
         let memory_s =
             if self.ways.node_latency == NodeLatency::Added { own + (node - cpu).max(0.0) } else { node };
         // A node's latency has the controllers at both ends.
-        let access =
-            Access { controllers_s: 0.0, ..Access::over(fabric, switches, How::Load, memory_s, share.read) };
+        let access = Access {
+            controllers_s: 0.0,
+            ..Access::over([Way { fabric, switches }; 2], How::Load, memory_s, share.read)
+        };
         Some(Tier { name: "pool", capacity_bytes: share.capacity * (self.inside + self.outside), access })
     }
 }

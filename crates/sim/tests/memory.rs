@@ -20,7 +20,12 @@ fn question(platform: &str, against: Option<&str>, ways: Ways) -> Question {
 fn ways() -> Vec<Ways> {
     let all = [Inside::Copy, Inside::Load].into_iter().flat_map(|inside| {
         [Nodes::Near, Nodes::Far].into_iter().flat_map(move |nodes| {
-            [NodeLatency::Given, NodeLatency::Added].map(|node_latency| Ways { nodes, inside, node_latency })
+            [NodeLatency::Given, NodeLatency::Added].map(|node_latency| Ways {
+                nodes,
+                inside,
+                node_latency,
+                bulk: nodes == Nodes::Near,
+            })
         })
     });
     all.collect()
@@ -115,11 +120,18 @@ fn an_access_is_the_sum_of_what_its_way_has() {
     assert_eq!(ns(clusters, 1), 1000.0 + 2.0 * (100.0 + 2.0 * 10.0) + 400.0);
     assert_eq!(ns(tiered, 1), 120.0 + 2.0 * (150.0 + 2.0 * 10.0) + 400.0);
     assert_eq!(ns(tiered, 2), 2.0 * (5.0 * 150.0 + 6.0 * 25.0) + 250.0);
-    let near = Ways { nodes: Nodes::Near, node_latency: NodeLatency::Added, inside: Inside::Load };
+    let near =
+        Ways { nodes: Nodes::Near, node_latency: NodeLatency::Added, inside: Inside::Load, bulk: false };
     let (_, found) = configurations(&question("nvl72-cxl", None, near)).unwrap();
     // One switch and two wires; 100 ns that a node adds to a Grace's own 150, and the accelerator's own 400.
     assert_eq!(ns(&found[1], 2), 2.0 * (150.0 + 2.0 * 25.0) + 100.0 + 400.0);
     assert_eq!(ns(&found[0], 1), 2.0 * (100.0 + 2.0 * 10.0) + 400.0);
+    // Bulk: asked for over CXL, got over NVLink at its rate.
+    let bulk = Ways { bulk: true, ..Ways::default() };
+    let (_, found) = configurations(&question("nvl72-cxl", None, bulk)).unwrap();
+    assert_eq!(ns(&found[1], 1), 120.0 + (150.0 + 2.0 * 10.0) + (100.0 + 2.0 * 10.0) + 400.0);
+    assert_eq!(found[1].tiers[1].access.bytes_per_s, baseline.tiers[1].access.bytes_per_s);
+    assert_eq!(found[0].tiers, clusters.tiers, "what is not coherent is as it was");
     // Loads move whole lines, copies bytes.
     let [copied, loaded] = [&baseline.tiers[2].access, &tiered.tiers[2].access];
     assert_eq!(loaded.seconds(1.0), loaded.seconds(LINE));
@@ -183,13 +195,14 @@ fn what_has_no_accelerators_or_too_few_ports_is_refused_with_the_file_and_the_ke
 #[test]
 fn of_figure_7_each_way_meets_what_it_is_printed_to_meet() {
     let report = TierFigure::load().unwrap().predict().unwrap();
-    let way = |inside, nodes, node_latency| Ways { nodes, inside, node_latency };
-    let expected: [(Ways, &[f64]); 5] = [
+    let way = |inside, nodes, node_latency| Ways { nodes, inside, node_latency, bulk: false };
+    let expected: [(Ways, &[f64]); 6] = [
         (way(Inside::Copy, Nodes::Near, NodeLatency::Given), &[1.4, 1.4, 4.5]),
         (way(Inside::Copy, Nodes::Far, NodeLatency::Given), &[1.4, 1.4, 1.6]),
         (way(Inside::Load, Nodes::Near, NodeLatency::Given), &[4.5, 1.6]),
         (way(Inside::Load, Nodes::Far, NodeLatency::Given), &[]),
         (way(Inside::Copy, Nodes::Near, NodeLatency::Added), &[1.4, 1.4]),
+        (Ways { bulk: true, ..way(Inside::Copy, Nodes::Near, NodeLatency::Given) }, &[1.4, 1.4, 4.5]),
     ];
     assert_eq!(report.variants.len(), expected.len());
     for (variant, (ways, met)) in report.variants.iter().zip(expected) {

@@ -68,6 +68,9 @@ struct WayArguments {
     /// to an accelerator's own.
     #[arg(long, value_name = "WHICH", value_enum, default_value = "given")]
     node_latency: LatencyKind,
+    /// Data that accelerators of a rack load of each other come over the rack's own fabric, and coherence alone over CXL.
+    #[arg(long)]
+    bulk: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -102,7 +105,7 @@ impl WayArguments {
             LatencyKind::Given => NodeLatency::Given,
             LatencyKind::Added => NodeLatency::Added,
         };
-        Ways { nodes, inside, node_latency }
+        Ways { nodes, inside, node_latency, bulk: self.bulk }
     }
 }
 
@@ -200,8 +203,9 @@ pub(super) fn ways_line(ways: Ways) -> String {
         NodeLatency::Given => "as the platform gives it",
         NodeLatency::Added => "added to an accelerator's own memory",
     };
+    let bulk = if ways.bulk { "; data of coherent loads in a rack over its own fabric (--bulk)" } else { "" };
     format!(
-        "memory nodes: {nodes} (--nodes), latency {latency} (--node-latency); what is not coherent in a rack: {inside} (--inside)"
+        "memory nodes: {nodes} (--nodes), latency {latency} (--node-latency); what is not coherent in a rack: {inside} (--inside){bulk}"
     )
 }
 

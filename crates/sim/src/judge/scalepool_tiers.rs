@@ -182,13 +182,14 @@ impl TierFigure {
         let accelerators = self.racks * rack.accelerators;
         let own = rack.accelerator.memory.capacity.value();
         let ends = [own, own * f64::from(rack.accelerators)];
-        let way = |inside, nodes, node_latency| Ways { nodes, inside, node_latency };
+        let way = |inside, nodes, node_latency| Ways { nodes, inside, node_latency, bulk: false };
         let ways = [
             way(Inside::Copy, Nodes::Near, NodeLatency::Given),
             way(Inside::Copy, Nodes::Far, NodeLatency::Given),
             way(Inside::Load, Nodes::Near, NodeLatency::Given),
             way(Inside::Load, Nodes::Far, NodeLatency::Given),
             way(Inside::Copy, Nodes::Near, NodeLatency::Added),
+            Ways { bulk: true, ..way(Inside::Copy, Nodes::Near, NodeLatency::Given) },
         ];
         let variants = ways.into_iter().map(|ways| {
             let question = Question {

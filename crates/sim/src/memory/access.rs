@@ -37,6 +37,20 @@ pub struct Access {
     pub bytes_per_s: f64,
 }
 
+/// A way over a fabric, through so many switches.
+#[derive(Clone, Copy)]
+pub(super) struct Way<'a> {
+    pub(super) fabric: &'a Fabric,
+    pub(super) switches: f64,
+}
+
+impl<'a> Way<'a> {
+    /// As far as two ports are from each other.
+    pub(super) fn far(fabric: &'a Fabric) -> Self {
+        Self { fabric, switches: fabric.hops() }
+    }
+}
+
 impl Access {
     /// Nothing but the data.
     pub(super) const fn at(bytes_per_s: f64) -> Self {
@@ -44,16 +58,18 @@ impl Access {
         Self { how: How::Own, software_s, controllers_s, switches_s, wires_s, memory_s, bytes_per_s }
     }
 
-    /// Over a fabric, through so many switches each way.
-    pub(super) fn over(fabric: &Fabric, switches: f64, how: How, memory_s: f64, bytes_per_s: f64) -> Self {
-        let wires_s = 2.0 * (switches + 1.0) * fabric.link.propagation.value();
+    /// One way there, another back; what both ends take is that of the way there.
+    pub(super) fn over(ways: [Way<'_>; 2], how: How, memory_s: f64, bytes_per_s: f64) -> Self {
+        let there = ways[0].fabric;
+        let wires = ways.map(|it| (it.switches + 1.0) * it.fabric.link.propagation.value());
+        let switches = ways.map(|it| it.switches * it.fabric.switch.latency.value());
         Self {
             how,
             // Hardware loads; a copy is a message.
-            software_s: if how == How::Copy { fabric.software.message.value() } else { 0.0 },
-            controllers_s: fabric.controllers.map_or(0.0, Time::value),
-            switches_s: 2.0 * switches * fabric.switch.latency.value(),
-            wires_s,
+            software_s: if how == How::Copy { there.software.message.value() } else { 0.0 },
+            controllers_s: there.controllers.map_or(0.0, Time::value),
+            switches_s: switches.iter().sum(),
+            wires_s: wires.iter().sum(),
             memory_s,
             bytes_per_s,
         }

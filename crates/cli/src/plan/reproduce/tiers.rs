@@ -58,14 +58,15 @@ fn print(figure: &TierFigure, report: &TierReport) {
     );
     for (variant, claim) in judged(report) {
         // The others of loads look the same but for the end of a rack.
-        let is_drawn = variant.ways.inside == Inside::Copy || claim.beyond == Beyond::Accelerator;
+        let Ways { inside, bulk, .. } = variant.ways;
+        let is_drawn = inside == Inside::Copy && !bulk || claim.beyond == Beyond::Accelerator;
         let is_same = |it: &JudgedClaim| it.map == claim.map && it.published == claim.published;
         let first = variant.claims.iter().find(|it| is_same(it)).is_some_and(|it| it.name == claim.name);
         if is_drawn && first {
             print_map(claim, variant, &figure.access);
         }
     }
-    println!("\n--json has the maps of loads beyond a rack too");
+    println!("\n--json has the maps of loads and of bulk beyond a rack too");
     figure.assumed.iter().for_each(|line| println!("assumed: {line}"));
     figure.unexplained.iter().for_each(|line| println!("not explained: {line}"));
     println!("no run over CXL validates this");
@@ -73,13 +74,14 @@ fn print(figure: &TierFigure, report: &TierReport) {
 
 /// How a variant is told from the others.
 fn told(variant: &Variant, beyond: Beyond) -> String {
-    let Ways { nodes, inside, node_latency } = variant.ways;
+    let Ways { nodes, inside, node_latency, bulk } = variant.ways;
     let inside = if inside == Inside::Copy { "copies" } else { "loads" };
     let nodes = if nodes == Nodes::Near { ", near" } else { ", far" };
     let latency = if node_latency == NodeLatency::Added { ", added" } else { "" };
+    let bulk = if bulk { ", bulk" } else { "" };
     match beyond {
-        Beyond::Accelerator => inside.into(),
-        Beyond::Rack => format!("{inside}{nodes}{latency}"),
+        Beyond::Accelerator => format!("{inside}{bulk}"),
+        Beyond::Rack => format!("{inside}{nodes}{latency}{bulk}"),
     }
 }
 
@@ -95,6 +97,7 @@ fn memories(report: &TierReport, bytes: f64) -> Vec<Vec<String>> {
                     "pool" => ", far",
                     "rack" if *name != "tiered" && variant.ways.inside == Inside::Copy => ", copies",
                     "rack" if *name != "tiered" => ", loads",
+                    "rack" if variant.ways.bulk => ", bulk",
                     _ => "",
                 };
                 let access = &tier.access;
