@@ -14,6 +14,7 @@ use crate::step::job::Job;
 use crate::step::layout::{
     Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero, check_parts, is_even,
 };
+use crate::step::machine::Machine;
 use crate::step::model::Model;
 
 /// The layouts that are looked at: each choice with each other, as far as they go together.
@@ -395,6 +396,24 @@ pub fn search(
     best.outcome()
 }
 
+/// The offloads with which the machine can run a layout; none if it cannot run the layout as it is.
+fn runnable_offloads(
+    machine: &Machine,
+    layout: &Layout,
+    offloads: &[Offload],
+    place: u64,
+    best: &mut Best,
+) -> Vec<Offload> {
+    let mut can_run = |offload: &Offload| {
+        let checked = machine.check(&Layout { offload: *offload, ..*layout });
+        checked.map_err(|refusal| best.refuse(place, refusal)).is_ok()
+    };
+    match can_run(&layout.offload) {
+        true => offloads.iter().copied().filter(can_run).collect(),
+        false => vec![],
+    }
+}
+
 /// Predicts the layouts that share a block; `place` is that of the first.
 fn each_of_block(
     job: &Job<'_>,
@@ -437,14 +456,7 @@ fn each_of_block(
         let (machine, block, offloads) = known.get_or_insert_with(|| {
             let machine = job.machine(&layout);
             let block = Block::new(&machine, model, &layout);
-            let mut can_run = |offload: &Offload| {
-                let checked = machine.check(&Layout { offload: *offload, ..layout });
-                checked.map_err(|refusal| best.refuse(place, refusal)).is_ok()
-            };
-            let offloads = match can_run(&layout.offload) {
-                true => space.offload.iter().copied().filter(can_run).collect(),
-                false => vec![],
-            };
+            let offloads = runnable_offloads(&machine, &layout, &space.offload, place, best);
             (machine, block, offloads)
         });
         if offloads.is_empty() {

@@ -115,6 +115,32 @@ fn chosen(figure: &Figure, choice: &Choice) -> Result<Chosen, Failure> {
 
 fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
     println!("{}\n  {}\n", figure.title, figure.source);
+    print_pairs(&report.pairs);
+    print_numbers(report);
+    print_open(figure, &report.open)?;
+    print_choices(&report.choices);
+    print_ports(figure, report)?;
+    println!(
+        "The published numbers follow from two bandwidths and a pool as fast as C2C; latencies hardly move them."
+    );
+    println!(
+        "Communication gives the ratio of two bandwidths; how high they are follows from what else a step takes. A fit in which that"
+    );
+    println!(
+        "took longer met the same numbers at 25.0 and 94.6 GB/s, where here communication would weigh more."
+    );
+    println!(
+        "Taken besides: only tensor parallelism inside racks, as the paper says; weights fetched for each pass of each micro-"
+    );
+    println!(
+        "batch; products in bf16; stragglers among bubbles and offloading. PaLM, whose copies all lie in other racks, leads."
+    );
+    println!("They are met with fitted values, on simulated machines: no run over CXL validates them.");
+    Ok(())
+}
+
+/// Parts of each model's step over both fabrics.
+fn print_pairs(pairs: &[Pair]) {
     let head = [
         "",
         "accelerators",
@@ -126,7 +152,7 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
         "between racks",
     ];
     let mut rows = vec![head.map(String::from).to_vec()];
-    for pair in &report.pairs {
+    for pair in pairs {
         let whole = pair.baseline.total_s;
         for (side, step) in [("InfiniBand", &pair.baseline), ("CXL", &pair.scalepool)] {
             let mut row = vec![format!("{}, {side}", pair.model), grouped(pair.accelerators.into())];
@@ -146,6 +172,10 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
     println!(
         "By model and category the paper's text gives no number to put beside these, only the three that follow.\n"
     );
+}
+
+/// The paper's three numbers, published and simulated.
+fn print_numbers(report: &Report) {
     let line = |name: &str, paper: f64, simulated: f64| {
         vec![
             name.into(),
@@ -161,22 +191,25 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
         line("best", paper.best, ours.best),
         line("communication between racks", paper.communication, ours.communication),
     ]);
+}
+
+/// The three numbers at each end of what the paper leaves open.
+fn print_open(figure: &Figure, open: &[Moved]) -> Result<(), Failure> {
     println!(
         "\nwhat the paper leaves open; the three numbers at each end of the plausible range (mean / best / communication"
     );
     println!("between racks, as far as it holds computation up)");
-    let gives = |paper: &Paper| format!("{:.2} / {:.2} / {:.2}", paper.mean, paper.best, paper.communication);
     let mut rows =
         vec![["", "value", "", "low end", "gives", "high end", "gives"].map(String::from).to_vec()];
-    for moved in &report.open {
+    for moved in open {
         rows.push(vec![
             moved.what.clone(),
             moved.value.to_string(),
             moved.origin.to_string(),
             moved.range[0].to_string(),
-            gives(&moved.simulated[0]),
+            three(&moved.simulated[0]),
             moved.range[1].to_string(),
-            gives(&moved.simulated[1]),
+            three(&moved.simulated[1]),
         ]);
     }
     table::print(&rows);
@@ -189,15 +222,27 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
         "  (CPU memory is taken to keep up with C2C; {whole} GB/s of {} accelerators, as {} has it, are {each} each way, the low end)\n",
         host.accelerators, figure.platform
     );
+    Ok(())
+}
+
+fn print_choices(choices: &[Chosen]) {
     let mut rows = vec![["", "taken", "instead", "gives"].map(String::from).to_vec()];
-    for Chosen { what, taken, instead } in &report.choices {
+    for Chosen { what, taken, instead } in choices {
         for tried in instead {
             let over = if tried.fits { "" } else { ", not all fit" };
-            let gives = format!("{}{over}", gives(&tried.simulated));
+            let gives = format!("{}{over}", three(&tried.simulated));
             rows.push(vec![what.clone(), taken.clone(), tried.value.clone(), gives]);
         }
     }
     table::print(&rows);
+}
+
+fn three(paper: &Paper) -> String {
+    format!("{:.2} / {:.2} / {:.2}", paper.mean, paper.best, paper.communication)
+}
+
+/// How many CXL ports an accelerator would need.
+fn print_ports(figure: &Figure, report: &Report) -> Result<(), Failure> {
     let owner = Platform::load(PORTS_OF)?;
     let between = owner.between.as_ref().expect("its racks are joined");
     let reached = Job::new(&owner).rack().accelerator.fitted.between;
@@ -221,21 +266,5 @@ fn print(figure: &Figure, report: &Report) -> Result<(), Failure> {
             one.mean, one.best
         );
     }
-    println!(
-        "The published numbers follow from two bandwidths and a pool as fast as C2C; latencies hardly move them."
-    );
-    println!(
-        "Communication gives the ratio of two bandwidths; how high they are follows from what else a step takes. A fit in which that"
-    );
-    println!(
-        "took longer met the same numbers at 25.0 and 94.6 GB/s, where here communication would weigh more."
-    );
-    println!(
-        "Taken besides: only tensor parallelism inside racks, as the paper says; weights fetched for each pass of each micro-"
-    );
-    println!(
-        "batch; products in bf16; stragglers among bubbles and offloading. PaLM, whose copies all lie in other racks, leads."
-    );
-    println!("They are met with fitted values, on simulated machines: no run over CXL validates them.");
     Ok(())
 }

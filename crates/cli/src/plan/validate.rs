@@ -44,67 +44,79 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         "without the table's publication. The first row sets one scalar for the table's software; the others are judged."
     );
     for judged in &tables {
-        println!("\n{}\n  {}", judged.title, judged.source);
-        if !judged.assumed.is_empty() {
-            println!("  not in the publication, assumed: {}", judged.assumed.join(", "));
-        }
-        if arguments.constants {
-            let constants = Fitted::NAMES.iter().zip(judged.fitted.values());
-            println!(
-                "  {}",
-                constants.map(|(name, value)| format!("{name} {value:.3e}")).collect::<Vec<_>>().join(", ")
-            );
-        }
-        let head = [
-            "",
-            "interleave",
-            "published s",
-            "simulated s",
-            "with scalar",
-            "error",
-            "constant rate",
-            "memory, GB",
-        ];
-        let mut rows = vec![head.map(String::from).to_vec()];
-        for (index, row) in judged.rows.iter().chain(&judged.also).enumerate() {
-            let error = match (row.judged, index) {
-                (true, _) => percent(row.error()),
-                (_, 0) => "scalar".into(),
-                _ => format!("not judged {}", percent(row.error())),
-            };
-            let memory = &row.memory;
-            let over = if memory.fits() { "" } else { ": does not fit" };
-            rows.push(vec![
-                format!("  {}", row.name),
-                row.interleave.to_string(),
-                format!("{:.3}", row.published_s),
-                format!("{:.3}", row.predicted_s),
-                format!("{:.3}", row.anchored_s),
-                error,
-                percent(row.constant_s / row.published_s - 1.0),
-                format!(
-                    "{:.1} of {:.0}{over}",
-                    memory.accelerator().used_bytes / 1e9,
-                    memory.accelerator().capacity_bytes / 1e9
-                ),
-            ]);
-        }
-        table::print(&rows);
-        let [least, most] = judged.shipped;
-        println!(
-            "  by the platform's own constants, fitted to it too: published took {least:.3} to {most:.3} times what is simulated"
-        );
-        for ratio in &judged.ratios {
-            let [dividend, divisor] = &ratio.rows;
-            let (published, predicted, error) = (ratio.published, ratio.predicted, percent(ratio.error()));
-            println!(
-                "  {dividend} over {divisor}: published {published:.3}, simulated {predicted:.3}, error {error}"
-            );
-        }
-        for unexplained in &judged.unexplained {
-            println!("  not explained: {unexplained}");
-        }
+        print_steps(judged, arguments.constants);
     }
+    print_pooled(pooled);
+    println!("no run over CXL validates any of this: what differs between fabrics is simulated");
+    print_fabrics(&fabrics);
+    Ok(())
+}
+
+/// One publication's steps.
+fn print_steps(judged: &Judged, constants: bool) {
+    println!("\n{}\n  {}", judged.title, judged.source);
+    if !judged.assumed.is_empty() {
+        println!("  not in the publication, assumed: {}", judged.assumed.join(", "));
+    }
+    if constants {
+        let constants = Fitted::NAMES.iter().zip(judged.fitted.values());
+        println!(
+            "  {}",
+            constants.map(|(name, value)| format!("{name} {value:.3e}")).collect::<Vec<_>>().join(", ")
+        );
+    }
+    let head = [
+        "",
+        "interleave",
+        "published s",
+        "simulated s",
+        "with scalar",
+        "error",
+        "constant rate",
+        "memory, GB",
+    ];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for (index, row) in judged.rows.iter().chain(&judged.also).enumerate() {
+        let error = match (row.judged, index) {
+            (true, _) => percent(row.error()),
+            (_, 0) => "scalar".into(),
+            _ => format!("not judged {}", percent(row.error())),
+        };
+        let memory = &row.memory;
+        let over = if memory.fits() { "" } else { ": does not fit" };
+        rows.push(vec![
+            format!("  {}", row.name),
+            row.interleave.to_string(),
+            format!("{:.3}", row.published_s),
+            format!("{:.3}", row.predicted_s),
+            format!("{:.3}", row.anchored_s),
+            error,
+            percent(row.constant_s / row.published_s - 1.0),
+            format!(
+                "{:.1} of {:.0}{over}",
+                memory.accelerator().used_bytes / 1e9,
+                memory.accelerator().capacity_bytes / 1e9
+            ),
+        ]);
+    }
+    table::print(&rows);
+    let [least, most] = judged.shipped;
+    println!(
+        "  by the platform's own constants, fitted to it too: published took {least:.3} to {most:.3} times what is simulated"
+    );
+    for ratio in &judged.ratios {
+        let [dividend, divisor] = &ratio.rows;
+        let (published, predicted, error) = (ratio.published, ratio.predicted, percent(ratio.error()));
+        println!(
+            "  {dividend} over {divisor}: published {published:.3}, simulated {predicted:.3}, error {error}"
+        );
+    }
+    for unexplained in &judged.unexplained {
+        println!("  not explained: {unexplained}");
+    }
+}
+
+fn print_pooled(pooled: Pooled) {
     let Pooled { rows, mean, worst, mean_without_scalar, constant_mean, constant_worst, .. } = pooled;
     let Pooled { worst_ratio, steps, fits, .. } = pooled;
     println!(
@@ -120,9 +132,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         constant_worst * 100.0
     );
     println!("memory: {fits} of {steps} published steps are predicted to fit");
-    println!("no run over CXL validates any of this: what differs between fabrics is simulated");
-    print_fabrics(&fabrics);
-    Ok(())
 }
 
 /// What was published of fabrics and memory themselves.
