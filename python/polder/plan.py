@@ -23,7 +23,7 @@ _LEFT_OUT: dict[str, int] = dict.fromkeys((*_ONE, *_OVERLAPS), 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Shown:
+class Exposure:
     """Seconds that hold computation up, and that run beside it."""
 
     exposed_s: float
@@ -34,8 +34,8 @@ class Shown:
 class Scoped:
     """Seconds inside a rack, and between racks."""
 
-    inside: Shown
-    between: Shown
+    inside: Exposure
+    between: Exposure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Step:
     compute: Compute
     communication: Communication
     bubble_s: float
-    offload: Shown
+    offload: Exposure
     straggle_s: float
     memory: list[TierUse]
 

@@ -32,12 +32,12 @@ pub use judge::published::{
 pub use judge::{fabrics, scalepool, scalepool_tiers};
 pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};
 pub use search::rows::{CHOICES, Cell, NUMBERS, Points, SITE_NUMBERS, cells, points};
-pub use search::{Found, Outcome, Progress, Space, front, search};
+pub use search::{FoundLayout, Outcome, Progress, Space, front, search};
 pub use step::cost::Fidelity;
 pub use step::figures::{
-    Communication, ComputeTimes, FigureUnit, MemoryUse, Scoped, Shown, Stage, Step, StepFigure, TierUse,
+    Communication, ComputeTimes, Exposure, FigureUnit, MemoryUse, Scoped, Stage, Step, StepFigure, TierUse,
 };
-pub use step::given::{Given, Tiers};
+pub use step::given::{GivenLayout, Tiers};
 pub use step::job::{FabricRates, Fabrics, Job, PlannedStep};
 pub use step::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};
 pub use step::machine::Machine;

@@ -168,7 +168,7 @@ impl Space {
 
 /// A layout with what is predicted for it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Found {
+pub struct FoundLayout {
     /// The layout.
     pub layout: Layout,
     /// What it takes.
@@ -185,18 +185,18 @@ pub struct Outcome {
     /// Why the platform cannot run a layout that the model can be cut into: the first such reason.
     pub refusal: Option<Refusal>,
     /// The layout that comes nearest to what the tiers have, when none fits.
-    pub nearest: Option<Found>,
+    pub nearest: Option<FoundLayout>,
     /// What would fit when nothing does, each with one thing changed: what [`Request::search`](crate::Request::search)
     /// then tries besides.
     pub would_fit: Vec<String>,
     /// What no other layout is better than in time, in the accelerator's memory and in the other tier; the fastest first.
-    pub front: Vec<Found>,
+    pub front: Vec<FoundLayout>,
 }
 
 impl Outcome {
     /// The fastest that fits.
     #[must_use]
-    pub fn best(&self) -> Option<&Found> {
+    pub fn best(&self) -> Option<&FoundLayout> {
         self.front.first()
     }
 }
@@ -208,11 +208,11 @@ struct Best {
     points: u64,
     fits: u64,
     refusal: Option<(u64, Refusal)>,
-    nearest: Option<(f64, u64, Found)>,
+    nearest: Option<(f64, u64, FoundLayout)>,
     /// What each of the front takes, beside each other so that most points are dismissed at a glance.
     costs: Vec<Cost>,
     #[expect(clippy::vec_box, reason = "they change places often, and are long")]
-    front: Vec<Box<Found>>,
+    front: Vec<Box<FoundLayout>>,
 }
 
 #[derive(Clone, Copy)]
@@ -251,7 +251,7 @@ impl Best {
         self.fits += 1;
         let cost = Cost::of(&shared.finish(layout, memory), place);
         if !self.is_covered(&cost) {
-            self.enter(&cost, || Found { layout: *layout, step: shared.step(layout) });
+            self.enter(&cost, || FoundLayout { layout: *layout, step: shared.step(layout) });
         }
     }
 
@@ -268,7 +268,7 @@ impl Best {
 
     #[cold]
     #[inline(never)]
-    fn enter(&mut self, cost: &Cost, found: impl FnOnce() -> Found) {
+    fn enter(&mut self, cost: &Cost, found: impl FnOnce() -> FoundLayout) {
         for index in (0..self.costs.len()).rev() {
             if cost.covers(&self.costs[index]) {
                 self.costs.swap_remove(index);
@@ -284,14 +284,14 @@ impl Best {
     fn miss(&mut self, count: usize, place: u64, layout: &Layout, memory: &MemoryUse, shared: &Shared<'_>) {
         self.points += count as u64;
         if self.fits == 0 {
-            let found = || Found { layout: *layout, step: shared.step(layout) };
+            let found = || FoundLayout { layout: *layout, step: shared.step(layout) };
             self.come_near(over(memory), place, found);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn come_near(&mut self, over: f64, place: u64, found: impl FnOnce() -> Found) {
+    fn come_near(&mut self, over: f64, place: u64, found: impl FnOnce() -> FoundLayout) {
         if self.nearest.as_ref().is_none_or(|(known, at, _)| (over, place) < (*known, *at)) {
             self.nearest = Some((over, place, found()));
         }
@@ -337,9 +337,9 @@ fn over(memory: &MemoryUse) -> f64 {
 /// what they cost besides; the fastest first, and of equal ones the earlier.
 #[must_use]
 pub fn front<T: Clone, const N: usize>(
-    points: &[(T, Found)],
-    costs: impl Fn(&(T, Found)) -> [f64; N],
-) -> Vec<(T, Found)> {
+    points: &[(T, FoundLayout)],
+    costs: impl Fn(&(T, FoundLayout)) -> [f64; N],
+) -> Vec<(T, FoundLayout)> {
     let costs: Vec<_> = points
         .iter()
         .map(|point| {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use polder_platform::{Bytes, Folder, Platform, Time, read};
 use polder_sim::{
-    Execution, Fidelity, Found, Job, Layout, Model, Overlap, Recompute, Request, Space, Zero, search,
+    Execution, Fidelity, FoundLayout, Job, Layout, Model, Overlap, Recompute, Request, Space, Zero, search,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -117,7 +117,7 @@ fn space(model: &Model, tp: Vec<u32>, interleave: Vec<u32>) -> Space {
 }
 
 /// The best where tensor parallelism alone lies in racks, as Calculon's first network has it.
-fn best(interleave: &[u32]) -> Found {
+fn best(interleave: &[u32]) -> FoundLayout {
     let (model, platform) = (model(), platform());
     let of_racks = |tp: u32| {
         let job = Job::new(&platform).with_fill(tp).unwrap();
@@ -138,7 +138,7 @@ fn on_the_shared_space_the_optimum_is_calculons() {
     let all: Vec<u32> = (1..=48).collect();
     for (name, interleave, most) in [("shared", &all[..], 0.05), ("plain", &[1], 0.09)] {
         let calculons = &rows(name)[0];
-        let Found { layout, step } = best(interleave);
+        let FoundLayout { layout, step } = best(interleave);
         assert_eq!(layout, calculons.layout, "{name}");
         let off = off(step.total_s, calculons);
         assert!(off.abs() < most, "{name}: {off}");

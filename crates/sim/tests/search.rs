@@ -2,8 +2,8 @@
 
 use polder_platform::{Bandwidth, Fabric, Folder, Host, Platform, Rack, TierId, Time, TransferRate, names};
 use polder_sim::{
-    Answer, Found, Given, Job, Layout, MemoryUse, Model, Offload, Outcome, Overlap, Precision, Recompute,
-    Request, Space, Step, TierUse, Tiers, front, search,
+    Answer, FoundLayout, GivenLayout, Job, Layout, MemoryUse, Model, Offload, Outcome, Overlap, Precision,
+    Recompute, Request, Space, Step, TierUse, Tiers, front, search,
 };
 
 /// Numbers that look random and are the same each time.
@@ -57,7 +57,7 @@ fn ten_thousand_points_of_searches_equal_single_predictions_to_the_last_bit() {
         let job = Job::new(&platform).with_order(order.parse().unwrap());
         let space = random_space(&mut dice, &model);
         let outcome = search(&job, &model, &space, 1, &|_, _| ());
-        for Found { layout, step } in outcome.front.iter().chain(&outcome.nearest) {
+        for FoundLayout { layout, step } in outcome.front.iter().chain(&outcome.nearest) {
             assert_eq!(job.predict(&model, layout).unwrap().step, *step, "{layout:?}");
             compared += 1;
             let parts = layout.pp * layout.interleave;
@@ -156,7 +156,7 @@ fn the_front_is_what_no_point_beats() {
     let platform = Platform::load("dgx-h100").unwrap();
     let model = Model::load("llama3-8b").unwrap();
     let job = Job::new(&platform);
-    let cost = |found: &Found| {
+    let cost = |found: &FoundLayout| {
         let [used, far] = found.step.memory.tiers.map(|tier| tier.used_bytes);
         [found.step.total_s, used, far]
     };
@@ -167,11 +167,11 @@ fn the_front_is_what_no_point_beats() {
         // Each choice alone gives a point at a time.
         let alone = each_alone(&space).filter_map(|layout| job.predict(&model, &layout).ok());
         let all: Vec<_> = alone
-            .map(|plan| Found { layout: plan.layout, step: plan.step })
+            .map(|plan| FoundLayout { layout: plan.layout, step: plan.step })
             .filter(|it| it.step.memory.fits())
             .collect();
         // What is the same in other words is looked at once.
-        let is_again = |it: &&Found| {
+        let is_again = |it: &&FoundLayout| {
             let Layout { flash, recompute, .. } = it.layout;
             flash && recompute == Recompute::Selective && space.recompute.contains(&Recompute::None)
         };
@@ -181,7 +181,7 @@ fn the_front_is_what_no_point_beats() {
         }
         assert_eq!(all.iter().filter(|it| !is_again(it)).count() as u64, fits);
         points += all.len();
-        let beaten = |it: &Found| {
+        let beaten = |it: &FoundLayout| {
             all.iter().any(|other| {
                 cost(other) != cost(it) && (0..3).all(|axis| cost(other)[axis] <= cost(it)[axis])
             })
@@ -208,7 +208,7 @@ fn a_front_over_more_axes_is_what_no_point_beats_in_any() {
                 let tiers = [axes[1], axes[2]].map(|used_bytes| TierUse { used_bytes, ..TierUse::default() });
                 let memory = MemoryUse { tiers };
                 let step = Step { total_s: axes[0], memory, ..Step::default() };
-                ((place, axes), Found { layout, step })
+                ((place, axes), FoundLayout { layout, step })
             })
             .collect();
         let beaten = |(place, own): &(usize, [f64; 5])| {
@@ -310,14 +310,14 @@ fn what_may_lie_elsewhere_does_only_where_nothing_fits_without() {
         ("llama3-405b", "nvl72-cxl", 32),
         ("llama3-405b", "dgx-a100", 8),
     ] {
-        let layout = Given { batch: Some(64), ..Given::default() };
+        let layout = GivenLayout { batch: Some(64), ..GivenLayout::default() };
         let request: Request = serde_json::from_value(serde_json::json!({
             "model": model, "platform": platform, "accelerators": accelerators, "layout": layout,
         }))
         .unwrap();
         let with = |layout| Request { layout, ..request.clone() };
-        let without = with(Given { offload: Some(Offload::default()), ..layout.clone() });
-        let anywhere = with(Given { tiers: Tiers::All, ..layout });
+        let without = with(GivenLayout { offload: Some(Offload::default()), ..layout.clone() });
+        let anywhere = with(GivenLayout { tiers: Tiers::All, ..layout });
         let answer = train(&request, 1);
         for threads in [2, 5] {
             assert_eq!(train(&request, threads), answer);

@@ -5,7 +5,7 @@ use polder_platform::{
     TransferRate,
 };
 use polder_sim::{
-    Job, Layout, Model, Offload, Order, Overlap, Precision, Recompute, Refusal, Scoped, Shown, Step, Zero,
+    Exposure, Job, Layout, Model, Offload, Order, Overlap, Precision, Recompute, Refusal, Scoped, Step, Zero,
 };
 
 fn gpt3() -> Model {
@@ -629,7 +629,7 @@ fn keys_and_values_hide_or_hold_attention_up() {
     let sent = |context| {
         let overlap = Overlap { context, ..Overlap::NONE };
         let step = step("dgx-a100", &Layout { tp: 4, cp: 2, overlap, ..layout() });
-        let Shown { exposed_s, hidden_s } = step.communication.context.inside;
+        let Exposure { exposed_s, hidden_s } = step.communication.context.inside;
         (exposed_s, hidden_s)
     };
     let ((exposed, hidden), (all, none)) = (sent(true), sent(false));
@@ -683,7 +683,7 @@ fn stages_that_are_counted_before_copies_send_inside_racks_and_copies_between_th
 
     let usual = sent(Job::new(&platform));
     let turned = sent(Job::new(&platform).with_order(order("tp-cp-ep-pp-dp")));
-    let total = |seconds: Shown| seconds.exposed_s + seconds.hidden_s;
+    let total = |seconds: Exposure| seconds.exposed_s + seconds.hidden_s;
     assert!(total(usual.pipeline.between) > 0.0 && total(usual.data.inside) > 0.0);
     assert_eq!((total(turned.pipeline.between), total(turned.data.inside)), (0.0, 0.0));
     assert_eq!(total(turned.pipeline.inside), total(sent(Job::new(&one_rack)).pipeline.inside));

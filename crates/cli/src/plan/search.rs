@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use clap::Args;
 use polder_platform::{DataError, Platform, Prices, Rates};
 use polder_sim::{
-    Found, Job, Layout, Margin, Model, Offload, Order, RequestError, Step, Tiers, accelerators, front,
+    FoundLayout, Job, Layout, Margin, Model, Offload, Order, RequestError, Step, Tiers, accelerators, front,
     unjudged,
 };
 use serde::Serialize;
@@ -96,7 +96,7 @@ struct Site<'a> {
     /// How far predictions for its accelerator are from published steps.
     margin: Margin,
     /// The fastest layout that fits.
-    best: Found,
+    best: FoundLayout,
 }
 
 /// A platform with a count of accelerators, on which no layout runs.
@@ -121,7 +121,7 @@ struct Searched<'a> {
     fits: u64,
     sites: Vec<Site<'a>>,
     /// The front of each site, by its index.
-    fronts: Vec<(usize, Found)>,
+    fronts: Vec<(usize, FoundLayout)>,
     left_out: Vec<LeftOut<'a>>,
 }
 
@@ -179,7 +179,7 @@ pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
     let costs_left_out = costs::leave_out_incomparable(&mut searched.sites);
     let Searched { points, fits, sites, fronts, left_out } = &searched;
     let run = arguments.tokens.map(|tokens| Run { tokens, sequence: model.sequence.into() });
-    let paid = |(site, found): &(usize, Found)| {
+    let paid = |(site, found): &(usize, FoundLayout)| {
         let costs = sites[*site].rates.as_ref().map(|rates| Costs::new(rates, found, run));
         costs.map_or([0.0; Rates::NAMES.len()], |costs| costs.paid().map(|cost| cost.unwrap_or(0.0)))
     };
@@ -256,7 +256,7 @@ impl<'a> Searched<'a> {
         };
         self.points += outcome.points;
         self.fits += outcome.fits;
-        if let Some(Found { layout, step }) = &outcome.nearest {
+        if let Some(FoundLayout { layout, step }) = &outcome.nearest {
             let none = none_fits(outcome.points, layout, step, &outcome.would_fit);
             self.left_out.push(LeftOut { platform, accelerators, reason: format!("{platform}: {none}") });
         }
@@ -285,7 +285,7 @@ impl<'a> Searched<'a> {
 }
 
 /// What no run over CXL validates: also of a site that others beat.
-fn unproved<'a>(sites: &[Site<'a>], front: &[(usize, Found)]) -> BTreeSet<(&'a str, &'static str)> {
+fn unproved<'a>(sites: &[Site<'a>], front: &[(usize, FoundLayout)]) -> BTreeSet<(&'a str, &'static str)> {
     let everywhere = sites.iter().map(|site| (site, Offload::default()));
     let offloads = everywhere.chain(front.iter().map(|(at, it)| (&sites[*at], it.layout.offload)));
     offloads.filter_map(|(site, offload)| Some((site.platform, site.job.unproved(&offload)?))).collect()
@@ -319,9 +319,9 @@ fn print_json(
 }
 
 impl<'a> Point<'a> {
-    fn new(site: &'a Site<'_>, found: &Found, model: &Model, run: Option<Run>) -> Self {
+    fn new(site: &'a Site<'_>, found: &FoundLayout, model: &Model, run: Option<Run>) -> Self {
         let Site { platform, job, accelerators, rates, margin, .. } = site;
-        let Found { layout, step } = *found;
+        let FoundLayout { layout, step } = *found;
         let notes = [job.unproved(&layout.offload), unjudged(model)].into_iter().flatten();
         Self {
             platform,

@@ -6,9 +6,9 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_platform::TierId;
 use polder_sim::{
-    Answer, Execution, FabricRates, Fidelity, Given, Layout, Margin, Model, Offload, OrderError, Overlap,
-    Precision, Progress, Recompute, Request, RequestError, Shown, Stage, Step, StepFigure, TierUse, Tiers,
-    Zero, accelerators, alternatives, grouped, listed,
+    Answer, Execution, Exposure, FabricRates, Fidelity, GivenLayout, Layout, Margin, Model, Offload,
+    OrderError, Overlap, Precision, Progress, Recompute, Request, RequestError, Stage, Step, StepFigure,
+    TierUse, Tiers, Zero, accelerators, alternatives, grouped, listed,
 };
 
 use super::{page, table, trace};
@@ -191,14 +191,14 @@ enum FidelityKind {
 }
 
 impl Fixed {
-    fn given(&self, batch: Option<u32>) -> Given {
+    fn given(&self, batch: Option<u32>) -> GivenLayout {
         let offload = Offload {
             tier: self.to.unwrap_or_default(),
             weights: self.offload.contains(&OffloadKind::Weights),
             optimizer: self.offload.contains(&OffloadKind::Optimizer),
             activations: self.offload.contains(&OffloadKind::Activations),
         };
-        Given {
+        GivenLayout {
             tp: self.tp,
             cp: self.cp,
             ep: self.ep,
@@ -615,8 +615,8 @@ const BYTES: [&str; 11] = [
     "offload_activations_bytes",
 ];
 
-fn cell(seconds: Shown, total: f64) -> String {
-    let Shown { exposed_s, hidden_s } = seconds;
+fn cell(seconds: Exposure, total: f64) -> String {
+    let Exposure { exposed_s, hidden_s } = seconds;
     let hidden = if hidden_s > 0.0 { format!(" (+{hidden_s:.3} hidden)") } else { String::new() };
     format!("{exposed_s:.3}{hidden} {:>3.0}%", exposed_s / total * 100.0)
 }

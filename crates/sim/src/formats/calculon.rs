@@ -5,7 +5,7 @@
 use polder_platform::{DataError, JsonObject, TierId};
 use serde_json::{Map, Value};
 
-use crate::step::given::{Given, Tiers};
+use crate::step::given::{GivenLayout, Tiers};
 use crate::step::layout::{Offload, Overlap, Precision, Recompute, Zero};
 use crate::step::model::{MOST, MOST_LAYERS, Model};
 
@@ -48,7 +48,7 @@ pub struct Execution {
     /// Accelerators of each rack that are used: as many as the groups on the first network take.
     pub fill: u32,
     /// The layout.
-    pub layout: Given,
+    pub layout: GivenLayout,
 }
 
 /// Reads a model. It has no embedding, head or loss: Calculon counts none.
@@ -109,7 +109,7 @@ pub(crate) fn execution(file: &str, keys: &Map<String, Value>) -> Result<Executi
     Ok(Execution {
         accelerators,
         fill: fill(&execution, [tp, dp, pp])?,
-        layout: Given {
+        layout: GivenLayout {
             tp: Some(tp),
             cp: Some(1),
             ep: Some(1),

@@ -1,7 +1,7 @@
 //! What comes nearest to a question without an answer: one thing of it is changed at a time, and what then fits was predicted.
 
-use crate::search::{Found, Space, search};
-use crate::step::given::{Given, Tiers};
+use crate::search::{FoundLayout, Space, search};
+use crate::step::given::{GivenLayout, Tiers};
 use crate::step::job::Job;
 use crate::step::layout::{Layout, Precision, Recompute, Zero};
 use crate::step::model::Model;
@@ -12,7 +12,7 @@ use crate::text::accelerators;
 pub(crate) struct Question<'a> {
     pub(crate) job: &'a Job<'a>,
     pub(crate) model: &'a Model,
-    pub(crate) given: &'a Given,
+    pub(crate) given: &'a GivenLayout,
     pub(crate) accelerators: u32,
 }
 
@@ -28,10 +28,10 @@ pub(crate) enum Obstacle {
 }
 
 /// What is changed, in words, and what is asked then.
-type Change = (String, Given, u32);
+type Change = (String, GivenLayout, u32);
 
 /// A count that may be given, by its name.
-type Count = (&'static str, fn(&mut Given) -> &mut Option<u32>);
+type Count = (&'static str, fn(&mut GivenLayout) -> &mut Option<u32>);
 
 const COUNTS: [Count; 7] = [
     ("tp", |it| &mut it.tp),
@@ -99,13 +99,13 @@ impl Question<'_> {
         changed.into_iter().map(|(_, words)| words).take(2).collect()
     }
 
-    fn found(&self, given: &Given, accelerators: u32) -> Option<Found> {
+    fn found(&self, given: &GivenLayout, accelerators: u32) -> Option<FoundLayout> {
         given.check_counts(self.model).ok()?;
         let space = leanest(given.space(self.job, self.model, accelerators));
         search(self.job, self.model, &space, 1, &|_, _| ()).best().copied()
     }
 
-    fn fits(&self, given: &Given, accelerators: u32) -> bool {
+    fn fits(&self, given: &GivenLayout, accelerators: u32) -> bool {
         self.found(given, accelerators).is_some()
     }
 
@@ -116,17 +116,17 @@ impl Question<'_> {
     /// Each choice that is given with those in its place that ask for less.
     fn choices(&self, obstacle: Obstacle) -> Vec<Vec<Change>> {
         let own = self.given;
-        let changed = |word: &dyn std::fmt::Debug, of: &str, given: Given| {
+        let changed = |word: &dyn std::fmt::Debug, of: &str, given: GivenLayout| {
             (format!("{of}{word:?}").to_lowercase(), given, self.accelerators)
         };
         let precision = [Precision::Bf16, Precision::Fp32].map(|it| {
-            changed(&it, "precision ", Given { precision: own.precision.and(Some(it)), ..own.clone() })
+            changed(&it, "precision ", GivenLayout { precision: own.precision.and(Some(it)), ..own.clone() })
         });
         let again = [Recompute::Selective, Recompute::Full].map(|it| {
-            changed(&it, "recompute ", Given { recompute: own.recompute.and(Some(it)), ..own.clone() })
+            changed(&it, "recompute ", GivenLayout { recompute: own.recompute.and(Some(it)), ..own.clone() })
         });
         let zero = [Zero::Optimizer, Zero::Gradients, Zero::Weights]
-            .map(|it| changed(&it, "zero ", Given { zero: own.zero.and(Some(it)), ..own.clone() }));
+            .map(|it| changed(&it, "zero ", GivenLayout { zero: own.zero.and(Some(it)), ..own.clone() }));
         let all = match obstacle {
             Obstacle::Machine => vec![precision.to_vec()],
             Obstacle::Evenness => vec![],
@@ -152,9 +152,9 @@ impl Question<'_> {
         })
     }
 
-    fn batches(&self, given: &Given) -> impl Iterator<Item = Change> {
+    fn batches(&self, given: &GivenLayout) -> impl Iterator<Item = Change> {
         outward(given.batch(self.model), u32::MAX).take(TRIED).map(|batch| {
-            let given = Given { batch: Some(batch), ..given.clone() };
+            let given = GivenLayout { batch: Some(batch), ..given.clone() };
             (format!("a batch of {batch}"), given, self.accelerators)
         })
     }
@@ -209,8 +209,9 @@ impl Question<'_> {
 
     /// What is kept elsewhere in the fastest layout that then fits, if that is not what was asked.
     fn offload(&self, accelerators: u32) -> Option<String> {
-        let given = Given { offload: None, tiers: Tiers::All, ..self.given.clone() };
-        let Found { layout, .. } = (given != *self.given).then(|| self.found(&given, accelerators))??;
+        let given = GivenLayout { offload: None, tiers: Tiers::All, ..self.given.clone() };
+        let FoundLayout { layout, .. } =
+            (given != *self.given).then(|| self.found(&given, accelerators))??;
         Some(layout.offload.to_string())
     }
 }

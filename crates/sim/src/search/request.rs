@@ -9,7 +9,7 @@ use crate::search::nearest::{Obstacle, Question};
 use crate::search::{Outcome, Progress, Space, search};
 use crate::step::cost::Fidelity;
 use crate::step::figures::{Stage, Step};
-use crate::step::given::{Given, Tiers};
+use crate::step::given::{GivenLayout, Tiers};
 use crate::step::job::{Fabrics, Job, PlannedStep};
 use crate::step::layout::{Layout, Offload, Precision, Refusal};
 use crate::step::model::Model;
@@ -40,7 +40,7 @@ pub struct Request {
     pub fidelity: Fidelity,
     /// What of the layout is given.
     #[serde(default)]
-    pub layout: Given,
+    pub layout: GivenLayout,
 }
 
 /// The answer to a question.
@@ -147,7 +147,7 @@ pub fn unjudged(model: &Model) -> Option<&'static str> {
     model.experts.map(|_| "no published step of a mixture of experts validates its time")
 }
 
-impl Given {
+impl GivenLayout {
     /// The layouts that have what is given.
     #[must_use]
     pub fn space(&self, job: &Job<'_>, model: &Model, accelerators: u32) -> Space {
@@ -260,7 +260,7 @@ impl Request {
         if self.accelerators == 0 {
             return Err(Refusal::Zero { what: "the number of accelerators" });
         }
-        let Given { precision, offload, tiers, .. } = self.layout;
+        let GivenLayout { precision, offload, tiers, .. } = self.layout;
         let offload = match tiers {
             Tiers::One(tier) if offload.is_none() => {
                 Some(Offload { tier, weights: true, ..Offload::default() })
@@ -268,7 +268,7 @@ impl Request {
             _ => offload,
         };
         let dp = Some(self.accelerators);
-        let whole = Given { dp, precision, offload, ..Given::default() }.alone(self.accelerators);
+        let whole = GivenLayout { dp, precision, offload, ..GivenLayout::default() }.alone(self.accelerators);
         whole.check(model)?;
         job.check(&whole)
     }

@@ -5,7 +5,7 @@
 
 use polder_platform::TierId;
 
-use super::figures::{Communication, ComputeTimes, MemoryUse, Scoped, Shown, Stage, Step, TierUse};
+use super::figures::{Communication, ComputeTimes, Exposure, MemoryUse, Scoped, Stage, Step, TierUse};
 use crate::step::block::{Block, Edge, Traffic};
 use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scope, Scopes};
 use crate::step::layout::{BlockSplit, Layout, Precision, Zero};
@@ -15,7 +15,7 @@ use crate::step::order::{CP, DP, EP, PP};
 
 impl Scoped {
     fn new(traffic: &Traffic, times: f64) -> Self {
-        let shown = |scope: Scope| Shown {
+        let shown = |scope: Scope| Exposure {
             exposed_s: times * traffic.exposed[scope],
             hidden_s: times * traffic.hidden[scope],
         };
@@ -355,7 +355,7 @@ impl Parts {
         let hidden = block.expert.hidden;
         let alone = if layout.pairs_passes() { count.min(((parts - 1.0) * pp + 1.0) / parts) } else { 0.0 };
         let times = count * layers;
-        let [inside, between] = [Scope::Inside, Scope::Between].map(|scope| Shown {
+        let [inside, between] = [Scope::Inside, Scope::Between].map(|scope| Exposure {
             exposed_s: times * block.expert.exposed[scope] + alone * layers * hidden[scope],
             hidden_s: (count - alone) * layers * hidden[scope],
         });
@@ -436,9 +436,9 @@ impl Room {
 
     /// Seconds of which up to `hidden` run beside computation, as far as there is room.
     #[inline(always)]
-    fn share(&mut self, seconds: f64, hidden: f64) -> Shown {
+    fn share(&mut self, seconds: f64, hidden: f64) -> Exposure {
         let hidden_s = self.take(hidden.min(seconds));
-        Shown { exposed_s: seconds - hidden_s, hidden_s }
+        Exposure { exposed_s: seconds - hidden_s, hidden_s }
     }
 }
 
@@ -540,10 +540,10 @@ impl Shared<'_> {
     /// To and from another tier: weights for each pass of each micro-batch, states once, activations there and back; while the
     /// links that it takes are idle, of that `waiting` from the last micro-batch on.
     #[inline(always)]
-    fn offload(&self, layout: &Layout, mut room: Room, waiting: f64) -> Shown {
+    fn offload(&self, layout: &Layout, mut room: Room, waiting: f64) -> Exposure {
         let Self { machine, stages, copies, .. } = self;
         let offload = layout.offload;
-        let Some(far) = machine.tier(offload.tier) else { return Shown::default() };
+        let Some(far) = machine.tier(offload.tier) else { return Exposure::default() };
         let passes = 2.0 * stages.count;
         // A block at a time.
         let late = passes * stages.most_layers * far.latency;
@@ -565,6 +565,6 @@ impl Shared<'_> {
             false => 0.0,
         };
         // The sums round.
-        Shown { exposed_s: (total - hidden).max(0.0), hidden_s: hidden }
+        Exposure { exposed_s: (total - hidden).max(0.0), hidden_s: hidden }
     }
 }

@@ -15,7 +15,7 @@ pub struct Step {
     /// Waiting for other stages at the beginning and at the end.
     pub bubble_s: f64,
     /// To and from another tier.
-    pub offload: Shown,
+    pub offload: Exposure,
     /// Waiting for the slowest of many.
     pub straggle_s: f64,
     /// What lies where.
@@ -37,7 +37,7 @@ pub struct ComputeTimes {
 
 /// Seconds that hold computation up, and that run beside it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Shown {
+pub struct Exposure {
     /// Holding it up.
     pub exposed_s: f64,
     /// Beside it.
@@ -48,9 +48,9 @@ pub struct Shown {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Scoped {
     /// Inside a rack.
-    pub inside: Shown,
+    pub inside: Exposure,
     /// Between racks.
-    pub between: Shown,
+    pub between: Exposure,
 }
 
 /// Seconds of sending, by what it is for.
@@ -256,14 +256,14 @@ impl Step {
 
     /// What its time is made of, in order: each with the seconds that hold computation up, and those beside it.
     #[must_use]
-    pub fn times(&self) -> Vec<(&'static str, Shown)> {
+    pub fn times(&self) -> Vec<(&'static str, Exposure)> {
         let parts = Self::FIGURES[1..].iter().filter(|figure| figure.unit == FigureUnit::Seconds);
-        let mut times: Vec<(&'static str, Shown)> = vec![];
+        let mut times: Vec<(&'static str, Exposure)> = vec![];
         for figure in parts {
             let value = (figure.of)(self);
             match times.last_mut() {
                 Some((label, shown)) if *label == figure.label && figure.is_hidden => shown.hidden_s = value,
-                _ => times.push((figure.label, Shown { exposed_s: value, hidden_s: 0.0 })),
+                _ => times.push((figure.label, Exposure { exposed_s: value, hidden_s: 0.0 })),
             }
         }
         times
@@ -379,7 +379,7 @@ mod tests {
             numbers += 1.0;
             numbers
         };
-        let mut shown = || Shown { exposed_s: next(), hidden_s: next() };
+        let mut shown = || Exposure { exposed_s: next(), hidden_s: next() };
         let mut scoped = || Scoped { inside: shown(), between: shown() };
         let communication = Communication {
             tensor: scoped(),
@@ -398,7 +398,7 @@ mod tests {
             },
             communication,
             bubble_s: 106.0,
-            offload: Shown { exposed_s: 107.0, hidden_s: 108.0 },
+            offload: Exposure { exposed_s: 107.0, hidden_s: 108.0 },
             straggle_s: 109.0,
             memory: MemoryUse {
                 tiers: [

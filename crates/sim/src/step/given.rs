@@ -9,7 +9,7 @@ use super::model::Model;
 /// What of a layout is given.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Given {
+pub struct GivenLayout {
     /// Tensor parallelism.
     pub tp: Option<u32>,
     /// Context parallelism.
@@ -61,7 +61,7 @@ pub enum Tiers {
     One(TierId),
 }
 
-impl Given {
+impl GivenLayout {
     /// What is given here, and where nothing is, there.
     #[must_use]
     pub fn or(self, other: Self) -> Self {

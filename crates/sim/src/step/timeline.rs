@@ -3,7 +3,7 @@
 //! The closed form gives how long a pass takes on the slowest stage; here each stage does its passes in the order of
 //! Megatron-LM's schedules (Narayanan et al., SC21, section 2.2), each as soon as what it needs is there.
 
-use crate::step::figures::{Communication, Shown, Stage, Step};
+use crate::step::figures::{Communication, Exposure, Stage, Step};
 use crate::step::layout::{Layout, Recompute, Zero};
 
 /// A stretch of time on a stage.
@@ -227,7 +227,7 @@ fn of_stage(layout: &Layout, step: &Step, pace: f64, stretches: &[Stretch]) -> V
         }
         Zero::Gradients | Zero::Weights => None,
     };
-    for (what, when, Shown { exposed_s, hidden_s }) in sending(step, pace) {
+    for (what, when, Exposure { exposed_s, hidden_s }) in sending(step, pace) {
         match when {
             When::Passes => {
                 for (pass, end) in passes.iter().zip(&mut ends) {
@@ -287,10 +287,10 @@ const OFFLOAD: &str = "offload";
 const BETWEEN: &str = "data, between racks";
 
 /// What a stage of this pace sends, and when.
-fn sending(step: &Step, pace: f64) -> [(&'static str, When, Shown); 11] {
+fn sending(step: &Step, pace: f64) -> [(&'static str, When, Exposure); 11] {
     let Communication { tensor, context, expert, pipeline, data } = step.communication;
-    let beside = |shown: Shown| Shown { hidden_s: pace * shown.hidden_s, ..shown };
-    let own = |shown: Shown| Shown { exposed_s: pace * shown.exposed_s, ..beside(shown) };
+    let beside = |shown: Exposure| Exposure { hidden_s: pace * shown.hidden_s, ..shown };
+    let own = |shown: Exposure| Exposure { exposed_s: pace * shown.exposed_s, ..beside(shown) };
     [
         ("tensor, inside racks", When::Passes, own(tensor.inside)),
         ("tensor, between racks", When::Passes, own(tensor.between)),
@@ -495,7 +495,7 @@ mod tests {
             for it in &sent {
                 assert!(it.begin_s >= -1e-9 && it.begin_s + it.seconds <= end * (1.0 + 1e-9), "{it:?}");
             }
-            for (what, when, Shown { exposed_s, hidden_s }) in sending(&step, 1.0) {
+            for (what, when, Exposure { exposed_s, hidden_s }) in sending(&step, 1.0) {
                 for (is_hidden, all) in [(false, exposed_s), (true, hidden_s)] {
                     for stage in 0..layout.pp {
                         let pace = stages[stage as usize].pace;

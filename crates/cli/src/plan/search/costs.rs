@@ -1,7 +1,7 @@
 //! What steps cost, and what of it can be compared.
 
 use polder_platform::Rates;
-use polder_sim::Found;
+use polder_sim::FoundLayout;
 use serde::Serialize;
 
 use super::{Arguments, Site};
@@ -28,7 +28,7 @@ pub(super) struct Run {
 
 impl Costs {
     /// Of a step, or of as many as go through the tokens of a run.
-    pub(super) fn new(rates: &Rates, Found { layout, step }: &Found, run: Option<Run>) -> Self {
+    pub(super) fn new(rates: &Rates, FoundLayout { layout, step }: &FoundLayout, run: Option<Run>) -> Self {
         let steps = run.map_or(1.0, |run| (run.tokens / (run.sequence * f64::from(layout.batch))).ceil());
         let total_s = steps * step.total_s;
         let [money_usd, energy_j, carbon_g] = rates.a_second.map(|rate| rate.map(|rate| rate * total_s));
