@@ -1,7 +1,8 @@
 //! Who sends which bytes to whom in which step; pure data.
 //!
 //! A [`Schedule`] is what one collective does on all ranks. A [`Plan`] is one rank's part of it, with the peers that it waits
-//! for. A [`Cut`] says how a message of some size goes through it. The pool runs them, and a simulator can: nothing here knows
+//! for. A [`Cut`] says how a message of some size goes through it. An [`Exchange`] is what a
+//! parameter service does in a step. The pool runs them, and a simulator can: nothing here knows
 //! what a byte costs or where it lies.
 //!
 //! ```
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod cut;
+mod exchange;
 mod flat;
 mod levels;
 mod meaning;
@@ -26,6 +28,7 @@ mod variant;
 use std::fmt;
 
 pub use cut::{Cut, GRAIN};
+pub use exchange::{Exchange, ExchangeError, Shard};
 pub use meaning::ScheduleError;
 pub use plan::{Act, Block, Chunk, Plan, Read, SLOTS, Step, Turn};
 pub use traffic::Traffic;

@@ -1,0 +1,212 @@
+//! What clients and proxies of a parameter service exchange in a step: which shards, over which proxy, in what order.
+
+/// Bytes of one tensor that are synchronised together, and the proxy that sums them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shard {
+    /// The tensor's number, the same to all clients.
+    pub tensor: u32,
+    /// The first byte of it in the tensor.
+    pub start: u64,
+    /// How many bytes it has, at least one.
+    pub bytes: u64,
+    /// The proxy that sums it.
+    pub proxy: u16,
+}
+
+/// The shards of a step. Their order is that in which a client has them to push: the order of gradients. Clients may push
+/// in any order; each shard once a step.
+///
+/// Every shard has a proxy, and its place in a buffer of each client and of this proxy: what belongs to a proxy lies side by
+/// side, each shard from a multiple of [`Exchange::GRAIN`] on.
+///
+/// ```
+/// use polder_schedule::{Exchange, Shard};
+///
+/// let shard = |tensor, proxy| Shard { tensor, start: 0, bytes: 100, proxy };
+/// let exchange = Exchange::new(vec![shard(0, 0), shard(1, 1), shard(2, 0)], 2)?;
+/// assert_eq!(exchange.of_proxy(0), [0, 2]);
+/// assert_eq!([0, 1, 2].map(|shard| exchange.place(shard)), [0, 0, 128]);
+/// assert_eq!(exchange.buffer_bytes(0), 256);
+/// # Ok::<(), polder_schedule::ExchangeError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    shards: Vec<Shard>,
+    places: Vec<u64>,
+    /// For each proxy its shards, and the bytes of its buffer.
+    parts: Vec<(Vec<u32>, u64)>,
+}
+
+/// Why shards are none of an exchange.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExchangeError {
+    /// A service without proxies, or with too many.
+    #[error("a service of {proxies} proxies; give it 1 to {limit}")]
+    Proxies {
+        /// How many.
+        proxies: u16,
+        /// At most.
+        limit: u16,
+    },
+    /// Too many shards.
+    #[error("{shards} shards in a step; the limit is {limit}: take larger ones")]
+    Shards {
+        /// How many.
+        shards: usize,
+        /// At most.
+        limit: usize,
+    },
+    /// A shard that no proxy sums.
+    #[error("shard {shard} goes to proxy {proxy}; there are {proxies}, counted from 0")]
+    Route {
+        /// The shard.
+        shard: usize,
+        /// Where it goes.
+        proxy: u16,
+        /// How many proxies there are.
+        proxies: u16,
+    },
+    /// A shard without bytes, or with more than any memory has.
+    #[error("shard {shard} has {bytes} bytes from {start} on; it needs at least one, and an end")]
+    Bytes {
+        /// The shard.
+        shard: usize,
+        /// Its first byte.
+        start: u64,
+        /// How many.
+        bytes: u64,
+    },
+    /// Two shards with a common byte.
+    #[error("shards {one} and {other} of tensor {tensor} share byte {byte}; each byte belongs to one shard")]
+    Overlap {
+        /// A shard.
+        one: usize,
+        /// Another.
+        other: usize,
+        /// Their tensor.
+        tensor: u32,
+        /// The byte.
+        byte: u64,
+    },
+}
+
+impl Exchange {
+    /// Shards begin at multiples of so many bytes in a buffer.
+    pub const GRAIN: u64 = 64;
+    /// The most shards of a step.
+    pub const MOST_SHARDS: usize = 1 << 20;
+    /// The most proxies.
+    pub const MOST_PROXIES: u16 = 1024;
+    /// The most bytes of a buffer.
+    const MOST_BYTES: u64 = 1 << 48;
+
+    /// The exchange of these shards over so many proxies. A proxy may have none.
+    ///
+    /// # Errors
+    /// [`ExchangeError`] when a shard has no bytes, no such proxy, or a byte of another.
+    pub fn new(shards: Vec<Shard>, proxies: u16) -> Result<Self, ExchangeError> {
+        if proxies == 0 || proxies > Self::MOST_PROXIES {
+            return Err(ExchangeError::Proxies { proxies, limit: Self::MOST_PROXIES });
+        }
+        if shards.len() > Self::MOST_SHARDS {
+            return Err(ExchangeError::Shards { shards: shards.len(), limit: Self::MOST_SHARDS });
+        }
+        let mut parts = vec![(vec![], 0); usize::from(proxies)];
+        let mut places = vec![];
+        for (shard, &Shard { start, bytes, proxy, .. }) in shards.iter().enumerate() {
+            let Some((of, end)) = parts.get_mut(usize::from(proxy)) else {
+                return Err(ExchangeError::Route { shard, proxy, proxies });
+            };
+            let fits = start.checked_add(bytes).is_some_and(|end| end <= Self::MOST_BYTES);
+            if bytes == 0 || !fits || *end > Self::MOST_BYTES {
+                return Err(ExchangeError::Bytes { shard, start, bytes });
+            }
+            of.push(shard as u32);
+            places.push(*end);
+            *end = (*end + bytes).next_multiple_of(Self::GRAIN);
+        }
+        expect_apart(&shards)?;
+        Ok(Self { shards, places, parts })
+    }
+
+    /// The shards, in the order of gradients.
+    #[must_use]
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// How many proxies there are.
+    #[must_use]
+    pub fn proxies(&self) -> u16 {
+        self.parts.len() as u16
+    }
+
+    /// The shards of a proxy, in the order of gradients.
+    #[must_use]
+    pub fn of_proxy(&self, proxy: u16) -> &[u32] {
+        &self.parts[usize::from(proxy)].0
+    }
+
+    /// Where a shard begins in the buffers of its proxy.
+    #[must_use]
+    pub fn place(&self, shard: u32) -> u64 {
+        self.places[shard as usize]
+    }
+
+    /// Bytes of a buffer of this proxy.
+    #[must_use]
+    pub fn buffer_bytes(&self, proxy: u16) -> u64 {
+        self.parts[usize::from(proxy)].1
+    }
+}
+
+/// Whether each byte of a tensor belongs to one shard.
+fn expect_apart(shards: &[Shard]) -> Result<(), ExchangeError> {
+    let mut order: Vec<usize> = (0..shards.len()).collect();
+    order.sort_by_key(|&index| (shards[index].tensor, shards[index].start));
+    for pair in order.windows(2) {
+        let [one, other] = [shards[pair[0]], shards[pair[1]]];
+        if one.tensor == other.tensor && other.start < one.start + one.bytes {
+            let (tensor, byte) = (one.tensor, other.start);
+            return Err(ExchangeError::Overlap { one: pair[0], other: pair[1], tensor, byte });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shard(tensor: u32, start: u64, bytes: u64, proxy: u16) -> Shard {
+        Shard { tensor, start, bytes, proxy }
+    }
+
+    #[test]
+    fn shards_of_a_proxy_lie_side_by_side_in_the_order_of_gradients() {
+        let shards = vec![shard(5, 0, 65, 1), shard(5, 65, 1, 1), shard(0, 7, 128, 0), shard(2, 0, 64, 1)];
+        let exchange = Exchange::new(shards, 3).unwrap();
+        assert_eq!((0..4).map(|index| exchange.place(index)).collect::<Vec<_>>(), [0, 128, 0, 192]);
+        assert_eq!([0, 1, 2].map(|proxy| exchange.buffer_bytes(proxy)), [128, 256, 0]);
+        assert_eq!(exchange.of_proxy(1), [0, 1, 3]);
+        assert_eq!(exchange.of_proxy(2), [0; 0]);
+    }
+
+    #[test]
+    fn what_is_no_exchange_is_named() {
+        let refused =
+            |shards: &[Shard], proxies| Exchange::new(shards.to_vec(), proxies).unwrap_err().to_string();
+        assert_eq!(refused(&[], 0), "a service of 0 proxies; give it 1 to 1024");
+        assert_eq!(refused(&[shard(0, 0, 1, 2)], 2), "shard 0 goes to proxy 2; there are 2, counted from 0");
+        assert_eq!(
+            refused(&[shard(0, 4, 0, 0)], 1),
+            "shard 0 has 0 bytes from 4 on; it needs at least one, and an end"
+        );
+        refused(&[shard(0, u64::MAX, 1, 0)], 1);
+        assert_eq!(
+            refused(&[shard(1, 8, 9, 0), shard(0, 0, 9, 0), shard(1, 0, 9, 1)], 2),
+            "shards 2 and 0 of tensor 1 share byte 8; each byte belongs to one shard"
+        );
+    }
+}
