@@ -27,12 +27,13 @@ use slab::Slab;
 
 use self::inlet::Inlets;
 use self::outlet::{Load, Outgoing, PeerTraffic};
-pub(crate) use self::place::{create_ring, find_ring, identity, process_of};
+pub(crate) use self::place::{create_ring, find_ring};
 use self::place::{endpoint_bytes, endpoint_name};
 pub use self::wire::LONGEST;
 use self::wire::{Note, RECEIVES, offer_of, words_of};
 use crate::format::Geometry;
-use crate::object::{InitialContents, Object};
+use crate::object::Object;
+use crate::owned::{self, Kind};
 use crate::ring::{Envelope, INLINE, RingShape};
 use crate::{Pool, PoolError};
 
@@ -931,41 +932,15 @@ fn fail<B, C>(buffer: B, context: C, error: &PoolError) -> Completion<B, C> {
 /// Makes the object of an endpoint at the first port that is free, or whose endpoint died.
 fn take_port<M: Memory>(pool: &Pool<M>) -> Result<(Object, u16), PoolError> {
     let (member, geometry) = (pool.member(), pool.layout().geometry());
-    let identity = InitialContents::Line(identity(&pool.this_process()));
+    // Where one has died its rings have stayed, and often others with it.
+    let sweep = || pool.sweep_job(member.job).map(drop);
     for port in 0..geometry.processes {
         let name = endpoint_name(member.job, member.host, port);
-        let make = || pool.create_filled(&name, endpoint_bytes(geometry), identity);
-        match make() {
+        let bytes = endpoint_bytes(geometry);
+        match owned::create_after(pool, &name, bytes, Kind::Endpoint, [0; 3], sweep) {
             Err(PoolError::Exists { .. }) => {}
             made => return made.map(|own| (own, port)),
         }
-        if remove_the_dead(pool, &name)? {
-            // Where one has died its rings have stayed, and often others with it.
-            pool.sweep_job(member.job)?;
-            match make() {
-                Err(PoolError::Exists { .. }) => {}
-                made => return made.map(|own| (own, port)),
-            }
-        }
     }
     Err(PoolError::NoSlot { host: member.host, slots: geometry.processes })
-}
-
-/// Removes an object whose first line is the identity of a process, if that died; whether there is none any more.
-pub(crate) fn remove_the_dead<M: Memory>(pool: &Pool<M>, name: &str) -> Result<bool, PoolError> {
-    let found = match pool.open(name) {
-        Err(PoolError::NotFound { .. }) => return Ok(true),
-        found => found?,
-    };
-    let holder = process_of(pool, &found).and_then(|process| pool.expect_alive(&process, "endpoint", 0));
-    match holder {
-        Err(PoolError::PeerDead { .. }) => {
-            pool.abandon(found);
-            Ok(true)
-        }
-        held => {
-            pool.close(found);
-            held.map(|()| false)
-        }
-    }
 }

@@ -32,7 +32,7 @@ pub use ring::{channel, summary};
 
 use allocator::{chunks, extents};
 use directory::{entry, list, opens};
-use objects::{jobs, object, private};
+use objects::{jobs, object, owned, private};
 use wait::watch;
 
 pub use error::{Peer, PoolError};

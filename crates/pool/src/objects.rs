@@ -2,6 +2,7 @@
 
 pub(crate) mod jobs;
 pub(crate) mod object;
+pub(crate) mod owned;
 pub(crate) mod private;
 
 use std::time::Duration;

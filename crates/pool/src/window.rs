@@ -33,10 +33,10 @@ use polder_mem::{Memory, Offset};
 use self::epoch::Epoch;
 pub use self::lock::Access;
 use self::lock::{Claim, Lock};
-use self::place::{Segment, Word, encode, object_bytes, segment_name};
-use crate::endpoint::remove_the_dead;
+use self::place::{Segment, Word, object_bytes, own_words, segment_name};
 use crate::name::Name;
-use crate::object::{InitialContents, Object};
+use crate::object::Object;
+use crate::owned::{self, Kind};
 use crate::{Pool, PoolError};
 
 /// Bytes of a word: what memory writes at once.
@@ -107,12 +107,7 @@ impl<M: Memory> Window<M> {
         Name::parse(&format!("{first}{name}"))?;
         let process = pool.this_process();
         let object_name = segment_name(pool.member().job, name, rank);
-        let identity = InitialContents::Line(encode(&process, rank, ranks, bytes));
-        let make = || pool.create_filled(&object_name, total, identity);
-        let object = match make() {
-            Err(PoolError::Exists { .. }) if remove_the_dead(&pool, &object_name)? => make()?,
-            made => made?,
-        };
+        let object = owned::create(&pool, &object_name, total, Kind::Segment, own_words(rank, ranks, bytes))?;
         let own = Segment::new(process, object.at(), ranks, bytes);
         let (segments, objects) = (vec![], vec![object]);
         let counts = vec![Counts::default(); ranks as usize];

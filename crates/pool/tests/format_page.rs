@@ -14,6 +14,7 @@ const SOURCES: &[&str] = &[
     "endpoint/place",
     "endpoint/wire",
     "window/place",
+    "objects/owned",
     "objects/private",
     "group/join",
     "group/progress",

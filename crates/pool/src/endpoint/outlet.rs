@@ -6,11 +6,12 @@ use polder_mem::{Memory, Offset};
 use slab::Slab;
 
 use super::inlet::{Alive, link};
-use super::place::{create_ring, endpoint_name, news_base, news_word, process_of, ring_name};
+use super::place::{create_ring, endpoint_name, news_base, news_word, ring_name};
 use super::wire::{Note, bytes_of, offered};
 use super::{Address, CompleteWhen, Completion, EndpointOptions, Label, MessageBuffer, OVERHEAD, fail};
 use crate::membership::Process;
 use crate::object::Object;
+use crate::owned::{Identity, Kind};
 use crate::ring::Producer;
 use crate::{Pool, PoolError};
 
@@ -396,8 +397,8 @@ fn find<M: Memory>(pool: &Pool<M>, address: Address) -> Result<(Object, Process)
             return Err(left(pool, address, 0)?);
         }
     };
-    match process_of(pool, &endpoint) {
-        Ok(process) => Ok((endpoint, process)),
+    match Identity::read(pool, &endpoint, Kind::Endpoint) {
+        Ok(said) => Ok((endpoint, said.process)),
         Err(error) => {
             pool.close(endpoint);
             Err(error)

@@ -22,32 +22,21 @@
 //! | 128..192 | credits |
 //! | from 256 on | the producer's extent |
 //!
-//! # Words of the identity of a process
+//! # Own words of the identity of a ring
 //! | word | what |
 //! |---|---|
-//! | 0 | 1 |
-//! | 1 | bits 0..32 process id, bits 32..48 slot, bits 48..64 host |
-//! | 2 | incarnation of the process |
-//! | 3 | incarnation of its host |
-//!
-//! # Words of the identity of a ring
-//! | word | what |
-//! |---|---|
-//! | 0 | 1 |
-//! | 1 | bits 0..32 slots, bits 32..64 cells |
-//! | 2 | bytes of a cell |
-//! | 3 | bits 0..32 process id of the producer, bits 32..48 slot, bits 48..64 host |
-//! | 4 | incarnation of the process |
-//! | 5 | incarnation of its host |
+//! | 4 | bits 0..32 slots, bits 32..64 cells |
+//! | 5 | bytes of a cell |
+//! | 6 | spare, 0 |
 
 use polder_mem::{Memory, Offset};
 
 use super::Address;
 use crate::format::Geometry;
-use crate::line::{self, Words};
-use crate::membership::Process;
+use crate::line;
 use crate::name::Name;
-use crate::object::{InitialContents, MAX_HEADER_LINES, Object, header_lines};
+use crate::object::{MAX_HEADER_LINES, Object, header_lines};
+use crate::owned::{self, Identity, Kind};
 use crate::ring::{RingPlace, RingShape};
 use crate::summary::SENDERS;
 use crate::{Pool, PoolError};
@@ -101,25 +90,6 @@ pub(super) const fn split_news_word(word: u64) -> (u64, u64) {
     (count, word - count)
 }
 
-/// What the first line of the endpoint of `process` says; the last three words are free for other objects.
-pub(crate) fn identity(process: &Process) -> Words {
-    let [place, incarnation, host_incarnation] = process.identity();
-    [1, place, incarnation, host_incarnation, 0, 0, 0]
-}
-
-/// The process of the endpoint, or another object with such a first line, in `object`.
-///
-/// # Errors
-/// [`PoolError::Corrupt`] when it is of no process, or damaged.
-pub(crate) fn process_of<M: Memory>(pool: &Pool<M>, object: &Object) -> Result<Process, PoolError> {
-    match line::read(pool.memory(), object.at())? {
-        Some([1, place, incarnation, host_incarnation, ..]) => {
-            Ok(Process::from_identity([place, incarnation, host_incarnation]))
-        }
-        _ => Err(PoolError::Corrupt { offset: object.at(), what: "identity of a process" }),
-    }
-}
-
 /// Chunks that one host holds for `endpoints` endpoints of a job and `rings` rings of this shape to others, at most.
 pub(super) fn chunks(geometry: &Geometry, shape: RingShape, endpoints: u64, rings: u64) -> u64 {
     let furthest = Address { host: u16::MAX, port: u16::MAX, generation: u64::MAX };
@@ -146,10 +116,8 @@ pub(crate) fn create_ring<M: Memory>(
     name: &str,
     shape: RingShape,
 ) -> Result<(Object, RingPlace), PoolError> {
-    let counts = shape.slots() | shape.cells() << 32;
-    let [process, incarnation, host_incarnation] = pool.this_process().identity();
-    let words = [1, counts, shape.cell_bytes(), process, incarnation, host_incarnation, 0];
-    let ring = pool.create_filled(name, ring_bytes(shape), InitialContents::Line(words))?;
+    let own = [shape.slots() | shape.cells() << 32, shape.cell_bytes(), 0];
+    let ring = owned::create_new(pool, name, ring_bytes(shape), Kind::Ring, own)?;
     let place = place_of(&ring);
     Ok((ring, place))
 }
@@ -164,7 +132,8 @@ pub(crate) fn find_ring<M: Memory>(
 ) -> Result<(RingShape, RingPlace), PoolError> {
     let corrupt = || PoolError::Corrupt { offset: object.at(), what: "ring identity" };
     let said = line::read(pool.memory(), object.at())?;
-    let Some([1, counts, cell_bytes, ..]) = said else { return Err(corrupt()) };
+    let said = said.and_then(|said| Identity::decode(&said, Kind::Ring)).ok_or_else(corrupt)?;
+    let [counts, cell_bytes, _] = said.own;
     let cell_bytes = u32::try_from(cell_bytes).map_err(|_| corrupt())?;
     let shape = RingShape::new((counts >> 32) as u32, cell_bytes)
         .and_then(|shape| shape.with_slots(counts as u32))

@@ -22,14 +22,10 @@
 //! | 3 | spare, 0 |
 //! | from 4 on | staging, in two halves: operation `k` has the half `k mod 2` |
 //!
-//! # Words of an identity line
+//! # Own words of an identity
 //! | word | what |
 //! |---|---|
-//! | 0 | 1 |
-//! | 1 | bits 0..32 how many ranks there are, bits 32..64 the rank |
-//! | 2 | bits 0..32 process id, bits 32..48 slot, bits 48..64 host |
-//! | 3 | incarnation of the process |
-//! | 4 | incarnation of its host |
+//! | 4 | bits 0..32 how many ranks there are, bits 32..64 the rank |
 //! | 5 | bytes of staging |
 //! | 6 | bits 0..32 bytes up to which a message goes in one exchange, bits 32..64 bytes of a segment |
 //!
@@ -48,8 +44,9 @@ use super::signature::MAX_RANKS;
 use super::{Group, GroupOptions, Interrupt, RankPlace, extent_bytes, staging_at};
 use crate::line::{self, Words};
 use crate::membership::Process;
-use crate::object::{InitialContents, Object};
-use crate::{Peer, Pool, PoolError};
+use crate::object::Object;
+use crate::owned::{self, Kind};
+use crate::{Pool, PoolError};
 
 /// Between two looks for a rank that has not come.
 const NAP: Duration = Duration::from_millis(1);
@@ -203,54 +200,28 @@ impl<M: Memory> Search<M> {
     fn take_seat(&mut self) -> Result<(), PoolError> {
         let Seats { pool, rank, size, .. } = &self.seats;
         let (name, process) = (self.seats.name_of(*rank), pool.this_process());
-        let identity = Identity { rank: *rank, size: *size, process }.encode(&self.options);
-        let make = || pool.create_filled(&name, extent_bytes(&self.options), InitialContents::Line(identity));
-        let own = match make() {
-            Err(PoolError::Exists { name }) => {
-                self.remove_the_dead(&name)?;
-                make()?
-            }
-            made => made?,
-        };
+        let words = Identity { rank: *rank, size: *size, process }.own(&self.options);
+        let own = owned::create(pool, &name, extent_bytes(&self.options), Kind::Rank, words);
+        let own = own.map_err(|error| self.taken(error))?;
         let (rank, member) = (*rank, self.member(&own, &process));
         self.seats.own = Some(own);
         self.found[rank] = Some(member?);
         Ok(())
     }
 
-    /// Removes the extent `name` of a process that died without leaving.
-    ///
-    /// # Errors
-    /// [`PoolError::RankTaken`] when it lives, [`PoolError::Exists`] when the object is no rank's.
-    fn remove_the_dead(&self, name: &str) -> Result<(), PoolError> {
-        let pool = &self.seats.pool;
-        let found = match pool.open(name) {
-            Err(PoolError::NotFound { .. }) => return Ok(()),
-            found => found?,
-        };
-        match self.live_holder(&found) {
-            Err(PoolError::PeerDead { .. }) => match pool.discard(found) {
-                Err(PoolError::NotFound { .. }) => Ok(()),
-                removed => removed,
-            },
-            held => {
-                pool.close(found);
-                let Seats { rank, name: group, .. } = &self.seats;
-                Err(match held? {
-                    Some(peer) => PoolError::RankTaken { rank: *rank, group: group.clone(), peer },
-                    None => PoolError::Exists { name: name.to_owned() },
-                })
+    /// The error of a rank that could not make its extent: another process may be this rank already.
+    fn taken(&self, error: PoolError) -> PoolError {
+        let Seats { pool, rank, name: group, .. } = &self.seats;
+        let PoolError::Exists { name } = &error else { return error };
+        let Ok(found) = pool.open(name) else { return error };
+        let holder = owned::Identity::find(pool, &found, Kind::Rank);
+        pool.close(found);
+        match holder {
+            Ok(Some(holder)) => {
+                PoolError::RankTaken { rank: *rank, group: group.clone(), peer: holder.process.peer() }
             }
+            _ => error,
         }
-    }
-
-    /// The process whose extent `object` is, if it is one, and that it lives.
-    fn live_holder(&self, object: &Object) -> Result<Option<Peer>, PoolError> {
-        let pool = &self.seats.pool;
-        let said = line::read(pool.memory(), object.at())?;
-        let Some(holder) = said.and_then(|words| Identity::decode(&words)) else { return Ok(None) };
-        pool.expect_alive(&holder.process, "rank", 0)?;
-        Ok(Some(holder.process.peer()))
     }
 
     /// Waits until every rank has been found, and has found this one.
@@ -417,26 +388,22 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    pub(super) fn encode(&self, options: &GroupOptions) -> Words {
-        let [process, incarnation, host_incarnation] = self.process.identity();
+    /// The own words of the identity.
+    fn own(&self, options: &GroupOptions) -> [u64; 3] {
         [
-            1,
             (self.rank as u64) << 32 | self.size as u64,
-            process,
-            incarnation,
-            host_incarnation,
             options.staging_bytes,
             options.segment_bytes << 32 | options.direct_bytes & 0xffff_ffff,
         ]
     }
 
+    pub(super) fn encode(&self, options: &GroupOptions) -> Words {
+        owned::Identity { kind: Kind::Rank, process: self.process, own: self.own(options) }.encode()
+    }
+
     fn decode(words: &Words) -> Option<Self> {
-        let [1, place, process, incarnation, host_incarnation, _, _] = *words else { return None };
-        Some(Self {
-            rank: (place >> 32) as usize,
-            size: (place & 0xffff_ffff) as usize,
-            process: Process::from_identity([process, incarnation, host_incarnation]),
-        })
+        let owned::Identity { process, own: [place, ..], .. } = owned::Identity::decode(words, Kind::Rank)?;
+        Some(Self { rank: (place >> 32) as usize, size: (place & 0xffff_ffff) as usize, process })
     }
 }
 
@@ -448,8 +415,10 @@ mod tests {
 
     use super::super::Signature;
     use super::*;
+    use crate::Peer;
     use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
     use crate::local::LocalLayout;
+    use crate::object::InitialContents;
 
     const BYTES: u64 = 8 << 20;
 

@@ -1,4 +1,4 @@
-//! The on-media format, version 1.
+//! The on-media format, version 2.
 //!
 //! Everything is little-endian. A region holds, from offset 0:
 //!
@@ -20,7 +20,7 @@
 //! | byte | size | what |
 //! |---|---|---|
 //! | 0 | 8 | magic, `POLDER\0\1` |
-//! | 8 | 4 | version, 1 |
+//! | 8 | 4 | version, 2 |
 //! | 12 | 4 | coherence that the pool was formatted for: 0 none, each process decides; 1 coherent, 2 software |
 //! | 16 | 16 | uuid |
 //! | 32 | 8 | bytes of the region that the pool uses |
@@ -85,7 +85,7 @@ const VERSION_BITS: u32 = 32;
 /// The first word of a pool: `POLDER\0\1`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"POLDER\0\x01");
 /// The format that this program reads and writes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The superblock's size in bytes.
 pub const SUPERBLOCK_BYTES: u64 = 4096;
 /// The most hosts that a pool can have: a view holds them in one word.
@@ -859,8 +859,8 @@ mod tests {
         assert_eq!(read_superblock(&heap), Err(PoolError::NotAPool { found: 0 }));
         heap.store(Offset(0), 0x7f45_4c46);
         assert_eq!(read_superblock(&heap), Err(PoolError::NotAPool { found: 0x7f45_4c46 }));
-        line::publish(&heap, Offset(0), &[MAGIC, 2, 0, 0, 0, 0, 0]);
-        assert_eq!(read_superblock(&heap), Err(PoolError::Version { found: 2, supported: 1 }));
+        line::publish(&heap, Offset(0), &[MAGIC, 1, 0, 0, 0, 0, 0]);
+        assert_eq!(read_superblock(&heap), Err(PoolError::Version { found: 1, supported: 2 }));
         let short = self::heap(2048);
         assert_eq!(read_superblock(&short), Err(PoolError::TooSmall { bytes: 2048, need: 4096 }));
     }

@@ -13,11 +13,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use polder_mem::Memory;
 
-use crate::endpoint::process_of;
 use crate::group;
 use crate::list::ListedObject;
 use crate::name::Name;
 use crate::object::Object;
+use crate::owned::{Identity, Kind};
 use crate::{Peer, Pool, PoolError};
 
 /// What an object is for, by its name.
@@ -50,6 +50,16 @@ impl<'a> Use<'a> {
             Some((format!("/endpoint/{job}/{place}"), generation.parse().ok()?))
         };
         Some(Self::Ring([end(receiver)?, end(sender)?]))
+    }
+
+    /// What the identity of such an object says that it is.
+    const fn kind(&self) -> Kind {
+        match self {
+            Self::Endpoint => Kind::Endpoint,
+            Self::Ring(_) => Kind::Ring,
+            Self::Segment(_) => Kind::Segment,
+            Self::Memory(_) => Kind::Private,
+        }
     }
 }
 
@@ -99,7 +109,7 @@ impl<M: Memory> Pool<M> {
         let mut known = BTreeMap::new();
         // Whoever is gone by now has made all its rings, and the list that follows has them.
         for listed in self.directory().list("/memory/")?.0.into_iter().filter(memory) {
-            let holder = self.holder(&listed.name, listed.generation)?;
+            let holder = self.holder(&listed.name, listed.generation, Kind::Private)?;
             known.insert((listed.name, listed.generation), holder);
         }
         let (mut found, _) = self.directory().list("")?;
@@ -110,7 +120,10 @@ impl<M: Memory> Pool<M> {
         let mut is_over = |name: &str, generation| {
             let holder = match known.entry((name.to_owned(), generation)) {
                 Entry::Occupied(known) => *known.get(),
-                Entry::Vacant(unknown) => *unknown.insert(self.holder(name, generation)?),
+                Entry::Vacant(unknown) => {
+                    let kind = Use::of(name, job).map_or(Kind::Endpoint, |of| of.kind());
+                    *unknown.insert(self.holder(name, generation, kind)?)
+                }
             };
             Ok::<_, PoolError>(holder != Holder::Stays)
         };
@@ -217,13 +230,13 @@ impl<M: Memory> Pool<M> {
         Ok(holders)
     }
 
-    /// Who holds the object of this name and generation.
-    fn holder(&self, name: &str, generation: u64) -> Result<Holder, PoolError> {
+    /// Who holds the object of this name, generation and kind.
+    fn holder(&self, name: &str, generation: u64, kind: Kind) -> Result<Holder, PoolError> {
         let of_object = |object: &Object| {
             if object.generation() != generation {
                 return Ok(Holder::Nobody);
             }
-            let process = process_of(self, object)?;
+            let process = Identity::read(self, object, kind)?.process;
             Ok(if self.is_gone(&process)? { Holder::Gone(process.peer()) } else { Holder::Stays })
         };
         let holder = match self.open(name) {

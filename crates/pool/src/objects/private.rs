@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use polder_mem::{LINE, Memory, Offset};
 
-use crate::endpoint::{identity, remove_the_dead};
-use crate::object::{InitialContents, Object};
+use crate::object::Object;
+use crate::owned::{self, Kind};
 use crate::{Pool, PoolError};
 
 /// The name of what a process of a host has, by a number of its own.
@@ -43,11 +43,7 @@ impl<M: Memory> PrivateMemory<M> {
         })?;
         let member = pool.member();
         let name = private_name(member.job, member.host, member.pid, number);
-        let make = || pool.create_filled(&name, total, InitialContents::Line(identity(&pool.this_process())));
-        let object = match make() {
-            Err(PoolError::Exists { .. }) if remove_the_dead(&pool, &name)? => make()?,
-            made => made?,
-        };
+        let object = owned::create(&pool, &name, total, Kind::Private, [0; 3])?;
         let at = object.at() + LINE;
         Ok(Self { pool, object: Some(object), at, bytes })
     }

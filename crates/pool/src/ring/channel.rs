@@ -4,15 +4,11 @@
 //! created once, so only one process ever receives. The first line of each object is the identity of its process, and
 //! never changes. Word 0 of the second line is 1 once that process has left.
 //!
-//! # Words of the first line of a receiver
+//! # Own words of the identity of a receiver
 //! | word | what |
 //! |---|---|
-//! | 0 | 1 |
-//! | 1 | generation of the ring |
-//! | 2 | spare, 0 |
-//! | 3 | bits 0..32 process id, bits 32..48 slot, bits 48..64 host |
-//! | 4 | incarnation of the process |
-//! | 5 | incarnation of its host |
+//! | 4 | generation of the ring |
+//! | 5, 6 | spare, 0 |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +17,8 @@ use polder_mem::{LINE, Memory, Offset};
 
 use crate::endpoint::{create_ring, find_ring};
 use crate::line::{self, Words};
-use crate::membership::Process;
-use crate::object::{InitialContents, Object};
+use crate::object::Object;
+use crate::owned::{self, Identity, Kind};
 use crate::ring::{Consumer, Envelope, Producer, RingLink, RingPlace, RingShape};
 use crate::wait::{self, Patience};
 use crate::{Pool, PoolError};
@@ -100,7 +96,7 @@ impl<M: Memory + 'static> Sender<M> {
             waited_ms: timeout.as_millis() as u64,
         })?;
         let at = self.receiver.insert(receiver).at();
-        let link = link(&self.pool, at)?;
+        let link = link(&self.pool, at, Kind::Receiver)?;
         Ok(Producer::new(self.pool.memory().clone(), self.shape, self.place, link))
     }
 }
@@ -136,10 +132,9 @@ impl<M: Memory + 'static> Receiver<M> {
 
     fn take(pool: &Arc<Pool<M>>, ring: &Object) -> Result<(Object, Consumer<M, Alive>), PoolError> {
         let (shape, place) = find_ring(pool, ring)?;
-        let link = link(pool, ring.at())?;
-        let [process, incarnation, host_incarnation] = pool.this_process().identity();
-        let words = [1, ring.generation(), 0, process, incarnation, host_incarnation, 0];
-        let own = pool.create_filled(&receiver_name(ring.name()), 2 * LINE, InitialContents::Line(words))?;
+        let link = link(pool, ring.at(), Kind::Ring)?;
+        let (name, words) = (receiver_name(ring.name()), [ring.generation(), 0, 0]);
+        let own = owned::create_new(pool, &name, 2 * LINE, Kind::Receiver, words)?;
         Ok((own, Consumer::new(pool.memory().clone(), shape, place, link)))
     }
 
@@ -202,13 +197,13 @@ fn find_receiver<M: Memory>(pool: &Pool<M>, ring: &Object) -> Result<Option<Obje
 
 /// Whether a receiver receives from the ring of this generation.
 fn is_of<M: Memory>(pool: &Pool<M>, receiver: &Object, generation: u64) -> Result<bool, PoolError> {
-    read(pool, receiver.at()).map(|words| words[1] == generation)
+    identity(pool, receiver.at(), Kind::Receiver).map(|said| said.own[0] == generation)
 }
 
-/// The first line of an end.
-fn read<M: Memory>(pool: &Pool<M>, at: Offset) -> Result<Words, PoolError> {
-    let words = line::read(pool.memory(), at)?;
-    words.filter(|words| words[0] == 1).ok_or(PoolError::Corrupt { offset: at, what: "end of a channel" })
+/// The identity of an end.
+fn identity<M: Memory>(pool: &Pool<M>, at: Offset, kind: Kind) -> Result<Identity, PoolError> {
+    let said = line::read(pool.memory(), at)?.and_then(|words| Identity::decode(&words, kind));
+    said.ok_or(PoolError::Corrupt { offset: at, what: "end of a channel" })
 }
 
 /// Whether the end whose object is at `at` has left; not while it says so.
@@ -222,12 +217,11 @@ fn leave<M: Memory>(pool: &Pool<M>, at: Offset) {
 }
 
 /// What this end knows of the other, whose object is at `at`.
-fn link<M>(pool: &Arc<Pool<M>>, at: Offset) -> Result<RingLink<Alive>, PoolError>
+fn link<M>(pool: &Arc<Pool<M>>, at: Offset, kind: Kind) -> Result<RingLink<Alive>, PoolError>
 where
     M: Memory + 'static,
 {
-    let words = read(pool, at)?;
-    let process = Process::from_identity([words[3], words[4], words[5]]);
+    let process = identity(pool, at, kind)?.process;
     let (peer, epoch) = (process.peer(), pool.epoch()?);
     let (layout, watcher) = (pool.layout(), Arc::clone(pool));
     let alive = move || match has_left(&watcher, at)? {

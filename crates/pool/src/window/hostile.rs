@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use polder_mem::{Heap, HeapShape, LINE, Memory, Offset, ProcessSlot};
 
-use super::place::{Segment, Word, encode, object_bytes, segment_name};
+use super::place::{Segment, Word, object_bytes, own_words, segment_name};
 use super::{Access, Window};
 use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
 use crate::hostile::Script;
 use crate::local::LocalLayout;
 use crate::membership::Process;
 use crate::object::InitialContents;
+use crate::owned::{Identity, Kind};
 use crate::{Member, Pool, word};
 
 const GEOMETRY: Geometry =
@@ -42,7 +43,8 @@ pub fn drive(bytes: &[u8]) {
     let [place, incarnation, host_incarnation] = process.identity().map(|word| script.near(word));
     let said = Process::from_identity([place, incarnation, host_incarnation]);
     let (rank, ranks) = (script.near(1) as u32, script.near(RANKS.into()) as u32);
-    let identity = encode(&said, rank, ranks, script.near(ROOM));
+    let own = own_words(rank, ranks, script.near(ROOM));
+    let identity = Identity { kind: Kind::Segment, process: said, own }.encode();
     let total = object_bytes(RANKS, ROOM).expect("a few bytes");
     let total = script.near(total).min(BYTES / 4);
     let object = pools[1].create_filled(&segment_name(0, "w", 1), total, InitialContents::Line(identity));

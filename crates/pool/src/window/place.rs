@@ -11,13 +11,9 @@
 //! | from 2 on | for each rank, two a line, the words by which this segment's process deals with it |
 //! | then | the data, filled up to a whole line |
 //!
-//! # Words of the identity of a segment
+//! # Own words of the identity of a segment
 //! | word | what |
 //! |---|---|
-//! | 0 | 1 |
-//! | 1 | bits 0..32 process id, bits 32..48 slot, bits 48..64 host |
-//! | 2 | incarnation of the process |
-//! | 3 | incarnation of its host |
 //! | 4 | bits 0..32 how many ranks there are, bits 32..64 the rank |
 //! | 5 | bytes of data |
 //! | 6 | spare, 0 |
@@ -35,10 +31,10 @@
 
 use polder_mem::{LINE, Memory, Offset};
 
-use crate::endpoint::identity;
-use crate::line::{self, Words};
+use crate::line;
 use crate::membership::Process;
 use crate::object::Object;
+use crate::owned::{Identity, Kind};
 use crate::{Pool, PoolError};
 
 /// Lines before the words for the ranks.
@@ -85,11 +81,9 @@ fn head_bytes(ranks: u32) -> u64 {
     (HEAD * LINE + u64::from(ranks) * WORDS * 8).next_multiple_of(LINE)
 }
 
-/// What the first line of a segment says.
-pub(super) fn encode(process: &Process, rank: u32, ranks: u32, bytes: u64) -> Words {
-    let [kind, place, incarnation, host_incarnation, ..] = identity(process);
-    let count = u64::from(ranks) | u64::from(rank) << 32;
-    [kind, place, incarnation, host_incarnation, count, bytes, 0]
+/// The own words of the identity of a segment.
+pub(super) fn own_words(rank: u32, ranks: u32, bytes: u64) -> [u64; 3] {
+    [u64::from(ranks) | u64::from(rank) << 32, bytes, 0]
 }
 
 impl Segment {
@@ -110,11 +104,15 @@ impl Segment {
         ranks: u32,
     ) -> Result<Self, PoolError> {
         let corrupt = PoolError::Corrupt { offset: object.at(), what: "segment of a window" };
-        let Some(said) = line::read(pool.memory(), object.at())? else { return Err(corrupt) };
-        let [_, place, incarnation, host_incarnation, _, bytes, _] = said;
-        let process = Process::from_identity([place, incarnation, host_incarnation]);
+        let said = line::read(pool.memory(), object.at())?;
+        let Some(Identity { process, own, .. }) =
+            said.and_then(|said| Identity::decode(&said, Kind::Segment))
+        else {
+            return Err(corrupt);
+        };
+        let bytes = own[1];
         let geometry = pool.layout().geometry();
-        let is_right = said == encode(&process, rank, ranks, bytes)
+        let is_right = own == own_words(rank, ranks, bytes)
             && object_bytes(ranks, bytes) == Some(object.bytes())
             && process.host < geometry.hosts
             && process.slot.0 < geometry.processes;
