@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo offload torch tools mpi lab test verify soak fuzz bench mpi-check
+.PHONY: setup demo offload sync torch tools mpi lab test verify soak fuzz bench mpi-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -25,6 +25,10 @@ demo: setup torch
 # Fine-tunes a small decoder placed over memory and a disk, beside the same steps unplaced: a few minutes.
 offload: setup torch
 	@.venv/bin/python examples/offload.py --limit
+
+# Trains the demo's GPT with a parameter service, two workers and two proxies, beside all-reduce and DDP: about two minutes.
+sync: setup torch
+	@.venv/bin/python examples/coarse.py $(if $(TEXT),--text "$(TEXT)")
 
 # The linters that the tests need, each once.
 tools: setup .venv/.dev .cache/tools/bin/cargo-deny

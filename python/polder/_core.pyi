@@ -83,6 +83,48 @@ class Saved:
     def free(self, slot: int) -> None: ...
     def most(self) -> tuple[int, int, int]: ...
 
+def service_proxy(
+    pool: Pool,
+    name: str,
+    proxy: int,
+    clients: int,
+    proxies: int,
+    *,
+    timeout: float | None = None,
+    given_up: Callable[[], bool] | None = None,
+) -> None: ...
+def service_shard_bytes(measured: Sequence[tuple[int, float]], slack: float) -> int: ...
+def service_plan(
+    tensors: Sequence[int],
+    workers: int,
+    forward_s: float,
+    backward_s: float,
+    proxy_rate: float,
+    worker_rate: float,
+    shard_bytes: int,
+    links: Sequence[tuple[float, float]],
+    slack: float,
+) -> tuple[float, int, list[tuple[int, int, int, int]]]: ...
+
+class ServiceClient:
+    def __new__(
+        cls,
+        pool: Pool,
+        name: str,
+        client: int,
+        clients: int,
+        proxies: int,
+        *,
+        timeout: float | None = None,
+        given_up: Callable[[], bool] | None = None,
+    ) -> Self: ...
+    def begin(self, shards: Sequence[tuple[int, int, int, int]], proxies: int, dtype: str) -> None: ...
+    def push(self, tensor: int, gradients: tuple[int, int], dtype: str) -> None: ...
+    def wait(self) -> None: ...
+    def stat(self) -> list[tuple[int, int, int, int, int]]: ...
+    def abandon(self) -> None: ...
+    def close(self) -> None: ...
+
 class Pool:
     def __new__(
         cls,

@@ -49,16 +49,18 @@ impl Routing {
     /// proxies the first counts. `None` without links.
     ///
     /// There are three cases. Links that are equal, and a local proxy that is better in both, have one proxy and no
-    /// threshold. A local proxy of less latency and less bandwidth (anti-locality) has small tensors alone.
+    /// threshold. A local proxy of less latency and less bandwidth (anti-locality) has small tensors alone. Bandwidths within
+    /// `slack` of the highest count as equal: below that a measurement says nothing, and the threshold of two bandwidths that
+    /// hardly differ is enormous.
     #[must_use]
-    pub fn over(links: &[Link]) -> Option<Self> {
+    pub fn over(links: &[Link], slack: f64) -> Option<Self> {
         let best = |cost: fn(&Link) -> f64| {
             (0..links.len()).min_by(|&one, &other| cost(&links[one]).total_cmp(&cost(&links[other])))
         };
         let large = best(|link| -link.bandwidth.value())?;
         let small = best(|link| link.latency_s)?;
         let [near, wide] = [links[small], links[large]];
-        if near.bandwidth == wide.bandwidth {
+        if near.bandwidth.value() >= wide.bandwidth.value() * (1.0 - slack) {
             return Some(Self { threshold_bytes: 0.0, small, large: small });
         }
         if near.latency_s == wide.latency_s {
@@ -71,13 +73,13 @@ impl Routing {
 
 /// The proxy of each shard, in the order in which shards are pushed. Shards below the routing's threshold go to the proxy of
 /// the least latency. Each other one goes to the proxy that would have summed it first: with equal links in turn. So the
-/// bandwidth of all proxies is used, where the paper's clients have one proxy each.
+/// bandwidth of all proxies is used, where the paper's clients have one proxy each. `slack` is that of [`Routing::over`].
 ///
 /// # Panics
 /// Without links.
 #[must_use]
-pub fn routes(shards: &[u64], links: &[Link]) -> Vec<usize> {
-    let routing = Routing::over(links).expect("a service has proxies");
+pub fn routes(shards: &[u64], links: &[Link], slack: f64) -> Vec<usize> {
+    let routing = Routing::over(links, slack).expect("a service has proxies");
     let mut busy_s = vec![0.0; links.len()];
     let route = |&bytes: &u64| {
         let until = |proxy: usize| busy_s[proxy] + bytes as f64 / links[proxy].bandwidth.value();
@@ -190,21 +192,24 @@ mod tests {
 
     #[test]
     fn the_three_cases_of_figures_8_and_15_route_as_in_the_paper() {
-        let equal = Routing::over(&[link(1.0, 12.0), link(1.0, 12.0)]).unwrap();
+        let equal = Routing::over(&[link(1.0, 12.0), link(1.0, 12.0)], 0.0).unwrap();
         assert_eq!((equal.small, equal.large, equal.threshold_bytes), (0, 0, 0.0));
-        let anti = Routing::over(&[link(1.0, 6.0), link(3.0, 12.0)]).unwrap();
+        let anti = Routing::over(&[link(1.0, 6.0), link(3.0, 12.0)], 0.2).unwrap();
         assert_eq!((anti.small, anti.large), (0, 1));
         assert!((anti.threshold_bytes - 24e3).abs() < 1e-6, "{anti:?}");
-        let local = Routing::over(&[link(1.0, 12.0), link(3.0, 6.0)]).unwrap();
+        let local = Routing::over(&[link(1.0, 12.0), link(3.0, 6.0)], 0.0).unwrap();
         assert_eq!((local.small, local.large, local.threshold_bytes), (0, 0, 0.0));
-        assert_eq!(Routing::over(&[]), None);
+        assert_eq!(Routing::over(&[], 0.0), None);
+        // What one measurement of equal links found.
+        let noisy = Routing::over(&[link(233.0, 2.67), link(289.0, 2.71)], 0.2).unwrap();
+        assert_eq!((noisy.small, noisy.large, noisy.threshold_bytes), (0, 0, 0.0));
     }
 
     #[test]
     fn equal_links_take_shards_in_turn_and_small_ones_stay_near() {
-        assert_eq!(routes(&[100; 4], &[link(1.0, 6.0); 2]), [0, 1, 0, 1]);
+        assert_eq!(routes(&[100; 4], &[link(1.0, 6.0); 2], 0.0), [0, 1, 0, 1]);
         let anti = [link(1.0, 6.0), link(3.0, 12.0)];
-        assert_eq!(routes(&[1000, 100_000, 100, 100_000, 100_000], &anti), [0, 1, 0, 1, 0]);
+        assert_eq!(routes(&[1000, 100_000, 100, 100_000, 100_000], &anti, 0.2), [0, 1, 0, 1, 0]);
     }
 
     #[test]
@@ -249,7 +254,7 @@ mod tests {
 
         #[test]
         fn below_the_threshold_the_near_proxy_is_sooner_and_above_it_the_other(links in links(), factor in 0.01..100.0_f64) {
-            let Routing { threshold_bytes, small, large } = Routing::over(&links).unwrap();
+            let Routing { threshold_bytes, small, large } = Routing::over(&links, 0.0).unwrap();
             let bytes = threshold_bytes * factor;
             let [near, wide] = [small, large].map(|proxy| links[proxy].seconds(bytes));
             prop_assert!(threshold_bytes >= 0.0);
@@ -262,7 +267,7 @@ mod tests {
             shards in proptest::collection::vec(1_u64..1 << 20, 1..200), rates in proptest::collection::vec(1.0..10.0_f64, 1..5),
         ) {
             let links: Vec<_> = rates.iter().map(|&rate| link(1.0, rate)).collect();
-            let routes = routes(&shards, &links);
+            let routes = routes(&shards, &links, 0.0);
             let mut busy = vec![0.0; links.len()];
             for (&proxy, &bytes) in routes.iter().zip(&shards) {
                 busy[proxy] += bytes as f64 / links[proxy].bandwidth.value();

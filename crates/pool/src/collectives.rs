@@ -24,7 +24,8 @@ use polder_schedule::{Collective, Cut, Plan, Variant};
 use crate::PoolError;
 use crate::group::{Failure, Group, MAX_BYTES, MAX_STEP, Signature};
 
-use data::{Data, Scratch};
+use data::Data;
+pub(crate) use data::{Scratch, fill, length, pieces};
 use pace::{Paces, Size, Stores};
 use run::{Reduction, Run};
 

@@ -15,6 +15,8 @@ pub(crate) enum Deviation {
     FileKnowsAll,
     /// A member does not look after the directory: the suites of membership leave that alone.
     WithoutObjects,
+    /// A proxy stays at the shard that came first until every queue has it at its head.
+    FirstComeFirstServed,
 }
 
 #[cfg(not(feature = "model"))]

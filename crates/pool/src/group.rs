@@ -23,7 +23,7 @@ mod signature;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-use polder_mem::{Bell, Liveness, Memory, Nanos, Offset, ProcessSlot};
+use polder_mem::{Bell, Fault, Liveness, Memory, Nanos, Offset, ProcessSlot};
 use polder_schedule::{DIRECT_BYTES, SEGMENT_BYTES, STAGING_BYTES};
 
 use crate::collectives::Workshop;
@@ -35,7 +35,8 @@ pub use join::JoinedGroup;
 pub(crate) use join::process_of;
 pub(crate) use progress::MAX_STEP;
 pub use progress::{LINES, staging_at};
-use progress::{Mark, Own, Progress, Standing};
+pub(crate) use progress::{Mark, Pulse};
+use progress::{Own, Progress, Standing};
 use signature::MAX_RANKS;
 pub(crate) use signature::{MAX_BYTES, Signature};
 
@@ -58,6 +59,27 @@ pub struct RankPlace {
     pub heartbeat: Option<Offset>,
     /// A line in the pool, and what it holds while its process is at the slot.
     pub sign: Option<(Offset, Words)>,
+}
+
+impl RankPlace {
+    /// Whether its process is gone: another is at its slot, its kernel says so, or its heartbeat has stood still for `silence`.
+    pub(crate) fn is_dead<M: Memory>(
+        &self,
+        memory: &M,
+        pulse: &Pulse,
+        silence: Duration,
+    ) -> Result<bool, Fault> {
+        if let Some((at, words)) = self.sign
+            && line::read(memory, at)?.is_some_and(|now| now != words)
+        {
+            return Ok(true);
+        }
+        match (memory.liveness(self.host, self.slot), self.heartbeat) {
+            (Liveness::Dead, _) => Ok(true),
+            (Liveness::Alive, _) | (Liveness::Unknown, None) => Ok(false),
+            (Liveness::Unknown, Some(at)) => Ok(pulse.silent_since(memory, at)? + silence < memory.now()),
+        }
+    }
 }
 
 /// How a group waits and how much it stages.
@@ -109,6 +131,7 @@ pub struct Group<M: Memory> {
     rank: usize,
     members: Vec<RankPlace>,
     standings: Vec<Standing>,
+    pulses: Vec<Pulse>,
     own: RefCell<Progress>,
     /// Whether we have come further than we have said.
     owes: Cell<bool>,
@@ -166,11 +189,13 @@ impl<M: Memory> Group<M> {
         check(&memory, &members, rank, &options)?;
         let local = members.iter().all(|member| member.host == members[rank].host);
         let standings = members.iter().map(|_| Standing::default()).collect();
+        let pulses = members.iter().map(|_| Pulse::default()).collect();
         Ok(Self {
             memory,
             rank,
             members,
             standings,
+            pulses,
             own: RefCell::default(),
             owes: Cell::new(false),
             options,
@@ -209,6 +234,11 @@ impl<M: Memory> Group<M> {
     #[must_use]
     pub fn size(&self) -> usize {
         self.members.len()
+    }
+
+    /// The ranks, as this one sees them.
+    pub(crate) fn members(&self) -> &[RankPlace] {
+        &self.members
     }
 
     /// The host of each rank.
@@ -454,21 +484,8 @@ impl<M: Memory> Group<M> {
     }
 
     fn alive(&self, rank: usize) -> Result<(), Failure> {
-        let member = &self.members[rank];
-        if let Some((at, words)) = member.sign
-            && line::read(&self.memory, at)?.is_some_and(|now| now != words)
-        {
-            return Err(Failure::Dead(rank));
-        }
-        match (self.memory.liveness(member.host, member.slot), member.heartbeat) {
-            (Liveness::Dead, _) => Err(Failure::Dead(rank)),
-            (Liveness::Alive, _) | (Liveness::Unknown, None) => Ok(()),
-            (Liveness::Unknown, Some(at)) => {
-                let silent = self.standings[rank].silent_since(&self.memory, at)?;
-                let silence = silent + self.options.silence < self.memory.now();
-                if silence { Err(Failure::Dead(rank)) } else { Ok(()) }
-            }
-        }
+        let is_dead = self.members[rank].is_dead(&self.memory, &self.pulses[rank], self.options.silence)?;
+        if is_dead { Err(Failure::Dead(rank)) } else { Ok(()) }
     }
 
     /// The deadline has come while waiting for `rank`, and it has come as well (true), or whoever holds it up is about to go on

@@ -19,6 +19,7 @@ pub mod membership;
 mod objects;
 mod pool;
 pub mod ring;
+pub mod service;
 mod site;
 #[cfg(feature = "model")]
 pub mod verify;

@@ -19,6 +19,8 @@ const SOURCES: &[&str] = &[
     "group/join",
     "group/progress",
     "group/signature",
+    "service/place",
+    "service/session",
 ];
 
 #[test]

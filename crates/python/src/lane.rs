@@ -111,10 +111,7 @@ impl Lane {
         let stop = Arc::new(Mutex::new(false));
         let asked = Arc::clone(&stop);
         let interrupt: Interrupt = Box::new(move || *lock(&asked) || signals::arrived());
-        signals::ask(given_up);
-        let runner = watched(py, || join(interrupt));
-        signals::ask(None);
-        let runner = runner?;
+        let runner = watched_asking(py, given_up, || join(interrupt))?;
         let runner = Mutex::new(Some(runner));
         let (queue, turn, tellers) = (Mutex::default(), Condvar::new(), Tellers::default());
         let shared = Shared { runner, queue, turn, stop, tellers };
@@ -197,8 +194,28 @@ impl Drop for Lane {
     }
 }
 
+/// What waits on this thread ask, while it is [`watched`]: whether a signal has come.
+pub(crate) fn interrupt() -> Interrupt {
+    Box::new(signals::arrived)
+}
+
+/// As [`watched`]; the waits of this call also ask `given_up`.
+pub(crate) fn watched_asking<T: Send>(
+    py: Python<'_>,
+    given_up: Option<Py<PyAny>>,
+    wait: impl FnOnce() -> Result<T, PoolError> + Send,
+) -> PyResult<T> {
+    signals::ask(given_up);
+    let outcome = watched(py, wait);
+    signals::ask(None);
+    outcome
+}
+
 /// Runs `wait`, which may take long, without the GIL and with an eye on signals.
-fn watched<T: Send>(py: Python<'_>, wait: impl FnOnce() -> Result<T, PoolError> + Send) -> PyResult<T> {
+pub(crate) fn watched<T: Send>(
+    py: Python<'_>,
+    wait: impl FnOnce() -> Result<T, PoolError> + Send,
+) -> PyResult<T> {
     let outcome = py.detach(|| signals::watched(wait));
     match (outcome, signals::taken()) {
         (Err(_), Some(signal)) => Err(signal),

@@ -10,6 +10,7 @@ mod object;
 mod offload;
 mod plan;
 mod pool;
+mod service;
 mod tellers;
 
 use pyo3::prelude::*;
@@ -36,5 +37,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(offload::offload_tiers, module)?)?;
     module.add_function(wrap_pyfunction!(offload::offload_adamw, module)?)?;
     module.add_function(wrap_pyfunction!(offload::offload_adamw_bf16, module)?)?;
+    module.add_class::<service::ServiceClient>()?;
+    module.add_function(wrap_pyfunction!(service::service_proxy, module)?)?;
+    module.add_function(wrap_pyfunction!(service::service_shard_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(service::service_plan, module)?)?;
     Ok(())
 }

@@ -18,6 +18,8 @@ its tensors hold old and new values, as with other backends.
 A callback of a future may call collectives and wait for them, as DDP's PowerSGD hook does. All ranks must call a
 group's collectives in the same order; callbacks of several operations at once run in no order.
 
+`ParameterService` averages gradients by proxies, processes of their own that sum in the pool; see docs/sync.md.
+
 Errors are those of `polder.errors`: a rank that dies in an operation gives every other rank a `PeerDeadError`. In a
 backward pass of DDP torch makes a RuntimeError of it, whose text is the same and names the host and the process. After
 an error the group is broken; leave it with ``destroy_process_group`` and join anew, as torchrun does by restarting.
@@ -36,8 +38,9 @@ except ImportError as error:
 # _distribution refuses to run beside another project of this name, whose `polder/__init__.py` may be in our place.
 from polder import _distribution  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from polder.torch.backend import ProcessGroupPolder, create
+from polder.torch.service import ParameterService, ProxyCount, SyncPlan
 
-__all__ = ["ProcessGroupPolder", "register"]
+__all__ = ["ParameterService", "ProcessGroupPolder", "ProxyCount", "SyncPlan", "register"]
 
 
 @functools.cache

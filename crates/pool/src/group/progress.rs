@@ -139,6 +139,17 @@ impl Mark {
         self.0 >> 32 & 0xff
     }
 
+    /// The word that says it.
+    pub(crate) const fn word(self) -> u64 {
+        self.0
+    }
+
+    /// What a word says of the end of its writer; nothing while that goes on.
+    pub(crate) fn parse(word: u64) -> Option<Self> {
+        let mark = Self(word);
+        (mark.kind() >= Self::DEAD).then_some(mark)
+    }
+
     /// The rank that it names: written by a peer, so it may be none of this group.
     pub(crate) fn rank(self) -> usize {
         (self.0 & 0xffff_ffff) as usize
@@ -165,8 +176,6 @@ pub(crate) struct Standing {
     torn: Cell<Option<Nanos>>,
     /// When its line last changed while it waited.
     looked: Cell<Nanos>,
-    /// What its heartbeat said, and since when.
-    heartbeat: Cell<Option<(u64, Nanos)>>,
 }
 
 impl Standing {
@@ -221,8 +230,7 @@ impl Standing {
     }
 
     pub(crate) fn gave_up(&self) -> Option<Mark> {
-        let mark = Mark(self.words.get()[3]);
-        (mark.kind() >= Mark::DEAD).then_some(mark)
+        Mark::parse(self.words.get()[3])
     }
 
     /// Whom the peer waits for, and for what progress.
@@ -236,7 +244,13 @@ impl Standing {
     pub(crate) fn looked(&self) -> Nanos {
         self.looked.get()
     }
+}
 
+/// What a peer's heartbeat last said, and since when, by our clock.
+#[derive(Debug, Default)]
+pub(crate) struct Pulse(Cell<Option<(u64, Nanos)>>);
+
+impl Pulse {
     /// Since when, by our clock, the heartbeat at `at` has stood still.
     pub(crate) fn silent_since<M: Memory>(&self, memory: &M, at: Offset) -> Result<Nanos, Fault> {
         memory.invalidate(at, LINE);
@@ -244,11 +258,11 @@ impl Standing {
         // the time between two looks, which is far shorter than what is allowed.
         memory.fence_invalidations();
         let beat = memory.load(at)?;
-        let since = match self.heartbeat.get() {
+        let since = match self.0.get() {
             Some((known, since)) if known == beat => since,
             _ => memory.now(),
         };
-        self.heartbeat.set(Some((beat, since)));
+        self.0.set(Some((beat, since)));
         Ok(since)
     }
 }

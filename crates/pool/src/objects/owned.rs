@@ -6,7 +6,7 @@
 //! # Words of an identity
 //! | word | what |
 //! |---|---|
-//! | 0 | kind: 1 endpoint, 2 ring, 3 segment of a window, 4 private memory, 5 extent of a rank, 6 receiver of a channel |
+//! | 0 | kind: 1 endpoint, 2 ring, 3 segment of a window, 4 private memory, 5 extent of a rank, 6 receiver of a channel, 7 part of a service |
 //! | 1 | bits 0..32 process id, bits 32..48 slot, bits 48..64 host |
 //! | 2 | incarnation of the process |
 //! | 3 | incarnation of its host |
@@ -34,6 +34,8 @@ pub(crate) enum Kind {
     Rank = 5,
     /// What says that a process receives from a channel.
     Receiver = 6,
+    /// A client's or a proxy's part of a parameter service.
+    Part = 7,
 }
 
 /// What the first line of such an object says.

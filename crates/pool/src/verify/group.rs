@@ -113,12 +113,25 @@ impl Scene {
         self
     }
 
-    /// Runs `body` as every rank. A body that fails has to fail with what [`Survivor`] allows; without a crash, none fails.
+    /// Runs `body` as every rank of a group. A body that fails has to fail with what [`Survivor`] allows; without a crash, none
+    /// fails.
     pub(super) fn run(
-        mut self,
+        self,
         dice: &mut Dice,
         within: u64,
         body: impl Fn(&mut Group<ModelMemory>) -> Result<(), PoolError> + Clone + 'static,
+    ) -> Outcome {
+        self.run_over(dice, within, move |memory, members, rank, options| {
+            body(&mut Group::over_extents(memory, members, rank, options).expect("the members fit"))
+        })
+    }
+
+    /// As `run`, over the places of the ranks.
+    pub(super) fn run_over(
+        mut self,
+        dice: &mut Dice,
+        within: u64,
+        body: impl Fn(ModelMemory, Vec<RankPlace>, usize, GroupOptions) -> Result<(), PoolError> + Clone + 'static,
     ) -> Outcome {
         let kinds = [Crash::Process, Crash::Host, Crash::Pause];
         let victim = dice.roll(self.size() as u64) as usize;
@@ -130,8 +143,7 @@ impl Scene {
             let (members, options, body) = (self.members_for(rank), self.options, body.clone());
             let RankPlace { host, slot, .. } = self.members[rank];
             let thread = self.world.spawn(host, slot.0, move |memory| {
-                let mut group = Group::over_extents(memory, members, rank, options).expect("the members fit");
-                survivor.judge(rank, body(&mut group));
+                survivor.judge(rank, body(memory, members, rank, options));
                 ended.set(true);
             });
             if let Some((_, kind)) = self.crashed.filter(|(victim, _)| *victim == rank) {

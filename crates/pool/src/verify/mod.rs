@@ -12,6 +12,7 @@ mod join;
 mod local;
 mod membership;
 mod ring;
+mod service;
 mod stage;
 mod window;
 
@@ -31,6 +32,7 @@ pub fn suites() -> Vec<Suite> {
     suites.extend(endpoint::suites());
     suites.extend(window::suites());
     suites.extend(channel::suites());
+    suites.extend(service::suites());
     suites
 }
 
@@ -44,5 +46,6 @@ pub fn canaries() -> Vec<Suite> {
     canaries.extend(chunks::canaries());
     canaries.extend(directory::canaries());
     canaries.extend(window::canaries());
+    canaries.extend(service::canaries());
     canaries
 }

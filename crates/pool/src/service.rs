@@ -1,0 +1,386 @@
+//! A parameter service: clients push gradients, proxies sum them in the pool, and clients pull the sums (the COARSE paper,
+//! sections III-D to III-F).
+//!
+//! Each client and each proxy owns one *part*: queues of words, and a buffer for shards. A client copies a shard of its gradients
+//! into its own buffer and says so in its queue for the shard's proxy. The proxy sums the clients' copies, in the order of the
+//! clients, into its own buffer, and says so in its queue. Three invariants carry everything:
+//!
+//! 1. **One writer.** A process writes its own part only, so every line has one writer for ever.
+//! 2. **A shard once a step.** A client pushes each shard once in a step, in any order, and begins the next step when it has pulled
+//!    all. So a queue has a word for each shard and never overflows. And whoever has pushed a shard has pulled its sum of the
+//!    step before: when all have pushed it, nobody reads that sum any more, and the proxy may write the next in its place.
+//! 3. **One queue a client.** A proxy takes what has come from every queue, and sums a shard when all clients have pushed it. A proxy
+//!    that stays at the first entry of one queue until the others have the same waits for ever, once clients push in other
+//!    orders (section III-F, Figure 10).
+//!
+//! After an error a part is broken for good: it says on its own line whom it gave up on, so that the others fail at once and name
+//! the same process.
+
+mod client;
+mod place;
+mod proxy;
+mod session;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use polder_kernels::{Dtype, Op};
+use polder_mem::{Bell, Coherence, Fault, LINE, Memory, Nanos, Offset};
+use polder_schedule::Exchange;
+
+use crate::group::{Interrupt, Mark, Pulse, RankPlace};
+use crate::line;
+use crate::wait::Patience;
+use crate::{Peer, PoolError};
+
+pub use client::Client;
+pub use proxy::Proxy;
+pub use session::{ClientSession, ProxySession, ProxyStat};
+
+use self::place::{Places, Queue, state_line};
+
+/// How the processes of a service wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceOptions {
+    /// How long a client may wait for one sum.
+    pub timeout: Duration,
+    /// A process under another kernel whose heartbeat stands still for so long is dead.
+    pub silence: Duration,
+    /// How to wait.
+    pub patience: Patience,
+    /// The epoch of the view, for errors.
+    pub epoch: u64,
+}
+
+impl Default for ServiceOptions {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(30),
+            silence: Duration::from_secs(5),
+            patience: Patience::SHARED,
+            epoch: 0,
+        }
+    }
+}
+
+/// What clients and proxies agree on: the shards of a step, and what their elements are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agreement {
+    /// The shards, their proxies and their order.
+    pub exchange: Exchange,
+    /// The type of all elements. Sums are divided by the number of clients.
+    pub dtype: Dtype,
+}
+
+/// Why a step ended without its end.
+#[derive(Debug)]
+enum Failure {
+    /// The process of this number is gone.
+    Dead(usize),
+    /// It lives, and has not done its part for so long.
+    Late(usize, Duration),
+    /// It gave up, and says why.
+    Told(usize, Mark),
+    /// It wrote what no correct process writes.
+    Corrupt(Offset, &'static str),
+    /// The caller does not want to wait any longer.
+    Interrupted,
+    /// The memory failed.
+    Memory(Fault),
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        Self::Memory(fault)
+    }
+}
+
+/// All parts, as the process of one sees them: the clients' in their order, then the proxies'.
+struct Parts<M: Memory> {
+    memory: M,
+    /// The number of this process among all.
+    own: usize,
+    clients: usize,
+    members: Vec<RankPlace>,
+    pulses: Vec<Pulse>,
+    places: Places,
+    agreed: Arc<Agreement>,
+    options: ServiceOptions,
+    interrupt: Option<Interrupt>,
+    /// The current step, from 1.
+    step: u32,
+    /// What this process says besides: steps, shards and bytes that it has summed.
+    counters: [u64; 3],
+    broken: Option<PoolError>,
+}
+
+impl<M: Memory> Parts<M> {
+    /// # Errors
+    /// [`PoolError::Argument`] for a part that does not lie in the memory, or does not fit what is agreed on.
+    fn over(
+        memory: M,
+        members: Vec<RankPlace>,
+        clients: usize,
+        own: usize,
+        agreed: Arc<Agreement>,
+        options: ServiceOptions,
+    ) -> Result<Self, PoolError> {
+        let places = Places::new(&agreed.exchange);
+        let bad = |what, value, expected| Err(PoolError::Argument { what, value, expected });
+        if clients == 0
+            || members.len() != clients + usize::from(agreed.exchange.proxies())
+            || own >= members.len()
+        {
+            let value = format!("process {own} of {}, {clients} of them clients", members.len());
+            return bad("the service", value, "at least one client, and as many proxies as are agreed on");
+        }
+        for (number, member) in members.iter().enumerate() {
+            let bytes = places.bytes((number >= clients).then(|| (number - clients) as u16));
+            let is_inside = member.at.0.checked_add(bytes).is_some_and(|end| end <= memory.bytes());
+            if !is_inside || member.at.line() != member.at || member.bytes < bytes {
+                let value = format!("[{}, +{})", member.at, member.bytes);
+                return bad(
+                    "part",
+                    value,
+                    "line-aligned, inside the region, and as large as its shards need",
+                );
+            }
+        }
+        if let Some(shard) =
+            agreed.exchange.shards().iter().find(|shard| shard.bytes % agreed.dtype.bytes() as u64 != 0)
+        {
+            let value = format!("{} bytes of {}", shard.bytes, agreed.dtype);
+            return bad("shard", value, "a whole number of elements");
+        }
+        if Op::Average.check(agreed.dtype).is_err() {
+            return bad("type", agreed.dtype.to_string(), "floats, which have a mean");
+        }
+        let pulses = members.iter().map(|_| Pulse::default()).collect();
+        Ok(Self {
+            memory,
+            own,
+            clients,
+            members,
+            pulses,
+            places,
+            agreed,
+            options,
+            interrupt: None,
+            step: 1,
+            counters: [0; 3],
+            broken: None,
+        })
+    }
+
+    fn exchange(&self) -> &Exchange {
+        &self.agreed.exchange
+    }
+
+    /// The number of a proxy among all.
+    fn number_of(&self, proxy: u16) -> usize {
+        self.clients + usize::from(proxy)
+    }
+
+    fn bell(&self) -> Bell {
+        self.members[self.own].bell.unwrap_or(Bell(0))
+    }
+
+    fn is_far(&self, number: usize) -> bool {
+        self.members[number].host != self.members[self.own].host
+    }
+
+    /// Whether bytes for these readers have to go past the caches.
+    fn streams(&self, mut readers: impl Iterator<Item = usize>) -> bool {
+        self.memory.coherence() == Coherence::Software && readers.any(|reader| self.is_far(reader))
+    }
+
+    fn wake(&self, number: usize) {
+        if let Some(bell) = self.members[number].bell {
+            self.memory.wake(bell);
+        }
+    }
+
+    fn expect_whole(&self) -> Result<(), PoolError> {
+        match &self.broken {
+            Some(cause) => Err(PoolError::Broken { what: "service", cause: Box::new(cause.clone()) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Looks afresh at queues of others, with one fence for all, and takes from each what has come: `take` gets the queue's
+    /// index and a shard, and leaves it there by `false`. Returns whether anything had come.
+    // SYNC: pairs with `publish`.
+    fn look<'q>(
+        &self,
+        queues: impl Iterator<Item = &'q mut Queue>,
+        mut take: impl FnMut(usize, u32) -> Result<bool, &'static str>,
+    ) -> Result<bool, Failure> {
+        let mut queues: Vec<_> = queues.enumerate().filter(|(_, queue)| queue.is_open()).collect();
+        for (_, queue) in queues.iter().filter(|(_, queue)| self.is_far(queue.of)) {
+            self.memory.invalidate(queue.next().line(), LINE);
+        }
+        // HARMLESS(fence_invalidations -> sfence -> drop), one look at the queues: an older word means another look.
+        self.memory.fence_invalidations();
+        let mut any = false;
+        for (index, queue) in &mut queues {
+            // What follows in the next line has not been invalidated.
+            let line = queue.next().line();
+            while queue.is_open() && queue.next().line() == line {
+                let at = queue.next();
+                let corrupt = |what| Failure::Corrupt(at, what);
+                let Some(shard) = place::decode(self.memory.load(at)?, self.step).map_err(corrupt)? else {
+                    break;
+                };
+                if !take(*index, shard).map_err(corrupt)? {
+                    break;
+                }
+                queue.taken += 1;
+                any = true;
+            }
+        }
+        Ok(any)
+    }
+
+    /// Publishes an entry of a queue of this process. What it stands for was stored before.
+    // SYNC: pairs with `look`; what is published before it can be read once it is taken.
+    fn publish(&self, at: Offset, shard: u32) {
+        // The shard's bytes reach memory before the entry that says so.
+        self.memory.sfence();
+        self.memory.store(at, place::encode(self.step, shard));
+        // Readers on other hosts look at memory.
+        self.memory.write_back(at, 8);
+    }
+
+    /// Drops bytes that others wrote from this host's caches, before they are read. What a process of this host has stored there
+    /// reaches memory.
+    fn refresh(&self, of: impl Iterator<Item = Offset>, bytes: u64) {
+        for at in of {
+            // What the last step left.
+            self.memory.invalidate(at, bytes);
+        }
+        // Before the bytes are loaded.
+        self.memory.fence_invalidations();
+    }
+
+    /// Asked before each further sleep: may we still hope for the others? Clients are asked first, because a proxy ends when one
+    /// of them dies.
+    fn still_there(&self) -> Result<(), Failure> {
+        if self.interrupt.as_ref().is_some_and(|asked| asked()) {
+            return Err(Failure::Interrupted);
+        }
+        for number in (0..self.members.len()).filter(|&number| number != self.own) {
+            if let Some(mark) = self.gave_up(number)?.filter(|mark| !mark.is_left()) {
+                return Err(Failure::Told(number, mark));
+            }
+            if self.is_dead(number)? && !self.has_left(number)? {
+                let client = self.dead_client()?;
+                return Err(Failure::Dead(client.unwrap_or(number)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The first client that died.
+    fn dead_client(&self) -> Result<Option<usize>, Fault> {
+        for number in (0..self.clients).filter(|&number| number != self.own) {
+            if self.is_dead(number)? && !self.has_left(number)? {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_dead(&self, number: usize) -> Result<bool, Fault> {
+        self.members[number].is_dead(&self.memory, &self.pulses[number], self.options.silence)
+    }
+
+    fn has_left(&self, number: usize) -> Result<bool, Fault> {
+        Ok(self.gave_up(number)?.is_some_and(Mark::is_left))
+    }
+
+    /// What `number` says of its end, if it has come to it.
+    // SYNC: pairs with `say`.
+    fn gave_up(&self, number: usize) -> Result<Option<Mark>, Fault> {
+        let at = state_line(self.members[number].at);
+        if self.is_far(number) {
+            // What it said before.
+            self.memory.invalidate(at, LINE);
+            // HARMLESS(fence_invalidations -> sfence -> drop), one look at the end of another: it is seen with the next.
+            self.memory.fence_invalidations();
+        }
+        Ok(line::load(&self.memory, at)?.and_then(|[mark, ..]| Mark::parse(mark)))
+    }
+
+    /// Says what this process has done, and that it has come to its end.
+    // SYNC: pairs with `gave_up`.
+    fn say(&self, end: Option<Mark>) {
+        let [steps, shards, bytes] = self.counters;
+        let words = [end.map_or(0, Mark::word), steps, shards, bytes, 0, 0, 0];
+        line::publish(&self.memory, state_line(self.members[self.own].at), &words);
+    }
+
+    /// Says that this process expects nothing more.
+    fn leave(&mut self) {
+        if self.broken.is_none() {
+            self.say(Some(Mark::left(self.own)));
+            self.wake_all();
+        }
+    }
+
+    fn wake_all(&self) {
+        (0..self.members.len()).filter(|&number| number != self.own).for_each(|number| self.wake(number));
+    }
+
+    /// Breaks the service and says so to the others.
+    fn fail(&mut self, failure: Failure) -> PoolError {
+        let mark = match failure {
+            Failure::Dead(number) => Mark::dead(number),
+            Failure::Late(number, _) => Mark::late(number),
+            Failure::Told(_, mark) => mark,
+            Failure::Corrupt(..) | Failure::Memory(_) | Failure::Interrupted => Mark::own(self.own),
+        };
+        let error = self.explain(failure);
+        self.say(Some(mark));
+        self.wake_all();
+        self.broken = Some(error.clone());
+        error
+    }
+
+    fn explain(&self, failure: Failure) -> PoolError {
+        let (epoch, sequence) = (self.options.epoch, u64::from(self.step));
+        let what =
+            |number| if number < self.clients { "parameter step" } else { "the proxy in parameter step" };
+        let dead =
+            |number| PoolError::PeerDead { peer: self.peer(number), what: what(number), epoch, sequence };
+        let late = |number, waited: Duration| {
+            let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+            PoolError::Timeout { peer: self.peer(number), what: what(number), epoch, sequence, waited_ms }
+        };
+        match failure {
+            Failure::Dead(number) => dead(number),
+            Failure::Late(number, waited) => late(number, waited),
+            Failure::Corrupt(offset, what) => PoolError::Corrupt { offset, what },
+            Failure::Memory(fault) => PoolError::Memory(fault),
+            Failure::Interrupted => PoolError::Interrupted { what: "parameter step", sequence },
+            Failure::Told(by, mark) => {
+                let number = if mark.rank() < self.members.len() { mark.rank() } else { by };
+                if mark.is_dead() && number != self.own {
+                    dead(number)
+                } else if mark.is_late() && number != self.own {
+                    late(number, self.options.timeout)
+                } else {
+                    PoolError::GaveUp { peer: self.peer(by), what: what(by), epoch, sequence }
+                }
+            }
+        }
+    }
+
+    fn peer(&self, number: usize) -> Peer {
+        let RankPlace { host, pid, .. } = self.members[number];
+        let peer = Peer::new(host, pid);
+        if number < self.clients { peer.ranked(number) } else { peer }
+    }
+}
+
+/// A moment that never comes.
+const NEVER: Nanos = Nanos(u64::MAX);

@@ -1,0 +1,285 @@
+//! A client: pushes its gradients, and pulls their sums.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use polder_mem::Memory;
+
+use super::place::{self, Places, Queue, state_line};
+use super::{Agreement, Failure, Parts, ServiceOptions};
+use crate::collectives::fill;
+use crate::group::{Interrupt, RankPlace};
+use crate::{PoolError, line, wait};
+
+/// A worker's end of a service.
+pub struct Client<M: Memory> {
+    parts: Parts<M>,
+    /// How many entries of this step stand in each of its queues.
+    queued: Vec<usize>,
+    /// The queues of the proxies.
+    sums: Vec<Queue>,
+    /// What has become of each shard in this step.
+    states: Vec<State>,
+    /// Shards whose sums have come, and that were not handed out.
+    come: VecDeque<u32>,
+    pulled: usize,
+}
+
+/// What has become of a shard in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Idle,
+    Pushed,
+    Summed,
+    Pulled,
+}
+
+impl<M: Memory> Client<M> {
+    /// The client of number `own` of a service over `members`: the parts of the `clients` clients, then those of the proxies.
+    /// The first lines of all parts up to the buffers were zeroed before any process came here.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] for parts that cannot be.
+    pub fn over(
+        memory: M,
+        members: Vec<RankPlace>,
+        clients: usize,
+        own: usize,
+        agreed: Arc<Agreement>,
+        options: ServiceOptions,
+    ) -> Result<Self, PoolError> {
+        let parts = Parts::over(memory, members, clients, own, agreed, options)?;
+        if own >= clients {
+            let value = format!("{own} of {clients} clients");
+            return Err(PoolError::Argument { what: "the client", value, expected: "clients count from 0" });
+        }
+        let proxies = 0..parts.exchange().proxies();
+        let queue = |proxy| {
+            let number = parts.number_of(proxy);
+            Queue::new(
+                number,
+                Places::queue_of(parts.members[number].at),
+                parts.exchange().of_proxy(proxy).len(),
+            )
+        };
+        let sums = proxies.clone().map(queue).collect();
+        let states = vec![State::Idle; parts.exchange().shards().len()];
+        Ok(Self { queued: vec![0; proxies.len()], sums, states, come: VecDeque::new(), pulled: 0, parts })
+    }
+
+    /// Lets `asked` end waits, say when the user presses Ctrl-C.
+    pub fn on_wait(&mut self, asked: Interrupt) {
+        self.parts.interrupt = Some(asked);
+    }
+
+    /// What all agreed on.
+    #[must_use]
+    pub fn agreed(&self) -> &Agreement {
+        &self.parts.agreed
+    }
+
+    /// The current step, from 1. It ends when the sums of all shards have been pulled.
+    #[must_use]
+    pub fn step(&self) -> u32 {
+        self.parts.step
+    }
+
+    /// Pushes the gradients of a shard, once a step. They may change when this returns. It never waits.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when the shard was pushed in this step, or has another size; [`PoolError::Memory`];
+    /// [`PoolError::Broken`] after an error.
+    pub fn push(&mut self, shard: u32, gradients: &[u8]) -> Result<(), PoolError> {
+        self.parts.expect_whole()?;
+        let known = self.parts.exchange().shards().get(shard as usize).copied();
+        let bad = |value, expected| Err(PoolError::Argument { what: "the shard", value, expected });
+        let Some(known) = known.filter(|known| known.bytes == gradients.len() as u64) else {
+            return bad(
+                format!("{shard} of {} bytes", gradients.len()),
+                "one of the exchange, and its bytes",
+            );
+        };
+        if self.states[shard as usize] != State::Idle {
+            return bad(format!("{shard}, pushed in this step before"), "push each shard once a step");
+        }
+        let (own, proxy) = (self.parts.members[self.parts.own].at, known.proxy);
+        let at = self.parts.places.buffer_for(own, proxy) + self.parts.exchange().place(shard);
+        let number = self.parts.number_of(proxy);
+        let streams = self.parts.streams(std::iter::once(number));
+        if let Err(fault) = fill(&self.parts.memory, at, gradients, streams) {
+            return Err(self.parts.fail(fault.into()));
+        }
+        let queued = &mut self.queued[usize::from(proxy)];
+        let entry = self.parts.places.queue_for(own, proxy).word(*queued as u64);
+        *queued += 1;
+        self.states[shard as usize] = State::Pushed;
+        self.parts.publish(entry, shard);
+        self.parts.wake(number);
+        Ok(())
+    }
+
+    /// A shard whose sum has come and was not handed out in this step; nothing when none has. It never waits.
+    ///
+    /// # Errors
+    /// [`PoolError::Corrupt`], [`PoolError::Memory`]; [`PoolError::Broken`] after an error.
+    pub fn ready(&mut self) -> Result<Option<u32>, PoolError> {
+        self.parts.expect_whole()?;
+        if self.come.is_empty()
+            && let Err(failure) = self.look()
+        {
+            return Err(self.parts.fail(failure));
+        }
+        Ok(self.come.pop_front())
+    }
+
+    /// As [`Client::ready`], and waits for one; nothing once all shards that were pushed in this step have been handed out.
+    ///
+    /// # Errors
+    /// [`PoolError::PeerDead`] when a client or a proxy died, [`PoolError::Timeout`] when one does not do its part,
+    /// [`PoolError::GaveUp`] when one left; those of [`Client::ready`].
+    pub fn wait(&mut self) -> Result<Option<u32>, PoolError> {
+        self.parts.expect_whole()?;
+        if self.come.is_empty() && self.states.contains(&State::Pushed) {
+            self.await_sum().map_err(|failure| self.parts.fail(failure))?;
+        }
+        Ok(self.come.pop_front())
+    }
+
+    /// Copies the sum of a shard that was handed out to `into`: the mean of what the clients pushed. With the last shard of the step
+    /// the next step begins.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when its sum has not come, was pulled in this step, or has another size; [`PoolError::Memory`];
+    /// [`PoolError::Broken`] after an error.
+    pub fn pull(&mut self, shard: u32, into: &mut [u8]) -> Result<(), PoolError> {
+        self.parts.expect_whole()?;
+        let known = self.parts.exchange().shards().get(shard as usize).copied();
+        let known = known
+            .filter(|known| known.bytes == into.len() as u64 && self.states[shard as usize] == State::Summed);
+        let Some(known) = known else {
+            let value = format!("{shard} into {} bytes", into.len());
+            let expected = "one whose sum has come and was not pulled in this step, and its bytes";
+            return Err(PoolError::Argument { what: "the shard", value, expected });
+        };
+        let number = self.parts.number_of(known.proxy);
+        let at = self.parts.places.buffer_of(self.parts.members[number].at, known.proxy)
+            + self.parts.exchange().place(shard);
+        self.parts.refresh(self.parts.is_far(number).then_some(at).into_iter(), known.bytes);
+        if let Err(fault) = self.parts.memory.copy_out(at, into) {
+            return Err(self.parts.fail(fault.into()));
+        }
+        self.states[shard as usize] = State::Pulled;
+        self.pulled += 1;
+        if self.pulled == self.states.len() {
+            self.begin_step();
+        }
+        Ok(())
+    }
+
+    /// What a proxy says that it has summed: steps, shards, and bytes of sums.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`].
+    pub fn summed_by(&self, proxy: u16) -> Result<[u64; 3], PoolError> {
+        let at = state_line(self.parts.members[self.parts.number_of(proxy)].at);
+        let said = line::read(&self.parts.memory, at)?.unwrap_or_default();
+        Ok([said[1], said[2], said[3]])
+    }
+
+    /// Says that this client expects nothing more: the proxies end when all clients have.
+    pub fn leave(&mut self) {
+        self.parts.leave();
+    }
+
+    fn begin_step(&mut self) {
+        self.pulled = 0;
+        self.states.fill(State::Idle);
+        self.queued.fill(0);
+        self.sums.iter_mut().for_each(|queue| queue.taken = 0);
+        self.parts.step += 1;
+    }
+
+    fn look(&mut self) -> Result<bool, Failure> {
+        let Self { parts, sums, states, come, .. } = self;
+        let exchange = parts.exchange();
+        parts.look(sums.iter_mut(), |proxy, shard| {
+            let known = exchange.shards().get(shard as usize);
+            let is_its = known.is_some_and(|known| usize::from(known.proxy) == proxy);
+            if !is_its || states[shard as usize] != State::Pushed {
+                return Err("sum of a service's queue");
+            }
+            states[shard as usize] = State::Summed;
+            come.push_back(shard);
+            Ok(true)
+        })
+    }
+
+    fn await_sum(&mut self) -> Result<(), Failure> {
+        let (memory, bell) = (self.parts.memory.clone(), self.parts.bell());
+        let ServiceOptions { timeout, patience, .. } = self.parts.options;
+        // The two closures of a wait take turns.
+        let this = RefCell::new(self);
+        // A push of this host that only our caches had is in memory since the first deadline: its proxy gets as long again.
+        for _ in 0..2 {
+            let deadline = memory.now() + timeout;
+            let look = || Ok(this.borrow_mut().look()?.then_some(()));
+            let peer = || this.borrow().still_hoped_for();
+            // This process may have been stopped since it last looked.
+            if wait::until(&memory, bell, patience, deadline, look, peer)?.is_some()
+                || this.borrow_mut().look()?
+            {
+                return Ok(());
+            }
+            let this = this.borrow();
+            this.still_hoped_for()?;
+            let (shard, proxy) = this.missing();
+            if let Some(late) = this.client_without(shard, proxy)? {
+                return Err(Failure::Late(late, timeout));
+            }
+        }
+        let this = this.into_inner();
+        let (_, proxy) = this.missing();
+        Err(Failure::Late(this.parts.number_of(proxy), timeout))
+    }
+
+    /// Asked before each further sleep: whether the first sum that is missing can still come.
+    fn still_hoped_for(&self) -> Result<(), Failure> {
+        self.parts.still_there()?;
+        let (shard, proxy) = self.missing();
+        let number = self.parts.number_of(proxy);
+        if let Some(mark) = self.parts.gave_up(number)? {
+            return Err(Failure::Told(number, mark));
+        }
+        if let Some(client) = self.client_without(shard, proxy)?
+            && let Some(mark) = self.parts.gave_up(client)?
+        {
+            return Err(Failure::Told(client, mark));
+        }
+        Ok(())
+    }
+
+    /// A shard that was pushed and whose sum has not come, and its proxy.
+    fn missing(&self) -> (u32, u16) {
+        let missing = self.states.iter().position(|state| *state == State::Pushed).unwrap_or_default();
+        (missing as u32, self.parts.exchange().shards()[missing].proxy)
+    }
+
+    /// The first client that has not pushed a shard in this step, so that the proxy can see it.
+    fn client_without(&self, shard: u32, proxy: u16) -> Result<Option<usize>, Failure> {
+        let Parts { memory, members, places, step, clients, own, .. } = &self.parts;
+        for client in (0..*clients).filter(|client| client != own) {
+            let entries = self.parts.exchange().of_proxy(proxy).len() as u64;
+            let queue = places.queue_for(members[client].at, proxy);
+            self.parts.refresh(std::iter::once(queue), entries * 8);
+            let mut pushed = false;
+            for entry in 0..entries {
+                pushed |= place::decode(memory.load(queue.word(entry))?, *step) == Ok(Some(shard));
+            }
+            if !pushed {
+                return Ok(Some(client));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,179 @@
+//! Where the queues and the shards of a part lie.
+//!
+//! # Part of a client or a proxy
+//! | line | what |
+//! |---|---|
+//! | 0 | identity |
+//! | 1 | spare, 0 |
+//! | 2 | state |
+//! | 3 | spare, 0 |
+//! | from 4 on | queues: for each proxy that the part deals with, a word for each of its shards, eight a line |
+//! | then | buffers: for each of these proxies its shards, each from a whole line on |
+//!
+//! A client deals with all proxies, a proxy with itself.
+//!
+//! # Words of a state line
+//! | word | what |
+//! |---|---|
+//! | 0 | 0, or how the process ended, as word 3 of a group's progress line: of clients and proxies, counted on, instead of ranks |
+//! | 1 | steps that it has summed |
+//! | 2 | shards that it has summed |
+//! | 3 | bytes of sums that it has written |
+//!
+//! # Word of a queue
+//! A checked word: bits 0..24 the shard, bits 24..56 the step, from 1. Word `i` is the `i`-th shard that was pushed in its step, or
+//! summed.
+
+use polder_mem::{LINE, Offset};
+use polder_schedule::Exchange;
+
+use crate::word;
+
+/// Lines before the queues.
+const HEAD: u64 = 4;
+const SHARD_BITS: u32 = 24;
+
+const _: () = assert!(Exchange::MOST_SHARDS <= 1 << SHARD_BITS, "a shard's number fits into its bits");
+
+/// The word that says that `shard` was pushed, or summed, in `step`.
+pub(super) fn encode(step: u32, shard: u32) -> u64 {
+    word::seal(u64::from(step) << SHARD_BITS | u64::from(shard))
+}
+
+/// The shard that a word of `step` says; nothing when it is still one of the step before.
+pub(super) fn decode(word: u64, step: u32) -> Result<Option<u32>, &'static str> {
+    let said = word::open(word).ok_or("entry of a service's queue")?;
+    let shard = (said & ((1 << SHARD_BITS) - 1)) as u32;
+    match (said >> SHARD_BITS) as u32 {
+        said if said == step => Ok(Some(shard)),
+        said if said + 1 == step => Ok(None),
+        _ => Err("step of a service's queue"),
+    }
+}
+
+/// Where the state line of a part lies.
+pub(super) fn state_line(part: Offset) -> Offset {
+    part.lines(2)
+}
+
+/// The places in all parts.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    /// For each proxy: where a client's queue and buffer for it begin, and what its own take.
+    proxies: Vec<Place>,
+    client_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    queue: u64,
+    buffer: u64,
+    queue_bytes: u64,
+    buffer_bytes: u64,
+}
+
+impl Places {
+    pub(super) fn new(exchange: &Exchange) -> Self {
+        let queue_bytes = |proxy: u16| (exchange.of_proxy(proxy).len() as u64 * 8).next_multiple_of(LINE);
+        let all = 0..exchange.proxies();
+        let (mut queue, mut buffer) = (HEAD * LINE, HEAD * LINE + all.clone().map(queue_bytes).sum::<u64>());
+        let mut proxies = vec![];
+        for proxy in all {
+            let (queue_bytes, buffer_bytes) = (queue_bytes(proxy), exchange.buffer_bytes(proxy));
+            proxies.push(Place { queue, buffer, queue_bytes, buffer_bytes });
+            queue += queue_bytes;
+            buffer += buffer_bytes;
+        }
+        Self { proxies, client_bytes: buffer }
+    }
+
+    /// Bytes of the part of a proxy, or of a client.
+    pub(super) fn bytes(&self, proxy: Option<u16>) -> u64 {
+        proxy.map_or(self.client_bytes, |proxy| {
+            let Place { queue_bytes, buffer_bytes, .. } = self.proxies[usize::from(proxy)];
+            HEAD * LINE + queue_bytes + buffer_bytes
+        })
+    }
+
+    /// A client's queue for a proxy.
+    pub(super) fn queue_for(&self, client: Offset, proxy: u16) -> Offset {
+        client + self.proxies[usize::from(proxy)].queue
+    }
+
+    /// A client's buffer for a proxy.
+    pub(super) fn buffer_for(&self, client: Offset, proxy: u16) -> Offset {
+        client + self.proxies[usize::from(proxy)].buffer
+    }
+
+    /// A proxy's queue of sums.
+    pub(super) fn queue_of(proxy: Offset) -> Offset {
+        proxy.lines(HEAD)
+    }
+
+    /// A proxy's buffer of sums.
+    pub(super) fn buffer_of(&self, part: Offset, proxy: u16) -> Offset {
+        part.lines(HEAD) + self.proxies[usize::from(proxy)].queue_bytes
+    }
+}
+
+/// A queue of another process, as its reader goes through it in one step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Queue {
+    /// The number of its writer.
+    pub(super) of: usize,
+    at: Offset,
+    entries: usize,
+    /// How many entries of this step were taken.
+    pub(super) taken: usize,
+}
+
+impl Queue {
+    pub(super) const fn new(of: usize, at: Offset, entries: usize) -> Self {
+        Self { of, at, entries, taken: 0 }
+    }
+
+    /// Whether entries of this step are to come.
+    pub(super) const fn is_open(&self) -> bool {
+        self.taken < self.entries
+    }
+
+    /// Where the next entry will stand.
+    pub(super) fn next(&self) -> Offset {
+        self.at.word(self.taken as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polder_schedule::Shard;
+
+    use super::*;
+
+    #[test]
+    fn queues_and_buffers_lie_side_by_side_and_on_lines_of_their_own() {
+        let shard = |tensor, proxy| Shard { tensor, start: 0, bytes: 72, proxy };
+        let shards = (0..9).map(|tensor| shard(tensor, 0)).chain([shard(9, 2)]).collect();
+        let places = Places::new(&Exchange::new(shards, 3).unwrap());
+        let part = Offset(6400);
+        let queues = [0, 1, 2].map(|proxy| places.queue_for(part, proxy).0 - 6400);
+        assert_eq!(queues, [256, 384, 384], "nine words take two lines");
+        let buffers = [0, 1, 2].map(|proxy| places.buffer_for(part, proxy).0 - 6400);
+        assert_eq!(buffers, [448, 448 + 9 * 128, 448 + 9 * 128]);
+        assert_eq!(places.bytes(None), 448 + 10 * 128);
+        assert_eq!(
+            [0, 1, 2].map(|proxy| places.bytes(Some(proxy))),
+            [256 + 128 + 9 * 128, 256, 256 + 64 + 128]
+        );
+        assert_eq!(places.buffer_of(part, 0), part + 384);
+    }
+
+    #[test]
+    fn a_word_says_its_shard_in_its_own_step_alone() {
+        assert_eq!(decode(0, 1), Ok(None), "nothing was ever pushed");
+        assert_eq!(decode(encode(7, 5), 7), Ok(Some(5)));
+        assert_eq!(decode(encode(6, 5), 7), Ok(None));
+        for strange in [encode(5, 5), encode(8, 5), encode(7, 5) ^ 1, 0] {
+            assert!(decode(strange, 7).is_err(), "{strange:#x}");
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! How the processes of a service meet, agree on an exchange, and part.
+//!
+//! They are ranks of a group, `NAME`: the clients, then the proxies. Client 0 tells the group what is exchanged from now on. Each
+//! process makes its part, the object `NAME/EXCHANGE/NUMBER`, and holds those of the others open, so that none is another object's
+//! before the last reader has let go.
+//!
+//! # Own words of the identity of a part
+//! | word | what |
+//! |---|---|
+//! | 4 | the exchange |
+//! | 5 | how many clients there are |
+//! | 6 | how many clients and proxies there are |
+//!
+//! # What client 0 tells
+//! Words: 1 and how many shards, or 0 for the end; the name of the type, 0-padded. Then for each shard: bits 0..32 tensor and bits
+//! 32..48 proxy; its first byte in the tensor; its bytes.
+
+use std::sync::Arc;
+
+use polder_kernels::Dtype;
+use polder_mem::Memory;
+use polder_schedule::{Exchange, Shard};
+
+use super::place::Places;
+use super::{Agreement, Client, Proxy, ServiceOptions};
+use crate::group::{Group, GroupOptions, Interrupt, JoinedGroup, RankPlace};
+use crate::object::Object;
+use crate::owned::{self, Identity, Kind};
+use crate::{Pool, PoolError};
+
+/// Waits so long for what client 0 tells next: a job may do something else for hours, and a client that dies ends the wait.
+const AGES: std::time::Duration = std::time::Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Bytes of one shard in what client 0 tells.
+const ROW: usize = 24;
+/// Bytes of what it tells first.
+const HEAD: usize = 24;
+
+/// What a proxy says that it has done, and in which process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProxyStat {
+    /// Its host.
+    pub host: u16,
+    /// Its process id on that host.
+    pub pid: u32,
+    /// Steps that it has summed in this exchange.
+    pub steps: u64,
+    /// Shards that it has summed.
+    pub shards: u64,
+    /// Bytes of sums that it has written.
+    pub bytes: u64,
+}
+
+/// A process of a service, of whichever kind.
+struct Session<M: Memory> {
+    // Left after the parts are given back.
+    parts: Held<M>,
+    group: JoinedGroup<M>,
+    name: String,
+    clients: usize,
+    exchanges: u64,
+    options: ServiceOptions,
+}
+
+/// The parts that this process holds open. Dropping it gives them back.
+struct Held<M: Memory> {
+    pool: Arc<Pool<M>>,
+    own: Option<Object>,
+    others: Vec<Object>,
+}
+
+impl<M: Memory> Held<M> {
+    fn release(&mut self) {
+        self.others.drain(..).for_each(|other| self.pool.close(other));
+        if let Some(own) = self.own.take() {
+            self.pool.abandon(own);
+        }
+    }
+}
+
+impl<M: Memory> Drop for Held<M> {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl<M: Memory> Session<M> {
+    fn join(
+        pool: Arc<Pool<M>>,
+        name: &str,
+        number: usize,
+        (clients, proxies): (usize, u16),
+        options: ServiceOptions,
+        interrupt: Option<Interrupt>,
+    ) -> Result<Self, PoolError> {
+        let ServiceOptions { timeout, patience, .. } = options;
+        let of_group = GroupOptions { timeout, patience, ..GroupOptions::default() };
+        let size = clients + usize::from(proxies);
+        let group = Group::join(Arc::clone(&pool), name, number, size, of_group, interrupt)?;
+        let GroupOptions { epoch, silence, .. } = *group.options();
+        let options = ServiceOptions { epoch, silence, ..options };
+        let parts = Held { pool, own: None, others: vec![] };
+        Ok(Self { parts, group, name: name.to_owned(), clients, exchanges: 0, options })
+    }
+
+    /// What client 0 tells; it gives what is told. `None` is the end.
+    fn tell(&mut self, told: Option<&Agreement>) -> Result<Option<Agreement>, PoolError> {
+        let proxies = (self.group.size() - self.clients) as u16;
+        let mut head = [0; HEAD];
+        let mut rows = vec![];
+        if let Some(Agreement { exchange, dtype }) = told {
+            head[..8].copy_from_slice(&(exchange.shards().len() as u64 + 1).to_le_bytes());
+            let name = dtype.to_string();
+            head[8..8 + name.len()].copy_from_slice(name.as_bytes());
+            rows = exchange.shards().iter().flat_map(encode).collect();
+        }
+        self.group.broadcast(0, Dtype::U8, &mut head)?;
+        let shards = u64::from_le_bytes(head[..8].try_into().expect("eight bytes"));
+        let Some(shards) = shards.checked_sub(1) else { return Ok(None) };
+        let bad = |value: String, expected| PoolError::Argument { what: "the exchange", value, expected };
+        if shards > Exchange::MOST_SHARDS as u64 {
+            return Err(bad(format!("{shards} shards"), "fewer and larger shards"));
+        }
+        rows.resize(shards as usize * ROW, 0);
+        self.group.broadcast(0, Dtype::U8, &mut rows)?;
+        let name = head[8..].split(|byte| *byte == 0).next().unwrap_or_default();
+        let dtype = str::from_utf8(name).ok().and_then(Dtype::named);
+        let dtype =
+            dtype.ok_or_else(|| bad("one of unknown elements".into(), "one Polder for all processes"))?;
+        let exchange = Exchange::new(rows.chunks_exact(ROW).map(decode).collect(), proxies)
+            .map_err(|error| bad(error.to_string(), "shards that the proxies of this service can sum"))?;
+        Ok(Some(Agreement { exchange, dtype }))
+    }
+
+    /// Makes this process's part of what was agreed on, and finds those of the others.
+    fn meet(&mut self, agreed: &Agreement) -> Result<Vec<RankPlace>, PoolError> {
+        self.exchanges += 1;
+        let places = Places::new(&agreed.exchange);
+        let bytes = |number: usize| places.bytes(number.checked_sub(self.clients).map(|proxy| proxy as u16));
+        let (number, counts) =
+            (self.group.rank(), [self.exchanges, self.clients as u64, self.group.size() as u64]);
+        let pool = Arc::clone(&self.parts.pool);
+        let name = |number: usize| format!("{}/{}/{number}", self.name, self.exchanges);
+        let own = owned::create(&pool, &name(number), bytes(number), Kind::Part, counts)?;
+        let mut held = Held { pool: Arc::clone(&pool), own: Some(own), others: vec![] };
+        self.group.barrier()?;
+        let mut members = self.group.members().to_vec();
+        for (other, member) in members.iter_mut().enumerate() {
+            let object = match &held.own {
+                Some(own) if other == number => own,
+                _ => {
+                    held.others.push(pool.open(&name(other))?);
+                    held.others.last().expect("it was pushed")
+                }
+            };
+            let said = Identity::read(&pool, object, Kind::Part)?;
+            let is_theirs = (said.process.host, said.process.pid) == (member.host, member.pid);
+            if !is_theirs || said.own != counts || object.bytes() != bytes(other) {
+                return Err(PoolError::Corrupt { offset: object.at(), what: "part of a service" });
+            }
+            (member.at, member.bytes) = (object.at(), object.bytes());
+        }
+        // All hold all: whoever leaves from here on takes nothing away.
+        self.group.barrier()?;
+        self.parts = held;
+        Ok(members)
+    }
+}
+
+fn encode(shard: &Shard) -> [u8; ROW] {
+    let mut row = [0; ROW];
+    let words = [u64::from(shard.tensor) | u64::from(shard.proxy) << 32, shard.start, shard.bytes];
+    row.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+    row
+}
+
+fn decode(row: &[u8]) -> Shard {
+    let word = |index: usize| u64::from_le_bytes(row[index * 8..][..8].try_into().expect("eight bytes"));
+    Shard { tensor: word(0) as u32, proxy: (word(0) >> 32) as u16, start: word(1), bytes: word(2) }
+}
+
+/// A client that has joined a service. Dropping it leaves the service.
+pub struct ClientSession<M: Memory> {
+    client: Option<Client<M>>,
+    session: Session<M>,
+}
+
+impl<M: Memory> ClientSession<M> {
+    /// Joins the service `name` as client `client` of `clients`, and returns when all clients and all `proxies` have joined. Waits of
+    /// this call ask `interrupt` whether to give up.
+    ///
+    /// # Errors
+    /// Those of [`Group::join`].
+    pub fn join(
+        pool: Arc<Pool<M>>,
+        name: &str,
+        client: usize,
+        (clients, proxies): (usize, u16),
+        options: ServiceOptions,
+        interrupt: Option<Interrupt>,
+    ) -> Result<Self, PoolError> {
+        if client >= clients || proxies == 0 {
+            let value = format!("client {client} of {clients}, {proxies} proxies");
+            let expected = "clients count from 0, and there is a proxy";
+            return Err(PoolError::Argument { what: "the service", value, expected });
+        }
+        let session = Session::join(pool, name, client, (clients, proxies), options, interrupt)?;
+        Ok(Self { client: None, session })
+    }
+
+    /// Exchanges from now on what `agreed` says, alike on all clients, which all call it between two steps. Waits ask `interrupt`
+    /// whether to give up.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when it differs from that of client 0; those of [`Pool::create`] and of a group's operations.
+    pub fn begin(
+        &mut self,
+        agreed: &Agreement,
+        interrupt: Option<Interrupt>,
+    ) -> Result<&mut Client<M>, PoolError> {
+        self.end();
+        let told = self.session.tell(Some(agreed))?;
+        if told.as_ref() != Some(agreed) {
+            let value = format!("one of {} shards here", agreed.exchange.shards().len());
+            let expected = "the same on all clients: as client 0 has it";
+            return Err(PoolError::Argument { what: "the exchange", value, expected });
+        }
+        let members = self.session.meet(agreed)?;
+        let Session { parts, group, clients, options, .. } = &self.session;
+        let (memory, number) = (parts.pool.memory().clone(), group.rank());
+        let client = Client::over(memory, members, *clients, number, Arc::new(agreed.clone()), *options)?;
+        let client = self.client.insert(client);
+        if let Some(interrupt) = interrupt {
+            client.on_wait(interrupt);
+        }
+        Ok(client)
+    }
+
+    /// The client of the current exchange.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when none has begun.
+    pub fn client(&mut self) -> Result<&mut Client<M>, PoolError> {
+        self.client.as_mut().ok_or(PoolError::Argument {
+            what: "the service",
+            value: "without an exchange".into(),
+            expected: "begin one first",
+        })
+    }
+
+    /// What each proxy has done in the current exchange.
+    ///
+    /// # Errors
+    /// Those of [`ClientSession::client`], [`PoolError::Memory`].
+    pub fn stat(&mut self) -> Result<Vec<ProxyStat>, PoolError> {
+        let clients = self.session.clients;
+        let proxies: Vec<_> =
+            self.session.group.members()[clients..].iter().map(|member| (member.host, member.pid)).collect();
+        let client = self.client()?;
+        let stat = |(proxy, (host, pid))| {
+            let [steps, shards, bytes] = client.summed_by(proxy)?;
+            Ok(ProxyStat { host, pid, steps, shards, bytes })
+        };
+        (0..).zip(proxies).map(stat).collect()
+    }
+
+    /// Ends the service, which all clients do: the proxies end too.
+    ///
+    /// # Errors
+    /// Those of a group's operations.
+    pub fn leave(mut self) -> Result<(), PoolError> {
+        self.end();
+        self.session.tell(None)?;
+        self.session.parts.release();
+        // Nothing of the service is left in the pool when this returns, but for the extents of the group.
+        self.session.group.barrier()
+    }
+
+    fn end(&mut self) {
+        if let Some(mut client) = self.client.take() {
+            client.leave();
+        }
+    }
+}
+
+impl<M: Memory> Drop for ClientSession<M> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A proxy that has joined a service. Dropping it leaves the service.
+pub struct ProxySession<M: Memory>(Session<M>);
+
+impl<M: Memory> ProxySession<M> {
+    /// Joins the service `name` as proxy `proxy` of `proxies`, and returns when all clients and proxies have joined. Waits ask
+    /// `interrupt` whether to give up.
+    ///
+    /// # Errors
+    /// Those of [`Group::join`].
+    pub fn join(
+        pool: Arc<Pool<M>>,
+        name: &str,
+        proxy: u16,
+        (clients, proxies): (usize, u16),
+        options: ServiceOptions,
+        interrupt: Option<Interrupt>,
+    ) -> Result<Self, PoolError> {
+        if proxy >= proxies || clients == 0 {
+            let value = format!("proxy {proxy} of {proxies}, {clients} clients");
+            let expected = "proxies count from 0, and there is a client";
+            return Err(PoolError::Argument { what: "the service", value, expected });
+        }
+        let number = clients + usize::from(proxy);
+        Session::join(pool, name, number, (clients, proxies), options, interrupt).map(Self)
+    }
+
+    /// Sums, exchange after exchange, until client 0 ends the service. `interrupt` makes what the waits of an exchange ask.
+    ///
+    /// # Errors
+    /// Those of [`Proxy::serve`] and of a group's operations.
+    pub fn serve(mut self, interrupt: impl Fn() -> Option<Interrupt>) -> Result<(), PoolError> {
+        let Self(session) = &mut self;
+        loop {
+            session.group.set_timeout(AGES);
+            let Some(agreed) = session.tell(None)? else { break };
+            session.group.set_timeout(session.options.timeout);
+            let members = session.meet(&agreed)?;
+            let proxy = (session.group.rank() - session.clients) as u16;
+            let memory = session.parts.pool.memory().clone();
+            let mut proxy =
+                Proxy::over(memory, members, session.clients, proxy, Arc::new(agreed), session.options)?;
+            if let Some(interrupt) = interrupt() {
+                proxy.on_wait(interrupt);
+            }
+            proxy.serve()?;
+        }
+        session.parts.release();
+        session.group.barrier()
+    }
+}

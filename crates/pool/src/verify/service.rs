@@ -1,0 +1,149 @@
+//! A parameter service: one or two clients push shards in orders of their own, one or two proxies sum them, step after step; one of
+//! them dies or stops at any memory operation. Each sum that a client pulls is that of its own step.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use polder_kernels::Dtype;
+use polder_mem::model::{Change, Harmless, ModelMemory, Outcome, Suite};
+use polder_mem::{LINE, Offset};
+use polder_schedule::{Exchange, Shard};
+
+use super::group::{Dice, Scene, harmless, tiny};
+use crate::PoolError;
+use crate::deviation::Deviation;
+use crate::group::{GroupOptions, RankPlace};
+use crate::service::{Agreement, Client, Proxy, ServiceOptions};
+
+pub(super) fn suites() -> Vec<Suite> {
+    let about = "clients push shards in any order and pull the sums of their own step; survivors of a crash are told who died";
+    let files = &["service.rs", "service/client.rs", "service/proxy.rs"];
+    vec![Suite::new("service", about, service).mutates(files).harmless(HARMLESS)]
+}
+
+/// Protocols that are known to be wrong.
+pub(super) fn canaries() -> Vec<Suite> {
+    let about = "a proxy stays at the shard that came first until every queue has it at its head, as in Figure 10 of the paper";
+    let first_come = |seed| Deviation::FirstComeFirstServed.during(|| service(seed));
+    vec![Suite::new("service-first-come-first-served", about, first_come)]
+}
+
+const HARMLESS: &[Harmless] = &[
+    harmless("service.rs", "one look at the queues", Change::Drop),
+    harmless("service.rs", "one look at the queues", Change::Weaken),
+    harmless("service.rs", "one look at the end of another", Change::Drop),
+    harmless("service.rs", "one look at the end of another", Change::Weaken),
+];
+
+/// Bytes behind a rank's extent: any part, and a heartbeat.
+const EXTRA: u64 = 24 * LINE;
+
+/// What is exchanged in a schedule, and by whom.
+struct Script {
+    clients: usize,
+    agreed: Arc<Agreement>,
+    steps: u64,
+    /// The order in which each client pushes in each step, and after how many pushes it pulls what has come.
+    orders: Vec<Vec<Vec<u32>>>,
+    eager: Vec<bool>,
+}
+
+fn service(seed: u64) -> Outcome {
+    let mut dice = Dice::new(seed, 11);
+    // A proxy waits as long as all live, so that it has to see when one does not.
+    let scene = Scene::new(seed, &mut dice, 4, tiny(128), EXTRA).with_heartbeats();
+    let proxies = 1 + (scene.size() == 4 || scene.size() == 3 && dice.roll(4) == 0) as u16;
+    let clients = scene.size() - usize::from(proxies);
+    let shards = 1 + dice.roll(4) as u32;
+    let shard = |tensor, dice: &mut Dice| {
+        let bytes = [8, 72, 128][dice.roll(3) as usize];
+        Shard { tensor, start: 0, bytes, proxy: dice.roll(u64::from(proxies)) as u16 }
+    };
+    let exchange = Exchange::new((0..shards).map(|tensor| shard(tensor, &mut dice)).collect(), proxies);
+    let exchange = exchange.expect("all go to a proxy");
+    let steps = 1 + dice.roll(3);
+    let mut order = || {
+        let mut order: Vec<u32> = (0..shards).collect();
+        for end in (1..order.len()).rev() {
+            order.swap(end, dice.roll(end as u64 + 1) as usize);
+        }
+        order
+    };
+    let orders = (0..clients).map(|_| (0..steps).map(|_| order()).collect()).collect();
+    let eager = (0..clients).map(|_| dice.roll(2) == 0).collect();
+    let agreed = Arc::new(Agreement { exchange, dtype: Dtype::F64 });
+    let script = Rc::new(Script { clients, agreed, steps, orders, eager });
+    let parts: Vec<Offset> = (0..scene.size()).map(|rank| scene.extra(rank)).collect();
+    scene.run_over(&mut dice, 60 * u64::from(shards) * steps, move |memory, members, rank, options| {
+        run(&script, memory, places(members, &parts), rank, options)
+    })
+}
+
+/// The parts of the ranks.
+fn places(members: Vec<RankPlace>, parts: &[Offset]) -> Vec<RankPlace> {
+    let part = |(member, &at): (RankPlace, &Offset)| RankPlace { at, bytes: EXTRA - LINE, ..member };
+    members.into_iter().zip(parts).map(part).collect()
+}
+
+fn run(
+    script: &Script,
+    memory: ModelMemory,
+    members: Vec<RankPlace>,
+    rank: usize,
+    options: GroupOptions,
+) -> Result<(), PoolError> {
+    let GroupOptions { timeout, silence, patience, epoch, .. } = options;
+    let options = ServiceOptions { timeout, silence, patience, epoch };
+    let agreed = Arc::clone(&script.agreed);
+    if rank >= script.clients {
+        let proxy = (rank - script.clients) as u16;
+        return Proxy::over(memory, members, script.clients, proxy, agreed, options)?.serve();
+    }
+    let mut client = Client::over(memory, members, script.clients, rank, agreed, options)?;
+    for step in 0..script.steps {
+        assert_eq!(u64::from(client.step()), step + 1);
+        let mut pulled = 0;
+        for &shard in &script.orders[rank][step as usize] {
+            client.push(shard, &gradients(script, rank, step, shard))?;
+            if script.eager[rank]
+                && let Some(shard) = client.ready()?
+            {
+                pull(script, &mut client, step, shard)?;
+                pulled += 1;
+            }
+        }
+        while let Some(shard) = client.wait()? {
+            pull(script, &mut client, step, shard)?;
+            pulled += 1;
+        }
+        assert_eq!(pulled, script.agreed.exchange.shards().len(), "each shard is handed out once");
+    }
+    client.leave();
+    Ok(())
+}
+
+/// A number of a client, a step, a shard and an element: no two are equal, and their means are whole.
+fn element(script: &Script, client: u64, step: u64, shard: u32, index: u64) -> f64 {
+    let number = ((step + 1) * 8 + u64::from(shard)) * 32 + index;
+    ((number * 8 + client + 1) * script.clients as u64) as f64
+}
+
+fn gradients(script: &Script, client: usize, step: u64, shard: u32) -> Vec<u8> {
+    let elements = script.agreed.exchange.shards()[shard as usize].bytes / 8;
+    let word = |index| element(script, client as u64, step, shard, index).to_le_bytes();
+    (0..elements).flat_map(word).collect()
+}
+
+fn pull(script: &Script, client: &mut Client<ModelMemory>, step: u64, shard: u32) -> Result<(), PoolError> {
+    let bytes = script.agreed.exchange.shards()[shard as usize].bytes;
+    let mut found = vec![0; bytes as usize];
+    client.pull(shard, &mut found)?;
+    for (index, word) in (0..).zip(found.chunks_exact(8)) {
+        let found = f64::from_le_bytes(word.try_into().expect("eight bytes"));
+        let sum: f64 =
+            (0..script.clients as u64).map(|client| element(script, client, step, shard, index)).sum();
+        let mean = sum / script.clients as f64;
+        assert_eq!(found, mean, "element {index} of shard {shard} in step {step}");
+    }
+    Ok(())
+}

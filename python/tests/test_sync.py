@@ -1,0 +1,131 @@
+"""The parameter service: against DDP, and when processes die."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Ranks
+from test_torch import left_behind
+
+import polder
+from polder import _core
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+EXAMPLE = Path(__file__).parents[2] / "examples" / "coarse.py"
+
+
+def soon(what: Callable[[], bool]) -> None:
+    """Waits until something is so; the test's own limit is the deadline."""
+    until = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def proxies_of(folder: Path) -> list[int]:
+    """The pids of the proxies, once a worker has written them down."""
+    soon(lambda: all((folder / f"pids-{rank}").exists() for rank in range(2)))
+    soon(lambda: len((folder / "pids-0").read_text().split()) == 2)
+    return [int(pid) for pid in (folder / "pids-0").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def endless(tmp_path: Path) -> Ranks:
+    environment = {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}
+    return Ranks("torch_service.py", 2, tmp_path, "endless", **environment)
+
+
+def test_weights_are_those_of_ddp_bit_for_bit_and_sums_ran_in_the_proxies(tmp_path: Path) -> None:
+    environment = {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}
+    with Ranks("torch_service.py", 2, tmp_path, "equal", **environment) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
+    assert not left_behind()
+
+
+def test_a_worker_that_dies_is_named_and_the_proxies_end(tmp_path: Path) -> None:
+    with endless(tmp_path) as run:
+        proxies = proxies_of(tmp_path)
+        run.processes[1].kill()
+        output = run.processes[0].communicate(timeout=60)[0]
+        error, pid, text = next(line for line in output.splitlines() if "|" in line).split("|")
+        assert (error, pid) == ("PeerDeadError", str(run.processes[1].pid)), output
+        assert f"rank 1 (host 1, pid {run.processes[1].pid}) died" in text
+        soon(lambda: not any(map(is_running, proxies)))
+    assert not left_behind()
+
+
+def test_a_proxy_that_dies_is_named_by_every_worker(tmp_path: Path) -> None:
+    with endless(tmp_path) as run:
+        proxies = proxies_of(tmp_path)
+        os.kill(proxies[1], signal.SIGKILL)
+        for process in run.processes:
+            output = process.communicate(timeout=60)[0]
+            error, pid, text = next(line for line in output.splitlines() if "|" in line).split("|")
+            assert (error, pid) == ("PeerDeadError", str(proxies[1])), output
+            assert "while waiting for the proxy in parameter step" in text
+        soon(lambda: not is_running(proxies[0]))
+    assert not left_behind()
+
+
+def test_proxies_do_not_survive_the_sigkill_of_their_workers(tmp_path: Path) -> None:
+    with endless(tmp_path) as run:
+        proxies = proxies_of(tmp_path)
+        for process in run.processes:
+            process.kill()
+        soon(lambda: not any(map(is_running, proxies)))
+
+
+def test_a_parameter_without_a_gradient_is_an_error_and_no_hang(tmp_path: Path) -> None:
+    with Ranks("torch_service.py", 2, tmp_path, "missing") as run:
+        for output in run.outputs():
+            error, _, text = next(line for line in output.splitlines() if "|" in line).split("|")
+            assert error == "ArgumentError"
+            assert text.startswith("2 of 8 parameters got no gradient in this step"), text
+    assert not left_behind()
+
+
+def test_a_proxy_without_its_workers_says_so_in_one_line(scratch: Path) -> None:
+    with polder.Pool(scratch / "pool", size="64MiB", run=scratch):
+        command = [sys.executable, "-m", "polder.proxy", "--pool", scratch / "pool", "--host", "1", "--service", "/s"]
+        command += ["--proxy", "0", "--proxies", "1", "--clients", "1", "--timeout", "0.2"]
+        environment = {**os.environ, "POLDER_RUN": str(scratch)}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("proxy 0 (pid "), ended.stderr
+    assert "PeerTimeoutError: rank 0 has not come to group /s within 200 ms" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_plan_takes_whole_tensors_whose_gradients_come_first() -> None:
+    # 8 s for 80 bytes by the workers, 4 s by the proxies, and a backward pass of 1 s: m = (1 + 8) / (8/80 + 4/80) = 60.
+    links = [(0.0, 20.0), (0.0, 20.0)]
+    split, taken, shards = _core.service_plan([40, 20, 10, 10], 2, 0.0, 1.0, 20.0, 10.0, 64, links, 0.2)
+    assert (round(split, 6), taken) == (60.0, 2)
+    assert shards == [(0, 0, 40, 0), (1, 0, 20, 1)]
+    assert _core.service_shard_bytes([(1, 5.0), (2, 9.8), (4, 10.0)], 0.05) == 2
+    with pytest.raises(polder.errors.ArgumentError, match="give positive ones"):
+        _core.service_plan([1], 2, 0.0, 0.0, 0.0, 1.0, 1, links, 0.2)
+
+
+def test_the_example_ends_with_a_table_and_equal_weights(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "words.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 500)
+    command = [sys.executable, EXAMPLE, "--text", text, "--steps", "2", "--width", "48", "--layers", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "weights  equal bit for bit: 2 workers, 5 ways" in ended.stdout, ended.stdout
+    rows = [line for line in ended.stdout.splitlines() if line.startswith(("all-reduce, blocking", "DDP", "service"))]
+    assert len(rows) == 5
