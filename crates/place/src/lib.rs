@@ -1,9 +1,9 @@
 //! Which bytes live in which tier of memory: pure functions of what was measured and what is wanted.
 //!
 //! [`pages`] decides where the pages of a host's services lie. [`sync`] divides the work of a parameter service. The rest places
-//! the tensors of a training step: objects and tiers in, the fraction of each object in each tier out. A step has phases. In a phase, each tier's link carries the bytes that the
-//! phase moves to and from that tier. All links work at the same time, so the phase lasts as long as the slowest.
-//! [`Policy::Optimal`] minimises the sum over phases.
+//! the tensors of a training step: objects and tiers in, the fraction of each object in each tier out. A step has phases. In a
+//! phase, each tier's link carries the bytes that the phase moves to and from that tier. All links work at the same time, so
+//! the phase lasts as long as the slowest. [`Policy::Optimal`] minimises the sum over phases.
 //!
 //! ```
 //! use polder_place::{Kind, Moved, Object, Phase, Policy, Problem, Rates, Tier};

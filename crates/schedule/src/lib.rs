@@ -1,9 +1,8 @@
 //! Who sends which bytes to whom in which step; pure data.
 //!
 //! A [`Schedule`] is what one collective does on all ranks. A [`Plan`] is one rank's part of it, with the peers that it waits
-//! for. A [`Cut`] says how a message of some size goes through it. An [`Exchange`] is what a
-//! parameter service does in a step. The pool runs them, and a simulator can: nothing here knows
-//! what a byte costs or where it lies.
+//! for. A [`Cut`] says how a message of some size goes through it. An [`Exchange`] is what a parameter service does in a step.
+//! The pool runs them, and a simulator can: nothing here knows what a byte costs or where it lies.
 //!
 //! ```
 //! use polder_schedule::{Collective, Schedule, Source};
