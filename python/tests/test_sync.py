@@ -74,7 +74,7 @@ def test_a_proxy_that_dies_is_named_by_every_worker(tmp_path: Path) -> None:
             output = process.communicate(timeout=60)[0]
             error, pid, text = next(line for line in output.splitlines() if "|" in line).split("|")
             assert (error, pid) == ("PeerDeadError", str(proxies[1])), output
-            assert "while waiting for the proxy in parameter step" in text
+            assert "waited for the proxy in parameter step" in text
         soon(lambda: not is_running(proxies[0]))
     assert not left_behind()
 
