@@ -238,7 +238,7 @@ impl BuiltTier {
     }
 
     /// Seconds from a load to its value at this part of the channels' peak: a queue of random arrivals and constant service before
-    /// it (M/D/1: T + S u / 2 (1 - u)).
+    /// it (M/D/1: T + S u / (2 (1 - u))).
     #[must_use]
     pub fn loaded_latency(&self, utilisation: f64) -> f64 {
         self.idle_latency() + self.fitted.service.value() * utilisation / (2.0 * (1.0 - utilisation))

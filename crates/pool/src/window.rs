@@ -6,19 +6,21 @@
 //! - A put is stores past the caches. They leave the other words of their lines alone, so any number of ranks may put to
 //!   different words of a line. [`Window::flush`] makes puts visible.
 //! - A get invalidates and reads.
-//! - An update, and a put of less than a word, must read what they write. They hold the target's update lock.
+//! - An update must read what it writes, and so must a put that begins or ends inside a word. Both hold the target's update
+//!   lock.
 //!
 //! # Which rank may write what
 //! - Before a rank loads from its own segment, it [renews](Window::renew) what others may have put.
 //! - After a rank stored to its own segment, it [exposes](Window::expose) that, before others get it or put to it.
 //! - While others put to a line, its owner does not store to it. A dirty line is written back whole, at any time, over all
 //!   that was put to it meanwhile. MPI calls this model `MPI_WIN_SEPARATE`.
-//! - The same holds for a rank that loads from and stores to another rank's segment at its address.
+//! - A rank may load from and store to another rank's segment at its address. The three rules above bind it too.
 //! - If two puts overlap, or a put and an update, each word holds the bytes of one of them.
-//! - What a rank has put but not flushed, it gets itself. Other ranks may get it or not.
+//! - A rank's own get returns what it has put. Other ranks get it for certain once it is flushed, and may get it before.
 //!
-//! On coherent memory, exposing costs a fence and renewing costs nothing. There is no barrier here: the caller has one. Only
-//! updates and puts of less than a word wait; they wait for their lock, up to the timeout of a call.
+//! On coherent memory, exposing costs a fence and renewing costs nothing. There is no barrier here: the caller has one.
+//! Only the update lock is waited for, up to the timeout of a call. The window lock and epochs are polled: the caller asks
+//! [`Window::try_lock`], [`Window::try_start`] and [`Window::try_wait`] again until they return true.
 
 mod epoch;
 pub mod hostile;
@@ -245,8 +247,8 @@ impl<M: Memory> Window<M> {
         self.pool.memory().mfence();
     }
 
-    /// Lets `change` change the bytes from `offset` on of `target`, of which no other update, and no put of less than a word,
-    /// changes any meanwhile. It is visible when this returns.
+    /// Lets `change` change the bytes from `offset` on of `target`, of which no other update changes any meanwhile, nor does a put
+    /// that takes the update lock. It is visible when this returns.
     ///
     /// # Errors
     /// [`PoolError::Argument`] when the range ends past the segment; [`PoolError::Timeout`] with the rank that has the lock for

@@ -4,7 +4,7 @@
 //! | word | of an object | of a tombstone |
 //! |---|---|---|
 //! | 0, 1 | XXH3-128 of the name, low half first | the same |
-//! | 2 | bits 0..8 state, bits 8..64 generation | the same, of the entry that it destroys |
+//! | 2 | bits 0..8 state, bits 8..64 generation | bits 0..8 are 9, bits 8..64 the generation of the entry that it destroys |
 //! | 3 | offset of the object's header | 0 |
 //! | 4 | bytes of the object, without its header | 0 |
 //! | 5 | job id | 0 |

@@ -5,8 +5,9 @@
 //! 2. Each rank acknowledges every extent that it has found.
 //! 3. A rank has found all others when every rank has acknowledged the very extent that it made. So no rank uses an
 //!    extent of an earlier group of the same name, and none leaves before a late rank has come.
-//! 4. If a rank dies meanwhile, some ranks may have found it, and others its successor. So a barrier follows, among the
-//!    ranks that found the same extents. An extent belongs to one group at most.
+//! 4. If a rank dies meanwhile, some ranks may have found it, and others its successor. So a barrier follows, in which
+//!    ranks compare what they found. If that differs, the join fails with [`PoolError::GaveUp`], and the caller may join
+//!    anew. So an extent belongs to one group at most.
 //!
 //! A process that joins as the same rank of the same name removes the extent of a rank that died.
 //!

@@ -6,11 +6,11 @@
 //! |---|---|---|
 //! | superblock | 64 | the formatter, once |
 //! | keeper blocks, incarnation `i` of the keeper has number `(i - 1) mod keepers` | `keepers * (4 + hosts)` | that incarnation of the keeper |
-//! | claim lines, one a host id | `hosts` | a process that claims the id: the one exception to one writer a line |
-//! | host lines, one a host id | `hosts` | that host |
-//! | shards, one a host id | `hosts * shard` | that host |
+//! | claim lines, one a host id | `hosts` | any host: a process that claims the id, a command that asks to evict |
+//! | host lines, one a host id | `hosts` | that host; the keeper once the host is fenced |
+//! | shards, one a host id | `hosts * shard` | that host; the keeper once the host is fenced |
 //! | padding to a multiple of the smaller of `chunk_bytes` and 2 MiB | | nobody |
-//! | chunks | `chunks * chunk_bytes / 64` | the host that claimed the chunk |
+//! | chunks | `chunks * chunk_bytes / 64` | the host that claimed the chunk allocates its objects; each object's section says what others write |
 //!
 //! # Lines
 //! A line is seven words and [`crate::line::checksum`] over them, unless its section says otherwise. A line that was
@@ -56,7 +56,7 @@
 //! | heartbeat lines | `processes * 64` |
 //! | generation line | 64 |
 //! | spare | 64 |
-//! | burials | checked words: their number, and one for each directory slot, filled up to a line, at most 512 in all |
+//! | burials | checked words, filled up to a line: the number of burials, then a word for each directory slot, but 511 at most |
 //! | announcements | for each process a mark line and `opens` checked words, filled up to a line |
 //! | chunk claims | `chunks / 28` checked words, rounded up, filled up to a line |
 //! | directory | for each level its slots, one line a slot |

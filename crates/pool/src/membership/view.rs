@@ -3,12 +3,15 @@
 //! Nothing is elected in the pool. Each incarnation of the keeper was authorised from outside and writes its own
 //! lines. The highest incarnation counts. Two rules make a newer keeper take over all that readers accepted:
 //!
-//! - A reader accepts the words of an incarnation only if it looks at all higher ones *afterwards* and finds nothing.
+//! - A reader reads the words of an incarnation, and looks for higher ones *afterwards*. If none has announced itself, it
+//!   accepts them. If a higher one starts, the reader keeps the view that it saw last until that one has published its
+//!   view. Meanwhile hosts that the old keeper admits count as members too.
 //! - A new incarnation announces itself before it reads the words of the older ones.
 //!
-//! A pool has places for some incarnations. A new one may take the place of an earlier one that is gone, once a keeper
-//! between the two has published a view: no reader uses the earlier one's words by then. A reader that saw the earlier
-//! view last may find the new one's grants in the place. It ignores a grant that is newer than its view.
+//! A pool has places for some incarnations. A new one may take the place of an earlier one that is gone, unless that one's
+//! view is still in force: a later keeper must have published a view, so that no reader needs the old one. (An operator's
+//! `--force` stands for knowing that it is gone, but not for the later view.) A slow reader may still hold the old view
+//! and find the new one's grants in the place. It ignores them, because their epoch is higher than its view's.
 //!
 //! # Words of a view line
 //! | word | what |

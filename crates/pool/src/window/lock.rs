@@ -4,7 +4,8 @@
 //!
 //! 1. It announces that it is choosing a number.
 //! 2. It takes a number above all that it sees, and announces it.
-//! 3. It waits for every rank with a lower number, and for every lower rank with the same number.
+//! 3. It waits for every rank with a lower number, and for every lower rank with the same number. A rank that is choosing has
+//!    the number 0, so it is waited for too.
 //!
 //! A rank that wants to share the lock waits only for ranks that do not share it. An announcement is one word, a ticket, which
 //! is seen whole. So one word can say that the number is being chosen, or what it is.

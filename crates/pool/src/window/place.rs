@@ -1,7 +1,8 @@
 //! Where the parts of a window lie.
 //!
 //! Rank `RANK` of the window `NAME` of job `JOB` owns the object `/window/JOB/NAME/RANK`, its segment. Only the process of
-//! that rank writes the lines before the data. The data has one writer at a time, as MPI's rules demand.
+//! that rank writes the lines before the data. Any rank puts into the data. A word of it has one writer at a time, as MPI's
+//! rules demand.
 //!
 //! # Object of a segment
 //! | line | what |
