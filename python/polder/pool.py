@@ -206,8 +206,8 @@ class Object(_core.Object):
     def write(self, *, fresh: bool = False) -> Generator[NDArray[Any]]:
         """The object as a writable array, which is published when the block ends, and not when it raises.
 
-        All of the array is published: of two writers at the same time the later one wins. Every host sees it once the
-        block has ended.
+        All of the array is published. Every host sees it once the block has ended. Of two writers at the same time the
+        object may hold parts of both, also afterwards: let writers take turns.
 
         Parameters
         ----------

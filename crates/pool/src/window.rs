@@ -247,8 +247,8 @@ impl<M: Memory> Window<M> {
         self.pool.memory().mfence();
     }
 
-    /// Lets `change` change the bytes from `offset` on of `target`, of which no other update changes any meanwhile, nor does a put
-    /// that takes the update lock. It is visible when this returns.
+    /// Lets `change` change the bytes from `offset` on of `target`. No other update changes any of them meanwhile, and no put that
+    /// takes the update lock. It is visible when this returns.
     ///
     /// # Errors
     /// [`PoolError::Argument`] when the range ends past the segment; [`PoolError::Timeout`] with the rank that has the lock for

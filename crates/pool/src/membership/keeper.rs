@@ -8,10 +8,11 @@
 //! - It takes over the shards of hosts that a command confirms to be off (fenced).
 //!
 //! A request to the keeper stands on the claim line of the host id. It is the only kind of line that several hosts may write
-//! at the same time. (The keeper also writes the shard and the host line of a fenced host, which writes no more.) If a request
-//! is torn or overwritten, the process that still waits for an answer writes it again. The answer is the keeper's grant line
-//! together with its view. A claimant holds the id under three conditions: the view has the host, the
-//! grant names the claimant's nonce, and the grant is not newer than the view.
+//! at the same time. The keeper also writes the shard and the host line of a fenced host, which writes no more.
+//!
+//! If a request is torn or overwritten, the process that still waits for an answer writes it again. The answer is the keeper's
+//! grant line together with its view. A claimant holds the id under three conditions: the view has the host, the grant names
+//! the claimant's nonce, and the grant is not newer than the view.
 
 mod owner;
 
