@@ -336,7 +336,7 @@ pub enum PoolError {
     },
     /// The deadline came first.
     #[error(
-        "no answer from {peer} within {waited_ms} ms while waiting for {what} {sequence} in epoch {epoch}; it lives but is late: raise POLDER_TIMEOUT, or look at that process"
+        "no answer from {peer} within {waited_ms} ms while waiting for {what} {sequence} in epoch {epoch}; it lives but is late: raise timeout= or POLDER_TIMEOUT, or look at that process"
     )]
     Timeout {
         /// Who was waited for.
@@ -352,7 +352,7 @@ pub enum PoolError {
     },
     /// A rank did not join in time; nobody has said whose it would be.
     #[error(
-        "rank {rank} has not come to group {group} within {waited_ms} ms; look whether it was started, or raise POLDER_TIMEOUT"
+        "rank {rank} has not come to group {group} within {waited_ms} ms; look whether it was started, or raise timeout= or POLDER_TIMEOUT"
     )]
     Absent {
         /// The rank.

@@ -556,7 +556,7 @@ mod tests {
         let pools = pools(2);
         let options = GroupOptions { timeout: Duration::from_millis(50), ..quick() };
         let error = Group::join(Arc::clone(&pools[0]), "/alone", 0, 2, options, None).err().unwrap();
-        let text = "rank 1 has not come to group /alone within 50 ms; look whether it was started, or raise POLDER_TIMEOUT";
+        let text = "rank 1 has not come to group /alone within 50 ms; look whether it was started, or raise timeout= or POLDER_TIMEOUT";
         assert_eq!(error.to_string(), text);
         let stop: Interrupt = Box::new(|| true);
         let error = Group::join(Arc::clone(&pools[0]), "/alone", 0, 2, quick(), Some(stop)).err().unwrap();
