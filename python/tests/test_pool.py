@@ -3,6 +3,7 @@
 import itertools
 import mmap
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -381,6 +382,13 @@ def test_a_size_in_thousands_makes_a_pool_of_whole_pages_and_a_pool_that_is_name
     with pytest.raises(polder.RegionError, match="mistyped: no such file or device; check the path, or create a pool"):
         polder.Pool(scratch / "mistyped", run=scratch)
     assert not (scratch / "mistyped").exists()
+
+
+def test_a_pool_larger_than_its_file_system_is_not_made(scratch: Path) -> None:
+    twice = 2 * shutil.disk_usage(scratch).total
+    with pytest.raises(polder.RegionError, match=r" free, not .*; give a smaller --size or size=, or make room there"):
+        polder.Pool(scratch / "pool", size=twice, run=scratch)
+    assert not (scratch / "pool").exists()
 
 
 DEFAULT = """

@@ -6,6 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use bytesize::ByteSize;
 use polder_mem::{
     Coherence, Coherent, HostError, HostPlan, Memory, Region, RegionError, RegionKind, Software, Wrapped,
     forks,
@@ -18,6 +19,7 @@ use polder_pool::{
     Geometry, Member, Overwrite, Pool, PoolError, Superblock, Uuid, format_as, read_superblock,
 };
 
+use crate::job_pool::free_bytes;
 use crate::settings::{CoherenceChoice, Settings, Wrap};
 
 /// Why a process could not come to its pool.
@@ -46,6 +48,21 @@ pub enum SessionError {
         kept: Coherence,
         /// What is set.
         asked: Coherence,
+    },
+    /// A file larger than what its file system has free: it would be made, and a later write into it would fail.
+    #[error(
+        "{}: {} has {} free, not {}; give a smaller --size or size=, or make room there",
+        path.display(), folder.display(), ByteSize(*free).display().iec(), ByteSize(*bytes).display().iec()
+    )]
+    NoSpace {
+        /// The file.
+        path: PathBuf,
+        /// Its folder.
+        folder: PathBuf,
+        /// Bytes that are free there.
+        free: u64,
+        /// The bytes that were asked for.
+        bytes: u64,
     },
     /// The region cannot be mapped.
     #[error(transparent)]
@@ -376,6 +393,7 @@ pub fn create_as(
 ) -> Result<Superblock, SessionError> {
     // As people write sizes: 1GB is no multiple of a page.
     let bytes = if bytes > PAGE { bytes - bytes % PAGE } else { bytes };
+    expect_space(path, bytes)?;
     let (region, draft) = Region::draft(path, bytes)?;
     let coherence = choice.chosen();
     let memory = AnyMemory::with_coherence(Software::new(region), coherence);
@@ -385,6 +403,18 @@ pub fn create_as(
     let made = made.map_err(|source| SessionError::Pool { path: path.to_owned(), source })?;
     draft.publish()?;
     Ok(made)
+}
+
+/// That the file system could hold all of a file, which takes up nothing at first.
+fn expect_space(path: &Path, bytes: u64) -> Result<(), SessionError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Where the folder cannot be looked at, neither can the file be made, which says why.
+    match free_bytes(folder) {
+        Ok(free) if free < bytes => {
+            Err(SessionError::NoSpace { path: path.into(), folder: folder.into(), free, bytes })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Why a process cannot be one of its host's.

@@ -136,7 +136,6 @@ fn make(path: &Path, settings: &Settings, arguments: &Format) -> Result<(), Fail
     let made = match (path.exists(), arguments.size) {
         (false, Some(ByteCount(size))) => {
             let size = if size > PAGE { size - size % PAGE } else { size };
-            expect_space(path, size)?;
             session::create_as(path, size, &arguments.geometry(size), choice)?
         }
         (false, None) => {
@@ -189,24 +188,6 @@ fn written(path: &Path, region: &Region) -> Result<Vec<Range<u64>>, Failure> {
         parts.push(start..at);
     }
     Ok(parts)
-}
-
-/// That the file system could hold all of a file, which takes up nothing at first: later whoever writes what does not
-/// fit dies of it.
-fn expect_space(path: &Path, size: u64) -> Result<(), Failure> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Where the folder cannot be looked at, neither can the file be made, which says why.
-    let Ok(space) = rustix::fs::statvfs(folder) else { return Ok(()) };
-    let free = space.f_bavail.saturating_mul(space.f_frsize);
-    // A tmpfs without a limit has no blocks.
-    match space.f_blocks == 0 || size <= free {
-        true => Ok(()),
-        false => {
-            let (path, folder) = (path.display(), folder.display());
-            let remedy = "give a smaller --size, or make room there";
-            Err(Failure(format!("{path}: {folder} has {} free, not {}; {remedy}", bytes(free), bytes(size))))
-        }
-    }
 }
 
 impl Format {
