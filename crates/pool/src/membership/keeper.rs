@@ -3,12 +3,12 @@
 //! An incarnation of the keeper is authorised from outside: by the operator, a launcher, or a supervisor that counts its
 //! restarts. The pool only makes sure that the highest incarnation counts. The keeper does three things:
 //!
-//! - It admits hosts that claim an id.
-//! - It evicts hosts that fell silent, or that a command asks to evict.
+//! - It admits hosts that claim an id, if ids come from the keeper.
+//! - It evicts hosts that a command asks to evict, and with `--evict-after` also hosts that fell silent.
 //! - It takes over the shards of hosts that a command confirms to be off (fenced).
 //!
-//! A request to the keeper stands on the claim line of the host id. It is the only kind of line that several hosts may write
-//! at the same time. The keeper also writes the shard and the host line of a fenced host, which writes no more.
+//! A request to the keeper stands on the claim line of the host id. It is the only kind of line with a checksum that several
+//! hosts may write at the same time. The keeper also writes the shard and the host line of a fenced host, which writes no more.
 //!
 //! If a request is torn or overwritten, the process that still waits for an answer writes it again. The answer is the keeper's
 //! grant line together with its view. A claimant holds the id under three conditions: the view has the host, the grant names

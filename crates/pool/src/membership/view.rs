@@ -9,9 +9,10 @@
 //! - A new incarnation announces itself before it reads the words of the older ones.
 //!
 //! A pool has places for some incarnations. A new one may take the place of an earlier one that is gone, unless that one's
-//! view is still in force. So a later keeper must have published a view, and no reader needs the old one. An operator's
-//! `--force` stands for the knowledge that the earlier one is gone, but not for the later view. A slow reader may still
-//! hold the old view and find the new one's grants in the place. It ignores them, because their epoch is higher.
+//! view is still in force. So no reader needs the old view: a later keeper has published one, or the old keeper never did.
+//! An operator's `--force` stands for the knowledge that the earlier one is gone, but never for the second condition. A slow
+//! reader may still hold the old view and find the new one's grants in the place. It ignores those that are newer, because
+//! their epoch is higher. Inherited grants keep their epoch.
 //!
 //! # Words of a view line
 //! | word | what |
