@@ -7,8 +7,8 @@
 //!
 //! 1. **One writer.** A process writes its own part only, so every line has one writer for ever.
 //! 2. **A shard once a step.** A client pushes each shard once in a step, in any order, and begins the next step when it has pulled
-//!    all. So a queue has a word for each shard and never overflows. And whoever has pushed a shard has pulled its sum of the
-//!    step before: when all have pushed it, nobody reads that sum any more, and the proxy may write the next in its place.
+//!    all. So a queue has a word for each shard and never overflows. A client that has pushed a shard has pulled its sum of
+//!    the step before. When all have pushed it, no client reads that sum any more, and the proxy may write the next there.
 //! 3. **One queue a client.** A proxy takes what has come from every queue, and sums a shard when all clients have pushed it. A proxy
 //!    that stays at the first entry of one queue until the others have the same waits for ever, once clients push in other
 //!    orders (section III-F, Figure 10).

@@ -1,6 +1,6 @@
 //! What belongs to a process: an object that says in its first line what it is and whose, before anybody can find it.
 //!
-//! Nobody but its process writes there. A process that dies leaves its objects behind; the next one that makes an object of the
+//! Only its process writes there. A process that dies leaves its objects behind; the next one that makes an object of the
 //! same name and kind takes the place of a dead one, and of no other.
 //!
 //! # Words of an identity

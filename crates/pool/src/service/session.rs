@@ -160,7 +160,7 @@ impl<M: Memory> Session<M> {
             }
             (member.at, member.bytes) = (object.at(), object.bytes());
         }
-        // All hold all: whoever leaves from here on takes nothing away.
+        // All hold all: a process that leaves from here on takes nothing away.
         self.group.barrier()?;
         self.parts = held;
         Ok(members)
