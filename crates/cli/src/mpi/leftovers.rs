@@ -40,7 +40,7 @@ pub(super) fn kill_marked(mark: &str) -> usize {
 }
 
 /// Removes MPICH's files in `folder` that were made since `start`, are this user's, and are in use by no process; says how many.
-/// A process has such a file open until it has mapped it, and mapped from then on.
+/// A process has such a file open before it has mapped it, and mapped from then on.
 pub(super) fn remove_files(folder: &Path, start: SystemTime) -> usize {
     let is_left = |file: &PathBuf| {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
@@ -60,13 +60,16 @@ pub(super) fn remove_files(folder: &Path, start: SystemTime) -> usize {
     left.iter().filter(|file| fs::remove_file(file).is_ok()).count()
 }
 
-/// What a process has open, then what it has mapped.
+/// What a process has open, then what it has mapped. One that ends has lost its memory before its files are closed, and uses none.
 fn used_by(pid: u32) -> String {
     let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
     let open = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
     let open: Vec<_> = open.map(|path| path.display().to_string()).collect();
     let mapped = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    format!("{}\n{mapped}", open.join("\n"))
+    match mapped.is_empty() {
+        true => String::new(),
+        false => format!("{}\n{mapped}", open.join("\n")),
+    }
 }
 
 fn processes() -> impl Iterator<Item = u32> {
