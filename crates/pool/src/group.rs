@@ -542,6 +542,7 @@ impl<M: Memory> Group<M> {
 
     /// Breaks the group and says so to the others.
     fn fail(&mut self, failure: Failure) -> PoolError {
+        let failure = self.own_mismatch(failure);
         let mark = self.mark_of(&failure);
         let error = self.explain(failure);
         self.own.borrow_mut().give_up(mark);
@@ -582,7 +583,7 @@ impl<M: Memory> Group<M> {
             Failure::Late(rank, _) => Mark::late(if self.waits_for_us(rank) { self.rank } else { rank }),
             Failure::Mismatch(rank, ..) => Mark::mismatch(rank),
             Failure::Corrupt(..) | Failure::Memory(_) | Failure::Interrupted => Mark::own(self.rank),
-            // Whoever hears it from us agrees with us, and finds the difference in the other.
+            // Its line could not be read just now: a third rank finds the difference in the other.
             Failure::Told(by, mark) if mark.is_mismatch() && mark.rank() == self.rank => Mark::mismatch(by),
             Failure::Told(_, mark) => mark,
         }
@@ -606,9 +607,7 @@ impl<M: Memory> Group<M> {
             Failure::Interrupted => PoolError::Interrupted { what, sequence },
             Failure::Told(by, mark) => {
                 let blamed = self.peer(if mark.rank() < self.size() { mark.rank() } else { by });
-                if let Some(mismatch) = self.told_mismatch(by, mark) {
-                    mismatch
-                } else if mark.is_dead() && mark.rank() != self.rank {
+                if mark.is_dead() && mark.rank() != self.rank {
                     dead(blamed)
                 } else if mark.is_late() && mark.rank() != self.rank {
                     late(blamed, self.options.timeout)
@@ -634,22 +633,24 @@ impl<M: Memory> Group<M> {
         }
     }
 
-    /// A peer saw a mismatch, in this operation or the one before: with it or with the one that it names, we must differ as
-    /// well.
-    fn told_mismatch(&self, by: usize, mark: Mark) -> Option<PoolError> {
+    /// If a peer told of a mismatch, in this operation or the one before: our own, with it or with the rank that it names. One
+    /// of the two must differ from us as well. So a third rank that hears it from us differs from us, or from the rank that we name.
+    fn own_mismatch(&self, failure: Failure) -> Failure {
+        let Failure::Told(by, mark) = failure else { return failure };
         if !mark.is_mismatch() {
-            return None;
+            return failure;
         }
         let others = [mark.rank(), by].into_iter().filter(|&rank| rank != self.rank && rank < self.size());
         let calls = [(self.sequence - 1, self.before), (self.sequence, self.operation)];
-        others.into_iter().find_map(|rank| {
+        let own = others.into_iter().find_map(|rank| {
             // It may have come that far since we last looked at it.
             let _looked = self.look(rank, 0);
             calls.into_iter().find_map(|(sequence, ours)| {
                 let theirs = self.standings[rank].signature_of(sequence)?;
-                (theirs != ours).then(|| self.mismatch(rank, sequence, theirs))
+                (theirs != ours).then_some(Failure::Mismatch(rank, sequence, theirs))
             })
-        })
+        });
+        own.unwrap_or(failure)
     }
 
     /// Whether all ranks live on one host: then nothing needs a flush.
