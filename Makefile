@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo offload sync torch tools mpi lab test verify soak fuzz bench mpi-check
+.PHONY: setup demo offload sync torch tools mpi frameworks lab test verify soak fuzz bench mpi-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -49,12 +49,22 @@ mpi: .cache/mpich/.ready
 	@.cache/mpich/bin/pip install -q --disable-pip-version-check numpy $(call extra,mpich)
 	@touch $@
 
+# A training framework whose tensors offload places, in an environment of its own that has .venv's torch too.
+frameworks: .cache/transformers/.ready
+.cache/transformers/.ready: .cache/%/.ready: pyproject.toml | setup torch
+	@echo "setup: installing $*" >&2
+	@.venv/bin/python -m venv --without-pip .cache/$*
+	@echo 'import site, sys; site.addsitedir(sys.prefix + "/../../.venv/lib/python%d.%d/site-packages" % sys.version_info[:2])' \
+		>$$(echo .cache/$*/lib/python3*/site-packages)/polder-torch.pth
+	@.venv/bin/pip --python .cache/$*/bin/python install -q --no-compile --disable-pip-version-check $(call extra,$*)
+	@touch $@
+
 # Debian's kernel 6.12 in QEMU with a slow node, and the tiering agent in it; KERNELS names packages of others.
 KERNELS ?=
 lab: setup
 	@lab/run.sh $(KERNELS)
 
-test: setup tools torch mpi
+test: setup tools torch mpi frameworks
 	@scripts/test.sh
 
 # mpi4py's own test suite on MPICH and Open MPI over the pool, held against TCP, and Intel's benchmarks: about an hour.

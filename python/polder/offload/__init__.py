@@ -21,6 +21,7 @@ from polder.errors import PlacementError, TierError
 from polder.offload.optimizer import AdamW
 from polder.offload.placed import POLICIES, Placed, Row, place, saved_bytes
 from polder.offload.tiers import Tier, measured, tiers_of
+from polder.offload.trainer import trainer
 
 __all__ = [
     "POLICIES",
@@ -34,4 +35,5 @@ __all__ = [
     "place",
     "saved_bytes",
     "tiers_of",
+    "trainer",
 ]

@@ -2,16 +2,19 @@
 
 import json
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from polder import _core
 from polder.errors import ArgumentError, PlacementError
 from polder.offload.optimizer import PAGE, AdamW
+from polder.offload.phases import PHASES, Phases
+from polder.offload.shards import local
 from polder.offload.tiers import Tier, tiers_of
 
 #: The policies by name; a mapping of fractions, or a JSON file of one, is a policy too.
@@ -19,6 +22,12 @@ POLICIES = ("dram", "interleave", "paper", "optimal")
 #: Saved tensors below this stay where they are: their own bookkeeping costs as much.
 _LEAST = 64 << 10
 _WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS = "weights", "gradients", "optimizer states", "activations"
+#: How often a phase reads and writes each object.
+_MOVES: dict[str, dict[str, tuple[float, float]]] = {
+    "FWD": {_ACTIVATIONS: (0, 1)},
+    "BWD": {_ACTIVATIONS: (1, 0)},
+    "STEP": {_WEIGHTS: (1, 1), _GRADIENTS: (1, 0), _STATES: (1, 1)},
+}
 
 
 @dataclass(frozen=True)
@@ -41,17 +50,17 @@ class Placed:
         #: Of each object the fraction in each tier.
         self.fractions: dict[str, list[float]] = dict(zip(objects, answer["fractions"], strict=True))
         #: Predicted seconds of FWD, BWD and STEP: the slowest link of each, or its computation.
-        self.seconds: dict[str, float] = dict(zip(("FWD", "BWD", "STEP"), answer["seconds"], strict=True))
+        self.seconds: dict[str, float] = dict(zip(PHASES, answer["seconds"], strict=True))
         #: Predicted seconds of each tier's link in each phase.
-        self.links: dict[str, list[float]] = dict(zip(("FWD", "BWD", "STEP"), answer["links"], strict=True))
+        self.links: dict[str, list[float]] = dict(zip(PHASES, answer["links"], strict=True))
         self._model, self._optimizer, self._objects = model, optimizer, objects
+        self._hooks: list[RemovableHandle] = []
         folders = [tier.folder for tier in tiers if tier.folder is not None]
         folder = folders[0] if folders else None
         counts = _cut(optimizer.elements(), self.fractions[_STATES])
         kept = [(count, tier.node) for count, tier in zip(counts, tiers, strict=True) if tier.folder is None]
         far = sum(count for count, tier in zip(counts, tiers, strict=True) if tier.folder is not None)
         self._states = _core.States(kept, far, folder)
-        optimizer.place(self._states)
         in_memory, on_disk = 1.0, 0
         if _ACTIVATIONS in objects:
             rows = zip(self.fractions[_ACTIVATIONS], tiers, strict=True)
@@ -59,6 +68,13 @@ class Placed:
             # Each saved tensor takes whole pages.
             on_disk = int(objects[_ACTIVATIONS] * (1 - in_memory) * 1.05) + (1 << 20) if in_memory < 1 else 0
         self._saved = _core.Saved(in_memory, on_disk, folder)
+        # All tiers are there: from here on nothing can be refused for want of room.
+        if (before := optimizer.placed_by) is not None:
+            before.release()
+        optimizer.placed_by = self
+        optimizer.place(self._states, folder if far else None)
+        names = [tier.name for tier in self.tiers]
+        self._phases = Phases(optimizer, names, self.seconds, self.links, _moved(objects, self.fractions))
 
     @contextmanager
     def activations(self) -> Generator[None]:
@@ -73,13 +89,47 @@ class Placed:
         def pack(tensor: torch.Tensor) -> object:
             return _Packed(saved, tensor) if _is_placed(tensor, weights) else tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
+        if not torch.is_grad_enabled():
+            # An evaluation saves nothing, and is no phase of a step.
             yield
+            return
+        self._phases.turn("FWD")
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
+                yield
+        finally:
+            self._phases.turn("BWD")
+
+    def summary(self) -> str:
+        """A table of each phase and tier: measured beside predicted seconds, bytes and bandwidth.
+
+        Measured are the steps so far, FWD and BWD where `activations` is used. BWD ends where the next phase begins.
+        """
+        return self._phases.summary()
+
+    def trace(self, path: str | Path) -> None:
+        """Writes the phases of all steps so far, and those predicted, as a trace that Perfetto reads."""
+        self._phases.trace(path)
+
+    def cover(self, module: torch.nn.Module) -> None:
+        """Places what each call of ``module`` saves, as `activations` does, without a scope at the call."""
+        inside: list[AbstractContextManager[None]] = []
+
+        def enter(*_: object) -> None:
+            inside.append(self.activations())
+            inside[-1].__enter__()
+
+        def leave(*_: object) -> None:
+            inside.pop().__exit__(None, None, None)
+
+        self._hooks.append(module.register_forward_pre_hook(enter))
+        # Also after a call that raises.
+        self._hooks.append(module.register_forward_hook(leave, always_call=True))
 
     def rows(self) -> list[Row]:
         """Where each byte lies now. Pages of states in memory are counted by the kernel."""
-        weights = sum(parameter.nbytes for parameter in self._model.parameters())
-        gradients = sum(it.grad.nbytes for it in self._model.parameters() if it.grad is not None)
+        weights = sum(local(parameter).nbytes for parameter in self._model.parameters())
+        gradients = sum(local(it.grad).nbytes for it in self._model.parameters() if it.grad is not None)
         dram = self.tiers[0].name
         rows = [Row(_WEIGHTS, dram, weights, "count"), Row(_GRADIENTS, dram, gradients, "count")]
         names: dict[int | None, str] = {tier.node: tier.name for tier in self.tiers if tier.node is not None}
@@ -97,9 +147,20 @@ class Placed:
         ]
         return [row for row in rows if row.bytes]
 
+    def release(self) -> None:
+        """Watches no step and no module any more. The states stay."""
+        self._phases.close()
+        while self._hooks:
+            self._hooks.pop().remove()
+
     def close(self) -> None:
         """Moves the optimizer's states back into tensors, and gives the tiers' room back."""
+        self.release()
+        if self._optimizer.placed_by is not self:
+            # The states have moved on to another placement.
+            return
         self._optimizer.place(None)
+        self._optimizer.placed_by = None
         self._states = _core.States([])
         self._saved = _core.Saved(1.0)
 
@@ -119,7 +180,7 @@ def place(
     Parameters
     ----------
     model : torch.nn.Module
-        Its weights and their gradients stay in the first tier, where torch computes with them.
+        Of 32-bit parameters. Its weights and their gradients stay in the first tier, where torch computes with them.
     optimizer : AdamW
         A `polder.offload.AdamW` over the model's parameters. States that it has move.
     policy : str, Path or mapping
@@ -149,16 +210,22 @@ def place(
     if not isinstance(optimizer, AdamW):
         found = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         raise ArgumentError(f"optimizer: expected polder.offload.AdamW, found {found}")
-    owned = {id(parameter) for parameter in model.parameters()}
-    if any(id(parameter) not in owned for parameter in optimizer.parameters()):
-        raise ArgumentError("optimizer: expected parameters of the model, found others")
+    owned: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter in optimizer.parameters():
+        if parameter not in owned:
+            raise ArgumentError("optimizer: expected parameters of the model, found others")
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            raise ArgumentError(
+                f"parameter {owned[parameter]}: expected float32 on a CPU, found {parameter.dtype} on "
+                f"{parameter.device}; give the optimizer 32-bit parameters alone, or convert the model with .float()"
+            )
     if (tiers is None) == (platform is None):
         raise ArgumentError("expected tiers or a platform, one of the two")
     tiers = list(tiers) if tiers is not None else tiers_of(platform or "")
     _check_tiers(tiers)
     objects = {
-        _WEIGHTS: sum(parameter.nbytes for parameter in model.parameters()),
-        _GRADIENTS: sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad),
+        _WEIGHTS: sum(local(parameter).nbytes for parameter in model.parameters()),
+        _GRADIENTS: sum(local(parameter).nbytes for parameter in model.parameters() if parameter.requires_grad),
         _STATES: 8 * optimizer.elements(),
     }
     if activations > 0:
@@ -172,34 +239,48 @@ def place(
     return Placed(model, optimizer, tiers, objects, answer)
 
 
-def saved_bytes(model: torch.nn.Module, *inputs: torch.Tensor) -> int:
+def saved_bytes(model: torch.nn.Module, *inputs: torch.Tensor, **named: torch.Tensor) -> int:
     """Bytes that a forward pass of ``model`` saves for its backward pass and that can be placed.
 
-    Runs the model on the meta device: nothing is computed, and no memory is taken.
+    Runs the model on the meta device: nothing is computed, and no memory is taken. A model that looks at values runs
+    once for real, and what it saves is dropped at once.
 
     Parameters
     ----------
     model : torch.nn.Module
         In training mode, with the checkpointing that it will have.
-    inputs : tensors
+    inputs, named : tensors
         As in a step; only shapes and types count.
     """
-    known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    stand_ins = {
-        name: torch.empty_like(it, device="meta").requires_grad_(it.requires_grad) for name, it in known.items()
-    }
-    weights = {_storage(it) for it in stand_ins.values()}
-    saved: list[int] = []
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if _is_placed(tensor, weights):
-            saved.append(tensor.nbytes)
-        return tensor
+    def run(device: str) -> int:
+        buffers = {name: it.to(device, copy=True) for name, it in model.named_buffers()}
+        parameters = {
+            name: torch.empty_like(it, device=device).requires_grad_(it.requires_grad) if device == "meta" else it
+            for name, it in model.named_parameters()
+        }
+        weights = {_storage(it) for it in (*parameters.values(), *buffers.values())}
+        saved: list[int] = []
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda it: it):
-        given = tuple(it.to("meta") for it in inputs)
-        torch.func.functional_call(model, stand_ins, given)
-    return sum(saved)
+        def pack(tensor: torch.Tensor) -> torch.Tensor | None:
+            if _is_placed(tensor, weights):
+                saved.append(tensor.nbytes)
+            # Nothing is walked backwards here.
+            return tensor if device == "meta" else None
+
+        kept = torch.get_rng_state()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda it: it):
+            given = tuple(it.to(device) for it in inputs)
+            also = {name: it.to(device) for name, it in named.items()}
+            torch.func.functional_call(model, {**parameters, **buffers}, given, also)
+        # Training goes on with the numbers that it would have drawn.
+        torch.set_rng_state(kept)
+        return sum(saved)
+
+    try:
+        return run("meta")
+    except (RuntimeError, NotImplementedError):
+        return run("cpu")
 
 
 class _Packed:
@@ -293,13 +374,7 @@ def _problem(tiers: Sequence[Tier], objects: dict[str, int], computation: tuple[
     if any(tier.node is not None for tier in tiers):
         # Saved tensors are not bound to nodes yet.
         stay.add(_ACTIVATIONS)
-
-    def moved(name: str, read: float, write: float) -> list[dict[str, float]]:
-        return [{"object": names.index(name), "read": read, "write": write}] if name in names else []
-
-    def phase(name: str, least_s: float, *moves: list[dict[str, float]]) -> dict[str, object]:
-        return {"name": name, "least_s": least_s, "moved": [it for move in moves for it in move]}
-
+    least_s = dict(zip(PHASES, (*computation, 0.0), strict=True))
     return {
         "tiers": [
             {
@@ -315,8 +390,28 @@ def _problem(tiers: Sequence[Tier], objects: dict[str, int], computation: tuple[
             for name, nbytes in objects.items()
         ],
         "phases": [
-            phase("FWD", computation[0], moved(_ACTIVATIONS, 0, 1)),
-            phase("BWD", computation[1], moved(_ACTIVATIONS, 1, 0)),
-            phase("STEP", 0.0, moved(_WEIGHTS, 1, 1), moved(_GRADIENTS, 1, 0), moved(_STATES, 1, 1)),
+            {
+                "name": phase,
+                "least_s": least_s[phase],
+                "moved": [
+                    {"object": names.index(name), "read": read, "write": write}
+                    for name, (read, write) in _MOVES[phase].items()
+                    if name in names
+                ],
+            }
+            for phase in PHASES
         ],
+    }
+
+
+def _moved(objects: dict[str, int], fractions: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Of each phase the bytes that it reads and writes in each tier."""
+    tiers = range(len(fractions[_STATES]))
+    passes = {phase: {name: read + write for name, (read, write) in _MOVES[phase].items()} for phase in PHASES}
+    return {
+        phase: [
+            sum(objects[name] * fractions[name][tier] * it for name, it in of.items() if name in objects)
+            for tier in tiers
+        ]
+        for phase, of in passes.items()
     }

@@ -1,0 +1,54 @@
+"""What a tensor holds in this process, and tensors over memory that torch did not allocate."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from polder.errors import TierError
+
+#: Copies below this stay in memory: a file takes whole pages.
+_LEAST = 64 << 10
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The shard of a DTensor that this process has; any other tensor itself."""
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is None:
+        return tensor
+    with torch.no_grad():
+        return cast("torch.Tensor", to_local())
+
+
+def whole(like: Any, shard: torch.Tensor) -> torch.Tensor:
+    """A shard as a DTensor, where ``like`` is one."""
+    if not hasattr(like, "to_local"):
+        return shard
+    from torch.distributed.tensor import DTensor
+
+    with torch.no_grad():
+        return DTensor.from_local(  # pyright: ignore[reportUnknownMemberType]
+            shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+
+
+def mapped(like: torch.Tensor, folder: Path | None) -> torch.Tensor:
+    """A contiguous tensor like another one: in a file of ``folder`` that has no name, or in memory.
+
+    The file lies in the page cache only as long as there is room.
+    """
+    if folder is None or like.nbytes < _LEAST:
+        return torch.empty(like.shape, dtype=like.dtype)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            # A mapped file without room ends the process when it is written.
+            os.posix_fallocate(file.fileno(), 0, like.nbytes)
+            named = f"/proc/self/fd/{file.fileno()}"
+            return torch.from_file(named, shared=True, size=like.numel(), dtype=like.dtype).view(like.shape)
+    except OSError as error:
+        raise TierError(
+            f"{folder}: no room for {like.nbytes} bytes of a state dict: {error.strerror}; "
+            "free some, or place less there"
+        ) from None
