@@ -15,8 +15,8 @@
 //! - While others put to a line, its owner does not store to it. A dirty line is written back whole, at any time, over all
 //!   that was put to it meanwhile. MPI calls this model `MPI_WIN_SEPARATE`.
 //! - A rank may load from and store to another rank's segment at its address. The three rules above bind it too.
-//! - If two puts overlap, or a put and an update, each word holds the bytes of one of them. So a put that begins or ends
-//!   inside a word may undo what another put wrote to the rest of that word meanwhile.
+//! - If two puts overlap, or a put and an update, each byte holds what one of them wrote. A put that begins or ends inside a
+//!   word writes the word whole. It may undo what a put of whole words, which takes no lock, wrote there meanwhile.
 //! - A rank's own get returns what it has put. Other ranks get it for certain once it is flushed, and may get it before.
 //!
 //! On coherent memory, exposing costs a fence and renewing costs nothing. There is no barrier here: the caller has one.

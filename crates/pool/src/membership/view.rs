@@ -12,7 +12,7 @@
 //! view is still in force. So no reader needs the old view: a later keeper has published one, or the old keeper never did.
 //! An operator's `--force` stands for the knowledge that the earlier one is gone, but never for the second condition. A slow
 //! reader may still hold the old view and find the new one's grants in the place. It ignores those that are newer, because
-//! their epoch is higher. Inherited grants keep their epoch.
+//! their epoch is higher. Inherited grants are never newer than the view.
 //!
 //! # Words of a view line
 //! | word | what |
