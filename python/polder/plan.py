@@ -1,4 +1,4 @@
-"""Predicted training steps: one with its parts, or many at once; and access times by working set.
+"""Predicted training steps: one with its parts, or many at once; offloaded steps; and access times by working set.
 
 All figures are simulated, in seconds and bytes; ``polder plan validate`` prints how far they are from published steps.
 """
@@ -441,6 +441,76 @@ def memory(
     table = np.frombuffer(seconds).reshape(*sizes[0].shape, len(names))
     found: dict[str, NDArray[Any]] = dict(zip(("access", "working_set"), sizes, strict=True))
     return found | {f"{name}_s": table[..., index] for index, name in enumerate(names)}
+
+
+_OFFLOADED = ("fwd_s", "bwd_s", "step_s", "total_s", "tokens_per_s", "dram_only_s", "gpu_bytes", "bytes")
+
+
+def offload(
+    model: str,
+    platform: str,
+    *,
+    context: ArrayLike,
+    batch: ArrayLike = 1,
+    policy: str | ArrayLike = "optimal",
+    gpus: int = 1,
+    **given: int | bool | str | None,
+) -> dict[str, NDArray[Any]]:
+    """Predict many steps whose tensors lie in host memory with one call, as ``polder plan offload`` does.
+
+    Parameters
+    ----------
+    model, platform
+        As for `train`.
+    context, batch
+        Tokens of a sequence and sequences of each GPU, numbers or arrays.
+    policy
+        ``"dram"``, ``"interleave"``, ``"paper"``, ``"optimal"``, the path of a JSON file of fractions, or an array of these.
+    gpus
+        GPUs of the host.
+    **given
+        As the options of the command: ``dram``, ``buffers`` and ``overhead``, sizes such as ``"128 GiB"``; ``cards``,
+        ``lora``, numbers; ``optimizer``, ``"adam"`` or ``"lion"``; ``pinned``, ``"exact"`` or ``"powers-of-two"``;
+        ``checkpointing``, ``flash``, ``liger``, booleans; ``rack``.
+
+    Returns
+    -------
+    dict of str to ndarray
+        ``context``, ``batch`` and ``policy``, broadcast against each other; seconds, tokens a second and bytes as float64;
+        ``placed_bytes``, whose last two axes are ``objects`` and ``tiers``; ``fits`` as bool; ``lacks`` and
+        ``would_fit`` as str, empty where a step fits. Where it does not, figures are NaN.
+
+    Raises
+    ------
+    polder.ArgumentError
+        When a file is damaged, the platform has too few accelerators, or a number or a policy makes no sense.
+
+    Examples
+    --------
+    >>> table = offload("qwen2.5-7b", "finetuning-a", context=[4096, 8192], policy=[["paper"], ["optimal"]])
+    >>> table["total_s"].shape, bool((table["total_s"][1] <= table["total_s"][0]).all())
+    ((2, 2), True)
+    >>> list(table["tiers"])
+    ['dram', 'cxl']
+    """
+    policies, which = _places(policy)
+    numbers = {"context": _numbers("context", context), "batch": _numbers("batch", batch), "policy": which}
+    arrays = np.broadcast_arrays(*numbers.values())
+    rows = np.stack(arrays, axis=-1)
+    shape = rows.shape[:-1]
+    settings = json.dumps({"gpus": gpus, **given}, default=_plain)
+    places = [tuple(row) for row in rows.reshape(-1, 3).tolist()]
+    objects, tiers, figures, said = _core.plan_offload(model, platform, settings, places, policies)
+    width = len(_OFFLOADED) + len(objects) * len(tiers)
+    table = np.frombuffer(figures).reshape(*shape, width)
+    found: dict[str, NDArray[Any]] = dict(zip(numbers, arrays, strict=True))
+    found["policy"] = np.asarray(policies)[arrays[2]]
+    found |= {name: table[..., index] for index, name in enumerate(_OFFLOADED)}
+    found["placed_bytes"] = table[..., len(_OFFLOADED) :].reshape(*shape, len(objects), len(tiers))
+    found["fits"] = ~np.isnan(found["total_s"])
+    for index, name in enumerate(("lacks", "would_fit")):
+        found[name] = np.asarray([row[index] for row in said], dtype=object).reshape(shape)
+    return found | {"objects": np.asarray(objects), "tiers": np.asarray(tiers)}
 
 
 def _expect(given: dict[str, Any], known: list[str], needed: set[str]) -> None:

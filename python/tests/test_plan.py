@@ -126,6 +126,38 @@ def test_access_times_of_what_makes_no_sense_are_refused() -> None:
             plan.memory("nvl72-cxl", **given)
 
 
+def test_offloaded_steps_equal_those_of_the_command() -> None:
+    given = ["--model", "mistral-nemo-12b", "--platform", "finetuning-b", "--dram", "128 GiB", "--gpus", "2"]
+    asked = ["--context", "4096,8192", "--batch", "1,4", "--policy", "dram,optimal", "--json"]
+    said = subprocess.run([POLDER, "plan", "offload", *given, *asked], capture_output=True, text=True, check=True)
+    points = json.loads(said.stdout)["points"]
+    contexts, batches = np.array([4096, 8192])[:, None, None], np.array([1, 4])[:, None]
+    table = plan.offload(
+        "mistral-nemo-12b",
+        "finetuning-b",
+        gpus=2,
+        dram="128 GiB",
+        context=contexts,
+        batch=batches,
+        policy=["dram", "optimal"],
+    )
+    assert table["total_s"].shape == (2, 2, 2)
+    for index, point in enumerate(points):
+        where = divmod(index, 2)
+        dram, optimal = point["policies"]
+        assert table["total_s"][*where, 1] == optimal["step_s"]
+        assert np.array_equal(table["placed_bytes"][*where, 1], np.array(optimal["bytes"]))
+        assert np.isnan(table["total_s"][*where, 0]) and not table["fits"][*where, 0]
+        assert (table["lacks"][*where, 0], table["would_fit"][*where, 0]) == (dram["lacks"], dram["would_fit"])
+    for wrong, expected in [
+        ({"gpus": 3}, "--gpus: finetuning-b has 2 accelerators to a host, found 3"),
+        ({"optimizer": "sgd"}, "optimizer: unknown variant `sgd`, expected `adam` or `lion`"),
+        ({"colour": 1}, "colour: unknown field"),
+    ]:
+        with pytest.raises(polder.ArgumentError, match=expected):
+            plan.offload("mistral-nemo-12b", "finetuning-b", context=4096, **wrong)
+
+
 def test_a_table_equals_single_predictions() -> None:
     zero = ["none", "optimizer", "gradients", "weights"]
     table = plan.search(

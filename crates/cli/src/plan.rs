@@ -1,6 +1,7 @@
 //! `polder plan`: predicts training steps and accesses to memory on machines that are described in files, and shows how far off it is.
 
 mod memory;
+mod offload;
 mod page;
 mod reproduce;
 mod search;
@@ -28,6 +29,8 @@ pub(crate) enum Command {
     Search(search::Arguments),
     /// Predict the time of a memory access, by the size of the working set.
     Memory(memory::Arguments),
+    /// Predict a step whose tensors lie in host memory: bytes by object and tier, and seconds by phase.
+    Offload(offload::Arguments),
     /// Compute a published figure again, and print it beside the paper's.
     Reproduce(reproduce::Arguments),
     /// Predict published steps, fabrics and memory, and print the errors.
@@ -46,6 +49,7 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Train(arguments) => train::train(arguments)?,
         Command::Search(arguments) => search::search(arguments)?,
         Command::Memory(arguments) => memory::run(arguments)?,
+        Command::Offload(arguments) => offload::run(arguments)?,
         Command::Reproduce(arguments) => reproduce::run(arguments)?,
         Command::Validate(arguments) => validate::run(arguments)?,
         Command::Verify(arguments) => verify::run(arguments)?,

@@ -336,6 +336,7 @@ fn on_gpu(gpu: &Gpu, sharing: &Sharing, tiers: &BTreeMap<String, BuiltTier>) -> 
                 accelerators: 1,
             },
             tiers: tiers.clone(),
+            offload: None,
         },
     })
 }
@@ -384,6 +385,7 @@ fn cores(
                 accelerators: 1,
             },
             tiers,
+            offload: None,
         },
     })
 }

@@ -3,10 +3,10 @@
 //! [`pages`] decides where the pages of a host's services lie. [`sync`] divides the work of a parameter service. The rest places
 //! the tensors of a training step: objects and tiers in, the fraction of each object in each tier out. A step has phases. In a
 //! phase, each tier's link carries the bytes that the phase moves to and from that tier. All links work at the same time, so
-//! the phase lasts as long as the slowest. [`Policy::Optimal`] minimises the sum over phases.
+//! the phase lasts as long as the slowest, with what of its computation cannot run beside that. [`Policy::Optimal`] minimises the sum over phases.
 //!
 //! ```
-//! use polder_place::{Kind, Moved, Object, Phase, Policy, Problem, Rates, Tier};
+//! use polder_place::{Computing, Kind, Moved, Object, Phase, Policy, Problem, Rates, Tier};
 //! use polder_platform::{Bandwidth, Bytes};
 //!
 //! let rates = |read, write| Rates { read: Bandwidth::new(read), write: Bandwidth::new(write) };
@@ -24,6 +24,7 @@
 //!         name: "STEP".into(),
 //!         by_device: false,
 //!         least_s: 0.0,
+//!         computing: Computing::default(),
 //!         moved: vec![Moved { object: 0, read: 1.0, write: 1.0 }],
 //!     }],
 //! };
@@ -42,4 +43,4 @@ mod problem;
 pub mod sync;
 
 pub use policy::{Policy, PolicyError};
-pub use problem::{Kind, Moved, Object, Phase, PlaceError, Placement, Problem, Rates, Tier};
+pub use problem::{Computing, Kind, Moved, Object, Phase, PlaceError, Placement, Problem, Rates, Tier};

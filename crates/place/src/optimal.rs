@@ -3,7 +3,8 @@
 //! Variables are the fraction x of each object in each tier, and the seconds t of each phase. Minimise the sum of t where
 //! - the fractions of an object add up to 1;
 //! - the bytes in a tier are at most its capacity;
-//! - each link's seconds in a phase are at most t, and t is at least what the phase takes anyway.
+//! - each link's seconds in a phase are at most t, and t is at least what the phase takes anyway;
+//! - with computation of c seconds, of which a part o runs beside transfers, t is at least c + (1 - o) link and link + (1 - o) c.
 
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem as Program, Variable};
 use polder_platform::Bytes;
@@ -64,7 +65,8 @@ fn solve(problem: &Problem, most: Option<f64>) -> Result<Placement, PlaceError> 
     let mut phases = vec![];
     for phase in &problem.phases {
         let cost = if most.is_none() { 1.0 } else { 0.0 };
-        let whole = program.add_var(cost, (WHOLE * phase.least_s / seconds, f64::INFINITY));
+        let least = phase.computing.beside(phase.least_s);
+        let whole = program.add_var(cost, (WHOLE * least / seconds, f64::INFINITY));
         phases.push((whole, 1.0));
         let mut links = vec![vec![(whole, -1.0)]; tiers];
         for moved in &phase.moved {
@@ -74,8 +76,13 @@ fn solve(problem: &Problem, most: Option<f64>) -> Result<Placement, PlaceError> 
                 }
             }
         }
+        let (computing, alone) = (WHOLE * phase.computing.seconds / seconds, 1.0 - phase.computing.overlap);
         for link in links {
-            program.add_constraint(sum(link.into_iter()), ComparisonOp::Le, 0.0);
+            if computing > 0.0 && alone > 0.0 {
+                let part = link.iter().map(|(it, all)| (*it, if *it == whole { *all } else { alone * all }));
+                program.add_constraint(sum(part), ComparisonOp::Le, -computing);
+            }
+            program.add_constraint(sum(link.into_iter()), ComparisonOp::Le, -alone * computing);
         }
     }
     if let Some(most) = most {
@@ -100,7 +107,7 @@ fn time_unit(problem: &Problem) -> f64 {
             tiers.fold(f64::INFINITY, f64::min)
         })
     });
-    let least: f64 = problem.phases.iter().map(|phase| phase.least_s).sum();
+    let least: f64 = problem.phases.iter().map(|phase| phase.computing.beside(phase.least_s)).sum();
     let whole = fastest.sum::<f64>() + least;
     if whole > 0.0 { whole } else { 1.0 }
 }

@@ -92,8 +92,35 @@ pub struct Phase {
     /// Seconds that it takes wherever the bytes lie: computation, or a link that all of them cross.
     #[serde(default)]
     pub least_s: f64,
+    /// Computation, of which a part may hold transfers up.
+    #[serde(default)]
+    pub computing: Computing,
     /// What it moves.
     pub moved: Vec<Moved>,
+}
+
+/// What a phase computes while its bytes move.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Computing {
+    /// Seconds.
+    pub seconds: f64,
+    /// The part of computation and transfers, of whichever is shorter, that runs beside the other.
+    pub overlap: f64,
+}
+
+impl Default for Computing {
+    fn default() -> Self {
+        Self { seconds: 0.0, overlap: 1.0 }
+    }
+}
+
+impl Computing {
+    /// Seconds of both, where transfers take so long.
+    pub(crate) fn beside(&self, transfers: f64) -> f64 {
+        let Self { seconds, overlap } = *self;
+        seconds.max(transfers) + (1.0 - overlap) * seconds.min(transfers)
+    }
 }
 
 /// Objects, tiers and phases. The first tier is DRAM.
@@ -192,7 +219,16 @@ impl Problem {
                 return wrong(object.name.clone(), format!("expected one of {} tiers", self.tiers.len()));
             }
         }
-        for Phase { name, least_s, moved, .. } in &self.phases {
+        for Phase { name, least_s, computing, moved, .. } in &self.phases {
+            let Computing { seconds, overlap } = computing;
+            if !(seconds.is_finite() && *seconds >= 0.0 && (0.0..=1.0).contains(overlap)) {
+                return wrong(
+                    format!("phase {name}"),
+                    format!(
+                        "expected seconds from 0 on and a part from 0 to 1, found {seconds} and {overlap}"
+                    ),
+                );
+            }
             if !least_s.is_finite() || *least_s < 0.0 {
                 return wrong(
                     format!("phase {name}"),
@@ -273,12 +309,15 @@ impl Problem {
             .sum()
     }
 
-    /// Seconds of each phase: the slowest of its links.
+    /// Seconds of each phase: the slowest of its links, and of the computation beside it what cannot run at the same time.
     #[must_use]
     pub fn seconds(&self, placement: &Placement) -> Vec<f64> {
         self.phases
             .iter()
-            .map(|phase| self.links(phase, placement).into_iter().fold(phase.least_s, f64::max))
+            .map(|phase| {
+                let slowest = self.links(phase, placement).into_iter().fold(phase.least_s, f64::max);
+                phase.computing.beside(slowest)
+            })
             .collect()
     }
 

@@ -1,6 +1,8 @@
 //! What every policy keeps to, on random problems.
 
-use polder_place::{Kind, Moved, Object, Phase, PlaceError, Placement, Policy, Problem, Rates, Tier};
+use polder_place::{
+    Computing, Kind, Moved, Object, Phase, PlaceError, Placement, Policy, Problem, Rates, Tier,
+};
 use polder_platform::{Bandwidth, Bytes};
 use proptest::prelude::*;
 
@@ -41,7 +43,11 @@ fn problems() -> impl Strategy<Value = Problem> {
     let object = (0.001..200.0, 0..KINDS.len());
     let objects = proptest::collection::vec(object, 1..9);
     let passes = proptest::collection::vec((0.0..3.0, 0.0..3.0), 9);
-    let phases = proptest::collection::vec((any::<bool>(), 0.0..2.0, passes), 1..4);
+    let computing = prop_oneof![
+        Just(Computing::default()),
+        (0.0..2.0, 0.0..=1.0).prop_map(|(seconds, overlap)| Computing { seconds, overlap }),
+    ];
+    let phases = proptest::collection::vec((any::<bool>(), 0.0..2.0, computing, passes), 1..4);
     (tiers(), objects, phases, any::<bool>()).prop_map(|(tiers, objects, phases, first_stays)| {
         let objects: Vec<_> = objects
             .into_iter()
@@ -56,10 +62,11 @@ fn problems() -> impl Strategy<Value = Problem> {
         let phases = phases
             .into_iter()
             .enumerate()
-            .map(|(index, (by_device, least_s, passes))| Phase {
+            .map(|(index, (by_device, least_s, computing, passes))| Phase {
                 name: format!("phase{index}"),
                 by_device,
                 least_s,
+                computing,
                 moved: (0..objects.len())
                     .map(|object| Moved { object, read: passes[object].0, write: passes[object].1 })
                     .collect(),
@@ -145,7 +152,13 @@ fn problem(dram: f64, card: f64, objects: &[(&str, f64)]) -> Problem {
     Problem {
         tiers: vec![tier("dram", dram, 4e9), tier("card", card, 1e9)],
         objects,
-        phases: vec![Phase { name: "STEP".into(), by_device: false, least_s: 0.0, moved }],
+        phases: vec![Phase {
+            name: "STEP".into(),
+            by_device: false,
+            least_s: 0.0,
+            computing: Computing::default(),
+            moved,
+        }],
     }
 }
 

@@ -291,6 +291,7 @@ fn platform_of<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Result<Platfo
             memory: host,
             attach: Attach { kind: None, bandwidth: host.read, accelerators: 1 },
             tiers: BTreeMap::new(),
+            offload: None,
         },
     };
     Ok(Platform {

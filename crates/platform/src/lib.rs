@@ -19,6 +19,7 @@ mod file;
 mod foreign;
 mod graph;
 mod machine;
+mod offload;
 mod prices;
 mod server;
 mod sharing;
@@ -34,6 +35,7 @@ pub use file::{
 pub use foreign::{JsonKind, JsonObject, other_json, read_json};
 pub use graph::Graph;
 pub use machine::{Accelerator, Attach, AttachKind, Compute, Fitted, Host, MemoryNodes, Platform, Rack};
+pub use offload::{OffloadRates, ReachedRates};
 pub use prices::{Input, Prices, Rates};
 pub use server::{MessagePath, Server};
 pub use sharing::{Exchange, Sharing};

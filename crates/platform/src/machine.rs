@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::tier::check_rate;
 use crate::{
-    Bandwidth, BuiltTier, DataError, Disk, Efficiency, Fabric, FlopRate, Folder, MemoryTier, Protocol,
-    Server, Sharing, TierId, TierName, TierShare, Time, file, foreign, read, text,
+    Bandwidth, BuiltTier, DataError, Disk, Efficiency, Fabric, FlopRate, Folder, MemoryTier, OffloadRates,
+    Protocol, Server, Sharing, TierId, TierName, TierShare, Time, file, foreign, read, text,
 };
 
 /// A machine: racks of accelerators, a fabric between the racks, and perhaps a memory pool on that fabric.
@@ -117,6 +117,8 @@ pub struct Host {
     /// Tiers behind it besides its own memory, by name.
     #[serde(default, rename = "tier")]
     pub tiers: BTreeMap<String, BuiltTier>,
+    /// What steps with offloaded tensors were measured to reach of them.
+    pub offload: Option<OffloadRates>,
 }
 
 /// How an accelerator reaches its host.
@@ -360,7 +362,8 @@ impl Host {
             }
             tier.check_at(name)?;
         }
-        Ok(())
+        let offload = self.offload.as_ref().map_or(Ok(()), |offload| offload.check(self));
+        offload.map_err(|(key, problem)| (format!("offload.{key}"), problem))
     }
 }
 

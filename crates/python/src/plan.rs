@@ -1,8 +1,11 @@
 //! Predicted steps: a question and its answer as JSON, which the front gives types, and tables of many layouts.
 
-use polder_platform::{TierId, TierIdError, in_words};
+use polder_platform::{Platform, TierId, TierIdError, in_words};
 use polder_sim::memory::{Question, configurations};
-use polder_sim::{CHOICES, Execution, NUMBERS, OrderError, Points, Request, SITE_NUMBERS, Step, points};
+use polder_sim::offload::{OffloadError, PlacingPolicy, Planner, Settings};
+use polder_sim::{
+    CHOICES, Execution, Model, NUMBERS, OrderError, Points, Request, SITE_NUMBERS, Step, points,
+};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -53,6 +56,59 @@ pub(crate) fn plan_memory<'py>(
     });
     let seconds: Vec<u8> = seconds.flat_map(f64::to_le_bytes).collect();
     Ok((found.iter().map(|it| it.name).collect(), PyBytes::new(py, &seconds)))
+}
+
+/// Contexts and batches with policies by their places: the names of objects and tiers; of each row 64-bit floats, the figures and then
+/// bytes of each object in each tier, NaN where it does not fit; and what does not fit, and what would.
+#[pyfunction]
+#[expect(clippy::type_complexity, reason = "a tuple of Python's")]
+pub(crate) fn plan_offload<'py>(
+    py: Python<'py>,
+    model: &str,
+    platform: &str,
+    settings: &str,
+    rows: Vec<(u32, u32, usize)>,
+    policies: Vec<String>,
+) -> PyResult<(Vec<String>, Vec<String>, Bound<'py, PyBytes>, Vec<(String, String)>)> {
+    let value: serde_json::Value =
+        serde_json::from_str(settings).map_err(|error| argument(error.to_string()))?;
+    let settings: Settings = serde_path_to_error::deserialize(value).map_err(|error| {
+        let (key, problem) = (error.path().to_string(), in_words(&error.inner().to_string()));
+        argument(format!("{key}: {problem}"))
+    })?;
+    let predicted = py.detach(|| {
+        let machine = Platform::load(platform)?;
+        let planner = Planner::new(&machine, platform, settings)?;
+        let policies: Vec<_> =
+            policies.iter().map(|it| PlacingPolicy::parse(it)).collect::<Result<_, OffloadError>>()?;
+        let tiers: Vec<String> = planner.tiers().iter().map(|it| it.name.clone()).collect();
+        let (mut objects, mut figures, mut said) = (vec![], vec![], vec![]);
+        for (context, batch, policy) in rows {
+            let model = Model::load_with(model, Some(context))?;
+            let mut point = planner.point(&model, batch, std::slice::from_ref(&policies[policy]))?;
+            let placed = point.policies.remove(0);
+            let phase = |index: usize| placed.phases.get(index).map_or(f64::NAN, |it| it.seconds);
+            let or_nan = |value: Option<f64>| value.unwrap_or(f64::NAN);
+            figures.extend([
+                phase(0),
+                phase(1),
+                phase(2),
+                or_nan(placed.step_s),
+                or_nan(placed.tokens_per_s),
+            ]);
+            figures.extend([point.dram_only_s, point.gpu.used_bytes, point.bytes]);
+            match placed.fits {
+                true => figures.extend(placed.bytes.iter().flatten()),
+                false => figures.extend(std::iter::repeat_n(f64::NAN, point.objects.len() * tiers.len())),
+            }
+            objects = point.objects.into_iter().map(|it| it.name).collect();
+            said.push((placed.lacks.unwrap_or_default(), placed.would_fit.unwrap_or_default()));
+        }
+        Ok::<_, OffloadError>((objects, tiers, figures, said))
+    });
+    let (objects, tiers, figures, said) = predicted.map_err(|error| argument(error.to_string()))?;
+    let figures: Vec<u8> = figures.into_iter().flat_map(f64::to_le_bytes).collect();
+    Ok((objects, tiers, PyBytes::new(py, &figures), said))
 }
 
 /// The names of each choice.

@@ -1,5 +1,7 @@
 //! What others have published, and what a machine was measured to take, beside what is predicted of it.
 
+pub mod cxl;
+pub mod cxl_text;
 pub mod fabrics;
 pub(crate) mod fit;
 pub(crate) mod measured;

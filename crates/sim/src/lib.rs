@@ -1,6 +1,7 @@
 //! Predicted seconds: fabrics and training steps, in closed form, with their error against published runs.
 //!
-//! - `step` computes the time of a step, `offload` that of a step whose tensors lie in host memory;
+//! - `step` computes the time of a step;
+//! - `offload` computes that of a step whose tensors lie in host memory, and places them;
 //! - `walk` computes the time of a collective as the pool runs it;
 //! - `memory` computes the time of accesses, by the size of the working set;
 //! - `formats` reads models and layouts;
@@ -29,7 +30,7 @@ pub use judge::published::{
     Compared, Counting, Judged, Margin, Pooled, PublishedTime, Ratio, Row, Table, compare, fitted, tables,
     validate,
 };
-pub use judge::{fabrics, scalepool, scalepool_tiers};
+pub use judge::{cxl, cxl_text, fabrics, scalepool, scalepool_tiers};
 pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};
 pub use search::rows::{CHOICES, Cell, NUMBERS, Points, SITE_NUMBERS, cells, points};
 pub use search::{FoundLayout, Outcome, Progress, Space, front, search};

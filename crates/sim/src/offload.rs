@@ -2,44 +2,91 @@
 //!
 //! Everything lies in host memory, as with ZeRO-3 and both offloads: a GPU reads bf16 parameters layer by layer, writes
 //! checkpointed activations and reads them again, and writes bf16 gradients; the CPU then runs the optimizer. A phase
-//! lasts as long as its slowest link: see [`polder_place::Problem::seconds`].
+//! lasts as long as its slowest link: see [`polder_place::Problem::seconds`]. A [`Planner`] makes all of it of a model and a platform.
 
-use polder_place::{Kind, Moved, Object, Phase, Placement, Problem, Tier};
+mod error;
+mod gpu;
+mod plan;
+mod policy;
+mod tiers;
+
+use polder_place::{Computing, Kind, Moved, Object, Phase, Placement, Problem, Tier};
 use polder_platform::{Bandwidth, Bytes, Time};
+use serde::{Deserialize, Serialize};
+
+pub use error::OffloadError;
+pub use gpu::GpuUse;
+pub use plan::{ObjectBytes, PhaseSeconds, Pinned, Placed, Planner, Point, Settings};
+pub use policy::PlacingPolicy;
+
+/// How parameters are updated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Optimizer {
+    /// Two states a parameter: Table I of Liaw and Chen.
+    #[default]
+    Adam,
+    /// One state a parameter (Chen et al., Symbolic Discovery of Optimization Algorithms, 2023).
+    Lion,
+}
 
 /// What a step offloads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Offloaded {
-    /// Parameters of the model.
+    /// Parameters of the model, which each pass reads.
     pub parameters: f64,
+    /// Those of them that the optimizer updates.
+    pub trained: f64,
+    /// By which optimizer.
+    pub optimizer: Optimizer,
     /// Checkpointed activations of all GPUs.
     pub activations: Bytes,
     /// GPUs, each of which has a link of its own.
     pub gpus: u32,
     /// The link of a GPU, each way.
     pub link: Bandwidth,
-    /// What the GPUs compute in a forward and a backward pass.
+    /// What the GPUs compute, and send each other, in a forward and a backward pass.
     pub computation: [Time; 2],
+    /// The part of it, or of transfers where they are shorter, that runs beside the other.
+    pub overlap: f64,
+    /// What the CPUs take to update a parameter, wherever it lies.
+    pub element: Time,
 }
 
 /// Bytes of 32-bit and of 16-bit numbers.
 const WIDE: f64 = 4.0;
 const NARROW: f64 = 2.0;
 
-/// The optimizer alone: 28 bytes of traffic a parameter, in the order of Table I's lower half.
+/// The step of Adam alone: 28 bytes of traffic a parameter, in the order of Table I's lower half.
 #[must_use]
 pub fn optimizer(parameters: f64, tiers: Vec<Tier>) -> Problem {
-    let objects = [
-        ("momentum", Kind::Momentum),
-        ("variance", Kind::Variance),
-        ("fp32 gradients", Kind::MasterGradient),
-        ("fp32 parameters", Kind::MasterParameter),
-    ];
-    let objects = objects.into_iter().map(|(name, kind)| object(name, kind, WIDE * parameters)).collect();
-    let moved = |object, write| Moved { object, read: 1.0, write };
-    let moved = vec![moved(0, 1.0), moved(1, 1.0), moved(2, 0.0), moved(3, 1.0)];
-    let step = Phase { name: "STEP".into(), by_device: false, least_s: 0.0, moved };
-    Problem { tiers, objects, phases: vec![step] }
+    Optimizer::Adam.step(parameters, tiers)
+}
+
+impl Optimizer {
+    /// The step alone: states and parameters are read and written, gradients are read.
+    #[must_use]
+    pub fn step(self, parameters: f64, tiers: Vec<Tier>) -> Problem {
+        let states: &[_] = match self {
+            Self::Adam => &[("momentum", Kind::Momentum), ("variance", Kind::Variance)],
+            Self::Lion => &[("momentum", Kind::Momentum)],
+        };
+        let others = [("fp32 gradients", Kind::MasterGradient), ("fp32 parameters", Kind::MasterParameter)];
+        let all: Vec<_> = states.iter().copied().chain(others).collect();
+        let moved = all.iter().enumerate().map(|(object, (_, kind))| {
+            let write = if *kind == Kind::MasterGradient { 0.0 } else { 1.0 };
+            Moved { object, read: 1.0, write }
+        });
+        let step = Phase {
+            name: "STEP".into(),
+            by_device: false,
+            least_s: 0.0,
+            computing: Computing::default(),
+            moved: moved.collect(),
+        };
+        let objects = all.iter().map(|(name, kind)| object(name, *kind, WIDE * parameters)).collect();
+        Problem { tiers, objects, phases: vec![step] }
+    }
 }
 
 fn object(name: &str, kind: Kind, bytes: f64) -> Object {
@@ -50,13 +97,13 @@ impl Offloaded {
     /// The objects of Table I, and the phases FWD, BWD and STEP that move them.
     #[must_use]
     pub fn problem(&self, tiers: Vec<Tier>) -> Problem {
-        let Problem { tiers, mut objects, phases } = optimizer(self.parameters, tiers);
+        let Problem { tiers, mut objects, phases } = self.optimizer.step(self.trained, tiers);
+        let [parameters, activations, gradients] = [0, 1, 2].map(|it| objects.len() + it);
         objects.extend([
             object("bf16 parameters", Kind::Parameter, NARROW * self.parameters),
             object("activations", Kind::Activation, self.activations.value()),
-            object("bf16 gradients", Kind::Gradient, NARROW * self.parameters),
+            object("bf16 gradients", Kind::Gradient, NARROW * self.trained),
         ]);
-        let [parameters, activations, gradients] = [4, 5, 6];
         let read = |object| Moved { object, read: 1.0, write: 0.0 };
         let written = |object| Moved { object, read: 0.0, write: 1.0 };
         let [forward, backward] = self.computation;
@@ -64,13 +111,17 @@ impl Offloaded {
             let bytes: f64 =
                 moved.iter().map(|it| (it.read + it.write) * objects[it.object].bytes.value()).sum();
             let crossed = bytes / (self.link.value() * f64::from(self.gpus));
-            Phase { name: name.into(), by_device: true, least_s: computation.value().max(crossed), moved }
+            let computing = Computing { seconds: computation.value(), overlap: self.overlap };
+            Phase { name: name.into(), by_device: true, least_s: crossed, computing, moved }
         };
         let forward = by_gpus("FWD", forward, vec![read(parameters), written(activations)]);
         let moved = vec![read(parameters), read(activations), written(gradients)];
         let backward = by_gpus("BWD", backward, moved);
         let step = phases.into_iter().map(|mut step| {
-            step.moved.push(written(parameters));
+            // Of the 16-bit parameters, those that were updated.
+            let write = if self.parameters > 0.0 { self.trained / self.parameters } else { 0.0 };
+            step.least_s = self.element.value() * self.trained;
+            step.moved.push(Moved { object: parameters, read: 0.0, write });
             step
         });
         let phases = [forward, backward].into_iter().chain(step).collect();

@@ -2,7 +2,7 @@
 
 use polder_place::{Policy, Problem, Rates, Tier};
 use polder_platform::{Bandwidth, Bytes, Time};
-use polder_sim::offload::{Offloaded, cached, optimizer};
+use polder_sim::offload::{Offloaded, Optimizer, cached, optimizer};
 
 /// Measured with 671,088,640 elements all in DRAM, and all on the card.
 const DRAM: f64 = 278e9;
@@ -80,7 +80,10 @@ fn whole(cards: usize, gpus: u32) -> Problem {
     let activations = Bytes::new(2.0 * 16.0 * 4096.0 * 40.0 * 5120.0 * f64::from(gpus));
     let link = Bandwidth::new(55.6e9);
     let computation = [Time::new(0.0); 2];
-    Offloaded { parameters: PARAMETERS, activations, gpus, link, computation }.problem(tiers(125.0, cards))
+    let (parameters, trained) = (PARAMETERS, PARAMETERS);
+    let (optimizer, overlap, element) = (Optimizer::Adam, 1.0, Time::new(0.0));
+    Offloaded { parameters, trained, optimizer, activations, gpus, link, computation, overlap, element }
+        .problem(tiers(125.0, cards))
 }
 
 #[test]

@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-/// Each folder with what it may import of the crate. `text`, `message` and `offload` are files that import no folder.
+/// Each folder with what it may import of the crate. `text` and `message` are files that import no folder.
 const TABLE: [(&str, &[&str]); 9] = [
     ("text", &[]),
     ("message", &[]),
-    ("offload", &[]),
     ("step", &["text"]),
+    ("offload", &["text", "step"]),
     ("walk", &[]),
     ("memory", &["step"]),
     ("formats", &["text", "step"]),
-    ("judge", &["text", "message", "memory", "step", "walk", "formats"]),
+    ("judge", &["text", "message", "memory", "step", "offload", "walk", "formats"]),
     ("search", &["text", "step", "formats", "judge"]),
 ];
 

@@ -1,5 +1,6 @@
 //! Published figures, made again.
 
+mod cxl;
 mod tiers;
 
 use clap::{Args, ValueEnum};
@@ -27,6 +28,24 @@ enum Name {
     ScalepoolFig6,
     /// Access time by working set, in two tiers of memory (ScalePool, Figure 7).
     ScalepoolFig7,
+    /// Memory of an offloaded step by context (Liaw and Chen, Figure 2).
+    CxlFig2,
+    /// Throughput and memory of an offloaded step by batch (Liaw and Chen, Figure 3).
+    CxlFig3,
+    /// Latency of memory and of a CXL card (Liaw and Chen, Figure 4).
+    CxlFig4,
+    /// CPU Adam's step on a CXL card by elements (Liaw and Chen, Figure 5).
+    CxlFig5,
+    /// Copies between host memory and GPUs (Liaw and Chen, Figure 6).
+    CxlFig6,
+    /// Phases of an offloaded step with interleaved pages (Liaw and Chen, Figure 7).
+    CxlFig7,
+    /// Throughput of offloaded steps with one CXL card (Liaw and Chen, Figure 9).
+    CxlFig9,
+    /// Throughput of offloaded steps with two CXL cards (Liaw and Chen, Figure 10).
+    CxlFig10,
+    /// CPU Adam's steps as Liaw and Chen measured them.
+    CxlAdam,
 }
 
 #[derive(Serialize)]
@@ -72,6 +91,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match arguments.figure {
         Name::ScalepoolFig6 => training(arguments),
         Name::ScalepoolFig7 => tiers::run(arguments.json),
+        Name::CxlFig2 => cxl::text("cxl-fig2", arguments.json),
+        Name::CxlFig3 => cxl::text("cxl-fig3", arguments.json),
+        Name::CxlFig4 => cxl::text("cxl-fig4", arguments.json),
+        Name::CxlFig5 => cxl::text("cxl-fig5", arguments.json),
+        Name::CxlFig6 => cxl::text("cxl-fig6", arguments.json),
+        Name::CxlFig7 => cxl::text("cxl-fig7", arguments.json),
+        Name::CxlFig9 => cxl::throughput("cxl-fig9", arguments.json),
+        Name::CxlFig10 => cxl::throughput("cxl-fig10", arguments.json),
+        Name::CxlAdam => cxl::adam(arguments.json),
     }
 }
 
