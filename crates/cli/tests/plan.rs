@@ -1588,7 +1588,7 @@ fn an_offloaded_step_that_makes_no_sense_is_refused_in_one_line() {
         (refused("offload --model qwen2.5-7b --platform no"), "no: no platform of this name; there are "),
         (
             refused("offload --model qwen2.5-7b --platform memserver"),
-            "memserver: a training step needs accelerators; take a platform with racks",
+            "memserver: a training step needs accelerators, which this platform does not have; take a platform with racks",
         ),
         (
             refused(&format!("{OFFLOAD} --gpus 0")),
@@ -1671,8 +1671,8 @@ fn figures_of_liaw_and_chen_are_printed_beside_what_is_predicted() {
             "lowest and highest over the assumed grid",
             "  9(a) qwen2.5-7b ",
             "  10(a) mistral-nemo-12b ",
-            "of the 12 end-points of Figure 9, which are fitted; ",
-            "of the 8 of Figure 10,\n  which are judged: within 3 points",
+            "of the 12 end-points of Figure 9, which are fitted: short of 3 points\n",
+            "of the 8 end-points of Figure 10, which are judged: within 3 points\n",
             "fitted to Figure 9 alone: ",
             "assumed: the grid: contexts of 4K, 8K, 16K and 32K, each with batches of ",
             "assumed: the form of the model was chosen with both figures in sight",

@@ -82,13 +82,17 @@ pub(super) fn throughput(name: &str, json: bool) -> Result<(), Failure> {
 }
 
 fn print_rms(report: &CxlReport) {
-    let [fitted, judged] = [&report.fitted, &report.judged].map(|ranges| 2 * ranges.len());
-    println!(
-        "root mean square error: {:.2} points of the {fitted} end-points of Figure 9, which are fitted; {:.2} of the {judged} of Figure 10,",
-        report.fitted_rms, report.judged_rms
-    );
-    let verdict = if report.judged_rms <= CXL_POINTS { "within" } else { "short of" };
-    println!("  which are judged: {verdict} {CXL_POINTS} points");
+    let verdict = |rms: f64| if rms <= CXL_POINTS { "within" } else { "short of" };
+    for (ranges, rms, what) in [
+        (&report.fitted, report.fitted_rms, "Figure 9, which are fitted"),
+        (&report.judged, report.judged_rms, "Figure 10, which are judged"),
+    ] {
+        println!(
+            "root mean square error: {rms:.2} points of the {} end-points of {what}: {} {CXL_POINTS} points",
+            2 * ranges.len(),
+            verdict(rms)
+        );
+    }
 }
 
 fn ranges(report: &CxlReport) -> Vec<Vec<String>> {
