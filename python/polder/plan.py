@@ -465,7 +465,8 @@ def offload(
     context, batch
         Tokens of a sequence and sequences of each GPU, numbers or arrays.
     policy
-        ``"dram"``, ``"interleave"``, ``"paper"``, ``"optimal"``, the path of a JSON file of fractions, or an array of these.
+        ``"dram"``, ``"interleave"``, ``"paper"``, ``"optimal"``, the path of a JSON file of fractions, or an array of
+        these.
     gpus
         GPUs of the host.
     **given
@@ -476,8 +477,8 @@ def offload(
     Returns
     -------
     dict of str to ndarray
-        ``context``, ``batch`` and ``policy``, broadcast against each other; seconds, tokens a second and bytes as float64;
-        ``placed_bytes``, whose last two axes are ``objects`` and ``tiers``; ``fits`` as bool; ``lacks`` and
+        ``context``, ``batch`` and ``policy``, broadcast against each other; seconds, tokens a second and bytes as
+        float64; ``placed_bytes``, whose last two axes are ``objects`` and ``tiers``; ``fits`` as bool; ``lacks`` and
         ``would_fit`` as str, empty where a step fits. Where it does not, figures are NaN.
 
     Raises
@@ -490,7 +491,7 @@ def offload(
     >>> table = offload("qwen2.5-7b", "finetuning-a", context=[4096, 8192], policy=[["paper"], ["optimal"]])
     >>> table["total_s"].shape, bool((table["total_s"][1] <= table["total_s"][0]).all())
     ((2, 2), True)
-    >>> list(table["tiers"])
+    >>> table["tiers"].tolist()
     ['dram', 'cxl']
     """
     policies, which = _places(policy)

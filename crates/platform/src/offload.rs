@@ -17,7 +17,7 @@ pub struct OffloadRates {
     pub link: Option<Bandwidth>,
     /// What GPUs of the host reach of each other, when each gathers parameters or scatters gradients.
     pub peers: Option<Bandwidth>,
-    /// The part of computation and copies, of whichever is shorter, that runs beside the other; all of it [1].
+    /// The part of computation and copies, of whichever is shorter, that runs beside the other; 1 when left out.
     pub overlap: Option<f64>,
     /// What the CPUs take for an element of an optimizer's step, wherever it lies.
     pub element: Option<Time>,
