@@ -268,18 +268,19 @@ def saved_bytes(model: torch.nn.Module, *inputs: torch.Tensor, **named: torch.Te
             # Nothing is walked backwards here.
             return tensor if device == "meta" else None
 
-        kept = torch.get_rng_state()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda it: it):
+        # Training goes on with the numbers that it would have drawn.
+        with (
+            torch.random.fork_rng(devices=[]),  # pyright: ignore[reportUnknownMemberType]
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda it: it),
+        ):
             given = tuple(it.to(device) for it in inputs)
             also = {name: it.to(device) for name, it in named.items()}
             torch.func.functional_call(model, {**parameters, **buffers}, given, also)
-        # Training goes on with the numbers that it would have drawn.
-        torch.set_rng_state(kept)
         return sum(saved)
 
     try:
         return run("meta")
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return run("cpu")
 
 
