@@ -117,7 +117,8 @@ impl Default for Computing {
 
 impl Computing {
     /// Seconds of both, where transfers take so long.
-    pub(crate) fn beside(&self, transfers: f64) -> f64 {
+    #[must_use]
+    pub fn beside(&self, transfers: f64) -> f64 {
         let Self { seconds, overlap } = *self;
         seconds.max(transfers) + (1.0 - overlap) * seconds.min(transfers)
     }

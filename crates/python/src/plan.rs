@@ -1,5 +1,8 @@
 //! Predicted steps: a question and its answer as JSON, which the front gives types, and tables of many layouts.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use polder_platform::{Platform, TierId, TierIdError, in_words};
 use polder_sim::memory::{Question, configurations};
 use polder_sim::offload::{OffloadError, PlacingPolicy, Planner, Settings};
@@ -82,10 +85,15 @@ pub(crate) fn plan_offload<'py>(
         let policies: Vec<_> =
             policies.iter().map(|it| PlacingPolicy::parse(it)).collect::<Result<_, OffloadError>>()?;
         let tiers: Vec<String> = planner.tiers().iter().map(|it| it.name.clone()).collect();
+        // Each is read once, for whatever batches and policies.
+        let mut models = BTreeMap::new();
         let (mut objects, mut figures, mut said) = (vec![], vec![], vec![]);
         for (context, batch, policy) in rows {
-            let model = Model::load_with(model, Some(context))?;
-            let mut point = planner.point(&model, batch, std::slice::from_ref(&policies[policy]))?;
+            let model = match models.entry(context) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(Model::load_with(model, Some(context))?),
+            };
+            let mut point = planner.point(model, batch, std::slice::from_ref(&policies[policy]))?;
             let placed = point.policies.remove(0);
             let phase = |index: usize| placed.phases.get(index).map_or(f64::NAN, |it| it.seconds);
             let or_nan = |value: Option<f64>| value.unwrap_or(f64::NAN);

@@ -11,6 +11,7 @@ use polder_sim::memory::{
 };
 use serde_json::json;
 
+use super::page::filled;
 use super::table;
 use super::train::{accelerator_count, write};
 use crate::Failure;
@@ -359,7 +360,5 @@ fn page(found: &Curves) -> Result<String, Failure> {
         "ways": ways_line(found.ways),
         "pays": found.pays.iter().map(|it| json!([it.access_bytes, pays_line(it, &found.configurations)])).collect::<Vec<_>>(),
     });
-    let plain = title.replace('&', "&amp;").replace('<', "&lt;");
-    let data = serde_json::to_string(&data)?.replace('<', "\\u003c");
-    Ok(include_str!("memory.html").replace("@TITLE@", &plain).replace("@DATA@", &data))
+    filled(include_str!("memory.html"), &title, &data)
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::memory::size;
+use super::page::filled;
 use super::table;
 use super::train::{accelerator_count, write};
 use crate::Failure;
@@ -429,7 +430,5 @@ fn page(model: &str, report: &Report) -> Result<String, Failure> {
     let tiers: Vec<_> =
         report.tiers.iter().map(|it| format!("{} {}", it.name, size(it.capacity_bytes))).collect();
     let data = json!({ "report": report, "gpu": lines, "about": tiers.join(", ") });
-    let plain = title.replace('&', "&amp;").replace('<', "&lt;");
-    let data = serde_json::to_string(&data)?.replace('<', "\\u003c");
-    Ok(include_str!("offload.html").replace("@TITLE@", &plain).replace("@DATA@", &data))
+    filled(include_str!("offload.html"), &title, &data)
 }

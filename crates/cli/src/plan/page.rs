@@ -20,13 +20,20 @@ pub(super) fn page(answer: &Answer) -> Result<String, Failure> {
     let others: String = answer.against.iter().map(|it| format!(" and on {}", it.platform)).collect();
     let count = accelerators(answer.accelerators);
     let title = format!("{} on {}{others}, {count}", answer.model, answer.platform);
-    // Names may be paths, and a path may hold anything.
-    let plain = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;");
-    let data = serde_json::to_string(&data)?.replace('<', "\\u003c");
-    Ok(include_str!("page.html")
-        .replace("@TITLE@", &plain(&title))
-        .replace("@SURE@", &plain(&format!("{}; {}", range_line(answer), range_source(answer))))
-        .replace("@DATA@", &data))
+    let sure = plain(&format!("{}; {}", range_line(answer), range_source(answer)));
+    filled(&include_str!("page.html").replace("@SURE@", &sure), &title, &data)
+}
+
+/// A page of this body, which needs nothing else: with the head and the style that all pages have, its title and its figures.
+pub(super) fn filled(body: &str, title: &str, data: &Value) -> Result<String, Failure> {
+    let data = serde_json::to_string(data)?.replace('<', "\\u003c");
+    let page = [include_str!("head.html"), body].concat();
+    Ok(page.replace("@TITLE@", &plain(title)).replace("@DATA@", &data))
+}
+
+/// Text as a page shows it. Names may be paths, and a path may hold anything.
+fn plain(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
 }
 
 /// What is drawn of a platform.

@@ -3,7 +3,7 @@
 //! The paper's text gives the lowest and the highest of each panel. Three constants are fitted to the twelve end-points of Figure 9,
 //! and the eight of Figure 10 are judged. All rates of memory and links are measured ones of the platform.
 
-use polder_place::{Placement, Policy};
+use polder_place::{Computing, Placement, Policy};
 use polder_platform::{Bytes, DataError, Folder, Platform, Time, read};
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,7 @@ pub struct CxlFigure {
 }
 
 /// A range that the text gives, in percent of the throughput with everything in DRAM.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CxlRow {
     /// The panel.
@@ -65,19 +65,10 @@ pub struct CxlConstants {
 /// A range beside what is predicted of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CxlRange {
-    /// The panel.
-    pub panel: String,
-    /// Of which models.
-    pub models: Vec<String>,
-    /// On which platform.
-    pub platform: String,
-    /// On how many GPUs.
-    pub gpus: u32,
-    /// Under which policy.
-    pub policy: String,
-    /// Percent of DRAM alone, the lowest and the highest, as published.
-    pub published: [f64; 2],
-    /// As simulated.
+    /// What was published.
+    #[serde(flatten)]
+    pub row: CxlRow,
+    /// As simulated: the lowest and the highest, in percent of the throughput with everything in DRAM.
     pub simulated: [f64; 2],
     /// Context and batch of both.
     pub at: [[u32; 2]; 2],
@@ -198,8 +189,7 @@ impl Sample {
         let seconds = |[forward, backward, step]: [f64; 3]| {
             let passes = [forward, backward].into_iter().zip(self.computing.into_iter().zip(self.exchanged));
             let passes = passes.map(|(transfers, (computing, exchanged))| {
-                let busy = computing + exchanged / peers_bytes_per_s;
-                busy.max(transfers) + (1.0 - overlap) * busy.min(transfers)
+                Computing { seconds: computing + exchanged / peers_bytes_per_s, overlap }.beside(transfers)
             });
             passes.sum::<f64>() + step.max(element_s * self.trained)
         };
@@ -212,14 +202,8 @@ impl Sampled<'_> {
         let percents = self.samples.iter().map(|it| (it.percent(constants), [it.context, it.batch]));
         let least = percents.clone().min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((f64::NAN, [0; 2]));
         let most = percents.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((f64::NAN, [0; 2]));
-        let CxlRow { panel, models, platform, gpus, policy, published } = self.row.clone();
         CxlRange {
-            panel,
-            models,
-            platform,
-            gpus,
-            policy,
-            published,
+            row: self.row.clone(),
             simulated: [least.0, most.0],
             at: [least.1, most.1],
             points: self.samples.len(),
@@ -229,7 +213,8 @@ impl Sampled<'_> {
 
 /// The root mean square of the errors of both ends of each range, in points.
 fn rms(ranges: &[CxlRange]) -> f64 {
-    let errors = ranges.iter().flat_map(|it| it.simulated.into_iter().zip(it.published).map(|(a, b)| a - b));
+    let errors =
+        ranges.iter().flat_map(|it| it.simulated.into_iter().zip(it.row.published).map(|(a, b)| a - b));
     let (sum, count) = errors.fold((0.0, 0.0), |(sum, count), error| (sum + error * error, count + 1.0));
     (sum / count).sqrt()
 }

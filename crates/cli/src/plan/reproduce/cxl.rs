@@ -1,6 +1,6 @@
 //! The figures of Liaw and Chen: what their text gives beside what follows from the platforms.
 
-use polder_sim::cxl::{CXL_POINTS, CxlFigure, CxlRange, CxlReport, cxl_throughput};
+use polder_sim::cxl::{CXL_POINTS, CxlFigure, CxlRange, CxlReport, CxlRow, cxl_throughput};
 use polder_sim::cxl_text::{AdamFigure, AdamPoint, AdamUse, ClaimBeside, CxlText};
 use polder_sim::grouped;
 use serde_json::json;
@@ -99,13 +99,14 @@ fn ranges(report: &CxlReport) -> Vec<Vec<String>> {
     let head = ["", "", "GPUs", "policy", "published", "simulated", "off", "points"];
     let mut rows = vec![head.map(String::from).to_vec()];
     let row = |it: &CxlRange, counts: &str| {
-        let [low, high] = [0, 1].map(|end| it.simulated[end] - it.published[end]);
+        let CxlRow { panel, models, gpus, policy, published, .. } = &it.row;
+        let [low, high] = [0, 1].map(|end| it.simulated[end] - published[end]);
         vec![
-            format!("  {} {}", it.panel, it.models.join(", ")),
+            format!("  {panel} {}", models.join(", ")),
             counts.into(),
-            it.gpus.to_string(),
-            it.policy.clone(),
-            format!("{:.0} to {:.0}", it.published[0], it.published[1]),
+            gpus.to_string(),
+            policy.clone(),
+            format!("{:.0} to {:.0}", published[0], published[1]),
             format!("{:.1} to {:.1}", it.simulated[0], it.simulated[1]),
             format!("{low:+.1}, {high:+.1}"),
             it.points.to_string(),
