@@ -3,7 +3,7 @@
 //! # Bits of a signature
 //! | bits | what |
 //! |---|---|
-//! | 0..38 | bytes of the message; of the barrier that a group begins with, a number of its extents |
+//! | 0..38 | bytes of the message; in a group's first barrier, the low 38 bits of a hash of its extents |
 //! | 38..50 | root |
 //! | 50 | 1 where the data lives in the pool |
 //! | 51..55 | 0 none, 1 sum, 2 product, 3 min, 4 max, 5 average, 6 and, 7 or, 8 xor |

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | superblock | 64 | the formatter, once |
 //! | keeper blocks, incarnation `i` of the keeper has number `(i - 1) mod keepers` | `keepers * (4 + hosts)` | that incarnation of the keeper |
-//! | claim lines, one a host id | `hosts` | any host: a process that claims the id, a command that asks to evict |
+//! | claim lines, one a host id | `hosts` | any host: a process that claims the id, a command that asks to evict or says that a host is fenced |
 //! | host lines, one a host id | `hosts` | that host; the keeper once the host is fenced |
 //! | shards, one a host id | `hosts * shard` | that host; the keeper once the host is fenced |
 //! | padding to a multiple of the smaller of `chunk_bytes` and 2 MiB | | nobody |
@@ -56,7 +56,7 @@
 //! | heartbeat lines | `processes * 64` |
 //! | generation line | 64 |
 //! | spare | 64 |
-//! | burials | checked words, filled up to a line: the number of burials, then a word for each directory slot, but 511 at most |
+//! | burials | checked words, filled up to a line: the number of burials, then the list of them, with room for as many as there are directory slots, but 511 at most |
 //! | announcements | for each process a mark line and `opens` checked words, filled up to a line |
 //! | chunk claims | `chunks / 28` checked words, rounded up, filled up to a line |
 //! | directory | for each level its slots, one line a slot |
