@@ -4,18 +4,12 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+use crate::numa;
+use crate::range::HUGE_PAGE;
 use crate::tier::TierError;
 
 /// The unit of direct I/O and of placement.
 pub const PAGE: usize = 4096;
-
-/// What `mbind` does with pages that lie elsewhere (linux/mempolicy.h): fails if one cannot be moved.
-const MPOL_MF_STRICT: libc::c_uint = 1;
-/// Moves them.
-const MPOL_MF_MOVE: libc::c_uint = 2;
-
-/// Huge pages of x86-64.
-const HUGE: usize = 2 << 20;
 
 /// Zeroed pages, aligned for direct I/O and unmapped when dropped.
 #[derive(Debug)]
@@ -42,7 +36,7 @@ impl Buffer {
         let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
         match NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED) {
             Some(at) => {
-                if bytes >= HUGE {
+                if bytes >= HUGE_PAGE {
                     // SAFETY: advice on the mapping that was just made; a kernel that refuses it keeps small pages.
                     unsafe { libc::madvise(at.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
                 }
@@ -55,26 +49,10 @@ impl Buffer {
     /// Has pages that are touched from now on come from one NUMA node, and moves those that were touched before.
     ///
     /// # Errors
-    /// [`TierError::Node`] when there is no such node, or this process may not use it.
+    /// [`TierError`] when there is no such node, or this process may not use it.
     pub fn bind(&mut self, node: usize) -> Result<(), TierError> {
-        const WORDS: usize = 16;
-        let mut nodes = [0_u64; WORDS];
-        let wrong = |source| TierError::Node { node, source };
-        *nodes.get_mut(node / 64).ok_or_else(|| wrong(io::ErrorKind::InvalidInput.into()))? |=
-            1 << (node % 64);
-        // SAFETY: the pages are this buffer's; `nodes` is a live set of as many bits as are given.
-        let rc = unsafe {
-            libc::syscall(
-                libc::SYS_mbind,
-                self.at.as_ptr(),
-                self.bytes,
-                libc::MPOL_BIND,
-                nodes.as_ptr(),
-                WORDS * 64,
-                MPOL_MF_MOVE | MPOL_MF_STRICT,
-            )
-        };
-        if rc == 0 { Ok(()) } else { Err(wrong(io::Error::last_os_error())) }
+        // SAFETY: the pages are this buffer's.
+        unsafe { numa::bind(self.at, self.bytes, node) }
     }
 
     /// The NUMA node of each page, as the kernel says; `None` for a page that was never touched.
@@ -82,25 +60,7 @@ impl Buffer {
     /// # Errors
     /// What the kernel said.
     pub fn nodes(&self) -> io::Result<Vec<Option<usize>>> {
-        let pages: Vec<_> =
-            (0..self.bytes).step_by(PAGE).map(|at| self.at.as_ptr().wrapping_add(at)).collect();
-        let mut nodes = vec![0_i32; pages.len()];
-        // SAFETY: both arrays are live and have `pages.len()` entries; without target nodes nothing is moved.
-        let rc = unsafe {
-            libc::syscall(
-                libc::SYS_move_pages,
-                0,
-                pages.len(),
-                pages.as_ptr(),
-                std::ptr::null::<i32>(),
-                nodes.as_mut_ptr(),
-                0,
-            )
-        };
-        match rc {
-            0 => Ok(nodes.into_iter().map(|node| usize::try_from(node).ok()).collect()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        numa::nodes(self.at, self.bytes)
     }
 }
 

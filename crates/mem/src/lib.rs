@@ -25,7 +25,9 @@ mod mapped;
 mod memory;
 #[cfg(feature = "model")]
 pub mod model;
+mod numa;
 mod offset;
+mod range;
 mod region;
 mod serial;
 mod shm;
@@ -45,6 +47,7 @@ pub use host::{HostError, HostPlan};
 pub use mapped::{Coherent, Mapped, Software};
 pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, ProcessSlot};
 pub use offset::{LINE, Offset};
+pub use range::{HUGE_PAGE, Location, Range};
 pub use region::{DraftRegion, Region, RegionError, RegionKind};
 pub use serial::{Serial, SerialGuard};
 pub use tier::{DiskRates, PendingTransfer, TRANSFER_BYTES, TierError, TierFile, disk_rates};

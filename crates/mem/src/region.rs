@@ -88,7 +88,7 @@ pub enum RegionError {
         remedy: &'static str,
     },
     /// Not a thing that can be mapped and shared.
-    #[error("{path} is {what}; a pool needs a dax device, or a file on tmpfs, hugetlbfs or a disk")]
+    #[error("{path} is {what}; name a dax device, or a file on tmpfs, hugetlbfs or a disk")]
     NotMemory {
         /// The path.
         path: PathBuf,
@@ -167,9 +167,7 @@ impl Region {
     /// [`RegionError`], when there is nothing, or nothing that can be shared, or no permission.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, RegionError> {
         let path = path.as_ref();
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| refused(path, e))?;
-        let metadata = file.metadata().map_err(|e| system(path, "look at it", e))?;
-        let (kind, bytes, multiple) = measure(path, &file, &metadata)?;
+        let (file, metadata, kind, bytes, multiple) = measured(path)?;
         let usable = bytes - bytes % multiple;
         if usable == 0 {
             return Err(RegionError::Size { path: path.into(), bytes, multiple });
@@ -344,6 +342,20 @@ fn unnamed(path: &Path) -> Result<File, RegionError> {
         };
         RegionError::System { path: path.into(), doing: "make it", source, remedy }
     })
+}
+
+/// A file or device, what it is, its size, and what a region's size must be a multiple of.
+pub(crate) fn measured(path: &Path) -> Result<(File, Metadata, RegionKind, u64, u64), RegionError> {
+    let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| refused(path, e))?;
+    let metadata = file.metadata().map_err(|e| system(path, "look at it", e))?;
+    let (kind, bytes, multiple) = measure(path, &file, &metadata)?;
+    Ok((file, metadata, kind, bytes, multiple))
+}
+
+/// The size that an open file or device has now; 0 for a device that is gone.
+pub(crate) fn present_size(path: &Path, file: &File) -> u64 {
+    let now = file.metadata().map_err(|e| system(path, "look at it", e));
+    now.and_then(|metadata| measure(path, file, &metadata)).map_or(0, |(_, bytes, _)| bytes)
 }
 
 /// What the file is, its size, and what a region's size must be a multiple of.
@@ -579,7 +591,7 @@ mod tests {
         assert!(message(Region::open(scratch.path())).contains(" is a directory; a pool needs"));
         assert_eq!(
             message(Region::open("/dev/null")),
-            "/dev/null is a character device other than dax; a pool needs a dax device, or a file on tmpfs, hugetlbfs or a disk"
+            "/dev/null is a character device other than dax; name a dax device, or a file on tmpfs, hugetlbfs or a disk"
         );
     }
 

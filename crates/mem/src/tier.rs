@@ -16,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use crate::RegionError;
 use crate::buffer::{Buffer, PAGE};
 
 /// Why bytes do not reach a tier, or do not come back.
@@ -30,13 +31,109 @@ pub enum TierError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// No such NUMA node, or none that this process may use.
-    #[error("NUMA node {node}: {source}; name one of /sys/devices/system/node/has_memory")]
+    /// No such NUMA node.
+    #[error(
+        "NUMA node {node}: this machine has none of this number; name one of /sys/devices/system/node/has_memory"
+    )]
+    NoNode {
+        /// Which.
+        node: usize,
+    },
+    /// A NUMA node that others may use.
+    #[error(
+        "NUMA node {node}: this process may use {allowed:?} alone; add {node} to the cpuset.mems of its cgroup"
+    )]
+    NotAllowed {
+        /// Which.
+        node: usize,
+        /// Those that it may use.
+        allowed: Vec<usize>,
+    },
+    /// A NUMA node with too little memory.
+    #[error("NUMA node {node}: {bytes} bytes do not fit, {room} are free; free some, or place less there")]
+    TooSmall {
+        /// Which.
+        node: usize,
+        /// How many were to lie there.
+        bytes: usize,
+        /// How many it can still give.
+        room: u64,
+    },
+    /// The kernel does not put pages on a node.
+    #[error("NUMA node {node}: the kernel binds no pages to it: {source}")]
     Node {
         /// Which.
         node: usize,
         /// What the kernel said.
         source: io::Error,
+    },
+    /// The kernel does not say where pages lie.
+    #[error("the kernel does not say where pages lie (move_pages): {0}")]
+    Pages(io::Error),
+    /// A piece that is not in its range, or that is mapped.
+    #[error(
+        "[{begin}, +{bytes}) is no piece of a range of {size} bytes; name multiples of {multiple} inside it, where nothing is mapped"
+    )]
+    Piece {
+        /// Where it begins.
+        begin: usize,
+        /// How many bytes.
+        bytes: usize,
+        /// What both must be a multiple of.
+        multiple: usize,
+        /// Bytes of the range.
+        size: usize,
+    },
+    /// Nothing that can be mapped.
+    #[error(transparent)]
+    Memory(RegionError),
+    /// A file that lies on a disk.
+    #[error("{}: this file lies on a disk, and mapped it would be page cache; name a dax device, or the folder as a tier", path.display())]
+    NotInPlace {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Bytes that a device or file does not have, or that begin inside a page of it.
+    #[error(
+        "{}: [{offset}, +{bytes}) is no range of whole pages of {multiple} bytes in its {size} bytes; place less there",
+        path.display()
+    )]
+    MappedRange {
+        /// The device or file.
+        path: PathBuf,
+        /// Where it begins.
+        offset: u64,
+        /// How many bytes.
+        bytes: usize,
+        /// Bytes of the device or file.
+        size: u64,
+        /// Bytes of its pages.
+        multiple: usize,
+    },
+    /// The kernel does not map a device or file.
+    #[error("{}: {bytes} bytes at {offset} cannot be mapped: {source}", path.display())]
+    Unmappable {
+        /// The device or file.
+        path: PathBuf,
+        /// Where it begins.
+        offset: u64,
+        /// How many bytes.
+        bytes: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A mapped device or file has lost bytes.
+    #[error(
+        "{}: it has {size} bytes left of {needed} that are mapped; something has unbound or truncated it, so end this program",
+        path.display()
+    )]
+    Gone {
+        /// The device or file.
+        path: PathBuf,
+        /// Bytes that it has.
+        size: u64,
+        /// Bytes that it had at least.
+        needed: u64,
     },
     /// No file can be made there.
     #[error("{}: no file can be made in this folder: {source}", path.display())]

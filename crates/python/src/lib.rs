@@ -10,6 +10,7 @@ mod object;
 mod offload;
 mod plan;
 mod pool;
+mod range;
 mod service;
 mod tellers;
 
@@ -31,6 +32,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::plan_memory, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_offload, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_names, module)?)?;
+    module.add_class::<range::Range>()?;
     module.add_class::<offload::States>()?;
     module.add_class::<offload::Saved>()?;
     module.add_function(wrap_pyfunction!(offload::offload_place, module)?)?;

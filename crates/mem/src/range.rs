@@ -1,0 +1,336 @@
+//! One range of virtual addresses for one object, whose pieces lie in different tiers: a tensor that is striped stays contiguous.
+//!
+//! A range takes as many bytes as it was asked for, up to the end of a page. A piece is bound to a NUMA node, or is memory of a
+//! dax device that is mapped in its place. The kernel is asked where the pages lie.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+
+use crate::buffer::PAGE;
+use crate::numa;
+use crate::region::{self, RegionKind};
+use crate::tier::TierError;
+
+/// Huge pages of x86-64. A range begins at one, so that it is made of them as far as they go.
+pub const HUGE_PAGE: usize = 2 << 20;
+
+/// Pages that belong to this range alone; unmapped when dropped.
+///
+/// There is no slice of it: what uses the address decides when it is read and written.
+#[derive(Debug)]
+pub struct Range {
+    at: NonNull<u8>,
+    bytes: usize,
+    /// In the order of where they begin.
+    mapped: Vec<Mapped>,
+}
+
+/// Memory of a device, or of a file that lies in memory, in a piece of a range.
+#[derive(Debug)]
+struct Mapped {
+    begin: usize,
+    bytes: usize,
+    path: PathBuf,
+    file: File,
+    offset: u64,
+}
+
+/// Where pages lie.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Location {
+    /// On a NUMA node.
+    Node(usize),
+    /// In a dax device, or a file in memory.
+    Mapped(PathBuf),
+    /// Nowhere: never touched.
+    Untouched,
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(node) => write!(f, "node {node}"),
+            Self::Mapped(path) => path.display().fmt(f),
+            Self::Untouched => f.write_str("not touched"),
+        }
+    }
+}
+
+// SAFETY: the pages belong to no thread, and a range hands out their address only.
+unsafe impl Send for Range {}
+// SAFETY: as above.
+unsafe impl Sync for Range {}
+
+impl Range {
+    /// Zeroed pages for `bytes` bytes: up to the end of the last page, and no more.
+    ///
+    /// # Errors
+    /// [`TierError::NoMemory`] when the kernel maps no more.
+    pub fn new(bytes: usize) -> Result<Self, TierError> {
+        let no_memory = |source| TierError::NoMemory { bytes, source };
+        let too_many = || no_memory(io::ErrorKind::OutOfMemory.into());
+        let bytes = bytes.max(1).checked_next_multiple_of(PAGE).ok_or_else(too_many)?;
+        // Longer by a huge page, and cut to begin at one: khugepaged makes none that begins before a mapping.
+        let reserved = bytes.checked_add(HUGE_PAGE).ok_or_else(too_many)?;
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that is there.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), reserved, protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(no_memory(io::Error::last_os_error()));
+        }
+        let before = start.addr().wrapping_neg() % HUGE_PAGE;
+        let at = start.wrapping_byte_add(before);
+        let after = reserved - before - bytes;
+        // SAFETY: both ends belong to the mapping that was just made, and hold nothing.
+        unsafe {
+            if before > 0 {
+                libc::munmap(start, before);
+            }
+            if after > 0 {
+                libc::munmap(at.wrapping_byte_add(bytes), after);
+            }
+        }
+        let at = NonNull::new(at.cast::<u8>()).expect("no mapping is at address 0");
+        if bytes >= HUGE_PAGE {
+            // SAFETY: advice on the mapping that was just made; a kernel that refuses it keeps small pages.
+            unsafe { libc::madvise(at.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+        }
+        Ok(Self { at, bytes, mapped: vec![] })
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub fn address(&self) -> *mut u8 {
+        self.at.as_ptr()
+    }
+
+    /// Bytes of its pages.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Puts the pages of `[begin, begin + bytes)` on one NUMA node, at once: those that were touched move there with what they
+    /// hold.
+    ///
+    /// # Errors
+    /// [`TierError`]: no such node, one that this process may not use, or one with less room than that; and a piece that is
+    /// no range of whole pages of this range, or that is mapped.
+    pub fn bind(&mut self, begin: usize, bytes: usize, node: usize) -> Result<(), TierError> {
+        let at = self.piece(begin, bytes, PAGE)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let is_there = |it: &Option<usize>| *it == Some(node);
+        let there = self.nodes(begin, bytes)?.iter().filter(|it| is_there(it)).count() * PAGE;
+        // Asked for before, because the kernel kills a process for a page that a node does not have.
+        if let Some(room) = numa::room(node)
+            && ((bytes - there) as u64) > room
+        {
+            return Err(TierError::TooSmall { node, bytes: bytes - there, room });
+        }
+        // SAFETY: the piece lies in this range's mapping.
+        unsafe { numa::bind(at, bytes, node)? };
+        // SAFETY: as above; the advice changes no byte.
+        let rc = unsafe { libc::madvise(at.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) };
+        match io::Error::last_os_error() {
+            // EINVAL: a kernel before 5.14. Each page gets there when it is touched.
+            source if rc != 0 && source.raw_os_error() != Some(libc::EINVAL) => {
+                Err(TierError::Node { node, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Maps memory of a dax device, or of a file that lies in memory, in place of `[begin, begin + bytes)`. What was there
+    /// is gone.
+    ///
+    /// # Errors
+    /// [`TierError`]: nothing that can be mapped there, one that is too small, and a piece that does not fit its pages.
+    pub fn map(&mut self, begin: usize, bytes: usize, path: &Path, offset: u64) -> Result<(), TierError> {
+        let (file, _, kind, size, multiple) = region::measured(path).map_err(TierError::Memory)?;
+        if kind == RegionKind::File {
+            return Err(TierError::NotInPlace { path: path.into() });
+        }
+        let multiple = multiple as usize;
+        let at = self.piece(begin, bytes, multiple)?;
+        let is_aligned = offset.is_multiple_of(multiple as u64) && at.addr().get().is_multiple_of(multiple);
+        if !is_aligned || offset.checked_add(bytes as u64).is_none_or(|end| end > size) {
+            return Err(TierError::MappedRange { path: path.into(), offset, bytes, size, multiple });
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+        let from = offset.cast_signed();
+        // SAFETY: replaces pages of this range's own mapping, which nothing borrows.
+        let rc = unsafe { libc::mmap(at.as_ptr().cast(), bytes, protection, flags, file.as_raw_fd(), from) };
+        if rc == libc::MAP_FAILED {
+            let source = io::Error::last_os_error();
+            return Err(TierError::Unmappable { path: path.into(), offset, bytes, source });
+        }
+        let index = self.mapped.partition_point(|it| it.begin < begin);
+        self.mapped.insert(index, Mapped { begin, bytes, path: path.into(), file, offset });
+        Ok(())
+    }
+
+    /// Whether every device and file that is mapped still has its bytes.
+    ///
+    /// # Errors
+    /// [`TierError::Gone`] for one that is unbound or cut: an access to what is missing ends the process by SIGBUS.
+    pub fn check(&self) -> Result<(), TierError> {
+        for Mapped { path, file, offset, bytes, .. } in &self.mapped {
+            let needed = offset + *bytes as u64;
+            let size = region::present_size(path, file);
+            if size < needed {
+                return Err(TierError::Gone { path: path.clone(), size, needed });
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes in each place, by the kernel's word for what is on nodes.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn locate(&self) -> Result<BTreeMap<Location, usize>, TierError> {
+        let mut bytes = BTreeMap::new();
+        let mut add = |location, of| *bytes.entry(location).or_insert(0) += of;
+        let mut begin = 0;
+        for it in &self.mapped {
+            for node in self.nodes(begin, it.begin - begin)? {
+                add(node.map_or(Location::Untouched, Location::Node), PAGE);
+            }
+            add(Location::Mapped(it.path.clone()), it.bytes);
+            begin = it.begin + it.bytes;
+        }
+        for node in self.nodes(begin, self.bytes - begin)? {
+            add(node.map_or(Location::Untouched, Location::Node), PAGE);
+        }
+        Ok(bytes)
+    }
+
+    fn nodes(&self, begin: usize, bytes: usize) -> Result<Vec<Option<usize>>, TierError> {
+        // SAFETY: the caller's piece begins in the mapping, or at its end.
+        let at = unsafe { self.at.add(begin) };
+        numa::nodes(at, bytes).map_err(TierError::Pages)
+    }
+
+    /// The address of a piece in whole pages of this range, none of them mapped.
+    fn piece(&self, begin: usize, bytes: usize, multiple: usize) -> Result<NonNull<u8>, TierError> {
+        let is_inside = begin.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        let is_whole = begin.is_multiple_of(multiple) && bytes.is_multiple_of(multiple);
+        let is_mapped = |it: &Mapped| begin < it.begin + it.bytes && it.begin < begin + bytes;
+        if !is_inside || !is_whole || self.mapped.iter().any(is_mapped) {
+            return Err(TierError::Piece { begin, bytes, multiple, size: self.bytes });
+        }
+        // SAFETY: inside the mapping, or at its end.
+        Ok(unsafe { self.at.add(begin) })
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        // SAFETY: the pages are this range's; whatever uses their address keeps the range.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Scratch;
+
+    fn fill(range: &Range, begin: usize, bytes: usize, value: u8) {
+        assert!(begin + bytes <= range.bytes());
+        // SAFETY: inside the range, which nothing else uses.
+        unsafe { range.address().add(begin).write_bytes(value, bytes) };
+    }
+
+    fn message(result: Result<(), TierError>) -> String {
+        result.expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn a_range_has_the_pages_that_it_was_asked_for_and_no_more() {
+        let asked = 3 * HUGE_PAGE + 5 * PAGE + 1;
+        let mut range = Range::new(asked).expect("a range");
+        assert_eq!(range.bytes(), 3 * HUGE_PAGE + 6 * PAGE);
+        assert!(range.address().addr().is_multiple_of(HUGE_PAGE));
+        assert_eq!(range.locate().expect("asked"), [(Location::Untouched, range.bytes())].into());
+        range.bind(0, range.bytes(), 0).expect("every machine has node 0");
+        assert_eq!(range.locate().expect("asked"), [(Location::Node(0), range.bytes())].into());
+        fill(&range, 0, range.bytes(), 7);
+        assert_eq!(range.locate().expect("asked"), [(Location::Node(0), range.bytes())].into());
+    }
+
+    #[test]
+    fn a_striped_range_is_contiguous_over_a_node_and_memory_that_is_mapped() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("card");
+        std::fs::write(&path, vec![0_u8; 8 * PAGE]).expect("a file");
+        let mut range = Range::new(8 * PAGE).expect("a range");
+        range.bind(0, 2 * PAGE, 0).expect("bound");
+        range.map(6 * PAGE, 2 * PAGE, &path, 5 * PAGE as u64).expect("mapped");
+        range.map(2 * PAGE, 3 * PAGE, &path, 0).expect("mapped");
+        fill(&range, PAGE, 6 * PAGE, 9);
+        let bytes = std::fs::read(&path).expect("read");
+        let nines: Vec<bool> = bytes.chunks(PAGE).map(|page| page.iter().all(|it| *it == 9)).collect();
+        assert_eq!(nines, [true, true, true, false, false, true, false, false]);
+        let expected = [(Location::Node(0), 3 * PAGE), (Location::Mapped(path.clone()), 5 * PAGE)];
+        assert_eq!(range.locate().expect("asked"), expected.into());
+        let over = message(range.bind(PAGE, 2 * PAGE, 0));
+        assert!(over.contains("where nothing is mapped"), "{over}");
+        range.check().expect("all there");
+        File::options().write(true).open(&path).expect("it").set_len(6 * PAGE as u64).expect("cut");
+        let said = message(range.check());
+        assert!(said.contains(&format!("it has {} bytes left of {}", 6 * PAGE, 7 * PAGE)), "{said}");
+    }
+
+    #[test]
+    fn what_cannot_hold_a_piece_is_named() {
+        let mut range = Range::new(2 * PAGE).expect("a range");
+        for node in [1000, usize::MAX] {
+            let said = message(range.bind(0, PAGE, node));
+            assert!(said.starts_with(&format!("NUMA node {node}: this machine has none")), "{said}");
+        }
+        for (begin, bytes) in [(0, 3 * PAGE), (1, PAGE), (0, 1), (usize::MAX - PAGE + 1, PAGE)] {
+            let said = message(range.bind(begin, bytes, 0));
+            assert!(said.starts_with(&format!("[{begin}, +{bytes}) is no piece")), "{said}");
+        }
+        let room = numa::room(0).expect("every machine has node 0");
+        let mut large = Range::new(usize::try_from(room).expect("of 64 bits") + HUGE_PAGE).expect("a range");
+        let said = message(large.bind(0, large.bytes(), 0));
+        assert!(said.contains(" bytes do not fit, "), "{said}");
+        assert_eq!(large.locate().expect("asked"), [(Location::Untouched, large.bytes())].into());
+        assert!(matches!(Range::new(usize::MAX), Err(TierError::NoMemory { .. })));
+    }
+
+    #[test]
+    fn what_cannot_be_mapped_is_named() {
+        let mut range = Range::new(4 * PAGE).expect("a range");
+        let said = message(range.map(0, PAGE, Path::new("/dev/dax99.0"), 0));
+        assert!(said.contains("/dev/dax99.0: no such file or device; list the dax devices"), "{said}");
+        let said = message(range.map(0, PAGE, Path::new("/dev/null"), 0));
+        assert!(said.contains("a character device other than dax"), "{said}");
+        let here = std::env::current_exe().expect("a test has a file");
+        let folder = here.parent().expect("in a folder").join(format!("range-{}", std::process::id()));
+        std::fs::write(&folder, vec![0_u8; PAGE]).expect("a file on a disk");
+        let said = message(range.map(0, PAGE, &folder, 0));
+        std::fs::remove_file(&folder).expect("removed");
+        assert!(said.contains("this file lies on a disk"), "{said}");
+        let scratch = Scratch::new();
+        let path = scratch.path().join("card");
+        std::fs::write(&path, vec![0_u8; 2 * PAGE]).expect("a file");
+        for (offset, bytes) in [(0, 3 * PAGE), (PAGE, 2 * PAGE), (1, PAGE)] {
+            let said = message(range.map(0, bytes, &path, offset as u64));
+            assert!(said.contains(&format!("[{offset}, +{bytes}) is no range of whole pages")), "{said}");
+        }
+    }
+}
