@@ -7,7 +7,7 @@
 //! # Own words of the identity of a receiver
 //! | word | what |
 //! |---|---|
-//! | 4 | generation of the ring |
+//! | 4 | generation of the ring's object |
 //! | 5, 6 | spare, 0 |
 
 use std::sync::Arc;
