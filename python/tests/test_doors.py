@@ -143,6 +143,16 @@ def test_measured_phases_stand_beside_predicted_ones_in_a_table_and_in_a_trace(d
     assert {it["tid"] for it in events if it["ph"] == "X"} == {it["tid"] for it in events if it["ph"] == "M"}
 
 
+# ------------------------------------------------------------------------------------------------------------ FSDP2
+
+
+@vectors
+def test_fsdp2_resumes_in_another_process_under_another_policy_and_leaves_no_bytes_outside(disk: Path) -> None:  # noqa: F811
+    # Two ranks, 50 steps of accumulated batches, clipped gradients and a rate that falls.
+    assert run("offload_fsdp.py", disk, 0.7, 0, 20, disk / "checkpoint") == "written"
+    assert run("offload_fsdp.py", disk, 0.2, 20, 50, disk / "checkpoint") == "equal"
+
+
 # ------------------------------------------------------------------------------- frameworks in their own environments
 
 

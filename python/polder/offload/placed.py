@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from polder import _core
 from polder.errors import ArgumentError, PlacementError
+from polder.offload.fsdp import Sharded, parts_of
 from polder.offload.optimizer import PAGE, AdamW
 from polder.offload.phases import PHASES, Phases
 from polder.offload.shards import local
@@ -54,6 +55,7 @@ class Placed:
         #: Predicted seconds of each tier's link in each phase.
         self.links: dict[str, list[float]] = dict(zip(PHASES, answer["links"], strict=True))
         self._model, self._optimizer, self._objects = model, optimizer, objects
+        self._parameters = list(model.parameters())
         self._hooks: list[RemovableHandle] = []
         folders = [tier.folder for tier in tiers if tier.folder is not None]
         folder = folders[0] if folders else None
@@ -73,6 +75,7 @@ class Placed:
             before.release()
         optimizer.placed_by = self
         optimizer.place(self._states, folder if far else None)
+        self._sharded = Sharded(model, parts) if (parts := parts_of(model)) else None
         names = [tier.name for tier in self.tiers]
         self._phases = Phases(optimizer, names, self.seconds, self.links, _moved(objects, self.fractions))
 
@@ -87,7 +90,12 @@ class Placed:
         saved = self._saved
 
         def pack(tensor: torch.Tensor) -> object:
-            return _Packed(saved, tensor) if _is_placed(tensor, weights) else tensor
+            if not _is_placed(tensor, weights):
+                return tensor
+            if self._sharded is not None and not _is_placed(tensor, _storages(self._model)):
+                # FSDP2 has gathered this weight since, and gives its memory back itself.
+                return tensor
+            return _Packed(saved, tensor)
 
         if not torch.is_grad_enabled():
             # An evaluation saves nothing, and is no phase of a step.
@@ -128,10 +136,15 @@ class Placed:
 
     def rows(self) -> list[Row]:
         """Where each byte lies now. Pages of states in memory are counted by the kernel."""
-        weights = sum(local(parameter).nbytes for parameter in self._model.parameters())
-        gradients = sum(local(it.grad).nbytes for it in self._model.parameters() if it.grad is not None)
         dram = self.tiers[0].name
-        rows = [Row(_WEIGHTS, dram, weights, "count"), Row(_GRADIENTS, dram, gradients, "count")]
+        weights = [local(parameter) for parameter in self._parameters]
+        gradients = [local(it.grad) for it in self._parameters if it.grad is not None]
+        rows = [
+            Row(name, dram, sum(it.nbytes for it in tensors), "count")
+            for name, tensors in ((_WEIGHTS, weights), (_GRADIENTS, gradients))
+        ]
+        if self._sharded is not None:
+            rows.append(Row("gradients reduced", dram, self._sharded.passing, "most at once"))
         names: dict[int | None, str] = {tier.node: tier.name for tier in self.tiers if tier.node is not None}
         names[None] = "not touched yet"
         for node, nbytes in self._states.nodes():
@@ -147,9 +160,18 @@ class Placed:
         ]
         return [row for row in rows if row.bytes]
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a weight or a gradient, of a sharded model what this process has of it, lies in the placement."""
+        shard = local(tensor)
+        return self._sharded is not None and (
+            self._sharded.weights.holds(shard) or self._sharded.gradients.holds(shard)
+        )
+
     def release(self) -> None:
         """Watches no step and no module any more. The states stay."""
         self._phases.close()
+        if self._sharded is not None:
+            self._sharded.release()
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -161,6 +183,8 @@ class Placed:
             return
         self._optimizer.place(None)
         self._optimizer.placed_by = None
+        if self._sharded is not None:
+            self._sharded.close()
         self._states = _core.States([])
         self._saved = _core.Saved(1.0)
 
@@ -210,6 +234,7 @@ def place(
     if not isinstance(optimizer, AdamW):
         found = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         raise ArgumentError(f"optimizer: expected polder.offload.AdamW, found {found}")
+    parts_of(model)
     owned: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     for parameter in optimizer.parameters():
         if parameter not in owned:
