@@ -21,15 +21,16 @@ root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 mkdir -p "$root/guest/bin"
 cp target/release/polder-guest "$root/guest/init"
-cp .venv/bin/polder "$root/guest/bin/polder"
+cp "${POLDER:-.venv/bin/polder}" "$root/guest/bin/polder"
 # The libraries that the two are linked to, at the paths where they look for them.
-for library in $(ldd target/release/polder-guest .venv/bin/polder | grep -o '/[^ ]*' | grep -v '^target' | grep -v ':$' | sort -u); do
+for library in $(ldd target/release/polder-guest "$root/guest/bin/polder" | grep -o '/[^ ]*' | grep -v '^target' | grep -v ':$' | sort -u); do
     mkdir -p "$root/guest$(dirname "$library")"
     cp -L "$library" "$root/guest$library"
 done
 (cd "$root/guest" && find . | cpio -o -H newc --quiet | gzip -1) >"$root/initrd.gz"
 
-[ $# -gt 0 ] || set -- linux-image-6.12-amd64
+# 6.1 makes one tier of both nodes, and is refused.
+[ $# -gt 0 ] || set -- linux-image-6.12-amd64 linux-image-amd64
 mkdir -p out/lab
 for package in "$@"; do
     kernel=.cache/lab/$package

@@ -85,6 +85,10 @@ impl Checks {
 pub(crate) fn run() -> Result<u32, Failed> {
     println!("lab: kernel {}", read("/proc/sys/kernel/osrelease")?.trim());
     write_new("/run/policy.toml", POLICY)?;
+    doctor()?;
+    if kernel_tiers()? < 2 {
+        return refused();
+    }
     let cache = Service::start("/cache", 160, 40)?;
     let web = Service::start("/web", 80, 80)?;
     let both = [&cache, &web];
@@ -117,6 +121,38 @@ pub(crate) fn run() -> Result<u32, Failed> {
         "after kill -9 and a restore every setting is in effect as found",
     )?;
     show("after", &both)?;
+    Ok(checks.0)
+}
+
+/// What an operator sees first.
+fn doctor() -> Result<(), Failed> {
+    let output = Command::new("/bin/polder").arg("doctor").output().map_err(|error| error.to_string())?;
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    Ok(())
+}
+
+fn kernel_tiers() -> Result<usize, Failed> {
+    let folder = "/sys/devices/virtual/memory_tiering";
+    let entries = std::fs::read_dir(folder).map_err(|error| format!("{folder}: {error}"))?;
+    Ok(entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("memory_tier"))
+        .count())
+}
+
+/// A kernel with one tier, such as 6.1: reclaim would evict, so the agent says why it does not start, and changes nothing.
+fn refused() -> Result<u32, Failed> {
+    let mut checks = Checks(0);
+    let cache = Service::start("/cache", 160, 40)?;
+    let found = settings(&[&cache])?;
+    let mut command = Command::new("/bin/polder");
+    command.args(["agent", "run", "--policy", "/run/policy.toml", "--journal", JOURNAL]);
+    let output = command.output().map_err(|error| format!("polder agent: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    print!("{said}");
+    checks.check(!output.status.success(), "a kernel with one tier is refused")?;
+    checks.check(said.contains("into one memory tier"), "the agent says why")?;
+    checks.check(settings(&[&cache])? == found, "no setting was changed")?;
     Ok(checks.0)
 }
 

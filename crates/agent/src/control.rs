@@ -97,6 +97,7 @@ impl<K: Kernel> Agent<K> {
         dry_run: bool,
     ) -> Result<(Self, Vec<Restored>), AgentError> {
         let tiers = Tiers::discover(&kernel)?;
+        tiers.check_demotion(&kernel)?;
         let (settings, restored) = match dry_run {
             true => (Settings::detached(kernel, journal), Vec::new()),
             false => Settings::start(kernel, journal)?,
@@ -111,15 +112,16 @@ impl<K: Kernel> Agent<K> {
         &self.tiers
     }
 
-    /// Replaces the policy. Settings of services that it no longer opts out are restored first.
+    /// Replaces the policy. Settings that it no longer asks for are restored first.
     ///
     /// # Errors
     /// [`AgentError::Kernel`].
     pub fn change(&mut self, policy: Policy) -> Result<(), AgentError> {
-        if !self.dry_run {
-            self.settings.restore()?;
-        }
         self.policy = policy;
+        if !self.dry_run {
+            let kept = self.policy.settings();
+            self.settings.restore_all_but(|path| kept.contains(path))?;
+        }
         self.set_host()
     }
 
@@ -310,6 +312,46 @@ mod tests {
         let gone = Alarm::NoSuchCgroup { service: "web".to_owned(), cgroup: "/web".to_owned() };
         assert_eq!((round.alarms, round.services.len()), (vec![gone], 1));
         agent.stop().unwrap();
+    }
+
+    #[test]
+    fn a_kernel_with_one_tier_is_refused_because_reclaim_would_evict() {
+        let tree = machine();
+        tree.merge_tiers();
+        for dry_run in [false, true] {
+            let started = Agent::start(&tree, Policy::parse(TEXT).unwrap(), JOURNAL, dry_run);
+            let error = started.expect_err("it is refused").to_string();
+            assert!(error.contains("puts nodes 0-1 into one memory tier"), "{error}");
+        }
+        assert!(tree.disk().is_empty());
+    }
+
+    #[test]
+    fn the_setting_of_a_cgroup_that_is_gone_is_not_given_to_a_later_one_of_its_path() {
+        let tree = machine();
+        let mut agent = start(&tree);
+        agent.round().unwrap();
+        tree.remove_group("/web");
+        tree.add_group("/web", [10 * MIB, 0]);
+        tree.set_nodes("/web", "1");
+        agent.round().unwrap();
+        assert_eq!(tree.settings()["/sys/fs/cgroup/web/cpuset.mems"], "0", "the later one is opted out too");
+        agent.stop().unwrap();
+        assert_eq!(tree.settings()["/sys/fs/cgroup/web/cpuset.mems"], "1");
+    }
+
+    #[test]
+    fn a_change_restores_what_the_new_policy_leaves_out_and_touches_nothing_else() {
+        let tree = machine();
+        tree.set_nodes("/web", "0-1");
+        let mut agent = start(&tree);
+        agent.round().unwrap();
+        agent
+            .change(Policy::parse("[service.cache]\ncgroup = \"/cache\"\ntier = \"opt-in\"\n").unwrap())
+            .unwrap();
+        let settings = tree.settings();
+        assert_eq!(settings["/sys/fs/cgroup/web/cpuset.mems"], "0-1");
+        assert_eq!(settings[DEMOTION], "true\n");
     }
 
     #[test]

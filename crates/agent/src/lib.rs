@@ -9,3 +9,6 @@ mod policy;
 
 pub use control::{Agent, AgentError, Alarm, Round, ServiceRound};
 pub use policy::{Policy, PolicyError, Service};
+
+/// A unit for systemd that runs the agent with the rights that it needs and no others.
+pub const UNIT: &str = include_str!("../share/polder-agent.service");

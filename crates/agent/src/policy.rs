@@ -1,10 +1,10 @@
 //! The policy file: what an operator wants of the services of a host.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use polder_linux::Cgroup;
+use polder_linux::{BALANCING, Cgroup, DEMOTION};
 use polder_place::pages::{LocalBounds, ServicePolicy, TierRule};
 use serde::Deserialize;
 
@@ -121,6 +121,19 @@ impl Policy {
             }
         }
         Ok(Self { period, step_bytes, pressure_limit: file.pressure_limit, services })
+    }
+}
+
+impl Policy {
+    /// The files of the settings that this policy asks for.
+    pub(crate) fn settings(&self) -> BTreeSet<String> {
+        let mut paths = BTreeSet::new();
+        if !self.services.is_empty() {
+            paths.extend([DEMOTION.to_owned(), BALANCING.to_owned()]);
+        }
+        let opted_out = self.services.iter().filter(|service| service.policy.rule == TierRule::OptOut);
+        paths.extend(opted_out.map(|service| service.cgroup.file("cpuset.mems")));
+        paths
     }
 }
 

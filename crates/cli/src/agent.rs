@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueHint};
 use polder_agent::{Agent, Alarm, Policy, Round};
-use polder_linux::{Host, Kernel, Restored, Settings as KernelSettings, show_nodes};
+use polder_linux::{Host, Kernel, Lock, Restored, Settings as KernelSettings, drop_capabilities, show_nodes};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -21,6 +21,8 @@ pub(crate) enum Command {
     Check(PolicyArguments),
     /// Restore the settings that a killed agent left changed.
     Restore(JournalArguments),
+    /// Print a unit for systemd; its place is /etc/systemd/system/polder-agent.service.
+    Unit,
 }
 
 #[derive(Args)]
@@ -73,14 +75,30 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Run(arguments) => carry_out(arguments),
         Command::Check(arguments) => check(arguments),
         Command::Restore(arguments) => {
-            let (_, restored) = KernelSettings::start(Host::new(), &text(&arguments.journal))?;
+            drop_capabilities()?;
+            let journal = text(&arguments.journal);
+            let _lock = lock(&journal)?;
+            let (_, restored) = KernelSettings::start(Host::new(), &journal)?;
             if restored.is_empty() {
                 println!("nothing to restore: no agent was killed with {}", arguments.journal.display());
             }
             print_restored(&restored);
             Ok(ExitCode::SUCCESS)
         }
+        Command::Unit => {
+            print!("{}", polder_agent::UNIT);
+            Ok(ExitCode::SUCCESS)
+        }
     }
+}
+
+/// The right to change settings, which one process has at a time.
+fn lock(journal: &str) -> Result<Lock, Failure> {
+    Host::new().lock(journal)?.ok_or_else(|| {
+        Failure(format!(
+            "another agent runs with the journal {journal}; stop it, or name another with --journal"
+        ))
+    })
 }
 
 /// Runs `polder top`.
@@ -101,9 +119,12 @@ pub(crate) fn top(arguments: &TopArguments) -> Result<ExitCode, Failure> {
 fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let policy = load(&arguments.policy.policy)?;
     let period = policy.period;
+    // Before the first thread is started: capabilities are of a thread.
+    drop_capabilities()?;
     // Signals are caught before the first setting is changed.
     let stop = stop_signals()?;
     let journal = text(&arguments.journal.journal);
+    let _lock = if arguments.dry_run { None } else { Some(lock(&journal)?) };
     let (mut agent, restored) = Agent::start(Host::new(), policy, &journal, arguments.dry_run)?;
     print_restored(&restored);
     let outcome = rounds(&mut agent, arguments, &stop, period);
@@ -137,9 +158,14 @@ fn check(arguments: &PolicyArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Reads a policy. No other user may lead its path elsewhere, because the agent does what it says.
 fn load(path: &Path) -> Result<Policy, Failure> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure(format!("{}: {error}; name a policy with --policy FILE", path.display())))?;
+    let text = Host::new().read_own(&std::path::absolute(path)?.to_string_lossy()).map_err(|error| {
+        match error.kind() {
+            Some(_) => Failure(format!("{error}; name a policy with --policy FILE")),
+            None => Failure(error.to_string()),
+        }
+    })?;
     Policy::parse(&text).map_err(|error| Failure(format!("{}: {error}", path.display())))
 }
 

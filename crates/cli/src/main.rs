@@ -19,6 +19,7 @@ macro_rules! eprintln {
 
 mod agent;
 mod bench;
+mod doctor;
 mod keeper;
 mod mpi;
 mod output;
@@ -111,7 +112,7 @@ impl PoolOptions {
             Command::Soak(_) | Command::Bench(_) | Command::Probe(_) => {
                 "it makes pools of its own in /dev/shm"
             }
-            Command::Plan(_) | Command::Agent(_) | Command::Top(_) => "it opens no pool",
+            Command::Plan(_) | Command::Agent(_) | Command::Top(_) | Command::Doctor(_) => "it opens no pool",
             Command::Verify(verify) if !verify.arguments.opens_a_pool() => "only --litmus opens one",
             _ => return Ok(()),
         };
@@ -141,6 +142,8 @@ enum Command {
     Agent(agent::Command),
     /// Show the bytes of each service on each memory tier.
     Top(agent::TopArguments),
+    /// Say what this kernel offers to memory tiers, and what is set up wrongly.
+    Doctor(doctor::Arguments),
     /// Hand out host ids and evict hosts, until stopped.
     Keeper(PooledOne<keeper::Arguments>),
     /// Test the protocols in a model of incoherent caches, or test real memory between two hosts (--litmus).
@@ -224,6 +227,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Pool(it) => pool::run(it.command, &settings),
         Command::Agent(command) => agent::run(&command),
         Command::Top(arguments) => agent::top(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Keeper(it) => keeper::run(&it.arguments, &settings),
         Command::Mpi(it) => mpi::run(it.command, &settings),
         Command::Plan(command) => plan::run(&command),

@@ -20,6 +20,7 @@ const ENOSPC: i32 = 28;
 
 #[derive(Clone, Debug, Default)]
 struct Group {
+    inode: u64,
     mems: String,
     bytes: [u64; 2],
     pressure: f64,
@@ -38,6 +39,7 @@ pub struct Tree {
     files: RefCell<BTreeMap<String, String>>,
     disk: RefCell<BTreeMap<String, String>>,
     groups: RefCell<BTreeMap<String, Group>>,
+    next_inode: Cell<u64>,
     writes_left: Cell<u64>,
     busy_in: Cell<u64>,
     fast_bytes: u64,
@@ -53,6 +55,7 @@ impl Tree {
             ("/sys/devices/system/node/has_cpu", "0\n"),
             ("/sys/devices/virtual/memory_tiering/memory_tier4/nodelist", "0\n"),
             ("/sys/devices/virtual/memory_tiering/memory_tier90/nodelist", "1\n"),
+            ("/proc/sys/kernel/osrelease", "6.12.0-fake\n"),
             (DEMOTION, "false\n"),
             (BALANCING, "1\n"),
         ] {
@@ -62,15 +65,37 @@ impl Tree {
             files: RefCell::new(files),
             disk: RefCell::default(),
             groups: RefCell::default(),
+            next_inode: Cell::new(1),
             writes_left: Cell::new(u64::MAX),
             busy_in: Cell::new(u64::MAX),
             fast_bytes,
         }
     }
 
+    /// Makes the file `path`, or gives it another text.
+    pub fn put(&self, path: &str, text: &str) {
+        self.files.borrow_mut().insert(path.to_owned(), text.to_owned());
+    }
+
+    /// Takes the file `path` away, as a kernel that lacks it.
+    pub fn take(&self, path: &str) {
+        self.files.borrow_mut().remove(path);
+    }
+
+    /// Puts both nodes into one memory tier, as Linux 6.1 does unless dax_kmem brings the slow one.
+    pub fn merge_tiers(&self) {
+        let mut files = self.files.borrow_mut();
+        files.remove("/sys/devices/virtual/memory_tiering/memory_tier90/nodelist");
+        files.insert(
+            "/sys/devices/virtual/memory_tiering/memory_tier4/nodelist".to_owned(),
+            "0-1\n".to_owned(),
+        );
+    }
+
     /// Makes the cgroup `path` with so many bytes on each node.
     pub fn add_group(&self, path: &str, bytes: [u64; 2]) {
-        self.groups.borrow_mut().insert(path.to_owned(), Group { bytes, ..Group::default() });
+        let inode = self.next_inode.replace(self.next_inode.get() + 1);
+        self.groups.borrow_mut().insert(path.to_owned(), Group { inode, bytes, ..Group::default() });
     }
 
     /// Sets `cpuset.mems` of the cgroup `path`, as an operator may have.
@@ -202,13 +227,10 @@ impl Tree {
 impl Kernel for Tree {
     fn read(&self, path: &str) -> Result<String, KernelError> {
         let group = self.split(path).and_then(|(folder, name)| self.read_group(&folder, name));
-        let text = group
-            .or_else(|| self.disk.borrow().get(path).cloned())
-            .or_else(|| self.files.borrow().get(path).cloned())
-            .or_else(|| {
-                let free = self.fast_bytes.saturating_sub(self.fast_used()) >> 10;
-                path.ends_with("/node0/meminfo").then(|| format!("Node 0 MemFree:   {free} kB\n"))
-            });
+        let text = group.or_else(|| self.files.borrow().get(path).cloned()).or_else(|| {
+            let free = self.fast_bytes.saturating_sub(self.fast_used()) >> 10;
+            path.ends_with("/node0/meminfo").then(|| format!("Node 0 MemFree:   {free} kB\n"))
+        });
         text.ok_or_else(|| KernelError::file(path)(ErrorKind::NotFound.into()))
     }
 
@@ -237,6 +259,25 @@ impl Kernel for Tree {
             return Err(KernelError::file(path)(ErrorKind::NotFound.into()));
         }
         Ok(names.into_iter().collect())
+    }
+
+    fn inode(&self, path: &str) -> Result<u64, KernelError> {
+        let group =
+            path.strip_prefix(CGROUPS).and_then(|folder| Some(self.groups.borrow().get(folder)?.inode));
+        group.ok_or_else(|| KernelError::file(path)(ErrorKind::NotFound.into()))
+    }
+
+    fn read_own(&self, path: &str) -> Result<String, KernelError> {
+        let text = self.disk.borrow().get(path).cloned();
+        text.ok_or_else(|| KernelError::file(path)(ErrorKind::NotFound.into()))
+    }
+
+    fn replace(&self, path: &str, text: &str) -> Result<(), KernelError> {
+        if !self.lives() {
+            return Err(KernelError::file(path)(ErrorKind::Interrupted.into()));
+        }
+        self.disk.borrow_mut().insert(path.to_owned(), text.to_owned());
+        Ok(())
     }
 
     fn append(&self, path: &str, line: &str) -> Result<(), KernelError> {

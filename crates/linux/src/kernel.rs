@@ -2,7 +2,10 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use crate::own::{self, Lock};
 
 /// Why the kernel's files could not be read, written or understood.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +28,14 @@ pub enum KernelError {
         text: String,
         /// What was expected.
         expected: &'static str,
+    },
+    /// A file of this program's own could be led elsewhere by another user of the host.
+    #[error("{path} {why}")]
+    Unsafe {
+        /// The file, or a folder on the way to it.
+        path: String,
+        /// What is wrong with it, and the remedy.
+        why: &'static str,
     },
     /// The machine lacks what tiering needs.
     #[error("{0}")]
@@ -78,16 +89,34 @@ pub trait Kernel {
     /// [`KernelError::File`].
     fn list(&self, path: &str) -> Result<Vec<String>, KernelError>;
 
-    /// Adds a line to a file on disk, which is made if it is not there; the line is on disk when the call returns.
+    /// The inode of a folder, by which a cgroup is told from a later one of the same path.
     ///
     /// # Errors
     /// [`KernelError::File`].
+    fn inode(&self, path: &str) -> Result<u64, KernelError>;
+
+    /// The text of a file of our own.
+    ///
+    /// # Errors
+    /// [`KernelError::File`]; [`KernelError::Unsafe`] where another user could lead the path elsewhere.
+    fn read_own(&self, path: &str) -> Result<String, KernelError>;
+
+    /// Adds a line to a file of our own, which is made if it is not there; the line is on disk when the call returns.
+    ///
+    /// # Errors
+    /// As [`Kernel::read_own`].
     fn append(&self, path: &str, line: &str) -> Result<(), KernelError>;
 
-    /// Removes a file on disk.
+    /// Replaces the text of a file of our own in one step; the new text is on disk when the call returns.
     ///
     /// # Errors
-    /// [`KernelError::File`].
+    /// As [`Kernel::read_own`].
+    fn replace(&self, path: &str, text: &str) -> Result<(), KernelError>;
+
+    /// Removes a file of our own.
+    ///
+    /// # Errors
+    /// As [`Kernel::read_own`].
     fn remove(&self, path: &str) -> Result<(), KernelError>;
 }
 
@@ -104,8 +133,20 @@ impl<K: Kernel> Kernel for &K {
         (**self).list(path)
     }
 
+    fn inode(&self, path: &str) -> Result<u64, KernelError> {
+        (**self).inode(path)
+    }
+
+    fn read_own(&self, path: &str) -> Result<String, KernelError> {
+        (**self).read_own(path)
+    }
+
     fn append(&self, path: &str, line: &str) -> Result<(), KernelError> {
         (**self).append(path, line)
+    }
+
+    fn replace(&self, path: &str, text: &str) -> Result<(), KernelError> {
+        (**self).replace(path, text)
     }
 
     fn remove(&self, path: &str) -> Result<(), KernelError> {
@@ -130,6 +171,23 @@ impl Host {
     #[must_use]
     pub fn below(root: &Path) -> Self {
         Self { root: root.to_owned() }
+    }
+
+    /// Takes the right to be the only process that changes the settings of `journal`; [`None`] while another has it.
+    ///
+    /// # Errors
+    /// As [`Lock::take`].
+    pub fn lock(&self, journal: &str) -> Result<Option<Lock>, KernelError> {
+        Lock::take(&self.at(journal))
+    }
+
+    /// Replaces the text of a file of our own in one step, as a state that each control round writes: it need not
+    /// outlive the machine's power.
+    ///
+    /// # Errors
+    /// As [`Kernel::read_own`].
+    pub fn publish(&self, path: &str, text: &str) -> Result<(), KernelError> {
+        own::replace(&self.at(path), text, false)
     }
 
     fn at(&self, path: &str) -> PathBuf {
@@ -166,21 +224,23 @@ impl Kernel for Host {
         Ok(names)
     }
 
+    fn inode(&self, path: &str) -> Result<u64, KernelError> {
+        fs::metadata(self.at(path)).map(|folder| folder.ino()).map_err(KernelError::file(path))
+    }
+
+    fn read_own(&self, path: &str) -> Result<String, KernelError> {
+        own::read(&self.at(path))
+    }
+
     fn append(&self, path: &str, line: &str) -> Result<(), KernelError> {
-        let append = || {
-            let at = self.at(path);
-            let folder = at.parent().unwrap_or(Path::new("/"));
-            fs::create_dir_all(folder)?;
-            let is_new = !at.exists();
-            let mut file = OpenOptions::new().append(true).create(true).open(&at)?;
-            file.write_all(format!("{line}\n").as_bytes())?;
-            file.sync_data()?;
-            if is_new { fs::File::open(folder)?.sync_all() } else { Ok(()) }
-        };
-        append().map_err(KernelError::file(path))
+        own::append(&self.at(path), line)
+    }
+
+    fn replace(&self, path: &str, text: &str) -> Result<(), KernelError> {
+        own::replace(&self.at(path), text, true)
     }
 
     fn remove(&self, path: &str) -> Result<(), KernelError> {
-        fs::remove_file(self.at(path)).map_err(KernelError::file(path))
+        own::remove(&self.at(path))
     }
 }

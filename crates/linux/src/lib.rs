@@ -5,16 +5,21 @@
 #![forbid(unsafe_code)]
 
 mod cgroup;
+pub mod doctor;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod journal;
 mod kernel;
 mod nodes;
+mod own;
+mod privilege;
 
 pub use cgroup::Cgroup;
 pub use journal::{Restored, Settings};
 pub use kernel::{Host, Kernel, KernelError};
 pub use nodes::{Tiers, parse_nodes, show_nodes};
+pub use own::Lock;
+pub use privilege::drop_capabilities;
 
 /// The switch for demotion to the slow tier.
 pub const DEMOTION: &str = "/sys/kernel/mm/numa/demotion_enabled";
@@ -22,3 +27,7 @@ pub const DEMOTION: &str = "/sys/kernel/mm/numa/demotion_enabled";
 pub const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 /// Where the cgroups of version 2 are mounted.
 pub const CGROUPS: &str = "/sys/fs/cgroup";
+/// Weights of the nodes for memory that is interleaved by weight.
+pub const INTERLEAVE: &str = "/sys/kernel/mm/mempolicy/weighted_interleave";
+/// MB/s that promotion may take, for each node.
+pub const PROMOTION_LIMIT: &str = "/proc/sys/kernel/numa_balancing_promote_rate_limit_MBps";

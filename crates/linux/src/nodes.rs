@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Kernel, KernelError};
 
-const NODES: &str = "/sys/devices/system/node";
-const TIERS: &str = "/sys/devices/virtual/memory_tiering";
+pub(crate) const NODES: &str = "/sys/devices/system/node";
+pub(crate) const TIERS: &str = "/sys/devices/virtual/memory_tiering";
 
 /// The memory nodes of a machine, by tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub struct Tiers {
     pub fast: BTreeSet<u32>,
     /// Nodes of all slower tiers.
     pub slow: BTreeSet<u32>,
+    /// How many tiers the kernel makes of them. With fewer than two it demotes nothing.
+    pub kernel_tiers: usize,
 }
 
 impl Tiers {
@@ -37,7 +39,28 @@ impl Tiers {
                  that is online as system RAM (daxctl reconfigure-device --mode=system-ram)"
             )));
         }
-        Ok(Self { fast, slow })
+        Ok(Self { fast, slow, kernel_tiers: tiers.len() })
+    }
+
+    /// Checks that the kernel demotes from the fast nodes to the slow ones. One that has them in one tier would answer
+    /// `memory.reclaim` by evicting pages.
+    ///
+    /// # Errors
+    /// [`KernelError::Missing`] with the reason and the remedy.
+    pub fn check_demotion(&self, kernel: &impl Kernel) -> Result<(), KernelError> {
+        if self.kernel_tiers > 1 {
+            return Ok(());
+        }
+        let release = release(kernel)?;
+        let nodes = show_nodes(&self.all());
+        let found = match self.kernel_tiers {
+            0 => format!("Linux {release} has no memory tiers ({TIERS})"),
+            _ => format!("Linux {release} puts nodes {nodes} into one memory tier"),
+        };
+        Err(KernelError::Missing(format!(
+            "{found}: it demotes nothing, and memory.reclaim would evict pages; run Linux 6.12 or later, or bring the \
+             slow memory by dax_kmem (daxctl reconfigure-device --mode=system-ram), which makes a tier of its own"
+        )))
     }
 
     /// All nodes.
@@ -53,6 +76,11 @@ impl Tiers {
     pub fn fast_free(&self, kernel: &impl Kernel) -> Result<u64, KernelError> {
         self.fast.iter().map(|node| free_bytes(kernel, *node)).sum()
     }
+}
+
+/// The kernel's release, such as `6.12.0-amd64`.
+pub(crate) fn release(kernel: &impl Kernel) -> Result<String, KernelError> {
+    Ok(kernel.read("/proc/sys/kernel/osrelease")?.trim().to_owned())
 }
 
 fn free_bytes(kernel: &impl Kernel, node: u32) -> Result<u64, KernelError> {

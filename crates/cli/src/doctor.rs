@@ -1,0 +1,111 @@
+//! `polder doctor`: what this kernel offers to tiering, and what is set up wrongly.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use bytesize::ByteSize;
+use clap::{Args, ValueHint};
+use polder_linux::Host;
+use polder_linux::doctor::{Drift, Report, Severity, drift, examine, nodes_of};
+use serde::Serialize;
+
+use crate::Failure;
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Print one JSON object, which --against takes.
+    #[arg(long)]
+    json: bool,
+    /// A report of another host; show where this one differs from it.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    against: Option<PathBuf>,
+    /// Examine a copy of /proc and /sys below this folder.
+    #[arg(long, default_value = "/", value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    root: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    #[serde(flatten)]
+    report: Report,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drift: Option<Vec<Drift>>,
+}
+
+/// Runs `polder doctor`. A problem, and a drift, is exit status 1.
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let report = examine(&Host::below(&arguments.root))?;
+    let drift = match &arguments.against {
+        Some(path) => {
+            let named = |error: &dyn std::fmt::Display| {
+                Failure(format!("{}: {error}; make one with: polder doctor --json", path.display()))
+            };
+            let text = std::fs::read_to_string(path).map_err(|error| named(&error))?;
+            let reference: Report = serde_json::from_str(&text).map_err(|error| named(&error))?;
+            Some(drift(&report, &reference))
+        }
+        None => None,
+    };
+    let is_ill = report.findings.iter().any(|finding| finding.severity == Severity::Problem)
+        || drift.as_ref().is_some_and(|drift| !drift.is_empty());
+    let answer = Answer { report, drift };
+    match arguments.json {
+        true => println!("{}", serde_json::to_string(&answer)?),
+        false => print_report(&answer),
+    }
+    Ok(if is_ill { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn print_report(Answer { report, drift }: &Answer) {
+    println!("Linux {}", report.kernel);
+    for finding in &report.findings {
+        let severity = match finding.severity {
+            Severity::Problem => "PROBLEM",
+            Severity::Warning => "warning",
+            Severity::Note => "note",
+        };
+        println!("{severity}: {}: {}", finding.subject, finding.found);
+        println!("  do: {}", finding.remedy);
+    }
+    if report.findings.is_empty() {
+        println!("nothing is wrong");
+    }
+    println!("fast tier: nodes {}; slow tier: nodes {}", nodes_of(report, "fast"), nodes_of(report, "slow"));
+    println!(
+        "  {:<5} {:>5} {:>11} {:>13} {:>12} {:>9} {:>12}",
+        "node", "tier", "bytes", "not movable", "kernel's own", "latency", "bandwidth"
+    );
+    for node in &report.nodes {
+        let size = |bytes| ByteSize(bytes).display().iec().to_string();
+        let of =
+            |value: Option<u64>, unit: &str| value.map_or("-".to_owned(), |value| format!("{value} {unit}"));
+        println!(
+            "  {:<5} {:>5} {:>11} {:>13} {:>12} {:>9} {:>12}",
+            node.node,
+            node.tier,
+            size(node.bytes),
+            size(node.unmovable_bytes),
+            size(node.kernel_bytes),
+            of(node.latency_ns, "ns"),
+            of(node.bandwidth_mbps, "MB/s")
+        );
+    }
+    for interface in &report.interfaces {
+        match interface.present {
+            true => println!("has    {} (Linux {})", interface.name, interface.since),
+            false => println!(
+                "lacks  {} (Linux {}); lost: {}",
+                interface.name, interface.since, interface.lost_without
+            ),
+        }
+    }
+    for (path, value) in &report.settings {
+        println!("  {path} = {value}");
+    }
+    for Drift { what, here, reference } in drift.iter().flatten() {
+        println!("drift: {what}: {here} here, {reference} in the reference");
+    }
+    if drift.as_ref().is_some_and(Vec::is_empty) {
+        println!("no drift from the reference");
+    }
+}

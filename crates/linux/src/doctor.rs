@@ -1,0 +1,716 @@
+//! What this kernel offers to tiering, what is lost where it offers less, and what is set up wrongly.
+//!
+//! [`examine`] reads files alone, so it answers for a recorded tree as for this machine.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::nodes::{NODES, release};
+use crate::{BALANCING, CGROUPS, DEMOTION, INTERLEAVE, Kernel, KernelError, Tiers, parse_nodes, show_nodes};
+
+const DAX: &str = "/sys/bus/dax/devices";
+const AUTO_ONLINE: &str = "/sys/devices/system/memory/auto_online_blocks";
+const PRESSURE: &str = "/proc/pressure/memory";
+const KDAMONDS: &str = "/sys/kernel/mm/damon/admin/kdamonds";
+
+/// What was found on a machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The kernel's release.
+    pub kernel: String,
+    /// Its memory nodes.
+    pub nodes: Vec<Node>,
+    /// Interfaces that tiering uses, present or absent.
+    pub interfaces: Vec<Interface>,
+    /// Settings with their values, as far as they are there.
+    pub settings: BTreeMap<String, String>,
+    /// What is wrong, the worst first.
+    pub findings: Vec<Finding>,
+}
+
+/// A memory node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    /// Its number.
+    pub node: u32,
+    /// Whether it has CPUs.
+    pub cpus: bool,
+    /// `fast` or `slow`; empty where the machine has one tier.
+    pub tier: String,
+    /// Bytes of memory.
+    pub bytes: u64,
+    /// Bytes outside `ZONE_MOVABLE`.
+    pub unmovable_bytes: u64,
+    /// Bytes of kernel pages: slab, stacks and page tables.
+    pub kernel_bytes: u64,
+    /// Nanoseconds from its best initiator, by HMAT.
+    pub latency_ns: Option<u64>,
+    /// MB/s to its best initiator, by HMAT.
+    pub bandwidth_mbps: Option<u64>,
+}
+
+/// One interface of the kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    /// What it is.
+    pub name: String,
+    /// Its file, or that from which its presence is told.
+    pub path: String,
+    /// The first Linux that has it.
+    pub since: String,
+    /// Whether this kernel has it.
+    pub present: bool,
+    /// What is lost without it.
+    pub lost_without: String,
+}
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// Tiering does not work, or memory is in danger.
+    Problem,
+    /// Tiering works worse than it could.
+    Warning,
+    /// Worth knowing.
+    Note,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What it is about, such as `node1` or `region0`.
+    pub subject: String,
+    /// What was found.
+    pub found: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// One difference from a reference.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Drift {
+    /// What differs.
+    pub what: String,
+    /// Its value here.
+    pub here: String,
+    /// Its value in the reference.
+    pub reference: String,
+}
+
+/// Examines a machine, or a recorded tree of its files.
+///
+/// # Errors
+/// [`KernelError`] where its release or its nodes cannot be read; other files may be absent.
+pub fn examine(kernel: &impl Kernel) -> Result<Report, KernelError> {
+    let machine = Machine { kernel };
+    let release = release(kernel)?;
+    let nodes = machine.nodes()?;
+    let mut findings = Vec::new();
+    machine.examine_tiers(&release, &mut findings);
+    machine.examine_nodes(&nodes, &mut findings);
+    machine.examine_tables(&nodes, &mut findings);
+    machine.examine_devices(&mut findings);
+    machine.examine_damon(&mut findings);
+    machine.examine_cgroups(&mut findings);
+    findings.sort_by_key(|finding| finding.severity);
+    let interfaces = machine.interfaces(version(&release), &nodes);
+    Ok(Report { kernel: release, nodes, interfaces, settings: machine.settings(), findings })
+}
+
+/// Where `report` differs from `reference`, such as that of another host of a fleet.
+#[must_use]
+pub fn drift(report: &Report, reference: &Report) -> Vec<Drift> {
+    let (here, there) = (facts(report), facts(reference));
+    let names: BTreeSet<&String> = here.keys().chain(there.keys()).collect();
+    let value =
+        |of: &BTreeMap<String, String>, name: &str| of.get(name).map_or("absent", |value| value).to_owned();
+    let differing = names.into_iter().filter(|name| here.get(*name) != there.get(*name));
+    let drift = |name: &String| Drift {
+        what: name.clone(),
+        here: value(&here, name),
+        reference: value(&there, name),
+    };
+    differing.map(drift).collect()
+}
+
+/// What a fleet should have alike, by name. Kernel pages change by the minute and are left out.
+fn facts(report: &Report) -> BTreeMap<String, String> {
+    let mut facts = BTreeMap::from([("kernel".to_owned(), report.kernel.clone())]);
+    for node in &report.nodes {
+        let mut fact = |name: &str, value: String| facts.insert(format!("node{} {name}", node.node), value);
+        fact("tier", node.tier.clone());
+        fact("bytes", node.bytes.to_string());
+        fact("unmovable bytes", node.unmovable_bytes.to_string());
+        if let Some(ns) = node.latency_ns {
+            fact("latency", format!("{ns} ns"));
+        }
+        if let Some(rate) = node.bandwidth_mbps {
+            fact("bandwidth", format!("{rate} MB/s"));
+        }
+    }
+    for interface in &report.interfaces {
+        let value = if interface.present { "present" } else { "absent" };
+        facts.insert(format!("interface {}", interface.name), value.to_owned());
+    }
+    facts.extend(report.settings.iter().map(|(path, value)| (path.clone(), value.clone())));
+    for finding in report.findings.iter().filter(|finding| finding.severity != Severity::Note) {
+        facts.insert(format!("finding about {}: {}", finding.subject, finding.remedy), "yes".to_owned());
+    }
+    facts
+}
+
+/// Major and minor number of a release such as `6.12.0-amd64`.
+fn version(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(['.', '-', '+']).map_while(|part| part.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// Name, path, the first Linux that has it, presence, and what is lost without it.
+type InterfaceRow<'r> = (&'r str, &'r str, (u32, u32), bool, &'r str);
+
+struct Machine<'k, K> {
+    kernel: &'k K,
+}
+
+impl<K: Kernel> Machine<'_, K> {
+    fn text(&self, path: &str) -> Option<String> {
+        self.kernel.read(path).ok().map(|text| text.trim().to_owned())
+    }
+
+    fn number(&self, path: &str) -> Option<u64> {
+        let text = self.text(path)?;
+        match text.strip_prefix("0x") {
+            Some(hex) => u64::from_str_radix(hex, 16).ok(),
+            None => text.parse().ok(),
+        }
+    }
+
+    /// Names of a folder that begin with `prefix` and go on with a digit.
+    fn named(&self, folder: &str, prefix: &str) -> Vec<String> {
+        let names = self.kernel.list(folder).unwrap_or_default().into_iter();
+        let is_numbered = |name: &String| {
+            name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        names.filter(is_numbered).collect()
+    }
+
+    fn nodes(&self) -> Result<Vec<Node>, KernelError> {
+        let list = |name: &str| {
+            let path = format!("{NODES}/{name}");
+            let text = self.kernel.read(&path)?;
+            let expected = "a list of nodes such as 0-1,3";
+            parse_nodes(&text).ok_or(KernelError::Format { path, text, expected })
+        };
+        let (memory, with_cpus) = (list("has_memory")?, list("has_cpu")?);
+        let tiers = Tiers::discover(self.kernel).ok();
+        let managed = self.managed_bytes();
+        let node = |node: u32| {
+            let meminfo = self.text(&format!("{NODES}/node{node}/meminfo")).unwrap_or_default();
+            let bytes = |name: &str| meminfo_bytes(&meminfo, name);
+            let access = |name: &str| self.number(&format!("{NODES}/node{node}/access0/initiators/{name}"));
+            let tier =
+                tiers.as_ref().map_or("", |tiers| if tiers.fast.contains(&node) { "fast" } else { "slow" });
+            let outside = managed.iter().filter(|((of, zone), _)| *of == node && zone != "Movable");
+            Node {
+                node,
+                cpus: with_cpus.contains(&node),
+                tier: tier.to_owned(),
+                bytes: bytes("MemTotal"),
+                unmovable_bytes: outside.map(|(_, bytes)| bytes).sum(),
+                kernel_bytes: bytes("Slab") + bytes("KernelStack") + bytes("PageTables"),
+                latency_ns: access("read_latency").filter(|ns| *ns > 0),
+                bandwidth_mbps: access("read_bandwidth").filter(|rate| *rate > 0),
+            }
+        };
+        Ok(memory.into_iter().map(node).collect())
+    }
+
+    /// Bytes that the allocator manages in each zone of each node.
+    fn managed_bytes(&self) -> BTreeMap<(u32, String), u64> {
+        const PAGE: u64 = 4096;
+        let mut managed = BTreeMap::new();
+        let mut zone = None;
+        for line in self.text("/proc/zoneinfo").unwrap_or_default().lines() {
+            if let Some((node, name)) = line.strip_prefix("Node ").and_then(|line| line.split_once(", zone"))
+            {
+                zone = node.parse::<u32>().ok().map(|node| (node, name.trim().to_owned()));
+            } else if let (Some(pages), Some(zone)) = (line.trim().strip_prefix("managed"), &zone) {
+                managed.insert(zone.clone(), pages.trim().parse::<u64>().unwrap_or(0) * PAGE);
+            }
+        }
+        managed
+    }
+
+    fn examine_tiers(&self, release: &str, findings: &mut Vec<Finding>) {
+        match Tiers::discover(self.kernel) {
+            Ok(tiers) => {
+                if let Err(error) = tiers.check_demotion(self.kernel) {
+                    let remedy = "run Linux 6.12 or later, or bring the slow memory by dax_kmem";
+                    findings.push(problem("tiers", error.to_string(), remedy));
+                }
+            }
+            Err(error) => {
+                findings.push(problem("tiers", error.to_string(), "add slow memory, or leave this host out"))
+            }
+        }
+        if self.kernel.read(DEMOTION).is_err() {
+            let found = format!("Linux {release} has no {DEMOTION}");
+            findings.push(problem(
+                "demotion",
+                found,
+                "build the kernel with CONFIG_NUMA and CONFIG_MIGRATION",
+            ));
+        }
+        if self.text("/proc/swaps").is_some_and(|text| text.lines().count() > 1) {
+            let found = "swap is on: where the slow tier is full, memory.reclaim swaps in place of demoting";
+            let remedy = "set memory.swap.max of services that must not swap";
+            findings.push(finding(Severity::Note, "swap", found.to_owned(), remedy));
+        }
+    }
+
+    fn examine_nodes(&self, nodes: &[Node], findings: &mut Vec<Finding>) {
+        for node in nodes.iter().filter(|node| node.tier == "slow") {
+            let subject = format!("node{}", node.node);
+            if node.unmovable_bytes > 0 {
+                let found = format!(
+                    "{} of {} bytes of the slow node are outside ZONE_MOVABLE: the kernel may put its own pages there, \
+                     and the memory cannot be taken away again",
+                    node.unmovable_bytes, node.bytes
+                );
+                let remedy =
+                    "online it as movable: daxctl reconfigure-device --mode=system-ram (not --no-movable)";
+                findings.push(finding(Severity::Warning, &subject, found, remedy));
+                if node.kernel_bytes > 0 {
+                    let bytes = node.kernel_bytes;
+                    let found = format!(
+                        "{bytes} bytes of kernel pages lie on the slow node, and slow the whole host"
+                    );
+                    findings.push(finding(Severity::Warning, &subject, found, remedy));
+                }
+            }
+        }
+    }
+
+    /// HMAT and SLIT, and whether they agree.
+    fn examine_tables(&self, nodes: &[Node], findings: &mut Vec<Finding>) {
+        let (fast, slow): (Vec<&Node>, Vec<&Node>) = nodes.iter().partition(|node| node.tier == "fast");
+        for node in nodes.iter().filter(|node| node.latency_ns.is_none() || node.bandwidth_mbps.is_none()) {
+            let found = "HMAT gives no latency and bandwidth of the node".to_owned();
+            let remedy = "ask for a firmware with HMAT; meanwhile give interleave weights as numbers";
+            findings.push(finding(Severity::Warning, &format!("node{}", node.node), found, remedy));
+        }
+        for (near, far) in fast.iter().flat_map(|near| slow.iter().map(move |far| (near, far))) {
+            let is_faster = far.latency_ns.zip(near.latency_ns).is_some_and(|(far, near)| far <= near);
+            if is_faster {
+                let found = format!(
+                    "HMAT says that slow node {} has {} ns, and fast node {} has {} ns",
+                    far.node,
+                    far.latency_ns.unwrap_or(0),
+                    near.node,
+                    near.latency_ns.unwrap_or(0)
+                );
+                let remedy = "the ACPI tables contradict the tiers; ask for another firmware";
+                findings.push(problem(&format!("node{}", far.node), found, remedy));
+            }
+        }
+        for node in nodes {
+            let row = self.text(&format!("{NODES}/node{}/distance", node.node)).unwrap_or_default();
+            let distances: Vec<u64> =
+                row.split_ascii_whitespace().filter_map(|text| text.parse().ok()).collect();
+            let itself =
+                nodes.iter().position(|other| other.node == node.node).and_then(|at| distances.get(at));
+            let nearer = distances.iter().filter(|distance| Some(*distance) == itself).count();
+            if distances.len() > 1 && nearer > 1 {
+                let found =
+                    format!("SLIT says that another node is as near as node {} itself: {row}", node.node);
+                let remedy = "the ACPI tables contradict themselves; ask for another firmware";
+                findings.push(problem(&format!("node{}", node.node), found, remedy));
+            }
+        }
+    }
+
+    /// CXL regions and dax devices.
+    fn examine_devices(&self, findings: &mut Vec<Finding>) {
+        const CXL: &str = "/sys/bus/cxl/devices";
+        let devices = self.named(CXL, "mem");
+        let regions = self.named(CXL, "region");
+        let ways = |region: &String| self.number(&format!("{CXL}/{region}/interleave_ways")).unwrap_or(0);
+        let used: u64 = regions.iter().map(ways).sum();
+        if !regions.is_empty() && used < devices.len() as u64 {
+            let found = format!("{} memory devices, and regions that interleave over {used}", devices.len());
+            let remedy = "make the regions anew over all devices: cxl create-region -w WAYS; else their bandwidth is lost";
+            findings.push(finding(Severity::Warning, "cxl", found, remedy));
+        }
+        for region in regions.iter().filter(|region| ways(region) > 1) {
+            let (ways, bytes) =
+                (ways(region), self.number(&format!("{CXL}/{region}/interleave_granularity")).unwrap_or(0));
+            let found = format!(
+                "it interleaves over {ways} devices by {bytes} bytes: they are one node, and fail together"
+            );
+            findings.push(finding(Severity::Note, region, found, "nothing, if bandwidth is what you want"));
+        }
+        let online = self.text(AUTO_ONLINE).unwrap_or_else(|| "offline".to_owned());
+        let shared = self.named("/sys/bus/dax/drivers/device_dax", "dax");
+        if online != "offline" {
+            for device in &shared {
+                let found = format!(
+                    "{AUTO_ONLINE} is {online:?}: a change of mode makes {device} system RAM, although another host may share it"
+                );
+                findings.push(problem(device, found, &format!("echo offline > {AUTO_ONLINE}")));
+            }
+            let others = !devices.is_empty() || !self.named(DAX, "dax").is_empty();
+            if shared.is_empty() && others {
+                let found =
+                    format!("{AUTO_ONLINE} is {online:?}: a region that appears becomes system RAM at once");
+                let remedy =
+                    format!("echo offline > {AUTO_ONLINE}, if a pool may be shared with other hosts");
+                findings.push(finding(Severity::Warning, "auto-onlining", found, &remedy));
+            }
+        }
+    }
+
+    fn examine_damon(&self, findings: &mut Vec<Finding>) {
+        for module in ["damon_stat", "damon_reclaim", "damon_lru_sort"] {
+            let path = format!("/sys/module/{module}/parameters/enabled");
+            if matches!(self.text(&path).as_deref(), Some("Y" | "1")) {
+                let found = format!("{module} runs, and DAMON's modules exclude each other (EBUSY)");
+                let remedy = format!("echo N > {path}, before another use of DAMON");
+                findings.push(finding(Severity::Warning, "damon", found, &remedy));
+            }
+        }
+        let count = self.number(&format!("{KDAMONDS}/nr_kdamonds")).unwrap_or(0);
+        if count > 0 {
+            let found = format!("{count} kdamonds are set up by another program, such as damo");
+            findings.push(finding(Severity::Note, "damon", found, "none, if you know of it"));
+        }
+    }
+
+    fn examine_cgroups(&self, findings: &mut Vec<Finding>) {
+        let words = |name: &str| {
+            let text = self.text(&format!("{CGROUPS}/{name}"));
+            text.map(|text| text.split_ascii_whitespace().map(str::to_owned).collect::<BTreeSet<_>>())
+        };
+        let Some(there) = words("cgroup.controllers") else {
+            let found = format!("no cgroup version 2 is mounted at {CGROUPS}");
+            let remedy = "boot with systemd.unified_cgroup_hierarchy=1";
+            return findings.push(problem("cgroups", found, remedy));
+        };
+        let enabled = words("cgroup.subtree_control").unwrap_or_default();
+        for controller in ["cpuset", "memory"] {
+            if !there.contains(controller) {
+                let found = format!("the controller {controller} is not in {CGROUPS}/cgroup.controllers");
+                findings.push(problem(
+                    "cgroups",
+                    found,
+                    "boot without cgroup_disable, and with version 2 alone",
+                ));
+            } else if !enabled.contains(controller) {
+                let found = format!("the controller {controller} is not enabled below {CGROUPS}");
+                let remedy =
+                    format!("echo +{controller} > {CGROUPS}/cgroup.subtree_control, or in the unit's slice");
+                findings.push(problem("cgroups", found, &remedy));
+            }
+        }
+    }
+
+    fn interfaces(&self, version: (u32, u32), nodes: &[Node]) -> Vec<Interface> {
+        let is_there = |path: &str| self.kernel.read(path).is_ok() || self.kernel.list(path).is_ok();
+        let (has_damon, slow) = (is_there(KDAMONDS), nodes.iter().find(|node| node.tier == "slow"));
+        let reclaim = format!("{CGROUPS}/*/memory.reclaim");
+        let rows: [InterfaceRow<'_>; 15] = [
+            (
+                "memory tiers",
+                crate::nodes::TIERS,
+                (6, 1),
+                is_there(crate::nodes::TIERS),
+                "everything: nothing is demoted",
+            ),
+            ("demotion", DEMOTION, (5, 15), is_there(DEMOTION), "everything: nothing is demoted"),
+            ("reclaim of a cgroup", &reclaim, (5, 19), version >= (5, 19), "fair share and background"),
+            ("reclaim with swappiness", &reclaim, (6, 9), version >= (6, 9), "page cache to the slow tier"),
+            (
+                "promotion of hot pages",
+                BALANCING,
+                (5, 18),
+                is_there(BALANCING) && version >= (5, 18),
+                "pages stay where they were demoted to",
+            ),
+            (
+                "limit of promotion",
+                crate::PROMOTION_LIMIT,
+                (6, 1),
+                is_there(crate::PROMOTION_LIMIT),
+                "promotion takes what bandwidth it likes",
+            ),
+            (
+                "demotion within cpusets",
+                "",
+                (6, 16),
+                version >= (6, 16),
+                "an opt-out is broken by demotion, and repaired by the agent",
+            ),
+            ("weighted interleave", INTERLEAVE, (6, 9), is_there(INTERLEAVE), "interleave weights"),
+            (
+                "pressure (PSI)",
+                PRESSURE,
+                (4, 20),
+                is_there(PRESSURE),
+                "the agent does not see that a service waits; boot with psi=1",
+            ),
+            (
+                "HMAT",
+                &format!("{NODES}/node*/access0/initiators/read_bandwidth"),
+                (5, 2),
+                slow.is_some_and(|node| node.bandwidth_mbps.is_some()),
+                "interleave weights by auto",
+            ),
+            ("DAMON", KDAMONDS, (5, 18), has_damon, "access patterns"),
+            (
+                "DAMON migrates cold pages",
+                KDAMONDS,
+                (6, 11),
+                has_damon && version >= (6, 11),
+                "demotion by measured coldness",
+            ),
+            (
+                "DAMON goals by cgroup",
+                KDAMONDS,
+                (6, 19),
+                has_damon && version >= (6, 19),
+                "fair share that the kernel holds; the agent holds it by reclaim",
+            ),
+            (
+                "DAMON_STAT",
+                "/sys/module/damon_stat",
+                (6, 17),
+                is_there("/sys/module/damon_stat/parameters"),
+                "idle-time percentiles",
+            ),
+            (
+                "reclaim of a node",
+                &format!("{NODES}/node*/reclaim"),
+                (6, 17),
+                nodes.iter().any(|node| is_there_write_only(self.kernel, node.node)),
+                "proactive reclaim of a node; the agent reclaims by cgroup",
+            ),
+        ];
+        rows.into_iter()
+            .map(|(name, path, (major, minor), present, lost)| Interface {
+                name: name.to_owned(),
+                path: path.to_owned(),
+                since: format!("{major}.{minor}"),
+                present,
+                lost_without: lost.to_owned(),
+            })
+            .collect()
+    }
+
+    fn settings(&self) -> BTreeMap<String, String> {
+        let mut paths: Vec<String> = [
+            DEMOTION,
+            BALANCING,
+            crate::PROMOTION_LIMIT,
+            AUTO_ONLINE,
+            "/proc/sys/vm/zone_reclaim_mode",
+            "/proc/sys/vm/swappiness",
+            "/sys/kernel/mm/transparent_hugepage/enabled",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        paths.extend(self.named(INTERLEAVE, "node").into_iter().map(|name| format!("{INTERLEAVE}/{name}")));
+        paths.into_iter().filter_map(|path| self.text(&path).map(|text| (path, text))).collect()
+    }
+}
+
+/// Whether a node has a file to reclaim from it, which can be written alone: its folder lists it.
+fn is_there_write_only(kernel: &impl Kernel, node: u32) -> bool {
+    kernel.list(&format!("{NODES}/node{node}")).is_ok_and(|names| names.iter().any(|name| name == "reclaim"))
+}
+
+fn meminfo_bytes(meminfo: &str, name: &str) -> u64 {
+    let value = meminfo.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace().skip(2);
+        (words.next()?.trim_end_matches(':') == name).then(|| words.next()?.parse::<u64>().ok())?
+    });
+    value.unwrap_or(0) << 10
+}
+
+fn finding(severity: Severity, subject: &str, found: String, remedy: &str) -> Finding {
+    Finding { severity, subject: subject.to_owned(), found, remedy: remedy.to_owned() }
+}
+
+fn problem(subject: &str, found: String, remedy: &str) -> Finding {
+    finding(Severity::Problem, subject, found, remedy)
+}
+
+/// Nodes of a report by tier, for people.
+#[must_use]
+pub fn nodes_of(report: &Report, tier: &str) -> String {
+    show_nodes(&report.nodes.iter().filter(|node| node.tier == tier).map(|node| node.node).collect())
+}
+
+#[cfg(all(test, feature = "fake"))]
+mod tests {
+    use super::*;
+    use crate::fake::Tree;
+
+    /// A host that has nothing wrong.
+    fn sound() -> Tree {
+        let tree = Tree::new(512 << 20);
+        for (node, ns, rate) in [(0, 80, 200_000), (1, 250, 40_000)] {
+            let folder = format!("{NODES}/node{node}");
+            tree.put(&format!("{folder}/access0/initiators/read_latency"), &ns.to_string());
+            tree.put(&format!("{folder}/access0/initiators/read_bandwidth"), &rate.to_string());
+            tree.put(&format!("{folder}/distance"), if node == 0 { "10 20" } else { "20 10" });
+            tree.put(
+                &format!("{folder}/meminfo"),
+                &format!(
+                    "Node {node} MemTotal: 262144 kB\nNode {node} MemFree: 1024 kB\nNode {node} Slab: 64 kB\n"
+                ),
+            );
+        }
+        tree.put("/proc/zoneinfo", &zones("Movable"));
+        tree.put("/proc/swaps", "Filename\tType\tSize\tUsed\tPriority\n");
+        tree.put(AUTO_ONLINE, "offline\n");
+        tree.put(PRESSURE, "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n");
+        tree.put(&format!("{CGROUPS}/cgroup.controllers"), "cpuset cpu io memory pids\n");
+        tree.put(&format!("{CGROUPS}/cgroup.subtree_control"), "cpuset memory\n");
+        tree
+    }
+
+    fn zones(slow: &str) -> String {
+        format!(
+            "Node 0, zone   Normal\n  pages free     9\n        managed  65536\nNode 1, zone   {slow}\n  pages free     9\n        managed  65536\n"
+        )
+    }
+
+    fn found(tree: &Tree) -> Vec<(Severity, String)> {
+        let findings = examine(tree).unwrap().findings;
+        findings
+            .into_iter()
+            .map(|finding| (finding.severity, format!("{}: {}", finding.subject, finding.found)))
+            .collect()
+    }
+
+    /// One thing that is wrong with a host, and what is said of it.
+    fn only(break_it: impl FnOnce(&Tree), severity: Severity, expected: &str) {
+        let tree = sound();
+        break_it(&tree);
+        let found = found(&tree);
+        assert!(
+            found.iter().any(|(of, text)| *of == severity && text.contains(expected)),
+            "{expected}: {found:?}"
+        );
+    }
+
+    #[test]
+    fn a_sound_host_has_no_findings_and_two_tiers() {
+        let tree = sound();
+        assert_eq!(found(&tree), []);
+        let report = examine(&tree).unwrap();
+        assert_eq!((nodes_of(&report, "fast"), nodes_of(&report, "slow")), ("0".to_owned(), "1".to_owned()));
+        assert_eq!(report.nodes[1].latency_ns, Some(250));
+    }
+
+    #[test]
+    fn each_thing_that_is_wrong_is_found() {
+        use Severity::{Note, Problem, Warning};
+        only(Tree::merge_tiers, Problem, "into one memory tier");
+        only(|tree| tree.put("/proc/zoneinfo", &zones("Normal")), Warning, "outside ZONE_MOVABLE");
+        only(|tree| tree.put("/proc/zoneinfo", &zones("Normal")), Warning, "65536 bytes of kernel pages");
+        only(
+            |tree| tree.take(&format!("{NODES}/node1/access0/initiators/read_bandwidth")),
+            Warning,
+            "HMAT gives no",
+        );
+        only(
+            |tree| tree.put(&format!("{NODES}/node1/access0/initiators/read_latency"), "70"),
+            Problem,
+            "slow node 1 has 70 ns",
+        );
+        only(
+            |tree| tree.put(&format!("{NODES}/node1/distance"), "10 10"),
+            Problem,
+            "another node is as near as node 1",
+        );
+        only(
+            |tree| tree.put("/sys/module/damon_stat/parameters/enabled", "Y\n"),
+            Warning,
+            "exclude each other",
+        );
+        only(|tree| tree.put(&format!("{KDAMONDS}/nr_kdamonds"), "1\n"), Note, "1 kdamonds");
+        only(|tree| tree.put("/proc/swaps", "Filename\n/dev/sda2 partition 1 0 -2\n"), Note, "swap is on");
+        only(|tree| tree.take(&format!("{CGROUPS}/cgroup.controllers")), Problem, "no cgroup version 2");
+        only(
+            |tree| tree.put(&format!("{CGROUPS}/cgroup.subtree_control"), "memory\n"),
+            Problem,
+            "cpuset is not enabled",
+        );
+        only(
+            |tree| tree.put(&format!("{CGROUPS}/cgroup.controllers"), "cpuset\n"),
+            Problem,
+            "memory is not in",
+        );
+        only(|tree| tree.take(DEMOTION), Problem, "has no /sys/kernel/mm/numa/demotion_enabled");
+        let devices = |tree: &Tree, ways: &str| {
+            for device in ["mem0", "mem1"] {
+                tree.put(&format!("/sys/bus/cxl/devices/{device}/serial"), "0x1\n");
+            }
+            tree.put("/sys/bus/cxl/devices/region0/interleave_ways", ways);
+            tree.put("/sys/bus/cxl/devices/region0/interleave_granularity", "256\n");
+        };
+        only(|tree| devices(tree, "1\n"), Warning, "2 memory devices, and regions that interleave over 1");
+        only(|tree| devices(tree, "2\n"), Note, "over 2 devices by 256 bytes");
+        only(
+            |tree| {
+                tree.put("/sys/bus/dax/drivers/device_dax/dax0.0/size", "1\n");
+                tree.put(AUTO_ONLINE, "online\n");
+            },
+            Problem,
+            "makes dax0.0 system RAM",
+        );
+        only(
+            |tree| {
+                tree.put(&format!("{DAX}/dax0.0/size"), "1\n");
+                tree.put(AUTO_ONLINE, "online_movable\n");
+            },
+            Warning,
+            "becomes system RAM at once",
+        );
+    }
+
+    #[test]
+    fn an_absent_interface_says_what_is_lost() {
+        let tree = sound();
+        let absent = |tree: &Tree| {
+            let interfaces = examine(tree).unwrap().interfaces;
+            interfaces.into_iter().filter(|of| !of.present).map(|of| of.name).collect::<Vec<_>>()
+        };
+        assert!(absent(&tree).contains(&"demotion within cpusets".to_owned()), "the tree is a 6.12");
+        let before = absent(&tree).len();
+        tree.take(PRESSURE);
+        assert_eq!(absent(&tree).len(), before + 1);
+        tree.put("/proc/sys/kernel/osrelease", "7.3.4\n");
+        assert!(!absent(&tree).contains(&"demotion within cpusets".to_owned()));
+    }
+
+    #[test]
+    fn drift_names_each_difference_and_nothing_that_is_alike() {
+        let reference = examine(&sound()).unwrap();
+        assert_eq!(drift(&examine(&sound()).unwrap(), &reference), []);
+        let tree = sound();
+        tree.put(DEMOTION, "true\n");
+        tree.put(&format!("{NODES}/node1/access0/initiators/read_latency"), "300");
+        let json = serde_json::to_string(&reference).unwrap();
+        let differences = drift(&examine(&tree).unwrap(), &serde_json::from_str(&json).unwrap());
+        let said: Vec<_> = differences
+            .iter()
+            .map(|it| (it.what.as_str(), it.here.as_str(), it.reference.as_str()))
+            .collect();
+        assert_eq!(said, [(DEMOTION, "true", "false"), ("node1 latency", "300 ns", "250 ns")]);
+    }
+}

@@ -1,0 +1,277 @@
+//! Files of this program's own: a journal, a state, a record. A user of the host can lead none of them elsewhere.
+//!
+//! Each folder on the way is opened without following links. It belongs to root or to this process's user, and no
+//! other user may write in it, or it is sticky as /tmp is. The file itself is a regular one of the same owners with
+//! one name, and no other user may write it.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path};
+
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use crate::KernelError;
+
+const OTHERS_WRITE: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+
+/// The folder of a file, and the file's name in it.
+struct Place<'p> {
+    folder: OwnedFd,
+    name: &'p std::ffi::OsStr,
+    path: &'p Path,
+}
+
+impl<'p> Place<'p> {
+    fn find(path: &'p Path, makes_folders: bool) -> Result<Self, KernelError> {
+        let named = path.to_string_lossy();
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(refused(path, "is no path of a file"));
+        };
+        let parent = std::path::absolute(parent).map_err(KernelError::file(&named))?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = |at: &OwnedFd, name: &std::ffi::OsStr| rustix::fs::openat(at, name, flags, Mode::empty());
+        let mut folder =
+            rustix::fs::open("/", flags, Mode::empty()).map_err(|error| failed(&named, error))?;
+        let mut so_far = std::path::PathBuf::from("/");
+        for component in parent.components() {
+            let name = match component {
+                Component::RootDir => continue,
+                Component::Normal(name) => name,
+                _ => return Err(refused(path, "steps upwards; give the path without \"..\"")),
+            };
+            so_far.push(name);
+            folder = match open(&folder, name) {
+                Err(Errno::NOENT) if makes_folders => {
+                    rustix::fs::mkdirat(&folder, name, Mode::from_raw_mode(0o755))
+                        .and_then(|()| open(&folder, name))
+                        .map_err(|error| failed(&named, error))?
+                }
+                Err(Errno::NOTDIR | Errno::LOOP) => {
+                    return Err(refused(&so_far, "is a link or no folder; give the path that it leads to"));
+                }
+                other => other.map_err(|error| failed(&named, error))?,
+            };
+            let stat = rustix::fs::fstat(&folder).map_err(|error| failed(&named, error))?;
+            check_owner(&so_far, &stat)?;
+            if stat.st_mode & OTHERS_WRITE != 0 && stat.st_mode & STICKY == 0 {
+                return Err(refused(&so_far, "may be written by other users; take their right: chmod go-w"));
+            }
+        }
+        Ok(Self { folder, name, path })
+    }
+
+    /// Opens the file, and checks that it is one of ours.
+    fn open(&self, flags: OFlags) -> Result<File, KernelError> {
+        // NONBLOCK: a pipe in its place is refused, and not waited for.
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let opened = rustix::fs::openat(&self.folder, self.name, flags, Mode::from_raw_mode(0o644));
+        let file = match opened {
+            Err(Errno::LOOP) => return Err(refused(self.path, "is a link; remove it")),
+            other => other.map_err(|error| failed(&self.path.to_string_lossy(), error))?,
+        };
+        let stat = rustix::fs::fstat(&file).map_err(|error| failed(&self.path.to_string_lossy(), error))?;
+        check_owner(self.path, &stat)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink != 1 {
+            return Err(refused(self.path, "is no regular file with one name; remove it"));
+        }
+        if stat.st_mode & OTHERS_WRITE != 0 {
+            return Err(refused(self.path, "may be written by other users; take their right: chmod go-w"));
+        }
+        Ok(File::from(file))
+    }
+
+    fn sync_folder(&self) -> io::Result<()> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(rustix::fs::fsync(rustix::fs::openat(&self.folder, ".", flags, Mode::empty())?)?)
+    }
+}
+
+fn failed(path: &str, error: Errno) -> KernelError {
+    KernelError::file(path)(error.into())
+}
+
+fn refused(path: &Path, why: &'static str) -> KernelError {
+    KernelError::Unsafe { path: path.to_string_lossy().into_owned(), why }
+}
+
+fn check_owner(path: &Path, stat: &Stat) -> Result<(), KernelError> {
+    match stat.st_uid == 0 || stat.st_uid == rustix::process::geteuid().as_raw() {
+        true => Ok(()),
+        false => Err(refused(path, "belongs to another user; root or the user of the agent must own it")),
+    }
+}
+
+/// The text of one of our files.
+pub(crate) fn read(path: &Path) -> Result<String, KernelError> {
+    let mut text = String::new();
+    let mut file = Place::find(path, false)?.open(OFlags::RDONLY)?;
+    file.read_to_string(&mut text).map_err(KernelError::file(&path.to_string_lossy()))?;
+    Ok(text)
+}
+
+/// Adds a line, which is on disk when the call returns.
+pub(crate) fn append(path: &Path, line: &str) -> Result<(), KernelError> {
+    let place = Place::find(path, true)?;
+    let (mut file, is_new) = match place.open(OFlags::WRONLY | OFlags::APPEND) {
+        Err(error) if error.kind() == Some(ErrorKind::NotFound) => {
+            (place.open(OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL)?, true)
+        }
+        other => (other?, false),
+    };
+    let written = file.write_all(format!("{line}\n").as_bytes()).and_then(|()| file.sync_data());
+    let synced = written.and_then(|()| if is_new { place.sync_folder() } else { Ok(()) });
+    synced.map_err(KernelError::file(&path.to_string_lossy()))
+}
+
+/// Replaces the text in one step: a reader sees the old one or the new one. With `on_disk` so does a machine that
+/// lost its power.
+pub(crate) fn replace(path: &Path, text: &str, on_disk: bool) -> Result<(), KernelError> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new_path = path.with_file_name(&name);
+    let place = Place::find(&new_path, true)?;
+    match rustix::fs::unlinkat(&place.folder, &name, AtFlags::empty()) {
+        Err(error) if error != Errno::NOENT => return Err(failed(&new_path.to_string_lossy(), error)),
+        _ => {}
+    }
+    let mut file = place.open(OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+    let write = |file: &mut File| {
+        file.write_all(text.as_bytes())?;
+        if on_disk {
+            file.sync_data()?;
+        }
+        rustix::fs::renameat(&place.folder, &name, &place.folder, path.file_name().unwrap_or_default())?;
+        if on_disk { place.sync_folder() } else { Ok(()) }
+    };
+    write(&mut file).map_err(KernelError::file(&path.to_string_lossy()))
+}
+
+/// Removes a file.
+pub(crate) fn remove(path: &Path) -> Result<(), KernelError> {
+    let place = Place::find(path, false)?;
+    rustix::fs::unlinkat(&place.folder, place.name, AtFlags::empty())
+        .map_err(|error| failed(&path.to_string_lossy(), error))
+}
+
+/// The right to be the only process that changes the settings of a journal. It ends with the process.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock beside the journal at `journal`; [`None`] while another process holds it.
+    ///
+    /// # Errors
+    /// [`KernelError::Unsafe`] where another user could lead the file elsewhere; otherwise as opening it fails.
+    pub fn take(journal: &Path) -> Result<Option<Self>, KernelError> {
+        let mut name = journal.file_name().unwrap_or_default().to_owned();
+        name.push(".lock");
+        let path = journal.with_file_name(name);
+        let file = Place::find(&path, true)?.open(OFlags::RDWR | OFlags::CREATE)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self { _file: file })),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(failed(&path.to_string_lossy(), error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn why(result: Result<impl std::fmt::Debug, KernelError>) -> String {
+        result.expect_err("it is refused").to_string()
+    }
+
+    #[test]
+    fn what_is_appended_and_replaced_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/b/journal");
+        append(&path, "one").unwrap();
+        append(&path, "two").unwrap();
+        assert_eq!(read(&path).unwrap(), "one\ntwo\n");
+        replace(&path, "three", true).unwrap();
+        assert_eq!(read(&path).unwrap(), "three");
+        remove(&path).unwrap();
+        assert!(read(&path).unwrap_err().is_gone());
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_link_is_never_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("target");
+        fs::write(&target, "theirs").unwrap();
+        let link = folder.path().join("journal");
+        symlink(&target, &link).unwrap();
+        assert!(why(append(&link, "x")).contains("is a link"));
+        assert!(why(read(&link)).contains("is a link"));
+        // In the place of the next text a link is removed, and its target is left alone.
+        symlink(&target, folder.path().join("state.new")).unwrap();
+        replace(&folder.path().join("state"), "ours", false).unwrap();
+        assert_eq!(fs::read_to_string(&target).unwrap(), "theirs");
+        let to_folder = folder.path().join("away");
+        symlink(folder.path(), &to_folder).unwrap();
+        assert!(why(append(&to_folder.join("journal2"), "x")).contains("is a link or no folder"));
+    }
+
+    #[test]
+    fn what_others_may_write_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("journal");
+        append(&file, "x").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(why(append(&file, "x")).contains("may be written by other users"));
+        let open = folder.path().join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(why(append(&open.join("journal"), "x")).contains("may be written by other users"));
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
+        append(&open.join("journal"), "x").unwrap();
+    }
+
+    #[test]
+    fn what_is_no_regular_file_with_one_name_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("journal");
+        append(&file, "x").unwrap();
+        fs::hard_link(&file, folder.path().join("other")).unwrap();
+        assert!(why(append(&file, "x")).contains("one name"));
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        assert!(why(read(&pipe)).contains("no regular file"));
+    }
+
+    #[test]
+    fn a_file_of_another_user_is_refused() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can give a file away");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let theirs = folder.path().join("home");
+        fs::create_dir(&theirs).unwrap();
+        append(&theirs.join("journal"), "x").unwrap();
+        std::os::unix::fs::chown(theirs.join("journal"), Some(4242), None).unwrap();
+        assert!(why(read(&theirs.join("journal"))).contains("belongs to another user"));
+        std::os::unix::fs::chown(&theirs, Some(4242), None).unwrap();
+        assert!(why(append(&theirs.join("other"), "x")).contains("belongs to another user"));
+    }
+
+    #[test]
+    fn one_lock_is_held_by_one_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = folder.path().join("journal");
+        let first = Lock::take(&journal).unwrap().expect("it is free");
+        assert!(Lock::take(&journal).unwrap().is_none());
+        drop(first);
+        assert!(Lock::take(&journal).unwrap().is_some());
+    }
+}
