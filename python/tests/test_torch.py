@@ -37,6 +37,28 @@ def test_every_collective_gives_what_gloo_gives(tmp_path: Path, ranks: int) -> N
 
 
 @pytest.mark.parametrize(("ranks", "hosts"), [(2, 1), (4, 2)])
+def test_messages_and_the_rest_of_c10d_give_what_gloo_gives(tmp_path: Path, ranks: int, hosts: int) -> None:
+    emulated = {"POLDER_EMULATE": str(hosts), "POLDER_COHERENCE": "software" if hosts > 1 else "coherent"}
+    with Ranks("torch_messages.py", ranks, tmp_path, **emulated) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * ranks
+    assert not left_behind()
+
+
+@pytest.mark.parametrize("operation", ["receive", "receive from any rank", "send", "all-to-all", "gather"])
+def test_a_rank_that_dies_while_another_waits_for_it_is_named_with_the_operation(
+    tmp_path: Path, operation: str
+) -> None:
+    with Ranks("torch_waiting.py", 2, tmp_path, operation, POLDER_EMULATE="2") as run:
+        survivor, killed = run.processes
+        assert survivor.stdout
+        assert survivor.stdout.readline() == "going\n"
+        killed.kill()
+        output = survivor.communicate(timeout=20)[0]
+        assert output.startswith(f"1 1 {killed.pid}|rank 1 (host 1, pid {killed.pid}) died"), output
+        assert operation in output
+
+
+@pytest.mark.parametrize(("ranks", "hosts"), [(2, 1), (4, 2)])
 def test_ddp_trains_to_the_same_weights_as_over_gloo(tmp_path: Path, ranks: int, hosts: int) -> None:
     with Ranks("torch_ddp.py", ranks, tmp_path, POLDER_EMULATE=str(hosts)) as run:
         assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * ranks

@@ -314,6 +314,7 @@ pub struct Endpoint<M: Memory, B, C> {
     /// When it asks who died, though the calls be few.
     look_at: Nanos,
     sent_bytes: u64,
+    taken: u64,
 }
 
 impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
@@ -342,6 +343,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
             met: 0,
             look_at: now + LOOK,
             sent_bytes: 0,
+            taken: 0,
         })
     }
 
@@ -366,6 +368,34 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     #[must_use]
     pub const fn sent_bytes(&self) -> u64 {
         self.sent_bytes
+    }
+
+    /// The messages and parts of messages that it has taken in or brought out: while the number stands, polls are in vain.
+    #[must_use]
+    pub fn moves(&self) -> u64 {
+        self.peers.iter().map(|peer| peer.pushed).sum::<u64>() + self.taken
+    }
+
+    /// Whether nothing waits for room in a ring. It needs no [`Endpoint::progress`] then, unless a peer awaits something of it.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.peers.iter().all(PeerTraffic::is_quiet)
+    }
+
+    /// Asks whether the process of a peer lives and has not left; else every operation with it fails.
+    ///
+    /// # Errors
+    /// [`PoolError::PeerDead`]; those of [`Endpoint::progress`].
+    pub fn check_alive(&mut self, peer: u32) -> Result<(), PoolError> {
+        let Some(traffic) = self.peers.get_mut(peer as usize) else { return Ok(()) };
+        let checked = match &traffic.broken {
+            Some(broken) => return Err(broken.clone()),
+            None => traffic.check(&self.pool),
+        };
+        if let Err(error) = &checked {
+            self.lose(peer, error)?;
+        }
+        checked
     }
 
     /// Sends what `buffer` holds, which is complete when the bytes are out.
@@ -606,9 +636,16 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
             for _ in 0..self.options.ring.slots() {
                 match self.take(inlet, from) {
                     Ok(Taken::Nothing) => break,
-                    Ok(Taken::Message) if self.done.len() > done => break,
-                    Ok(Taken::Message) => {}
-                    Ok(Taken::Over(over)) => return Ok(Some(over)),
+                    Ok(Taken::Message) => {
+                        self.taken += 1;
+                        if self.done.len() > done {
+                            break;
+                        }
+                    }
+                    Ok(Taken::Over(over)) => {
+                        self.taken += 1;
+                        return Ok(Some(over));
+                    }
                     Err(error) => {
                         self.inlets.close(&self.pool, inlet);
                         self.lose(from, &error)?;

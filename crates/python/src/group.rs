@@ -52,6 +52,23 @@ impl Group {
         unsafe { self.lane()?.run(py, call, None) }
     }
 
+    /// This process's rank.
+    pub(crate) const fn own_rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The records of all ranks, of equal length, in the order of ranks.
+    pub(crate) fn gather_records(&self, py: Python<'_>, record: &[u8]) -> PyResult<Vec<u8>> {
+        let mut whole = vec![0; record.len() * self.size];
+        // SAFETY: both live until the call is over, and are this function's alone.
+        let (from, into) = unsafe {
+            let into = Span::raw((whole.as_mut_ptr() as usize, whole.len()), "uint8")?;
+            (Span::raw((record.as_ptr() as usize, record.len()), "uint8")?, into)
+        };
+        self.run(py, Call::AllGather { from, into })?;
+        Ok(whole)
+    }
+
     fn check_root(&self, root: usize) -> PyResult<()> {
         if root < self.size {
             return Ok(());
@@ -63,6 +80,25 @@ impl Group {
     fn root(&self, root: Number) -> PyResult<usize> {
         let root = root.of::<u32>("root")? as usize;
         self.check_root(root).map(|()| root)
+    }
+
+    /// That both have the same whole number of elements for each rank.
+    fn check_chunks(&self, from: &Span, into: &Span) -> PyResult<()> {
+        if from.dtype() != into.dtype() {
+            return Err(argument(format!(
+                "array has elements of {} and out of {}; both need the same",
+                from.dtype(),
+                into.dtype()
+            )));
+        }
+        let (sent, received) = (from.len(), into.len());
+        if sent != received || !sent.is_multiple_of(self.size * from.dtype().bytes()) {
+            return Err(argument(format!(
+                "array has {sent} bytes and out {received}; both need the same whole number of elements for each of {} ranks",
+                self.size
+            )));
+        }
+        Ok(())
     }
 
     fn check_each(&self, whole: &Span, part: &Span, what: &str) -> PyResult<()> {
@@ -231,20 +267,7 @@ impl Group {
     /// Copies chunk r of rank s's array to chunk s of rank r's `out`.
     fn all_to_all(&self, array: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let (from, into) = (buffer::readable(array)?, buffer::writable(out)?);
-        let (sent, received) = (from.span.len(), into.span.len());
-        if from.span.dtype() != into.span.dtype() {
-            return Err(argument(format!(
-                "array has elements of {} and out of {}; both need the same",
-                from.span.dtype(),
-                into.span.dtype()
-            )));
-        }
-        if sent != received || !sent.is_multiple_of(self.size * from.span.dtype().bytes()) {
-            return Err(argument(format!(
-                "array has {sent} bytes and out {received}; both need the same whole number of elements for each of {} ranks",
-                self.size
-            )));
-        }
+        self.check_chunks(&from.span, &into.span)?;
         self.run(out.py(), Call::AllToAll { from: from.span, into: into.span })
     }
 
@@ -275,6 +298,21 @@ impl Group {
                 Call::AllReduce { data: into, op: into.elements.op(op)?, times: 1 }
             }
             Some(Collective::Broadcast) => Call::Broadcast { data: into, root },
+            Some(Collective::Reduce) => Call::Reduce { data: into, op: into.elements.op(op)?, root },
+            Some(Collective::Gather) => {
+                let into = (self.rank == root).then_some(into);
+                into.map_or(Ok(()), |into| self.check_each(&into, &from, "the output"))?;
+                Call::Gather { from, into, root }
+            }
+            Some(Collective::Scatter) => {
+                let from = (self.rank == root).then_some(from);
+                from.map_or(Ok(()), |from| self.check_each(&from, &into, "the input"))?;
+                Call::Scatter { from, into, root }
+            }
+            Some(Collective::AllToAll) => {
+                self.check_chunks(&from, &into)?;
+                Call::AllToAll { from, into }
+            }
             Some(Collective::AllGather) => {
                 self.check_each(&into, &from, "the output")?;
                 Call::AllGather { from, into }
@@ -283,7 +321,7 @@ impl Group {
                 self.check_each(&from, &into, "the input")?;
                 Call::ReduceScatter { from, into, op: into.elements.op(op)? }
             }
-            _ => return Err(argument(format!("torch starts no collective {collective:?}"))),
+            None => return Err(argument(format!("torch starts no collective {collective:?}"))),
         };
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         let lane = self.lane()?;

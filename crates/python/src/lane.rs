@@ -17,7 +17,7 @@ use crate::object::Extent;
 use crate::tellers::{Tellers, tell};
 
 /// How often a wait looks whether Ctrl-C was pressed.
-const SIGNALS: Duration = Duration::from_millis(50);
+pub(crate) const SIGNALS: Duration = Duration::from_millis(50);
 
 /// How long what is queued may take when a group is closed.
 const GRACE: Duration = Duration::from_secs(2);
@@ -352,8 +352,12 @@ struct State {
 }
 
 impl Ticket {
-    fn finish(&self, outcome: Result<(), PoolError>, tellers: &Tellers) {
+    /// Says how it ended; the first word counts.
+    pub(crate) fn finish(&self, outcome: Result<(), PoolError>, tellers: &Tellers) {
         let mut state = lock(&self.state);
+        if state.outcome.is_some() {
+            return;
+        }
         let then = state.then.take();
         state.outcome = Some(outcome.clone());
         drop(state);
@@ -384,7 +388,7 @@ impl Ticket {
         }
     }
 
-    fn wait_briefly(&self, span: Duration) -> Option<Result<(), PoolError>> {
+    pub(crate) fn wait_briefly(&self, span: Duration) -> Option<Result<(), PoolError>> {
         let state = lock(&self.state);
         let waited = self.done.wait_timeout_while(state, span, |state| state.outcome.is_none());
         waited.unwrap_or_else(PoisonError::into_inner).0.outcome.clone()

@@ -5,6 +5,7 @@ mod errors;
 mod group;
 mod job_pool;
 mod lane;
+mod messages;
 mod number;
 mod object;
 mod offload;
@@ -25,6 +26,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<object::Entry>()?;
     module.add_class::<group::Group>()?;
     module.add_class::<group::Ticket>()?;
+    module.add_class::<messages::Messages>()?;
+    module.add_class::<messages::Channel>()?;
+    module.add_class::<messages::Message>()?;
     module.add_function(wrap_pyfunction!(pool::format, module)?)?;
     module.add_function(wrap_pyfunction!(pool::settings, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_train, module)?)?;

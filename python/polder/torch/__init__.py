@@ -11,9 +11,9 @@ Without configuration, the ranks of one machine make a pool in /dev/shm and remo
 from the pool's keeper. If no keeper gives ids, they come from the c10d store, one for each machine in the order of
 ranks. ``POLDER_EMULATE=2`` spreads the ranks of one machine over two host ids, to try what two machines would do.
 
-The backend carries DDP, ``all_reduce``, ``broadcast``, ``all_gather``, ``reduce_scatter`` and ``barrier`` on CPU
-tensors, with ``async_op`` too. Any other collective raises `NotImplementedError` with its name. If a collective fails,
-its tensors hold old and new values, as with other backends.
+The backend carries all of c10d on CPU tensors: the collectives, ``send`` and ``recv``, object collectives, coalescing,
+``monitored_barrier``, ``split_group``, with ``async_op`` too. docs/torch.md has the table. If a collective fails, its
+tensors hold old and new values, as with other backends.
 
 A callback of a future may call collectives and wait for them, as DDP's PowerSGD hook does. All ranks must call a
 group's collectives in the same order; callbacks of several operations at once run in no order.

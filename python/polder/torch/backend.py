@@ -1,9 +1,12 @@
 """The process group that torch.distributed calls."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,14 +14,21 @@ from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
     AllreduceOptions,
+    AllToAllOptions,
+    Backend,
     BarrierOptions,
     BroadcastOptions,
+    GatherOptions,
+    PrefixStore,
+    ReduceOptions,
     ReduceScatterOptions,
+    ScatterOptions,
+    Store,
     Work,
 )
 
 from polder import _core
-from polder.errors import ArgumentError
+from polder.errors import ArgumentError, PeerTimeoutError, PolderError
 from polder.torch.meeting import (
     Attachment,
     Board,
@@ -31,35 +41,60 @@ from polder.torch.meeting import (
     make,
     pool_path,
 )
-from polder.torch.work import Done, Pending
+from polder.torch.work import Done, Pending, Received
 
 # What c10d calls has the names and arguments of its bindings, which its stubs do not follow.
 # pyright: reportIncompatibleMethodOverride=false, reportCallIssue=false, reportUnknownMemberType=false
 # pyright: reportAssignmentType=false
 
 
-def _missing(name: str) -> Callable[..., NoReturn]:
-    def method(self: "ProcessGroupPolder", *_arguments: object, **_options: object) -> NoReturn:
-        raise NotImplementedError(
-            f"the backend polder does not carry {name} yet; use a second group: "
-            'torch.distributed.new_group(backend="gloo")'
-        )
+class _OnCpu(Backend):
+    """What a group is to c10d's questions after the backend of a device: calls go to the group itself."""
 
-    method.__name__ = name
-    method.__doc__ = f"Says that {name} is not carried."
-    return method
+    supports_coalescing = False
+    supports_splitting = True
+
+    def __init__(self, group: "ProcessGroupPolder") -> None:
+        super().__init__(group.rank(), group.size())
+        self._group = weakref.ref(group)
+
+    def getBackendName(self) -> str:
+        return "polder"
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        group = self._group()
+        if group is not None:
+            group.set_timeout(timeout)
 
 
 class ProcessGroupPolder(dist.ProcessGroup):
     """A c10d process group over a pool. Made by ``init_process_group`` and ``new_group``, not by hand."""
 
-    def __init__(self, attachment: "Attachment", group: "_core.Group", rank: int, size: int, name: str) -> None:
+    def __init__(
+        self,
+        attachment: "Attachment",
+        joined: "tuple[_core.Group, _core.Channel]",
+        rank: int,
+        size: int,
+        name: str,
+        store: Store,
+        timeout: timedelta,
+    ) -> None:
         super().__init__(rank, size)
         self._attachment = attachment
-        self._core = group
-        self._group_size = size
+        self._core, self._channel = joined
+        self._rank, self._group_size = rank, size
         self._names = [name, ""]
+        self._store = store
+        self._seconds = timeout.total_seconds()
         self._done = Done()
+        self._exchanges = 0
+        self._watches = 0
+        kind = dist.ProcessGroup.BackendType.CUSTOM
+        # torch 2.12 constructs no backend in Python; monitored_barrier and split_group ask for one.
+        with contextlib.suppress(TypeError):
+            self._register_backend(torch.device("cpu"), kind, _OnCpu(self))
+            self._set_default_backend(kind)
 
     # What c10d asks by these names.
 
@@ -74,6 +109,45 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
     def setGroupDesc(self, desc: str) -> None:
         self._names[1] = desc
+
+    def getRank(self) -> int:
+        return self._rank
+
+    def getSize(self) -> int:
+        return self._group_size
+
+    def get_group_store(self) -> Store:
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Changes how long an operation may wait for a rank, where it has no timeout of its own."""
+        self._seconds = timeout.total_seconds()
+
+    def split_group(
+        self,
+        new_ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: object = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: list[torch.device] | None = None,
+    ) -> "ProcessGroupPolder | None":
+        """A group of some ranks of this one, in the order of `new_ranks`; None on a rank that is not among them."""
+        del opts, device_types
+        if self._rank not in new_ranks:
+            return None
+        name = group_name or f"{self._names[0]}:{'-'.join(map(str, new_ranks))}"
+        asked = _Asked(
+            PrefixStore(f"split/{name}", self._store),
+            new_ranks.index(self._rank),
+            len(new_ranks),
+            timeout or timedelta(seconds=self._seconds),
+            name,
+        )
+        made = create(asked, None)
+        made.setGroupName(name)
+        made.setGroupDesc(group_desc or f"{self._names[1]}:split")
+        return made
 
     def getGroupDesc(self) -> str:
         return self._names[1]
@@ -150,17 +224,234 @@ class ProcessGroupPolder(dist.ProcessGroup):
         empty = torch.empty(0, dtype=torch.uint8)
         return self._run("barrier", empty, empty, opts or BarrierOptions(), [], None)
 
-    allgather_coalesced = _missing("all_gather_coalesced")
-    alltoall = _missing("all_to_all")
-    all_to_all_single = _missing("all_to_all_single")
-    gather = _missing("gather")
-    gather_single = _missing("gather_single")
-    scatter = _missing("scatter")
-    reduce = _missing("reduce")
-    send = _missing("send")
-    recv = _missing("recv")
-    recv_anysource = _missing("recv from any source")
-    monitored_barrier = _missing("monitored_barrier")
+    def allgather_coalesced(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: AllgatherOptions
+    ) -> Work:
+        """`all_gather` of each input; `outputs` has a list of tensors for each rank."""
+        works = [
+            self.allgather([[of_rank[at] for of_rank in outputs]], [source], opts) for at, source in enumerate(inputs)
+        ]
+        return self._together(works, [tensor for of_rank in outputs for tensor in of_rank])
+
+    def reduce(self, tensors: list[torch.Tensor], opts: ReduceOptions) -> Work:
+        """The root gets the reduction; what the others' tensors hold stays."""
+        tensor = _one(tensors, "reduce")
+        flat, back = _in_and_out(tensor, "reduce")
+        return self._run("reduce", flat, flat, opts, tensors, back, op=_op(opts), root=opts.rootRank)
+
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: GatherOptions) -> Work:
+        """The root gets the input of each rank."""
+        source, root = _one(inputs, "gather"), opts.rootRank
+        if root != self._rank:
+            empty = source.new_empty(0)
+            return self._run("gather", _contiguous(source, "gather"), empty, opts, [], None, root=root)
+        targets = _one(outputs, "gather")
+        self._expect_one_each(targets, source, "gather")
+        whole = torch.empty(self._group_size * source.numel(), dtype=source.dtype)
+
+        def back() -> None:
+            for target, part in zip(targets, whole.chunk(self._group_size), strict=True):
+                target.copy_(part.view(target.shape))
+
+        back_or_none = back if source.numel() else None
+        return self._run("gather", _contiguous(source, "gather"), whole, opts, targets, back_or_none, root=root)
+
+    def gather_single(self, output: torch.Tensor | None, source: torch.Tensor, opts: GatherOptions) -> Work:
+        """As `gather`, into one tensor."""
+        if opts.rootRank != self._rank or output is None:
+            return self.gather([], [source], opts)
+        self._expect_count(output, self._group_size * source.numel(), source, "gather_single")
+        flat, back = _in_and_out(output, "gather_single")
+        whole = _contiguous(source, "gather_single")
+        return self._run("gather", whole, flat, opts, [output], back, root=opts.rootRank)
+
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: ScatterOptions) -> Work:
+        """Rank r gets the root's r-th input."""
+        output, root = _one(outputs, "scatter"), opts.rootRank
+        whole = output.new_empty(0)
+        if root == self._rank:
+            parts = _one(inputs, "scatter")
+            self._expect_one_each(parts, output, "scatter")
+            whole = torch.cat([_contiguous(part, "scatter").flatten() for part in parts])
+        flat, back = _in_and_out(output, "scatter")
+        return self._run("scatter", whole, flat, opts, outputs, back, root=root)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: AllToAllOptions,
+    ) -> Work:
+        """Rank r gets every rank's r-th part; the splits are lengths of parts along the first dimension."""
+        if source.dtype != output.dtype:
+            raise ArgumentError(f"all_to_all_single got an output of {output.dtype} for an input of {source.dtype}")
+        flat, back = _in_and_out(output, "all_to_all_single")
+        whole = _contiguous(source, "all_to_all_single")
+        if not output_splits and not input_splits:
+            return self._run("all-to-all", whole, flat, opts, [output], back)
+        targets, sources = self._parts(flat, output_splits, "output"), self._parts(whole, input_splits, "input")
+        return self._exchange(targets, sources, opts, [output], back)
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: AllToAllOptions) -> Work:
+        """Rank r gets every rank's r-th tensor."""
+        for tensors, what in ((outputs, "outputs"), (inputs, "inputs")):
+            if len(tensors) != self._group_size:
+                raise ArgumentError(
+                    f"all_to_all got {len(tensors)} {what} for {self._group_size} ranks; give one for each"
+                )
+        staged = [_in_and_out(output, "all_to_all") for output in outputs]
+        copies = [back for _, back in staged if back is not None]
+
+        def back() -> None:
+            for copy in copies:
+                copy()
+
+        sources = [_contiguous(source, "all_to_all") for source in inputs]
+        return self._exchange([flat for flat, _ in staged], sources, opts, outputs, back if copies else None)
+
+    # Messages.
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> Work:
+        """Sends a tensor to one rank. A short one may be gone before the rank receives it."""
+        flat = _contiguous(_one(tensors, "send"), "send")
+        return Pending([self._message("send", tag, flat, sends=[(to, flat)])], tensors, None)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
+        """Receives the next tensor of one rank that has this tag."""
+        flat, back = _in_and_out(_one(tensors, "recv"), "recv")
+        return Pending([self._message("receive", tag, flat, receives=[(source, flat)])], tensors, back)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
+        """Receives the next tensor of any rank that has this tag; the work's `source_rank` says whose it was."""
+        flat, back = _in_and_out(_one(tensors, "recv"), "recv")
+        message = self._message("receive from any rank", tag, flat, receives=[(0, flat)], any_source=True)
+        return Received(message, tensors, back)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that tells every rank which one did not come within `timeout`, or which ones with `wait_all_ranks`.
+
+        Raises
+        ------
+        PeerTimeoutError
+            Names the ranks. A rank that comes later is told too.
+        """
+        seconds = self._seconds if timeout is None else timeout.total_seconds()
+        self._watches += 1
+        verdict = torch.zeros(self._group_size, dtype=torch.bool)
+        if self._rank == 0:
+            verdict = self._missing_ranks(seconds, wait_all_ranks)
+            for rank in range(1, self._group_size):
+                with contextlib.suppress(PolderError):
+                    self._watch(verdict, seconds, sends=[(rank, verdict)]).wait()
+        else:
+            self._watch(verdict, seconds, sends=[(0, verdict[:1])]).wait()
+            # Rank 0 waits for the last one before it tells.
+            self._watch(verdict, 2 * seconds, receives=[(0, verdict)]).wait()
+        missing = [str(rank) for rank in range(self._group_size) if verdict[rank]]
+        if missing:
+            ranks = "Rank " if len(missing) == 1 else "Ranks "
+            raise PeerTimeoutError(
+                f"{ranks}{', '.join(missing)} failed to pass monitoredBarrier in {round(seconds * 1000)} ms; "
+                "look at those processes, or raise timeout="
+            )
+
+    def _missing_ranks(self, seconds: float, wait_all_ranks: bool) -> torch.Tensor:
+        """On rank 0: which ranks have not come, as a flag for each. A dead one does not come either."""
+        missing = torch.zeros(self._group_size, dtype=torch.bool)
+        words = torch.zeros(self._group_size, dtype=torch.bool)
+        ranks = range(1, self._group_size)
+        comes = [self._watch(words, seconds, receives=[(rank, words[rank : rank + 1])]) for rank in ranks]
+        for rank, message in zip(ranks, comes, strict=True):
+            try:
+                message.wait()
+            except PolderError:
+                missing[rank] = True
+                if not wait_all_ranks:
+                    break
+        return missing
+
+    def _watch(self, kept: torch.Tensor, seconds: float, **items: Any) -> "_core.Message":
+        return self._message(
+            "monitored barrier", self._watches, kept, kind="monitored barrier", seconds=seconds, **items
+        )
+
+    def _message(
+        self,
+        what: str,
+        tag: int,
+        kept: object,
+        kind: str = "message",
+        sends: Sequence[tuple[int, torch.Tensor]] = (),
+        receives: Sequence[tuple[int, torch.Tensor]] = (),
+        seconds: float | None = None,
+        any_source: bool = False,
+    ) -> "_core.Message":
+        """Starts messages of contiguous tensors, all of one type; `kept` lives until they are over."""
+        one = (*sends, *receives)
+        return self._channel.exchange(
+            what,
+            kind,
+            tag & 0xFFFF_FFFF,
+            [(rank, tensor.data_ptr(), tensor.nbytes) for rank, tensor in sends],
+            [(rank, tensor.data_ptr(), tensor.nbytes) for rank, tensor in receives],
+            _dtype(one[0][1].dtype) if one else "uint8",
+            self._seconds if seconds is None else seconds,
+            (kept, sends, receives),
+            any_source,
+        )
+
+    def _exchange(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        opts: AllToAllOptions,
+        tensors: list[torch.Tensor],
+        back: Callable[[], None] | None,
+    ) -> Work:
+        """Rank r gets every rank's r-th input, of whatever length.
+
+        The lengths go as an all-to-all of the group too: it finds ranks that call something else, and says which part
+        has another length than its receiver expects.
+        """
+        others = [rank for rank in range(self._group_size) if rank != self._rank]
+        lengths = torch.tensor([part.numel() for part in inputs])
+        expected = torch.empty(self._group_size, dtype=torch.int64)
+        self._exchanges += 1
+        seconds = opts.timeout.total_seconds()
+        message = self._message(
+            "all-to-all",
+            self._exchanges,
+            (outputs, inputs),
+            kind="exchange",
+            sends=[(rank, inputs[rank]) for rank in others],
+            receives=[(rank, outputs[rank]) for rank in others],
+            seconds=seconds if seconds > 0 else None,
+        )
+        check = self._start("all-to-all", lengths, expected, opts)
+        self._expect_count(outputs[self._rank], inputs[self._rank].numel(), inputs[self._rank], "all_to_all")
+        outputs[self._rank].view(-1).copy_(inputs[self._rank].view(-1))
+        work = Pending([message] if check is None else [check, message], tensors, back)
+        if not opts.asyncOp:
+            work.wait()
+        return work
+
+    def _parts(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> list[torch.Tensor]:
+        """Views of a contiguous tensor's parts; without splits they are equal."""
+        rowed = tensor if tensor.dim() else tensor.view(1)
+        rows = len(rowed)
+        if not splits and rows % self._group_size == 0:
+            splits = [rows // self._group_size] * self._group_size
+        if len(splits) != self._group_size or sum(splits) != rows:
+            raise ArgumentError(
+                f"all_to_all_single got {what}_split_sizes {list(splits)} for {rows} rows; "
+                f"give one for each of {self._group_size} ranks, which add up to the rows"
+            )
+        parts: list[torch.Tensor] = []
+        for length in splits:
+            parts.append(rowed.narrow(0, sum(map(len, parts)), length))
+        return parts
 
     # What torch before 2.15 calls them.
     _allgather_base = all_gather_single
@@ -168,12 +459,14 @@ class ProcessGroupPolder(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+    gather_into_tensor = gather_single
 
     # The end.
 
     def shutdown(self) -> None:
         """Finishes what is on its way and leaves the pool; the last group of a process closes it."""
         try:
+            self._channel.close()
             self._core.close()
         finally:
             self._attachment.release(self)
@@ -196,24 +489,29 @@ class ProcessGroupPolder(dist.ProcessGroup):
         root: int = 0,
     ) -> Work:
         """Runs `what` at once when the caller waits for it anyway, queues it otherwise."""
-        wait = not opts.asyncOp
-        limit = opts.timeout.total_seconds()
-        ticket = self._core.start(
-            what,
-            (source.data_ptr(), source.numel()),
-            (target.data_ptr(), target.numel()),
-            _dtype(source.dtype),
-            op,
-            root,
-            limit if limit > 0 else None,
-            wait,
-            (source, target),
-        )
+        ticket = self._start(what, source, target, opts, op, root)
         if ticket is not None:
             return Pending([ticket], tensors, back)
         if back is not None:
             back()
         return self._done
+
+    def _start(
+        self, what: str, source: torch.Tensor, target: torch.Tensor, opts: Any, op: str = "sum", root: int = 0
+    ) -> "_core.Ticket | None":
+        limit = opts.timeout.total_seconds()
+        dtype, width = _elements(what, source.dtype)
+        return self._core.start(
+            what,
+            (source.data_ptr(), source.numel() * width),
+            (target.data_ptr(), target.numel() * width),
+            dtype,
+            op,
+            root,
+            limit if limit > 0 else self._seconds,
+            not opts.asyncOp,
+            (source, target),
+        )
 
     def _together(self, works: list[Work], tensors: list[torch.Tensor]) -> Work:
         pending = [work for work in works if isinstance(work, Pending)]
@@ -263,6 +561,19 @@ def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+_REDUCED = ("reduce", "all-reduce", "reduce-scatter")
+_KNOWN = ("float64", "float32", "float16", "bfloat16", "bool")
+
+
+@functools.cache
+def _elements(what: str, dtype: torch.dtype) -> tuple[str, int]:
+    """The pool's name of elements, and how many make one of `dtype`: types that the pool does not know go as bytes."""
+    name = _dtype(dtype)
+    if what in _REDUCED or name in _KNOWN or name.startswith(("int", "uint")):
+        return name, 1
+    return "uint8", dtype.itemsize
+
+
 def _contiguous(tensor: torch.Tensor, what: str) -> torch.Tensor:
     if not tensor.is_cpu:
         raise ArgumentError(f"{what} got a tensor on {tensor.device}; polder carries CPU tensors: call .cpu() first")
@@ -285,6 +596,17 @@ def _copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
     tensor.copy_(flat)
 
 
+@dataclass
+class _Asked:
+    """What `create` reads of c10d's options."""
+
+    store: Store
+    group_rank: int
+    group_size: int
+    timeout: timedelta
+    group_id: str
+
+
 def create(options: Any, _backend_options: object) -> ProcessGroupPolder:
     """Makes this rank's part of a group: c10d calls it on every rank of the group."""
     rank: int = options.group_rank
@@ -304,20 +626,16 @@ def create(options: Any, _backend_options: object) -> ProcessGroupPolder:
             lambda: attach(path, own, share, host, chosen, timeout),
             Attachment.close_unused,
         )
-        pool, name, seconds = (
-            attachment.pool,
-            f"/torch/{board.round}/{options.group_id}",
-            timeout.total_seconds(),
-        )
-        group = board.agree(
+        there, name, seconds = attachment, f"/torch/{board.round}/{options.group_id}", timeout.total_seconds()
+        joined = board.agree(
             "join the group",
-            lambda: join(pool, name, board, seconds),
-            lambda group: group.close(),
+            lambda: join(there, name, board, seconds),
+            lambda joined: joined[0].close(),
         )
     except BaseException:
         if attachment is not None:
             attachment.close_unused()
         raise
-    made = ProcessGroupPolder(attachment, group, rank, size, str(options.group_id))
+    made = ProcessGroupPolder(attachment, joined, rank, size, str(options.group_id), options.store, timeout)
     attachment.groups.append(made)
     return made

@@ -34,6 +34,8 @@ class Attachment:
     pool: "_core.Pool"
     share: "_core.JobPool | None"
     """This process's share of a pool of the job's own."""
+    messages: "_core.Messages"
+    """Where the messages of this process's groups come and go."""
     groups: "list[ProcessGroupPolder]" = field(default_factory=list["ProcessGroupPolder"])
 
     def release(self, group: "ProcessGroupPolder") -> None:
@@ -48,8 +50,11 @@ class Attachment:
         if self.groups:
             return
         attachments.pop(self.path, None)
-        self.pool.close()
-        let_go(self.share)
+        try:
+            self.messages.close()
+        finally:
+            self.pool.close()
+            let_go(self.share)
 
 
 attachments: dict[str, Attachment] = {}
@@ -328,7 +333,11 @@ def attach(
         seconds = None if timeout == default_pg_timeout else timeout.total_seconds() * _ATTACHING
         place, launched = (host, None) if chosen else (None, host)
         pool = _core.Pool(path, host=place, launched=launched, timeout=seconds)
-        attachment = Attachment(path, pool, share)
+        try:
+            attachment = Attachment(path, pool, share, _core.Messages(pool))
+        except BaseException:
+            pool.close()
+            raise
     except BaseException:
         let_go(share)
         raise
@@ -336,13 +345,18 @@ def attach(
     return attachment
 
 
-def join(pool: "_core.Pool", name: str, board: Board, seconds: float) -> "_core.Group":
+def join(attachment: Attachment, name: str, board: Board, seconds: float) -> "tuple[_core.Group, _core.Channel]":
     """Joins the group in the pool, and gives up when another rank cannot."""
     try:
-        return _core.Group(pool, name, board.rank, board.size, timeout=seconds, given_up=board.has_failed)
+        group = _core.Group(attachment.pool, name, board.rank, board.size, timeout=seconds, given_up=board.has_failed)
     except PolderError as error:
         if board.has_failed():
             raise _FollowsError from error
+        raise
+    try:
+        return group, _core.Channel(attachment.messages, group)
+    except BaseException:
+        group.close()
         raise
 
 

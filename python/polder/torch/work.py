@@ -8,7 +8,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from polder import _core
-from polder.errors import PeerTimeoutError
+from polder.errors import PeerTimeoutError, PolderError
 
 # What c10d calls has the names and arguments of its bindings, which its stubs do not follow.
 # pyright: reportIncompatibleMethodOverride=false, reportUnknownMemberType=false
@@ -48,7 +48,7 @@ class Pending(Work):
     Parameters
     ----------
     tickets : list
-        What it waits for, the last one last.
+        What it waits for.
     tensors : list
         What it gives.
     finish : callable, optional
@@ -57,7 +57,7 @@ class Pending(Work):
 
     def __init__(
         self,
-        tickets: "list[_core.Ticket]",
+        tickets: "list[_core.Ticket | _core.Message]",
         tensors: list[torch.Tensor],
         finish: Callable[[], None] | None,
     ) -> None:
@@ -110,8 +110,16 @@ class Pending(Work):
             over: torch.futures.Future[BaseException | None] = torch.futures.Future()
             # What set_exception leaves is an error for Python alone, which the reducer takes for tensors: it crashed.
             self._future = over.then(self._outcome)
-            self.tickets[-1].when_done(over.set_result)
+            self._when_done(0, over.set_result)
         return self._future
+
+    def _when_done(self, at: int, then: Callable[[BaseException | None], object]) -> None:
+        """Calls `then` with the first failure, or with None when the tickets from `at` on are done."""
+        ticket = self.tickets[at]
+        if at + 1 == len(self.tickets):
+            ticket.when_done(then)
+            return
+        ticket.when_done(lambda error: then(error) if error is not None else self._when_done(at + 1, then))
 
     def _outcome(self, over: "torch.futures.Future[BaseException | None]") -> list[torch.Tensor]:
         error = over.value() or self.exception()
@@ -119,3 +127,22 @@ class Pending(Work):
             raise error
         self.finish_once()
         return self._tensors
+
+
+class Received(Pending):
+    """A message from any rank, which says whose it was."""
+
+    def __init__(
+        self, message: "_core.Message", tensors: list[torch.Tensor], finish: Callable[[], None] | None
+    ) -> None:
+        super().__init__([message], tensors, finish)
+        self._message = message
+
+    def source_rank(self) -> int:
+        """The rank in the group whose message it is, once it has come."""
+        source = self._message.source
+        if source is None:
+            raise PolderError("no message has come yet, so it has no source; call wait() first")
+        return source
+
+    _source_rank = source_rank

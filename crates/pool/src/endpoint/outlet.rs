@@ -83,6 +83,8 @@ pub(super) struct PeerTraffic<M, B, C> {
     /// Bytes of its eager messages that we have taken and not said so.
     consumed: u64,
     pub(super) broken: Option<PoolError>,
+    /// Messages and parts that went out.
+    pub(super) pushed: u64,
 }
 
 impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
@@ -98,6 +100,7 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
             untaken: 0,
             consumed: 0,
             broken: None,
+            pushed: 0,
         }
     }
 
@@ -169,7 +172,9 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
             self.process = Some(process);
             self.outlet = Some(Outlet::open(pool, options, own, self.address, endpoint)?);
         }
-        while self.answer()? || self.begin(options, done)? || self.stream(options, done)? {}
+        while self.answer()? || self.begin(options, done)? || self.stream(options, done)? {
+            self.pushed += 1;
+        }
         Ok(())
     }
 

@@ -1,0 +1,824 @@
+//! `Messages`, `Channel` and `Message`: tagged messages between the ranks of groups, over one endpoint of this process.
+//!
+//! A thread that waits for a message drives the endpoint itself. While messages are under way and no thread waits for one, a
+//! thread of the endpoint drives it, with pauses, because the program computes meanwhile.
+//!
+//! # Labels
+//! | part | what |
+//! |---|---|
+//! | kind | 1 a message of the program, 2 a part of an exchange, 3 a word of a monitored barrier |
+//! | tag | bits 32..64 the receiver's number of the group, bits 0..32 the program's tag, or the number of the exchange |
+//! | data | 1 and the place in [`TYPES`], if the element type is one of these |
+
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, TryLockError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use polder_attach::each;
+use polder_attach::session::Session;
+use polder_mem::Memory;
+use polder_pool::endpoint::{Address, Completion, Endpoint, EndpointOptions, Filter, Label, MessageBuffer};
+use polder_pool::wait::Patience;
+use polder_pool::{Peer, PoolError};
+use pyo3::prelude::*;
+use slab::Slab;
+
+use crate::errors::{self, argument};
+use crate::group::Group;
+use crate::lane::{SIGNALS, Ticket, lock};
+use crate::pool::{self, Owned, Pool};
+use crate::tellers::Tellers;
+
+/// Element types as torch spells them: a message says which it has.
+const TYPES: [&str; 18] = [
+    "float64",
+    "float32",
+    "bfloat16",
+    "float16",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "bool",
+    "complex64",
+    "complex128",
+    "complex32",
+    "float8_e4m3fn",
+    "float8_e5m2",
+];
+
+/// Kinds of messages by the names that Python gives.
+const KINDS: [&str; 3] = ["message", "exchange", "monitored barrier"];
+
+/// Looks between two pauses of a thread that drives.
+const STEPS: u32 = 16;
+/// How long the endpoint's thread leaves a new message to a caller that may come to wait for it.
+const HANDOVER: Duration = Duration::from_millis(1);
+/// The first sleep of a thread that finds nothing.
+const FIRST_NAP: Duration = Duration::from_micros(20);
+/// Between two looks at who died, and at what is late.
+const LOOK: Duration = Duration::from_millis(25);
+/// How long a callback may go on when the endpoint is closed.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Bytes of a record by which ranks tell each other where their endpoints are.
+const RECORD: usize = 32;
+
+/// Bytes of a tensor, lent until an operation is over.
+struct Lent {
+    at: usize,
+    bytes: usize,
+}
+
+impl MessageBuffer for Lent {
+    fn bytes(&self) -> &[u8] {
+        if self.bytes == 0 {
+            return &[];
+        }
+        // SAFETY: `Channel`'s methods take addresses of tensors that the job keeps alive, and that nobody writes meanwhile.
+        unsafe { std::slice::from_raw_parts(self.at as *const u8, self.bytes) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        if self.bytes == 0 {
+            return &mut [];
+        }
+        // SAFETY: as above; what a message is received into is touched by nobody else meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(self.at as *mut u8, self.bytes) }
+    }
+}
+
+/// One message of a job.
+struct Part {
+    job: usize,
+    /// The other rank, unless the message may be any rank's.
+    rank: Option<usize>,
+    is_receive: bool,
+    bytes: usize,
+    dtype: Option<u32>,
+}
+
+impl Part {
+    fn say(&self) -> String {
+        said(if self.is_receive { "receive" } else { "send" }, self.bytes as u64, self.dtype)
+    }
+}
+
+fn said(what: &str, bytes: u64, dtype: Option<u32>) -> String {
+    let name = dtype.and_then(|code| TYPES.get((code as usize).checked_sub(1)?));
+    name.map_or_else(
+        || format!("{what} of {bytes} bytes"),
+        |name| format!("{what} of {bytes} bytes ({name})"),
+    )
+}
+
+/// The pool's endpoint, of whichever memory.
+trait Link: Send {
+    fn address(&self) -> Address;
+    fn connect(&mut self, address: Address) -> u32;
+    fn send(&mut self, to: u32, label: Label, lent: Lent, part: Part) -> Result<(), PoolError>;
+    fn receive(&mut self, filter: Filter, lent: Lent, part: Part);
+    /// Takes back a receive of the job that nothing has matched.
+    fn cancel(&mut self, job: usize) -> Option<Part>;
+    fn step(&mut self) -> Result<Option<Completion<Lent, Part>>, PoolError>;
+    fn check_alive(&mut self, peer: u32) -> Result<(), PoolError>;
+    fn is_quiet(&self) -> bool;
+    fn moves(&self) -> u64;
+    fn close(self: Box<Self>) -> Result<(), PoolError>;
+}
+
+/// An endpoint, and the session whose heartbeat says that this process lives; the endpoint leaves first.
+struct Opened<M: Memory> {
+    endpoint: Endpoint<M, Lent, Part>,
+    _session: Arc<Session>,
+}
+
+impl<M: Memory + Send + Sync> Link for Opened<M> {
+    fn address(&self) -> Address {
+        self.endpoint.address()
+    }
+
+    fn connect(&mut self, address: Address) -> u32 {
+        self.endpoint.connect(address)
+    }
+
+    fn send(&mut self, to: u32, label: Label, lent: Lent, part: Part) -> Result<(), PoolError> {
+        self.endpoint.send(to, label, lent, part)
+    }
+
+    fn receive(&mut self, filter: Filter, lent: Lent, part: Part) {
+        self.endpoint.receive(filter, lent, part);
+    }
+
+    fn cancel(&mut self, job: usize) -> Option<Part> {
+        self.endpoint.cancel(|part| part.job == job).map(|(_, part)| part)
+    }
+
+    fn step(&mut self) -> Result<Option<Completion<Lent, Part>>, PoolError> {
+        self.endpoint.step()
+    }
+
+    fn check_alive(&mut self, peer: u32) -> Result<(), PoolError> {
+        self.endpoint.check_alive(peer)
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.endpoint.is_quiet()
+    }
+
+    fn moves(&self) -> u64 {
+        self.endpoint.moves()
+    }
+
+    fn close(self: Box<Self>) -> Result<(), PoolError> {
+        self.endpoint.close()
+    }
+}
+
+fn open<M: Memory + Send + Sync + 'static>(
+    session: &Arc<Session>,
+    pool: &Arc<polder_pool::Pool<M>>,
+) -> Result<Box<dyn Link>, PoolError> {
+    let endpoint = Endpoint::open(Arc::clone(pool), EndpointOptions::default())?;
+    Ok(Box::new(Opened { endpoint, _session: Arc::clone(session) }))
+}
+
+/// A rank of a group, as this process reaches it.
+#[derive(Clone, Copy)]
+struct Seat {
+    /// Its number at the endpoint.
+    peer: u32,
+    /// Its number of the group.
+    channel: u32,
+    place: Peer,
+}
+
+/// Messages that are over together.
+struct Job {
+    what: &'static str,
+    sequence: u64,
+    ticket: Arc<Ticket>,
+    /// The ranks of the messages that are not over.
+    open: Vec<Option<usize>>,
+    seats: Arc<[Seat]>,
+    rank: usize,
+    source: Arc<OnceLock<usize>>,
+    deadline: Instant,
+    timeout: Duration,
+    /// What keeps the tensors alive.
+    _arrays: Py<PyAny>,
+}
+
+impl Job {
+    fn place(&self, rank: Option<usize>) -> Peer {
+        // A message of any rank is missed from all: the first of the others stands for them.
+        self.seats[rank.unwrap_or(usize::from(self.rank == 0)).min(self.seats.len() - 1)].place
+    }
+
+    /// The error, as one of this rank's operation.
+    fn named(&self, error: PoolError, rank: Option<usize>) -> PoolError {
+        match error {
+            PoolError::PeerDead { epoch, .. } => PoolError::PeerDead {
+                peer: self.place(rank),
+                what: self.what,
+                epoch,
+                sequence: self.sequence,
+            },
+            other => other,
+        }
+    }
+}
+
+/// Tickets that are over, to be told without the endpoint's lock: a callback may want it.
+type Over = Vec<(Arc<Ticket>, Result<(), PoolError>)>;
+
+/// The endpoint, and what is under way on it.
+struct Engine {
+    link: Box<dyn Link>,
+    jobs: Slab<Job>,
+    broken: Option<PoolError>,
+    looked: Instant,
+}
+
+impl Engine {
+    fn is_busy(&self) -> bool {
+        !self.jobs.is_empty() || !self.link.is_quiet()
+    }
+
+    /// Looks a few times for what has come. Whether something has moved.
+    fn turn(&mut self, over: &mut Over) -> bool {
+        let before = self.link.moves();
+        for _ in 0..STEPS {
+            match self.link.step() {
+                Ok(None) => std::hint::spin_loop(),
+                Ok(Some(completion)) => self.settle(completion, over),
+                Err(error) => {
+                    self.fail_all(&error, over);
+                    return true;
+                }
+            }
+        }
+        if self.looked.elapsed() >= LOOK {
+            self.look(over);
+        }
+        self.link.moves() != before || !over.is_empty()
+    }
+
+    fn settle(&mut self, completion: Completion<Lent, Part>, over: &mut Over) {
+        let (part, error) = match completion {
+            Completion::Sent { context, .. } => (context, None),
+            Completion::Received { context, arrival, .. } => {
+                let Some(job) = self.jobs.get(context.job) else { return };
+                let from = job.seats.iter().position(|seat| seat.peer == arrival.from);
+                from.map(|from| job.source.set(from));
+                let fits = arrival.bytes == context.bytes as u64 && arrival.label.data == context.dtype;
+                let error = (!fits).then(|| PoolError::Mismatch {
+                    peer: job.place(from),
+                    theirs: said("send", arrival.bytes, arrival.label.data),
+                    ours: context.say(),
+                    sequence: job.sequence,
+                });
+                (context, error)
+            }
+            Completion::Failed { context, error, .. } => (context, Some(error)),
+            // An answer to a peer that is gone.
+            Completion::Lost { .. } => return,
+        };
+        self.close_part(&part, error, over);
+    }
+
+    fn close_part(&mut self, part: &Part, error: Option<PoolError>, over: &mut Over) {
+        let Some(job) = self.jobs.get_mut(part.job) else { return };
+        if let Some(at) = job.open.iter().position(|&rank| rank == part.rank) {
+            job.open.swap_remove(at);
+        }
+        match error {
+            Some(error) => {
+                let error = job.named(error, part.rank);
+                self.fail(part.job, error, over);
+            }
+            None if job.open.is_empty() => {
+                let job = self.jobs.remove(part.job);
+                over.push((job.ticket, Ok(())));
+            }
+            None => {}
+        }
+    }
+
+    /// Ends a job before its messages. It stays as long as one of them has its tensors.
+    fn fail(&mut self, key: usize, error: PoolError, over: &mut Over) {
+        while let Some(part) = self.link.cancel(key) {
+            let open = &mut self.jobs[key].open;
+            if let Some(at) = open.iter().position(|&rank| rank == part.rank) {
+                open.swap_remove(at);
+            }
+        }
+        let job = &self.jobs[key];
+        over.push((Arc::clone(&job.ticket), Err(error)));
+        if job.open.is_empty() {
+            self.jobs.remove(key);
+        }
+    }
+
+    fn fail_all(&mut self, error: &PoolError, over: &mut Over) {
+        self.broken = Some(error.clone());
+        over.extend(self.jobs.drain().map(|job| (job.ticket, Err(error.clone()))));
+    }
+
+    /// Looks whose process is gone of those that something is awaited of, and what is late.
+    fn look(&mut self, over: &mut Over) {
+        self.looked = Instant::now();
+        for key in self.jobs.iter().map(|(key, _)| key).collect::<Vec<_>>() {
+            let Some(job) = self.jobs.get(key) else { continue };
+            if job.ticket.outcome().is_some() {
+                continue;
+            }
+            let (seats, own, any) = (Arc::clone(&job.seats), job.rank, job.open.contains(&None));
+            let awaited: Vec<usize> = match any {
+                true => (0..seats.len()).filter(|&rank| rank != own).collect(),
+                false => job.open.iter().copied().flatten().collect(),
+            };
+            let dead = awaited
+                .into_iter()
+                .find_map(|rank| self.link.check_alive(seats[rank].peer).err().map(|error| (rank, error)));
+            if let Some((rank, error)) = dead {
+                // What it had sent before has been taken in.
+                while let Ok(Some(completion)) = self.link.step() {
+                    self.settle(completion, over);
+                }
+                let is_open = |job: &&Job| !job.open.is_empty() && job.ticket.outcome().is_none();
+                if any && let Some(job) = self.jobs.get(key).filter(is_open) {
+                    let error = job.named(error, Some(rank));
+                    self.fail(key, error, over);
+                }
+                continue;
+            }
+            let job = &self.jobs[key];
+            if self.looked >= job.deadline {
+                let error = PoolError::Timeout {
+                    peer: job.place(job.open.first().copied().flatten()),
+                    what: job.what,
+                    epoch: 0,
+                    sequence: job.sequence,
+                    waited_ms: u64::try_from(job.timeout.as_millis()).unwrap_or(u64::MAX),
+                };
+                self.fail(key, error, over);
+            }
+        }
+    }
+}
+
+/// Who drives.
+#[derive(Default)]
+struct Attention {
+    /// Callers that wait for a message, and drive.
+    waiters: usize,
+    /// Whether something is under way.
+    busy: bool,
+    closing: bool,
+}
+
+struct Shared {
+    engine: Mutex<Option<Engine>>,
+    attention: Mutex<Attention>,
+    /// Something is under way, or all is over.
+    turn: Condvar,
+    tellers: Tellers,
+    /// The channels that were made, of which each has its number.
+    channels: Mutex<u32>,
+}
+
+impl Shared {
+    fn tell(&self, over: Over) {
+        for (ticket, outcome) in over {
+            ticket.finish(outcome, &self.tellers);
+        }
+    }
+
+    /// Does something with the endpoint, and tells what is over by it.
+    fn with_engine<T>(
+        &self,
+        act: impl FnOnce(&mut Engine, &mut Over) -> Result<T, PoolError>,
+    ) -> Result<T, PoolError> {
+        let mut over = vec![];
+        let mut held = lock(&self.engine);
+        let engine = held.as_mut().ok_or_else(closed)?;
+        if let Some(error) = &engine.broken {
+            return Err(error.clone());
+        }
+        let acted = act(engine, &mut over);
+        let busy = engine.is_busy();
+        drop(held);
+        self.tell(over);
+        let mut attention = lock(&self.attention);
+        if busy && !attention.busy {
+            attention.busy = true;
+            self.turn.notify_all();
+        }
+        acted
+    }
+
+    /// One turn of the endpoint; `None` while another thread drives it, or when it is closed.
+    fn turn(&self) -> Option<bool> {
+        let mut over = vec![];
+        let mut held = match self.engine.try_lock() {
+            Ok(held) => held,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let moved = held.as_mut()?.turn(&mut over);
+        drop(held);
+        self.tell(over);
+        Some(moved)
+    }
+
+    /// Drives the endpoint until the ticket's outcome is there, or `span` has passed. Without the GIL.
+    fn drive(&self, ticket: &Ticket, span: Duration, patience: Patience) -> Option<Result<(), PoolError>> {
+        let end = Instant::now() + span;
+        lock(&self.attention).waiters += 1;
+        let mut idle = Idle::new(patience);
+        let outcome = loop {
+            if let Some(outcome) = ticket.outcome() {
+                break Some(outcome);
+            }
+            if Instant::now() >= end {
+                break None;
+            }
+            match self.turn() {
+                Some(true) => idle.found(),
+                Some(false) => idle.pause(),
+                None => drop(ticket.wait_briefly(HANDOVER)),
+            }
+        };
+        lock(&self.attention).waiters -= 1;
+        outcome
+    }
+
+    /// The endpoint's thread.
+    fn work(&self) {
+        let mut idle = Idle::new(Patience::SHARED);
+        let mut attention = lock(&self.attention);
+        while !attention.closing {
+            if !attention.busy {
+                attention = self.turn.wait(attention).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let waited = self.turn.wait_timeout_while(attention, HANDOVER, |attention| !attention.closing);
+            attention = waited.unwrap_or_else(PoisonError::into_inner).0;
+            while attention.busy && attention.waiters == 0 && !attention.closing {
+                drop(attention);
+                match self.turn() {
+                    Some(true) => idle.found(),
+                    _ => idle.pause(),
+                }
+                let busy = lock(&self.engine).as_ref().is_some_and(Engine::is_busy);
+                attention = lock(&self.attention);
+                attention.busy = busy;
+            }
+            if attention.waiters > 0 {
+                drop(attention);
+                let busy = lock(&self.engine).as_ref().is_some_and(Engine::is_busy);
+                attention = lock(&self.attention);
+                attention.busy = busy;
+            }
+        }
+    }
+}
+
+fn closed() -> PoolError {
+    PoolError::Argument {
+        what: "the endpoint",
+        value: "closed".to_owned(),
+        expected: "make the process group anew",
+    }
+}
+
+/// Pauses between looks that find nothing, longer and longer.
+struct Idle {
+    patience: Patience,
+    vain: u32,
+    nap: Duration,
+}
+
+impl Idle {
+    const fn new(patience: Patience) -> Self {
+        Self { patience, vain: 0, nap: FIRST_NAP }
+    }
+
+    const fn found(&mut self) {
+        (self.vain, self.nap) = (0, FIRST_NAP);
+    }
+
+    fn pause(&mut self) {
+        let Patience { spins, yields, nap } = self.patience;
+        let turns = self.vain.saturating_mul(STEPS);
+        self.vain = self.vain.saturating_add(1);
+        if turns < spins {
+            std::hint::spin_loop();
+        } else if turns < spins + yields * STEPS {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(self.nap);
+            self.nap = (self.nap * 2).min(nap);
+        }
+    }
+}
+
+/// This process's endpoint in a pool, and the thread that drives it.
+struct Station {
+    shared: Arc<Shared>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Station {
+    /// Ends what is under way, and leaves. Without the GIL.
+    fn end(&self) -> Result<(), PoolError> {
+        lock(&self.shared.attention).closing = true;
+        self.shared.turn.notify_all();
+        if let Some(worker) = lock(&self.worker).take() {
+            drop(worker.join());
+        }
+        let engine = lock(&self.shared.engine).take();
+        let Some(mut engine) = engine else { return Ok(()) };
+        let mut over = vec![];
+        engine.fail_all(&closed(), &mut over);
+        self.shared.tell(over);
+        let left = engine.link.close();
+        self.shared.tellers.end(GRACE);
+        left
+    }
+}
+
+impl Drop for Station {
+    fn drop(&mut self) {
+        let _left = Python::attach(|py| py.detach(|| self.end()));
+    }
+}
+
+/// Where the messages of this process's groups come and go.
+#[pyclass(module = "polder._core", frozen)]
+pub(crate) struct Messages {
+    station: Owned<Arc<Station>>,
+}
+
+#[pymethods]
+impl Messages {
+    /// Opens an endpoint in the pool.
+    #[new]
+    fn new(py: Python<'_>, pool: &Bound<'_, Pool>) -> PyResult<Self> {
+        let session = pool.get().session()?;
+        let link =
+            py.detach(|| each!(session.pool(), pool => open(&session, pool))).map_err(errors::raise)?;
+        let engine = Engine { link, jobs: Slab::new(), broken: None, looked: Instant::now() };
+        let shared = Arc::new(Shared {
+            engine: Mutex::new(Some(engine)),
+            attention: Mutex::default(),
+            turn: Condvar::new(),
+            tellers: Tellers::default(),
+            channels: Mutex::new(0),
+        });
+        let station = Arc::new(Station { shared, worker: Mutex::default() });
+        Ok(Self { station: Owned::new("endpoint", station) })
+    }
+
+    /// Waits until the peers have what was sent to them, and leaves. Closing twice is harmless.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(station) = self.station.take() else { return Ok(()) };
+        py.detach(|| station.end()).map_err(errors::raise)
+    }
+}
+
+/// The messages between the ranks of one group.
+#[pyclass(module = "polder._core", frozen)]
+pub(crate) struct Channel {
+    station: Owned<Arc<Station>>,
+    seats: Arc<[Seat]>,
+    rank: usize,
+    number: u32,
+    patience: Patience,
+    sequence: Mutex<u64>,
+}
+
+/// A message that a call names: rank, address, bytes.
+type Item = (usize, usize, usize);
+
+#[pymethods]
+impl Channel {
+    /// Tells the ranks of a group where this process's endpoint is, and learns where theirs are. Every rank calls it.
+    #[new]
+    fn new(py: Python<'_>, messages: &Bound<'_, Messages>, group: &Bound<'_, Group>) -> PyResult<Self> {
+        let station = messages.get().station.with(Arc::clone)?;
+        let number = {
+            let mut made = lock(&station.shared.channels);
+            *made += 1;
+            *made
+        };
+        let group = group.get();
+        let address = py.detach(|| station.shared.with_engine(|engine, _| Ok(engine.link.address())));
+        let mut record = address.map_err(errors::raise)?.encode().to_vec();
+        record.extend(u64::from(number).to_le_bytes());
+        record.extend(u64::from(std::process::id()).to_le_bytes());
+        let everyone = group.gather_records(py, &record)?;
+        let seats = everyone.chunks_exact(RECORD).enumerate().map(|(rank, record)| {
+            let (address, words) = record.split_at(16);
+            let address = <[u8; 16]>::try_from(address).ok().and_then(Address::decode);
+            let word =
+                |at: usize| words[at..at + 4].iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
+            let address =
+                address.ok_or_else(|| argument(format!("rank {rank} has told no address of an endpoint")))?;
+            Ok((address, word(0), Peer { host: address.host, pid: word(8), rank: u32::try_from(rank).ok() }))
+        });
+        let seats = seats.collect::<PyResult<Vec<_>>>()?;
+        let connected = py.detach(|| {
+            station.shared.with_engine(|engine, _| {
+                let seat =
+                    |(address, channel, place)| Seat { peer: engine.link.connect(address), channel, place };
+                Ok(seats.into_iter().map(seat).collect::<Arc<[Seat]>>())
+            })
+        });
+        let seats = connected.map_err(errors::raise)?;
+        Ok(Self {
+            station: Owned::new("channel", station),
+            patience: Patience::for_ranks(seats.len()),
+            seats,
+            rank: group.own_rank(),
+            number,
+            sequence: Mutex::default(),
+        })
+    }
+
+    /// Sends and receives messages, which are over together. `sends` and `receives` are lists of rank, address and bytes.
+    /// With `any_source`, the one receive takes any rank's message.
+    ///
+    /// The addresses must be those of tensors in `arrays`, contiguous and as long as the bytes say.
+    #[pyo3(signature = (what, kind, tag, sends, receives, dtype, timeout, arrays, any_source=false))]
+    #[expect(clippy::too_many_arguments, reason = "one call for every message of one private caller")]
+    fn exchange(
+        &self,
+        py: Python<'_>,
+        what: &str,
+        kind: &str,
+        tag: u32,
+        sends: Vec<Item>,
+        receives: Vec<Item>,
+        dtype: &str,
+        timeout: f64,
+        arrays: Py<PyAny>,
+        any_source: bool,
+    ) -> PyResult<Message> {
+        let station = self.station.with(Arc::clone)?;
+        let kind = KINDS.iter().position(|&name| name == kind);
+        let kind = kind.ok_or_else(|| argument(format!("there is no kind of message {what:?}")))? as u8 + 1;
+        let dtype = TYPES.iter().position(|&name| name == dtype).map(|place| place as u32 + 1);
+        for &(rank, at, bytes) in sends.iter().chain(&receives) {
+            if rank >= self.seats.len() {
+                return Err(argument(format!(
+                    "{what} names rank {rank}; the group has ranks 0 to {}",
+                    self.seats.len() - 1
+                )));
+            }
+            if at == 0 && bytes > 0 || isize::try_from(bytes).is_err() {
+                return Err(argument(format!("{bytes} bytes at address {at:#x} are no tensor")));
+            }
+        }
+        let timeout = pool::span(timeout)?.0;
+        let sequence = {
+            let mut sequence = lock(&self.sequence);
+            *sequence += 1;
+            *sequence
+        };
+        let (ticket, source) = (Arc::new(Ticket::default()), Arc::new(OnceLock::new()));
+        let rank_of = |rank: usize| (!any_source).then_some(rank);
+        let job = Job {
+            what: OPERATIONS.iter().copied().find(|&name| name == what).unwrap_or("message"),
+            sequence,
+            ticket: Arc::clone(&ticket),
+            open: sends
+                .iter()
+                .map(|&(rank, ..)| Some(rank))
+                .chain(receives.iter().map(|&(rank, ..)| rank_of(rank)))
+                .collect(),
+            seats: Arc::clone(&self.seats),
+            rank: self.rank,
+            source: Arc::clone(&source),
+            deadline: Instant::now() + timeout,
+            timeout,
+            _arrays: arrays,
+        };
+        start_worker(&station)?;
+        let submitted = py.detach(|| {
+            station.shared.with_engine(|engine, over| {
+                let is_empty = job.open.is_empty();
+                let key = engine.jobs.insert(job);
+                for &(rank, at, bytes) in &receives {
+                    let rank = rank_of(rank);
+                    let from = rank.map(|rank| self.seats[rank].peer);
+                    let filter = Filter { from, kind, tag: tag_of(self.number, tag), ignore: 0 };
+                    let part = Part { job: key, rank, is_receive: true, bytes, dtype };
+                    engine.link.receive(filter, Lent { at, bytes }, part);
+                }
+                for &(rank, at, bytes) in &sends {
+                    let Seat { peer, channel, .. } = self.seats[rank];
+                    let label = Label { kind, tag: tag_of(channel, tag), data: dtype };
+                    let part = Part { job: key, rank: Some(rank), is_receive: false, bytes, dtype };
+                    if let Err(error) = engine.link.send(peer, label, Lent { at, bytes }, part) {
+                        let part = Part { job: key, rank: Some(rank), is_receive: false, bytes, dtype };
+                        engine.close_part(&part, Some(error), over);
+                        break;
+                    }
+                }
+                if is_empty {
+                    let job = engine.jobs.remove(key);
+                    over.push((job.ticket, Ok(())));
+                }
+                while let Some(completion) = engine.link.step()? {
+                    engine.settle(completion, over);
+                }
+                Ok(())
+            })
+        });
+        submitted.map_err(errors::raise)?;
+        Ok(Message { ticket, source, station, patience: self.patience })
+    }
+
+    /// Lets go of the endpoint.
+    fn close(&self) {
+        drop(self.station.take());
+    }
+}
+
+/// What operations are called in errors.
+const OPERATIONS: [&str; 5] = ["send", "receive", "receive from any rank", "all-to-all", "monitored barrier"];
+
+fn tag_of(channel: u32, tag: u32) -> u64 {
+    u64::from(channel) << 32 | u64::from(tag)
+}
+
+fn start_worker(station: &Station) -> PyResult<()> {
+    let mut worker = lock(&station.worker);
+    if worker.is_none() {
+        let shared = Arc::clone(&station.shared);
+        let named = std::thread::Builder::new().name("polder-messages".to_owned());
+        let started = named.spawn(move || shared.work()).map_err(|error| {
+            errors::plain("PolderError", format!("cannot start the endpoint's thread: {error}"))
+        })?;
+        *worker = Some(started);
+    }
+    Ok(())
+}
+
+/// Messages on their way.
+#[pyclass(module = "polder._core", frozen)]
+pub(crate) struct Message {
+    ticket: Arc<Ticket>,
+    source: Arc<OnceLock<usize>>,
+    station: Arc<Station>,
+    patience: Patience,
+}
+
+#[pymethods]
+impl Message {
+    /// Waits for the end of all of them. False if `timeout` seconds pass before it.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            let left =
+                deadline.map_or(SIGNALS, |end| end.saturating_duration_since(Instant::now()).min(SIGNALS));
+            let outcome = py.detach(|| self.station.shared.drive(&self.ticket, left, self.patience));
+            if let Some(outcome) = outcome {
+                return outcome.map(|()| true).map_err(errors::raise);
+            }
+            py.check_signals()?;
+            if deadline.is_some_and(|end| Instant::now() >= end) {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn done(&self) -> bool {
+        self.ticket.outcome().is_some()
+    }
+
+    /// What went wrong, once it is over.
+    fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        let error = self.ticket.outcome()?.err()?;
+        Some(errors::raise(error).into_value(py).into_any())
+    }
+
+    /// Calls `then` with `None` or the exception when it is over, on a thread of the endpoint's or now.
+    fn when_done(&self, py: Python<'_>, then: Py<PyAny>) {
+        self.ticket.when_done(py, then);
+    }
+
+    /// The rank whose message was received.
+    #[getter]
+    fn source(&self) -> Option<usize> {
+        self.source.get().copied()
+    }
+}
