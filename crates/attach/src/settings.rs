@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::io::IsTerminal;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -200,7 +201,7 @@ pub enum SettingsError {
 
 impl Settings {
     /// `arguments` before the environment of this process before the first config file that exists:
-    /// `$POLDER_CONFIG`, `./polder.toml`, `~/.config/polder/config.toml`, `/etc/polder/config.toml`.
+    /// `$POLDER_CONFIG` (`/dev/null` for none), `./polder.toml`, `~/.config/polder/config.toml`, `/etc/polder/config.toml`.
     ///
     /// # Errors
     /// [`SettingsError`], naming the variable, or the file and the key.
@@ -273,23 +274,46 @@ pub fn is_colour_wanted() -> bool {
 
 fn config_file(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<PathBuf>, SettingsError> {
     if let Some(value) = lookup("POLDER_CONFIG") {
-        return match Path::new(&value).exists() {
-            true => Ok(Some(PathBuf::from(value))),
-            false => Err(SettingsError::Value {
-                key: "POLDER_CONFIG".to_owned(),
-                value,
-                expected: "no such file; name a config file, or unset it".to_owned(),
-            }),
+        if value == "/dev/null" {
+            return Ok(None);
+        }
+        // A FIFO would wait for a writer, and a device might never end.
+        let expected = match std::fs::metadata(&value) {
+            Ok(found) if found.is_file() => return Ok(Some(PathBuf::from(value))),
+            Ok(_) => "no regular file; name a config file, or unset it",
+            Err(_) => "no such file; name a config file, or unset it",
         };
+        let key = "POLDER_CONFIG".to_owned();
+        return Err(SettingsError::Value { key, value, expected: expected.to_owned() });
     }
     let home = lookup("XDG_CONFIG_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(lookup("HOME")?).join(".config")));
-    let places = [
-        Some(PathBuf::from("polder.toml")),
-        home.map(|home| home.join("polder/config.toml")),
-        Some(PathBuf::from("/etc/polder/config.toml")),
-    ];
+    let here = PathBuf::from(HERE);
+    if here.is_file() {
+        expect_trusted(&here)?;
+        return Ok(Some(here));
+    }
+    let places =
+        [home.map(|home| home.join("polder/config.toml")), Some(PathBuf::from("/etc/polder/config.toml"))];
     Ok(places.into_iter().flatten().find(|path| path.is_file()))
+}
+
+/// The config file of the folder in which a process starts.
+const HERE: &str = "polder.toml";
+
+/// Refuses a file that nobody named and that another user, root aside, put there: it names pools, and a process would follow it.
+fn expect_trusted(path: &Path) -> Result<(), SettingsError> {
+    let own = rustix::process::geteuid().as_raw();
+    let refused = |why: String| SettingsError::File { path: path.to_owned(), why };
+    for found in [path.symlink_metadata(), path.metadata()] {
+        let owner = found.map_err(|error| refused(error.to_string()))?.uid();
+        if ![0, own].contains(&owner) {
+            return Err(refused(format!(
+                "it belongs to user {owner}, and this process runs as user {own}; to follow it all the same, set POLDER_CONFIG={HERE}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn variable<T: FromStr<Err = String>>(

@@ -23,9 +23,14 @@ fn made() -> Scratch {
 }
 
 fn attach(folder: &Path, host: u16) -> (Session, Arc<Pool<Coherent>>) {
+    attach_by(folder, folder, host)
+}
+
+/// With a run directory that is not the pool's folder.
+fn attach_by(folder: &Path, run: &Path, host: u16) -> (Session, Arc<Pool<Coherent>>) {
     let settings = Settings {
         pool: Some(folder.join("pool")),
-        run: Some(folder.into()),
+        run: Some(run.into()),
         host: Some(host),
         job: Some(JOB),
         ..Settings::default()
@@ -82,10 +87,14 @@ fn names(pool: &Pool<Coherent>) -> Vec<String> {
 
 /// A process on `host` that joins the group `/sums/one` of two as `rank`, and waits to be killed.
 fn rank(scratch: &Scratch, host: u16, rank: usize) -> (Child, UnixStream) {
+    rank_by(scratch, scratch.path(), host, rank)
+}
+
+fn rank_by(scratch: &Scratch, run: &Path, host: u16, rank: usize) -> (Child, UnixStream) {
     let (mut wire, mut theirs) = UnixStream::pair().unwrap();
-    let folder = scratch.path().to_owned();
+    let (folder, run) = (scratch.path().to_owned(), run.to_owned());
     let child = Child::fork(move || {
-        let (_session, pool) = attach(&folder, host);
+        let (_session, pool) = attach_by(&folder, &run, host);
         let options = polder_pool::group::GroupOptions::default();
         let _group = polder_pool::group::Group::join(pool, "/sums/one", rank, 2, options, None).unwrap();
         theirs.write_all(&[1]).unwrap();
@@ -132,6 +141,37 @@ fn a_group_is_swept_once_all_its_ranks_are_dead_and_what_looks_like_one_stays() 
     // A host may keep an empty chunk.
     let held: u64 = swept.objects.iter().map(|listed| listed.bytes).sum();
     assert!(free() + (256 << 10) >= before + held, "{} free after {before} and {held} more", free());
+}
+
+/// Nobody is attached while they die, so that the run directory of those that come later knows nothing of them.
+#[test]
+fn a_group_of_several_hosts_is_swept_also_by_a_process_that_saw_none_of_its_ranks() {
+    let (scratch, apart) = (made(), Scratch::new());
+    let (mut first, _one) = rank_by(&scratch, apart.path(), 1, 0);
+    let (mut second, _other) = rank(&scratch, 2, 1);
+    second.kill();
+    {
+        let (_session, pool) = attach(scratch.path(), 0);
+        assert_eq!(
+            pool.sweep_groups(None).unwrap(),
+            SweepReport::default(),
+            "one lives, by another run directory"
+        );
+        let holders = pool.holders("/sums/one/0").unwrap();
+        assert_eq!(
+            holders,
+            [Peer::new(1, first.pid())],
+            "the second is dead, and the first holds what it has joined"
+        );
+    }
+    first.kill();
+    let (_session, pool) = attach(scratch.path(), 0);
+    assert_eq!(pool.holders("/sums/one/0").unwrap(), []);
+    let swept = pool.sweep_groups(None).unwrap();
+    assert_eq!(swept.objects.len(), 2, "{swept:?}");
+    let dead = [(1, first.pid()), (2, second.pid())].map(|(host, pid)| Peer::new(host, pid));
+    assert_eq!(swept.dead, dead);
+    assert!(names(&pool).is_empty());
 }
 
 #[test]

@@ -171,7 +171,12 @@ impl<E: std::error::Error> From<E> for Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        // Names of files may hold what a terminal takes as a command.
+        for (index, line) in self.0.split('\n').enumerate() {
+            let end = if index > 0 { "\n" } else { "" };
+            write!(f, "{end}{}", polder_platform::printable(line))?;
+        }
+        Ok(())
     }
 }
 

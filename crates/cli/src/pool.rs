@@ -13,6 +13,7 @@ use polder_attach::session::{self, AnyMemory, Session, SessionError};
 use polder_attach::settings::{ByteCount, Settings, TimeSpan};
 use polder_attach::{each, each_memory};
 use polder_mem::{Memory, Region, RegionError, RegionKind};
+use polder_platform::printable;
 use polder_pool::keeper::{MembershipChange, ReplaceKeeper, change_membership_replacing};
 use polder_pool::{
     Geometry, HostStat, Inspection, Member, Overwrite, Peer, PoolError, PoolStat, Superblock, SweepReport,
@@ -273,7 +274,7 @@ fn table(path: &Path, stat: &PoolStat, boot: u64) -> String {
     let mut lines = vec![
         format!(
             "{}: {} in all, {} of it metadata",
-            path.display(),
+            printable(&path.display().to_string()),
             bytes(stat.bytes),
             bytes(stat.metadata_bytes)
         ),
@@ -319,7 +320,8 @@ fn check(path: &Path, settings: &Settings) -> Result<ExitCode, Failure> {
     for problem in &problems {
         println!("{problem}");
     }
-    println!("{}: {} objects, {} problems", path.display(), stat.objects, problems.len());
+    let name = path.display().to_string();
+    println!("{}: {} objects, {} problems", printable(&name), stat.objects, problems.len());
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -1,7 +1,7 @@
 //! The commands as a user gives them: pools, their counters, the keeper, settings, logs and completion.
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use polder_attach::each;
@@ -416,6 +416,53 @@ fn an_argument_goes_before_the_environment_and_that_before_the_config_file() {
     let mut misspelt = desk.command("pool stat");
     let line = refused(&misspelt.env("POLDER_CONFIG", &config).output().unwrap());
     assert!(line.contains("config.toml") && line.contains("hots"), "{line}");
+}
+
+#[test]
+fn a_config_file_that_never_ends_or_that_another_user_put_here_is_refused() {
+    let desk = Desk::new();
+    let pipe = desk.scratch.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
+    for path in [&pipe, Path::new("/dev/zero")] {
+        let mut command = desk.command("pool stat");
+        let line = refused(&command.env("POLDER_CONFIG", path).output().unwrap());
+        assert!(line.contains("no regular file; name a config file, or unset it"), "{line}");
+    }
+    let here = desk.scratch.path().join("polder.toml");
+    std::fs::write(&here, "pool = \"/from/here\"\n").unwrap();
+    let stat = |config: Option<&str>| {
+        let mut command = desk.command("pool stat");
+        command.current_dir(desk.scratch.path()).env_remove("POLDER_CONFIG").env_remove("POLDER_POOL");
+        refused(&command.envs(config.map(|path| ("POLDER_CONFIG", path))).output().unwrap())
+    };
+    assert!(stat(None).contains("/from/here: no such file"), "{}", stat(None));
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("the other user's file is left out: only root gives files away");
+        return;
+    }
+    std::os::unix::fs::chown(&here, Some(1), None).unwrap();
+    let line = stat(None);
+    assert!(
+        line.contains("polder.toml: it belongs to user 1, and this process runs as user 0; ")
+            && line.trim_end().ends_with("set POLDER_CONFIG=polder.toml"),
+        "{line}"
+    );
+    assert!(stat(Some("polder.toml")).contains("/from/here: no such file"));
+}
+
+#[test]
+fn what_a_terminal_takes_as_a_command_is_escaped_in_names_of_files() {
+    let desk = Desk::new();
+    let named = desk.scratch.path().join("no\u{1b}[31m");
+    let mut command = desk.command("pool stat");
+    let line = refused(&command.env("POLDER_POOL", &named).output().unwrap());
+    assert!(line.contains("no\\u{1b}[31m") && !line.contains('\u{1b}'), "{line}");
+    let mut format = desk.command("pool format --size 64MiB");
+    said("format", &format.env("POLDER_POOL", &named).output().unwrap());
+    let mut stat = desk.command("pool stat");
+    let said = said("stat", &stat.env("POLDER_POOL", &named).output().unwrap());
+    assert!(said.contains("no\\u{1b}[31m: ") && !said.contains('\u{1b}'), "{said}");
 }
 
 #[test]

@@ -320,6 +320,12 @@ impl Host {
         }
     }
 
+    /// Whether a process of `host` under this kernel holds its byte on the pool's file. Each such process does, from before its line says
+    /// that it lives until it has ended.
+    pub(crate) fn host_is_held(&self, host: u16) -> Option<bool> {
+        self.on_pool.as_ref()?.host_is_held(self.plan.pool, host)
+    }
+
     /// Behind the gate: gives the slot back, and removes the files that no process uses any more.
     fn leave(&self) -> io::Result<()> {
         self.locks.release_slots()?;

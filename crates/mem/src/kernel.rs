@@ -33,6 +33,11 @@ const SLOTS: i64 = 1 << 41;
 /// Where the bytes of the hosts begin, on the pool's file.
 const HOSTS: i64 = 1 << 42;
 
+/// The byte of a host on the pool's file. What was formatted anew is another pool.
+const fn host_byte(pool: u64, host: u16) -> i64 {
+    HOSTS + ((pool as u32 as i64) << u16::BITS) + host as i64
+}
+
 /// The descriptor through which this process holds its locks on a file.
 #[derive(Debug)]
 pub(crate) struct Locks {
@@ -71,8 +76,7 @@ impl Locks {
     /// Holds `host` of `pool` on the pool's file together with the processes that share this one's run directory; `is_first` says that
     /// none of them holds it. False when those of another directory hold it, and still do at `until`.
     pub(crate) fn hold_host(&self, pool: u64, host: u16, is_first: bool, until: Nanos) -> io::Result<bool> {
-        // What was formatted anew is another pool.
-        let byte = HOSTS + ((pool as u32 as i64) << u16::BITS) + i64::from(host);
+        let byte = host_byte(pool, host);
         // Alone first: of two directories that come at once, one is refused.
         let alone = if is_first { Some(libc::F_WRLCK) } else { None };
         for kind in alone.into_iter().chain([libc::F_RDLCK]) {
@@ -85,6 +89,17 @@ impl Locks {
             }
         }
         Ok(true)
+    }
+
+    /// Whether a process, this one not counted, holds `host` of `pool` on the pool's file; `None` where that cannot be seen: each node of
+    /// a device has bytes of its own, and some file systems have no locks.
+    pub(crate) fn host_is_held(&self, pool: u64, host: u16) -> Option<bool> {
+        if !self.file.metadata().ok()?.is_file() {
+            return None;
+        }
+        let mut range = range(libc::F_WRLCK, host_byte(pool, host), 1);
+        control(&self.file, libc::F_OFD_GETLK, &mut range).ok()?;
+        Some(i32::from(range.l_type) != libc::F_UNLCK)
     }
 
     /// The file that they are on.

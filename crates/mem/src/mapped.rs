@@ -296,6 +296,10 @@ impl<L: Lines> Memory for Mapped<L> {
         self.host().liveness(host, slot)
     }
 
+    fn host_is_held(&self, host: u16) -> Option<bool> {
+        self.host().host_is_held(host)
+    }
+
     #[track_caller]
     fn announce_sleep(&self, bell: Bell) -> u32 {
         self.host().bell(bell).announce()

@@ -209,6 +209,13 @@ pub trait Memory: Clone {
     /// Whether the process at `slot` of host `host` still runs.
     fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness;
 
+    /// Whether a process under this kernel holds `host`, whatever its run directory is; `None` where nothing says so. What runs under
+    /// another kernel is not seen.
+    fn host_is_held(&self, host: u16) -> Option<bool> {
+        let _ = host;
+        None
+    }
+
     /// Announces that this thread is about to sleep on `bell` and returns the bell's count. The caller then looks
     /// once more at what it waits for, and calls [`Memory::sleep`] or [`Memory::cancel_sleep`].
     fn announce_sleep(&self, bell: Bell) -> u32;

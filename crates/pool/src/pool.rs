@@ -513,7 +513,20 @@ impl<M: Memory> Pool<M> {
         }
         let now = self.process(peer.host, peer.slot)?;
         let same = now.incarnation == peer.incarnation && now.host_incarnation == peer.host_incarnation;
-        Ok(!same || now.state != ProcessState::Live)
+        Ok(!same || now.state != ProcessState::Live || self.ended_unseen(peer)?)
+    }
+
+    /// Whether `peer` ran under this kernel and has ended, though this run directory knows nothing of it: the last process that did has
+    /// removed its files, or a later one has made them anew. No process under this kernel holds the peer's host then.
+    fn ended_unseen(&self, peer: &Process) -> Result<bool, PoolError> {
+        let memory = &self.memory;
+        if memory.liveness(peer.host, peer.slot) != Liveness::Unknown
+            || memory.host_is_held(peer.host) != Some(false)
+        {
+            return Ok(false);
+        }
+        let (line, is_whole) = HostLine::read_torn(memory, &self.layout, peer.host, self.settle())?;
+        Ok(is_whole && (line.boot, line.incarnation) == (self.member.boot, peer.host_incarnation))
     }
 
     /// The memory that the pool lies in.

@@ -294,6 +294,10 @@ impl Memory for Wrapped {
         inner!(self, memory => memory.liveness(host, slot))
     }
 
+    fn host_is_held(&self, host: u16) -> Option<bool> {
+        inner!(self, memory => memory.host_is_held(host))
+    }
+
     fn announce_sleep(&self, bell: Bell) -> u32 {
         self.operations.next();
         inner!(self, memory => memory.announce_sleep(bell))

@@ -366,6 +366,10 @@ impl Memory for Shadow {
         self.region.liveness(host, slot)
     }
 
+    fn host_is_held(&self, host: u16) -> Option<bool> {
+        self.region.host_is_held(host)
+    }
+
     fn announce_sleep(&self, bell: Bell) -> u32 {
         self.region.announce_sleep(bell)
     }
