@@ -20,6 +20,7 @@ BENCHES = {
     "lines": "Writing and flushing (cMPI, Figure 11), and the rows of its Table 1 that this machine has",
     "ring": "Messages between two processes of two emulated hosts, beside the line operations they need",
     "collectives": "Collectives through Python, beside gloo and Open MPI, in turn in the same processes",
+    "torch": "Collectives and messages through torch, beside gloo and Open MPI, in turn in the same processes",
     "mpi": "Stock MPI libraries over a pool of two emulated hosts, beside TCP on this machine and their shared memory",
     "plan": "Layouts of a training step predicted in a second, and the error of predictions beside a constant rate's",
     "objects": "A million creates and opens from four processes of two emulated hosts",

@@ -228,6 +228,18 @@ class Group:
         wait: bool,
         arrays: Any,
     ) -> Ticket | None: ...
+    def start_lists(
+        self,
+        collective: str,
+        sources: list[tuple[int, int]],
+        targets: list[tuple[int, int]],
+        dtype: str,
+        op: str,
+        root: int,
+        timeout: float | None,
+        wait: bool,
+        arrays: Any,
+    ) -> Ticket | None: ...
     def close(self) -> None: ...
 
 class Ticket:

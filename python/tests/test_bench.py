@@ -38,6 +38,22 @@ def test_collectives_of_python_alone_are_four() -> None:
     assert cases == ["coherent staged", "coherent in-pool", "software staged", "software in-pool"]
 
 
+@pytest.mark.torch
+def test_torch_has_a_row_for_each_operation_kind_of_pool_and_peer() -> None:
+    pytest.importorskip("torch")
+    from polder.torch.bench import KINDS, OPERATIONS
+
+    command = [sys.executable, "-m", "polder.torch.bench", "--procs", "2", "--sizes", "1048576", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    beside = {row["case"] for row in rows if row["peer"] == "gloo"}
+    assert beside == {f"{operation} 1 MiB 2 procs {kind}" for operation in OPERATIONS for kind in KINDS}
+    assert f"beside gloo: {len(beside)} rows" in done.stderr
+    for row in rows:
+        assert 0 < row["low"] <= row["value"] <= row["high"], row
+
+
 @pytest.mark.parametrize("arguments", [["lines"], ["ring"], ["objects", "--objects", "100000"]])
 def test_a_benchmark_of_the_command_prints_rows(arguments: list[str]) -> None:
     command = [str(Path(sys.executable).with_name("polder")), "bench", *arguments, "--json"]

@@ -1,5 +1,6 @@
 """The torch backend, against gloo."""
 
+import json
 import os
 import signal
 import socket
@@ -41,6 +42,15 @@ def test_messages_and_the_rest_of_c10d_give_what_gloo_gives(tmp_path: Path, rank
     emulated = {"POLDER_EMULATE": str(hosts), "POLDER_COHERENCE": "software" if hosts > 1 else "coherent"}
     with Ranks("torch_messages.py", ranks, tmp_path, **emulated) as run:
         assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * ranks
+    assert not left_behind()
+
+
+def test_frameworks_compute_the_same_over_polder_and_over_gloo(tmp_path: Path) -> None:
+    with Ranks("torch_frameworks.py", 2, tmp_path, POLDER_EMULATE="2") as run:
+        outputs = [output.splitlines() for output in run.outputs()]
+    assert [output[-1] for output in outputs] == ["equal"] * 2
+    if skipped := [line for line in outputs[0] if line.startswith("skipped: ")]:
+        pytest.skip("; ".join(skipped))
     assert not left_behind()
 
 
@@ -94,6 +104,33 @@ def test_a_failed_init_is_told_to_every_rank_and_leaves_nothing_open(
         if rank != culprit:
             assert f"rank {culprit} could not {cause}" in text, text
     assert not left_behind()
+
+
+@pytest.mark.parametrize(("kind", "error"), [("hosts", "ArgumentError"), ("files", "RegionError")])
+def test_ranks_of_two_machines_without_a_common_pool_are_told_both_hosts_and_the_path(
+    scratch: Path, tmp_path: Path, kind: str, error: str
+) -> None:
+    path = scratch / "pool"
+    polder._core.format(path, "256MiB")
+    named = {"POLDER_POOL": str(path), "POLDER_RUN": str(scratch)} if kind == "files" else {}
+    # Whoever is not told waits for 600 s.
+    with Ranks("torch_failing.py", 2, tmp_path, kind, free_port(), **named) as run:
+        outputs = [output.splitlines()[-1].split("|") for output in run.outputs()]
+    for name, is_ours, text, attached in outputs:
+        assert (name, is_ours, attached) == (error, "True", "{}"), outputs
+        assert "node0" in text and "node1" in text and "POLDER_POOL" in text, text
+        assert (str(path) if kind == "files" else "/dev/shm/polder-") in text, text
+
+
+def test_a_trace_has_every_collective_of_every_rank(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with Ranks("torch_callbacks.py", 2, tmp_path / "run", POLDER_TRACE=str(path)) as run:
+        run.outputs()
+    events = json.loads(path.read_text().removesuffix(",\n") + "]")
+    names = [{event["name"] for event in events if event["pid"] == rank} for rank in range(2)]
+    assert names[0] == names[1] >= {"all-reduce", "barrier", "broadcast", "all-gather"}, names
+    assert all(event["ph"] == "X" and event["dur"] > 0 and event["args"]["bytes"] >= 0 for event in events)
+    assert [event["args"]["error"] for event in events if "error" in event["args"]], "one timed out"
 
 
 def test_a_rank_that_ends_while_the_others_meet_is_told_as_a_lost_store(tmp_path: Path) -> None:

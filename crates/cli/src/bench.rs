@@ -9,6 +9,7 @@ mod pair;
 mod plan;
 pub(crate) mod ring;
 mod row;
+mod torch;
 
 use std::process::ExitCode;
 
@@ -35,6 +36,8 @@ enum Bench {
     Lines,
     /// Collectives through Python, beside gloo and Open MPI.
     Collectives(collectives::Arguments),
+    /// Every collective and message through torch, over each kind of pool, beside gloo and Open MPI.
+    Torch(torch::Arguments),
     /// Messages of stock MPI libraries over a pool, beside TCP and their own shared memory.
     Mpi(mpi::Arguments),
     /// The fused step of an optimizer, beside torch's, and beside the memory traffic alone.
@@ -63,6 +66,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         Bench::Objects(arguments) => objects::run(arguments)?,
         Bench::Collectives(collectives) => {
             collectives::run(collectives, |row| print(row, arguments.json))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Bench::Torch(torch) => {
+            torch::run(torch, |row| print(row, arguments.json))?;
             return Ok(ExitCode::SUCCESS);
         }
         Bench::Offload(offload) => {

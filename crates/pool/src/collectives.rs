@@ -204,6 +204,57 @@ impl<M: Memory> Group<M> {
         self.perform(&call, Data::Apart { input, output })
     }
 
+    /// As the collective of that name, which may be all-gather, gather, scatter, reduce-scatter or all-to-all, with a buffer
+    /// for each chunk where the other call has one for all. A side that is one chunk is a list of one. What this rank does not
+    /// read or write may be empty. `op` combines.
+    ///
+    /// # Errors
+    /// The group's error, or an argument that does not fit.
+    pub fn over_lists(
+        &mut self,
+        (collective, root): (Collective, usize),
+        op: Option<Op>,
+        dtype: Dtype,
+        input: &[&[u8]],
+        output: &mut [&mut [u8]],
+    ) -> Result<(), PoolError> {
+        let (size, is_root) = (self.size(), self.rank() == root);
+        let (inputs, outputs) = match collective {
+            Collective::AllGather => (1, size),
+            Collective::Gather => (1, if is_root { size } else { 0 }),
+            Collective::Scatter => (if is_root { size } else { 0 }, 1),
+            Collective::ReduceScatter => (size, 1),
+            Collective::AllToAll => (size, size),
+            other => {
+                let expected = "all-gather, gather, scatter, reduce-scatter and all-to-all have";
+                return Err(PoolError::Argument {
+                    what: "lists of",
+                    value: other.name().to_owned(),
+                    expected,
+                });
+            }
+        };
+        let chunk = input.first().map(|part| part.len()).or(output.first().map(|part| part.len()));
+        let chunk = chunk.unwrap_or_default();
+        let lengths = || input.iter().map(|part| part.len()).chain(output.iter().map(|part| part.len()));
+        if (input.len(), output.len()) != (inputs, outputs) || lengths().any(|length| length != chunk) {
+            let value = format!(
+                "{} buffers to {}, of {:?} bytes",
+                input.len(),
+                output.len(),
+                lengths().collect::<Vec<_>>()
+            );
+            let expected = "one buffer for each chunk, all of one length";
+            return Err(PoolError::Argument { what: "the list", value, expected });
+        }
+        let call = match op {
+            Some(op) => self.reducing(collective, root, op, dtype, chunk)?,
+            None => self.moving(collective, root, dtype, chunk)?,
+        };
+        let output = output.iter_mut().map(|part| &mut **part).collect();
+        self.perform(&call, Data::Lists { input: input.to_vec(), output, chunk: chunk as u64 })
+    }
+
     /// Combines the `bytes` bytes that each rank has at its own `at` in the pool; every rank gets the result there. The
     /// peers read it in place: nothing is staged. When it returns they have read what they need.
     ///

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use polder_attach::each;
 use polder_attach::session::Session;
+use polder_kernels::Dtype;
 use polder_mem::Memory;
 use polder_pool::wait::Patience;
 use polder_pool::{PoolError, group};
 use polder_schedule::Collective;
 use pyo3::prelude::*;
 
-use crate::buffer::{self, Span};
+use crate::buffer::{self, Elements, Span};
 use crate::errors::{self, argument};
 use crate::lane::{self, Call, Collectives, Interrupt, Lane};
 use crate::number::Number;
@@ -67,6 +68,28 @@ impl Group {
         };
         self.run(py, Call::AllGather { from, into })?;
         Ok(whole)
+    }
+
+    /// Runs a call now when `wait` is set, and queues it otherwise.
+    ///
+    /// # Safety
+    /// `arrays` keeps the memory of the call's spans alive, and nobody else touches it until the call is over.
+    unsafe fn launch(
+        &self,
+        py: Python<'_>,
+        call: Call,
+        timeout: Option<Duration>,
+        wait: bool,
+        arrays: Py<PyAny>,
+    ) -> PyResult<Option<Ticket>> {
+        let lane = self.lane()?;
+        if wait {
+            // SAFETY: `arrays` lives until this returns.
+            unsafe { lane.run(py, call, timeout)? };
+            return Ok(None);
+        }
+        // SAFETY: the lane keeps `arrays`.
+        unsafe { lane.submit(call, timeout, arrays) }.map(|ticket| Some(Ticket { ticket }))
     }
 
     fn check_root(&self, root: usize) -> PyResult<()> {
@@ -324,20 +347,57 @@ impl Group {
             None => return Err(argument(format!("torch starts no collective {collective:?}"))),
         };
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
-        let lane = self.lane()?;
-        if wait {
-            // SAFETY: as above; `arrays` lives until this returns.
-            unsafe { lane.run(py, call, timeout)? };
-            return Ok(None);
-        }
         // SAFETY: as above.
-        unsafe { lane.submit(call, timeout, arrays) }.map(|ticket| Some(Ticket { ticket }))
+        unsafe { self.launch(py, call, timeout, wait, arrays) }
+    }
+
+    /// As `start`, with a list of address and count for each chunk of a source or target that is in several tensors.
+    #[expect(clippy::too_many_arguments, reason = "one call for every collective of one private caller")]
+    fn start_lists(
+        &self,
+        py: Python<'_>,
+        collective: &str,
+        sources: Vec<(usize, usize)>,
+        targets: Vec<(usize, usize)>,
+        dtype: &str,
+        op: &str,
+        root: usize,
+        timeout: Option<f64>,
+        wait: bool,
+        arrays: Py<PyAny>,
+    ) -> PyResult<Option<Ticket>> {
+        self.check_root(root)?;
+        let named = Collective::named(collective);
+        let collective = named.ok_or_else(|| argument(format!("there is no collective {collective:?}")))?;
+        let spans = |at: Vec<(usize, usize)>| {
+            // SAFETY: as in `start`.
+            at.into_iter().map(|at| unsafe { Span::raw(at, dtype) }).collect::<PyResult<Vec<_>>>()
+        };
+        let (from, into) = (spans(sources)?, spans(targets)?);
+        if let Some(twice) = overlapping(&into) {
+            return Err(argument(format!(
+                "{collective} got outputs {twice} and another that share memory; give each its own"
+            )));
+        }
+        let op = match collective {
+            Collective::ReduceScatter => Some(Elements::named(dtype)?.op(op)?),
+            _ => None,
+        };
+        let call = Call::Lists { collective, root, op, from, into };
+        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
+        // SAFETY: as in `start`; no two of the spans that are written overlap.
+        unsafe { self.launch(py, call, timeout, wait, arrays) }
     }
 
     /// Waits for the operations on their way and leaves the group. Closing twice is harmless.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.lane.take().map_or(Ok(()), |lane| lane.close(py))
     }
+}
+
+/// The number of a span that shares a byte with a later one.
+fn overlapping(spans: &[Span]) -> Option<usize> {
+    (0..spans.len()).find(|&at| spans[at + 1..].iter().any(|other| spans[at].overlaps(other)))
 }
 
 /// A group, and the session whose heartbeat says that this process lives; the group leaves first.
@@ -408,6 +468,21 @@ unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result
                 group.all_to_all(into.dtype(), &from.copied(), into.bytes_mut())
             }
             Call::AllToAll { from, into } => group.all_to_all(into.dtype(), from.bytes(), into.bytes_mut()),
+            Call::Lists { collective, root, op, from, into } => {
+                // A source that is also written is copied first.
+                let copies: Vec<Option<Vec<u8>>> = from
+                    .iter()
+                    .map(|from| into.iter().any(|into| from.overlaps(into)).then(|| from.copied()))
+                    .collect();
+                let input: Vec<&[u8]> = from
+                    .iter()
+                    .zip(&copies)
+                    .map(|(from, copy)| copy.as_deref().unwrap_or(from.bytes()))
+                    .collect();
+                let mut output: Vec<&mut [u8]> = into.iter().map(|into| into.bytes_mut()).collect();
+                let dtype = from.iter().chain(into).map(Span::dtype).next().unwrap_or(Dtype::U8);
+                group.over_lists((*collective, *root), *op, dtype, &input, &mut output)
+            }
             Call::AllReduceInPool { extent, op, times } => (0..*times)
                 .try_for_each(|_| group.all_reduce_in_pool(*op, extent.dtype(), extent.at, extent.bytes)),
             Call::ReduceScatterInPool { extent, op } => {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use polder_kernels::Op;
 use polder_pool::PoolError;
+use polder_schedule::Collective;
 use pyo3::prelude::*;
 
 use crate::buffer::Span;
@@ -25,18 +26,67 @@ const GRACE: Duration = Duration::from_secs(2);
 /// One collective with its arrays.
 pub(crate) enum Call {
     Barrier,
-    AllReduce { data: Span, op: Op, times: u32 },
-    Reduce { data: Span, op: Op, root: usize },
-    Broadcast { data: Span, root: usize },
-    AllGather { from: Span, into: Span },
-    ReduceScatter { from: Span, into: Span, op: Op },
-    Gather { from: Span, into: Option<Span>, root: usize },
-    Scatter { from: Option<Span>, into: Span, root: usize },
-    AllToAll { from: Span, into: Span },
-    AllReduceInPool { extent: Extent, op: Op, times: u32 },
-    ReduceScatterInPool { extent: Extent, op: Op },
-    AllGatherInPool { extent: Extent },
-    BroadcastInPool { extent: Extent, root: usize },
+    AllReduce {
+        data: Span,
+        op: Op,
+        times: u32,
+    },
+    Reduce {
+        data: Span,
+        op: Op,
+        root: usize,
+    },
+    Broadcast {
+        data: Span,
+        root: usize,
+    },
+    AllGather {
+        from: Span,
+        into: Span,
+    },
+    ReduceScatter {
+        from: Span,
+        into: Span,
+        op: Op,
+    },
+    Gather {
+        from: Span,
+        into: Option<Span>,
+        root: usize,
+    },
+    Scatter {
+        from: Option<Span>,
+        into: Span,
+        root: usize,
+    },
+    AllToAll {
+        from: Span,
+        into: Span,
+    },
+    /// A collective with a span for each chunk.
+    Lists {
+        collective: Collective,
+        root: usize,
+        op: Option<Op>,
+        from: Vec<Span>,
+        into: Vec<Span>,
+    },
+    AllReduceInPool {
+        extent: Extent,
+        op: Op,
+        times: u32,
+    },
+    ReduceScatterInPool {
+        extent: Extent,
+        op: Op,
+    },
+    AllGatherInPool {
+        extent: Extent,
+    },
+    BroadcastInPool {
+        extent: Extent,
+        root: usize,
+    },
 }
 
 /// A group of whichever memory.
@@ -348,7 +398,7 @@ pub(crate) struct Ticket {
 #[derive(Default)]
 struct State {
     outcome: Option<Result<(), PoolError>>,
-    then: Option<Py<PyAny>>,
+    then: Vec<Py<PyAny>>,
 }
 
 impl Ticket {
@@ -358,12 +408,12 @@ impl Ticket {
         if state.outcome.is_some() {
             return;
         }
-        let then = state.then.take();
+        let then = std::mem::take(&mut state.then);
         state.outcome = Some(outcome.clone());
         drop(state);
         self.done.notify_all();
-        if let Some(then) = then {
-            tellers.tell(then, outcome);
+        for then in then {
+            tellers.tell(then, outcome.clone());
         }
     }
 
@@ -398,7 +448,7 @@ impl Ticket {
     pub(crate) fn when_done(&self, py: Python<'_>, then: Py<PyAny>) {
         let mut state = lock(&self.state);
         match state.outcome.clone() {
-            None => state.then = Some(then),
+            None => state.then.push(then),
             Some(outcome) => {
                 drop(state);
                 tell(py, &then, outcome);

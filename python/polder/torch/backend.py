@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from polder.torch.meeting import (
     Attachment,
     Board,
     attach,
+    expect_one_pool,
     host_ids,
     hosts_to_emulate,
     introduction,
@@ -41,6 +43,7 @@ from polder.torch.meeting import (
     make,
     pool_path,
 )
+from polder.torch.trace import trace
 from polder.torch.work import Done, Pending, Received
 
 # What c10d calls has the names and arguments of its bindings, which its stubs do not follow.
@@ -90,6 +93,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         self._done = Done()
         self._exchanges = 0
         self._watches = 0
+        self._trace = trace()
         kind = dist.ProcessGroup.BackendType.CUSTOM
         # torch 2.12 constructs no backend in Python; monitored_barrier and split_group ask for one.
         with contextlib.suppress(TypeError):
@@ -175,14 +179,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         """Every rank gets the input of each."""
         source, targets = _one(inputs, "all_gather"), _one(outputs, "all_gather")
         self._expect_one_each(targets, source, "all_gather")
-        whole = torch.empty(self._group_size * source.numel(), dtype=source.dtype)
-
-        def back() -> None:
-            for target, part in zip(targets, whole.chunk(self._group_size), strict=True):
-                target.copy_(part.view(target.shape))
-
-        back_or_none = back if source.numel() else None
-        return self._run("all-gather", _contiguous(source, "all_gather"), whole, opts, targets, back_or_none)
+        return self._run_lists("all-gather", [source], targets, opts)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: AllgatherOptions) -> Work:
         self._expect_count(output, self._group_size * source.numel(), source, "all_gather_into_tensor")
@@ -202,9 +199,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         """Rank r gets the reduction of everybody's r-th input."""
         output, parts = _one(outputs, "reduce_scatter"), _one(inputs, "reduce_scatter")
         self._expect_one_each(parts, output, "reduce_scatter")
-        whole = torch.cat([_contiguous(part, "reduce_scatter").flatten() for part in parts])
-        flat, back = _out(output, "reduce_scatter")
-        return self._run("reduce-scatter", whole, flat, opts, outputs, back, op=_op(opts))
+        return self._run_lists("reduce-scatter", parts, [output], opts, op=_op(opts))
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: ReduceScatterOptions) -> Work:
         self._expect_count(source, self._group_size * output.numel(), output, "reduce_scatter_tensor")
@@ -242,19 +237,11 @@ class ProcessGroupPolder(dist.ProcessGroup):
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: GatherOptions) -> Work:
         """The root gets the input of each rank."""
         source, root = _one(inputs, "gather"), opts.rootRank
-        if root != self._rank:
-            empty = source.new_empty(0)
-            return self._run("gather", _contiguous(source, "gather"), empty, opts, [], None, root=root)
-        targets = _one(outputs, "gather")
-        self._expect_one_each(targets, source, "gather")
-        whole = torch.empty(self._group_size * source.numel(), dtype=source.dtype)
-
-        def back() -> None:
-            for target, part in zip(targets, whole.chunk(self._group_size), strict=True):
-                target.copy_(part.view(target.shape))
-
-        back_or_none = back if source.numel() else None
-        return self._run("gather", _contiguous(source, "gather"), whole, opts, targets, back_or_none, root=root)
+        targets: list[torch.Tensor] = []
+        if root == self._rank:
+            targets = _one(outputs, "gather")
+            self._expect_one_each(targets, source, "gather")
+        return self._run_lists("gather", [source], targets, opts, root=root)
 
     def gather_single(self, output: torch.Tensor | None, source: torch.Tensor, opts: GatherOptions) -> Work:
         """As `gather`, into one tensor."""
@@ -268,13 +255,11 @@ class ProcessGroupPolder(dist.ProcessGroup):
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: ScatterOptions) -> Work:
         """Rank r gets the root's r-th input."""
         output, root = _one(outputs, "scatter"), opts.rootRank
-        whole = output.new_empty(0)
+        parts: list[torch.Tensor] = []
         if root == self._rank:
             parts = _one(inputs, "scatter")
             self._expect_one_each(parts, output, "scatter")
-            whole = torch.cat([_contiguous(part, "scatter").flatten() for part in parts])
-        flat, back = _in_and_out(output, "scatter")
-        return self._run("scatter", whole, flat, opts, outputs, back, root=root)
+        return self._run_lists("scatter", parts, [output], opts, root=root)
 
     def all_to_all_single(
         self,
@@ -301,15 +286,9 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 raise ArgumentError(
                     f"all_to_all got {len(tensors)} {what} for {self._group_size} ranks; give one for each"
                 )
-        staged = [_in_and_out(output, "all_to_all") for output in outputs]
-        copies = [back for _, back in staged if back is not None]
-
-        def back() -> None:
-            for copy in copies:
-                copy()
-
+        flats, back = _all_in_and_out(outputs, "all_to_all")
         sources = [_contiguous(source, "all_to_all") for source in inputs]
-        return self._exchange([flat for flat, _ in staged], sources, opts, outputs, back if copies else None)
+        return self._exchange(flats, sources, opts, outputs, back)
 
     # Messages.
 
@@ -390,7 +369,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
     ) -> "_core.Message":
         """Starts messages of contiguous tensors, all of one type; `kept` lives until they are over."""
         one = (*sends, *receives)
-        return self._channel.exchange(
+        began = time.time_ns() if self._trace is not None else 0
+        message = self._channel.exchange(
             what,
             kind,
             tag & 0xFFFF_FFFF,
@@ -401,6 +381,24 @@ class ProcessGroupPolder(dist.ProcessGroup):
             (kept, sends, receives),
             any_source,
         )
+        if self._trace is not None:
+            ranks = sorted({rank for rank, _ in one})
+            self._ends(message, what, began, [tensor for _, tensor in one], ranks=ranks, tag=tag)
+        return message
+
+    def _ends(
+        self,
+        ticket: "_core.Ticket | _core.Message | None",
+        what: str,
+        began: int,
+        tensors: Sequence[torch.Tensor],
+        **facts: object,
+    ) -> None:
+        """Writes an operation into the trace that was asked for, when it is done."""
+        if self._trace is not None:
+            nbytes, dtype = sum(tensor.nbytes for tensor in tensors), _dtype(tensors[0].dtype) if tensors else ""
+            place = (self._rank, self._names[0])
+            self._trace.ends(ticket, what, began, place, bytes=nbytes, dtype=dtype, **facts)
 
     def _exchange(
         self,
@@ -496,12 +494,47 @@ class ProcessGroupPolder(dist.ProcessGroup):
             back()
         return self._done
 
+    def _run_lists(
+        self,
+        what: str,
+        sources: list[torch.Tensor],
+        targets: list[torch.Tensor],
+        opts: Any,
+        op: str = "sum",
+        root: int = 0,
+    ) -> Work:
+        """As `_run`, straight from and to the tensors of lists. A side that this rank does not use is empty."""
+        flats = [_contiguous(source, what) for source in sources]
+        outputs, back = _all_in_and_out(targets, what)
+        dtype, width = _elements(what, (sources or targets)[0].dtype)
+        limit = opts.timeout.total_seconds()
+        began = time.time_ns() if self._trace is not None else 0
+        ticket = self._core.start_lists(
+            what,
+            [(flat.data_ptr(), flat.numel() * width) for flat in flats],
+            [(output.data_ptr(), output.numel() * width) for output in outputs],
+            dtype,
+            op,
+            root,
+            limit if limit > 0 else self._seconds,
+            not opts.asyncOp,
+            (flats, outputs),
+        )
+        if self._trace is not None:
+            self._ends(ticket, what, began, flats or outputs, op=op, root=root)
+        if ticket is not None:
+            return Pending([ticket], targets, back)
+        if back is not None:
+            back()
+        return self._done
+
     def _start(
         self, what: str, source: torch.Tensor, target: torch.Tensor, opts: Any, op: str = "sum", root: int = 0
     ) -> "_core.Ticket | None":
         limit = opts.timeout.total_seconds()
         dtype, width = _elements(what, source.dtype)
-        return self._core.start(
+        began = time.time_ns() if self._trace is not None else 0
+        ticket = self._core.start(
             what,
             (source.data_ptr(), source.numel() * width),
             (target.data_ptr(), target.numel() * width),
@@ -512,6 +545,9 @@ class ProcessGroupPolder(dist.ProcessGroup):
             not opts.asyncOp,
             (source, target),
         )
+        if self._trace is not None:
+            self._ends(ticket, what, began, [source], op=op, root=root)
+        return ticket
 
     def _together(self, works: list[Work], tensors: list[torch.Tensor]) -> Work:
         pending = [work for work in works if isinstance(work, Pending)]
@@ -592,6 +628,18 @@ def _out(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Callable[[], No
     return _in_and_out(tensor, what)
 
 
+def _all_in_and_out(tensors: list[torch.Tensor], what: str) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
+    """`_in_and_out` of each tensor, with one call that brings all of them back."""
+    staged = [_in_and_out(tensor, what) for tensor in tensors]
+    copies = [back for _, back in staged if back is not None]
+
+    def back() -> None:
+        for copy in copies:
+            copy()
+
+    return [flat for flat, _ in staged], back if copies else None
+
+
 def _copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
     tensor.copy_(flat)
 
@@ -614,8 +662,9 @@ def create(options: Any, _backend_options: object) -> ProcessGroupPolder:
     timeout: timedelta = options.timeout
     board = Board(options.store, rank, size, timeout)
     everyone = board.meet(lambda: introduction(rank, size))
-    path: str = pool_path(everyone, board.round)
-    host = host_ids(everyone)[rank]
+    with board.failing_alike():
+        path: str = pool_path(everyone, board.round)
+        host = host_ids(everyone)[rank]
     own = everyone[rank]["pool"] is None
     chosen = everyone[rank]["host"] is not None or hosts_to_emulate() > 1
     attachment: Attachment | None = None
@@ -626,6 +675,9 @@ def create(options: Any, _backend_options: object) -> ProcessGroupPolder:
             lambda: attach(path, own, share, host, chosen, timeout),
             Attachment.close_unused,
         )
+        if len({tuple(each["machine"]) for each in everyone}) > 1:
+            with board.failing_alike():
+                expect_one_pool(path, board, everyone, attachment.pool.uuid)
         there, name, seconds = attachment, f"/torch/{board.round}/{options.group_id}", timeout.total_seconds()
         joined = board.agree(
             "join the group",

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -211,6 +211,15 @@ class Board:
             raise PolderError(f"rank {rank} could not {what}: {_words(failure)}") from failure
         raise _retold(f"rank {rank} could not {what}", told) from failure
 
+    @contextlib.contextmanager
+    def failing_alike(self) -> Generator[None]:
+        """For what fails on every rank if on one: none leaves before all have come so far, because the store may go."""
+        try:
+            yield
+        except PolderError:
+            self._leave_together()
+            raise
+
     def _leave_together(self) -> None:
         """Stays until every rank has heard of the failure: the store may end with this process."""
         self.tell(f"heard/{self.rank}", None)
@@ -345,6 +354,24 @@ def attach(
     return attachment
 
 
+def expect_one_pool(path: str, board: Board, everyone: list[dict[str, Any]], uuid: str) -> None:
+    """That ranks of several machines have attached one pool: a file of the same name on each machine is none.
+
+    Raises
+    ------
+    RegionError
+        Names two hosts and the path.
+    """
+    pools = board.exchange("uuid", uuid)
+    other = next((rank for rank, each in enumerate(pools) if each != pools[0]), None)
+    if other is not None:
+        first, second = everyone[0]["machine"][0], everyone[other]["machine"][0]
+        raise RegionError(
+            f"{path} is one pool on host {first} (rank 0, {pools[0]}) and another on host {second} (rank {other}, "
+            f"{pools[other]}); set POLDER_POOL to a device or a file that both hosts map"
+        )
+
+
 def join(attachment: Attachment, name: str, board: Board, seconds: float) -> "tuple[_core.Group, _core.Channel]":
     """Joins the group in the pool, and gives up when another rank cannot."""
     try:
@@ -372,8 +399,9 @@ def _private_path(everyone: list[dict[str, Any]], job: str) -> str:
     if len(machines) > 1:
         names = ", ".join(sorted(name for name, _ in machines))
         raise ArgumentError(
-            f"the ranks run on {len(machines)} machines ({names}), which share no default pool; set POLDER_POOL to a "
-            "dax device or a file that all of them map"
+            f"the ranks run on {len(machines)} machines ({names}), which share no default pool: a job's own, such as "
+            f"{_core.JobPool.place(job)}, lies in one machine's memory; set POLDER_POOL to a dax device or a file that "
+            "all of them map"
         )
     return str(_core.JobPool.place(job))
 

@@ -29,6 +29,13 @@ elif kind == "odd" and rank == 1:
     core.Pool = fails(ZeroDivisionError("by a bug"))
 elif kind == "join" and rank == 1:
     core.Group = fails(polder.PoolFullError("the pool is full"))
+elif kind == "hosts":
+    polder.torch.meeting._machine = lambda: [f"node{rank}", "boot"]
+elif kind == "files":
+    # A file of the same name on each machine.
+    polder.torch.meeting._machine = lambda: [f"node{rank}", "boot"]
+    uuid = core.Pool.uuid
+    core.Pool = type("Pool", (core.Pool,), {"uuid": property(lambda self: f"{uuid.__get__(self)}-{rank}")})
 elif kind == "ends" and rank == 0:
     core.settings = lambda: os._exit(3)
 try:

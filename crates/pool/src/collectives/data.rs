@@ -13,6 +13,8 @@ pub(crate) enum Data<'a> {
     Apart { input: &'a [u8], output: &'a mut [u8] },
     /// One buffer, with the bytes at which the input and the output begin.
     Same { data: &'a mut [u8], input_at: u64, output_at: u64 },
+    /// Separate buffers, each whole or in one for each chunk of `chunk` bytes.
+    Lists { input: Vec<&'a [u8]>, output: Vec<&'a mut [u8]>, chunk: u64 },
     /// An extent of each rank in the pool, where peers read it. Rank `r`'s input begins `r` times `input_stride` after
     /// the start of its extent.
     Pool { at: &'a [Offset], input_stride: u64, output_stride: u64 },
@@ -24,6 +26,10 @@ impl Data<'_> {
         match self {
             Self::Apart { input, .. } => &input[range(part, 0)],
             Self::Same { data, input_at, .. } => &data[range(part, *input_at)],
+            Self::Lists { input, chunk, .. } => {
+                let (index, within) = place(input.len(), part, *chunk);
+                &input[index][within]
+            }
             Self::Pool { .. } => unreachable!("no slice points into the pool"),
         }
     }
@@ -33,6 +39,10 @@ impl Data<'_> {
         match self {
             Self::Apart { output, .. } => &mut output[range(part, 0)],
             Self::Same { data, output_at, .. } => &mut data[range(part, *output_at)],
+            Self::Lists { output, chunk, .. } => {
+                let (index, within) = place(output.len(), part, *chunk);
+                &mut output[index][within]
+            }
             Self::Pool { .. } => unreachable!("no slice points into the pool"),
         }
     }
@@ -41,6 +51,11 @@ impl Data<'_> {
     pub(crate) fn keep(&mut self, from: &Range<u64>, to: &Range<u64>) {
         match self {
             Self::Apart { input, output } => output[range(to, 0)].copy_from_slice(&input[range(from, 0)]),
+            Self::Lists { input, output, chunk } => {
+                let (source, at) = place(input.len(), from, *chunk);
+                let (target, into) = place(output.len(), to, *chunk);
+                output[target][into].copy_from_slice(&input[source][at]);
+            }
             Self::Same { data, input_at, output_at } => {
                 let (from, to) = (range(from, *input_at), range(to, *output_at));
                 if from != to {
@@ -50,6 +65,15 @@ impl Data<'_> {
             Self::Pool { .. } => unreachable!("no slice points into the pool"),
         }
     }
+}
+
+/// The buffer that a part lies in, and where, when there is one for each chunk: no part reaches over a chunk's end.
+pub(crate) fn place(buffers: usize, part: &Range<u64>, chunk: u64) -> (usize, Range<usize>) {
+    if buffers == 1 || part.is_empty() {
+        return (0, if part.is_empty() { 0..0 } else { range(part, 0) });
+    }
+    let before = part.start / chunk * chunk;
+    ((before / chunk) as usize, range(&(part.start - before..part.end - before), 0))
 }
 
 /// Memory of this process through which everything goes that is combined: no slice may point into the pool.

@@ -8,7 +8,7 @@ use polder_kernels::{Dtype, Op, divide, reduce, reduce_into};
 use polder_mem::{Coherence, Fault, Memory, Offset};
 use polder_schedule::{Act, Block, Chunk, Cut, Plan, Read, Step};
 
-use super::data::{Data, Scratch, fill, length, pieces, range, write};
+use super::data::{Data, Scratch, fill, length, pieces, place, range, write};
 use super::pace::Stores;
 use crate::group::{Failure, Group};
 
@@ -263,6 +263,13 @@ impl<M: Memory> Run<'_, M> {
             (Data::Apart { input, output }, Some(from)) => {
                 let output = &mut output[range(&to, 0)];
                 reduction.combine_into(output, sum, &input[range(&from, 0)]);
+                Ok(output)
+            }
+            (Data::Lists { input, output, chunk }, Some(from)) => {
+                let (target, into) = place(output.len(), &to, *chunk);
+                let (source, at) = place(input.len(), &from, *chunk);
+                let output = &mut output[target][into];
+                reduction.combine_into(output, sum, &input[source][at]);
                 Ok(output)
             }
             (Data::Same { data, output_at, .. }, Some(_)) => {

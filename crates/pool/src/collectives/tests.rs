@@ -135,6 +135,59 @@ fn all_to_all_transposes() {
 }
 
 #[test]
+fn lists_of_buffers_give_what_one_buffer_gives() {
+    everywhere(|group, root, count| {
+        let (rank, ranks, chunk) = (group.rank(), group.size(), count * 4);
+        let own = bytes(&input(rank, 13, count * ranks));
+        let parts: Vec<&[u8]> = (0..ranks).map(|at| &own[at * chunk..(at + 1) * chunk]).collect();
+        let is_root = rank == root;
+        for collective in [
+            Collective::AllGather,
+            Collective::Gather,
+            Collective::Scatter,
+            Collective::ReduceScatter,
+            Collective::AllToAll,
+        ] {
+            let (sends_all, takes_all) = match collective {
+                Collective::AllGather => (false, true),
+                Collective::Gather => (false, is_root),
+                Collective::Scatter => (is_root, false),
+                Collective::ReduceScatter => (true, false),
+                _ => (true, true),
+            };
+            let op = (collective == Collective::ReduceScatter).then_some(Op::Sum);
+            let mut whole = vec![0xee; if takes_all { chunk * ranks } else { chunk }];
+            match collective {
+                Collective::AllGather => group.all_gather(Dtype::U32, parts[0], &mut whole),
+                Collective::Gather => {
+                    group.gather(root, Dtype::U32, parts[0], if is_root { &mut whole } else { &mut [] })
+                }
+                Collective::Scatter => group.scatter(root, Dtype::U32, &own, &mut whole),
+                Collective::ReduceScatter => group.reduce_scatter(Op::Sum, Dtype::U32, &own, &mut whole),
+                _ => group.all_to_all(Dtype::U32, &own, &mut whole),
+            }
+            .unwrap();
+            let mut apart = vec![vec![0xee; chunk]; if takes_all { ranks } else { 1 }];
+            let mut output: Vec<&mut [u8]> = apart.iter_mut().map(Vec::as_mut_slice).collect();
+            let sends_none = collective == Collective::Scatter && !is_root;
+            let takes_none = collective == Collective::Gather && !is_root;
+            let input = if sends_none {
+                &[]
+            } else if sends_all {
+                &parts[..]
+            } else {
+                &parts[..1]
+            };
+            let output = if takes_none { &mut [] } else { &mut output[..] };
+            group.over_lists((collective, root), op, Dtype::U32, input, output).unwrap();
+            assert!(apart.concat() == whole, "{collective} of {count} elements on rank {rank}");
+        }
+        let refused = group.over_lists((Collective::AllGather, 0), None, Dtype::U32, &parts, &mut []);
+        assert!(matches!(refused, Err(PoolError::Argument { .. })), "{refused:?}");
+    });
+}
+
+#[test]
 fn odd_bytes_go_through_every_collective() {
     on_threads(&[0, 0, 1], small(), |group| {
         for count in [1, 63, 65, 777] {
