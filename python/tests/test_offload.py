@@ -67,45 +67,6 @@ def assert_equal(ours: list[torch.nn.Parameter], theirs: list[torch.nn.Parameter
         assert np.array_equal(bits(one.nan_to_num(0.0)), bits(other.nan_to_num(0.0)))
 
 
-SHAPES = [(7,), (1, 1), (64,), (65,), (33, 31), (3, 5, 7), (40000,), (16,), (70001,)]
-
-
-@pytest.mark.skipif(not HAS_VECTORS, reason="torch computes without vectors here")
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("beta1", "weight_decay"), [(0.9, 0.1), (0.3, 0.0), (0.5, 0.01), (0.0, 0.1)])
-def test_a_step_has_the_bits_of_torchs_fused_step(threads: int, beta1: float, weight_decay: float) -> None:
-    settings = {"lr": 1e-2, "betas": (beta1, 0.95), "weight_decay": weight_decay}
-    ours, theirs = tensors(SHAPES, 0), tensors(SHAPES, 0)
-    torch.set_num_threads(threads)
-    optimizers = offload.AdamW(ours, **settings), torch.optim.AdamW(theirs, **settings, fused=True)
-    for step in range(5):
-        for parameters, optimizer in zip((ours, theirs), optimizers, strict=True):
-            set_gradients(parameters, step)
-            for parameter, value in zip(parameters, (float("nan"), float("inf"), -float("inf")), strict=False):
-                if step == 2:
-                    parameter.grad.view(-1)[0] = value
-            optimizer.step()
-        assert_equal(ours, theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        for name in ("exp_avg", "exp_avg_sq", "step"):
-            mine, its = (optimizer.state[it][name] for optimizer, it in zip(optimizers, (one, other), strict=True))
-            assert torch.equal(mine.nan_to_num(0.5), its.nan_to_num(0.5)), name
-
-
-@pytest.mark.skipif(not HAS_VECTORS, reason="torch computes without vectors here")
-def test_brain_floats_go_in_and_out_as_if_torch_had_cast_them() -> None:
-    [master], [reference] = tensors([(5003,)], 1), tensors([(5003,)], 1)
-    gradient = (torch.randn(5003) * 1e-2).to(torch.bfloat16)
-    mean, square, copy = torch.zeros(5003), torch.zeros(5003), torch.zeros(5003, dtype=torch.bfloat16)
-    optimizer = torch.optim.AdamW([reference], **SETTINGS, fused=True)
-    reference.grad = gradient.float()
-    optimizer.step()
-    addresses = tuple(it.data_ptr() for it in (master, mean, square, gradient, copy))
-    _core.offload_adamw_bf16((1e-2, 0.9, 0.95, 1e-8, 0.1), 1.0, addresses, 5003, 2)
-    assert_equal([master], [reference])
-    assert torch.equal(copy, reference.detach().to(torch.bfloat16))
-
-
 class Model(torch.nn.Module):
     """Checkpointed blocks whose inputs are large enough to be placed."""
 
@@ -360,7 +321,7 @@ def test_a_tier_that_cannot_be_is_one_clear_error(disk: Path) -> None:
     assert "expected memory first" in refusal(disk, tiers=two_tiers(disk)[1:])
     ours = model()
     theirs = torch.optim.AdamW(ours.parameters())
-    assert "expected polder.offload.AdamW, found torch.optim.adamw.AdamW" in refusal(disk, optimizer=theirs)
+    assert "expected polder.offload.AdamW or Adam, found torch.optim.adamw.AdamW" in refusal(disk, optimizer=theirs)
     with pytest.raises(TierError, match="bytes do not fit on this disk"):
         _core.States([], 1 << 46, disk)
     with pytest.raises(ArgumentError, match="capacity"):

@@ -1,8 +1,10 @@
 //! Instruction sets: the same loops compiled once for each, one of them picked at run time.
 
-use crate::adamw::{Piece, Update, pass, traffic};
 use crate::dtype::{Dtype, Op};
+use crate::norm::square_sum;
+use crate::optimizer::{Factor, Update};
 use crate::reduce::{Arrays, combine, quotients};
+use crate::step::{Gradients, Piece, pass};
 use std::num::NonZeroU32;
 
 /// What the loops may be made of.
@@ -70,36 +72,36 @@ impl Level {
         }
     }
 
-    /// Applies one step of AdamW. The level must be one of [`Level::available`].
-    pub(crate) fn adamw(self, update: &Update, piece: Piece<'_>) {
+    /// Applies one step of an optimizer. The level must be one of [`Level::available`].
+    pub(crate) fn step(self, update: &Update, factor: Factor, piece: Piece<'_>, is_streamed: bool) {
         match self {
-            Self::Portable => pass(update, piece),
+            Self::Portable => pass(update, factor, piece, is_streamed),
             // SAFETY: `available` has found these features in this CPU.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => unsafe { x86::adamw_avx2(update, piece) },
+            Self::Avx2 => unsafe { x86::step_avx2(update, factor, piece, is_streamed) },
             // SAFETY: `available` has found these features in this CPU.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { x86::adamw_avx512(update, piece) },
+            Self::Avx512 => unsafe { x86::step_avx512(update, factor, piece, is_streamed) },
         }
     }
 
-    /// Moves what [`Level::adamw`] moves. The level must be one of [`Level::available`].
-    pub(crate) fn traffic(self, piece: Piece<'_>) {
+    /// The sum of squares. The level must be one of [`Level::available`].
+    pub(crate) fn square_sum(self, gradients: Gradients<'_>) -> f64 {
         match self {
-            Self::Portable => traffic(piece),
+            Self::Portable => square_sum(gradients),
             // SAFETY: `available` has found these features in this CPU.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => unsafe { x86::traffic_avx2(piece) },
+            Self::Avx2 => unsafe { x86::square_sum_avx2(gradients) },
             // SAFETY: `available` has found these features in this CPU.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { x86::traffic_avx512(piece) },
+            Self::Avx512 => unsafe { x86::square_sum_avx512(gradients) },
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Arrays, Dtype, Op, Piece, Update, combine, pass, quotients, traffic};
+    use super::{Arrays, Dtype, Factor, Gradients, Op, Piece, Update, combine, pass, quotients, square_sum};
 
     // Generic code is inlined into these functions, and only there are its loops compiled with their features.
 
@@ -124,22 +126,22 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx2,fma")]
-    pub(super) fn adamw_avx2(update: &Update, piece: Piece<'_>) {
-        pass(update, piece);
+    pub(super) fn step_avx2(update: &Update, factor: Factor, piece: Piece<'_>, is_streamed: bool) {
+        pass(update, factor, piece, is_streamed);
     }
 
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-    pub(super) fn adamw_avx512(update: &Update, piece: Piece<'_>) {
-        pass(update, piece);
+    pub(super) fn step_avx512(update: &Update, factor: Factor, piece: Piece<'_>, is_streamed: bool) {
+        pass(update, factor, piece, is_streamed);
     }
 
     #[target_feature(enable = "avx2,fma")]
-    pub(super) fn traffic_avx2(piece: Piece<'_>) {
-        traffic(piece);
+    pub(super) fn square_sum_avx2(gradients: Gradients<'_>) -> f64 {
+        square_sum(gradients)
     }
 
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-    pub(super) fn traffic_avx512(piece: Piece<'_>) {
-        traffic(piece);
+    pub(super) fn square_sum_avx512(gradients: Gradients<'_>) -> f64 {
+        square_sum(gradients)
     }
 }

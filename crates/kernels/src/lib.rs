@@ -30,14 +30,18 @@
 //! integer arithmetic, which vectorises on every CPU. With the CPU set to flush
 //! denormals (`torch.set_flush_denormal`) the sums differ, as all arithmetic of that thread does.
 
-mod adamw;
 mod dtype;
 mod lane;
 mod level;
+mod norm;
+mod optimizer;
 mod reduce;
+mod step;
 #[cfg(test)]
 mod tests;
 
-pub use adamw::{AdamW, Gradients, PIECE, Piece, Update, adamw, adamw_traffic};
 pub use dtype::{Dtype, KernelError, Op};
+pub use norm::squares;
+pub use optimizer::{Adam, Factor, Lion, Update, clip};
 pub use reduce::{divide, reduce, reduce_into};
+pub use step::{Gradients, PIECE, Piece, Work, step};

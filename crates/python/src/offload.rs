@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use polder_kernels::{AdamW, Gradients, PIECE, Piece, adamw, adamw_traffic};
+use polder_kernels::{Factor, Gradients, PIECE, Piece, Work, step};
 use polder_mem::{Buffer, DiskRates, PAGE, PendingTransfer, TRANSFER_BYTES, TierError, TierFile, disk_rates};
 use polder_place::{Placement, Policy, Problem};
 use polder_platform::Platform;
@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use serde_json::json;
 
 use crate::errors::{argument, plain};
+use crate::optimizer::{Settings, slice, update_of};
 
 fn of_tier(error: TierError) -> PyErr {
     plain("TierError", error.to_string())
@@ -72,83 +73,6 @@ pub(crate) fn offload_tiers(platform: &str) -> PyResult<Vec<Described>> {
         (name.clone(), Some(it.folder.clone()), it.capacity.value(), it.read.value(), it.write.value())
     });
     Ok(std::iter::once(dram).chain(disks).collect())
-}
-
-/// Settings of AdamW: the learning rate, both betas, epsilon and the weight decay.
-type Settings = (f64, f64, f64, f64, f64);
-
-fn adamw_of((lr, beta1, beta2, eps, weight_decay): Settings) -> AdamW {
-    AdamW { lr, beta1, beta2, eps, weight_decay }
-}
-
-/// Elements of 32 bits at an address.
-///
-/// # Safety
-/// As many are allocated there, and nobody else reaches them until the slice is dropped.
-unsafe fn slice<'a>(at: usize, elements: usize) -> PyResult<&'a mut [f32]> {
-    match (elements, at) {
-        (0, _) => Ok(&mut []),
-        (_, at) if at != 0 && at.is_multiple_of(4) && elements <= isize::MAX as usize / 4 => {
-            // SAFETY: aligned and not null, and the rest is this function's contract.
-            Ok(unsafe { std::slice::from_raw_parts_mut(at as *mut f32, elements) })
-        }
-        _ => Err(argument(format!("{elements} elements of float32 at address {at:#x} are no array"))),
-    }
-}
-
-/// One step of AdamW over arrays at addresses: parameters, gradients, and both moments. Without settings the same
-/// traffic with no arithmetic, for benchmarks.
-#[pyfunction]
-pub(crate) fn offload_adamw(
-    py: Python<'_>,
-    settings: Option<Settings>,
-    step: f64,
-    addresses: (usize, usize, usize, usize),
-    elements: usize,
-    threads: usize,
-) -> PyResult<()> {
-    let (p, g, m, v) = addresses;
-    // SAFETY: the front passes contiguous tensors of one length, which it holds for the length of the call.
-    let [parameters, gradients, mean, square] =
-        unsafe { [slice(p, elements)?, slice(g, elements)?, slice(m, elements)?, slice(v, elements)?] };
-    let piece = Piece { parameters, gradients: Gradients::F32(gradients), mean, square, copy: None };
-    let done = py.detach(|| match settings {
-        Some(settings) => adamw(&adamw_of(settings).update(step), piece, threads),
-        None => adamw_traffic(piece, threads),
-    });
-    done.map_err(|error| argument(error.to_string()))
-}
-
-/// The same step with bf16 gradients in and bf16 parameters out: addresses of 32-bit parameters, both moments, gradients
-/// and the copy.
-#[pyfunction]
-pub(crate) fn offload_adamw_bf16(
-    py: Python<'_>,
-    settings: Settings,
-    step: f64,
-    addresses: (usize, usize, usize, usize, usize),
-    elements: usize,
-    threads: usize,
-) -> PyResult<()> {
-    let (p, m, v, g, copy) = addresses;
-    if [g, copy].iter().any(|at| *at == 0 || !at.is_multiple_of(2)) {
-        return Err(argument(format!(
-            "{elements} elements of bfloat16 at {g:#x} and {copy:#x} are no arrays"
-        )));
-    }
-    // SAFETY: as in `offload_adamw`.
-    let (parameters, mean, square) =
-        unsafe { (slice(p, elements)?, slice(m, elements)?, slice(v, elements)?) };
-    // SAFETY: as above: not null, aligned, and tensors of as many 16-bit elements.
-    let (gradients, copy) = unsafe {
-        (
-            std::slice::from_raw_parts(g as *const u16, elements),
-            std::slice::from_raw_parts_mut(copy as *mut u16, elements),
-        )
-    };
-    let piece = Piece { parameters, gradients: Gradients::Bf16(gradients), mean, square, copy: Some(copy) };
-    let done = py.detach(|| adamw(&adamw_of(settings).update(step), piece, threads));
-    done.map_err(|error| argument(error.to_string()))
 }
 
 /// Elements of both moments that go to or from a disk together.
@@ -218,9 +142,17 @@ impl States {
         })))
     }
 
-    /// Steps the optimizer over every tensor; they stand in the order of where they begin.
-    fn step(&self, py: Python<'_>, tensors: Vec<Tensor>, threads: usize) -> PyResult<()> {
-        py.detach(|| self.lock().step(&tensors, threads))
+    /// Steps the optimizer over every tensor; they stand in the order of where they begin. Gradients are divided by
+    /// `scale` and multiplied by `factor`.
+    fn step(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<Tensor>,
+        scale: f32,
+        factor: f32,
+        threads: usize,
+    ) -> PyResult<()> {
+        py.detach(|| self.lock().step(&tensors, Factor { scale, clip: factor }, threads))
     }
 
     /// Copies moments of `elements` elements from `begin` on to addresses.
@@ -291,8 +223,44 @@ impl States {
     }
 }
 
+/// What a step does to the moments of a range: of each tensor that has elements there, a piece.
+fn work_of<'a>(
+    tensors: &[Tensor],
+    begin: usize,
+    mut mean: &'a mut [f32],
+    mut square: &'a mut [f32],
+    stripe: usize,
+) -> PyResult<Vec<Work<'a>>> {
+    let (end, mut done) = (begin + mean.len(), begin);
+    let first = tensors.partition_point(|it| it.0 + it.3 <= begin);
+    let mut work = vec![];
+    for (at, parameters, gradients, elements, settings, number) in
+        tensors[first..].iter().take_while(|it| it.0 < end)
+    {
+        // Both ends are multiples of `PIECE` from the tensor's beginning, or the tensor's own.
+        let (from, to) = ((*at).max(begin), (at + elements).min(end));
+        // SAFETY: the front passes contiguous tensors of as many elements, which it holds for the length of the call.
+        let [parameters, gradients] = unsafe {
+            [slice(parameters + 4 * (from - at), to - from)?, slice(gradients + 4 * (from - at), to - from)?]
+        };
+        let (mean, square) =
+            (behind(&mut mean, from - done, to - from), behind(&mut square, from - done, to - from));
+        done = to;
+        let piece = Piece { parameters, gradients: Gradients::F32(gradients), mean, square, copy: None };
+        work.push(Work { update: update_of(settings, *number)?, piece, stripe });
+    }
+    Ok(work)
+}
+
+/// Takes `count` elements that begin after `skipped` out of a slice, and leaves what comes after them.
+fn behind<'a>(slice: &mut &'a mut [f32], skipped: usize, count: usize) -> &'a mut [f32] {
+    let (taken, rest) = std::mem::take(slice)[skipped..].split_at_mut(count);
+    *slice = rest;
+    taken
+}
+
 impl Moments {
-    fn step(&mut self, tensors: &[Tensor], threads: usize) -> PyResult<()> {
+    fn step(&mut self, tensors: &[Tensor], factor: Factor, threads: usize) -> PyResult<()> {
         let mut failed = None;
         let whole = self.in_memory + self.on_disk;
         if tensors.iter().any(|it| !it.0.is_multiple_of(PIECE) || it.0 + it.3 > whole) {
@@ -300,37 +268,20 @@ impl Moments {
                 "expected tensors that begin at multiples of {PIECE} elements and end by {whole}"
             )));
         }
+        if self.disk.is_none() {
+            // All at once, so that threads work on every tier all the time.
+            let mut work = vec![];
+            for (stripe, kept) in self.kept.iter_mut().enumerate() {
+                let [mean, square] = &mut kept.moments;
+                work.extend(work_of(tensors, kept.begin, floats(mean), floats(square), stripe)?);
+            }
+            return step(work, factor, threads).map_err(|error| argument(error.to_string()));
+        }
         self.each(0, whole, true, |begin, mean, square| {
-            let end = begin + mean.len();
-            let first = tensors.partition_point(|it| it.0 + it.3 <= begin);
-            for (at, parameters, gradients, elements, settings, step) in
-                tensors[first..].iter().take_while(|it| it.0 < end)
-            {
-                // Both ends are multiples of `PIECE` from the tensor's beginning, or the tensor's own.
-                let (from, to) = ((*at).max(begin), (at + elements).min(end));
-                // SAFETY: the front passes contiguous tensors of as many elements, which it holds for the length of the call.
-                let arrays = unsafe {
-                    [*parameters, *gradients].map(|address| slice(address + 4 * (from - at), to - from))
-                };
-                let done = match arrays {
-                    [Ok(parameters), Ok(gradients)] => {
-                        let (mean, square) =
-                            (&mut mean[from - begin..to - begin], &mut square[from - begin..to - begin]);
-                        let piece = Piece {
-                            parameters,
-                            gradients: Gradients::F32(gradients),
-                            mean,
-                            square,
-                            copy: None,
-                        };
-                        adamw(&adamw_of(*settings).update(*step), piece, threads)
-                            .map_err(|it| argument(it.to_string()))
-                    }
-                    [Err(error), _] | [_, Err(error)] => Err(error),
-                };
-                if let Err(error) = done {
-                    failed.get_or_insert(error);
-                }
+            let done = work_of(tensors, begin, mean, square, 0)
+                .and_then(|work| step(work, factor, threads).map_err(|error| argument(error.to_string())));
+            if let Err(error) = done {
+                failed.get_or_insert(error);
             }
         })?;
         failed.map_or(Ok(()), Err)

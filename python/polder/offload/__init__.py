@@ -18,14 +18,16 @@ Examples
 """
 
 from polder.errors import PlacementError, TierError
-from polder.offload.optimizer import AdamW
+from polder.offload.optimizer import Adam, AdamW, Lion
 from polder.offload.placed import POLICIES, Placed, Row, place, saved_bytes
 from polder.offload.tiers import Tier, measured, tiers_of
 from polder.offload.trainer import trainer
 
 __all__ = [
     "POLICIES",
+    "Adam",
     "AdamW",
+    "Lion",
     "Placed",
     "PlacementError",
     "Row",

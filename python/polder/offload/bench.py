@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from polder import _core
-from polder.offload.optimizer import AdamW
+from polder.offload.optimizer import TRAFFIC, AdamW
 
 #: Bytes that a step moves for an element of 32 bits: parameter 8, gradient 4, two states 16.
 BYTES = 28
@@ -54,12 +54,12 @@ def contenders(elements: int) -> dict[str, Callable[[], object]]:
     ours, theirs, moved = parameter(), parameter(), parameter()
     mean, square = torch.zeros(elements), torch.zeros(elements)
     assert moved.grad is not None
-    addresses = (moved.data_ptr(), moved.grad.data_ptr(), mean.data_ptr(), square.data_ptr())
+    addresses = (moved.data_ptr(), moved.grad.data_ptr(), mean.data_ptr(), square.data_ptr(), 0)
 
     def floor() -> None:
         # The tensors live as long as this does.
         assert moved.grad is not None and mean.data_ptr() == addresses[2] and square.data_ptr() == addresses[3]
-        _core.offload_adamw(None, 1.0, addresses, elements, torch.get_num_threads())
+        _core.offload_step([(TRAFFIC, 1.0, addresses, elements, False)], 1.0, 1.0, torch.get_num_threads())
 
     fused = torch.optim.AdamW([theirs], **_SETTINGS, fused=True)
 

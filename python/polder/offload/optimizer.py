@@ -1,8 +1,9 @@
-"""AdamW in one pass over memory, with its states wherever they were placed."""
+"""Adam, AdamW and Lion in one pass over memory, with their states wherever they were placed."""
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,56 +15,70 @@ from polder.offload.shards import local, mapped, whole
 PAGE = 1024
 #: What a tensor begins at among all states, so that no piece of it has a tail: see polder_kernels::PIECE.
 _ALIGNED = 64
-_Settings = tuple[float, float, float, float, float]
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_Settings = tuple[str, float, float, float, float, float]
+#: A parameter, its shard, the gradient's, and its group.
+_Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]
+_Tensor = tuple[_Settings, float, tuple[int, int, int, int, int], int, bool]
+#: A step's memory traffic with next to no arithmetic; it changes no finite number.
+TRAFFIC: _Settings = ("traffic", 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-class AdamW(torch.optim.Optimizer):
-    """A drop-in for ``torch.optim.AdamW`` on 32-bit parameters of CPUs, and on DTensors of such.
+class _Fused(torch.optim.Optimizer):
+    """What `Adam`, `AdamW` and `Lion` have in common."""
 
-    On CPUs with AVX2 or AVX-512, new parameters and states have the bits of ``torch.optim.AdamW(fused=True)``, if torch
-    uses the same instructions (``ATEN_CPU_CAPABILITY`` unset). State dicts are torch's.
-
-    Parameters
-    ----------
-    params, lr, betas, eps, weight_decay
-        As in torch.
-    amsgrad, maximize, foreach, capturable, differentiable, fused
-        Accepted only with their defaults, and ``fused=True``, for callers that name them.
-    """
+    #: The kernel's name of the formula, and the states that it has.
+    _rule: ClassVar[str]
+    _names: ClassVar[tuple[str, ...]] = _MOMENTS
+    #: GradScaler hands its scale and what it found to the step, as to torch's fused optimizers.
+    _step_supports_amp_scaling = True
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float | torch.Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
+        self, params: Iterable[Any], settings: dict[str, Any], *, max_norm: float | None, skip_overflow: bool
     ) -> None:
-        given = {"amsgrad": amsgrad, "maximize": maximize, "capturable": capturable, "differentiable": differentiable}
-        for name, value in {**given, "foreach": foreach}.items():
-            if value:
-                raise ArgumentError(f"{name}=True: polder.offload.AdamW has no such step; use torch.optim.AdamW")
-        for name, value, least in (("lr", float(lr), 0), ("eps", eps, 0), ("weight_decay", weight_decay, 0)):
-            if not value >= least:
-                raise ArgumentError(f"{name}: expected a number from {least} on, found {value}")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ArgumentError(f"betas: expected numbers from 0 to below 1, found {betas}")
+        for name in ("lr", "eps", "weight_decay"):
+            if not float(settings.get(name, 0)) >= 0:
+                raise ArgumentError(f"{name}: expected a number from 0 on, found {settings[name]}")
+        if not all(0 <= beta < 1 for beta in settings["betas"]):
+            raise ArgumentError(f"betas: expected numbers from 0 to below 1, found {settings['betas']}")
+        if max_norm is not None and not max_norm > 0:
+            raise ArgumentError(f"max_norm: expected a number above 0, found {max_norm}")
+        #: The most that the norm of all gradients may be; None leaves them as they are.
+        self.max_norm = max_norm
+        #: Whether a step with an infinity or NaN among its gradients changes nothing.
+        self.skip_overflow = skip_overflow
+        #: The norm of the last step's gradients, unscaled and before clipping, if it was computed.
+        self.norm: float | None = None
+        #: Steps that were skipped, and why the last one was.
+        self.skipped, self.why_skipped = 0, ""
         self._states: _core.States | None = None
         self._begin: dict[torch.Tensor, int] = {}
         # Parameters of which the placed states hold something.
         self._written: set[torch.Tensor] = set()
+        # Of 16-bit parameters the version that their 32-bit masters belong to.
+        self._versions: dict[torch.Tensor, int] = {}
         self._folder: Path | None = None
         #: The `Placed` that the states belong to, if any.
         self.placed_by: Any = None
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **given}
-        super().__init__(params, {**defaults, "foreach": None, "fused": True})
+        super().__init__(params, settings)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Accepts groups and step counts as older torch and DeepSpeed write them."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+            for name in ("amsgrad", "capturable", "differentiable"):
+                if group.get(name):
+                    raise ArgumentError(f"{name}=True: {self._name()} has no such step; use torch's optimizer")
+            if not group.get("bias_correction", True):
+                raise ArgumentError(f"bias_correction=False: {self._name()} always corrects; use DeepSpeedCPUAdam")
+        for kept in self.state.values():
+            if "step" in kept and not torch.is_tensor(kept["step"]):
+                kept["step"] = torch.tensor(float(kept["step"]))
+
+    def _name(self) -> str:
+        return f"polder.offload.{type(self).__name__}"
 
     def parameters(self) -> list[torch.Tensor]:
         """Every parameter, in the order of the groups."""
@@ -78,6 +93,8 @@ class AdamW(torch.optim.Optimizer):
 
         Copies for a state dict lie in files of ``folder``, so that memory does not have to hold all of them.
         """
+        if states is not None and self._names != _MOMENTS:
+            raise ArgumentError(f"place: {self._name()} has states that cannot be placed; use polder.offload.AdamW")
         between = None if states is None else self._folder
         kept = {it: self._copies(it, between) for it in self.parameters() if self.state.get(it)}
         self._states, self._begin, self._written = states, {}, set()
@@ -126,42 +143,117 @@ class AdamW(torch.optim.Optimizer):
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, closure: Callable[[], Any] | None = None
     ) -> Any:
-        """Updates every parameter that has a gradient."""
+        """Updates every parameter that has a gradient.
+
+        If GradScaler has found an infinity or NaN, nothing changes. The same holds without GradScaler if
+        ``skip_overflow`` is set. ``skipped`` counts such steps, and ``why_skipped`` names the gradient.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         threads = torch.get_num_threads()
-        tensors: list[tuple[int, int, int, int, _Settings, float]] = []
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            settings = (float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"])
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is None:
-                    continue
-                shard, gradient = local(parameter), local(gradient)
-                check(shard, gradient)
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = torch.tensor(0.0)
-                    if self._states is None:
-                        state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(parameter) for _ in range(2))
-                    elif parameter in self._written:
-                        # A state dict without this parameter was loaded: what was there before is gone.
-                        self._put(parameter, torch.zeros_like(shard), torch.zeros_like(shard))
-                state["step"] += 1
-                at, elements = (shard.data_ptr(), gradient.data_ptr()), shard.numel()
-                number = float(state["step"])
-                if self._states is None:
-                    moments = (local(state["exp_avg"]).data_ptr(), local(state["exp_avg_sq"]).data_ptr())
-                    _core.offload_adamw(settings, number, (*at, *moments), elements, threads)
-                else:
-                    self._written.add(parameter)
-                    tensors.append((self._begin[parameter], *at, elements, settings, number))
-        if self._states is not None and tensors:
-            self._states.step(tensors, threads)
+        found = [
+            (parameter, local(parameter), local(parameter.grad), group)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        for _, shard, gradient, _ in found:
+            check(shard, gradient, self._name())
+        scale, factor = 1.0, 1.0
+        if (given := getattr(self, "grad_scale", None)) is not None:
+            scale = float(given)
+        overflow = getattr(self, "found_inf", None)
+        self.norm = None
+        if overflow is not None and float(overflow):
+            return self._skip("GradScaler found an infinity or NaN among the gradients", loss)
+        if self.max_norm is not None or self.skip_overflow:
+            arrays = [(it.data_ptr(), it.numel(), it.dtype == torch.bfloat16) for _, _, it, _ in found]
+            squares = _core.offload_squares(arrays, threads)
+            whole_norm = math.sqrt(sum(squares)) / scale
+            if self.skip_overflow and not math.isfinite(whole_norm):
+                index = next(index for index, it in enumerate(squares) if not math.isfinite(it))
+                return self._skip(self._overflow(found[index][0]), loss)
+            if self.max_norm is not None:
+                if any(hasattr(parameter, "to_local") for parameter, *_ in found):
+                    raise ArgumentError(
+                        "max_norm: the gradients are shards of DTensors, so this process does not have their norm; "
+                        "leave max_norm out and call torch.nn.utils.clip_grad_norm_ before the step"
+                    )
+                self.norm = whole_norm
+                factor = _core.offload_clip(whole_norm, self.max_norm)
+        self._update(found, scale, factor, threads)
         return loss
+
+    def _skip(self, why: str, loss: Any) -> Any:
+        self.skipped, self.why_skipped = self.skipped + 1, why
+        return loss
+
+    def _overflow(self, parameter: torch.Tensor) -> str:
+        for number, group in enumerate(self.param_groups):
+            for position, it in enumerate(group["params"]):
+                if it is parameter:
+                    shape = tuple(parameter.shape)
+                    return f"the gradient of parameter {position} of group {number}, of shape {shape}, is not finite"
+        raise AssertionError("a gradient belongs to a parameter")
+
+    def _update(self, found: list[_Found], scale: float, factor: float, threads: int) -> None:
+        # Groups that ascend have a factor of their own.
+        for is_ascent in (False, True):
+            tensors: list[_Tensor] = []
+            placed: list[tuple[int, int, int, int, _Settings, float]] = []
+            for parameter, shard, gradient, group in found:
+                if bool(group["maximize"]) is not is_ascent:
+                    continue
+                beta1, beta2 = group["betas"]
+                settings = (
+                    self._rule, float(group["lr"]), beta1, beta2, group.get("eps", 0.0), group["weight_decay"]
+                )  # fmt: skip
+                state = self._started(parameter, shard)
+                state["step"] += 1
+                number = float(state["step"])
+                if self._states is not None:
+                    if gradient.dtype != torch.float32:
+                        raise ArgumentError(f"gradient: expected float32 with placed states, found {gradient.dtype}")
+                    self._written.add(parameter)
+                    at = (shard.data_ptr(), gradient.data_ptr())
+                    placed.append((self._begin[parameter], *at, shard.numel(), settings, number))
+                    continue
+                mean, square = (local(state[name]).data_ptr() if name in state else 0 for name in _MOMENTS)
+                is_half = shard.dtype == torch.bfloat16
+                master, copy = (local(state["master"]), shard.data_ptr()) if is_half else (shard, 0)
+                addresses = (master.data_ptr(), gradient.data_ptr(), mean, square, copy)
+                tensors.append((settings, number, addresses, shard.numel(), gradient.dtype == torch.bfloat16))
+            signed = -factor if is_ascent else factor
+            if tensors:
+                _core.offload_step(tensors, scale, signed, threads)
+            if self._states is not None and placed:
+                self._states.step(placed, scale, signed, threads)
+        for parameter, shard, *_ in found:
+            # A backward pass that saved the old parameter fails, as after a step of torch's.
+            torch.autograd.graph.increment_version(parameter)
+            if shard.dtype == torch.bfloat16:
+                self._versions[parameter] = parameter._version
+
+    def _started(self, parameter: torch.Tensor, shard: torch.Tensor) -> dict[str, Any]:
+        """The state of a parameter, made before its first step."""
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            if self._states is None:
+                for name in self._names:
+                    state[name] = torch.zeros_like(parameter, dtype=torch.float32)
+            elif parameter in self._written:
+                # A state dict without this parameter was loaded: what was there before is gone.
+                zeros = torch.zeros_like(shard, dtype=torch.float32)
+                self._put(parameter, zeros, zeros.clone())
+        if shard.dtype == torch.bfloat16:
+            version = self._versions.setdefault(parameter, parameter._version)
+            if "master" not in state or version != parameter._version:
+                # New, or changed by others than this optimizer, as by `load_state_dict` of the model.
+                state["master"] = parameter.detach().to(torch.float32)
+        return state
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with the states read from where they lie."""
@@ -174,30 +266,157 @@ class AdamW(torch.optim.Optimizer):
         return known
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's; what is loaded goes where states were placed."""
+        """As torch's; what is loaded goes where states were placed. State dicts of DeepSpeedCPUAdam are read too."""
         known = [number for group in state_dict["param_groups"] for number in group["params"]]
+        pairs = list(zip(known, self.parameters(), strict=False))
         # Looked at before anything is loaded: a state dict that does not fit changes nothing.
-        for number, parameter in zip(known, self.parameters(), strict=False):
+        for number, parameter in pairs:
             if state := state_dict["state"].get(number):
-                for name in ("exp_avg", "exp_avg_sq"):
+                for name in self._names:
                     found = tuple(state[name].shape) if name in state else "none"
                     if found != tuple(parameter.shape):
                         raise ArgumentError(
                             f"parameter {number}: expected {name} of shape {tuple(parameter.shape)}, found {found}; "
-                            "load the state dict of an AdamW over this model"
+                            f"load the state dict of an optimizer like {self._name()} over this model"
                         )
         super().load_state_dict(state_dict)
-        for parameter in self.parameters() if self._states is not None else []:
-            if state := self.state.get(parameter):
+        for number, parameter in pairs:
+            if not (state := self.state.get(parameter)):
+                continue
+            if local(parameter).dtype == torch.bfloat16:
+                # torch has rounded the states to the parameter's type.
+                for name in (*self._names, "master"):
+                    if name in state:
+                        state[name] = state_dict["state"][number][name].detach().to(torch.float32, copy=True)
+                self._versions[parameter] = parameter._version
+            elif self._states is not None:
                 self._put(parameter, state["exp_avg"], state["exp_avg_sq"])
 
 
-def check(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+class Adam(_Fused):
+    """A drop-in for ``torch.optim.Adam`` on CPUs, in one pass over memory.
+
+    On CPUs with AVX2 or AVX-512, new parameters and states have the bits of ``torch.optim.Adam(fused=True)``, if torch
+    uses the same instructions (``ATEN_CPU_CAPABILITY`` unset). State dicts are torch's. DeepSpeedCPUAdam reads
+    them too, and its own are read here.
+
+    Parameters
+    ----------
+    params
+        float32 tensors on a CPU, DTensors of such, or bfloat16 tensors. Of bfloat16 ones the state has a float32
+        master, from which the parameter is rounded after each step.
+    lr, betas, eps, weight_decay, maximize
+        As in torch.
+    max_norm : float, optional
+        Clips the norm of all gradients within the step, as ``torch.nn.utils.clip_grad_norm_`` does before it.
+        Gradients are left as they are; ``norm`` is their norm before.
+    skip_overflow : bool
+        A step with an infinity or NaN among its gradients changes nothing, as with GradScaler. Without it they reach
+        the parameters, as in torch.
+    amsgrad, foreach, capturable, differentiable, fused
+        Accepted only with their defaults, and ``fused=True``, for callers that name them.
+
+    Raises
+    ------
+    ArgumentError
+        A value out of range, an option that there is not, or tensors of other types.
+    """
+
+    _rule = "adam"
+    _decay: ClassVar[float] = 0.0
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float | None = None,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        max_norm: float | None = None,
+        skip_overflow: bool = False,
+    ) -> None:
+        given = {"amsgrad": amsgrad, "capturable": capturable, "differentiable": differentiable}
+        for name, value in {**given, "foreach": foreach}.items():
+            if value:
+                raise ArgumentError(f"{name}=True: {self._name()} has no such step; use torch.optim.AdamW")
+        settings = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": self._decay if weight_decay is None else weight_decay,
+            **given,
+            "maximize": maximize,
+            "foreach": None,
+            "fused": True,
+            "decoupled_weight_decay": self._rule == "adamw",
+            # DeepSpeedCPUAdam asks for it.
+            "bias_correction": True,
+        }
+        super().__init__(params, settings, max_norm=max_norm, skip_overflow=skip_overflow)
+
+
+class AdamW(Adam):
+    """A drop-in for ``torch.optim.AdamW``: `Adam` with decoupled weight decay, 0.01 unless given."""
+
+    _rule = "adamw"
+    _decay = 1e-2
+
+
+class Lion(_Fused):
+    """Lion on CPUs (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, Algorithm 2), in one pass.
+
+    Its states are ``exp_avg`` and ``step``, as of DeepSpeedCPULion. They cannot be placed yet.
+
+    Parameters
+    ----------
+    params, max_norm, skip_overflow
+        As of `Adam`.
+    lr, betas, weight_decay
+        As in the paper; the weight decay is decoupled.
+    maximize
+        Ascends.
+
+    Raises
+    ------
+    ArgumentError
+        A value out of range, or tensors of other types.
+    """
+
+    _rule = "lion"
+    _names = ("exp_avg",)
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        max_norm: float | None = None,
+        skip_overflow: bool = False,
+    ) -> None:
+        settings = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, settings, max_norm=max_norm, skip_overflow=skip_overflow)
+
+
+def check(parameter: torch.Tensor, gradient: torch.Tensor, optimizer: str = "polder.offload.AdamW") -> None:
     """Refuses what the kernel does not take."""
     for what, it in (("parameter", parameter), ("gradient", gradient)):
-        if it.device.type != "cpu" or it.dtype != torch.float32 or it.layout != torch.strided or not it.is_contiguous():
+        is_known = it.dtype in (torch.float32, torch.bfloat16) and it.layout == torch.strided
+        if it.device.type != "cpu" or not is_known or not it.is_contiguous():
             found = f"{it.dtype} of shape {tuple(it.shape)} and strides {it.stride()} on {it.device}"
-            raise ArgumentError(f"{what}: expected contiguous float32 on a CPU, found {found}; use torch.optim.AdamW")
+            raise ArgumentError(
+                f"{what}: {optimizer} expects contiguous float32 or bfloat16 on a CPU, found {found}; "
+                "use torch.optim.AdamW"
+            )
 
 
 def _up(number: int, unit: int) -> int:

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from polder import _core
 from polder.errors import ArgumentError, PlacementError
 from polder.offload.fsdp import Sharded, parts_of
-from polder.offload.optimizer import PAGE, AdamW
+from polder.offload.optimizer import PAGE, Adam
 from polder.offload.phases import PHASES, Phases
 from polder.offload.shards import local
 from polder.offload.tiers import Tier, tiers_of
@@ -45,7 +45,7 @@ class Placed:
     """What `place` returns: the placement, what it takes, and the tiers that hold it."""
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: AdamW, tiers: Sequence[Tier], objects: dict[str, int], answer: Any
+        self, model: torch.nn.Module, optimizer: Adam, tiers: Sequence[Tier], objects: dict[str, int], answer: Any
     ) -> None:
         self.tiers = list(tiers)
         #: Of each object the fraction in each tier.
@@ -205,8 +205,8 @@ def place(
     ----------
     model : torch.nn.Module
         Of 32-bit parameters. Its weights and their gradients stay in the first tier, where torch computes with them.
-    optimizer : AdamW
-        A `polder.offload.AdamW` over the model's parameters. States that it has move.
+    optimizer : Adam
+        A `polder.offload.AdamW` or `polder.offload.Adam` over the model's parameters. States that it has move.
     policy : str, Path or mapping
         ``dram``, ``interleave``, ``paper`` (the greedy order of Liaw and Chen's code), ``optimal`` (the least sum of
         the phases' seconds, by a linear program), or fractions, one for each tier:
@@ -231,9 +231,9 @@ def place(
     TierError
         A tier cannot be used.
     """
-    if not isinstance(optimizer, AdamW):
+    if not isinstance(optimizer, Adam):
         found = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-        raise ArgumentError(f"optimizer: expected polder.offload.AdamW, found {found}")
+        raise ArgumentError(f"optimizer: expected polder.offload.AdamW or Adam, found {found}")
     parts_of(model)
     owned: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     for parameter in optimizer.parameters():

@@ -9,6 +9,7 @@ import numpy as np
 
 from polder import _core
 from polder.errors import ArgumentError
+from polder.offload.optimizer import TRAFFIC
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -106,7 +107,7 @@ def measured(folder: str | Path, *, threads: int = 1, nbytes: int = 256 << 20) -
     seconds: list[float] = []
     for _ in range(_ROUNDS):
         begin = time.perf_counter()
-        _core.offload_adamw(None, 1.0, (p, g, m, v), _ELEMENTS, threads)
+        _core.offload_step([(TRAFFIC, 1.0, (p, g, m, v, 0), _ELEMENTS, False)], 1.0, 1.0, threads)
         seconds.append(time.perf_counter() - begin)
     memory = 28 * _ELEMENTS / statistics.median(seconds)
     free, read, write = _core.offload_disk(str(folder), nbytes, 3)

@@ -1,0 +1,219 @@
+//! What an optimizer makes of an element: the settings of Adam, AdamW and Lion, and their formulas.
+
+/// The settings of `torch.optim.Adam`, or of `torch.optim.AdamW` if the weight decay is decoupled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adam {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the mean of gradients.
+    pub beta1: f64,
+    /// Decay of the mean of squared gradients.
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// Parameters decay by themselves, as in AdamW; otherwise through their gradients, as in Adam.
+    pub is_decoupled: bool,
+}
+
+/// The settings of Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, Algorithm 2).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lion {
+    /// Learning rate.
+    pub lr: f64,
+    /// Weight of the mean in the sign that a step takes.
+    pub beta1: f64,
+    /// Decay of the mean of gradients.
+    pub beta2: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+}
+
+/// The coefficients of one step, in the precision in which elements are computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update(pub(crate) Formulas);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Formulas {
+    Adam(AdamFormula<false>),
+    /// Weight decay goes through the gradients.
+    Coupled(AdamFormula<true>),
+    Lion(LionFormula),
+    Traffic(Traffic),
+}
+
+impl Adam {
+    /// The coefficients of step number `step`, which starts at 1. Computed in 64 bits and rounded once, as torch does.
+    #[must_use]
+    pub fn update(&self, step: f64) -> Update {
+        let Self { lr, beta1, beta2, eps, weight_decay, is_decoupled } = *self;
+        let weight = (1.0 - beta1) as f32;
+        let is_small = weight.abs() < 0.5;
+        // As in torch, no decay is no operation: a parameter that is infinite would make NaN of its gradient.
+        let is_coupled = !is_decoupled && weight_decay != 0.0;
+        let coefficients = Coefficients {
+            decay: if is_decoupled { (1.0 - lr * weight_decay) as f32 } else { 1.0 },
+            coupled: weight_decay as f32,
+            mean: if is_small { weight } else { weight - 1.0 },
+            is_small,
+            beta2: beta2 as f32,
+            square: (1.0 - beta2) as f32,
+            correction: (1.0 - beta2.powf(step)).sqrt() as f32,
+            eps: eps as f32,
+            step: -(lr / (1.0 - beta1.powf(step))) as f32,
+        };
+        Update(match is_coupled {
+            true => Formulas::Coupled(AdamFormula(coefficients)),
+            false => Formulas::Adam(AdamFormula(coefficients)),
+        })
+    }
+}
+
+impl Lion {
+    /// The coefficients of a step; they are the same for every step.
+    #[must_use]
+    pub fn update(&self) -> Update {
+        let Self { lr, beta1, beta2, weight_decay } = *self;
+        Update(Formulas::Lion(LionFormula {
+            decay: (1.0 - lr * weight_decay) as f32,
+            beta1: beta1 as f32,
+            gradient1: (1.0 - beta1) as f32,
+            beta2: beta2 as f32,
+            gradient2: (1.0 - beta2) as f32,
+            step: -lr as f32,
+        }))
+    }
+}
+
+impl Update {
+    /// The memory traffic of Adam with next to no arithmetic: the floor that its time is set beside. Finite
+    /// numbers stay what they are.
+    #[must_use]
+    pub const fn traffic() -> Self {
+        Self(Formulas::Traffic(Traffic))
+    }
+
+    /// Arrays of moments: two for Adam, and one for Lion.
+    pub(crate) const fn has_square(&self) -> bool {
+        !matches!(self.0, Formulas::Lion(_))
+    }
+}
+
+/// What is done with a gradient before it is used: divided by the scale of the loss, then multiplied to clip its norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Factor {
+    /// The scale of the loss, as of torch's `GradScaler`.
+    pub scale: f32,
+    /// What [`clip`] returns; negative to ascend.
+    pub clip: f32,
+}
+
+impl Default for Factor {
+    fn default() -> Self {
+        Self { scale: 1.0, clip: 1.0 }
+    }
+}
+
+/// The factor that clips gradients of this norm, as `torch.nn.utils.clip_grad_norm_` computes it. An infinite norm gives
+/// 0 and a NaN gives NaN, as there.
+///
+/// ```
+/// assert_eq!(polder_kernels::clip(4.0, 1.0), 1.0 / (4.0 + 1e-6));
+/// assert_eq!(polder_kernels::clip(0.5, 1.0), 1.0);
+/// assert!(polder_kernels::clip(f64::NAN, 1.0).is_nan());
+/// ```
+#[must_use]
+pub fn clip(norm: f64, max_norm: f64) -> f32 {
+    let factor = max_norm as f32 / (norm as f32 + 1e-6);
+    // `min` would prefer 1 to NaN.
+    if factor > 1.0 { 1.0 } else { factor }
+}
+
+/// A formula of one element: of its parameter, gradient and moments.
+pub(crate) trait Formula: Copy {
+    const HAS_SQUARE: bool;
+    /// `is_tail`: torch rounds the elements after the last whole vector in another way.
+    fn element(self, is_tail: bool, p: &mut f32, g: f32, m: &mut f32, v: &mut f32);
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct AdamFormula<const COUPLED: bool>(Coefficients);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Coefficients {
+    decay: f32,
+    coupled: f32,
+    mean: f32,
+    is_small: bool,
+    beta2: f32,
+    square: f32,
+    correction: f32,
+    eps: f32,
+    step: f32,
+}
+
+impl<const COUPLED: bool> Formula for AdamFormula<COUPLED> {
+    const HAS_SQUARE: bool = true;
+
+    /// The formula of torch's `FusedAdamKernel.cpp`, operation by operation, with the fused multiply-adds that its
+    /// release builds have: found by comparing every candidate with torch 2.12.1, and held by
+    /// `python/tests/test_optimizers.py`.
+    #[inline(always)]
+    fn element(self, is_tail: bool, p: &mut f32, g: f32, m: &mut f32, v: &mut f32) {
+        let of = self.0;
+        let g = if COUPLED { p.mul_add(of.coupled, g) } else { g };
+        let decayed = *p * of.decay;
+        *m = match (of.is_small, is_tail) {
+            (true, _) => of.mean.mul_add(g - *m, *m),
+            (false, false) => of.mean.mul_add(g - *m, g),
+            // Differs from the line above in the sign of zero alone, and so does 0 - x from -x.
+            (false, true) => (-(g - *m)).mul_add(0.0 - of.mean, g),
+        };
+        *v = match is_tail {
+            false => (of.square * g).mul_add(g, *v * of.beta2),
+            true => v.mul_add(of.beta2, of.square * g * g),
+        };
+        let denominator = v.sqrt() / of.correction + of.eps;
+        *p = decayed + of.step * *m / denominator;
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct LionFormula {
+    decay: f32,
+    beta1: f32,
+    gradient1: f32,
+    beta2: f32,
+    gradient2: f32,
+    step: f32,
+}
+
+impl Formula for LionFormula {
+    const HAS_SQUARE: bool = false;
+
+    /// Operation by operation what torch computes for `m.mul_(beta).add_(g, alpha=1 - beta)` and
+    /// `p.mul_(1 - lr * decay).add_(sign, alpha=-lr)`. The sign of a NaN is 0, as of `torch.sign`.
+    #[inline(always)]
+    fn element(self, _is_tail: bool, p: &mut f32, g: f32, m: &mut f32, _v: &mut f32) {
+        let direction = g.mul_add(self.gradient1, *m * self.beta1);
+        let sign = f32::from(direction > 0.0) - f32::from(direction < 0.0);
+        *p = sign.mul_add(self.step, *p * self.decay);
+        *m = g.mul_add(self.gradient2, *m * self.beta2);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Traffic;
+
+impl Formula for Traffic {
+    const HAS_SQUARE: bool = true;
+
+    #[inline(always)]
+    fn element(self, _is_tail: bool, p: &mut f32, g: f32, m: &mut f32, v: &mut f32) {
+        // A product with 0 may be NaN, so the compiler has to read and to write.
+        *p += g * 0.0;
+        *m += g * 0.0;
+        *v += g * 0.0;
+    }
+}
