@@ -1,6 +1,7 @@
 //! `polder bench`: Polder and its peers in turn, in one run, a row for each figure.
 
 pub(crate) mod collectives;
+mod fabric;
 mod lines;
 mod mpi;
 mod objects;
@@ -46,6 +47,8 @@ enum Bench {
     Objects(objects::Arguments),
     /// Layouts predicted in a second, and the error of predictions beside that of a constant rate.
     Plan(plan::Arguments),
+    /// Flows of a permutation that share the links of a Clos, beside SimGrid.
+    Fabric(fabric::Arguments),
     /// The other process of a benchmark.
     #[command(subcommand, hide = true)]
     Second(Second),
@@ -63,6 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         Bench::Ring => ring::run()?,
         Bench::Lines => lines::run()?,
         Bench::Plan(arguments) => plan::run(arguments)?,
+        Bench::Fabric(arguments) => fabric::run(arguments)?,
         Bench::Objects(arguments) => objects::run(arguments)?,
         Bench::Collectives(collectives) => {
             collectives::run(collectives, |row| print(row, arguments.json))?;

@@ -1,5 +1,6 @@
 //! `polder plan`: predicts training steps and accesses to memory on machines that are described in files, and shows how far off it is.
 
+mod fabric;
 mod memory;
 mod offload;
 mod page;
@@ -29,6 +30,8 @@ pub(crate) enum Command {
     Search(search::Arguments),
     /// Predict the time of a memory access, by the size of the working set.
     Memory(memory::Arguments),
+    /// Predict when the messages of a pattern end that share the links of a fabric.
+    Fabric(fabric::Arguments),
     /// Predict a step whose tensors lie in host memory: bytes by object and tier, and seconds by phase.
     Offload(offload::Arguments),
     /// Compute a published figure again, and print it beside the paper's.
@@ -49,6 +52,7 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Train(arguments) => train::train(arguments)?,
         Command::Search(arguments) => search::search(arguments)?,
         Command::Memory(arguments) => memory::run(arguments)?,
+        Command::Fabric(arguments) => fabric::run(arguments)?,
         Command::Offload(arguments) => offload::run(arguments)?,
         Command::Reproduce(arguments) => reproduce::run(arguments)?,
         Command::Validate(arguments) => validate::run(arguments)?,

@@ -1691,3 +1691,54 @@ fn figures_of_liaw_and_chen_are_printed_beside_what_is_predicted() {
     let text = said("reproduce cxl-adam");
     assert!(text.contains("10 judged steps: 2.0% off on average, 6.0% at worst"), "{text}");
 }
+
+#[test]
+fn messages_of_a_pattern_share_the_links_of_a_fabric() {
+    let pattern = "fabric --platform nvl72-ndr --gpus 1024";
+    let text = said(pattern);
+    assert!(
+        text.starts_with("permutation of 67.1 MB on nvl72-ndr, 1,024 accelerators, fabric between racks"),
+        "{text}"
+    );
+    assert!(text.contains("1,024 messages") && text.contains("most used links"), "{text}");
+    let found = json(&format!("{pattern} --json"));
+    let last = |found: &Value| found["seconds"]["max_s"].as_f64().unwrap();
+    assert!(last(&json(&format!("{pattern} --routing adaptive --json"))) < last(&found));
+    // A link of the most used that joins switches fails: what went over it is slower, and the answer says so.
+    let shift = format!("{pattern} --pattern shift --json");
+    let whole = json(&shift);
+    let of = |link: &Value, end: &str| link[end].as_str().unwrap().strip_prefix("switch ").map(String::from);
+    let link =
+        whole["links"].as_array().unwrap().iter().find_map(|it| Some((of(it, "from")?, of(it, "to")?)));
+    let (one, other) = link.unwrap();
+    assert!(last(&json(&format!("{shift} --failed {one}-{other}"))) > last(&whole));
+    let scratch = polder_mem::testing::Scratch::new();
+    let [csv, html, trace] =
+        ["csv", "html", "trace"].map(|name| scratch.path().join(name).display().to_string());
+    said(&format!("{pattern} --csv {csv} --html {html} --trace {trace}"));
+    let read = |path: &str| std::fs::read_to_string(path).unwrap();
+    assert_eq!(read(&csv).lines().count(), 1025);
+    assert!(read(&html).contains("permutation of 67.1 MB"));
+    let events =
+        serde_json::from_str::<Value>(&read(&trace)).unwrap()["traceEvents"].as_array().unwrap().len();
+    assert_eq!(events, 1024);
+}
+
+#[test]
+fn a_pattern_that_cannot_be_is_refused_in_one_line() {
+    let base = "fabric --platform nvl72-ndr --gpus";
+    for (arguments, why) in [
+        ("1", "accelerators: expected 2 or more, found 1"),
+        ("-8", "--gpus: expected a whole number of accelerators"),
+        ("64 --message 0", "--message: "),
+        ("64 --rack none", "nvl72-ndr has no rack \"none\"; it has "),
+        ("4096 --pattern all-to-all", "ask for fewer accelerators"),
+        ("4000000", "ask for fewer accelerators"),
+        ("1024 --failed 3", "--failed: expected two switches such as 3-520, found \"3\""),
+        ("1024 --failed 0-1", "no link joins switch 0 and switch 1; switch 0's neighbours are "),
+        ("1024 --failed 0-99999999", "there is no switch 99999999"),
+    ] {
+        let line = refused(&format!("{base} {arguments}"));
+        assert!(line.contains(why), "{arguments}: {line}");
+    }
+}

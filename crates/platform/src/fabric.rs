@@ -329,7 +329,12 @@ impl Fabric {
     /// The time of an empty message: what software adds, the switches, the wires between, and a flit at each.
     #[must_use]
     pub fn latency(&self) -> Time {
-        let hops = self.hops();
+        self.latency_over(self.hops())
+    }
+
+    /// The same by way of so many switches.
+    #[must_use]
+    pub fn latency_over(&self, hops: f64) -> Time {
         let flit = self.link.flit.bytes.value() / self.link.raw().value();
         let wires = (hops + 1.0) * self.link.propagation.value();
         let switches = hops * (self.switch.latency.value() + flit);

@@ -4,6 +4,7 @@
 //! - `offload` computes that of a step whose tensors lie in host memory, and places them;
 //! - `walk` computes the time of a collective as the pool runs it;
 //! - `memory` computes the time of accesses, by the size of the working set;
+//! - `contention` follows flows over the links of a fabric;
 //! - `formats` reads models and layouts;
 //! - `judge` compares predictions with published and measured figures;
 //! - `search` answers questions.
@@ -14,6 +15,7 @@
 #[macro_use]
 mod text;
 
+pub mod contention;
 mod formats;
 mod judge;
 pub mod memory;

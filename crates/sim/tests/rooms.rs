@@ -3,13 +3,14 @@
 use std::path::Path;
 
 /// Each folder with what it may import of the crate. `text` and `message` are files that import no folder.
-const TABLE: [(&str, &[&str]); 9] = [
+const TABLE: [(&str, &[&str]); 10] = [
     ("text", &[]),
     ("message", &[]),
     ("step", &["text"]),
     ("offload", &["text", "step"]),
     ("walk", &[]),
     ("memory", &["step"]),
+    ("contention", &[]),
     ("formats", &["text", "step"]),
     ("judge", &["text", "message", "memory", "step", "offload", "walk", "formats"]),
     ("search", &["text", "step", "formats", "judge"]),

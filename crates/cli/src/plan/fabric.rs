@@ -1,0 +1,236 @@
+//! `polder plan fabric`: when the messages of a pattern of traffic end that share the links of a fabric.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use polder_platform::Bytes;
+use polder_sim::accelerators;
+use polder_sim::contention::{FabricAnswer, FabricQuestion, LinkUse, Routing, TrafficPattern, answer};
+use serde_json::{Value, json};
+
+use super::memory::{size, time};
+use super::page::filled;
+use super::table;
+use super::train::{accelerator_count, write};
+use crate::Failure;
+
+/// Links that are listed.
+const LISTED: usize = 8;
+
+/// Predicts messages that share links.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The machine: a name (`polder plan list`), or the path of a file.
+    #[arg(long, value_name = "PLATFORM")]
+    platform: String,
+    /// Kind of rack, if the platform has several [default: the first by name].
+    #[arg(long, value_name = "NAME")]
+    rack: Option<String>,
+    /// Number of accelerators: one rack's use its own fabric, more use the one between racks.
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
+    gpus: String,
+    /// Which accelerators send to which.
+    #[arg(long, value_name = "PATTERN", value_enum, default_value = "permutation")]
+    pattern: PatternKind,
+    /// Bytes of each message, such as "1 MiB"; of an all-reduce, what each accelerator has.
+    #[arg(long, value_name = "SIZE", default_value = "64 MiB")]
+    message: String,
+    /// Which of the shortest ways a message takes: the one that its destination selects, or the one with the fewest messages so far.
+    #[arg(long, value_name = "HOW", value_enum, default_value = "minimal")]
+    routing: RoutingKind,
+    /// Links between two switches that have failed, such as "3-520,4-520". `--json` lists the links by their switches.
+    #[arg(long, value_name = "SWITCH-SWITCH", value_delimiter = ',')]
+    failed: Vec<String>,
+    /// What a permutation is drawn from.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    seed: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Write when each message ends as CSV.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    csv: Option<PathBuf>,
+    /// Write a page that draws messages and links.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    html: Option<PathBuf>,
+    /// Write the messages for Perfetto and chrome://tracing.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    trace: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum PatternKind {
+    /// Each sends to one other, drawn at random.
+    Permutation,
+    /// Each sends to the one half of all further on.
+    Shift,
+    /// All send to the first.
+    Incast,
+    /// Each sends to every other.
+    AllToAll,
+    /// Each sends to the next.
+    Ring,
+    /// An all-reduce by a ring over all.
+    AllReduce,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum RoutingKind {
+    Minimal,
+    Adaptive,
+}
+
+impl Arguments {
+    fn question(&self) -> Result<FabricQuestion, Failure> {
+        let message =
+            Bytes::parse(&self.message).map_err(|problem| Failure(format!("--message: {problem}")))?;
+        Ok(FabricQuestion {
+            platform: self.platform.clone(),
+            rack: self.rack.clone(),
+            accelerators: accelerator_count(&self.gpus)?,
+            pattern: match self.pattern {
+                PatternKind::Permutation => TrafficPattern::Permutation,
+                PatternKind::Shift => TrafficPattern::Shift,
+                PatternKind::Incast => TrafficPattern::Incast,
+                PatternKind::AllToAll => TrafficPattern::AllToAll,
+                PatternKind::Ring => TrafficPattern::Ring,
+                PatternKind::AllReduce => TrafficPattern::AllReduce,
+            },
+            message_bytes: message.value(),
+            routing: match self.routing {
+                RoutingKind::Minimal => Routing::Minimal,
+                RoutingKind::Adaptive => Routing::Adaptive,
+            },
+            failed: self.failed.iter().map(|text| link(text)).collect::<Result<_, _>>()?,
+            seed: self.seed,
+        })
+    }
+}
+
+/// Two switches, as `3-520`.
+fn link(text: &str) -> Result<(u32, u32), Failure> {
+    let ends = text.split_once('-').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
+    ends.ok_or_else(|| Failure(format!("--failed: expected two switches such as 3-520, found {text:?}")))
+}
+
+/// Prints when messages end.
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let found = answer(&arguments.question()?)?;
+    match arguments.json {
+        true => println!("{}", serde_json::to_string(&found)?),
+        false => print(&found),
+    }
+    if let Some(path) = &arguments.csv {
+        write(path, &csv(&found)?)?;
+    }
+    if let Some(path) = &arguments.html {
+        write(path, &page(&found)?)?;
+    }
+    if let Some(path) = &arguments.trace {
+        write(path, &trace(&found))?;
+    }
+    Ok(())
+}
+
+fn title(found: &FabricAnswer) -> String {
+    let FabricQuestion { accelerators: count, pattern, message_bytes, .. } = &found.question;
+    let (pattern, message, count) = (pattern.name(), size(*message_bytes), accelerators(*count));
+    format!("{pattern} of {message} on {}, {count}", found.platform)
+}
+
+fn print(found: &FabricAnswer) {
+    let share = 100.0 * found.bytes_per_s / found.payload_bytes_per_s;
+    println!("{}, fabric {} racks, simulated by flows", title(found), found.fabric);
+    println!("ends after {}", time(found.total_s));
+    if found.steps > 1 {
+        println!(
+            "{} steps of {} each, of which these are the messages:",
+            found.steps,
+            size(found.step_bytes)
+        );
+    }
+    let of = &found.seconds;
+    let row = |cells: [&str; 5]| cells.map(String::from).to_vec();
+    let cells = [of.p50_s, of.p90_s, of.p99_s, of.max_s].map(time);
+    table::print(&[
+        row(["messages end after", "p50", "p90", "p99", "last"]),
+        row([&messages(found.messages.len()), &cells[0], &cells[1], &cells[2], &cells[3]]),
+    ]);
+    if let Some(slowest) = found.messages.iter().max_by(|one, other| one.slowdown.total_cmp(&other.slowdown))
+    {
+        println!(
+            "slowest for its way: {} to {}, {:.2} times what it takes alone",
+            slowest.from, slowest.to, slowest.slowdown
+        );
+    }
+    println!(
+        "each accelerator that receives gets {}/s on average until the last message has ended, {share:.0}% of its links' {}/s",
+        size(found.bytes_per_s),
+        size(found.payload_bytes_per_s)
+    );
+    println!();
+    let mut rows = vec![["most used links", "flows", "used"].map(String::from).to_vec()];
+    for it in found.links.iter().take(LISTED) {
+        let LinkUse { from, to, flows, used } = it;
+        rows.push(vec![format!("{from} to {to}"), flows.to_string(), format!("{:.0}%", 100.0 * used)]);
+    }
+    table::print(&rows);
+    if let Some(mean) = found.mean_used_between_switches {
+        println!(
+            "links between switches that are used carry {:.1}% of what they could, on average",
+            100.0 * mean
+        );
+    }
+    println!("{}", assumed(found));
+}
+
+fn messages(count: usize) -> String {
+    format!("{} messages", polder_sim::grouped(count as u64))
+}
+
+/// What the figures rest on.
+fn assumed(found: &FabricAnswer) -> String {
+    let routing = match found.question.routing {
+        Routing::Minimal => "minimal routes by destination",
+        Routing::Adaptive => "minimal routes by load",
+    };
+    let failed = match found.question.failed.len() {
+        0 => String::new(),
+        1 => ", 1 failed link".into(),
+        count => format!(", {count} failed links"),
+    };
+    format!("{routing} (--routing){failed}; links are shared max-min fairly; all messages begin together")
+}
+
+fn csv(found: &FabricAnswer) -> Result<String, Failure> {
+    let mut writer = ::csv::Writer::from_writer(vec![]);
+    for message in &found.messages {
+        writer.serialize(message)?;
+    }
+    Ok(String::from_utf8(writer.into_inner()?)?)
+}
+
+/// One page that needs nothing else.
+fn page(found: &FabricAnswer) -> Result<String, Failure> {
+    let links: Vec<Value> = found.links.iter().map(|it| json!([it.from, it.to, it.flows, it.used])).collect();
+    let data = json!({
+        "about": format!("{}. Simulated by flows: {}.", title(found), assumed(found)),
+        "ends": found.messages.iter().map(|it| it.end_s).collect::<Vec<_>>(),
+        "links": links,
+    });
+    filled(include_str!("fabric.html"), &title(found), &data)
+}
+
+/// A Chrome trace: a track for each sender, a slice for each message.
+fn trace(found: &FabricAnswer) -> String {
+    let events = found.messages.iter().map(|it| {
+        json!({
+            "name": format!("to {}", it.to), "cat": "message", "ph": "X", "pid": 0, "tid": it.from, "ts": 0.0,
+            "dur": it.end_s * 1e6, "args": {"slowdown": it.slowdown},
+        })
+        .to_string()
+    });
+    let events = events.collect::<Vec<_>>().join(",");
+    let title = json!(title(found));
+    format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"title\":{title}}},\"traceEvents\":[{events}]}}")
+}

@@ -1,0 +1,17 @@
+//! Flows over the links of a fabric, each link on its own: routes, fair shares, and when each flow ends.
+//!
+//! - `network` knows the links of a fabric and the routes over them, without those that failed;
+//! - `sharing` shares links among flows, from the first byte to the last;
+//! - `pattern` says which flows a pattern of traffic is, and what comes of them.
+//!
+//! `step` counts crossings instead, because the flows of a step of a collective are equal and begin together.
+
+mod network;
+mod pattern;
+mod sharing;
+
+pub use network::{Network, NetworkError, Node, Routing};
+pub use pattern::{
+    FabricAnswer, FabricError, FabricQuestion, FlowTime, LinkUse, Quantiles, TrafficPattern, answer,
+};
+pub use sharing::{Flow, finish_times};

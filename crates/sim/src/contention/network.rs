@@ -1,0 +1,284 @@
+//! The links of a fabric, each direction on its own, and routes over them.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use polder_platform::{Fabric, Graph};
+use serde::{Deserialize, Serialize};
+
+/// An end of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Node {
+    /// A port of an endpoint: accelerator `i` has ports `i * links` and on.
+    Port(u32),
+    /// A switch, as `Topology::graph` numbers them.
+    Switch(u32),
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Port(port) => write!(f, "port {port}"),
+            Self::Switch(switch) => write!(f, "switch {switch}"),
+        }
+    }
+}
+
+/// Which of the shortest ways a flow takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Routing {
+    /// The one that the port id of its destination selects, digit by digit: in a Clos, the destination modulo the ports up (D-mod-k).
+    #[default]
+    Minimal,
+    /// At each switch, the next link with the fewest flows so far.
+    Adaptive,
+}
+
+/// Why there is no such network, or no way through it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NetworkError {
+    /// More endpoints than ports.
+    #[error("{asked} ports are asked for, the fabric has {ports}; ask for fewer accelerators")]
+    TooMany {
+        /// How many there would be.
+        asked: u64,
+        /// How many there are.
+        ports: u64,
+    },
+    /// Too many switches to hold each link on its own.
+    #[error(
+        "the fabric has {links} links, more than the {most} that are held one by one; give its switches fewer ports or levels"
+    )]
+    TooLarge {
+        /// How many there would be.
+        links: u64,
+        /// How many may be.
+        most: u64,
+    },
+    /// No such link.
+    #[error("no link joins switch {one} and switch {other}; switch {one}'s neighbours are {neighbours}")]
+    NoLink {
+        /// One end.
+        one: u32,
+        /// The other.
+        other: u32,
+        /// What the first is joined to.
+        neighbours: String,
+    },
+    /// No such switch.
+    #[error("there is no switch {switch}: there are {switches}, numbered from 0")]
+    NoSwitch {
+        /// What was named.
+        switch: u32,
+        /// How many there are.
+        switches: u32,
+    },
+    /// Failed links leave no way.
+    #[error("no way leads from port {from} to port {to}: the failed links cut the fabric in two")]
+    NoWay {
+        /// Where the flow begins.
+        from: u32,
+        /// Where it would end.
+        to: u32,
+    },
+}
+
+/// A fabric link by link: first one from each port into the fabric, then one to each port, then those between switches.
+#[derive(Clone, Debug)]
+pub struct Network {
+    ports: u32,
+    /// The switch that each port hangs on.
+    leaves: Vec<u32>,
+    /// The links of each switch to others: where they lead. The index of the first one's link, switch by switch.
+    graph: Graph,
+    firsts: Vec<u32>,
+    /// Whether a link between switches has failed.
+    has_failed: Vec<bool>,
+    /// Flows that were routed over each link.
+    crossings: Vec<u32>,
+    /// Of each switch that a flow has led to: links from every other to it.
+    distances: Vec<Option<Box<[u16]>>>,
+}
+
+/// Links that are held one by one, at most.
+const MOST_LINKS: u64 = 1 << 25;
+
+/// No way leads there.
+const FAR: u16 = u16::MAX;
+
+impl Network {
+    /// The fabric with so many ports in use, the first ones first.
+    ///
+    /// # Errors
+    /// When the fabric has fewer, or is too large.
+    pub fn new(fabric: &Fabric, ports: u32) -> Result<Self, NetworkError> {
+        let there = fabric.ports();
+        if u64::from(ports) > there {
+            return Err(NetworkError::TooMany { asked: ports.into(), ports: there });
+        }
+        let links = fabric.switch_ports(there);
+        if links > MOST_LINKS {
+            return Err(NetworkError::TooLarge { links, most: MOST_LINKS });
+        }
+        let planes = if fabric.topology == polder_platform::Topology::SingleHop { fabric.links } else { 1 };
+        let mut graph = fabric.topology.graph(fabric.switch.ports);
+        // A single hop has as many switches in parallel as an accelerator has links, each port on the next one.
+        if planes > 1 {
+            graph.endpoints = graph.endpoints.repeat(planes as usize);
+            graph.links.resize(planes as usize, vec![]);
+        }
+        let leaves = if planes > 1 {
+            (0..ports).map(|port| port % planes).collect()
+        } else {
+            let each = graph.endpoints.iter().enumerate();
+            each.flat_map(|(switch, count)| std::iter::repeat_n(switch as u32, *count as usize))
+                .take(ports as usize)
+                .collect()
+        };
+        let mut firsts = Vec::with_capacity(graph.links.len() + 1);
+        let mut next = 2 * ports;
+        for links in &graph.links {
+            firsts.push(next);
+            next += links.len() as u32;
+        }
+        firsts.push(next);
+        let distances = vec![None; graph.links.len()];
+        let (has_failed, crossings) = (vec![false; next as usize], vec![0; next as usize]);
+        Ok(Self { ports, leaves, graph, firsts, has_failed, crossings, distances })
+    }
+
+    /// How many links there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.crossings.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.crossings.is_empty()
+    }
+
+    /// How many switches there are.
+    #[must_use]
+    pub fn switches(&self) -> u32 {
+        self.graph.links.len() as u32
+    }
+
+    /// Flows that were routed over a link.
+    #[must_use]
+    pub fn crossings(&self, link: u32) -> u32 {
+        self.crossings[link as usize]
+    }
+
+    /// Whether a link is one between switches that has failed.
+    #[must_use]
+    pub fn has_failed(&self, link: u32) -> bool {
+        self.has_failed[link as usize]
+    }
+
+    /// From where to where a link leads.
+    #[must_use]
+    pub fn ends(&self, link: u32) -> (Node, Node) {
+        let leaf = |port: u32| Node::Switch(self.leaves[port as usize]);
+        if link < self.ports {
+            return (Node::Port(link), leaf(link));
+        }
+        if link < 2 * self.ports {
+            return (leaf(link - self.ports), Node::Port(link - self.ports));
+        }
+        let switch = self.firsts.partition_point(|first| *first <= link) - 1;
+        let other = self.graph.links[switch][(link - self.firsts[switch]) as usize];
+        (Node::Switch(switch as u32), Node::Switch(other as u32))
+    }
+
+    /// Lets a link between two switches fail, both directions; of several in parallel the first that has not.
+    ///
+    /// # Errors
+    /// When no link joins them.
+    pub fn fail(&mut self, one: u32, other: u32) -> Result<(), NetworkError> {
+        let switches = self.switches();
+        if let Some(switch) = [one, other].into_iter().find(|switch| *switch >= switches) {
+            return Err(NetworkError::NoSwitch { switch, switches });
+        }
+        for (from, to) in [(one, other), (other, one)] {
+            let neighbours = &self.graph.links[from as usize];
+            let first = self.firsts[from as usize] as usize;
+            let leads = |place: &usize| neighbours[*place] == to as usize && !self.has_failed[first + place];
+            let Some(place) = (0..neighbours.len()).find(leads) else {
+                let mut known: Vec<_> = neighbours.clone();
+                known.sort_unstable();
+                known.dedup();
+                let neighbours = known.iter().take(8).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                let more = if known.len() > 8 { ", …" } else { "" };
+                return Err(NetworkError::NoLink { one: from, other: to, neighbours: neighbours + more });
+            };
+            self.has_failed[first + place] = true;
+        }
+        self.distances.fill(None);
+        Ok(())
+    }
+
+    /// The links of a flow between two ports, by one of the shortest ways that have not failed.
+    ///
+    /// # Errors
+    /// When there is no way.
+    pub fn route(&mut self, from: u32, to: u32, routing: Routing) -> Result<Vec<u32>, NetworkError> {
+        let (mut at, end) = (self.leaves[from as usize], self.leaves[to as usize]);
+        let mut distances = self.distances[end as usize].take();
+        let near = distances.get_or_insert_with(|| self.distances_to(end));
+        let mut links = vec![from];
+        let mut digits = to;
+        while at != end && near[at as usize] != FAR {
+            let (first, neighbours) = (self.firsts[at as usize], &self.graph.links[at as usize]);
+            let leads = |place: &usize| {
+                near[neighbours[*place]].saturating_add(1) == near[at as usize]
+                    && !self.has_failed[first as usize + place]
+            };
+            let ways = (0..neighbours.len()).filter(leads).count() as u32;
+            let turn = digits % ways;
+            digits /= ways;
+            let mut choices = (0..neighbours.len()).filter(leads);
+            let place = match routing {
+                Routing::Minimal => choices.nth(turn as usize),
+                // Of links that are alike, the one that comes next for the destination.
+                Routing::Adaptive => choices
+                    .enumerate()
+                    .min_by_key(|(way, place)| {
+                        (self.crossings[first as usize + place], (*way as u32 + ways - turn) % ways)
+                    })
+                    .map(|(_, place)| place),
+            };
+            let place = place.expect("a switch that is nearer");
+            links.push(first + place as u32);
+            at = neighbours[place] as u32;
+        }
+        self.distances[end as usize] = distances;
+        if at != end {
+            return Err(NetworkError::NoWay { from, to });
+        }
+        links.push(self.ports + to);
+        links.iter().for_each(|link| self.crossings[*link as usize] += 1);
+        Ok(links)
+    }
+
+    /// Links on the shortest way from each switch to one.
+    fn distances_to(&self, end: u32) -> Box<[u16]> {
+        let mut distances = vec![FAR; self.graph.links.len()];
+        distances[end as usize] = 0;
+        let mut next = VecDeque::from([end as usize]);
+        // Links fail in both directions, so that the way there is as long as the way back.
+        while let Some(switch) = next.pop_front() {
+            let first = self.firsts[switch] as usize;
+            for (place, other) in self.graph.links[switch].iter().enumerate() {
+                if distances[*other] == FAR && !self.has_failed[first + place] {
+                    distances[*other] = distances[switch] + 1;
+                    next.push_back(*other);
+                }
+            }
+        }
+        distances.into()
+    }
+}

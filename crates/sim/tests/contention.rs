@@ -1,0 +1,241 @@
+//! Flows that share links, against sharing that is computed step by step; and patterns on fabrics.
+
+use polder_platform::{Fabric, Platform, Topology};
+use polder_sim::contention::{
+    FabricQuestion, Flow, Network, NetworkError, Node, Routing, TrafficPattern, answer, finish_times,
+};
+
+/// The same numbers from the same seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u32) -> u32 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((self.0 >> 33) % u64::from(limit)) as u32
+    }
+
+    fn part(&mut self) -> f64 {
+        f64::from(self.below(1 << 24)) / f64::from(1 << 24)
+    }
+}
+
+/// Rates of these flows by progressive filling, all of them anew.
+fn rates(capacities: &[f64], flows: &[Flow], under_way: &[usize]) -> Vec<f64> {
+    let mut rates = vec![0.0; flows.len()];
+    let mut spare = capacities.to_vec();
+    let mut open = under_way.to_vec();
+    while !open.is_empty() {
+        let crossing = |link: u32| open.iter().filter(|it| flows[**it].links.contains(&link)).count() as f64;
+        let used: Vec<u32> = open.iter().flat_map(|it| flows[*it].links.clone()).collect();
+        let more = used.iter().map(|it| spare[*it as usize] / crossing(*it)).fold(f64::INFINITY, f64::min);
+        for it in &open {
+            rates[*it] += more;
+            flows[*it].links.iter().for_each(|link| spare[*link as usize] -= more);
+        }
+        open.retain(|it| {
+            flows[*it].links.iter().all(|link| spare[*link as usize] > 1e-9 * capacities[*link as usize])
+        });
+    }
+    rates
+}
+
+/// When flows end, where every start and every end shares all flows anew.
+fn slowly(capacities: &[f64], flows: &[Flow]) -> Vec<f64> {
+    let mut left: Vec<_> = flows.iter().map(|flow| flow.bytes).collect();
+    let mut ends = vec![f64::NAN; flows.len()];
+    let mut now = 0.0;
+    loop {
+        let waits = |it: &usize| ends[*it].is_nan() && flows[*it].start_s > now;
+        let start = (0..flows.len()).filter(waits).map(|it| flows[it].start_s).fold(f64::INFINITY, f64::min);
+        let under_way: Vec<_> =
+            (0..flows.len()).filter(|it| ends[*it].is_nan() && flows[*it].start_s <= now).collect();
+        if under_way.is_empty() && start.is_infinite() {
+            return ends;
+        }
+        let rates = rates(capacities, flows, &under_way);
+        let end = under_way.iter().map(|it| now + left[*it] / rates[*it]).fold(f64::INFINITY, f64::min);
+        let next = start.min(end);
+        for it in under_way {
+            left[it] -= rates[it] * (next - now);
+            if left[it] <= 1e-9 * flows[it].bytes {
+                ends[it] = next;
+            }
+        }
+        now = next;
+    }
+}
+
+#[test]
+fn every_flow_ends_when_sharing_anew_at_each_start_and_end_says() {
+    let mut compared = 0;
+    for seed in 0..400 {
+        let mut random = Random(seed);
+        let links = 2 + random.below(12);
+        let wide = random.below(2) == 0;
+        let capacities: Vec<_> = (0..links).map(|_| if wide { 1.0 } else { 0.25 + random.part() }).collect();
+        let (same_size, same_start) = (random.below(2) == 0, random.below(2) == 0);
+        let flows: Vec<_> = (0..1 + random.below(24))
+            .map(|_| {
+                let mut crossed: Vec<_> = (0..1 + random.below(4)).map(|_| random.below(links)).collect();
+                crossed.sort_unstable();
+                crossed.dedup();
+                Flow {
+                    links: crossed,
+                    bytes: if same_size { 1.0 } else { 0.1 + random.part() },
+                    start_s: if same_start { 0.5 } else { 4.0 * random.part() },
+                }
+            })
+            .collect();
+        let (found, expected) = (finish_times(&capacities, &flows), slowly(&capacities, &flows));
+        for (one, other) in found.iter().zip(&expected) {
+            assert!((one / other - 1.0).abs() < 1e-7, "seed {seed}: {found:?}, not {expected:?}: {flows:?}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 3000, "{compared}");
+}
+
+#[test]
+fn the_order_of_flows_changes_no_end() {
+    let mut random = Random(7);
+    let capacities = [1.0; 40];
+    let mut flows: Vec<_> = (0..300)
+        .map(|_| {
+            let first = random.below(40);
+            let links = vec![first, (first + 1 + random.below(39)) % 40];
+            Flow { links, bytes: 0.1 + random.part(), start_s: random.part() }
+        })
+        .collect();
+    let forward = finish_times(&capacities, &flows);
+    flows.reverse();
+    let mut backward = finish_times(&capacities, &flows);
+    backward.reverse();
+    for (one, other) in forward.iter().zip(backward) {
+        assert!((one / other - 1.0).abs() < 1e-9, "{one} {other}");
+    }
+}
+
+fn fabric(topology: Topology, ports: u32) -> Fabric {
+    let mut fabric = Platform::load("nvl72-ndr").unwrap().between.unwrap();
+    (fabric.topology, fabric.switch.ports, fabric.links) = (topology, ports, 1);
+    fabric
+}
+
+fn fabrics() -> [Fabric; 5] {
+    [
+        fabric(Topology::SingleHop, 64),
+        fabric(Topology::Clos { levels: 2 }, 8),
+        fabric(Topology::Clos { levels: 3 }, 4),
+        fabric(Topology::Torus { dimensions: [4, 3, 2], endpoints: 2 }, 16),
+        fabric(Topology::Dragonfly { endpoints: 2, group: 4, global: 2 }, 16),
+    ]
+}
+
+#[test]
+fn a_route_joins_its_ports_by_as_many_links_as_the_shortest_way_has() {
+    for fabric in fabrics() {
+        let ports = fabric.ports() as u32;
+        let graph = fabric.topology.graph(fabric.switch.ports);
+        let mut network = Network::new(&fabric, ports).unwrap();
+        for routing in [Routing::Minimal, Routing::Adaptive] {
+            for from in 0..ports {
+                for to in (0..ports).filter(|to| *to != from) {
+                    let links = network.route(from, to, routing).unwrap();
+                    let ends: Vec<_> = links.iter().map(|link| network.ends(*link)).collect();
+                    assert_eq!((ends[0].0, ends[ends.len() - 1].1), (Node::Port(from), Node::Port(to)));
+                    assert!(ends.windows(2).all(|pair| pair[0].1 == pair[1].0), "{ends:?}");
+                    let (Node::Switch(first), Node::Switch(last)) = (ends[0].1, ends[ends.len() - 1].0)
+                    else {
+                        panic!("{ends:?}");
+                    };
+                    let shortest = graph.distances(first as usize)[last as usize].unwrap();
+                    assert_eq!(links.len() as u32, shortest + 2, "{:?} {from} {to}", fabric.topology);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_destination_selects_the_way_so_that_a_shift_of_a_clos_contends_nowhere() {
+    let fabric = fabric(Topology::Clos { levels: 3 }, 8);
+    let ports = fabric.ports() as u32;
+    for shift in [1, 4, 16, ports / 2] {
+        let mut network = Network::new(&fabric, ports).unwrap();
+        for from in 0..ports {
+            network.route(from, (from + shift) % ports, Routing::Minimal).unwrap();
+        }
+        assert!((0..network.len() as u32).all(|link| network.crossings(link) <= 1), "{shift}");
+    }
+}
+
+#[test]
+fn no_flow_takes_a_failed_link_and_a_cut_is_named() {
+    let fabric = fabric(Topology::Clos { levels: 2 }, 8);
+    let ports = fabric.ports() as u32;
+    let mut network = Network::new(&fabric, ports).unwrap();
+    let neighbours = fabric.topology.graph(8).links[0].clone();
+    let cut = |network: &mut Network| network.route(0, ports - 1, Routing::Minimal);
+    for (failed, spine) in neighbours.iter().enumerate() {
+        assert!(cut(&mut network).is_ok(), "{failed} links failed");
+        network.fail(0, *spine as u32).unwrap();
+        for to in 0..4 {
+            let Ok(links) = network.route(20, to, Routing::Adaptive) else { continue };
+            assert!(links.iter().all(|link| !network.has_failed(*link)));
+        }
+    }
+    let error = cut(&mut network).unwrap_err();
+    assert_eq!(error, NetworkError::NoWay { from: 0, to: ports - 1 });
+    let error = network.fail(0, 1).unwrap_err().to_string();
+    assert!(error.starts_with("no link joins switch 0 and switch 1; switch 0's neighbours are "), "{error}");
+    assert!(matches!(network.fail(99, 0), Err(NetworkError::NoSwitch { switch: 99, switches: 12 })));
+}
+
+fn question(pattern: TrafficPattern, accelerators: u32) -> FabricQuestion {
+    FabricQuestion {
+        platform: "nvl72-ndr".into(),
+        rack: None,
+        accelerators,
+        pattern,
+        message_bytes: 1e9,
+        routing: Routing::Minimal,
+        failed: vec![],
+        seed: 1,
+    }
+}
+
+#[test]
+fn patterns_take_what_their_busiest_links_carry() {
+    // Inside a rack each has a port of its own on each switch.
+    let ring = answer(&question(TrafficPattern::Ring, 72)).unwrap();
+    assert!(ring.messages.iter().all(|it| (it.slowdown - 1.0).abs() < 1e-9), "{:?}", ring.seconds);
+    let incast = answer(&question(TrafficPattern::Incast, 9)).unwrap();
+    let bare = 8.0 * 1e9 / incast.payload_bytes_per_s;
+    assert!(incast.seconds.max_s > bare && incast.seconds.max_s < 1.01 * bare, "{incast:?}");
+    // Between racks a random permutation meets on links up, and spreading by load spares it most of that.
+    let apart = answer(&question(TrafficPattern::Permutation, 1024)).unwrap();
+    let adaptive =
+        answer(&FabricQuestion { routing: Routing::Adaptive, ..question(TrafficPattern::Permutation, 1024) })
+            .unwrap();
+    assert_eq!((apart.fabric, apart.messages.len()), ("between", 1024));
+    assert!(apart.seconds.max_s > 1.9 * ring.seconds.max_s && apart.seconds.max_s > adaptive.seconds.max_s);
+    // What each link carried, of what it could: none more than all of it.
+    assert!(
+        apart.links.iter().all(|it| it.used <= 1.0 + 1e-9) && apart.links[0].used > 0.99,
+        "{:?}",
+        apart.links[0]
+    );
+    // The same again to the last bit.
+    assert_eq!(apart, answer(&question(TrafficPattern::Permutation, 1024)).unwrap());
+}
+
+#[test]
+fn a_failed_link_slows_what_went_over_it() {
+    let whole = answer(&question(TrafficPattern::Shift, 1024)).unwrap();
+    let link =
+        whole.links.iter().find(|it| it.from.starts_with("switch") && it.to.starts_with("switch")).unwrap();
+    let switch = |name: &str| name.trim_start_matches("switch ").parse().unwrap();
+    let failed = vec![(switch(&link.from), switch(&link.to))];
+    let broken = answer(&FabricQuestion { failed, ..question(TrafficPattern::Shift, 1024) }).unwrap();
+    assert!(broken.seconds.max_s > whole.seconds.max_s, "{:?} {:?}", broken.seconds, whole.seconds);
+}
