@@ -1,9 +1,13 @@
 """The demo, in short."""
 
+import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -33,6 +37,41 @@ def test_both_backends_end_with_the_same_weights(tmp_path: Path) -> None:
     for name in ("polder", "gloo"):
         low, middle, high = figures["steps"][name]
         assert 0 < low <= middle <= high
+    table = ended.stdout.split("\n\n")[-2].split("weights after")[0].splitlines()
+    cells = [re.split(r" {2,}", line.strip()) for line in table]
+    assert len(table) >= 4
+    assert {len(row) for row in cells[1:]} == {4}, table
+
+
+def test_the_picture_shows_the_spread_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.spec_from_file_location("train", DEMO)
+    assert found is not None
+    assert found.loader is not None
+    train = importlib.util.module_from_spec(found)
+    monkeypatch.setitem(sys.modules, "train", train)
+    found.loader.exec_module(train)
+    from matplotlib.axes import Axes
+
+    drawn: list[tuple[Any, ...]] = []
+    errorbar: Any = Axes.errorbar
+
+    def noted(*arguments: Any, **others: Any) -> Any:
+        drawn.append(arguments[1:])
+        return errorbar(*arguments, **others)
+
+    monkeypatch.setattr(Axes, "errorbar", noted)
+    steps = [
+        SimpleNamespace(whole=0.1 * it, forward=0.01, backward=0.03 * it, exposed=0.01, optimizer=0.01)
+        for it in (1, 2, 3)
+    ]
+    train.draw_picture(
+        [SimpleNamespace(name=name, losses=[2.0, 1.0], steps=steps) for name in ("polder", "gloo")], tmp_path
+    )
+    assert [name for name, _, _ in drawn] == ["polder", "gloo"]
+    for _, middle, [[below], [above]] in drawn:
+        assert middle == pytest.approx(200)
+        assert below == pytest.approx(100)
+        assert above == pytest.approx(100)
 
 
 @pytest.mark.parametrize("text", ["missing", "."])
