@@ -12,11 +12,13 @@ if os.environ["POLDER_HOST"] == "1" and (child := os.fork()):
 
 import numpy as np
 from mpi4py import MPI
+from mpich_files import remove_mapped_files
 
 # A launcher that ends a job drops what it has not passed on of the ranks' stderr.
 os.dup2(os.open(os.environ["STDERR"], os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
 world = MPI.COMM_WORLD
 world.barrier()
+remove_mapped_files()
 if world.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 if os.environ["CALL"] == "receive":

@@ -11,6 +11,7 @@ if os.environ["POLDER_HOST"] == "1" and (child := os.fork()):
     os._exit(0)
 
 from mpi4py import MPI
+from mpich_files import remove_mapped_files
 
 # A launcher that ends a job drops what it has not passed on of the ranks' stderr.
 os.dup2(os.open(os.environ["STDERR"], os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
@@ -21,6 +22,7 @@ group = world.Get_group().Incl([1 - world.rank])
 if world.rank == 1:
     window.Lock(0, MPI.LOCK_EXCLUSIVE)
 world.barrier()
+remove_mapped_files()
 if world.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 window.Lock(0, MPI.LOCK_EXCLUSIVE)
