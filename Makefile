@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo offload sync torch tools mpi frameworks lab test verify soak fuzz bench mpi-check
+.PHONY: setup demo offload sync torch tools mpi frameworks deepspeed lab test verify soak fuzz bench mpi-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -49,9 +49,11 @@ mpi: .cache/mpich/.ready
 	@.cache/mpich/bin/pip install -q --disable-pip-version-check numpy $(call extra,mpich)
 	@touch $@
 
-# A training framework whose tensors offload places, in an environment of its own that has .venv's torch too.
+# Training frameworks whose tensors offload places, each in an environment of its own that has .venv's torch too.
 frameworks: .cache/transformers/.ready
-.cache/transformers/.ready: .cache/%/.ready: pyproject.toml | setup torch
+# Compiles its operators when they are first used, which takes minutes: it is no part of `make test`.
+deepspeed: .cache/deepspeed/.ready
+.cache/transformers/.ready .cache/deepspeed/.ready: .cache/%/.ready: pyproject.toml | setup torch
 	@echo "setup: installing $*" >&2
 	@.venv/bin/python -m venv --without-pip .cache/$*
 	@echo 'import site, sys; site.addsitedir(sys.prefix + "/../../.venv/lib/python%d.%d/site-packages" % sys.version_info[:2])' \

@@ -1,6 +1,7 @@
 """Benchmarks run, check their sums, and quote their peers."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +79,75 @@ def test_mpi_has_rows_beside_tcp_and_beside_shared_memory() -> None:
     for row in rows:
         better = row["value"] / row["peer_value"]
         assert abs(row["ratio"] * (better if row["unit"] == "us" else 1 / better) - 1) < 1e-9, row
+
+
+@pytest.mark.torch
+def test_offload_quotes_counted_bytes_and_its_targets() -> None:
+    pytest.importorskip("torch")
+    from polder.offload import bench
+
+    names = ("bf16", "bf16 DeepSpeed", "bf16 floor", "fp32", "fp32 floor", "fp32 torch fused", "fp32 DeepSpeedCPUAdam")
+    times = dict(zip(names, ([2.0, 1.0, 3.0], [4.0], [1.5], [1.0], [0.8], [1.2], [0.9]), strict=True))
+    rows = bench.rows(times, 50, 1)
+    assert {row["case"] for row in rows} == {f"AdamW {it} 50 M elements 1 thread" for it in ("bf16", "fp32")}
+    found = {(row["case"].split()[1], row["metric"], row["peer"]): row for row in rows}
+    assert len(found) == len(rows) == 9
+    step = found["bf16", "time", "DeepSpeed"]
+    assert (step["low"], step["value"], step["high"], step["ratio"]) == (1.0, 2.0, 3.0, 2.0)
+    # Ours: norm 2, gradient 2, copy 2, parameter and both moments 8 each. Theirs: cast 2 + 4, norm 4, unscale 4 + 4,
+    # step 4 + 8 + 8 + 8, copy 4 + 2.
+    counted = found["bf16", "counted bytes", "DeepSpeed"]
+    assert (counted["value"], counted["peer_value"]) == (2 + 2 + 2 + 8 * 3, 6 + 4 + 8 + 28 + 6)
+    share = found["bf16", "time gained over bytes saved", "at least"]
+    assert share["value"] == pytest.approx(2.0 / (52 / 30))
+    assert share["ratio"] == pytest.approx(share["value"] / 0.9)
+    floor = found["fp32", "time over floor", "at most"]
+    assert (floor["value"], floor["ratio"]) == (pytest.approx(1.25), pytest.approx(1.05 / 1.25))
+    assert found["fp32", "time", "torch fused"]["ratio"] == pytest.approx(1.2)
+    assert found["fp32", "bandwidth", "floor"]["value"] == pytest.approx(28.0)
+
+
+@pytest.mark.torch
+def test_offload_without_deepspeed_says_how_to_get_it_and_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    from polder.offload import bench
+
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    monkeypatch.setattr(sys, "argv", ["bench"])
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda _: None)
+    assert bench.main() == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [bench.MISSING]
+    # An environment that was not made to the end does not count.
+    (tmp_path / ".cache/deepspeed/bin").mkdir(parents=True)
+    assert bench.with_deepspeed() is None
+    (tmp_path / ".cache/deepspeed/.ready").touch()
+    assert bench.with_deepspeed() == str(tmp_path / ".cache/deepspeed/bin/python")
+
+
+@pytest.mark.torch
+def test_offload_runs_all_contenders() -> None:
+    made = Path(__file__).parents[2] / ".cache/deepspeed/.ready"
+    extensions = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache/torch_extensions"))
+    if not made.exists() or not list(extensions.glob("*/cpu_adam/cpu_adam.so")):
+        pytest.skip("DeepSpeed's cpu_adam is not compiled, which takes minutes: `polder bench offload` compiles it")
+    command = [sys.executable, "-m", "polder.offload.bench", "--millions", "1", "--threads", "1", "--rounds", "1"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 9
+    assert all(row["value"] > 0 and row["peer_value"] > 0 for row in rows)
+    # Both sides of the bf16 rows come to the same weights.
+    check = (
+        "import torch; from polder.offload import bench; a, b = bench.arrays(5003), bench.arrays(5003);"
+        "bench.contenders(a)['bf16'](); bench.contenders(b)['bf16 DeepSpeed']();"
+        "assert (a.parameters - b.parameters).abs().max() < 1e-6 and (a.mean - b.mean).abs().max() < 1e-7;"
+        "assert (a.parameters - bench.arrays(5003).parameters).abs().min() > 1e-5;"
+        "print((a.half_parameters == b.half_parameters).float().mean().item())"
+    )
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    command = [str(made.with_name("bin") / "python"), "-c", check]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    assert float(done.stdout.splitlines()[-1]) > 0.99

@@ -41,7 +41,7 @@ enum Bench {
     Torch(torch::Arguments),
     /// Messages of stock MPI libraries over a pool, beside TCP and their own shared memory.
     Mpi(mpi::Arguments),
-    /// The fused step of an optimizer, beside torch's, and beside the memory traffic alone.
+    /// The fused step of an optimizer, beside DeepSpeed's sequence, torch's step, and the memory traffic alone.
     Offload(offload::Arguments),
     /// A million objects, created and opened by four processes.
     Objects(objects::Arguments),

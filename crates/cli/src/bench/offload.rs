@@ -1,4 +1,4 @@
-//! `polder bench offload`: the optimizer's fused step, started in Python, where its peer is at home.
+//! `polder bench offload`: the optimizer's fused step, started in Python, where its peers are at home.
 
 use super::collectives::rows_of;
 use super::row::Row;
@@ -7,8 +7,8 @@ use crate::Failure;
 /// What to measure.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
-    /// Millions of elements; 5 GB of memory for each 100.
-    #[arg(long, num_args = 1.., default_values_t = [50])]
+    /// Millions of elements; 2 GB of memory for each 100.
+    #[arg(long, num_args = 1.., default_values_t = [50, 200])]
     millions: Vec<u32>,
     /// Threads of a step.
     #[arg(long, num_args = 1.., default_values_t = [1, 2], value_parser = clap::value_parser!(u16).range(1..=1024))]
