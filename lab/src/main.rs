@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod machine;
+mod stripes;
 mod tiers;
 
 use std::process::ExitCode;
@@ -20,7 +21,7 @@ fn main() -> ExitCode {
         }
         _ => {
             machine::mount_all();
-            match tiers::run() {
+            match tiers::run().and_then(|checks| Ok(checks + stripes::run()?)) {
                 Ok(checks) => println!("lab: {checks} checks passed"),
                 Err(error) => println!("lab: FAILED: {error}"),
             }

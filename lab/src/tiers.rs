@@ -71,10 +71,11 @@ impl Agent {
     }
 }
 
-struct Checks(u32);
+/// How many checks held so far.
+pub(crate) struct Checks(pub(crate) u32);
 
 impl Checks {
-    fn check(&mut self, holds: bool, what: &str) -> Result<(), Failed> {
+    pub(crate) fn check(&mut self, holds: bool, what: &str) -> Result<(), Failed> {
         self.0 += 1;
         println!("check {}: {what}: {}", self.0, if holds { "holds" } else { "FAILS" });
         if holds { Ok(()) } else { Err(what.to_owned()) }

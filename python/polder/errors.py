@@ -22,12 +22,14 @@ __all__ = [
     "PeerGaveUpError",
     "PeerTimeoutError",
     "PlacementError",
+    "PlacementWarning",
     "PolderError",
     "PoolFullError",
     "QuotaError",
     "RegionError",
     "SettingsError",
     "TierError",
+    "TierFullError",
     "TooSmallError",
     "VersionError",
 ]
@@ -183,3 +185,11 @@ class PlacementError(PolderError, ValueError):
 
 class TierError(PolderError, OSError):
     """A tier cannot be used: no such node or folder, a full disk, a file that something has truncated."""
+
+
+class TierFullError(TierError):
+    """A tier is there, and has no room for so many bytes."""
+
+
+class PlacementWarning(UserWarning):
+    """Bytes do not lie where they were to be placed; the message names the object, the tier and the reason."""

@@ -38,7 +38,7 @@ def one_thread() -> Iterator[None]:
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a disk: the usual one for tests may lie in memory."""
     try:
-        _core.States([], 1024, tmp_path)
+        _core.States([], [(1024, tmp_path)])
         yield tmp_path
     except TierError:
         with tempfile.TemporaryDirectory(prefix=".polder-test-", dir=ROOT) as folder:
@@ -150,7 +150,7 @@ def test_placed_training_has_the_bits_of_unplaced_training(
 def test_states_in_many_pieces_pass_through_few_buffers(disk: Path) -> None:
     # Four pieces in memory and eleven on the disk, through six buffers.
     elements = 15 * (512 << 10)
-    states = _core.States([(4 * (512 << 10), None)], 11 * (512 << 10), disk)
+    states = _core.States([(4 * (512 << 10), None)], [(11 * (512 << 10), disk)])
     ours, theirs = tensors([(elements,)], 3), tensors([(elements,)], 3)
     optimizer = torch.optim.AdamW(theirs, **SETTINGS, fused=True)
     placed = offload.AdamW(ours, **SETTINGS)
@@ -164,7 +164,7 @@ def test_states_in_many_pieces_pass_through_few_buffers(disk: Path) -> None:
     mean, square = placed.moments(ours[0])
     assert torch.equal(mean, optimizer.state[theirs[0]]["exp_avg"])
     assert torch.equal(square, optimizer.state[theirs[0]]["exp_avg_sq"])
-    assert sum(nbytes for _, nbytes in states.nodes()) == 8 * 4 * (512 << 10)
+    assert sum(nbytes for _, nbytes in states.where()) == 8 * 4 * (512 << 10)
 
 
 def test_a_graph_can_be_walked_twice_and_dropped_unwalked(disk: Path) -> None:
@@ -317,13 +317,13 @@ def test_a_tier_that_cannot_be_is_one_clear_error(disk: Path) -> None:
     assert "this folder lies in memory" in refusal(disk, far, tiers=two_tiers(Path("/dev/shm")))
     assert "no file can be made in this folder" in refusal(disk, far, tiers=two_tiers(Path("/nowhere/at/all")))
     no_node = [two_tiers(disk)[0], offload.Tier("far", "1 GiB", 1e10, 1e10, node=1000)]
-    assert refusal(disk, far, tiers=no_node).startswith("NUMA node 1000: ")
+    assert refusal(disk, far, tiers=no_node).startswith("tier far: NUMA node 1000: this machine has none")
     assert "expected memory first" in refusal(disk, tiers=two_tiers(disk)[1:])
     ours = model()
     theirs = torch.optim.AdamW(ours.parameters())
     assert "expected polder.offload.AdamW or Adam, found torch.optim.adamw.AdamW" in refusal(disk, optimizer=theirs)
     with pytest.raises(TierError, match="bytes do not fit on this disk"):
-        _core.States([], 1 << 46, disk)
+        _core.States([], [(1 << 46, disk)])
     with pytest.raises(ArgumentError, match="capacity"):
         offload.Tier("disk", "-1 GiB", 1, 1)
     with pytest.raises(ArgumentError, match="expected a size such as '2 GiB', found 'much'"):
@@ -350,8 +350,12 @@ def test_a_file_that_is_cut_while_it_is_used_is_one_clear_error(disk: Path) -> N
 def test_a_platform_names_tiers(tmp_path: Path) -> None:
     example = ROOT / "docs" / "platform.toml"
     tiers = offload.tiers_of(example)
-    assert [(tier.name, tier.folder) for tier in tiers] == [("dram", None), ("scratch", "/scratch")]
-    assert (tiers[1].nbytes, tiers[1].read, tiers[1].write) == (200 * 10**9, 3e9, 2e9)
+    found = [(tier.name, tier.node, tier.folder) for tier in tiers]
+    assert found == [("dram", None, None), ("far", 1, None), ("scratch", None, "/scratch")]
+    assert (tiers[2].nbytes, tiers[2].read, tiers[2].write) == (200 * 10**9, 3e9, 2e9)
+    assert (tiers[1].nbytes, tiers[1].read, tiers[1].write) == (256 * 10**9, 60e9, 40e9)
+    # The rates of as many threads as were measured, or of the next fewer.
+    assert [offload.tiers_of(example, threads)[1].read for threads in (1, 15, 16, 64)] == [12e9, 12e9, 60e9, 60e9]
     with pytest.raises(ArgumentError, match=r"no platform of this name|cannot read"):
         offload.tiers_of(tmp_path / "none.toml")
 

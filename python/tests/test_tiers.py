@@ -1,6 +1,9 @@
 """Tensors over ranges that are bound and mapped by tier: where their bytes lie, and that they go back with it."""
 
 import gc
+import json
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from polder import _core  # noqa: E402
-from polder.errors import TierError  # noqa: E402
+from polder import _core, offload  # noqa: E402
+from polder.errors import ArgumentError, PlacementWarning, TierError, TierFullError  # noqa: E402
+from polder.offload import check, ranges  # noqa: E402
 
 pytestmark = pytest.mark.torch
 PAGE = 4096
@@ -55,12 +59,12 @@ def test_a_tensor_over_a_range_takes_its_pages_and_gives_them_back() -> None:
 def test_a_striped_tensor_is_contiguous_and_its_stripes_lie_where_they_were_put(card: Path) -> None:
     memory = _core.Range(6 * PAGE - 8)
     memory.bind(0, 2 * PAGE, 0)
-    memory.map(2 * PAGE, 4 * PAGE, card, 8 * PAGE)
+    assert memory.map(2 * PAGE, 4 * PAGE, card) == 0
     tensor = torch.frombuffer(memory, dtype=torch.float32).view(2, -1)
     assert tensor.is_contiguous() and tensor.nbytes == 6 * PAGE - 8
     tensor.copy_(torch.arange(tensor.numel()).view(2, -1))
     assert sorted(memory.where()) == [(str(card), 4 * PAGE), ("node 0", 2 * PAGE)]
-    there = torch.frombuffer(bytearray(card.read_bytes()), dtype=torch.float32)[8 * 1024 : 12 * 1024 - 2]
+    there = torch.frombuffer(bytearray(card.read_bytes()), dtype=torch.float32)[: 4 * 1024 - 2]
     assert torch.equal(there, tensor.view(-1)[2 * 1024 :])
     # The kernel's list of what is mapped has the card inside the range.
     mapped = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(card))]
@@ -77,8 +81,13 @@ def test_a_tier_that_cannot_hold_a_piece_is_one_clear_error(card: Path, tmp_path
         TierError, match=r"/dev/dax9\.0: no such file or device; list the dax devices with `daxctl list`"
     ):
         memory.map(0, PAGE, "/dev/dax9.0")
-    with pytest.raises(TierError, match=r"in its 262144 bytes; place less there"):
-        memory.map(0, 2 * PAGE, card, 63 * PAGE)
+    others = _core.Range(60 * PAGE)
+    others.map(0, 60 * PAGE, card)
+    with pytest.raises(
+        TierFullError, match=r"no 20480 bytes in a row are free of its 262144; place less there, or end"
+    ):
+        memory.map(0, 5 * PAGE, card)
+    del others
     with pytest.raises(TierError, match="a directory"):
         memory.map(0, PAGE, tmp_path)
     memory.map(0, 2 * PAGE, card)
@@ -87,3 +96,285 @@ def test_a_tier_that_cannot_hold_a_piece_is_one_clear_error(card: Path, tmp_path
         file.truncate(PAGE)
     with pytest.raises(TierError, match="it has 4096 bytes left of 8192 that are mapped; something has unbound or"):
         memory.check()
+
+
+def whole(places: list[tuple[str, int]]) -> int:
+    return sum(nbytes for _, nbytes in places)
+
+
+def test_tensors_of_a_scope_lie_in_its_tier_and_those_around_it_do_not() -> None:
+    draw = torch.Generator().manual_seed(1)
+    before = torch.randn(300, 400, generator=draw)
+    draw.manual_seed(1)
+    with offload.tier("node:0") as scope:
+        made = {
+            "randn": torch.randn(300, 400, generator=draw),
+            "zeros": torch.zeros(128, 256),
+            "tensor": torch.tensor([[1.0] * 200] * 100),
+            "sum": before + 1,
+            "transposed": before.t().clone(),
+            "brain": before.to(torch.bfloat16),
+        }
+        layer = torch.nn.Linear(256, 128)
+        view = made["zeros"][3:]
+        small = torch.zeros(16)
+    outside = torch.zeros(128, 256)
+    assert torch.equal(made["randn"], before) and torch.equal(made["sum"], before + 1)
+    assert torch.equal(made["transposed"], before.t()) and made["transposed"].stride() == before.t().clone().stride()
+    assert torch.equal(made["brain"], before.to(torch.bfloat16))
+    assert not made["zeros"].any() and view.data_ptr() == made["zeros"][3].data_ptr()
+    sizes = [it.untyped_storage().nbytes() for it in (*made.values(), layer.weight)]
+    assert scope.where() == [("node 0", sum((it + PAGE - 1) // PAGE * PAGE for it in sizes))]
+    assert small.nbytes + outside.nbytes > 0
+    # It computes as any other: gradients, and steps in place.
+    loss = (layer(made["zeros"][:, :256] + 1) ** 2).mean()
+    loss.backward()
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+    del made, view, loss
+    gc.collect()
+    assert whole(scope.where()) == layer.weight.nbytes
+
+
+def test_a_tensor_that_does_not_fit_a_tier_lies_in_memory_and_one_warning_names_it(card: Path) -> None:
+    with offload.tier(str(card)) as scope:
+        fits = torch.ones(32, 1024)
+        with pytest.warns(PlacementWarning) as warned:
+            large = torch.ones(80, 1024)
+            also = torch.full((90, 1024), 2.0)
+        again = torch.ones(16, 1024)
+    assert len(warned) == 1
+    said = str(warned[0].message)
+    assert said.startswith("tensor of shape (80, 1024), torch.float32: not in tier ") and "are free of its" in said
+    assert scope.where() == [(str(card), fits.nbytes + again.nbytes)]
+    assert float(large.sum() + also.sum()) == 80 * 1024 + 2 * 90 * 1024
+
+
+def test_a_name_that_stands_for_no_tier_of_memory_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    platform = Path(__file__).parents[2] / "docs" / "platform.toml"
+    with pytest.raises(ArgumentError, match="a folder's bytes pass through memory"):
+        offload.tier(str(tmp_path))
+    with pytest.raises(ArgumentError, match=r"tier 'cxl': expected node:NUMBER, .* platform.toml, which is not"):
+        offload.tier("cxl")
+    with pytest.raises(ArgumentError, match=r"tier 'cxl': .* has dram, far, scratch"):
+        offload.tier("cxl", platform)
+    with pytest.raises(ArgumentError, match="tier 'scratch': a folder's bytes"):
+        offload.tier("scratch", platform)
+    with (
+        pytest.raises(TierError, match="tier node:999: NUMA node 999: this machine has none"),
+        offload.tier("node:999"),
+    ):
+        pass
+    with pytest.raises(ArgumentError, match="expected a folder, a node or a device, found node and device"):
+        offload.Tier("both", 1, 1, 1, node=0, device="/dev/dax0.0")
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.outside = torch.nn.Linear(256, 512), torch.nn.Linear(512, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outside(torch.tanh(self.inside(x)) ** 2).square().mean()
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="torch computes without vectors here"
+)
+def test_states_and_activations_striped_over_memory_a_node_a_card_and_two_folders_train_the_same_bits(
+    scratch: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    card = scratch / "card"
+    card.write_bytes(bytes(32 << 20))
+    folders = [Path(__file__).parents[2] / "out" / f"tiers-{number}" for number in range(2)]
+    tiers = [
+        offload.Tier("dram", "1 GiB", 2e10, 2e10),
+        offload.Tier("far", "1 GiB", 1e10, 1e10, node=0),
+        offload.Tier("card", "16 MiB", 1e10, 1e10, device=card),
+        *(offload.Tier(folder.name, "1 GiB", 1e9, 1e9, folder) for folder in folders),
+    ]
+    fractions = [0.1, 0.3, 0.3, 0.2, 0.1]
+    inputs = torch.linspace(-1, 1, 400 * 256).view(400, 256)
+    models = []
+    for is_placed in (False, True):
+        torch.manual_seed(3)
+        model = Net()
+        models.append(model)
+        if is_placed:
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
+            optimizer = offload.AdamW(model.parameters(), lr=1e-2)
+            saved = offload.saved_bytes(model, inputs)
+            policy = {"optimizer states": fractions, "activations": fractions}
+            placed = offload.place(model, optimizer, policy, tiers=tiers, activations=saved)
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        for step in range(10):
+            optimizer.zero_grad()
+            if is_placed:
+                with placed.activations():
+                    loss = model(inputs + step)
+            else:
+                loss = model(inputs + step)
+            loss.backward()
+            optimizer.step()
+    for ours, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    rows = {(row.object, row.tier): row for row in placed.rows()}
+    states = 8 * optimizer.elements()
+    for tier, part in zip(tiers, fractions, strict=True):
+        # Memory's own stripe is on node 0 too, which the kernel calls by the name of the tier that is bound there.
+        expected = {"dram": 0.0, "far": 0.4}.get(tier.name, part) * states
+        found = rows[("optimizer states", tier.name)].bytes if expected else 0
+        assert abs(found - expected) <= 4 * PAGE, (tier.name, found, expected)
+        assert tier.name == "dram" or ("activations", tier.name) in rows
+    assert rows[("optimizer states", "card")].word == f"kernel: {card}"
+    assert rows[("activations", "card")].bytes >= 0.3 * saved
+    with card.open("r+b") as file:
+        file.truncate(PAGE)
+    with pytest.raises(TierError, match="something has unbound or truncated it"):
+        optimizer.step()
+    with card.open("r+b") as file:
+        file.truncate(32 << 20)
+    placed.close()
+    for folder in folders:
+        folder.rmdir()
+
+
+def test_states_that_do_not_fit_a_tier_lie_in_memory_and_one_warning_names_them(card: Path) -> None:
+    model = Net()
+    optimizer = offload.AdamW(model.parameters())
+    tiers = [offload.Tier("dram", "1 GiB", 1e10, 1e10), offload.Tier("card", "1 GiB", 1e10, 1e10, device=card)]
+    with pytest.warns(PlacementWarning, match="optimizer states: in memory of the kernel's choice: .* no ") as warned:
+        placed = offload.place(model, optimizer, {"optimizer states": [0.0, 1.0]}, tiers=tiers)
+    assert len(warned) == 1
+    optimizer.zero_grad()
+    model(torch.ones(4, 256)).backward()
+    optimizer.step()
+    assert ("optimizer states", "card") not in {(row.object, row.tier) for row in placed.rows()}
+    placed.close()
+
+
+def test_a_range_is_registered_with_cuda_before_it_is_used_and_given_back_before_its_pages_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[str, int, int]] = []
+
+    class Cuda:
+        def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+            calls.append(("register", address, nbytes))
+            return flags
+
+        def cudaHostUnregister(self, address: int) -> int:
+            # The pages are still mapped.
+            calls.append(("release", address, f"{address:x}-" in Path("/proc/self/maps").read_text()))
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", Cuda)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+    kept = ranges.memory(3 * PAGE + 1, offload.Tier("near", 1 << 20, 1, 1, node=0))
+    tensor = ranges.tensor(kept, (3, 1024), torch.float32)
+    address = kept.address
+    assert calls == [("register", address, 4 * PAGE)]
+    del kept
+    assert len(calls) == 1 and tensor.shape == (3, 1024)
+    del tensor
+    assert calls[1:] == [("release", address, 1)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: registration with CUDA needs one")
+def test_a_gpu_copies_from_a_range_as_from_pinned_memory() -> None:
+    kept = ranges.memory(1 << 20, offload.Tier("near", 1 << 20, 1, 1, node=0))
+    tensor = ranges.tensor(kept, (1 << 18,), torch.float32).fill_(2.0)
+    assert tensor.is_pinned()
+    assert float(tensor.to("cuda", non_blocking=True).sum()) == 2.0 * (1 << 18)
+
+
+SCRIPT = """
+import sys, torch
+from torch.nn import Embedding, Linear, Sequential, Tanh
+model = Sequential(Embedding(64, 64), Linear(64, 512), Tanh(), Linear(512, 64))
+mine = torch.optim.AdamW(model.parameters())
+ids = torch.zeros(2, int(sys.argv[1]), dtype=torch.long)
+for step in range(1000):
+    mine.zero_grad()
+    model(ids).square().mean().backward()
+    mine.step()
+    print("after the first step")
+"""
+
+
+def checked(tmp_path: Path, script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "train.py").write_text(script)
+    command = [sys.executable, "-m", "polder.offload.check", *map(str, arguments)]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+
+def test_a_check_stops_a_script_after_one_step_and_prints_its_memory(tmp_path: Path) -> None:
+    ended = checked(tmp_path, SCRIPT, "--json", "train.py", 96)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    weights = 4 * (64 * 64 + 64 * 512 + 512 + 512 * 64 + 64)
+    assert found["bytes"]["cpu"]["weights"] == found["bytes"]["cpu"]["gradients"] == weights
+    # Both moments and a step count for each of five tensors.
+    assert found["bytes"]["cpu"]["optimizer states"] == 2 * weights + 5 * 4
+    # Indices, the embedding, its tanh, and the squared output.
+    assert found["bytes"]["cpu"]["activations"] == 2 * 96 * (8 + 4 * (64 + 512 + 64))
+    assert (found["context"], found["batch"]) == (96, 2)
+    assert found["first_too_long"] > 96
+    assert found["paste"][1] == "mine = polder.offload.AdamW(…)  # in place of torch.optim.AdamW"
+    assert 'polder.offload.place(model, mine, "optimal", platform="platform.toml", activations=' in found["paste"][2]
+    said = checked(tmp_path, SCRIPT, "train.py", 96).stdout
+    assert "optimizer states" in said and "first context that will not fit in " in said and "after the" not in said
+
+
+def test_the_first_context_that_will_not_fit_is_where_the_bytes_pass_the_room() -> None:
+    found = check.Found({"cpu": {"weights": 1000, "activations": 500}}, {"cpu": 100}, 10, 1, 0, "", "", "", False)
+    # 1000 + 40 a token + 1 a token squared.
+    assert check.first_too_long(found, 1000 + 40 * 50 + 50 * 50) == 51
+    assert check.first_too_long(found, 1000 + 40 * 50 + 50 * 50 - 1) == 50
+    assert check.first_too_long(found, 1000 + 40 * 3 + 3 * 3, rest=1) == 3
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("print('nothing')", "ended without a step of a torch.optim.Optimizer"),
+        ("import sys; sys.exit(3)", "ended with 3 before its first step"),
+        ("raise ValueError('no data')", "failed before its first step ended: ValueError: no data"),
+    ],
+)
+def test_a_check_of_a_script_that_takes_no_step_is_one_clear_error(tmp_path: Path, script: str, said: str) -> None:
+    ended = checked(tmp_path, script, "train.py")
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(f"polder: train.py: {said}")
+    assert "no such script" in checked(tmp_path, script, "other.py").stderr
+
+
+def test_sizes_are_printed_as_asked_for_and_as_they_are() -> None:
+    command = [sys.executable, "-m", "polder.offload.sizes", "9 MiB", str((5 << 20) + 1)]
+    rows = [
+        json.loads(it) for it in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    ]
+    assert [row["asked_for"] for row in rows] == [9 << 20, (5 << 20) + 1]
+    for row in rows:
+        # The interpreter itself may take some pages meanwhile; a tensor that was rounded up would have mebibytes more.
+        assert 0 <= row["range"] - row["asked_for"] < 512 << 10
+    if not torch.cuda.is_available():
+        assert [row["torch_pinned"] for row in rows] == [16 << 20, 8 << 20]
+
+
+def test_the_command_passes_everything_after_the_script_to_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("sys.argv[1]", "sys.argv[sys.argv.index('--context') + 1]"))
+    polder = Path(sys.executable).with_name("polder")
+    command = [polder, "offload", "check", "--json", "train.py", "--context", "48", "--json"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["context"] == 48
+    (tmp_path / "train.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("polder: train.py: killed before its first step ended; if the kernel did it, ")

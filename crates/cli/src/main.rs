@@ -22,6 +22,7 @@ mod bench;
 mod doctor;
 mod keeper;
 mod mpi;
+mod offload;
 mod output;
 mod plan;
 mod pool;
@@ -112,7 +113,11 @@ impl PoolOptions {
             Command::Soak(_) | Command::Bench(_) | Command::Probe(_) => {
                 "it makes pools of its own in /dev/shm"
             }
-            Command::Plan(_) | Command::Agent(_) | Command::Top(_) | Command::Doctor(_) => "it opens no pool",
+            Command::Plan(_)
+            | Command::Agent(_)
+            | Command::Top(_)
+            | Command::Doctor(_)
+            | Command::Offload(_) => "it opens no pool",
             Command::Verify(verify) if !verify.arguments.opens_a_pool() => "only --litmus opens one",
             _ => return Ok(()),
         };
@@ -140,6 +145,9 @@ enum Command {
     /// Keep the services of this host on the memory tiers that a policy file gives them.
     #[command(subcommand)]
     Agent(agent::Command),
+    /// See what a training script keeps in memory, and what would place it.
+    #[command(subcommand)]
+    Offload(offload::Command),
     /// Show the bytes of each service on each memory tier.
     Top(agent::TopArguments),
     /// Say what this kernel offers to memory tiers, and what is set up wrongly.
@@ -233,6 +241,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Agent(command) => agent::run(&command),
         Command::Top(arguments) => agent::top(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Offload(command) => offload::run(&command),
         Command::Keeper(it) => keeper::run(&it.arguments, &settings),
         Command::Mpi(it) => mpi::run(it.command, &settings),
         Command::Plan(command) => plan::run(&command),

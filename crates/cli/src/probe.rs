@@ -11,14 +11,18 @@ use std::thread;
 use std::time::Instant;
 
 use polder_attach::settings::CoherenceChoice;
-use polder_mem::lines::{Sampling, WriteMethod, memory_bandwidth, memory_latency, memset, memset_bandwidth};
+use polder_mem::lines::{
+    Sampling, WriteMethod, memory_bandwidth, memory_latency, memset, memset_bandwidth, range_bandwidth,
+    range_latency,
+};
 use polder_mem::{
-    DiskRates, Region, Software as Lines, TierFile, allowed_cpus, bind_memory, disk_rates, pin_to_cpu,
+    DiskRates, Range, Region, Software as Lines, TierFile, allowed_cpus, bind_memory, disk_rates, pin_to_cpu,
 };
 use polder_platform::{
     Accelerator, Attach, AttachKind, Bandwidth, BuiltTier, Bytes, Compute, Curve, Disk, Efficiency, Exchange,
-    Fabric, Fitted, FittedTier, FlopRate, Host, Link, MemoryTier, Packet, Platform, Quantity, Rack, Reached,
-    Reduction, Server, Sharing, Software, Switch, Time, Topology, TransferRate, Unit,
+    Fabric, Fitted, FittedTier, FlopRate, Host, Link, LocalTier, MemoryTier, Packet, Platform, Quantity,
+    Rack, Reached, Reduction, Server, Sharing, Software, Switch, ThreadRates, Time, Topology, TransferRate,
+    Unit,
 };
 
 use serde::Deserialize;
@@ -49,6 +53,9 @@ pub(crate) struct Arguments {
     /// Measure also the disk of this folder, as a tier for `polder.offload`.
     #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
     disk: Vec<PathBuf>,
+    /// Measure also this dax device, as a tier for `polder.offload`. What is written there goes to bytes that no tensor has.
+    #[arg(long, value_name = "DEVICE", value_hint = clap::ValueHint::FilePath)]
+    dax: Vec<PathBuf>,
 }
 
 /// Measures, and writes the file.
@@ -60,10 +67,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     // First, because a folder that is no tier is soon found.
     let disk = disks(&arguments.disk)?;
+    let mut local_tiers = devices(&arguments.dax)?;
     let sharing = sharing()?;
     let name = processor().unwrap_or_else(|| "a processor without a name".into());
     let (mut rack, mut library) = (BTreeMap::new(), String::new());
     let mut server = BTreeMap::new();
+    local_tiers.extend(nodes()?);
     let tiers = tiers()?;
     if let Some(measured) = kernels()? {
         library = format!(", and with {}", measured.library);
@@ -85,6 +94,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         pool: None,
         sharing: Some(sharing),
         server,
+        local_tiers,
         disk,
     };
     let text = toml::to_string(&platform)?;
@@ -172,6 +182,57 @@ fn disks(folders: &[PathBuf]) -> Result<BTreeMap<String, Disk>, Failure> {
         Ok((name, disk))
     };
     folders.iter().map(measured).collect()
+}
+
+/// Dax devices as tiers, by name.
+fn devices(paths: &[PathBuf]) -> Result<BTreeMap<String, LocalTier>, Failure> {
+    let measured = |path: &PathBuf| -> Result<_, Failure> {
+        let size = Region::open(path)?.bytes();
+        let mut range = Range::new(MEMORY.min(size as usize))?;
+        let whole = range.bytes();
+        range.map(0, whole, path)?;
+        let name = path.file_name().map_or("dax".into(), |it| it.to_string_lossy().into_owned());
+        eprintln!("polder: measuring {}", path.display());
+        let device = Some(path.to_string_lossy().into_owned());
+        Ok((name, of_range(range, None, device, size as f64)))
+    };
+    paths.iter().map(measured).collect()
+}
+
+/// The memory of every NUMA node as a tier, by name; that of the node which this program runs on is `dram`.
+fn nodes() -> Result<BTreeMap<String, LocalTier>, Failure> {
+    let folder = Path::new("/sys/devices/system/node");
+    let Ok(nodes) = fs::read_to_string(folder.join("has_memory")) else { return Ok([].into()) };
+    let cpu = allowed_cpus().first().copied().unwrap_or(0);
+    let measured = |node: usize| -> Result<_, Failure> {
+        let of_node = folder.join(format!("node{node}"));
+        let own = fs::read_to_string(of_node.join("cpulist")).unwrap_or_default();
+        let name = if numbers(&own).contains(&cpu) { "dram".into() } else { format!("node{node}") };
+        eprintln!("polder: measuring tier {name}");
+        let path = of_node.join("meminfo");
+        let kib = line_of(&path, &format!("Node {node} MemTotal")).and_then(|it| kib(&it));
+        let capacity = kib.ok_or_else(|| Failure(format!("{}: no MemTotal", path.display())))?;
+        let mut range = Range::new(MEMORY.min(capacity as usize / 4))?;
+        let whole = range.bytes();
+        range.bind(0, whole, node)?;
+        Ok((name, of_range(range, Some(node as u32), None, capacity)))
+    };
+    numbers(&nodes).into_iter().map(measured).collect()
+}
+
+/// What a range that lies in a tier says of it.
+fn of_range(mut range: Range, node: Option<u32>, device: Option<String>, capacity: f64) -> LocalTier {
+    let cores = allowed_cpus().len();
+    let latency = Time::new(range_latency(&mut range, FEW).median / 1e9);
+    let mut counts = vec![1, cores];
+    counts.dedup();
+    let threads = counts.into_iter().map(|threads| {
+        let [read, write] =
+            range_bandwidth(&mut range, threads, FEW).map(|it| Bandwidth::new(it.median * 1e9));
+        ThreadRates { threads: threads as u32, read, write }
+    });
+    let threads = threads.collect();
+    LocalTier { node, device, capacity: Bytes::new(capacity), latency, threads }
 }
 
 /// The memory of NUMA nodes other than the one that this program runs on, by name.
@@ -556,6 +617,8 @@ mod tests {
             Sharing { cores: 2, cache: Bytes::new(3e7), core_cache: Bytes::new(1e6), memory, exchange };
         let rack = on_gpu(measured.gpu.as_ref().unwrap(), &sharing, &[].into()).unwrap();
         let cores = cores("a processor", &sharing, &measured.core, [].into()).unwrap();
+        let mut range = Range::new(1 << 20).unwrap();
+        range.bind(0, 1 << 20, 0).unwrap();
         let platform = Platform {
             title: "here".into(),
             source: "made up".into(),
@@ -564,6 +627,7 @@ mod tests {
             pool: None,
             sharing: Some(sharing),
             server: [].into(),
+            local_tiers: [("dram".into(), of_range(range, Some(0), None, 1e9))].into(),
             disk: [].into(),
         };
         let text = toml::to_string(&platform).unwrap();
@@ -571,6 +635,13 @@ mod tests {
         let path = scratch.path().join("here.toml");
         fs::write(&path, text).unwrap();
         let loaded = Platform::load(path.to_str().unwrap()).unwrap();
+        let tier = &loaded.local_tiers["dram"];
+        assert_eq!((tier.node, tier.threads[0].threads), (Some(0), 1));
+        assert!(
+            tier.latency.value() > 0.0
+                && tier.rates(None).0.value() > 0.0
+                && tier.rates(Some(1)).1.value() > 0.0
+        );
         assert_eq!(loaded.rack["gpu"].accelerator.compute.bf16.unwrap().value(), 6e14);
         assert_eq!(loaded.rack["gpu"].host.attach.bandwidth.value(), 5e10);
         assert_eq!(loaded.rack["here"].accelerator.compute.fp32.unwrap().value(), 6e14);

@@ -1,10 +1,9 @@
-//! Pages of this process alone: what tiers are staged through, bound to a NUMA node where one is asked for.
+//! Pages of this process alone: what files are staged through.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use crate::numa;
 use crate::range::HUGE_PAGE;
 use crate::tier::TierError;
 
@@ -45,23 +44,6 @@ impl Buffer {
             None => Err(TierError::NoMemory { bytes, source: io::Error::last_os_error() }),
         }
     }
-
-    /// Has pages that are touched from now on come from one NUMA node, and moves those that were touched before.
-    ///
-    /// # Errors
-    /// [`TierError`] when there is no such node, or this process may not use it.
-    pub fn bind(&mut self, node: usize) -> Result<(), TierError> {
-        // SAFETY: the pages are this buffer's.
-        unsafe { numa::bind(self.at, self.bytes, node) }
-    }
-
-    /// The NUMA node of each page, as the kernel says; `None` for a page that was never touched.
-    ///
-    /// # Errors
-    /// What the kernel said.
-    pub fn nodes(&self) -> io::Result<Vec<Option<usize>>> {
-        numa::nodes(self.at, self.bytes)
-    }
 }
 
 impl Deref for Buffer {
@@ -92,23 +74,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_lie_on_the_node_that_they_were_bound_to() {
+    fn a_buffer_is_whole_pages_of_zeros() {
         let mut buffer = Buffer::new(3 * PAGE + 1).expect("four pages");
-        assert_eq!(buffer.len(), 4 * PAGE);
-        buffer.bind(0).expect("every machine has node 0");
-        assert_eq!(buffer.nodes().expect("asked"), [None; 4]);
+        assert!(*buffer == vec![0; 4 * PAGE] && buffer.as_ptr().addr().is_multiple_of(PAGE));
         buffer[PAGE..3 * PAGE].fill(7);
-        let nodes = buffer.nodes().expect("asked");
-        // An untouched page may be said to lie nowhere.
-        assert_eq!(nodes[1..3], [Some(0), Some(0)]);
-    }
-
-    #[test]
-    fn a_node_that_is_not_there_is_named() {
-        let mut buffer = Buffer::new(PAGE).expect("a page");
-        for node in [1000, usize::MAX] {
-            let said = buffer.bind(node).expect_err("no such node").to_string();
-            assert!(said.starts_with(&format!("NUMA node {node}: ")), "{said}");
-        }
+        assert_eq!(buffer.iter().filter(|it| **it == 7).count(), 2 * PAGE);
     }
 }

@@ -148,36 +148,57 @@ impl Range {
         }
     }
 
-    /// Maps memory of a dax device, or of a file that lies in memory, in place of `[begin, begin + bytes)`. What was there
-    /// is gone.
+    /// Maps memory of a dax device, or of a file that lies in memory, in place of `[begin, begin + bytes)`: the first that no
+    /// other range has, of this or any process. Both begin as zeros. Returns where in the device or file it is.
+    ///
+    /// A lock (`F_OFD_SETLK`) keeps it from others until this range is dropped, or its process ends.
     ///
     /// # Errors
-    /// [`TierError`]: nothing that can be mapped there, one that is too small, and a piece that does not fit its pages.
-    pub fn map(&mut self, begin: usize, bytes: usize, path: &Path, offset: u64) -> Result<(), TierError> {
+    /// [`TierError`]: nothing that can be mapped there, one that has no room, and a piece that does not fit its pages.
+    pub fn map(&mut self, begin: usize, bytes: usize, path: &Path) -> Result<u64, TierError> {
         let (file, _, kind, size, multiple) = region::measured(path).map_err(TierError::Memory)?;
         if kind == RegionKind::File {
             return Err(TierError::NotInPlace { path: path.into() });
         }
-        let multiple = multiple as usize;
-        let at = self.piece(begin, bytes, multiple)?;
-        let is_aligned = offset.is_multiple_of(multiple as u64) && at.addr().get().is_multiple_of(multiple);
-        if !is_aligned || offset.checked_add(bytes as u64).is_none_or(|end| end > size) {
-            return Err(TierError::MappedRange { path: path.into(), offset, bytes, size, multiple });
-        }
+        let at = self.piece(begin, bytes, multiple as usize)?;
         if bytes == 0 {
-            return Ok(());
+            return Ok(0);
         }
+        let unmappable = |source| TierError::Unmappable { path: path.into(), bytes, source };
+        let claimed = claim(&file, bytes as u64, size, multiple).map_err(unmappable)?;
+        let offset = claimed.ok_or_else(|| TierError::NoRoom { path: path.into(), bytes, size })?;
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
         let from = offset.cast_signed();
         // SAFETY: replaces pages of this range's own mapping, which nothing borrows.
         let rc = unsafe { libc::mmap(at.as_ptr().cast(), bytes, protection, flags, file.as_raw_fd(), from) };
         if rc == libc::MAP_FAILED {
-            let source = io::Error::last_os_error();
-            return Err(TierError::Unmappable { path: path.into(), offset, bytes, source });
+            return Err(unmappable(io::Error::last_os_error()));
         }
+        // SAFETY: as many bytes were just mapped there, and the lock keeps other ranges away.
+        unsafe { at.as_ptr().write_bytes(0, bytes) };
         let index = self.mapped.partition_point(|it| it.begin < begin);
         self.mapped.insert(index, Mapped { begin, bytes, path: path.into(), file, offset });
-        Ok(())
+        Ok(offset)
+    }
+
+    /// Copies bytes into the range.
+    ///
+    /// # Panics
+    /// When they end past it.
+    pub fn copy_in(&mut self, begin: usize, from: &[u8]) {
+        assert!(begin.checked_add(from.len()).is_some_and(|end| end <= self.bytes), "past the range's end");
+        // SAFETY: inside the range, which this borrow has alone; a slice of it there is none.
+        unsafe { self.at.add(begin).copy_from_nonoverlapping(NonNull::from(from).cast(), from.len()) };
+    }
+
+    /// Copies bytes out of the range.
+    ///
+    /// # Panics
+    /// When they end past it.
+    pub fn copy_out(&self, begin: usize, into: &mut [u8]) {
+        assert!(begin.checked_add(into.len()).is_some_and(|end| end <= self.bytes), "past the range's end");
+        // SAFETY: as in `copy_in`.
+        unsafe { self.at.add(begin).copy_to_nonoverlapping(NonNull::from(&mut *into).cast(), into.len()) };
     }
 
     /// Whether every device and file that is mapped still has its bytes.
@@ -235,6 +256,44 @@ impl Range {
     }
 }
 
+/// Locks the first bytes of a file that nothing else has locked, and says where they begin.
+fn claim(file: &File, bytes: u64, size: u64, multiple: u64) -> io::Result<Option<u64>> {
+    let lock_of = |offset: u64| libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: offset.cast_signed(),
+        l_len: bytes.cast_signed(),
+        l_pid: 0,
+    };
+    let mut offset = 0_u64;
+    while offset.checked_add(bytes).is_some_and(|end| end <= size) {
+        let mut found = lock_of(offset);
+        // SAFETY: the descriptor is open, and the lock is live for the kernel to read and fill.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut found) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if found.l_type == libc::F_UNLCK as libc::c_short {
+            let wanted = lock_of(offset);
+            // SAFETY: as above.
+            if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const wanted) } == 0 {
+                return Ok(Some(offset));
+            }
+            match io::Error::last_os_error() {
+                // Another was faster: looks again.
+                error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => continue,
+                error => return Err(error),
+            }
+        }
+        // A lock without a length goes up to the end.
+        let end = (found.l_start + found.l_len).cast_unsigned().checked_next_multiple_of(multiple);
+        match end {
+            Some(end) if found.l_len > 0 => offset = end,
+            _ => return Ok(None),
+        }
+    }
+    Ok(None)
+}
+
 impl Drop for Range {
     fn drop(&mut self) {
         // SAFETY: the pages are this range's; whatever uses their address keeps the range.
@@ -247,10 +306,8 @@ mod tests {
     use super::*;
     use crate::testing::Scratch;
 
-    fn fill(range: &Range, begin: usize, bytes: usize, value: u8) {
-        assert!(begin + bytes <= range.bytes());
-        // SAFETY: inside the range, which nothing else uses.
-        unsafe { range.address().add(begin).write_bytes(value, bytes) };
+    fn fill(range: &mut Range, begin: usize, bytes: usize, value: u8) {
+        range.copy_in(begin, &vec![value; bytes]);
     }
 
     fn message(result: Result<(), TierError>) -> String {
@@ -266,7 +323,8 @@ mod tests {
         assert_eq!(range.locate().expect("asked"), [(Location::Untouched, range.bytes())].into());
         range.bind(0, range.bytes(), 0).expect("every machine has node 0");
         assert_eq!(range.locate().expect("asked"), [(Location::Node(0), range.bytes())].into());
-        fill(&range, 0, range.bytes(), 7);
+        let all = range.bytes();
+        fill(&mut range, 0, all, 7);
         assert_eq!(range.locate().expect("asked"), [(Location::Node(0), range.bytes())].into());
     }
 
@@ -277,20 +335,23 @@ mod tests {
         std::fs::write(&path, vec![0_u8; 8 * PAGE]).expect("a file");
         let mut range = Range::new(8 * PAGE).expect("a range");
         range.bind(0, 2 * PAGE, 0).expect("bound");
-        range.map(6 * PAGE, 2 * PAGE, &path, 5 * PAGE as u64).expect("mapped");
-        range.map(2 * PAGE, 3 * PAGE, &path, 0).expect("mapped");
-        fill(&range, PAGE, 6 * PAGE, 9);
+        assert_eq!(range.map(6 * PAGE, 2 * PAGE, &path).expect("mapped"), 0);
+        assert_eq!(range.map(2 * PAGE, 3 * PAGE, &path).expect("mapped"), 2 * PAGE as u64);
+        fill(&mut range, PAGE, 6 * PAGE, 9);
         let bytes = std::fs::read(&path).expect("read");
         let nines: Vec<bool> = bytes.chunks(PAGE).map(|page| page.iter().all(|it| *it == 9)).collect();
-        assert_eq!(nines, [true, true, true, false, false, true, false, false]);
+        assert_eq!(nines, [true, false, true, true, true, false, false, false]);
+        let mut read = vec![0; 8 * PAGE];
+        range.copy_out(0, &mut read);
+        assert!(read.iter().enumerate().all(|(at, it)| (*it == 9) == (PAGE..7 * PAGE).contains(&at)));
         let expected = [(Location::Node(0), 3 * PAGE), (Location::Mapped(path.clone()), 5 * PAGE)];
         assert_eq!(range.locate().expect("asked"), expected.into());
         let over = message(range.bind(PAGE, 2 * PAGE, 0));
         assert!(over.contains("where nothing is mapped"), "{over}");
         range.check().expect("all there");
-        File::options().write(true).open(&path).expect("it").set_len(6 * PAGE as u64).expect("cut");
+        File::options().write(true).open(&path).expect("it").set_len(4 * PAGE as u64).expect("cut");
         let said = message(range.check());
-        assert!(said.contains(&format!("it has {} bytes left of {}", 6 * PAGE, 7 * PAGE)), "{said}");
+        assert!(said.contains(&format!("it has {} bytes left of {}", 4 * PAGE, 5 * PAGE)), "{said}");
     }
 
     #[test]
@@ -315,22 +376,30 @@ mod tests {
     #[test]
     fn what_cannot_be_mapped_is_named() {
         let mut range = Range::new(4 * PAGE).expect("a range");
-        let said = message(range.map(0, PAGE, Path::new("/dev/dax99.0"), 0));
+        let said = message(range.map(0, PAGE, Path::new("/dev/dax99.0")).map(drop));
         assert!(said.contains("/dev/dax99.0: no such file or device; list the dax devices"), "{said}");
-        let said = message(range.map(0, PAGE, Path::new("/dev/null"), 0));
+        let said = message(range.map(0, PAGE, Path::new("/dev/null")).map(drop));
         assert!(said.contains("a character device other than dax"), "{said}");
         let here = std::env::current_exe().expect("a test has a file");
         let folder = here.parent().expect("in a folder").join(format!("range-{}", std::process::id()));
         std::fs::write(&folder, vec![0_u8; PAGE]).expect("a file on a disk");
-        let said = message(range.map(0, PAGE, &folder, 0));
+        let said = message(range.map(0, PAGE, &folder).map(drop));
         std::fs::remove_file(&folder).expect("removed");
         assert!(said.contains("this file lies on a disk"), "{said}");
         let scratch = Scratch::new();
         let path = scratch.path().join("card");
-        std::fs::write(&path, vec![0_u8; 2 * PAGE]).expect("a file");
-        for (offset, bytes) in [(0, 3 * PAGE), (PAGE, 2 * PAGE), (1, PAGE)] {
-            let said = message(range.map(0, bytes, &path, offset as u64));
-            assert!(said.contains(&format!("[{offset}, +{bytes}) is no range of whole pages")), "{said}");
+        std::fs::write(&path, vec![7_u8; 3 * PAGE]).expect("a file");
+        let mut other = Range::new(2 * PAGE).expect("a range");
+        other.map(0, 2 * PAGE, &path).expect("mapped");
+        let said = message(range.map(0, 2 * PAGE, &path).map(drop));
+        assert!(said.contains("no 8192 bytes in a row are free of its 12288"), "{said}");
+        assert_eq!(range.map(0, PAGE, &path).expect("the rest"), 2 * PAGE as u64);
+        drop(other);
+        assert_eq!(range.map(PAGE, 2 * PAGE, &path).expect("given back"), 0);
+        assert_eq!(std::fs::read(&path).expect("read"), vec![0_u8; 3 * PAGE]);
+        for (begin, bytes) in [(1, PAGE), (3 * PAGE, 1), (3 * PAGE, 2 * PAGE)] {
+            let said = message(range.map(begin, bytes, &path).map(drop));
+            assert!(said.starts_with(&format!("[{begin}, +{bytes}) is no piece")), "{said}");
         }
     }
 }

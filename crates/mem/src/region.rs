@@ -588,7 +588,7 @@ mod tests {
         assert!(message(Region::open(&missing)).ends_with(
             "none: no such file or device; check the path, or create a pool there with `polder pool format`"
         ));
-        assert!(message(Region::open(scratch.path())).contains(" is a directory; a pool needs"));
+        assert!(message(Region::open(scratch.path())).contains(" is a directory; name a dax device"));
         assert_eq!(
             message(Region::open("/dev/null")),
             "/dev/null is a character device other than dax; name a dax device, or a file on tmpfs, hugetlbfs or a disk"

@@ -93,30 +93,29 @@ pub enum TierError {
         /// The file.
         path: PathBuf,
     },
-    /// Bytes that a device or file does not have, or that begin inside a page of it.
-    #[error(
-        "{}: [{offset}, +{bytes}) is no range of whole pages of {multiple} bytes in its {size} bytes; place less there",
-        path.display()
-    )]
-    MappedRange {
+    /// A device or file that other ranges have.
+    #[error("{}: no {bytes} bytes in a row are free of its {size}; place less there, or end what else uses it", path.display())]
+    NoRoom {
         /// The device or file.
         path: PathBuf,
-        /// Where it begins.
-        offset: u64,
         /// How many bytes.
         bytes: usize,
         /// Bytes of the device or file.
         size: u64,
-        /// Bytes of its pages.
-        multiple: usize,
+    },
+    /// A tier of a fixed size that is full.
+    #[error("{bytes} more bytes do not fit in the {size} of this tier; use a larger tier")]
+    Exhausted {
+        /// How many bytes.
+        bytes: usize,
+        /// Bytes of the tier.
+        size: usize,
     },
     /// The kernel does not map a device or file.
-    #[error("{}: {bytes} bytes at {offset} cannot be mapped: {source}", path.display())]
+    #[error("{}: {bytes} bytes cannot be mapped: {source}", path.display())]
     Unmappable {
         /// The device or file.
         path: PathBuf,
-        /// Where it begins.
-        offset: u64,
         /// How many bytes.
         bytes: usize,
         /// What the kernel said.
@@ -213,6 +212,14 @@ pub enum TierError {
         /// Bytes of the tier.
         size: u64,
     },
+}
+
+impl TierError {
+    /// Whether the tier is there and has no room.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::TooSmall { .. } | Self::NoRoom { .. } | Self::Full { .. })
+    }
 }
 
 /// Threads of a tier: enough for a disk to have several requests at once.

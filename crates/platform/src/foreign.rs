@@ -301,6 +301,7 @@ fn platform_of<'a>(file: &'a str, keys: &'a Map<String, Value>) -> Result<Platfo
         between: between.map(|(_, fabric, _)| fabric),
         pool: None,
         server: BTreeMap::new(),
+        local_tiers: BTreeMap::new(),
         disk: BTreeMap::new(),
         sharing: None,
     })

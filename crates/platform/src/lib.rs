@@ -26,7 +26,7 @@ mod sharing;
 mod tier;
 mod unit;
 
-pub use disk::Disk;
+pub use disk::{Disk, LocalTier, ThreadRates};
 pub use efficiency::{Curve, Efficiency, Reached};
 pub use fabric::{Fabric, Link, Packet, Pbr, Protocol, Reduction, Software, Switch, Topology};
 pub use file::{

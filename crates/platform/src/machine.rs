@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::tier::check_rate;
 use crate::{
-    Bandwidth, BuiltTier, DataError, Disk, Efficiency, Fabric, FlopRate, Folder, MemoryTier, OffloadRates,
-    Protocol, Server, Sharing, TierId, TierName, TierShare, Time, file, foreign, read, text,
+    Bandwidth, BuiltTier, DataError, Disk, Efficiency, Fabric, FlopRate, Folder, LocalTier, MemoryTier,
+    OffloadRates, Protocol, Server, Sharing, TierId, TierName, TierShare, Time, file, foreign, read, text,
 };
 
 /// A machine: racks of accelerators, a fabric between the racks, and perhaps a memory pool on that fabric.
@@ -32,6 +32,9 @@ pub struct Platform {
     /// Kinds of host without accelerators, by name.
     #[serde(default)]
     pub server: BTreeMap<String, Server>,
+    /// Memory of this machine that objects can be placed in, by name; `dram` is the host's own.
+    #[serde(default, rename = "tier")]
+    pub local_tiers: BTreeMap<String, LocalTier>,
     /// Folders on disks that objects can be placed in, by name.
     #[serde(default)]
     pub disk: BTreeMap<String, Disk>,
@@ -245,9 +248,11 @@ impl Platform {
         });
         let exchanges = self.sharing.iter().flat_map(|it| it.exchange.keys());
         let exchanges = exchanges.map(|name| ("sharing.exchange".to_owned(), name));
+        let local = self.local_tiers.keys().map(|name| ("tier".to_owned(), name));
         racks
             .chain(servers)
             .chain(exchanges)
+            .chain(local)
             .try_for_each(|(key, name)| file::check_name(name).map_err(|problem| (key, problem)))
     }
 
@@ -268,6 +273,9 @@ impl Platform {
         }
         if let Some(between) = &self.between {
             between.check().map_err(|(key, problem)| (format!("between.{key}"), problem))?;
+        }
+        for (name, tier) in &self.local_tiers {
+            tier.check().map_err(|(key, problem)| (format!("tier.{name}.{key}"), problem))?;
         }
         self.check_pool()
     }

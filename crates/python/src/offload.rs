@@ -1,22 +1,21 @@
 //! What `polder.offload` is made of: placements, the fused step over states in several tiers, and saved activations.
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use polder_kernels::{Factor, Gradients, PIECE, Piece, Work, step};
-use polder_mem::{Buffer, DiskRates, PAGE, PendingTransfer, TRANSFER_BYTES, TierError, TierFile, disk_rates};
+use polder_mem::{
+    Buffer, DiskRates, PAGE, PendingTransfer, Range as Pages, TRANSFER_BYTES, TierError, TierFile, disk_rates,
+};
 use polder_place::{Placement, Policy, Problem};
-use polder_platform::Platform;
+use polder_platform::{LocalTier, Platform};
 use pyo3::prelude::*;
 use serde_json::json;
 
 use crate::errors::{argument, plain};
 use crate::optimizer::{Settings, slice, update_of};
-
-fn of_tier(error: TierError) -> PyErr {
-    plain("TierError", error.to_string())
-}
+use crate::range::{Place, located, of_tier};
 
 fn unplaced(error: impl std::fmt::Display) -> PyErr {
     plain("PlacementError", error.to_string())
@@ -53,12 +52,14 @@ pub(crate) fn offload_disk(
     Ok((free, read, write))
 }
 
-/// A tier of a platform's file: its name, folder, capacity and rates.
-type Described = (String, Option<String>, f64, f64, f64);
+/// A tier of a platform's file: its name, folder, node, device, capacity and rates.
+type Described = (String, Option<String>, Option<u32>, Option<String>, f64, f64, f64);
 
-/// Tiers of a platform: the host's memory, then disks.
+/// Tiers of a platform: the host's memory, other memory, then disks. Rates are those of so many threads, where they were
+/// measured.
 #[pyfunction]
-pub(crate) fn offload_tiers(platform: &str) -> PyResult<Vec<Described>> {
+#[pyo3(signature = (platform, threads=None))]
+pub(crate) fn offload_tiers(platform: &str, threads: Option<u32>) -> PyResult<Vec<Described>> {
     let loaded = Platform::load(platform).map_err(|error| argument(error.to_string()))?;
     let memory = loaded
         .sharing
@@ -68,11 +69,22 @@ pub(crate) fn offload_tiers(platform: &str) -> PyResult<Vec<Described>> {
     let Some(memory) = memory else {
         return Err(argument(format!("{platform}: expected the memory of a host; `polder probe` writes it")));
     };
-    let dram = ("dram".to_owned(), None, memory.capacity.value(), memory.read.value(), memory.write.value());
-    let disks = loaded.disk.iter().map(|(name, it)| {
-        (name.clone(), Some(it.folder.clone()), it.capacity.value(), it.read.value(), it.write.value())
+    let rates = |of: &LocalTier| {
+        let (read, write) = of.rates(threads);
+        (read.value(), write.value())
+    };
+    let (read, write) =
+        loaded.local_tiers.get("dram").map_or((memory.read.value(), memory.write.value()), rates);
+    let dram = ("dram".to_owned(), None, None, None, memory.capacity.value(), read, write);
+    let near = loaded.local_tiers.iter().filter(|(name, _)| *name != "dram").map(|(name, it)| {
+        let (read, write) = rates(it);
+        (name.clone(), None, it.node, it.device.clone(), it.capacity.value(), read, write)
     });
-    Ok(std::iter::once(dram).chain(disks).collect())
+    let disks = loaded.disk.iter().map(|(name, it)| {
+        let folder = Some(it.folder.clone());
+        (name.clone(), folder, None, None, it.capacity.value(), it.read.value(), it.write.value())
+    });
+    Ok(std::iter::once(dram).chain(near).chain(disks).collect())
 }
 
 /// Elements of both moments that go to or from a disk together.
@@ -80,23 +92,28 @@ const TOGETHER: usize = TRANSFER_BYTES / 8;
 /// Transfers that are under way at most, and so the memory that stages them.
 const STAGED: usize = 6;
 
-/// Moments of an optimizer in a range of elements: the first ones in memory, by NUMA node, the others on a disk.
+/// Moments of an optimizer in a range of elements: the first ones in memory, by tier, the others on disks.
 #[pyclass(module = "polder._core", frozen)]
 pub(crate) struct States(Mutex<Moments>);
 
 struct Moments {
-    kept: Vec<Kept>,
+    /// Means and squares of what is in memory, each in one range.
+    memory: [Pages; 2],
+    /// Where each stripe of it begins, and how many elements it has.
+    stripes: Vec<(usize, usize)>,
     in_memory: usize,
     on_disk: usize,
-    disk: Option<TierFile>,
+    disks: Vec<Disk>,
     staging: Vec<Buffer>,
+    missed: Vec<String>,
 }
 
-/// Moments in memory.
-struct Kept {
+/// Moments on a disk.
+struct Disk {
+    /// Elements on the disks before it.
     begin: usize,
     elements: usize,
-    moments: [Buffer; 2],
+    file: TierFile,
 }
 
 /// A tensor: where its elements begin among all, the addresses of parameters and gradients, how many, settings, step.
@@ -104,42 +121,20 @@ type Tensor = (usize, usize, usize, usize, Settings, f64);
 
 #[pymethods]
 impl States {
-    /// `kept` lists elements in memory with the NUMA node that each is bound to.
+    /// `kept` lists elements in memory with the node or device of each, `files` elements on disks with the folder of each.
     #[new]
-    #[pyo3(signature = (kept, on_disk=0, folder=None))]
-    fn new(kept: Vec<(usize, Option<usize>)>, on_disk: usize, folder: Option<PathBuf>) -> PyResult<Self> {
-        let sizes = kept.iter().map(|(elements, _)| *elements).chain([on_disk]);
+    #[pyo3(signature = (kept, files=vec![]))]
+    fn new(
+        py: Python<'_>,
+        kept: Vec<(usize, Option<Place>)>,
+        files: Vec<(usize, PathBuf)>,
+    ) -> PyResult<Self> {
+        let sizes =
+            kept.iter().map(|(elements, _)| *elements).chain(files.iter().map(|(elements, _)| *elements));
         if sizes.clone().any(|elements| !elements.is_multiple_of(PAGE / 4)) {
             return Err(argument(format!("states are placed in whole pages of {} elements", PAGE / 4)));
         }
-        let mut segments = vec![];
-        let mut begin = 0;
-        for (elements, node) in kept {
-            let moment = || -> Result<Buffer, TierError> {
-                let mut buffer = Buffer::new(4 * elements)?;
-                node.map_or(Ok(()), |node| buffer.bind(node))?;
-                Ok(buffer)
-            };
-            segments.push(Kept {
-                begin,
-                elements,
-                moments: [moment().map_err(of_tier)?, moment().map_err(of_tier)?],
-            });
-            begin += elements;
-        }
-        let folder = folder.unwrap_or_default();
-        let disk =
-            (on_disk > 0).then(|| TierFile::create(Path::new(&folder), 8 * on_disk as u64)).transpose();
-        let staging = (0..if on_disk > 0 { STAGED } else { 0 })
-            .map(|_| Buffer::new(TRANSFER_BYTES))
-            .collect::<Result<_, _>>();
-        Ok(Self(Mutex::new(Moments {
-            kept: segments,
-            in_memory: begin,
-            on_disk,
-            disk: disk.map_err(of_tier)?,
-            staging: staging.map_err(of_tier)?,
-        })))
+        py.detach(|| Moments::new(&kept, files)).map(|it| Self(Mutex::new(it))).map_err(of_tier)
     }
 
     /// Steps the optimizer over every tensor; they stand in the order of where they begin. Gradients are divided by
@@ -179,20 +174,20 @@ impl States {
         self.copy(py, begin, [mean, square], elements, true)
     }
 
-    /// Bytes on each NUMA node, as the kernel says; none for pages that were never touched.
-    fn nodes(&self) -> PyResult<Vec<(Option<usize>, usize)>> {
-        let mut bytes = std::collections::BTreeMap::new();
-        for buffer in self.lock().kept.iter().flat_map(|it| &it.moments) {
-            let nodes = buffer.nodes().map_err(|error| plain("TierError", format!("move_pages: {error}")))?;
-            nodes.into_iter().for_each(|node| *bytes.entry(node).or_insert(0) += PAGE);
-        }
-        Ok(bytes.into_iter().collect())
+    /// Bytes in each place of memory, as the kernel says.
+    fn r#where(&self) -> PyResult<Vec<(String, usize)>> {
+        located(&self.lock().memory).map_err(of_tier)
     }
 
-    /// Bytes of the file, and of the memory that stages it.
-    fn on_disk(&self) -> (u64, usize) {
+    /// Why stripes lie in memory of the kernel's choice: their tiers had no room.
+    fn missed(&self) -> Vec<String> {
+        self.lock().missed.clone()
+    }
+
+    /// Bytes of each file, and of the memory that stages them.
+    fn on_disk(&self) -> (Vec<u64>, usize) {
         let moments = self.lock();
-        (moments.disk.as_ref().map_or(0, TierFile::size), moments.staging.len() * TRANSFER_BYTES)
+        (moments.disks.iter().map(|it| it.file.size()).collect(), moments.staging.len() * TRANSFER_BYTES)
     }
 }
 
@@ -260,6 +255,34 @@ fn behind<'a>(slice: &mut &'a mut [f32], skipped: usize, count: usize) -> &'a mu
 }
 
 impl Moments {
+    fn new(kept: &[(usize, Option<Place>)], files: Vec<(usize, PathBuf)>) -> Result<Self, TierError> {
+        let (mut stripes, mut in_memory) = (vec![], 0);
+        for (elements, _) in kept {
+            stripes.push((in_memory, *elements));
+            in_memory += elements;
+        }
+        let mut memory = [Pages::new(4 * in_memory)?, Pages::new(4 * in_memory)?];
+        let mut missed = vec![];
+        for ((begin, elements), (_, place)) in stripes.iter().zip(kept) {
+            for pages in memory.iter_mut().filter(|_| *elements > 0) {
+                match place.as_ref().map_or(Ok(()), |it| it.put(pages, 4 * begin, 4 * elements)) {
+                    // What does not fit stays where the kernel puts it.
+                    Err(error) if error.is_full() => missed.push(error.to_string()),
+                    done => done?,
+                }
+            }
+        }
+        let (mut disks, mut on_disk) = (vec![], 0);
+        for (elements, folder) in files.into_iter().filter(|(elements, _)| *elements > 0) {
+            let file = TierFile::create(&folder, 8 * elements as u64)?;
+            disks.push(Disk { begin: on_disk, elements, file });
+            on_disk += elements;
+        }
+        let buffers = if on_disk > 0 { STAGED } else { 0 };
+        let staging = (0..buffers).map(|_| Buffer::new(TRANSFER_BYTES)).collect::<Result<_, _>>()?;
+        Ok(Self { memory, stripes, in_memory, on_disk, disks, staging, missed })
+    }
+
     fn step(&mut self, tensors: &[Tensor], factor: Factor, threads: usize) -> PyResult<()> {
         let mut failed = None;
         let whole = self.in_memory + self.on_disk;
@@ -268,12 +291,16 @@ impl Moments {
                 "expected tensors that begin at multiples of {PIECE} elements and end by {whole}"
             )));
         }
-        if self.disk.is_none() {
+        if self.disks.is_empty() {
+            self.check()?;
             // All at once, so that threads work on every tier all the time.
+            let [mean, square] = &mut self.memory;
+            let (mut mean, mut square) =
+                (elements_of(mean, 0, self.in_memory), elements_of(square, 0, self.in_memory));
             let mut work = vec![];
-            for (stripe, kept) in self.kept.iter_mut().enumerate() {
-                let [mean, square] = &mut kept.moments;
-                work.extend(work_of(tensors, kept.begin, floats(mean), floats(square), stripe)?);
+            for (stripe, (begin, elements)) in self.stripes.iter().enumerate() {
+                let (mean, square) = (behind(&mut mean, 0, *elements), behind(&mut square, 0, *elements));
+                work.extend(work_of(tensors, *begin, mean, square, stripe)?);
             }
             return step(work, factor, threads).map_err(|error| argument(error.to_string()));
         }
@@ -285,6 +312,11 @@ impl Moments {
             }
         })?;
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Whether all memory that is mapped is still there.
+    fn check(&self) -> PyResult<()> {
+        self.memory.iter().try_for_each(Pages::check).map_err(of_tier)
     }
 
     /// Calls `f` with the moments of a range, piece by piece, and where in the range each begins.
@@ -313,59 +345,55 @@ impl Moments {
         write: bool,
         mut f: impl FnMut(usize, &mut [f32], &mut [f32]),
     ) -> PyResult<()> {
-        let mut kept: VecDeque<(usize, usize, usize)> = VecDeque::new();
-        for (index, segment) in self.kept.iter().enumerate() {
-            let pieces = (0..segment.elements)
-                .step_by(TOGETHER)
-                .map(|at| (index, at, TOGETHER.min(segment.elements - at)));
-            kept.extend(
-                pieces
-                    .filter(|(_, at, count)| segment.begin + at < end && segment.begin + at + count > begin),
-            );
-        }
-        let pieces = (0..self.on_disk).step_by(TOGETHER).map(|at| (at, TOGETHER.min(self.on_disk - at)));
+        self.check()?;
         let first = self.in_memory;
-        let mut far: VecDeque<(usize, usize)> =
-            pieces.filter(|(at, count)| first + at < end && first + at + count > begin).collect();
+        let mut kept: VecDeque<(usize, usize)> = self
+            .stripes
+            .iter()
+            .flat_map(|(at, elements)| pieces(*at, *elements))
+            .filter(|(at, count)| *at < end && at + count > begin)
+            .collect();
+        let mut far: VecDeque<(usize, usize, usize)> = in_turn(&self.disks)
+            .into_iter()
+            .filter(|(_, at, count)| first + at < end && first + at + count > begin)
+            .collect();
         let (mut reading, mut writing) =
-            (VecDeque::<(usize, usize, PendingTransfer)>::new(), VecDeque::<PendingTransfer>::new());
-        let mut ready: Option<(usize, usize, Buffer)> = None;
+            (VecDeque::<(usize, usize, usize, PendingTransfer)>::new(), VecDeque::<PendingTransfer>::new());
+        let mut ready: Option<(usize, usize, usize, Buffer)> = None;
         loop {
-            while let (Some(disk), Some(_)) = (&self.disk, far.front()) {
+            while let Some((index, at, count)) = far.front().copied() {
                 let Some(buffer) = self.staging.pop() else { break };
-                if let Some((at, count)) = far.pop_front() {
-                    reading.push_back((
-                        at,
-                        count,
-                        disk.read(8 * at as u64, 8 * count, buffer).map_err(of_tier)?,
-                    ));
-                }
+                far.pop_front();
+                let Disk { begin, file, .. } = &self.disks[index];
+                let transfer = file.read(8 * (at - begin) as u64, 8 * count, buffer).map_err(of_tier)?;
+                reading.push_back((index, at, count, transfer));
             }
             if ready.is_none()
-                && let Some((at, count, transfer)) = reading.pop_front()
+                && let Some((index, at, count, transfer)) = reading.pop_front()
             {
                 // With nothing else to do, waits.
                 if kept.is_empty() {
-                    ready = Some((at, count, transfer.wait().map_err(of_tier)?));
+                    ready = Some((index, at, count, transfer.wait().map_err(of_tier)?));
                 } else {
                     match transfer.poll().map_err(of_tier)? {
-                        Ok(buffer) => ready = Some((at, count, buffer)),
-                        Err(transfer) => reading.push_front((at, count, transfer)),
+                        Ok(buffer) => ready = Some((index, at, count, buffer)),
+                        Err(transfer) => reading.push_front((index, at, count, transfer)),
                     }
                 }
             }
-            if let Some((at, count, mut buffer)) = ready.take() {
+            if let Some((index, at, count, mut buffer)) = ready.take() {
                 let (mean, square) = halves(&mut buffer[..8 * count]);
                 f(first + at, mean, square);
-                match (&self.disk, write) {
-                    (Some(disk), true) => {
-                        writing.push_back(disk.write(8 * at as u64, 8 * count, buffer).map_err(of_tier)?);
-                    }
-                    _ => self.staging.push(buffer),
+                if write {
+                    let Disk { begin, file, .. } = &self.disks[index];
+                    let transfer = file.write(8 * (at - begin) as u64, 8 * count, buffer);
+                    writing.push_back(transfer.map_err(of_tier)?);
+                } else {
+                    self.staging.push(buffer);
                 }
-            } else if let Some((index, at, count)) = kept.pop_front() {
-                let Kept { begin, moments: [mean, square], .. } = &mut self.kept[index];
-                f(*begin + at, &mut floats(mean)[at..at + count], &mut floats(square)[at..at + count]);
+            } else if let Some((at, count)) = kept.pop_front() {
+                let [mean, square] = &mut self.memory;
+                f(at, elements_of(mean, at, count), elements_of(square, at, count));
             } else if reading.is_empty() && far.is_empty() {
                 break;
             }
@@ -391,6 +419,31 @@ impl Moments {
     }
 }
 
+/// What of elements from `begin` on goes together.
+fn pieces(begin: usize, elements: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..elements).step_by(TOGETHER).map(move |at| (begin + at, TOGETHER.min(elements - at)))
+}
+
+/// Pieces of all disks: the number of each one's disk, its beginning and its elements. Disks take turns, so that all work
+/// until the last has done its part.
+fn in_turn(disks: &[Disk]) -> Vec<(usize, usize, usize)> {
+    let mut all: Vec<(f64, (usize, usize, usize))> = vec![];
+    for (index, disk) in disks.iter().enumerate() {
+        for (at, count) in pieces(disk.begin, disk.elements) {
+            all.push(((at - disk.begin) as f64 / disk.elements as f64, (index, at, count)));
+        }
+    }
+    all.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    all.into_iter().map(|(_, piece)| piece).collect()
+}
+
+/// Elements of a range of numbers.
+fn elements_of(pages: &mut Pages, at: usize, count: usize) -> &mut [f32] {
+    assert!(4 * (at + count) <= pages.bytes(), "elements inside the range");
+    // SAFETY: inside the range, aligned, of any bits, and borrowed with the range, whose address nothing else has.
+    unsafe { std::slice::from_raw_parts_mut(pages.address().cast::<f32>().add(at), count) }
+}
+
 /// Bytes of a page-aligned buffer as numbers.
 fn floats(bytes: &mut [u8]) -> &mut [f32] {
     // SAFETY: every pattern of bits is a float, and the middle of what is aligned to pages is all of it.
@@ -405,35 +458,56 @@ fn halves(bytes: &mut [u8]) -> (&mut [f32], &mut [f32]) {
     floats.split_at_mut(floats.len() / 2)
 }
 
-/// Tensors that a forward pass saves for the backward pass: of each a part stays in memory and the rest goes to a disk,
-/// while computation goes on.
+/// Tensors that a forward pass saves for the backward pass, each cut over tiers. What goes to disks is under way while
+/// computation goes on.
 #[pyclass(module = "polder._core", frozen)]
 pub(crate) struct Saved(Mutex<Slots>);
 
 struct Slots {
-    disk: Option<TierFile>,
-    /// The part of each tensor that stays in memory.
+    /// The part of each tensor that stays in memory of the allocator.
     kept: f64,
+    arenas: Vec<Arena>,
+    files: Vec<SavedFile>,
     slots: Vec<Option<Slot>>,
     live: usize,
-    used: u64,
-    most: (usize, u64),
     memory: usize,
+    most_memory: usize,
     writing: VecDeque<(usize, usize)>,
     idle: Vec<Buffer>,
     /// Buffers that there are, and the most that there were.
     buffers: usize,
     most_buffers: usize,
+    missed: Vec<String>,
+}
+
+/// Memory of a tier, which tensors fill one after another until all are gone.
+struct Arena {
+    /// The part of each tensor that lies here.
+    part: f64,
+    pages: Pages,
+    used: usize,
+    most: usize,
+}
+
+/// A disk, which is filled in the same way.
+struct SavedFile {
+    part: f64,
+    file: TierFile,
+    used: u64,
+    most: u64,
 }
 
 struct Slot {
     bytes: usize,
     memory: Vec<u8>,
+    /// Arena, place and bytes of each piece there.
+    near: Vec<(usize, usize, usize)>,
     parts: Vec<Part>,
 }
 
 /// A piece of a tensor on a disk.
 struct Part {
+    file: usize,
     offset: u64,
     bytes: usize,
     state: Where,
@@ -446,30 +520,59 @@ enum Where {
     Here(Buffer),
 }
 
+/// Bytes of a cache line: tensors in an arena begin at one.
+const LINE_BYTES: usize = 64;
+
 /// Buffers of saved tensors that are written or read at once, at most.
 const IN_FLIGHT: usize = 8;
 
 #[pymethods]
 impl Saved {
-    /// `kept` is the part of each tensor that stays in memory; the disk has room for `nbytes`.
+    /// `kept` is the part of each tensor that stays in memory. Of other tiers the part, the bytes, and the node or device of
+    /// each, and of disks the folder.
     #[new]
-    #[pyo3(signature = (kept, nbytes=0, folder=None))]
-    fn new(kept: f64, nbytes: u64, folder: Option<PathBuf>) -> PyResult<Self> {
-        let folder = folder.unwrap_or_default();
-        let disk = (nbytes > 0).then(|| TierFile::create(&folder, nbytes)).transpose().map_err(of_tier)?;
-        Ok(Self(Mutex::new(Slots {
-            disk,
-            kept,
-            slots: vec![],
-            live: 0,
-            used: 0,
-            most: (0, 0),
-            memory: 0,
-            writing: VecDeque::new(),
-            idle: vec![],
-            buffers: 0,
-            most_buffers: 0,
-        })))
+    #[pyo3(signature = (kept, near=vec![], files=vec![]))]
+    fn new(
+        py: Python<'_>,
+        mut kept: f64,
+        near: Vec<(f64, usize, Place)>,
+        files: Vec<(f64, u64, PathBuf)>,
+    ) -> PyResult<Self> {
+        let make = || -> Result<Self, TierError> {
+            let (mut arenas, mut missed) = (vec![], vec![]);
+            for (part, bytes, place) in near.into_iter().filter(|it| it.0 > 0.0) {
+                let mut pages = Pages::new(bytes)?;
+                let whole = pages.bytes();
+                match place.put(&mut pages, 0, whole) {
+                    Err(error) if error.is_full() => {
+                        missed.push(error.to_string());
+                        kept += part;
+                    }
+                    done => {
+                        done?;
+                        arenas.push(Arena { part, pages, used: 0, most: 0 });
+                    }
+                }
+            }
+            let files = files.into_iter().filter(|it| it.0 > 0.0).map(|(part, bytes, folder)| {
+                TierFile::create(&folder, bytes).map(|file| SavedFile { part, file, used: 0, most: 0 })
+            });
+            Ok(Self(Mutex::new(Slots {
+                kept,
+                arenas,
+                files: files.collect::<Result<_, _>>()?,
+                slots: vec![],
+                live: 0,
+                memory: 0,
+                most_memory: 0,
+                writing: VecDeque::new(),
+                idle: vec![],
+                buffers: 0,
+                most_buffers: 0,
+                missed,
+            })))
+        };
+        py.detach(make).map_err(of_tier)
     }
 
     /// Takes a copy of the bytes at an address, and returns the number by which they come back.
@@ -491,10 +594,22 @@ impl Saved {
         self.lock().free(slot);
     }
 
-    /// The most bytes at once in memory and on the disk, and those of buffers between them.
-    fn most(&self) -> (usize, u64, usize) {
+    /// The most bytes at once in memory, in each other tier of memory and on each disk, and those of buffers between them.
+    fn most(&self) -> (usize, Vec<usize>, Vec<u64>, usize) {
         let slots = self.lock();
-        (slots.most.0, slots.most.1, slots.most_buffers * TRANSFER_BYTES)
+        let near = slots.arenas.iter().map(|it| it.most).collect();
+        let far = slots.files.iter().map(|it| it.most).collect();
+        (slots.most_memory, near, far, slots.most_buffers * TRANSFER_BYTES)
+    }
+
+    /// Bytes of tiers of memory in each place, as the kernel says.
+    fn r#where(&self) -> PyResult<Vec<(String, usize)>> {
+        located(self.lock().arenas.iter().map(|it| &it.pages)).map_err(of_tier)
+    }
+
+    /// Why tensors stay in memory of the kernel's choice: their tiers had no room.
+    fn missed(&self) -> Vec<String> {
+        self.lock().missed.clone()
     }
 }
 
@@ -505,28 +620,59 @@ impl Saved {
 }
 
 impl Slots {
+    /// Bytes of a tensor in memory, in each arena and on each disk: whole pages, and the largest has the rest.
+    fn cut(&self, bytes: usize) -> Vec<usize> {
+        let parts: Vec<f64> = std::iter::once(self.kept)
+            .chain(self.arenas.iter().map(|it| it.part))
+            .chain(self.files.iter().map(|it| it.part))
+            .collect();
+        let mut cut: Vec<_> = parts.iter().map(|part| (bytes as f64 * part) as usize / PAGE * PAGE).collect();
+        let largest =
+            (0..parts.len()).max_by(|one, other| parts[*one].total_cmp(&parts[*other])).unwrap_or(0);
+        cut[largest] += bytes - cut.iter().sum::<usize>().min(bytes);
+        cut
+    }
+
     fn put(&mut self, bytes: &[u8]) -> Result<usize, TierError> {
-        let kept = match self.disk {
-            Some(_) => ((bytes.len() as f64 * self.kept) as usize / PAGE * PAGE).min(bytes.len()),
-            None => bytes.len(),
-        };
-        let (memory, far) = bytes.split_at(kept);
+        let cut = self.cut(bytes.len());
+        let (memory, mut rest) = bytes.split_at(cut[0]);
         let index = self.slots.len();
         self.memory += memory.len();
+        self.most_memory = self.most_memory.max(self.memory);
         self.live += 1;
-        self.slots.push(Some(Slot { bytes: bytes.len(), memory: memory.to_vec(), parts: vec![] }));
-        for (number, part) in far.chunks(TRANSFER_BYTES).enumerate() {
-            let mut buffer = self.buffer()?;
-            buffer[..part.len()].copy_from_slice(part);
-            let whole = part.len().next_multiple_of(PAGE);
-            let offset = self.used;
-            let (Some(disk), Some(Some(slot))) = (&self.disk, self.slots.get_mut(index)) else { break };
-            let transfer = disk.write(offset, whole, buffer)?;
-            slot.parts.push(Part { offset, bytes: part.len(), state: Where::Writing(transfer) });
-            self.used += whole as u64;
-            self.writing.push_back((index, number));
+        let mut near = vec![];
+        for (number, arena) in self.arenas.iter_mut().enumerate() {
+            let (part, after) = rest.split_at(cut[1 + number]);
+            rest = after;
+            let (size, used) = (arena.pages.bytes(), arena.used);
+            if used + part.len() > size {
+                self.live -= 1;
+                self.memory -= memory.len();
+                return Err(TierError::Exhausted { bytes: part.len(), size });
+            }
+            arena.pages.copy_in(used, part);
+            near.push((number, used, part.len()));
+            arena.used += part.len().next_multiple_of(LINE_BYTES);
+            arena.most = arena.most.max(arena.used);
         }
-        self.most = (self.most.0.max(self.memory), self.most.1.max(self.used));
+        self.slots.push(Some(Slot { bytes: bytes.len(), memory: memory.to_vec(), near, parts: vec![] }));
+        for file in 0..self.files.len() {
+            let (far, after) = rest.split_at(cut[1 + self.arenas.len() + file]);
+            rest = after;
+            for part in far.chunks(TRANSFER_BYTES) {
+                let mut buffer = self.buffer()?;
+                buffer[..part.len()].copy_from_slice(part);
+                let whole = part.len().next_multiple_of(PAGE);
+                let saved = &mut self.files[file];
+                let offset = saved.used;
+                let Some(Some(slot)) = self.slots.get_mut(index) else { break };
+                let transfer = saved.file.write(offset, whole, buffer)?;
+                self.writing.push_back((index, slot.parts.len()));
+                slot.parts.push(Part { file, offset, bytes: part.len(), state: Where::Writing(transfer) });
+                saved.used += whole as u64;
+                saved.most = saved.most.max(saved.used);
+            }
+        }
         Ok(index)
     }
 
@@ -573,12 +719,11 @@ impl Slots {
                 it.state = Where::Here(transfer.wait()?);
             } else if is_far {
                 let buffer = self.buffer()?;
-                let (offset, whole) = match self.part(index, part) {
-                    Some(it) => (it.offset, it.bytes.next_multiple_of(PAGE)),
+                let (file, offset, whole) = match self.part(index, part) {
+                    Some(it) => (it.file, it.offset, it.bytes.next_multiple_of(PAGE)),
                     None => continue,
                 };
-                let Some(disk) = &self.disk else { continue };
-                let transfer = disk.read(offset, whole, buffer)?;
+                let transfer = self.files[file].file.read(offset, whole, buffer)?;
                 if let Some(it) = self.part(index, part) {
                     it.state = Where::Reading(transfer);
                 }
@@ -600,6 +745,10 @@ impl Slots {
         assert_eq!(slot.bytes, bytes.len(), "a saved tensor comes back as large as it went");
         bytes[..slot.memory.len()].copy_from_slice(&slot.memory);
         let mut at = slot.memory.len();
+        for (arena, begin, count) in &slot.near {
+            self.arenas[*arena].pages.copy_out(*begin, &mut bytes[at..at + count]);
+            at += count;
+        }
         let mut done = vec![];
         for part in &mut slot.parts {
             let buffer = match std::mem::replace(&mut part.state, Where::OnDisk) {
@@ -635,7 +784,8 @@ impl Slots {
         if self.live == 0 {
             self.slots.clear();
             self.writing.clear();
-            self.used = 0;
+            self.arenas.iter_mut().for_each(|it| it.used = 0);
+            self.files.iter_mut().for_each(|it| it.used = 0);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `Range`: one virtual range for one object, bound and mapped by tier, that Python reads and writes as a buffer.
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,8 +11,39 @@ use pyo3::{ffi, prelude::*};
 
 use crate::errors::plain;
 
-fn of_tier(error: TierError) -> PyErr {
-    plain("TierError", error.to_string())
+pub(crate) fn of_tier(error: TierError) -> PyErr {
+    let class = if error.is_full() { "TierFullError" } else { "TierError" };
+    plain(class, error.to_string())
+}
+
+/// A tier of memory: a NUMA node, or the path of a dax device.
+#[derive(FromPyObject)]
+pub(crate) enum Place {
+    Node(usize),
+    Device(PathBuf),
+}
+
+impl Place {
+    /// Puts a piece of a range there.
+    pub(crate) fn put(&self, pages: &mut Pages, begin: usize, nbytes: usize) -> Result<(), TierError> {
+        match self {
+            Self::Node(node) => pages.bind(begin, nbytes, *node),
+            Self::Device(path) => pages.map(begin, nbytes, path).map(drop),
+        }
+    }
+}
+
+/// Bytes of ranges in each place, as text.
+pub(crate) fn located<'a>(
+    ranges: impl IntoIterator<Item = &'a Pages>,
+) -> Result<Vec<(String, usize)>, TierError> {
+    let mut bytes = BTreeMap::new();
+    for range in ranges {
+        for (place, of) in range.locate()? {
+            *bytes.entry(place).or_insert(0) += of;
+        }
+    }
+    Ok(bytes.into_iter().map(|(place, of)| (place.to_string(), of)).collect())
 }
 
 /// Zeroed bytes at one range of addresses, exported as a buffer; given back when the object and what was made over it are gone.
@@ -26,6 +58,21 @@ pub(crate) struct Range {
     /// Bytes of its pages.
     #[pyo3(get)]
     size: usize,
+    /// Called before the pages go.
+    release: Mutex<Option<Py<PyAny>>>,
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        let release = self.release.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(release) = release {
+            Python::attach(|py| {
+                if let Err(error) = release.call0(py) {
+                    error.write_unraisable(py, Some(release.bind(py)));
+                }
+            });
+        }
+    }
 }
 
 #[pymethods]
@@ -34,7 +81,7 @@ impl Range {
     fn new(nbytes: usize) -> PyResult<Self> {
         let pages = Pages::new(nbytes).map_err(of_tier)?;
         let (address, size) = (pages.address().expose_provenance(), pages.bytes());
-        Ok(Self { pages: Mutex::new(pages), address, nbytes, size })
+        Ok(Self { pages: Mutex::new(pages), address, nbytes, size, release: Mutex::default() })
     }
 
     /// Puts the pages of `[begin, begin + nbytes)` on a NUMA node.
@@ -42,10 +89,14 @@ impl Range {
         py.detach(|| self.lock().bind(begin, nbytes, node)).map_err(of_tier)
     }
 
-    /// Maps memory of a dax device, or of a file in memory, in place of `[begin, begin + nbytes)`.
-    #[pyo3(signature = (begin, nbytes, path, offset=0))]
-    fn map(&self, begin: usize, nbytes: usize, path: PathBuf, offset: u64) -> PyResult<()> {
-        self.lock().map(begin, nbytes, &path, offset).map_err(of_tier)
+    /// Maps memory of a dax device, or of a file in memory, in place of `[begin, begin + nbytes)`, and says where it is there.
+    fn map(&self, py: Python<'_>, begin: usize, nbytes: usize, path: PathBuf) -> PyResult<u64> {
+        py.detach(|| self.lock().map(begin, nbytes, &path)).map_err(of_tier)
+    }
+
+    /// Has `call` called once, before the pages go.
+    fn before_release(&self, call: Py<PyAny>) {
+        *self.release.lock().unwrap_or_else(PoisonError::into_inner) = Some(call);
     }
 
     /// Raises if a mapped device or file has lost bytes.
@@ -55,8 +106,7 @@ impl Range {
 
     /// Bytes in each place, as the kernel says: a node, a device, or pages that were never touched.
     fn r#where(&self, py: Python<'_>) -> PyResult<Vec<(String, usize)>> {
-        let places = py.detach(|| self.lock().locate()).map_err(of_tier)?;
-        Ok(places.into_iter().map(|(place, bytes)| (place.to_string(), bytes)).collect())
+        py.detach(|| located([&*self.lock()])).map_err(of_tier)
     }
 
     /// # Safety

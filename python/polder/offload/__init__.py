@@ -17,10 +17,11 @@ Examples
 >>> placed.close()
 """
 
-from polder.errors import PlacementError, TierError
+from polder.errors import PlacementError, PlacementWarning, TierError, TierFullError
 from polder.offload.optimizer import Adam, AdamW, Lion
 from polder.offload.placed import POLICIES, Placed, Row, place, saved_bytes
-from polder.offload.tiers import Tier, measured, tiers_of
+from polder.offload.scope import tier
+from polder.offload.tiers import Tier, check_tiers, measured, tiers_of
 from polder.offload.trainer import trainer
 
 __all__ = [
@@ -30,12 +31,16 @@ __all__ = [
     "Lion",
     "Placed",
     "PlacementError",
+    "PlacementWarning",
     "Row",
     "Tier",
     "TierError",
+    "TierFullError",
+    "check_tiers",
     "measured",
     "place",
     "saved_bytes",
+    "tier",
     "tiers_of",
     "trainer",
 ]

@@ -1,6 +1,7 @@
 """A placement carried out: states of the optimizer and saved activations in their tiers."""
 
 import json
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -11,12 +12,12 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from polder import _core
-from polder.errors import ArgumentError, PlacementError
+from polder.errors import ArgumentError, PlacementError, PlacementWarning
 from polder.offload.fsdp import Sharded, parts_of
-from polder.offload.optimizer import PAGE, Adam
+from polder.offload.optimizer import Adam
 from polder.offload.phases import PHASES, Phases
-from polder.offload.shards import local
-from polder.offload.tiers import Tier, tiers_of
+from polder.offload.shards import local, storage_of
+from polder.offload.tiers import Tier, check_tiers, tiers_of
 
 #: The policies by name; a mapping of fractions, or a JSON file of one, is a policy too.
 POLICIES = ("dram", "interleave", "paper", "optimal")
@@ -57,27 +58,41 @@ class Placed:
         self._model, self._optimizer, self._objects = model, optimizer, objects
         self._parameters = list(model.parameters())
         self._hooks: list[RemovableHandle] = []
-        folders = [tier.folder for tier in tiers if tier.folder is not None]
-        folder = folders[0] if folders else None
-        counts = _cut(optimizer.elements(), self.fractions[_STATES])
-        kept = [(count, tier.node) for count, tier in zip(counts, tiers, strict=True) if tier.folder is None]
-        far = sum(count for count, tier in zip(counts, tiers, strict=True) if tier.folder is not None)
-        self._states = _core.States(kept, far, folder)
-        in_memory, on_disk = 1.0, 0
+        self._states, folder = _states(tiers, optimizer.elements(), self.fractions[_STATES])
+        with_states = zip(tiers, _cut(optimizer.elements(), self.fractions[_STATES], _units(tiers)), strict=True)
+        self._with_states = [tier for tier, count in with_states if count and tier.folder is not None]
+        # Tiers beside memory that hold saved tensors, in the order of `_core.Saved`.
+        self._near: list[Tier] = []
+        self._far: list[Tier] = []
         if _ACTIVATIONS in objects:
-            rows = zip(self.fractions[_ACTIVATIONS], tiers, strict=True)
-            in_memory = sum(fraction for fraction, tier in rows if tier.folder is None)
-            # Each saved tensor takes whole pages.
-            on_disk = int(objects[_ACTIVATIONS] * (1 - in_memory) * 1.05) + (1 << 20) if in_memory < 1 else 0
-        self._saved = _core.Saved(in_memory, on_disk, folder)
+            placed = [tier for tier, it in zip(tiers, self.fractions[_ACTIVATIONS], strict=True) if it > 0]
+            self._near = [tier for tier in placed if tier.place is not None]
+            self._far = [tier for tier in placed if tier.folder is not None]
+        self._saved = self._room_for_saved()
+        for object_, holder in ((_STATES, self._states), (_ACTIVATIONS, self._saved)):
+            for why in dict.fromkeys(holder.missed()):
+                warnings.warn(f"{object_}: in memory of the kernel's choice: {why}", PlacementWarning, stacklevel=3)
         # All tiers are there: from here on nothing can be refused for want of room.
         if (before := optimizer.placed_by) is not None:
             before.release()
         optimizer.placed_by = self
-        optimizer.place(self._states, folder if far else None)
+        optimizer.place(self._states, folder)
         self._sharded = Sharded(model, parts) if (parts := parts_of(model)) else None
         names = [tier.name for tier in self.tiers]
         self._phases = Phases(optimizer, names, self.seconds, self.links, _moved(objects, self.fractions))
+
+    def _room_for_saved(self) -> _core.Saved:
+        """Room for what a forward pass saves; each saved tensor takes whole pages."""
+        if _ACTIVATIONS not in self._objects:
+            return _core.Saved(1.0)
+        parts = dict(zip((tier.name for tier in self.tiers), self.fractions[_ACTIVATIONS], strict=True))
+
+        def room(tier: Tier) -> int:
+            return _up(int(self._objects[_ACTIVATIONS] * parts[tier.name] * 1.05) + (1 << 20), tier.unit)
+
+        near = [(parts[tier.name], room(tier), place) for tier in self._near if (place := tier.place) is not None]
+        far = [(parts[tier.name], room(tier), folder) for tier in self._far if (folder := tier.folder) is not None]
+        return _core.Saved(max(0.0, 1.0 - sum(it[0] for it in (*near, *far))), near, far)
 
     @contextmanager
     def activations(self) -> Generator[None]:
@@ -145,19 +160,21 @@ class Placed:
         ]
         if self._sharded is not None:
             rows.append(Row("gradients reduced", dram, self._sharded.passing, "most at once"))
-        names: dict[int | None, str] = {tier.node: tier.name for tier in self.tiers if tier.node is not None}
-        names[None] = "not touched yet"
-        for node, nbytes in self._states.nodes():
-            rows.append(Row(_STATES, names.get(node, dram), nbytes, f"kernel: node {node}"))
-        disk = next((tier.name for tier in self.tiers if tier.folder is not None), "")
+        names = {f"node {tier.node}": tier.name for tier in self.tiers if tier.node is not None}
+        names |= {str(tier.device): tier.name for tier in self.tiers if tier.device is not None}
+        names["not touched"] = "not touched yet"
+        for object_, places in ((_STATES, self._states.where()), (_ACTIVATIONS, self._saved.where())):
+            for place, nbytes in places:
+                rows.append(Row(object_, names.get(place, dram), nbytes, f"kernel: {place}"))
         on_disk, staged = self._states.on_disk()
-        memory, far, buffers = self._saved.most()
+        memory, _, far, buffers = self._saved.most()
         rows += [
-            Row(_STATES, disk, on_disk, "size of the file"),
-            Row(_ACTIVATIONS, dram, memory, "most at once"),
-            Row(_ACTIVATIONS, disk, far, "most at once"),
-            Row("staging", dram, staged + buffers, "count"),
+            Row(_STATES, tier.name, nbytes, "size of the file")
+            for tier, nbytes in zip(self._with_states, on_disk, strict=True)
         ]
+        rows.append(Row(_ACTIVATIONS, dram, memory, "most at once"))
+        rows += [Row(_ACTIVATIONS, tier.name, it, "most at once") for tier, it in zip(self._far, far, strict=True)]
+        rows.append(Row("staging", dram, staged + buffers, "count"))
         return [row for row in rows if row.bytes]
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -212,7 +229,7 @@ def place(
         the phases' seconds, by a linear program), or fractions, one for each tier:
         ``{"optimizer states": [0.25, 0.75], "activations": [0, 1]}``, or a JSON file of such.
     tiers : sequence of Tier, optional
-        Memory first, then NUMA nodes or one folder on a disk.
+        Memory first, then NUMA nodes, dax devices, and folders on disks.
     platform : str or Path, optional
         The file of ``polder probe --disk FOLDER``, in place of ``tiers``.
     activations : int
@@ -247,7 +264,7 @@ def place(
     if (tiers is None) == (platform is None):
         raise ArgumentError("expected tiers or a platform, one of the two")
     tiers = list(tiers) if tiers is not None else tiers_of(platform or "")
-    _check_tiers(tiers)
+    _check_names(tiers)
     objects = {
         _WEIGHTS: sum(local(parameter).nbytes for parameter in model.parameters()),
         _GRADIENTS: sum(local(parameter).nbytes for parameter in model.parameters() if parameter.requires_grad),
@@ -261,6 +278,7 @@ def place(
     else:
         fractions = _fractions(policy, list(objects), len(tiers))
         answer = json.loads(_core.offload_place(problem, "", json.dumps(fractions)))
+    check_tiers(tiers)
     return Placed(model, optimizer, tiers, objects, answer)
 
 
@@ -284,7 +302,7 @@ def saved_bytes(model: torch.nn.Module, *inputs: torch.Tensor, **named: torch.Te
             name: torch.empty_like(it, device=device).requires_grad_(it.requires_grad) if device == "meta" else it
             for name, it in model.named_parameters()
         }
-        weights = {_storage(it) for it in (*parameters.values(), *buffers.values())}
+        weights = {storage_of(it) for it in (*parameters.values(), *buffers.values())}
         saved: list[int] = []
 
         def pack(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -331,12 +349,7 @@ def _unpack(packed: Any) -> torch.Tensor:
 
 
 def _storages(model: torch.nn.Module) -> set[int]:
-    return {_storage(it) for it in (*model.parameters(), *model.buffers())}
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    """What views of one tensor share, on the meta device too, where nothing has an address."""
-    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+    return {storage_of(it) for it in (*model.parameters(), *model.buffers())}
 
 
 def _is_placed(tensor: torch.Tensor, weights: set[int]) -> bool:
@@ -345,17 +358,15 @@ def _is_placed(tensor: torch.Tensor, weights: set[int]) -> bool:
         and tensor.device.type in ("cpu", "meta")
         and tensor.layout == torch.strided
         and tensor.is_contiguous()
-        and _storage(tensor) not in weights
+        and storage_of(tensor) not in weights
     )
 
 
-def _check_tiers(tiers: Sequence[Tier]) -> None:
+def _check_names(tiers: Sequence[Tier]) -> None:
     if not tiers or tiers[0].folder is not None:
         raise ArgumentError("tiers: expected memory first")
     if len({tier.name for tier in tiers}) < len(tiers):
         raise ArgumentError(f"tiers: expected names that differ, found {[tier.name for tier in tiers]}")
-    if sum(tier.folder is not None for tier in tiers) > 1:
-        raise ArgumentError("tiers: expected one folder at most")
 
 
 def _fractions(policy: str | Path | Mapping[str, Sequence[float]], objects: list[str], tiers: int) -> list[list[float]]:
@@ -376,19 +387,42 @@ def _fractions(policy: str | Path | Mapping[str, Sequence[float]], objects: list
     return [[float(it) for it in policy.get(name, first)] for name in objects]
 
 
-def _cut(elements: int, fractions: Sequence[float]) -> list[int]:
-    """Elements in each tier, in whole pages; the tier with the most takes what is left over.
+def _states(tiers: Sequence[Tier], elements: int, fractions: Sequence[float]) -> tuple[_core.States, Path | str | None]:
+    """Room for an optimizer's states, and the folder of the first file, if there is one."""
+    counts = _cut(elements, fractions, _units(tiers))
+    pieces = [(count, tier) for count, tier in zip(counts, tiers, strict=True) if count]
+    # A stripe begins at a multiple of its own unit: the largest go first.
+    memory = sorted((it for it in pieces if it[1].folder is None), key=lambda it: -it[1].unit)
+    files = [(count, folder) for count, tier in pieces if (folder := tier.folder) is not None]
+    states = _core.States([(count, tier.place) for count, tier in memory], files)
+    return states, files[0][1] if files else None
 
-    >>> _cut(10240, [0.5, 0.5]), _cut(3072, [0.49, 0.51]), _cut(0, [1.0])
+
+def _cut(elements: int, fractions: Sequence[float], units: Sequence[int]) -> list[int]:
+    """Elements in each tier, in multiples of its unit; of tiers of pages that with the most takes what is left over.
+
+    >>> _cut(10240, [0.5, 0.5], [1024, 1024]), _cut(3072, [0.49, 0.51], [1024, 1024]), _cut(0, [1.0], [1024])
     ([5120, 5120], [1024, 2048], [0])
+    >>> _cut(10240, [0.3, 0.7], [1024, 4096])
+    [6144, 4096]
     """
-    counts = [int(elements * fraction) // PAGE * PAGE for fraction in fractions]
-    counts[max(range(len(counts)), key=lambda tier: fractions[tier])] += elements - sum(counts)
+    counts = [int(elements * fraction) // unit * unit for fraction, unit in zip(fractions, units, strict=True)]
+    finest = [tier for tier, unit in enumerate(units) if unit == min(units)]
+    counts[max(finest, key=lambda tier: fractions[tier])] += elements - sum(counts)
     return counts
 
 
+def _units(tiers: Sequence[Tier]) -> list[int]:
+    """32-bit elements that pieces in each tier are multiples of."""
+    return [tier.unit // 4 for tier in tiers]
+
+
+def _up(number: int, unit: int) -> int:
+    return (number + unit - 1) // unit * unit
+
+
 def _problem(tiers: Sequence[Tier], objects: dict[str, int], computation: tuple[float, float]) -> dict[str, object]:
-    """What `polder_place::Problem` reads. States and activations are what can be placed here."""
+    """What `polder_place::Problem` reads. States and activations can be placed in every tier."""
     names = list(objects)
     kinds = {
         _WEIGHTS: "master-parameter",
@@ -397,9 +431,6 @@ def _problem(tiers: Sequence[Tier], objects: dict[str, int], computation: tuple[
         _ACTIVATIONS: "activation",
     }
     stay = {_WEIGHTS, _GRADIENTS}
-    if any(tier.node is not None for tier in tiers):
-        # Saved tensors are not bound to nodes yet.
-        stay.add(_ACTIVATIONS)
     least_s = dict(zip(PHASES, (*computation, 0.0), strict=True))
     return {
         "tiers": [

@@ -34,6 +34,11 @@ def whole(like: Any, shard: torch.Tensor) -> torch.Tensor:
         )
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """What views of one tensor share, on the meta device too, where nothing has an address."""
+    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
 def mapped(like: torch.Tensor, folder: Path | None) -> torch.Tensor:
     """A contiguous tensor like another one: in a file of ``folder`` that has no name, or in memory.
 

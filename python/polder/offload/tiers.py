@@ -1,14 +1,16 @@
 """Tiers that tensors are placed in: the host's memory, NUMA nodes, and folders on disks."""
 
+import os
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from polder import _core
-from polder.errors import ArgumentError
+from polder.errors import ArgumentError, TierError
 from polder.offload.optimizer import TRAFFIC
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -30,6 +32,8 @@ class Tier:
         A folder on a disk. Its bytes go through buffers in memory, by direct I/O.
     node : int, optional
         A NUMA node. Its bytes are bound there.
+    device : str or Path, optional
+        A dax device such as ``/dev/dax0.0``, or a file in memory in its place. Its bytes are mapped from there.
     """
 
     name: str
@@ -38,10 +42,12 @@ class Tier:
     write: float
     folder: str | Path | None = None
     node: int | None = None
+    device: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if self.folder is not None and self.node is not None:
-            raise ArgumentError(f"tier {self.name}: expected a folder or a node, found both")
+        given = {"folder": self.folder, "node": self.node, "device": self.device}
+        if len(found := [name for name, it in given.items() if it is not None]) > 1:
+            raise ArgumentError(f"tier {self.name}: expected a folder, a node or a device, found {' and '.join(found)}")
         for key, rate in (("read", self.read), ("write", self.write)):
             if not 0 < rate < float("inf"):
                 raise ArgumentError(f"tier {self.name}: {key}: expected bytes a second above 0, found {rate}")
@@ -52,6 +58,23 @@ class Tier:
     def nbytes(self) -> int:
         """The capacity in bytes."""
         return size(self.capacity)
+
+    @property
+    def place(self) -> int | str | None:
+        """The node, or the path of the device."""
+        return str(self.device) if self.device is not None else self.node
+
+    @property
+    def unit(self) -> int:
+        """Bytes that pieces in the tier are multiples of: a page, of dax devices as much as they are aligned to."""
+        if self.device is None or not Path(self.device).is_char_device():
+            return _PAGE
+        number = Path(self.device).stat().st_rdev
+        align = Path(f"/sys/dev/char/{os.major(number)}:{os.minor(number)}/align")
+        return int(align.read_text()) if align.is_file() else 2 << 20
+
+
+_PAGE = 4096
 
 
 def size(text: int | str) -> int:
@@ -69,18 +92,77 @@ def size(text: int | str) -> int:
         raise ArgumentError(f"expected a size such as '2 GiB', found {text!r}") from None
 
 
-def tiers_of(platform: str | Path) -> list[Tier]:
-    """The tiers of a machine that ``polder probe --disk FOLDER`` has described: its memory, then its disks.
+def tiers_of(platform: str | Path, threads: int | None = None) -> list[Tier]:
+    """The tiers of a machine that ``polder probe`` has described: its memory, other nodes and dax devices, its disks.
 
     Parameters
     ----------
     platform : str or Path
         The description's file.
+    threads : int, optional
+        Threads that the step will have; as many as the machine has cores if left out.
     """
     return [
-        Tier(name, int(capacity), read, write, folder)
-        for name, folder, capacity, read, write in _core.offload_tiers(str(platform))
+        Tier(name, int(capacity), read, write, folder, node, device)
+        for name, folder, node, device, capacity, read, write in _core.offload_tiers(str(platform), threads)
     ]
+
+
+def named(name: str, platform: str | Path | None = None) -> Tier:
+    """The tier of memory of a name: ``node:1``, the path of a dax device, or a name of a platform's file.
+
+    Parameters
+    ----------
+    name : str
+        As above.
+    platform : str or Path, optional
+        The file; ``platform.toml`` in the current folder if left out.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such name, or it is that of a folder.
+    """
+    # Rates are not used where a name alone says where bytes lie.
+    kind, _, number = name.partition(":")
+    if kind == "node" and number.isdecimal():
+        return Tier(name, 1 << 62, 1, 1, node=int(number))
+    if "/" in name:
+        if Path(name).is_dir():
+            raise ArgumentError(f"{name}: a folder's bytes pass through memory; place(...) does that, tier(...) cannot")
+        return Tier(name, 1 << 62, 1, 1, device=name)
+    path = Path("platform.toml" if platform is None else platform)
+    if platform is None and not path.is_file():
+        raise ArgumentError(
+            f"tier {name!r}: expected node:NUMBER, the path of a dax device, or a name of platform.toml, which is not "
+            "in this folder; `polder probe` writes it"
+        )
+    tiers = {tier.name: tier for tier in tiers_of(path)}
+    if name not in tiers:
+        raise ArgumentError(f"tier {name!r}: {path} has {', '.join(tiers)}")
+    if tiers[name].folder is not None:
+        raise ArgumentError(
+            f"tier {name!r}: a folder's bytes pass through memory; place(...) does that, tier(...) cannot"
+        )
+    return tiers[name]
+
+
+def check_tiers(tiers: Sequence[Tier]) -> None:
+    """Puts a page into each tier, and takes it back, so that one that cannot be used is named before the first step.
+
+    Raises
+    ------
+    TierError
+        A tier is not there, may not be used, or has not even that much room.
+    """
+    for tier in tiers:
+        try:
+            if tier.folder is not None:
+                _core.States([], [(_PAGE // 4, tier.folder)])
+            elif (place := tier.place) is not None:
+                _core.Saved(0.0, [(1.0, tier.unit, place)]).where()
+        except TierError as error:
+            raise type(error)(f"tier {tier.name}: {error}") from None
 
 
 #: Elements of the pass that memory is measured by: more than caches hold.

@@ -1,6 +1,9 @@
 //! The first row of Table 1: this machine's own memory, read past its caches.
 
 use std::hint::black_box;
+use std::sync::{Mutex, PoisonError};
+
+use crate::Range;
 
 use super::{LINE_BYTES, Sampling, Timing};
 
@@ -14,7 +17,20 @@ const WORDS: usize = LINE_BYTES / 8;
 /// When `bytes` holds less than two lines.
 #[must_use]
 pub fn memory_latency(bytes: usize, effort: Sampling) -> Timing {
-    let cycle = cycle(bytes / LINE_BYTES);
+    chase(&cycle(bytes / LINE_BYTES), effort)
+}
+
+/// As [`memory_latency`], over a range.
+///
+/// # Panics
+/// When it holds less than two lines.
+pub fn range_latency(range: &mut Range, effort: Sampling) -> Timing {
+    let words = words_of(range);
+    link(words);
+    chase(words, effort)
+}
+
+fn chase(cycle: &[u64], effort: Sampling) -> Timing {
     let mut line = 0;
     const STEPS: usize = 4096;
     effort
@@ -36,10 +52,40 @@ pub fn memory_bandwidth(threads: usize, bytes: usize, effort: Sampling) -> Timin
     })
 }
 
+/// GB/s that `threads` threads read from a range, and write to it, a part of it each, over and over.
+pub fn range_bandwidth(range: &mut Range, threads: usize, effort: Sampling) -> [Timing; 2] {
+    let words = words_of(range);
+    let each = words.len() / threads;
+    let read = effort.bandwidth(threads, 8 * each as u64, |thread| {
+        let part = &words[thread * each..][..each];
+        black_box(part.iter().fold(0_u64, |sum, word| sum.wrapping_add(*word)));
+    });
+    let parts: Vec<Mutex<&mut [u64]>> = words.chunks_exact_mut(each).map(Mutex::new).collect();
+    let write = effort.bandwidth(threads, 8 * each as u64, |thread| {
+        let mut part = parts[thread].lock().unwrap_or_else(PoisonError::into_inner);
+        part.fill(thread as u64);
+        black_box(&mut **part);
+    });
+    [read, write]
+}
+
+/// The words of a range, which is borrowed alone.
+fn words_of(range: &mut Range) -> &mut [u64] {
+    // SAFETY: the range's pages are aligned, are words of any bits, and are borrowed with it; no other range maps them.
+    unsafe { std::slice::from_raw_parts_mut(range.address().cast::<u64>(), range.bytes() / 8) }
+}
+
 /// One random cycle through `lines` lines: the first word of each holds the number of the next (Sattolo's shuffle).
 fn cycle(lines: usize) -> Vec<u64> {
-    assert!(lines >= 2, "a chase needs two lines");
     let mut cycle = words(lines * WORDS);
+    link(&mut cycle);
+    cycle
+}
+
+/// Links lines to one random cycle: the first word of each holds the number of the next.
+fn link(cycle: &mut [u64]) {
+    let lines = cycle.len() / WORDS;
+    assert!(lines >= 2, "a chase needs two lines");
     for line in 0..lines {
         cycle[line * WORDS] = line as u64;
     }
@@ -51,7 +97,6 @@ fn cycle(lines: usize) -> Vec<u64> {
         random ^= random << 17;
         cycle.swap(last * WORDS, (random % last as u64) as usize * WORDS);
     }
-    cycle
 }
 
 /// Words, on huge pages where the kernel has them, so that a chase measures memory and not the tables of its pages.
@@ -90,5 +135,8 @@ mod tests {
         let (near, far) = (memory_latency(8 << 10, effort), memory_latency(128 << 20, effort));
         assert!(near.low < far.low, "{near:?} {far:?}");
         assert!(memory_bandwidth(2, 1 << 20, effort).low > 0.0);
+        let mut range = Range::new(1 << 20).expect("a range");
+        assert!(range_latency(&mut range, effort).low > 0.0);
+        assert!(range_bandwidth(&mut range, 2, effort).iter().all(|it| it.low > 0.0));
     }
 }

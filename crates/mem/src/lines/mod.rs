@@ -11,7 +11,7 @@ use std::sync::Barrier;
 use crate::affinity::{allowed_cpus, pin_to_cpu};
 use crate::{Cpu, Fault, LINE, Memory, Offset, Software};
 
-pub use dram::{memory_bandwidth, memory_latency};
+pub use dram::{memory_bandwidth, memory_latency, range_bandwidth, range_latency};
 pub use timing::{Sampling, Timing};
 
 /// How bytes reach memory, in the columns of Figure 11.

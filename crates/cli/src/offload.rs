@@ -1,0 +1,56 @@
+//! `polder offload`: what a training script keeps in memory, and what would place it.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueHint};
+
+use crate::Failure;
+use crate::bench::collectives::python;
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Run a training script up to the end of its first optimizer step. Print its memory by object, the first context that will
+    /// not fit, and the lines that place it.
+    Check(CheckArguments),
+}
+
+#[derive(Args)]
+pub(crate) struct CheckArguments {
+    /// The file of `polder probe`, whose tiers the answer names.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    platform: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// The script, as `python SCRIPT` runs it.
+    #[arg(value_name = "SCRIPT", value_hint = ValueHint::FilePath)]
+    script: PathBuf,
+    /// What the script is given.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    arguments: Vec<String>,
+}
+
+pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
+    let Command::Check(CheckArguments { platform, json, script, arguments }) = command;
+    let mut child = std::process::Command::new(python()?);
+    child.args(["-m", "polder.offload.check"]);
+    if let Some(platform) = platform {
+        child.arg("--platform").arg(platform);
+    }
+    if *json {
+        child.arg("--json");
+    }
+    let status = child.arg(script).args(arguments).status()?;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(1))),
+        (None, Some(signal)) if signal == signal_hook::consts::signal::SIGKILL => Err(Failure(format!(
+            "{}: killed before its first step ended; if the kernel did it, memory was short: use a smaller batch for the check",
+            script.display()
+        ))),
+        (None, signal) => {
+            Err(Failure(format!("{}: ended by signal {}", script.display(), signal.unwrap_or_default())))
+        }
+    }
+}

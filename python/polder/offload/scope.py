@@ -1,0 +1,143 @@
+"""A scope in which the tensors that are made lie in a tier."""
+
+import warnings
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from polder import _core
+from polder.errors import PlacementWarning, TierFullError
+from polder.offload import ranges
+from polder.offload.shards import storage_of
+from polder.offload.tiers import Tier, check_tiers, named
+
+#: Tensors below this stay where torch makes them: each in a tier takes pages of its own.
+_LEAST = 64 << 10
+_ATEN = torch.ops.aten
+#: What makes tensors of any bytes, or of zeros, as new pages are.
+_BLANK = {
+    _ATEN.empty.memory_format,
+    _ATEN.empty_strided.default,
+    _ATEN.empty_like.default,
+    _ATEN.new_empty.default,
+    _ATEN.new_empty_strided.default,
+    _ATEN.zeros.default,
+    _ATEN.zeros_like.default,
+    _ATEN.new_zeros.default,
+}
+
+
+def tier(name: str | Tier, platform: str | Path | None = None) -> "InTier":
+    """A scope in which new tensors lie in a tier of memory: ``with polder.offload.tier("cxl"): …``.
+
+    Every tensor of a CPU, of 64 KiB or more, that an operation of torch makes in this thread lies there: factories such
+    as ``torch.empty``, ``zeros``, ``randn`` and ``tensor``, ``nn.Module`` constructors, results of arithmetic, copies,
+    gradients of a backward pass, states that an optimizer makes in its first step. It stays there after the scope, and
+    its bytes go back with it. Not reached: ``torch.from_numpy`` and ``torch.load``, which have memory of their own, and
+    storages that are resized.
+
+    Each operation takes some microseconds more, and each result is copied, so make tensors here and train outside.
+
+    Parameters
+    ----------
+    name : str or Tier
+        ``"node:1"``, the path of a dax device, or a name of ``platform``. A `Tier` is taken as it is.
+    platform : str or Path, optional
+        The file of ``polder probe``; ``platform.toml`` in the current folder if left out.
+
+    Raises
+    ------
+    TierError
+        The tier is not there, or this process may not use it.
+
+    Warns
+    -----
+    PlacementWarning
+        Once in a scope: a tensor did not fit, and lies in memory, as those after it that do not fit.
+
+    Examples
+    --------
+    >>> import polder.offload
+    >>> with polder.offload.tier("node:0") as scope:
+    ...     table = torch.zeros(1024, 1024)
+    >>> scope.where()
+    [('node 0', 4194304)]
+    """
+    return InTier(name if isinstance(name, Tier) else named(name, platform))
+
+
+class InTier(TorchDispatchMode):
+    """What `tier` returns."""
+
+    def __init__(self, it: Tier) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self._tier = it
+        self._made: weakref.WeakSet[_core.Range] = weakref.WeakSet()
+        self._warned = False
+
+    def __enter__(self) -> Self:
+        check_tiers([self._tier])
+        self._warned = False
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # pyright: ignore[reportUnknownMemberType]
+
+    def where(self) -> list[tuple[str, int]]:
+        """Bytes of the tensors that were made here and still live, by place, as the kernel says."""
+        places: dict[str, int] = {}
+        for kept in self._made:
+            for place, nbytes in kept.where():
+                places[place] = places.get(place, 0) + nbytes
+        return sorted(places.items())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        if func is _ATEN.lift_fresh.default:
+            given: set[int] = set()
+        else:
+            given = {storage_of(it) for it in tree_leaves((args, kwargs)) if isinstance(it, torch.Tensor)}
+        moved: dict[int, _core.Range | None] = {}
+
+        def move(it: torch.Tensor) -> torch.Tensor:
+            if type(it) is not torch.Tensor or it.device.type != "cpu" or it.layout != torch.strided:
+                return it
+            key = storage_of(it)
+            if it.untyped_storage().nbytes() < _LEAST or key in given:
+                return it
+            if key not in moved:
+                moved[key] = self._range(it, is_blank=func in _BLANK)
+            kept, begin = moved[key], int(it.storage_offset())
+            return it if kept is None else ranges.tensor(kept, it.shape, it.dtype, it.stride(), begin)
+
+        return tree_map_only(torch.Tensor, move, made)
+
+    def _range(self, it: torch.Tensor, *, is_blank: bool) -> _core.Range | None:
+        """Memory of the tier with the bytes of a tensor's storage."""
+        storage = it.untyped_storage()
+        try:
+            kept = ranges.memory(storage.nbytes(), self._tier)
+        except TierFullError as error:
+            if not self._warned:
+                self._warned = True
+                what = f"tensor of shape {tuple(it.shape)}, {it.dtype}"
+                warnings.warn(
+                    f"{what}: not in tier {self._tier.name}, but in memory: {error}",
+                    PlacementWarning,
+                    stacklevel=4,
+                )
+            return None
+        if not is_blank:
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            ranges.tensor(kept, (storage.nbytes(),), torch.uint8).copy_(whole)
+        self._made.add(kept)
+        return kept
