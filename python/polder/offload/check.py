@@ -235,7 +235,10 @@ def lines(found: Found, platform: Path | None) -> list[str]:
     named, kind = found.optimizer_name, found.optimizer
     pasted = ["import polder.offload"]
     if not kind.startswith("polder.offload."):
-        pasted.append(f"{named} = polder.offload.AdamW(…)  # in place of {kind.replace('.adamw.', '.')}")
+        name = kind.rpartition(".")[2]
+        # The states of others are not placed.
+        ours = name if name in ("Adam", "AdamW") else "AdamW"
+        pasted.append(f"{named} = polder.offload.{ours}(…)  # in place of {kind.replace(f'.{name.lower()}.', '.')}")
     given = f'{found.model_name}, {named}, "optimal", platform="{file}", activations={activations}'
     return [*pasted, f"placed = polder.offload.place({given})", "with placed.activations():  # around the forward pass"]
 

@@ -1,7 +1,8 @@
 """Bytes that one tensor takes: in a range of Polder, of torch, and pinned by torch: ``python -m polder.offload.sizes``.
 
-Prints one JSON object a line. Each column is measured, of pinned memory only where there is a GPU. Elsewhere it is
-computed: torch's caching host allocator rounds up to a power of two, up to ``pinned_max_round_threshold_mb``.
+Prints one JSON object a line. The kernel counts the pages of the range; the process grows by those of torch's tensor.
+Pinned memory is measured where there is a GPU. Elsewhere it is computed: torch's caching host allocator rounds up to a
+power of two, up to ``pinned_max_round_threshold_mb``.
 """
 
 import argparse
@@ -52,10 +53,13 @@ def rounded(nbytes: int, threshold_mb: int | None) -> int:
 
 def line(nbytes: int) -> dict[str, int | str]:
     """The figures of one size."""
-    node = Tier("node", nbytes, 1, 1, node=0)
+    kept = ranges.memory(nbytes, Tier("node", nbytes, 1, 1, node=0))
+    ranges.tensor(kept, (nbytes,), torch.uint8).fill_(1)
+    places = kept.where()
+    del kept
     found: dict[str, int | str] = {
         "asked_for": nbytes,
-        "range": grown(lambda: ranges.tensor(ranges.memory(nbytes, node), (nbytes,), torch.uint8)),
+        "range": sum(of for place, of in places if place != "not touched"),
         "torch": grown(lambda: torch.empty(nbytes, dtype=torch.uint8)),
     }
     for name, threshold in (("torch_pinned", None), (f"torch_pinned_above_{_ROUNDED}_mb", _ROUNDED)):
