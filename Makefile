@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo offload sync torch tools mpi frameworks deepspeed lab test verify soak fuzz bench mpi-check
+.PHONY: setup demo offload sync torch tools mpi frameworks deepspeed zero lab test verify soak fuzz bench mpi-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -60,6 +60,10 @@ deepspeed: .cache/deepspeed/.ready
 		>$$(echo .cache/$*/lib/python3*/site-packages)/polder-torch.pth
 	@.venv/bin/pip --python .cache/$*/bin/python install -q --no-compile --disable-pip-version-check $(call extra,$*)
 	@touch $@
+
+# DeepSpeed's ZeRO-2 and ZeRO-3, placed: minutes, because it compiles its operators at first use.
+zero: setup torch .venv/.dev .cache/deepspeed/.ready
+	@.venv/bin/pytest -q python/tests/test_doors.py -k zero
 
 # Debian's kernel 6.12 in QEMU with a slow node, and the tiering agent in it; KERNELS names packages of others.
 KERNELS ?=

@@ -26,21 +26,24 @@ from test_offload import (  # noqa: E402
 )
 
 from polder import offload  # noqa: E402
-from polder.errors import ArgumentError, TierError  # noqa: E402
+from polder.errors import ArgumentError, PlacementError, TierError  # noqa: E402
 from polder.offload.shards import mapped  # noqa: E402
+from polder.offload.zero import Pins, TensorStates  # noqa: E402
 
 pytestmark = pytest.mark.torch
 vectors = pytest.mark.skipif(not HAS_VECTORS, reason="torch computes without vectors here")
 
 
-def run(script: str, *arguments: object, python: str | Path = sys.executable, **environment: str) -> str:
+def run(
+    script: str, *arguments: object, python: str | Path = sys.executable, timeout: int = 300, **environment: str
+) -> str:
     """The last line that a script of tests/ranks prints; it has to end well."""
     # What other frameworks warn of is not ours.
     strict = ["-W", "error"] if python == sys.executable else []
     command = [python, *strict, RANKS / script, *arguments]
     given = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     ended = subprocess.run(
-        [str(it) for it in command], env=given, capture_output=True, text=True, timeout=300, check=False
+        [str(it) for it in command], env=given, capture_output=True, text=True, timeout=timeout, check=False
     )
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     return ended.stdout.splitlines()[-1]
@@ -104,6 +107,27 @@ def test_a_state_dict_that_finds_no_room_on_its_disk_is_one_clear_error(disk: Pa
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def test_a_step_of_one_tensor_reads_its_part_of_the_disk_alone(disk: Path) -> None:  # noqa: F811
+    def read() -> int:
+        known = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(known["read_bytes"])
+
+    ours = torch.nn.ParameterList(torch.zeros(1 << 20) for _ in range(4))
+    optimizer = offload.AdamW(ours.parameters(), **SETTINGS)
+    offload.place(ours, optimizer, {"optimizer states": [0, 1]}, tiers=two_tiers(disk))
+    reads = []
+    # Nothing is read of a file that was never written.
+    for stepped in (list(ours), list(ours), list(ours)[2:3]):
+        optimizer.zero_grad()
+        for parameter in stepped:
+            parameter.grad = torch.ones(1 << 20)
+        before = read()
+        optimizer.step()
+        reads.append(read() - before)
+    # Transfers are whole, so both ends of the part may bring neighbours.
+    assert reads[1] >= 32 << 20 and reads[2] <= reads[1] // 2, reads
+
+
 def test_what_a_model_saves_is_counted_also_if_it_looks_at_values() -> None:
     class Looking(type(model())):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -153,6 +177,40 @@ def test_fsdp2_resumes_in_another_process_under_another_policy_and_leaves_no_byt
     assert run("offload_fsdp.py", disk, 0.2, 20, 50, disk / "checkpoint") == "equal"
 
 
+# ---------------------------------------------------------------------------------------------------------- DeepSpeed
+
+
+def test_pinned_tensors_are_ranges_that_go_back_with_their_last_view() -> None:
+    pins = Pins()
+    source = torch.arange(6.0).view(2, 3)
+    pinned, room = pins.pin(source), pins.pin_empty(source.bfloat16(), (5000,))
+    assert torch.equal(pinned, source) and pinned.data_ptr() != source.data_ptr()
+    assert torch.equal(pins.pin(source, match_shape=False), source.view(-1))
+    assert room.dtype == torch.bfloat16 and not room.any()
+    assert [it.nbytes for it in sorted(pins.ranges(), key=lambda it: it.nbytes)] == [4096, 12288]
+    view = pinned[1]
+    assert pins.unpin(pinned) and pins.is_pinned(view) and not pins.is_pinned(source)
+    del pinned, room
+    assert [it.nbytes for it in pins.ranges()] == [4096] and torch.equal(view, source[1])
+    del view
+    assert pins.ranges() == []
+
+
+def test_what_zero_cannot_place_is_one_clear_error(disk: Path) -> None:  # noqa: F811
+    given = {"tiers": two_tiers(disk)}
+    for stage, found in (
+        ({"stage": 1, "offload_optimizer": {"device": "cpu"}}, "stage 1 with cpu"),
+        ({"stage": 3, "offload_optimizer": {"device": "nvme"}}, "stage 3 with nvme"),
+        ({"stage": 2}, "stage 2 with None"),
+    ):
+        with pytest.raises(ArgumentError, match=f"offload_optimizer.device cpu, found {found}"):
+            offload.zero(model(), {"zero_optimization": stage}, **given)
+    ours = model()
+    own = TensorStates(torch.optim.AdamW(ours.parameters()), None)
+    with pytest.raises(PlacementError, match=r"first tier; give optimizer=polder\.offload\.AdamW"):
+        own.room([(1024, None)], [(1024, disk)])
+
+
 # ------------------------------------------------------------------------------- frameworks in their own environments
 
 
@@ -162,6 +220,26 @@ def python_of(framework: str) -> Path:
     if not (folder / ".ready").exists():
         pytest.skip(f"{framework} is not installed; `make .cache/{framework}/.ready` installs it")
     return folder / "bin" / "python"
+
+
+@vectors
+@pytest.mark.parametrize("optimizer", ["ours", "theirs"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_resumes_in_another_process_under_another_policy_and_leaves_no_32_bit_numbers_outside(
+    stage: int,
+    optimizer: str,
+    disk: Path,  # noqa: F811
+) -> None:
+    # DeepSpeed compiles what it needs at first use: its own Adam takes minutes.
+    python = python_of("deepspeed")
+    shares = (0.7, 0.2) if optimizer == "ours" else (0, 0)
+    given = {"python": python, "timeout": 1200, "DS_ACCELERATOR": "cpu"}
+    given |= {
+        "PATH": f"{python.parent}:{os.environ['PATH']}",
+        "TORCH_EXTENSIONS_DIR": f"{python.parents[1]}/extensions",
+    }
+    assert run("offload_zero.py", disk, shares[0], stage, optimizer, "first", **given) == "written"
+    assert run("offload_zero.py", disk, shares[1], stage, optimizer, "last", **given) == "equal"
 
 
 @vectors

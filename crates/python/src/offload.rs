@@ -304,7 +304,8 @@ impl Moments {
             }
             return step(work, factor, threads).map_err(|error| argument(error.to_string()));
         }
-        self.each(0, whole, true, |begin, mean, square| {
+        let (Some(first), Some(last)) = (tensors.first(), tensors.last()) else { return Ok(()) };
+        self.each(first.0, last.0 + last.3, true, |begin, mean, square| {
             let done = work_of(tensors, begin, mean, square, 0)
                 .and_then(|work| step(work, factor, threads).map_err(|error| argument(error.to_string())));
             if let Err(error) = done {

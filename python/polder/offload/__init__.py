@@ -23,6 +23,7 @@ from polder.offload.placed import POLICIES, Placed, Row, place, saved_bytes
 from polder.offload.scope import tier
 from polder.offload.tiers import Tier, check_tiers, measured, tiers_of
 from polder.offload.trainer import trainer
+from polder.offload.zero import zero
 
 __all__ = [
     "POLICIES",
@@ -43,4 +44,5 @@ __all__ = [
     "tier",
     "tiers_of",
     "trainer",
+    "zero",
 ]

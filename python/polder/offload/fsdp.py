@@ -1,6 +1,5 @@
 """Weights and gradients of a model that FSDP2 has sharded, each in one range of memory that a placement knows."""
 
-import mmap
 import sys
 import warnings
 from typing import Any
@@ -8,33 +7,10 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from polder import _core
 from polder.errors import ArgumentError
-from polder.offload.shards import local, whole
-
-#: What a tensor begins at in its range, in bytes: a line of the caches.
-_ALIGNED = 64
-
-
-class Memory:
-    """One range of memory that tensors are views of. Its bytes go back with the last of them."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._bytes = torch.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype=torch.uint8)
-        self._taken = 0
-
-    def tensor(self, like: torch.Tensor) -> torch.Tensor:
-        """The next part of the range, of the shape and the type of another tensor; its bytes are 0 at first."""
-        begin, self._taken = self._taken, self._taken + taken(like)
-        return self._bytes[begin : begin + like.nbytes].view(like.dtype).view(like.shape)
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in the range; an empty one lies anywhere."""
-        return not tensor.nbytes or 0 <= tensor.data_ptr() - self._bytes.data_ptr() < self._bytes.nbytes
-
-
-def taken(tensor: torch.Tensor) -> int:
-    """Bytes that a tensor takes of a range."""
-    return (tensor.nbytes + _ALIGNED - 1) // _ALIGNED * _ALIGNED
+from polder.offload.shards import Memory, local, storage_of, storages, taken, whole
+from polder.offload.tiers import Tier
 
 
 class Sharded:
@@ -45,11 +21,18 @@ class Sharded:
     accumulate there.
     """
 
-    def __init__(self, model: torch.nn.Module, parts: list[Any]) -> None:
-        self._parts = parts
+    steps = None
+
+    def __init__(self, model: torch.nn.Module, parts: list[Any], tier: Tier) -> None:
+        self._model, self._parts = model, parts
         self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-        self.weights = Memory(sum(taken(it._sharded_param_data) for it in self._parts))
-        self.gradients = Memory(sum(taken(local(it.sharded_param)) for it in self._parts))
+        self._weights = Memory(sum(taken(it._sharded_param_data.nbytes) for it in self._parts), tier)
+        self._gradients = Memory(sum(taken(local(it.sharded_param).nbytes) for it in self._parts), tier)
+        if any(part.pin_memory for part in parts) and not self._weights.is_pinned():
+            raise ArgumentError(
+                "FSDP2 pins the parameters, so that it would move what is placed; "
+                "shard with CPUOffloadPolicy(pin_memory=False)"
+            )
         self._kept: dict[torch.Tensor, Any] = {}
         self._hooks: list[RemovableHandle] = []
         self._warned = False
@@ -57,9 +40,9 @@ class Sharded:
         self.passing = 0
         for part in self._parts:
             parameter = part.sharded_param
-            _move(part, self.weights.tensor(part._sharded_param_data))
+            _move(part, self._weights.tensor(part._sharded_param_data))
             if parameter.requires_grad:
-                self._kept[parameter] = whole(parameter, self.gradients.tensor(local(parameter)))
+                self._kept[parameter] = whole(parameter, self._gradients.tensor(local(parameter)))
                 self._keep(parameter)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._keep))
 
@@ -82,6 +65,18 @@ class Sharded:
         self.passing = max(self.passing, reduced.untyped_storage().nbytes())
         local(kept).copy_(reduced)
         parameter.grad = kept
+
+    def ranges(self) -> dict[str, list[_core.Range]]:
+        """The ranges of each object."""
+        return {"weights": [self._weights.range], "gradients": [self._gradients.range]}
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of this process lies in one of them."""
+        return self._weights.holds(tensor) or self._gradients.holds(tensor)
+
+    def gathered(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensor, if it is a weight that FSDP2 has gathered: it gives the memory back itself."""
+        return tensor if storage_of(tensor) in storages(self._model) else None
 
     def release(self) -> None:
         """Watches no gradient any more."""
@@ -113,10 +108,6 @@ def parts_of(model: torch.nn.Module) -> list[Any]:
     for module in modules:
         module.reshard()
         parts += [part for group in module._get_fsdp_state()._fsdp_param_groups for part in group.fsdp_params]
-    if any(part.pin_memory for part in parts):
-        raise ArgumentError(
-            "FSDP2 pins the parameters, and would move what is placed; shard with CPUOffloadPolicy(pin_memory=False)"
-        )
     return parts
 
 

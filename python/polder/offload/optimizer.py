@@ -1,7 +1,7 @@
 """Adam, AdamW and Lion in one pass over memory, with their states wherever they were placed."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -88,6 +88,10 @@ class _Fused(torch.optim.Optimizer):
         """Elements that the states of all parameters take, each begun and the whole ended as placement needs it."""
         return _up(sum(_up(local(parameter).numel(), _ALIGNED) for parameter in self.parameters()), PAGE)
 
+    def room(self, kept: Sequence[tuple[int, Any]], files: Sequence[tuple[int, str | Path]]) -> _core.States:
+        """Room for states: elements in memory with their places, and elements in folders."""
+        return _core.States(kept, files)
+
     def place(self, states: _core.States | None, folder: str | Path | None = None) -> None:
         """Keeps the states in ``states`` from now on, or in memory of torch again; those that there are move.
 
@@ -96,11 +100,13 @@ class _Fused(torch.optim.Optimizer):
         if states is not None and self._names != _MOMENTS:
             raise ArgumentError(f"place: {self._name()} has states that cannot be placed; use polder.offload.AdamW")
         between = None if states is None else self._folder
-        kept = {it: self._copies(it, between) for it in self.parameters() if self.state.get(it)}
+        # ZeRO-3 lists a parameter only while it steps.
+        parameters = self.parameters() or list(self._begin)
+        kept = {it: self._copies(it, between) for it in parameters if self.state.get(it)}
         self._states, self._begin, self._written = states, {}, set()
         self._folder = None if folder is None else Path(folder)
         begin = 0
-        for parameter in self.parameters():
+        for parameter in parameters:
             if states is not None:
                 self._begin[parameter] = begin
             begin += _up(local(parameter).numel(), _ALIGNED)

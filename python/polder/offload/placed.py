@@ -2,11 +2,11 @@
 
 import json
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -16,7 +16,7 @@ from polder.errors import ArgumentError, PlacementError, PlacementWarning
 from polder.offload.fsdp import Sharded, parts_of
 from polder.offload.optimizer import Adam
 from polder.offload.phases import PHASES, Phases
-from polder.offload.shards import local, storage_of
+from polder.offload.shards import arrays, local, storage_of, storages
 from polder.offload.tiers import Tier, check_tiers, tiers_of
 
 #: The policies by name; a mapping of fractions, or a JSON file of one, is a policy too.
@@ -42,11 +42,47 @@ class Row:
     word: str
 
 
+class Kept(Protocol):
+    """What a training stack keeps in ranges of memory, because a placement carries it out."""
+
+    #: Bytes of gradients that lie elsewhere until they are copied, at most at once.
+    passing: int
+    #: What tells of steps, in place of the optimizer.
+    steps: Any
+
+    def ranges(self) -> dict[str, list[_core.Range]]:
+        """The ranges of each object."""
+        ...
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of this process lies in one of them."""
+        ...
+
+    def gathered(self, tensor: torch.Tensor) -> Any:
+        """What stands for a saved tensor if it is a weight that the stack has gathered, and frees itself."""
+        ...
+
+    def release(self) -> None:
+        """Watches nothing any more."""
+        ...
+
+    def close(self) -> None:
+        """Moves everything into memory of torch."""
+        ...
+
+
 class Placed:
     """What `place` returns: the placement, what it takes, and the tiers that hold it."""
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: Adam, tiers: Sequence[Tier], objects: dict[str, int], answer: Any
+        self,
+        model: torch.nn.Module,
+        parameters: Sequence[torch.Tensor],
+        optimizer: Any,
+        tiers: Sequence[Tier],
+        objects: dict[str, int],
+        answer: Any,
+        keep: Callable[[Tier], Kept] | None,
     ) -> None:
         self.tiers = list(tiers)
         #: Of each object the fraction in each tier.
@@ -56,9 +92,9 @@ class Placed:
         #: Predicted seconds of each tier's link in each phase.
         self.links: dict[str, list[float]] = dict(zip(PHASES, answer["links"], strict=True))
         self._model, self._optimizer, self._objects = model, optimizer, objects
-        self._parameters = list(model.parameters())
+        self._parameters = list(parameters)
         self._hooks: list[RemovableHandle] = []
-        self._states, folder = _states(tiers, optimizer.elements(), self.fractions[_STATES])
+        self._states, folder = _states(tiers, optimizer, self.fractions[_STATES])
         with_states = zip(tiers, _cut(optimizer.elements(), self.fractions[_STATES], _units(tiers)), strict=True)
         self._with_states = [tier for tier, count in with_states if count and tier.folder is not None]
         # Tiers beside memory that hold saved tensors, in the order of `_core.Saved`.
@@ -77,9 +113,10 @@ class Placed:
             before.release()
         optimizer.placed_by = self
         optimizer.place(self._states, folder)
-        self._sharded = Sharded(model, parts) if (parts := parts_of(model)) else None
+        self._kept = keep(tiers[0]) if keep is not None else None
         names = [tier.name for tier in self.tiers]
-        self._phases = Phases(optimizer, names, self.seconds, self.links, _moved(objects, self.fractions))
+        steps = optimizer if self._kept is None or self._kept.steps is None else self._kept.steps
+        self._phases = Phases(steps, names, self.seconds, self.links, _moved(objects, self.fractions))
 
     def _room_for_saved(self) -> _core.Saved:
         """Room for what a forward pass saves; each saved tensor takes whole pages."""
@@ -101,16 +138,14 @@ class Placed:
         Parameters, views of them, small tensors and tensors that are not contiguous stay where they are. With
         activation checkpointing what is saved is the input of each block.
         """
-        weights = _storages(self._model)
-        saved = self._saved
+        weights = storages(self._model)
+        saved, kept = self._saved, self._kept
 
         def pack(tensor: torch.Tensor) -> object:
             if not _is_placed(tensor, weights):
                 return tensor
-            if self._sharded is not None and not _is_placed(tensor, _storages(self._model)):
-                # FSDP2 has gathered this weight since, and gives its memory back itself.
-                return tensor
-            return _Packed(saved, tensor)
+            weight = None if kept is None else kept.gathered(tensor)
+            return _Packed(saved, tensor) if weight is None else weight
 
         if not torch.is_grad_enabled():
             # An evaluation saves nothing, and is no phase of a step.
@@ -152,14 +187,20 @@ class Placed:
     def rows(self) -> list[Row]:
         """Where each byte lies now. Pages of states in memory are counted by the kernel."""
         dram = self.tiers[0].name
-        weights = [local(parameter) for parameter in self._parameters]
-        gradients = [local(it.grad) for it in self._parameters if it.grad is not None]
-        rows = [
-            Row(name, dram, sum(it.nbytes for it in tensors), "count")
-            for name, tensors in ((_WEIGHTS, weights), (_GRADIENTS, gradients))
-        ]
-        if self._sharded is not None:
-            rows.append(Row("gradients reduced", dram, self._sharded.passing, "most at once"))
+        if self._kept is None:
+            weights = [local(parameter) for parameter in self._parameters]
+            gradients = [local(it.grad) for it in self._parameters if it.grad is not None]
+            rows = [
+                Row(name, dram, sum(it.nbytes for it in tensors), "count")
+                for name, tensors in ((_WEIGHTS, weights), (_GRADIENTS, gradients))
+            ]
+        else:
+            rows = [
+                Row(name, dram, nbytes, f"kernel: {place}")
+                for name, ranges in self._kept.ranges().items()
+                for place, nbytes in _where(ranges).items()
+            ]
+            rows.append(Row("gradients elsewhere", dram, self._kept.passing, "most at once"))
         names = {f"node {tier.node}": tier.name for tier in self.tiers if tier.node is not None}
         names |= {str(tier.device): tier.name for tier in self.tiers if tier.device is not None}
         names["not touched"] = "not touched yet"
@@ -178,17 +219,21 @@ class Placed:
         return [row for row in rows if row.bytes]
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a weight or a gradient, of a sharded model what this process has of it, lies in the placement."""
-        shard = local(tensor)
-        return self._sharded is not None and (
-            self._sharded.weights.holds(shard) or self._sharded.gradients.holds(shard)
-        )
+        """Whether a tensor, of a sharded one what this process has of it, lies in a range of the placement."""
+        return self._kept is not None and self._kept.holds(local(tensor))
+
+    def outside(self) -> list[torch.Tensor]:
+        """Every array of numbers in this process's memory that lies outside the placement, one for each storage.
+
+        They are those that Python knows. Their bytes are the sum of their ``untyped_storage().nbytes()``.
+        """
+        return list({storage_of(it): it for it in arrays() if not self.holds(it)}.values())
 
     def release(self) -> None:
         """Watches no step and no module any more. The states stay."""
         self._phases.close()
-        if self._sharded is not None:
-            self._sharded.release()
+        if self._kept is not None:
+            self._kept.release()
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -200,10 +245,18 @@ class Placed:
             return
         self._optimizer.place(None)
         self._optimizer.placed_by = None
-        if self._sharded is not None:
-            self._sharded.close()
+        if self._kept is not None:
+            self._kept.close()
         self._states = _core.States([])
         self._saved = _core.Saved(1.0)
+
+
+def _where(ranges: Sequence[_core.Range]) -> dict[str, int]:
+    """Bytes in each place."""
+    bytes_in: dict[str, int] = {}
+    for place, nbytes in (it for one in ranges for it in one.where()):
+        bytes_in[place] = bytes_in.get(place, 0) + nbytes
+    return bytes_in
 
 
 def place(
@@ -251,7 +304,7 @@ def place(
     if not isinstance(optimizer, Adam):
         found = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         raise ArgumentError(f"optimizer: expected polder.offload.AdamW or Adam, found {found}")
-    parts_of(model)
+    parts = parts_of(model)
     owned: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     for parameter in optimizer.parameters():
         if parameter not in owned:
@@ -261,13 +314,38 @@ def place(
                 f"parameter {owned[parameter]}: expected float32 on a CPU, found {parameter.dtype} on "
                 f"{parameter.device}; give the optimizer 32-bit parameters alone, or convert the model with .float()"
             )
+    return carry_out(
+        model,
+        list(model.parameters()),
+        optimizer,
+        policy,
+        tiers,
+        platform,
+        activations,
+        computation,
+        (lambda tier: Sharded(model, parts, tier)) if parts else None,
+    )
+
+
+def carry_out(
+    model: torch.nn.Module,
+    parameters: Sequence[torch.Tensor],
+    optimizer: Any,
+    policy: str | Path | Mapping[str, Sequence[float]],
+    tiers: Sequence[Tier] | None,
+    platform: str | Path | None,
+    activations: int,
+    computation: tuple[float, float],
+    keep: Callable[[Tier], Kept] | None,
+) -> Placed:
+    """What `place` does with an optimizer that fits: it steps ``parameters``, and ``model`` saves activations."""
     if (tiers is None) == (platform is None):
         raise ArgumentError("expected tiers or a platform, one of the two")
     tiers = list(tiers) if tiers is not None else tiers_of(platform or "")
     _check_names(tiers)
     objects = {
-        _WEIGHTS: sum(local(parameter).nbytes for parameter in model.parameters()),
-        _GRADIENTS: sum(local(parameter).nbytes for parameter in model.parameters() if parameter.requires_grad),
+        _WEIGHTS: sum(local(parameter).nbytes for parameter in parameters),
+        _GRADIENTS: sum(local(parameter).nbytes for parameter in parameters if parameter.requires_grad),
         _STATES: 8 * optimizer.elements(),
     }
     if activations > 0:
@@ -279,7 +357,7 @@ def place(
         fractions = _fractions(policy, list(objects), len(tiers))
         answer = json.loads(_core.offload_place(problem, "", json.dumps(fractions)))
     check_tiers(tiers)
-    return Placed(model, optimizer, tiers, objects, answer)
+    return Placed(model, parameters, optimizer, tiers, objects, answer, keep)
 
 
 def saved_bytes(model: torch.nn.Module, *inputs: torch.Tensor, **named: torch.Tensor) -> int:
@@ -327,6 +405,13 @@ def saved_bytes(model: torch.nn.Module, *inputs: torch.Tensor, **named: torch.Te
         return run("cpu")
 
 
+@dataclass(frozen=True)
+class Weight:
+    """Stands for a saved weight that its stack gathers again before it is needed."""
+
+    parameter: torch.Tensor
+
+
 class _Packed:
     """A saved tensor in its tiers, until the graph lets go of it."""
 
@@ -341,15 +426,13 @@ class _Packed:
 
 
 def _unpack(packed: Any) -> torch.Tensor:
+    if isinstance(packed, Weight):
+        return packed.parameter.detach()
     if not isinstance(packed, _Packed):
         return packed
     tensor = torch.empty(packed.shape, dtype=packed.dtype)
     packed.saved.take(packed.slot, tensor.data_ptr(), tensor.nbytes)
     return tensor
-
-
-def _storages(model: torch.nn.Module) -> set[int]:
-    return {storage_of(it) for it in (*model.parameters(), *model.buffers())}
 
 
 def _is_placed(tensor: torch.Tensor, weights: set[int]) -> bool:
@@ -387,14 +470,16 @@ def _fractions(policy: str | Path | Mapping[str, Sequence[float]], objects: list
     return [[float(it) for it in policy.get(name, first)] for name in objects]
 
 
-def _states(tiers: Sequence[Tier], elements: int, fractions: Sequence[float]) -> tuple[_core.States, Path | str | None]:
+def _states(
+    tiers: Sequence[Tier], optimizer: Any, fractions: Sequence[float]
+) -> tuple[_core.States, Path | str | None]:
     """Room for an optimizer's states, and the folder of the first file, if there is one."""
-    counts = _cut(elements, fractions, _units(tiers))
+    counts = _cut(optimizer.elements(), fractions, _units(tiers))
     pieces = [(count, tier) for count, tier in zip(counts, tiers, strict=True) if count]
     # A stripe begins at a multiple of its own unit: the largest go first.
     memory = sorted((it for it in pieces if it[1].folder is None), key=lambda it: -it[1].unit)
     files = [(count, folder) for count, tier in pieces if (folder := tier.folder) is not None]
-    states = _core.States([(count, tier.place) for count, tier in memory], files)
+    states = optimizer.room([(count, tier.place) for count, tier in memory], files)
     return states, files[0][1] if files else None
 
 
