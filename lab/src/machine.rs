@@ -123,8 +123,16 @@ impl Drop for Service {
 /// Every setting that the agent may change, with its value; of `cpuset.mems` the effective nodes, because the kernel
 /// refuses to empty it again while a cgroup has processes.
 pub(crate) fn settings(services: &[&Service]) -> Result<Vec<(String, String)>, Failed> {
-    let mut paths =
-        vec!["/sys/kernel/mm/numa/demotion_enabled".to_owned(), "/proc/sys/kernel/numa_balancing".to_owned()];
+    let mut paths = vec![
+        polder_linux::DEMOTION.to_owned(),
+        polder_linux::BALANCING.to_owned(),
+        polder_linux::PROMOTION_LIMIT.to_owned(),
+    ];
+    for node in 0..2 {
+        // Kernels before 6.9 have no weights.
+        let path = format!("{}/node{node}", polder_linux::INTERLEAVE);
+        paths.extend(Path::new(&path).exists().then_some(path));
+    }
     paths.extend(services.iter().map(|service| format!("{CGROUPS}{}/cpuset.mems.effective", service.cgroup)));
     paths.into_iter().map(|path| read(&path).map(|text| (path, text))).collect()
 }

@@ -25,6 +25,10 @@ tier = "opt-out"
 "#;
 const HIGH: f64 = 0.70;
 const JOURNAL: &str = "/run/agent.journal";
+const STATE: &str = "/run/agent.state";
+const RECORD: &str = "/run/record.jsonl";
+/// Changes of the policy that leave every setting as found.
+const CHANGES: u64 = 100;
 /// Control rounds within which a share is within its bounds, from a start 30 points outside.
 const ROUNDS: u64 = 12;
 /// Control rounds within which an opted-out service has nothing on the slow tier.
@@ -40,6 +44,7 @@ impl Agent {
     fn start() -> Result<Self, Failed> {
         let mut command = Command::new("/bin/polder");
         command.args(["agent", "run", "--policy", "/run/policy.toml", "--journal", JOURNAL, "--json"]);
+        command.args(["--state", STATE, "--record", RECORD]);
         let mut child =
             command.stdout(Stdio::piped()).spawn().map_err(|error| format!("polder agent: {error}"))?;
         let rounds = BufReader::new(child.stdout.take().expect("its output is a pipe")).lines();
@@ -98,11 +103,16 @@ pub(crate) fn run() -> Result<u32, Failed> {
     let found = settings(&both)?;
 
     without_agent(&web, &mut checks)?;
+    conformance(&mut checks)?;
 
     let mut agent = Agent::start()?;
     hold_share(&mut agent, &mut checks)?;
     repair(&mut agent, &web, &mut checks)?;
     show("with the agent", &both)?;
+    noisy_neighbour(&mut agent, &mut checks)?;
+    let said = polder(&["agent", "explain", "cache", "--state", STATE])?;
+    checks
+        .check(said.contains("(/run/policy.toml line "), "polder agent explain names a line of the policy")?;
     checks
         .check(settings(&both)? != found, "the agent changed settings (the control of the checks below)")?;
     agent.end(Signal::TERM)?;
@@ -121,6 +131,12 @@ pub(crate) fn run() -> Result<u32, Failed> {
         settings(&both)? == found,
         "after kill -9 and a restore every setting is in effect as found",
     )?;
+    let said = polder(&["agent", "replay", RECORD])?;
+    checks.check(
+        said.contains("decided as recorded"),
+        "the record of these runs replays to the same decisions",
+    )?;
+    change_often(&both, &found, &mut checks)?;
     show("after", &both)?;
     Ok(checks.0)
 }
@@ -177,6 +193,78 @@ fn without_agent(web: &Service, checks: &mut Checks) -> Result<(), Failed> {
     checks.check(web.bytes()?[1] == 0, "web starts with nothing on the slow tier")
 }
 
+/// What the agent takes for granted of a kernel, which its tests hold a tree of files to.
+fn conformance(checks: &mut Checks) -> Result<(), Failed> {
+    // From about Linux 6.16 on demotion respects cpusets; nothing of this rests on it.
+    let bench = Service::start("/bench", 64, 4)?;
+    let cgroup = polder_linux::Cgroup::new(bench.cgroup).ok_or("/bench is no cgroup")?;
+    let checked = polder_linux::conformance::check(&polder_linux::Host::new(), &cgroup)?;
+    println!("this kernel behaves as the tree of files of the tests, in {} ways", checked.len());
+    checks.check(checked.len() >= 20, "the kernel behaves as the agent takes for granted")
+}
+
+/// Policies that are drawn, one after the other, while the agent runs.
+fn change_often(both: &[&Service; 2], found: &[(String, String)], checks: &mut Checks) -> Result<(), Failed> {
+    let mut agent = Agent::start()?;
+    // From its first round on it catches signals.
+    agent.round()?;
+    let mut draw = Draw(27);
+    let mut differed = 0;
+    for change in 1..=CHANGES {
+        let text = any_policy(&mut draw);
+        change_policy(&text)?;
+        agent.signal(Signal::HUP)?;
+        while agent.round()?["changes"].as_u64().ok_or("changes is no number")? < change {}
+        differed += u64::from(settings(both)? != found);
+    }
+    println!("{CHANGES} changes of the policy; after {differed} of them settings differed from those found");
+    checks
+        .check(differed > CHANGES / 4, "changes of the policy change settings (the control of the next)")?;
+    agent.end(Signal::TERM)?;
+    checks.check(settings(both)? == found, "after 100 changes and a stop every setting is in effect as found")
+}
+
+/// A policy over both services.
+fn any_policy(draw: &mut Draw) -> String {
+    let mut text = format!("period = \"250ms\"\nstep = \"{}MiB\"\n", 1 + draw.below(16));
+    if draw.below(2) == 0 {
+        text += &format!("promotion_limit = \"{}MB/s\"\n", 1 + draw.below(500));
+    }
+    text += ["", "[interleave]\nweights = \"auto\"\n", "[interleave]\nweights = { 0 = 3, 1 = 1 }\n"]
+        [draw.below(3) as usize];
+    for name in ["cache", "web"] {
+        let tier = ["opt-in", "opt-out", "background", ""][draw.below(4) as usize];
+        if !tier.is_empty() {
+            text += &format!("[service.{name}]\ncgroup = \"/{name}\"\ntier = \"{tier}\"\n");
+        }
+        if tier == "opt-in" {
+            text += &format!("local_high = 0.{}\n", 1 + draw.below(9));
+        }
+    }
+    text
+}
+
+/// Numbers that look random and are the same in each run (Knuth's MMIX generator).
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+/// What a command prints, which it also shows.
+fn polder(arguments: &[&str]) -> Result<String, Failed> {
+    let output = Command::new("/bin/polder").args(arguments).output().map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    print!("{said}{}", String::from_utf8_lossy(&output.stderr));
+    match output.status.success() {
+        true => Ok(said),
+        false => Err(format!("polder {} failed", arguments.join(" "))),
+    }
+}
+
 /// A service at 100% local comes to its bound of 70% in steps.
 fn hold_share(agent: &mut Agent, checks: &mut Checks) -> Result<(), Failed> {
     for _ in 0..ROUNDS {
@@ -195,6 +283,71 @@ fn hold_share(agent: &mut Agent, checks: &mut Checks) -> Result<(), Failed> {
         }
     }
     checks.check(false, "cache is within 3 points of its bounds within 12 rounds")
+}
+
+/// A neighbour comes that fills the fast tier (the Vistara paper's section V-H): it gives way, and cache keeps its share. Then it is killed.
+fn noisy_neighbour(agent: &mut Agent, checks: &mut Checks) -> Result<(), Failed> {
+    const NOISY: &str = "\n[service.noisy]\ncgroup = \"/noisy\"\ntier = \"opt-in\"\nlocal_high = 0.50\n";
+    let local = |round: &Value, name: &str| {
+        service(round, name)?["local"].as_f64().ok_or_else(|| "local is no number".to_owned())
+    };
+    // It fills its memory while the agent stands still, so that the first round sees all of it.
+    agent.signal(Signal::STOP)?;
+    let noisy = Service::start("/noisy", 240, 20)?;
+    change_policy(&format!("{POLICY}{NOISY}"))?;
+    agent.signal(Signal::CONT)?;
+    agent.signal(Signal::HUP)?;
+    let mut round = agent.round()?;
+    while service(&round, "noisy").is_err() {
+        round = agent.round()?;
+    }
+    let start = local(&round, "noisy")?;
+    checks.check(
+        start >= 0.75,
+        "noisy starts 25 points or more above its bound of 50% (the control of the next)",
+    )?;
+    let mut rounds = 1;
+    loop {
+        let (noisy, cache) = (local(&round, "noisy")?, local(&round, "cache")?);
+        println!(
+            "round {}: noisy {:.1}% local, cache {:.1}% local",
+            round["round"],
+            100.0 * noisy,
+            100.0 * cache
+        );
+        if noisy <= 0.53 && (0.57..=HIGH + 0.03).contains(&cache) {
+            break;
+        }
+        if rounds == ROUNDS {
+            return checks
+                .check(false, "noisy and cache are within 3 points of their bounds within 12 rounds");
+        }
+        rounds += 1;
+        round = agent.round()?;
+    }
+    checks.check(true, "noisy and cache are within 3 points of their bounds within 12 rounds")?;
+    drop(noisy);
+    std::fs::remove_dir("/sys/fs/cgroup/noisy").map_err(|error| format!("/noisy: {error}"))?;
+    let mut is_told = false;
+    // One round may have looked before it went.
+    for _ in 0..2 {
+        let alarms = agent.round()?["alarms"].clone();
+        is_told |= alarms
+            .as_array()
+            .into_iter()
+            .flatten()
+            .any(|alarm| alarm["alarm"] == "no-such-cgroup" && alarm["service"] == "noisy");
+    }
+    checks.check(is_told, "a service that is killed and gone is told of, and the others go on")?;
+    change_policy(POLICY)?;
+    agent.signal(Signal::HUP)?;
+    agent.round().map(drop)
+}
+
+/// Replaces the policy in one step, because the agent also looks at the file by itself.
+fn change_policy(text: &str) -> Result<(), Failed> {
+    write_new("/run/policy.new", text)?;
+    std::fs::rename("/run/policy.new", "/run/policy.toml").map_err(|error| error.to_string())
 }
 
 /// Demotion breaks the opt-out of web while the agent runs, and the agent repairs it.

@@ -2,11 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use polder_linux::{BALANCING, Cgroup, DEMOTION, Kernel, KernelError, Restored, Settings, Tiers, show_nodes};
-use polder_place::pages::{self, DemoteReason, PageMove, RoundLimits, ServiceBytes, ServicePolicy, TierRule};
-use serde::Serialize;
+use polder_linux::{
+    BALANCING, Cgroup, DEMOTION, HostCounters, HostCounts, INTERLEAVE, Kernel, KernelError, PROMOTION_LIMIT,
+    Restored, Settings, TierMemory, Tiers, show_nodes,
+};
+use polder_place::pages::{
+    self, Decision, DemoteReason, HoldReason, PageMove, Past, RecordedRound, RoundLimits, ServiceBytes,
+    ServiceView, TierRule,
+};
+use serde::{Deserialize, Serialize};
 
-use crate::{Policy, Service};
+use crate::policy::weights_of;
+use crate::{Place, Policy, Service, Weights};
 
 /// Why the agent stopped.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +25,7 @@ pub enum AgentError {
 }
 
 /// What an operator is told of at once.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "alarm", rename_all = "kebab-case")]
 pub enum Alarm {
     /// An opted-out service had bytes on the slow tier; they were migrated, and so many are left.
@@ -34,44 +41,117 @@ pub enum Alarm {
     NoSuchCgroup {
         /// The service.
         service: String,
-        /// Its cgroup.
+        /// Its cgroup or its unit.
         cgroup: String,
     },
-    /// A setting could not be changed in this round; the next one tries again.
+    /// A setting of a service could not be changed in this round; the next one tries again.
     Refused {
         /// The service.
         service: String,
         /// What the kernel said.
         error: String,
     },
+    /// A setting of the host that the policy asks for could not be made.
+    HostSetting {
+        /// The key of the policy.
+        key: String,
+        /// What the kernel said, or lacks.
+        error: String,
+    },
+    /// The kernel killed processes of a service because memory ran out.
+    OomKill {
+        /// The service.
+        service: String,
+        /// How many since the round before.
+        kills: u64,
+    },
+}
+
+/// Why a service is as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cause {
+    /// In words.
+    pub what: String,
+    /// The line of the policy that says so, if one does.
+    pub line: Option<usize>,
+    /// The round since when.
+    pub since_round: u64,
+    /// The time since when, in ms since 1970.
+    pub since_ms: u64,
 }
 
 /// One service after a round.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServiceRound {
     /// The service.
     pub service: String,
+    /// Its cgroup.
+    pub cgroup: String,
+    /// Its rule.
+    pub tier: TierRule,
     /// Bytes on the fast tier, as the round found them.
     pub fast: u64,
     /// Bytes on the slow tier, as the round found them.
     pub slow: u64,
+    /// Bytes of page cache on the fast tier.
+    pub fast_cache: u64,
     /// The share of its bytes on the fast tier.
     pub local: f64,
+    /// Percent of the last ten seconds in which a task of it waited for memory.
+    pub pressure: f64,
+    /// Pages that it read again since the round before.
+    pub refaults: u64,
     /// Bytes that the kernel was asked to demote.
     pub demoted: u64,
-    /// Why, in words.
-    pub reason: Option<String>,
+    /// Pages that the kernel promoted since the cgroup was made.
+    pub promoted_pages: u64,
+    /// Pages that the kernel demoted since the cgroup was made.
+    pub demoted_pages: u64,
+    /// Processes that the kernel killed because memory ran out, since the cgroup was made.
+    pub oom_kills: u64,
+    /// Why it is so.
+    pub cause: Cause,
 }
 
 /// What one round saw and did.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     /// Its number, from 1.
     pub round: u64,
+    /// When it was, in ms since 1970.
+    pub time_ms: u64,
+    /// How often the policy was changed since the start.
+    pub changes: u64,
+    /// Memory of the fast tier.
+    pub fast: TierMemory,
+    /// Memory of the slow tier.
+    pub slow: TierMemory,
+    /// What the host has counted.
+    pub host: HostCounts,
     /// The services that are there.
     pub services: Vec<ServiceRound>,
     /// What went wrong.
     pub alarms: Vec<Alarm>,
+}
+
+/// What the agent knows of a service from round to round.
+#[derive(Debug, Default)]
+struct Known {
+    /// Of a unit.
+    cgroup: Option<Cgroup>,
+    refaults: Option<u64>,
+    oom_kills: Option<u64>,
+    /// The latest last.
+    causes: Vec<Cause>,
+}
+
+/// A service that is there, in a round.
+struct Present {
+    service: Service,
+    cgroup: Cgroup,
+    view: ServiceView,
+    counts: polder_linux::Counts,
+    oom_kills: u64,
 }
 
 /// The tiering agent of one host.
@@ -81,7 +161,13 @@ pub struct Agent<K> {
     tiers: Tiers,
     policy: Policy,
     rounds: u64,
+    changes: u64,
     dry_run: bool,
+    past: Past,
+    counters: HostCounters,
+    known: BTreeMap<String, Known>,
+    /// Of the host's settings, until the policy changes.
+    host_alarms: Vec<Alarm>,
 }
 
 impl<K: Kernel> Agent<K> {
@@ -89,7 +175,7 @@ impl<K: Kernel> Agent<K> {
     /// killed agent included.
     ///
     /// # Errors
-    /// [`AgentError::Kernel`], also where the machine has no slow tier.
+    /// [`AgentError::Kernel`], also where the machine has no slow tier. Settings are as they were then.
     pub fn start(
         kernel: K,
         policy: Policy,
@@ -102,8 +188,22 @@ impl<K: Kernel> Agent<K> {
             true => (Settings::detached(kernel, journal), Vec::new()),
             false => Settings::start(kernel, journal)?,
         };
-        let mut agent = Self { settings, tiers, policy, rounds: 0, dry_run };
-        agent.set_host()?;
+        let mut agent = Self {
+            settings,
+            tiers,
+            policy,
+            rounds: 0,
+            changes: 0,
+            dry_run,
+            past: Past::default(),
+            counters: HostCounters::default(),
+            known: BTreeMap::new(),
+            host_alarms: Vec::new(),
+        };
+        if let Err(error) = agent.set_host() {
+            drop(agent.stop());
+            return Err(error);
+        }
         Ok((agent, restored))
     }
 
@@ -112,17 +212,37 @@ impl<K: Kernel> Agent<K> {
         &self.tiers
     }
 
+    /// The policy that is carried out.
+    pub const fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// What each service was and why, the latest last.
+    pub fn causes(&self) -> BTreeMap<String, Vec<Cause>> {
+        self.known.iter().map(|(name, known)| (name.clone(), known.causes.clone())).collect()
+    }
+
     /// Replaces the policy. Settings that it no longer asks for are restored first.
     ///
     /// # Errors
-    /// [`AgentError::Kernel`].
+    /// [`AgentError::Kernel`]. The new policy is carried out as far as it can be; the next change or the stop tries again.
     pub fn change(&mut self, policy: Policy) -> Result<(), AgentError> {
         self.policy = policy;
-        if !self.dry_run {
-            let kept = self.policy.settings();
-            self.settings.restore_all_but(|path| kept.contains(path))?;
+        self.changes += 1;
+        let Self { known, policy, .. } = self;
+        known.retain(|name, _| policy.service(name).is_some());
+        for known in self.known.values_mut() {
+            known.cgroup = None;
         }
-        self.set_host()
+        let restored = match self.dry_run {
+            true => Ok(Vec::new()),
+            false => {
+                let kept = self.wanted_paths();
+                self.settings.restore_all_but(|path| kept.contains(path))
+            }
+        };
+        self.set_host()?;
+        Ok(restored.map(drop)?)
     }
 
     /// Restores every setting.
@@ -133,127 +253,346 @@ impl<K: Kernel> Agent<K> {
         if self.dry_run { Ok(Vec::new()) } else { Ok(self.settings.restore()?) }
     }
 
-    /// Demotion on, and promotion of hot pages of the slow tier.
-    fn set_host(&mut self) -> Result<(), AgentError> {
-        if !self.dry_run && !self.policy.services.is_empty() {
-            self.settings.set(DEMOTION, "true")?;
-            self.settings.set(BALANCING, "2")?;
+    /// The files of the settings that the policy asks for.
+    fn wanted_paths(&self) -> BTreeSet<String> {
+        let mut paths: BTreeSet<String> =
+            self.host_settings().0.into_iter().map(|(_, path, _)| path).collect();
+        for service in self.policy.services.iter().filter(|service| service.policy.rule == TierRule::OptOut) {
+            let cgroup = self.resolve(service);
+            paths.extend(cgroup.ok().flatten().map(|cgroup| cgroup.file("cpuset.mems")));
         }
+        paths
+    }
+
+    /// Key of the policy, file and value of each setting of the host; and what this kernel lacks of them.
+    fn host_settings(&self) -> (Vec<(&'static str, String, String)>, Vec<Alarm>) {
+        let mut settings = Vec::new();
+        let mut alarms = Vec::new();
+        if !self.policy.services.is_empty() {
+            // Demotion on, and promotion of hot pages of the slow tier.
+            settings.push(("service", DEMOTION.to_owned(), "true".to_owned()));
+            settings.push(("service", BALANCING.to_owned(), "2".to_owned()));
+        }
+        if let Some(rate) = self.policy.promotion_limit_mbps {
+            settings.push(("promotion_limit", PROMOTION_LIMIT.to_owned(), rate.to_string()));
+        }
+        let weights = match &self.policy.weights {
+            None => Ok(BTreeMap::new()),
+            Some(Weights::Given(weights)) => Ok(weights.clone()),
+            Some(Weights::Auto) => {
+                self.tiers.bandwidths(self.settings.kernel()).map(|bandwidths| weights_of(&bandwidths))
+            }
+        };
+        match weights {
+            Ok(weights) => settings.extend(weights.into_iter().map(|(node, weight)| {
+                ("interleave", format!("{INTERLEAVE}/node{node}"), weight.to_string())
+            })),
+            Err(error) => {
+                alarms.push(Alarm::HostSetting { key: "interleave".to_owned(), error: error.to_string() });
+            }
+        }
+        (settings, alarms)
+    }
+
+    /// Makes the settings of the host. One that tiering can do without becomes an alarm.
+    fn set_host(&mut self) -> Result<(), AgentError> {
+        let (settings, mut alarms) = self.host_settings();
+        for (key, path, value) in settings {
+            if self.dry_run {
+                continue;
+            }
+            match self.settings.set(&path, &value) {
+                Err(error) if key == "service" => return Err(error.into()),
+                Err(error) => alarms.push(Alarm::HostSetting {
+                    key: key.to_owned(),
+                    error: match error.is_gone() {
+                        true => format!("this kernel has no {path}; see polder doctor"),
+                        false => error.to_string(),
+                    },
+                }),
+                Ok(_) => {}
+            }
+        }
+        self.host_alarms = alarms;
         Ok(())
     }
 
-    /// Looks at every service, decides and acts.
+    /// Looks at every service, decides and acts. `now_ms` is the time in ms since 1970. What was decided and from what is returned beside
+    /// what an operator sees.
     ///
     /// # Errors
     /// [`AgentError::Kernel`] where the machine's own files fail; a service's become an [`Alarm`].
-    pub fn round(&mut self) -> Result<Round, AgentError> {
+    pub fn round(&mut self, now_ms: u64) -> Result<(Round, RecordedRound), AgentError> {
         self.rounds += 1;
-        let mut round = Round { round: self.rounds, ..Round::default() };
-        let services = self.policy.services.clone();
-        let mut present: Vec<(&Service, ServiceBytes)> = Vec::new();
-        for service in &services {
-            match self.look(service) {
-                Ok(bytes) => present.push((service, bytes)),
-                Err(error) => round.alarms.push(alarm(service, &error)),
+        let kernel = self.settings.kernel();
+        let mut round = Round {
+            round: self.rounds,
+            time_ms: now_ms,
+            changes: self.changes,
+            fast: self.tiers.fast_memory(kernel)?,
+            slow: self.tiers.slow_memory(kernel)?,
+            host: self.counters.read(self.settings.kernel()),
+            services: Vec::new(),
+            alarms: self.host_alarms.clone(),
+        };
+        let mut present = Vec::new();
+        for service in self.policy.services.clone() {
+            match self.look(&service, &mut round.alarms) {
+                Ok(found) => present.push(found),
+                Err(error) => {
+                    let alarm = alarm(&service, &error);
+                    let what = match &alarm {
+                        Alarm::NoSuchCgroup { cgroup, .. } => {
+                            format!("it is not running: there is no {cgroup}")
+                        }
+                        _ => format!("it cannot be looked at: {error}"),
+                    };
+                    self.note(&service.name, what, Some(service.lines.service), now_ms);
+                    round.alarms.push(alarm);
+                }
             }
         }
-        let policies: Vec<ServicePolicy> = present.iter().map(|(service, _)| service.policy).collect();
-        let seen: Vec<ServiceBytes> = present.iter().map(|(_, bytes)| *bytes).collect();
-        let limits = RoundLimits {
-            fast_free: self.tiers.fast_free(self.settings.kernel())?,
-            step: self.policy.step_bytes,
-            pressure: self.policy.pressure_limit,
-        };
-        let moves = pages::decide(&policies, &seen, &limits);
-        let names: Vec<&str> = present.iter().map(|(service, _)| service.name.as_str()).collect();
-        round.services = present.iter().map(|(service, bytes)| unmoved(service, bytes)).collect();
-        for change in moves {
-            let (index, outcome) = match change {
+        let services: Vec<ServiceView> = present.iter().map(|present| present.view.clone()).collect();
+        let limits = self.limits(&round);
+        let decision = pages::decide(&services, &limits, &mut self.past);
+        round.services = self.rows(&present, &decision, now_ms);
+        for change in &decision.moves {
+            let (index, outcome) = match *change {
                 PageMove::Demote { service, bytes, reason } => {
                     round.services[service].demoted += bytes;
-                    round.services[service].reason = Some(in_words(reason, &names));
-                    (service, self.demote(&present[service].0.cgroup, bytes))
+                    (service, self.demote(&present[service].cgroup, bytes, reason))
                 }
                 PageMove::BringBack { service, bytes } => {
-                    (service, self.bring_back(present[service].0, bytes, &mut round))
+                    (service, self.bring_back(&present[service], bytes, &mut round.alarms))
                 }
             };
             if let Err(error) = outcome {
-                round.alarms.push(alarm(present[index].0, &error));
+                round.alarms.push(alarm(&present[index].service, &error));
             }
         }
-        Ok(round)
+        Ok((round, RecordedRound { round: self.rounds, services, limits, decision }))
     }
 
-    /// Bytes of a service by tier; an opted-out one is kept to the fast nodes first.
-    fn look(&mut self, service: &Service) -> Result<ServiceBytes, KernelError> {
+    fn limits(&self, round: &Round) -> RoundLimits {
+        RoundLimits {
+            fast_bytes: round.fast.bytes,
+            fast_free: round.fast.free,
+            // What the kernel keeps back of a node is about this much.
+            slow_free: round.slow.free.saturating_sub(round.slow.bytes / 64),
+            step: self.policy.step_bytes,
+            pressure: self.policy.pressure_limit,
+            refaults: self.policy.refaults_a_round(),
+            free_low: self.policy.free_low,
+            free_high: self.policy.free_high,
+        }
+    }
+
+    /// The cgroup of a service; [`None`] where its unit does not run.
+    fn resolve(&self, service: &Service) -> Result<Option<Cgroup>, KernelError> {
+        match &service.place {
+            Place::Cgroup(cgroup) => Ok(Some(cgroup.clone())),
+            Place::Unit(unit) => match self.known.get(&service.name).and_then(|known| known.cgroup.clone()) {
+                Some(cgroup) if self.settings.kernel().inode(&cgroup.folder()).is_ok() => Ok(Some(cgroup)),
+                _ => Cgroup::of_unit(self.settings.kernel(), unit),
+            },
+        }
+    }
+
+    /// What a service is in this round; an opted-out one is kept to the fast nodes first.
+    fn look(&mut self, service: &Service, alarms: &mut Vec<Alarm>) -> Result<Present, KernelError> {
+        let Some(cgroup) = self.resolve(service)? else {
+            return Err(KernelError::gone(service.place.name()));
+        };
         if service.policy.rule == TierRule::OptOut && !self.dry_run {
-            let effective = service.cgroup.effective_nodes(self.settings.kernel())?;
+            let effective = cgroup.effective_nodes(self.settings.kernel())?;
             if !effective.is_subset(&self.tiers.fast) {
-                self.keep_to_fast(service, &[show_nodes(&self.tiers.fast)])?;
+                // It may be that this fails and its bytes can be seen all the same.
+                if let Err(error) = self.keep_to_fast(&cgroup, false).and_then(|()| self.check_kept(&cgroup))
+                {
+                    alarms.push(alarm(service, &error));
+                }
             }
         }
         let kernel = self.settings.kernel();
-        let by_node = service.cgroup.bytes_by_node(kernel)?;
-        let (fast, slow) = (sum(&by_node, &self.tiers.fast), sum(&by_node, &self.tiers.slow));
-        Ok(ServiceBytes { fast, slow, pressure: service.cgroup.pressure(kernel)? })
+        let memory = cgroup.memory(kernel)?;
+        let counts = cgroup.counts(kernel)?;
+        let oom_kills = cgroup.oom_kills(kernel)?;
+        let pressure = cgroup.pressure(kernel)?;
+        let of = |nodes: &BTreeSet<u32>| nodes.iter().filter_map(|node| memory.get(node)).collect::<Vec<_>>();
+        let (fast, slow) = (of(&self.tiers.fast), of(&self.tiers.slow));
+        let known = self.known.entry(service.name.clone()).or_default();
+        let new_kills = oom_kills.saturating_sub(known.oom_kills.unwrap_or(oom_kills));
+        if new_kills > 0 {
+            alarms.push(Alarm::OomKill { service: service.name.clone(), kills: new_kills });
+        }
+        let seen = ServiceBytes {
+            fast: fast.iter().map(|memory| memory.bytes()).sum(),
+            slow: slow.iter().map(|memory| memory.bytes()).sum(),
+            fast_cache: fast.iter().map(|memory| memory.cache()).sum(),
+            pressure,
+            refaults: counts.refaults.saturating_sub(known.refaults.unwrap_or(counts.refaults)),
+        };
+        known.refaults = Some(counts.refaults);
+        known.oom_kills = Some(oom_kills);
+        known.cgroup = Some(cgroup.clone());
+        let view = ServiceView { name: service.name.clone(), policy: service.policy, seen };
+        Ok(Present { service: service.clone(), cgroup, view, counts, oom_kills })
     }
 
-    /// Writes `cpuset.mems`. An empty set cannot be given back while the cgroup has processes; its nodes can.
-    fn keep_to_fast(&mut self, service: &Service, lines: &[String]) -> Result<(), KernelError> {
-        let effective = service.cgroup.effective_nodes(self.settings.kernel())?;
-        let path = service.cgroup.file("cpuset.mems");
-        self.settings.set_in_turn(&path, lines, Some(show_nodes(&effective)))
+    /// Writes `cpuset.mems`: the fast nodes of those that the cgroup may use. With `migrates` the set is widened first, so that pages move.
+    /// An empty set cannot be given back while the cgroup has processes; its nodes can.
+    fn keep_to_fast(&mut self, cgroup: &Cgroup, migrates: bool) -> Result<(), KernelError> {
+        let effective = cgroup.effective_nodes(self.settings.kernel())?;
+        let mut fast: BTreeSet<u32> = effective.intersection(&self.tiers.fast).copied().collect();
+        if fast.is_empty() {
+            fast.clone_from(&self.tiers.fast);
+        }
+        let lines = match migrates {
+            true => Cgroup::migration(&fast, &self.tiers.slow).to_vec(),
+            false => vec![show_nodes(&fast)],
+        };
+        self.settings.set_in_turn(&cgroup.file("cpuset.mems"), &lines, Some(show_nodes(&effective)))
     }
 
-    fn demote(&self, cgroup: &Cgroup, bytes: u64) -> Result<(), KernelError> {
+    /// Whether a cgroup is kept to the fast nodes. A parent that has none of them gives it its own.
+    fn check_kept(&self, cgroup: &Cgroup) -> Result<(), KernelError> {
+        let effective = cgroup.effective_nodes(self.settings.kernel())?;
+        match effective.is_subset(&self.tiers.fast) {
+            true => Ok(()),
+            false => Err(KernelError::Missing(format!(
+                "{}: its parent's cpuset.mems leaves it nodes {} alone, so it cannot be opted out; give the parent a fast node",
+                cgroup.path(),
+                show_nodes(&effective)
+            ))),
+        }
+    }
+
+    fn demote(&self, cgroup: &Cgroup, bytes: u64, reason: DemoteReason) -> Result<(), KernelError> {
         if !self.dry_run {
-            cgroup.demote(self.settings.kernel(), bytes)?;
+            cgroup.demote(self.settings.kernel(), bytes, reason == DemoteReason::PageCache)?;
         }
         Ok(())
     }
 
     /// Migrates what lies on the slow tier against an opt-out, and says what is left.
-    fn bring_back(&mut self, service: &Service, found: u64, round: &mut Round) -> Result<(), KernelError> {
+    fn bring_back(
+        &mut self,
+        present: &Present,
+        found: u64,
+        alarms: &mut Vec<Alarm>,
+    ) -> Result<(), KernelError> {
         let mut left = found;
         if !self.dry_run {
-            self.keep_to_fast(service, &Cgroup::migration(&self.tiers.fast, &self.tiers.all()))?;
-            left = sum(&service.cgroup.bytes_by_node(self.settings.kernel())?, &self.tiers.slow);
+            self.keep_to_fast(&present.cgroup, true)?;
+            let memory = present.cgroup.memory(self.settings.kernel())?;
+            left =
+                self.tiers.slow.iter().filter_map(|node| memory.get(node)).map(|memory| memory.bytes()).sum();
         }
-        round.alarms.push(Alarm::OptOutBroken { service: service.name.clone(), found, left });
+        alarms.push(Alarm::OptOutBroken { service: present.service.name.clone(), found, left });
         Ok(())
     }
-}
 
-fn sum(by_node: &BTreeMap<u32, u64>, nodes: &BTreeSet<u32>) -> u64 {
-    nodes.iter().filter_map(|node| by_node.get(node)).sum()
-}
+    fn rows(&mut self, present: &[Present], decision: &Decision, now_ms: u64) -> Vec<ServiceRound> {
+        let services: Vec<&Service> = present.iter().map(|present| &present.service).collect();
+        let mut rows = Vec::new();
+        for (index, present) in present.iter().enumerate() {
+            let (what, line) = cause(index, &services, &present.view.seen, decision);
+            let ServiceBytes { fast, slow, fast_cache, pressure, refaults } = present.view.seen;
+            rows.push(ServiceRound {
+                service: present.service.name.clone(),
+                cgroup: present.cgroup.path().to_owned(),
+                tier: present.service.policy.rule,
+                fast,
+                slow,
+                fast_cache,
+                local: present.view.seen.local_share(),
+                pressure,
+                refaults,
+                demoted: 0,
+                promoted_pages: present.counts.promoted,
+                demoted_pages: present.counts.demoted,
+                oom_kills: present.oom_kills,
+                cause: self.note(&present.service.name, what, line, now_ms),
+            });
+        }
+        rows
+    }
 
-fn unmoved(service: &Service, bytes: &ServiceBytes) -> ServiceRound {
-    let ServiceBytes { fast, slow, .. } = *bytes;
-    ServiceRound {
-        service: service.name.clone(),
-        fast,
-        slow,
-        local: bytes.local_share(),
-        demoted: 0,
-        reason: None,
+    /// Keeps why a service is as it is. The same cause goes on from round to round.
+    fn note(&mut self, service: &str, what: String, line: Option<usize>, now_ms: u64) -> Cause {
+        const KEPT: usize = 8;
+        let causes = &mut self.known.entry(service.to_owned()).or_default().causes;
+        if let Some(last) = causes.last().filter(|last| last.what == what && last.line == line) {
+            return last.clone();
+        }
+        let cause = Cause { what, line, since_round: self.rounds, since_ms: now_ms };
+        causes.push(cause.clone());
+        causes.drain(..causes.len().saturating_sub(KEPT));
+        cause
     }
 }
 
 fn alarm(service: &Service, error: &KernelError) -> Alarm {
-    let (name, cgroup) = (service.name.clone(), service.cgroup.path().to_owned());
+    let (name, cgroup) = (service.name.clone(), service.place.name().to_owned());
     match error.is_gone() {
         true => Alarm::NoSuchCgroup { service: name, cgroup },
         false => Alarm::Refused { service: name, error: error.to_string() },
     }
 }
 
-fn in_words(reason: DemoteReason, names: &[&str]) -> String {
-    match reason {
-        DemoteReason::OverHigh => "over local_high".to_owned(),
-        DemoteReason::Background => "background".to_owned(),
-        DemoteReason::MakesRoom { for_service } => format!("makes room for {}", names[for_service]),
+/// Why a service is as it is after a decision, and by which line of the policy.
+fn cause(
+    index: usize,
+    services: &[&Service],
+    seen: &ServiceBytes,
+    decision: &Decision,
+) -> (String, Option<usize>) {
+    let Service { policy, lines, .. } = services[index];
+    let tier = Some(lines.tier);
+    if let Some(hold) = decision.holds.iter().find(|hold| hold.service == index) {
+        let why = match hold.reason {
+            HoldReason::Pressure => "its tasks wait for memory longer than pressure_limit",
+            HoldReason::Refaults => "it reads more pages again than refault_limit",
+            HoldReason::SlowFull => "the slow tier is full",
+        };
+        return (format!("it would give pages and is left alone: {why}"), None);
+    }
+    let moved = decision.moves.iter().find(|change| match change {
+        PageMove::Demote { service, .. } | PageMove::BringBack { service, .. } => *service == index,
+    });
+    match (moved, policy.rule, policy.local) {
+        (Some(PageMove::BringBack { .. }), ..) => {
+            ("it is opted out, and what demotion put on the slow tier is brought back".to_owned(), tier)
+        }
+        (Some(PageMove::Demote { reason, .. }), ..) => match *reason {
+            DemoteReason::OverHigh => {
+                ("it is over local_high, and its coldest pages go down".to_owned(), lines.local_high)
+            }
+            DemoteReason::Background => ("it is background, and its pages go down".to_owned(), tier),
+            DemoteReason::PageCache => ("its page cache goes down".to_owned(), lines.page_cache),
+            DemoteReason::MakesRoom { for_service } => {
+                let needy = services[for_service];
+                (
+                    format!("it makes room for {}, which is under its local_low", needy.name),
+                    needy.lines.local_low,
+                )
+            }
+            DemoteReason::Watermark => {
+                ("it makes room: less than free_low of the fast tier was free".to_owned(), None)
+            }
+        },
+        (None, TierRule::OptOut, _) => {
+            ("it is opted out, and nothing lies on the slow tier".to_owned(), tier)
+        }
+        (None, TierRule::Background, _) => ("it is background, and lies on the slow tier".to_owned(), tier),
+        (None, TierRule::OptIn, None) => ("it is opted in, and has no bounds".to_owned(), tier),
+        (None, TierRule::OptIn, Some(local)) if seen.local_share() < local.low => (
+            "it is under local_low, and finds room as the kernel promotes its hot pages".to_owned(),
+            lines.local_low,
+        ),
+        (None, TierRule::OptIn, Some(_)) => {
+            ("it is within its bounds".to_owned(), lines.local_high.or(lines.local_low))
+        }
     }
 }
 
@@ -280,11 +619,16 @@ mod tests {
         Agent::start(tree, Policy::parse(TEXT).unwrap(), JOURNAL, false).unwrap().0
     }
 
+    /// A round of a test, where time does not pass.
+    fn look(agent: &mut Agent<&Tree>) -> Round {
+        agent.round(0).unwrap().0
+    }
+
     #[test]
     fn a_share_over_its_bound_comes_within_it_in_steps() {
         let tree = machine();
         let mut agent = start(&tree);
-        let demoted: Vec<u64> = (0..5).map(|_| agent.round().unwrap().services[0].demoted / MIB).collect();
+        let demoted: Vec<u64> = (0..5).map(|_| look(&mut agent).services[0].demoted / MIB).collect();
         assert_eq!(demoted, [32, 32, 26, 0, 0]);
         assert_eq!(tree.bytes("/cache"), [110 * MIB, 90 * MIB]);
     }
@@ -293,11 +637,11 @@ mod tests {
     fn an_opt_out_that_demotion_broke_is_repaired_in_the_round_that_sees_it() {
         let tree = machine();
         let mut agent = start(&tree);
-        agent.round().unwrap();
+        look(&mut agent);
         assert_eq!(tree.bytes("/web"), [100 * MIB, 0], "the cpuset moves what is there");
         tree.write("/sys/fs/cgroup/web/memory.reclaim", &(20 * MIB).to_string()).unwrap();
         assert_eq!(tree.bytes("/web"), [80 * MIB, 20 * MIB], "demotion ignores cpusets");
-        let round = agent.round().unwrap();
+        let round = look(&mut agent);
         let broken = Alarm::OptOutBroken { service: "web".to_owned(), found: 20 * MIB, left: 0 };
         assert_eq!(round.alarms, [broken]);
         assert_eq!(tree.bytes("/web"), [100 * MIB, 0]);
@@ -308,7 +652,7 @@ mod tests {
         let tree = machine();
         let mut agent = start(&tree);
         tree.remove_group("/web");
-        let round = agent.round().unwrap();
+        let round = look(&mut agent);
         let gone = Alarm::NoSuchCgroup { service: "web".to_owned(), cgroup: "/web".to_owned() };
         assert_eq!((round.alarms, round.services.len()), (vec![gone], 1));
         agent.stop().unwrap();
@@ -330,11 +674,11 @@ mod tests {
     fn the_setting_of_a_cgroup_that_is_gone_is_not_given_to_a_later_one_of_its_path() {
         let tree = machine();
         let mut agent = start(&tree);
-        agent.round().unwrap();
+        look(&mut agent);
         tree.remove_group("/web");
         tree.add_group("/web", [10 * MIB, 0]);
         tree.set_nodes("/web", "1");
-        agent.round().unwrap();
+        look(&mut agent);
         assert_eq!(tree.settings()["/sys/fs/cgroup/web/cpuset.mems"], "0", "the later one is opted out too");
         agent.stop().unwrap();
         assert_eq!(tree.settings()["/sys/fs/cgroup/web/cpuset.mems"], "1");
@@ -345,7 +689,7 @@ mod tests {
         let tree = machine();
         tree.set_nodes("/web", "0-1");
         let mut agent = start(&tree);
-        agent.round().unwrap();
+        look(&mut agent);
         agent
             .change(Policy::parse("[service.cache]\ncgroup = \"/cache\"\ntier = \"opt-in\"\n").unwrap())
             .unwrap();
@@ -359,7 +703,7 @@ mod tests {
         let tree = machine();
         let before = tree.settings();
         let (mut agent, _) = Agent::start(&tree, Policy::parse(TEXT).unwrap(), JOURNAL, true).unwrap();
-        assert_eq!(agent.round().unwrap().services[0].demoted, 32 * MIB);
+        assert_eq!(look(&mut agent).services[0].demoted, 32 * MIB);
         agent.stop().unwrap();
         assert_eq!((tree.settings(), tree.bytes("/cache"), tree.disk().len()), (before, [200 * MIB, 0], 0));
     }
@@ -374,7 +718,7 @@ mod tests {
             let policy = || Policy::parse(TEXT).unwrap();
             if let Ok((mut agent, _)) = Agent::start(&tree, policy(), JOURNAL, false) {
                 for _ in 0..3 {
-                    drop(agent.round());
+                    drop(agent.round(0));
                 }
                 drop(agent.stop());
             }
@@ -392,60 +736,302 @@ mod tests {
         assert!(kills >= 12, "the agent wrote {kills} times only");
     }
 
-    /// A policy of up to four services, drawn.
+    #[test]
+    fn each_service_says_why_it_is_as_it_is_since_when_and_by_which_line() {
+        let tree = machine();
+        let mut agent = start(&tree);
+        let mut causes = Vec::new();
+        for round in 0..5 {
+            let (round, _) = agent.round(1000 * round).unwrap();
+            causes.push((round.services[0].cause.since_ms, round.services[0].cause.line));
+        }
+        assert_eq!(causes, [(0, Some(6)), (0, Some(6)), (0, Some(6)), (3000, Some(6)), (3000, Some(6))]);
+        let history = &agent.causes()["cache"];
+        let said: Vec<&str> = history.iter().map(|cause| cause.what.as_str()).collect();
+        assert_eq!(said, ["it is over local_high, and its coldest pages go down", "it is within its bounds"]);
+        assert_eq!(agent.causes()["web"][0].what, "it is opted out, and nothing lies on the slow tier");
+    }
+
+    #[test]
+    fn a_unit_is_found_in_slices_of_the_system_and_never_in_those_of_users() {
+        let tree = machine();
+        let policy = "[service.db]\nunit = \"db.service\"\ntier = \"background\"\n";
+        tree.add_group("/user.slice", [0, 0]);
+        tree.add_group("/user.slice/db.service", [MIB, 0]);
+        tree.add_group("/system.slice", [0, 0]);
+        tree.add_group("/system.slice/web.service", [0, 0]);
+        tree.add_group("/system.slice/web.service/db.service", [MIB, 0]);
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(policy).unwrap(), JOURNAL, false).unwrap();
+        let none = Alarm::NoSuchCgroup { service: "db".to_owned(), cgroup: "db.service".to_owned() };
+        assert_eq!(look(&mut agent).alarms, [none]);
+        tree.add_group("/system.slice/db.slice", [0, 0]);
+        tree.add_group("/system.slice/db.slice/db.service", [8 * MIB, 0]);
+        assert_eq!(look(&mut agent).services[0].cgroup, "/system.slice/db.slice/db.service");
+        assert_eq!(tree.bytes("/system.slice/db.slice/db.service"), [0, 8 * MIB]);
+        tree.rename_group("/system.slice/db.slice/db.service", "/system.slice/db.service");
+        assert_eq!(look(&mut agent).services[0].cgroup, "/system.slice/db.service");
+    }
+
+    #[test]
+    fn page_cache_goes_down_and_a_kernel_that_cannot_tell_it_is_an_alarm() {
+        let policy = "[service.cache]\ncgroup = \"/cache\"\ntier = \"opt-in\"\npage_cache = \"slow\"\n";
+        for (can_tell, left) in [(true, 170), (false, 200)] {
+            let tree = machine();
+            tree.set_cache("/cache", [30 * MIB, 0]);
+            if !can_tell {
+                tree.lacks_swappiness();
+            }
+            let (mut agent, _) = Agent::start(&tree, Policy::parse(policy).unwrap(), JOURNAL, false).unwrap();
+            let round = look(&mut agent);
+            assert_eq!(tree.bytes("/cache")[0], left * MIB);
+            let is_refused = matches!(&round.alarms[..], [Alarm::Refused { error, .. }] if error.contains("before Linux 6.9"));
+            assert_eq!(is_refused, !can_tell, "{:?}", round.alarms);
+        }
+    }
+
+    #[test]
+    fn interleave_weights_are_set_and_what_the_kernel_lacks_is_an_alarm() {
+        let auto = "[interleave]\nweights = \"auto\"\n";
+        let tree = machine();
+        let alarms = |tree: &Tree| {
+            let (mut agent, _) = Agent::start(tree, Policy::parse(auto).unwrap(), JOURNAL, false).unwrap();
+            let alarms = look(&mut agent).alarms;
+            let weights =
+                [0, 1].map(|node| tree.read(&format!("{INTERLEAVE}/node{node}")).unwrap_or_default());
+            agent.stop().unwrap();
+            (alarms.len(), weights.concat())
+        };
+        assert_eq!(alarms(&tree), (1, "1\n1\n".to_owned()), "HMAT is missing");
+        for (node, rate) in [(0, 60_000), (1, 20_000)] {
+            let path = format!("/sys/devices/system/node/node{node}/access0/initiators/read_bandwidth");
+            tree.put(&path, &rate.to_string());
+        }
+        let before = tree.settings();
+        assert_eq!(alarms(&tree), (0, "3\n1\n".to_owned()));
+        assert_eq!(tree.settings(), before);
+        tree.take(&format!("{INTERLEAVE}/node0"));
+        tree.take(&format!("{INTERLEAVE}/node1"));
+        assert_eq!(alarms(&tree).0, 2, "each weight is named");
+    }
+
+    #[test]
+    fn a_service_that_suffers_or_loses_processes_is_seen() {
+        let tree = machine();
+        let mut agent = start(&tree);
+        look(&mut agent);
+        tree.suffer("/cache", 25.0, 0, 2);
+        let round = look(&mut agent);
+        assert_eq!(round.services[0].demoted, 0);
+        assert!(round.services[0].cause.what.contains("pressure_limit"));
+        assert_eq!(round.alarms, [Alarm::OomKill { service: "cache".to_owned(), kills: 2 }]);
+        tree.suffer("/cache", 0.0, 1_000_000, 0);
+        assert!(look(&mut agent).services[0].cause.what.contains("refault_limit"));
+    }
+
+    #[test]
+    fn an_opt_out_keeps_the_nodes_that_an_operator_left_out() {
+        let tree = machine();
+        tree.set_parent_nodes("/web", "1");
+        let mut agent = start(&tree);
+        let alarms = look(&mut agent).alarms;
+        let is_named = |alarm: &Alarm| matches!(alarm, Alarm::Refused { error, .. } if error.contains("give the parent a fast node"));
+        assert!(alarms.iter().any(is_named), "{alarms:?}");
+        agent.stop().unwrap();
+    }
+
+    #[test]
+    fn a_record_of_a_run_replays_to_the_same_decisions() {
+        let tree = machine();
+        let mut agent = start(&tree);
+        let mut record = Vec::new();
+        for round in 0..12 {
+            if round == 4 {
+                tree.suffer("/cache", 25.0, 0, 0);
+            }
+            if round == 5 {
+                tree.suffer("/cache", 0.0, 0, 0);
+                tree.put_bytes("/cache", [400 * MIB, 0]);
+            }
+            let line = serde_json::to_string(&agent.round(0).unwrap().1).unwrap();
+            record.push(serde_json::from_str(&line).unwrap());
+        }
+        let (moves, otherwise) = pages::replay(&record);
+        assert_eq!(otherwise, None);
+        assert!(moves >= 8, "{moves} moves");
+    }
+
+    /// A policy of up to four services, with keys of the host, drawn.
     fn any_policy() -> impl Strategy<Value = Policy> {
-        let service = (0..4usize, 0..3usize, 0.0..1.0f64, 0.0..1.0f64);
-        proptest::collection::vec(service, 0..4).prop_map(|drawn| {
+        let service = (0..4usize, 0..3usize, 0.0..1.0f64, 0.0..1.0f64, any::<bool>(), any::<bool>());
+        let host = (0..4usize, proptest::option::of(1..1000u64), any::<bool>());
+        (proptest::collection::vec(service, 0..4), host).prop_map(|(drawn, (weights, rate, fills))| {
             let mut text = String::new();
+            if let Some(rate) = rate {
+                text += &format!("promotion_limit = \"{rate}MB/s\"\n");
+            }
+            if fills {
+                text += "free_low = 0.4\nfree_high = 0.5\n";
+            }
+            text += [
+                "",
+                "[interleave]\nweights = \"auto\"\n",
+                "[interleave]\nweights = { 0 = 5, 1 = 2 }\n",
+                "[interleave]\nweights = { 0 = 5, 9 = 2 }\n",
+            ][weights];
             let mut taken = BTreeSet::new();
-            for (group, rule, a, b) in drawn {
-                if taken.insert(group) {
-                    let tier = ["opt-in", "opt-out", "background"][rule];
-                    text += &format!("[service.s{group}]\ncgroup = \"/g{group}\"\ntier = \"{tier}\"\n");
-                    if rule == 0 {
-                        text += &format!("local_low = {}\nlocal_high = {}\n", a.min(b), a.max(b));
-                    }
+            for (group, rule, a, b, by_unit, slow_cache) in drawn {
+                if !taken.insert(group) {
+                    continue;
+                }
+                let tier = ["opt-in", "opt-out", "background"][rule];
+                let place = match by_unit {
+                    true => format!("unit = \"g{group}.service\""),
+                    false => format!("cgroup = \"/system.slice/g{group}.service\""),
+                };
+                text += &format!("[service.s{group}]\n{place}\ntier = \"{tier}\"\n");
+                if rule == 0 {
+                    text += &format!("local_low = {:?}\nlocal_high = {:?}\n", a.min(b), a.max(b));
+                }
+                if slow_cache && rule != 1 {
+                    text += "page_cache = \"slow\"\n";
                 }
             }
             Policy::parse(&text).expect(&text)
         })
     }
 
-    proptest! {
-        #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
-        /// 500 runs of 20 changes each: 10,000 policy changes, with kills, refusals and cgroups that go.
-        #[test]
-        fn random_policy_changes_leave_every_setting_as_found(
-            policies in proptest::collection::vec(any_policy(), 20),
-            kill in proptest::option::of(1..200u64),
-            busy in proptest::option::of(0..40u64),
-            gone in proptest::option::of((0..4usize, 0..20usize)),
-        ) {
+    /// What happens to a host beside the agent, before one of its changes.
+    #[derive(Clone, Debug)]
+    enum Event {
+        Killed,
+        Busy(u64),
+        Gone(usize),
+        Renamed(usize),
+        Recreated(usize),
+        LosesFile(usize, usize),
+        Suffers(usize),
+        Grows(usize),
+    }
+
+    fn any_event() -> impl Strategy<Value = Event> {
+        prop_oneof![
+            Just(Event::Killed),
+            (0..6u64).prop_map(Event::Busy),
+            (0..4usize).prop_map(Event::Gone),
+            (0..4usize).prop_map(Event::Renamed),
+            (0..4usize).prop_map(Event::Recreated),
+            (0..4usize, 0..4usize).prop_map(|(group, file)| Event::LosesFile(group, file)),
+            (0..4usize).prop_map(Event::Suffers),
+            (0..4usize).prop_map(Event::Grows),
+        ]
+    }
+
+    const FILES: [&str; 4] = ["memory.pressure", "memory.reclaim", "memory.stat", "cpuset.mems"];
+
+    fn happen(tree: &Tree, event: &Event, before: &mut BTreeMap<String, String>) {
+        let path = |group: &usize| format!("/system.slice/g{group}.service");
+        let mems = |group: &usize| format!("/sys/fs/cgroup{}/cpuset.mems", path(group));
+        match event {
+            Event::Killed => {}
+            Event::Busy(writes) => tree.busy_after(*writes),
+            Event::Gone(group) => {
+                tree.remove_group(&path(group));
+                before.remove(&mems(group));
+            }
+            Event::Renamed(group) => {
+                let to = format!("/system.slice/renamed.slice/g{group}.service");
+                if before.remove(&mems(group)).is_some() {
+                    tree.rename_group(&path(group), &to);
+                    before.insert(format!("/sys/fs/cgroup{to}/cpuset.mems"), "0-1".to_owned());
+                }
+            }
+            Event::Recreated(group) => {
+                tree.add_group(&path(group), [70 * MIB, 10 * MIB]);
+                before.insert(mems(group), "0-1".to_owned());
+            }
+            Event::LosesFile(group, 3) => {
+                // A controller that is turned off takes the setting with it.
+                if before.contains_key(&mems(group)) && tree.settings()[&mems(group)] == before[&mems(group)]
+                {
+                    tree.take(&mems(group));
+                }
+            }
+            Event::LosesFile(group, file) => {
+                tree.take(&format!("/sys/fs/cgroup{}/{}", path(group), FILES[*file]))
+            }
+            Event::Suffers(group) => tree.suffer(&path(group), 30.0, 5000, 1),
+            Event::Grows(group) => tree.put_bytes(&path(group), [90 * MIB, 30 * MIB]),
+        }
+    }
+
+    #[test]
+    fn ten_thousand_random_policy_changes_leave_every_setting_as_found() {
+        const RUNS: u32 = 500;
+        const CHANGES: usize = 20;
+        let made = std::cell::Cell::new([0_u64; 3]);
+        let strategy = (
+            proptest::collection::vec((any_policy(), proptest::option::of(any_event())), CHANGES),
+            proptest::option::of(1..200u64),
+        );
+        let config = ProptestConfig { cases: RUNS, failure_persistence: None, ..ProptestConfig::default() };
+        let mut runner = proptest::test_runner::TestRunner::new(config);
+        let outcome = runner.run(&strategy, |(changes, kill)| {
             let tree = Tree::new(512 * MIB);
+            tree.add_group("/system.slice", [0, 0]);
             for group in 0..4 {
-                tree.add_group(&format!("/g{group}"), [60 * MIB, 30 * MIB]);
-                tree.set_nodes(&format!("/g{group}"), ["", "0", "0-1", "1"][group]);
+                let path = format!("/system.slice/g{group}.service");
+                tree.add_group(&path, [60 * MIB, 30 * MIB]);
+                tree.set_cache(&path, [20 * MIB, 0]);
+                tree.set_nodes(&path, ["", "0", "0-1", "1"][group]);
+                tree.set_parent_nodes(&path, ["", "", "0", ""][group]);
             }
             let mut before = tree.settings();
             tree.kill_after(kill.unwrap_or(u64::MAX));
-            tree.busy_after(busy.unwrap_or(u64::MAX));
-            let started = Agent::start(&tree, Policy::parse("").unwrap(), JOURNAL, false);
-            let Ok((mut agent, _)) = started else { return Err(TestCaseError::fail("it starts")) };
-            for (index, policy) in policies.into_iter().enumerate() {
-                if let Some((group, at)) = gone && at == index {
-                    tree.remove_group(&format!("/g{group}"));
-                    before.remove(&format!("/sys/fs/cgroup/g{group}/cpuset.mems"));
+            let [mut count, mut kills, mut moved] = made.get();
+            let mut agent = Agent::start(&tree, Policy::parse("").unwrap(), JOURNAL, false).ok();
+            for (policy, event) in changes {
+                if let Some(event) = &event {
+                    happen(&tree, event, &mut before);
+                    if matches!(event, Event::Killed) {
+                        agent = None;
+                    }
                 }
-                drop(agent.change(policy));
-                drop(agent.round());
+                if agent.is_none() || tree.is_dead() {
+                    // It was killed, and a service manager starts it anew.
+                    kills += 1;
+                    tree.revive();
+                    agent = Agent::start(&tree, policy, JOURNAL, false)
+                        .ok()
+                        .map(|(agent, _)| (agent, Vec::new()));
+                } else if let Some((agent, _)) = &mut agent {
+                    // What fails is an alarm of the next round.
+                    drop(agent.change(policy));
+                }
+                if let Some((agent, _)) = &mut agent {
+                    moved += agent.round(0).map_or(0, |(_, recorded)| recorded.decision.moves.len() as u64);
+                }
+                count += 1;
             }
-            drop(agent.stop());
+            made.set([count, kills, moved]);
+            if let Some((mut agent, _)) = agent {
+                drop(agent.stop());
+            }
             if tree.is_dead() || !tree.disk().is_empty() {
                 tree.revive();
-                Agent::start(&tree, Policy::parse("").unwrap(), JOURNAL, false).unwrap().0.stop().unwrap();
+                Settings::start(&tree, JOURNAL).unwrap();
             }
             prop_assert_eq!(tree.settings(), before);
             prop_assert!(tree.disk().is_empty());
+            Ok(())
+        });
+        let [count, kills, moved] = made.get();
+        println!("{count} changes, {kills} kills, {moved} moves");
+        if let Err(error) = outcome {
+            panic!("{error}");
         }
+        assert!(
+            count >= 10_000 && kills >= 500 && moved >= 5_000,
+            "{count} changes, {kills} kills, {moved} moves"
+        );
     }
 }

@@ -6,9 +6,17 @@
 
 mod control;
 mod policy;
+mod state;
+mod telemetry;
 
-pub use control::{Agent, AgentError, Alarm, Round, ServiceRound};
-pub use policy::{Policy, PolicyError, Service};
+pub use control::{Agent, AgentError, Alarm, Cause, Round, ServiceRound};
+pub use polder_place::pages::{RecordedRound, replay};
+pub use policy::{Lines, Place, Policy, PolicyError, Service, Weights};
+pub use state::State;
+pub use telemetry::Metrics;
 
 /// A unit for systemd that runs the agent with the rights that it needs and no others.
 pub const UNIT: &str = include_str!("../share/polder-agent.service");
+
+/// A dashboard for Grafana over the metrics of [`Metrics`].
+pub const DASHBOARD: &str = include_str!("../share/grafana.json");

@@ -1,27 +1,74 @@
 //! The policy file: what an operator wants of the services of a host.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use polder_linux::{BALANCING, Cgroup, DEMOTION};
+use polder_linux::Cgroup;
 use polder_place::pages::{LocalBounds, ServicePolicy, TierRule};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
 
-/// Why a policy file is refused: one line that names the key, the value and what was expected.
+/// Why a policy file is refused: one line that names the line, the key, the value and what was expected.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct PolicyError(String);
+
+/// How the tasks of a service are found.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// By their cgroup.
+    Cgroup(Cgroup),
+    /// By their unit of systemd, such as `web.service`.
+    Unit(String),
+}
+
+impl Place {
+    /// As the policy file has it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Cgroup(cgroup) => cgroup.path(),
+            Self::Unit(unit) => unit,
+        }
+    }
+}
+
+/// Lines of the policy file, from 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lines {
+    /// Of the service's head.
+    pub service: usize,
+    /// Of `tier`.
+    pub tier: usize,
+    /// Of `local_low`, if it is there.
+    pub local_low: Option<usize>,
+    /// Of `local_high`, if it is there.
+    pub local_high: Option<usize>,
+    /// Of `page_cache`, if it is there.
+    pub page_cache: Option<usize>,
+}
 
 /// One service of a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Service {
     /// The operator's name for it.
     pub name: String,
-    /// Where its tasks are.
-    pub cgroup: Cgroup,
+    /// How its tasks are found.
+    pub place: Place,
     /// What is wanted of it.
     pub policy: ServicePolicy,
+    /// Where the file says so.
+    pub lines: Lines,
+}
+
+/// Weights of the nodes for memory that programs interleave by weight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// By the bandwidths of HMAT.
+    Auto,
+    /// As given, by node.
+    Given(BTreeMap<u32, u8>),
 }
 
 /// What an operator wants of a host.
@@ -33,6 +80,16 @@ pub struct Policy {
     pub step_bytes: u64,
     /// A service that waits for memory for more than this percentage of ten seconds is left alone.
     pub pressure_limit: f64,
+    /// A service that reads more pages a second again than this is left alone.
+    pub refault_limit: u64,
+    /// Proactive demotion begins when less than this share of the fast tier is free; 0 for never.
+    pub free_low: f64,
+    /// It ends when this share is free.
+    pub free_high: f64,
+    /// MB/s that promotion may take.
+    pub promotion_limit_mbps: Option<u64>,
+    /// Weights of the nodes.
+    pub weights: Option<Weights>,
     /// Services by name.
     pub services: Vec<Service>,
 }
@@ -40,23 +97,27 @@ pub struct Policy {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    #[serde(default = "default_period")]
-    period: String,
-    #[serde(default = "default_step")]
-    step: String,
-    #[serde(default = "default_pressure")]
-    pressure_limit: f64,
+    period: Option<Spanned<String>>,
+    step: Option<Spanned<String>>,
+    pressure_limit: Option<Spanned<f64>>,
+    refault_limit: Option<Spanned<u64>>,
+    free_low: Option<Spanned<f64>>,
+    free_high: Option<Spanned<f64>>,
+    promotion_limit: Option<Spanned<String>>,
+    interleave: Option<Spanned<toml::Value>>,
     #[serde(default)]
-    service: BTreeMap<String, FileService>,
+    service: BTreeMap<String, Spanned<FileService>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileService {
-    cgroup: String,
-    tier: FileRule,
-    local_low: Option<f64>,
-    local_high: Option<f64>,
+    cgroup: Option<Spanned<String>>,
+    unit: Option<Spanned<String>>,
+    tier: Spanned<FileRule>,
+    local_low: Option<Spanned<f64>>,
+    local_high: Option<Spanned<f64>>,
+    page_cache: Option<Spanned<FileCache>>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -67,16 +128,50 @@ enum FileRule {
     Background,
 }
 
-fn default_period() -> String {
-    "2s".to_owned()
+#[derive(Clone, Copy, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum FileCache {
+    Any,
+    Slow,
 }
 
-fn default_step() -> String {
-    "32MiB".to_owned()
-}
+/// The text of a file, by which an offset becomes a line.
+struct Text<'t>(&'t str);
 
-const fn default_pressure() -> f64 {
-    10.0
+impl Text<'_> {
+    fn line(&self, offset: usize) -> usize {
+        self.0.as_bytes()[..offset.min(self.0.len())].iter().filter(|byte| **byte == b'\n').count() + 1
+    }
+
+    fn line_of<T>(&self, value: &Spanned<T>) -> usize {
+        self.line(value.span().start)
+    }
+
+    /// That the value of `key` is not what it must be.
+    fn wrong<T: std::fmt::Debug>(&self, key: &str, value: &Spanned<T>, expected: &str) -> PolicyError {
+        let line = self.line_of(value);
+        PolicyError(format!("line {line}: {key} = {:?} is not {expected}", value.get_ref()))
+    }
+
+    /// The value, or `usual` where the key is left out; refused where `checked` has none.
+    fn value<T: std::fmt::Debug, V>(
+        &self,
+        key: &str,
+        value: Option<&Spanned<T>>,
+        usual: V,
+        expected: &str,
+        checked: impl FnOnce(&T) -> Option<V>,
+    ) -> Result<V, PolicyError> {
+        match value {
+            Some(value) => checked(value.get_ref()).ok_or_else(|| self.wrong(key, value, expected)),
+            None => Ok(usual),
+        }
+    }
+
+    fn share(&self, key: &str, value: Option<&Spanned<f64>>, usual: f64) -> Result<f64, PolicyError> {
+        let checked = |share: &f64| Some(*share).filter(|share| (0.0..=1.0).contains(share));
+        self.value(key, value, usual, "a share from 0 to 1", checked)
+    }
 }
 
 impl Policy {
@@ -87,94 +182,206 @@ impl Policy {
     ///     "[service.cache]\ncgroup = \"/cache\"\ntier = \"opt-in\"\nlocal_low = 0.6\nlocal_high = 0.8\n",
     /// ).unwrap();
     /// assert_eq!(policy.services[0].name, "cache");
+    /// assert_eq!(policy.services[0].lines.local_low, Some(4));
     /// ```
     ///
     /// # Errors
-    /// [`PolicyError`] with the key at fault.
+    /// [`PolicyError`] with the line, the key at fault, and what was expected.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
-        let file: File = toml::from_str(text).map_err(|error| PolicyError(one_line(text, &error)))?;
-        let period = humantime::parse_duration(&file.period)
-            .ok()
-            .filter(|period| !period.is_zero())
-            .ok_or_else(|| PolicyError(format!("period = {:?} is not a time such as \"2s\"", file.period)))?;
-        let step_bytes = file.step.parse::<ByteSize>().map_or(0, |size| size.as_u64());
-        if step_bytes == 0 {
-            return Err(PolicyError(format!("step = {:?} is not a size such as \"32MiB\"", file.step)));
+        let at = Text(text);
+        let file = parse_file(text)?;
+        let period = |text: &String| humantime::parse_duration(text).ok().filter(|period| !period.is_zero());
+        let bytes = |text: &String| {
+            text.parse::<ByteSize>().ok().map(|size| size.as_u64()).filter(|bytes| *bytes > 0)
+        };
+        let percent = |percent: &f64| Some(*percent).filter(|percent| *percent > 0.0 && *percent <= 100.0);
+        let rate = |text: &String| {
+            bytes(&text.strip_suffix("/s")?.to_owned())
+                .map(|bytes| bytes / 1_000_000)
+                .filter(|rate| *rate > 0)
+        };
+        let free_low = at.share("free_low", file.free_low.as_ref(), 0.0)?;
+        let free_high = at.share("free_high", file.free_high.as_ref(), free_low)?;
+        if let Some(value) = file.free_high.as_ref().filter(|_| free_high < free_low) {
+            return Err(at.wrong("free_high", value, &format!("at least free_low ({free_low})")));
         }
-        if !(file.pressure_limit > 0.0 && file.pressure_limit <= 100.0) {
-            let limit = file.pressure_limit;
-            return Err(PolicyError(format!("pressure_limit = {limit} is not a percentage above 0")));
-        }
+        let promotion_limit = file.promotion_limit.as_ref();
         let services: Vec<Service> = file
             .service
             .into_iter()
-            .map(|(name, service)| service.checked(name))
+            .map(|(name, service)| checked(&at, name, service))
             .collect::<Result<_, _>>()?;
         let mut owners = BTreeMap::new();
         for service in &services {
-            if let Some(other) = owners.insert(service.cgroup.path(), &service.name) {
-                let cgroup = service.cgroup.path();
+            if let Some(other) = owners.insert(&service.place, &service.name) {
+                let (name, line, place) = (&service.name, service.lines.service, service.place.name());
                 return Err(PolicyError(format!(
-                    "service.{}.cgroup = {cgroup:?} is that of service.{other} too",
-                    service.name
+                    "line {line}: service.{name}: {place:?} is that of service.{other} too; name each once"
                 )));
             }
         }
-        Ok(Self { period, step_bytes, pressure_limit: file.pressure_limit, services })
+        Ok(Self {
+            period: at.value(
+                "period",
+                file.period.as_ref(),
+                Duration::from_secs(2),
+                "a time such as \"2s\"",
+                period,
+            )?,
+            step_bytes: at.value("step", file.step.as_ref(), 32 << 20, "a size such as \"32MiB\"", bytes)?,
+            pressure_limit: at.value(
+                "pressure_limit",
+                file.pressure_limit.as_ref(),
+                10.0,
+                "a percentage above 0",
+                percent,
+            )?,
+            refault_limit: at.value(
+                "refault_limit",
+                file.refault_limit.as_ref(),
+                1000,
+                "pages a second",
+                |pages| Some(*pages),
+            )?,
+            free_low,
+            free_high,
+            promotion_limit_mbps: at.value(
+                "promotion_limit",
+                promotion_limit,
+                None,
+                "a rate such as \"200MB/s\"",
+                |text| rate(text).map(Some),
+            )?,
+            weights: file.interleave.as_ref().map(|value| weights(&at, value)).transpose()?,
+            services,
+        })
+    }
+
+    /// The service of this name.
+    #[must_use]
+    pub fn service(&self, name: &str) -> Option<&Service> {
+        self.services.iter().find(|service| service.name == name)
+    }
+
+    /// Pages that a service may read again in one round.
+    pub(crate) fn refaults_a_round(&self) -> u64 {
+        (self.refault_limit as f64 * self.period.as_secs_f64()).ceil() as u64
     }
 }
 
-impl Policy {
-    /// The files of the settings that this policy asks for.
-    pub(crate) fn settings(&self) -> BTreeSet<String> {
-        let mut paths = BTreeSet::new();
-        if !self.services.is_empty() {
-            paths.extend([DEMOTION.to_owned(), BALANCING.to_owned()]);
-        }
-        let opted_out = self.services.iter().filter(|service| service.policy.rule == TierRule::OptOut);
-        paths.extend(opted_out.map(|service| service.cgroup.file("cpuset.mems")));
-        paths
-    }
+/// The file as its keys have it; a key of a wrong name or kind is named with its line.
+fn parse_file(text: &str) -> Result<File, PolicyError> {
+    let refused = |path: String, error: &toml::de::Error| {
+        let line = error.span().map_or(1, |span| Text(text).line(span.start));
+        let message = error.message().lines().collect::<Vec<_>>().join(", ");
+        let key = if path.is_empty() { String::new() } else { format!("{path}: ") };
+        PolicyError(format!("line {line}: {key}{message}"))
+    };
+    let file = toml::Deserializer::parse(text).map_err(|error| refused(String::new(), &error))?;
+    serde_path_to_error::deserialize(file).map_err(|error| {
+        let segments = error.path().iter().map(ToString::to_string);
+        let path: Vec<String> = segments.filter(|segment| !segment.contains("spanned")).collect();
+        let path = path.join(".");
+        refused(if path == "." || path == "?" { String::new() } else { path }, error.inner())
+    })
 }
 
-impl FileService {
-    fn checked(self, name: String) -> Result<Service, PolicyError> {
-        let wrong = |key: &str, value: String, expected: &str| {
-            Err(PolicyError(format!("service.{name}.{key} = {value} is not {expected}")))
-        };
-        let Some(cgroup) = Cgroup::new(&self.cgroup) else {
+/// `[interleave]`: `weights = "auto"`, or a weight for each node.
+fn weights(at: &Text<'_>, value: &Spanned<toml::Value>) -> Result<Weights, PolicyError> {
+    let expected =
+        "weights = \"auto\", or a table of weights from 1 to 255 by node, such as { 0 = 3, 1 = 1 }";
+    let wrong = || PolicyError(format!("line {}: interleave: expected {expected}", at.line_of(value)));
+    let table = value.get_ref().as_table().filter(|table| table.len() == 1).ok_or_else(wrong)?;
+    let given = match table.get("weights").ok_or_else(wrong)? {
+        toml::Value::String(text) if text == "auto" => return Ok(Weights::Auto),
+        toml::Value::Table(given) if !given.is_empty() => given,
+        _ => return Err(wrong()),
+    };
+    let weight = |(node, weight): (&String, &toml::Value)| {
+        let weight =
+            weight.as_integer().and_then(|weight| u8::try_from(weight).ok()).filter(|weight| *weight > 0)?;
+        Some((node.parse().ok()?, weight))
+    };
+    given.iter().map(weight).collect::<Option<_>>().map(Weights::Given).ok_or_else(wrong)
+}
+
+fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Service, PolicyError> {
+    // The span of a table begins with its first key, or with its head.
+    let file = file.into_inner();
+    let key = |key: &str| format!("service.{name}.{key}");
+    let tier_line = at.line_of(&file.tier);
+    let said = |text: String| PolicyError(format!("line {tier_line}: service.{name}: {text}"));
+    let place = match (&file.cgroup, &file.unit) {
+        (Some(cgroup), None) => Place::Cgroup(Cgroup::new(cgroup.get_ref()).ok_or_else(|| {
             let expected = "a cgroup's path below the mount, such as \"/system.slice/web.service\"";
-            return wrong("cgroup", format!("{:?}", self.cgroup), expected);
-        };
-        for (key, value) in [("local_low", self.local_low), ("local_high", self.local_high)] {
-            if let Some(share) = value.filter(|share| !(0.0..=1.0).contains(share)) {
-                return wrong(key, share.to_string(), "a share from 0 to 1");
+            at.wrong(&key("cgroup"), cgroup, expected)
+        })?),
+        (None, Some(unit)) => {
+            let text = unit.get_ref();
+            let is_unit =
+                [".service", ".scope", ".slice"].iter().any(|end| text.ends_with(end)) && !text.contains('/');
+            match is_unit {
+                true => Place::Unit(text.clone()),
+                false => return Err(at.wrong(&key("unit"), unit, "a unit such as \"web.service\"")),
             }
         }
-        let (low, high) = (self.local_low.unwrap_or(0.0), self.local_high.unwrap_or(1.0));
-        if low > high {
-            return wrong("local_low", low.to_string(), &format!("at most local_high ({high})"));
-        }
-        let rule = match self.tier {
-            FileRule::OptIn => TierRule::OptIn,
-            FileRule::OptOut => TierRule::OptOut,
-            FileRule::Background => TierRule::Background,
-        };
-        let is_bounded = self.local_low.is_some() || self.local_high.is_some();
-        if is_bounded && rule != TierRule::OptIn {
-            return Err(PolicyError(format!(
-                "service.{name}: local_low and local_high apply to tier = \"opt-in\" alone; leave them out"
-            )));
-        }
-        let local = is_bounded.then_some(LocalBounds { low, high });
-        Ok(Service { name, cgroup, policy: ServicePolicy { rule, local } })
+        _ => return Err(said("expected one of cgroup = \"/PATH\" and unit = \"NAME.service\"".to_owned())),
+    };
+    let low = at.share(&key("local_low"), file.local_low.as_ref(), 0.0)?;
+    let high = at.share(&key("local_high"), file.local_high.as_ref(), 1.0)?;
+    if let Some(value) = file.local_low.as_ref().or(file.local_high.as_ref()).filter(|_| low > high) {
+        return Err(at.wrong(&key("local_low"), value, &format!("at most local_high ({high})")));
     }
+    let rule = match file.tier.get_ref() {
+        FileRule::OptIn => TierRule::OptIn,
+        FileRule::OptOut => TierRule::OptOut,
+        FileRule::Background => TierRule::Background,
+    };
+    let is_bounded = file.local_low.is_some() || file.local_high.is_some();
+    if is_bounded && rule != TierRule::OptIn {
+        return Err(said(
+            "local_low and local_high apply to tier = \"opt-in\" alone; leave them out".to_owned(),
+        ));
+    }
+    let slow_cache = file.page_cache.as_ref().is_some_and(|cache| *cache.get_ref() == FileCache::Slow);
+    if slow_cache && rule == TierRule::OptOut {
+        return Err(said("page_cache = \"slow\" contradicts tier = \"opt-out\"; leave one out".to_owned()));
+    }
+    let local = is_bounded.then_some(LocalBounds { low, high });
+    let keys = [
+        Some(tier_line),
+        file.cgroup.as_ref().map(|it| at.line_of(it)),
+        file.unit.as_ref().map(|it| at.line_of(it)),
+    ];
+    let lines = Lines {
+        service: keys.into_iter().flatten().min().unwrap_or(tier_line),
+        tier: tier_line,
+        local_low: file.local_low.as_ref().map(|it| at.line_of(it)),
+        local_high: file.local_high.as_ref().map(|it| at.line_of(it)),
+        page_cache: file.page_cache.as_ref().map(|it| at.line_of(it)),
+    };
+    Ok(Service { name, place, policy: ServicePolicy { rule, local, slow_cache }, lines })
 }
 
-/// The first line of a parser's message, with the line of the file.
-fn one_line(text: &str, error: &toml::de::Error) -> String {
-    let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-    format!("line {line}: {}", error.message().lines().collect::<Vec<_>>().join(", "))
+/// Small weights in the proportion of the nodes' bandwidths, which are off by at most one part in fifty, or by what 32 steps leave.
+pub(crate) fn weights_of(bandwidths: &BTreeMap<u32, u64>) -> BTreeMap<u32, u8> {
+    /// As the kernel's own weights by auto.
+    const LARGEST: u32 = 32;
+    const MOST_OFF: f64 = 0.02;
+    let most = bandwidths.values().copied().max().unwrap_or(1).max(1) as f64;
+    let weights = |largest: u32| {
+        let weight = move |rate: &u64| (*rate as f64 / most * f64::from(largest)).round().max(1.0);
+        bandwidths.iter().map(move |(node, rate)| (*node, weight(rate)))
+    };
+    let off = |largest: u32| {
+        let off = |(node, weight): (u32, f64)| {
+            let exact = bandwidths[&node] as f64 / most * f64::from(largest);
+            (weight / exact - 1.0).abs()
+        };
+        weights(largest).map(off).fold(0.0, f64::max)
+    };
+    let largest = (1..=LARGEST).find(|largest| off(*largest) <= MOST_OFF).unwrap_or(LARGEST);
+    weights(largest).map(|(node, weight)| (node, weight as u8)).collect()
 }
 
 #[cfg(test)]
@@ -189,33 +396,85 @@ mod tests {
     fn each_mistake_is_one_line_with_its_key() {
         let service = |rest: &str| format!("[service.a]\ncgroup = \"/a\"\n{rest}");
         for (text, expected) in [
-            ("period = \"soon\"", "period = \"soon\" is not a time such as \"2s\""),
-            ("period = \"0s\"", "period = \"0s\" is not a time such as \"2s\""),
-            ("step = \"many\"", "step = \"many\" is not a size such as \"32MiB\""),
-            ("pressure_limit = 0", "pressure_limit = 0 is not a percentage above 0"),
-            ("pace = 1", "line 1: unknown field `pace`"),
-            (&service("tier = \"out\""), "line 3: unknown variant `out`"),
+            ("period = \"soon\"", "line 1: period = \"soon\" is not a time such as \"2s\""),
+            ("period = \"0s\"", "line 1: period = \"0s\" is not a time such as \"2s\""),
+            ("\nstep = \"many\"", "line 2: step = \"many\" is not a size such as \"32MiB\""),
+            ("pressure_limit = 0.0", "line 1: pressure_limit = 0.0 is not a percentage above 0"),
+            ("refault_limit = -1", "line 1: refault_limit: invalid value"),
+            ("free_low = 0.1\nfree_high = 0.05", "line 2: free_high = 0.05 is not at least free_low (0.1)"),
             (
-                &service("tier = \"opt-in\"\nlocal_low = 2"),
-                "service.a.local_low = 2 is not a share from 0 to 1",
+                "promotion_limit = \"fast\"",
+                "line 1: promotion_limit = \"fast\" is not a rate such as \"200MB/s\"",
+            ),
+            ("[interleave]\nweights = \"some\"", "interleave: expected weights = \"auto\", or a table"),
+            ("[interleave]\nweights = { 0 = 300 }", "interleave: expected weights = \"auto\", or a table"),
+            ("pace = 1", "line 1: pace: unknown field `pace`, expected one of `period`"),
+            (
+                &service("tier = \"out\""),
+                "line 3: service.a.tier: unknown variant `out`, expected one of `opt-in`",
+            ),
+            (&service("tier = 3"), "line 3: service.a.tier"),
+            (&service("local_low = 0.5"), "service.a: missing field `tier`"),
+            (
+                &service("tier = \"opt-in\"\nlocal_low = 2.0"),
+                "line 4: service.a.local_low = 2.0 is not a share from 0 to 1",
             ),
             (&service("tier = \"opt-in\"\nlocal_low = nan"), "service.a.local_low = NaN is not a share"),
             (
+                &service("tier = \"opt-in\"\nlocal_low = \"x\""),
+                "line 4: service.a.local_low: invalid type: string \"x\", expected f64",
+            ),
+            (
                 &service("tier = \"opt-in\"\nlocal_low = 0.8\nlocal_high = 0.5"),
-                "service.a.local_low = 0.8 is not at most local_high (0.5)",
+                "line 4: service.a.local_low = 0.8 is not at most local_high (0.5)",
             ),
             (&service("tier = \"opt-out\"\nlocal_low = 0.5"), "apply to tier = \"opt-in\" alone"),
+            (&service("tier = \"opt-out\"\npage_cache = \"slow\""), "contradicts tier = \"opt-out\""),
+            (
+                &service("unit = \"a.service\"\ntier = \"opt-in\""),
+                "expected one of cgroup = \"/PATH\" and unit",
+            ),
+            ("[service.a]\ntier = \"opt-in\"", "line 2: service.a: expected one of cgroup"),
+            (
+                "[service.a]\nunit = \"web\"\ntier = \"opt-in\"",
+                "line 2: service.a.unit = \"web\" is not a unit such as \"web.service\"",
+            ),
             (
                 "[service.a]\ncgroup = \"a/../b\"\ntier = \"opt-in\"",
-                "service.a.cgroup = \"a/../b\" is not a cgroup's path",
+                "line 2: service.a.cgroup = \"a/../b\" is not a cgroup's path",
             ),
             (
                 "[service.a]\ncgroup = \"/a\"\ntier = \"opt-in\"\n[service.b]\ncgroup = \"/a\"\ntier = \"opt-in\"",
-                "service.b.cgroup = \"/a\" is that of service.a too",
+                "service.b: \"/a\" is that of service.a too",
             ),
         ] {
             let message = refused(text);
             assert!(message.contains(expected) && !message.contains('\n'), "{text:?}: {message}");
         }
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let text = "period = \"1s\"\nstep = \"8MiB\"\npressure_limit = 5.0\nrefault_limit = 20\nfree_low = 0.02\nfree_high = 0.04\n\
+            promotion_limit = \"300MB/s\"\n[interleave]\nweights = { 0 = 3, 1 = 1 }\n\
+            [service.a]\nunit = \"a.service\"\ntier = \"opt-in\"\npage_cache = \"slow\"\n";
+        let policy = Policy::parse(text).unwrap();
+        assert_eq!((policy.refaults_a_round(), policy.promotion_limit_mbps), (20, Some(300)));
+        assert_eq!(policy.weights, Some(Weights::Given(BTreeMap::from([(0, 3), (1, 1)]))));
+        let service = &policy.services[0];
+        assert_eq!((service.place.name(), service.policy.slow_cache), ("a.service", true));
+        assert_eq!((service.lines.tier, service.lines.page_cache), (12, Some(13)));
+    }
+
+    #[test]
+    fn weights_by_auto_are_small_and_in_proportion() {
+        let of = |rates: &[u64]| {
+            let rates = rates.iter().enumerate().map(|(node, rate)| (node as u32, *rate)).collect();
+            weights_of(&rates).into_values().collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[20_480, 5_120]), [4, 1]);
+        assert_eq!(of(&[200, 200]), [1, 1]);
+        assert_eq!(of(&[300, 200]), [3, 2]);
+        assert_eq!(of(&[10_000, 1]), [32, 1], "a node never gets nothing");
     }
 }

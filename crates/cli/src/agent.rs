@@ -1,14 +1,20 @@
-//! `polder agent`: page tiers for the services of this host; `polder top`: what lies where.
+//! `polder agent`: page tiers for the services of this host.
 
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::SystemTime;
 
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueHint};
-use polder_agent::{Agent, Alarm, Policy, Round};
+use polder_agent::{Agent, Metrics, Policy, RecordedRound, Round, State, replay};
 use polder_linux::{Host, Kernel, Lock, Restored, Settings as KernelSettings, drop_capabilities, show_nodes};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::Failure;
@@ -16,20 +22,30 @@ use crate::Failure;
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Carry out a policy until stopped. Settings are restored at the end; after a kill, by the next start.
-    Run(RunArguments),
+    Run(Box<RunArguments>),
     /// Check a policy file, also against this machine if it has tiers.
     Check(PolicyArguments),
+    /// Say why a service is as it is, since when, and by which line of the policy.
+    Explain(ExplainArguments),
+    /// Decide the rounds of a record anew, and compare.
+    Replay {
+        /// What `polder agent run --record` wrote.
+        #[arg(value_hint = ValueHint::FilePath)]
+        record: PathBuf,
+    },
     /// Restore the settings that a killed agent left changed.
     Restore(JournalArguments),
     /// Print a unit for systemd; its place is /etc/systemd/system/polder-agent.service.
     Unit,
+    /// Print a dashboard for Grafana.
+    Dashboard,
 }
 
 #[derive(Args)]
 pub(crate) struct PolicyArguments {
-    /// The policy: the services, by cgroup, and the tier of each.
+    /// The policy: the services, by cgroup or unit, and the tier of each.
     #[arg(long, default_value = "/etc/polder/agent.toml", value_name = "FILE", value_hint = ValueHint::FilePath)]
-    policy: PathBuf,
+    pub(crate) policy: PathBuf,
 }
 
 #[derive(Args)]
@@ -40,33 +56,46 @@ pub(crate) struct JournalArguments {
 }
 
 #[derive(Args)]
+pub(crate) struct StateArguments {
+    /// Where the running agent says what it sees.
+    #[arg(long, default_value = "/run/polder/agent.state", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) state: PathBuf,
+}
+
+#[derive(Args)]
+pub(crate) struct ExplainArguments {
+    /// The service, as the policy names it.
+    service: String,
+    #[command(flatten)]
+    state: StateArguments,
+}
+
+#[derive(Args)]
 pub(crate) struct RunArguments {
     #[command(flatten)]
     policy: PolicyArguments,
     #[command(flatten)]
     journal: JournalArguments,
+    #[command(flatten)]
+    state: StateArguments,
+    /// Add what each round saw and decided to this file, for `polder agent replay`.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    record: Option<PathBuf>,
+    /// Answer Prometheus at this address of this machine alone, such as 127.0.0.1:9586; port 0 takes any.
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
     /// Stop after this many control rounds.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     rounds: Option<u64>,
     /// Decide and print, but change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Print each round as one JSON object.
+    /// Print each round as one JSON object, in place of what changes.
     #[arg(long)]
     json: bool,
-}
-
-/// Shows the bytes of each service on each tier.
-#[derive(Args)]
-pub(crate) struct TopArguments {
-    #[command(flatten)]
-    policy: PolicyArguments,
-    /// Print once, instead of every period.
-    #[arg(long)]
-    once: bool,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    /// Work on a copy of /proc and /sys below this folder.
+    #[arg(long, default_value = "/", value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    root: PathBuf,
 }
 
 /// Runs a command of `polder agent`.
@@ -74,13 +103,15 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Run(arguments) => carry_out(arguments),
         Command::Check(arguments) => check(arguments),
+        Command::Explain(arguments) => explain(arguments),
+        Command::Replay { record } => decide_anew(record),
         Command::Restore(arguments) => {
             drop_capabilities()?;
-            let journal = text(&arguments.journal);
-            let _lock = lock(&journal)?;
-            let (_, restored) = KernelSettings::start(Host::new(), &journal)?;
+            let (host, journal) = (Host::new(), text(&arguments.journal)?);
+            let _lock = lock(&host, &journal)?;
+            let (_, restored) = KernelSettings::start(host, &journal)?;
             if restored.is_empty() {
-                println!("nothing to restore: no agent was killed with {}", arguments.journal.display());
+                println!("nothing to restore: no agent was killed with {journal}");
             }
             print_restored(&restored);
             Ok(ExitCode::SUCCESS)
@@ -89,63 +120,201 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
             print!("{}", polder_agent::UNIT);
             Ok(ExitCode::SUCCESS)
         }
+        Command::Dashboard => {
+            print!("{}", polder_agent::DASHBOARD);
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
 /// The right to change settings, which one process has at a time.
-fn lock(journal: &str) -> Result<Lock, Failure> {
-    Host::new().lock(journal)?.ok_or_else(|| {
+fn lock(host: &Host, journal: &str) -> Result<Lock, Failure> {
+    host.lock(journal)?.ok_or_else(|| {
         Failure(format!(
             "another agent runs with the journal {journal}; stop it, or name another with --journal"
         ))
     })
 }
 
-/// Runs `polder top`.
-pub(crate) fn top(arguments: &TopArguments) -> Result<ExitCode, Failure> {
-    let policy = load(&arguments.policy.policy)?;
-    let period = policy.period;
-    let stop = stop_signals()?;
-    let (mut agent, _) = Agent::start(Host::new(), policy, "", true)?;
-    loop {
-        let round = agent.round()?;
-        print_round(&round, arguments.json)?;
-        if arguments.once || stop.recv_timeout(period) != Err(RecvTimeoutError::Timeout) {
-            return Ok(ExitCode::SUCCESS);
-        }
-    }
+/// What a signal asks for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Stop,
+    Reload,
 }
 
 fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
-    let policy = load(&arguments.policy.policy)?;
-    let period = policy.period;
+    let path = std::path::absolute(&arguments.policy.policy)?;
+    let mut watched = Watched::new(&path);
+    let policy = load(&path)?;
     // Before the first thread is started: capabilities are of a thread.
     drop_capabilities()?;
     // Signals are caught before the first setting is changed.
-    let stop = stop_signals()?;
-    let journal = text(&arguments.journal.journal);
-    let _lock = if arguments.dry_run { None } else { Some(lock(&journal)?) };
-    let (mut agent, restored) = Agent::start(Host::new(), policy, &journal, arguments.dry_run)?;
+    let asked = signals()?;
+    let metrics = arguments.listen.map(serve).transpose()?;
+    let (host, journal) = (Host::below(&arguments.root), text(&arguments.journal.journal)?);
+    let _lock = if arguments.dry_run { None } else { Some(lock(&host, &journal)?) };
+    let (mut agent, restored) = Agent::start(host.clone(), policy, &journal, arguments.dry_run)?;
     print_restored(&restored);
-    let outcome = rounds(&mut agent, arguments, &stop, period);
+    let mut out = Output { arguments, host, path, metrics, shown: BTreeMap::new() };
+    let outcome = rounds(&mut agent, &mut out, &asked, &mut watched);
     print_restored(&agent.stop()?);
     outcome.map(|()| ExitCode::SUCCESS)
 }
 
 fn rounds<K: Kernel>(
     agent: &mut Agent<K>,
-    arguments: &RunArguments,
-    stop: &Receiver<()>,
-    period: std::time::Duration,
+    out: &mut Output<'_>,
+    asked: &Receiver<Asked>,
+    watched: &mut Watched,
 ) -> Result<(), Failure> {
     loop {
-        let round = agent.round()?;
-        print_round(&round, arguments.json)?;
-        let is_last = arguments.rounds.is_some_and(|rounds| round.round >= rounds);
-        if is_last || stop.recv_timeout(period) != Err(RecvTimeoutError::Timeout) {
+        let (round, recorded) = agent.round(now_ms())?;
+        out.take(agent, &round, &recorded)?;
+        if out.arguments.rounds.is_some_and(|rounds| round.round >= rounds) {
             return Ok(());
         }
+        let reloads = match asked.recv_timeout(agent.policy().period) {
+            Ok(Asked::Reload) => true,
+            Ok(Asked::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Err(RecvTimeoutError::Timeout) => watched.has_changed(),
+        };
+        if reloads {
+            reload(agent, &watched.path);
+        }
     }
+}
+
+/// Takes over the policy file as it is now. With a mistake in it the policy before goes on.
+fn reload<K: Kernel>(agent: &mut Agent<K>, path: &Path) {
+    match load(path) {
+        Ok(policy) => {
+            if let Err(error) = agent.change(policy) {
+                eprintln!("polder: {error}; the next round goes on with what could be set");
+            }
+        }
+        Err(error) => eprintln!("polder: {error}; the policy before goes on"),
+    }
+}
+
+/// A file that may change.
+struct Watched {
+    path: PathBuf,
+    seen: Option<(u64, i64, i64, u64)>,
+}
+
+impl Watched {
+    fn new(path: &Path) -> Self {
+        let mut watched = Self { path: path.to_owned(), seen: None };
+        watched.has_changed();
+        watched
+    }
+
+    /// Whether it is another than at the last call. A file that is away counts as unchanged: an editor may be replacing it.
+    fn has_changed(&mut self) -> bool {
+        let Ok(now) = std::fs::metadata(&self.path) else { return false };
+        let now = Some((now.ino(), now.mtime(), now.mtime_nsec(), now.len()));
+        std::mem::replace(&mut self.seen, now) != now
+    }
+}
+
+/// Where rounds go.
+struct Output<'a> {
+    arguments: &'a RunArguments,
+    host: Host,
+    path: PathBuf,
+    metrics: Option<Arc<Metrics>>,
+    /// What was last printed of each service, and of each alarm.
+    shown: BTreeMap<String, String>,
+}
+
+impl Output<'_> {
+    fn take<K: Kernel>(
+        &mut self,
+        agent: &Agent<K>,
+        round: &Round,
+        recorded: &RecordedRound,
+    ) -> Result<(), Failure> {
+        if let Some(metrics) = &self.metrics {
+            metrics.observe(round);
+        }
+        if !self.arguments.dry_run {
+            let state = State {
+                policy: text(&self.path)?,
+                fast_nodes: show_nodes(&agent.tiers().fast),
+                slow_nodes: show_nodes(&agent.tiers().slow),
+                round: round.clone(),
+                causes: agent.causes(),
+            };
+            self.host.publish(&text(&self.arguments.state.state)?, &serde_json::to_string(&state)?)?;
+        }
+        if let Some(record) = &self.arguments.record {
+            self.host.record(&text(record)?, &serde_json::to_string(recorded)?)?;
+        }
+        match self.arguments.json {
+            true => print_json(round),
+            false => self.print_changes(round),
+        }
+    }
+
+    /// A line for each service that is now as it is for another reason, and for each new alarm.
+    fn print_changes(&mut self, round: &Round) -> Result<(), Failure> {
+        let mut lines = BTreeMap::new();
+        for row in &round.services {
+            lines.insert(row.service.clone(), row.cause.what.clone());
+        }
+        for alarm in &round.alarms {
+            lines.insert(
+                format!("alarm {} {}", alarm.kind(), alarm.service().unwrap_or("")),
+                format!("alarm: {alarm}"),
+            );
+        }
+        let mut out = std::io::stdout().lock();
+        for (key, line) in lines.iter().filter(|(key, line)| self.shown.get(*key) != Some(*line)) {
+            match round.services.iter().find(|row| row.service == *key) {
+                Some(row) => {
+                    writeln!(out, "round {}: {key}: {line} ({:.1}% local)", round.round, 100.0 * row.local)?
+                }
+                None => writeln!(out, "round {}: {line}", round.round)?,
+            }
+        }
+        self.shown = lines;
+        Ok(out.flush()?)
+    }
+}
+
+/// Answers Prometheus, in a thread that ends with the process.
+fn serve(address: SocketAddr) -> Result<Arc<Metrics>, Failure> {
+    if !address.ip().is_loopback() {
+        return Err(Failure(format!(
+            "--listen {address} is reached from other machines; give an address such as 127.0.0.1:{}, and a proxy that \
+             asks for a password",
+            address.port()
+        )));
+    }
+    let server =
+        tiny_http::Server::http(address).map_err(|error| Failure(format!("--listen {address}: {error}")))?;
+    eprintln!("polder: metrics at http://{}/metrics", server.server_addr());
+    let metrics = Arc::new(Metrics::new());
+    let shared = Arc::clone(&metrics);
+    std::thread::spawn(move || {
+        let header = |value: &str| {
+            tiny_http::Header::from_bytes(b"Content-Type", value.as_bytes()).expect("it is ASCII")
+        };
+        for request in server.incoming_requests() {
+            let is_asked = *request.method() == tiny_http::Method::Get && request.url() == "/metrics";
+            let answer = match is_asked {
+                true => tiny_http::Response::from_string(shared.text())
+                    .with_header(header("application/openmetrics-text; version=1.0.0; charset=utf-8")),
+                false => {
+                    tiny_http::Response::from_string("the metrics are at /metrics\n").with_status_code(404)
+                }
+            };
+            // A client that went away is no error of ours.
+            drop(request.respond(answer));
+        }
+    });
+    Ok(metrics)
 }
 
 fn check(arguments: &PolicyArguments) -> Result<ExitCode, Failure> {
@@ -154,32 +323,88 @@ fn check(arguments: &PolicyArguments) -> Result<ExitCode, Failure> {
     let (mut agent, _) = Agent::start(Host::new(), policy, "", true)?;
     let tiers = agent.tiers();
     println!("fast tier: nodes {}; slow tier: nodes {}", show_nodes(&tiers.fast), show_nodes(&tiers.slow));
-    print_round(&agent.round()?, false)?;
+    print_table(&agent.round(now_ms())?.0)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads a policy. No other user may lead its path elsewhere, because the agent does what it says.
-fn load(path: &Path) -> Result<Policy, Failure> {
-    let text = Host::new().read_own(&std::path::absolute(path)?.to_string_lossy()).map_err(|error| {
-        match error.kind() {
-            Some(_) => Failure(format!("{error}; name a policy with --policy FILE")),
-            None => Failure(error.to_string()),
-        }
+fn explain(arguments: &ExplainArguments) -> Result<ExitCode, Failure> {
+    let state = read_state(&arguments.state.state)?;
+    let Some(answer) = state.explain(&arguments.service) else {
+        let known: Vec<&str> = state.causes.keys().map(String::as_str).collect();
+        let (service, policy) = (&arguments.service, &state.policy);
+        return Err(Failure(format!("{policy} has no service {service:?}; it has {}", known.join(", "))));
+    };
+    print!("{answer}");
+    if !is_fresh(&state) {
+        println!("  no agent has written since; it may have stopped");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the running agent last said.
+pub(crate) fn read_state(path: &Path) -> Result<State, Failure> {
+    let path = text(path)?;
+    let said = Host::new().read_own(&path).map_err(|error| {
+        Failure(format!(
+            "{error}; start an agent with: polder agent run, or name its state with --state FILE"
+        ))
     })?;
-    Policy::parse(&text).map_err(|error| Failure(format!("{}: {error}", path.display())))
+    Ok(serde_json::from_str(&said).map_err(|error| Failure(format!("{path}: {error}")))?)
 }
 
-fn text(path: &Path) -> String {
-    path.to_string_lossy().into_owned()
+/// Whether a state is of an agent that runs.
+pub(crate) fn is_fresh(state: &State) -> bool {
+    const LONGEST_PERIOD_MS: u64 = 10_000;
+    now_ms().saturating_sub(state.round.time_ms) < LONGEST_PERIOD_MS
 }
 
-/// A message for each signal that asks for the end.
-fn stop_signals() -> Result<Receiver<()>, Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+fn decide_anew(record: &Path) -> Result<ExitCode, Failure> {
+    let named = |error: &dyn std::fmt::Display| {
+        Failure(format!("{}: {error}; make one with: polder agent run --record FILE", record.display()))
+    };
+    let text = std::fs::read_to_string(record).map_err(|error| named(&error))?;
+    let rounds: Vec<RecordedRound> =
+        text.lines().map(serde_json::from_str).collect::<Result<_, _>>().map_err(|error| named(&error))?;
+    let (moves, otherwise) = replay(&rounds);
+    match otherwise {
+        None => {
+            println!("{} rounds with {moves} moves: decided as recorded", rounds.len());
+            Ok(ExitCode::SUCCESS)
+        }
+        Some((round, decision)) => {
+            println!("round {round} is decided otherwise: {}", serde_json::to_string(&decision)?);
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+/// Reads a policy. No other user may lead its path elsewhere, because the agent does what it says.
+pub(crate) fn load(path: &Path) -> Result<Policy, Failure> {
+    let named = text(path)?;
+    let read = Host::new().read_own(&named).map_err(|error| match error.kind() {
+        Some(_) => Failure(format!("{error}; name a policy with --policy FILE")),
+        None => Failure(error.to_string()),
+    })?;
+    Policy::parse(&read).map_err(|error| Failure(format!("{}: {error}", path.display())))
+}
+
+/// A path from the root.
+fn text(path: &Path) -> Result<String, Failure> {
+    Ok(std::path::absolute(path)?.to_string_lossy().into_owned())
+}
+
+pub(crate) fn now_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// A message for each signal that asks for something.
+pub(crate) fn signals() -> Result<Receiver<Asked>, Failure> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
-        for _ in signals.forever() {
-            if sender.send(()).is_err() {
+        for signal in signals.forever() {
+            let asked = if signal == SIGHUP { Asked::Reload } else { Asked::Stop };
+            if sender.send(asked).is_err() {
                 return;
             }
         }
@@ -187,52 +412,45 @@ fn stop_signals() -> Result<Receiver<()>, Failure> {
     Ok(receiver)
 }
 
-fn print_round(round: &Round, json: bool) -> Result<(), Failure> {
-    use std::io::Write;
+pub(crate) fn print_json(round: &Round) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    if json {
-        serde_json::to_writer(&mut out, round)?;
-        writeln!(out)?;
-        return Ok(out.flush()?);
-    }
-    writeln!(out, "round {}", round.round)?;
-    writeln!(out, "  {:<20} {:>11} {:>11} {:>6} {:>11}", "service", "fast", "slow", "local", "demoted")?;
-    for service in &round.services {
-        let size = |bytes| ByteSize(bytes).display().iec().to_string();
-        let reason = service.reason.as_deref().unwrap_or_default();
-        writeln!(
-            out,
-            "  {:<20} {:>11} {:>11} {:>5.1}% {:>11}  {reason}",
-            service.service,
-            size(service.fast),
-            size(service.slow),
-            100.0 * service.local,
-            size(service.demoted)
-        )?;
-    }
-    for alarm in &round.alarms {
-        writeln!(out, "  alarm: {}", in_words(alarm))?;
-    }
+    serde_json::to_writer(&mut out, round)?;
+    writeln!(out)?;
     Ok(out.flush()?)
 }
 
-fn in_words(alarm: &Alarm) -> String {
-    let size = |bytes: u64| ByteSize(bytes).display().iec();
-    match alarm {
-        Alarm::OptOutBroken { service, found, left: 0 } => {
-            format!(
-                "{service} is opted out and had {} on the slow tier; all of it was brought back",
-                size(*found)
-            )
-        }
-        Alarm::OptOutBroken { service, found, left } => format!(
-            "{service} is opted out and had {} on the slow tier; {} are there still, such as shared pages",
-            size(*found),
-            size(*left)
-        ),
-        Alarm::NoSuchCgroup { service, cgroup } => format!("{service} has no cgroup {cgroup}"),
-        Alarm::Refused { service, error } => format!("{service}: {error}"),
+pub(crate) fn size(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
+}
+
+pub(crate) fn print_table(round: &Round) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "round {}: fast tier {} free of {}; slow tier {} free of {}",
+        round.round,
+        size(round.fast.free),
+        size(round.fast.bytes),
+        size(round.slow.free),
+        size(round.slow.bytes)
+    )?;
+    writeln!(out, "  {:<20} {:>11} {:>11} {:>6} {:>11}  why", "service", "fast", "slow", "local", "demoted")?;
+    for row in &round.services {
+        writeln!(
+            out,
+            "  {:<20} {:>11} {:>11} {:>5.1}% {:>11}  {}",
+            row.service,
+            size(row.fast),
+            size(row.slow),
+            100.0 * row.local,
+            size(row.demoted),
+            row.cause.what
+        )?;
     }
+    for alarm in &round.alarms {
+        writeln!(out, "  alarm: {alarm}")?;
+    }
+    Ok(out.flush()?)
 }
 
 fn print_restored(restored: &[Restored]) {

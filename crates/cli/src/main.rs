@@ -29,6 +29,7 @@ mod pool;
 mod probe;
 mod scratch;
 mod soak;
+mod top;
 mod verify;
 
 use std::fmt;
@@ -149,7 +150,7 @@ enum Command {
     #[command(subcommand)]
     Offload(offload::Command),
     /// Show the bytes of each service on each memory tier.
-    Top(agent::TopArguments),
+    Top(top::Arguments),
     /// Say what this kernel offers to memory tiers, and what is set up wrongly.
     Doctor(doctor::Arguments),
     /// Hand out host ids and evict hosts, until stopped.
@@ -239,7 +240,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match command {
         Command::Pool(it) => pool::run(it.command, &settings),
         Command::Agent(command) => agent::run(&command),
-        Command::Top(arguments) => agent::top(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Offload(command) => offload::run(&command),
         Command::Keeper(it) => keeper::run(&it.arguments, &settings),

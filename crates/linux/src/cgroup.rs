@@ -5,6 +5,42 @@ use std::io::ErrorKind;
 
 use crate::{CGROUPS, Kernel, KernelError, parse_nodes, show_nodes};
 
+/// User memory of a cgroup on one node, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeMemory {
+    /// Memory of no file.
+    pub anon: u64,
+    /// Page cache, shared memory included.
+    pub file: u64,
+    /// Shared memory, such as files of tmpfs.
+    pub shmem: u64,
+}
+
+impl NodeMemory {
+    /// All of it.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.anon + self.file
+    }
+
+    /// Page cache that could be read again from a file.
+    #[must_use]
+    pub const fn cache(&self) -> u64 {
+        self.file.saturating_sub(self.shmem)
+    }
+}
+
+/// Pages that the kernel has counted for a cgroup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Pages that were read again after they had been taken.
+    pub refaults: u64,
+    /// Pages that were promoted.
+    pub promoted: u64,
+    /// Pages that were demoted.
+    pub demoted: u64,
+}
+
 /// A cgroup, by its path below the mount of cgroup version 2, such as `/system.slice/web.service`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cgroup {
@@ -26,23 +62,57 @@ impl Cgroup {
         &self.path
     }
 
+    /// Its folder.
+    #[must_use]
+    pub fn folder(&self) -> String {
+        format!("{CGROUPS}{}", self.path)
+    }
+
     /// The file of the setting `name`.
     #[must_use]
     pub fn file(&self, name: &str) -> String {
         format!("{CGROUPS}{}/{name}", self.path)
     }
 
-    /// Bytes of user memory (anonymous and page cache, tmpfs included) on each node.
+    /// The cgroup of the systemd unit `unit`, such as `web.service`: it is looked for in slices of the system. Slices of users,
+    /// and cgroups below a unit, are left out, because a user can make one of any name there.
+    ///
+    /// # Errors
+    /// As listing the root's cgroups fails.
+    pub fn of_unit(kernel: &impl Kernel, unit: &str) -> Result<Option<Self>, KernelError> {
+        const DEEPEST: usize = 8;
+        let mut folders = vec![String::new()];
+        for _ in 0..DEEPEST {
+            let mut below = Vec::new();
+            for folder in &folders {
+                let names = match kernel.list(&format!("{CGROUPS}{folder}")) {
+                    Err(error) if error.is_gone() && !folder.is_empty() => continue,
+                    names => names?,
+                };
+                if names.iter().any(|name| name == unit) {
+                    return Ok(Self::new(&format!("{folder}/{unit}")));
+                }
+                let slices =
+                    names.into_iter().filter(|name| name.ends_with(".slice") && name != "user.slice");
+                below.extend(slices.map(|name| format!("{folder}/{name}")));
+            }
+            folders = below;
+        }
+        Ok(None)
+    }
+
+    /// User memory on each node.
     ///
     /// # Errors
     /// As reading `memory.numa_stat` fails.
-    pub fn bytes_by_node(&self, kernel: &impl Kernel) -> Result<BTreeMap<u32, u64>, KernelError> {
+    pub fn memory(&self, kernel: &impl Kernel) -> Result<BTreeMap<u32, NodeMemory>, KernelError> {
         let path = self.file("memory.numa_stat");
         let text = kernel.read(&path)?;
-        let mut bytes = BTreeMap::new();
+        let mut memory: BTreeMap<u32, NodeMemory> = BTreeMap::new();
         for line in text.lines() {
             let mut fields = line.split_ascii_whitespace();
-            if !matches!(fields.next(), Some("anon" | "file")) {
+            let name = fields.next();
+            if !matches!(name, Some("anon" | "file" | "shmem")) {
                 continue;
             }
             for field in fields {
@@ -53,10 +123,48 @@ impl Cgroup {
                     let expected = "fields such as N0=4096";
                     return Err(KernelError::Format { path, text: field.to_owned(), expected });
                 };
-                *bytes.entry(node).or_insert(0) += count;
+                let of_node = memory.entry(node).or_default();
+                match name {
+                    Some("anon") => of_node.anon = count,
+                    Some("file") => of_node.file = count,
+                    _ => of_node.shmem = count,
+                }
             }
         }
-        Ok(bytes)
+        Ok(memory)
+    }
+
+    /// What the kernel has counted since the cgroup was made; what this kernel does not count is 0.
+    ///
+    /// # Errors
+    /// As reading `memory.stat` fails.
+    pub fn counts(&self, kernel: &impl Kernel) -> Result<Counts, KernelError> {
+        let text = kernel.read(&self.file("memory.stat"))?;
+        let mut counts = Counts::default();
+        for line in text.lines() {
+            let Some((name, value)) = line.split_once(' ') else { continue };
+            let value = || value.trim().parse::<u64>().unwrap_or(0);
+            match name {
+                "workingset_refault_anon" | "workingset_refault_file" => counts.refaults += value(),
+                "pgpromote_success" => counts.promoted += value(),
+                _ if name.starts_with("pgdemote_") => counts.demoted += value(),
+                _ => {}
+            }
+        }
+        Ok(counts)
+    }
+
+    /// How many of its processes the kernel has killed because memory ran out; 0 where it does not count them.
+    ///
+    /// # Errors
+    /// As reading `memory.events` fails.
+    pub fn oom_kills(&self, kernel: &impl Kernel) -> Result<u64, KernelError> {
+        let text = match kernel.read(&self.file("memory.events")) {
+            Err(error) if error.is_gone() => return Ok(0),
+            other => other?,
+        };
+        let value = text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok());
+        Ok(value.unwrap_or(0))
     }
 
     /// Percent of the last ten seconds in which some task waited for memory; 0 where the kernel does not count it.
@@ -101,22 +209,31 @@ impl Cgroup {
         })
     }
 
-    /// Asks the kernel to demote `bytes` of the coldest pages. It may move less; whether it moved all is returned.
+    /// Asks the kernel to demote `bytes` of the coldest pages, or of the coldest page cache alone. It may move less; whether it moved all is
+    /// returned.
     ///
     /// # Errors
     /// As writing `memory.reclaim` fails, but for EAGAIN, by which the kernel says that it moved less.
-    pub fn demote(&self, kernel: &impl Kernel, bytes: u64) -> Result<bool, KernelError> {
-        match kernel.write(&self.file("memory.reclaim"), &bytes.to_string()) {
+    /// [`KernelError::Missing`] where the kernel cannot tell page cache from the rest.
+    pub fn demote(&self, kernel: &impl Kernel, bytes: u64, cache_alone: bool) -> Result<bool, KernelError> {
+        let line = if cache_alone { format!("{bytes} swappiness=0") } else { bytes.to_string() };
+        match kernel.write(&self.file("memory.reclaim"), &line) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == Some(ErrorKind::WouldBlock) => Ok(false),
+            Err(error) if cache_alone && error.kind() == Some(ErrorKind::InvalidInput) => {
+                Err(KernelError::Missing(format!(
+                    "{}: memory.reclaim takes no swappiness before Linux 6.9, so page cache stays; leave page_cache out",
+                    self.path
+                )))
+            }
             Err(error) => Err(error),
         }
     }
 
     /// Lines that bring its pages back to `nodes` when they are written to `cpuset.mems` one after the other: the
-    /// kernel migrates when the set changes, so it is widened to `all` first.
+    /// kernel migrates when the set changes, so it is widened by `others` first.
     #[must_use]
-    pub fn migration(nodes: &BTreeSet<u32>, all: &BTreeSet<u32>) -> [String; 2] {
-        [show_nodes(all), show_nodes(nodes)]
+    pub fn migration(nodes: &BTreeSet<u32>, others: &BTreeSet<u32>) -> [String; 2] {
+        [show_nodes(&nodes.union(others).copied().collect()), show_nodes(nodes)]
     }
 }

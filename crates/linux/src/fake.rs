@@ -1,35 +1,89 @@
 //! A tree of files in memory that behaves like the kernel's where an agent would notice.
 //!
 //! - `memory.reclaim` demotes while demotion is on, answers EAGAIN when it moved less, and ignores `cpuset.mems`, as
-//!   kernels before 6.16 do.
+//!   kernels before 6.16 do. With `swappiness=0` it moves page cache alone, and a kernel before 6.9 answers EINVAL.
 //! - `cpuset.mems` migrates pages when its set changes, refuses nodes that are not there with EINVAL and an empty set
-//!   after another with ENOSPC (every cgroup has processes here), and says EBUSY once in a while.
-//! - Files of a cgroup that was removed are gone.
+//!   after another with ENOSPC (every cgroup has processes here). What a parent leaves out is not in effect, and a set
+//!   that has nothing of the parent's is answered by the parent's own.
+//! - A setting says EBUSY once in a while; values that a kernel refuses are EINVAL.
+//! - Files of a cgroup that was removed are gone, and one that is made anew has another inode.
 //! - [`Tree::kill_after`] ends the process at a write: that write and everything after it fails, and a record that
 //!   was being appended is cut short.
+//!
+//! [`crate::conformance`] holds it to the kernel.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Error, ErrorKind};
 
-use crate::{BALANCING, CGROUPS, DEMOTION, Kernel, KernelError, parse_nodes, show_nodes};
+use crate::{
+    BALANCING, CGROUPS, DEMOTION, INTERLEAVE, Kernel, KernelError, PROMOTION_LIMIT, parse_nodes, show_nodes,
+};
 
 const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
+const SLOW_BYTES: u64 = 1 << 40;
+const SLOW_TIER: &str = "/sys/devices/virtual/memory_tiering/memory_tier90/nodelist";
+const FAST_TIER: &str = "/sys/devices/virtual/memory_tiering/memory_tier4/nodelist";
 
 #[derive(Clone, Debug, Default)]
 struct Group {
     inode: u64,
     mems: String,
+    /// What its parent leaves it; empty for all.
+    parent: String,
     bytes: [u64; 2],
+    /// What of `bytes` is page cache.
+    cache: [u64; 2],
     pressure: f64,
+    refaults: u64,
+    kills: u64,
+    /// Names of files that it lacks.
+    lacks: BTreeSet<String>,
 }
 
 impl Group {
-    /// The nodes that its processes may use: all where the set is empty.
-    fn effective(&self) -> &str {
-        if self.mems.is_empty() { "0-1" } else { &self.mems }
+    /// The nodes that its processes may use.
+    fn effective(&self) -> String {
+        let nodes = |text: &str| parse_nodes(text).filter(|nodes| !nodes.is_empty());
+        let parent = nodes(&self.parent).unwrap_or_else(|| BTreeSet::from([0, 1]));
+        let own = nodes(&self.mems).unwrap_or_else(|| parent.clone());
+        let both: BTreeSet<u32> = own.intersection(&parent).copied().collect();
+        show_nodes(if both.is_empty() { &parent } else { &both })
+    }
+
+    fn reclaim(&mut self, line: &str, demotes: bool, knows_swappiness: bool) -> Result<(), Error> {
+        let invalid = || Error::from_raw_os_error(EINVAL);
+        let (amount, cache_alone) = match line.split_once(' ') {
+            Some((amount, "swappiness=0")) if knows_swappiness => (amount, true),
+            Some(_) => return Err(invalid()),
+            None => (line, false),
+        };
+        let wanted: u64 = amount.parse().map_err(|_| invalid())?;
+        let there = if cache_alone { self.cache[0] } else { self.bytes[0] };
+        let moved = if demotes { wanted.min(there) } else { 0 };
+        let of_cache = if cache_alone { moved } else { moved.saturating_sub(self.bytes[0] - self.cache[0]) };
+        self.bytes = [self.bytes[0] - moved, self.bytes[1] + moved];
+        self.cache = [self.cache[0] - of_cache, self.cache[1] + of_cache];
+        if moved < wanted { Err(ErrorKind::WouldBlock.into()) } else { Ok(()) }
+    }
+
+    fn set_nodes(&mut self, line: &str) -> Result<(), Error> {
+        let invalid = || Error::from_raw_os_error(EINVAL);
+        let nodes =
+            parse_nodes(line).filter(|nodes| nodes.iter().all(|node| *node < 2)).ok_or_else(invalid)?;
+        if nodes.is_empty() && !self.mems.is_empty() {
+            return Err(Error::from_raw_os_error(ENOSPC));
+        }
+        let before = self.effective();
+        self.mems = show_nodes(&nodes);
+        let after = self.effective();
+        if before != after && after == "0" {
+            self.bytes = [self.bytes[0] + self.bytes[1], 0];
+            self.cache = [self.cache[0] + self.cache[1], 0];
+        }
+        Ok(())
     }
 }
 
@@ -42,6 +96,7 @@ pub struct Tree {
     next_inode: Cell<u64>,
     writes_left: Cell<u64>,
     busy_in: Cell<u64>,
+    knows_swappiness: Cell<bool>,
     fast_bytes: u64,
 }
 
@@ -53,11 +108,14 @@ impl Tree {
         for (path, text) in [
             ("/sys/devices/system/node/has_memory", "0-1\n"),
             ("/sys/devices/system/node/has_cpu", "0\n"),
-            ("/sys/devices/virtual/memory_tiering/memory_tier4/nodelist", "0\n"),
-            ("/sys/devices/virtual/memory_tiering/memory_tier90/nodelist", "1\n"),
+            (FAST_TIER, "0\n"),
+            (SLOW_TIER, "1\n"),
             ("/proc/sys/kernel/osrelease", "6.12.0-fake\n"),
             (DEMOTION, "false\n"),
             (BALANCING, "1\n"),
+            (PROMOTION_LIMIT, "65536\n"),
+            (&format!("{INTERLEAVE}/node0"), "1\n"),
+            (&format!("{INTERLEAVE}/node1"), "1\n"),
         ] {
             files.insert(path.to_owned(), text.to_owned());
         }
@@ -68,6 +126,7 @@ impl Tree {
             next_inode: Cell::new(1),
             writes_left: Cell::new(u64::MAX),
             busy_in: Cell::new(u64::MAX),
+            knows_swappiness: Cell::new(true),
             fast_bytes,
         }
     }
@@ -77,19 +136,23 @@ impl Tree {
         self.files.borrow_mut().insert(path.to_owned(), text.to_owned());
     }
 
-    /// Takes the file `path` away, as a kernel that lacks it.
+    /// Takes the file `path` away, as a kernel that lacks it; also a cgroup's.
     pub fn take(&self, path: &str) {
         self.files.borrow_mut().remove(path);
+        if let Some((folder, name)) = self.split(path) {
+            self.change(&folder, |group| group.lacks.extend([name.to_owned()]));
+        }
     }
 
     /// Puts both nodes into one memory tier, as Linux 6.1 does unless dax_kmem brings the slow one.
     pub fn merge_tiers(&self) {
-        let mut files = self.files.borrow_mut();
-        files.remove("/sys/devices/virtual/memory_tiering/memory_tier90/nodelist");
-        files.insert(
-            "/sys/devices/virtual/memory_tiering/memory_tier4/nodelist".to_owned(),
-            "0-1\n".to_owned(),
-        );
+        self.take(SLOW_TIER);
+        self.put(FAST_TIER, "0-1\n");
+    }
+
+    /// `memory.reclaim` takes no swappiness, as before Linux 6.9.
+    pub fn lacks_swappiness(&self) {
+        self.knows_swappiness.set(false);
     }
 
     /// Makes the cgroup `path` with so many bytes on each node.
@@ -98,16 +161,52 @@ impl Tree {
         self.groups.borrow_mut().insert(path.to_owned(), Group { inode, bytes, ..Group::default() });
     }
 
+    fn change(&self, path: &str, change: impl FnOnce(&mut Group)) {
+        if let Some(group) = self.groups.borrow_mut().get_mut(path) {
+            change(group);
+        }
+    }
+
     /// Sets `cpuset.mems` of the cgroup `path`, as an operator may have.
     pub fn set_nodes(&self, path: &str, nodes: &str) {
-        if let Some(group) = self.groups.borrow_mut().get_mut(path) {
-            group.mems = nodes.to_owned();
-        }
+        self.change(path, |group| nodes.clone_into(&mut group.mems));
+    }
+
+    /// Sets the nodes that the parent of the cgroup `path` leaves it.
+    pub fn set_parent_nodes(&self, path: &str, nodes: &str) {
+        self.change(path, |group| nodes.clone_into(&mut group.parent));
+    }
+
+    /// Gives the cgroup `path` other bytes on each node.
+    pub fn put_bytes(&self, path: &str, bytes: [u64; 2]) {
+        self.change(path, |group| group.bytes = bytes);
+    }
+
+    /// Says what of the bytes of the cgroup `path` is page cache.
+    pub fn set_cache(&self, path: &str, cache: [u64; 2]) {
+        self.change(path, |group| group.cache = cache);
+    }
+
+    /// The cgroup `path` waits for memory for a percentage of time, has read so many pages again, and lost so many processes.
+    pub fn suffer(&self, path: &str, pressure: f64, refaults: u64, kills: u64) {
+        self.change(path, |group| {
+            group.pressure = pressure;
+            group.refaults += refaults;
+            group.kills += kills;
+        });
     }
 
     /// Removes the cgroup `path`.
     pub fn remove_group(&self, path: &str) {
         self.groups.borrow_mut().remove(path);
+    }
+
+    /// Makes the cgroup `path` anew as `to`, with its processes: cgroups cannot be renamed.
+    pub fn rename_group(&self, path: &str, to: &str) {
+        let moved = self.groups.borrow_mut().remove(path);
+        if let Some(group) = moved {
+            self.add_group(to, group.bytes);
+        }
     }
 
     /// Bytes of `path` on each node; zeros where it is gone.
@@ -121,7 +220,7 @@ impl Tree {
         self.writes_left.set(writes);
     }
 
-    /// The setting after `writes` more to `cpuset.mems` is refused with EBUSY, once.
+    /// The setting after `writes` more is refused with EBUSY, once.
     pub fn busy_after(&self, writes: u64) {
         self.busy_in.set(writes);
     }
@@ -143,7 +242,7 @@ impl Tree {
     pub fn settings(&self) -> BTreeMap<String, String> {
         let mut settings = self.files.borrow().clone();
         for (path, group) in self.groups.borrow().iter() {
-            settings.insert(format!("{CGROUPS}{path}/cpuset.mems"), group.effective().to_owned());
+            settings.insert(format!("{CGROUPS}{path}/cpuset.mems"), group.effective());
         }
         settings
     }
@@ -154,15 +253,30 @@ impl Tree {
         self.disk.borrow().clone()
     }
 
-    /// Counts a write; false when the process died before it.
-    fn lives(&self) -> bool {
+    /// Counts a write; an error when the process died before it.
+    fn live(&self) -> Result<(), Error> {
         let left = self.writes_left.get();
-        self.writes_left.set(left.saturating_sub(1));
-        left > 1 || left == u64::MAX
+        if left != u64::MAX {
+            self.writes_left.set(left.saturating_sub(1));
+        }
+        if left > 1 { Ok(()) } else { Err(ErrorKind::Interrupted.into()) }
     }
 
-    fn fast_used(&self) -> u64 {
-        self.groups.borrow().values().map(|group| group.bytes[0]).sum()
+    /// Says EBUSY once, when it is due.
+    fn be_busy(&self) -> Result<(), Error> {
+        let left = self.busy_in.get();
+        if left == 0 {
+            self.busy_in.set(u64::MAX);
+            return Err(Error::from_raw_os_error(EBUSY));
+        }
+        if left != u64::MAX {
+            self.busy_in.set(left - 1);
+        }
+        Ok(())
+    }
+
+    fn used(&self, node: usize) -> u64 {
+        self.groups.borrow().values().map(|group| group.bytes[node]).sum()
     }
 
     fn split<'p>(&self, path: &'p str) -> Option<(String, &'p str)> {
@@ -172,91 +286,98 @@ impl Tree {
 
     fn read_group(&self, folder: &str, name: &str) -> Option<String> {
         let groups = self.groups.borrow();
-        let group = groups.get(folder)?;
-        let nodes = group.effective();
+        let group = groups.get(folder).filter(|group| !group.lacks.contains(name))?;
+        let Group { bytes, cache, .. } = group;
         Some(match name {
             "cpuset.mems" => format!("{}\n", group.mems),
-            "cpuset.mems.effective" => format!("{nodes}\n"),
+            "cpuset.mems.effective" => format!("{}\n", group.effective()),
             "memory.numa_stat" => format!(
-                "anon N0={} N1={}\nfile N0=0 N1=0\nkernel_stack N0=16384 N1=0\n",
-                group.bytes[0], group.bytes[1]
+                "anon N0={} N1={}\nfile N0={} N1={}\nkernel_stack N0=16384 N1=0\nshmem N0=0 N1=0\n",
+                bytes[0] - cache[0],
+                bytes[1] - cache[1],
+                cache[0],
+                cache[1]
             ),
+            "memory.stat" => {
+                format!("anon 1\nworkingset_refault_anon 0\nworkingset_refault_file {}\n", group.refaults)
+            }
+            "memory.events" => format!("low 0\nhigh 0\nmax 0\noom 0\noom_kill {}\n", group.kills),
             "memory.pressure" => format!("some avg10={:.2} avg60=0.00 avg300=0.00 total=0\n", group.pressure),
             _ => return None,
         })
     }
 
     fn write_group(&self, folder: &str, name: &str, line: &str) -> Result<(), Error> {
-        let demotes = self.files.borrow()[DEMOTION].trim() == "true";
-        let busy = self.busy_in.get();
+        let demotes = self.files.borrow().get(DEMOTION).is_some_and(|text| text.trim() == "true");
         let mut groups = self.groups.borrow_mut();
-        let group = groups.get_mut(folder).ok_or(ErrorKind::NotFound)?;
+        let group =
+            groups.get_mut(folder).filter(|group| !group.lacks.contains(name)).ok_or(ErrorKind::NotFound)?;
         match name {
-            "memory.reclaim" => {
-                let wanted: u64 = line.parse().map_err(|_| Error::from_raw_os_error(EINVAL))?;
-                let moved = if demotes { wanted.min(group.bytes[0]) } else { 0 };
-                group.bytes[0] -= moved;
-                group.bytes[1] += moved;
-                if moved < wanted { Err(ErrorKind::WouldBlock.into()) } else { Ok(()) }
-            }
+            "memory.reclaim" => group.reclaim(line, demotes, self.knows_swappiness.get()),
             "cpuset.mems" => {
-                self.busy_in.set(busy.saturating_sub(1));
-                if busy == 0 {
-                    self.busy_in.set(u64::MAX);
-                    return Err(Error::from_raw_os_error(EBUSY));
-                }
-                let nodes = parse_nodes(line).ok_or_else(|| Error::from_raw_os_error(EINVAL))?;
-                if nodes.iter().any(|node| *node > 1) {
-                    return Err(Error::from_raw_os_error(EINVAL));
-                }
-                if nodes.is_empty() && !group.mems.is_empty() {
-                    return Err(Error::from_raw_os_error(ENOSPC));
-                }
-                let changes = parse_nodes(&group.mems) != Some(nodes.clone());
-                group.mems = show_nodes(&nodes);
-                if changes && nodes == BTreeSet::from([0]) {
-                    group.bytes = [group.bytes[0] + group.bytes[1], 0];
-                }
-                Ok(())
+                self.be_busy()?;
+                group.set_nodes(line)
             }
             _ => Err(ErrorKind::NotFound.into()),
         }
+    }
+
+    fn write_file(&self, path: &str, line: &str) -> Result<(), Error> {
+        let mut files = self.files.borrow_mut();
+        let text = files.get_mut(path).ok_or(ErrorKind::NotFound)?;
+        self.be_busy()?;
+        let number = line.parse::<u64>().ok();
+        let value = match path {
+            DEMOTION => ["true", "false"].contains(&line).then(|| line.to_owned()),
+            BALANCING => number.filter(|mode| *mode < 4).map(|mode| mode.to_string()),
+            _ if path.starts_with(INTERLEAVE) => {
+                // 0 gives back the kernel's own weight.
+                number.filter(|weight| *weight < 256).map(|weight| weight.max(1).to_string())
+            }
+            _ => Some(line.to_owned()),
+        };
+        *text = value.ok_or_else(|| Error::from_raw_os_error(EINVAL))? + "\n";
+        Ok(())
+    }
+
+    fn meminfo(&self, path: &str) -> Option<String> {
+        let (node, bytes) = match path {
+            "/sys/devices/system/node/node0/meminfo" => (0, self.fast_bytes),
+            "/sys/devices/system/node/node1/meminfo" => (1, SLOW_BYTES),
+            _ => return None,
+        };
+        let (all, free) = (bytes >> 10, bytes.saturating_sub(self.used(node)) >> 10);
+        Some(format!("Node {node} MemTotal:       {all} kB\nNode {node} MemFree:   {free} kB\n"))
     }
 }
 
 impl Kernel for Tree {
     fn read(&self, path: &str) -> Result<String, KernelError> {
         let group = self.split(path).and_then(|(folder, name)| self.read_group(&folder, name));
-        let text = group.or_else(|| self.files.borrow().get(path).cloned()).or_else(|| {
-            let free = self.fast_bytes.saturating_sub(self.fast_used()) >> 10;
-            path.ends_with("/node0/meminfo").then(|| format!("Node 0 MemFree:   {free} kB\n"))
-        });
-        text.ok_or_else(|| KernelError::file(path)(ErrorKind::NotFound.into()))
+        let text = group.or_else(|| self.files.borrow().get(path).cloned()).or_else(|| self.meminfo(path));
+        text.ok_or_else(|| KernelError::gone(path))
     }
 
     fn write(&self, path: &str, line: &str) -> Result<(), KernelError> {
-        if !self.lives() {
-            return Err(KernelError::file(path)(ErrorKind::Interrupted.into()));
-        }
-        if let Some((folder, name)) = self.split(path) {
-            return self.write_group(&folder, name, line).map_err(KernelError::file(path));
-        }
-        match self.files.borrow_mut().get_mut(path) {
-            Some(text) => {
-                *text = format!("{line}\n");
-                Ok(())
+        let write = || {
+            self.live()?;
+            match self.split(path) {
+                Some((folder, name)) => self.write_group(&folder, name, line),
+                None => self.write_file(path, line),
             }
-            None => Err(KernelError::file(path)(ErrorKind::NotFound.into())),
-        }
+        };
+        write().map_err(KernelError::file(path))
     }
 
     fn list(&self, path: &str) -> Result<Vec<String>, KernelError> {
         let inside = format!("{path}/");
-        let files = self.files.borrow();
-        let names = files.keys().filter_map(|file| file.strip_prefix(&inside)?.split('/').next());
+        let (files, groups) = (self.files.borrow(), self.groups.borrow());
+        let groups: Vec<String> = groups.keys().map(|group| format!("{CGROUPS}{group}")).collect();
+        let paths = files.keys().chain(&groups);
+        let names = paths.filter_map(|file| file.strip_prefix(&inside)?.split('/').next());
         let names: BTreeSet<String> = names.map(str::to_owned).collect();
-        if names.is_empty() {
-            return Err(KernelError::file(path)(ErrorKind::NotFound.into()));
+        if names.is_empty() && path != CGROUPS && !groups.iter().any(|group| group == path) {
+            return Err(KernelError::gone(path));
         }
         Ok(names.into_iter().collect())
     }
@@ -264,40 +385,35 @@ impl Kernel for Tree {
     fn inode(&self, path: &str) -> Result<u64, KernelError> {
         let group =
             path.strip_prefix(CGROUPS).and_then(|folder| Some(self.groups.borrow().get(folder)?.inode));
-        group.ok_or_else(|| KernelError::file(path)(ErrorKind::NotFound.into()))
+        group.ok_or_else(|| KernelError::gone(path))
     }
 
     fn read_own(&self, path: &str) -> Result<String, KernelError> {
         let text = self.disk.borrow().get(path).cloned();
-        text.ok_or_else(|| KernelError::file(path)(ErrorKind::NotFound.into()))
-    }
-
-    fn replace(&self, path: &str, text: &str) -> Result<(), KernelError> {
-        if !self.lives() {
-            return Err(KernelError::file(path)(ErrorKind::Interrupted.into()));
-        }
-        self.disk.borrow_mut().insert(path.to_owned(), text.to_owned());
-        Ok(())
+        text.ok_or_else(|| KernelError::gone(path))
     }
 
     fn append(&self, path: &str, line: &str) -> Result<(), KernelError> {
-        let lives = self.lives();
+        let lives = self.live();
         let mut disk = self.disk.borrow_mut();
         let text = disk.entry(path.to_owned()).or_default();
-        if !lives {
+        if lives.is_err() {
             text.push_str(&line[..line.len() / 2]);
-            return Err(KernelError::file(path)(ErrorKind::Interrupted.into()));
+            return lives.map_err(KernelError::file(path));
         }
         text.push_str(line);
         text.push('\n');
         Ok(())
     }
 
+    fn replace(&self, path: &str, text: &str) -> Result<(), KernelError> {
+        self.live().map_err(KernelError::file(path))?;
+        self.disk.borrow_mut().insert(path.to_owned(), text.to_owned());
+        Ok(())
+    }
+
     fn remove(&self, path: &str) -> Result<(), KernelError> {
-        if !self.lives() {
-            return Err(KernelError::file(path)(ErrorKind::Interrupted.into()));
-        }
-        let removed = self.disk.borrow_mut().remove(path);
-        removed.map(drop).ok_or_else(|| KernelError::file(path)(ErrorKind::NotFound.into()))
+        self.live().map_err(KernelError::file(path))?;
+        self.disk.borrow_mut().remove(path).map(drop).ok_or_else(|| KernelError::gone(path))
     }
 }

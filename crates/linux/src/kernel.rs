@@ -64,6 +64,12 @@ impl KernelError {
         }
     }
 
+    /// That `path` is gone.
+    #[must_use]
+    pub fn gone(path: &str) -> Self {
+        Self::File { path: path.to_owned(), source: ErrorKind::NotFound.into() }
+    }
+
     pub(crate) fn file(path: &str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::File { path: path.to_owned(), source }
     }
@@ -190,6 +196,14 @@ impl Host {
         own::replace(&self.at(path), text, false)
     }
 
+    /// Adds a line to a file of our own, such as a record, which need not outlive the machine's power.
+    ///
+    /// # Errors
+    /// As [`Kernel::read_own`].
+    pub fn record(&self, path: &str, line: &str) -> Result<(), KernelError> {
+        own::append(&self.at(path), line, false)
+    }
+
     fn at(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
@@ -233,7 +247,7 @@ impl Kernel for Host {
     }
 
     fn append(&self, path: &str, line: &str) -> Result<(), KernelError> {
-        own::append(&self.at(path), line)
+        own::append(&self.at(path), line, true)
     }
 
     fn replace(&self, path: &str, text: &str) -> Result<(), KernelError> {

@@ -5,19 +5,23 @@
 #![forbid(unsafe_code)]
 
 mod cgroup;
+#[cfg(feature = "fake")]
+pub mod conformance;
 pub mod doctor;
 #[cfg(feature = "fake")]
 pub mod fake;
+mod host;
 mod journal;
 mod kernel;
 mod nodes;
 mod own;
 mod privilege;
 
-pub use cgroup::Cgroup;
+pub use cgroup::{Cgroup, Counts, NodeMemory};
+pub use host::{HostCounters, HostCounts};
 pub use journal::{Restored, Settings};
 pub use kernel::{Host, Kernel, KernelError};
-pub use nodes::{Tiers, parse_nodes, show_nodes};
+pub use nodes::{TierMemory, Tiers, parse_nodes, show_nodes};
 pub use own::Lock;
 pub use privilege::drop_capabilities;
 

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Kernel, KernelError};
 
 pub(crate) const NODES: &str = "/sys/devices/system/node";
@@ -69,12 +71,39 @@ impl Tiers {
         self.fast.union(&self.slow).copied().collect()
     }
 
-    /// Bytes that are free on the fast tier.
+    /// Memory of the fast tier.
     ///
     /// # Errors
     /// As reading fails.
-    pub fn fast_free(&self, kernel: &impl Kernel) -> Result<u64, KernelError> {
-        self.fast.iter().map(|node| free_bytes(kernel, *node)).sum()
+    pub fn fast_memory(&self, kernel: &impl Kernel) -> Result<TierMemory, KernelError> {
+        memory_of(kernel, &self.fast)
+    }
+
+    /// Memory of the slow tier.
+    ///
+    /// # Errors
+    /// As reading fails.
+    pub fn slow_memory(&self, kernel: &impl Kernel) -> Result<TierMemory, KernelError> {
+        memory_of(kernel, &self.slow)
+    }
+
+    /// Bandwidth of each node to its best initiator by HMAT, in MB/s.
+    ///
+    /// # Errors
+    /// [`KernelError::Missing`] where HMAT does not give it for each node.
+    pub fn bandwidths(&self, kernel: &impl Kernel) -> Result<BTreeMap<u32, u64>, KernelError> {
+        let mut bandwidths = BTreeMap::new();
+        for node in self.all() {
+            let path = format!("{NODES}/node{node}/access0/initiators/read_bandwidth");
+            let rate = kernel.read(&path).ok().and_then(|text| text.trim().parse::<u64>().ok());
+            let Some(rate) = rate.filter(|rate| *rate > 0) else {
+                return Err(KernelError::Missing(format!(
+                    "HMAT gives no bandwidth of node {node} ({path}); give the weights as numbers"
+                )));
+            };
+            bandwidths.insert(node, rate);
+        }
+        Ok(bandwidths)
     }
 }
 
@@ -83,15 +112,32 @@ pub(crate) fn release(kernel: &impl Kernel) -> Result<String, KernelError> {
     Ok(kernel.read("/proc/sys/kernel/osrelease")?.trim().to_owned())
 }
 
-fn free_bytes(kernel: &impl Kernel, node: u32) -> Result<u64, KernelError> {
-    let path = format!("{NODES}/node{node}/meminfo");
-    let text = kernel.read(&path)?;
-    let free = text.lines().find_map(|line| {
-        let (_, value) = line.split_once("MemFree:")?;
-        value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-    });
-    let expected = "a line such as Node 0 MemFree: 123 kB";
-    free.map(|kib| kib << 10).ok_or(KernelError::Format { path, text, expected })
+/// Memory of a tier, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierMemory {
+    /// All of it.
+    pub bytes: u64,
+    /// What is free.
+    pub free: u64,
+}
+
+fn memory_of(kernel: &impl Kernel, nodes: &BTreeSet<u32>) -> Result<TierMemory, KernelError> {
+    let mut memory = TierMemory::default();
+    for node in nodes {
+        let path = format!("{NODES}/node{node}/meminfo");
+        let text = kernel.read(&path)?;
+        let field = |name: &str| {
+            let value = text.lines().find_map(|line| Some(line.split_once(name)?.1))?;
+            Some(value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+        };
+        let (Some(bytes), Some(free)) = (field("MemTotal:"), field("MemFree:")) else {
+            let expected = "lines such as Node 0 MemFree: 123 kB";
+            return Err(KernelError::Format { path, text, expected });
+        };
+        memory.bytes += bytes;
+        memory.free += free;
+    }
+    Ok(memory)
 }
 
 /// The kernel's memory tiers, the fastest first; none where it has none.

@@ -112,8 +112,8 @@ pub(crate) fn read(path: &Path) -> Result<String, KernelError> {
     Ok(text)
 }
 
-/// Adds a line, which is on disk when the call returns.
-pub(crate) fn append(path: &Path, line: &str) -> Result<(), KernelError> {
+/// Adds a line; with `on_disk` it is there when the call returns.
+pub(crate) fn append(path: &Path, line: &str, on_disk: bool) -> Result<(), KernelError> {
     let place = Place::find(path, true)?;
     let (mut file, is_new) = match place.open(OFlags::WRONLY | OFlags::APPEND) {
         Err(error) if error.kind() == Some(ErrorKind::NotFound) => {
@@ -121,9 +121,14 @@ pub(crate) fn append(path: &Path, line: &str) -> Result<(), KernelError> {
         }
         other => (other?, false),
     };
-    let written = file.write_all(format!("{line}\n").as_bytes()).and_then(|()| file.sync_data());
-    let synced = written.and_then(|()| if is_new { place.sync_folder() } else { Ok(()) });
-    synced.map_err(KernelError::file(&path.to_string_lossy()))
+    let mut write = || {
+        file.write_all(format!("{line}\n").as_bytes())?;
+        if on_disk {
+            file.sync_data()?;
+        }
+        if on_disk && is_new { place.sync_folder() } else { Ok(()) }
+    };
+    write().map_err(KernelError::file(&path.to_string_lossy()))
 }
 
 /// Replaces the text in one step: a reader sees the old one or the new one. With `on_disk` so does a machine that
@@ -194,8 +199,8 @@ mod tests {
     fn what_is_appended_and_replaced_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b/journal");
-        append(&path, "one").unwrap();
-        append(&path, "two").unwrap();
+        append(&path, "one", true).unwrap();
+        append(&path, "two", true).unwrap();
         assert_eq!(read(&path).unwrap(), "one\ntwo\n");
         replace(&path, "three", true).unwrap();
         assert_eq!(read(&path).unwrap(), "three");
@@ -211,7 +216,7 @@ mod tests {
         fs::write(&target, "theirs").unwrap();
         let link = folder.path().join("journal");
         symlink(&target, &link).unwrap();
-        assert!(why(append(&link, "x")).contains("is a link"));
+        assert!(why(append(&link, "x", true)).contains("is a link"));
         assert!(why(read(&link)).contains("is a link"));
         // In the place of the next text a link is removed, and its target is left alone.
         symlink(&target, folder.path().join("state.new")).unwrap();
@@ -219,31 +224,31 @@ mod tests {
         assert_eq!(fs::read_to_string(&target).unwrap(), "theirs");
         let to_folder = folder.path().join("away");
         symlink(folder.path(), &to_folder).unwrap();
-        assert!(why(append(&to_folder.join("journal2"), "x")).contains("is a link or no folder"));
+        assert!(why(append(&to_folder.join("journal2"), "x", true)).contains("is a link or no folder"));
     }
 
     #[test]
     fn what_others_may_write_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("journal");
-        append(&file, "x").unwrap();
+        append(&file, "x", true).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
-        assert!(why(append(&file, "x")).contains("may be written by other users"));
+        assert!(why(append(&file, "x", true)).contains("may be written by other users"));
         let open = folder.path().join("open");
         fs::create_dir(&open).unwrap();
         fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(why(append(&open.join("journal"), "x")).contains("may be written by other users"));
+        assert!(why(append(&open.join("journal"), "x", true)).contains("may be written by other users"));
         fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
-        append(&open.join("journal"), "x").unwrap();
+        append(&open.join("journal"), "x", true).unwrap();
     }
 
     #[test]
     fn what_is_no_regular_file_with_one_name_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("journal");
-        append(&file, "x").unwrap();
+        append(&file, "x", true).unwrap();
         fs::hard_link(&file, folder.path().join("other")).unwrap();
-        assert!(why(append(&file, "x")).contains("one name"));
+        assert!(why(append(&file, "x", true)).contains("one name"));
         let pipe = folder.path().join("pipe");
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
         assert!(why(read(&pipe)).contains("no regular file"));
@@ -258,11 +263,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let theirs = folder.path().join("home");
         fs::create_dir(&theirs).unwrap();
-        append(&theirs.join("journal"), "x").unwrap();
+        append(&theirs.join("journal"), "x", true).unwrap();
         std::os::unix::fs::chown(theirs.join("journal"), Some(4242), None).unwrap();
         assert!(why(read(&theirs.join("journal"))).contains("belongs to another user"));
         std::os::unix::fs::chown(&theirs, Some(4242), None).unwrap();
-        assert!(why(append(&theirs.join("other"), "x")).contains("belongs to another user"));
+        assert!(why(append(&theirs.join("other"), "x", true)).contains("belongs to another user"));
     }
 
     #[test]

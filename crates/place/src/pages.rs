@@ -1,11 +1,17 @@
 //! Which pages of the services of a host move in one control round.
 //!
-//! The function is pure: the agent calls it with what the kernel says, a simulator with what it models. The bounds
-//! are those of Fair Share in the Vistara paper (section V-H): a service over `local_high` gives its coldest pages
-//! to the slow tier, and while a service is under `local_low` its neighbours give theirs, so that it finds room.
+//! The function is pure: the agent calls it with what the kernel says, a simulator with what it models, and a record
+//! of a run replays to the same decisions ([`replay`]). The bounds are those of Fair Share in the Vistara paper (section V-H): a service over
+//! `local_high` gives its coldest pages to the slow tier, and while a service is under `local_low` its neighbours give
+//! theirs, so that it finds room.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
 
 /// Where a service may keep its pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum TierRule {
     /// On both tiers.
     OptIn,
@@ -16,7 +22,7 @@ pub enum TierRule {
 }
 
 /// Bounds of the share of a service's bytes that lie on the fast tier, each from 0 to 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LocalBounds {
     /// The neighbours give way below this share.
     pub low: f64,
@@ -25,23 +31,29 @@ pub struct LocalBounds {
 }
 
 /// What is wanted of one service.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServicePolicy {
     /// Where it may keep its pages.
     pub rule: TierRule,
     /// The bounds of its share of the fast tier; only of meaning with [`TierRule::OptIn`].
     pub local: Option<LocalBounds>,
+    /// Whether its page cache goes to the slow tier.
+    pub slow_cache: bool,
 }
 
 /// What was seen of one service.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServiceBytes {
     /// Bytes on the fast tier.
     pub fast: u64,
     /// Bytes on the slow tier.
     pub slow: u64,
+    /// Bytes of `fast` that are page cache of files.
+    pub fast_cache: u64,
     /// Percent of the last ten seconds in which a task of the service waited for memory.
     pub pressure: f64,
+    /// Pages that the service read again since the round before, after they had been taken from it.
+    pub refaults: u64,
 }
 
 impl ServiceBytes {
@@ -58,19 +70,41 @@ impl ServiceBytes {
     }
 }
 
+/// One service in a round.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServiceView {
+    /// Its name, by which it is known from round to round.
+    pub name: String,
+    /// What is wanted of it.
+    pub policy: ServicePolicy,
+    /// What was seen of it.
+    pub seen: ServiceBytes,
+}
+
 /// What limits the moves of one round.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoundLimits {
+    /// Bytes of the fast tier.
+    pub fast_bytes: u64,
     /// Bytes that are free on the fast tier, beyond what the kernel keeps back.
     pub fast_free: u64,
+    /// Bytes that are free on the slow tier: more would be evicted in place of demoted.
+    pub slow_free: u64,
     /// Bytes that are demoted in one round at most, of all services together.
     pub step: u64,
     /// A service under more pressure than this percentage is left alone.
     pub pressure: f64,
+    /// A service that read more pages again than this in one round is left alone.
+    pub refaults: u64,
+    /// Proactive demotion begins when less than this share of the fast tier is free; 0 for never.
+    pub free_low: f64,
+    /// It ends when this share is free.
+    pub free_high: f64,
 }
 
 /// What is to be done about one service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum PageMove {
     /// Demote so many bytes of the coldest pages.
     Demote {
@@ -91,104 +125,243 @@ pub enum PageMove {
 }
 
 /// Why pages of a service go down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum DemoteReason {
     /// The service is over its own `local_high`.
     OverHigh,
     /// The service belongs on the slow tier.
     Background,
+    /// They are page cache, which belongs on the slow tier.
+    PageCache,
     /// A neighbour, named by its index, is under its `local_low` and finds no free memory.
     MakesRoom {
         /// Index of the neighbour.
         for_service: usize,
     },
+    /// Too little of the fast tier is free.
+    Watermark,
 }
 
-/// Decides the moves of one control round. `policies` and `seen` are of the same services in the same order.
-///
-/// # Panics
-/// If the two differ in length.
+/// Why pages of a service stay that would have gone down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HoldReason {
+    /// Its tasks wait for memory.
+    Pressure,
+    /// It reads again what was taken from it.
+    Refaults,
+    /// The slow tier is full.
+    SlowFull,
+}
+
+/// A service that is left alone in this round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hold {
+    /// Index of the service.
+    pub service: usize,
+    /// Why.
+    pub reason: HoldReason,
+}
+
+/// What a round decides.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decision {
+    /// What moves.
+    pub moves: Vec<PageMove>,
+    /// Services whose pages would have moved, and stay.
+    pub holds: Vec<Hold>,
+}
+
+/// What one round leaves to the next.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Past {
+    /// How often the step of a service was halved, because it suffered.
+    halvings: BTreeMap<String, u32>,
+    /// Whether proactive demotion is under way.
+    refilling: bool,
+}
+
+/// The step of a service is halved so often at most.
+const MOST_HALVINGS: u32 = 6;
+
+impl Past {
+    /// The step of a service, and whether it is left alone. A round in which it suffers halves its step, a round in
+    /// which it does not doubles it again.
+    fn back_off(&mut self, service: &ServiceView, limits: &RoundLimits) -> (u64, Option<HoldReason>) {
+        let halvings = self.halvings.entry(service.name.clone()).or_default();
+        let reason = match service.seen {
+            ServiceBytes { pressure, .. } if pressure > limits.pressure => Some(HoldReason::Pressure),
+            ServiceBytes { refaults, .. } if refaults > limits.refaults => Some(HoldReason::Refaults),
+            _ => None,
+        };
+        let step = limits.step >> *halvings;
+        *halvings = match reason {
+            Some(_) => (*halvings + 1).min(MOST_HALVINGS),
+            None => halvings.saturating_sub(1),
+        };
+        (step, reason)
+    }
+
+    /// Bytes that proactive demotion wants.
+    fn refill(&mut self, limits: &RoundLimits) -> f64 {
+        let share = |share: f64| share * limits.fast_bytes as f64 - limits.fast_free as f64;
+        self.refilling = match self.refilling {
+            true => share(limits.free_high) > 0.0 && limits.free_low > 0.0,
+            false => share(limits.free_low) > 0.0,
+        };
+        if self.refilling { share(limits.free_high).max(0.0) } else { 0.0 }
+    }
+}
+
+/// Decides the moves of one control round.
 #[must_use]
-pub fn decide(policies: &[ServicePolicy], seen: &[ServiceBytes], limits: &RoundLimits) -> Vec<PageMove> {
-    assert_eq!(policies.len(), seen.len(), "each service has one policy and one observation");
-    let mut moves = bring_back(policies, seen);
-    let mut left = limits.step;
-    let mut demoted = vec![0; seen.len()];
-    let mut demote = |service: usize, wanted: f64, reason, demoted: &mut Vec<u64>| {
-        if seen[service].pressure > limits.pressure {
-            return 0;
-        }
-        let bytes = (wanted.max(0.0).round() as u64).min(left).min(seen[service].fast - demoted[service]);
-        if bytes > 0 {
-            left -= bytes;
-            demoted[service] += bytes;
-            moves.push(PageMove::Demote { service, bytes, reason });
-        }
-        bytes
+pub fn decide(services: &[ServiceView], limits: &RoundLimits, past: &mut Past) -> Decision {
+    past.halvings.retain(|name, _| services.iter().any(|service| service.name == *name));
+    let (steps, reasons) = services.iter().map(|service| past.back_off(service, limits)).unzip();
+    let refill = past.refill(limits);
+    let mut round = Round {
+        services,
+        left: limits.step.min(limits.slow_free),
+        is_slow_full: limits.slow_free == 0,
+        steps,
+        reasons,
+        given: vec![0; services.len()],
+        decision: Decision { moves: bring_back(services), holds: Vec::new() },
     };
-    for (service, (policy, bytes)) in policies.iter().zip(seen).enumerate() {
+    for (index, ServiceView { policy, seen, .. }) in services.iter().enumerate() {
         match (policy.rule, policy.local) {
             (TierRule::Background, _) => {
-                demote(service, bytes.fast as f64, DemoteReason::Background, &mut demoted);
+                round.demote(index, seen.fast as f64, DemoteReason::Background);
             }
             (TierRule::OptIn, Some(local)) => {
-                demote(service, bytes.above(local.high), DemoteReason::OverHigh, &mut demoted);
+                round.demote(index, seen.above(local.high), DemoteReason::OverHigh);
             }
             (TierRule::OptIn | TierRule::OptOut, _) => {}
         }
-    }
-    for (needy, missing) in missing_room(policies, seen, limits.fast_free) {
-        let mut missing = missing;
-        for donor in donors(policies, seen, needy) {
-            let spare = spare_bytes(&policies[donor], &seen[donor]) - demoted[donor] as f64;
-            let reason = DemoteReason::MakesRoom { for_service: needy };
-            missing -= demote(donor, spare.min(missing), reason, &mut demoted) as f64;
+        if policy.rule == TierRule::OptIn && policy.slow_cache {
+            round.demote(index, seen.fast_cache as f64, DemoteReason::PageCache);
         }
     }
-    moves
+    for (needy, missing) in missing_room(services, limits.fast_free) {
+        round.take_from_donors(Some(needy), missing, DemoteReason::MakesRoom { for_service: needy });
+    }
+    let given: u64 = round.given.iter().sum();
+    round.take_from_donors(None, refill - given as f64, DemoteReason::Watermark);
+    round.decision
+}
+
+/// A round that is being decided.
+struct Round<'s> {
+    services: &'s [ServiceView],
+    /// Bytes that may go down yet.
+    left: u64,
+    is_slow_full: bool,
+    /// Of each service, bytes that may go down at most.
+    steps: Vec<u64>,
+    /// Of each service, why it is left alone.
+    reasons: Vec<Option<HoldReason>>,
+    /// Of each service, bytes that go down.
+    given: Vec<u64>,
+    decision: Decision,
+}
+
+impl Round<'_> {
+    /// Bytes that go down of `wanted`.
+    fn demote(&mut self, service: usize, wanted: f64, reason: DemoteReason) -> u64 {
+        let given = self.given[service];
+        let wanted = (wanted.max(0.0).round() as u64).min(self.services[service].seen.fast - given);
+        let held = self.reasons[service].or(self.is_slow_full.then_some(HoldReason::SlowFull));
+        if let Some(reason) = held.filter(|_| wanted > 0) {
+            if !self.decision.holds.iter().any(|hold| hold.service == service) {
+                self.decision.holds.push(Hold { service, reason });
+            }
+            return 0;
+        }
+        let bytes = wanted.min(self.left).min(self.steps[service].saturating_sub(given));
+        if bytes > 0 {
+            self.left -= bytes;
+            self.given[service] += bytes;
+            self.decision.moves.push(PageMove::Demote { service, bytes, reason });
+        }
+        bytes
+    }
+
+    /// Takes `missing` bytes from the services that have them to give, the one with the most first.
+    fn take_from_donors(&mut self, needy: Option<usize>, mut missing: f64, reason: DemoteReason) {
+        let spare = |service: usize| spare_bytes(&self.services[service]);
+        let is_donor = |service: &usize| Some(*service) != needy && spare(*service) > 0.0;
+        let mut donors: Vec<usize> = (0..self.services.len()).filter(is_donor).collect();
+        donors.sort_by(|a, b| spare(*b).total_cmp(&spare(*a)).then(a.cmp(b)));
+        for donor in donors {
+            let spare = spare_bytes(&self.services[donor]) - self.given[donor] as f64;
+            missing -= self.demote(donor, spare.min(missing), reason) as f64;
+        }
+    }
 }
 
 /// Opted-out services with bytes on the slow tier.
-fn bring_back(policies: &[ServicePolicy], seen: &[ServiceBytes]) -> Vec<PageMove> {
-    let broken = |(service, (policy, bytes)): (usize, (&ServicePolicy, &ServiceBytes))| {
-        (policy.rule == TierRule::OptOut && bytes.slow > 0)
-            .then_some(PageMove::BringBack { service, bytes: bytes.slow })
+fn bring_back(services: &[ServiceView]) -> Vec<PageMove> {
+    let broken = |(service, ServiceView { policy, seen, .. }): (usize, &ServiceView)| {
+        (policy.rule == TierRule::OptOut && seen.slow > 0)
+            .then_some(PageMove::BringBack { service, bytes: seen.slow })
     };
-    policies.iter().zip(seen).enumerate().filter_map(broken).collect()
+    services.iter().enumerate().filter_map(broken).collect()
 }
 
 /// Services under their `local_low`, with the bytes that they lack beside what is free.
-fn missing_room(policies: &[ServicePolicy], seen: &[ServiceBytes], fast_free: u64) -> Vec<(usize, f64)> {
+fn missing_room(services: &[ServiceView], fast_free: u64) -> Vec<(usize, f64)> {
     let mut free = fast_free as f64;
     let mut missing = Vec::new();
-    for (service, (policy, bytes)) in policies.iter().zip(seen).enumerate() {
+    for (index, ServiceView { policy, seen, .. }) in services.iter().enumerate() {
         let Some(local) = policy.local.filter(|_| policy.rule == TierRule::OptIn) else { continue };
-        let lacks = -bytes.above(local.low);
+        let lacks = -seen.above(local.low);
         if lacks > 0.0 {
             let found = lacks.min(free);
             free -= found;
-            missing.push((service, lacks - found));
+            missing.push((index, lacks - found));
         }
     }
     missing
 }
 
 /// Bytes that a service can give to a neighbour without falling under its own `local_low`.
-fn spare_bytes(policy: &ServicePolicy, bytes: &ServiceBytes) -> f64 {
+fn spare_bytes(ServiceView { policy, seen, .. }: &ServiceView) -> f64 {
     match policy.rule {
         TierRule::OptOut => 0.0,
-        TierRule::Background => bytes.fast as f64,
-        TierRule::OptIn => bytes.above(policy.local.map_or(0.0, |local| local.low)).max(0.0),
+        TierRule::Background => seen.fast as f64,
+        TierRule::OptIn => seen.above(policy.local.map_or(0.0, |local| local.low)).max(0.0),
     }
 }
 
-/// The neighbours of `needy` with bytes to give, the one with the most first.
-fn donors(policies: &[ServicePolicy], seen: &[ServiceBytes], needy: usize) -> Vec<usize> {
-    let spare = |service: usize| spare_bytes(&policies[service], &seen[service]);
-    let mut donors: Vec<usize> =
-        (0..seen.len()).filter(|service| *service != needy && spare(*service) > 0.0).collect();
-    donors.sort_by(|a, b| spare(*b).total_cmp(&spare(*a)).then(a.cmp(b)));
-    donors
+/// One round of a record: what was seen, and what was decided.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RecordedRound {
+    /// Its number; with 1 a run begins.
+    pub round: u64,
+    /// The services that were there.
+    pub services: Vec<ServiceView>,
+    /// What limited the moves.
+    pub limits: RoundLimits,
+    /// What was decided.
+    pub decision: Decision,
+}
+
+/// Decides the rounds of a record anew. Returns how many moves there were, and the first round that comes out otherwise.
+#[must_use]
+pub fn replay<'r>(rounds: impl IntoIterator<Item = &'r RecordedRound>) -> (usize, Option<(u64, Decision)>) {
+    let (mut past, mut moves) = (Past::default(), 0);
+    for recorded in rounds {
+        if recorded.round == 1 {
+            past = Past::default();
+        }
+        let decision = decide(&recorded.services, &recorded.limits, &mut past);
+        if decision != recorded.decision {
+            return (moves, Some((recorded.round, decision)));
+        }
+        moves += decision.moves.len();
+    }
+    (moves, None)
 }
 
 #[cfg(test)]
@@ -199,89 +372,190 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn opt_in(low: f64, high: f64) -> ServicePolicy {
-        ServicePolicy { rule: TierRule::OptIn, local: Some(LocalBounds { low, high }) }
+        ServicePolicy { rule: TierRule::OptIn, local: Some(LocalBounds { low, high }), slow_cache: false }
     }
 
     fn bytes(fast: u64, slow: u64) -> ServiceBytes {
-        ServiceBytes { fast: fast * MIB, slow: slow * MIB, pressure: 0.0 }
+        ServiceBytes { fast: fast * MIB, slow: slow * MIB, ..ServiceBytes::default() }
     }
 
-    const LIMITS: RoundLimits = RoundLimits { fast_free: 0, step: 1 << 40, pressure: 10.0 };
+    const LIMITS: RoundLimits = RoundLimits {
+        fast_bytes: 1 << 30,
+        fast_free: 0,
+        slow_free: u64::MAX,
+        step: 1 << 40,
+        pressure: 10.0,
+        refaults: 100,
+        free_low: 0.0,
+        free_high: 0.0,
+    };
+
+    fn views(policies: &[ServicePolicy], seen: &[ServiceBytes]) -> Vec<ServiceView> {
+        let view = |(index, (policy, seen)): (usize, (&ServicePolicy, &ServiceBytes))| ServiceView {
+            name: format!("s{index}"),
+            policy: *policy,
+            seen: *seen,
+        };
+        policies.iter().zip(seen).enumerate().map(view).collect()
+    }
+
+    fn once(policies: &[ServicePolicy], seen: &[ServiceBytes], limits: &RoundLimits) -> Decision {
+        decide(&views(policies, seen), limits, &mut Past::default())
+    }
+
+    fn demote(service: usize, mib: u64, reason: DemoteReason) -> PageMove {
+        PageMove::Demote { service, bytes: mib * MIB, reason }
+    }
 
     #[test]
     fn a_service_over_its_high_bound_gives_what_is_over() {
-        let moves = decide(&[opt_in(0.4, 0.6)], &[bytes(100, 0)], &LIMITS);
-        assert_eq!(moves, [PageMove::Demote { service: 0, bytes: 40 * MIB, reason: DemoteReason::OverHigh }]);
+        let decision = once(&[opt_in(0.4, 0.6)], &[bytes(100, 0)], &LIMITS);
+        assert_eq!(decision.moves, [demote(0, 40, DemoteReason::OverHigh)]);
     }
 
     #[test]
     fn a_service_within_its_bounds_is_left_alone() {
-        assert_eq!(decide(&[opt_in(0.4, 0.6)], &[bytes(50, 50)], &LIMITS), []);
+        assert_eq!(once(&[opt_in(0.4, 0.6)], &[bytes(50, 50)], &LIMITS), Decision::default());
     }
 
     #[test]
     fn the_neighbour_with_most_to_give_makes_room_for_a_service_under_its_low_bound() {
         let policies = [opt_in(0.8, 1.0), opt_in(0.2, 1.0), opt_in(0.5, 1.0)];
-        let moves = decide(&policies, &[bytes(40, 60), bytes(90, 10), bytes(60, 0)], &LIMITS);
-        let reason = DemoteReason::MakesRoom { for_service: 0 };
-        assert_eq!(moves, [PageMove::Demote { service: 1, bytes: 40 * MIB, reason }]);
+        let decision = once(&policies, &[bytes(40, 60), bytes(90, 10), bytes(60, 0)], &LIMITS);
+        assert_eq!(decision.moves, [demote(1, 40, DemoteReason::MakesRoom { for_service: 0 })]);
     }
 
     #[test]
     fn free_memory_is_room_enough() {
         let limits = RoundLimits { fast_free: 40 * MIB, ..LIMITS };
-        assert_eq!(
-            decide(&[opt_in(0.8, 1.0), opt_in(0.2, 1.0)], &[bytes(40, 60), bytes(90, 10)], &limits),
-            []
-        );
+        let decision = once(&[opt_in(0.8, 1.0), opt_in(0.2, 1.0)], &[bytes(40, 60), bytes(90, 10)], &limits);
+        assert_eq!(decision, Decision::default());
     }
 
     #[test]
     fn an_opted_out_service_with_bytes_on_the_slow_tier_gets_them_back_and_never_gives() {
-        let out = ServicePolicy { rule: TierRule::OptOut, local: None };
-        let moves = decide(&[out, opt_in(0.9, 1.0)], &[bytes(50, 20), bytes(10, 90)], &LIMITS);
-        assert_eq!(moves, [PageMove::BringBack { service: 0, bytes: 20 * MIB }]);
+        let out = ServicePolicy { rule: TierRule::OptOut, local: None, slow_cache: false };
+        let decision = once(&[out, opt_in(0.9, 1.0)], &[bytes(50, 20), bytes(10, 90)], &LIMITS);
+        assert_eq!(decision.moves, [PageMove::BringBack { service: 0, bytes: 20 * MIB }]);
     }
 
     #[test]
-    fn a_service_under_pressure_is_left_alone() {
-        let pressed = ServiceBytes { pressure: 11.0, ..bytes(100, 0) };
-        assert_eq!(decide(&[opt_in(0.4, 0.6)], &[pressed], &LIMITS), []);
+    fn page_cache_goes_down_and_the_rest_of_a_service_stays() {
+        let policy = ServicePolicy { local: None, slow_cache: true, ..opt_in(0.0, 1.0) };
+        let seen = ServiceBytes { fast_cache: 30 * MIB, ..bytes(100, 0) };
+        assert_eq!(once(&[policy], &[seen], &LIMITS).moves, [demote(0, 30, DemoteReason::PageCache)]);
+    }
+
+    #[test]
+    fn a_service_that_suffers_is_left_alone_and_then_gives_in_smaller_steps() {
+        let limits = RoundLimits { step: 16 * MIB, ..LIMITS };
+        let mut past = Past::default();
+        let mut round = |seen: ServiceBytes| decide(&views(&[opt_in(0.4, 0.6)], &[seen]), &limits, &mut past);
+        let suffers = [
+            (ServiceBytes { pressure: 11.0, ..bytes(100, 0) }, HoldReason::Pressure),
+            (ServiceBytes { refaults: 101, ..bytes(100, 0) }, HoldReason::Refaults),
+        ];
+        for (seen, reason) in suffers {
+            assert_eq!(round(seen), Decision { moves: vec![], holds: vec![Hold { service: 0, reason }] });
+        }
+        for mib in [4, 8, 16, 16] {
+            assert_eq!(round(bytes(100, 0)).moves, [demote(0, mib, DemoteReason::OverHigh)]);
+        }
+    }
+
+    #[test]
+    fn proactive_demotion_begins_below_the_low_watermark_and_ends_at_the_high_one() {
+        let limits =
+            |free: u64| RoundLimits { fast_free: free * MIB, free_low: 0.02, free_high: 0.05, ..LIMITS };
+        let mut past = Past::default();
+        let mut moves =
+            |free| decide(&views(&[opt_in(0.2, 1.0)], &[bytes(900, 0)]), &limits(free), &mut past).moves;
+        assert_eq!(moves(30), [], "above the low watermark of 20.48 MiB");
+        let given = |mib: f64| {
+            [PageMove::Demote {
+                service: 0,
+                bytes: (mib * MIB as f64).round() as u64,
+                reason: DemoteReason::Watermark,
+            }]
+        };
+        assert_eq!(moves(10), given(51.2 - 10.0));
+        assert_eq!(moves(30), given(51.2 - 30.0), "it goes on to the high one");
+        assert_eq!(moves(52), []);
+        assert_eq!(moves(30), [], "and begins anew below the low one alone");
+    }
+
+    #[test]
+    fn nothing_is_demoted_to_a_slow_tier_that_is_full() {
+        let limits = RoundLimits { slow_free: 0, ..LIMITS };
+        let decision = once(&[opt_in(0.4, 0.6)], &[bytes(100, 0)], &limits);
+        assert_eq!(
+            decision,
+            Decision { moves: vec![], holds: vec![Hold { service: 0, reason: HoldReason::SlowFull }] }
+        );
+        let limits = RoundLimits { slow_free: 3 * MIB, ..LIMITS };
+        let decision = once(&[opt_in(0.4, 0.6)], &[bytes(100, 0)], &limits);
+        assert_eq!(decision.moves, [demote(0, 3, DemoteReason::OverHigh)]);
     }
 
     fn any_service() -> impl Strategy<Value = (ServicePolicy, ServiceBytes)> {
         let rule = prop_oneof![Just(TierRule::OptIn), Just(TierRule::OptOut), Just(TierRule::Background)];
         let local = proptest::option::of((0.0..1.0f64, 0.0..1.0f64))
             .prop_map(|pair| pair.map(|(a, b)| LocalBounds { low: a.min(b), high: a.max(b) }));
-        let seen = (0..1u64 << 40, 0..1u64 << 40, 0.0..20.0f64)
-            .prop_map(|(fast, slow, pressure)| ServiceBytes { fast, slow, pressure });
-        (rule, local, seen).prop_map(|(rule, local, seen)| (ServicePolicy { rule, local }, seen))
+        let seen = (0..1u64 << 40, 0..1u64 << 40, 0..2000u64, 0..200u64, 0.0..1.0f64);
+        (rule, local, any::<bool>(), seen).prop_map(
+            |(rule, local, slow_cache, (fast, slow, pressure, refaults, cache))| {
+                let fast_cache = (fast as f64 * cache) as u64;
+                let seen =
+                    ServiceBytes { fast, slow, fast_cache, pressure: pressure as f64 / 100.0, refaults };
+                (ServicePolicy { rule, local, slow_cache }, seen)
+            },
+        )
     }
 
     proptest! {
         #[test]
-        fn no_round_moves_more_than_its_step_or_than_a_service_has(
-            services in proptest::collection::vec(any_service(), 0..8),
-            fast_free in 0..1u64 << 40,
-            step in 0..1u64 << 40,
+        fn no_round_moves_more_than_its_limits_or_than_a_service_has(
+            rounds in proptest::collection::vec(
+                (proptest::collection::vec(any_service(), 0..8), 0..1u64 << 40, 0..1u64 << 40, 0..1u64 << 40), 1..4),
         ) {
-            let (policies, seen): (Vec<_>, Vec<_>) = services.into_iter().unzip();
-            let limits = RoundLimits { fast_free, step, pressure: 10.0 };
-            let mut demoted = vec![0; seen.len()];
-            for change in decide(&policies, &seen, &limits) {
-                match change {
-                    PageMove::Demote { service, bytes, .. } => {
-                        prop_assert!(policies[service].rule != TierRule::OptOut);
-                        prop_assert!(seen[service].pressure <= 10.0);
-                        demoted[service] += bytes;
-                    }
-                    PageMove::BringBack { service, bytes } => {
-                        prop_assert!(policies[service].rule == TierRule::OptOut && bytes == seen[service].slow);
+            let mut past = Past::default();
+            let mut record = Vec::new();
+            for (index, (services, fast_free, slow_free, step)) in rounds.into_iter().enumerate() {
+                let (policies, seen): (Vec<_>, Vec<_>) = services.into_iter().unzip();
+                let limits = RoundLimits {
+                    fast_bytes: 1 << 41, fast_free, slow_free, step, free_low: 0.1, free_high: 0.2, ..LIMITS
+                };
+                let services = views(&policies, &seen);
+                let decision = decide(&services, &limits, &mut past);
+                let mut demoted = vec![0; seen.len()];
+                for change in &decision.moves {
+                    match *change {
+                        PageMove::Demote { service, bytes, .. } => {
+                            prop_assert!(policies[service].rule != TierRule::OptOut);
+                            prop_assert!(seen[service].pressure <= 10.0 && seen[service].refaults <= 100);
+                            demoted[service] += bytes;
+                        }
+                        PageMove::BringBack { service, bytes } => {
+                            prop_assert!(policies[service].rule == TierRule::OptOut && bytes == seen[service].slow);
+                        }
                     }
                 }
+                prop_assert!(demoted.iter().sum::<u64>() <= step.min(slow_free));
+                prop_assert!(demoted.iter().zip(&seen).all(|(bytes, seen)| *bytes <= seen.fast));
+                record.push(RecordedRound { round: index as u64 + 1, services, limits, decision });
             }
-            prop_assert!(demoted.iter().sum::<u64>() <= step);
-            prop_assert!(demoted.iter().zip(&seen).all(|(bytes, seen)| *bytes <= seen.fast));
+            let (_, otherwise) = replay(&record);
+            prop_assert_eq!(otherwise, None);
         }
+    }
+
+    #[test]
+    fn a_record_that_was_changed_does_not_replay() {
+        let services = views(&[opt_in(0.4, 0.6)], &[bytes(100, 0)]);
+        let decision = decide(&services, &LIMITS, &mut Past::default());
+        let mut recorded = RecordedRound { round: 1, services, limits: LIMITS, decision };
+        assert_eq!(replay([&recorded]), (1, None));
+        recorded.services[0].seen.slow += MIB;
+        assert!(matches!(replay([&recorded]), (0, Some((1, _)))));
     }
 }

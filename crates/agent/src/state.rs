@@ -1,0 +1,142 @@
+//! What the running agent publishes of itself, and the answer to why a service is as it is.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::{Duration, UNIX_EPOCH};
+
+use bytesize::ByteSize;
+use polder_place::pages::TierRule;
+use serde::{Deserialize, Serialize};
+
+use crate::{Alarm, Cause, Round};
+
+/// What the agent writes after each round.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// The policy file.
+    pub policy: String,
+    /// Nodes of the fast tier.
+    pub fast_nodes: String,
+    /// Nodes of the slow tier.
+    pub slow_nodes: String,
+    /// The last round.
+    pub round: Round,
+    /// What each service was and why, the latest last.
+    pub causes: BTreeMap<String, Vec<Cause>>,
+}
+
+/// A time in ms since 1970, for people.
+fn show_time(ms: u64) -> String {
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
+}
+
+impl State {
+    /// Why a service is as it is, since when, and by which line of the policy; [`None`] for one that the policy does not name.
+    #[must_use]
+    pub fn explain(&self, service: &str) -> Option<String> {
+        let causes = self.causes.get(service)?;
+        let mut text = String::new();
+        let line = |cause: &Cause| {
+            cause.line.map_or(String::new(), |line| format!(" ({} line {line})", self.policy))
+        };
+        // Writing to a string cannot fail.
+        match self.round.services.iter().find(|row| row.service == service) {
+            Some(row) => {
+                let size = |bytes| ByteSize(bytes).display().iec();
+                let tier = match row.tier {
+                    TierRule::OptIn => "opt-in",
+                    TierRule::OptOut => "opt-out",
+                    TierRule::Background => "background",
+                };
+                let _ = writeln!(text, "{service}: {tier}, cgroup {}", row.cgroup);
+                let _ = writeln!(
+                    text,
+                    "  {} on the fast tier, {} on the slow tier: {:.1}% local",
+                    size(row.fast),
+                    size(row.slow),
+                    100.0 * row.local
+                );
+                let _ = writeln!(
+                    text,
+                    "  pressure {:.2}%, {} pages read again and {} asked to go down in the last round",
+                    row.pressure,
+                    row.refaults,
+                    size(row.demoted)
+                );
+            }
+            None => {
+                let _ = writeln!(text, "{service}: not there");
+            }
+        }
+        for (index, cause) in causes.iter().rev().enumerate() {
+            let word = if index == 0 { "now" } else { "before" };
+            let since = show_time(cause.since_ms);
+            let _ = writeln!(
+                text,
+                "  {word}: {}{}, since round {}, {since}",
+                cause.what,
+                line(cause),
+                cause.since_round
+            );
+        }
+        for alarm in self.round.alarms.iter().filter(|alarm| alarm.service() == Some(service)) {
+            let _ = writeln!(text, "  alarm: {alarm}");
+        }
+        let _ = writeln!(text, "  as of round {}, {}", self.round.round, show_time(self.round.time_ms));
+        Some(text)
+    }
+}
+
+impl Alarm {
+    /// The service that it is about; [`None`] for the host.
+    #[must_use]
+    pub fn service(&self) -> Option<&str> {
+        match self {
+            Self::OptOutBroken { service, .. }
+            | Self::NoSuchCgroup { service, .. }
+            | Self::Refused { service, .. }
+            | Self::OomKill { service, .. } => Some(service),
+            Self::HostSetting { .. } => None,
+        }
+    }
+
+    /// Its kind, as in JSON.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::OptOutBroken { .. } => "opt-out-broken",
+            Self::NoSuchCgroup { .. } => "no-such-cgroup",
+            Self::Refused { .. } => "refused",
+            Self::HostSetting { .. } => "host-setting",
+            Self::OomKill { .. } => "oom-kill",
+        }
+    }
+}
+
+impl std::fmt::Display for Alarm {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let size = |bytes: u64| ByteSize(bytes).display().iec();
+        match self {
+            Self::OptOutBroken { service, found, left: 0 } => {
+                let found = size(*found);
+                write!(
+                    to,
+                    "{service} is opted out and had {found} on the slow tier; all of it was brought back"
+                )
+            }
+            Self::OptOutBroken { service, found, left } => {
+                let (found, left) = (size(*found), size(*left));
+                write!(
+                    to,
+                    "{service} is opted out and had {found} on the slow tier; {left} are there still, such as shared pages"
+                )
+            }
+            Self::NoSuchCgroup { service, cgroup } => write!(to, "{service} has no cgroup {cgroup}"),
+            Self::Refused { service, error } => write!(to, "{service}: {error}"),
+            Self::HostSetting { key, error } => write!(to, "{key}: {error}"),
+            Self::OomKill { service, kills } => {
+                write!(to, "memory ran out, and the kernel killed {kills} processes of {service}")
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! `polder top`: what lies where on this host, and what moving it costs.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+
+use clap::Args;
+use polder_agent::{Agent, Round};
+use polder_linux::Host;
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::Stylize;
+use ratatui::text::Line;
+use ratatui::widgets::{Block, List, Row, Table};
+
+use crate::Failure;
+use crate::agent::{
+    PolicyArguments, StateArguments, is_fresh, load, now_ms, print_json, print_table, read_state, signals,
+    size,
+};
+
+/// Shows tiers, services, flows and alarms: of the running agent, or as a look of its own where none runs.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    policy: PolicyArguments,
+    #[command(flatten)]
+    state: StateArguments,
+    /// Print once, in place of every period.
+    #[arg(long)]
+    once: bool,
+    /// Print each round as one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where rounds come from.
+enum Source {
+    Running,
+    Own(Box<Agent<Host>>),
+}
+
+impl Source {
+    fn new(arguments: &Arguments) -> Result<Self, Failure> {
+        if read_state(&arguments.state.state).is_ok_and(|state| is_fresh(&state)) {
+            return Ok(Self::Running);
+        }
+        let policy = load(&arguments.policy.policy)?;
+        Ok(Self::Own(Box::new(Agent::start(Host::new(), policy, "", true)?.0)))
+    }
+
+    fn round(&mut self, arguments: &Arguments) -> Result<Round, Failure> {
+        match self {
+            Self::Running => Ok(read_state(&arguments.state.state)?.round),
+            Self::Own(agent) => Ok(agent.round(now_ms())?.0),
+        }
+    }
+
+    fn period(&self) -> Duration {
+        match self {
+            Self::Running => Duration::from_secs(1),
+            Self::Own(agent) => agent.policy().period,
+        }
+    }
+}
+
+/// Runs `polder top`.
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let mut source = Source::new(arguments)?;
+    if !arguments.once && !arguments.json && std::io::stdout().is_terminal() {
+        let mut terminal = ratatui::init();
+        let outcome = show(&mut terminal, &mut source, arguments);
+        ratatui::restore();
+        return outcome.map(|()| ExitCode::SUCCESS);
+    }
+    let stop = signals()?;
+    loop {
+        let round = source.round(arguments)?;
+        if arguments.json {
+            print_json(&round)?
+        } else {
+            print_table(&round)?
+        }
+        if arguments.once || stop.recv_timeout(source.period()) != Err(RecvTimeoutError::Timeout) {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+fn show(
+    terminal: &mut ratatui::DefaultTerminal,
+    source: &mut Source,
+    arguments: &Arguments,
+) -> Result<(), Failure> {
+    let mut before = None;
+    loop {
+        let round = source.round(arguments)?;
+        terminal.draw(|frame| draw(frame, &round, before.as_ref()))?;
+        if event::poll(source.period())? && ends(&event::read()?) {
+            return Ok(());
+        }
+        if before.as_ref().is_none_or(|before: &Round| before.round != round.round) {
+            before = Some(round);
+        }
+    }
+}
+
+/// Whether a key ends the display.
+fn ends(event: &Event) -> bool {
+    let Event::Key(key) = event else { return false };
+    matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
+        || (key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL))
+}
+
+fn draw(frame: &mut Frame<'_>, round: &Round, before: Option<&Round>) {
+    let alarms = u16::try_from(round.alarms.len()).unwrap_or(u16::MAX).saturating_add(2).min(12);
+    let areas = Layout::vertical([Constraint::Length(5), Constraint::Min(3), Constraint::Length(alarms)]);
+    let [head, services, bottom] = areas.areas(frame.area());
+    let lines: Vec<Line<'_>> = head_lines(round, before).into_iter().map(Line::from).collect();
+    frame.render_widget(List::new(lines).block(Block::bordered().title(" polder top: q ends ".bold())), head);
+    let rows = round.services.iter().map(|row| {
+        Row::new([
+            row.service.clone(),
+            size(row.fast),
+            size(row.slow),
+            format!("{:.1}%", 100.0 * row.local),
+            format!("{:.1}%", row.pressure),
+            size(row.demoted),
+            row.cause.what.clone(),
+        ])
+    });
+    let widths = [20, 11, 11, 7, 8, 11].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]);
+    let names = ["service", "fast", "slow", "local", "pressure", "demoted", "why"];
+    frame.render_widget(Table::new(rows, widths).header(Row::new(names).bold()), services);
+    let alarms: Vec<Line<'_>> =
+        round.alarms.iter().map(|alarm| Line::from(alarm.to_string()).red()).collect();
+    frame.render_widget(List::new(alarms).block(Block::bordered().title(" alarms ")), bottom);
+}
+
+/// Tiers, flows since the round before, and what tiering costs.
+fn head_lines(round: &Round, before: Option<&Round>) -> [String; 3] {
+    const PAGE: u64 = 4096;
+    let tiers = format!(
+        "round {}   fast {} free of {}   slow {} free of {}",
+        round.round,
+        size(round.fast.free),
+        size(round.fast.bytes),
+        size(round.slow.free),
+        size(round.slow.bytes)
+    );
+    let Some(before) = before.filter(|before| before.time_ms < round.time_ms) else {
+        return [tiers, "flows: from the second round on".to_owned(), String::new()];
+    };
+    let seconds = (round.time_ms - before.time_ms) as f64 / 1e3;
+    let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
+    let bytes = |now: u64, then: u64| size((rate(now, then) * PAGE as f64) as u64);
+    let (now, then) = (&round.host, &before.host);
+    let flows = format!(
+        "promoted {}/s   demoted {}/s",
+        bytes(now.promoted_pages, then.promoted_pages),
+        bytes(now.demoted_pages, then.demoted_pages)
+    );
+    let costs = format!(
+        "costs: kswapd {:.2} cores   kdamond {:.2} cores   hint faults {:.0}/s",
+        rate(now.kswapd_ms, then.kswapd_ms) / 1e3,
+        rate(now.kdamond_ms, then.kdamond_ms) / 1e3,
+        rate(now.hint_faults, then.hint_faults)
+    );
+    [tiers, flows, costs]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polder_linux::{HostCounts, TierMemory};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    #[test]
+    fn the_screen_shows_tiers_flows_and_what_they_cost() {
+        let fast = TierMemory { bytes: 1 << 30, free: 1 << 29 };
+        let before = Round { round: 1, time_ms: 1000, fast, ..Round::default() };
+        let host =
+            HostCounts { promoted_pages: 512, kswapd_ms: 500, hint_faults: 8, ..HostCounts::default() };
+        let round = Round { round: 2, time_ms: 3000, fast, host, ..Round::default() };
+        let mut terminal = Terminal::new(TestBackend::new(100, 20)).unwrap();
+        terminal.draw(|frame| draw(frame, &round, Some(&before))).unwrap();
+        let screen = terminal.backend().to_string();
+        for words in
+            ["fast 512.0 MiB free of 1.0 GiB", "promoted 1.0 MiB/s", "kswapd 0.25 cores", "hint faults 4/s"]
+        {
+            assert!(screen.contains(words), "{words}:\n{screen}");
+        }
+    }
+}

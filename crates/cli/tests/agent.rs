@@ -1,0 +1,147 @@
+//! `polder agent` on copies of the files of a host: its endpoint, a changed policy, and why a service is as it is.
+
+mod recorded;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use recorded::{agent, host, policy, put, text};
+
+fn polder(arguments: &[&str], path: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_polder")).args(arguments).arg(path).output().unwrap()
+}
+
+/// An agent that is ended when the test is.
+struct Running {
+    child: Child,
+    out: BufReader<std::process::ChildStdout>,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        Self { child, out }
+    }
+
+    fn round(&mut self) -> serde_json::Value {
+        let mut line = String::new();
+        self.out.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"))
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+#[test]
+fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
+    let folder = host(3);
+    let root = folder.path();
+    put(root, "policy.toml", &policy(3, "20ms"));
+    let mut running =
+        Running::start(agent(root, &["--json", "--listen", "127.0.0.1:0", "--record", "/record.jsonl"]));
+    let mut told = String::new();
+    let mut errors = BufReader::new(running.child.stderr.take().unwrap());
+    errors.read_line(&mut told).unwrap();
+    let address =
+        told.trim().strip_prefix("polder: metrics at http://").and_then(|rest| rest.strip_suffix("/metrics"));
+    let address = address.unwrap_or_else(|| panic!("{told}")).to_owned();
+    assert_eq!(running.round()["services"].as_array().unwrap().len(), 3);
+    let answer = |path: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let metrics = answer("/metrics");
+    assert!(metrics.starts_with("HTTP/1.0 200"), "{metrics}");
+    assert!(metrics.contains("application/openmetrics-text"), "{metrics}");
+    assert!(metrics.contains("polder_service_bytes{service=\"s0\",tier=\"fast\"}"), "{metrics}");
+    assert!(answer("/").starts_with("HTTP/1.0 404"));
+
+    let state: PathBuf = root.join("agent.state");
+    let said = polder(&["agent", "explain", "s0", "--state"], &state);
+    let why = text(&said.stdout);
+    assert!(why.contains("it is over local_high") && why.contains("policy.toml line 6)"), "{why}");
+    let said = text(&polder(&["agent", "explain", "nobody", "--state"], &state).stderr);
+    assert!(said.contains("has no service \"nobody\"; it has s0, s1, s2"), "{said}");
+    let table = polder(&["top", "--once", "--state"], &state);
+    assert!(text(&table.stdout).contains("it is over local_high"), "{}", text(&table.stderr));
+    let second = agent(root, &[]).output().unwrap();
+    assert!(text(&second.stderr).contains("another agent runs"), "{}", text(&second.stderr));
+
+    // A mistake leaves the policy before.
+    put(root, "policy.new", "period = \"20ms\"\npace = 3\n");
+    fs::rename(root.join("policy.new"), root.join("policy.toml")).unwrap();
+    running.signal(Signal::SIGHUP);
+    told.clear();
+    errors.read_line(&mut told).unwrap();
+    assert!(told.contains("policy.toml: line 2: pace: unknown field") && told.contains("goes on"), "{told}");
+    // A change is noticed without a signal.
+    put(root, "policy.new", &policy(1, "20ms"));
+    fs::rename(root.join("policy.new"), root.join("policy.toml")).unwrap();
+    let changed =
+        (0..500).map(|_| running.round()).find(|round| round["changes"] == 1).expect("it is noticed");
+    assert_eq!(changed["services"].as_array().unwrap().len(), 1);
+
+    running.signal(Signal::SIGTERM);
+    let mut rest = String::new();
+    running.out.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("restored /sys/kernel/mm/numa/demotion_enabled to \"false\""), "{rest}");
+    assert!(running.child.wait().unwrap().success());
+    let said = polder(&["agent", "replay"], &root.join("record.jsonl"));
+    assert!(text(&said.stdout).contains("decided as recorded"), "{}", text(&said.stdout));
+}
+
+#[test]
+fn an_address_that_other_machines_reach_is_refused() {
+    let folder = host(1);
+    put(folder.path(), "policy.toml", &policy(1, "1s"));
+    let output = agent(folder.path(), &["--listen", "0.0.0.0:0"]).output().unwrap();
+    assert!(!output.status.success() && text(&output.stderr).contains("is reached from other machines"));
+    let setting = fs::read_to_string(folder.path().join("sys/kernel/mm/numa/demotion_enabled")).unwrap();
+    assert_eq!(setting, "false\n");
+}
+
+#[test]
+fn a_guest_s_record_is_decided_as_it_was() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded/guest.jsonl");
+    let said = polder(&["agent", "replay"], &path);
+    assert!(
+        said.status.success() && text(&said.stdout).contains("decided as recorded"),
+        "{}",
+        text(&said.stdout)
+    );
+    let moves = text(&said.stdout).split_whitespace().nth(3).and_then(|count| count.parse::<u32>().ok());
+    assert!(moves.is_some_and(|moves| moves >= 4), "{}", text(&said.stdout));
+}
+
+#[test]
+fn doctor_shows_where_a_host_differs_from_another() {
+    let (here, there) = (host(1), host(1));
+    put(there.path(), "/sys/kernel/mm/numa/demotion_enabled", "true\n");
+    let report = polder(&["doctor", "--json", "--root"], there.path());
+    put(here.path(), "reference.json", &text(&report.stdout));
+    let reference = here.path().join("reference.json");
+    let output = polder(&["doctor", "--against", reference.to_str().unwrap(), "--root"], here.path());
+    let said = text(&output.stdout);
+    let drift = "drift: /sys/kernel/mm/numa/demotion_enabled: false here, true in the reference";
+    assert!(said.contains(drift), "{said}");
+    assert_eq!(said.matches("drift:").count(), 1, "{said}");
+    assert!(!output.status.success());
+}

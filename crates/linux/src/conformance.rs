@@ -1,0 +1,147 @@
+//! What the agent takes for granted of a kernel, as one test that runs against a kernel and against [`crate::fake`].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{BALANCING, Cgroup, DEMOTION, INTERLEAVE, Kernel, KernelError, NodeMemory, Tiers, show_nodes};
+
+const EINVAL: i32 = 22;
+const ENOSPC: i32 = 28;
+const MIB: u64 = 1 << 20;
+
+/// Checks one behaviour after the other on `cgroup`: it has processes, 32 MiB and more of anonymous memory on the fast tier, an empty
+/// `cpuset.mems`, and no swap. Settings are as they were in the end. Returns what was checked.
+///
+/// # Errors
+/// The behaviour that differs.
+pub fn check(kernel: &impl Kernel, cgroup: &Cgroup) -> Result<Vec<&'static str>, String> {
+    let failed = |error: KernelError| error.to_string();
+    let tiers = Tiers::discover(kernel).map_err(failed)?;
+    let mut bench = Bench { kernel, cgroup, tiers, checked: Vec::new() };
+    let balancing = kernel.read(BALANCING).map_err(failed)?;
+    let demotion = kernel.read(DEMOTION).map_err(failed)?;
+    let outcome = bench.settings().and_then(|()| bench.reclaim()).and_then(|()| bench.cpuset());
+    for (path, was) in [(BALANCING, balancing), (DEMOTION, demotion)] {
+        kernel.write(path, was.trim()).map_err(failed)?;
+    }
+    outcome.map(|()| bench.checked)
+}
+
+struct Bench<'k, K> {
+    kernel: &'k K,
+    cgroup: &'k Cgroup,
+    tiers: Tiers,
+    checked: Vec<&'static str>,
+}
+
+impl<K: Kernel> Bench<'_, K> {
+    fn expect(&mut self, holds: bool, what: &'static str) -> Result<(), String> {
+        self.checked.push(what);
+        if holds { Ok(()) } else { Err(format!("it does not hold that {what}")) }
+    }
+
+    fn bytes(&self) -> Result<(u64, u64), String> {
+        let memory = self.cgroup.memory(self.kernel).map_err(|error| error.to_string())?;
+        let sum = |nodes: &BTreeSet<u32>, memory: &BTreeMap<u32, NodeMemory>| {
+            nodes.iter().filter_map(|node| memory.get(node)).map(|memory| memory.anon).sum()
+        };
+        Ok((sum(&self.tiers.fast, &memory), sum(&self.tiers.slow, &memory)))
+    }
+
+    fn write(&self, path: &str, line: &str) -> Result<(), Option<i32>> {
+        self.kernel.write(path, line).map_err(|error| match error {
+            KernelError::File { source, .. } => source.raw_os_error(),
+            _ => None,
+        })
+    }
+
+    fn says(&self, path: &str, value: &str) -> bool {
+        self.kernel.read(path).is_ok_and(|text| text.trim() == value)
+    }
+
+    fn settings(&mut self) -> Result<(), String> {
+        for mode in ["0", "2"] {
+            let written = self.write(BALANCING, mode).is_ok() && self.says(BALANCING, mode);
+            self.expect(written, "numa_balancing says what was written")?;
+        }
+        self.expect(self.write(BALANCING, "9").is_err(), "numa_balancing refuses a mode that there is not")?;
+        self.expect(
+            self.write(DEMOTION, "x") == Err(Some(EINVAL)),
+            "demotion_enabled refuses a word with EINVAL",
+        )?;
+        let path = format!("{INTERLEAVE}/node{}", self.tiers.fast.first().unwrap_or(&0));
+        if let Ok(was) = self.kernel.read(&path) {
+            let written = self.write(&path, "3").is_ok() && self.says(&path, "3");
+            self.expect(written, "a weight says what was written")?;
+            self.expect(self.write(&path, "256") == Err(Some(EINVAL)), "a weight above 255 is EINVAL")?;
+            self.expect(
+                self.write(&path, was.trim()).is_ok() && self.says(&path, was.trim()),
+                "a weight is given back",
+            )?;
+        }
+        let missing = self.kernel.read(&format!("{}/no/memory.stat", self.cgroup.folder()));
+        self.expect(missing.is_err_and(|error| error.is_gone()), "a file of no cgroup is gone")?;
+        let (first, second) =
+            (self.kernel.inode(&self.cgroup.folder()), self.kernel.inode(&self.cgroup.folder()));
+        self.expect(first.is_ok() && first.ok() == second.ok(), "a cgroup keeps its inode")
+    }
+
+    fn reclaim(&mut self) -> Result<(), String> {
+        let file = self.cgroup.file("memory.reclaim");
+        self.expect(
+            self.write(&file, "x") == Err(Some(EINVAL)),
+            "memory.reclaim refuses a word with EINVAL",
+        )?;
+        self.write(DEMOTION, "false").map_err(|error| format!("{DEMOTION}: {error:?}"))?;
+        let before = self.bytes()?;
+        let moved = self.cgroup.demote(self.kernel, 8 * MIB, false).map_err(|error| error.to_string())?;
+        self.expect(
+            !moved && self.bytes()?.1 == before.1,
+            "without demotion and swap anonymous memory stays, and the answer is EAGAIN",
+        )?;
+        self.write(DEMOTION, "true").map_err(|error| format!("{DEMOTION}: {error:?}"))?;
+        self.expect(self.says(DEMOTION, "true"), "demotion_enabled says true")?;
+        self.cgroup.demote(self.kernel, 8 * MIB, false).map_err(|error| error.to_string())?;
+        let after = self.bytes()?;
+        self.expect(
+            after.1 >= before.1 + 4 * MIB && after.0 < before.0,
+            "with demotion it goes to the slow tier",
+        )?;
+        let all = self.cgroup.demote(self.kernel, 1 << 40, false).map_err(|error| error.to_string())?;
+        self.expect(!all, "more than there is answers EAGAIN")
+    }
+
+    fn cpuset(&mut self) -> Result<(), String> {
+        let file = self.cgroup.file("cpuset.mems");
+        let fast = show_nodes(&self.tiers.fast);
+        let all = show_nodes(&self.tiers.all());
+        let effective = self.cgroup.effective_nodes(self.kernel).map_err(|error| error.to_string())?;
+        self.expect(effective == self.tiers.all(), "an empty cpuset.mems has all nodes in effect")?;
+        self.expect(self.write(&file, "77") == Err(Some(EINVAL)), "a node that is not there is EINVAL")?;
+        let written = self.write(&file, &fast).is_ok() && self.says(&file, &fast);
+        self.expect(written, "cpuset.mems says what was written")?;
+        self.expect(self.bytes()?.1 == 0, "a set that changes migrates what lies outside of it")?;
+        self.expect(self.write(&file, "") == Err(Some(ENOSPC)), "an empty set after another is ENOSPC")?;
+        let written = self.write(&file, &all).is_ok();
+        let effective = self.cgroup.effective_nodes(self.kernel).map_err(|error| error.to_string())?;
+        self.expect(written && effective == self.tiers.all(), "all nodes do what the empty set did")?;
+        for line in Cgroup::migration(&self.tiers.fast, &self.tiers.slow) {
+            self.write(&file, &line).map_err(|error| format!("{file}: {error:?}"))?;
+        }
+        self.expect(self.bytes()?.1 == 0, "widening and narrowing the set brings everything back")?;
+        self.expect(self.write(&file, &all).is_ok(), "the set is given back")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::Tree;
+
+    #[test]
+    fn the_tree_behaves_as_the_agent_takes_for_granted() {
+        let tree = Tree::new(512 * MIB);
+        tree.add_group("/a", [64 * MIB, 0]);
+        let checked = check(&tree, &Cgroup::new("/a").unwrap()).unwrap();
+        assert!(checked.len() >= 20, "{checked:?}");
+    }
+}
