@@ -65,8 +65,8 @@ deepspeed: .cache/deepspeed/.ready
 zero: setup torch .venv/.dev .cache/deepspeed/.ready
 	@.venv/bin/pytest -q python/tests/test_doors.py -k zero
 
-# Debian's kernel 6.12 in QEMU with a slow node, and the tiering agent in it; KERNELS names packages of others.
-KERNELS ?=
+# Debian's kernels in QEMU with a slow node, and the tiering agent in them: 6.12, 6.1 and the newest of its backports.
+KERNELS ?= linux-image-6.12-amd64 linux-image-amd64 newest
 lab: setup
 	@lab/run.sh $(KERNELS)
 

@@ -1,23 +1,38 @@
 #!/bin/sh
 # kernel.sh PACKAGE FOLDER: unpacks the newest kernel that the distribution's PACKAGE stands for into FOLDER/vmlinux.
-# Nothing is installed. The package is cached by its name, which carries the version; FOLDER/release says which it is.
+# PACKAGE newest is that of Debian's backports to trixie, by a configuration of apt of its own. Nothing is installed.
+# apt checks what it fetches by the signed index. It is cached by its name, which carries the version; FOLDER/release
+# says which it is.
 set -eu
 package=$1; folder=$2
 mkdir -p "$folder"
+options=""
+if [ "$package" = newest ]; then
+    private=$(realpath "$folder")/apt
+    mkdir -p "$private/lists/partial" "$private/archives/partial"
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie-backports main" >"$private/sources"
+    : >"$private/status"
+    options="-o Dir::State::lists=$private/lists -o Dir::State::status=$private/status -o Dir::Cache=$private -o Dir::Etc::SourceList=$private/sources -o Dir::Etc::SourceParts=/dev/null"
+    package=linux-image-amd64
+    apt-get $options update -qq >&2 || true
+fi
 # A new machine has no list of packages yet.
-[ -n "$(apt-cache policy "$package")" ] || apt-get update -qq >&2 || true
-# A meta package depends on the one with the kernel in it.
-real=$(apt-cache depends "$package" 2>/dev/null | awk '/Depends: linux-(image|binary)-/ {print $2; exit}')
-[ -n "$real" ] || real=$package
-version=$(apt-cache policy "$real" | awk '/Candidate:/ {print $2}')
+[ -n "$(apt-cache $options policy "$package")" ] || apt-get $options update -qq >&2 || true
+# A meta package depends on the one with the kernel in it; from 6.19 on that is a stub, which depends on the kernel.
+real=$package
+for _ in 1 2; do
+    next=$(apt-cache $options depends "$real" 2>/dev/null | awk '/Depends: linux-(image|binary)-[0-9]/ {print $2; exit}')
+    [ -z "$next" ] || real=$next
+done
+version=$(apt-cache $options policy "$real" | awk '/Candidate:/ {print $2}')
 [ -n "$version" ] && [ "$version" != "(none)" ] || { echo "lab: no package $package; run: apt-get update" >&2; exit 1; }
 if [ ! -e "$folder/vmlinux" ] || [ "$(cat "$folder/release" 2>/dev/null)" != "$real $version" ]; then
     echo "lab: fetching $real $version" >&2
     unpacked=$(mktemp -d "$folder/unpack.XXXXXX")
     trap 'rm -rf "$unpacked"' EXIT
-    (cd "$unpacked" && apt-get download -qq "$real" 2>/dev/null && dpkg -x ./*.deb .)
+    (cd "$unpacked" && apt-get $options download -qq "$real" 2>/dev/null && dpkg -x ./*.deb .)
     # A bzImage holds the kernel, compressed; the boot by PVH wants it as it is.
-    python3 - "$unpacked"/boot/vmlinuz-* "$folder/vmlinux" <<'PY'
+    python3 - "$(find "$unpacked" -name 'vmlinuz-*' -o -name vmlinuz -type f | head -1)" "$folder/vmlinux" <<'PY'
 import subprocess
 import sys
 

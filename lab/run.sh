@@ -1,5 +1,5 @@
 #!/bin/sh
-# run.sh [PACKAGE...]: boots each kernel in QEMU with a fast node and a slow node without CPUs, and runs the scenario
+# run.sh [PACKAGE...|newest]: boots each kernel in QEMU with a fast node and a slow node without CPUs, and runs the scenario
 # in it. The guest's log stays in out/lab. Ends with an error when a check fails, or when the guest says nothing.
 set -eu
 cd "$(dirname "$0")/.."

@@ -128,9 +128,9 @@ pub(crate) fn settings(services: &[&Service]) -> Result<Vec<(String, String)>, F
         polder_linux::BALANCING.to_owned(),
         polder_linux::PROMOTION_LIMIT.to_owned(),
     ];
-    for node in 0..2 {
-        // Kernels before 6.9 have no weights.
-        let path = format!("{}/node{node}", polder_linux::INTERLEAVE);
+    // Kernels before 6.9 have no weights, and kernels before 6.16 do not derive them.
+    for name in ["node0", "node1", "auto"] {
+        let path = format!("{}/{name}", polder_linux::INTERLEAVE);
         paths.extend(Path::new(&path).exists().then_some(path));
     }
     paths.extend(services.iter().map(|service| format!("{CGROUPS}{}/cpuset.mems.effective", service.cgroup)));

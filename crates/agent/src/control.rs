@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use polder_linux::{
-    BALANCING, Cgroup, DEMOTION, HostCounters, HostCounts, INTERLEAVE, Kernel, KernelError, PROMOTION_LIMIT,
-    Restored, Settings, TierMemory, Tiers, show_nodes,
+    BALANCING, Cgroup, DEMOTION, HostCounters, HostCounts, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError,
+    PROMOTION_LIMIT, Restored, Settings, TierMemory, Tiers, show_nodes,
 };
 use polder_place::pages::{
     self, Decision, DemoteReason, HoldReason, PageMove, Past, RecordedRound, RoundLimits, ServiceBytes,
@@ -284,9 +284,15 @@ impl<K: Kernel> Agent<K> {
             }
         };
         match weights {
-            Ok(weights) => settings.extend(weights.into_iter().map(|(node, weight)| {
-                ("interleave", format!("{INTERLEAVE}/node{node}"), weight.to_string())
-            })),
+            Ok(weights) => {
+                // A weight that is written ends the kernel's own derivation, which is a setting too.
+                if !weights.is_empty() && self.settings.kernel().read(INTERLEAVE_AUTO).is_ok() {
+                    settings.push(("interleave", INTERLEAVE_AUTO.to_owned(), "false".to_owned()));
+                }
+                settings.extend(weights.into_iter().map(|(node, weight)| {
+                    ("interleave", format!("{INTERLEAVE}/node{node}"), weight.to_string())
+                }));
+            }
             Err(error) => {
                 alarms.push(Alarm::HostSetting { key: "interleave".to_owned(), error: error.to_string() });
             }
@@ -815,6 +821,18 @@ mod tests {
     }
 
     #[test]
+    fn weights_that_the_kernel_derived_are_derived_again_after_a_stop() {
+        let tree = machine();
+        tree.derives_weights();
+        let before = tree.settings();
+        let policy = Policy::parse("[interleave]\nweights = { 0 = 3, 1 = 1 }\n").unwrap();
+        let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+        assert_eq!(tree.settings()[INTERLEAVE_AUTO], "false\n");
+        agent.change(Policy::parse("").unwrap()).unwrap();
+        assert_eq!(tree.settings(), before);
+    }
+
+    #[test]
     fn a_service_that_suffers_or_loses_processes_is_seen() {
         let tree = machine();
         let mut agent = start(&tree);
@@ -972,11 +990,15 @@ mod tests {
         let strategy = (
             proptest::collection::vec((any_policy(), proptest::option::of(any_event())), CHANGES),
             proptest::option::of(1..200u64),
+            any::<bool>(),
         );
         let config = ProptestConfig { cases: RUNS, failure_persistence: None, ..ProptestConfig::default() };
         let mut runner = proptest::test_runner::TestRunner::new(config);
-        let outcome = runner.run(&strategy, |(changes, kill)| {
+        let outcome = runner.run(&strategy, |(changes, kill, derives)| {
             let tree = Tree::new(512 * MIB);
+            if derives {
+                tree.derives_weights();
+            }
             tree.add_group("/system.slice", [0, 0]);
             for group in 0..4 {
                 let path = format!("/system.slice/g{group}.service");

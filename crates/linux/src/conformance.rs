@@ -120,7 +120,10 @@ impl<K: Kernel> Bench<'_, K> {
         let written = self.write(&file, &fast).is_ok() && self.says(&file, &fast);
         self.expect(written, "cpuset.mems says what was written")?;
         self.expect(self.bytes()?.1 == 0, "a set that changes migrates what lies outside of it")?;
-        self.expect(self.write(&file, "") == Err(Some(ENOSPC)), "an empty set after another is ENOSPC")?;
+        // Linux 7.3 takes it, and has all nodes in effect then; 6.12 does not.
+        let emptied = self.write(&file, "");
+        let is_known = matches!(emptied, Ok(()) | Err(Some(ENOSPC)));
+        self.expect(is_known, "an empty set after another is taken, or is ENOSPC")?;
         let written = self.write(&file, &all).is_ok();
         let effective = self.cgroup.effective_nodes(self.kernel).map_err(|error| error.to_string())?;
         self.expect(written && effective == self.tiers.all(), "all nodes do what the empty set did")?;

@@ -17,7 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Error, ErrorKind};
 
 use crate::{
-    BALANCING, CGROUPS, DEMOTION, INTERLEAVE, Kernel, KernelError, PROMOTION_LIMIT, parse_nodes, show_nodes,
+    BALANCING, CGROUPS, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError, PROMOTION_LIMIT,
+    parse_nodes, show_nodes,
 };
 
 const EBUSY: i32 = 16;
@@ -148,6 +149,12 @@ impl Tree {
     pub fn merge_tiers(&self) {
         self.take(SLOW_TIER);
         self.put(FAST_TIER, "0-1\n");
+    }
+
+    /// The kernel derives the weights of nodes until one is written, as from Linux 6.16 on.
+    pub fn derives_weights(&self) {
+        self.put(INTERLEAVE_AUTO, "true\n");
+        self.put(&format!("{INTERLEAVE}/node0"), "25\n");
     }
 
     /// `memory.reclaim` takes no swappiness, as before Linux 6.9.
@@ -328,7 +335,7 @@ impl Tree {
         self.be_busy()?;
         let number = line.parse::<u64>().ok();
         let value = match path {
-            DEMOTION => ["true", "false"].contains(&line).then(|| line.to_owned()),
+            DEMOTION | INTERLEAVE_AUTO => ["true", "false"].contains(&line).then(|| line.to_owned()),
             BALANCING => number.filter(|mode| *mode < 4).map(|mode| mode.to_string()),
             _ if path.starts_with(INTERLEAVE) => {
                 // 0 gives back the kernel's own weight.
@@ -337,6 +344,9 @@ impl Tree {
             _ => Some(line.to_owned()),
         };
         *text = value.ok_or_else(|| Error::from_raw_os_error(EINVAL))? + "\n";
+        if path.starts_with(INTERLEAVE) && path != INTERLEAVE_AUTO && files.contains_key(INTERLEAVE_AUTO) {
+            files.insert(INTERLEAVE_AUTO.to_owned(), "false\n".to_owned());
+        }
         Ok(())
     }
 

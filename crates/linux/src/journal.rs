@@ -29,6 +29,10 @@ impl Record {
         self.path == path && self.inode == inode
     }
 
+    fn folder(&self) -> &str {
+        self.path.rsplit_once('/').map_or("", |(folder, _)| folder)
+    }
+
     fn line(&self) -> String {
         serde_json::to_string(self).expect("strings are JSON")
     }
@@ -152,8 +156,11 @@ impl<K: Kernel> Settings<K> {
     /// As [`Settings::restore`].
     pub fn restore_all_but(&mut self, keeps: impl Fn(&str) -> bool) -> Result<Vec<Restored>, KernelError> {
         let (mut left, mut restored, mut failure) = (Vec::new(), Vec::new(), None);
+        // Settings of one folder may depend on each other: a weight that is written ends the kernel's derivation. So
+        // older ones of a folder wait until the newer ones are restored.
+        let mut waits = BTreeSet::new();
         for record in self.records.iter().rev() {
-            if keeps(&record.path) {
+            if keeps(&record.path) || waits.contains(record.folder()) {
                 left.push(record.clone());
                 continue;
             }
@@ -162,6 +169,7 @@ impl<K: Kernel> Settings<K> {
                 Err(error) if error.is_gone() => restored.push(Restored::Gone { path: record.path.clone() }),
                 Err(error) => {
                     left.push(record.clone());
+                    waits.insert(record.folder());
                     failure.get_or_insert(error);
                 }
             }

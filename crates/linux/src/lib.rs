@@ -33,5 +33,7 @@ pub const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 pub const CGROUPS: &str = "/sys/fs/cgroup";
 /// Weights of the nodes for memory that is interleaved by weight.
 pub const INTERLEAVE: &str = "/sys/kernel/mm/mempolicy/weighted_interleave";
+/// Whether the kernel itself derives the weights, from Linux 6.16 on: a weight that is written ends it.
+pub const INTERLEAVE_AUTO: &str = "/sys/kernel/mm/mempolicy/weighted_interleave/auto";
 /// MB/s that promotion may take, for each node.
 pub const PROMOTION_LIMIT: &str = "/proc/sys/kernel/numa_balancing_promote_rate_limit_MBps";

@@ -65,9 +65,14 @@ impl<'p> Place<'p> {
 
     /// Opens the file, and checks that it is one of ours.
     fn open(&self, flags: OFlags) -> Result<File, KernelError> {
+        self.open_as(flags, 0o644)
+    }
+
+    /// As [`Place::open`]; a file that is made has this mode.
+    fn open_as(&self, flags: OFlags, mode: u32) -> Result<File, KernelError> {
         // NONBLOCK: a pipe in its place is refused, and not waited for.
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let opened = rustix::fs::openat(&self.folder, self.name, flags, Mode::from_raw_mode(0o644));
+        let opened = rustix::fs::openat(&self.folder, self.name, flags, Mode::from_raw_mode(mode));
         let file = match opened {
             Err(Errno::LOOP) => return Err(refused(self.path, "is a link; remove it")),
             other => other.map_err(|error| failed(&self.path.to_string_lossy(), error))?,
@@ -176,7 +181,8 @@ impl Lock {
         let mut name = journal.file_name().unwrap_or_default().to_owned();
         name.push(".lock");
         let path = journal.with_file_name(name);
-        let file = Place::find(&path, true)?.open(OFlags::RDWR | OFlags::CREATE)?;
+        // No other user may open it, because with an open file anyone can hold its lock.
+        let file = Place::find(&path, true)?.open_as(OFlags::RDWR | OFlags::CREATE, 0o600)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(Self { _file: file })),
             Err(Errno::WOULDBLOCK) => Ok(None),
@@ -275,6 +281,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let journal = folder.path().join("journal");
         let first = Lock::take(&journal).unwrap().expect("it is free");
+        let mode = fs::metadata(folder.path().join("journal.lock")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "no other user can hold it");
         assert!(Lock::take(&journal).unwrap().is_none());
         drop(first);
         assert!(Lock::take(&journal).unwrap().is_some());
