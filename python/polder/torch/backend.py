@@ -158,59 +158,74 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
     # The collectives.
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: AllreduceOptions) -> Work:
+    def allreduce(self, tensors: list[torch.Tensor], opts: AllreduceOptions | None = None) -> Work:
         """Every rank gets the reduction, the same bits on each."""
+        opts = opts or AllreduceOptions()
         tensor = _one(tensors, "all_reduce")
         flat, back = _in_and_out(tensor, "all_reduce")
         return self._run("all-reduce", flat, flat, opts, tensors, back, op=_op(opts))
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: AllreduceCoalescedOptions) -> Work:
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: AllreduceCoalescedOptions | None = None) -> Work:
         """`allreduce` of each tensor."""
+        opts = opts or AllreduceCoalescedOptions()
         works = [self.allreduce([tensor], opts) for tensor in tensors]
         return self._together(works, tensors)
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: BroadcastOptions) -> Work:
+    def broadcast(self, tensors: list[torch.Tensor], opts: BroadcastOptions | None = None) -> Work:
         """Every rank gets the root's bytes."""
+        opts = opts or BroadcastOptions()
         tensor = _one(tensors, "broadcast")
         flat, back = _in_and_out(tensor, "broadcast")
         return self._run("broadcast", flat, flat, opts, tensors, back, root=opts.rootRank)
 
-    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: AllgatherOptions) -> Work:
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: AllgatherOptions | None = None
+    ) -> Work:
         """Every rank gets the input of each."""
+        opts = opts or AllgatherOptions()
         source, targets = _one(inputs, "all_gather"), _one(outputs, "all_gather")
         self._expect_one_each(targets, source, "all_gather")
         return self._run_lists("all-gather", [source], targets, opts)
 
-    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: AllgatherOptions) -> Work:
+    def all_gather_single(
+        self, output: torch.Tensor, source: torch.Tensor, opts: AllgatherOptions | None = None
+    ) -> Work:
+        opts = opts or AllgatherOptions()
         self._expect_count(output, self._group_size * source.numel(), source, "all_gather_into_tensor")
         flat, back = _out(output, "all_gather_into_tensor")
         return self._run("all-gather", _contiguous(source, "all_gather_into_tensor"), flat, opts, [output], back)
 
     def all_gather_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: AllgatherOptions
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: AllgatherOptions | None = None
     ) -> Work:
         """`all_gather_into_tensor` of each pair."""
+        opts = opts or AllgatherOptions()
         works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
         return self._together(works, outputs)
 
     def reduce_scatter(
-        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: ReduceScatterOptions
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: ReduceScatterOptions | None = None
     ) -> Work:
         """Rank r gets the reduction of everybody's r-th input."""
+        opts = opts or ReduceScatterOptions()
         output, parts = _one(outputs, "reduce_scatter"), _one(inputs, "reduce_scatter")
         self._expect_one_each(parts, output, "reduce_scatter")
         return self._run_lists("reduce-scatter", parts, [output], opts, op=_op(opts))
 
-    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: ReduceScatterOptions) -> Work:
+    def reduce_scatter_single(
+        self, output: torch.Tensor, source: torch.Tensor, opts: ReduceScatterOptions | None = None
+    ) -> Work:
+        opts = opts or ReduceScatterOptions()
         self._expect_count(source, self._group_size * output.numel(), output, "reduce_scatter_tensor")
         flat, back = _out(output, "reduce_scatter_tensor")
         whole = _contiguous(source, "reduce_scatter_tensor")
         return self._run("reduce-scatter", whole, flat, opts, [output], back, op=_op(opts))
 
     def reduce_scatter_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: ReduceScatterOptions
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: ReduceScatterOptions | None = None
     ) -> Work:
         """`reduce_scatter_tensor` of each pair."""
+        opts = opts or ReduceScatterOptions()
         works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
         return self._together(works, outputs)
 
@@ -220,22 +235,27 @@ class ProcessGroupPolder(dist.ProcessGroup):
         return self._run("barrier", empty, empty, opts or BarrierOptions(), [], None)
 
     def allgather_coalesced(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: AllgatherOptions
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: AllgatherOptions | None = None
     ) -> Work:
         """`all_gather` of each input; `outputs` has a list of tensors for each rank."""
+        opts = opts or AllgatherOptions()
         works = [
             self.allgather([[of_rank[at] for of_rank in outputs]], [source], opts) for at, source in enumerate(inputs)
         ]
         return self._together(works, [tensor for of_rank in outputs for tensor in of_rank])
 
-    def reduce(self, tensors: list[torch.Tensor], opts: ReduceOptions) -> Work:
+    def reduce(self, tensors: list[torch.Tensor], opts: ReduceOptions | None = None) -> Work:
         """The root gets the reduction; what the others' tensors hold stays."""
+        opts = opts or ReduceOptions()
         tensor = _one(tensors, "reduce")
         flat, back = _in_and_out(tensor, "reduce")
         return self._run("reduce", flat, flat, opts, tensors, back, op=_op(opts), root=opts.rootRank)
 
-    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: GatherOptions) -> Work:
+    def gather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: GatherOptions | None = None
+    ) -> Work:
         """The root gets the input of each rank."""
+        opts = opts or GatherOptions()
         source, root = _one(inputs, "gather"), opts.rootRank
         targets: list[torch.Tensor] = []
         if root == self._rank:
@@ -243,8 +263,11 @@ class ProcessGroupPolder(dist.ProcessGroup):
             self._expect_one_each(targets, source, "gather")
         return self._run_lists("gather", [source], targets, opts, root=root)
 
-    def gather_single(self, output: torch.Tensor | None, source: torch.Tensor, opts: GatherOptions) -> Work:
+    def gather_single(
+        self, output: torch.Tensor | None, source: torch.Tensor, opts: GatherOptions | None = None
+    ) -> Work:
         """As `gather`, into one tensor."""
+        opts = opts or GatherOptions()
         if opts.rootRank != self._rank or output is None:
             return self.gather([], [source], opts)
         self._expect_count(output, self._group_size * source.numel(), source, "gather_single")
@@ -252,8 +275,11 @@ class ProcessGroupPolder(dist.ProcessGroup):
         whole = _contiguous(source, "gather_single")
         return self._run("gather", whole, flat, opts, [output], back, root=opts.rootRank)
 
-    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: ScatterOptions) -> Work:
+    def scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: ScatterOptions | None = None
+    ) -> Work:
         """Rank r gets the root's r-th input."""
+        opts = opts or ScatterOptions()
         output, root = _one(outputs, "scatter"), opts.rootRank
         parts: list[torch.Tensor] = []
         if root == self._rank:
@@ -267,9 +293,10 @@ class ProcessGroupPolder(dist.ProcessGroup):
         source: torch.Tensor,
         output_splits: Sequence[int],
         input_splits: Sequence[int],
-        opts: AllToAllOptions,
+        opts: AllToAllOptions | None = None,
     ) -> Work:
         """Rank r gets every rank's r-th part; the splits are lengths of parts along the first dimension."""
+        opts = opts or AllToAllOptions()
         if source.dtype != output.dtype:
             raise ArgumentError(f"all_to_all_single got an output of {output.dtype} for an input of {source.dtype}")
         flat, back = _in_and_out(output, "all_to_all_single")
@@ -279,8 +306,11 @@ class ProcessGroupPolder(dist.ProcessGroup):
         targets, sources = self._parts(flat, output_splits, "output"), self._parts(whole, input_splits, "input")
         return self._exchange(targets, sources, opts, [output], back)
 
-    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: AllToAllOptions) -> Work:
+    def alltoall(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: AllToAllOptions | None = None
+    ) -> Work:
         """Rank r gets every rank's r-th tensor."""
+        opts = opts or AllToAllOptions()
         for tensors, what in ((outputs, "outputs"), (inputs, "inputs")):
             if len(tensors) != self._group_size:
                 raise ArgumentError(

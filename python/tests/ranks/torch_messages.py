@@ -151,6 +151,14 @@ half = torch.full((2,), rank, dtype=torch.complex64)
 dist.broadcast(half, size - 1)
 assert half.tolist() == [size - 1] * 2
 
+# c10d's own methods need no options.
+world = dist.group.WORLD
+world.allreduce([total := torch.ones(2)]).wait()
+world.broadcast([total]).wait()
+world.allgather([[torch.zeros(2) for _ in range(size)]], [total]).wait()
+world.all_to_all_single(torch.zeros(size), torch.ones(size), [], []).wait()
+assert total.tolist() == [size] * 2
+
 # Groups of some ranks have messages of their own.
 halves = [dist.new_group(list(range(part, size, 2))) for part in range(2)]
 half = halves[rank % 2]
