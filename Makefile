@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo offload sync torch tools mpi frameworks deepspeed zero lab test verify soak fuzz bench mpi-check
+.PHONY: setup demo offload sync torch tools mpi frameworks deepspeed zero lab test verify soak fuzz bench mpi-check torch-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -76,6 +76,12 @@ test: setup tools torch mpi frameworks
 # mpi4py's own test suite on MPICH and Open MPI over the pool, held against TCP, and Intel's benchmarks: about an hour.
 mpi-check: setup mpi
 	.venv/bin/python scripts/mpi_check.py
+
+# PyTorch's own distributed tests over gloo and over Polder, side by side: about a quarter of an hour.
+torch-check: setup torch .cache/expecttest
+	PYTHONPATH=.cache/expecttest .venv/bin/python scripts/torch_suite.py
+.cache/expecttest: | setup
+	@.venv/bin/pip install -q --disable-pip-version-check --target $@ 'expecttest>=0.3,<1'
 
 # A million schedules of each protocol, and every mutant of each: about an hour on two cores.
 verify: setup
