@@ -349,7 +349,7 @@ pub(crate) fn read_state(path: &Path) -> Result<State, Failure> {
             "{error}; start an agent with: polder agent run, or name its state with --state FILE"
         ))
     })?;
-    Ok(serde_json::from_str(&said).map_err(|error| Failure(format!("{path}: {error}")))?)
+    serde_json::from_str(&said).map_err(|error| Failure(format!("{path}: {error}")))
 }
 
 /// Whether a state is of an agent that runs.
