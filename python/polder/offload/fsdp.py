@@ -9,7 +9,8 @@ from torch.utils.hooks import RemovableHandle
 
 from polder import _core
 from polder.errors import ArgumentError
-from polder.offload.shards import Memory, local, storage_of, storages, taken, whole
+from polder.offload.ranges import Memory, taken
+from polder.offload.shards import local, storage_of, storages, whole
 from polder.offload.tiers import Tier
 
 

@@ -9,6 +9,9 @@ import torch
 from polder import _core
 from polder.offload.tiers import Tier
 
+#: What a tensor begins at in its range, in bytes: a line of the caches.
+_ALIGNED = 64
+
 
 def memory(nbytes: int, tier: Tier) -> _core.Range:
     """Zeroed memory for ``nbytes`` bytes in one tier, exact to the page, and registered with CUDA where there is a GPU.
@@ -49,3 +52,33 @@ def register(kept: _core.Range) -> bool:
     # Not the range itself, which would then live for ever.
     kept.before_release(lambda: cuda.cudaHostUnregister(address))
     return True
+
+
+class Memory:
+    """One range of memory of a tier that tensors are views of. Its bytes go back with the last of them."""
+
+    def __init__(self, nbytes: int, tier: Tier) -> None:
+        # A range has a page at least.
+        self.range = memory(max(nbytes, 1), tier)
+        self._bytes = torch.frombuffer(self.range, dtype=torch.uint8)
+        self._taken = 0
+
+    def is_pinned(self) -> bool:
+        """Whether a GPU copies from it without a detour."""
+        return self._bytes.is_pinned()
+
+    def tensor(self, like: torch.Tensor, shape: Sequence[int] | None = None) -> torch.Tensor:
+        """The next part of the range, of the type of another tensor, and of its shape if none is given. All is 0."""
+        shape = torch.Size(like.shape if shape is None else shape)
+        begin, nbytes = self._taken, shape.numel() * like.element_size()
+        self._taken += taken(nbytes)
+        return self._bytes[begin : begin + nbytes].view(like.dtype).view(shape)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in the range; an empty one lies anywhere."""
+        return not tensor.nbytes or 0 <= tensor.data_ptr() - self.range.address < self.range.nbytes
+
+
+def taken(nbytes: int) -> int:
+    """Bytes that a tensor takes of a range."""
+    return (nbytes + _ALIGNED - 1) // _ALIGNED * _ALIGNED

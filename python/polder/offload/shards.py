@@ -3,50 +3,15 @@
 import gc
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from polder.errors import TierError
-from polder.offload.ranges import memory
-from polder.offload.tiers import Tier
 
 #: Copies below this stay in memory: a file takes whole pages.
 _LEAST = 64 << 10
-#: What a tensor begins at in its range, in bytes: a line of the caches.
-_ALIGNED = 64
-
-
-class Memory:
-    """One range of memory of a tier that tensors are views of. Its bytes go back with the last of them."""
-
-    def __init__(self, nbytes: int, tier: Tier) -> None:
-        # A range has a page at least.
-        self.range = memory(max(nbytes, 1), tier)
-        self._bytes = torch.frombuffer(self.range, dtype=torch.uint8)
-        self._taken = 0
-
-    def is_pinned(self) -> bool:
-        """Whether a GPU copies from it without a detour."""
-        return self._bytes.is_pinned()
-
-    def tensor(self, like: torch.Tensor, shape: Sequence[int] | None = None) -> torch.Tensor:
-        """The next part of the range, of the type of another tensor, and of its shape if none is given. All is 0."""
-        shape = torch.Size(like.shape if shape is None else shape)
-        begin, nbytes = self._taken, shape.numel() * like.element_size()
-        self._taken += taken(nbytes)
-        return self._bytes[begin : begin + nbytes].view(like.dtype).view(shape)
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in the range; an empty one lies anywhere."""
-        return not tensor.nbytes or 0 <= tensor.data_ptr() - self.range.address < self.range.nbytes
-
-
-def taken(nbytes: int) -> int:
-    """Bytes that a tensor takes of a range."""
-    return (nbytes + _ALIGNED - 1) // _ALIGNED * _ALIGNED
 
 
 def storages(model: torch.nn.Module) -> set[int]:

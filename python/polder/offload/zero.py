@@ -17,7 +17,8 @@ from polder import _core
 from polder.errors import ArgumentError, PlacementError
 from polder.offload.optimizer import PAGE, Adam
 from polder.offload.placed import Placed, Weight, carry_out
-from polder.offload.shards import Memory, storage_of
+from polder.offload.ranges import Memory
+from polder.offload.shards import storage_of
 from polder.offload.tiers import Tier, check_tiers, tiers_of
 
 
