@@ -210,12 +210,14 @@ def first(rows: dict[str, dict[str, str]]) -> list[str]:
         ),
         (
             "synchronise a PyTorch job on CPUs",
-            f"an all-reduce of 16 MiB in {of('all-reduce 16 MiB 2 procs software staged')}, two processes",
+            f"an all-reduce of 16 MiB in {of('all-reduce 16 MiB 2 procs software staged through torch')}, "
+            "called through torch by two processes",
             "`make demo`",
         ),
         (
             "plan a training machine",
-            "the time of a step on other hardware, simulated; 3.9% off on average for 29 published steps",
+            "the time of a step on other hardware, simulated; 3.9% off on average for 29 published steps, "
+            "with one scalar a table",
             "`polder plan train --model llama3-405b --platform nvl72-ndr --gpus 16384`",
         ),
         (

@@ -360,14 +360,6 @@ def test_a_platform_names_tiers(tmp_path: Path) -> None:
         offload.tiers_of(tmp_path / "none.toml")
 
 
-def test_the_benchmark_prints_rows_beside_torch_and_the_floor() -> None:
-    command = [sys.executable, "-m", "polder.offload.bench", "--millions", "1", "--threads", "1", "--rounds", "2"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    rows = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert [row.get("peer") for row in rows] == ["torch fused", "floor", None]
-    assert all(row["bench"] == "offload" and row["low"] <= row["value"] <= row["high"] for row in rows)
-
-
 def test_the_example_ends_with_the_unlimited_weights_under_a_limit_that_stops_the_unplaced_run(
     disk: Path, tmp_path: Path
 ) -> None:
