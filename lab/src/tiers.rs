@@ -293,7 +293,7 @@ fn noisy_neighbour(agent: &mut Agent, checks: &mut Checks) -> Result<(), Failed>
     };
     // It fills its memory while the agent stands still, so that the first round sees all of it.
     agent.signal(Signal::STOP)?;
-    let noisy = Service::start("/noisy", 240, 20)?;
+    let noisy = Service::start("/noisy", 200, 20)?;
     // With the default step: the longer the fast tier is full, the more of cache the kernel itself demotes.
     change_policy(&format!("{}{NOISY}", POLICY.replace("16MiB", "32MiB")))?;
     agent.signal(Signal::CONT)?;

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{BALANCING, Cgroup, DEMOTION, INTERLEAVE, Kernel, KernelError, NodeMemory, Tiers, show_nodes};
+use crate::{
+    BALANCING, Cgroup, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError, NodeMemory, Tiers,
+    show_nodes,
+};
 
 const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
@@ -70,6 +73,7 @@ impl<K: Kernel> Bench<'_, K> {
         )?;
         let path = format!("{INTERLEAVE}/node{}", self.tiers.fast.first().unwrap_or(&0));
         if let Ok(was) = self.kernel.read(&path) {
+            let derived = self.kernel.read(INTERLEAVE_AUTO).map(|text| text.trim().to_owned());
             let written = self.write(&path, "3").is_ok() && self.says(&path, "3");
             self.expect(written, "a weight says what was written")?;
             self.expect(self.write(&path, "256") == Err(Some(EINVAL)), "a weight above 255 is EINVAL")?;
@@ -77,6 +81,12 @@ impl<K: Kernel> Bench<'_, K> {
                 self.write(&path, was.trim()).is_ok() && self.says(&path, was.trim()),
                 "a weight is given back",
             )?;
+            if derived.is_ok_and(|text| text == "true") {
+                let ended = self.says(INTERLEAVE_AUTO, "false");
+                self.expect(ended, "a weight that is written ends the kernel's own derivation")?;
+                let begun = self.write(INTERLEAVE_AUTO, "true").is_ok() && self.says(INTERLEAVE_AUTO, "true");
+                self.expect(begun && self.says(&path, was.trim()), "the derivation is given back")?;
+            }
         }
         let missing = self.kernel.read(&format!("{}/no/memory.stat", self.cgroup.folder()));
         self.expect(missing.is_err_and(|error| error.is_gone()), "a file of no cgroup is gone")?;
@@ -146,5 +156,9 @@ mod tests {
         tree.add_group("/a", [64 * MIB, 0]);
         let checked = check(&tree, &Cgroup::new("/a").unwrap()).unwrap();
         assert!(checked.len() >= 20, "{checked:?}");
+        tree.add_group("/b", [64 * MIB, 0]);
+        tree.derives_weights();
+        let more = check(&tree, &Cgroup::new("/b").unwrap()).unwrap();
+        assert_eq!(more.len(), checked.len() + 2, "{more:?}");
     }
 }
