@@ -5,6 +5,7 @@ All figures are simulated, in seconds and bytes; ``polder plan validate`` prints
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from types import UnionType
 from typing import Any, cast, get_args, get_type_hints
 
@@ -195,6 +196,7 @@ class Plan:
     fill: int
     order: str
     fidelity: str
+    failed: list[list[int]]
     layout: Layout
     stages: list[Stage]
     step: Step
@@ -221,6 +223,7 @@ def train(
     order: str | None = None,
     sequence: int | None = None,
     fidelity: str = "L0",
+    failed: Sequence[tuple[int, int]] = (),
     **given: int | bool | str | Overlap | Offload,
 ) -> Plan:
     """Predict a training step.
@@ -246,6 +249,9 @@ def train(
         Tokens of a sequence, in place of the model's.
     fidelity
         How closely communication is looked at: ``"L0"``, in closed form, or ``"L1"``, by flows of all groups at once.
+    failed
+        Pairs of switches of the fabric between racks whose link has failed, with ``fidelity="L1"``: flows take the
+        shortest ways that are left. The platform ``against`` has all of its links.
     **given
         Fields of `Layout`. The fastest layout that has them and fits is searched for. By default the batch is the
         largest power of two with at most 16 Mi tokens. Without ``offload``, offloading is tried in every tier if
@@ -287,6 +293,7 @@ def train(
         "order": order,
         "sequence": sequence,
         "fidelity": fidelity,
+        "failed": [list(link) for link in failed],
         "layout": fields,
     }
     return _typed(Plan, json.loads(_core.plan_train(json.dumps(request, default=_plain), layout)))

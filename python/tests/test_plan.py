@@ -52,8 +52,12 @@ def test_flows_are_those_of_the_command() -> None:
     said = json.loads(subprocess.run([POLDER, *words.split()], capture_output=True, text=True, check=True).stdout)
     ours = plan.train("llama3-70b", "nvl72-cxl", 288, batch=288, tp=8, pp=4, fidelity="L1")
     assert ours == plan._typed(plan.Plan, said) and ours.fidelity == "L1"
-    with pytest.raises(polder.ArgumentError, match="fidelity: unknown variant `L3`, expected `L0` or `L1`"):
+    with pytest.raises(polder.ArgumentError, match="fidelity: unknown variant `L3`, expected one of `L0`, `L1`, `L2`"):
         plan.train("llama3-70b", "nvl72-cxl", 288, fidelity="L3")
+    cut = plan.train("llama3-70b", "nvl72-ndr", 288, batch=288, tp=8, pp=4, fidelity="L1", failed=[(0, 2048)])
+    assert cut.failed == [[0, 2048]]
+    with pytest.raises(polder.ArgumentError, match="failed links change flows alone; take fidelity L1"):
+        plan.train("llama3-70b", "nvl72-ndr", 288, batch=288, tp=8, pp=4, failed=[(0, 2048)])
 
 
 def test_an_overlap_is_what_it_names_as_that_of_the_command() -> None:

@@ -1346,6 +1346,36 @@ fn flows_take_what_the_closed_form_says_but_where_they_share_links() {
 }
 
 #[test]
+fn failed_links_slow_a_step_and_are_refused_where_they_cannot_be() {
+    let train =
+        "train --model gpt3-175b --platform nvl72-ndr --gpus 1152 --tp 8 --pp 8 --batch 1152 --micro-batch 1";
+    // The first switch keeps two of its links to the next level.
+    let links: Vec<_> = (2048..2078).map(|spine| format!("0-{spine}")).collect();
+    let failed = format!("--fidelity L1 --failed {} --against nvl72-ndr", links.join(","));
+    let answer = json(&format!("{train} {failed} --json"));
+    assert_eq!(answer["failed"].as_array().unwrap().len(), 30);
+    assert_eq!(answer["against"]["failed"], serde_json::json!([]));
+    let seconds = |answer: &Value| answer["step"]["total_s"].as_f64().unwrap();
+    assert!(seconds(&answer) > 1.01 * seconds(&answer["against"]), "{answer}");
+    let text = said(&format!("{train} {failed}"));
+    assert!(text.contains("at the same time (--fidelity L1), without 30 failed links\n"), "{text}");
+    let cut: Vec<_> = (2048..2080).map(|spine| format!("0-{spine}")).collect();
+    for (options, error) in [
+        ("--fidelity L2".into(), "the flits of a whole step are too many to follow; take fidelity L1"),
+        ("--failed 0-2048".to_owned(), "failed links change flows alone; take fidelity L1"),
+        (
+            "--fidelity L1 --failed 0-1".into(),
+            "failed links between racks: no link joins switch 0 and switch 1",
+        ),
+        ("--fidelity L1 --failed 0".into(), "--failed: expected two switches such as 3-520, found \"0\""),
+        (format!("--fidelity L1 --failed {}", cut.join(",")), "the failed links cut the fabric in two"),
+    ] {
+        let refused = refused(&format!("{train} {options}"));
+        assert!(refused.contains(error), "{options}: {refused}");
+    }
+}
+
+#[test]
 fn access_times_are_printed_by_working_set_with_where_each_tier_pays() {
     let text = said("memory --platform nvl72-cxl --against nvl72-ndr");
     for line in [
@@ -1722,6 +1752,32 @@ fn messages_of_a_pattern_share_the_links_of_a_fabric() {
     let events =
         serde_json::from_str::<Value>(&read(&trace)).unwrap()["traceEvents"].as_array().unwrap().len();
     assert_eq!(events, 1024);
+    let text = said("fabric --platform nvl72-cxl --gpus 128 --message 4MiB --fidelity L2 --window 256KiB");
+    for line in [
+        "fabric between racks, simulated flit by flit\n",
+        " steps of flits of the first 262 kB of each message",
+        "1 virtual channels of ",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}
+
+#[test]
+fn one_virtual_channel_of_a_torus_deadlocks_by_name() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("ring.toml").display().to_string();
+    let ring = "extends = \"dgx-h100\"\n[between]\nlinks = 1\ntopology = { kind = \"torus\", dimensions = [8, 1, 1], endpoints = 8 }";
+    std::fs::write(&path, ring).unwrap();
+    let shift = format!(
+        "fabric --platform {path} --gpus 64 --pattern shift --message 256KiB --fidelity L2 --buffer 4"
+    );
+    let line = refused(&format!("{shift} --routing adaptive --virtual-channels 1"));
+    assert!(
+        line.contains("deadlock with 1 virtual channels") && line.contains("wait for each other: switch "),
+        "{line}"
+    );
+    let found = json(&format!("{shift} --routing adaptive --json"));
+    assert_eq!(found["flits"]["channels"], 4);
 }
 
 #[test]
@@ -1737,6 +1793,16 @@ fn a_pattern_that_cannot_be_is_refused_in_one_line() {
         ("1024 --failed 3", "--failed: expected two switches such as 3-520, found \"3\""),
         ("1024 --failed 0-1", "no link joins switch 0 and switch 1; switch 0's neighbours are "),
         ("1024 --failed 0-99999999", "there is no switch 99999999"),
+        (
+            "1024 --window 1MiB",
+            "fidelity: expected L2, which windows, channels, buffers and error rates are for, found L1",
+        ),
+        ("1024 --fidelity L2 --window 64B", "window: expected 4 KiB or more, found 64 B"),
+        ("1024 --fidelity L2 --window x", "--window: "),
+        ("1024 --fidelity L2 --virtual-channels 0", "virtual channels: expected 1 to 64, found 0"),
+        ("1024 --fidelity L2 --buffer 0", "buffer: expected 1 flit or more, found 0"),
+        ("1024 --fidelity L2 --error-rate 0.9", "error rate: expected 0 to 0.5, found 0.9"),
+        ("1024 --fidelity L2 --message 1TB", " of each message, or fidelity L1"),
     ] {
         let line = refused(&format!("{base} {arguments}"));
         assert!(line.contains(why), "{arguments}: {line}");

@@ -123,13 +123,13 @@ impl<U: Unit> Quantity<U> {
         self.0
     }
 
-    /// Reads a number, a space and a unit.
+    /// Reads a number and a unit, with a space between them or without.
     ///
     /// # Errors
     /// A sentence that says what was expected.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = |why: &str| format!("expected {} such as {:?}, found {text:?}{why}", U::WHAT, U::EXAMPLE);
-        let (number, unit) = text.trim().split_once(' ').ok_or_else(|| wrong(": its unit is missing"))?;
+        let (number, unit) = apart(text.trim()).ok_or_else(|| wrong(": its unit is missing"))?;
         let number: f64 = number.parse().map_err(|_| wrong(""))?;
         let known = || U::SCALES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         let (_, scale) = U::SCALES
@@ -144,6 +144,21 @@ impl<U: Unit> Quantity<U> {
             value => Ok(Self::new(value)),
         }
     }
+}
+
+/// A number and its unit, where there is one.
+fn apart(text: &str) -> Option<(&str, &str)> {
+    if let Some(parts) = text.split_once(' ') {
+        return Some(parts);
+    }
+    let bytes = text.as_bytes();
+    let is_exponent = |at: usize| {
+        matches!(bytes[at], b'e' | b'E')
+            && at > 0
+            && bytes.get(at + 1).is_some_and(|next| next.is_ascii_digit() || matches!(next, b'+' | b'-'))
+    };
+    let unit = (0..bytes.len()).find(|at| bytes[*at].is_ascii_alphabetic() && !is_exponent(*at))?;
+    (unit > 0).then(|| text.split_at(unit))
 }
 
 impl<U> Clone for Quantity<U> {
@@ -223,6 +238,9 @@ mod tests {
         assert_eq!(Bytes::parse("2039 GB").unwrap().to_string(), "2.039 TB");
         assert_eq!(Time::parse("0 ns").unwrap().to_string(), "0 ps");
         assert_eq!(Bytes::parse("1 GiB").unwrap().value(), 1073741824.0);
+        for text in ["64MiB", "64 MiB", "0.064e3MiB", "6.4E+1MiB"] {
+            assert_eq!(Bytes::parse(text).unwrap().value(), 67108864.0, "{text}");
+        }
         assert_eq!(EnergyPrice::parse("0.12 USD/kWh").unwrap().to_string(), "0.12 USD/kWh");
         assert_eq!(Rent::parse("2.5 USD/h").unwrap().to_string(), "2.5 USD/h");
         assert_eq!(CarbonIntensity::parse("350 gCO2/kWh").unwrap().to_string(), "350 gCO2/kWh");
@@ -237,6 +255,8 @@ mod tests {
             ("-1 GB/s", "it is negative"),
             ("0 GB/s", "it is 0"),
             ("much GB/s", "expected a bandwidth such as \"900 GB/s\""),
+            ("GB/s", "its unit is missing"),
+            ("9e", "its units are B/s, kB/s"),
             ("inf GB/s", "no such number"),
             ("NaN GB/s", "no such number"),
         ];

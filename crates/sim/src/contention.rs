@@ -6,12 +6,15 @@
 //!
 //! `step` counts crossings instead, because the flows of a step of a collective are equal and begin together.
 
+mod flits;
 mod network;
 mod pattern;
 mod sharing;
 
+pub use flits::{Deadlock, FlitFlow, FlitRun, FlitTiming, follow};
 pub use network::{Network, NetworkError, Node, Routing};
 pub use pattern::{
-    FabricAnswer, FabricError, FabricQuestion, FlowTime, LinkUse, Quantiles, TrafficPattern, answer,
+    FabricAnswer, FabricError, FabricQuestion, FlitCount, FlitOptions, FlowTime, LinkUse, Quantiles,
+    TrafficPattern, answer,
 };
 pub use sharing::{Flow, finish_times};

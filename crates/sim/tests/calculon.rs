@@ -209,6 +209,7 @@ fn an_execution_is_predicted_as_its_layout_is() {
         against: None,
         sequence: None,
         fidelity: Fidelity::default(),
+        failed: vec![],
         layout,
     };
     let answer = request.train(1, &|_, _| ()).unwrap();

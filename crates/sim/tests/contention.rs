@@ -1,8 +1,10 @@
 //! Flows that share links, against sharing that is computed step by step; and patterns on fabrics.
 
 use polder_platform::{Fabric, Platform, Topology};
+use polder_sim::Fidelity;
 use polder_sim::contention::{
-    FabricQuestion, Flow, Network, NetworkError, Node, Routing, TrafficPattern, answer, finish_times,
+    FabricError, FabricQuestion, FlitOptions, Flow, Network, NetworkError, Node, Routing, TrafficPattern,
+    answer, finish_times,
 };
 
 /// The same numbers from the same seed.
@@ -201,7 +203,103 @@ fn question(pattern: TrafficPattern, accelerators: u32) -> FabricQuestion {
         routing: Routing::Minimal,
         failed: vec![],
         seed: 1,
+        fidelity: Fidelity::L1,
+        flits: FlitOptions::default(),
     }
+}
+
+/// What is followed of a long message: enough for a steady rate.
+fn windowed(fidelity: Fidelity, bytes: f64) -> FlitOptions {
+    let window_bytes = (fidelity == Fidelity::L2 && bytes > WINDOW).then_some(WINDOW);
+    FlitOptions { window_bytes, ..FlitOptions::default() }
+}
+
+const WINDOW: f64 = 1048576.0;
+
+/// The last end of a pattern by each fidelity.
+fn ends(base: &FabricQuestion, bytes: f64) -> [f64; 3] {
+    [Fidelity::L0, Fidelity::L1, Fidelity::L2].map(|fidelity| {
+        let flits = windowed(fidelity, bytes);
+        answer(&FabricQuestion { message_bytes: bytes, fidelity, flits, ..base.clone() })
+            .unwrap()
+            .seconds
+            .max_s
+    })
+}
+
+/// Parity: 64 B to 1 GiB, inside racks and between them, where each sends to the next and nothing contends.
+#[test]
+fn without_contention_all_fidelities_agree() {
+    let mut compared = 0;
+    for (platform, accelerators) in [
+        ("nvl72-ndr", 8),
+        ("nvl72-ndr", 96),
+        ("nvl72-cxl", 8),
+        ("nvl72-cxl", 96),
+        ("dgx-h100", 8),
+        ("dgx-a100", 32),
+    ] {
+        let base =
+            FabricQuestion { platform: platform.into(), ..question(TrafficPattern::Ring, accelerators) };
+        for bytes in [6, 10, 14, 18, 22, 26, 30].map(|power| f64::from(1u32 << power)) {
+            let [alone, flows, flits] = ends(&base, bytes);
+            for other in [flows, flits] {
+                let apart = other / alone - 1.0;
+                assert!(apart.abs() < 0.02, "{platform} {accelerators} {bytes}: {alone} {flows} {flits}");
+            }
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 6 * 7);
+}
+
+#[test]
+fn on_one_shared_link_flows_and_flits_end_alike() {
+    for (platform, accelerators) in [("nvl72-ndr", 3), ("nvl72-ndr", 80), ("nvl72-cxl", 9), ("nvl72-cxl", 80)]
+    {
+        let base =
+            FabricQuestion { platform: platform.into(), ..question(TrafficPattern::Incast, accelerators) };
+        for bytes in [16, 18, 20].map(|power| f64::from(1u32 << power)) {
+            let [_, flows, flits] = ends(&base, bytes);
+            assert!((flits / flows - 1.0).abs() < 0.05, "{platform} {accelerators} {bytes}: {flows} {flits}");
+        }
+    }
+}
+
+/// A window of 2 MiB of each rank's 16 MiB; and what is too long for flits offers one.
+#[test]
+fn a_window_ends_as_the_whole_does() {
+    let base = FabricQuestion {
+        fidelity: Fidelity::L2,
+        message_bytes: 16.0 * 1048576.0,
+        platform: "nvl72-cxl".into(),
+        ..question(TrafficPattern::AllReduce, 72)
+    };
+    let whole = answer(&base).unwrap();
+    let flits = FlitOptions { window_bytes: Some(65536.0), ..FlitOptions::default() };
+    let cut = answer(&FabricQuestion { flits, ..base.clone() }).unwrap();
+    assert!((cut.total_s / whole.total_s - 1.0).abs() < 0.02, "{} {}", cut.total_s, whole.total_s);
+    let [cut, whole] = [cut, whole].map(|it| it.flits.unwrap().flit_hops);
+    assert!(cut < whole / 2, "{cut} {whole}");
+    let error = answer(&FabricQuestion { message_bytes: 1e13, ..base }).unwrap_err();
+    assert!(matches!(error, FabricError::TooManyFlits { .. }), "{error}");
+    assert!(
+        error.to_string().contains("; give a window of ") && error.to_string().ends_with("or fidelity L1")
+    );
+}
+
+#[test]
+fn damage_slows_flits() {
+    let base = FabricQuestion {
+        fidelity: Fidelity::L2,
+        message_bytes: 262144.0,
+        ..question(TrafficPattern::Shift, 128)
+    };
+    let damaged = FlitOptions { error_rate: 0.02, ..FlitOptions::default() };
+    let [whole, damaged] = [FlitOptions::default(), damaged]
+        .map(|flits| answer(&FabricQuestion { flits, ..base.clone() }).unwrap());
+    assert_eq!(whole.flits.unwrap().replays, 0);
+    assert!(damaged.flits.unwrap().replays > 0 && damaged.total_s > whole.total_s);
 }
 
 #[test]

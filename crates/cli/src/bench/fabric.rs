@@ -1,7 +1,8 @@
 //! `polder bench fabric`: a permutation on hosts of a Clos, flow by flow, beside SimGrid with the same links and routes.
 //!
 //! Both share links by max-min fairness. SimGrid runs without cross-traffic, without weights by bandwidth, without bounds by
-//! TCP's window and with factors of 1. Neither's time counts what reads or builds the platform and its routes.
+//! TCP's window and with factors of 1. Neither's time counts what reads or builds the platform and its routes. Flits are measured
+//! alone: SimGrid has none.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -10,7 +11,10 @@ use std::time::Instant;
 
 use clap::Args;
 use polder_platform::{Fabric, Platform, Topology};
-use polder_sim::contention::{Flow, Network, Routing, finish_times};
+use polder_sim::Fidelity;
+use polder_sim::contention::{
+    FabricQuestion, FlitOptions, Flow, Network, Routing, TrafficPattern, answer, finish_times,
+};
 
 use super::row::{Better, Kind, Row, Sample};
 use crate::Failure;
@@ -97,7 +101,59 @@ pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
             }
         }
     }
+    rows.extend(flits()?);
     Ok(rows)
+}
+
+/// Flits over the links of a permutation that meets on many of them, and a windowed all-reduce of 1 GiB.
+fn flits() -> Result<[Row; 2], Failure> {
+    let permutation = FabricQuestion {
+        platform: "nvl72-cxl".into(),
+        rack: None,
+        accelerators: 256,
+        pattern: TrafficPattern::Permutation,
+        message_bytes: 1048576.0,
+        routing: Routing::Minimal,
+        failed: vec![],
+        seed: 1,
+        fidelity: Fidelity::L2,
+        flits: FlitOptions::default(),
+    };
+    let flits = FlitOptions { window_bytes: Some(16.0 * 1048576.0), ..FlitOptions::default() };
+    let all_reduce = FabricQuestion {
+        accelerators: 72,
+        pattern: TrafficPattern::AllReduce,
+        message_bytes: f64::from(1 << 30),
+        flits,
+        ..permutation.clone()
+    };
+    let [mut rates, mut seconds] = [(); 2].map(|()| vec![]);
+    for _ in 0..RUNS {
+        let begin = Instant::now();
+        let found = answer(&permutation)?;
+        let hops = found.flits.map_or(0, |it| it.flit_hops);
+        rates.push(hops as f64 / begin.elapsed().as_secs_f64() / 1e6);
+        let begin = Instant::now();
+        answer(&all_reduce)?;
+        seconds.push(begin.elapsed().as_secs_f64());
+    }
+    let sample = |values| Sample::of(values).ok_or_else(|| Failure("no run".into()));
+    Ok([
+        Row::measured(
+            "fabric",
+            "flits of a permutation on 256 accelerators",
+            "rate",
+            sample(rates)?,
+            "M hops/s",
+        ),
+        Row::measured(
+            "fabric",
+            "all-reduce of 1 GiB on 72 accelerators, windowed",
+            "time",
+            sample(seconds)?,
+            "s",
+        ),
+    ])
 }
 
 /// A permutation and the links of it.

@@ -4,14 +4,16 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use polder_platform::Bytes;
-use polder_sim::accelerators;
-use polder_sim::contention::{FabricAnswer, FabricQuestion, LinkUse, Routing, TrafficPattern, answer};
+use polder_sim::contention::{
+    FabricAnswer, FabricQuestion, FlitOptions, LinkUse, Routing, TrafficPattern, answer,
+};
+use polder_sim::{Fidelity, accelerators};
 use serde_json::{Value, json};
 
 use super::memory::{size, time};
 use super::page::filled;
 use super::table;
-use super::train::{accelerator_count, write};
+use super::train::{FidelityKind, accelerator_count, failed_links, write};
 use crate::Failure;
 
 /// Links that are listed.
@@ -41,9 +43,25 @@ pub(crate) struct Arguments {
     /// Links between two switches that have failed, such as "3-520,4-520". `--json` lists the links by their switches.
     #[arg(long, value_name = "SWITCH-SWITCH", value_delimiter = ',')]
     failed: Vec<String>,
-    /// What a permutation is drawn from.
+    /// What a permutation is drawn from, and damage to flits.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
+    /// How closely to look: L0, each message as if it were alone; L1, as flows that share links; L2, flit by flit, with credits, virtual
+    /// channels and arbitration.
+    #[arg(long, value_name = "LEVEL", value_enum, default_value = "L1")]
+    fidelity: FidelityKind,
+    /// Follow the flits of so much of each message alone, such as "1 MiB": the rest takes what the second half of it took (L2).
+    #[arg(long, value_name = "SIZE")]
+    window: Option<String>,
+    /// Virtual channels of a link [default: 1 in a Clos, elsewhere one a link between switches of the longest way] (L2).
+    #[arg(long, value_name = "COUNT")]
+    virtual_channels: Option<u32>,
+    /// Flits that the buffer of a virtual channel holds [default: two round trips to the next switch] (L2).
+    #[arg(long, value_name = "FLITS")]
+    buffer: Option<u32>,
+    /// The part of the flits that arrive damaged and are sent again, such as 1e-6 (L2).
+    #[arg(long, value_name = "PART", default_value_t = 0.0)]
+    error_rate: f64,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -101,16 +119,22 @@ impl Arguments {
                 RoutingKind::Minimal => Routing::Minimal,
                 RoutingKind::Adaptive => Routing::Adaptive,
             },
-            failed: self.failed.iter().map(|text| link(text)).collect::<Result<_, _>>()?,
+            failed: failed_links(&self.failed)?,
             seed: self.seed,
+            fidelity: self.fidelity.into(),
+            flits: FlitOptions {
+                window_bytes: self.window.as_deref().map(window).transpose()?,
+                channels: self.virtual_channels,
+                buffer: self.buffer,
+                error_rate: self.error_rate,
+            },
         })
     }
 }
 
-/// Two switches, as `3-520`.
-fn link(text: &str) -> Result<(u32, u32), Failure> {
-    let ends = text.split_once('-').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
-    ends.ok_or_else(|| Failure(format!("--failed: expected two switches such as 3-520, found {text:?}")))
+fn window(text: &str) -> Result<f64, Failure> {
+    let bytes = Bytes::parse(text).map_err(|problem| Failure(format!("--window: {problem}")))?;
+    Ok(bytes.value())
 }
 
 /// Prints when messages end.
@@ -140,7 +164,7 @@ fn title(found: &FabricAnswer) -> String {
 
 fn print(found: &FabricAnswer) {
     let share = 100.0 * found.bytes_per_s / found.payload_bytes_per_s;
-    println!("{}, fabric {} racks, simulated by flows", title(found), found.fabric);
+    println!("{}, fabric {} racks, simulated {}", title(found), found.fabric, looked(found));
     println!("ends after {}", time(found.total_s));
     if found.steps > 1 {
         println!(
@@ -184,6 +208,15 @@ fn print(found: &FabricAnswer) {
     println!("{}", assumed(found));
 }
 
+/// How closely messages were looked at.
+const fn looked(found: &FabricAnswer) -> &'static str {
+    match found.question.fidelity {
+        Fidelity::L0 => "in closed form, each message alone",
+        Fidelity::L1 => "by flows",
+        Fidelity::L2 => "flit by flit",
+    }
+}
+
 fn messages(count: usize) -> String {
     format!("{} messages", polder_sim::grouped(count as u64))
 }
@@ -199,7 +232,27 @@ fn assumed(found: &FabricAnswer) -> String {
         1 => ", 1 failed link".into(),
         count => format!(", {count} failed links"),
     };
-    format!("{routing} (--routing){failed}; links are shared max-min fairly; all messages begin together")
+    let shared = match (found.question.fidelity, &found.flits) {
+        (_, Some(it)) => {
+            let window = match it.window_bytes < found.step_bytes {
+                true => format!(
+                    " of the first {} of each message, the rest at the rate of their second half",
+                    size(it.window_bytes)
+                ),
+                false => String::new(),
+            };
+            format!(
+                "{} steps of flits{window}, {} sent again; {} virtual channels of {} flits (--virtual-channels, --buffer)",
+                polder_sim::grouped(it.flit_hops),
+                polder_sim::grouped(it.replays),
+                it.channels,
+                it.buffer
+            )
+        }
+        (Fidelity::L0, _) => "nothing shares a link".into(),
+        _ => "links are shared max-min fairly".into(),
+    };
+    format!("{routing} (--routing){failed}; {shared}; all messages begin together")
 }
 
 fn csv(found: &FabricAnswer) -> Result<String, Failure> {
@@ -214,7 +267,7 @@ fn csv(found: &FabricAnswer) -> Result<String, Failure> {
 fn page(found: &FabricAnswer) -> Result<String, Failure> {
     let links: Vec<Value> = found.links.iter().map(|it| json!([it.from, it.to, it.flows, it.used])).collect();
     let data = json!({
-        "about": format!("{}. Simulated by flows: {}.", title(found), assumed(found)),
+        "about": format!("{}. Simulated {}: {}.", title(found), looked(found), assumed(found)),
         "ends": found.messages.iter().map(|it| it.end_s).collect::<Vec<_>>(),
         "links": links,
     });

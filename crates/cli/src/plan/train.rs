@@ -171,9 +171,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PLATFORM")]
     against: Option<String>,
     /// How to price communication: L0, in closed form, or L1, by the flows of all groups at the same time over the links on their
-    /// routes. A layout that you leave out is searched for by L0.
+    /// routes. A layout that you leave out is searched for by L0. L2, flit by flit, is for `polder plan fabric`.
     #[arg(long, value_name = "LEVEL", value_enum, default_value = "L0")]
     fidelity: FidelityKind,
+    /// Links between two switches of the fabric between racks that have failed, such as "3-520,4-520" (with `--fidelity L1`): flows take
+    /// the shortest ways that are left. The platform of `--against` has all of its links.
+    #[arg(long, value_name = "SWITCH-SWITCH", value_delimiter = ',')]
+    failed: Vec<String>,
     /// Write a timeline of each stage, for Perfetto (ui.perfetto.dev) or chrome://tracing.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     trace: Option<PathBuf>,
@@ -182,12 +186,25 @@ pub(crate) struct Arguments {
     html: Option<PathBuf>,
 }
 
+/// How closely communication is looked at.
 #[derive(Clone, Copy, ValueEnum)]
-enum FidelityKind {
+pub(super) enum FidelityKind {
     #[value(name = "L0")]
     L0,
     #[value(name = "L1")]
     L1,
+    #[value(name = "L2")]
+    L2,
+}
+
+impl From<FidelityKind> for Fidelity {
+    fn from(it: FidelityKind) -> Self {
+        match it {
+            FidelityKind::L0 => Self::L0,
+            FidelityKind::L1 => Self::L1,
+            FidelityKind::L2 => Self::L2,
+        }
+    }
 }
 
 impl Fixed {
@@ -293,6 +310,7 @@ impl Subject {
             against: None,
             sequence: self.sequence,
             fidelity: Fidelity::default(),
+            failed: vec![],
             layout: self.fixed.given(self.batch),
         };
         if let Some(file) = &self.layout {
@@ -339,16 +357,24 @@ pub(super) fn with_bar<T>(
     done
 }
 
+/// Links as `--failed` has them: two switches each, as `3-520`.
+pub(super) fn failed_links(texts: &[String]) -> Result<Vec<(u32, u32)>, Failure> {
+    let link = |text: &String| {
+        let ends =
+            text.split_once('-').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
+        ends.ok_or_else(|| Failure(format!("--failed: expected two switches such as 3-520, found {text:?}")))
+    };
+    texts.iter().map(link).collect()
+}
+
 /// Predicts a step.
 pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let subject = &arguments.subject;
     let gpus = arguments.gpus.as_deref().map(accelerator_count).transpose()?;
     let request = Request {
         against: arguments.against.clone(),
-        fidelity: match arguments.fidelity {
-            FidelityKind::L0 => Fidelity::L0,
-            FidelityKind::L1 => Fidelity::L1,
-        },
+        fidelity: arguments.fidelity.into(),
+        failed: failed_links(&arguments.failed)?,
         ..subject.request(&arguments.platform, gpus, Tiers::IfNeeded)?
     };
     let answer = with_bar(|progress| request.train(threads(None), progress))?;
@@ -520,7 +546,12 @@ fn print_layout(answer: &Answer, others: &[&Answer]) {
         println!("on {}: {}", other.platform, other.machine);
     }
     if answer.fidelity == Fidelity::L1 {
-        println!("communication by the flows of all groups at the same time (--fidelity L1)");
+        let failed = match answer.failed.len() {
+            0 => String::new(),
+            1 => ", without 1 failed link".into(),
+            count => format!(", without {count} failed links"),
+        };
+        println!("communication by the flows of all groups at the same time (--fidelity L1){failed}");
     }
     if answer.points > 1 {
         println!("the fastest that fits of {} layouts", grouped(answer.points));

@@ -1,6 +1,5 @@
 //! The links of a fabric, each direction on its own, and routes over them.
 
-use std::collections::VecDeque;
 use std::fmt;
 
 use polder_platform::{Fabric, Graph};
@@ -86,7 +85,7 @@ pub enum NetworkError {
 }
 
 /// A fabric link by link: first one from each port into the fabric, then one to each port, then those between switches.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Network {
     ports: u32,
     /// The switch that each port hangs on.
@@ -221,6 +220,69 @@ impl Network {
         Ok(())
     }
 
+    /// Whether a way leads from each port to each other.
+    ///
+    /// # Errors
+    /// Names the first port that cannot be reached from the first one.
+    pub fn check_ways(&self) -> Result<(), NetworkError> {
+        let Some(first) = self.leaves.first() else { return Ok(()) };
+        let distances = self.distances_to(*first);
+        // Links fail in both directions, so that one tree reaches all if any does. Planes of a single hop are joined by endpoints.
+        let is_cut = |port: &u32| {
+            let leaf = self.leaves[*port as usize];
+            distances[leaf as usize] == FAR && !self.graph.links[leaf as usize].is_empty()
+        };
+        match (0..self.ports).find(is_cut) {
+            Some(to) => Err(NetworkError::NoWay { from: 0, to }),
+            None => Ok(()),
+        }
+    }
+
+    /// What crosses the busiest link if each flow, from a port to a port, is spread evenly at each switch over all links that lead on by a
+    /// shortest way and have not failed (equal-cost multipath); a flow counts 1 on the links of its ports.
+    ///
+    /// # Errors
+    /// When a flow has no way.
+    pub fn busiest(&self, flows: &[(u32, u32)]) -> Result<f64, NetworkError> {
+        let mut loads = vec![0.0; self.len()];
+        // Flows to one switch share its tree of ways: what arrives at a switch for it goes on alike, wherever it began.
+        let mut ends: Vec<Vec<(u32, u32)>> = vec![vec![]; self.graph.links.len()];
+        for (from, to) in flows {
+            loads[*from as usize] += 1.0;
+            loads[(self.ports + to) as usize] += 1.0;
+            ends[self.leaves[*to as usize] as usize].push((*from, *to));
+        }
+        let mut arrived = vec![0.0; self.graph.links.len()];
+        for (end, flows) in ends.iter().enumerate().filter(|(_, flows)| !flows.is_empty()) {
+            let (distances, order) = self.ways_to(end as u32);
+            for (from, to) in flows {
+                let leaf = self.leaves[*from as usize] as usize;
+                if distances[leaf] == FAR {
+                    return Err(NetworkError::NoWay { from: *from, to: *to });
+                }
+                arrived[leaf] += 1.0;
+            }
+            // The farthest first: all that a switch passes on has then arrived there.
+            for switch in order.iter().rev().map(|it| *it as usize) {
+                let amount = std::mem::take(&mut arrived[switch]);
+                if amount == 0.0 || switch == end {
+                    continue;
+                }
+                let (first, neighbours) = (self.firsts[switch] as usize, &self.graph.links[switch]);
+                let leads = |place: &usize| {
+                    distances[neighbours[*place]].saturating_add(1) == distances[switch]
+                        && !self.has_failed[first + place]
+                };
+                let part = amount / (0..neighbours.len()).filter(leads).count() as f64;
+                for place in (0..neighbours.len()).filter(leads) {
+                    loads[first + place] += part;
+                    arrived[neighbours[place]] += part;
+                }
+            }
+        }
+        Ok(loads.into_iter().fold(0.0, f64::max))
+    }
+
     /// The links of a flow between two ports, by one of the shortest ways that have not failed.
     ///
     /// # Errors
@@ -266,19 +328,26 @@ impl Network {
 
     /// Links on the shortest way from each switch to one.
     fn distances_to(&self, end: u32) -> Box<[u16]> {
+        self.ways_to(end).0
+    }
+
+    /// The same, and the switches from which a way leads there, the nearest first.
+    fn ways_to(&self, end: u32) -> (Box<[u16]>, Vec<u32>) {
         let mut distances = vec![FAR; self.graph.links.len()];
         distances[end as usize] = 0;
-        let mut next = VecDeque::from([end as usize]);
+        let mut order = vec![end];
+        let mut next = 0;
         // Links fail in both directions, so that the way there is as long as the way back.
-        while let Some(switch) = next.pop_front() {
+        while let Some(switch) = order.get(next).map(|it| *it as usize) {
+            next += 1;
             let first = self.firsts[switch] as usize;
             for (place, other) in self.graph.links[switch].iter().enumerate() {
                 if distances[*other] == FAR && !self.has_failed[first + place] {
                     distances[*other] = distances[switch] + 1;
-                    next.push_back(*other);
+                    order.push(*other as u32);
                 }
             }
         }
-        distances.into()
+        (distances.into(), order)
     }
 }

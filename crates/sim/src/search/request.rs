@@ -38,6 +38,9 @@ pub struct Request {
     /// How closely communication of the layout is looked at, once it is found; it is searched for in closed form.
     #[serde(default)]
     pub fidelity: Fidelity,
+    /// Links between two switches of the platform's fabric between racks that have failed; `against` has all of its own.
+    #[serde(default)]
+    pub failed: Vec<(u32, u32)>,
     /// What of the layout is given.
     #[serde(default)]
     pub layout: GivenLayout,
@@ -68,6 +71,8 @@ pub struct Answer {
     pub order: Order,
     /// How closely communication was looked at.
     pub fidelity: Fidelity,
+    /// Links between two switches of the fabric between racks that have failed.
+    pub failed: Vec<(u32, u32)>,
     /// How the step is laid out.
     pub layout: Layout,
     /// The stages, the first one first.
@@ -311,10 +316,11 @@ impl Request {
         let outcome = self.look(&platform, &model, threads, progress)?;
         let found = outcome.best().or(outcome.nearest.as_ref()).map(|found| found.layout);
         let Some(layout) = found else { unreachable!("a layout was predicted") };
-        let mut answer = self.answer(&self.platform, &platform, &model, &layout, outcome.points)?;
+        let mut answer =
+            self.answer(&self.platform, &platform, &model, (&layout, &self.failed), outcome.points)?;
         answer.would_fit = outcome.would_fit;
         if let Some(other) = &self.against {
-            match self.answer(other, &Platform::load(other)?, &model, &layout, 1) {
+            match self.answer(other, &Platform::load(other)?, &model, (&layout, &[]), 1) {
                 Ok(other) => {
                     answer.note = answer.note.or(other.note.clone()).map(|_| UNPROVED_DIFFERENCE.into());
                     answer.against = Some(Box::new(other));
@@ -338,11 +344,12 @@ impl Request {
         name: &str,
         platform: &Platform,
         model: &Model,
-        layout: &Layout,
+        (layout, failed): (&Layout, &[(u32, u32)]),
         points: u64,
     ) -> Result<Answer, RequestError> {
-        let job = self.job(name, platform)?.with_fidelity(self.fidelity);
         let refused = |refusal| RequestError::refused(name, refusal);
+        let job = self.job(name, platform)?.with_fidelity(self.fidelity).map_err(refused)?;
+        let job = job.with_failed(failed).map_err(refused)?;
         let PlannedStep { layout, fill, step } = job.predict(model, layout).map_err(refused)?;
         let compute = job.rack().accelerator.compute;
         let peak = match layout.precision {
@@ -362,6 +369,7 @@ impl Request {
             fill,
             order: job.order(),
             fidelity: self.fidelity,
+            failed: failed.to_vec(),
             layout,
             stages: job.stages(model, &layout).map_err(refused)?,
             step,

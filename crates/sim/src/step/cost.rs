@@ -23,6 +23,20 @@ pub enum Fidelity {
     L0,
     /// By flows: those of all groups at the same time, over the links on their routes.
     L1,
+    /// Flit by flit: one pattern of traffic alone, because those of a step are too many.
+    L2,
+}
+
+impl Fidelity {
+    /// As options have it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::L0 => "L0",
+            Self::L1 => "L1",
+            Self::L2 => "L2",
+        }
+    }
 }
 
 /// Which links carry something.

@@ -5,8 +5,11 @@
 //! give each flow that much is possible; and the flows that cross that link cannot have more of it together. So counting crossings is
 //! enough, and `tests` holds it against sharing that is computed rate by rate.
 
+use std::sync::Arc;
+
 use polder_platform::{Fabric, Platform, Rack};
 
+use crate::contention::Network;
 use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scopes, Transfer};
 use crate::step::machine::{LinkRates, Links};
 use crate::step::routes::Routes;
@@ -17,15 +20,48 @@ pub(crate) struct Flows {
     /// Inside a rack and between racks, as if nothing were shared.
     rates: [LinkRates; 2],
     /// The links, where there is such a fabric.
-    routes: [Option<Routes>; 2],
+    routes: [Option<Ways>; 2],
     /// Ranks of each rack, its accelerators, and all ranks.
     fill: u32,
     rack: u32,
     ranks: u32,
 }
 
+/// How flows cross a fabric.
+#[derive(Clone, Debug, PartialEq)]
+enum Ways {
+    /// All of it: routes follow from the topology.
+    Whole(Routes),
+    /// With failed links, link by link; an endpoint has so many.
+    Failed(Arc<Network>, u32),
+}
+
+impl Ways {
+    /// How many flows of which each fills an endpoint's links cross the busiest link.
+    fn busiest(&self, flows: &[(u32, u32)]) -> f64 {
+        match self {
+            Self::Whole(routes) => routes.busiest(flows),
+            Self::Failed(network, links) => {
+                let ports = |(from, to): &(u32, u32)| {
+                    let (from, to) = (from * links, to * links);
+                    (0..*links).map(move |link| (from + link, to + link))
+                };
+                let parts: Vec<_> = flows.iter().flat_map(ports).collect();
+                network.busiest(&parts).expect("ways were checked when links failed")
+            }
+        }
+    }
+}
+
 impl Flows {
-    pub(crate) fn new(platform: &Platform, rack: &Rack, fill: u32, ranks: u32) -> Self {
+    /// With `failed`, that network is the fabric between racks.
+    pub(crate) fn new(
+        platform: &Platform,
+        rack: &Rack,
+        fill: u32,
+        ranks: u32,
+        failed: Option<Arc<Network>>,
+    ) -> Self {
         let fitted = rack.accelerator.fitted;
         let racks = ranks.div_ceil(fill);
         let fabrics = [
@@ -33,9 +69,14 @@ impl Flows {
             (platform.between.as_ref(), fitted.between, racks * rack.accelerators),
         ];
         let rates = |(fabric, reached, _): (Option<&Fabric>, f64, u32)| LinkRates::whole(fabric, reached);
-        let routes =
-            |(fabric, _, endpoints): (Option<&Fabric>, f64, u32)| Some(Routes::new(fabric?, endpoints));
-        Self { rates: fabrics.map(rates), routes: fabrics.map(routes), fill, rack: rack.accelerators, ranks }
+        let ways = |(fabric, _, endpoints): (Option<&Fabric>, f64, u32)| {
+            Some(Ways::Whole(Routes::new(fabric?, endpoints)))
+        };
+        let mut routes = fabrics.map(ways);
+        if let (Some(network), (Some(fabric), ..)) = (failed, fabrics[1]) {
+            routes[1] = Some(Ways::Failed(network, fabric.links));
+        }
+        Self { rates: fabrics.map(rates), routes, fill, rack: rack.accelerators, ranks }
     }
 
     /// Where a rank hangs on the fabric between racks: racks keep the ports of accelerators that are not used.
@@ -287,7 +328,7 @@ mod tests {
         let rack = platform.rack.values().next().unwrap();
         let fill = rack.accelerators.min(ranks);
         let machine = Machine::new(platform, rack, fill, Order::default());
-        let flows = Flows::new(platform, rack, fill, ranks);
+        let flows = Flows::new(platform, rack, fill, ranks, None);
         [machine.alone(pattern, span, bytes).sum(), flows.alone(pattern, span, bytes).sum()]
     }
 
@@ -324,6 +365,64 @@ mod tests {
         assert_eq!(compared, 5 * 5 * 4 * 7);
     }
 
+    /// Spread switch by switch over all that has not failed, flows load the busiest link as their routes do where none has.
+    #[test]
+    fn a_network_without_failed_links_is_as_busy_as_routes_are() {
+        let mut state = 20261;
+        let mut compared = 0;
+        for fabric in fabrics() {
+            // A torus takes one axis after the other, and a dragonfly detours too.
+            if !matches!(fabric.topology, Topology::SingleHop | Topology::Clos { .. }) {
+                continue;
+            }
+            for links in [1, 2] {
+                let fabric = Fabric { links, ..fabric.clone() };
+                let endpoints = (fabric.ports() / u64::from(links)).min(64) as u32;
+                let whole = Ways::Whole(Routes::new(&fabric, endpoints));
+                let network = Network::new(&fabric, endpoints * links).unwrap();
+                network.check_ways().unwrap();
+                let each = Ways::Failed(Arc::new(network), links);
+                for _ in 0..20 {
+                    let flows: Vec<_> = (0..4 * endpoints)
+                        .map(|_| (random(&mut state, endpoints), random(&mut state, endpoints)))
+                        .filter(|(from, to)| from != to)
+                        .collect();
+                    let [whole, each] = [whole.busiest(&flows), each.busiest(&flows)];
+                    assert!((whole / each - 1.0).abs() < 1e-9, "{:?}: {whole} {each}", fabric.topology);
+                    compared += 1;
+                }
+            }
+        }
+        assert_eq!(compared, 3 * 2 * 20);
+    }
+
+    #[test]
+    fn a_failed_link_slows_the_leaf_that_has_one_less_and_a_leaf_without_links_is_refused() {
+        let mut fabric = fabrics().remove(1);
+        fabric.links = 1;
+        let half = fabric.switch.ports / 2;
+        let mut network = Network::new(&fabric, 4 * half).unwrap();
+        // All endpoints of the first leaf send to the second.
+        let flows: Vec<_> = (0..half).map(|port| (port, port + half)).collect();
+        assert_eq!(network.busiest(&flows).unwrap(), 1.0);
+        let spines = network.switches() - half;
+        for failed in 1..=half {
+            network.fail(0, spines + failed - 1).unwrap();
+            match failed < half {
+                true => {
+                    network.check_ways().unwrap();
+                    let expected = f64::from(half) / f64::from(half - failed);
+                    assert!((network.busiest(&flows).unwrap() - expected).abs() < 1e-9);
+                }
+                false => {
+                    let error = network.check_ways().unwrap_err().to_string();
+                    assert!(error.contains("the failed links cut the fabric in two"), "{error}");
+                    assert!(network.busiest(&flows).is_err());
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_torus_slows_what_goes_far_and_not_what_goes_to_neighbours() {
         let mut platform = Platform::load("dgx-h100").unwrap();
@@ -331,7 +430,7 @@ mod tests {
         let between = platform.between.as_mut().unwrap();
         between.links = 1;
         between.topology = Topology::Torus { dimensions: [8, 8, 8], endpoints: rack };
-        let flows = Flows::new(&platform, platform.rack.values().next().unwrap(), rack, 512 * rack);
+        let flows = Flows::new(&platform, platform.rack.values().next().unwrap(), rack, 512 * rack, None);
         let slowed = |members, stride| {
             let group = Group::new(members, stride);
             flows.between(|rank, to| to(group.next(rank)), 1)

@@ -1,8 +1,11 @@
 //! A step of one model with one layout on one platform.
 
+use std::sync::Arc;
+
 use polder_platform::{Fabric, Platform, Rack, TierId};
 use serde::Serialize;
 
+use crate::contention::Network;
 use crate::step::block::Block;
 use crate::step::closed_form;
 use crate::step::cost::Fidelity;
@@ -23,6 +26,8 @@ pub struct Job<'a> {
     fill: Option<u32>,
     order: Order,
     fidelity: Fidelity,
+    /// The fabric between racks with failed links.
+    failed: Option<Arc<Network>>,
 }
 
 /// A predicted step, with what it was predicted for.
@@ -74,7 +79,7 @@ impl<'a> Job<'a> {
         let (rack_name, rack) =
             platform.rack.iter().next().expect("a platform that is trained on has a kind of rack");
         let (order, fidelity) = (Order::default(), Fidelity::default());
-        Self { platform, rack, rack_name, fill: None, order, fidelity }
+        Self { platform, rack, rack_name, fill: None, order, fidelity, failed: None }
     }
 
     /// Fills `fill` accelerators of each rack instead of as many as go in evenly.
@@ -103,14 +108,42 @@ impl<'a> Job<'a> {
 
     /// Counts ranks in this order.
     #[must_use]
-    pub const fn with_order(self, order: Order) -> Self {
+    pub fn with_order(self, order: Order) -> Self {
         Self { order, ..self }
     }
 
     /// Looks so closely at communication.
-    #[must_use]
-    pub const fn with_fidelity(self, fidelity: Fidelity) -> Self {
-        Self { fidelity, ..self }
+    ///
+    /// # Errors
+    /// When it were flit by flit.
+    pub fn with_fidelity(self, fidelity: Fidelity) -> Result<Self, Refusal> {
+        match fidelity {
+            Fidelity::L2 => Err(Refusal::FlitsOfStep),
+            Fidelity::L0 | Fidelity::L1 => Ok(Self { fidelity, ..self }),
+        }
+    }
+
+    /// Lets links between two switches of the fabric between racks fail. Flows (`Fidelity::L1`) are then spread over the shortest ways that
+    /// are left.
+    ///
+    /// # Errors
+    /// When there is no such fabric or link, or ranks cannot reach each other any more.
+    pub fn with_failed(self, links: &[(u32, u32)]) -> Result<Self, Refusal> {
+        if links.is_empty() {
+            return Ok(self);
+        }
+        let Some(fabric) = &self.platform.between else {
+            let remedy = "take a platform of several racks";
+            return Err(Refusal::Missing { what: "a failed link", needs: "a fabric between racks", remedy });
+        };
+        if self.fidelity == Fidelity::L0 {
+            return Err(Refusal::FailedInClosedForm);
+        }
+        let ports = u32::try_from(fabric.ports()).unwrap_or(u32::MAX);
+        let mut network = Network::new(fabric, ports)?;
+        links.iter().try_for_each(|(one, other)| network.fail(*one, *other))?;
+        network.check_ways()?;
+        Ok(Self { failed: Some(Arc::new(network)), ..self })
     }
 
     /// Steps on this kind of rack, with so many of each used and with ranks in this order, as far as each is given.
@@ -236,7 +269,9 @@ impl<'a> Job<'a> {
         let machine = Machine::new(self.platform, self.rack, self.fill(layout), self.order);
         match self.fidelity {
             Fidelity::L0 => machine,
-            Fidelity::L1 => machine.with_flows(self.platform, self.rack, layout.accelerators()),
+            Fidelity::L1 | Fidelity::L2 => {
+                machine.with_flows(self.platform, self.rack, layout.accelerators(), self.failed.clone())
+            }
         }
     }
 

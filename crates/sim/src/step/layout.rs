@@ -515,6 +515,17 @@ pub enum Refusal {
         /// What can be done.
         remedy: &'static str,
     },
+    /// A whole step flit by flit.
+    #[error(
+        "the flits of a whole step are too many to follow; take fidelity L1, or one of its collectives by polder plan fabric"
+    )]
+    FlitsOfStep,
+    /// Failed links, and no flows that could avoid them.
+    #[error("failed links change flows alone; take fidelity L1")]
+    FailedInClosedForm,
+    /// No such link, or ranks that failed links cut off.
+    #[error("failed links between racks: {0}")]
+    FailedLinks(#[from] crate::contention::NetworkError),
     /// More of a rack than it has.
     #[error("{fill} accelerators of each rack cannot be used; a rack has {rack}")]
     Fill {

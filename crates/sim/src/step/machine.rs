@@ -6,6 +6,7 @@ use polder_platform::{
     Compute, Efficiency, Fabric, FlopRate, Platform, Protocol, Rack, Reduction, TierId, TierShare, Topology,
 };
 
+use crate::contention::Network;
 use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scopes, Transfer};
 use crate::step::flows::Flows;
 use crate::step::layout::{Layout, Precision, Refusal};
@@ -101,9 +102,15 @@ impl Machine {
         }
     }
 
-    /// The machine with communication of so many ranks priced by their flows.
-    pub(crate) fn with_flows(self, platform: &Platform, rack: &Rack, ranks: u32) -> Self {
-        Self { flows: Some(Arc::new(Flows::new(platform, rack, self.fill, ranks))), ..self }
+    /// The machine with communication of so many ranks priced by their flows; `failed` is the fabric between racks with failed links.
+    pub(crate) fn with_flows(
+        self,
+        platform: &Platform,
+        rack: &Rack,
+        ranks: u32,
+        failed: Option<Arc<Network>>,
+    ) -> Self {
+        Self { flows: Some(Arc::new(Flows::new(platform, rack, self.fill, ranks, failed))), ..self }
     }
 
     /// An accelerator's share of this tier, if there is any.
