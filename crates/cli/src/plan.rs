@@ -7,6 +7,7 @@ mod page;
 mod reproduce;
 mod search;
 mod show;
+mod sync;
 mod table;
 mod trace;
 mod train;
@@ -34,6 +35,8 @@ pub(crate) enum Command {
     Fabric(fabric::Arguments),
     /// Predict a step whose tensors lie in host memory: bytes by object and tier, and seconds by phase.
     Offload(offload::Arguments),
+    /// Predict a data-parallel step with all-reduces and with a parameter service.
+    Sync(sync::Arguments),
     /// Compute a published figure again, and print it beside the paper's.
     Reproduce(reproduce::Arguments),
     /// Predict published steps, fabrics and memory, and print the errors.
@@ -54,6 +57,7 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Memory(arguments) => memory::run(arguments)?,
         Command::Fabric(arguments) => fabric::run(arguments)?,
         Command::Offload(arguments) => offload::run(arguments)?,
+        Command::Sync(arguments) => sync::run(arguments)?,
         Command::Reproduce(arguments) => reproduce::run(arguments)?,
         Command::Validate(arguments) => validate::run(arguments)?,
         Command::Verify(arguments) => verify::run(arguments)?,

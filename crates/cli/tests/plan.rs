@@ -1808,3 +1808,65 @@ fn a_pattern_that_cannot_be_is_refused_in_one_line() {
         assert!(line.contains(why), "{arguments}: {line}");
     }
 }
+
+#[test]
+fn a_parameter_service_is_predicted_beside_all_reduces() {
+    let base =
+        "sync --layers 125MB,24x50MB --workers 4 --forward 40ms --backward 80ms --worker-bandwidth 12GB/s";
+    let found = json(&format!("{base} --link-bandwidth 24GB/s --latency 0ns --json"));
+    let step = |of: &str| found[of]["step_s"].as_f64().unwrap();
+    // 120 ms of computation, and 2(p-1)/p x 1.325 GB at 12 GB/s.
+    assert!((step("all_reduce") - 0.285625).abs() < 1e-9, "{found}");
+    assert!(step("overlapped") < step("all_reduce") && step("service") < step("overlapped"), "{found}");
+    assert!(step("central") > step("all_reduce"), "{found}");
+    let sweep: Vec<_> =
+        found["sweep"].as_array().unwrap().iter().map(|it| it["step_s"].as_f64().unwrap()).collect();
+    assert_eq!(sweep.len(), 11);
+    assert!(sweep.iter().all(|it| *it >= 0.95 * step("service")), "{sweep:?}");
+    let scratch = polder_mem::testing::Scratch::new();
+    let csv = scratch.path().join("sweep.csv").display().to_string();
+    let text = said(&format!("{base} --csv {csv}"));
+    for line in [
+        "a step of 4 workers with 1.32 GB of gradients in 25 layers, simulated\n",
+        "\nparameter service, best m",
+        " by the formula (m = ",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 12);
+    assert_eq!(
+        json("sync --model llama3-8b --forward 1s --backward 2s --worker-bandwidth 50GB/s --json")["layers"],
+        33
+    );
+    for (arguments, why) in [
+        ("--layers 0x5MB", "--layers: expected 1 to 100000 layers of a size, found \"0x5MB\""),
+        ("--layers 5", "--layers: expected a size"),
+        ("--layers 1TB --shard 4B", "--shard: 1 TB are 250000000000 shards of 4 B, more than 4194304; give "),
+        ("--layers 1GB --proxy-bandwidth 0GB/s", "--proxy-bandwidth: expected a bandwidth"),
+        ("--model nothing", "nothing"),
+    ] {
+        let line = refused(&format!("sync {arguments} --forward 1s --backward 1s --worker-bandwidth 1GB/s"));
+        assert!(line.contains(why), "{arguments}: {line}");
+    }
+}
+
+#[test]
+fn figures_of_coarse_stand_beside_what_follows_from_data_sheets() {
+    let report = json("reproduce coarse-fig16 --json");
+    let claims = report["claims"].as_array().unwrap();
+    assert_eq!(claims.len(), 13);
+    for claim in claims {
+        let [least, most] = [0, 1].map(|end| claim["range"][end].as_f64().unwrap());
+        let simulated = claim["simulated"].as_f64().unwrap();
+        assert!(least <= simulated && simulated <= most, "{claim}");
+    }
+    assert_eq!(report["open"].as_array().unwrap().len(), 10);
+    let text = said("reproduce coarse-fig17");
+    for line in [
+        "simulated; nothing is fitted to these figures",
+        "17d  V100, BERT, 4 workers: blocked over all-reduce's",
+        "what the paper leaves open",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}

@@ -23,6 +23,7 @@ pub mod message;
 pub mod offload;
 mod search;
 mod step;
+pub mod sync;
 mod walk;
 
 pub use formats::Execution;
@@ -32,7 +33,7 @@ pub use judge::published::{
     Compared, Counting, Judged, Margin, Pooled, PublishedTime, Ratio, Row, Table, compare, fitted, tables,
     validate,
 };
-pub use judge::{cxl, cxl_text, fabrics, scalepool, scalepool_tiers};
+pub use judge::{coarse, cxl, cxl_text, fabrics, scalepool, scalepool_tiers};
 pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};
 pub use search::rows::{CHOICES, Cell, NUMBERS, Points, SITE_NUMBERS, cells, points};
 pub use search::{FoundLayout, Outcome, Progress, Space, front, search};

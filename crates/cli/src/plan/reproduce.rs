@@ -1,5 +1,6 @@
 //! Published figures, made again.
 
+mod coarse;
 mod cxl;
 mod tiers;
 
@@ -46,6 +47,10 @@ enum Name {
     CxlFig10,
     /// CPU Adam's steps as Liaw and Chen measured them.
     CxlAdam,
+    /// Training with a parameter service on memory devices: speed (COARSE, Figures 2, 14 and 16).
+    CoarseFig16,
+    /// The same: blocked communication (COARSE, Figure 17).
+    CoarseFig17,
 }
 
 #[derive(Serialize)]
@@ -100,6 +105,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Name::CxlFig9 => cxl::throughput("cxl-fig9", arguments.json),
         Name::CxlFig10 => cxl::throughput("cxl-fig10", arguments.json),
         Name::CxlAdam => cxl::adam(arguments.json),
+        Name::CoarseFig16 => coarse::run(&["16", "2", "14"], arguments.json),
+        Name::CoarseFig17 => coarse::run(&["17"], arguments.json),
     }
 }
 

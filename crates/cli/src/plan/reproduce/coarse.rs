@@ -1,0 +1,71 @@
+//! The figures of COARSE: the text's numbers beside what follows from data sheets and formulas.
+
+use polder_sim::coarse::{CoarseBeside, CoarseFigure, CoarseReport};
+
+use crate::Failure;
+use crate::plan::table;
+
+/// The claims of these figures.
+pub(super) fn run(figures: &[&str], json: bool) -> Result<(), Failure> {
+    let figure = CoarseFigure::load()?;
+    let CoarseReport { claims, open } = figure.beside()?;
+    let is_asked = |it: &CoarseBeside| {
+        let digits = it.claim.figure.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+        figures.contains(&digits)
+    };
+    if json {
+        let claims: Vec<_> = claims.iter().filter(|it| is_asked(it)).collect();
+        println!("{}", serde_json::json!({ "claims": claims, "open": open }));
+        return Ok(());
+    }
+    println!("{}\n  {}\n", figure.title, figure.source);
+    let mut rows =
+        vec![["figure", "", "published", "simulated", "from", "to", ""].map(String::from).to_vec()];
+    for it in claims.iter().filter(|it| is_asked(it)) {
+        let [least, most] = it.claim.published;
+        let published = match least == most {
+            true => number(least),
+            false => format!("{} to {}", number(least), number(most)),
+        };
+        let reached = if it.is_reached() { "inside" } else { "outside" };
+        let name = format!("{:<4} {}", it.claim.figure, it.claim.says);
+        let [from, to] = it.range.map(number);
+        rows.push(vec![name, published, number(it.simulated), from, to, reached.into()]);
+    }
+    rows[0].remove(1);
+    table::print(&rows);
+    println!(
+        "  (from, to: over all ends of the ranges below; outside: no ends of the ranges give the published number)\n"
+    );
+    let mut rows = vec![
+        ["what the paper leaves open", "value", "from", "to", "moves a figure, times", "most"]
+            .map(String::from)
+            .to_vec(),
+    ];
+    for it in &open {
+        let [from, to] = it.open.range.map(|end| end.to_string());
+        let most = format!("{:.2} (figure {})", it.most_times, claims[it.most_moved].claim.figure);
+        rows.push(vec![
+            it.open.what.clone(),
+            it.open.value.to_string(),
+            from,
+            to,
+            format!("{:.2}", it.mean_times),
+            most,
+        ]);
+    }
+    table::print(&rows);
+    println!();
+    figure.machine.iter().for_each(|it| println!("{}: {}", it.name, it.accelerator));
+    figure.notes.iter().for_each(|line| println!("note: {line}"));
+    println!("simulated; nothing is fitted to these figures");
+    Ok(())
+}
+
+fn number(value: f64) -> String {
+    match value {
+        it if it >= 100.0 => format!("{it:.0}"),
+        it if it >= 10.0 => format!("{it:.1}"),
+        it => format!("{it:.2}"),
+    }
+}
