@@ -1,6 +1,7 @@
 #!/bin/sh
-# run.sh [PACKAGE...|newest]: boots each kernel in QEMU with a fast node and a slow node without CPUs, and runs the scenario
-# in it. The guest's log stays in out/lab. Ends with an error when a check fails, or when the guest says nothing.
+# run.sh [PACKAGE...|newest] [rack]: boots each kernel in QEMU with a fast node and a slow node without CPUs, and runs the
+# scenario in it. With `rack`, boots two of kernel 6.12 on one memory device, and runs the pool's story between them. Guests'
+# logs stay in out/lab. Ends with an error when a check fails, or when a guest says nothing.
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$HOME/.cargo/bin:$PATH"
@@ -19,20 +20,65 @@ fi
 cargo build --quiet --release -p polder-lab
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
-mkdir -p "$root/guest/bin"
+polder=${POLDER:-.venv/bin/polder}
+
+# put FOLDER PROGRAM...: the libraries that programs are linked to go to the paths where they look for them.
+put() {
+    folder=$1; shift
+    for library in $(ldd "$@" | grep -o '/[^ ]*' | grep -v ':$' | sort -u); do
+        mkdir -p "$folder$(dirname "$library")"
+        cp -L "$library" "$folder$library"
+    done
+}
+pack() { (cd "$1" && find . | cpio -o -H newc --quiet | gzip -1); }
+
+mkdir -p "$root/guest/bin" "$root/rack/bin" out/lab
 cp target/release/polder-guest "$root/guest/init"
-cp "${POLDER:-.venv/bin/polder}" "$root/guest/bin/polder"
-# The libraries that the two are linked to, at the paths where they look for them.
-for library in $(ldd target/release/polder-guest "$root/guest/bin/polder" | grep -o '/[^ ]*' | grep -v '^target' | grep -v ':$' | sort -u); do
-    mkdir -p "$root/guest$(dirname "$library")"
-    cp -L "$library" "$root/guest$library"
-done
-(cd "$root/guest" && find . | cpio -o -H newc --quiet | gzip -1) >"$root/initrd.gz"
+cp "$polder" "$root/guest/bin/polder"
+put "$root/guest" "$root/guest/init" "$root/guest/bin/polder"
+pack "$root/guest" >"$root/initrd.gz"
+
+# What a rack has more: a shell, drivers, and where MPICH is installed an MPI program.
+rack() {
+    kernel=.cache/lab/linux-image-6.12-amd64
+    say "a rack of two kernels $(lab/kernel.sh linux-image-6.12-amd64 "$kernel")"
+    busybox=.cache/lab/busybox
+    if [ ! -x "$busybox/bin/busybox" ]; then
+        say "fetching busybox-static"
+        mkdir -p "$busybox"
+        (cd "$busybox" && apt-get download -qq busybox-static 2>/dev/null && dpkg -x ./busybox-static_*.deb . && rm ./*.deb)
+    fi
+    bin=$root/rack/bin
+    cp "$busybox/bin/busybox" "$bin/busybox"
+    for name in sh cat rm ip; do ln -s busybox "$bin/$name"; done
+    cp -r "$kernel/modules" "$root/rack/modules"
+    arguments=""
+    if [ -x .cache/mpich/bin/mpiexec ]; then
+        arguments="--mpi"
+        .cache/mpich/bin/mpicc examples/hello.c -o "$bin/hello"
+        cp .cache/mpich/bin/mpiexec .cache/mpich/bin/hydra_pmi_proxy "$bin"
+        mkdir -p "$root/rack/lib"
+        cp -r .venv/lib/libfabric .venv/lib/polder "$root/rack/lib"
+        put "$root/rack" "$bin/hello" "$bin/mpiexec" "$bin/hydra_pmi_proxy" "$root/rack/lib/libfabric/libpolder-fi.so"
+        printf '#!/bin/sh\nexec /init rsh "$@"\n' >"$bin/rsh"
+        chmod +x "$bin/rsh"
+    else
+        say "the rack runs no MPI program, because MPICH is not installed: make mpi"
+    fi
+    { cat "$root/initrd.gz"; pack "$root/rack"; } >"$root/rack.gz"
+    rm -f out/lab/rack[01].log
+    # RACK has options for it, such as --flushes 1.
+    target/release/polder-rack "$kernel/vmlinux" "$root/rack.gz" $arguments ${RACK:-} ||
+        { say "FAILED on the rack; its hosts' logs are out/lab/rack0.log and out/lab/rack1.log"; exit 1; }
+}
 
 # 6.1 makes one tier of both nodes, and is refused.
 [ $# -gt 0 ] || set -- linux-image-6.12-amd64 linux-image-amd64
-mkdir -p out/lab
 for package in "$@"; do
+    if [ "$package" = rack ]; then
+        rack
+        continue
+    fi
     kernel=.cache/lab/$package
     say "kernel $(lab/kernel.sh "$package" "$kernel")"
     log=out/lab/$package.log

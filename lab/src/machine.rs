@@ -6,14 +6,12 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
+use polder_lab::check::Failed;
 use rustix::mount::{MountFlags, mount};
 use rustix::system::{RebootCommand, reboot};
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 const PAGE: usize = 4096;
-
-/// Why a scenario ends early, in words.
-pub(crate) type Failed = String;
 
 /// Mounts what the kernel offers, and turns on the controllers that the agent needs.
 pub(crate) fn mount_all() {

@@ -1,8 +1,11 @@
 //! The first process of a guest: mounts what a kernel offers, runs a scenario, prints its checks, and powers off.
 //!
 //! `polder-guest service CGROUP BYTES HOT` is a service: it fills BYTES of memory and goes on touching the first HOT.
+//! `polder-guest act WORDS...` is a process in a pool, and `polder-guest rsh HOST WORDS...` starts one on another host of a rack.
 #![forbid(unsafe_code)]
 
+mod acts;
+mod host;
 mod machine;
 mod stripes;
 mod tiers;
@@ -13,6 +16,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["service", cgroup, bytes, hot] => machine::serve(cgroup, bytes, hot),
+        ["act", ref words @ ..] => acts::run(words),
+        ["rsh", ref words @ ..] => host::rsh(words),
         _ if std::process::id() != 1 => {
             eprintln!(
                 "polder-guest is the first process of a guest of the lab; start the lab with: make lab"
@@ -21,6 +26,13 @@ fn main() -> ExitCode {
         }
         _ => {
             machine::mount_all();
+            // The kernel hands the words of its command line that it does not know to its first process.
+            if let Ok(number) = std::env::var("rack") {
+                let served =
+                    number.parse().map_err(|error| format!("rack={number}: {error}")).and_then(host::serve);
+                println!("lab: FAILED: {served:?}");
+                return machine::power_off();
+            }
             match tiers::run().and_then(|checks| Ok(checks + stripes::run()?)) {
                 Ok(checks) => println!("lab: {checks} checks passed"),
                 Err(error) => println!("lab: FAILED: {error}"),

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use polder_lab::check::{Checks, Failed};
 use polder_mem::{Location, PAGE, Range, TierError};
 
-use crate::machine::{Failed, read, write};
-use crate::tiers::Checks;
+use crate::machine::{read, write};
 
 const MIB: usize = 1 << 20;
 /// Bytes of each stripe, in MiB, with its node: what an odd placement comes to.
@@ -14,7 +14,7 @@ const CGROUP: &str = "/sys/fs/cgroup/ranges";
 
 /// Runs the scenario, and returns how many checks held.
 pub(crate) fn run() -> Result<u32, Failed> {
-    let mut checks = Checks(0);
+    let mut checks = Checks::default();
     println!("ranges:");
     striped(&mut checks)?;
     moved(&mut checks)?;

@@ -4,10 +4,11 @@ use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use bytesize::ByteSize;
+use polder_lab::check::{Checks, Failed};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::machine::{Failed, Service, read, settings, write};
+use crate::machine::{Service, read, settings, write};
 
 const POLICY: &str = r#"
 period = "250ms"
@@ -76,17 +77,6 @@ impl Agent {
     }
 }
 
-/// How many checks held so far.
-pub(crate) struct Checks(pub(crate) u32);
-
-impl Checks {
-    pub(crate) fn check(&mut self, holds: bool, what: &str) -> Result<(), Failed> {
-        self.0 += 1;
-        println!("check {}: {what}: {}", self.0, if holds { "holds" } else { "FAILS" });
-        if holds { Ok(()) } else { Err(what.to_owned()) }
-    }
-}
-
 /// Runs the scenario, and returns how many checks held.
 pub(crate) fn run() -> Result<u32, Failed> {
     println!("lab: kernel {}", read("/proc/sys/kernel/osrelease")?.trim());
@@ -98,7 +88,7 @@ pub(crate) fn run() -> Result<u32, Failed> {
     let cache = Service::start("/cache", 160, 40)?;
     let web = Service::start("/web", 80, 80)?;
     let both = [&cache, &web];
-    let mut checks = Checks(0);
+    let mut checks = Checks::default();
     show("before", &both)?;
     let found = settings(&both)?;
 
@@ -159,7 +149,7 @@ fn kernel_tiers() -> Result<usize, Failed> {
 
 /// A kernel with one tier, such as 6.1: reclaim would evict, so the agent says why it does not start, and changes nothing.
 fn refused() -> Result<u32, Failed> {
-    let mut checks = Checks(0);
+    let mut checks = Checks::default();
     let cache = Service::start("/cache", 160, 40)?;
     let found = settings(&[&cache])?;
     let mut command = Command::new("/bin/polder");

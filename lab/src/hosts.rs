@@ -1,71 +1,115 @@
-//! Real processes on a shadow, where each host sees of the others what was flushed and nothing else: the pool, its rings, its
-//! windows and its collectives work between two of them, and fail when a flush is left out anywhere.
+//! What two hosts do with one pool, each in a process of its own that holds what the other wrote against what it must be. They
+//! are processes of one kernel in `tests/shadow.rs`, and of two kernels in the rack.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use polder_attach::session::{self, AnyPool, Session};
-use polder_attach::settings::Settings;
 use polder_kernels::{Dtype, Op};
-use polder_mem::testing::{Child, Ended, Scratch};
-use polder_mem::{Memory, Offset, Wrapped};
-use polder_pool::endpoint::{Address, Completion, Endpoint, Filter, Label, MessageBuffer};
+use polder_mem::{Memory, Offset};
+use polder_pool::endpoint::{Address, Completion, Endpoint, EndpointOptions, Filter, Label, MessageBuffer};
 use polder_pool::group::{Group, GroupOptions, JoinedGroup};
 use polder_pool::ring::{Consumer, Producer, RingLink, RingPlace, RingShape};
 use polder_pool::wait::Patience;
 use polder_pool::window::{Access, Window};
-use polder_pool::{Geometry, InitialContents, Object, Pool, PoolError, PrivateMemory, Process, endpoint};
+use polder_pool::{InitialContents, Object, Pool, PoolError, PrivateMemory, Process};
 
-type Shared = Arc<Pool<Wrapped>>;
-/// What one of two hosts does.
-type Check = fn(&Shared, u16);
+/// A part of the pool, as hosts 0 and 1 use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Each host creates what the other opens, reads, lists and destroys.
+    Objects,
+    /// Host 0 sends messages of all forms to host 1, and gets them back.
+    Rings,
+    /// Each host reads in place what the other sends from private memory.
+    Offers,
+    /// Both put into segments of the other, count together, and take turns under a lock.
+    Windows,
+    /// Both compute together, through the staging and on objects of their own.
+    Collectives,
+}
 
-const GEOMETRY: Geometry =
-    Geometry { hosts: 2, processes: 2, names: 61, levels: 3, chunk_bytes: 64 << 10, opens: 32, keepers: 1 };
-/// When nothing is left out; long enough for a machine that is busy.
-const PATIENT: Duration = Duration::from_secs(30);
-/// When something is: what does not come soon does not come.
-const IMPATIENT: Duration = Duration::from_secs(1);
+impl Part {
+    /// Every part.
+    pub const ALL: [Self; 5] = [Self::Objects, Self::Rings, Self::Offers, Self::Windows, Self::Collectives];
 
-/// Runs `body` as host 0 and host 1, in a process each, under `POLDER_WRAP`; whether both came to their end.
-fn passes(wrap: &str, timeout: Duration, body: Check) -> bool {
-    let scratch = Scratch::new();
-    let path = scratch.path().join("pool");
-    session::create(&path, 2 << 20, &GEOMETRY).unwrap();
-    let mut hosts = [0, 1].map(|host| {
-        let settings = environment(&path, scratch.path(), wrap, timeout, host);
-        Child::fork(|| {
-            // Its last words are enough.
-            std::panic::set_hook(Box::new(|_| {}));
-            let session = Session::open(&settings).unwrap();
-            let AnyPool::Wrapped(pool) = session.pool() else { panic!("POLDER_WRAP wraps") };
-            body(pool, host);
-        })
-    });
-    let start = Instant::now();
-    let mut ended = [None, None];
-    while ended.iter().any(Option::is_none) && start.elapsed() < 20 * timeout {
-        ended = [0, 1].map(|host: usize| hosts[host].ended());
-        std::thread::sleep(Duration::from_millis(1));
+    /// As a command names it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Objects => "objects",
+            Self::Rings => "rings",
+            Self::Offers => "offers",
+            Self::Windows => "windows",
+            Self::Collectives => "collectives",
+        }
     }
-    ended == [Some(Ended::Exited(0)); 2]
+
+    /// Plays `host`, while another process plays the other.
+    ///
+    /// # Panics
+    /// When something is not as it must be, or does not come within the pool's timeout.
+    pub fn play<M: Memory>(self, pool: &Arc<Pool<M>>, host: u16) {
+        match self {
+            Self::Objects => objects(pool, host),
+            Self::Rings => rings(pool, host),
+            Self::Offers => offers(pool, host),
+            Self::Windows => windows(pool, host),
+            Self::Collectives => collectives(pool, host),
+        }
+    }
 }
 
-fn environment(path: &Path, run: &Path, wrap: &str, timeout: Duration, host: u16) -> Settings {
-    let lookup = |key: &str| match key {
-        "POLDER_POOL" => Some(path.to_str()?.to_owned()),
-        "POLDER_RUN" => Some(run.to_str()?.to_owned()),
-        "POLDER_WRAP" => Some(wrap.to_owned()),
-        "POLDER_HOST" => Some(host.to_string()),
-        "POLDER_TIMEOUT" => Some(timeout.as_secs().to_string()),
-        _ => None,
-    };
-    Settings::environment(lookup).unwrap()
+/// A flush: the file that it is in, words on a line before it, and words on its own line.
+#[derive(Clone, Copy, Debug)]
+pub struct Flush {
+    file: &'static str,
+    after: &'static str,
+    line: &'static str,
 }
+
+impl Flush {
+    /// Where it stands in the source, so that lines may move.
+    ///
+    /// # Panics
+    /// When it is not there.
+    #[must_use]
+    pub fn site(&self) -> String {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/pool/src").join(self.file);
+        let source = std::fs::read_to_string(path).unwrap();
+        let mut lines = (1..).zip(source.lines());
+        lines.find(|(_, line)| line.contains(self.after)).expect(self.after);
+        let found = lines.find(|(_, line)| line.contains(self.line));
+        let (number, _) = found.unwrap_or_else(|| panic!("no {:?} in {}", self.line, self.file));
+        format!("pool/src/{}:{number}", self.file)
+    }
+}
+
+const fn flush(file: &'static str, after: &'static str, line: &'static str) -> Flush {
+    Flush { file, after, line }
+}
+
+/// Flushes that a part cannot do without.
+pub const FLUSHES: [(Flush, Part); 15] = [
+    (flush("layout/line.rs", "pub fn announce<", "memory.write_back(at, LINE)"), Part::Objects),
+    (flush("directory.rs", "fn scan(", "memory.invalidate("), Part::Objects),
+    (flush("ring/producer.rs", "fn publish<", "memory.write_back(at, LINE)"), Part::Rings),
+    (flush("ring/consumer.rs", "fn copy_out<", "memory.invalidate(cell"), Part::Rings),
+    (flush("layout/line.rs", "pub fn read<", "memory.invalidate(at, LINE)"), Part::Rings),
+    (flush("endpoint.rs", "pub fn send(", "memory.write_back("), Part::Offers),
+    (flush("endpoint.rs", "fn read_in_place(", "memory.invalidate("), Part::Offers),
+    (flush("layout/line.rs", "pub fn publish<", "memory.write_back(at, LINE)"), Part::Collectives),
+    (flush("window.rs", "pub fn get(", "memory.invalidate("), Part::Windows),
+    (flush("window.rs", "pub fn expose(", "memory.write_back("), Part::Windows),
+    (flush("window.rs", "pub fn renew(", "memory.invalidate("), Part::Windows),
+    (flush("window.rs", "fn change(", "memory.invalidate("), Part::Windows),
+    (flush("window/lock.rs", "fn announce(", "memory.write_back("), Part::Windows),
+    (flush("window/epoch.rs", "fn count(", "memory.write_back("), Part::Windows),
+    (flush("collectives/run.rs", "fn invalidate(", ".invalidate("), Part::Collectives),
+];
 
 /// Opens an object as soon as it is there.
-fn open(pool: &Shared, name: &str) -> Object {
+fn open<M: Memory>(pool: &Arc<Pool<M>>, name: &str) -> Object {
     let start = Instant::now();
     loop {
         match pool.open(name) {
@@ -82,14 +126,14 @@ fn bytes(seed: usize, length: usize) -> Vec<u8> {
     (0..length).map(|index| (seed * 31 + index * 7 + index / 251) as u8).collect()
 }
 
-fn read(pool: &Shared, object: &Object) -> Vec<u8> {
+fn read<M: Memory>(pool: &Arc<Pool<M>>, object: &Object) -> Vec<u8> {
     let mut read = vec![0; object.bytes() as usize];
     object.read_at(pool.memory(), 0, &mut read).unwrap();
     read
 }
 
 /// Each host creates what the other opens, reads, lists and destroys.
-fn objects(pool: &Shared, host: u16) {
+fn objects<M: Memory>(pool: &Arc<Pool<M>>, host: u16) {
     for round in 0..30 {
         let name = |host: u16| format!("/{round}/{host}");
         // Of the same places as in the round before.
@@ -117,7 +161,7 @@ fn objects(pool: &Shared, host: u16) {
 }
 
 /// Host 0 sends messages of all forms to host 1, and gets them back.
-fn rings(pool: &Shared, host: u16) {
+fn rings<M: Memory>(pool: &Arc<Pool<M>>, host: u16) {
     let shape = RingShape::new(3, 1024).unwrap();
     let extents = [("lines", shape.producer_bytes()), ("credits", shape.consumer_bytes())];
     let own = extents.map(|(what, bytes)| {
@@ -162,10 +206,10 @@ impl MessageBuffer for Lent {
 }
 
 /// Each host reads in place what the other sends from one piece of private memory, again and again.
-fn offers(pool: &Shared, host: u16) {
+fn offers<M: Memory>(pool: &Arc<Pool<M>>, host: u16) {
     const BYTES: usize = 3001;
     let ring = RingShape::new(3, 1024).unwrap();
-    let options = endpoint::EndpointOptions {
+    let options = EndpointOptions {
         ring,
         eager_bytes: 512,
         window_bytes: 4096,
@@ -202,7 +246,10 @@ fn offers(pool: &Shared, host: u16) {
     end.close().unwrap();
 }
 
-fn link(pool: &Shared, other: Process) -> RingLink<impl Fn() -> Result<(), PoolError> + use<>> {
+fn link<M: Memory>(
+    pool: &Arc<Pool<M>>,
+    other: Process,
+) -> RingLink<impl Fn() -> Result<(), PoolError> + use<M>> {
     let (pool, me) = (Arc::clone(pool), pool.this_process());
     RingLink {
         peer: other.peer(),
@@ -215,7 +262,7 @@ fn link(pool: &Shared, other: Process) -> RingLink<impl Fn() -> Result<(), PoolE
 }
 
 /// Both hosts store to their own segments and read what the other put there, count together, and take turns under a lock.
-fn windows(pool: &Shared, host: u16) {
+fn windows<M: Memory>(pool: &Arc<Pool<M>>, host: u16) {
     let (me, other) = (u32::from(host), 1 - u32::from(host));
     let mut window = Window::create(Arc::clone(pool), "w", me, 2, 256).unwrap();
     pool.close(open(pool, &format!("/window/0/w/{other}")));
@@ -254,7 +301,7 @@ fn windows(pool: &Shared, host: u16) {
     }
 }
 
-fn until(pool: &Shared, mut step: impl FnMut() -> Result<bool, PoolError>) {
+fn until<M: Memory>(pool: &Arc<Pool<M>>, mut step: impl FnMut() -> Result<bool, PoolError>) {
     let start = Instant::now();
     while !step().unwrap() {
         assert!(start.elapsed() < pool.member().timeout, "it does not come");
@@ -263,7 +310,7 @@ fn until(pool: &Shared, mut step: impl FnMut() -> Result<bool, PoolError>) {
 }
 
 /// Both hosts compute together, through the staging and on objects of their own.
-fn collectives(pool: &Shared, host: u16) {
+fn collectives<M: Memory>(pool: &Arc<Pool<M>>, host: u16) {
     let options = GroupOptions {
         staging_bytes: 4096,
         segment_bytes: 512,
@@ -294,7 +341,7 @@ fn collectives(pool: &Shared, host: u16) {
     group.barrier().unwrap();
 }
 
-fn reduce(group: &mut JoinedGroup<Wrapped>, round: usize, count: usize) {
+fn reduce<M: Memory>(group: &mut JoinedGroup<M>, round: usize, count: usize) {
     let mut data = elements(round, group.rank(), count);
     group.all_reduce(Op::Sum, Dtype::U64, &mut data).unwrap();
     assert_eq!(data, sum(round, count), "all-reduce {round} of {count} elements");
@@ -311,59 +358,4 @@ fn elements(round: usize, rank: usize, count: usize) -> Vec<u8> {
 fn sum(round: usize, count: usize) -> Vec<u8> {
     let sum = |index| element(round, 0, index) + element(round, 1, index);
     (0..count).flat_map(|index| sum(index).to_le_bytes()).collect()
-}
-
-#[test]
-fn objects_rings_offers_windows_and_collectives_work_between_hosts_that_share_nothing_but_what_they_flush() {
-    for body in [objects, rings, offers, windows, collectives] {
-        assert!(passes("shadow", PATIENT, body));
-    }
-}
-
-/// A flush: the file that it is in, words on a line before it, and words on its own line.
-struct Flush {
-    file: &'static str,
-    after: &'static str,
-    line: &'static str,
-}
-
-impl Flush {
-    /// Where it stands in the source, so that lines may move.
-    fn site(&self) -> String {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pool/src").join(self.file);
-        let source = std::fs::read_to_string(path).unwrap();
-        let mut lines = (1..).zip(source.lines());
-        lines.find(|(_, line)| line.contains(self.after)).expect(self.after);
-        let found = lines.find(|(_, line)| line.contains(self.line));
-        let (number, _) = found.unwrap_or_else(|| panic!("no {:?} in {}", self.line, self.file));
-        format!("pool/src/{}:{number}", self.file)
-    }
-}
-
-#[test]
-fn each_of_them_fails_when_one_flush_is_left_out() {
-    let flush = |file, after, line| Flush { file, after, line };
-    let seeded: [(Flush, Check); 15] = [
-        (flush("layout/line.rs", "pub fn announce<", "memory.write_back(at, LINE)"), objects),
-        (flush("directory.rs", "fn scan(", "memory.invalidate("), objects),
-        (flush("ring/producer.rs", "fn publish<", "memory.write_back(at, LINE)"), rings),
-        (flush("ring/consumer.rs", "fn copy_out<", "memory.invalidate(cell"), rings),
-        (flush("layout/line.rs", "pub fn read<", "memory.invalidate(at, LINE)"), rings),
-        (flush("endpoint.rs", "pub fn send(", "memory.write_back("), offers),
-        (flush("endpoint.rs", "fn read_in_place(", "memory.invalidate("), offers),
-        (flush("layout/line.rs", "pub fn publish<", "memory.write_back(at, LINE)"), collectives),
-        (flush("window.rs", "pub fn get(", "memory.invalidate("), windows),
-        (flush("window.rs", "pub fn expose(", "memory.write_back("), windows),
-        (flush("window.rs", "pub fn renew(", "memory.invalidate("), windows),
-        (flush("window.rs", "fn change(", "memory.invalidate("), windows),
-        (flush("window/lock.rs", "fn announce(", "memory.write_back("), windows),
-        (flush("window/epoch.rs", "fn count(", "memory.write_back("), windows),
-        (flush("collectives/run.rs", "fn invalidate(", ".invalidate("), collectives),
-    ];
-    for (flush, body) in seeded {
-        let site = flush.site();
-        let passed = passes(&format!("shadow,without={site}"), IMPATIENT, body);
-        assert!(!passed, "nobody misses the flush at {site}");
-        println!("the flush at {site} is missed");
-    }
 }

@@ -1,0 +1,266 @@
+//! The kernels of a rack, each a QEMU process, and the processes that run under them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use polder_lab::check::Failed;
+use polder_lab::wire::{Order, Report};
+use tempfile::TempDir;
+
+use crate::Arguments;
+
+/// Bytes of the shared memory; the device is 2 MiB smaller, which the kernel keeps for its own note.
+const BYTES: u64 = 64 << 20;
+/// A guest that says nothing for so long hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What the kernels share, and what each boots from.
+pub(crate) struct Rack {
+    kernel: PathBuf,
+    initrd: PathBuf,
+    logs: PathBuf,
+    folder: TempDir,
+}
+
+impl Rack {
+    pub(crate) fn new(arguments: &Arguments) -> Result<Self, Failed> {
+        let folder = tempfile::Builder::new().prefix("polder-rack-").tempdir_in("/dev/shm").map_err(text)?;
+        let memory = File::create(folder.path().join("memory")).map_err(text)?;
+        memory.set_len(BYTES).map_err(text)?;
+        let Arguments { kernel, initrd, logs, .. } = arguments;
+        Ok(Self { kernel: kernel.clone(), initrd: initrd.clone(), logs: logs.clone(), folder })
+    }
+
+    /// Boots host `number`, and waits until it has the device.
+    pub(crate) fn boot(&self, number: u16) -> Result<Host, Failed> {
+        let path = |name: &str| self.folder.path().join(name).display().to_string();
+        let net = |number: u16| path(&format!("net{number}"));
+        // A socket that an earlier boot has left.
+        drop(std::fs::remove_file(net(number)));
+        let (here, there) = (net(number), net(1 - number));
+        let mut qemu = Command::new("qemu-system-x86_64");
+        qemu.args("-accel tcg -M q35,nvdimm=on -cpu max -smp 1 -m 512M,slots=1,maxmem=2G".split(' '));
+        qemu.args("-nodefaults -display none -no-reboot".split(' '));
+        let log = self.logs.join(format!("rack{number}.log"));
+        qemu.args(["-chardev", &format!("file,id=log,path={},append=on", log.display())]);
+        qemu.args("-serial chardev:log -chardev stdio,id=wire,signal=off -serial chardev:wire".split(' '));
+        let memory = path("memory");
+        qemu.args([
+            "-object",
+            &format!("memory-backend-file,id=memory,share=on,mem-path={memory},size={BYTES},align=2M"),
+        ]);
+        qemu.args("-device nvdimm,id=pool,memdev=memory".split(' '));
+        qemu.args([
+            "-netdev",
+            &format!("dgram,id=net,local.type=unix,local.path={here},remote.type=unix,remote.path={there}"),
+        ]);
+        qemu.args(["-device", &format!("e1000,netdev=net,mac=52:54:00:00:00:0{number}")]);
+        qemu.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&self.initrd);
+        qemu.args(["-append", &format!("console=ttyS0 panic=-1 quiet rack={number}")]);
+        let errors = File::create(self.logs.join(format!("rack{number}.qemu"))).map_err(text)?;
+        let qemu = qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
+        let mut child = qemu.spawn().map_err(|error| format!("qemu-system-x86_64: {error}"))?;
+        let orders = child.stdin.take().expect("its input is a pipe");
+        let reports = child.stdout.take().expect("its output is a pipe");
+        let listeners = Listeners::default();
+        let (say, ready) = channel();
+        let ears = listeners.clone();
+        std::thread::spawn(move || ears.listen(reports, &say));
+        let mut host = Host { number, child, orders, listeners, next: 0, boot: String::new(), bytes: 0 };
+        match received(&ready, number, "booting")? {
+            Report::Ready { kernel, boot, bytes } => {
+                println!("host {number}: kernel {kernel}, /dev/dax0.0 of {} MiB", bytes >> 20);
+                (host.boot, host.bytes) = (boot, bytes);
+                Ok(host)
+            }
+            other => Err(format!("host {number}: {other:?}; its log is {}", log.display())),
+        }
+    }
+}
+
+/// By the number of a process, where its reports go.
+#[derive(Clone, Default)]
+struct Listeners(Arc<Mutex<BTreeMap<u64, Sender<Report>>>>);
+
+impl Listeners {
+    fn add(&self, id: u64, listener: Sender<Report>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id, listener);
+    }
+
+    /// Hands out what the host says until it is off. Then all who listen are told by the end of their channel.
+    fn listen(&self, reports: ChildStdout, say: &Sender<Report>) {
+        for line in BufReader::new(reports).lines().map_while(Result::ok) {
+            let report: Report = match serde_json::from_str(line.trim()) {
+                Ok(report) => report,
+                Err(error) => Report::Broken { why: format!("it said {line:?}: {error}") },
+            };
+            let mut listeners = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // Nobody may want to know.
+            match report {
+                Report::Line { id, .. } => drop(listeners.get(&id).map(|listener| listener.send(report))),
+                Report::Ended { id, .. } => drop(listeners.remove(&id).map(|listener| listener.send(report))),
+                Report::Ready { .. } | Report::Broken { .. } => drop(say.send(report)),
+            }
+        }
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// A kernel that runs. Dropping it kills it.
+pub(crate) struct Host {
+    number: u16,
+    child: Child,
+    orders: ChildStdin,
+    listeners: Listeners,
+    next: u64,
+    /// Its kernel's boot id.
+    pub(crate) boot: String,
+    /// Bytes of its device.
+    pub(crate) bytes: u64,
+}
+
+/// How a process ended, and what it had printed.
+pub(crate) struct Ended {
+    pub(crate) status: Option<i32>,
+    pub(crate) said: String,
+}
+
+impl Ended {
+    pub(crate) fn is_good(&self) -> bool {
+        self.status == Some(0)
+    }
+
+    /// That it ended well.
+    pub(crate) fn good(self) -> Result<String, Failed> {
+        match self.is_good() {
+            true => Ok(self.said),
+            false => Err(format!("it ended with {:?} and said: {}", self.status, self.said)),
+        }
+    }
+}
+
+impl Host {
+    /// Starts a process. `words` are separated by spaces.
+    pub(crate) fn start(&mut self, words: &str, env: &[(&str, &str)]) -> Result<Process, Failed> {
+        self.next += 1;
+        let (listener, reports) = channel();
+        self.listeners.add(self.next, listener);
+        let env = env.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let list = words.split(' ').map(str::to_owned).collect();
+        self.order(&Order::Run { id: self.next, words: list, env })?;
+        Ok(Process {
+            id: self.next,
+            host: self.number,
+            words: words.to_owned(),
+            reports,
+            said: String::new(),
+        })
+    }
+
+    /// Runs a process to its end.
+    pub(crate) fn run(&mut self, words: &str, env: &[(&str, &str)]) -> Result<Ended, Failed> {
+        self.start(words, env)?.end()
+    }
+
+    /// Kills a process, and waits until it has ended.
+    pub(crate) fn kill(&mut self, process: Process) -> Result<Ended, Failed> {
+        self.order(&Order::Kill { id: process.id })?;
+        process.end()
+    }
+
+    /// Cuts its power.
+    pub(crate) fn cut(&mut self) -> Result<(), Failed> {
+        self.child.kill().map_err(text)?;
+        self.child.wait().map(drop).map_err(text)
+    }
+
+    /// Whether its power is off, or goes off now: the kernel itself may have gone down.
+    pub(crate) fn is_off(&mut self) -> Result<bool, Failed> {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(5) {
+            if self.child.try_wait().map_err(text)?.is_some() {
+                return Ok(true);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(false)
+    }
+
+    fn order(&mut self, order: &Order) -> Result<(), Failed> {
+        let line = serde_json::to_string(order).expect("an order is JSON") + "\n";
+        self.orders.write_all(line.as_bytes()).map_err(|error| format!("host {}: {error}", self.number))
+    }
+}
+
+impl Drop for Host {
+    /// As a host whose power is cut.
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// A process of a host.
+pub(crate) struct Process {
+    id: u64,
+    host: u16,
+    words: String,
+    reports: Receiver<Report>,
+    said: String,
+}
+
+impl Process {
+    /// Waits until it prints a line with `words` in it.
+    pub(crate) fn await_line(&mut self, words: &str) -> Result<(), Failed> {
+        loop {
+            match self.next()? {
+                Report::Line { text, .. } => {
+                    self.said += &format!("{text}\n");
+                    if text.contains(words) {
+                        return Ok(());
+                    }
+                }
+                other => {
+                    return Err(format!(
+                        "{}, before it said {words:?}: {other:?}; {}",
+                        self.words, self.said
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Waits until it has ended.
+    pub(crate) fn end(mut self) -> Result<Ended, Failed> {
+        loop {
+            match self.next()? {
+                Report::Line { text, .. } => self.said += &format!("{text}\n"),
+                Report::Ended { status, .. } => return Ok(Ended { status, said: self.said }),
+                other => return Err(format!("{}: {other:?}", self.words)),
+            }
+        }
+    }
+
+    fn next(&mut self) -> Result<Report, Failed> {
+        received(&self.reports, self.host, &self.words)
+    }
+}
+
+fn received(reports: &Receiver<Report>, host: u16, what: &str) -> Result<Report, Failed> {
+    reports.recv_timeout(PATIENCE).map_err(|error| match error {
+        RecvTimeoutError::Timeout => {
+            format!("host {host}, {what}: said nothing for {} s", PATIENCE.as_secs())
+        }
+        RecvTimeoutError::Disconnected => format!("host {host}, {what}: it is off"),
+    })
+}
+
+fn text(error: impl std::fmt::Display) -> Failed {
+    error.to_string()
+}
