@@ -111,8 +111,9 @@ impl PoolOptions {
             return Err(Failure(format!("--host does not apply here: {instead}")));
         }
         let idle = match command {
-            Command::Soak(_) | Command::Bench(_) | Command::Probe(_) => {
-                "it makes pools of its own in /dev/shm"
+            Command::Bench(_) | Command::Probe(_) => "it makes pools of its own in /dev/shm",
+            Command::Soak(soak) if !soak.arguments.opens_a_pool() => {
+                "it makes pools of its own in /dev/shm, unless --listen or --join names another machine"
             }
             Command::Plan(_)
             | Command::Agent(_)
@@ -158,7 +159,7 @@ enum Command {
     /// Test the protocols in a model of incoherent caches, or test real memory between two hosts (--litmus).
     Verify(PooledOne<verify::Arguments>),
     /// Kill and stop processes at any memory operation, and check that the others go on.
-    Soak(soak::Arguments),
+    Soak(PooledOne<soak::Arguments>),
     /// Measure Polder beside other libraries, in one run.
     Bench(bench::Arguments),
     /// Print a completion script: `polder completion bash > /etc/bash_completion.d/polder`.
@@ -228,6 +229,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Mpi(it) => it.pool.clone(),
         Command::Keeper(it) => it.pool.clone(),
         Command::Verify(it) => it.pool.clone(),
+        Command::Soak(it) => it.pool.clone(),
         _ => PoolOptions::default(),
     };
     let options = after.or(before);
@@ -251,7 +253,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Verify(it) => verify::run(&it.arguments, &settings),
-        Command::Soak(arguments) => soak::run(&arguments),
+        Command::Soak(it) => soak::run(&it.arguments, &settings),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completion { shell } => {
             let mut script = vec![];

@@ -3,10 +3,14 @@
 //! Every round has a victim and survivors. The victim kills or stops itself before its memory operation `k`. The survivors must
 //! find an exact prefix of what it did, get one error that names it, and lose nothing. The operations of every scene are counted
 //! first; the rounds then go through all of them.
+//!
+//! With `--listen` and `--join` two machines play in one pool on a device: the first survivor on one, all others on the other.
 
 mod acts;
+mod remote;
 mod scene;
 mod stage;
+mod task;
 mod wire;
 
 use std::collections::HashSet;
@@ -17,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use polder_attach::settings::{CoherenceChoice, TimeSpan};
+use polder_attach::settings::{CoherenceChoice, Settings, TimeSpan};
 use polder_mem::TriggerAction;
 
 use crate::Failure;
@@ -50,6 +54,33 @@ pub(crate) struct Arguments {
     /// The memory operation at which it happens, instead of each in turn.
     #[arg(long, value_name = "OPERATION")]
     at: Option<u64>,
+    /// Play in the empty pool of --pool with a second machine, which joins at this address of this one.
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "join")]
+    listen: Option<String>,
+    /// Run the victims of the machine that listens at this address.
+    #[arg(long, value_name = "ADDRESS:PORT",
+          conflicts_with_all = ["time", "kills", "once", "seed", "what", "doom", "at"])]
+    join: Option<String>,
+}
+
+impl Arguments {
+    /// That the victims can meet their doom where they are.
+    fn expect_doom(&self) -> Result<(), Failure> {
+        match (self.doom, &self.listen) {
+            (Doom::Kernel, None) => {
+                Err(Failure("--doom kernel needs a second machine: give --listen".into()))
+            }
+            (Doom::Stop, Some(_)) => {
+                Err(Failure("--doom stop plays on one machine: leave --listen out".into()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it works on a pool that the user names, and not on its own.
+    pub(crate) const fn opens_a_pool(&self) -> bool {
+        self.listen.is_some() || self.join.is_some()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -58,12 +89,19 @@ enum Doom {
     Kill,
     /// SIGSTOP, until the survivors have given up on them.
     Stop,
+    /// The kernel of the second machine restarts at once. The machine must join again when it has booted.
+    Kernel,
 }
 
 /// Plays rounds until the time, the number or the patience of the caller is over, or one fails.
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
+    if let Some(address) = &arguments.join {
+        remote::join(&stage::on_device(settings)?, address)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    arguments.expect_doom()?;
     let scratch = Scratch::new()?;
-    let mut soak = Soak::new(arguments, scratch.path())?;
+    let mut soak = Soak::new(arguments, settings, scratch.path())?;
     let good = soak.run(arguments)?;
     soak.close()?;
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -77,12 +115,23 @@ struct Soak {
 
 impl Soak {
     /// Starts the survivors and counts the operations of every scene that was asked for.
-    fn new(arguments: &Arguments, directory: &Path) -> Result<Self, Failure> {
+    fn new(arguments: &Arguments, settings: &Settings, directory: &Path) -> Result<Self, Failure> {
         let mut soak = Self { scenes: Vec::new(), stages: Vec::new(), doom: arguments.doom };
+        if let Some(address) = &arguments.listen {
+            soak.stages.push((CoherenceChoice::Software, Stage::listen(settings, address)?));
+        }
         // One that stands still while it attaches keeps its host from everything: that is for its operator to see. And what
         // it holds is never swept up.
-        let plays =
-            |scene: &Scene| arguments.doom == Doom::Kill || !matches!(scene.what, What::Attach | What::Job);
+        let plays = |scene: &Scene| {
+            let is_there = arguments.listen.is_none() || scene.coherence == CoherenceChoice::Software;
+            let can = match arguments.doom {
+                Doom::Kill => true,
+                Doom::Stop => !matches!(scene.what, What::Attach | What::Job),
+                // The victim's host has no survivor: that would be dead as well.
+                Doom::Kernel => scene.alone && !matches!(scene.what, What::Attach | What::Job),
+            };
+            is_there && can
+        };
         for scene in choose(&arguments.what)?.into_iter().filter(plays) {
             if soak.stages.iter().all(|(coherence, _)| *coherence != scene.coherence) {
                 soak.stages.push((scene.coherence, Stage::open(directory, scene.coherence)?));
@@ -133,7 +182,8 @@ impl Soak {
             let operation = arguments.at.unwrap_or(operation);
             let action = match self.doom {
                 Doom::Kill => TriggerAction::Kill,
-                Doom::Stop => TriggerAction::Stop,
+                // Where it stands, its kernel ends.
+                Doom::Stop | Doom::Kernel => TriggerAction::Stop,
             };
             bar.set_message(format!("seed {seed} {scene}"));
             match self.stage(scene).play(scene, seed, Fate { operation, action }) {
@@ -193,6 +243,7 @@ impl Doom {
         match self {
             Self::Kill => "kill",
             Self::Stop => "stop",
+            Self::Kernel => "kernel",
         }
     }
 
@@ -200,6 +251,7 @@ impl Doom {
         match self {
             Self::Kill => "killed",
             Self::Stop => "stopped",
+            Self::Kernel => "killed with their kernel",
         }
     }
 }

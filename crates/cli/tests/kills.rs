@@ -61,3 +61,55 @@ fn a_soak_leaves_nothing_behind() {
     let left: Vec<_> = left.filter(|file| file.file_name().to_string_lossy().starts_with(&prefix)).collect();
     assert!(left.is_empty(), "{left:?}");
 }
+
+#[test]
+fn two_machines_play_one_soak_and_what_was_killed_on_one_is_named_on_the_other() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let pool = scratch.path().join("pool");
+    // Of few chunks for its hosts, so that none keeps an empty one.
+    let geometry = polder_pool::Geometry {
+        hosts: 8,
+        processes: 4,
+        names: 61,
+        levels: 3,
+        chunk_bytes: 16 << 10,
+        opens: 16,
+        keepers: 2,
+    };
+    polder_attach::session::create(&pool, 1 << 20, &geometry).unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    // Each with files of its own, as under a kernel of its own.
+    let start = |words: &str, run: &str| {
+        let run = scratch.path().join(run);
+        std::fs::create_dir(&run).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+        command.args(["soak", "--log", "error", "--coherence", "software"]).args(words.split(' '));
+        command.env("POLDER_POOL", &pool).env("POLDER_RUN", run).env("POLDER_CONFIG", "/dev/null");
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let plays =
+        start(&format!("--listen {address} --kills 40 --seed 0 --what push,create,all-reduce"), "one");
+    let joins = start(&format!("--join {address}"), "other");
+    let [plays, joins] = [plays, joins].map(|child| child.wait_with_output().unwrap());
+    let said = String::from_utf8_lossy(&plays.stdout);
+    assert!(plays.status.success(), "{said}{}", String::from_utf8_lossy(&plays.stderr));
+    assert!(joins.status.success(), "{}", String::from_utf8_lossy(&joins.stderr));
+    println!("{said}");
+    assert!(killed(said.trim()) >= 20, "{said}");
+}
+
+#[test]
+fn a_doom_that_needs_another_machine_or_none_is_refused() {
+    for (words, why) in [
+        ("--doom kernel --kills 1", "--doom kernel needs a second machine"),
+        ("--listen 127.0.0.1:1 --doom stop --kills 1", "--doom stop plays on one machine"),
+        ("--listen 127.0.0.1:1 --join 127.0.0.1:2", "cannot be used with"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+        let output = command.arg("soak").args(words.split(' ')).output().unwrap();
+        let failed = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && failed.contains(why), "{words}: {failed}");
+    }
+}

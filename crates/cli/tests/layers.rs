@@ -23,7 +23,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("mpi-mpich", &["mpi"]),
     ("mpi-openmpi", &["mpi"]),
     ("python", &["attach", "pool", "mem", "kernels", "schedule", "place", "sim", "platform"]),
-    ("lab", &["linux", "mem"]),
+    ("lab", &["attach", "pool", "mem", "kernels", "linux"]),
     ("cli", &["agent", "attach", "linux", "place", "pool", "mem", "kernels", "schedule", "sim", "platform"]),
 ];
 

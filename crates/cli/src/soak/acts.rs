@@ -83,26 +83,39 @@ fn doomed(round: &Round) -> String {
 struct Steps<'a, 'b> {
     actor: &'a mut Actor<'b>,
     first: u64,
+    /// Whether each line is answered.
+    is_heard: bool,
 }
 
 impl<'a, 'b> Steps<'a, 'b> {
     /// Says that it is ready, waits until it may begin, and arms its fate.
     fn begin(actor: &'a mut Actor<'b>, fate: Fate) -> Result<Self, Failure> {
         actor.wire.say(&format!("ready {}", actor.pool.this_process().slot.0))?;
-        if actor.wire.hear()?.as_deref() != Some("go") {
-            return Err(Failure("the victim was not let go".into()));
-        }
+        let is_heard = match actor.wire.hear()?.as_deref() {
+            Some("go") => false,
+            Some("go and be heard") => true,
+            _ => return Err(Failure("the victim was not let go".into())),
+        };
         let memory = actor.pool.memory();
         let first = memory.operations();
         memory.arm(fate.trigger());
-        Ok(Self { actor, first })
+        Ok(Self { actor, first, is_heard })
     }
 
     fn step<T>(&mut self, what: impl FnOnce(&Pool<Wrapped>) -> Result<T, PoolError>) -> Result<T, Failure> {
-        self.actor.wire.say("begun")?;
+        self.say("begun")?;
         let outcome = what(self.actor.pool)?;
-        self.actor.wire.say("done")?;
+        self.say("done")?;
         Ok(outcome)
+    }
+
+    /// Where its kernel will die, what it says must have been heard before: a kernel takes along what it has not sent.
+    fn say(&mut self, words: &str) -> Result<(), Failure> {
+        self.actor.wire.say(words)?;
+        match self.is_heard {
+            true => self.actor.wire.hear().map(drop),
+            false => Ok(()),
+        }
     }
 
     /// Says how many operations it made, and dies.
@@ -182,8 +195,11 @@ mod step {
 
 const SMALL: u64 = 100;
 const LARGER: u64 = 300;
+
 /// More than a chunk.
-const LARGE: u64 = 20_000;
+fn large_bytes(pool: &Pool<Wrapped>) -> u64 {
+    pool.superblock().geometry.chunk_bytes * 5 / 4
+}
 
 fn create(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
     let (small, large, doomed) = (own(round, "small"), own(round, "large"), doomed(round));
@@ -207,7 +223,7 @@ fn create(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
                     pool.close(object);
                 }
                 step::CREATE_LARGE => {
-                    pool.close(pool.create_filled(&large, LARGE, InitialContents::Nothing)?)
+                    pool.close(pool.create_filled(&large, large_bytes(pool), InitialContents::Nothing)?)
                 }
                 step::DESTROY_OTHERS => pool.destroy(&doomed)?,
                 step::DESTROY_OWN => pool.destroy(&small)?,
@@ -558,7 +574,7 @@ pub(super) fn judge(
     let contents =
         (at(step::WRITE).1 && !at(step::DESTROY_OWN).0).then(|| Dice(round.seed).bytes(SMALL as usize));
     expect(actor, &own(round, "small"), &small, contents.as_deref(), repaired)?;
-    expect(actor, &own(round, "large"), &made(step::CREATE_LARGE, LARGE), None, repaired)?;
+    expect(actor, &own(round, "large"), &made(step::CREATE_LARGE, large_bytes(actor.pool)), None, repaired)?;
     expect(actor, &doomed(round), &doomed_is, None, repaired)?;
     expect(actor, KEPT, &Must::Be(KEPT_BYTES as u64), Some(&kept()), repaired)
 }

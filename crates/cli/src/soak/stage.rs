@@ -1,17 +1,22 @@
 //! The processes of a soak: two survivors that stay, a victim for each round, and who cleans up after it.
 
+use std::cell::RefCell;
 use std::path::Path;
-use std::sync::Arc;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use polder_attach::session::{self, AnyPool, Session};
+use polder_attach::each_memory;
+use polder_attach::session::{self, AnyMemory, SessionError};
 use polder_attach::settings::{CoherenceChoice, Settings, TimeSpan, Wrap};
 use polder_mem::testing::{Child, Ended};
-use polder_mem::{Trigger, TriggerAction, Wrapped};
-use polder_pool::{Geometry, Pool};
+use polder_mem::{Trigger, TriggerAction};
+use polder_pool::keeper::{MembershipChange, change_membership};
+use polder_pool::{Geometry, Member, read_superblock};
 
-use super::acts::{self, Actor, DEADLINE, Victim};
+use super::acts::{self, DEADLINE};
+use super::remote::{Player, Remote, stands_still};
 use super::scene::{Dice, FIRST_HOST, Fate, LONELY_HOST, Round, SHARED_HOST, Scene, What};
+use super::task::Task;
 use super::wire::Wire;
 use crate::Failure;
 
@@ -23,7 +28,7 @@ const GEOMETRY: Geometry =
 
 /// A pool with its survivors.
 pub(super) struct Stage {
-    settings: Settings,
+    crew: Crew,
     first: Survivor,
     second: Survivor,
     /// The bytes that are free when nothing is left of any victim.
@@ -48,8 +53,40 @@ impl Default for Outcome {
 }
 
 struct Survivor {
-    child: Child,
+    player: Player,
     wire: Wire,
+}
+
+/// How processes are started: the first survivor's host is here, the others are on the other machine where there is one.
+struct Crew {
+    settings: Settings,
+    remote: Option<Rc<RefCell<Remote>>>,
+}
+
+impl Crew {
+    fn start(&self, task: Task) -> Result<Running, Failure> {
+        if let (Some(remote), true) = (&self.remote, task.host() != FIRST_HOST) {
+            let (id, pid, wire) = remote.borrow_mut().start(&task)?;
+            return Ok(Running { player: Player::There { id, pid, remote: Rc::clone(remote) }, wire });
+        }
+        let (wire, mut theirs) = Wire::pair()?;
+        let settings = self.settings.clone();
+        let child = Child::fork_tied(move || task.play(&settings, &mut theirs));
+        Ok(Running { player: Player::Here(child), wire })
+    }
+
+    /// How long a survivor waits at most for what is blocked until somebody repairs it.
+    const fn patience(&self) -> Duration {
+        Duration::from_millis(if self.remote.is_some() { 2000 } else { 250 })
+    }
+
+    fn survivor(&self, host: u16) -> Result<Survivor, Failure> {
+        let Running { player, mut wire } = self.start(Task::Survive(host, self.patience()))?;
+        match wire.hear()?.as_deref() {
+            Some("here") => Ok(Survivor { player, wire }),
+            _ => Err(Failure(format!("the survivor on host {host} could not attach"))),
+        }
+    }
 }
 
 impl Stage {
@@ -65,20 +102,32 @@ impl Stage {
             wrap: Some(Wrap::default()),
             ..Settings::default()
         };
-        // They meet names and locks that are blocked until somebody repairs them, and learn soon that they are.
-        let impatient = Settings { timeout: Some(TimeSpan(Duration::from_millis(250))), ..settings.clone() };
-        let mut first = Survivor::start(&impatient, FIRST_HOST)?;
+        Self::begin(Crew { settings, remote: None })
+    }
+
+    /// Plays in the empty pool that `settings` name, together with the machine that joins at `address`.
+    pub(super) fn listen(settings: &Settings, address: &str) -> Result<Self, Failure> {
+        let settings = on_device(settings)?;
+        let remote = Some(Rc::new(RefCell::new(Remote::listen(address)?)));
+        Self::begin(Crew { settings, remote })
+    }
+
+    fn begin(crew: Crew) -> Result<Self, Failure> {
+        let mut first = crew.survivor(FIRST_HOST)?;
         first.ask("set up")?;
-        let mut second = Survivor::start(&impatient, SHARED_HOST)?;
+        let mut second = crew.survivor(SHARED_HOST)?;
         second.ask("maintain")?;
         let free = first.free_bytes()?;
-        Ok(Self { settings, first, second, free, rounds: 0 })
+        Ok(Self { crew, first, second, free, rounds: 0 })
     }
 
     /// Plays a round, and looks whether anything is left of its victim.
     pub(super) fn play(&mut self, scene: Scene, seed: u64, fate: Fate) -> Result<Outcome, Failure> {
         self.rounds += 1;
         let round = Round { scene, seed, number: self.rounds, fate };
+        if self.crew.remote.is_some() && fate.action == TriggerAction::Stop {
+            return self.cut(&round);
+        }
         let outcome = match scene.what {
             What::Push | What::Stream | What::Pop => self.play_ring(&round)?,
             What::Create => self.play_create(&round)?,
@@ -91,10 +140,10 @@ impl Stage {
     }
 
     fn play_ring(&mut self, round: &Round) -> Result<Outcome, Failure> {
-        let mut victim = Running::start(&self.settings, round)?;
+        let mut victim = self.crew.start(Task::Fall(*round))?;
         let slot = victim.ready()?;
         let command = if round.scene.what == What::Pop { "push" } else { "pop" };
-        self.first.say(command, round, &[victim.child.pid().into(), slot])?;
+        self.first.say(command, round, &[victim.player.pid().into(), slot])?;
         self.first.expect("attached")?;
         victim.go()?;
         let first = &mut self.first;
@@ -111,14 +160,14 @@ impl Stage {
 
     fn play_create(&mut self, round: &Round) -> Result<Outcome, Failure> {
         self.first.tell("prepare", round, &[])?;
-        let mut victim = Running::start(&self.settings, round)?;
+        let mut victim = self.crew.start(Task::Fall(*round))?;
         let slot = victim.ready()?;
         victim.go()?;
         let end = match round.fate.action {
             TriggerAction::Kill => victim.end()?,
             TriggerAction::Stop => {
                 victim.await_standstill()?;
-                self.second.tell("bypass", round, &[victim.child.pid().into(), slot])?;
+                self.second.tell("bypass", round, &[victim.player.pid().into(), slot])?;
                 let end = victim.revive(false)?;
                 self.second.ask("maintain")?;
                 end
@@ -129,8 +178,8 @@ impl Stage {
     }
 
     fn play_all_reduce(&mut self, round: &Round) -> Result<Outcome, Failure> {
-        let mut victim = Running::start(&self.settings, round)?;
-        let pid = victim.child.pid().into();
+        let mut victim = self.crew.start(Task::Fall(*round))?;
+        let pid = victim.player.pid().into();
         let ranks: Vec<_> =
             [&mut self.first, &mut self.second].into_iter().take(acts::ranks(round) - 1).collect();
         let mut ranks = ranks;
@@ -160,11 +209,11 @@ impl Stage {
         self.first.tell("prepare", round, &[])?;
         let operation = 1 + round.seed % CREATE_OPERATIONS;
         let first = Round { fate: Fate { operation, action: TriggerAction::Kill }, ..*round };
-        let mut victim = Running::start(&self.settings, &first)?;
+        let mut victim = self.crew.start(Task::Fall(first))?;
         victim.ready()?;
         victim.go()?;
         let end = victim.end()?;
-        let mut second = Running::attach(&self.settings, round)?;
+        let mut second = self.crew.start(Task::Attach(*round))?;
         let outcome = second.end()?.outcome;
         self.judge(round, &end)?;
         Ok(outcome)
@@ -173,18 +222,13 @@ impl Stage {
     /// Endpoints on two hosts meet, talk and die; nothing is left of them once somebody has swept.
     fn play_job(&mut self, round: &Round) -> Result<Outcome, Failure> {
         let mut dice = Dice(round.seed);
-        let hosts = [round.scene.host(), FIRST_HOST, round.scene.host()];
         let mut ranks = vec![];
-        for (rank, host) in hosts.into_iter().enumerate() {
+        for rank in 0..3 {
             let drawn =
                 if dice.draw().is_multiple_of(2) { 1 + dice.draw() % JOB_OPERATIONS } else { u64::MAX };
             let operation = if rank == 0 { round.fate.operation } else { drawn };
             let one = Round { fate: Fate { operation, action: TriggerAction::Kill }, ..*round };
-            let settings = on_host(&self.settings, host);
-            ranks.push(Running::fork(move |wire| {
-                let session = Session::open(&settings)?;
-                acts::talk(&mut Actor { pool: pool(&session), wire }, &one, rank)
-            })?);
+            ranks.push(self.crew.start(Task::Talk(one, rank))?);
         }
         // Whoever is dead already has said nothing.
         let addresses = ranks.iter_mut().map(|rank| rank.wire.hear()).collect::<Result<Vec<_>, _>>()?;
@@ -206,6 +250,85 @@ impl Stage {
         Ok(Outcome { fell, operations: operations.min(JOB_OPERATIONS) })
     }
 
+    /// The kernel of the other machine dies at the victim's operation. The first survivor is told, the hosts of that kernel are evicted
+    /// and fenced, and the machine boots and joins again.
+    fn cut(&mut self, round: &Round) -> Result<Outcome, Failure> {
+        let remote = self.crew.remote.clone().expect("another machine");
+        let creates = round.scene.what == What::Create;
+        if creates {
+            self.first.tell("prepare", round, &[])?;
+        }
+        let mut victim = self.crew.start(Task::Fall(*round))?;
+        // Not as one that is stopped: it never goes on.
+        let dies = Round { fate: Fate { action: TriggerAction::Kill, ..round.fate }, ..*round };
+        let pid = victim.player.pid().into();
+        if round.scene.what == What::AllReduce {
+            self.first.say("reduce", &dies, &[pid, 0])?;
+        }
+        let slot = victim.ready()?;
+        match round.scene.what {
+            What::Pop => self.first.say("push", &dies, &[pid, slot])?,
+            What::Push | What::Stream => self.first.say("pop", &dies, &[pid, slot])?,
+            _ => {}
+        }
+        if !creates {
+            self.first.expect("attached")?;
+        }
+        let Player::There { id, .. } = victim.player else {
+            unreachable!("victims are on the other machine")
+        };
+        remote.borrow_mut().watch(id)?;
+        victim.wire.say("go and be heard")?;
+        let (mut end, start) = (End::default(), Instant::now());
+        loop {
+            let stands = remote.borrow_mut().stands_still()?;
+            while let Some(Some(line)) = victim.wire.hear_soon(Duration::from_millis(1))? {
+                end.take(&line)?;
+                // It may stand still, or have ended.
+                drop(victim.wire.say("heard"));
+            }
+            if stands {
+                break;
+            }
+            if start.elapsed() > 2 * DEADLINE {
+                return Err(Failure("the victim neither stands still nor ends".into()));
+            }
+        }
+        remote.borrow_mut().cut()?;
+        if !creates {
+            let count: usize = self.first.answer()?.parse()?;
+            let late = usize::from(round.scene.what == What::AllReduce);
+            if round.scene.what != What::Pop && !(end.done <= count + late && count <= end.begun) {
+                let End { begun, done, .. } = end;
+                return Err(Failure(format!(
+                    "the victim ended {done} operations and began {begun}, a survivor ended {count}"
+                )));
+            }
+        }
+        for host in [SHARED_HOST, LONELY_HOST] {
+            self.fence(host)?;
+        }
+        remote.borrow_mut().rejoin()?;
+        self.second = self.crew.survivor(SHARED_HOST)?;
+        if creates {
+            let (begun, done) = (end.begun as u64, end.done as u64);
+            self.first.tell("judge", &dies, &[begun, done, 1])?;
+        }
+        self.clean(&dies)?;
+        Ok(end.outcome)
+    }
+
+    /// Has a host of a kernel that is dead evicted and fenced.
+    fn fence(&self, host: u16) -> Result<(), Failure> {
+        let path = self.crew.settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+        let memory = AnyMemory::open(path, self.crew.settings.coherence.unwrap_or_default())?;
+        let Member { timeout, silence, .. } = Member::new(host, 0);
+        for change in [MembershipChange::Evict, MembershipChange::Fence] {
+            each_memory!(&memory, memory => change_membership(memory, host, change, timeout, silence))?;
+        }
+        Ok(())
+    }
+
     /// Has the first survivor look at what the victim left, before anybody has cleaned up and after.
     fn judge(&mut self, round: &Round, end: &End) -> Result<(), Failure> {
         let (begun, done) = (end.begun as u64, end.done as u64);
@@ -220,14 +343,14 @@ impl Stage {
         if !round.scene.alone {
             return self.second.ask("maintain").map(drop);
         }
-        let settings = on_host(&self.settings, LONELY_HOST);
-        let mut next = Child::fork_tied(|| {
-            let session = Session::open(&settings).expect("a session");
-            pool(&session).maintain().expect("clean up");
-        });
-        match next.wait() {
-            Ended::Exited(0) => Ok(()),
-            ended => Err(Failure(format!("the next process of the victim's host ended with {ended:?}"))),
+        let mut next = self.crew.start(Task::Maintain(LONELY_HOST))?;
+        let said = next.wire.hear()?;
+        match (next.player.wait()?, said) {
+            (Ended::Exited(0), None) => Ok(()),
+            (ended, said) => {
+                let said = said.unwrap_or_default();
+                Err(Failure(format!("the next process of the victim's host ended with {ended:?} {said}")))
+            }
         }
     }
 
@@ -249,7 +372,7 @@ impl Stage {
     pub(super) fn close(self) -> Result<(), Failure> {
         for mut survivor in [self.first, self.second] {
             survivor.ask("leave")?;
-            match survivor.child.wait() {
+            match survivor.player.wait()? {
                 Ended::Exited(0) => {}
                 ended => return Err(Failure(format!("a survivor ended with {ended:?}"))),
             }
@@ -265,30 +388,25 @@ const JOB_OPERATIONS: u64 = 6000;
 /// Where the first of two victims dies: about as many operations as a create scene has.
 const CREATE_OPERATIONS: u64 = 1500;
 
-fn on_host(settings: &Settings, host: u16) -> Settings {
-    Settings { host: Some(host), ..settings.clone() }
-}
-
-fn pool(session: &Session) -> &Arc<Pool<Wrapped>> {
-    let AnyPool::Wrapped(pool) = session.pool() else { unreachable!("the settings name a wrapper") };
-    pool
+/// The settings of a soak in a pool that is there: of so few chunks for its hosts that none keeps an empty one.
+pub(super) fn on_device(settings: &Settings) -> Result<Settings, Failure> {
+    let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+    let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+    let superblock = each_memory!(&memory, memory => read_superblock(memory))?;
+    let (chunks, Geometry { hosts, .. }) = (superblock.layout()?.chunks(), superblock.geometry);
+    if chunks >= 8 * u32::from(hosts) || hosts <= LONELY_HOST {
+        let what = format!("{chunks} chunks for {hosts} hosts");
+        return Err(Failure(format!(
+            "{}: {what}; a soak needs {} hosts or more, and fewer than 8 chunks for each: format it with more --hosts or a larger --chunk",
+            path.display(),
+            LONELY_HOST + 1
+        )));
+    }
+    let wrap = Some(settings.wrap.clone().unwrap_or_default());
+    Ok(Settings { timeout: Some(TimeSpan(DEADLINE)), wrap, ..settings.clone() })
 }
 
 impl Survivor {
-    fn start(settings: &Settings, host: u16) -> Result<Self, Failure> {
-        let (mut wire, mut theirs) = Wire::pair()?;
-        let (settings, parent) = (on_host(settings, host), std::process::id());
-        let child = Child::fork_tied(move || {
-            if let Err(failure) = survive(&settings, parent, &mut theirs) {
-                panic!("survivor on host {host}: {failure}");
-            }
-        });
-        match wire.hear()?.as_deref() {
-            Some("here") => Ok(Self { child, wire }),
-            _ => Err(Failure(format!("the survivor on host {host} could not attach"))),
-        }
-    }
-
     /// Says something that it answers with one line.
     fn ask(&mut self, words: &str) -> Result<String, Failure> {
         self.wire.say(words)?;
@@ -325,75 +443,9 @@ impl Survivor {
     }
 }
 
-/// The life of a survivor: it does as it is told until it is told to leave, or the soak is gone.
-fn survive(settings: &Settings, parent: u32, wire: &mut Wire) -> Result<(), Failure> {
-    let session = Session::open(settings)?;
-    let mut actor = Actor { pool: pool(&session), wire };
-    actor.wire.say("here")?;
-    let mut held = Vec::new();
-    loop {
-        let goes_on = || std::os::unix::process::parent_id() == parent;
-        let Some(line) = actor.wire.hear_while(goes_on)? else { return Ok(()) };
-        let outcome = match line.as_str() {
-            "set up" => acts::set_up(actor.pool).map(|objects| {
-                held = objects;
-                0
-            }),
-            "maintain" => actor.pool.maintain().map(|()| 0).map_err(Failure::from),
-            "settle" => acts::settle(&actor),
-            "leave" => Ok(0),
-            command => obey(&mut actor, command),
-        };
-        match outcome {
-            Ok(number) => actor.wire.say(&format!("ok {number}"))?,
-            Err(failure) => actor.wire.say(&failure.to_string())?,
-        }
-        if line == "leave" {
-            held.drain(..).for_each(|object| actor.pool.close(object));
-            return Ok(());
-        }
-    }
-}
-
-/// Does what a line says about a round.
-fn obey(actor: &mut Actor<'_>, line: &str) -> Result<u64, Failure> {
-    let unclear = || Failure(format!("a survivor does not understand {line:?}"));
-    let mut words = line.split(' ');
-    let command = words.next().ok_or_else(unclear)?;
-    let scene =
-        words.next().map(Scene::named).and_then(|scenes| scenes.first().copied()).ok_or_else(unclear)?;
-    let numbers = words.map(str::parse).collect::<Result<Vec<u64>, _>>()?;
-    let [seed, number, stop, ref rest @ ..] = numbers[..] else { return Err(unclear()) };
-    let action = if stop == 1 { TriggerAction::Stop } else { TriggerAction::Kill };
-    let round = Round { scene, seed, number, fate: Fate { operation: 0, action } };
-    match (command, rest) {
-        ("prepare", []) => acts::prepare(actor, &round).map(|()| 0),
-        ("judge", [begun, done, repaired]) => {
-            acts::judge(actor, &round, (*begun as usize, *done as usize), *repaired == 1).map(|()| 0)
-        }
-        ("sweep", []) => acts::sweep(actor).map(|()| 0),
-        ("clean", []) => acts::clean(actor, &round).map(|()| 0),
-        ("pop", [pid, slot]) => {
-            acts::outlive_producer(actor, &round, Victim { pid: *pid as u32, slot: *slot as u16 })
-                .map(|n| n as u64)
-        }
-        ("bypass", [pid, slot]) => {
-            acts::bypass(actor, &round, Victim { pid: *pid as u32, slot: *slot as u16 }).map(|()| 0)
-        }
-        ("push", [pid, slot]) => {
-            acts::outlive_consumer(actor, &round, Victim { pid: *pid as u32, slot: *slot as u16 })
-                .map(|n| n as u64)
-        }
-        ("reduce", [pid, rank]) => {
-            acts::outlive_rank(actor, &round, *rank as usize, *pid as u32).map(|n| n as u64)
-        }
-        _ => Err(unclear()),
-    }
-}
-
 /// A victim.
 struct Running {
-    child: Child,
+    player: Player,
     wire: Wire,
 }
 
@@ -408,40 +460,6 @@ struct End {
 }
 
 impl Running {
-    /// Starts a process that attaches and then plays the victim.
-    fn start(settings: &Settings, round: &Round) -> Result<Self, Failure> {
-        let (settings, round) = (on_host(settings, round.scene.host()), *round);
-        Self::fork(move |wire| {
-            let session = Session::open(&settings)?;
-            acts::victim(&mut Actor { pool: pool(&session), wire }, &round)
-        })
-    }
-
-    /// Starts a process whose fate is counted from the beginning of its attachment.
-    fn attach(settings: &Settings, round: &Round) -> Result<Self, Failure> {
-        let mut settings = on_host(settings, round.scene.host());
-        settings.wrap = Some(Wrap { trigger: Some(round.fate.trigger()), ..Wrap::default() });
-        Self::fork(move |wire| {
-            let session = Session::open(&settings)?;
-            let pool = Arc::clone(pool(&session));
-            pool.maintain()?;
-            drop(session);
-            wire.say(&format!("total {}", pool.memory().operations()))?;
-            acts::die(pool.memory())
-        })
-    }
-
-    fn fork(body: impl FnOnce(&mut Wire) -> Result<(), Failure>) -> Result<Self, Failure> {
-        let (wire, mut theirs) = Wire::pair()?;
-        let child = Child::fork_tied(move || {
-            if let Err(failure) = body(&mut theirs) {
-                // Nobody hears it when the soak is gone.
-                drop(theirs.say(&format!("failed {failure}")));
-            }
-        });
-        Ok(Self { child, wire })
-    }
-
     /// Waits until it is ready, and returns its slot.
     fn ready(&mut self) -> Result<u64, Failure> {
         let line = self.wire.hear()?.unwrap_or_default();
@@ -484,13 +502,9 @@ impl Running {
 
     /// Waits until it stands still, or came to its end.
     fn await_standstill(&mut self) -> Result<(), Failure> {
-        let path = format!("/proc/{}/stat", self.child.pid());
         let start = Instant::now();
         while start.elapsed() < DEADLINE {
-            // The state stands behind the name, which is in parentheses.
-            let stat = std::fs::read_to_string(&path)?;
-            let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-            if matches!(state, Some('T' | 'Z')) {
+            if stands_still(self.player.here()) {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_micros(200));
@@ -501,8 +515,8 @@ impl Running {
     /// Lets it go on until its end, wherever it stands still or is about to. It may fail when others `gave_up` on it.
     fn revive(&mut self, gave_up: bool) -> Result<End, Failure> {
         let start = Instant::now();
-        while self.child.ended().is_none() {
-            self.child.go_on();
+        while self.player.here().ended().is_none() {
+            self.player.here().go_on();
             if start.elapsed() > 2 * DEADLINE {
                 return Err(Failure("the victim was let go on, and does not end".into()));
             }
@@ -524,7 +538,7 @@ impl Running {
         while let Some(line) = self.wire.hear()? {
             end.take(&line)?;
         }
-        match self.child.wait() {
+        match self.player.wait()? {
             Ended::Killed(KILLED) => Ok(end),
             ended => Err(Failure(format!("the victim ended with {ended:?}"))),
         }

@@ -1,6 +1,9 @@
 //! What the processes of a soak say to each other outside the pool: lines of text through a pair of sockets.
+//! Between two machines they go over TCP.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -13,13 +16,26 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct Wire {
     stream: BufReader<UnixStream>,
+    /// The beginning of a line whose end has not come.
+    line: String,
 }
 
 impl Wire {
     /// Both ends of a new one.
     pub(super) fn pair() -> Result<(Self, Self), Failure> {
         let (one, other) = UnixStream::pair()?;
-        Ok((Self { stream: BufReader::new(one) }, Self { stream: BufReader::new(other) }))
+        Ok((Self::over(one), Self::over(other)))
+    }
+
+    /// This end of a connection to another machine.
+    pub(super) fn to_machine(stream: TcpStream) -> Result<Self, Failure> {
+        stream.set_nodelay(true)?;
+        // Its calls are those of any socket.
+        Ok(Self::over(UnixStream::from(OwnedFd::from(stream))))
+    }
+
+    fn over(stream: UnixStream) -> Self {
+        Self { stream: BufReader::new(stream), line: String::new() }
     }
 
     /// Says a line.
@@ -40,17 +56,22 @@ impl Wire {
         Ok(self.hear_within(Duration::MAX, goes_on)?.flatten())
     }
 
+    /// The next line, or that there is none within `patience`.
+    pub(super) fn hear_soon(&mut self, patience: Duration) -> Result<Option<Option<String>>, Failure> {
+        self.hear_within(patience, || true)
+    }
+
     fn hear_within(
         &mut self,
         patience: Duration,
         goes_on: impl Fn() -> bool,
     ) -> Result<Option<Option<String>>, Failure> {
-        let (start, mut line) = (Instant::now(), String::new());
-        self.stream.get_ref().set_read_timeout(Some(Duration::from_secs(1)))?;
+        let start = Instant::now();
+        self.stream.get_ref().set_read_timeout(Some(patience.min(Duration::from_secs(1))))?;
         while start.elapsed() < patience && goes_on() {
-            match self.stream.read_line(&mut line) {
+            match self.stream.read_line(&mut self.line) {
                 Ok(0) => return Ok(Some(None)),
-                Ok(_) => return Ok(Some(Some(line.trim_end().to_owned()))),
+                Ok(_) => return Ok(Some(Some(std::mem::take(&mut self.line).trim_end().to_owned()))),
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Some(None)),
                 Err(error) => return Err(error.into()),
