@@ -482,13 +482,15 @@ fn what_opens_a_pool_is_told_which_before_its_name_or_after_and_what_opens_none_
     for (before, after) in
         [("", " --pool /after"), ("--pool /before ", ""), ("--pool /before ", " -p /after")]
     {
-        for command in ["pool stat", "keeper", "verify --litmus 0 --host 0"] {
+        for command in ["pool stat", "keeper", "verify --litmus 0 --host 0", "soak --join 127.0.0.1:1"] {
             let given = if after.is_empty() { "/before" } else { "/after" };
             let line = desk.refusal(&format!("{before}{command}{after}"));
             assert!(line.starts_with(&format!("polder: {given}: no such file")), "{line}");
         }
     }
-    for command in ["plan train", "plan search", "bench objects", "soak", "probe"] {
+    let refused = desk.refusal("--pool /before soak --kills 1");
+    assert!(refused.contains("unless --listen or --join names another machine"), "{refused}");
+    for command in ["plan train", "plan search", "bench objects", "probe"] {
         let help = desk.say(&format!("{command} --help"));
         assert!(help.contains("--log") && !help.contains("--coherence"), "{help}");
     }
