@@ -1753,6 +1753,8 @@ fn messages_of_a_pattern_share_the_links_of_a_fabric() {
         serde_json::from_str::<Value>(&read(&trace)).unwrap()["traceEvents"].as_array().unwrap().len();
     assert_eq!(events, 1024);
     let text = said("fabric --platform nvl72-cxl --gpus 128 --message 4MiB --fidelity L2 --window 256KiB");
+    let alone = said(&format!("{pattern} --fidelity L0"));
+    assert!(!alone.contains("most used links") && alone.contains("nothing shares a link"), "{alone}");
     for line in [
         "fabric between racks, simulated flit by flit\n",
         " steps of flits of the first 262 kB of each message",
@@ -1797,7 +1799,10 @@ fn a_pattern_that_cannot_be_is_refused_in_one_line() {
             "1024 --window 1MiB",
             "fidelity: expected L2, which windows, channels, buffers and error rates are for, found L1",
         ),
-        ("1024 --fidelity L2 --window 64B", "window: expected 4 KiB or more, found 64 B"),
+        (
+            "1024 --fidelity L2 --window 64B",
+            "window: expected 32 KiB or more, which are 8 flits on each link",
+        ),
         ("1024 --fidelity L2 --window x", "--window: "),
         ("1024 --fidelity L2 --virtual-channels 0", "virtual channels: expected 1 to 64, found 0"),
         ("1024 --fidelity L2 --buffer 0", "buffer: expected 1 flit or more, found 0"),

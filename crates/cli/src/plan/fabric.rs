@@ -192,6 +192,14 @@ fn print(found: &FabricAnswer) {
         size(found.bytes_per_s),
         size(found.payload_bytes_per_s)
     );
+    if found.question.fidelity != Fidelity::L0 {
+        print_links(found);
+    }
+    println!("{}", assumed(found));
+}
+
+/// The links that carry most of what they could; what shares nothing says nothing of them.
+fn print_links(found: &FabricAnswer) {
     println!();
     let mut rows = vec![["most used links", "flows", "used"].map(String::from).to_vec()];
     for it in found.links.iter().take(LISTED) {
@@ -205,7 +213,6 @@ fn print(found: &FabricAnswer) {
             100.0 * mean
         );
     }
-    println!("{}", assumed(found));
 }
 
 /// How closely messages were looked at.

@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     layers: Vec<String>,
     /// Number of workers.
-    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=65536))]
     workers: u32,
     /// Time of a forward pass, such as "40 ms".
     #[arg(long, value_name = "TIME")]

@@ -197,6 +197,14 @@ pub enum FabricError {
         /// The buffers.
         circle: String,
     },
+    /// A window in which no steady rate can be seen.
+    #[error("window: expected {least} or more, which are {flits} flits on each link of an accelerator")]
+    Window {
+        /// The least that may be.
+        least: String,
+        /// Flits on each link.
+        flits: u64,
+    },
     /// Too many flits to follow each.
     #[error(
         "{pattern} of {accelerators} accelerators takes {hops} steps of flits, more than the {most} that are followed; give a window of {window} of each message, or fidelity L1"
@@ -228,9 +236,6 @@ pub enum FabricError {
         most: u64,
     },
 }
-
-/// Of a message, followed flit by flit, at least: less says nothing of a steady rate.
-const MIN_WINDOW: f64 = 4096.0;
 
 /// Flows that are followed one by one, at most: some seconds, and some hundred bytes each.
 const MOST_FLOWS: u64 = 1 << 22;
@@ -425,8 +430,10 @@ fn flow_times(
     PartTimes { ends, alone, flits: None }
 }
 
-/// Flits times their links that are followed at most: some minutes.
-const MOST_FLIT_HOPS: u64 = 2_000_000_000;
+/// Flits times their links that are followed at most: a minute.
+const MOST_FLIT_HOPS: u64 = 500_000_000;
+/// Flits of a window on each link, at least: fewer say nothing of a steady rate.
+const LEAST_WINDOW: u64 = 8;
 
 /// A pattern flit by flit.
 struct Flits<'a> {
@@ -500,6 +507,10 @@ impl Flits<'_> {
         let is_cut = window < self.bytes;
         let crossed: u64 = ways.iter().map(|it| it.len() as u64).sum();
         let flits = |bytes: f64| (bytes / self.payload()).ceil() as u64;
+        if is_cut && flits(window) < LEAST_WINDOW {
+            let least = (LEAST_WINDOW as f64 * self.payload() * links / 1024.0).ceil() as u64;
+            return Err(FabricError::Window { least: format!("{least} KiB"), flits: LEAST_WINDOW });
+        }
         let hops = crossed.saturating_mul(flits(window) + if is_cut { flits(0.5 * window) } else { 0 });
         if hops > MOST_FLIT_HOPS {
             let most = MOST_FLIT_HOPS / 2 / crossed;
@@ -554,7 +565,7 @@ fn check(question: &FabricQuestion) -> Result<(), FabricError> {
     let is_wrong = |bytes: f64, least: f64| !(bytes.is_finite() && bytes >= least);
     for (what, bytes, least, expected) in [
         ("message", question.message_bytes, 1.0, "1 B or more"),
-        ("window", window_bytes.unwrap_or(f64::MAX), MIN_WINDOW, "4 KiB or more"),
+        ("window", window_bytes.unwrap_or(f64::MAX), 1.0, "1 B or more"),
     ] {
         if is_wrong(bytes, least) {
             return Err(FabricError::Invalid { what, expected, found: format!("{bytes} B") });
