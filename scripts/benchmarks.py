@@ -23,6 +23,7 @@ BENCHES = {
     "torch": "Collectives and messages through torch, beside gloo and Open MPI, in turn in the same processes",
     "mpi": "Stock MPI libraries over a pool of two emulated hosts, beside TCP on this machine and their shared memory",
     "plan": "Layouts of a training step predicted in a second, and the error of predictions beside a constant rate's",
+    "pages": "Accesses to pages of four services on two tiers, beside a plain C model that decides the same",
     "objects": "A million creates and opens from four processes of two emulated hosts",
     "figure 5": "Bandwidth of one-sided messages (cMPI, Figure 5), in GB/s",
     "figure 6": "Latency of one-sided messages (cMPI, Figure 6), in microseconds",

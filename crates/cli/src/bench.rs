@@ -6,6 +6,7 @@ mod lines;
 mod mpi;
 mod objects;
 mod offload;
+mod pages;
 mod pair;
 mod plan;
 pub(crate) mod ring;
@@ -49,6 +50,8 @@ enum Bench {
     Plan(plan::Arguments),
     /// Flows of a permutation that share the links of a Clos, beside SimGrid.
     Fabric(fabric::Arguments),
+    /// Accesses to the pages of services on two tiers, beside a plain C model that decides the same.
+    Pages(pages::Arguments),
     /// The other process of a benchmark.
     #[command(subcommand, hide = true)]
     Second(Second),
@@ -67,6 +70,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         Bench::Lines => lines::run()?,
         Bench::Plan(arguments) => plan::run(arguments)?,
         Bench::Fabric(arguments) => fabric::run(arguments)?,
+        Bench::Pages(arguments) => pages::run(arguments)?,
         Bench::Objects(arguments) => objects::run(arguments)?,
         Bench::Collectives(collectives) => {
             collectives::run(collectives, |row| print(row, arguments.json))?;

@@ -4,6 +4,7 @@
 //! - `offload` computes that of a step whose tensors lie in host memory, and places them;
 //! - `walk` computes the time of a collective as the pool runs it;
 //! - `memory` computes the time of accesses, by the size of the working set;
+//! - `pages` follows the pages of a host's services on two tiers;
 //! - `contention` follows flows over the links of a fabric;
 //! - `formats` reads models and layouts;
 //! - `judge` compares predictions with published and measured figures;
@@ -21,6 +22,7 @@ mod judge;
 pub mod memory;
 pub mod message;
 pub mod offload;
+pub mod pages;
 mod search;
 mod step;
 pub mod sync;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Each folder with what it may import of the crate. `text` and `message` are files that import no folder.
-const TABLE: [(&str, &[&str]); 10] = [
+const TABLE: [(&str, &[&str]); 11] = [
     ("text", &[]),
     ("message", &[]),
     ("step", &["text"]),
@@ -11,8 +11,9 @@ const TABLE: [(&str, &[&str]); 10] = [
     ("walk", &[]),
     ("memory", &["step"]),
     ("contention", &[]),
+    ("pages", &[]),
     ("formats", &["text", "step"]),
-    ("judge", &["text", "message", "memory", "step", "offload", "walk", "formats"]),
+    ("judge", &["text", "message", "memory", "step", "offload", "walk", "formats", "pages"]),
     ("search", &["text", "step", "formats", "judge"]),
 ];
 

@@ -1,0 +1,223 @@
+/* The pages of a host as plainly as C says it: a struct for each page, every list of pages walked. It makes the decisions
+ * of polder_sim::pages, and is its peer in `polder bench pages`.
+ *
+ * Reads a file of 32-bit numbers: the kernel's settings, the services, and the accesses. Prints the seconds of all
+ * generations but the first, then what became of each service, then a hash of where the pages lie.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { OLDEST = 31, PAGE_BYTES = 4096 };
+
+struct page {
+  uint32_t since; /* generation of the last access, or of the mark */
+  uint16_t service;
+  uint8_t present, slow, marked;
+};
+
+struct service {
+  uint32_t first, pages, scan_hand, reclaim_hand;
+  uint32_t fast, slow;
+  uint64_t fast_accesses, slow_accesses, faults, promotions, refused, demotions, spills, failures;
+};
+
+static uint32_t fast_pages, slow_pages, min_free, low_free, high_free, scan, hot_age, promotions;
+static uint32_t services, fast_free, slow_free, promotions_left, generation;
+static struct page *page;
+static struct service *service;
+
+static uint32_t age(const struct page *it) {
+  uint32_t age = generation - it->since;
+  return age < OLDEST ? age : OLDEST;
+}
+
+static void promote(struct page *it, struct service *of) {
+  it->slow = 0;
+  it->since = generation;
+  of->fast++, of->slow--, of->promotions++;
+  fast_free--, slow_free++;
+}
+
+static void access_page(uint32_t number) {
+  struct page *it = &page[number];
+  struct service *of = &service[it->service];
+  if (!it->present) {
+    if (fast_free > min_free || (slow_free == 0 && fast_free > 0)) {
+      of->fast++, fast_free--, it->slow = 0;
+    } else if (slow_free > 0) {
+      of->slow++, slow_free--, of->spills++, it->slow = 1;
+    } else {
+      of->failures++;
+      return;
+    }
+    it->present = 1;
+  } else if (it->marked) {
+    it->marked = 0;
+    of->faults++;
+    if (age(it) <= hot_age && promotions_left > 0) {
+      if (fast_free > min_free) {
+        of->slow_accesses++;
+        promotions_left--;
+        promote(it, of);
+        return;
+      }
+      of->refused++;
+    }
+  }
+  it->since = generation;
+  if (it->slow)
+    of->slow_accesses++;
+  else
+    of->fast_accesses++;
+}
+
+static void count_ages(const struct service *of, uint32_t ages[OLDEST + 1]) {
+  for (int at = 0; at <= OLDEST; at++) ages[at] = 0;
+  for (uint32_t at = of->first; at < of->first + of->pages; at++)
+    if (page[at].present && !page[at].slow) ages[age(&page[at])]++;
+}
+
+static uint32_t demote(struct service *of, uint32_t wanted, uint32_t youngest) {
+  uint32_t ages[OLDEST + 1];
+  count_ages(of, ages);
+  if (wanted > slow_free) wanted = slow_free;
+  uint32_t whole = OLDEST + 1, left = wanted, taken = 0;
+  while (whole > youngest && ages[whole - 1] <= left) left -= ages[--whole];
+  if (whole <= youngest) left = 0;
+  uint32_t hand = of->reclaim_hand;
+  for (uint32_t step = 0; step < of->pages; step++) {
+    uint32_t at = (hand + step) % of->pages;
+    struct page *it = &page[of->first + at];
+    if (!it->present || it->slow) continue;
+    if (age(it) >= whole) {
+      it->slow = 1, taken++;
+    } else if (left > 0 && age(it) + 1 == whole) {
+      it->slow = 1, taken++, left--;
+      of->reclaim_hand = (at + 1) % of->pages;
+    }
+  }
+  of->fast -= taken, of->slow += taken, of->demotions += taken;
+  fast_free += taken, slow_free -= taken;
+  return taken;
+}
+
+static void mark(struct service *of) {
+  uint32_t left = scan;
+  uint64_t looks = 8 * (uint64_t)scan;
+  for (uint32_t step = 0; step < of->pages && step < looks && left > 0; step++) {
+    struct page *it = &page[of->first + of->scan_hand];
+    if (it->present && it->slow && !it->marked) {
+      it->marked = 1, it->since = generation;
+      left--;
+    }
+    of->scan_hand = (of->scan_hand + 1) % of->pages;
+  }
+}
+
+static void reclaim(void) {
+  if (fast_free >= low_free) return;
+  uint64_t wanted = high_free - fast_free;
+  for (uint32_t youngest = 1; youngest + 1 > 0 && wanted > 0; youngest--) {
+    uint64_t own[services], all = 0;
+    for (uint32_t at = 0; at < services; at++) {
+      uint32_t ages[OLDEST + 1];
+      count_ages(&service[at], ages);
+      own[at] = 0;
+      for (uint32_t old = youngest; old <= OLDEST; old++) own[at] += ages[old];
+      all += own[at];
+    }
+    for (uint32_t at = 0; at < services; at++) {
+      if (own[at] == 0) continue;
+      uint64_t share = (wanted * own[at] + all - 1) / all;
+      wanted -= demote(&service[at], share < own[at] ? share : own[at], youngest);
+      all -= own[at];
+    }
+    if (youngest == 0) break;
+  }
+}
+
+/* Fair share: what lies on the fast tier beyond `high` of a service goes down. */
+static void control(double high, uint32_t step) {
+  uint64_t left = (uint64_t)(step < slow_free ? step : slow_free) * PAGE_BYTES;
+  uint64_t down[services];
+  for (uint32_t at = 0; at < services; at++) {
+    uint64_t fast = (uint64_t)service[at].fast * PAGE_BYTES, slow = (uint64_t)service[at].slow * PAGE_BYTES;
+    double over = (double)fast - high * (double)(fast + slow);
+    uint64_t bytes = over > 0 ? (uint64_t)round(over) : 0;
+    if (bytes > fast) bytes = fast;
+    if (bytes > left) bytes = left;
+    left -= bytes;
+    down[at] = bytes / PAGE_BYTES;
+  }
+  for (uint32_t at = 0; at < services; at++)
+    if (down[at] > 0) demote(&service[at], down[at], 0);
+}
+
+static void end_generation(double high, uint32_t step) {
+  generation++;
+  promotions_left = promotions;
+  for (uint32_t at = 0; at < services; at++) mark(&service[at]);
+  reclaim();
+  control(high, step);
+}
+
+static uint32_t number(FILE *from) {
+  uint32_t it;
+  if (fread(&it, sizeof it, 1, from) != 1) exit(2);
+  return it;
+}
+
+int main(int count, char **words) {
+  FILE *from = count == 2 ? fopen(words[1], "rb") : NULL;
+  if (!from) return 2;
+  fast_pages = number(from), slow_pages = number(from);
+  min_free = number(from), low_free = number(from), high_free = number(from);
+  scan = number(from), hot_age = number(from), promotions = number(from);
+  double high = number(from) / 1000.0;
+  uint32_t step = number(from);
+  services = number(from);
+  fast_free = fast_pages, slow_free = slow_pages, promotions_left = promotions;
+  service = calloc(services, sizeof *service);
+  uint32_t pages = 0;
+  for (uint32_t at = 0; at < services; at++) {
+    service[at].first = number(from), service[at].pages = number(from);
+    pages = service[at].first + service[at].pages;
+  }
+  page = calloc(pages, sizeof *page);
+  for (uint32_t at = 0; at < services; at++)
+    for (uint32_t it = 0; it < service[at].pages; it++) page[service[at].first + it].service = at;
+  uint32_t generations = number(from);
+  double seconds = 0;
+  for (uint32_t at = 0; at < generations; at++) {
+    uint32_t accesses = number(from);
+    uint32_t *trace = malloc((size_t)accesses * sizeof *trace);
+    if (fread(trace, sizeof *trace, accesses, from) != accesses) return 2;
+    struct timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    for (uint32_t it = 0; it < accesses; it++) access_page(trace[it]);
+    end_generation(high, step);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    /* The first generation fills the tiers. */
+    if (at > 0) seconds += (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+    free(trace);
+  }
+  printf("%.9f\n", seconds);
+  for (uint32_t at = 0; at < services; at++) {
+    struct service it = service[at];
+    uint64_t figures[] = {it.fast,       it.slow,    it.fast_accesses, it.slow_accesses, it.faults,
+                          it.promotions, it.refused, it.demotions,     it.spills,        it.failures};
+    for (unsigned at = 0; at < sizeof figures / sizeof *figures; at++)
+      printf("%llu\n", (unsigned long long)figures[at]);
+  }
+  uint64_t hash = 0xcbf29ce484222325;
+  for (uint32_t at = 0; at < services; at++)
+    for (uint32_t it = 0; it < service[at].pages; it++) {
+      struct page *one = &page[service[at].first + it];
+      hash = (hash ^ (uint64_t)(one->present ? 1 + one->slow : 0)) * 0x100000001b3;
+    }
+  printf("%llu\n", (unsigned long long)hash);
+  return 0;
+}
