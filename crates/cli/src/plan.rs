@@ -9,6 +9,7 @@ mod search;
 mod show;
 mod sync;
 mod table;
+mod tier;
 mod trace;
 mod train;
 mod validate;
@@ -37,6 +38,8 @@ pub(crate) enum Command {
     Offload(offload::Arguments),
     /// Predict a data-parallel step with all-reduces and with a parameter service.
     Sync(sync::Arguments),
+    /// Predict what a server holds with slow memory beside its own, and by how much services are slower.
+    Tier(tier::Arguments),
     /// Compute a published figure again, and print it beside the paper's.
     Reproduce(reproduce::Arguments),
     /// Predict published steps, fabrics and memory, and print the errors.
@@ -58,6 +61,7 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Fabric(arguments) => fabric::run(arguments)?,
         Command::Offload(arguments) => offload::run(arguments)?,
         Command::Sync(arguments) => sync::run(arguments)?,
+        Command::Tier(arguments) => tier::run(arguments)?,
         Command::Reproduce(arguments) => reproduce::run(arguments)?,
         Command::Validate(arguments) => validate::run(arguments)?,
         Command::Verify(arguments) => verify::run(arguments)?,

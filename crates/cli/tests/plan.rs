@@ -1875,3 +1875,118 @@ fn figures_of_coarse_stand_beside_what_follows_from_data_sheets() {
         assert!(text.contains(line), "{line}: {text}");
     }
 }
+
+#[test]
+fn slow_memory_beside_a_servers_own_is_planned() {
+    let text = said("tier --idle cache");
+    for line in [
+        "containers of 64.0 GB on memserver, idle times cache, each draws 15.0 GB/s and waits for memory 50% of its time; simulated",
+        "down to 1:1 of fast to slow memory, slow memory slows no container by more than 1% (of the ratios below; 768 GB are fast)",
+        "12 containers on fast memory alone",
+        "fast:slow",
+    ] {
+        assert!(text.contains(line), "{line:?}: {text}");
+    }
+    let report = json("tier --idle cache --ratio 4:1,3:1,1:1 --json");
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    let of = |row: usize, key: &str| rows[row][key].as_f64().unwrap();
+    // 768 + 256 GB hold 16 containers of 64 GB, where 768 hold 12: a quarter fewer servers.
+    assert_eq!((of(1, "units"), of(1, "servers"), of(1, "spill")), (16.0, 0.75, 0.25));
+    assert!(of(0, "slow_bytes_per_s") < of(1, "slow_bytes_per_s"));
+    assert!(of(1, "slow_bytes_per_s") < of(2, "slow_bytes_per_s"));
+    assert!(of(1, "watts") > of(2, "watts") && of(1, "memory_cost") > of(2, "memory_cost"));
+    assert!(of(1, "carbon") < of(1, "carbon_new"));
+    // Points of one's own, as those of Table I.
+    let own = json("tier --idle 25%=4.3min,50%=19.4min,75%=43.8min,99%=1.4h --ratio 4:1,3:1,1:1 --json");
+    assert_eq!(own["rows"], report["rows"]);
+    // Hotter pages leave less room for slow memory.
+    let hot = json("tier --idle 25%=100ms,50%=200ms,75%=300ms,99%=400ms --json");
+    assert_eq!(hot["ratio"], Value::Null);
+    let scratch = polder_mem::testing::Scratch::new();
+    let [csv, html] = ["csv", "html"].map(|name| scratch.path().join(name).display().to_string());
+    said(&format!("tier --idle web1 --csv {csv} --html {html}"));
+    assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 6);
+    assert!(std::fs::read_to_string(&html).unwrap().contains("Containers a server"));
+    for (said, expected) in [
+        (refused("tier --idle cash"), "--idle: expected one of ads, cache, web1, web2, or points such as"),
+        (
+            refused("tier --idle 50%=3s,40%=5s"),
+            "--idle: idle times [[0.5, 3.0], [0.4, 5.0]]: expected shares",
+        ),
+        (
+            refused("tier --idle ads --ratio 3"),
+            "--ratio: expected two numbers above 0 such as 3:1, found \"3\"",
+        ),
+        (refused("tier --idle ads --unit 1TB"), "--unit: 1.00 TB is more than local has, 768 GB; give less"),
+        (refused("tier --idle ads --slow hbm"), "--slow: memserver has no server with a tier \"hbm\""),
+        (refused("tier --idle ads --waits 101"), "--waits: expected per cent from 0 to 100, found 101"),
+        (refused("tier --record /nowhere"), "/nowhere: "),
+    ] {
+        assert!(said.starts_with(&format!("polder: {expected}")), "{said}\n{expected}");
+    }
+}
+
+#[test]
+fn a_record_of_the_agent_shows_the_ratio_that_services_lived_with() {
+    let record = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recorded/guest.jsonl");
+    let text = said(&format!("tier --record {record}"));
+    for line in ["2 services in 10 recorded rounds", "opted out", "together they lived with "] {
+        assert!(text.contains(line), "{line:?}: {text}");
+    }
+    let report = json(&format!("tier --record {record} --json"));
+    let cache = &report["services"][0];
+    assert_eq!((&cache["name"], &cache["is_opted_out"]), (&"cache".into(), &false.into()));
+    let share = cache["share"].as_f64().unwrap();
+    assert!((0.65..0.75).contains(&share), "{share}: its policy holds it at 70%");
+    let [alone, both] = [0, 1].map(|at| report["units"][at].as_f64().unwrap());
+    assert!(both > alone, "{report}");
+}
+
+#[test]
+fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
+    let text = said("reproduce vistara-table10");
+    for line in [
+        "judged",
+        "fitted to the first row: ",
+        "by capacity: the baseline",
+        "assumed: an access reads or writes",
+    ] {
+        assert!(text.contains(line), "{line:?}: {text}");
+    }
+    assert_eq!(json("reproduce vistara-table10 --json")["rows"].as_array().unwrap().len(), 8);
+    let text = said("reproduce vistara-table7");
+    for line in [
+        "CacheA: 25% more throughput in Table VII, 33% in section V-B",
+        "Spark: 25% more executors in Table VII, up to 33% in section V-C",
+        "FtStorEx: 8.6% more throughput in Table VII, 8.4% less compute capacity in section V-C",
+        "the knee of Table X: 75% where it is described, about 60% in the paragraph after",
+        "at most 34.9%",
+    ] {
+        assert!(text.contains(line), "{line:?}: {text}");
+    }
+    assert_eq!(json("reproduce vistara-table7 --json")["gains"].as_array().unwrap().len(), 9);
+    let text = said("reproduce vistara-table8");
+    for line in [
+        "the other rows are checked for consistency only",
+        "CacheA: CXL bandwidth short: 5.00 GB/s",
+        "cause: ",
+    ] {
+        assert!(text.contains(line), "{line:?}: {text}");
+    }
+    assert_eq!(json("reproduce vistara-table8 --json")["rows"].as_array().unwrap().len(), 7);
+    let text = said("reproduce vistara-table9");
+    for line in ["A, Fair Share", "B, without bounds", "A loses local memory and gets faster"] {
+        assert!(text.contains(line), "{line:?}: {text}");
+    }
+    assert!(json("reproduce vistara-table9 --json")["fair"]["local"].is_array());
+    let text = said("reproduce vistara-ratio");
+    for line in [
+        "under 1% at 3:1 and 2:1, more at 1:1: holds",
+        "DPP loses more than Web at 1:1: holds",
+        "20 + 76 GB beside 96 GB: ",
+    ] {
+        assert!(text.contains(line), "{line:?}: {text}");
+    }
+    assert_eq!(json("reproduce vistara-ratio --json")["rows"].as_array().unwrap().len(), 6);
+}

@@ -9,3 +9,7 @@ pub(crate) mod measured;
 pub(crate) mod published;
 pub mod scalepool;
 pub mod scalepool_tiers;
+pub mod vistara;
+pub mod vistara_fair;
+pub mod vistara_ratio;
+pub mod vistara_services;

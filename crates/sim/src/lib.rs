@@ -35,7 +35,10 @@ pub use judge::published::{
     Compared, Counting, Judged, Margin, Pooled, PublishedTime, Ratio, Row, Table, compare, fitted, tables,
     validate,
 };
-pub use judge::{coarse, cxl, cxl_text, fabrics, scalepool, scalepool_tiers};
+pub use judge::{
+    coarse, cxl, cxl_text, fabrics, scalepool, scalepool_tiers, vistara, vistara_fair, vistara_ratio,
+    vistara_services,
+};
 pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};
 pub use search::rows::{CHOICES, Cell, NUMBERS, Points, SITE_NUMBERS, cells, points};
 pub use search::{FoundLayout, Outcome, Progress, Space, front, search};

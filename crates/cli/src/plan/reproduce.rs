@@ -3,6 +3,7 @@
 mod coarse;
 mod cxl;
 mod tiers;
+mod vistara;
 
 use clap::{Args, ValueEnum};
 use polder_platform::Platform;
@@ -51,6 +52,16 @@ enum Name {
     CoarseFig16,
     /// The same: blocked communication (COARSE, Figure 17).
     CoarseFig17,
+    /// Gains of services by CXL memory, and where the paper contradicts itself (Vistara, Table VII and Figures 9 to 12).
+    VistaraTable7,
+    /// CXL bandwidth, hint faults and promotions of services (Vistara, Table VIII).
+    VistaraTable8,
+    /// Local memory of two caches on one server, without bounds and with Fair Share (Vistara, Table IX).
+    VistaraTable9,
+    /// Two services with less and less local memory (Vistara, section V-G).
+    VistaraRatio,
+    /// Latency and bandwidths of two tiers while more and more memory is hot (Vistara, Table X).
+    VistaraTable10,
 }
 
 #[derive(Serialize)]
@@ -107,6 +118,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Name::CxlAdam => cxl::adam(arguments.json),
         Name::CoarseFig16 => coarse::run(&["16", "2", "14"], arguments.json),
         Name::CoarseFig17 => coarse::run(&["17"], arguments.json),
+        Name::VistaraTable7 => vistara::gains(arguments.json),
+        Name::VistaraTable8 => vistara::telemetry(arguments.json),
+        Name::VistaraTable9 => vistara::fair(arguments.json),
+        Name::VistaraRatio => vistara::ratio(arguments.json),
+        Name::VistaraTable10 => vistara::knee(arguments.json),
     }
 }
 

@@ -1,0 +1,406 @@
+//! `polder plan tier`: the ratio of fast to slow memory that a service lives with, and what a server then holds.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use polder_agent::RecordedRound;
+use polder_platform::{Bandwidth, BuiltTier, Bytes, Platform, Time};
+use polder_sim::grouped;
+use polder_sim::pages::plan::{Costs, Described, Lived, Row, lived, rows};
+use polder_sim::pages::{Idle, Pair};
+use polder_sim::vistara_services::ServicesFigure;
+use serde::Serialize;
+use serde_json::json;
+
+use super::memory::{size, time};
+use super::page::filled;
+use super::table;
+use super::train::write;
+use crate::Failure;
+
+/// Predicts what slow memory beside a server's own is good for.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The machine, with a server of two tiers: a name (`polder plan list`), or the path of a file.
+    #[arg(long, value_name = "PLATFORM", default_value = "memserver")]
+    platform: String,
+    /// The server's own memory, by the name of its tier.
+    #[arg(long, value_name = "TIER", default_value = "local")]
+    fast: String,
+    /// Its slow memory, by the name of its tier.
+    #[arg(long, value_name = "TIER", default_value = "cxl")]
+    slow: String,
+    #[command(flatten)]
+    service: ServiceArguments,
+    /// Ratios of fast to slow memory, such as 3:1; the fast memory stays as it is.
+    #[arg(long, value_name = "FAST:SLOW", value_delimiter = ',', default_value = "8:1,4:1,3:1,2:1,1:1")]
+    ratio: Vec<String>,
+    /// By how many per cent slow memory may slow a container.
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
+    slowdown: f64,
+    /// Cost of a GB of slow memory, as a part of that of fast memory [default: 0.13, Vistara's reused DIMMs].
+    #[arg(long, value_name = "PART")]
+    slow_cost: Option<f64>,
+    /// Watts of a server without slow memory [default: 455, Vistara's].
+    #[arg(long, value_name = "WATTS")]
+    server_watts: Option<f64>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Write a line for each ratio, or for each service of a record, as CSV.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    csv: Option<PathBuf>,
+    /// Write a page that draws the ratios.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, conflicts_with = "record")]
+    html: Option<PathBuf>,
+}
+
+/// The service.
+#[derive(Args)]
+struct ServiceArguments {
+    /// How long its pages lie idle: ads, cache, web1 or web2 (Vistara, Table I), or points such as
+    /// "25%=22s,50%=28min,75%=1.3h,99%=1.9h".
+    #[arg(long, value_name = "IDLE", required_unless_present = "record", conflicts_with = "record")]
+    idle: Option<String>,
+    /// Memory of one container or VM.
+    #[arg(long, value_name = "SIZE", default_value = "64 GB")]
+    unit: String,
+    /// What one draws of memory; the default is as much for each GB as CacheA's (Vistara, Table VIII).
+    #[arg(long, value_name = "RATE", default_value = "15 GB/s")]
+    draws: String,
+    /// The part of its time that one waits for memory, in per cent.
+    #[arg(long, value_name = "PERCENT", default_value_t = 50.0)]
+    waits: f64,
+    /// Take the services from what `polder agent run --record` wrote.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    record: Option<PathBuf>,
+}
+
+/// What is predicted of a described service.
+#[derive(Serialize)]
+struct Report {
+    platform: String,
+    idle: String,
+    unit_bytes: f64,
+    unit_bytes_per_s: f64,
+    waits: f64,
+    fast_bytes: f64,
+    slowdown_limit: f64,
+    costs: Costs,
+    /// Containers on fast memory alone.
+    units_alone: u32,
+    /// The least fast memory for each byte of slow memory, of the ratios that stay within the limit.
+    ratio: Option<f64>,
+    rows: Vec<Row>,
+}
+
+/// What a record shows.
+#[derive(Serialize)]
+struct RecordReport {
+    platform: String,
+    services: Vec<Lived>,
+    bytes: f64,
+    fast_bytes: f64,
+    /// Fast bytes for each slow one that all services together lived with.
+    ratio: Option<f64>,
+    /// Bytes of slow memory beside the platform's fast memory at that ratio, as far as it has them.
+    slow_bytes: f64,
+    /// How often all services fit on a server, with fast memory alone and with both.
+    units: [f64; 2],
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let platform = Platform::load(&arguments.platform)?;
+    let pair = Pair {
+        fast: tier(&platform, arguments, "--fast", &arguments.fast)?,
+        slow: tier(&platform, arguments, "--slow", &arguments.slow)?,
+    };
+    match &arguments.service.record {
+        Some(path) => recorded(arguments, pair, path),
+        None => described(arguments, pair),
+    }
+}
+
+fn tier<'a>(
+    platform: &'a Platform,
+    arguments: &Arguments,
+    option: &str,
+    name: &str,
+) -> Result<&'a BuiltTier, Failure> {
+    let problem = || {
+        let of = &arguments.platform;
+        Failure(format!(
+            "{option}: {of} has no server with a tier {name:?}; `polder plan show {of}` prints them"
+        ))
+    };
+    platform.tier(name).ok_or_else(problem)
+}
+
+fn described(arguments: &Arguments, pair: Pair<'_>) -> Result<(), Failure> {
+    let paper = ServicesFigure::load()?;
+    let named = arguments.service.idle.as_deref().unwrap_or_default();
+    let service = Described {
+        idle: idle(&paper, named)?,
+        unit_bytes: positive("--unit", Bytes::parse(&arguments.service.unit).map(Bytes::value))?,
+        unit_bytes_per_s: Bandwidth::parse(&arguments.service.draws)
+            .map(Bandwidth::value)
+            .map_err(|problem| Failure(format!("--draws: {problem}")))?,
+        waits: percent("--waits", arguments.service.waits, 100.0)?,
+    };
+    let fast_bytes = pair.fast.capacity.value();
+    if service.unit_bytes > fast_bytes {
+        let [unit, fast] = [service.unit_bytes, fast_bytes].map(size);
+        return Err(Failure(format!(
+            "--unit: {unit} is more than {} has, {fast}; give less",
+            arguments.fast
+        )));
+    }
+    let mut costs = paper.costs();
+    costs.slow_cost = arguments.slow_cost.unwrap_or(costs.slow_cost);
+    costs.server_watts = arguments.server_watts.unwrap_or(costs.server_watts);
+    let ratios = arguments.ratio.iter().map(|text| ratio(text)).collect::<Result<Vec<_>, _>>()?;
+    let slow: Vec<_> = ratios.iter().map(|ratio| fast_bytes / ratio).collect();
+    let limit = percent("--slowdown", arguments.slowdown, 1000.0)?;
+    let rows = rows(pair, &service, &costs, &slow);
+    let within = rows.iter().filter(|row| row.is_within(limit)).map(|row| row.ratio);
+    let report = Report {
+        platform: arguments.platform.clone(),
+        idle: named.to_owned(),
+        unit_bytes: service.unit_bytes,
+        unit_bytes_per_s: service.unit_bytes_per_s,
+        waits: service.waits,
+        fast_bytes,
+        slowdown_limit: limit,
+        costs,
+        units_alone: (fast_bytes / service.unit_bytes + 1e-9).floor() as u32,
+        ratio: within.min_by(f64::total_cmp),
+        rows,
+    };
+    match arguments.json {
+        true => println!("{}", serde_json::to_string(&report)?),
+        false => print(&report),
+    }
+    if let Some(path) = &arguments.csv {
+        write(path, &csv(&report.rows)?)?;
+    }
+    if let Some(path) = &arguments.html {
+        let title = format!("Slow memory beside {}: idle times {}", report.platform, report.idle);
+        write(
+            path,
+            &filled(
+                include_str!("tier.html"),
+                &title,
+                &json!({ "rows": report.rows, "about": about(&report) }),
+            )?,
+        )?;
+    }
+    Ok(())
+}
+
+fn positive<E: std::fmt::Display>(option: &str, value: Result<f64, E>) -> Result<f64, Failure> {
+    match value {
+        Ok(value) if value > 0.0 => Ok(value),
+        Ok(value) => Err(Failure(format!("{option}: expected more than 0, found {value}"))),
+        Err(problem) => Err(Failure(format!("{option}: {problem}"))),
+    }
+}
+
+fn percent(option: &str, value: f64, most: f64) -> Result<f64, Failure> {
+    match (0.0..=most).contains(&value) {
+        true => Ok(value / 100.0),
+        false => Err(Failure(format!("{option}: expected per cent from 0 to {most}, found {value}"))),
+    }
+}
+
+/// Fast memory for each byte of slow memory.
+fn ratio(text: &str) -> Result<f64, Failure> {
+    let parts = text
+        .split_once(':')
+        .and_then(|(fast, slow)| Some((fast.trim().parse().ok()?, slow.trim().parse().ok()?)));
+    let wrong = || Failure(format!("--ratio: expected two numbers above 0 such as 3:1, found {text:?}"));
+    let (fast, slow): (f64, f64) = parts.ok_or_else(wrong)?;
+    let ratio = fast / slow;
+    (fast > 0.0 && slow > 0.0 && ratio.is_finite()).then_some(ratio).ok_or_else(wrong)
+}
+
+/// Idle times of Table I by name, or the points that an option gives.
+fn idle(paper: &ServicesFigure, text: &str) -> Result<Idle, Failure> {
+    if let Some(idle) = paper.idle(text) {
+        return Ok(idle.clone());
+    }
+    let wrong = |problem: String| Failure(format!("--idle: {problem}"));
+    let point = |part: &str| {
+        let (share, idle) = part.split_once('=')?;
+        let share: f64 = share.trim().strip_suffix('%')?.trim().parse().ok()?;
+        Some([share / 100.0, seconds(idle.trim())?])
+    };
+    let points: Option<Vec<_>> = text.split(',').map(|part| point(part.trim())).collect();
+    let points = points.ok_or_else(|| {
+        let names = paper.names().join(", ");
+        wrong(format!("expected one of {names}, or points such as \"25%=22s,50%=28min\", found {text:?}"))
+    })?;
+    Idle::try_from(points).map_err(|error| wrong(error.to_string()))
+}
+
+/// Seconds, minutes or hours, or a time of a platform's file such as "300 ms".
+fn seconds(text: &str) -> Option<f64> {
+    let units = [("min", 60.0), ("h", 3600.0), ("ms", 1e-3)];
+    let long = units
+        .iter()
+        .find_map(|(unit, scale)| Some(text.strip_suffix(unit)?.trim().parse::<f64>().ok()? * scale));
+    let short = || text.strip_suffix('s').and_then(|number| number.trim().parse::<f64>().ok());
+    long.or_else(short).or_else(|| Time::parse(text).ok().map(Time::value))
+}
+
+/// What was asked, in a line.
+fn about(report: &Report) -> String {
+    let Report { platform, idle, unit_bytes, unit_bytes_per_s, waits, .. } = report;
+    format!(
+        "containers of {} on {platform}, idle times {idle}, each draws {}/s and waits for memory {:.0}% of its time; simulated",
+        size(*unit_bytes),
+        size(*unit_bytes_per_s),
+        waits * 100.0
+    )
+}
+
+fn print(report: &Report) {
+    println!("{}", about(report));
+    let fast = size(report.fast_bytes);
+    let limit = report.slowdown_limit * 100.0;
+    match report.ratio {
+        Some(ratio) => println!(
+            "down to {}:1 of fast to slow memory, slow memory slows no container by more than {limit}% (of the ratios below; {fast} are fast)",
+            (ratio * 1000.0).round() / 1000.0
+        ),
+        None => println!(
+            "with each ratio below, slow memory slows a container by more than {limit}%; {fast} are fast"
+        ),
+    }
+    println!("{} containers on fast memory alone\n", report.units_alone);
+    let head = ["fast:slow", "slow", "spill", "containers", "slower", "neighbours", "load", "slow traffic"];
+    let head = head.into_iter().chain([
+        "touches/min",
+        "servers",
+        "memory cost",
+        "watts each",
+        "carbon",
+        "new DIMMs",
+    ]);
+    let mut lines = vec![head.map(String::from).collect::<Vec<_>>()];
+    lines.extend(report.rows.iter().map(line));
+    table::print(&lines);
+    println!(
+        "  (spill: part of each container on slow memory; servers, memory cost and carbon: for as many containers, of what fast"
+    );
+    println!(
+        "  memory alone takes; slow traffic and touches at most: an access to an idle page takes all of it)"
+    );
+    println!(
+        "a container holds its memory whole, and is as large on both tiers; the coldest pages lie on slow memory, as reclaim keeps them"
+    );
+    println!(
+        "caution: by idle times a page is read once in each; programs that read colder pages more often draw more of slow memory, as"
+    );
+    println!("  caches of Vistara do (`polder plan reproduce vistara-table8`)");
+    println!(
+        "`polder plan reproduce vistara-table7` puts published gains beside what follows from capacities"
+    );
+}
+
+fn line(row: &Row) -> Vec<String> {
+    let part = |value: f64| format!("{:.0}%", value * 100.0);
+    vec![
+        format!("{}:1", (row.ratio * 1000.0).round() / 1000.0),
+        size(row.slow_bytes),
+        format!("{:.1}%", row.spill * 100.0),
+        row.units.to_string(),
+        slower(row.slowdown),
+        slower(row.crowding),
+        row.mean_s.map_or_else(String::new, time),
+        format!("{}/s", size(row.slow_bytes_per_s)),
+        grouped(row.touches_a_minute as u64),
+        part(row.servers),
+        part(row.memory_cost),
+        format!("{:.1}", row.watts),
+        part(row.carbon),
+        part(row.carbon_new),
+    ]
+}
+
+fn slower(part: Option<f64>) -> String {
+    part.map_or_else(|| "too much".into(), |it| format!("{:+.2}%", it * 100.0))
+}
+
+fn csv(rows: &[Row]) -> Result<String, Failure> {
+    let mut writer = ::csv::Writer::from_writer(vec![]);
+    for row in rows {
+        writer.serialize(row)?;
+    }
+    Ok(String::from_utf8(writer.into_inner()?)?)
+}
+
+fn recorded(arguments: &Arguments, pair: Pair<'_>, path: &Path) -> Result<(), Failure> {
+    let named = |error: &dyn std::fmt::Display| {
+        Failure(format!("{}: {error}; make one with: polder agent run --record FILE", path.display()))
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| named(&error))?;
+    let rounds: Vec<RecordedRound> =
+        text.lines().map(serde_json::from_str).collect::<Result<_, _>>().map_err(|error| named(&error))?;
+    let services = lived(&rounds);
+    if services.is_empty() {
+        return Err(named(&"no service had any bytes"));
+    }
+    let bytes: f64 = services.iter().map(|it| it.bytes as f64).sum();
+    let fast_bytes: f64 = services.iter().map(Lived::fast_bytes).sum();
+    let ratio = (fast_bytes < bytes).then(|| fast_bytes / (bytes - fast_bytes));
+    let fast = pair.fast.capacity.value();
+    let slow_bytes = ratio.map_or(0.0, |ratio| fast / ratio.max(fast / pair.slow.capacity.value()));
+    let report = RecordReport {
+        platform: arguments.platform.clone(),
+        ratio,
+        slow_bytes,
+        units: [fast / bytes, (fast + slow_bytes) / bytes],
+        services,
+        bytes,
+        fast_bytes,
+    };
+    match arguments.json {
+        true => println!("{}", serde_json::to_string(&report)?),
+        false => print_record(&report, rounds.len()),
+    }
+    if let Some(path) = &arguments.csv {
+        let mut writer = ::csv::Writer::from_writer(vec![]);
+        for service in &report.services {
+            writer.serialize(service)?;
+        }
+        write(path, &String::from_utf8(writer.into_inner()?)?)?;
+    }
+    Ok(())
+}
+
+fn print_record(report: &RecordReport, rounds: usize) {
+    let count = report.services.len();
+    println!("{count} services in {rounds} recorded rounds; measured by the agent");
+    let head = ["", "most", "rounds", "fast share lived with", "suffered at"];
+    let mut lines = vec![head.map(String::from).to_vec()];
+    let share = |it: Option<f64>| it.map_or_else(|| "never".into(), |it| format!("{:.1}%", it * 100.0));
+    for it in &report.services {
+        let lowest = if it.is_opted_out { "opted out".into() } else { share(it.share) };
+        let row = [it.name.clone(), size(it.bytes as f64), it.rounds.to_string(), lowest, share(it.suffered)];
+        lines.push(row.to_vec());
+    }
+    table::print(&lines);
+    println!(
+        "  (lived with: the lowest share in a round without pressure or refaults beyond the policy's limits)"
+    );
+    let [alone, both] = report.units;
+    match report.ratio {
+        None => println!("no service left its fast memory: the record shows no ratio that they live with"),
+        Some(ratio) => println!(
+            "together they lived with {ratio:.2}:1 of fast to slow memory. With {} of slow memory, {} holds them {both:.1} times, where fast memory alone does {alone:.1} times: {:.0}% fewer servers",
+            size(report.slow_bytes),
+            report.platform,
+            (1.0 - alone / both) * 100.0
+        ),
+    }
+}

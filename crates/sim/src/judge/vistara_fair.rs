@@ -1,0 +1,254 @@
+//! Table IX of the Vistara paper: two caches on one server, without bounds and with Fair Share.
+//!
+//! The bounds are kept by [`polder_place::pages::decide`], as on a host.
+
+use std::ops::Range;
+
+use polder_place::pages::{LocalBounds, ServicePolicy, TierRule};
+use polder_platform::{DataError, Folder, read};
+use serde::{Deserialize, Serialize};
+
+use crate::judge::vistara::VistaraError;
+use crate::pages::{Control, Kernel, Pages, PagesError, Random, Service};
+
+/// The table, as data: `data/figures/vistara-table9.toml`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FairFigure {
+    /// What it is, in a line.
+    pub title: String,
+    /// Where it was published.
+    pub source: String,
+    fast_gb: f64,
+    slow_gb: f64,
+    unit_gb: [f64; 2],
+    pages_a_gb: u32,
+    free_gb: f64,
+    /// What B grows by in a generation: fitted.
+    pub growth_gb: f64,
+    heap: f64,
+    heap_accesses: f64,
+    accesses: u32,
+    scan_gb: f64,
+    step_gb: f64,
+    spike_gb: f64,
+    seed: u64,
+    /// The parts of A and B that are local, without bounds.
+    pub published_baseline: [f64; 2],
+    /// The same with Fair Share.
+    pub published_fair: [f64; 2],
+    /// What is taken to be so.
+    pub assumed: Vec<String>,
+    /// Why signs are as they are, as far as it is known.
+    pub mechanism: Vec<String>,
+}
+
+/// What becomes of A and B.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct FairOutcome {
+    /// The parts of each that are local, before the spike.
+    pub local: [f64; 2],
+    /// GB of local memory in use, before the spike.
+    pub local_gb: f64,
+    /// The part of A's accesses that go to CXL memory, before B's spike and in it.
+    pub slow_accesses: [f64; 2],
+    /// The least part of A that is local in the spike.
+    pub least_local: f64,
+    /// In the spike, GB of new and of hot pages that found no room in local memory.
+    pub no_room_gb: f64,
+    /// First touches that found no memory.
+    pub failures: u64,
+}
+
+/// The table made again.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct FairReport {
+    /// Both bounds of each cache.
+    pub bound: f64,
+    /// Without bounds.
+    pub baseline: FairOutcome,
+    /// With them.
+    pub fair: FairOutcome,
+}
+
+impl FairReport {
+    /// Whether A keeps more local memory in the spike with Fair Share, of what it had before.
+    #[must_use]
+    pub fn dip_is_smaller(&self) -> bool {
+        let kept = |it: &FairOutcome| it.least_local / it.local[0];
+        kept(&self.fair) > kept(&self.baseline)
+    }
+
+    /// Whether fewer new and hot pages wait for room with Fair Share.
+    #[must_use]
+    pub fn has_more_room(&self) -> bool {
+        self.fair.no_room_gb < self.baseline.no_room_gb
+    }
+
+    /// Whether the spike sends fewer of A's accesses to CXL memory with Fair Share.
+    #[must_use]
+    pub fn spike_costs_less(&self) -> bool {
+        let more = |it: &FairOutcome| it.slow_accesses[1] - it.slow_accesses[0];
+        more(&self.fair) < more(&self.baseline)
+    }
+}
+
+/// Points that a fraction may be off.
+pub const FAIR_POINTS: f64 = 3.0;
+
+/// Generations of A alone, of both before the spike, and of the spike.
+const ALONE: u32 = 60;
+const STEADY: u32 = 600;
+const SPIKE: u32 = 60;
+/// How many times as many accesses B gets in the spike.
+const SPIKED: u32 = 10;
+
+impl FairFigure {
+    /// Reads the table.
+    ///
+    /// # Errors
+    /// When its file is damaged.
+    pub fn load() -> Result<Self, DataError> {
+        read(Folder::Figures, "vistara-table9")
+    }
+
+    /// Follows both caches without bounds and with them.
+    ///
+    /// # Errors
+    /// When the file is damaged.
+    pub fn beside(&self) -> Result<FairReport, VistaraError> {
+        let bound = self.fast_gb / (self.fast_gb + self.slow_gb);
+        let baseline = self.follow(None)?;
+        let fair = self.follow(Some(LocalBounds { low: bound, high: bound }))?;
+        Ok(FairReport { bound, baseline, fair })
+    }
+
+    fn pages_of(&self, gb: f64) -> u32 {
+        (gb * f64::from(self.pages_a_gb)).round() as u32
+    }
+
+    fn follow(&self, local: Option<LocalBounds>) -> Result<FairOutcome, PagesError> {
+        let policy = ServicePolicy { rule: TierRule::OptIn, local, slow_cache: false };
+        let sizes = self.unit_gb.map(|gb| self.pages_of(gb));
+        let service = |(name, pages): (&str, u32)| Service { name: name.to_owned(), pages, policy };
+        let spike = self.pages_of(self.spike_gb);
+        let services = [("A", sizes[0]), ("B", sizes[1] + spike)].map(service);
+        let free = self.pages_of(self.free_gb);
+        let kernel = Kernel {
+            fast_pages: self.pages_of(self.fast_gb) + free,
+            slow_pages: self.pages_of(self.slow_gb),
+            min_free: 0,
+            low_free: free,
+            high_free: free,
+            scan: self.pages_of(self.scan_gb),
+            hot_age: 0,
+            promotions: u32::MAX,
+        };
+        let pages = Pages::new(kernel, &services)?;
+        let heap = |pages: u32| (f64::from(pages) * self.heap) as u32;
+        let cache = |at: usize| Cache {
+            first: pages.first_page(at),
+            heap: heap(sizes[at]),
+            pages: sizes[at],
+            figure: self,
+        };
+        let caches = [cache(0), cache(1)];
+        let control =
+            local.map(|_| Control { step: self.pages_of(self.step_gb), free_low: 0.0, free_high: 0.0 });
+        let mut host = Host { pages, caches, control: None, random: Random::new(self.seed), round: 0 };
+        // A is whole before B starts, and B grows.
+        let [a, b] = caches;
+        host.pages.access(&(a.first..a.first + a.pages).collect::<Vec<_>>());
+        host.run(ALONE, [1, 0], 0..0);
+        let growth = self.pages_of(self.growth_gb).max(1);
+        let mut whole = 0;
+        while whole < b.pages {
+            let next = (whole + growth).min(b.pages);
+            host.pages.access(&(b.first + whole..b.first + next).collect::<Vec<_>>());
+            whole = next;
+            host.caches[1].pages = whole;
+            host.generation([1, 1]);
+        }
+        host.control = control;
+        let before = host.run(STEADY, [1, 1], 0..0);
+        let shares = [0, 1].map(|at| {
+            let seen = host.pages.seen(at);
+            f64::from(seen.fast) / f64::from(seen.fast + seen.slow)
+        });
+        let used = [0, 1].map(|at| f64::from(host.pages.seen(at).fast)).iter().sum::<f64>();
+        let no_room = |host: &Host<'_>| {
+            let seen = [0, 1].map(|at| host.pages.seen(at));
+            seen.iter().map(|it| it.refused + it.spills).sum::<u64>()
+        };
+        let no_room_before = no_room(&host);
+        let end = b.first + b.pages;
+        let spike = host.run(SPIKE, [1, SPIKED], end..end + spike);
+        Ok(FairOutcome {
+            local: shares,
+            local_gb: used / f64::from(self.pages_a_gb),
+            slow_accesses: [before.0, spike.0],
+            least_local: spike.1,
+            no_room_gb: (no_room(&host) - no_room_before) as f64 / f64::from(self.pages_a_gb),
+            failures: [0, 1].map(|at| host.pages.seen(at).failures).iter().sum(),
+        })
+    }
+}
+
+/// A cache: a heap, and objects.
+#[derive(Clone, Copy)]
+struct Cache<'a> {
+    first: u32,
+    heap: u32,
+    /// Pages that it has touched.
+    pages: u32,
+    figure: &'a FairFigure,
+}
+
+/// Both caches on their host.
+struct Host<'a> {
+    pages: Pages,
+    caches: [Cache<'a>; 2],
+    control: Option<Control>,
+    random: Random,
+    round: u64,
+}
+
+impl Host<'_> {
+    /// A generation in which each cache gets so many times its accesses.
+    fn generation(&mut self, times: [u32; 2]) {
+        let mut trace = vec![];
+        for (cache, times) in self.caches.iter().zip(times) {
+            for _ in 0..cache.figure.accesses * times {
+                let is_heap = self.random.unit() < cache.figure.heap_accesses;
+                // The heap has the first pages.
+                let among = if is_heap { cache.heap.min(cache.pages) } else { cache.pages };
+                trace.push(cache.first + self.random.below(among));
+            }
+        }
+        self.pages.access(&trace);
+        self.pages.advance();
+        if let Some(control) = self.control {
+            self.round += 1;
+            self.pages.round(self.round, control);
+        }
+    }
+
+    /// So many generations, in the first two of which pages are touched anew: the part of A's accesses that go to the slow tier,
+    /// and the least part of A that is fast.
+    fn run(&mut self, generations: u32, times: [u32; 2], mut anew: Range<u32>) -> (f64, f64) {
+        let step = anew.len().div_ceil(2);
+        let before = self.pages.seen(0);
+        let mut least = 1.0_f64;
+        for _ in 0..generations {
+            let touched: Vec<_> = anew.by_ref().take(step).collect();
+            self.pages.access(&touched);
+            self.generation(times);
+            let seen = self.pages.seen(0);
+            least = least.min(f64::from(seen.fast) / f64::from(seen.fast + seen.slow));
+        }
+        let after = self.pages.seen(0);
+        let slow = (after.slow_accesses - before.slow_accesses) as f64;
+        let fast = (after.fast_accesses - before.fast_accesses) as f64;
+        (slow / (slow + fast), least)
+    }
+}

@@ -1,0 +1,60 @@
+//! How far tables of the Vistara paper are made again. The bars are those of docs/plan-tier.md.
+
+use polder_sim::vistara::{KNEE_BANDWIDTH, KNEE_LATENCY, KneeBeside, KneeFigure, KneePoint, errors};
+use polder_sim::vistara_fair::{FAIR_POINTS, FairFigure};
+use polder_sim::vistara_ratio::RatioFigure;
+use polder_sim::vistara_services::ServicesFigure;
+
+#[test]
+fn table_10_follows_from_hot_parts_and_capacities() {
+    let figure = KneeFigure::load().unwrap();
+    let report = figure.beside().unwrap();
+    let judged: Vec<&KneeBeside> = report.rows.iter().filter(|it| !it.row.fitted).collect();
+    assert_eq!((report.rows.len(), judged.len()), (8, 7));
+    let worst = |at: usize, of: fn(&KneeBeside) -> KneePoint| {
+        judged.iter().map(|it| errors(&it.row, &of(it))[at].abs()).fold(0.0, f64::max)
+    };
+    let simulated = [0, 2].map(|at| worst(at, |it| it.simulated));
+    let by_capacity = [0, 2].map(|at| worst(at, |it| it.by_capacity));
+    assert!(simulated[0] <= KNEE_LATENCY && simulated[1] <= KNEE_BANDWIDTH, "{simulated:?}: {judged:#?}");
+    assert!(by_capacity[1] > KNEE_BANDWIDTH, "the baseline falls short: {by_capacity:?}");
+    // The same again, to the last bit.
+    assert_eq!(figure.beside().unwrap(), report);
+}
+
+#[test]
+fn table_9_is_within_three_points_where_bounds_come_from_capacities() {
+    let figure = FairFigure::load().unwrap();
+    let report = figure.beside().unwrap();
+    for (simulated, published) in report.fair.local.iter().zip(figure.published_fair) {
+        assert!((simulated - published).abs() * 100.0 <= FAIR_POINTS, "{report:#?}");
+    }
+    assert!(report.fair.local_gb < report.baseline.local_gb, "{report:#?}");
+    assert!(report.dip_is_smaller() && report.spike_costs_less() && report.has_more_room(), "{report:#?}");
+    // Without bounds A keeps more than B, as published.
+    assert!(report.baseline.local[0] > report.baseline.local[1] + 0.1, "{report:#?}");
+}
+
+#[test]
+fn losses_by_ratio_are_under_one_per_cent_until_half_of_the_memory_is_slow() {
+    let report = RatioFigure::load().unwrap().beside().unwrap();
+    assert!(report.below_until_1_1 && report.preprocessing_is_worse, "{report:#?}");
+    assert!(report.steered_loss < 0.01, "{report:#?}");
+}
+
+#[test]
+fn gains_by_capacity_are_those_that_docs_say() {
+    let gains = ServicesFigure::load().unwrap().gains();
+    let off: Vec<_> = gains.iter().map(|it| (it.gain.service.as_str(), it.off_points())).collect();
+    let short: Vec<_> = off.iter().filter(|(_, off)| off.abs() > 5.0).map(|(name, _)| *name).collect();
+    assert_eq!(short, ["CacheB", "CI", "MRS"], "{off:?}");
+}
+
+#[test]
+fn idle_times_of_table_1_and_traffic_of_table_8_cannot_be_of_one_service() {
+    for row in ServicesFigure::load().unwrap().telemetry() {
+        let Some(simulated) = row.simulated else { continue };
+        assert!(simulated.cxl_bytes_per_s < row.row.cxl.value() / 10.0, "{row:#?}");
+        assert!(simulated.published_turn_s < simulated.least_idle_s / 10.0, "{row:#?}");
+    }
+}
