@@ -153,6 +153,7 @@ def with_tables(front: str, page: str) -> str:
         "first": first({row["case"]: row for section in rows.values() for row in section}),
         "all-reduce": all_reduce(rows["collectives"]),
         "lost": lost(rows),
+        "torch": through_torch(rows["torch"]),
         "mpi": mpi(rows["mpi"]),
         "floor": floor(rows["ring"] + rows["mpi"]),
     }.items():
@@ -172,7 +173,7 @@ def read(page: str) -> tuple[dict[str, list[dict[str, str]]], str]:
         keys = ["case", "metric", "value", "low", "high", "unit", "kind", "peer", "theirs", "ratio"]
         rows = [dict(zip(keys, row, strict=True)) for row in cells if len(row) == len(HEAD) and row != HEAD]
         sections[part.split("\n", 1)[0]] = [row for row in rows if row["case"].strip("-")]
-    days = sorted(set(re.findall(r", (\d{4}-\d\d-\d\d): `polder bench (?:collectives|mpi|ring)\b", page)))
+    days = sorted(set(re.findall(r", (\d{4}-\d\d-\d\d): `polder bench (?:collectives|torch|mpi|ring)\b", page)))
     return sections, " and ".join(days)
 
 
@@ -214,6 +215,17 @@ def first(rows: dict[str, dict[str, str]]) -> list[str]:
             f"an all-reduce of 16 MiB in {of('all-reduce 16 MiB 2 procs software staged through torch')}, "
             "called through torch by two processes",
             "`make demo`",
+        ),
+        (
+            "train beyond DRAM",
+            "optimizer state and activations on a disk or another NUMA node; the weights are bit for bit those of the "
+            "unplaced run, which the same memory limit kills",
+            "`make offload`",
+        ),
+        (
+            "keep the services of a host on their tier of memory",
+            "shares and opt-outs that hold, and settings that are restored after `kill -9`",
+            "`make lab`, then `polder doctor`",
         ),
         (
             "plan a training machine",
@@ -261,6 +273,25 @@ def lost(rows: dict[str, list[dict[str, str]]]) -> list[str]:
     for row in sorted(worse, key=lambda row: number(row["ratio"])):
         lines.append(f"| {row['case']} | {names[row['peer']]} | {beside(row)} |")
     return lines
+
+
+def through_torch(rows: list[dict[str, str]]) -> list[str]:
+    """A line an operation: how many rows there are, in how many Polder is ahead of each peer, and its worst ratio."""
+    lines = ["| operation | rows | ahead of gloo | worst | ahead of Open MPI | worst |", "|---" * 6 + "|"]
+    of = {row["case"]: re.sub(r" \d+ [KM]iB .*", "", row["case"]) for row in rows}
+    totals = dict.fromkeys(["gloo", "openmpi"], (0, 0))
+    for operation in dict.fromkeys(of.values()):
+        cells = [operation]
+        for peer in totals:
+            ratios = [number(row["ratio"]) for row in rows if row["peer"] == peer and of[row["case"]] == operation]
+            ahead = sum(ratio >= 1 for ratio in ratios)
+            totals[peer] = (totals[peer][0] + ahead, totals[peer][1] + len(ratios))
+            if peer == "gloo":
+                cells.append(str(len(ratios)))
+            cells += [str(ahead), f"{min(ratios):.3g}"] if ratios else ["no peer", ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    gloo, openmpi = ("{} of {}".format(*totals[peer]) for peer in totals)
+    return [*lines, "", f"In all: ahead of gloo in {gloo} rows, of Open MPI, called past torch, in {openmpi}."]
 
 
 def mpi(rows: list[dict[str, str]]) -> list[str]:
