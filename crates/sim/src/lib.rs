@@ -1,11 +1,12 @@
 //! Predicted seconds: fabrics and training steps, in closed form, with their error against published runs.
 //!
+//! - `contention` follows flows over the links of a fabric;
 //! - `step` computes the time of a step;
 //! - `offload` computes that of a step whose tensors lie in host memory, and places them;
 //! - `walk` computes the time of a collective as the pool runs it;
 //! - `memory` computes the time of accesses, by the size of the working set;
+//! - `sync` computes that of a step with a parameter service;
 //! - `pages` follows the pages of a host's services on two tiers;
-//! - `contention` follows flows over the links of a fabric;
 //! - `formats` reads models and layouts;
 //! - `judge` compares predictions with published and measured figures;
 //! - `search` answers questions.
@@ -17,6 +18,7 @@
 mod text;
 
 pub mod contention;
+mod fidelity;
 mod formats;
 mod judge;
 pub mod memory;
@@ -28,6 +30,7 @@ mod step;
 pub mod sync;
 mod walk;
 
+pub use fidelity::Fidelity;
 pub use formats::Execution;
 pub use judge::fit::fit;
 pub use judge::measured::{Comparison, Measured, Verified, step_through, verify};
@@ -42,7 +45,6 @@ pub use judge::{
 pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};
 pub use search::rows::{CHOICES, Cell, NUMBERS, Points, SITE_NUMBERS, cells, points};
 pub use search::{FoundLayout, Outcome, Progress, Space, front, search};
-pub use step::cost::Fidelity;
 pub use step::figures::{
     Communication, ComputeTimes, Exposure, FigureUnit, MemoryUse, Scoped, Stage, Step, StepFigure, TierUse,
 };

@@ -2,19 +2,21 @@
 
 use std::path::Path;
 
-/// Each folder with what it may import of the crate. `text` and `message` are files that import no folder.
-const TABLE: [(&str, &[&str]); 11] = [
+/// Each folder with what it may import of the crate. `text`, `fidelity` and `message` are files that import no folder.
+const TABLE: [(&str, &[&str]); 13] = [
     ("text", &[]),
+    ("fidelity", &[]),
     ("message", &[]),
-    ("step", &["text"]),
+    ("contention", &["fidelity"]),
+    ("step", &["text", "fidelity", "contention"]),
     ("offload", &["text", "step"]),
     ("walk", &[]),
     ("memory", &["step"]),
-    ("contention", &[]),
+    ("sync", &[]),
     ("pages", &[]),
     ("formats", &["text", "step"]),
-    ("judge", &["text", "message", "memory", "step", "offload", "walk", "formats", "pages"]),
-    ("search", &["text", "step", "formats", "judge"]),
+    ("judge", &["text", "message", "memory", "step", "offload", "walk", "formats", "pages", "sync"]),
+    ("search", &["text", "fidelity", "step", "formats", "judge"]),
 ];
 
 /// Every file of a folder, and the file that declares it.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::flits::{FlitFlow, FlitRun, FlitTiming, follow};
 use super::network::{Network, NetworkError, Node, Routing};
 use super::sharing::{Flow, finish_times};
-use crate::step::cost::Fidelity;
+use crate::fidelity::Fidelity;
 
 /// Which accelerators send to which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,11 +3,11 @@
 use polder_platform::{FlopRate, Platform, Prices, Rates};
 use serde::{Deserialize, Serialize};
 
+use crate::fidelity::Fidelity;
 use crate::formats::Execution;
 use crate::judge::published::Margin;
 use crate::search::nearest::{Obstacle, Question};
 use crate::search::{Outcome, Progress, Space, search};
-use crate::step::cost::Fidelity;
 use crate::step::figures::{Stage, Step};
 use crate::step::given::{GivenLayout, Tiers};
 use crate::step::job::{Fabrics, Job, PlannedStep};

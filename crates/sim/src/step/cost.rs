@@ -2,8 +2,6 @@
 
 use std::ops::{Index, IndexMut};
 
-use serde::{Deserialize, Serialize};
-
 /// How a group of ranks lies: so many of it in a rack, and in so many racks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GroupSpan {
@@ -13,30 +11,6 @@ pub(crate) struct GroupSpan {
     /// counted one after the other those of the first.
     pub(crate) near: u32,
     pub(crate) far: u32,
-}
-
-/// How closely communication is looked at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Fidelity {
-    /// In closed form: each transfer as if it were alone, with what a topology carries on average.
-    #[default]
-    L0,
-    /// By flows: those of all groups at the same time, over the links on their routes.
-    L1,
-    /// Flit by flit: one pattern of traffic alone, because those of a step are too many.
-    L2,
-}
-
-impl Fidelity {
-    /// As options have it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::L0 => "L0",
-            Self::L1 => "L1",
-            Self::L2 => "L2",
-        }
-    }
 }
 
 /// Which links carry something.

@@ -6,9 +6,9 @@ use polder_platform::{Fabric, Platform, Rack, TierId};
 use serde::Serialize;
 
 use crate::contention::Network;
+use crate::fidelity::Fidelity;
 use crate::step::block::Block;
 use crate::step::closed_form;
-use crate::step::cost::Fidelity;
 use crate::step::figures::{Stage, Step};
 use crate::step::layout::{Layout, Offload, Refusal};
 use crate::step::machine::Machine;
