@@ -54,13 +54,8 @@ def main() -> int:
 
 
 #: Why Polder does not pass a test that gloo passes.
-LATE = "its error is a PeerTimeoutError, and the test wants a RuntimeError"
 REASONS: dict[str, str] = {
     "test_get_backend": "the backend's name is polder, and the test knows it as gloo",
-    "test_monitored_barrier_gloo": LATE,
-    "test_monitored_barrier_gloo_rank_0_timeout": LATE,
-    "test_monitored_barrier_gloo_subgroup": LATE,
-    "test_sparse_all_reduce_sum": "sparse tensors are not carried (docs/torch.md)",
 }
 
 

@@ -136,8 +136,10 @@ class QuotaError(PoolFullError):
     """The job has used up its quota on this host."""
 
 
-class PeerError(PolderError):
+class PeerError(PolderError, RuntimeError):
     """Another process is the reason. The array of the call may hold old and new values.
+
+    It is a RuntimeError too, because that is what programs on torch.distributed catch.
 
     Attributes
     ----------

@@ -10,12 +10,14 @@
 //! the bytes that its receiver has not yet taken, and uses requests beyond the window.
 //!
 //! Only [`Endpoint::close`] waits. To wait for an operation, call [`Endpoint::progress`] until [`Endpoint::completion`]
-//! returns it.
+//! returns it. A caller that wants to sleep meanwhile does so at [`Endpoint::watch`], if all ring
+//! ([`EndpointOptions::rings_bells`]).
 
 pub mod hostile;
 mod inlet;
 mod outlet;
 mod place;
+mod watch;
 mod wire;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -29,6 +31,7 @@ use self::inlet::Inlets;
 use self::outlet::{Load, Outgoing, PeerTraffic};
 pub(crate) use self::place::{create_ring, find_ring};
 use self::place::{endpoint_bytes, endpoint_name};
+pub use self::watch::Watch;
 pub use self::wire::LONGEST;
 use self::wire::{Note, RECEIVES, offer_of, words_of};
 use crate::format::Geometry;
@@ -218,6 +221,8 @@ pub struct EndpointOptions {
     pub calls_a_look: u32,
     /// Calls of [`Endpoint::progress`] in vain after which it looks for senders that are new, at most.
     pub calls_a_search: u32,
+    /// Whether each message wakes the process of the peer, which may sleep at its [`Endpoint::watch`]. It costs a fence more.
+    pub rings_bells: bool,
 }
 
 impl Default for EndpointOptions {
@@ -230,6 +235,7 @@ impl Default for EndpointOptions {
             timeout: Duration::from_secs(10),
             calls_a_look: 1 << 14,
             calls_a_search: 1 << 12,
+            rings_bells: false,
         }
     }
 }
@@ -325,7 +331,7 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     pub fn open(pool: Arc<Pool<M>>, options: EndpointOptions) -> Result<Self, PoolError> {
         let (own, port) = take_port(&pool)?;
         let address = Address { host: pool.member().host, port, generation: own.generation() };
-        let inlets = Inlets::new(&pool, own.at(), address, options.calls_a_search);
+        let inlets = Inlets::new(&pool, own.at(), address, &options);
         let now = pool.memory().now();
         Ok(Self {
             pool,
@@ -374,6 +380,17 @@ impl<M: Memory, B: MessageBuffer, C> Endpoint<M, B, C> {
     #[must_use]
     pub fn moves(&self) -> u64 {
         self.peers.iter().map(|peer| peer.pushed).sum::<u64>() + self.taken
+    }
+
+    /// How to wait for what comes to this endpoint.
+    #[must_use]
+    pub fn watch(&self) -> Watch<M> {
+        Watch::new(&self.pool)
+    }
+
+    /// Lets the next [`Endpoint::progress`] look for senders that are new.
+    pub fn search_next(&mut self) {
+        self.inlets.search_next();
     }
 
     /// Whether nothing waits for room in a ring. It needs no [`Endpoint::progress`] then, unless a peer awaits something of it.

@@ -6,7 +6,13 @@ use std::time::Duration;
 
 use polder_mem::{Bell, Memory, Nanos};
 
-/// How long to spin and yield before sleeping.
+/// The longest that a wait spins, and yields after that, however few looks it has made: a look at remote lines takes long, and
+/// the peer may need this core.
+const SPIN: Duration = Duration::from_micros(100);
+/// Looks between two glances at the clock.
+const LOOKS_A_GLANCE: u32 = 32;
+
+/// How often to look before sleeping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     /// Looks in a tight loop.
@@ -36,24 +42,43 @@ impl Patience {
 ///
 /// # Errors
 /// Those of `look` and `peer`.
-// SYNC: a waiter announces its sleep and looks again; `Memory::wake` fences what was published and reads the flag.
 pub fn until<M: Memory, T, E>(
     memory: &M,
     bell: Bell,
     patience: Patience,
     deadline: Nanos,
     mut look: impl FnMut() -> Result<Option<T>, E>,
+    peer: impl FnMut() -> Result<(), E>,
+) -> Result<Option<T>, E> {
+    until_harder(memory, bell, patience, deadline, |_| look(), peer)
+}
+
+/// As [`until`]. `look` gets whether the wait has come so far that it sleeps: then it may look harder, too.
+// SYNC: a waiter announces its sleep and looks again; `Memory::wake` fences what was published and reads the flag.
+pub(crate) fn until_harder<M: Memory, T, E>(
+    memory: &M,
+    bell: Bell,
+    patience: Patience,
+    deadline: Nanos,
+    mut look: impl FnMut(bool) -> Result<Option<T>, E>,
     mut peer: impl FnMut() -> Result<(), E>,
 ) -> Result<Option<T>, E> {
-    for round in 0..patience.spins + patience.yields {
-        if let Some(found) = look()? {
-            return Ok(Some(found));
+    for (looks, between) in [(patience.spins, M::pause as fn(&M)), (patience.yields, M::yield_now as fn(&M))]
+    {
+        let end = memory.now() + SPIN;
+        for round in 1..=looks {
+            if let Some(found) = look(false)? {
+                return Ok(Some(found));
+            }
+            if round.is_multiple_of(LOOKS_A_GLANCE) && memory.now() >= end {
+                break;
+            }
+            between(memory);
         }
-        if round < patience.spins { memory.pause() } else { memory.yield_now() }
     }
     loop {
         let seen = memory.announce_sleep(bell);
-        let found = look();
+        let found = look(true);
         if !matches!(found, Ok(None)) {
             memory.cancel_sleep(bell);
             return found;
@@ -64,12 +89,12 @@ pub fn until<M: Memory, T, E>(
             return Ok(None);
         }
         memory.sleep(bell, seen, deadline.min(now + patience.nap));
-        if let Some(found) = look()? {
+        if let Some(found) = look(true)? {
             return Ok(Some(found));
         }
         if let Err(dead) = peer() {
             // What it published before it died counts.
-            return look()?.map_or(Err(dead), |found| Ok(Some(found)));
+            return look(true)?.map_or(Err(dead), |found| Ok(Some(found)));
         }
     }
 }

@@ -89,7 +89,8 @@ impl Group {
             return Ok(None);
         }
         // SAFETY: the lane keeps `arrays`.
-        unsafe { lane.submit(call, timeout, arrays) }.map(|ticket| Some(Ticket { ticket }))
+        unsafe { lane.submit(call, timeout, arrays) }
+            .map(|ticket| Some(Ticket::new(ticket, Box::new(lane::Ticket::wait_briefly))))
     }
 
     fn check_root(&self, root: usize) -> PyResult<()> {
@@ -520,10 +521,21 @@ fn missing_out() -> PyErr {
     argument("out is missing; give an array that receives every rank's part".to_owned())
 }
 
+/// How a caller waits for an operation, so long at most.
+type Wait = Box<dyn Fn(&lane::Ticket, Duration) -> Option<Result<(), PoolError>> + Send + Sync>;
+
 /// One operation on its way.
-#[pyclass(module = "polder._core", frozen)]
+#[pyclass(module = "polder._core", frozen, subclass)]
 pub(crate) struct Ticket {
     ticket: Arc<lane::Ticket>,
+    wait: Wait,
+}
+
+impl Ticket {
+    /// An operation for which callers wait by `wait`.
+    pub(crate) const fn new(ticket: Arc<lane::Ticket>, wait: Wait) -> Self {
+        Self { ticket, wait }
+    }
 }
 
 #[pymethods]
@@ -532,7 +544,7 @@ impl Ticket {
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
-        self.ticket.wait(py, timeout)
+        self.ticket.wait(py, timeout, &self.wait)
     }
 
     fn done(&self) -> bool {
@@ -545,7 +557,7 @@ impl Ticket {
         Some(errors::raise(error).into_value(py).into_any())
     }
 
-    /// Calls `then` with `None` or the exception when the operation is over, on the group's thread or now.
+    /// Calls `then` with `None` or the exception when the operation is over, now or on a thread that tells so.
     fn when_done(&self, py: Python<'_>, then: Py<PyAny>) {
         self.ticket.when_done(py, then);
     }

@@ -422,13 +422,18 @@ impl Ticket {
         lock(&self.state).outcome.clone()
     }
 
-    /// Waits until the call is done, or `timeout` has passed: then `false`.
-    pub(crate) fn wait(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<bool> {
+    /// Waits until the call is done, or `timeout` has passed: then `false`. `wait` waits for the outcome, so long at most.
+    pub(crate) fn wait(
+        &self,
+        py: Python<'_>,
+        timeout: Option<Duration>,
+        wait: impl Fn(&Self, Duration) -> Option<Result<(), PoolError>> + Sync,
+    ) -> PyResult<bool> {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             let left =
                 deadline.map_or(SIGNALS, |end| end.saturating_duration_since(Instant::now()).min(SIGNALS));
-            if let Some(outcome) = py.detach(|| self.wait_briefly(left)) {
+            if let Some(outcome) = py.detach(|| wait(self, left)) {
                 return outcome.map(|()| true).map_err(errors::raise);
             }
             py.check_signals()?;

@@ -1,7 +1,7 @@
 //! `Messages`, `Channel` and `Message`: tagged messages between the ranks of groups, over one endpoint of this process.
 //!
 //! A thread that waits for a message drives the endpoint itself. While messages are under way and no thread waits for one, a
-//! thread of the endpoint drives it, with pauses, because the program computes meanwhile.
+//! thread of the endpoint drives it. Both sleep when nothing comes for a while, and a peer's message wakes them.
 //!
 //! # Labels
 //! | part | what |
@@ -10,22 +10,24 @@
 //! | tag | bits 32..64 the receiver's number of the group, bits 0..32 the program's tag, or the number of the exchange |
 //! | data | 1 and the place in [`TYPES`], if the element type is one of these |
 
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use polder_attach::each;
 use polder_attach::session::Session;
 use polder_mem::Memory;
-use polder_pool::endpoint::{Address, Completion, Endpoint, EndpointOptions, Filter, Label, MessageBuffer};
+use polder_pool::endpoint::{
+    self, Address, Completion, Endpoint, EndpointOptions, Filter, Label, MessageBuffer,
+};
 use polder_pool::wait::Patience;
 use polder_pool::{Peer, PoolError};
 use pyo3::prelude::*;
 use slab::Slab;
 
 use crate::errors::{self, argument};
-use crate::group::Group;
-use crate::lane::{SIGNALS, Ticket, lock};
+use crate::group::{Group, Ticket};
+use crate::lane::{self, lock};
 use crate::pool::{self, Owned, Pool};
 use crate::tellers::Tellers;
 
@@ -54,12 +56,10 @@ const TYPES: [&str; 18] = [
 /// Kinds of messages by the names that Python gives.
 const KINDS: [&str; 3] = ["message", "exchange", "monitored barrier"];
 
-/// Looks between two pauses of a thread that drives.
-const STEPS: u32 = 16;
+/// Turns between two glances at the clock, which is looked at before each sleep too.
+const TURNS_A_GLANCE: u32 = 256;
 /// How long the endpoint's thread leaves a new message to a caller that may come to wait for it.
 const HANDOVER: Duration = Duration::from_millis(1);
-/// The first sleep of a thread that finds nothing.
-const FIRST_NAP: Duration = Duration::from_micros(20);
 /// Between two looks at who died, and at what is late.
 const LOOK: Duration = Duration::from_millis(25);
 /// How long a callback may go on when the endpoint is closed.
@@ -125,6 +125,8 @@ trait Link: Send {
     /// Takes back a receive of the job that nothing has matched.
     fn cancel(&mut self, job: usize) -> Option<Part>;
     fn step(&mut self) -> Result<Option<Completion<Lent, Part>>, PoolError>;
+    fn search_next(&mut self);
+    fn watch(&self) -> Box<dyn Watch>;
     fn check_alive(&mut self, peer: u32) -> Result<(), PoolError>;
     fn is_quiet(&self) -> bool;
     fn moves(&self) -> u64;
@@ -137,7 +139,24 @@ struct Opened<M: Memory> {
     _session: Arc<Session>,
 }
 
-impl<M: Memory + Send + Sync> Link for Opened<M> {
+/// Where threads sleep until something comes to the endpoint, of whichever memory.
+trait Watch: Send + Sync {
+    /// Waits until `look`, which looks harder when it gets true, or `span` has passed.
+    fn until(&self, patience: Patience, span: Duration, look: &mut dyn FnMut(bool) -> bool);
+    fn wake(&self);
+}
+
+impl<M: Memory + Send + Sync> Watch for endpoint::Watch<M> {
+    fn until(&self, patience: Patience, span: Duration, look: &mut dyn FnMut(bool) -> bool) {
+        self.until(patience, span, |harder| look(harder).then_some(()));
+    }
+
+    fn wake(&self) {
+        self.wake();
+    }
+}
+
+impl<M: Memory + Send + Sync + 'static> Link for Opened<M> {
     fn address(&self) -> Address {
         self.endpoint.address()
     }
@@ -162,6 +181,14 @@ impl<M: Memory + Send + Sync> Link for Opened<M> {
         self.endpoint.step()
     }
 
+    fn search_next(&mut self) {
+        self.endpoint.search_next();
+    }
+
+    fn watch(&self) -> Box<dyn Watch> {
+        Box::new(self.endpoint.watch())
+    }
+
     fn check_alive(&mut self, peer: u32) -> Result<(), PoolError> {
         self.endpoint.check_alive(peer)
     }
@@ -183,7 +210,8 @@ fn open<M: Memory + Send + Sync + 'static>(
     session: &Arc<Session>,
     pool: &Arc<polder_pool::Pool<M>>,
 ) -> Result<Box<dyn Link>, PoolError> {
-    let endpoint = Endpoint::open(Arc::clone(pool), EndpointOptions::default())?;
+    let options = EndpointOptions { rings_bells: true, ..EndpointOptions::default() };
+    let endpoint = Endpoint::open(Arc::clone(pool), options)?;
     Ok(Box::new(Opened { endpoint, _session: Arc::clone(session) }))
 }
 
@@ -201,7 +229,7 @@ struct Seat {
 struct Job {
     what: &'static str,
     sequence: u64,
-    ticket: Arc<Ticket>,
+    ticket: Arc<lane::Ticket>,
     /// The ranks of the messages that are not over.
     open: Vec<Option<usize>>,
     seats: Arc<[Seat]>,
@@ -234,7 +262,7 @@ impl Job {
 }
 
 /// Tickets that are over, to be told without the endpoint's lock: a callback may want it.
-type Over = Vec<(Arc<Ticket>, Result<(), PoolError>)>;
+type Over = Vec<(Arc<lane::Ticket>, Result<(), PoolError>)>;
 
 /// The endpoint, and what is under way on it.
 struct Engine {
@@ -242,6 +270,8 @@ struct Engine {
     jobs: Slab<Job>,
     broken: Option<PoolError>,
     looked: Instant,
+    /// Turns since the last glance at the clock.
+    turns: u32,
 }
 
 impl Engine {
@@ -249,12 +279,15 @@ impl Engine {
         !self.jobs.is_empty() || !self.link.is_quiet()
     }
 
-    /// Looks a few times for what has come. Whether something has moved.
-    fn turn(&mut self, over: &mut Over) -> bool {
+    /// Takes in what has come; looks for new senders too when it looks `harder`. Whether something has moved.
+    fn turn(&mut self, harder: bool, over: &mut Over) -> bool {
         let before = self.link.moves();
-        for _ in 0..STEPS {
+        if harder {
+            self.link.search_next();
+        }
+        loop {
             match self.link.step() {
-                Ok(None) => std::hint::spin_loop(),
+                Ok(None) => break,
                 Ok(Some(completion)) => self.settle(completion, over),
                 Err(error) => {
                     self.fail_all(&error, over);
@@ -262,8 +295,12 @@ impl Engine {
                 }
             }
         }
-        if self.looked.elapsed() >= LOOK {
-            self.look(over);
+        self.turns += 1;
+        if harder || self.turns >= TURNS_A_GLANCE {
+            self.turns = 0;
+            if self.looked.elapsed() >= LOOK {
+                self.look(over);
+            }
         }
         self.link.moves() != before || !over.is_empty()
     }
@@ -372,30 +409,52 @@ impl Engine {
     }
 }
 
-/// Who drives.
+/// Which thread drives.
 #[derive(Default)]
 struct Attention {
-    /// Callers that wait for a message, and drive.
+    /// Callers that wait for a message, and whether one of them drives.
     waiters: usize,
+    driven: bool,
+    /// How often a caller has driven.
+    drives: u64,
     /// Whether something is under way.
     busy: bool,
+    /// Whether the endpoint's thread waits to be told that something is.
+    dozes: bool,
     closing: bool,
 }
 
 struct Shared {
     engine: Mutex<Option<Engine>>,
+    watch: Box<dyn Watch>,
     attention: Mutex<Attention>,
-    /// Something is under way, or all is over.
+    /// For the endpoint's thread: something is under way, or all is over.
     turn: Condvar,
+    /// For callers that wait and do not drive: a message is over, or nobody drives.
+    handover: Condvar,
     tellers: Tellers,
     /// The channels that were made, of which each has its number.
     channels: Mutex<u32>,
 }
 
 impl Shared {
-    fn tell(&self, over: Over) {
+    /// Tells what is over, and the callers that wait for it.
+    fn tell(&self, over: Over, drives: bool) {
+        if over.is_empty() {
+            return;
+        }
         for (ticket, outcome) in over {
             ticket.finish(outcome, &self.tellers);
+        }
+        let attention = lock(&self.attention);
+        let (waiters, driven) = (attention.waiters, attention.driven);
+        drop(attention);
+        if waiters > 0 {
+            self.handover.notify_all();
+        }
+        if driven && !drives {
+            // The message may be that of the caller that sleeps there.
+            self.watch.wake();
         }
     }
 
@@ -413,79 +472,111 @@ impl Shared {
         let acted = act(engine, &mut over);
         let busy = engine.is_busy();
         drop(held);
-        self.tell(over);
-        let mut attention = lock(&self.attention);
-        if busy && !attention.busy {
+        self.tell(over, false);
+        if busy {
+            let mut attention = lock(&self.attention);
             attention.busy = true;
-            self.turn.notify_all();
+            if attention.dozes {
+                self.turn.notify_all();
+            }
         }
         acted
     }
 
-    /// One turn of the endpoint; `None` while another thread drives it, or when it is closed.
-    fn turn(&self) -> Option<bool> {
+    /// Takes in what has come; looks for new senders too when it looks `harder`. Whether something has moved.
+    fn turn(&self, harder: bool, drives: bool) -> bool {
         let mut over = vec![];
-        let mut held = match self.engine.try_lock() {
-            Ok(held) => held,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        let moved = held.as_mut()?.turn(&mut over);
+        let mut held = lock(&self.engine);
+        let Some(engine) = held.as_mut() else { return false };
+        let moved = engine.turn(harder, &mut over);
         drop(held);
-        self.tell(over);
-        Some(moved)
+        self.tell(over, drives);
+        moved
     }
 
-    /// Drives the endpoint until the ticket's outcome is there, or `span` has passed. Without the GIL.
-    fn drive(&self, ticket: &Ticket, span: Duration, patience: Patience) -> Option<Result<(), PoolError>> {
+    fn is_busy(&self) -> bool {
+        lock(&self.engine).as_ref().is_some_and(Engine::is_busy)
+    }
+
+    /// Waits until the ticket's outcome is there, or `span` has passed. One of the callers that wait drives the endpoint.
+    /// Without the GIL.
+    fn wait(
+        &self,
+        ticket: &lane::Ticket,
+        span: Duration,
+        patience: Patience,
+    ) -> Option<Result<(), PoolError>> {
+        if let Some(outcome) = ticket.outcome() {
+            return Some(outcome);
+        }
         let end = Instant::now() + span;
-        lock(&self.attention).waiters += 1;
-        let mut idle = Idle::new(patience);
-        let outcome = loop {
-            if let Some(outcome) = ticket.outcome() {
-                break Some(outcome);
+        let mut attention = lock(&self.attention);
+        attention.waiters += 1;
+        while attention.driven && ticket.outcome().is_none() && Instant::now() < end {
+            let left = end.saturating_duration_since(Instant::now());
+            attention = self.handover.wait_timeout(attention, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if !attention.driven {
+            attention.driven = true;
+            drop(attention);
+            self.drive(ticket, end, patience);
+            let busy = self.is_busy();
+            attention = lock(&self.attention);
+            (attention.driven, attention.busy) = (false, busy);
+            attention.drives += 1;
+            if attention.waiters > 1 {
+                self.handover.notify_all();
             }
-            if Instant::now() >= end {
-                break None;
+        }
+        attention.waiters -= 1;
+        drop(attention);
+        ticket.outcome()
+    }
+
+    /// Drives the endpoint until the ticket's outcome is there, or until `end`.
+    fn drive(&self, ticket: &lane::Ticket, end: Instant, patience: Patience) {
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if ticket.outcome().is_some() || left.is_zero() {
+                return;
             }
-            match self.turn() {
-                Some(true) => idle.found(),
-                Some(false) => idle.pause(),
-                None => drop(ticket.wait_briefly(HANDOVER)),
-            }
-        };
-        lock(&self.attention).waiters -= 1;
-        outcome
+            self.watch
+                .until(patience, left, &mut |harder| self.turn(harder, true) || ticket.outcome().is_some());
+        }
     }
 
     /// The endpoint's thread.
     fn work(&self) {
-        let mut idle = Idle::new(Patience::SHARED);
         let mut attention = lock(&self.attention);
         while !attention.closing {
             if !attention.busy {
+                attention.dozes = true;
                 attention = self.turn.wait(attention).unwrap_or_else(PoisonError::into_inner);
+                attention.dozes = false;
                 continue;
             }
+            let drives = attention.drives;
             let waited = self.turn.wait_timeout_while(attention, HANDOVER, |attention| !attention.closing);
             attention = waited.unwrap_or_else(PoisonError::into_inner).0;
-            while attention.busy && attention.waiters == 0 && !attention.closing {
-                drop(attention);
-                match self.turn() {
-                    Some(true) => idle.found(),
-                    _ => idle.pause(),
-                }
-                let busy = lock(&self.engine).as_ref().is_some_and(Engine::is_busy);
-                attention = lock(&self.attention);
-                attention.busy = busy;
+            if attention.waiters > 0 || attention.drives != drives {
+                continue;
             }
-            if attention.waiters > 0 {
-                drop(attention);
-                let busy = lock(&self.engine).as_ref().is_some_and(Engine::is_busy);
-                attention = lock(&self.attention);
-                attention.busy = busy;
+            drop(attention);
+            while self.is_unattended() {
+                self.watch.until(Patience::SHARED, LOOK, &mut |harder| {
+                    self.turn(harder, false) || !self.is_unattended()
+                });
             }
+            attention = lock(&self.attention);
         }
+    }
+
+    /// Whether something is under way that no caller waits for.
+    fn is_unattended(&self) -> bool {
+        let busy = self.is_busy();
+        let mut attention = lock(&self.attention);
+        attention.busy = busy;
+        busy && attention.waiters == 0 && !attention.closing
     }
 }
 
@@ -494,37 +585,6 @@ fn closed() -> PoolError {
         what: "the endpoint",
         value: "closed".to_owned(),
         expected: "make the process group anew",
-    }
-}
-
-/// Pauses between looks that find nothing, longer and longer.
-struct Idle {
-    patience: Patience,
-    vain: u32,
-    nap: Duration,
-}
-
-impl Idle {
-    const fn new(patience: Patience) -> Self {
-        Self { patience, vain: 0, nap: FIRST_NAP }
-    }
-
-    const fn found(&mut self) {
-        (self.vain, self.nap) = (0, FIRST_NAP);
-    }
-
-    fn pause(&mut self) {
-        let Patience { spins, yields, nap } = self.patience;
-        let turns = self.vain.saturating_mul(STEPS);
-        self.vain = self.vain.saturating_add(1);
-        if turns < spins {
-            std::hint::spin_loop();
-        } else if turns < spins + yields * STEPS {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(self.nap);
-            self.nap = (self.nap * 2).min(nap);
-        }
     }
 }
 
@@ -546,7 +606,7 @@ impl Station {
         let Some(mut engine) = engine else { return Ok(()) };
         let mut over = vec![];
         engine.fail_all(&closed(), &mut over);
-        self.shared.tell(over);
+        self.shared.tell(over, false);
         let left = engine.link.close();
         self.shared.tellers.end(GRACE);
         left
@@ -573,11 +633,14 @@ impl Messages {
         let session = pool.get().session()?;
         let link =
             py.detach(|| each!(session.pool(), pool => open(&session, pool))).map_err(errors::raise)?;
-        let engine = Engine { link, jobs: Slab::new(), broken: None, looked: Instant::now() };
+        let watch = link.watch();
+        let engine = Engine { link, jobs: Slab::new(), broken: None, looked: Instant::now(), turns: 0 };
         let shared = Arc::new(Shared {
             engine: Mutex::new(Some(engine)),
+            watch,
             attention: Mutex::default(),
             turn: Condvar::new(),
+            handover: Condvar::new(),
             tellers: Tellers::default(),
             channels: Mutex::new(0),
         });
@@ -669,7 +732,7 @@ impl Channel {
         timeout: f64,
         arrays: Py<PyAny>,
         any_source: bool,
-    ) -> PyResult<Message> {
+    ) -> PyResult<Py<Message>> {
         let station = self.station.with(Arc::clone)?;
         let kind = KINDS.iter().position(|&name| name == kind);
         let kind = kind.ok_or_else(|| argument(format!("there is no kind of message {what:?}")))? as u8 + 1;
@@ -691,7 +754,7 @@ impl Channel {
             *sequence += 1;
             *sequence
         };
-        let (ticket, source) = (Arc::new(Ticket::default()), Arc::new(OnceLock::new()));
+        let (ticket, source) = (Arc::new(lane::Ticket::default()), Arc::new(OnceLock::new()));
         let rank_of = |rank: usize| (!any_source).then_some(rank);
         let job = Job {
             what: OPERATIONS.iter().copied().find(|&name| name == what).unwrap_or("message"),
@@ -742,7 +805,10 @@ impl Channel {
             })
         });
         submitted.map_err(errors::raise)?;
-        Ok(Message { ticket, source, station, patience: self.patience })
+        let patience = self.patience;
+        let wait = move |ticket: &lane::Ticket, span| station.shared.wait(ticket, span, patience);
+        let base = Ticket::new(ticket, Box::new(wait));
+        Py::new(py, PyClassInitializer::from(base).add_subclass(Message { source }))
     }
 
     /// Lets go of the endpoint.
@@ -771,51 +837,14 @@ fn start_worker(station: &Station) -> PyResult<()> {
     Ok(())
 }
 
-/// Messages on their way.
-#[pyclass(module = "polder._core", frozen)]
+/// Messages on their way. A caller that waits for them drives the endpoint.
+#[pyclass(module = "polder._core", frozen, extends = Ticket)]
 pub(crate) struct Message {
-    ticket: Arc<Ticket>,
     source: Arc<OnceLock<usize>>,
-    station: Arc<Station>,
-    patience: Patience,
 }
 
 #[pymethods]
 impl Message {
-    /// Waits for the end of all of them. False if `timeout` seconds pass before it.
-    #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
-        loop {
-            let left =
-                deadline.map_or(SIGNALS, |end| end.saturating_duration_since(Instant::now()).min(SIGNALS));
-            let outcome = py.detach(|| self.station.shared.drive(&self.ticket, left, self.patience));
-            if let Some(outcome) = outcome {
-                return outcome.map(|()| true).map_err(errors::raise);
-            }
-            py.check_signals()?;
-            if deadline.is_some_and(|end| Instant::now() >= end) {
-                return Ok(false);
-            }
-        }
-    }
-
-    fn done(&self) -> bool {
-        self.ticket.outcome().is_some()
-    }
-
-    /// What went wrong, once it is over.
-    fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        let error = self.ticket.outcome()?.err()?;
-        Some(errors::raise(error).into_value(py).into_any())
-    }
-
-    /// Calls `then` with `None` or the exception when it is over, on a thread of the endpoint's or now.
-    fn when_done(&self, py: Python<'_>, then: Py<PyAny>) {
-        self.ticket.when_done(py, then);
-    }
-
     /// The rank whose message was received.
     #[getter]
     fn source(&self) -> Option<usize> {

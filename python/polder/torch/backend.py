@@ -162,8 +162,41 @@ class ProcessGroupPolder(dist.ProcessGroup):
         """Every rank gets the reduction, the same bits on each."""
         opts = opts or AllreduceOptions()
         tensor = _one(tensors, "all_reduce")
+        if tensor.is_sparse:
+            return self._sum_sparse(tensor, opts)
         flat, back = _in_and_out(tensor, "all_reduce")
         return self._run("all-reduce", flat, flat, opts, tensors, back, op=_op(opts))
+
+    def _sum_sparse(self, tensor: torch.Tensor, opts: AllreduceOptions) -> Work:
+        """The sum of sparse tensors, over when this returns: every rank gets all entries and adds them up."""
+        if _op(opts) not in ("sum", "avg"):
+            raise ArgumentError(f"all_reduce got {_op(opts)} of a sparse tensor; it takes sum and avg")
+        own, gathering = tensor.coalesce(), AllgatherOptions()
+        gathering.timeout, gathering.asyncOp = opts.timeout, False
+        shape = torch.tensor([own._nnz(), own.sparse_dim(), *own.shape])
+        shapes = [torch.empty_like(shape) for _ in range(self._group_size)]
+        self.allgather([shapes], [shape], gathering)
+        for rank, other in enumerate(shapes):
+            if not torch.equal(other[1:], shape[1:]):
+                raise ArgumentError(
+                    f"all_reduce got a sparse tensor with sparse dimensions and shape {shape[1:].tolist()} on rank "
+                    f"{self._rank} and {other[1:].tolist()} on rank {rank}; give all ranks the same"
+                )
+        counts = [int(other[0]) for other in shapes]
+
+        def everyones(entries: torch.Tensor) -> torch.Tensor:
+            # Entries along the first dimension, as many as the rank with the most has.
+            padded = entries.new_zeros((max(counts), *entries.shape[1:]))
+            padded[: len(entries)] = entries
+            parts = [torch.empty_like(padded) for _ in counts]
+            self.allgather([parts], [padded], gathering)
+            return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+        if max(counts):
+            indices, values = everyones(own.indices().t().contiguous()), everyones(own.values())
+            whole = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=True).coalesce()
+            tensor.copy_(whole / self._group_size if _op(opts) == "avg" else whole)
+        return Done([tensor])
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: AllreduceCoalescedOptions | None = None) -> Work:
         """`allreduce` of each tensor."""
@@ -338,7 +371,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         message = self._message("receive from any rank", tag, flat, receives=[(0, flat)], any_source=True)
         return Received(message, tensors, back)
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that tells every rank which one did not come within `timeout`, or which ones with `wait_all_ranks`.
 
         Raises
@@ -346,7 +379,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
         PeerTimeoutError
             Names the ranks. A rank that comes later is told too.
         """
-        seconds = self._seconds if timeout is None else timeout.total_seconds()
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        seconds = self._seconds if seconds is None else seconds
         self._watches += 1
         verdict = torch.zeros(self._group_size, dtype=torch.bool)
         if self._rank == 0:
@@ -358,13 +392,9 @@ class ProcessGroupPolder(dist.ProcessGroup):
             self._watch(verdict, seconds, sends=[(0, verdict[:1])]).wait()
             # Rank 0 waits for the last one before it tells.
             self._watch(verdict, 2 * seconds, receives=[(0, verdict)]).wait()
-        missing = [str(rank) for rank in range(self._group_size) if verdict[rank]]
+        missing = [rank for rank in range(self._group_size) if verdict[rank]]
         if missing:
-            ranks = "Rank " if len(missing) == 1 else "Ranks "
-            raise PeerTimeoutError(
-                f"{ranks}{', '.join(missing)} failed to pass monitoredBarrier in {round(seconds * 1000)} ms; "
-                "look at those processes, or raise timeout="
-            )
+            raise PeerTimeoutError(_late(self._rank, missing, seconds))
 
     def _missing_ranks(self, seconds: float, wait_all_ranks: bool) -> torch.Tensor:
         """On rank 0: which ranks have not come, as a flag for each. A dead one does not come either."""
@@ -602,6 +632,26 @@ class ProcessGroupPolder(dist.ProcessGroup):
             raise ArgumentError(
                 f"{what} got {tensor.numel()} elements of {tensor.dtype} where {count} of {like.dtype} belong"
             )
+
+
+def _late(rank: int, missing: list[int], seconds: float) -> str:
+    """What a monitored barrier says on `rank` of those that did not come, in words that gloo uses too.
+
+    Examples
+    --------
+    >>> print(_late(1, [2, 3], 0.5).partition(": ")[2])
+    Ranks 2, 3 failed to pass monitoredBarrier in 500 ms; look at those processes, or raise timeout=
+    """
+    ranks = "Rank " if len(missing) == 1 else "Ranks "
+    text = f"{ranks}{', '.join(map(str, missing))} failed to pass monitoredBarrier in {round(seconds * 1000)} ms"
+    if rank == 0:
+        text += ": Rank 0 timed out in monitoredBarrier"
+    elif rank not in missing:
+        text = (
+            f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
+            f"rank 0: {text}"
+        )
+    return f"{text}; look at those processes, or raise timeout="
 
 
 def _one(items: list[Any], what: str) -> Any:

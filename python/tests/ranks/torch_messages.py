@@ -159,6 +159,20 @@ world.allgather([[torch.zeros(2) for _ in range(size)]], [total]).wait()
 world.all_to_all_single(torch.zeros(size), torch.ones(size), [], []).wait()
 assert total.tolist() == [size] * 2
 
+# Sparse tensors, also where one rank has nothing, and with values that are vectors.
+for entries, shape in [([[rank, 1, rank], [0, 2, 0]], [size, 3]), ([[0] * rank, [1] * rank], [size, 3, 2])]:
+    values = torch.arange(1.0, len(entries[0]) * (2 if len(shape) > 2 else 1) + 1).view(-1, *shape[2:])
+    sums = []
+    for group in (None, gloo):
+        total = torch.sparse_coo_tensor(torch.tensor(entries, dtype=torch.int64), values, shape, check_invariants=True)
+        dist.all_reduce(total, group=group)
+        sums.append(total.coalesce())
+    same("sparse all_reduce", *([total.indices(), total.values()] for total in sums))
+dist.all_reduce(mean := torch.sparse_coo_tensor([[0]], [float(rank)], [2], check_invariants=True), op=dist.ReduceOp.AVG)
+assert mean.to_dense().tolist() == [(size - 1) / 2, 0]
+with pytest.raises(polder.ArgumentError, match="max of a sparse tensor"):
+    dist.all_reduce(torch.sparse_coo_tensor([[0]], [1.0], [2], check_invariants=True), op=dist.ReduceOp.MAX)
+
 # Groups of some ranks have messages of their own.
 halves = [dist.new_group(list(range(part, size, 2))) for part in range(2)]
 half = halves[rank % 2]
@@ -180,8 +194,12 @@ dist.destroy_process_group(split)
 dist.monitored_barrier()
 if rank == size - 1:
     dist.barrier(group=gloo)
-with pytest.raises(polder.PeerTimeoutError, match=f"^Rank {size - 1} failed to pass monitoredBarrier in 300 ms"):
+with pytest.raises(RuntimeError, match=f"Rank {size - 1} failed to pass monitoredBarrier in 300 ms") as late:
     dist.monitored_barrier(timeout=timedelta(seconds=0.3), wait_all_ranks=True)
+assert isinstance(late.value, polder.PeerTimeoutError) and {
+    0: "Rank 0 timed out in monitoredBarrier",
+    size - 1: "Rank",
+}.get(rank, f"Rank {rank} successfully reached monitoredBarrier, but received errors") in str(late.value)
 if rank != size - 1:
     dist.barrier(group=gloo)
 dist.monitored_barrier()

@@ -37,6 +37,7 @@ fn options() -> EndpointOptions {
         timeout: Duration::ZERO,
         calls_a_look: 4,
         calls_a_search: 8,
+        rings_bells: false,
     }
 }
 
@@ -59,7 +60,7 @@ pub fn drive(bytes: &[u8]) {
     let name = ring_name(0, peer.address(), victim.address());
     let (ring, place) = create_ring(&pools[1], &name, options().ring).expect("there is room");
     let news = news_word(&GEOMETRY, victim.own.as_ref().expect("it is open").at(), 1, 0);
-    let producer = Producer::new(pools[1].memory().clone(), options().ring, place, link(&pools[1], 0));
+    let producer = Producer::new(pools[1].memory().clone(), options().ring, place, link(&pools[1], 0, None));
     let base = news_base(peer.address().generation);
     victim.progress().expect("the peer has said nothing yet");
     let mut script = Script(bytes);

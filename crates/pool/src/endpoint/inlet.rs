@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use polder_mem::{LINE, Memory, Offset};
+use polder_mem::{Bell, LINE, Memory, Offset};
 
-use super::Address;
 use super::place::{endpoint_name, find_ring, news_base, news_word, ring_name, split_news_word};
+use super::{Address, EndpointOptions};
 use crate::object::Object;
+use crate::owned::{Identity, Kind};
 use crate::ring::{Consumer, Envelope, RingLink};
 use crate::wait::Patience;
 use crate::{Peer, Pool, PoolError};
@@ -50,10 +51,11 @@ pub(super) struct Inlets<M> {
     idle: u32,
     looks_a_search: u32,
     looks_at_most: u32,
+    rings_bells: bool,
 }
 
 impl<M: Memory> Inlets<M> {
-    pub(super) fn new(pool: &Pool<M>, own: Offset, address: Address, looks_at_most: u32) -> Self {
+    pub(super) fn new(pool: &Pool<M>, own: Offset, address: Address, options: &EndpointOptions) -> Self {
         Self {
             memory: pool.memory().clone(),
             own,
@@ -64,8 +66,14 @@ impl<M: Memory> Inlets<M> {
             left: 0,
             idle: LOOKS_A_SEARCH,
             looks_a_search: LOOKS_A_SEARCH,
-            looks_at_most,
+            looks_at_most: options.calls_a_search,
+            rings_bells: options.rings_bells,
         }
+    }
+
+    /// Lets the next look search for new senders.
+    pub(super) fn search_next(&mut self) {
+        self.idle = self.looks_a_search;
     }
 
     /// Begins a round over the rings, and finds new ones now and then.
@@ -190,7 +198,7 @@ impl<M: Memory> Inlets<M> {
         for (_, word) in words.iter().filter(|(_, word)| word.0.is_multiple_of(LINE)) {
             self.memory.invalidate(*word, LINE);
         }
-        // HARMLESS(fence_invalidations -> sfence -> drop), one search: an older word means another search.
+        // A process that goes to sleep after this has no other search: an older word would be a sender that it never hears.
         self.memory.fence_invalidations();
         for (place, word) in words {
             let (count, base) = split_news_word(self.memory.load(word)?);
@@ -214,6 +222,9 @@ impl<M: Memory> Inlets<M> {
         let job = pool.member().job;
         let endpoint = pool.open(&endpoint_name(job, host, port))?;
         let sender = Address { host, port, generation: endpoint.generation() };
+        // One that cannot be read rings for nobody: its sender looks for room by itself.
+        let said = if self.rings_bells { Identity::read(pool, &endpoint, Kind::Endpoint).ok() } else { None };
+        let wakes = said.map(|said| pool.layout().bell(host, said.process.slot));
         pool.close(endpoint);
         if self.rings.iter().any(|ring| ring.sender == sender) {
             // The conversation has ended, whatever it says now.
@@ -228,7 +239,7 @@ impl<M: Memory> Inlets<M> {
                 return Err(error);
             }
         };
-        let consumer = Consumer::new(self.memory.clone(), shape, place, link(pool, host));
+        let consumer = Consumer::new(self.memory.clone(), shape, place, link(pool, host, wakes));
         let consumer = consumer.with_longest(shape.cell_bytes());
         let (place, object) = (object.at(), Some(object));
         let is_there = |ring: &&mut Inlet<M>| (ring.sender.host, ring.sender.port) == (host, port);
@@ -247,11 +258,11 @@ impl<M: Memory> Inlets<M> {
     }
 }
 
-/// What a ring of an endpoint knows of its other end: nobody sleeps at it, and nobody waits.
-pub(super) fn link<M: Memory>(pool: &Pool<M>, host: u16) -> RingLink<Alive> {
+/// What a ring of an endpoint knows of its other end: where that sleeps, if it does. Nobody waits at the ring.
+pub(super) fn link<M: Memory>(pool: &Pool<M>, host: u16, wakes: Option<Bell>) -> RingLink<Alive> {
     let own = pool.layout().bell(pool.member().host, pool.memory().slot());
     let alive: Alive = || Ok(());
     let patience = Patience { spins: u32::MAX, ..Patience::DEDICATED };
     let peer = Peer::new(host, 0);
-    RingLink { peer, epoch: 0, bell: own, wakes: None, patience, alive }
+    RingLink { peer, epoch: 0, bell: own, wakes, patience, alive }
 }

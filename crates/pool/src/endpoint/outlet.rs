@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use polder_mem::{Memory, Offset};
+use polder_mem::{Bell, Memory, Offset};
 use slab::Slab;
 
 use super::inlet::{Alive, link};
@@ -170,7 +170,8 @@ impl<M: Memory, B: MessageBuffer, C> PeerTraffic<M, B, C> {
         if self.outlet.is_none() {
             let (endpoint, process) = find(pool, self.address)?;
             self.process = Some(process);
-            self.outlet = Some(Outlet::open(pool, options, own, self.address, endpoint)?);
+            let wakes = options.rings_bells.then(|| pool.layout().bell(process.host, process.slot));
+            self.outlet = Some(Outlet::open(pool, options, own, (self.address, wakes), endpoint)?);
         }
         while self.answer()? || self.begin(options, done)? || self.stream(options, done)? {
             self.pushed += 1;
@@ -371,7 +372,7 @@ impl<M: Memory> Outlet<M> {
         pool: &Pool<M>,
         options: &EndpointOptions,
         own: Address,
-        to: Address,
+        (to, wakes): (Address, Option<Bell>),
         endpoint: Object,
     ) -> Result<Self, PoolError> {
         let name = ring_name(pool.member().job, own, to);
@@ -384,7 +385,7 @@ impl<M: Memory> Outlet<M> {
         };
         let word = news_word(pool.layout().geometry(), endpoint.at(), own.host, own.port);
         let base = news_base(own.generation);
-        let producer = Producer::new(pool.memory().clone(), options.ring, place, link(pool, to.host));
+        let producer = Producer::new(pool.memory().clone(), options.ring, place, link(pool, to.host, wakes));
         Ok(Self { endpoint, ring, producer: producer.of_new_ring().with_summary(word, base) })
     }
 }

@@ -1,6 +1,6 @@
 //! Endpoints that send each other messages of every form, with rings and windows that are always full; one may die at any
 //! memory operation, while somebody sweeps up what the dead leave and uses it for something else. Some messages lie in the pool,
-//! and are read there.
+//! and are read there. Some endpoints sleep until a peer wakes them, and ask now and then whether a peer lives.
 //!
 //! The oracle is the plan of all messages, which everybody knows: each arrives once, whole, and in the order that its sender
 //! and its receiver's filters say; and what is complete when it is received has been written where it belongs before that.
@@ -23,11 +23,12 @@ use crate::format::{Geometry, Layout, Superblock};
 use crate::local::LocalLayout;
 use crate::object::InitialContents;
 use crate::ring::RingShape;
+use crate::wait::Patience;
 use crate::{Member, Pool, PoolError, PrivateMemory};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "endpoints send each other eager and long messages, and one may die";
-    let files = &["endpoint.rs", "inlet.rs", "outlet.rs"];
+    let files = &["endpoint.rs", "inlet.rs", "outlet.rs", "watch.rs"];
     vec![Suite::new("endpoint", about, endpoint).mutates(files).harmless(HARMLESS)]
 }
 
@@ -36,8 +37,6 @@ const HARMLESS: &[Harmless] = &[
     harmless("endpoint/inlet.rs", "the news of a ring", Change::Weaken),
     harmless("endpoint/inlet.rs", "one look at the news", Change::Drop),
     harmless("endpoint/inlet.rs", "one look at the news", Change::Weaken),
-    harmless("endpoint/inlet.rs", "one search", Change::Drop),
-    harmless("endpoint/inlet.rs", "one search", Change::Weaken),
 ];
 
 pub(super) const HOSTS: u16 = 2;
@@ -98,7 +97,7 @@ pub(super) static POOL: LazyLock<(Superblock, Layout)> = LazyLock::new(|| {
     pool_of(geometry, CHUNKS)
 });
 
-fn options(slots: u32) -> EndpointOptions {
+fn options(slots: u32, rings_bells: bool) -> EndpointOptions {
     let ring = RingShape::new(2, CELL as u32).and_then(|shape| shape.with_slots(slots)).expect("a shape");
     EndpointOptions {
         ring,
@@ -108,6 +107,7 @@ fn options(slots: u32) -> EndpointOptions {
         timeout: PATIENCE,
         calls_a_look: 8,
         calls_a_search: 8,
+        rings_bells,
     }
 }
 
@@ -123,6 +123,12 @@ struct Message {
     staged: bool,
     /// When it is complete.
     until: CompleteWhen,
+}
+
+impl Witness {
+    fn options(&self) -> EndpointOptions {
+        options(self.slots, self.sleeps.is_some())
+    }
 }
 
 impl Message {
@@ -163,8 +169,30 @@ struct Witness {
     encore: bool,
     /// Whether the first endpoint leaves when it has offered all, and uses its memory for something else.
     leaves: bool,
+    /// How the endpoints sleep when they can only wait, if they do.
+    sleeps: Option<Sleep>,
+    /// Whether they ask if a peer lives.
+    asks: bool,
+    /// Which have left, or begun to.
+    left: RefCell<Vec<bool>>,
     /// Endpoints that have all that they wait for.
     over: Cell<usize>,
+}
+
+/// How endpoints sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sleep {
+    /// Until a peer wakes them: all are under one kernel, and nobody leaves before it has all.
+    UntilWoken,
+    /// For a while at most.
+    Nap,
+}
+
+impl Sleep {
+    fn patience(self) -> Patience {
+        let nap = if self == Self::UntilWoken { PATIENCE } else { Duration::from_micros(3) };
+        Patience { spins: 2, yields: 2, nap }
+    }
 }
 
 fn endpoint(seed: u64) -> Outcome {
@@ -221,9 +249,25 @@ fn endpoint(seed: u64) -> Outcome {
     let victim = crash.then(|| if offers { 0 } else { dice.roll(ends) as usize });
     let encore = !crash && !leaves && dice.roll(3) == 0;
     let slots = if offers { 4 } else { 2 };
-    let over = Cell::new(0);
-    let witness =
-        Rc::new(Witness { hosts, plan, writes, ways, addresses, slots, victim, encore, leaves, over });
+    let sleeps = (dice.roll(2) == 0).then(|| match crash || encore || leaves || kernels != Kernels::Shared {
+        true => Sleep::Nap,
+        false => Sleep::UntilWoken,
+    });
+    let witness = Rc::new(Witness {
+        hosts,
+        plan,
+        writes,
+        ways,
+        addresses,
+        slots,
+        victim,
+        encore,
+        leaves,
+        sleeps,
+        asks: dice.roll(2) == 0,
+        left: RefCell::new(vec![false; hosts.len()]),
+        over: Cell::new(0),
+    });
     for (number, &host) in hosts.iter().enumerate() {
         let slot = hosts[..number].iter().filter(|&&other| other == host).count() as u16;
         let (pool, acts) =
@@ -283,7 +327,7 @@ const LITTER: &str = "/litter";
 /// Sends and receives all that the plan says of endpoint `number`.
 fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Witness) {
     let mut dice = Dice::new(acts, 10);
-    let mut end = End::open(Arc::clone(&pool), options(witness.slots)).expect("a port is free");
+    let mut end = End::open(Arc::clone(&pool), witness.options()).expect("a port is free");
     witness.addresses.borrow_mut()[number] = Some(end.address());
     let peers: Vec<u32> = (0..witness.hosts.len())
         .map_while(|peer| Some(end.connect(address_of(&pool, witness, peer)?)))
@@ -305,6 +349,10 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
     }
     let (mut open, mut received) = (0, BTreeMap::new());
     while open > 0 || !sends.is_empty() || !receives.is_empty() {
+        if witness.asks && dice.roll(8) == 0 {
+            ask(&mut end, &peers, dice.roll(peers.len() as u64) as usize, witness);
+        }
+        let mut over = None;
         match dice.roll(4) {
             0 | 1 => {
                 if let Some(index) = sends.pop_front() {
@@ -337,12 +385,15 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
                     open += 1;
                 }
             }
-            _ => {
-                end.progress().expect("nobody is evicted");
-                pool.memory().pause();
-            }
+            _ => match witness.sleeps.filter(|_| sends.is_empty() && receives.is_empty() && open > 0) {
+                Some(sleep) => over = sleep_until_over(&mut end, sleep),
+                None => {
+                    end.progress().expect("nobody is evicted");
+                    pool.memory().pause();
+                }
+            },
         }
-        while let Some(done) = end.completion() {
+        while let Some(done) = over.take().or_else(|| end.completion()) {
             open -= usize::from(!matches!(done, Completion::Lost { .. }));
             if let Some((context, came)) = finish(done, &peers, number, witness, pool.memory()) {
                 received.insert(context, came);
@@ -364,6 +415,7 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
         hear_the_next(&pool, &mut end, peers[0]);
     }
     let at = end.address();
+    witness.left.borrow_mut()[number] = true;
     end.close().expect("nobody is evicted");
     if witness.encore && number == 0 {
         speak_as_the_next(&pool, at, address_of(&pool, witness, 1).expect("nobody dies"));
@@ -371,8 +423,31 @@ fn converse(pool: Arc<Pool<ModelMemory>>, number: usize, acts: u64, witness: &Wi
     witness.over.set(witness.over.get() + 1);
 }
 
+/// Asks whether a peer lives, which says no of those only that are dead or have left.
+fn ask(end: &mut End, peers: &[u32], peer: usize, witness: &Witness) {
+    if let Err(error) = end.check_alive(peers[peer]) {
+        let is_gone = witness.victim == Some(peer) || witness.left.borrow()[peer];
+        assert!(is_gone && matches!(error, PoolError::PeerDead { .. }), "{peer} is said to be gone: {error}");
+    }
+}
+
+/// Sleeps until an operation is over, or a while.
+fn sleep_until_over(end: &mut End, sleep: Sleep) -> Option<Completion<Lent, usize>> {
+    let watch = end.watch();
+    let span = if sleep == Sleep::UntilWoken { PATIENCE } else { Duration::from_micros(20) };
+    let over = watch.until(sleep.patience(), span, |harder| {
+        if harder {
+            end.search_next();
+        }
+        end.step().expect("nobody is evicted")
+    });
+    assert!(over.is_some() || sleep == Sleep::Nap, "nobody has woken an endpoint that sleeps");
+    over
+}
+
 /// Leaves, whatever was read of its messages, and uses the memory where they lie for something else.
 fn leave(end: End, stage: Option<PrivateMemory<ModelMemory>>, pool: &Pool<ModelMemory>, witness: &Witness) {
+    witness.left.borrow_mut()[0] = true;
     drop(end);
     if let Some(stage) = &stage {
         pool.memory().copy_in(stage.at(), &vec![0xee; stage.bytes() as usize]).expect("no fault");
@@ -386,7 +461,7 @@ const ENCORE: Label = Label { kind: 2, tag: 9, data: Some(1) };
 
 /// Writes to an endpoint that stays, as one at the place of one that has left.
 fn speak_as_the_next(pool: &Arc<Pool<ModelMemory>>, left: Address, to: Address) {
-    let mut end = End::open(Arc::clone(pool), options(2)).expect("a port is free");
+    let mut end = End::open(Arc::clone(pool), options(2, true)).expect("a port is free");
     let address = end.address();
     assert_eq!((address.host, address.port), (left.host, left.port));
     let peer = end.connect(to);
@@ -527,7 +602,7 @@ fn judge(world: &mut World, kernels: Kernels, witness: &Rc<Witness>) {
         }
         pools.iter().for_each(|pool| expect_clean(&pool.directory()));
         for pool in pools {
-            let end = End::open(pool, options(2)).expect("whoever died is in nobody's way");
+            let end = End::open(pool, options(2, false)).expect("whoever died is in nobody's way");
             assert_eq!(end.address().port, 0);
         }
     });
