@@ -2,7 +2,7 @@
 # kernel.sh PACKAGE FOLDER: unpacks the newest kernel that the distribution's PACKAGE stands for into FOLDER/vmlinux.
 # PACKAGE newest is that of Debian's backports to trixie, by a configuration of apt of its own. Nothing is installed.
 # apt checks what it fetches by the signed index. It is cached by its name, which carries the version; FOLDER/release
-# says which it is. FOLDER/modules has the drivers that a rack needs (modules.py).
+# says which it is. FOLDER/drivers has the drivers that a rack needs (modules.py).
 set -eu
 package=$1; folder=$2
 mkdir -p "$folder"
@@ -26,7 +26,7 @@ for _ in 1 2; do
 done
 version=$(apt-cache $options policy "$real" | awk '/Candidate:/ {print $2}')
 [ -n "$version" ] && [ "$version" != "(none)" ] || { echo "lab: no package $package; run: apt-get update" >&2; exit 1; }
-if [ ! -e "$folder/vmlinux" ] || [ ! -d "$folder/modules" ] || [ "$(cat "$folder/release" 2>/dev/null)" != "$real $version" ]; then
+if [ ! -e "$folder/vmlinux" ] || [ ! -d "$folder/drivers" ] || [ "$(cat "$folder/release" 2>/dev/null)" != "$real $version" ]; then
     echo "lab: fetching $real $version" >&2
     unpacked=$(mktemp -d "$folder/unpack.XXXXXX")
     trap 'rm -rf "$unpacked"' EXIT
@@ -47,9 +47,9 @@ for magic, tool in ((b"\x28\xb5\x2f\xfd", "zstd"), (b"\xfd7zXZ\x00", "xz"), (b"\
         at = image.find(magic, at + 1)
 sys.exit(f"lab: {sys.argv[1]} holds no kernel that zstd, xz or gzip unpacks")
 PY
-    rm -rf "$folder/modules"
-    mkdir "$folder/modules"
-    python3 "$(dirname "$0")/modules.py" "$unpacked" "$folder/modules"
+    rm -rf "$folder/drivers"
+    mkdir "$folder/drivers"
+    python3 "$(dirname "$0")/modules.py" "$unpacked" "$folder/drivers"
     echo "$real $version" >"$folder/release"
 fi
 cat "$folder/release"

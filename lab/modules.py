@@ -1,4 +1,4 @@
-"""modules.py UNPACKED FOLDER: copies the drivers of nvdimm, dax and the network card of a kernel's package into FOLDER.
+"""modules.py UNPACKED FOLDER: copies drivers of a kernel's package into FOLDER: nvdimm, CXL, dax, the network card.
 
 Their names begin with their place in the order of loading. FOLDER stays empty where modules are in another package.
 """
@@ -9,7 +9,9 @@ import re
 import subprocess
 import sys
 
-WANTED = ("nfit", "nd_pmem", "device_dax", "dax_pmem", "e1000")
+NVDIMM = ["nfit", "nd_pmem", "device_dax", "dax_pmem"]
+CXL = ["cxl_port", "cxl_acpi", "cxl_mem", "cxl_pmem", "cxl_pci"]
+NETWORK = ["e1000"]
 
 
 def content(path: pathlib.Path) -> bytes:
@@ -35,7 +37,7 @@ def main(unpacked: pathlib.Path, folder: pathlib.Path) -> None:
             load(other.replace("-", "_"))
         modules[name] = module
 
-    for name in WANTED:
+    for name in [*NVDIMM, *CXL, *NETWORK]:
         load(name)
     for number, (name, module) in enumerate(modules.items()):
         (folder / f"{number:02}-{name}.ko").write_bytes(module)

@@ -1,7 +1,8 @@
 #!/bin/sh
 # run.sh [PACKAGE...|newest] [rack]: boots each kernel in QEMU with a fast node and a slow node without CPUs, and runs the
-# scenario in it. With `rack`, boots two of kernel 6.12 on one memory device, and runs the pool's story between them. Guests'
-# logs stay in out/lab. Ends with an error when a check fails, or when a guest says nothing.
+# scenario in it. With `rack`, boots two of kernel 6.12 on one memory device, and runs the pool's story between them: on an
+# nvdimm, then once more on a CXL Type-3 device. Guests' logs stay in out/lab. Ends with an error when a check fails, or when
+# a guest says nothing.
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$HOME/.cargo/bin:$PATH"
@@ -42,16 +43,25 @@ pack "$root/guest" >"$root/initrd.gz"
 rack() {
     kernel=.cache/lab/linux-image-6.12-amd64
     say "a rack of two kernels $(lab/kernel.sh linux-image-6.12-amd64 "$kernel")"
-    busybox=.cache/lab/busybox
-    if [ ! -x "$busybox/bin/busybox" ]; then
-        say "fetching busybox-static"
-        mkdir -p "$busybox"
-        (cd "$busybox" && apt-get download -qq busybox-static 2>/dev/null && dpkg -x ./busybox-static_*.deb . && rm ./*.deb)
+    tools=.cache/lab/tools
+    if [ ! -e "$tools/.ready" ]; then
+        say "fetching busybox-static, and ndctl with its libraries"
+        rm -rf "$tools" && mkdir -p "$tools"
+        needs=$(apt-cache depends --recurse --no-suggests --no-recommends --no-conflicts --no-breaks --no-replaces --no-enhances ndctl |
+            grep -E '^lib(daxctl|iniparser|json-c|keyutils|kmod|ndctl|udev|uuid)[0-9]+$')
+        (cd "$tools" && apt-get download -qq busybox-static ndctl $needs 2>/dev/null &&
+            for package in ./*.deb; do dpkg -x "$package" .; done && rm ./*.deb && : >.ready)
     fi
     bin=$root/rack/bin
-    cp "$busybox/bin/busybox" "$bin/busybox"
+    cp "$tools/bin/busybox" "$tools/usr/bin/ndctl" "$bin"
+    mkdir -p "$root/rack/lib/x86_64-linux-gnu"
+    # Their libraries, the unpacked ones and those of this machine, to where the guest looks.
+    found=$tools/usr/lib/x86_64-linux-gnu:$tools/lib/x86_64-linux-gnu
+    for library in $(LD_LIBRARY_PATH=$found ldd "$bin/ndctl" | awk '$2 == "=>" {print $3}' | sort -u); do
+        cp -L "$library" "$root/rack/lib/x86_64-linux-gnu"
+    done
     for name in sh cat rm ip; do ln -s busybox "$bin/$name"; done
-    cp -r "$kernel/modules" "$root/rack/modules"
+    cp -r "$kernel/drivers" "$root/rack/drivers"
     arguments=""
     if [ -x .cache/mpich/bin/mpiexec ]; then
         arguments="--mpi"
@@ -66,10 +76,12 @@ rack() {
         say "the rack runs no MPI program, because MPICH is not installed: make mpi"
     fi
     { cat "$root/initrd.gz"; pack "$root/rack"; } >"$root/rack.gz"
-    rm -f out/lab/rack[01].log
-    # RACK has options for it, such as --flushes 1.
-    target/release/polder-rack "$kernel/vmlinux" "$root/rack.gz" $arguments ${RACK:-} ||
-        { say "FAILED on the rack; its hosts' logs are out/lab/rack0.log and out/lab/rack1.log"; exit 1; }
+    for device in ${RACK_DEVICES:-nvdimm cxl}; do
+        rm -f out/lab/"$device"[01].log
+        # RACK has options for it, such as --flushes 1. The story is told in full on the first device.
+        target/release/polder-rack --device "$device" "$kernel/vmlinux" "$root/rack.gz" $arguments ${RACK:-} ||
+            { say "FAILED on the rack; its hosts' logs are out/lab/${device}0.log and out/lab/${device}1.log"; exit 1; }
+    done
 }
 
 # 6.1 makes one tier of both nodes, and is refused.

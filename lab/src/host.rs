@@ -6,7 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,8 +21,12 @@ use crate::machine::{read, write};
 
 /// The device that both hosts have.
 const DEVICE: &str = "/dev/dax0.0";
-/// Where the namespace of the shared memory is made a dax device.
-const NAMESPACES: &str = "/sys/bus/nd/devices";
+/// What the kernel says of CXL.
+const CXL: &str = "/sys/bus/cxl/devices";
+/// Bytes of the CXL region.
+const REGION_BYTES: &str = "268435456";
+/// The name of the CXL region, in labels that all hosts see.
+const UUID: &str = "6a0c1f6e-8f0a-4a43-9a52-3f1d0e0c27da";
 /// Where a host starts what others ask it to: the port of rsh.
 const PORT: u16 = 514;
 
@@ -58,7 +62,7 @@ fn set_up(number: u16) -> Result<Report, Failed> {
     drop(fs::create_dir_all("/dev/shm"));
     mount("tmpfs", "/dev/shm", "tmpfs", MountFlags::empty(), None).map_err(text)?;
     let mut modules: Vec<_> =
-        fs::read_dir("/modules").map_err(text)?.flatten().map(|entry| entry.path()).collect();
+        fs::read_dir("/drivers").map_err(text)?.flatten().map(|entry| entry.path()).collect();
     // Their names begin with their place in the order of loading.
     modules.sort();
     for module in modules {
@@ -71,15 +75,16 @@ fn set_up(number: u16) -> Result<Report, Failed> {
     fs::write("/etc/nsswitch.conf", "hosts: files\n").map_err(text)?;
     let address = format!("10.0.0.{}/24", number + 1);
     for words in ["link set lo up", &format!("addr add {address} dev eth0"), "link set eth0 up"] {
-        let status = Command::new("/bin/busybox").arg("ip").args(words.split(' ')).status().map_err(text)?;
-        if !status.success() {
-            return Err(format!("ip {words}: {status}"));
-        }
+        tool(&format!("/bin/ip {words}"))?;
     }
     let listener = TcpListener::bind(("0.0.0.0", PORT)).map_err(text)?;
     std::thread::spawn(move || listener.incoming().flatten().for_each(start_for));
+    let is_cxl = std::env::var("device").is_ok_and(|device| device == "cxl");
+    if is_cxl {
+        make_region()?;
+    }
     if number == 0 && !await_device(Duration::from_secs(1)) {
-        make_device()?;
+        make_device(is_cxl)?;
     }
     if !await_device(Duration::from_secs(30)) {
         return Err(format!("there is no {DEVICE}"));
@@ -90,20 +95,51 @@ fn set_up(number: u16) -> Result<Report, Failed> {
     Ok(Report::Ready { kernel, boot, bytes })
 }
 
-/// Makes the namespace a dax device, once for all hosts, as `ndctl create-namespace -m devdax -M mem` does. The kernel's pages for
-/// it are in each host's own memory: in the shared memory (`-M dev`) each host would overwrite those of the other.
-fn make_device() -> Result<(), Failed> {
-    write("/sys/bus/nd/drivers/nd_pmem/unbind", "namespace0.0")?;
-    let seed = read(&format!("{NAMESPACES}/region0/dax_seed"))?.trim().to_owned();
-    for (key, value) in [
-        ("mode", "ram"),
-        ("align", "2097152"),
-        ("uuid", "6a0c1f6e-8f0a-4a43-9a52-3f1d0e0c27da"),
-        ("namespace", "namespace0.0"),
-    ] {
-        write(&format!("{NAMESPACES}/{seed}/{key}"), value)?;
-    }
-    write("/sys/bus/nd/drivers/dax_pmem/bind", &seed)
+/// Has the host's CXL decoders show the memory, as each host must after its boot: what `cxl create-region -t pmem -m mem0` does, with a
+/// name that all hosts give, because the labels on the device go by it.
+fn make_region() -> Result<(), Failed> {
+    let root = format!("{CXL}/decoder0.0");
+    let decoders = fs::read_dir(CXL).map_err(text)?.flatten().map(|entry| entry.path());
+    let is_of_device = |path: &PathBuf| {
+        let name = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"decoder"));
+        name && path.canonicalize().is_ok_and(|path| path.to_string_lossy().contains("/endpoint"))
+    };
+    let decoder =
+        decoders.filter(is_of_device).min().ok_or_else(|| format!("{CXL} has no decoder of a device"))?;
+    let name = decoder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let region = read(&format!("{root}/create_pmem_region"))?.trim().to_owned();
+    write(&format!("{root}/create_pmem_region"), &region)?;
+    let granularity = read(&format!("{root}/interleave_granularity"))?;
+    let set = |key: &str, value: &str| write(&format!("{CXL}/{region}/{key}"), value);
+    // With the end of the line, which the kernel counts.
+    set("uuid", &format!("{UUID}\n"))?;
+    set("interleave_granularity", granularity.trim())?;
+    set("interleave_ways", "1")?;
+    set("size", REGION_BYTES)?;
+    write(&format!("{}/mode", decoder.display()), "pmem")?;
+    write(&format!("{}/dpa_size", decoder.display()), REGION_BYTES)?;
+    set("target0", &name)?;
+    set("commit", "1")?;
+    write("/sys/bus/cxl/drivers/cxl_region/bind", &region)
+}
+
+/// Makes the namespace a dax device, once for all hosts. The kernel's pages for it are in each host's own memory (`-M mem`): in the
+/// shared memory (`-M dev`) each host would overwrite those of the other.
+fn make_device(is_cxl: bool) -> Result<(), Failed> {
+    // What an nvdimm without labels holds from the beginning is one namespace, which is made anew.
+    let existing = if is_cxl { "" } else { " -f -e namespace0.0" };
+    tool(&format!("/bin/ndctl create-namespace{existing} -m devdax -M mem"))
+}
+
+/// Runs a tool that must end well.
+fn tool(words: &str) -> Result<(), Failed> {
+    let mut list = words.split(' ');
+    let output = Command::new(list.next().unwrap_or_default()).args(list).output();
+    let output = output.map_err(|error| format!("{words}: {error}"))?;
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("{words}: {}\n{said}", output.status);
+    if output.status.success() { Ok(()) } else { Err(format!("{words}: {}: {said}", output.status)) }
 }
 
 /// Whether the device is there within `patience`; the kernel makes it when it has looked at the namespace.

@@ -13,28 +13,76 @@ use polder_lab::check::Failed;
 use polder_lab::wire::{Order, Report};
 use tempfile::TempDir;
 
-use crate::Arguments;
+use crate::{Arguments, Device};
 
-/// Bytes of the shared memory; the device is 2 MiB smaller, which the kernel keeps for its own note.
-const BYTES: u64 = 64 << 20;
+/// Bytes of a CXL device's labels.
+const LABEL_BYTES: u64 = 1 << 20;
 /// A guest that says nothing for so long hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What the kernels share, and what each boots from.
 pub(crate) struct Rack {
+    device: Device,
     kernel: PathBuf,
     initrd: PathBuf,
     logs: PathBuf,
     folder: TempDir,
 }
 
+impl Device {
+    /// Bytes of the shared memory; the dax device is smaller by what the kernel keeps for its own note. A CXL region is a multiple of
+    /// 256 MiB.
+    const fn bytes(self) -> u64 {
+        match self {
+            Self::Nvdimm => 64 << 20,
+            Self::Cxl => 256 << 20,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Nvdimm => "nvdimm",
+            Self::Cxl => "cxl",
+        }
+    }
+
+    /// How QEMU gives it to a guest. A root port alone loses writes under some kernels, so that there are two.
+    fn arguments(self, memory: &str, labels: &str) -> Vec<String> {
+        let shared = |id: &str, path: &str, bytes: u64| {
+            format!("memory-backend-file,id={id},share=on,mem-path={path},size={bytes},align=2M")
+        };
+        let memory = shared("memory", memory, self.bytes());
+        let words = match self {
+            Self::Nvdimm => {
+                "-M q35,nvdimm=on -cpu max -m 512M,slots=1,maxmem=2G -device nvdimm,id=pool,memdev=memory"
+            }
+            Self::Cxl => {
+                "-M q35,cxl=on -cpu max,hypervisor=off -m 512M -device pxb-cxl,bus_nr=12,bus=pcie.0,id=cxl.1 \
+                 -device cxl-rp,port=0,bus=cxl.1,id=rp0,chassis=0,slot=2 \
+                 -device cxl-rp,port=1,bus=cxl.1,id=rp1,chassis=0,slot=3 \
+                 -device cxl-type3,bus=rp0,memdev=memory,lsa=labels,id=pool,sn=0x1 \
+                 -M cxl-fmw.0.targets.0=cxl.1,cxl-fmw.0.size=4G"
+            }
+        };
+        let mut list = vec!["-object".to_owned(), memory];
+        if self == Self::Cxl {
+            list.extend(["-object".to_owned(), shared("labels", labels, LABEL_BYTES)]);
+        }
+        list.extend(words.split_whitespace().map(str::to_owned));
+        list
+    }
+}
+
 impl Rack {
     pub(crate) fn new(arguments: &Arguments) -> Result<Self, Failed> {
         let folder = tempfile::Builder::new().prefix("polder-rack-").tempdir_in("/dev/shm").map_err(text)?;
-        let memory = File::create(folder.path().join("memory")).map_err(text)?;
-        memory.set_len(BYTES).map_err(text)?;
-        let Arguments { kernel, initrd, logs, .. } = arguments;
-        Ok(Self { kernel: kernel.clone(), initrd: initrd.clone(), logs: logs.clone(), folder })
+        let Arguments { device, kernel, initrd, logs, .. } = arguments;
+        for (name, bytes) in [("memory", device.bytes()), ("labels", LABEL_BYTES)] {
+            let file = File::create(folder.path().join(name)).map_err(text)?;
+            file.set_len(bytes).map_err(text)?;
+        }
+        let [kernel, initrd, logs] = [kernel, initrd, logs].map(Clone::clone);
+        Ok(Self { device: *device, kernel, initrd, logs, folder })
     }
 
     /// Boots host `number`, and waits until it has the device.
@@ -45,25 +93,23 @@ impl Rack {
         drop(std::fs::remove_file(net(number)));
         let (here, there) = (net(number), net(1 - number));
         let mut qemu = Command::new("qemu-system-x86_64");
-        qemu.args("-accel tcg -M q35,nvdimm=on -cpu max -smp 1 -m 512M,slots=1,maxmem=2G".split(' '));
-        qemu.args("-nodefaults -display none -no-reboot".split(' '));
-        let log = self.logs.join(format!("rack{number}.log"));
+        qemu.args("-accel tcg -smp 1 -nodefaults -display none -no-reboot".split(' '));
+        qemu.args(self.device.arguments(&path("memory"), &path("labels")));
+        let device = self.device.name();
+        let log = self.logs.join(format!("{device}{number}.log"));
         qemu.args(["-chardev", &format!("file,id=log,path={},append=on", log.display())]);
         qemu.args("-serial chardev:log -chardev stdio,id=wire,signal=off -serial chardev:wire".split(' '));
-        let memory = path("memory");
-        qemu.args([
-            "-object",
-            &format!("memory-backend-file,id=memory,share=on,mem-path={memory},size={BYTES},align=2M"),
-        ]);
-        qemu.args("-device nvdimm,id=pool,memdev=memory".split(' '));
         qemu.args([
             "-netdev",
             &format!("dgram,id=net,local.type=unix,local.path={here},remote.type=unix,remote.path={there}"),
         ]);
-        qemu.args(["-device", &format!("e1000,netdev=net,mac=52:54:00:00:00:0{number}")]);
+        qemu.args(["-device", &format!("e1000,bus=pcie.0,netdev=net,mac=52:54:00:00:00:0{number}")]);
         qemu.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&self.initrd);
-        qemu.args(["-append", &format!("console=ttyS0 panic=-1 quiet rack={number}")]);
-        let errors = File::create(self.logs.join(format!("rack{number}.qemu"))).map_err(text)?;
+        qemu.args([
+            "-append",
+            &format!("console=ttyS0 panic=-1 quiet pcie_ports=compat rack={number} device={device}"),
+        ]);
+        let errors = File::create(self.logs.join(format!("{device}{number}.qemu"))).map_err(text)?;
         let qemu = qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
         let mut child = qemu.spawn().map_err(|error| format!("qemu-system-x86_64: {error}"))?;
         let orders = child.stdin.take().expect("its input is a pipe");

@@ -10,7 +10,7 @@ mod story;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 
 /// Boots a rack of two kernels on one memory device, and runs the pool's story between them.
 #[derive(Parser)]
@@ -19,6 +19,9 @@ struct Arguments {
     kernel: PathBuf,
     /// The guests' first file system.
     initrd: PathBuf,
+    /// The memory that the kernels share.
+    #[arg(long, value_enum, default_value_t = Device::Nvdimm)]
+    device: Device,
     /// Where the guests' logs go.
     #[arg(long, default_value = "out/lab")]
     logs: PathBuf,
@@ -37,6 +40,15 @@ struct Arguments {
     /// The seed of the first kill.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+}
+
+/// The memory that the kernels share.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Device {
+    /// An nvdimm. Guests reach it as their own memory.
+    Nvdimm,
+    /// A persistent CXL Type-3 device. QEMU emulates each access to it, which takes long: the story is told once, with few rounds.
+    Cxl,
 }
 
 fn main() -> ExitCode {
