@@ -119,7 +119,7 @@ impl Rack {
         let ears = listeners.clone();
         std::thread::spawn(move || ears.listen(reports, &say));
         let mut host = Host { number, child, orders, listeners, next: 0, boot: String::new(), bytes: 0 };
-        match received(&ready, number, "booting")? {
+        match received(&ready, number, "booting", PATIENCE)? {
             Report::Ready { kernel, boot, bytes } => {
                 println!("host {number}: kernel {kernel}, /dev/dax0.0 of {} MiB", bytes >> 20);
                 (host.boot, host.bytes) = (boot, bytes);
@@ -265,7 +265,7 @@ impl Process {
     /// Waits until it prints a line with `words` in it.
     pub(crate) fn await_line(&mut self, words: &str) -> Result<(), Failed> {
         loop {
-            match self.next()? {
+            match received(&self.reports, self.host, &self.words, PATIENCE)? {
                 Report::Line { text, .. } => {
                     self.said += &format!("{text}\n");
                     if text.contains(words) {
@@ -283,25 +283,26 @@ impl Process {
     }
 
     /// Waits until it has ended.
-    pub(crate) fn end(mut self) -> Result<Ended, Failed> {
+    pub(crate) fn end(self) -> Result<Ended, Failed> {
+        self.end_within(PATIENCE)
+    }
+
+    /// Waits until it has ended, as one that may say nothing for `patience`.
+    pub(crate) fn end_within(mut self, patience: Duration) -> Result<Ended, Failed> {
         loop {
-            match self.next()? {
+            match received(&self.reports, self.host, &self.words, patience)? {
                 Report::Line { text, .. } => self.said += &format!("{text}\n"),
                 Report::Ended { status, .. } => return Ok(Ended { status, said: self.said }),
                 other => return Err(format!("{}: {other:?}", self.words)),
             }
         }
     }
-
-    fn next(&mut self) -> Result<Report, Failed> {
-        received(&self.reports, self.host, &self.words)
-    }
 }
 
-fn received(reports: &Receiver<Report>, host: u16, what: &str) -> Result<Report, Failed> {
-    reports.recv_timeout(PATIENCE).map_err(|error| match error {
+fn received(reports: &Receiver<Report>, host: u16, what: &str, patience: Duration) -> Result<Report, Failed> {
+    reports.recv_timeout(patience).map_err(|error| match error {
         RecvTimeoutError::Timeout => {
-            format!("host {host}, {what}: said nothing for {} s", PATIENCE.as_secs())
+            format!("host {host}, {what}: said nothing for {} s", patience.as_secs())
         }
         RecvTimeoutError::Disconnected => format!("host {host}, {what}: it is off"),
     })

@@ -1,5 +1,7 @@
 //! Scenario: a pool on the device that two kernels share, from its format to the return of a kernel that was killed.
 
+use std::time::Duration;
+
 use polder_lab::check::{Checks, Failed};
 use polder_lab::hosts::{FLUSHES, Part};
 
@@ -14,6 +16,9 @@ const TIMEOUT: (&str, &str) = ("POLDER_TIMEOUT", "10s");
 const ROUNDS: u32 = 200;
 /// On a device to which each access is emulated.
 const FEW_ROUNDS: u32 = 20;
+
+/// Longer than any soak takes.
+const SOAK: Duration = Duration::from_secs(24 * 3600);
 
 /// Both kernels.
 type Pair = [Host; 2];
@@ -214,7 +219,8 @@ fn soak(rack: &Rack, hosts: &mut Pair, what: &str, checks: &mut Checks) -> Resul
     let join = format!("/bin/polder soak --join {ADDRESS}");
     let mut joined = hosts[1].start(&join, &[POOL])?;
     let mut boots = 0;
-    while let Err(off) = joined.end() {
+    // It says nothing while it runs victims. The soak that it joined ends by itself when one of its processes hangs.
+    while let Err(off) = joined.end_within(SOAK) {
         if !hosts[1].is_off()? {
             return Err(off);
         }
