@@ -1928,6 +1928,46 @@ fn slow_memory_beside_a_servers_own_is_planned() {
 }
 
 #[test]
+fn a_trace_of_page_accesses_is_followed_page_by_page() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let [path, csv] = ["trace", "csv"].map(|name| scratch.path().join(name).display().to_string());
+    let mut text = "generation,service,page\n".to_owned();
+    for generation in 0..60 {
+        // All pages at first, then a hot tenth; numbers of pages may lie anywhere.
+        for page in 0..if generation == 0 { 600 } else { 60 } {
+            text += &format!("{generation},db,{}\n{generation},web,{page}\n", page * 4096 + 7);
+        }
+    }
+    std::fs::write(&path, &text).unwrap();
+    let said_of = said(&format!("tier --trace {path} --ratio 3:1 --fair-share --csv {csv}"));
+    for line in
+        ["8,280 accesses in 60 generations; simulated page by page, with fair share", "db    600  75.0%"]
+    {
+        assert!(said_of.contains(line), "{line:?}: {said_of}");
+    }
+    assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 3);
+    let report = json(&format!("tier --trace {path} --ratio 3:1,1:1 --json"));
+    for at in [0, 1] {
+        let service = &report[at]["services"][0];
+        let pages = [0, 1].map(|tier| service[["fast", "slow"][tier]].as_u64().unwrap());
+        assert_eq!(pages[0] + pages[1], 600, "{service}");
+        assert!(service["slow_part"].as_f64().unwrap() < 0.2, "{service}");
+    }
+    for (wrong, expected) in [
+        (
+            "generation,service,page\n2,a,0\n1,a,0\n",
+            "generation 1 after 2; expected lines of generation,service,page",
+        ),
+        ("generation,service,page\n", "it has no accesses; "),
+        ("generation,service,page\n1,a,-1\n", "expected lines of generation,service,page"),
+    ] {
+        std::fs::write(&path, wrong).unwrap();
+        let line = refused(&format!("tier --trace {path}"));
+        assert!(line.contains(expected), "{line}");
+    }
+}
+
+#[test]
 fn a_record_of_the_agent_shows_the_ratio_that_services_lived_with() {
     let record = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recorded/guest.jsonl");
     let text = said(&format!("tier --record {record}"));

@@ -1,12 +1,13 @@
 //! `polder plan tier`: the ratio of fast to slow memory that a service lives with, and what a server then holds.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use polder_agent::RecordedRound;
 use polder_platform::{Bandwidth, BuiltTier, Bytes, Platform, Time};
 use polder_sim::grouped;
-use polder_sim::pages::plan::{Costs, Described, Lived, Row, lived, rows};
+use polder_sim::pages::plan::{Costs, Described, Followed, Lived, Row, Trace, lived, rows};
 use polder_sim::pages::{Idle, Pair};
 use polder_sim::vistara_services::ServicesFigure;
 use serde::Serialize;
@@ -51,7 +52,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     csv: Option<PathBuf>,
     /// Write a page that draws the ratios.
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, conflicts_with = "record")]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, conflicts_with_all = ["record", "trace"])]
     html: Option<PathBuf>,
 }
 
@@ -60,7 +61,7 @@ pub(crate) struct Arguments {
 struct ServiceArguments {
     /// How long its pages lie idle: ads, cache, web1 or web2 (Vistara, Table I), or points such as
     /// "25%=22s,50%=28min,75%=1.3h,99%=1.9h".
-    #[arg(long, value_name = "IDLE", required_unless_present = "record", conflicts_with = "record")]
+    #[arg(long, value_name = "IDLE", required_unless_present_any = ["record", "trace"], conflicts_with_all = ["record", "trace"])]
     idle: Option<String>,
     /// Memory of one container or VM.
     #[arg(long, value_name = "SIZE", default_value = "64 GB")]
@@ -74,6 +75,12 @@ struct ServiceArguments {
     /// Take the services from what `polder agent run --record` wrote.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     record: Option<PathBuf>,
+    /// Simulate the accesses of this CSV file page by page: `generation,service,page`, generations in their order.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, conflicts_with = "record")]
+    trace: Option<PathBuf>,
+    /// Hold the fast part of every service of a trace by fair share, as `polder agent` does.
+    #[arg(long, requires = "trace")]
+    fair_share: bool,
 }
 
 /// What is predicted of a described service.
@@ -115,9 +122,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         fast: tier(&platform, arguments, "--fast", &arguments.fast)?,
         slow: tier(&platform, arguments, "--slow", &arguments.slow)?,
     };
-    match &arguments.service.record {
-        Some(path) => recorded(arguments, pair, path),
-        None => described(arguments, pair),
+    match (&arguments.service.record, &arguments.service.trace) {
+        (Some(path), _) => recorded(arguments, pair, path),
+        (None, Some(path)) => traced(arguments, path),
+        (None, None) => described(arguments, pair),
     }
 }
 
@@ -403,4 +411,121 @@ fn print_record(report: &RecordReport, rounds: usize) {
             (1.0 - alone / both) * 100.0
         ),
     }
+}
+
+/// A ratio with what becomes of the services of a trace.
+#[derive(Serialize)]
+struct TraceReport {
+    ratio: f64,
+    fair_share: bool,
+    services: Vec<Followed>,
+}
+
+/// A line of a trace.
+#[derive(serde::Deserialize)]
+struct Access {
+    generation: u64,
+    service: String,
+    page: u64,
+}
+
+fn traced(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
+    let trace = read_trace(path)?;
+    let fair_share = arguments.service.fair_share;
+    let report = |text: &String| {
+        let ratio = ratio(text)?;
+        Ok(TraceReport { ratio, fair_share, services: trace.follow(ratio, fair_share)? })
+    };
+    let reports = arguments.ratio.iter().map(report).collect::<Result<Vec<_>, Failure>>()?;
+    match arguments.json {
+        true => println!("{}", serde_json::to_string(&reports)?),
+        false => print_trace(&trace, &reports),
+    }
+    if let Some(path) = &arguments.csv {
+        write(path, &trace_csv(&reports)?)?;
+    }
+    Ok(())
+}
+
+/// Accesses of a file, with pages numbered as they appear.
+fn read_trace(path: &Path) -> Result<Trace, Failure> {
+    let named = |problem: String| {
+        Failure(format!(
+            "{}: {problem}; expected lines of generation,service,page below that head",
+            path.display()
+        ))
+    };
+    let mut reader = ::csv::Reader::from_path(path).map_err(|error| named(error.to_string()))?;
+    let (mut trace, mut numbers, mut generation) = (Trace::default(), BTreeMap::new(), None);
+    for access in reader.deserialize() {
+        let Access { generation: of, service, page } =
+            access.map_err(|error: ::csv::Error| named(error.to_string()))?;
+        match generation {
+            Some(last) if of < last => return Err(named(format!("generation {of} after {last}"))),
+            Some(last) if of == last => {}
+            _ => trace.generations.push(vec![]),
+        }
+        generation = Some(of);
+        let at = trace.services.iter().position(|(name, _)| *name == service).unwrap_or_else(|| {
+            trace.services.push((service, 0));
+            trace.services.len() - 1
+        });
+        let pages = &mut trace.services[at].1;
+        let number = *numbers.entry((at, page)).or_insert_with(|| {
+            *pages += 1;
+            *pages - 1
+        });
+        trace.generations.last_mut().expect("a generation was begun").push([at as u32, number]);
+    }
+    if trace.services.is_empty() {
+        return Err(named("it has no accesses".into()));
+    }
+    Ok(trace)
+}
+
+fn print_trace(trace: &Trace, reports: &[TraceReport]) {
+    let accesses: usize = trace.generations.iter().map(Vec::len).sum();
+    println!(
+        "{} accesses in {} generations; simulated page by page, {}",
+        grouped(accesses as u64),
+        grouped(trace.generations.len() as u64),
+        if reports.iter().any(|it| it.fair_share) { "with fair share" } else { "without bounds" }
+    );
+    let head = ["fast:slow", "", "pages", "fast", "accesses to slow", "hint faults", "promoted", "demoted"];
+    let mut lines = vec![head.map(String::from).to_vec()];
+    for report in reports {
+        for Followed { name, seen, slow_part } in &report.services {
+            let pages = u64::from(seen.fast) + u64::from(seen.slow);
+            lines.push(vec![
+                format!("{}:1", (report.ratio * 1000.0).round() / 1000.0),
+                name.clone(),
+                grouped(pages),
+                format!("{:.1}%", f64::from(seen.fast) / pages.max(1) as f64 * 100.0),
+                format!("{:.2}%", slow_part * 100.0),
+                grouped(seen.faults),
+                grouped(seen.promotions),
+                grouped(seen.demotions),
+            ]);
+        }
+    }
+    table::print(&lines);
+    println!(
+        "  (at each ratio both tiers would hold all pages of the trace, and slow memory has room to spare; fast: after its last generation)"
+    );
+}
+
+fn trace_csv(reports: &[TraceReport]) -> Result<String, Failure> {
+    let mut writer = ::csv::Writer::from_writer(vec![]);
+    let head =
+        ["ratio", "service", "fast_pages", "slow_pages", "slow_part", "faults", "promotions", "demotions"];
+    writer.write_record(head)?;
+    for report in reports {
+        for Followed { name, seen, slow_part } in &report.services {
+            let pages = [seen.fast, seen.slow].map(|it| it.to_string());
+            let counts = [seen.faults, seen.promotions, seen.demotions].map(|it| it.to_string());
+            let record = [report.ratio.to_string(), name.clone()].into_iter().chain(pages);
+            writer.write_record(record.chain([slow_part.to_string()]).chain(counts))?;
+        }
+    }
+    Ok(String::from_utf8(writer.into_inner()?)?)
 }

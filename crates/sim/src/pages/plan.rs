@@ -3,10 +3,10 @@
 //! A service is described by how long its pages lie idle; its coldest pages lie on the slow tier. Or a record of the agent
 //! shows with what share of fast memory it lived.
 
-use polder_place::pages::{RecordedRound, TierRule};
+use polder_place::pages::{LocalBounds, RecordedRound, ServicePolicy, TierRule};
 use serde::Serialize;
 
-use super::{Idle, PAGE_BYTES, Pair};
+use super::{Control, Idle, Kernel, PAGE_BYTES, Pages, PagesError, Pair, Seen, Service};
 
 /// A service of which a server holds as many containers or VMs as its memory has room for.
 #[derive(Clone, Debug, PartialEq)]
@@ -175,4 +175,74 @@ pub fn lived(rounds: &[RecordedRound]) -> Vec<Lived> {
         }
     }
     found
+}
+
+/// Accesses of services, generation by generation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// Each service with its pages, which are numbered from 0 on.
+    pub services: Vec<(String, u32)>,
+    /// Accesses of each generation, in their order: service and page.
+    pub generations: Vec<Vec<[u32; 2]>>,
+}
+
+/// A service of a trace, as it is simulated.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Followed {
+    /// Its name.
+    pub name: String,
+    /// What happened to its pages.
+    #[serde(flatten)]
+    pub seen: Seen,
+    /// The part of its accesses that found their page on the slow tier.
+    pub slow_part: f64,
+}
+
+impl Trace {
+    /// Follows the pages with so much fast memory for each byte of slow memory that both together would hold all pages. Slow
+    /// memory has room to spare, because fair share moves pages down before others come up. With fair share the bounds of
+    /// every service are the fast part of the memory.
+    ///
+    /// The kernel's settings are in proportion: of the pages, a 256th is kept free, and a 64th is marked in a generation.
+    ///
+    /// # Errors
+    /// When a service has no pages, or there are too many.
+    pub fn follow(&self, ratio: f64, is_fair: bool) -> Result<Vec<Followed>, PagesError> {
+        let all: u64 = self.services.iter().map(|(_, pages)| u64::from(*pages)).sum();
+        let all = u32::try_from(all).map_err(|_| PagesError::TooMany { pages: all })?;
+        let part = ratio / (1.0 + ratio);
+        let fast = (f64::from(all) * part).ceil() as u32;
+        let free = all / 256 + 1;
+        let kernel = Kernel {
+            fast_pages: fast.saturating_add(free),
+            slow_pages: all,
+            low_free: free,
+            high_free: free,
+            scan: all / 64 + 1,
+            ..Kernel::default()
+        };
+        let local = is_fair.then_some(LocalBounds { low: part, high: part });
+        let policy = ServicePolicy { rule: TierRule::OptIn, local, slow_cache: false };
+        let service = |(name, pages): &(String, u32)| Service { name: name.clone(), pages: *pages, policy };
+        let services: Vec<_> = self.services.iter().map(service).collect();
+        let mut pages = Pages::new(kernel, &services)?;
+        let control = Control { step: free, free_low: 0.0, free_high: 0.0 };
+        let mut accesses = vec![];
+        for (number, generation) in (1..).zip(&self.generations) {
+            accesses.clear();
+            let number_of = |[service, page]: &[u32; 2]| pages.first_page(*service as usize) + page;
+            accesses.extend(generation.iter().map(number_of));
+            pages.access(&accesses);
+            pages.advance();
+            if is_fair {
+                pages.round(number, control);
+            }
+        }
+        let followed = |(index, service): (usize, Service)| {
+            let seen = pages.seen(index);
+            let accesses = (seen.fast_accesses + seen.slow_accesses).max(1) as f64;
+            Followed { name: service.name, seen, slow_part: seen.slow_accesses as f64 / accesses }
+        };
+        Ok(services.into_iter().enumerate().map(followed).collect())
+    }
 }

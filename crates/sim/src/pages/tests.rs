@@ -408,3 +408,25 @@ fn idle_pages_of_a_trace_lie_idle_as_the_table_says() {
     }
     assert!(Idle::try_from(vec![[0.5, 3.0], [0.4, 5.0]]).is_err());
 }
+
+#[test]
+fn a_trace_with_cold_pages_lives_with_slow_memory_and_fair_share_holds_its_bounds() {
+    let mut trace =
+        plan::Trace { services: vec![("a".into(), 4000), ("b".into(), 4000)], ..Default::default() };
+    let mut random = Random::new(3);
+    let all = |service| (0..4000).map(move |page| [service, page]);
+    trace.generations.push(all(0).chain(all(1)).collect());
+    for _ in 0..300 {
+        // A tenth of each is hot.
+        trace.generations.push((0..2000).map(|at| [at % 2, random.below(400)]).collect());
+    }
+    let [alone, fair] = [false, true].map(|is_fair| trace.follow(3.0, is_fair).unwrap());
+    for followed in [&alone, &fair] {
+        assert!(followed.iter().all(|it| it.slow_part < 0.05 && it.seen.failures == 0), "{followed:?}");
+    }
+    let share = |it: &plan::Followed| f64::from(it.seen.fast) / 4000.0;
+    // The first one takes what there is. Fair share takes back what is over 75%.
+    assert!(share(&alone[0]) > 0.95 && share(&fair[0]) <= 0.75, "{alone:?} {fair:?}");
+    let hot = plan::Trace { generations: vec![trace.generations[0].clone(); 50], ..trace };
+    assert!(hot.follow(1.0, false).unwrap().iter().any(|it| it.slow_part > 0.3));
+}
