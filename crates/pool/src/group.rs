@@ -258,6 +258,21 @@ impl<M: Memory> Group<M> {
         &self.options
     }
 
+    /// The operation that `rank` has called and this one has not, with what it works on; none where they are as far.
+    #[must_use]
+    pub fn called_ahead(&self, rank: usize) -> Option<String> {
+        let (standing, at) = (self.standings.get(rank)?, self.members[rank].at);
+        if self.is_remote(rank) {
+            progress::forget(&self.memory, at);
+            // HARMLESS(fence_invalidations -> sfence -> drop), one look at one: it only tells what is known of a peer.
+            self.memory.fence_invalidations();
+        }
+        standing.refresh(&self.memory, at).ok()?;
+        let sequence = standing.sequence();
+        let ahead = (sequence > self.sequence).then(|| standing.signature_of(sequence)).flatten();
+        ahead.map(|signature| signature.to_string())
+    }
+
     /// The memory that the group works on.
     #[must_use]
     pub fn memory(&self) -> &M {

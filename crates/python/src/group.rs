@@ -390,6 +390,11 @@ impl Group {
         unsafe { self.launch(py, call, timeout, wait, arrays) }
     }
 
+    /// The operation that a rank has called and this one has not, for errors.
+    fn called_ahead(&self, rank: usize) -> PyResult<Option<String>> {
+        Ok(self.lane()?.called_ahead(rank))
+    }
+
     /// Waits for the operations on their way and leaves the group. Closing twice is harmless.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.lane.take().map_or(Ok(()), |lane| lane.close(py))
@@ -418,6 +423,10 @@ impl<M: Memory + Send + Sync> Collectives for Runner<M> {
         group.set_timeout(usual);
         group.set_patience(patience);
         outcome
+    }
+
+    fn called_ahead(&self, rank: usize) -> Option<String> {
+        self.group.called_ahead(rank)
     }
 
     fn leave(self: Box<Self>) -> Result<(), PoolError> {

@@ -98,6 +98,9 @@ pub(crate) trait Collectives: Send {
     /// The call's spans stay alive, those that it reads unwritten, and those that it writes untouched by others.
     unsafe fn run(&mut self, call: &Call, timeout: Option<Duration>, beside: bool) -> Result<(), PoolError>;
 
+    /// The operation that `rank` has called and this one has not.
+    fn called_ahead(&self, rank: usize) -> Option<String>;
+
     /// Leaves the group; fails when another rank called something else last.
     fn leave(self: Box<Self>) -> Result<(), PoolError>;
 }
@@ -179,6 +182,11 @@ impl Lane {
         }
         // SAFETY: the caller's promise.
         watched(py, move || unsafe { self.shared.run(&call, timeout, false) })
+    }
+
+    /// The operation that `rank` has called and this one has not; unknown while an operation runs here.
+    pub(crate) fn called_ahead(&self, rank: usize) -> Option<String> {
+        self.shared.runner.try_lock().ok()?.as_ref()?.called_ahead(rank)
     }
 
     /// Queues `call` for the group's thread.

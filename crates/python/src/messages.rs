@@ -18,7 +18,7 @@ use polder_attach::each;
 use polder_attach::session::Session;
 use polder_mem::Memory;
 use polder_pool::endpoint::{
-    self, Address, Completion, Endpoint, EndpointOptions, Filter, Label, MessageBuffer,
+    self, Address, Arrival, Completion, Endpoint, EndpointOptions, Filter, Label, MessageBuffer,
 };
 use polder_pool::wait::Patience;
 use polder_pool::{Peer, PoolError};
@@ -126,6 +126,7 @@ trait Link: Send {
     fn cancel(&mut self, job: usize) -> Option<Part>;
     fn step(&mut self) -> Result<Option<Completion<Lent, Part>>, PoolError>;
     fn search_next(&mut self);
+    fn peek(&self, filter: Filter) -> Option<Arrival>;
     fn watch(&self) -> Box<dyn Watch>;
     fn check_alive(&mut self, peer: u32) -> Result<(), PoolError>;
     fn is_quiet(&self) -> bool;
@@ -183,6 +184,10 @@ impl<M: Memory + Send + Sync + 'static> Link for Opened<M> {
 
     fn search_next(&mut self) {
         self.endpoint.search_next();
+    }
+
+    fn peek(&self, filter: Filter) -> Option<Arrival> {
+        self.endpoint.peek(filter)
     }
 
     fn watch(&self) -> Box<dyn Watch> {
@@ -809,6 +814,21 @@ impl Channel {
         let wait = move |ticket: &lane::Ticket, span| station.shared.wait(ticket, span, patience);
         let base = Ticket::new(ticket, Box::new(wait));
         Py::new(py, PyClassInitializer::from(base).add_subclass(Message { source }))
+    }
+
+    /// The message that a rank has sent and this one has not received, for errors.
+    fn unreceived(&self, py: Python<'_>, rank: usize) -> PyResult<Option<String>> {
+        let station = self.station.with(Arc::clone)?;
+        let from = self.seats.get(rank).map(|seat| seat.peer);
+        let filter = Filter { from, kind: 1, tag: tag_of(self.number, 0), ignore: u64::from(u32::MAX) };
+        let found = py.detach(|| {
+            station.shared.with_engine(|engine, over| {
+                engine.turn(true, over);
+                Ok(engine.link.peek(filter))
+            })
+        });
+        let found = found.map_err(errors::raise)?;
+        Ok(found.map(|arrival| said("send", arrival.bytes, arrival.label.data)))
     }
 
     /// Lets go of the endpoint.

@@ -358,18 +358,18 @@ class ProcessGroupPolder(dist.ProcessGroup):
     def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> Work:
         """Sends a tensor to one rank. A short one may be gone before the rank receives it."""
         flat = _contiguous(_one(tensors, "send"), "send")
-        return Pending([self._message("send", tag, flat, sends=[(to, flat)])], tensors, None)
+        return Pending([self._message("send", tag, flat, sends=[(to, flat)])], tensors, None, self._explain)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
         """Receives the next tensor of one rank that has this tag."""
         flat, back = _in_and_out(_one(tensors, "recv"), "recv")
-        return Pending([self._message("receive", tag, flat, receives=[(source, flat)])], tensors, back)
+        return Pending([self._message("receive", tag, flat, receives=[(source, flat)])], tensors, back, self._explain)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
         """Receives the next tensor of any rank that has this tag; the work's `source_rank` says whose it was."""
         flat, back = _in_and_out(_one(tensors, "recv"), "recv")
         message = self._message("receive from any rank", tag, flat, receives=[(0, flat)], any_source=True)
-        return Received(message, tensors, back)
+        return Received(message, tensors, back, self._explain)
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that tells every rank which one did not come within `timeout`, or which ones with `wait_all_ranks`.
@@ -446,6 +446,15 @@ class ProcessGroupPolder(dist.ProcessGroup):
             self._ends(message, what, began, [tensor for _, tensor in one], ranks=ranks, tag=tag)
         return message
 
+    def _explain(self, error: PeerTimeoutError) -> None:
+        """Adds to an error what the rank that did not come has called instead, as far as that is known here."""
+        if error.rank is None:
+            return
+        with contextlib.suppress(PolderError):
+            called = self._core.called_ahead(error.rank) or self._channel.unreceived(error.rank)
+            if called is not None:
+                error.args = (f"{error}; rank {error.rank} has called {called}, which this rank has not matched",)
+
     def _ends(
         self,
         ticket: "_core.Ticket | _core.Message | None",
@@ -490,7 +499,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         check = self._start("all-to-all", lengths, expected, opts)
         self._expect_count(outputs[self._rank], inputs[self._rank].numel(), inputs[self._rank], "all_to_all")
         outputs[self._rank].view(-1).copy_(inputs[self._rank].view(-1))
-        work = Pending([message] if check is None else [check, message], tensors, back)
+        work = Pending([message] if check is None else [check, message], tensors, back, self._explain)
         if not opts.asyncOp:
             work.wait()
         return work
@@ -547,9 +556,13 @@ class ProcessGroupPolder(dist.ProcessGroup):
         root: int = 0,
     ) -> Work:
         """Runs `what` at once when the caller waits for it anyway, queues it otherwise."""
-        ticket = self._start(what, source, target, opts, op, root)
+        try:
+            ticket = self._start(what, source, target, opts, op, root)
+        except PeerTimeoutError as error:
+            self._explain(error)
+            raise
         if ticket is not None:
-            return Pending([ticket], tensors, back)
+            return Pending([ticket], tensors, back, self._explain)
         if back is not None:
             back()
         return self._done
@@ -569,21 +582,25 @@ class ProcessGroupPolder(dist.ProcessGroup):
         dtype, width = _elements(what, (sources or targets)[0].dtype)
         limit = opts.timeout.total_seconds()
         began = time.time_ns() if self._trace is not None else 0
-        ticket = self._core.start_lists(
-            what,
-            [(flat.data_ptr(), flat.numel() * width) for flat in flats],
-            [(output.data_ptr(), output.numel() * width) for output in outputs],
-            dtype,
-            op,
-            root,
-            limit if limit > 0 else self._seconds,
-            not opts.asyncOp,
-            (flats, outputs),
-        )
+        try:
+            ticket = self._core.start_lists(
+                what,
+                [(flat.data_ptr(), flat.numel() * width) for flat in flats],
+                [(output.data_ptr(), output.numel() * width) for output in outputs],
+                dtype,
+                op,
+                root,
+                limit if limit > 0 else self._seconds,
+                not opts.asyncOp,
+                (flats, outputs),
+            )
+        except PeerTimeoutError as error:
+            self._explain(error)
+            raise
         if self._trace is not None:
             self._ends(ticket, what, began, flats or outputs, op=op, root=root)
         if ticket is not None:
-            return Pending([ticket], targets, back)
+            return Pending([ticket], targets, back, self._explain)
         if back is not None:
             back()
         return self._done

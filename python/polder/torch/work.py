@@ -53,6 +53,8 @@ class Pending(Work):
         What it gives.
     finish : callable, optional
         Runs once, after the last ticket and before a caller sees the tensors: copies out of staging tensors.
+    explain : callable, optional
+        Adds to the error of a rank that did not come what it called instead.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class Pending(Work):
         tickets: "list[_core.Ticket | _core.Message]",
         tensors: list[torch.Tensor],
         finish: Callable[[], None] | None,
+        explain: Callable[[PeerTimeoutError], None] | None = None,
     ) -> None:
         super().__init__()
+        self._explain = explain
         self.tickets = tickets
         self._tensors = tensors
         self._finish = finish
@@ -72,7 +76,13 @@ class Pending(Work):
         """Waits for the operation; raises what went wrong with it."""
         seconds = timeout.total_seconds()
         for ticket in self.tickets:
-            if not ticket.wait(seconds if seconds > 0 else None):
+            try:
+                is_done = ticket.wait(seconds if seconds > 0 else None)
+            except PeerTimeoutError as error:
+                if self._explain is not None:
+                    self._explain(error)
+                raise
+            if not is_done:
                 raise PeerTimeoutError(f"the operation is not done after {seconds} s; it goes on in the background")
         self.finish_once()
         return True
@@ -133,9 +143,13 @@ class Received(Pending):
     """A message from any rank, which says whose it was."""
 
     def __init__(
-        self, message: "_core.Message", tensors: list[torch.Tensor], finish: Callable[[], None] | None
+        self,
+        message: "_core.Message",
+        tensors: list[torch.Tensor],
+        finish: Callable[[], None] | None,
+        explain: Callable[[PeerTimeoutError], None] | None = None,
     ) -> None:
-        super().__init__([message], tensors, finish)
+        super().__init__([message], tensors, finish, explain)
         self._message = message
 
     def source_rank(self) -> int:

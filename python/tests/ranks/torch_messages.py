@@ -222,6 +222,18 @@ with (
 ):
     dist.all_to_all_single(torch.zeros(size), torch.zeros(sum(pieces)), [1] * size, pieces)
 
+# A message on one rank and a collective on the other end by the timeout, and name both.
+mixed = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+dist.barrier(group=gloo)
+if rank == 0:
+    dist.send(torch.ones(3), 1, group=mixed)
+    with pytest.raises(polder.PeerTimeoutError, match=r"receive.*rank 1 has called all-reduce of 16 bytes \(sum of"):
+        dist.recv(torch.zeros(1), 1, group=mixed)
+elif rank == 1:
+    with pytest.raises(polder.PeerTimeoutError, match=r"all-reduce.*rank 0 has called send of 12 bytes \(float32\)"):
+        dist.all_reduce(torch.zeros(4), group=mixed)
+dist.barrier(group=gloo)
+
 # Ranks that call different collectives are told both.
 different = dist.new_group()
 calls = [
