@@ -32,6 +32,11 @@ pub(super) fn suites() -> Vec<Suite> {
     vec![Suite::new("endpoint", about, endpoint).mutates(files).harmless(HARMLESS)]
 }
 
+pub(super) fn canaries() -> Vec<Suite> {
+    let about = "endpoints sleep until they are woken, and no message wakes them";
+    vec![Suite::new("endpoint-without-bells", about, |seed| explore(seed, false))]
+}
+
 const HARMLESS: &[Harmless] = &[
     harmless("endpoint/inlet.rs", "the news of a ring", Change::Drop),
     harmless("endpoint/inlet.rs", "the news of a ring", Change::Weaken),
@@ -127,7 +132,7 @@ struct Message {
 
 impl Witness {
     fn options(&self) -> EndpointOptions {
-        options(self.slots, self.sleeps.is_some())
+        options(self.slots, self.rings_bells && self.sleeps.is_some())
     }
 }
 
@@ -171,6 +176,8 @@ struct Witness {
     leaves: bool,
     /// How the endpoints sleep when they can only wait, if they do.
     sleeps: Option<Sleep>,
+    /// Whether a message wakes the process that it goes to.
+    rings_bells: bool,
     /// Whether they ask if a peer lives.
     asks: bool,
     /// Which have left, or begun to.
@@ -196,6 +203,10 @@ impl Sleep {
 }
 
 fn endpoint(seed: u64) -> Outcome {
+    explore(seed, true)
+}
+
+fn explore(seed: u64, rings_bells: bool) -> Outcome {
     let mut dice = Dice::new(seed, 9);
     let hosts: &[u16] = [&[0, 1][..], &[0, 1], &[0, 0], &[0, 1, 1]][dice.roll(4) as usize];
     let crash = dice.roll(3) == 0;
@@ -264,6 +275,7 @@ fn endpoint(seed: u64) -> Outcome {
         encore,
         leaves,
         sleeps,
+        rings_bells,
         asks: dice.roll(2) == 0,
         left: RefCell::new(vec![false; hosts.len()]),
         over: Cell::new(0),

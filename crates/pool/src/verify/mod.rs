@@ -45,6 +45,7 @@ pub fn canaries() -> Vec<Suite> {
     canaries.extend(collectives::canaries());
     canaries.extend(chunks::canaries());
     canaries.extend(directory::canaries());
+    canaries.extend(endpoint::canaries());
     canaries.extend(window::canaries());
     canaries.extend(service::canaries());
     canaries
