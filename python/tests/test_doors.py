@@ -171,10 +171,16 @@ def test_measured_phases_stand_beside_predicted_ones_in_a_table_and_in_a_trace(d
 
 
 @vectors
-def test_fsdp2_resumes_in_another_process_under_another_policy_and_leaves_no_bytes_outside(disk: Path) -> None:  # noqa: F811
+def test_fsdp2_resumes_in_another_process_under_another_policy_and_leaves_no_bytes_outside(
+    disk: Path,  # noqa: F811
+    scratch: Path,
+) -> None:
     # Two ranks, 50 steps of accumulated batches, clipped gradients and a rate that falls.
-    assert run("offload_fsdp.py", disk, 0.7, 0, 20, disk / "checkpoint") == "written"
-    assert run("offload_fsdp.py", disk, 0.2, 20, 50, disk / "checkpoint") == "equal"
+    card = scratch / "card"
+    with card.open("wb") as file:
+        file.truncate(8 << 20)
+    assert run("offload_fsdp.py", disk, card, 0.7, 0, 20, disk / "checkpoint") == "written"
+    assert run("offload_fsdp.py", disk, card, 0.2, 20, 50, disk / "checkpoint") == "equal"
 
 
 # ---------------------------------------------------------------------------------------------------------- DeepSpeed

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,13 +10,15 @@ from torch.utils.hooks import RemovableHandle
 
 from polder import _core
 from polder.errors import ArgumentError
-from polder.offload.ranges import Memory, taken
+from polder.offload.ranges import Memory, striped, taken
 from polder.offload.shards import local, storage_of, storages, whole
 from polder.offload.tiers import Tier
 
 
 class Sharded:
     """Keeps the sharded weights of a model, and what FSDP2 reduces their gradients to, in two ranges.
+
+    ``shares`` has the fraction of ``weights`` and of ``gradients`` in each tier of memory.
 
     FSDP2 makes gradients anew in each backward pass, as views of what it has reduced for a group of parameters. A hook
     that it calls after each copies the gradient into the range, and makes that one the parameter's. Batches that follow
@@ -24,11 +27,16 @@ class Sharded:
 
     steps = None
 
-    def __init__(self, model: torch.nn.Module, parts: list[Any], tier: Tier) -> None:
+    def __init__(self, model: torch.nn.Module, parts: list[Any], shares: Mapping[str, Mapping[Tier, float]]) -> None:
         self._model, self._parts = model, parts
         self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-        self._weights = Memory(sum(taken(it._sharded_param_data.nbytes) for it in self._parts), tier)
-        self._gradients = Memory(sum(taken(local(it.sharded_param).nbytes) for it in self._parts), tier)
+
+        def kept(name: str, nbytes: int) -> Memory:
+            # A range has a page at least.
+            return Memory(striped(max(nbytes, 1), shares[name], name))
+
+        self._weights = kept("weights", sum(taken(it._sharded_param_data.nbytes) for it in self._parts))
+        self._gradients = kept("gradients", sum(taken(local(it.sharded_param).nbytes) for it in self._parts))
         if any(part.pin_memory for part in parts) and not self._weights.is_pinned():
             raise ArgumentError(
                 "FSDP2 pins the parameters, so that it would move what is placed; "

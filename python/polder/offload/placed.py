@@ -16,6 +16,7 @@ from polder.errors import ArgumentError, PlacementError, PlacementWarning
 from polder.offload.fsdp import Sharded, parts_of
 from polder.offload.optimizer import Adam
 from polder.offload.phases import PHASES, Phases
+from polder.offload.ranges import cut
 from polder.offload.shards import arrays, local, storage_of, storages
 from polder.offload.tiers import Tier, check_tiers, tiers_of
 
@@ -24,6 +25,8 @@ POLICIES = ("dram", "interleave", "paper", "optimal")
 #: Saved tensors below this stay where they are: their own bookkeeping costs as much.
 _LEAST = 64 << 10
 _WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS = "weights", "gradients", "optimizer states", "activations"
+#: What torch computes with where it lies.
+_IN_MEMORY = (_WEIGHTS, _GRADIENTS)
 #: How often a phase reads and writes each object.
 _MOVES: dict[str, dict[str, tuple[float, float]]] = {
     "FWD": {_ACTIVATIONS: (0, 1)},
@@ -71,6 +74,10 @@ class Kept(Protocol):
         ...
 
 
+#: Makes what a stack keeps, of the fractions of weights and of gradients in each tier of memory.
+Keep = Callable[[Mapping[str, Mapping[Tier, float]]], Kept]
+
+
 class Placed:
     """What `place` returns: the placement, what it takes, and the tiers that hold it."""
 
@@ -82,7 +89,7 @@ class Placed:
         tiers: Sequence[Tier],
         objects: dict[str, int],
         answer: Any,
-        keep: Callable[[Tier], Kept] | None,
+        keep: Keep | None,
     ) -> None:
         self.tiers = list(tiers)
         #: Of each object the fraction in each tier.
@@ -95,7 +102,7 @@ class Placed:
         self._parameters = list(parameters)
         self._hooks: list[RemovableHandle] = []
         self._states, folder = _states(tiers, optimizer, self.fractions[_STATES])
-        with_states = zip(tiers, _cut(optimizer.elements(), self.fractions[_STATES], _units(tiers)), strict=True)
+        with_states = zip(tiers, cut(optimizer.elements(), self.fractions[_STATES], _units(tiers)), strict=True)
         self._with_states = [tier for tier, count in with_states if count and tier.folder is not None]
         # Tiers beside memory that hold saved tensors, in the order of `_core.Saved`.
         self._near: list[Tier] = []
@@ -113,7 +120,11 @@ class Placed:
             before.release()
         optimizer.placed_by = self
         optimizer.place(self._states, folder)
-        self._kept = keep(tiers[0]) if keep is not None else None
+        shares = {
+            name: {tier: it for tier, it in zip(tiers, self.fractions[name], strict=True) if tier.folder is None}
+            for name in _IN_MEMORY
+        }
+        self._kept = keep(shares) if keep is not None else None
         names = [tier.name for tier in self.tiers]
         steps = optimizer if self._kept is None or self._kept.steps is None else self._kept.steps
         self._phases = Phases(steps, names, self.seconds, self.links, _moved(objects, self.fractions))
@@ -187,6 +198,9 @@ class Placed:
     def rows(self) -> list[Row]:
         """Where each byte lies now. Pages of states in memory are counted by the kernel."""
         dram = self.tiers[0].name
+        names = {f"node {tier.node}": tier.name for tier in self.tiers if tier.node is not None}
+        names |= {str(tier.device): tier.name for tier in self.tiers if tier.device is not None}
+        names["not touched"] = "not touched yet"
         if self._kept is None:
             weights = [local(parameter) for parameter in self._parameters]
             gradients = [local(it.grad) for it in self._parameters if it.grad is not None]
@@ -196,14 +210,11 @@ class Placed:
             ]
         else:
             rows = [
-                Row(name, dram, nbytes, f"kernel: {place}")
+                Row(name, names.get(place, dram), nbytes, f"kernel: {place}")
                 for name, ranges in self._kept.ranges().items()
                 for place, nbytes in _where(ranges).items()
             ]
             rows.append(Row("gradients elsewhere", dram, self._kept.passing, "most at once"))
-        names = {f"node {tier.node}": tier.name for tier in self.tiers if tier.node is not None}
-        names |= {str(tier.device): tier.name for tier in self.tiers if tier.device is not None}
-        names["not touched"] = "not touched yet"
         for object_, places in ((_STATES, self._states.where()), (_ACTIVATIONS, self._saved.where())):
             for place, nbytes in places:
                 rows.append(Row(object_, names.get(place, dram), nbytes, f"kernel: {place}"))
@@ -274,7 +285,8 @@ def place(
     Parameters
     ----------
     model : torch.nn.Module
-        Of 32-bit parameters. Its weights and their gradients stay in the first tier, where torch computes with them.
+        Of 32-bit parameters. Its weights and their gradients stay in the first tier, where torch computes with them;
+        those that FSDP2 has sharded lie where fractions of ``weights`` and ``gradients`` say, in tiers of memory.
     optimizer : Adam
         A `polder.offload.AdamW` or `polder.offload.Adam` over the model's parameters. States that it has move.
     policy : str, Path or mapping
@@ -323,7 +335,8 @@ def place(
         platform,
         activations,
         computation,
-        (lambda tier: Sharded(model, parts, tier)) if parts else None,
+        (lambda shares: Sharded(model, parts, shares)) if parts else None,
+        can_move=bool(parts),
     )
 
 
@@ -336,7 +349,8 @@ def carry_out(
     platform: str | Path | None,
     activations: int,
     computation: tuple[float, float],
-    keep: Callable[[Tier], Kept] | None,
+    keep: Keep | None,
+    can_move: bool = False,
 ) -> Placed:
     """What `place` does with an optimizer that fits: it steps ``parameters``, and ``model`` saves activations."""
     if (tiers is None) == (platform is None):
@@ -350,11 +364,16 @@ def carry_out(
     }
     if activations > 0:
         objects[_ACTIVATIONS] = activations
-    problem = json.dumps(_problem(tiers, objects, computation))
     if isinstance(policy, str) and policy in POLICIES:
+        problem = json.dumps(_problem(tiers, objects, computation, _IN_MEMORY))
         answer = json.loads(_core.offload_place(problem, policy, None))
     else:
         fractions = _fractions(policy, list(objects), len(tiers))
+        for name, of in zip(objects, fractions, strict=True):
+            far = [tier.name for tier, it in zip(tiers, of, strict=False) if it and tier.folder is not None]
+            if can_move and name in _IN_MEMORY and far:
+                raise PlacementError(f"{name}: expected none of it in {far[0]}, a folder; name tiers of memory")
+        problem = json.dumps(_problem(tiers, objects, computation, () if can_move else _IN_MEMORY))
         answer = json.loads(_core.offload_place(problem, "", json.dumps(fractions)))
     check_tiers(tiers)
     return Placed(model, parameters, optimizer, tiers, objects, answer, keep)
@@ -474,27 +493,13 @@ def _states(
     tiers: Sequence[Tier], optimizer: Any, fractions: Sequence[float]
 ) -> tuple[_core.States, Path | str | None]:
     """Room for an optimizer's states, and the folder of the first file, if there is one."""
-    counts = _cut(optimizer.elements(), fractions, _units(tiers))
+    counts = cut(optimizer.elements(), fractions, _units(tiers))
     pieces = [(count, tier) for count, tier in zip(counts, tiers, strict=True) if count]
     # A stripe begins at a multiple of its own unit: the largest go first.
     memory = sorted((it for it in pieces if it[1].folder is None), key=lambda it: -it[1].unit)
     files = [(count, folder) for count, tier in pieces if (folder := tier.folder) is not None]
     states = optimizer.room([(count, tier.place) for count, tier in memory], files)
     return states, files[0][1] if files else None
-
-
-def _cut(elements: int, fractions: Sequence[float], units: Sequence[int]) -> list[int]:
-    """Elements in each tier, in multiples of its unit; of tiers of pages that with the most takes what is left over.
-
-    >>> _cut(10240, [0.5, 0.5], [1024, 1024]), _cut(3072, [0.49, 0.51], [1024, 1024]), _cut(0, [1.0], [1024])
-    ([5120, 5120], [1024, 2048], [0])
-    >>> _cut(10240, [0.3, 0.7], [1024, 4096])
-    [6144, 4096]
-    """
-    counts = [int(elements * fraction) // unit * unit for fraction, unit in zip(fractions, units, strict=True)]
-    finest = [tier for tier, unit in enumerate(units) if unit == min(units)]
-    counts[max(finest, key=lambda tier: fractions[tier])] += elements - sum(counts)
-    return counts
 
 
 def _units(tiers: Sequence[Tier]) -> list[int]:
@@ -506,8 +511,10 @@ def _up(number: int, unit: int) -> int:
     return (number + unit - 1) // unit * unit
 
 
-def _problem(tiers: Sequence[Tier], objects: dict[str, int], computation: tuple[float, float]) -> dict[str, object]:
-    """What `polder_place::Problem` reads. States and activations can be placed in every tier."""
+def _problem(
+    tiers: Sequence[Tier], objects: dict[str, int], computation: tuple[float, float], stay: Sequence[str]
+) -> dict[str, object]:
+    """What `polder_place::Problem` reads. All but ``stay`` can be placed in every tier."""
     names = list(objects)
     kinds = {
         _WEIGHTS: "master-parameter",
@@ -515,7 +522,6 @@ def _problem(tiers: Sequence[Tier], objects: dict[str, int], computation: tuple[
         _STATES: "momentum",
         _ACTIVATIONS: "activation",
     }
-    stay = {_WEIGHTS, _GRADIENTS}
     least_s = dict(zip(PHASES, (*computation, 0.0), strict=True))
     return {
         "tiers": [

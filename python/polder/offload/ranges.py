@@ -1,13 +1,15 @@
 """Tensors over ranges of memory that lie in a tier, for as long as the tensors live."""
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 
 from polder import _core
-from polder.offload.tiers import Tier
+from polder.errors import PlacementWarning, TierFullError
+from polder.offload.tiers import PAGE, Tier
 
 #: What a tensor begins at in its range, in bytes: a line of the caches.
 _ALIGNED = 64
@@ -30,6 +32,42 @@ def memory(nbytes: int, tier: Tier) -> _core.Range:
         kept.map(0, kept.size, tier.device)
     register(kept)
     return kept
+
+
+def striped(nbytes: int, shares: Mapping[Tier, float], name: str) -> _core.Range:
+    """Zeroed memory whose stripes lie in several tiers, contiguous for torch, in whole pages.
+
+    A stripe whose tier has no room lies in memory of the kernel's choice; a warning says so of ``name``.
+    """
+    kept = _core.Range((nbytes + PAGE - 1) // PAGE * PAGE)
+    counts = cut(kept.size, list(shares.values()), [tier.unit for tier in shares])
+    begin = 0
+    # A stripe begins at a multiple of its own unit: the largest go first.
+    for tier, count in sorted(zip(shares, counts, strict=True), key=lambda it: -it[0].unit):
+        try:
+            if count and tier.node is not None:
+                kept.bind(begin, count, tier.node)
+            elif count and tier.device is not None:
+                kept.map(begin, count, tier.device)
+        except TierFullError as error:
+            warnings.warn(f"{name}: in memory of the kernel's choice: {error}", PlacementWarning, stacklevel=2)
+        begin += count
+    register(kept)
+    return kept
+
+
+def cut(whole: int, fractions: Sequence[float], units: Sequence[int]) -> list[int]:
+    """What each tier has, in multiples of its unit; of tiers of pages that with the most takes what is left over.
+
+    >>> cut(10240, [0.5, 0.5], [1024, 1024]), cut(3072, [0.49, 0.51], [1024, 1024]), cut(0, [1.0], [1024])
+    ([5120, 5120], [1024, 2048], [0])
+    >>> cut(10240, [0.3, 0.7], [1024, 4096])
+    [6144, 4096]
+    """
+    counts = [int(whole * fraction) // unit * unit for fraction, unit in zip(fractions, units, strict=True)]
+    finest = [tier for tier, unit in enumerate(units) if unit == min(units)]
+    counts[max(finest, key=lambda tier: fractions[tier])] += whole - sum(counts)
+    return counts
 
 
 def tensor(
@@ -55,11 +93,10 @@ def register(kept: _core.Range) -> bool:
 
 
 class Memory:
-    """One range of memory of a tier that tensors are views of. Its bytes go back with the last of them."""
+    """A range of memory that tensors are views of. Its bytes go back with the last of them."""
 
-    def __init__(self, nbytes: int, tier: Tier) -> None:
-        # A range has a page at least.
-        self.range = memory(max(nbytes, 1), tier)
+    def __init__(self, kept: _core.Range) -> None:
+        self.range = kept
         self._bytes = torch.frombuffer(self.range, dtype=torch.uint8)
         self._taken = 0
 

@@ -68,13 +68,14 @@ class Tier:
     def unit(self) -> int:
         """Bytes that pieces in the tier are multiples of: a page, of dax devices as much as they are aligned to."""
         if self.device is None or not Path(self.device).is_char_device():
-            return _PAGE
+            return PAGE
         number = Path(self.device).stat().st_rdev
         align = Path(f"/sys/dev/char/{os.major(number)}:{os.minor(number)}/align")
         return int(align.read_text()) if align.is_file() else 2 << 20
 
 
-_PAGE = 4096
+#: Bytes of a page.
+PAGE = 4096
 
 
 def size(text: int | str) -> int:
@@ -158,7 +159,7 @@ def check_tiers(tiers: Sequence[Tier]) -> None:
     for tier in tiers:
         try:
             if tier.folder is not None:
-                _core.States([], [(_PAGE // 4, tier.folder)])
+                _core.States([], [(PAGE // 4, tier.folder)])
             elif (place := tier.place) is not None:
                 _core.Saved(0.0, [(1.0, tier.unit, place)]).where()
         except TierError as error:

@@ -17,7 +17,7 @@ from polder import _core
 from polder.errors import ArgumentError, PlacementError
 from polder.offload.optimizer import PAGE, Adam
 from polder.offload.placed import Placed, Weight, carry_out
-from polder.offload.ranges import Memory
+from polder.offload.ranges import Memory, memory
 from polder.offload.shards import storage_of
 from polder.offload.tiers import Tier, check_tiers, tiers_of
 
@@ -125,9 +125,9 @@ class Pins:
 
     def pin_empty(self, example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         """Room for a tensor of a shape, and of the type of another."""
-        memory = Memory(torch.Size(shape).numel() * example.element_size(), self.tier)
-        self._ranges.add(memory.range)
-        return memory.tensor(example, shape)
+        kept = Memory(memory(max(torch.Size(shape).numel() * example.element_size(), 1), self.tier))
+        self._ranges.add(kept.range)
+        return kept.tensor(example, shape)
 
     def range_of(self, tensor: torch.Tensor) -> _core.Range | None:
         """The range that a tensor lies in, if any."""

@@ -1,6 +1,7 @@
 """FSDP2 with its parameters offloaded: two ranks, placed, that a checkpoint cuts in two runs of different policies.
 
-Arguments: a folder on a disk, the fraction of states there, the first step and the last, the checkpoint. If the first
+Arguments: a folder on a disk, a file in memory in place of a dax device, the fraction of states on the disk and of
+weights on the device, the first step and the last, the checkpoint. Gradients lie on the device. If the first
 step is not 0, it is loaded, and the weights are compared with those of an unplaced run of all steps.
 """
 
@@ -9,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -16,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 from polder import offload
+from polder.errors import PlacementError
 
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
 RANKS = 2
@@ -73,14 +76,19 @@ def outside(inside: Callable[[torch.Tensor], bool]) -> int:
     return sum({it.data_ptr(): it.nbytes() for it in storages}.values())
 
 
-def main(rank: int, folder: str, far: str, first: str, last: str, checkpoint: str) -> None:
+def main(rank: int, folder: str, card: str, far: str, first: str, last: str, checkpoint: str) -> None:
     """One rank of two."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store-{first}", rank=rank, world_size=RANKS)
     ours = model()
     optimizer = offload.AdamW(ours.parameters(), **SETTINGS)
     tiers = [offload.Tier("dram", "1 GiB", 2e10, 2e10), offload.Tier("disk", "64 MiB", 2e9, 1e9, folder)]
-    policy = {"optimizer states": [1 - float(far), float(far)], "activations": [0, 1]}
+    tiers.append(offload.Tier("card", "1 GiB", 1e10, 1e10, device=card))
+    near, whole = 1 - float(far), [0.0, 0.0, 1.0]
+    policy = {"optimizer states": [near, float(far), 0], "activations": [0, 1, 0]}
+    with pytest.raises(PlacementError, match="weights: expected none of it in disk, a folder"):
+        offload.place(ours, optimizer, {"weights": [near, float(far), 0]}, tiers=tiers)
+    policy |= {"weights": [near, 0, float(far)], "gradients": whole}
     placed = offload.place(ours, optimizer, policy, tiers=tiers, activations=4 << 20)
     if int(first):
         model_state, optimizer_state = get_state_dict(ours, optimizer)
@@ -94,13 +102,17 @@ def main(rank: int, folder: str, far: str, first: str, last: str, checkpoint: st
     held = {(row.object, row.tier): row.bytes for row in placed.rows()}
     assert held["activations", "disk"] > 0, held
     assert held["optimizer states", "disk"] >= float(far) * 8 * optimizer.elements() - 8192, held
+    # The kernel's word; both objects are in whole pages.
+    elements = sum(it.numel() for it in locals_of(ours))
+    assert held["gradients", "card"] >= 3.9 * elements, held
+    assert held["weights", "card"] == pytest.approx(float(far) * 4 * elements, abs=3 * 4096), held
+    assert held["weights", "dram"] == pytest.approx(near * 4 * elements, abs=3 * 4096), held
     if int(first):
         reference = model()
         adamw = torch.optim.AdamW(reference.parameters(), **SETTINGS, fused=True)
         train(reference, adamw, range(int(last)), None)
         assert all(map(torch.equal, locals_of(ours), locals_of(reference))), "other weights"
         # The same count of the unplaced stack: weights, gradients and states are 16 bytes an element, and padding.
-        elements = sum(it.numel() for it in locals_of(reference))
         assert outside(placed.holds) > 14 * elements, "the count sees nothing"
     else:
         model_state, optimizer_state = get_state_dict(ours, optimizer)
@@ -134,4 +146,4 @@ def locals_of(model: torch.nn.Module) -> list[torch.Tensor]:
 
 if __name__ == "__main__":
     torch.multiprocessing.spawn(main, tuple(sys.argv[1:]), RANKS)
-    sys.stdout.write("equal\n" if int(sys.argv[3]) else "written\n")
+    sys.stdout.write("equal\n" if int(sys.argv[4]) else "written\n")
