@@ -345,8 +345,20 @@ fn probe_writes_a_machine_that_verify_reads_and_replaces_none() {
     let out = scratch.path().join("platform.toml");
     let path = out.to_str().unwrap();
     let disk = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let written = said(&["probe", "--out", path, "--disk", disk.to_str().unwrap()]);
+    let card = scratch.path().join("card");
+    std::fs::File::create(&card).unwrap().set_len(64 << 20).unwrap();
+    let card = card.to_str().unwrap();
+    let written = said(&["probe", "--out", path, "--disk", disk.to_str().unwrap(), "--dax", card]);
     assert_eq!(written, std::fs::read_to_string(&out).unwrap());
+    let tiers = Platform::load(path).unwrap().local_tiers;
+    assert!(tiers["dram"].node.is_some() && tiers["dram"].device.is_none());
+    assert_eq!((tiers["card"].node, tiers["card"].device.as_deref()), (None, Some(card)));
+    assert_eq!(tiers["card"].capacity.value(), f64::from(64 << 20));
+    for tier in tiers.values() {
+        let (read, write) = tier.rates(None);
+        assert!(tier.latency.value() > 0.0 && read.value() > 0.0 && write.value() > 0.0);
+        assert_eq!(tier.threads[0].threads, 1);
+    }
     let sharing = Platform::load(path).unwrap().sharing.unwrap();
     let names: Vec<_> = sharing.exchange.keys().map(String::as_str).collect();
     assert_eq!(names, ["coherent", "loopback", "software"]);
