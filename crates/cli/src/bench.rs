@@ -8,6 +8,7 @@ mod objects;
 mod offload;
 mod pages;
 mod pair;
+mod peer;
 mod plan;
 pub(crate) mod ring;
 mod row;

@@ -126,7 +126,8 @@ pub struct Pace {
 }
 
 /// `2(p-1)/p`, what a ring moves of each byte.
-fn ring(workers: u32) -> f64 {
+#[must_use]
+pub fn ring(workers: u32) -> f64 {
     if workers == 0 { 0.0 } else { 2.0 * f64::from(workers - 1) / f64::from(workers) }
 }
 

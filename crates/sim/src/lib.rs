@@ -25,6 +25,7 @@ pub mod memory;
 pub mod message;
 pub mod offload;
 pub mod pages;
+mod random;
 mod search;
 mod step;
 pub mod sync;

@@ -28,7 +28,9 @@ mod trace;
 
 pub use load::{Load, Pair};
 pub use rounds::{Control, PAGE_BYTES};
-pub use trace::{Idle, IdleError, Random, Touches, Zipf};
+pub use trace::{Idle, IdleError, Touches, Zipf};
+
+pub use crate::random::Random;
 
 use polder_place::pages::{Past, ServicePolicy, TierRule};
 

@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use polder_place::sync::{Pace, pieces, proxied_tensors, split};
+use polder_place::sync::{Pace, pieces, proxied_tensors, ring, split};
 use polder_platform::Bandwidth;
 use serde::Serialize;
 
@@ -86,11 +86,6 @@ impl SyncJob {
         self.layers.iter().sum()
     }
 
-    /// Bytes that a ring moves of each byte, 2(p-1)/p.
-    fn ring(&self) -> f64 {
-        2.0 * f64::from(self.workers.saturating_sub(1)) / f64::from(self.workers.max(1))
-    }
-
     fn share(&self, layer: usize) -> f64 {
         self.layers[layer] as f64 / self.bytes() as f64
     }
@@ -117,7 +112,7 @@ impl SyncJob {
 
     /// The time that all workers sum so many bytes in their ring.
     fn summed_s(&self, bytes: f64) -> f64 {
-        self.latency_s + self.ring() * bytes / self.worker.value()
+        self.latency_s + ring(self.workers) * bytes / self.worker.value()
     }
 
     /// One all-reduce after the backward pass.
@@ -151,7 +146,7 @@ impl SyncJob {
     #[must_use]
     pub fn pace(&self) -> Pace {
         // Pushes and pulls go on beside the ring: the slower of both is what a byte takes.
-        let client = self.ring() * self.link.value();
+        let client = ring(self.workers) * self.link.value();
         let proxy = if client > 0.0 { self.proxy.value().min(client) } else { self.proxy.value() };
         let proxy = Bandwidth::new(proxy);
         Pace { forward_s: self.forward_s, backward_s: self.backward_s, proxy, worker: self.worker }
@@ -194,8 +189,8 @@ impl SyncJob {
                     .map(|piece| (layer, (piece.end - piece.start) as f64, gradients[layer])),
             );
         }
-        let ring = self.ring() / self.proxy.value();
-        for seconds_a_byte in [1.0 / self.link.value(), ring, 1.0 / self.link.value()] {
+        let summed = ring(self.workers) / self.proxy.value();
+        for seconds_a_byte in [1.0 / self.link.value(), summed, 1.0 / self.link.value()] {
             shards = self.stage(&shards, seconds_a_byte);
         }
         for (layer, _, at) in shards {

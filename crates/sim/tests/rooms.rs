@@ -2,18 +2,19 @@
 
 use std::path::Path;
 
-/// Each folder with what it may import of the crate. `text`, `fidelity` and `message` are files that import no folder.
-const TABLE: [(&str, &[&str]); 13] = [
+/// Each folder with what it may import of the crate. `text`, `fidelity`, `random` and `message` are files that import no folder.
+const TABLE: [(&str, &[&str]); 14] = [
     ("text", &[]),
     ("fidelity", &[]),
+    ("random", &[]),
     ("message", &[]),
-    ("contention", &["fidelity"]),
+    ("contention", &["fidelity", "random"]),
     ("step", &["text", "fidelity", "contention"]),
     ("offload", &["text", "step"]),
     ("walk", &[]),
     ("memory", &["step"]),
     ("sync", &[]),
-    ("pages", &[]),
+    ("pages", &["random"]),
     ("formats", &["text", "step"]),
     ("judge", &["text", "message", "memory", "step", "offload", "walk", "formats", "pages", "sync"]),
     ("search", &["text", "fidelity", "step", "formats", "judge"]),

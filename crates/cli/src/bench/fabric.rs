@@ -16,11 +16,10 @@ use polder_sim::contention::{
     FabricQuestion, FlitOptions, Flow, Network, Routing, TrafficPattern, answer, finish_times,
 };
 
+use super::peer::Peer;
 use super::row::{Better, Kind, Row, Sample};
 use crate::Failure;
 use crate::scratch::Scratch;
-
-const PROGRAM: &str = include_str!("simgrid.cpp");
 
 /// SimGrid's own names of what makes it share as is described above.
 const OPTIONS: [&str; 6] = [
@@ -49,7 +48,7 @@ pub(super) struct Arguments {
 /// Simulates the same flows in turn.
 pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
     let scratch = Scratch::new()?;
-    let peer = (!arguments.alone).then(|| compile(scratch.path())).transpose()?;
+    let peer = (!arguments.alone).then(|| PEER.compile(scratch.path())).transpose()?;
     let mut rows = vec![];
     for hosts in HOSTS {
         let case = Case::new(hosts)?;
@@ -224,26 +223,15 @@ const fn next(state: u64) -> u64 {
     state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407)
 }
 
-/// Compiles SimGrid's side.
-fn compile(folder: &Path) -> Result<std::path::PathBuf, Failure> {
-    let (source, program) = (folder.join("simgrid.cpp"), folder.join("simgrid"));
-    std::fs::write(&source, PROGRAM)?;
-    let hint = "install it with `apt-get install g++ libsimgrid-dev`, or measure without it: --alone";
-    let ended = Command::new("c++")
-        .args(["-O2", "-std=c++17", "-o"])
-        .args([&program, &source])
-        .arg("-lsimgrid")
-        .output()
-        .map_err(|error| Failure(format!("c++: {error}; {hint}")))?;
-    match ended.status.success() {
-        true => Ok(program),
-        false => {
-            let why = String::from_utf8_lossy(&ended.stderr);
-            let why = why.lines().find(|line| line.contains("error")).unwrap_or("no reason");
-            Err(Failure(format!("SimGrid's side cannot be compiled: {why}; {hint}")))
-        }
-    }
-}
+/// SimGrid's side.
+const PEER: Peer = Peer {
+    name: "SimGrid's side",
+    source: ("simgrid.cpp", include_str!("simgrid.cpp")),
+    compiler: "c++",
+    options: &["-O2", "-std=c++17"],
+    library: "-lsimgrid",
+    packages: "g++ libsimgrid-dev",
+};
 
 /// SimGrid's seconds, and when each flow ends.
 fn simgrid(program: &Path, flows: &Path, count: usize) -> Result<(f64, Vec<f64>), Failure> {

@@ -3,7 +3,7 @@
 //! Both follow the same trace, in turn: services that are accessed by zipf, with hot pages that wander, so that pages are
 //! promoted and demoted in each generation, and bounds of fair share. Neither's time counts what makes or reads the trace.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
@@ -11,11 +11,11 @@ use clap::Args;
 use polder_place::pages::{LocalBounds, ServicePolicy, TierRule};
 use polder_sim::pages::{Control, Kernel, Pages, Random, Seen, Service, Zipf};
 
+use super::peer::Peer;
 use super::row::{Better, Row, Sample};
 use crate::Failure;
 use crate::scratch::Scratch;
 
-const PROGRAM: &str = include_str!("pages.c");
 const SERVICES: u32 = 4;
 const RUNS: usize = 5;
 /// Thousandths of its pages that a service may have on the fast tier.
@@ -46,7 +46,7 @@ fn power_of_two(text: &str) -> Result<u32, String> {
 /// Measures both in turn.
 pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
     let scratch = Scratch::new()?;
-    let peer = (!arguments.alone).then(|| compile(scratch.path())).transpose()?;
+    let peer = (!arguments.alone).then(|| PEER.compile(scratch.path())).transpose()?;
     let case = Case::new(arguments.pages, arguments.generations)?;
     let file = scratch.path().join("trace");
     if peer.is_some() {
@@ -174,26 +174,15 @@ impl Case {
     }
 }
 
-/// Compiles the C model.
-fn compile(folder: &Path) -> Result<PathBuf, Failure> {
-    let (source, program) = (folder.join("pages.c"), folder.join("pages"));
-    std::fs::write(&source, PROGRAM)?;
-    let hint = "install it with `apt-get install gcc`, or measure without the C model: --alone";
-    let ended = Command::new("cc")
-        .args(["-O2", "-std=c11", "-D_POSIX_C_SOURCE=199309L", "-Wall", "-Wextra", "-Werror", "-o"])
-        .args([&program, &source])
-        .arg("-lm")
-        .output()
-        .map_err(|error| Failure(format!("cc: {error}; {hint}")))?;
-    match ended.status.success() {
-        true => Ok(program),
-        false => {
-            let why = String::from_utf8_lossy(&ended.stderr);
-            let why = why.lines().find(|line| line.contains("error")).unwrap_or("no reason");
-            Err(Failure(format!("the C model cannot be compiled: {why}; {hint}")))
-        }
-    }
-}
+/// The C model.
+const PEER: Peer = Peer {
+    name: "the C model",
+    source: ("pages.c", include_str!("pages.c")),
+    compiler: "cc",
+    options: &["-O2", "-std=c11", "-D_POSIX_C_SOURCE=199309L", "-Wall", "-Wextra", "-Werror"],
+    library: "-lm",
+    packages: "gcc",
+};
 
 /// What the C model says.
 fn plain(program: &Path, trace: &Path) -> Result<Found, Failure> {
@@ -236,7 +225,7 @@ mod tests {
     #[test]
     fn the_c_model_makes_the_same_decisions() {
         let scratch = Scratch::new().unwrap();
-        let program = compile(scratch.path()).unwrap();
+        let program = PEER.compile(scratch.path()).unwrap();
         let case = Case::new(1 << 16, 40).unwrap();
         let file = scratch.path().join("trace");
         std::fs::write(&file, case.bytes().unwrap()).unwrap();

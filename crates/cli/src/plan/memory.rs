@@ -328,7 +328,8 @@ pub(super) fn time(seconds: f64) -> String {
     }
 }
 
-fn digits(value: f64) -> String {
+/// Three digits.
+pub(super) fn digits(value: f64) -> String {
     match value {
         it if it >= 99.95 => format!("{it:.0}"),
         it if it >= 9.995 => format!("{it:.1}"),

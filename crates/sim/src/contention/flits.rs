@@ -11,6 +11,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::network::Node;
+use crate::random::Random;
 
 /// What links, switches and buffers are like: the same everywhere.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -388,13 +389,11 @@ impl Flits {
     }
 }
 
-/// SplitMix64 (Steele et al., 2014) of a link's so-manieth flit.
+/// What is drawn for flit number `count` of a link.
 fn mixed(seed: u64, link: u32, count: u64) -> u64 {
-    let state = seed ^ (u64::from(link) << 40) ^ count;
-    let mut it = state.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    it = (it ^ (it >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    it = (it ^ (it >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    it ^ (it >> 31)
+    let flit = seed ^ (u64::from(link) << 40) ^ count;
+    // Spread first: seeds one apart would draw one number after the other.
+    Random::new(flit.wrapping_mul(0x9e37_79b9_7f4a_7c15)).bits()
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use super::flits::{FlitFlow, FlitRun, FlitTiming, follow};
 use super::network::{Network, NetworkError, Node, Routing};
 use super::sharing::{Flow, finish_times};
 use crate::fidelity::Fidelity;
+use crate::random::Random;
 
 /// Which accelerators send to which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,17 +71,10 @@ impl TrafficPattern {
 
 /// A random permutation of one cycle (Sattolo, 1986), so that nobody sends to itself.
 fn cycle(count: u32, seed: u64) -> Vec<u32> {
-    let mut state = seed;
-    // SplitMix64 (Steele et al., 2014).
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut it = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        it = (it ^ (it >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        it ^ (it >> 31)
-    };
+    let mut random = Random::new(seed);
     let mut to: Vec<_> = (0..count).collect();
     for last in (1..count as usize).rev() {
-        to.swap(last, (next() % last as u64) as usize);
+        to.swap(last, (random.bits() % last as u64) as usize);
     }
     to
 }

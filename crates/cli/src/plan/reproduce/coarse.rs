@@ -3,6 +3,7 @@
 use polder_sim::coarse::{CoarseBeside, CoarseFigure, CoarseReport};
 
 use crate::Failure;
+use crate::plan::memory::digits;
 use crate::plan::table;
 
 /// The claims of these figures.
@@ -24,13 +25,13 @@ pub(super) fn run(figures: &[&str], json: bool) -> Result<(), Failure> {
     for it in claims.iter().filter(|it| is_asked(it)) {
         let [least, most] = it.claim.published;
         let published = match least == most {
-            true => number(least),
-            false => format!("{} to {}", number(least), number(most)),
+            true => digits(least),
+            false => format!("{} to {}", digits(least), digits(most)),
         };
         let reached = if it.is_reached() { "inside" } else { "outside" };
         let name = format!("{:<4} {}", it.claim.figure, it.claim.says);
-        let [from, to] = it.range.map(number);
-        rows.push(vec![name, published, number(it.simulated), from, to, reached.into()]);
+        let [from, to] = it.range.map(digits);
+        rows.push(vec![name, published, digits(it.simulated), from, to, reached.into()]);
     }
     rows[0].remove(1);
     table::print(&rows);
@@ -60,12 +61,4 @@ pub(super) fn run(figures: &[&str], json: bool) -> Result<(), Failure> {
     figure.notes.iter().for_each(|line| println!("note: {line}"));
     println!("simulated; nothing is fitted to these figures");
     Ok(())
-}
-
-fn number(value: f64) -> String {
-    match value {
-        it if it >= 100.0 => format!("{it:.0}"),
-        it if it >= 10.0 => format!("{it:.1}"),
-        it => format!("{it:.2}"),
-    }
 }
