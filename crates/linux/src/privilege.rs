@@ -1,4 +1,4 @@
-//! Rights that the agent gives up before it reads its first file.
+//! Rights that the agent gives up once it has read its policy.
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | 0 | identity of its process |
 //! | 1 | spare, 0 |
-//! | from 2 on | news: for each host, a word for each of its ports, eight a line |
+//! | from 2 on | news: for each host whole lines, with a word for each of its ports |
 //!
 //! A word of the news belongs to the sender with that port of that host. It is 0 until that sender has sent anything. Then
 //! bits 40..64 are the lowest bits of the sender's generation, and bits 0..40 the number of slots that it has published.

@@ -7,7 +7,7 @@
 //! | 1 | spare, 0 |
 //! | 2 | state |
 //! | 3 | spare, 0 |
-//! | from 4 on | queues: for each proxy that the part deals with, a word for each of its shards, eight a line |
+//! | from 4 on | queues: for each proxy that the part deals with whole lines, with a word for each of its shards |
 //! | then | buffers: for each of these proxies its shards, each from a whole line on |
 //!
 //! A client deals with all proxies, a proxy with itself.
