@@ -6,6 +6,8 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -212,9 +214,12 @@ def test_what_zero_cannot_place_is_one_clear_error(disk: Path) -> None:  # noqa:
         with pytest.raises(ArgumentError, match=f"offload_optimizer.device cpu, found {found}"):
             offload.zero(model(), {"zero_optimization": stage}, **given)
     ours = model()
-    own = TensorStates(torch.optim.AdamW(ours.parameters()), None)
-    with pytest.raises(PlacementError, match=r"first tier; give optimizer=polder\.offload\.AdamW"):
-        own.room([(1024, None)], [(1024, disk)])
+    first = SimpleNamespace(place=None)
+    own = TensorStates(torch.optim.AdamW(ours.parameters()), cast("Any", first))
+    for memory, files in (([(1024, None)], [(1024, disk)]), ([(1024, 1)], []), ([(512, None), (512, 1)], [])):
+        with pytest.raises(PlacementError, match=r"first tier; give optimizer=polder\.offload\.AdamW"):
+            own.room(memory, files)
+    own.room([(1024, None)], [])
 
 
 # ------------------------------------------------------------------------------- frameworks in their own environments

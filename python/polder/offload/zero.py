@@ -165,6 +165,11 @@ class Zero:
             it.data = self.pinned(it.data)
         self.steps = Steps(self._zero)
 
+    @property
+    def place(self) -> int | str | None:
+        """Where ranges are made: the place of the first tier."""
+        return self._pins.tier.place
+
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, or a copy of it in a range."""
         return tensor if self._pins.is_pinned(tensor) else self._pins.pin(tensor)
@@ -263,7 +268,7 @@ class TensorStates:
 
     def room(self, kept: Sequence[tuple[int, Any]], files: Sequence[tuple[int, str | Path]]) -> _core.States:
         """No room besides the tensors."""
-        if files or len(kept) > 1:
+        if files or any(place != self._kept.place for _, place in kept):
             raise PlacementError(
                 "DeepSpeed's own Adam steps over tensors in the first tier; give optimizer=polder.offload.AdamW(...) "
                 'to place states in others, or a policy with "optimizer states" there'
