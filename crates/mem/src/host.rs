@@ -130,7 +130,12 @@ impl HostPlan {
 
     fn slot_index(&self, host: u16, slot: u16) -> Option<u32> {
         let inside = host < self.hosts && slot < self.processes;
-        inside.then(|| u32::from(host) * u32::from(self.processes) + u32::from(slot))
+        inside.then(|| self.slots_of(host).0 + u32::from(slot))
+    }
+
+    /// The first slot of a host, and how many it has.
+    fn slots_of(&self, host: u16) -> (u32, u32) {
+        (u32::from(host) * u32::from(self.processes), u32::from(self.processes))
     }
 }
 
@@ -308,7 +313,9 @@ impl Host {
         self.kernel.word(BUSY_UNTIL)
     }
 
-    /// A process that is gone stays dead, also when its host id has moved to another kernel since.
+    /// The slot's file names the last process that ran here. A host id may have moved to another run directory since: its process
+    /// there has the same slot, and nothing is known of it here. A move to another kernel is not seen here; the host's line
+    /// in the pool tells of it.
     pub(crate) fn liveness(&self, host: u16, slot: ProcessSlot) -> Liveness {
         let Some(index) = self.plan.slot_index(host, slot.0) else { return Liveness::Unknown };
         if (host, slot.0) == (self.plan.host, self.slot) || self.locks.others_hold(index, 1).unwrap_or(true) {
@@ -316,8 +323,18 @@ impl Host {
         }
         match self.holder(index) {
             0 => Liveness::Unknown,
+            _ if self.is_held_elsewhere(host) => Liveness::Unknown,
             _ => Liveness::Dead,
         }
+    }
+
+    /// Whether processes with another run directory are `host`. The pool's file is asked first: a process lets go of its slot before it
+    /// lets go of the pool.
+    fn is_held_elsewhere(&self, host: u16) -> bool {
+        let (first, count) = self.plan.slots_of(host);
+        host != self.plan.host
+            && self.host_is_held(host) == Some(true)
+            && self.locks.others_hold(first, count).is_ok_and(|held| !held)
     }
 
     /// Whether a process of `host` under this kernel holds its byte on the pool's file. Each such process does, from before its line says
@@ -417,7 +434,7 @@ impl Entered {
         gate: &Gate<'_>,
     ) -> Result<Self, HostError> {
         let (path, access) = (plan.kernel_file(), region.access());
-        let (first, count) = (u32::from(plan.host) * u32::from(plan.processes), u32::from(plan.processes));
+        let (first, count) = plan.slots_of(plan.host);
         let free = |first, count| gate.locks().others_hold(first, count).map(|held| !held);
         let free = |first, count| free(first, count).map_err(failed(&path, "look at its locks"));
         let (kernel_is_free, host_is_free) = (free(0, plan.slots())?, free(first, count)?);
@@ -573,7 +590,7 @@ fn sweep_pool(plan: &HostPlan) -> io::Result<()> {
 
 /// Behind the gate, by a process that holds no slot: removes the files that no other process uses.
 fn remove_unused(plan: &HostPlan, locks: &Locks) -> io::Result<()> {
-    let (first, count) = (u32::from(plan.host) * u32::from(plan.processes), u32::from(plan.processes));
+    let (first, count) = plan.slots_of(plan.host);
     if !locks.others_hold(first, count)? {
         for path in [plan.host_file(), plan.shadow_file()] {
             match std::fs::remove_file(path) {

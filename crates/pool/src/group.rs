@@ -74,7 +74,9 @@ impl RankPlace {
         {
             return Ok(true);
         }
-        match (memory.liveness(self.host, self.slot), self.heartbeat) {
+        // What this kernel knows of the slot of another kernel's process is of an earlier process.
+        let liveness = self.bell.map_or(Liveness::Unknown, |_| memory.liveness(self.host, self.slot));
+        match (liveness, self.heartbeat) {
             (Liveness::Dead, _) => Ok(true),
             (Liveness::Alive, _) | (Liveness::Unknown, None) => Ok(false),
             (Liveness::Unknown, Some(at)) => Ok(pulse.silent_since(memory, at)? + silence < memory.now()),

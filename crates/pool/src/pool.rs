@@ -455,7 +455,7 @@ impl<M: Memory> Pool<M> {
         if !self.view()?.has(process.host) {
             return Ok(PeerState::Evicted);
         }
-        match self.memory.liveness(process.host, process.slot) {
+        match self.liveness(process)? {
             Liveness::Alive => Ok(PeerState::Alive),
             Liveness::Dead => Ok(PeerState::Dead),
             Liveness::Unknown => {
@@ -508,12 +508,31 @@ impl<M: Memory> Pool<M> {
         let view = self.view()?;
         let is_fenced = (view.fenced & !view.members) >> peer.host & 1 == 1;
         // Its line is not asked first: whoever died while it wrote it has left it torn.
-        if is_fenced || self.memory.liveness(peer.host, peer.slot) == Liveness::Dead {
+        if is_fenced || self.liveness(peer)? == Liveness::Dead {
             return Ok(true);
         }
         let now = self.process(peer.host, peer.slot)?;
         let same = now.incarnation == peer.incarnation && now.host_incarnation == peer.host_incarnation;
         Ok(!same || now.state != ProcessState::Live || self.ended_unseen(peer)?)
+    }
+
+    /// What this kernel knows of `process`. A kernel remembers of each slot the last process that it ran there. Once the host id has moved
+    /// to another kernel, that is not the process of the slot, and nothing is known here of those that came with the move.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`] when the memory fails.
+    pub(crate) fn liveness(&self, process: &Process) -> Result<Liveness, PoolError> {
+        match self.memory.liveness(process.host, process.slot) {
+            Liveness::Dead if self.came_with_a_move(process)? => Ok(Liveness::Unknown),
+            known => Ok(known),
+        }
+    }
+
+    /// Whether another kernel holds the id of the host of `process`, in the incarnation that the process is of. A torn line has no processes
+    /// of its incarnation yet.
+    fn came_with_a_move(&self, process: &Process) -> Result<bool, PoolError> {
+        let (line, is_whole) = HostLine::read_torn(&self.memory, &self.layout, process.host, self.settle())?;
+        Ok(is_whole && line.boot != self.member.boot && line.incarnation == process.host_incarnation)
     }
 
     /// Whether `peer` ran under this kernel and has ended, though this run directory knows nothing of it: the last process that did has
@@ -687,7 +706,8 @@ fn usable_slot<M: Memory>(memory: &M, layout: &Layout, member: &Member) -> Resul
 
 #[cfg(test)]
 mod tests {
-    use polder_mem::{Heap, HeapShape};
+    use polder_mem::testing::Scratch;
+    use polder_mem::{Coherent, Heap, HeapShape, HostPlan, Region};
 
     use super::*;
     use crate::format::{Geometry, Overwrite, Uuid, format};
@@ -832,6 +852,50 @@ mod tests {
         let first = Pool::attach(one, member(1, 8)).unwrap();
         let second = Pool::attach(two, member(1, 8)).unwrap();
         assert_eq!([first.host_incarnation, second.host_incarnation], [2, 2]);
+    }
+
+    /// Host 1 ran here, as host 0 does, and goes on under another kernel (boot 8) or with another run directory (boot 7).
+    #[test]
+    fn a_process_whose_host_id_moved_away_from_here_is_not_called_dead_by_what_ran_here_before() {
+        let scratch = Scratch::new();
+        let layout = Layout::new(&TINY, BYTES).unwrap();
+        let local_words = LocalLayout::new(&layout).words();
+        let process = |directory: &str, pool, host| {
+            let directory = scratch.path().join(directory);
+            std::fs::create_dir_all(&directory).unwrap();
+            let (hosts, processes, bells, kept) = (3, 2, 6, 0..0);
+            let patience = HostPlan::PATIENCE;
+            let plan =
+                HostPlan { pool, host, hosts, processes, local_words, bells, directory, kept, patience };
+            let path = scratch.path().join("region");
+            let region = Region::open(&path).or_else(|_| Region::create(&path, BYTES)).unwrap();
+            Coherent::new(region).attach(&plan).unwrap()
+        };
+        let here = process("here", 1, 0);
+        format(&here, &TINY, Uuid(1), Overwrite::Refuse).unwrap();
+        let patient = Member { silence: Duration::from_secs(60), ..member(0, 7) };
+        let watcher = Pool::attach(here, patient).unwrap();
+        let state = || watcher.peer_state(1, ProcessSlot(0)).unwrap();
+        // Under another number the locks on the pool's file are not seen here, as those of another kernel are not.
+        for (boot, pool) in [(8, 2), (7, 1)] {
+            let holder = Pool::attach(process("here", 1, 1), member(1, 7)).unwrap();
+            let before = holder.this_process();
+            assert_eq!(state(), PeerState::Alive);
+            holder.die();
+            assert_eq!(state(), PeerState::Dead, "it died under this kernel");
+            assert!(watcher.is_gone(&before).unwrap());
+            Pool::attach(process("here", 1, 1), member(1, 7)).unwrap().detach().unwrap();
+
+            let moved = Pool::attach(process("there", pool, 1), member(1, boot)).unwrap();
+            let now = watcher.process(1, ProcessSlot(0)).unwrap();
+            assert_eq!(now, moved.this_process(), "it has the slot of the one that died");
+            moved.beat().unwrap();
+            assert_eq!(state(), PeerState::Alive, "boot {boot}");
+            watcher.expect_alive(&now, "message", 1).unwrap();
+            assert!(!watcher.is_gone(&now).unwrap(), "a lock of it must not pass on");
+            assert!(watcher.is_gone(&before).unwrap());
+            drop(moved);
+        }
     }
 
     #[test]

@@ -308,7 +308,7 @@ impl<M: Memory> Search<M> {
     fn member(&self, object: &Object, process: &Process) -> Result<RankPlace, PoolError> {
         let pool = &self.seats.pool;
         let Process { host, slot, pid, .. } = *process;
-        let same_kernel = pool.memory().liveness(host, slot) != Liveness::Unknown;
+        let same_kernel = pool.liveness(process)? != Liveness::Unknown;
         let line = pool.process(host, slot)?;
         if line.incarnation != process.incarnation {
             let (epoch, sequence) = (self.options.epoch, self.seats.rank as u64);
