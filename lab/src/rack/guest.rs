@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,6 +28,32 @@ pub(crate) struct Rack {
     initrd: PathBuf,
     logs: PathBuf,
     folder: TempDir,
+    guard: Guard,
+}
+
+/// Removes the folder and ends the kernels when this process has ended, also by a signal: a process of its own, out of reach of Ctrl-C, that
+/// waits until its maker is gone.
+struct Guard(Child);
+
+impl Guard {
+    fn over(folder: &Path) -> Result<Self, Failed> {
+        let mut guard = Command::new("sh");
+        guard.args(["-c", "cat > /dev/null; rm -rf -- \"$1\"; kill -s KILL -- \"-$$\"", "sh"]).arg(folder);
+        let guard = guard.stdin(Stdio::piped()).process_group(0).spawn();
+        guard.map(Self).map_err(|error| format!("sh: {error}"))
+    }
+
+    /// The process group that it ends.
+    fn group(&self) -> i32 {
+        i32::try_from(self.0.id()).expect("Linux has ids below 2^22")
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        drop(self.0.wait());
+    }
 }
 
 impl Device {
@@ -82,7 +109,8 @@ impl Rack {
             file.set_len(bytes).map_err(text)?;
         }
         let [kernel, initrd, logs] = [kernel, initrd, logs].map(Clone::clone);
-        Ok(Self { device: *device, kernel, initrd, logs, folder })
+        let guard = Guard::over(folder.path())?;
+        Ok(Self { device: *device, kernel, initrd, logs, folder, guard })
     }
 
     /// Boots host `number`, and waits until it has the device.
@@ -111,6 +139,7 @@ impl Rack {
         ]);
         let errors = File::create(self.logs.join(format!("{device}{number}.qemu"))).map_err(text)?;
         let qemu = qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
+        let qemu = qemu.process_group(self.guard.group());
         let mut child = qemu.spawn().map_err(|error| format!("qemu-system-x86_64: {error}"))?;
         let orders = child.stdin.take().expect("its input is a pipe");
         let reports = child.stdout.take().expect("its output is a pipe");
