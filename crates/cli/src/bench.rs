@@ -1,8 +1,10 @@
 //! `polder bench`: Polder and its peers in turn, in one run, a row for each figure.
 
+mod ab;
 pub(crate) mod collectives;
 mod fabric;
 mod lines;
+mod memory;
 mod mpi;
 mod objects;
 mod offload;
@@ -37,6 +39,12 @@ enum Bench {
     Ring,
     /// Writing and flushing with each instruction (cMPI, Figure 11 and Table 1).
     Lines,
+    /// Each node's memory under load: bandwidth by reads and writes, latency by load and its tail (Vistara, Tables III and IV).
+    Memory(memory::MemoryArguments),
+    /// Latency of a footprint over two nodes, by the part of it that is hot (Vistara, Table X).
+    Knee(memory::KneeArguments),
+    /// A command on the memory of some nodes and on that of others, in turn, by `cpuset.mems`.
+    Ab(ab::Arguments),
     /// Collectives through Python, beside gloo and Open MPI.
     Collectives(collectives::Arguments),
     /// Every collective and message through torch, over each kind of pool, beside gloo and Open MPI.
@@ -62,6 +70,7 @@ enum Bench {
 enum Second {
     Ring(ring::Second),
     Objects(objects::Second),
+    Enter(ab::Enter),
 }
 
 /// Runs one benchmark and prints its rows.
@@ -69,6 +78,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let rows = match &arguments.bench {
         Bench::Ring => ring::run()?,
         Bench::Lines => lines::run()?,
+        Bench::Memory(arguments) => memory::run(arguments)?,
+        Bench::Knee(arguments) => memory::knee(arguments)?,
+        Bench::Ab(arguments) => ab::run(arguments)?,
         Bench::Plan(arguments) => plan::run(arguments)?,
         Bench::Fabric(arguments) => fabric::run(arguments)?,
         Bench::Pages(arguments) => pages::run(arguments)?,
@@ -89,6 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             mpi::run(mpi, arguments.json)?;
             return Ok(ExitCode::SUCCESS);
         }
+        Bench::Second(Second::Enter(arguments)) => return ab::enter(arguments),
         Bench::Second(Second::Objects(second)) => {
             objects::second(second)?;
             return Ok(ExitCode::SUCCESS);

@@ -550,7 +550,7 @@ pub(crate) fn kib(figure: &str) -> Option<f64> {
 }
 
 /// The processor's name.
-fn processor() -> Option<String> {
+pub(crate) fn processor() -> Option<String> {
     line_of(Path::new("/proc/cpuinfo"), "model name")
 }
 

@@ -11,6 +11,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
+use crate::affinity::bind_memory;
 use crate::buffer::PAGE;
 use crate::numa;
 use crate::region::{self, RegionKind};
@@ -237,6 +238,45 @@ impl Range {
         Ok(bytes)
     }
 
+    /// As [`Range::locate`], of one piece of whole pages that is not mapped.
+    ///
+    /// # Errors
+    /// What the kernel said, and a piece that is no range of whole pages of this range, or that is mapped.
+    pub fn locate_piece(&self, begin: usize, bytes: usize) -> Result<BTreeMap<Location, usize>, TierError> {
+        self.piece(begin, bytes, PAGE)?;
+        let mut found = BTreeMap::new();
+        for node in self.nodes(begin, bytes)? {
+            *found.entry(node.map_or(Location::Untouched, Location::Node)).or_insert(0) += PAGE;
+        }
+        Ok(found)
+    }
+
+    /// Has the untouched pages of `[begin, begin + bytes)` come from one NUMA node. The kernel may move them afterwards, unlike those that
+    /// are bound.
+    ///
+    /// # Errors
+    /// Those of [`Range::bind`].
+    pub fn place(&mut self, begin: usize, bytes: usize, node: usize) -> Result<(), TierError> {
+        self.piece(begin, bytes, PAGE)?;
+        let room = numa::room(node).ok_or(TierError::NoNode { node })?;
+        // Asked for before, because the kernel kills a process for a page that a node does not have.
+        if bytes as u64 > room {
+            return Err(TierError::TooSmall { node, bytes, room });
+        }
+        let refused = |source| TierError::Node { node, source };
+        let range = &*self;
+        let touch = || {
+            // Of this thread alone, so that the pages have no policy of their own.
+            bind_memory(node).map_err(refused)?;
+            for page in (begin..begin + bytes).step_by(PAGE) {
+                // SAFETY: a page of this range, which the caller borrows alone.
+                unsafe { range.at.add(page).cast::<u64>().write_volatile(0) };
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| scope.spawn(touch).join()).expect("touching pages does not panic")
+    }
+
     fn nodes(&self, begin: usize, bytes: usize) -> Result<Vec<Option<usize>>, TierError> {
         // SAFETY: the caller's piece begins in the mapping, or at its end.
         let at = unsafe { self.at.add(begin) };
@@ -352,6 +392,16 @@ mod tests {
         File::options().write(true).open(&path).expect("it").set_len(4 * PAGE as u64).expect("cut");
         let said = message(range.check());
         assert!(said.contains(&format!("it has {} bytes left of {}", 4 * PAGE, 5 * PAGE)), "{said}");
+    }
+
+    #[test]
+    fn pages_are_placed_where_they_are_touched_first_and_the_rest_stays_untouched() {
+        let mut range = Range::new(8 * PAGE).expect("a range");
+        range.place(2 * PAGE, 3 * PAGE, 0).expect("every machine has node 0");
+        let placed = range.locate_piece(PAGE, 5 * PAGE).expect("asked");
+        assert_eq!(placed, [(Location::Node(0), 3 * PAGE), (Location::Untouched, 2 * PAGE)].into());
+        assert!(message(range.place(0, PAGE, 1000)).starts_with("NUMA node 1000: this machine has none"));
+        assert!(message(range.place(1, PAGE, 0)).starts_with("[1, +4096) is no piece"));
     }
 
     #[test]

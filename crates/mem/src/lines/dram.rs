@@ -30,9 +30,11 @@ pub fn range_latency(range: &mut Range, effort: Sampling) -> Timing {
     chase(words, effort)
 }
 
-fn chase(cycle: &[u64], effort: Sampling) -> Timing {
+/// Loads that are timed at once.
+pub(super) const STEPS: usize = 4096;
+
+pub(super) fn chase(cycle: &[u64], effort: Sampling) -> Timing {
     let mut line = 0;
-    const STEPS: usize = 4096;
     effort
         .time(|| {
             for _ in 0..STEPS {
@@ -70,7 +72,7 @@ pub fn range_bandwidth(range: &mut Range, threads: usize, effort: Sampling) -> [
 }
 
 /// The words of a range, which is borrowed alone.
-fn words_of(range: &mut Range) -> &mut [u64] {
+pub(super) fn words_of(range: &mut Range) -> &mut [u64] {
     // SAFETY: the range's pages are aligned, are words of any bits, and are borrowed with it; no other range maps them.
     unsafe { std::slice::from_raw_parts_mut(range.address().cast::<u64>(), range.bytes() / 8) }
 }
@@ -83,7 +85,7 @@ fn cycle(lines: usize) -> Vec<u64> {
 }
 
 /// Links lines to one random cycle: the first word of each holds the number of the next.
-fn link(cycle: &mut [u64]) {
+pub(super) fn link(cycle: &mut [u64]) {
     let lines = cycle.len() / WORDS;
     assert!(lines >= 2, "a chase needs two lines");
     for line in 0..lines {

@@ -4,6 +4,7 @@
 //! Table 1 that one machine can measure.
 
 mod dram;
+mod loaded;
 mod timing;
 
 use std::sync::Barrier;
@@ -12,6 +13,7 @@ use crate::affinity::{allowed_cpus, pin_to_cpu};
 use crate::{Cpu, Fault, LINE, Memory, Offset, Software};
 
 pub use dram::{memory_bandwidth, memory_latency, range_bandwidth, range_latency};
+pub use loaded::{Mix, UnderLoad, bytes_on, hot_latency, latencies, loaded_latency, mixed_bandwidth};
 pub use timing::{Sampling, Timing};
 
 /// How bytes reach memory, in the columns of Figure 11.
