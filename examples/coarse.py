@@ -3,17 +3,24 @@
 Run it with ``make sync``, or by hand::
 
     python examples/coarse.py --steps 30
+    python examples/coarse.py --rate 200 --sweep
     torchrun --nproc-per-node 2 examples/coarse.py
 
 The same steps run over an all-reduce that blocks after the backward pass and over DDP, which overlaps the two, both
-on gloo and on polder. All take turns, from the same weights over the same bytes, so that they see the same machine.
-The table at the end compares them.
+on gloo and on polder, and over one central server (the paper's DENSE). All take turns, from the same weights over the
+same bytes, so that they see the same machine. The table at the end compares them.
+
+Without ``--rate`` the links are this machine's memory, and proxies and workers share its cores. With it, token buckets
+emulate a link of so many MB/s for each worker's all-reduce and for each proxy's device, in both directions.
 """
 
 import argparse
+import json
 import os
+import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +35,7 @@ from train import BATCH, CONTEXT, RANKS, Gpt, Unusable, digest, read_text
 try:
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import GradBucket
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -35,11 +43,13 @@ try:
 except ImportError as error:
     sys.exit(f"coarse: torch is missing ({error}); `make torch` installs it into .venv")
 
-import polder.torch
+from polder.torch import EmulatedLinks, ParameterService, SyncPlan
 
 ROUND = 5  # steps of one way before the next has its turn
 PROFILE = 4  # steps of the service's profile, and of every other way, before anything counts
 WARM_UP = 2  # more steps that do not count, with the plan
+SHARD_SECONDS = 200e-6  # what an emulated link takes for each shard besides its bytes
+SWEEP = 10  # steps of m between 0 and 1
 
 
 def arguments() -> argparse.Namespace:
@@ -50,6 +60,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--proxies", type=int, default=2, help="how many proxies sum (2)")
     parser.add_argument("--width", type=int, default=train.WIDTH, help=f"the GPT's width ({train.WIDTH})")
     parser.add_argument("--layers", type=int, default=train.LAYERS, help=f"its layers ({train.LAYERS})")
+    parser.add_argument("--rate", type=float, help="emulate links of so many MB/s for all ways")
+    parser.add_argument("--sweep", action="store_true", help="then vary m, the order and the size of shards")
     return parser.parse_args()
 
 
@@ -85,12 +97,14 @@ class Way:
     draw: torch.Generator
     average: Callable[[], None] = lambda: None
     """What runs between the backward pass and the optimizer's step."""
+    service: ParameterService | None = None
+    link: "Link | None" = None
     last_gradient: float = 0.0
     losses: list[float] = field(default_factory=list[float])
     steps_s: list[float] = field(default_factory=list[float])
     blocked_s: list[float] = field(default_factory=list[float])
 
-    def step(self, text: torch.Tensor, rank: int, service: polder.torch.ParameterService | None) -> None:
+    def step(self, text: torch.Tensor, rank: int) -> None:
         """One step on this worker's share of a batch that every worker draws alike."""
         places = torch.randint(len(text) - CONTEXT - 1, (RANKS, BATCH), generator=self.draw)[rank]
         window = torch.stack([text[place : place + CONTEXT + 1] for place in places.tolist()]).long()
@@ -103,13 +117,36 @@ class Way:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps_s.append(time.perf_counter() - began)
-        # The service averages inside of the optimizer's step, before that begins.
-        self.blocked_s.append(averaged - self.last_gradient if service is None else service.blocked_s)
+        self.blocked_s.append(self.service.blocked_s if self.service else averaged - self.last_gradient)
         self.losses.append(loss.item())
 
     def note_gradient(self, _: torch.Tensor) -> None:
         """A gradient is complete; the last call of a backward pass counts."""
         self.last_gradient = time.perf_counter()
+
+    def timed(self, text: torch.Tensor, rank: int, steps: int) -> tuple[float, float]:
+        """The median seconds of so many steps, and of what blocks in them."""
+        for _ in range(steps):
+            self.step(text, rank)
+        return statistics.median(self.steps_s[-steps:]), statistics.median(self.blocked_s[-steps:])
+
+
+class Link:
+    """This worker's link in all-reduces, as a token bucket emulates it."""
+
+    def __init__(self, rate: float | None) -> None:
+        self.rate = rate
+        self.free = 0.0
+
+    def reserve(self, nbytes: int) -> None:
+        """An all-reduce of so many bytes begins now, or when the link is free."""
+        if self.rate is not None:
+            ring = 2 * (RANKS - 1) / RANKS
+            self.free = max(self.free, time.perf_counter()) + ring * nbytes / self.rate
+
+    def wait(self) -> None:
+        """Until everything has come through."""
+        time.sleep(max(self.free - time.perf_counter(), 0))
 
 
 def start_way(name: str, backend: str, options: argparse.Namespace) -> Way:
@@ -126,12 +163,14 @@ def start_way(name: str, backend: str, options: argparse.Namespace) -> Way:
 def blocking(backend: str, group: dist.ProcessGroup, options: argparse.Namespace) -> Way:
     """An all-reduce of all gradients together, after the backward pass."""
     way = start_way("all-reduce, blocking", backend, options)
-    parameters = list(way.model.parameters())
+    parameters, link = list(way.model.parameters()), Link(rate_of(options))
 
     def average() -> None:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         flat = torch.cat([gradient.view(-1) for gradient in gradients])
+        link.reserve(flat.nbytes)
         dist.all_reduce(flat, group=group)
+        link.wait()
         flat.div_(RANKS)
         for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
@@ -143,7 +182,34 @@ def blocking(backend: str, group: dist.ProcessGroup, options: argparse.Namespace
 def overlapped(backend: str, group: dist.ProcessGroup, options: argparse.Namespace) -> Way:
     """DDP: buckets are reduced while the backward pass goes on, which waits for the last ones."""
     way = start_way("DDP, overlapped", backend, options)
-    way.model = torch.nn.parallel.DistributedDataParallel(way.model, process_group=group)
+    ddp = torch.nn.parallel.DistributedDataParallel(way.model, process_group=group)
+    way.model = ddp
+    if options.rate is not None:
+        link = Link(rate_of(options))
+
+        def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+            """An all-reduce over the emulated link, for which the end of the backward pass waits."""
+            del state
+            link.reserve(bucket.buffer().nbytes)
+            torch.autograd.Variable._execution_engine.queue_callback(link.wait)  # pyright: ignore
+            work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+            assert work is not None
+            return work.get_future().then(lambda done: done.value()[0].div_(RANKS))
+
+        ddp.register_comm_hook(None, hook)
+    return way
+
+
+def rate_of(options: argparse.Namespace) -> float | None:
+    """Bytes a second of an emulated link."""
+    return None if options.rate is None else options.rate * 1e6
+
+
+def served(name: str, service: ParameterService, options: argparse.Namespace) -> Way:
+    """By a parameter service."""
+    way = start_way(name, "polder", options)
+    way.service = service
+    service.attach(way.model, way.optimizer)
     return way
 
 
@@ -157,51 +223,136 @@ def worker(options: argparse.Namespace) -> None:
     assert pool is not None
     assert isinstance(gloo, dist.ProcessGroup)
     ways = [make(*of, options) for make in (blocking, overlapped) for of in (("gloo", gloo), ("polder", pool))]
-    with polder.torch.ParameterService(options.proxies, profile_steps=PROFILE) as service:
-        ours = start_way("service", "polder", options)
-        service.attach(ours.model, ours.optimizer)
-        for way in [*ways, ours]:
-            for _ in range(PROFILE + WARM_UP):
-                way.step(text, rank, service if way is ours else None)
+    rate = rate_of(options)
+    one, all_of_them = (
+        None if rate is None else EmulatedLinks([(SHARD_SECONDS, rate)] * count, rate) for count in (1, options.proxies)
+    )
+    central = ParameterService.central(profile_steps=PROFILE, emulated=one)
+    # What is measured keeps its plan.
+    service = ParameterService(options.proxies, profile_steps=PROFILE, replan_steps=0, emulated=all_of_them)
+    with central, service:
+        ours = served("service", service, options)
+        ways += [served("central server (DENSE)", central, options), ours]
+        for way in ways:
+            way.timed(text, rank, PROFILE + WARM_UP)
             way.steps_s.clear()
             way.blocked_s.clear()
         if rank == 0 and service.plan is not None:
-            print(said_of(service.plan), flush=True)
-        done = 0
+            print(said_of(service.plan, rate), flush=True)
+        done, busy = 0, 0.0
         while done < options.steps:
             count = min(ROUND, options.steps - done)
-            for way in [*ways, ours]:
-                for _ in range(count):
-                    way.step(text, rank, service if way is ours else None)
+            for way in ways:
+                before = cpu_seconds(service)
+                way.timed(text, rank, count)
+                busy += cpu_seconds(service) - before if way is ours else 0
             done += count
             if rank == 0:
                 print(f"{done:>6} steps, loss {ours.losses[-1]:.3f}", flush=True)
         digests: list[str | None] = [None] * RANKS
         # DDP's module has its parameters in the same order.
-        mine = " ".join(digest(way.model) for way in [*ways, ours])
+        mine = " ".join(digest(way.model) for way in ways)
         dist.all_gather_object(digests, mine, group=gloo)
         if rank == 0:
-            print(f"\n{table([*ways, ours], service, digests)}", flush=True)
+            print(f"\n{table(ways, service, digests, busy / sum(ours.steps_s))}", flush=True)
+        if options.sweep:
+            sweep(ours, service, text, rank, options)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def said_of(plan: polder.torch.SyncPlan) -> str:
+def cpu_seconds(service: ParameterService) -> float:
+    """Processor time of all proxies so far; all run on this machine."""
+    ticks = 0
+    for count in service.proxies():
+        fields = Path(f"/proc/{count.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def sweep(way: Way, service: ParameterService, text: torch.Tensor, rank: int, options: argparse.Namespace) -> None:
+    """Steps at 11 values of m, in three orders of shards, and with shards of several sizes."""
+
+    def timed(split: float | None, shard_bytes: int | None = None, first: bool = True) -> tuple[float, float]:
+        service.split, service.shard_bytes, service.first_layers_first = split, shard_bytes, first
+        service.replan()
+        way.timed(text, rank, 1 + WARM_UP)
+        return way.timed(text, rank, options.steps)
+
+    def say(*words: object) -> None:
+        if rank == 0:
+            print(*words, flush=True)
+
+    kind = "measured" if options.rate is None else "emulated"
+    plan = service.plan
+    assert plan is not None
+    simulated = simulate(plan, options)
+    beside = ", and simulated by polder plan sync" if simulated else ""
+    say(f"\nstep by the part of bytes on the proxies, {kind}{beside}")
+    before, _ = timed(None)
+    points = [(at / SWEEP, timed(at / SWEEP)) for at in range(SWEEP + 1)]
+    after, _ = timed(None)
+    for at, (step, blocked) in points:
+        beside = f"  simulated {simulated[round(at * SWEEP)] * 1e3:>7.1f} ms" if simulated else ""
+        say(f"  m = {at:.1f} n   step {step * 1e3:>7.1f} ms  blocked {blocked * 1e3:>7.1f} ms{beside}")
+    best = min(step for _, (step, _) in points)
+    ours = (before + after) / 2
+    part = plan.proxied_bytes / plan.total_bytes
+    say(
+        f"  planned m = {part:.2f} n: {ours * 1e3:.1f} ms, the mean of {before * 1e3:.1f} before and {after * 1e3:.1f} "
+        f"after the sweep; {ours / best - 1:+.1%} of the best of {SWEEP + 1}"
+    )
+    say(f"\nstep by the order of shards with all bytes on the proxies, {kind}")
+    whole = 1 << 40
+    for name, of in {
+        "whole tensors, first in first out": (1.0, whole, False),
+        "shards, first in first out": (1.0, None, False),
+        "shards, first layers first": (1.0, None, True),
+    }.items():
+        step, blocked = timed(*of)
+        say(f"  {name:<34} step {step * 1e3:>7.1f} ms  blocked {blocked * 1e3:>7.1f} ms")
+    say("  the optimizer steps all layers at once, so what comes first does not shorten a step")
+    say(f"\nstep by the size of shards at the planned m, {kind}; the plan's is {plan.shard_bytes >> 10} KiB")
+    for size in (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, whole):
+        step, blocked = timed(None, size)
+        shards = len(service.plan.shards) if service.plan else 0
+        name = "whole tensors" if size == whole else f"{size >> 10} KiB"
+        say(f"  {name:<14} {shards:>5} shards  step {step * 1e3:>7.1f} ms  blocked {blocked * 1e3:>7.1f} ms")
+
+
+def simulate(plan: SyncPlan, options: argparse.Namespace) -> list[float]:
+    """Seconds of a step at the same values of m, by `polder plan sync`; nothing where it is not installed."""
+    command = shutil.which("polder", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+    if command is None or options.rate is None:
+        return []
+    layers = options.layers + 1
+    asked = [command, "plan", "sync", "--json", "--layers", f"{layers}x{plan.total_bytes // layers / 1e6:.3f}MB"]
+    asked += ["--forward", f"{plan.forward_s * 1e3:.3f} ms", "--backward", f"{plan.backward_s * 1e3:.3f} ms"]
+    asked += ["--worker-bandwidth", f"{plan.worker_rate / 1e9:.6f} GB/s"]
+    asked += ["--proxy-bandwidth", f"{plan.proxy_rate / 1e9:.6f} GB/s", "--latency", f"{SHARD_SECONDS * 1e6} us"]
+    asked += ["--shard", f"{plan.shard_bytes} B", "--workers", str(RANKS)]
+    ended = subprocess.run(asked, capture_output=True, text=True, check=True)
+    return [point["step_s"] for point in json.loads(ended.stdout)["sweep"]]
+
+
+def said_of(plan: SyncPlan, rate: float | None) -> str:
     """What the profile found."""
+    kind = "measured here" if rate is None else f"over emulated links of {rate / 1e6:.0f} MB/s"
     links = ", ".join(f"{latency * 1e6:.0f} us and {rate / 1e9:.2f} GB/s" for latency, rate in plan.links)
     return "\n".join(
         [
             f"profile: T_FP {plan.forward_s * 1e3:.1f} ms, T_BP {plan.backward_s * 1e3:.1f} ms, "
-            f"BW_proxy {plan.proxy_rate / 1e9:.2f} GB/s, BW_worker {plan.worker_rate / 1e9:.2f} GB/s (measured here)",
+            f"BW_proxy {plan.proxy_rate / 1e9:.2f} GB/s, BW_worker {plan.worker_rate / 1e9:.2f} GB/s ({kind})",
             f"         links to the proxies: {links}",
-            f"plan:    shards of {plan.shard_bytes >> 10} KiB or more, {len(plan.shards)} a step; m = "
+            f"plan:    shards of {plan.shard_bytes >> 10} KiB or more, {len(plan.shards)} a step; threshold of routes "
+            f"{plan.threshold_bytes / 1024:.0f} KiB; m = "
             f"{plan.split_bytes / 1e6:.1f} of {plan.total_bytes / 1e6:.1f} MB, in whole tensors "
             f"{plan.proxied_bytes / 1e6:.1f} MB to the proxies\n",
         ]
     )
 
 
-def table(ways: list[Way], service: polder.torch.ParameterService, digests: list[Any]) -> str:
+def table(ways: list[Way], service: ParameterService, digests: list[Any], busy: float) -> str:
     """Step time, blocked communication, the split, and whether weights are equal."""
     plan, gloo = service.plan, statistics.median(ways[0].blocked_s)
     assert plan is not None
@@ -213,13 +364,21 @@ def table(ways: list[Way], service: polder.torch.ParameterService, digests: list
         step, blocked = statistics.median(way.steps_s), statistics.median(way.blocked_s)
         spread = f"{min(way.steps_s) * 1e3:.1f} to {max(way.steps_s) * 1e3:.1f}"
         waits = f"{min(way.blocked_s) * 1e3:.1f} to {max(way.blocked_s) * 1e3:.1f}"
-        share = f"{plan.proxied_bytes / plan.total_bytes:.0%} of {plan.total_bytes / 1e6:.1f} MB"
+        of = way.service.plan if way.service else None
+        share = "-" if of is None else f"{of.proxied_bytes / of.total_bytes:.0%} of {of.total_bytes / 1e6:.1f} MB"
         lines.append(
             f"{way.name:<22} {way.backend:<8} {step * 1e3:>8.1f} {spread:>15} {blocked * 1e3:>11.1f} {waits:>13} "
-            f"{blocked / gloo:>12.2f}  {share if way is ways[-1] else '-'}"
+            f"{blocked / gloo:>12.2f}  {share}"
         )
     kinds = {word for words in digests for word in str(words).split()}
     equal = f"equal bit for bit: {RANKS} workers, {len(ways)} ways" if len(kinds) == 1 else f"different: {digests}"
+    overlapped = min(statistics.median(way.blocked_s) for way in ways if way.name.startswith("DDP"))
+    ours = statistics.median(ways[-1].blocked_s)
+    kept = min(statistics.median(way.blocked_s) for way in ways if way.name.startswith("all-reduce"))
+    verdict = (
+        f"blocked  the service blocks {1 - ours / kept:.0%} less than a blocking all-reduce; overlapped DDP is "
+        f"{'as good or better' if overlapped <= 1.05 * ours else 'behind'} at {overlapped * 1e3:.1f} ms"
+    )
     counts = [
         f"proxy {index}: pid {count.pid} on host {count.host}, {count.steps} steps, {count.nbytes / 1e6:.0f} MB of sums"
         for index, count in enumerate(service.proxies())
@@ -229,7 +388,9 @@ def table(ways: list[Way], service: polder.torch.ParameterService, digests: list
             *lines,
             f"\nmedians of {len(ways[0].steps_s)} steps of worker 0, measured on this machine; blocked is from the "
             "last gradient to the last average",
+            verdict,
             f"weights  {equal}",
+            f"proxies  used {busy:.1%} of a core, all together",
             f"sums     ran in other processes than this worker (pid {os.getpid()}):",
             *(f"         {count}" for count in counts),
         ]

@@ -1,7 +1,7 @@
 """The parameter service: against DDP, and when processes die."""
 
+import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -54,6 +54,50 @@ def test_weights_are_those_of_ddp_bit_for_bit_and_sums_ran_in_the_proxies(tmp_pa
     assert not left_behind()
 
 
+EMULATED = {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "said", "environment"),
+    [
+        ("ddp", 2, "equal", EMULATED),
+        ("four", 4, "equal", {}),
+        ("overlap", 2, "overlapped", EMULATED),
+        ("proxy-death", 2, "equal", EMULATED),
+        ("replan", 2, "equal", {}),
+        ("central", 2, "equal", EMULATED),
+    ],
+    ids=[
+        "ddp_with_accumulation_clipping_ties_groups_a_scheduler_autocast_and_unused_parameters",
+        "four_workers_add_in_a_fixed_order",
+        "sums_run_in_the_proxies_while_the_backward_pass_runs",
+        "proxies_that_are_killed_leave_their_tensors_to_the_workers",
+        "links_that_change_change_the_plan",
+        "one_central_server_sums_whole_tensors",
+    ],
+)
+def test_weights_are_those_of_ddp(
+    kind: str, ranks: int, said: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    with Ranks("torch_service.py", ranks, tmp_path, kind, **environment) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == [said] * ranks
+    assert not left_behind()
+
+
+def test_what_the_service_does_not_carry_is_refused_by_name(tmp_path: Path) -> None:
+    with Ranks("torch_service.py", 1, tmp_path, "refused") as run:
+        lines = run.outputs()[0].splitlines()
+    expected = [
+        "DDP has a communication hook already",
+        "a parameter of shape (2, 2) and torch.float64 on cpu",
+        "the model has sparse gradients",
+        "the parameters are DTensors, as those of FSDP2",
+        "the model has no parameters to train",
+    ]
+    assert len(lines) == len(expected), lines
+    assert all(part in line for part, line in zip(expected, lines, strict=True)), lines
+
+
 def test_a_worker_that_dies_is_named_and_the_proxies_end(tmp_path: Path) -> None:
     with endless(tmp_path) as run:
         proxies = proxies_of(tmp_path)
@@ -66,17 +110,25 @@ def test_a_worker_that_dies_is_named_and_the_proxies_end(tmp_path: Path) -> None
     assert not left_behind()
 
 
-def test_a_proxy_that_dies_is_named_by_every_worker(tmp_path: Path) -> None:
+def test_top_shows_what_workers_wait_for_and_which_proxies_live(tmp_path: Path) -> None:
     with endless(tmp_path) as run:
         proxies = proxies_of(tmp_path)
-        os.kill(proxies[1], signal.SIGKILL)
+        command = [Path(sys.executable).with_name("polder"), "top", "sync", "--once", "--pool"]
+        command.append((tmp_path / "pool").read_text())
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert "2 of 2 proxies alive" in text, text
+        assert all(f"pid {pid}: alive" in text for pid in proxies), text
+        ended = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+        (service,) = json.loads(ended.stdout)
+        assert [worker["pid"] for worker in service["workers"]] == [process.pid for process in run.processes]
+        assert [proxy["pid"] for proxy in service["proxies"]] == proxies
+        worker = service["workers"][0]
+        assert worker["steps"] > 2
+        assert worker["blocked_ns"] > 0
+        assert 0 < worker["proxied_bytes"] <= worker["total_bytes"]
         for process in run.processes:
-            output = process.communicate(timeout=60)[0]
-            error, pid, text = next(line for line in output.splitlines() if "|" in line).split("|")
-            assert (error, pid) == ("PeerDeadError", str(proxies[1])), output
-            assert "waited for the proxy in parameter step" in text
-        soon(lambda: not is_running(proxies[0]))
-    assert not left_behind()
+            process.kill()
+        soon(lambda: not any(map(is_running, proxies)))
 
 
 def test_proxies_do_not_survive_the_sigkill_of_their_workers(tmp_path: Path) -> None:
@@ -111,21 +163,32 @@ def test_a_proxy_without_its_workers_says_so_in_one_line(scratch: Path) -> None:
 def test_a_plan_takes_whole_tensors_whose_gradients_come_first() -> None:
     # 8 s for 80 bytes by the workers, 4 s by the proxies, and a backward pass of 1 s: m = (1 + 8) / (8/80 + 4/80) = 60.
     links = [(0.0, 20.0), (0.0, 20.0)]
-    split, taken, shards = _core.service_plan([40, 20, 10, 10], 2, 0.0, 1.0, 20.0, 10.0, 64, links, 0.2)
+    split, taken = _core.service_split([40, 20, 10, 10], 2, 0.0, 1.0, 20.0, 10.0)
     assert (round(split, 6), taken) == (60.0, 2)
-    assert shards == [(0, 0, 40, 0), (1, 0, 20, 1)]
+    assert _core.service_split([40, 20, 10, 10], 2, 0.0, 1.0, 20.0, 10.0, part=0.5) == (40.0, 1)
+    # Equal links change nothing: there is no threshold, and shards take turns.
+    assert _core.service_shards([40, 20], 64, links, 0.2) == (0.0, [(0, 0, 40, 0), (1, 0, 20, 1)])
+    anti_local = [(1e-6, 6e9), (3e-6, 12e9)]
+    threshold, shards = _core.service_shards([1 << 20, 1 << 10], 1 << 20, anti_local, 0.2)
+    assert (round(threshold), [shard[3] for shard in shards]) == (24_000, [1, 0])
     assert _core.service_shard_bytes([(1, 5.0), (2, 9.8), (4, 10.0)], 0.05) == 2
     with pytest.raises(polder.errors.ArgumentError, match="give positive ones"):
-        _core.service_plan([1], 2, 0.0, 0.0, 0.0, 1.0, 1, links, 0.2)
+        _core.service_split([1], 2, 0.0, 0.0, 0.0, 1.0)
 
 
-def test_the_example_ends_with_a_table_and_equal_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["--rate", "100", "--sweep"]], ids=["real_links", "emulated_links"])
+def test_the_example_ends_with_a_table_and_equal_weights(options: list[str], tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.mkdir()
     (text / "words.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 500)
-    command = [sys.executable, EXAMPLE, "--text", text, "--steps", "2", "--width", "48", "--layers", "1"]
+    command = [sys.executable, EXAMPLE, "--text", text, "--steps", "2", "--width", "48", "--layers", "1", *options]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert "weights  equal bit for bit: 2 workers, 5 ways" in ended.stdout, ended.stdout
-    rows = [line for line in ended.stdout.splitlines() if line.startswith(("all-reduce, blocking", "DDP", "service"))]
-    assert len(rows) == 5
+    assert "weights  equal bit for bit: 2 workers, 6 ways" in ended.stdout, ended.stdout
+    names = ("all-reduce, blocking", "DDP", "central", "service")
+    assert len([line for line in ended.stdout.splitlines() if line.startswith(names)]) == 6
+    assert "blocked  the service blocks" in ended.stdout
+    # The planned m, 11 others, three orders, six sizes of shards.
+    steps = [line for line in ended.stdout.splitlines() if line.startswith("  ") and " step " in line]
+    assert len(steps) == (20 if options else 0), ended.stdout
+    assert ("of the best of 11" in ended.stdout) == bool(options)

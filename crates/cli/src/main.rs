@@ -115,11 +115,10 @@ impl PoolOptions {
             Command::Soak(soak) if !soak.arguments.opens_a_pool() => {
                 "it makes pools of its own in /dev/shm, unless --listen or --join names another machine"
             }
-            Command::Plan(_)
-            | Command::Agent(_)
-            | Command::Top(_)
-            | Command::Doctor(_)
-            | Command::Offload(_) => "it opens no pool",
+            Command::Plan(_) | Command::Agent(_) | Command::Doctor(_) | Command::Offload(_) => {
+                "it opens no pool"
+            }
+            Command::Top(top) if !top.arguments.opens_a_pool() => "only `polder top sync` opens one",
             Command::Verify(verify) if !verify.arguments.opens_a_pool() => "only --litmus opens one",
             _ => return Ok(()),
         };
@@ -151,7 +150,7 @@ enum Command {
     #[command(subcommand)]
     Offload(offload::Command),
     /// Show the bytes of each service on each memory tier.
-    Top(top::Arguments),
+    Top(PooledOne<top::Arguments>),
     /// Say what this kernel offers to memory tiers, and what is set up wrongly.
     Doctor(doctor::Arguments),
     /// Hand out host ids and evict hosts, until stopped.
@@ -230,6 +229,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Keeper(it) => it.pool.clone(),
         Command::Verify(it) => it.pool.clone(),
         Command::Soak(it) => it.pool.clone(),
+        Command::Top(it) => it.pool.clone(),
         _ => PoolOptions::default(),
     };
     let options = after.or(before);
@@ -242,7 +242,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match command {
         Command::Pool(it) => pool::run(it.command, &settings),
         Command::Agent(command) => agent::run(&command),
-        Command::Top(arguments) => top::run(&arguments),
+        Command::Top(it) => top::run(&it.arguments, &settings),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Offload(command) => offload::run(&command),
         Command::Keeper(it) => keeper::run(&it.arguments, &settings),

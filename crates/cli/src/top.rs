@@ -1,13 +1,20 @@
-//! `polder top`: what lies where on this host, and what moving it costs.
+//! `polder top`: what lies where on this host, and what moving it costs; and what parameter services wait for.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use polder_agent::{Agent, Round};
+use polder_attach::each_memory;
+use polder_attach::session::{self, AnyMemory, SessionError};
+use polder_attach::settings::Settings;
 use polder_linux::Host;
+use polder_platform::printable;
+use polder_pool::inspect;
+use polder_pool::service::{ServiceStat, services};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -29,11 +36,26 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     state: StateArguments,
     /// Print once, in place of every period.
-    #[arg(long)]
+    #[arg(long, global = true)]
     once: bool,
     /// Print each round as one JSON object.
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
+    #[command(subcommand)]
+    view: Option<View>,
+}
+
+#[derive(Subcommand, Clone, Copy)]
+enum View {
+    /// Show the parameter services of a pool: blocked milliseconds, m, threshold, proxies.
+    Sync,
+}
+
+impl Arguments {
+    /// Whether it looks into a pool.
+    pub(crate) const fn opens_a_pool(&self) -> bool {
+        self.view.is_some()
+    }
 }
 
 /// Where rounds come from.
@@ -67,7 +89,10 @@ impl Source {
 }
 
 /// Runs `polder top`.
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
+    if let Some(View::Sync) = arguments.view {
+        return sync(arguments, settings);
+    }
     let mut source = Source::new(arguments)?;
     if !arguments.once && !arguments.json && std::io::stdout().is_terminal() {
         let mut terminal = ratatui::init();
@@ -87,6 +112,81 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             return Ok(ExitCode::SUCCESS);
         }
     }
+}
+
+/// Prints the parameter services of a pool, once or each second.
+fn sync(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure> {
+    let path = settings.pool.as_deref().ok_or(SessionError::NoPool)?;
+    let stop = signals()?;
+    let boot = session::boot()?;
+    loop {
+        let memory = AnyMemory::open(path, settings.coherence.unwrap_or_default())?;
+        let (found, inspection) = each_memory!(&memory, memory => {
+            inspect(memory).and_then(|found| Ok((services(memory, &found.objects)?, found)))
+        })?;
+        let is_here =
+            |host: u16| inspection.stat.hosts.iter().any(|stat| stat.host == host && stat.boot == boot);
+        match arguments.json {
+            true => println!("{}", serde_json::to_string(&found)?),
+            false => print!("{}", services_table(path, &found, is_here)),
+        }
+        std::io::stdout().flush()?;
+        if arguments.once || stop.recv_timeout(Duration::from_secs(1)) != Err(RecvTimeoutError::Timeout) {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+fn services_table(path: &Path, services: &[ServiceStat], is_here: impl Fn(u16) -> bool) -> String {
+    let mut lines = vec![];
+    if services.is_empty() {
+        lines.push(format!("{}: no parameter service", printable(&path.display().to_string())));
+    }
+    for service in services {
+        let alive = |host: u16, pid: u32| !is_here(host) || runs(pid);
+        let living = service.proxies.iter().filter(|it| it.takes_part && alive(it.host, it.pid)).count();
+        lines.push(format!(
+            "{}: plan {}, {} of {} proxies alive",
+            printable(&service.name),
+            service.exchange,
+            living,
+            service.proxies.len()
+        ));
+        for it in &service.workers {
+            let share = 100.0 * it.proxied_bytes as f64 / it.total_bytes.max(1) as f64;
+            let threshold =
+                if it.threshold_bytes == 0 { "none".to_owned() } else { size(it.threshold_bytes) };
+            lines.push(format!(
+                "  worker {} host {} pid {}: {} steps, blocked {:.2} ms, m {} ({share:.0}%), threshold {threshold}",
+                it.rank,
+                it.host,
+                it.pid,
+                it.steps,
+                it.blocked_ns as f64 / 1e6,
+                size(it.proxied_bytes)
+            ));
+        }
+        for it in &service.proxies {
+            let state = if it.takes_part && alive(it.host, it.pid) { "alive" } else { "gone" };
+            lines.push(format!(
+                "  proxy {} host {} pid {}: {state}, {} steps, {} shards, {} of sums",
+                it.proxy,
+                it.host,
+                it.pid,
+                it.steps,
+                it.shards,
+                size(it.bytes)
+            ));
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Whether a process of this kernel runs, and is no zombie.
+fn runs(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    state.is_some_and(|state| state != 'Z')
 }
 
 fn show(

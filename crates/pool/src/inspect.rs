@@ -101,6 +101,9 @@ pub struct ObjectStat {
     pub owner: u16,
     /// The job on whose account it is.
     pub job: u64,
+    /// Where its bytes begin in the pool.
+    #[serde(skip)]
+    pub at: Offset,
 }
 
 /// What an inspection found.
@@ -419,6 +422,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
             bytes: record.bytes,
             owner: host,
             job: record.job,
+            at: record.header.lines(record.header_lines.into()),
         });
     }
 

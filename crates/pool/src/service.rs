@@ -17,9 +17,11 @@
 //! the same process.
 
 mod client;
+mod lanes;
 mod place;
 mod proxy;
 mod session;
+mod stat;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,9 +35,11 @@ use crate::line;
 use crate::wait::Patience;
 use crate::{Peer, PoolError};
 
-pub use client::Client;
+pub use client::{Client, ClientReport};
+pub use lanes::EmulatedLink;
 pub use proxy::Proxy;
 pub use session::{ClientSession, ProxySession, ProxyStat};
+pub use stat::{ServiceStat, SumStat, WorkerStat, services};
 
 use self::place::{Places, Queue, state_line};
 
@@ -70,6 +74,16 @@ pub struct Agreement {
     pub exchange: Exchange,
     /// The type of all elements. Sums are divided by the number of clients.
     pub dtype: Dtype,
+    /// The emulated link of each proxy; none of them emulates one.
+    pub links: Vec<EmulatedLink>,
+}
+
+impl Agreement {
+    /// An exchange of elements of `dtype`, over the links that are there.
+    #[must_use]
+    pub fn new(exchange: Exchange, dtype: Dtype) -> Self {
+        Self { exchange, dtype, links: vec![] }
+    }
 }
 
 /// Why a step ended without its end.
@@ -109,8 +123,8 @@ struct Parts<M: Memory> {
     interrupt: Option<Interrupt>,
     /// The current step, from 1.
     step: u32,
-    /// What this process says besides: steps, shards and bytes that it has summed.
-    counters: [u64; 3],
+    /// What this process says besides.
+    counters: [u64; 5],
     broken: Option<PoolError>,
 }
 
@@ -155,6 +169,11 @@ impl<M: Memory> Parts<M> {
         if Op::Average.check(agreed.dtype).is_err() {
             return bad("type", agreed.dtype.to_string(), "floats, which have a mean");
         }
+        let proxies = usize::from(agreed.exchange.proxies());
+        if !agreed.links.is_empty() && agreed.links.len() != proxies {
+            let value = format!("{} for {proxies} proxies", agreed.links.len());
+            return bad("emulated links", value, "none, or one for each proxy");
+        }
         let pulses = members.iter().map(|_| Pulse::default()).collect();
         Ok(Self {
             memory,
@@ -167,7 +186,7 @@ impl<M: Memory> Parts<M> {
             options,
             interrupt: None,
             step: 1,
-            counters: [0; 3],
+            counters: [0; 5],
             broken: None,
         })
     }
@@ -262,28 +281,29 @@ impl<M: Memory> Parts<M> {
         self.memory.fence_invalidations();
     }
 
-    /// Asked before each further sleep: may we still hope for the others? Clients are asked first, because a proxy ends when one
-    /// of them dies.
-    fn still_there(&self) -> Result<(), Failure> {
+    /// Asked before each further sleep: are all clients still there? A proxy that died is the business of its shards alone: every
+    /// client finds out by itself, because what that proxy published before counts.
+    fn clients_are_there(&self) -> Result<(), Failure> {
         if self.interrupt.as_ref().is_some_and(|asked| asked()) {
             return Err(Failure::Interrupted);
         }
-        for number in (0..self.members.len()).filter(|&number| number != self.own) {
-            if let Some(mark) = self.gave_up(number)?.filter(|mark| !mark.is_left()) {
+        for number in (0..self.clients).filter(|&number| number != self.own) {
+            if let Some(mark) = self.gave_up(number)?.filter(|mark| !self.is_no_failure(*mark)) {
                 return Err(Failure::Told(number, mark));
             }
-            if self.is_dead(number)? && !self.has_left(number)? {
-                let client = self.dead_client()?;
-                return Err(Failure::Dead(client.unwrap_or(number)));
-            }
         }
-        Ok(())
+        self.dead_client()?.map_or(Ok(()), |client| Err(Failure::Dead(client)))
+    }
+
+    /// Whether a client that ended so leaves the service to the others: it expects nothing more, or lost a proxy.
+    fn is_no_failure(&self, mark: Mark) -> bool {
+        mark.is_left() || mark.is_dead() && mark.rank() >= self.clients
     }
 
     /// The first client that died.
     fn dead_client(&self) -> Result<Option<usize>, Fault> {
         for number in (0..self.clients).filter(|&number| number != self.own) {
-            if self.is_dead(number)? && !self.has_left(number)? {
+            if self.is_dead(number)? && !self.gave_up(number)?.is_some_and(|mark| self.is_no_failure(mark)) {
                 return Ok(Some(number));
             }
         }
@@ -292,10 +312,6 @@ impl<M: Memory> Parts<M> {
 
     fn is_dead(&self, number: usize) -> Result<bool, Fault> {
         self.members[number].is_dead(&self.memory, &self.pulses[number], self.options.silence)
-    }
-
-    fn has_left(&self, number: usize) -> Result<bool, Fault> {
-        Ok(self.gave_up(number)?.is_some_and(Mark::is_left))
     }
 
     /// What `number` says of its end, if it has come to it.
@@ -314,8 +330,8 @@ impl<M: Memory> Parts<M> {
     /// Says what this process has done, and that it has come to its end.
     // SYNC: pairs with `gave_up`.
     fn say(&self, end: Option<Mark>) {
-        let [steps, shards, bytes] = self.counters;
-        let words = [end.map_or(0, Mark::word), steps, shards, bytes, 0, 0, 0];
+        let [steps, second, third, fourth, fifth] = self.counters;
+        let words = [end.map_or(0, Mark::word), steps, second, third, fourth, fifth, 0];
         line::publish(&self.memory, state_line(self.members[self.own].at), &words);
     }
 

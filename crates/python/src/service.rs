@@ -8,11 +8,13 @@ use polder_attach::each;
 use polder_attach::session::Session;
 use polder_kernels::Dtype;
 use polder_mem::Memory;
-use polder_place::sync::{Link, Pace, full_from, pieces, proxied_tensors, routes, split};
+use polder_place::sync::{Link, Pace, Routing, full_from, pieces, proxied_tensors, routes, split};
 use polder_platform::Bandwidth;
-use polder_pool::service::{Agreement, ClientSession, ProxySession, ProxyStat, ServiceOptions};
+use polder_pool::service::{
+    Agreement, ClientReport, ClientSession, EmulatedLink, ProxySession, ProxyStat, ServiceOptions,
+};
 use polder_pool::{PoolError, wait::Patience};
-use polder_schedule::{Exchange, Shard};
+use polder_schedule::{Exchange, Shard, ShardOrder};
 use pyo3::prelude::*;
 
 use crate::buffer::Span;
@@ -23,8 +25,8 @@ use crate::pool::{self, Owned, Pool};
 /// A shard as Python has it: tensor, first byte, bytes, proxy.
 type Row = (u32, u64, u64, u16);
 
-/// What a proxy has done, as Python has it: host, process id, steps, shards, bytes of sums.
-type Count = (u16, u32, u64, u64, u64);
+/// What a proxy has done, as Python has it: host, process id, steps, shards, bytes of sums, and whether it lives.
+type Count = (u16, u32, u64, u64, u64, bool);
 
 /// A client, until it is closed.
 type Shared = Arc<Mutex<Option<Box<dyn Service>>>>;
@@ -45,7 +47,12 @@ trait Service: Send {
     /// As [`Service::push`].
     unsafe fn wait(&mut self) -> Result<(), PoolError>;
 
+    /// The shards of this step whose sums have not come.
+    fn unsummed(&mut self) -> Result<Vec<Shard>, PoolError>;
+
     fn stat(&mut self) -> Result<Vec<ProxyStat>, PoolError>;
+
+    fn report(&mut self, said: &ClientReport) -> Result<(), PoolError>;
 
     fn leave(self: Box<Self>) -> Result<(), PoolError>;
 }
@@ -88,7 +95,7 @@ impl<M: Memory + Send + Sync> Service for Runner<M> {
         let Some(shards) = self.tensors.get(&tensor) else {
             return bad(tensor.to_string(), "one that the proxies sum");
         };
-        let Agreement { exchange, dtype } = client.agreed();
+        let Agreement { exchange, dtype, .. } = client.agreed();
         let of = |shard: &u32| exchange.shards()[*shard as usize];
         let bytes = shards.iter().map(of).map(|shard| shard.start + shard.bytes).max();
         if bytes != Some(gradients.len() as u64) || *dtype != gradients.dtype() {
@@ -118,8 +125,19 @@ impl<M: Memory + Send + Sync> Service for Runner<M> {
         Ok(())
     }
 
+    fn unsummed(&mut self) -> Result<Vec<Shard>, PoolError> {
+        let client = self.service.client()?;
+        let shards = client.agreed().exchange.shards();
+        Ok(client.unsummed().into_iter().map(|shard| shards[shard as usize]).collect())
+    }
+
     fn stat(&mut self) -> Result<Vec<ProxyStat>, PoolError> {
         self.service.stat()
+    }
+
+    fn report(&mut self, said: &ClientReport) -> Result<(), PoolError> {
+        self.service.client()?.report(said);
+        Ok(())
     }
 
     fn leave(self: Box<Self>) -> Result<(), PoolError> {
@@ -197,14 +215,31 @@ impl ServiceClient {
         Ok(Self { service: Owned::new("service", Arc::new(Mutex::new(Some(joined)))) })
     }
 
-    /// Exchanges these shards from now on, in elements of `dtype`.
-    fn begin(&self, py: Python<'_>, shards: Vec<Row>, proxies: u16, dtype: &str) -> PyResult<()> {
+    /// Exchanges these shards from now on, in elements of `dtype`: those of the first layers first, or as they come. `links` emulates one
+    /// for each proxy: seconds of a shard besides its bytes, and bytes a second.
+    #[pyo3(signature = (shards, proxies, dtype, first_layers_first=true, links=vec![]))]
+    fn begin(
+        &self,
+        py: Python<'_>,
+        shards: Vec<Row>,
+        proxies: u16,
+        dtype: &str,
+        first_layers_first: bool,
+        links: Vec<(f64, f64)>,
+    ) -> PyResult<()> {
         let shard = |(tensor, start, bytes, proxy)| Shard { tensor, start, bytes, proxy };
         let exchange = Exchange::new(shards.into_iter().map(shard).collect(), proxies);
         let exchange = exchange.map_err(|error| argument(error.to_string()))?;
+        let order =
+            if first_layers_first { ShardOrder::FirstLayersFirst } else { ShardOrder::FirstInFirstOut };
         let dtype =
             Dtype::named(dtype).ok_or_else(|| argument(format!("elements of type {dtype} have no mean")))?;
-        let agreed = Agreement { exchange, dtype };
+        let link = |(latency_s, rate): (f64, f64)| EmulatedLink {
+            latency_ns: (latency_s * 1e9) as u64,
+            bytes_per_second: rate as u64,
+        };
+        let links = links.into_iter().map(link).collect();
+        let agreed = Agreement { exchange: exchange.ordered(order), dtype, links };
         self.run(py, |service| service.begin(&agreed, lane::interrupt()))
     }
 
@@ -223,10 +258,32 @@ impl ServiceClient {
         self.run(py, |service| unsafe { service.wait() })
     }
 
-    /// What each proxy says that it has done in this exchange: host, process id, steps, shards, bytes of sums.
+    /// The shards of this step that were pushed and whose sums have not come: tensor, first byte, bytes, proxy.
+    fn unsummed(&self, py: Python<'_>) -> PyResult<Vec<Row>> {
+        let shards = self.run(py, |service| service.unsummed())?;
+        Ok(shards.into_iter().map(|it| (it.tensor, it.start, it.bytes, it.proxy)).collect())
+    }
+
+    /// What each proxy says that it has done in this exchange: host, process id, steps, shards, bytes of sums, whether it lives.
     fn stat(&self, py: Python<'_>) -> PyResult<Vec<Count>> {
         let stat = self.run(py, |service| service.stat())?;
-        Ok(stat.into_iter().map(|it| (it.host, it.pid, it.steps, it.shards, it.bytes)).collect())
+        Ok(stat.into_iter().map(|it| (it.host, it.pid, it.steps, it.shards, it.bytes, it.alive)).collect())
+    }
+
+    /// Says to those that look from outside: steps, seconds that the last one was blocked, bytes a step for the proxies and in all, and the
+    /// size from which shards go to the proxies of higher bandwidth.
+    fn report(
+        &self,
+        py: Python<'_>,
+        steps: u64,
+        blocked_s: f64,
+        proxied_bytes: u64,
+        total_bytes: u64,
+        threshold_bytes: f64,
+    ) -> PyResult<()> {
+        let (blocked_ns, threshold_bytes) = ((blocked_s * 1e9) as u64, threshold_bytes as u64);
+        let said = ClientReport { steps, blocked_ns, proxied_bytes, total_bytes, threshold_bytes };
+        self.run(py, |service| service.report(&said))
     }
 
     /// Leaves the service without the others: they and the proxies are told.
@@ -276,40 +333,55 @@ pub(crate) fn service_shard_bytes(measured: Vec<(u64, f64)>, slack: f64) -> PyRe
     full_from(&rates, slack).ok_or_else(|| argument("no size was measured".to_owned()))
 }
 
-/// What the proxies take of tensors of these bytes, in the order of gradients: the paper's m, how many tensors that are, and
-/// their shards with routes.
+/// What the proxies take of tensors of these bytes, in the order of gradients: the paper's m, and how many tensors that are. Instead of
+/// m they may take `part` of all bytes.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "what a profile measures")]
-pub(crate) fn service_plan(
+#[pyo3(signature = (tensors, workers, forward_s, backward_s, proxy_rate, worker_rate, part=None))]
+pub(crate) fn service_split(
     tensors: Vec<u64>,
     workers: u32,
     forward_s: f64,
     backward_s: f64,
     proxy_rate: f64,
     worker_rate: f64,
+    part: Option<f64>,
+) -> PyResult<(f64, usize)> {
+    expect_rates(&[proxy_rate, worker_rate])?;
+    let [proxy, worker] = [proxy_rate, worker_rate].map(Bandwidth::new);
+    let pace = Pace { forward_s, backward_s, proxy, worker };
+    let all = tensors.iter().sum::<u64>() as f64;
+    let proxied = part.map_or_else(|| split(all, workers, &pace), |part| part * all);
+    Ok((proxied, proxied_tensors(&tensors, proxied)))
+}
+
+fn expect_rates(rates: &[f64]) -> PyResult<()> {
+    if rates.is_empty() || !rates.iter().all(|rate| rate.is_finite() && *rate > 0.0) {
+        return Err(argument(format!("bandwidths {rates:?}; give positive ones")));
+    }
+    Ok(())
+}
+
+/// The shards of tensors of these bytes with their proxies, and the size from which shards go to the proxies of higher latency and
+/// bandwidth; 0 where there is none.
+#[pyfunction]
+pub(crate) fn service_shards(
+    tensors: Vec<u64>,
     shard_bytes: u64,
     links: Vec<(f64, f64)>,
     slack: f64,
-) -> PyResult<(f64, usize, Vec<Row>)> {
-    let is_rate = |rate: &f64| rate.is_finite() && *rate > 0.0;
-    let rates = [proxy_rate, worker_rate];
-    if links.is_empty() || !rates.iter().chain(links.iter().map(|(_, rate)| rate)).all(is_rate) {
-        return Err(argument(format!("bandwidths {rates:?} and links {links:?}; give positive ones")));
-    }
-    let [proxy, worker] = rates.map(Bandwidth::new);
-    let all: u64 = tensors.iter().sum();
-    let proxied = split(all as f64, workers, &Pace { forward_s, backward_s, proxy, worker });
-    let taken = proxied_tensors(&tensors, proxied);
+) -> PyResult<(f64, Vec<Row>)> {
+    let rates: Vec<f64> = links.iter().map(|(_, rate)| *rate).collect();
+    expect_rates(&rates)?;
     let cut = |(tensor, bytes): (u32, &u64)| {
         pieces(*bytes, shard_bytes, Exchange::GRAIN).map(move |piece| (tensor, piece))
     };
-    let shards: Vec<_> = (0..).zip(&tensors[..taken]).flat_map(cut).collect();
+    let shards: Vec<_> = (0..).zip(&tensors).flat_map(cut).collect();
     let bytes: Vec<u64> = shards.iter().map(|(_, piece)| piece.end - piece.start).collect();
     let link = |(latency_s, rate)| Link { latency_s, bandwidth: Bandwidth::new(rate) };
     let links: Vec<_> = links.into_iter().map(link).collect();
-    let rows = shards
-        .into_iter()
-        .zip(routes(&bytes, &links, slack))
-        .map(|((tensor, piece), proxy)| (tensor, piece.start, piece.end - piece.start, proxy as u16));
-    Ok((proxied, taken, rows.collect()))
+    let threshold = Routing::over(&links, slack).map_or(0.0, |routing| routing.threshold_bytes);
+    let row = |((tensor, piece), proxy): ((u32, std::ops::Range<u64>), usize)| {
+        (tensor, piece.start, piece.end - piece.start, proxy as u16)
+    };
+    Ok((threshold, shards.into_iter().zip(routes(&bytes, &links, slack)).map(row).collect()))
 }

@@ -13,6 +13,16 @@ pub struct Shard {
     pub proxy: u16,
 }
 
+/// Which of the shards that wait goes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ShardOrder {
+    /// As their gradients come.
+    FirstInFirstOut,
+    /// Those of the first layers, whose gradients come last: the next forward pass needs them first.
+    #[default]
+    FirstLayersFirst,
+}
+
 /// The shards of a step. Their order is that in which a client has them to push: the order of gradients. Clients may push
 /// in any order; each shard once a step.
 ///
@@ -35,6 +45,7 @@ pub struct Exchange {
     places: Vec<u64>,
     /// For each proxy its shards, and the bytes of its buffer.
     parts: Vec<(Vec<u32>, u64)>,
+    order: ShardOrder,
 }
 
 /// Why shards are none of an exchange.
@@ -127,7 +138,28 @@ impl Exchange {
             *end = (*end + bytes).next_multiple_of(Self::GRAIN);
         }
         expect_apart(&shards)?;
-        Ok(Self { shards, places, parts })
+        Ok(Self { shards, places, parts, order: ShardOrder::default() })
+    }
+
+    /// With another order of the shards that wait.
+    #[must_use]
+    pub fn ordered(self, order: ShardOrder) -> Self {
+        Self { order, ..self }
+    }
+
+    /// Which of the shards that wait goes first.
+    #[must_use]
+    pub fn order(&self) -> ShardOrder {
+        self.order
+    }
+
+    /// The rank of a shard among those that wait: the lowest goes first, and of equals the one that came first.
+    #[must_use]
+    pub fn rank(&self, shard: u32) -> u32 {
+        match self.order {
+            ShardOrder::FirstInFirstOut => 0,
+            ShardOrder::FirstLayersFirst => u32::MAX - shard,
+        }
     }
 
     /// The shards, in the order of gradients.
@@ -191,6 +223,14 @@ mod tests {
         assert_eq!([0, 1, 2].map(|proxy| exchange.buffer_bytes(proxy)), [128, 256, 0]);
         assert_eq!(exchange.of_proxy(1), [0, 1, 3]);
         assert_eq!(exchange.of_proxy(2), [0; 0]);
+    }
+
+    #[test]
+    fn the_shards_of_the_first_layers_go_first_unless_the_order_is_that_of_their_gradients() {
+        let exchange = Exchange::new(vec![shard(0, 0, 8, 0), shard(1, 0, 8, 0)], 1).unwrap();
+        assert!(exchange.rank(1) < exchange.rank(0));
+        let exchange = exchange.ordered(ShardOrder::FirstInFirstOut);
+        assert_eq!(exchange.rank(1), exchange.rank(0));
     }
 
     #[test]

@@ -27,7 +27,7 @@ mod variant;
 use std::fmt;
 
 pub use cut::{Cut, GRAIN};
-pub use exchange::{Exchange, ExchangeError, Shard};
+pub use exchange::{Exchange, ExchangeError, Shard, ShardOrder};
 pub use meaning::ScheduleError;
 pub use plan::{Act, Block, Chunk, Plan, Read, SLOTS, Step, Turn};
 pub use traffic::Traffic;

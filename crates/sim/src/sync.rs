@@ -10,6 +10,7 @@ use std::collections::BinaryHeap;
 
 use polder_place::sync::{Pace, pieces, proxied_tensors, ring, split};
 use polder_platform::Bandwidth;
+pub use polder_schedule::ShardOrder;
 use serde::Serialize;
 
 /// What synchronisation is predicted for.
@@ -35,16 +36,6 @@ pub struct SyncJob {
     pub shard_bytes: u64,
     /// Which shard goes first.
     pub order: ShardOrder,
-}
-
-/// Which of the shards that wait goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ShardOrder {
-    /// As their gradients come.
-    FirstInFirstOut,
-    /// Those of the first layers, which the next forward pass needs first.
-    FirstLayersFirst,
 }
 
 /// What a step takes with some way to synchronise.

@@ -16,7 +16,8 @@ The backend carries all of c10d on CPU tensors: the collectives, ``send`` and ``
 tensors hold old and new values, as with other backends.
 
 A callback of a future may call collectives and wait for them, as DDP's PowerSGD hook does. All ranks must call a
-group's collectives in the same order; callbacks of several operations at once run in no order.
+group's collectives in the same order; callbacks of several operations at once run in no order. `in_order` lets such a
+hook finish each bucket before the next begins.
 
 `ParameterService` averages gradients by proxies, processes of their own that sum in the pool; see docs/sync.md.
 
@@ -38,9 +39,18 @@ except ImportError as error:
 # _distribution refuses to run beside another project of this name, whose `polder/__init__.py` may be in our place.
 from polder import _distribution  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from polder.torch.backend import ProcessGroupPolder, create
-from polder.torch.service import ParameterService, ProxyCount, SyncPlan
+from polder.torch.hooks import in_order
+from polder.torch.service import EmulatedLinks, ParameterService, ProxyCount, SyncPlan
 
-__all__ = ["ParameterService", "ProcessGroupPolder", "ProxyCount", "SyncPlan", "register"]
+__all__ = [
+    "EmulatedLinks",
+    "ParameterService",
+    "ProcessGroupPolder",
+    "ProxyCount",
+    "SyncPlan",
+    "in_order",
+    "register",
+]
 
 
 @functools.cache

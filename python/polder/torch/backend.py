@@ -363,13 +363,15 @@ class ProcessGroupPolder(dist.ProcessGroup):
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
         """Receives the next tensor of one rank that has this tag."""
         flat, back = _in_and_out(_one(tensors, "recv"), "recv")
-        return Pending([self._message("receive", tag, flat, receives=[(source, flat)])], tensors, back, self._explain)
+        message = self._message("receive", tag, flat, receives=[(source, flat)])
+        tells = self._tells_of(flat, f"from rank {source}")
+        return Pending([message], tensors, back, self._explain, tells)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
         """Receives the next tensor of any rank that has this tag; the work's `source_rank` says whose it was."""
         flat, back = _in_and_out(_one(tensors, "recv"), "recv")
         message = self._message("receive from any rank", tag, flat, receives=[(0, flat)], any_source=True)
-        return Received(message, tensors, back, self._explain)
+        return Received(message, tensors, back, self._explain, self._tells_of(flat, "from any rank"))
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that tells every rank which one did not come within `timeout`, or which ones with `wait_all_ranks`.
@@ -446,12 +448,31 @@ class ProcessGroupPolder(dist.ProcessGroup):
             self._ends(message, what, began, [tensor for _, tensor in one], ranks=ranks, tag=tag)
         return message
 
+    def _tells_of(self, flat: torch.Tensor, source: str) -> tuple[float, Callable[[bool], None]]:
+        """When a receive tells the others that it waits, and how: it has put nothing into the pool for them to see."""
+        text = f"receive of {flat.nbytes} bytes ({_dtype(flat.dtype)}) {source}"
+
+        def tell(waits: bool) -> None:
+            # It is for the errors of others alone.
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"polder/receives/{self._rank}", text if waits else "")
+
+        return self._seconds / 2, tell
+
+    def _receiving(self, rank: int) -> str | None:
+        """The receive that `rank` says it waits in."""
+        key = f"polder/receives/{rank}"
+        with contextlib.suppress(RuntimeError):
+            return (self._store.get(key).decode() or None) if self._store.check([key]) else None
+        return None
+
     def _explain(self, error: PeerTimeoutError) -> None:
         """Adds to an error what the rank that did not come has called instead, as far as that is known here."""
         if error.rank is None:
             return
         with contextlib.suppress(PolderError):
             called = self._core.called_ahead(error.rank) or self._channel.unreceived(error.rank)
+            called = called or self._receiving(error.rank)
             if called is not None:
                 error.args = (f"{error}; rank {error.rank} has called {called}, which this rank has not matched",)
 

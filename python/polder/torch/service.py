@@ -6,28 +6,33 @@ pool. Section numbers below are the paper's.
 
 import atexit
 import contextlib
+import itertools
 import secrets
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
 from polder import _core
-from polder.errors import ArgumentError
+from polder.errors import ArgumentError, PeerDeadError
 from polder.torch.meeting import Attachment, attachments
 
 # torch's stubs leave hooks and collectives without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
 
-__all__ = ["ParameterService", "ProxyCount", "SyncPlan"]
+__all__ = ["EmulatedLinks", "ParameterService", "ProxyCount", "SyncPlan"]
 
 _SIZES = [1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 20, 1 << 21, 1 << 22]
 """Sizes of shards that a profile tries, in bytes."""
@@ -38,7 +43,28 @@ _LATENCY_PROBES = 10
 _SLACK = 0.05
 """A bandwidth within so much of the highest is full."""
 _ALIKE = 0.2
-"""Links within so much of each other in bandwidth are equal: repeated measurements differ by as much."""
+"""Values within so much of each other are equal: repeated measurements differ by as much."""
+_RECENT = 100
+"""A profile rests on so many of the last passes."""
+_APART = 1 << 20
+"""Gradients of so many bytes are averaged where they are; smaller ones are copied together first."""
+
+
+@dataclass(frozen=True)
+class EmulatedLinks:
+    """What links that are not here would take: token buckets let bytes through. What is timed so is emulated.
+
+    Attributes
+    ----------
+    proxies : list of (float, float)
+        The link of each proxy's device: seconds of a shard besides its bytes, and bytes a second in each direction.
+        All workers share it.
+    workers : float
+        Bytes a second of each worker's link in an all-reduce of the workers, by the ring's formula.
+    """
+
+    proxies: Sequence[tuple[float, float]]
+    workers: float
 
 
 @dataclass(frozen=True)
@@ -62,8 +88,14 @@ class SyncPlan:
         Bytes that the proxies should take: the paper's m (section III-F).
     proxied_bytes : int
         Bytes that they take: whole tensors, those whose gradients come first.
+    threshold_bytes : float
+        Shards of so many bytes go to the proxies of higher latency and bandwidth, smaller ones to that of the least
+        latency (section III-E); 0 where one proxy is best for all.
     shards : list of (int, int, int, int)
-        Of each shard its tensor, counted in the order of gradients, its first byte, its bytes, and its proxy.
+        Of each shard its tensor, counted in the order of gradients, its first byte, its bytes, and its proxy. A
+        tensor is a parameter's gradient, or what the proxies sum of a bucket of DDP.
+    step : int
+        After how many steps the plan was made.
     """
 
     forward_s: float
@@ -75,7 +107,9 @@ class SyncPlan:
     total_bytes: int
     split_bytes: float
     proxied_bytes: int
+    threshold_bytes: float
     shards: list[tuple[int, int, int, int]]
+    step: int
 
 
 @dataclass(frozen=True)
@@ -88,6 +122,8 @@ class ProxyCount:
         Its host id in the pool, and its process id.
     steps, shards, nbytes : int
         Steps and shards that it has summed, and bytes of the sums.
+    alive : bool
+        Whether the process lives.
     """
 
     host: int
@@ -95,6 +131,48 @@ class ProxyCount:
     steps: int
     shards: int
     nbytes: int
+    alive: bool
+
+
+@dataclass
+class _Profile:
+    """What was measured: the same on every worker."""
+
+    forward_s: float
+    backward_s: float
+    proxy_rate: float
+    worker_rate: float
+    links: list[tuple[float, float]]
+    shard_bytes: int
+
+    def is_like(self, other: "_Profile") -> bool:
+        """Whether nothing differs by more than repeated measurements do."""
+        pairs = [
+            (self.forward_s, other.forward_s),
+            (self.backward_s, other.backward_s),
+            (self.proxy_rate, other.proxy_rate),
+            (self.worker_rate, other.worker_rate),
+            *((one[1], two[1]) for one, two in zip(self.links, other.links, strict=True)),
+        ]
+        return all(abs(one - two) <= _ALIKE * max(one, two) for one, two in pairs)
+
+
+@dataclass
+class _Run:
+    """Gradients that come together and lie one behind the other: of a parameter, or of a bucket of DDP."""
+
+    flat: torch.Tensor
+    sizes: list[int]
+    """Elements of each parameter in it."""
+
+
+@dataclass
+class _Route:
+    """Which elements of a run the proxies sum: the first `count` of `total`, as tensor `tensor` of the exchange."""
+
+    tensor: int
+    count: int
+    total: int
 
 
 class ParameterService:
@@ -103,7 +181,10 @@ class ParameterService:
     All workers of a group construct it, attach it, and close it. It needs the backend ``polder``.
 
     The first ``profile_steps`` steps average all gradients by an all-reduce that blocks, and measure. Then the plan
-    is made: which gradients go to the proxies, in which shards, and over which proxy. It stays as it is.
+    is made: which gradients go to the proxies, in which shards, and over which proxy. Every ``replan_steps`` steps the
+    service measures again, and plans again if anything has changed by more than 20%.
+
+    When a proxy dies, the workers average what it has not summed, and go on with the proxies that are left.
 
     Parameters
     ----------
@@ -114,13 +195,30 @@ class ParameterService:
         The workers; all by default.
     profile_steps : int
         Steps that measure, at least 2: the first one is not counted.
+    replan_steps : int
+        Steps between two profiles while training goes on; 0 keeps the first plan.
     timeout : float
         Seconds that a worker waits for one sum.
+    split : float, optional
+        The part of all bytes that the proxies sum, from 0 to 1, in place of the planned one.
+    shard_bytes : int, optional
+        The least bytes of a shard, in place of the measured size.
+    first_layers_first : bool
+        Whether a proxy sums the shards of the first layers first; else they go as they come.
+    overlap : bool
+        Whether gradients are pushed while the backward pass goes on; else after it.
+    emulated : EmulatedLinks, optional
+        Links to emulate.
+
+    Attributes
+    ----------
+    split, shard_bytes, first_layers_first, emulated
+        As given. A change, alike on all workers, holds from the next plan on; `replan` makes one.
 
     Raises
     ------
     ArgumentError
-        When the group is none of the backend ``polder``.
+        When the group is none of the backend ``polder``, or a number is out of its range.
     PeerTimeoutError
         When a worker or a proxy does not come.
 
@@ -136,90 +234,150 @@ class ParameterService:
         *,
         group: dist.ProcessGroup | None = None,
         profile_steps: int = 3,
+        replan_steps: int = 500,
         timeout: float = 60,
+        split: float | None = None,
+        shard_bytes: int | None = None,
+        first_layers_first: bool = True,
+        overlap: bool = True,
+        emulated: EmulatedLinks | None = None,
     ) -> None:
         self._group = group or dist.group.WORLD
         if self._group is None:
             raise ArgumentError('there is no process group; call init_process_group("polder") first')
         if profile_steps < 2:
             raise ArgumentError(f"profile_steps is {profile_steps}; give 2 or more, because the first is not counted")
-        attachment = _attachment(self._group)
+        if replan_steps < 0 or (split is not None and not 0 <= split <= 1) or (shard_bytes or 1) < 1:
+            raise ArgumentError(
+                f"replan_steps {replan_steps}, split {split}, shard_bytes {shard_bytes}; give 0 or more steps, a split "
+                "from 0 to 1, and 1 byte or more"
+            )
+        self._attachment = _attachment(self._group)
         self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._proxies = self._size if proxies is None else proxies
         if not 1 <= self._proxies <= 1024:
             raise ArgumentError(f"proxies is {self._proxies}; give 1 to 1024")
-        self._name = f"/sync/{self._token()}"
-        self._children = [
-            _start(attachment, self._name, proxy, self._proxies, self._size, timeout)
-            for proxy in range(self._rank, self._proxies, self._size)
-        ]
-        self._client: _core.ServiceClient | None = None
+        if emulated is not None and len(emulated.proxies) != self._proxies:
+            raise ArgumentError(f"{len(emulated.proxies)} emulated links for {self._proxies} proxies; give one each")
+        self.split, self.shard_bytes = split, shard_bytes
+        self.first_layers_first, self.emulated = first_layers_first, emulated
+        self._profile_steps, self._replan_steps, self._timeout = profile_steps, replan_steps, timeout
+        self._overlap = overlap
+        self._replans = False
         self._hooks: list[Any] = []
-        self._steps = profile_steps
+        self._ddp: DistributedDataParallel | None = None
         self._plan: SyncPlan | None = None
+        self._profile: _Profile | None = None
+        self._routes: dict[int, _Route] = {}
+        """Of each run that has any, what the proxies sum of it."""
+        self._order: list[int] = []
+        """The runs in the order of their gradients, the same on all workers."""
+        self._came: dict[int, _Run] = {}
+        """The runs of this backward pass, in the order in which they came."""
+        self._error: BaseException | None = None
+        """What went wrong in this backward pass; raised at its end."""
+        self._steps = 0
+        self._planned_at = 0
+        self._blocked_s = 0.0
+        self._busy_until = 0.0
+        """When the emulated link of this worker is free."""
         self._failed = False
-        try:
-            self._client = _core.ServiceClient(
-                attachment.pool,
-                self._name,
-                self._rank,
-                self._size,
-                self._proxies,
-                timeout=timeout,
-                given_up=self._has_lost_a_child,
-            )
-        except BaseException:
-            self._failed = True
-            self.close()
-            raise
+        self._closed = False
+        self._client: _core.ServiceClient | None = None
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._open_service()
         _open.add(self)
+
+    @classmethod
+    def central(cls, **options: Any) -> Self:
+        """The paper's baseline DENSE: one server on one device sums whole tensors after the backward pass.
+
+        Parameters
+        ----------
+        **options
+            Those of the constructor that this leaves open: ``group``, ``profile_steps``, ``timeout``, ``emulated``.
+
+        Returns
+        -------
+        ParameterService
+            A service of one proxy for all gradients, which pushes them after the backward pass, as they came.
+        """
+        return cls(
+            1,
+            split=1.0,
+            shard_bytes=1 << 40,
+            first_layers_first=False,
+            overlap=False,
+            replan_steps=0,
+            **options,
+        )
 
     # Use.
 
     def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Averages the gradients of `model` from now on, before each step of `optimizer`. All workers call it.
+        """Averages the gradients of `model` from now on, before its backward pass returns. All workers call it.
 
-        The weights of worker 0 are copied to all. The model is a plain module, not one of DDP. Its parameters are
-        contiguous CPU tensors of one floating type; in a step each gets its gradient once, and all of them get one.
+        The model is one of DDP, or a plain module. Of DDP the service is the communication hook: everything else is as
+        DDP has it, such as ``no_sync`` and unused parameters. A plain module gets the weights of worker 0; each of its
+        parameters needs a gradient in each backward pass, and `no_sync` of the service accumulates. The parameters
+        are contiguous CPU tensors of one floating type.
 
         Parameters
         ----------
         model : Module
             What is trained, the same on all workers.
         optimizer : Optimizer
-            What steps it. Its step waits for the averages.
+            What steps it. A step after an error of the service is an error too.
 
         Raises
         ------
         ArgumentError
-            When the model is one of DDP, or has parameters that the service does not carry.
+            When the service does not carry the model: parameters of other types, layouts or devices, DTensors (as
+            those of FSDP2), sparse gradients, DDP with another hook, other ranks, or ``mixed_precision``.
         """
         if self._hooks:
             raise ArgumentError("the service has a model already; make another service")
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            raise ArgumentError("the model is one of DDP, which averages gradients itself; attach its .module instead")
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        _expect_carried(self._parameters)
-        self._number: dict[torch.Tensor, int] = {parameter: index for index, parameter in enumerate(self._parameters)}
-        for tensor in [*model.parameters(), *model.buffers()]:
-            dist.broadcast(tensor.detach(), group_src=0, group=self._group)
+        _expect_carried(model, self._parameters)
         self._dtype = str(self._parameters[0].dtype).removeprefix("torch.")
-        self._order: list[int] = []
-        """The parameters in the order of their gradients in this step, by number."""
         self._last_gradient = 0.0
+        self._pushing_s = 0.0
         self._forward = [0.0, 0.0]
-        self._passes: list[tuple[float, float]] = []
-        self._blocked_s = 0.0
-        self._hooks = [
+        self._passes: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        if isinstance(model, DistributedDataParallel):
+            self._join_ddp(model)
+            self._hooks = []
+        else:
+            for tensor in [*model.parameters(), *model.buffers()]:
+                dist.broadcast(tensor.detach(), group_src=0, group=self._group)
+            self._hooks = [
+                parameter.register_post_accumulate_grad_hook(self._note_of(number))
+                for number, parameter in enumerate(self._parameters)
+            ]
+        self._is_accumulating = False
+        self._hooks += [
             model.register_forward_pre_hook(self._begin_forward),
             model.register_forward_hook(self._end_forward),
             optimizer.register_step_pre_hook(self._before_step),
-            *(parameter.register_post_accumulate_grad_hook(self._has_gradient) for parameter in self._parameters),
         ]
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Generator[None]:
+        """Backward passes inside of it accumulate gradients and average nothing, as DDP's ``no_sync``."""
+        with contextlib.nullcontext() if self._ddp is None else self._ddp.no_sync():
+            before, self._is_accumulating = self._is_accumulating, True
+            try:
+                yield
+            finally:
+                self._is_accumulating = before
+
+    def replan(self) -> None:
+        """Plans again at the end of the next backward pass, from the last profile. All workers call it."""
+        self._replans = True
 
     @property
     def plan(self) -> SyncPlan | None:
-        """What the profile found; None before it is over."""
+        """What the last profile found; None before the first is over."""
         return self._plan
 
     @property
@@ -228,29 +386,29 @@ class ParameterService:
         return self._blocked_s
 
     def proxies(self) -> list[ProxyCount]:
-        """What each proxy says that it has done since the plan began.
+        """What each proxy says that it has done since the plan began. None are left once all have died.
 
         Raises
         ------
         ArgumentError
             Before the plan has begun.
         """
+        if self._client is None and not self._closed:
+            return []
         return [ProxyCount(*count) for count in self._service().stat()]
 
     def close(self) -> None:
-        """Detaches from the model and ends the proxies. All workers call it; harmless when it was closed before."""
+        """Detaches from the model and ends the proxies. All workers call it; harmless when it was closed before.
+
+        A model of DDP keeps the hook, as torch has it: from now on the workers average its gradients.
+        """
         _open.discard(self)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        client, self._client = self._client, None
-        try:
-            if client is not None:
-                client.abandon() if self._failed else client.close()
-        finally:
-            children, self._children = self._children, []
-            for child in children:
-                _end(child)
+        self._closed = True
+        self._routes = {}
+        self._close_service()
 
     def __enter__(self) -> Self:
         return self
@@ -265,38 +423,133 @@ class ParameterService:
     # Hooks.
 
     def _begin_forward(self, *_: object) -> None:
+        if self._came:
+            # A backward pass has not come to its end: what it pushed is in the way of the next.
+            self._came, self._failed = {}, True
         self._forward[0] = time.perf_counter()
-        self._order.clear()
 
     def _end_forward(self, *_: object) -> None:
         self._forward[1] = time.perf_counter()
 
-    def _has_gradient(self, parameter: torch.Tensor) -> None:
-        self._last_gradient = time.perf_counter()
-        number = self._number[parameter]
-        self._order.append(number)
-        if self._plan is not None and (tensor := self._sent.get(number)) is not None:
-            gradient = self._gradient(number)
-            with self._guarded():
-                self._service().push(tensor, (gradient.data_ptr(), gradient.numel()), self._dtype)
-
     def _before_step(self, *_: object) -> None:
-        if len(set(self._order)) != len(self._parameters):
-            self._failed = True
-            missing = len(self._parameters) - len(set(self._order))
+        if self._failed:
+            raise ArgumentError("the service has failed, and the gradients are no averages; make another service")
+
+    def _join_ddp(self, ddp: DistributedDataParallel) -> None:
+        """Becomes the communication hook of `ddp`."""
+        ranks = dist.get_process_group_ranks(self._group)
+        theirs = dist.get_process_group_ranks(ddp.process_group)
+        if theirs != ranks:
+            raise ArgumentError(f"DDP averages over the ranks {theirs}, the service over {ranks}; give both one group")
+        if ddp._comm_hooks:
+            raise ArgumentError("DDP has a communication hook already, and it takes only one")
+        if ddp.mixed_precision is not None:
+            raise ArgumentError("DDP with mixed_precision has a hook of its own; use torch.autocast")
+        ddp.register_comm_hook(None, self._take_bucket)
+        self._ddp = ddp
+
+    def _take_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """DDP's hook. The future has the bucket itself: its averages are there before DDP reads it."""
+        del state
+        flat = bucket.buffer()
+        if self._ddp is not None and self._ddp._join_config.enable:
+            self._error = ArgumentError("the service does not carry uneven inputs of Join; give all workers as many")
+        self._take(bucket.index(), flat, [gradient.numel() for gradient in bucket.gradients()])
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(flat)
+        return future
+
+    def _note_of(self, number: int) -> Callable[[torch.Tensor], None]:
+        """What a parameter of a plain module calls when its gradient is complete."""
+
+        def note(parameter: torch.Tensor) -> None:
+            gradient = parameter.grad
+            if self._is_accumulating or gradient is None:
+                return
+            if not gradient.is_contiguous() or gradient.is_sparse:
+                self._failed = True
+                raise ArgumentError(f"the gradient of parameter {number} is not contiguous; call .contiguous()")
+            self._take(number, gradient.view(-1), [gradient.numel()])
+
+        return note
+
+    def _take(self, key: int, flat: torch.Tensor, sizes: list[int]) -> None:
+        """A run of gradients is complete."""
+        if not self._came:
+            # At the end of the backward pass, before DDP reads its buckets.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            self._pushing_s = 0.0
+        self._last_gradient = time.perf_counter()
+        self._came[key] = _Run(flat, sizes)
+        if self._overlap:
+            try:
+                self._push(key, flat)
+            except BaseException as error:
+                self._error = self._error or error
+
+    def _push(self, key: int, flat: torch.Tensor) -> None:
+        """Pushes what the proxies sum of a run, and pulls sums that have come."""
+        route = self._routes.get(key)
+        if route is None or self._failed or self._error is not None:
+            return
+        if route.total != flat.numel():
             raise ArgumentError(
-                f"{missing} of {len(self._parameters)} parameters got no gradient in this step; the service needs one "
-                "for each: freeze those that are not used"
+                f"the gradients that come as number {key} are {flat.numel()} elements, {route.total} when the plan was "
+                "made; make the service after what changes the buckets of DDP"
             )
-        with self._guarded():
-            if self._plan is None:
-                self._profile()
+        began = time.perf_counter()
+        self._service().push(route.tensor, (flat.data_ptr(), route.count), self._dtype)
+        self._pushing_s += time.perf_counter() - began
+
+    def _end_backward(self) -> None:
+        came, self._came = self._came, {}
+        error, self._error = self._error, None
+        with self._guarded(), torch.no_grad():
+            if error is not None:
+                raise error
+            self._expect_all(came)
+            if self._closed or self._plan is not None:
+                self._synchronise(came)
             else:
-                rest = [self._gradient(number) for number in self._rest]
-                work = self._average(rest)
-                self._service().wait()
-                work()
-        self._blocked_s = time.perf_counter() - self._last_gradient
+                self._average([run.flat for run in came.values()])()
+            self._blocked_s = time.perf_counter() - self._last_gradient
+            if not self._closed:
+                self._count_step(came)
+
+    def _expect_all(self, came: dict[int, _Run]) -> None:
+        if self._failed:
+            raise ArgumentError("the service has failed; make another service")
+        # DDP knows by itself.
+        if self._ddp is None and len(came) != len(self._parameters):
+            raise ArgumentError(
+                f"{len(self._parameters) - len(came)} of {len(self._parameters)} parameters got no gradient in this "
+                "step; the service needs one for each: freeze those that are not used, or attach a model of DDP with "
+                "find_unused_parameters=True"
+            )
+
+    def _count_step(self, came: dict[int, _Run]) -> None:
+        """Notes how long the passes took, and plans where it is time to."""
+        self._steps += 1
+        forward, backward = self._forward[1] - self._forward[0], self._last_gradient - self._forward[1]
+        self._passes.append((forward, backward - self._pushing_s))
+        if self._plan is None:
+            if len(self._passes) == self._profile_steps:
+                self._passes.popleft()
+                self._make_plan(came, self._measure(came, None))
+            return
+        self._report()
+        if self._client is None:
+            return
+        if self._replans and self._profile is not None:
+            self._make_plan(came, self._profile)
+        elif self._replan_steps and self._steps - self._planned_at >= self._replan_steps:
+            profile = self._measure(came, self._profile)
+            if self._profile is not None and profile.is_like(self._profile):
+                self._planned_at = self._steps
+                self._passes.clear()
+                self._begin(self._plan.shards)
+            else:
+                self._make_plan(came, profile)
 
     @contextlib.contextmanager
     def _guarded(self) -> Generator[None]:
@@ -307,71 +560,164 @@ class ParameterService:
             self._failed = True
             raise
 
-    def _gradient(self, number: int) -> torch.Tensor:
-        gradient = self._parameters[number].grad
-        if gradient is None or not gradient.is_contiguous():
-            raise ArgumentError(f"the gradient of parameter {number} is missing or not contiguous; call .contiguous()")
-        return gradient
+    # Averages.
 
-    def _average(self, gradients: list[torch.Tensor]) -> Any:
-        """Begins an all-reduce of `gradients` together; what it returns waits for it."""
-        if not gradients:
+    def _synchronise(self, came: dict[int, _Run]) -> None:
+        """Averages by the proxies and by the workers at once."""
+        order = self._order if len(self._order) == len(came) else list(came)
+        if not self._overlap:
+            for key in order:
+                self._push(key, came[key].flat)
+        counts = {key: route.count for key, route in self._routes.items()}
+        rest = [came[key].flat[counts.get(key, 0) :] for key in order]
+        finish = self._average([flat for flat in rest if flat.numel()])
+        lost: PeerDeadError | None = None
+        if self._routes:
+            try:
+                self._service().wait()
+            except PeerDeadError as error:
+                lost = error
+        finish()
+        if lost is not None:
+            self._fall_back(came, lost)
+
+    def _average(self, flats: list[torch.Tensor]) -> Callable[[], None]:
+        """Begins to average `flats` by the workers; what it returns waits for it."""
+        if not flats:
             return lambda: None
-        flat = torch.cat([gradient.view(-1) for gradient in gradients])
-        work = dist.all_reduce(flat, group=self._group, async_op=True)
-        assert work is not None
+        small = [flat for flat in flats if flat.nbytes < _APART]
+        together = [torch.cat(small)] if small else []
+        reduced = [*together, *(flat for flat in flats if flat.nbytes >= _APART)]
+        works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat in reduced]
+        nbytes = sum(flat.nbytes for flat in reduced)
+        until = self._reserve(nbytes)
 
         def finish() -> None:
-            work.wait()
-            flat.div_(self._size)
-            for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
-                gradient.copy_(part.view_as(gradient))
+            for work in works:
+                assert work is not None
+                work.wait()
+            time.sleep(max(until - time.perf_counter(), 0))
+            for flat in reduced:
+                flat.div_(self._size)
+            for whole in together:
+                for flat, part in zip(small, whole.split([flat.numel() for flat in small]), strict=True):
+                    flat.copy_(part)
 
         return finish
 
+    def _reserve(self, nbytes: int) -> float:
+        """When an all-reduce of so many bytes would be over, where links are emulated."""
+        if self.emulated is None:
+            return 0.0
+        ring = 2 * (self._size - 1) / self._size
+        self._busy_until = max(self._busy_until, time.perf_counter()) + ring * nbytes / self.emulated.workers
+        return self._busy_until
+
+    def _fall_back(self, came: dict[int, _Run], error: PeerDeadError) -> None:
+        """A proxy has died: the workers average what it has not summed, and go on with the other proxies.
+
+        What it had published counts for every worker, and the others have summed the rest of theirs. So all workers
+        miss the same shards of the same step; they compare that first.
+        """
+        client, plan = self._service(), self._plan
+        counts = client.stat()
+        if plan is None or (error.host, error.pid) not in {count[:2] for count in counts}:
+            raise error
+        missing = client.unsummed()
+        mine = torch.tensor([self._steps, len(missing), *(value for shard in missing[:1] for value in shard)])
+        facts = torch.zeros(6, dtype=torch.int64)
+        facts[: len(mine)] = mine
+        everyones = [torch.empty_like(facts) for _ in range(self._size)]
+        dist.all_gather(everyones, facts, group=self._group)
+        if any(not torch.equal(facts, other) for other in everyones):
+            raise error
+        keys = {route.tensor: key for key, route in self._routes.items()}
+        width = self._parameters[0].element_size()
+        pieces = [
+            came[keys[tensor]].flat[start // width : (start + nbytes) // width] for tensor, start, nbytes, _ in missing
+        ]
+        self._average(pieces)()
+        dead = torch.tensor([not count[5] for count in counts], dtype=torch.uint8)
+        dist.all_reduce(dead, op=dist.ReduceOp.MAX, group=self._group)
+        is_left = [not gone for gone in dead.tolist()]
+        if self.emulated is not None:
+            links = [link for link, left in zip(self.emulated.proxies, is_left, strict=True) if left]
+            self.emulated = EmulatedLinks(links, self.emulated.workers)
+        self._abandon()
+        self._proxies = sum(is_left)
+        self._routes = {}
+        if self._proxies:
+            self._open_service()
+            self._make_plan(came, self._measure(came, self._profile))
+        else:
+            self._plan = replace(plan, proxied_bytes=0, split_bytes=0.0, shards=[], links=[], step=self._steps)
+
     # The profile.
 
-    def _profile(self) -> None:
-        """A step that measures: an all-reduce of all gradients, after the backward pass."""
-        self._average([self._gradient(number) for number in range(len(self._parameters))])()
-        forward = self._forward[1] - self._forward[0]
-        self._passes.append((forward, self._last_gradient - self._forward[1]))
-        if len(self._passes) == self._steps:
-            self._make_plan()
-
-    def _make_plan(self) -> None:
-        forward_s, backward_s = self._agreed(
-            [statistics.median(times) for times in zip(*self._passes[1:], strict=True)]
-        )
-        order = torch.tensor(self._order)
-        dist.broadcast(order, group_src=0, group=self._group)
-        numbers: list[int] = order.tolist()
-        sizes = [self._parameters[number].nbytes for number in numbers]
-        total = sum(sizes)
-        ring = 2 * (self._size - 1) / self._size
-        worker_rate = max(ring, 1e-9) * total / self._probe_workers(total)
-        measured = self._probe_sizes(total)
+    def _measure(self, came: dict[int, _Run], before: _Profile | None) -> _Profile:
+        """Measures the passes that were noted, the workers' all-reduce and the way over the proxies."""
+        total = sum(run.flat.nbytes for run in came.values())
+        # After a fault there may be no pass with a plan yet.
+        passes = list(self._passes) or ([(before.forward_s, before.backward_s)] if before else [])
+        forward_s, backward_s = self._agreed([statistics.median(times) for times in zip(*passes, strict=True)])
+        ring = max(2 * (self._size - 1) / self._size, 1e-9)
+        worker_rate = ring * total / self._probe_workers(total)
+        fixed = self.shard_bytes or (before.shard_bytes if before else None)
+        measured = self._probe_sizes(total, [fixed] if fixed else _SIZES)
         shard_bytes = _core.service_shard_bytes(measured, _SLACK)
-        proxy_rate = max(ring, 1e-9) * dict(measured)[shard_bytes]
+        proxy_rate = ring * dict(measured)[shard_bytes]
         links = [self._probe_link(proxy, shard_bytes, total) for proxy in range(self._proxies)]
-        split, taken, shards = _core.service_plan(
-            sizes, self._size, forward_s, backward_s, proxy_rate, worker_rate, shard_bytes, links, _ALIKE
-        )
-        self._sent = {number: tensor for tensor, number in enumerate(numbers[:taken])}
-        self._rest = numbers[taken:]
-        self._service().begin(shards, self._proxies, self._dtype)
+        return _Profile(forward_s, backward_s, proxy_rate, worker_rate, links, fixed or shard_bytes)
+
+    def _make_plan(self, came: dict[int, _Run], profile: _Profile) -> None:
+        order = torch.tensor(list(came))
+        dist.broadcast(order, group_src=0, group=self._group)
+        self._order = order.tolist()
+        runs = [came[key] for key in self._order]
+        width = self._parameters[0].element_size()
+        sizes = [size * width for run in runs for size in run.sizes]
+        rates = (profile.forward_s, profile.backward_s, profile.proxy_rate, profile.worker_rate)
+        split, taken = _core.service_split(sizes, self._size, *rates, self.split)
+        proxied = sum(sizes[:taken])
+        ends = itertools.accumulate(run.flat.nbytes for run in runs)
+        counts = [
+            max(min(proxied - (end - run.flat.nbytes), run.flat.nbytes), 0) for run, end in zip(runs, ends, strict=True)
+        ]
+        tensors = [count for count in counts if count]
+        shard_bytes = self.shard_bytes or profile.shard_bytes
+        threshold, shards = _core.service_shards(tensors, shard_bytes, profile.links, _ALIKE)
+        self._routes = {
+            key: _Route(tensor, count // width, run.flat.numel())
+            for tensor, (key, run, count) in enumerate(zip(self._order, runs, counts, strict=True))
+            if count
+        }
+        self._begin(shards)
+        self._profile = profile
+        self._replans = False
+        self._planned_at = self._steps
+        self._passes.clear()
         self._plan = SyncPlan(
-            forward_s,
-            backward_s,
-            proxy_rate,
-            worker_rate,
-            links,
+            *rates,
+            profile.links,
             shard_bytes,
-            total,
+            sum(sizes),
             split,
-            sum(sizes[:taken]),
+            proxied,
+            threshold,
             shards,
+            self._steps,
         )
+
+    def _begin(self, shards: list[tuple[int, int, int, int]]) -> None:
+        links = [] if self.emulated is None else list(self.emulated.proxies)
+        self._service().begin(shards, self._proxies, self._dtype, self.first_layers_first, links)
+
+    def _report(self) -> None:
+        if self._client is not None and self._plan is not None:
+            plan = self._plan
+            self._client.report(
+                self._steps, self._blocked_s, plan.proxied_bytes, plan.total_bytes, plan.threshold_bytes
+            )
 
     def _probe_workers(self, total: int) -> float:
         """Seconds of an all-reduce of all gradients by workers that have nothing else to do."""
@@ -380,20 +726,21 @@ class ParameterService:
         for _ in range(_PROBES + 1):
             dist.barrier(group=self._group)
             began = time.perf_counter()
-            dist.all_reduce(dummy, group=self._group)
+            self._average([dummy])()
             times.append(time.perf_counter() - began)
         return self._agreed([statistics.median(times[1:])])[0]
 
-    def _probe_sizes(self, total: int) -> list[tuple[int, float]]:
+    def _probe_sizes(self, total: int, sizes: Iterable[int]) -> list[tuple[int, float]]:
         """Bytes a second that all proxies together sum, for each size of shards."""
         nbytes = max(min(_PROBE_BYTES, total), _SIZES[0]) // _SIZES[0] * _SIZES[0]
         measured: list[tuple[int, float]] = []
-        for size in _SIZES:
-            count = nbytes // size
+        for size in sizes:
+            piece = max(min(size, nbytes) // _LATENCY_BYTES, 1) * _LATENCY_BYTES
+            count = nbytes // piece
             if count < self._proxies and measured:
                 break
-            shards = [(0, index * size, size, index % self._proxies) for index in range(max(count, 1))]
-            measured.append((size, max(count, 1) * size / self._probe(shards, _PROBES)))
+            shards = [(0, index * piece, piece, index % self._proxies) for index in range(count)]
+            measured.append((piece, count * piece / self._probe(shards, _PROBES)))
         return measured
 
     def _probe_link(self, proxy: int, shard_bytes: int, total: int) -> tuple[float, float]:
@@ -405,9 +752,8 @@ class ParameterService:
 
     def _probe(self, shards: list[tuple[int, int, int, int]], rounds: int) -> float:
         """Seconds of a step that pushes and pulls these shards of one tensor and does nothing else."""
-        service = self._service()
-        service.begin(shards, self._proxies, self._dtype)
-        first = self._parameters[0]
+        self._begin(shards)
+        service, first = self._service(), self._parameters[0]
         dummy = torch.zeros(sum(shard[2] for shard in shards) // first.element_size(), dtype=first.dtype)
         times: list[float] = []
         for _ in range(rounds + 1):
@@ -424,6 +770,46 @@ class ParameterService:
         return means.div_(self._size).tolist()
 
     # Parts.
+
+    def _open_service(self) -> None:
+        """Starts this worker's proxies and joins the service with them."""
+        name = f"/sync/{self._token()}"
+        self._children = [
+            _start(self._attachment, name, proxy, self._proxies, self._size, self._timeout)
+            for proxy in range(self._rank, self._proxies, self._size)
+        ]
+        try:
+            self._client = _core.ServiceClient(
+                self._attachment.pool,
+                name,
+                self._rank,
+                self._size,
+                self._proxies,
+                timeout=self._timeout,
+                given_up=self._has_lost_a_child,
+            )
+        except BaseException:
+            self._failed = True
+            self.close()
+            raise
+
+    def _close_service(self) -> None:
+        client, self._client = self._client, None
+        try:
+            if client is not None:
+                client.abandon() if self._failed else client.close()
+        finally:
+            children, self._children = self._children, []
+            for child in children:
+                _end(child)
+
+    def _abandon(self) -> None:
+        """Leaves a service that has lost a proxy, which can agree on nothing any more."""
+        failed, self._failed = self._failed, True
+        try:
+            self._close_service()
+        finally:
+            self._failed = failed
 
     def _token(self) -> str:
         """A word that worker 0 draws."""
@@ -458,9 +844,16 @@ def _attachment(group: dist.ProcessGroup) -> Attachment:
     raise ArgumentError('the group is none of the backend polder; make it with backend="polder"')
 
 
-def _expect_carried(parameters: list[torch.nn.Parameter]) -> None:
+def _expect_carried(model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> None:
     if not parameters:
         raise ArgumentError("the model has no parameters to train")
+    if any(hasattr(parameter, "device_mesh") for parameter in parameters):
+        raise ArgumentError("the parameters are DTensors, as those of FSDP2; the service carries plain ones")
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False):
+            raise ArgumentError(
+                f"{name or 'the model'} has sparse gradients; the service carries dense ones: give it sparse=False"
+            )
     first = parameters[0]
     for parameter in parameters:
         is_carried = parameter.is_cpu and parameter.is_contiguous() and parameter.numel() > 0

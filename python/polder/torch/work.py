@@ -55,6 +55,9 @@ class Pending(Work):
         Runs once, after the last ticket and before a caller sees the tensors: copies out of staging tensors.
     explain : callable, optional
         Adds to the error of a rank that did not come what it called instead.
+    tells : (float, callable), optional
+        Seconds of a wait after which it tells the other ranks that this one waits: with True, and with False once it
+        does not any more.
     """
 
     def __init__(
@@ -63,9 +66,11 @@ class Pending(Work):
         tensors: list[torch.Tensor],
         finish: Callable[[], None] | None,
         explain: Callable[[PeerTimeoutError], None] | None = None,
+        tells: tuple[float, Callable[[bool], None]] | None = None,
     ) -> None:
         super().__init__()
         self._explain = explain
+        self._tells = tells
         self.tickets = tickets
         self._tensors = tensors
         self._finish = finish
@@ -77,7 +82,7 @@ class Pending(Work):
         seconds = timeout.total_seconds()
         for ticket in self.tickets:
             try:
-                is_done = ticket.wait(seconds if seconds > 0 else None)
+                is_done = self._wait_for(ticket, seconds if seconds > 0 else None)
             except PeerTimeoutError as error:
                 if self._explain is not None:
                     self._explain(error)
@@ -86,6 +91,17 @@ class Pending(Work):
                 raise PeerTimeoutError(f"the operation is not done after {seconds} s; it goes on in the background")
         self.finish_once()
         return True
+
+    def _wait_for(self, ticket: "_core.Ticket | _core.Message", seconds: float | None) -> bool:
+        if self._tells is None or (seconds is not None and seconds <= self._tells[0]):
+            return ticket.wait(seconds)
+        after, tell = self._tells
+        if ticket.wait(after):
+            return True
+        tell(True)
+        is_done = ticket.wait(None if seconds is None else seconds - after)
+        tell(False)
+        return is_done
 
     def finish_once(self) -> None:
         # A second caller, on another thread, waits until the copies are made.
@@ -148,8 +164,9 @@ class Received(Pending):
         tensors: list[torch.Tensor],
         finish: Callable[[], None] | None,
         explain: Callable[[PeerTimeoutError], None] | None = None,
+        tells: tuple[float, Callable[[bool], None]] | None = None,
     ) -> None:
-        super().__init__([message], tensors, finish, explain)
+        super().__init__([message], tensors, finish, explain, tells)
         self._message = message
 
     def source_rank(self) -> int:

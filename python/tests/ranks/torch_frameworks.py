@@ -21,6 +21,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 from torch_meet import meet
 
+from polder.torch import in_order
+
 warnings.simplefilter("ignore")
 meet(seconds=60)
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -86,11 +88,13 @@ def ddp(
     return trained(step_of, net())
 
 
-def power(group: dist.ProcessGroup) -> Callable[[DistributedDataParallel], None]:
+def power(
+    group: dist.ProcessGroup, around: Callable[..., Callable[..., object]] = lambda hook: hook
+) -> Callable[[DistributedDataParallel], None]:
     state = powerSGD_hook.PowerSGDState(
         group, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
     )
-    return lambda wrapped: wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return lambda wrapped: wrapped.register_comm_hook(state, around(powerSGD_hook.powerSGD_hook))
 
 
 def hooked(hook: Callable[..., object]) -> Callable[[dist.ProcessGroup], Callable[[DistributedDataParallel], None]]:
@@ -108,6 +112,7 @@ for name, hook in {
 }.items():
     # PowerSGD's callbacks call collectives: with several buckets their order differs by rank, over gloo too.
     same(name, [ddp(group, hook(group), bucket=25 if hook is power else 0.02) for group in GROUPS])
+same("powerSGD_hook of several buckets", [ddp(group, power(group, in_order)) for group in GROUPS])
 print("ddp", flush=True)
 
 

@@ -234,6 +234,18 @@ elif rank == 1:
         dist.all_reduce(torch.zeros(4), group=mixed)
 dist.barrier(group=gloo)
 
+# So does a receive alone, which has put nothing into the pool.
+mixed = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+dist.barrier(group=gloo)
+if rank == 0:
+    with pytest.raises(polder.PeerTimeoutError, match=r"receive.*rank 1 has called all-reduce of 16 bytes \(sum of"):
+        dist.recv(torch.zeros(1), 1, group=mixed)
+elif rank == 1:
+    expected = r"all-reduce.*rank 0 has called receive of 4 bytes \(float32\) from rank 1"
+    with pytest.raises(polder.PeerTimeoutError, match=expected):
+        dist.all_reduce(torch.zeros(4), group=mixed)
+dist.barrier(group=gloo)
+
 # Ranks that call different collectives are told both.
 different = dist.new_group()
 calls = [

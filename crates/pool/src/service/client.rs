@@ -26,6 +26,21 @@ pub struct Client<M: Memory> {
     pulled: usize,
 }
 
+/// What a client says of itself, for those that look from outside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientReport {
+    /// Steps that it has done.
+    pub steps: u64,
+    /// Nanoseconds that its training thread waited in the last step.
+    pub blocked_ns: u64,
+    /// Bytes a step that the proxies sum: the paper's m.
+    pub proxied_bytes: u64,
+    /// Bytes of all gradients in a step.
+    pub total_bytes: u64,
+    /// The size from which shards go to the proxies of higher latency and bandwidth.
+    pub threshold_bytes: u64,
+}
+
 /// What has become of a shard in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -177,14 +192,35 @@ impl<M: Memory> Client<M> {
         Ok(())
     }
 
-    /// What a proxy says that it has summed: steps, shards, and bytes of sums.
+    /// What a proxy says that it has summed, and whether it lives: steps, shards, and bytes of sums.
     ///
     /// # Errors
     /// [`PoolError::Memory`].
-    pub fn summed_by(&self, proxy: u16) -> Result<[u64; 3], PoolError> {
-        let at = state_line(self.parts.members[self.parts.number_of(proxy)].at);
+    pub fn summed_by(&self, proxy: u16) -> Result<([u64; 3], bool), PoolError> {
+        let number = self.parts.number_of(proxy);
+        let at = state_line(self.parts.members[number].at);
         let said = line::read(&self.parts.memory, at)?.unwrap_or_default();
-        Ok([said[1], said[2], said[3]])
+        Ok(([said[1], said[2], said[3]], !self.parts.is_dead(number)?))
+    }
+
+    /// The shards of this step that were pushed and whose sums have not come. Once a proxy has died, every client has the same ones
+    /// when its wait ends: what the living proxies had to sum has come, and the dead one publishes nothing more.
+    #[must_use]
+    pub fn unsummed(&self) -> Vec<u32> {
+        (0..)
+            .zip(&self.states)
+            .filter(|(_, state)| **state == State::Pushed)
+            .map(|(shard, _)| shard)
+            .collect()
+    }
+
+    /// Says something of this client to those that look from outside. Nothing follows from it.
+    pub fn report(&mut self, said: &ClientReport) {
+        let ClientReport { steps, blocked_ns, proxied_bytes, total_bytes, threshold_bytes } = *said;
+        self.parts.counters = [steps, blocked_ns, proxied_bytes, total_bytes, threshold_bytes];
+        if self.parts.broken.is_none() {
+            self.parts.say(None);
+        }
     }
 
     /// Says that this client expects nothing more: the proxies end when all clients have.
@@ -233,20 +269,26 @@ impl<M: Memory> Client<M> {
             }
             let this = this.borrow();
             this.still_hoped_for()?;
-            let (shard, proxy) = this.missing();
+            let (shard, proxy) = this.missing()?.unwrap_or_else(|| this.first_missing());
             if let Some(late) = this.client_without(shard, proxy)? {
                 return Err(Failure::Late(late, timeout));
             }
         }
         let this = this.into_inner();
-        let (_, proxy) = this.missing();
+        let (_, proxy) = this.missing()?.unwrap_or_else(|| this.first_missing());
         Err(Failure::Late(this.parts.number_of(proxy), timeout))
     }
 
-    /// Asked before each further sleep: whether the first sum that is missing can still come.
+    /// Asked before each further sleep: whether a sum that is missing can still come. A proxy that died ends the wait when
+    /// all that is missing is its own.
     fn still_hoped_for(&self) -> Result<(), Failure> {
-        self.parts.still_there()?;
-        let (shard, proxy) = self.missing();
+        self.parts.clients_are_there()?;
+        let Some((shard, proxy)) = self.missing()? else {
+            let (_, proxy) = self.first_missing();
+            // A client that died since it was looked at may have taken the proxy with it.
+            let client = self.parts.dead_client()?;
+            return Err(Failure::Dead(client.unwrap_or(self.parts.number_of(proxy))));
+        };
         let number = self.parts.number_of(proxy);
         if let Some(mark) = self.parts.gave_up(number)? {
             return Err(Failure::Told(number, mark));
@@ -259,8 +301,24 @@ impl<M: Memory> Client<M> {
         Ok(())
     }
 
-    /// A shard that was pushed and whose sum has not come, and its proxy.
-    fn missing(&self) -> (u32, u16) {
+    /// The first shard that was pushed, whose sum has not come, and whose proxy lives; with that proxy.
+    fn missing(&self) -> Result<Option<(u32, u16)>, Failure> {
+        let mut dead = vec![];
+        for shard in self.unsummed() {
+            let proxy = self.parts.exchange().shards()[shard as usize].proxy;
+            if dead.contains(&proxy) {
+                continue;
+            }
+            if !self.parts.is_dead(self.parts.number_of(proxy))? {
+                return Ok(Some((shard, proxy)));
+            }
+            dead.push(proxy);
+        }
+        Ok(None)
+    }
+
+    /// The first shard that was pushed and whose sum has not come, and its proxy.
+    fn first_missing(&self) -> (u32, u16) {
         let missing = self.states.iter().position(|state| *state == State::Pushed).unwrap_or_default();
         (missing as u32, self.parts.exchange().shards()[missing].proxy)
     }

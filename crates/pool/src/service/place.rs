@@ -16,9 +16,11 @@
 //! | word | what |
 //! |---|---|
 //! | 0 | 0, or how the process ended, as word 3 of a group's progress line: of clients and proxies, counted on, instead of ranks |
-//! | 1 | steps that it has summed |
-//! | 2 | shards that it has summed |
-//! | 3 | bytes of sums that it has written |
+//! | 1 | steps that it has done |
+//! | 2 | of a proxy: shards that it has summed; of a client: nanoseconds that its last step was blocked |
+//! | 3 | of a proxy: bytes of sums that it has written; of a client: bytes a step that the proxies sum |
+//! | 4 | of a client: bytes of all gradients in a step |
+//! | 5 | of a client: the size in bytes from which shards go to the proxies of higher latency and bandwidth |
 //!
 //! # Word of a queue
 //! A checked word: bits 0..24 the shard, bits 24..56 the step, from 1. Word `i` is the `i`-th shard that was pushed in its step, or

@@ -1,13 +1,13 @@
 //! A proxy: sums what the clients push, in the pool.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use polder_kernels::{Op, divide, reduce};
-use polder_mem::{Memory, Offset};
+use polder_mem::{Memory, Nanos, Offset};
 
+use super::lanes::Lane;
 use super::place::{Places, Queue};
 use super::{Agreement, Failure, NEVER, Parts, ServiceOptions};
 use crate::collectives::{Scratch, fill, length, pieces};
@@ -23,12 +23,18 @@ pub struct Proxy<M: Memory> {
     queues: Vec<Queue>,
     /// Which clients have pushed each shard in this step.
     pushed: Vec<Vec<bool>>,
-    /// Shards that all clients have pushed, in the order in which the last did.
-    ready: VecDeque<u32>,
+    /// How many clients' pushes of each shard have come through.
+    here: Vec<usize>,
+    /// What clients have pushed, on its way: the client and the shard.
+    inward: Lane<(usize, u32)>,
+    /// Shards that all clients have pushed.
+    ready: Lane<u32>,
+    /// Sums on their way to the clients.
+    outward: Lane<u32>,
     /// The shard that came first, for a proxy that stays at it.
     first: Option<u32>,
-    /// How many shards of this step are summed.
-    summed: usize,
+    /// How many shards of this step are published.
+    published: usize,
     scratch: Scratch,
 }
 
@@ -53,13 +59,17 @@ impl<M: Memory> Proxy<M> {
         };
         let queues = (0..clients).map(queue).collect();
         let pushed = parts.exchange().shards().iter().map(|_| vec![false; clients]).collect();
+        let link = parts.agreed.links.get(usize::from(proxy)).copied();
         Ok(Self {
             proxy,
             queues,
+            here: vec![0; parts.exchange().shards().len()],
             pushed,
-            ready: VecDeque::new(),
+            inward: Lane::new(link),
+            ready: Lane::new(None),
+            outward: Lane::new(link),
             first: None,
-            summed: 0,
+            published: 0,
             scratch: Scratch::default(),
             parts,
         })
@@ -70,12 +80,12 @@ impl<M: Memory> Proxy<M> {
         self.parts.interrupt = Some(asked);
     }
 
-    /// Sums until all clients have left. It waits for pushes as long as all processes live: a client waits for sums no longer than
-    /// its timeout, and says so when it gives up.
+    /// Sums until no client expects anything more. It waits for pushes as long as all clients live: a client waits for sums no longer
+    /// than its timeout, and says so when it gives up. When another proxy has died, this one sums what is left of the step.
     ///
     /// # Errors
-    /// [`PoolError::PeerDead`] when a client or a proxy died, and what another gave up with; [`PoolError::Corrupt`],
-    /// [`PoolError::Memory`], [`PoolError::Interrupted`].
+    /// [`PoolError::PeerDead`] when a client died, or all have given up another proxy that did; what a client gave up with;
+    /// [`PoolError::Corrupt`], [`PoolError::Memory`], [`PoolError::Interrupted`].
     pub fn serve(&mut self) -> Result<(), PoolError> {
         self.parts.expect_whole()?;
         match self.sum_all() {
@@ -89,17 +99,24 @@ impl<M: Memory> Proxy<M> {
 
     fn sum_all(&mut self) -> Result<(), Failure> {
         while self.await_pushes()? {
-            while let Some(shard) = self.ready.pop_front() {
+            while let Some(shard) = self.ready.next(Nanos(0)) {
                 self.sum(shard)?;
             }
+            self.publish();
         }
         Ok(())
     }
 
-    /// Waits for pushes; false once all clients have left.
+    /// The time, where a link is emulated.
+    fn now(&self) -> Nanos {
+        if self.inward.is_emulated() { self.parts.memory.now() } else { Nanos(0) }
+    }
+
+    /// Waits for pushes, or for what is on an emulated link; false once all clients have left.
     fn await_pushes(&mut self) -> Result<bool, Failure> {
         let (memory, bell) = (self.parts.memory.clone(), self.parts.bell());
         let ServiceOptions { patience, .. } = self.parts.options;
+        let due = [self.inward.due(), self.outward.due()].into_iter().flatten().min();
         let all_left = Cell::new(false);
         // The two closures of a wait take turns.
         let this = RefCell::new(self);
@@ -110,48 +127,66 @@ impl<M: Memory> Proxy<M> {
         let peer = || {
             let this = this.borrow();
             all_left.set(this.have_all_left()?);
-            if all_left.get() { Ok(()) } else { this.parts.still_there() }
+            if all_left.get() { Ok(()) } else { this.parts.clients_are_there() }
         };
-        let came = wait::until(&memory, bell, patience, NEVER, look, peer)?;
-        Ok(came.unwrap_or(false))
+        // What is due on a link is looked at by the next round.
+        let came = wait::until(&memory, bell, patience, due.unwrap_or(NEVER), look, peer)?;
+        Ok(came.unwrap_or(true))
     }
 
+    /// Whether no client expects anything more. Where one lost a proxy, that is a failure of this one too.
     fn have_all_left(&self) -> Result<bool, Failure> {
+        let mut lost = None;
         for client in 0..self.parts.clients {
-            if !self.parts.has_left(client)? {
-                return Ok(false);
+            match self.parts.gave_up(client)? {
+                Some(mark) if mark.is_left() => {}
+                Some(mark) if self.parts.is_no_failure(mark) => lost = Some(Failure::Told(client, mark)),
+                _ => return Ok(false),
             }
         }
-        Ok(true)
+        lost.map_or(Ok(true), Err)
     }
 
-    /// Takes what has come from every client's queue.
+    /// Takes what has come from every client's queue, and what has come through the link.
     fn look(&mut self) -> Result<bool, Failure> {
-        let Self { parts, proxy, queues, pushed, ready, first, .. } = self;
+        let now = self.now();
+        let Self { parts, proxy, queues, pushed, inward, first, .. } = self;
         let exchange = parts.exchange();
-        parts.look(queues.iter_mut(), |client, shard| {
+        let mut any = parts.look(queues.iter_mut(), |client, shard| {
             let known = exchange.shards().get(shard as usize);
-            let is_ours = known.is_some_and(|known| known.proxy == *proxy);
-            if !is_ours || pushed[shard as usize][client] {
+            let Some(known) = known.filter(|known| known.proxy == *proxy) else {
+                return Err("push of a service's queue");
+            };
+            let by = &mut pushed[shard as usize];
+            if by[client] {
                 return Err("push of a service's queue");
             }
             if Deviation::FirstComeFirstServed.is_on() && *first.get_or_insert(shard) != shard {
                 return Ok(false);
             }
-            let by = &mut pushed[shard as usize];
             by[client] = true;
             if by.iter().all(|pushed| *pushed) {
-                ready.push_back(shard);
                 *first = None;
             }
+            inward.put(exchange.rank(shard), (client, shard), known.bytes, now);
             Ok(true)
-        })
+        })?;
+        while let Some((_, shard)) = self.inward.next(now) {
+            any = true;
+            let here = &mut self.here[shard as usize];
+            *here += 1;
+            if *here == self.parts.clients {
+                self.ready.put(self.parts.exchange().rank(shard), shard, 0, now);
+            }
+        }
+        Ok(any)
     }
 
-    /// Sums a shard that all clients have pushed, in the order of the clients, and says so.
+    /// Sums a shard that all clients have pushed, in the order of the clients.
     fn sum(&mut self, shard: u32) -> Result<(), Failure> {
+        let now = self.now();
         let Self { parts, proxy, scratch, .. } = self;
-        let Agreement { exchange, dtype } = &*parts.agreed;
+        let Agreement { exchange, dtype, .. } = &*parts.agreed;
         let (place, bytes) = (exchange.place(shard), exchange.shards()[shard as usize].bytes);
         let from: Vec<(usize, Offset)> = (0..parts.clients)
             .map(|client| (client, parts.places.buffer_for(parts.members[client].at, *proxy) + place))
@@ -172,23 +207,39 @@ impl<M: Memory> Proxy<M> {
             divide(*dtype, sum, clients).expect("a checked reduction");
             fill(&parts.memory, into + piece.start, sum, streams)?;
         }
-        parts.publish(Places::queue_of(own).word(self.summed as u64), shard);
-        let [_, shards, summed_bytes] = &mut parts.counters;
+        let [_, shards, summed_bytes, ..] = &mut parts.counters;
         (*shards, *summed_bytes) = (*shards + 1, *summed_bytes + bytes);
-        self.summed += 1;
-        if self.summed == parts.exchange().of_proxy(*proxy).len() {
-            self.begin_step();
-        }
-        (0..self.parts.clients).for_each(|client| self.parts.wake(client));
+        let rank = parts.exchange().rank(shard);
+        self.outward.put(rank, shard, bytes * parts.clients as u64, now);
+        self.publish();
         Ok(())
     }
 
+    /// Says of each sum that has come through the link that it is there; before that, what this proxy has done.
+    fn publish(&mut self) {
+        let (now, mut any) = (self.now(), false);
+        while let Some(shard) = self.outward.next(now) {
+            let entry = Places::queue_of(self.parts.members[self.parts.own].at).word(self.published as u64);
+            self.published += 1;
+            let is_last = self.published == self.parts.exchange().of_proxy(self.proxy).len();
+            self.parts.counters[0] += u64::from(is_last);
+            self.parts.say(None);
+            self.parts.publish(entry, shard);
+            if is_last {
+                self.begin_step();
+            }
+            any = true;
+        }
+        if any {
+            (0..self.parts.clients).for_each(|client| self.parts.wake(client));
+        }
+    }
+
     fn begin_step(&mut self) {
-        self.summed = 0;
+        self.published = 0;
+        self.here.fill(0);
         self.pushed.iter_mut().for_each(|by| by.fill(false));
         self.queues.iter_mut().for_each(|queue| queue.taken = 0);
-        self.parts.counters[0] += 1;
-        self.parts.say(None);
         self.parts.step += 1;
     }
 }

@@ -12,17 +12,18 @@
 //! | 6 | how many clients and proxies there are |
 //!
 //! # What client 0 tells
-//! Words: 1 and how many shards, or 0 for the end; the name of the type, 0-padded. Then for each shard: bits 0..32 tensor and bits
-//! 32..48 proxy; its first byte in the tensor; its bytes.
+//! Words: 1 and how many shards, or 0 for the end; two words with the name of the type, 0-padded; 1 if the shards of the first layers
+//! go first; how many emulated links. Then for each shard: bits 0..32 tensor and bits 32..48 proxy; its first byte in the tensor; its
+//! bytes. Then for each emulated link: the nanoseconds of a shard, bytes a second, 0.
 
 use std::sync::Arc;
 
 use polder_kernels::Dtype;
 use polder_mem::Memory;
-use polder_schedule::{Exchange, Shard};
+use polder_schedule::{Exchange, Shard, ShardOrder};
 
 use super::place::Places;
-use super::{Agreement, Client, Proxy, ServiceOptions};
+use super::{Agreement, Client, EmulatedLink, Proxy, ServiceOptions};
 use crate::group::{Group, GroupOptions, Interrupt, JoinedGroup, RankPlace};
 use crate::object::Object;
 use crate::owned::{self, Identity, Kind};
@@ -31,10 +32,10 @@ use crate::{Pool, PoolError};
 /// Waits so long for what client 0 tells next: a job may do something else for hours, and a client that dies ends the wait.
 const AGES: std::time::Duration = std::time::Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Bytes of one shard in what client 0 tells.
+/// Bytes of one shard or link in what client 0 tells.
 const ROW: usize = 24;
 /// Bytes of what it tells first.
-const HEAD: usize = 24;
+const HEAD: usize = 40;
 
 /// What a proxy says that it has done, and in which process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,8 @@ pub struct ProxyStat {
     pub shards: u64,
     /// Bytes of sums that it has written.
     pub bytes: u64,
+    /// Whether it lives.
+    pub alive: bool,
 }
 
 /// A process of a service, of whichever kind.
@@ -108,28 +111,40 @@ impl<M: Memory> Session<M> {
         let proxies = (self.group.size() - self.clients) as u16;
         let mut head = [0; HEAD];
         let mut rows = vec![];
-        if let Some(Agreement { exchange, dtype }) = told {
+        if let Some(Agreement { exchange, dtype, links }) = told {
             head[..8].copy_from_slice(&(exchange.shards().len() as u64 + 1).to_le_bytes());
             let name = dtype.to_string();
             head[8..8 + name.len()].copy_from_slice(name.as_bytes());
+            head[24] = u8::from(exchange.order() == ShardOrder::FirstLayersFirst);
+            head[32..].copy_from_slice(&(links.len() as u64).to_le_bytes());
             rows = exchange.shards().iter().flat_map(encode).collect();
+            let link = |link: &EmulatedLink| encode_words([link.latency_ns, link.bytes_per_second, 0]);
+            rows.extend(links.iter().flat_map(link));
         }
         self.group.broadcast(0, Dtype::U8, &mut head)?;
-        let shards = u64::from_le_bytes(head[..8].try_into().expect("eight bytes"));
+        let shards = word_of(&head, 0);
         let Some(shards) = shards.checked_sub(1) else { return Ok(None) };
+        let links = word_of(&head, 4);
         let bad = |value: String, expected| PoolError::Argument { what: "the exchange", value, expected };
-        if shards > Exchange::MOST_SHARDS as u64 {
-            return Err(bad(format!("{shards} shards"), "fewer and larger shards"));
+        if shards > Exchange::MOST_SHARDS as u64 || links > u64::from(Exchange::MOST_PROXIES) {
+            return Err(bad(format!("{shards} shards and {links} links"), "fewer and larger shards"));
         }
-        rows.resize(shards as usize * ROW, 0);
+        let shards = shards as usize * ROW;
+        rows.resize(shards + links as usize * ROW, 0);
         self.group.broadcast(0, Dtype::U8, &mut rows)?;
-        let name = head[8..].split(|byte| *byte == 0).next().unwrap_or_default();
+        let name = head[8..24].split(|byte| *byte == 0).next().unwrap_or_default();
         let dtype = str::from_utf8(name).ok().and_then(Dtype::named);
         let dtype =
             dtype.ok_or_else(|| bad("one of unknown elements".into(), "one Polder for all processes"))?;
-        let exchange = Exchange::new(rows.chunks_exact(ROW).map(decode).collect(), proxies)
+        let (shards, links) = rows.split_at(shards);
+        let exchange = Exchange::new(shards.chunks_exact(ROW).map(decode).collect(), proxies)
             .map_err(|error| bad(error.to_string(), "shards that the proxies of this service can sum"))?;
-        Ok(Some(Agreement { exchange, dtype }))
+        let order =
+            if word_of(&head, 3) == 1 { ShardOrder::FirstLayersFirst } else { ShardOrder::FirstInFirstOut };
+        let link =
+            |row: &[u8]| EmulatedLink { latency_ns: word_of(row, 0), bytes_per_second: word_of(row, 1) };
+        let links = links.chunks_exact(ROW).map(link).collect();
+        Ok(Some(Agreement { exchange: exchange.ordered(order), dtype, links }))
     }
 
     /// Makes this process's part of what was agreed on, and finds those of the others.
@@ -168,15 +183,22 @@ impl<M: Memory> Session<M> {
 }
 
 fn encode(shard: &Shard) -> [u8; ROW] {
+    encode_words([u64::from(shard.tensor) | u64::from(shard.proxy) << 32, shard.start, shard.bytes])
+}
+
+fn decode(row: &[u8]) -> Shard {
+    let [first, start, bytes] = [0, 1, 2].map(|index| word_of(row, index));
+    Shard { tensor: first as u32, proxy: (first >> 32) as u16, start, bytes }
+}
+
+fn encode_words(words: [u64; ROW / 8]) -> [u8; ROW] {
     let mut row = [0; ROW];
-    let words = [u64::from(shard.tensor) | u64::from(shard.proxy) << 32, shard.start, shard.bytes];
     row.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
     row
 }
 
-fn decode(row: &[u8]) -> Shard {
-    let word = |index: usize| u64::from_le_bytes(row[index * 8..][..8].try_into().expect("eight bytes"));
-    Shard { tensor: word(0) as u32, proxy: (word(0) >> 32) as u16, start: word(1), bytes: word(2) }
+fn word_of(bytes: &[u8], index: usize) -> u64 {
+    u64::from_le_bytes(bytes[index * 8..][..8].try_into().expect("eight bytes"))
 }
 
 /// A client that has joined a service. Dropping it leaves the service.
@@ -258,8 +280,8 @@ impl<M: Memory> ClientSession<M> {
             self.session.group.members()[clients..].iter().map(|member| (member.host, member.pid)).collect();
         let client = self.client()?;
         let stat = |(proxy, (host, pid))| {
-            let [steps, shards, bytes] = client.summed_by(proxy)?;
-            Ok(ProxyStat { host, pid, steps, shards, bytes })
+            let ([steps, shards, bytes], alive) = client.summed_by(proxy)?;
+            Ok(ProxyStat { host, pid, steps, shards, bytes, alive })
         };
         (0..).zip(proxies).map(stat).collect()
     }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use polder_kernels::Dtype;
 use polder_mem::model::{Change, Harmless, ModelMemory, Outcome, Suite};
 use polder_mem::{LINE, Offset};
-use polder_schedule::{Exchange, Shard};
+use polder_schedule::{Exchange, Shard, ShardOrder};
 
 use super::group::{Dice, Scene, harmless, tiny};
 use crate::PoolError;
 use crate::deviation::Deviation;
 use crate::group::{GroupOptions, RankPlace};
-use crate::service::{Agreement, Client, Proxy, ServiceOptions};
+use crate::service::{Agreement, Client, EmulatedLink, Proxy, ServiceOptions};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "clients push shards in any order and pull the sums of their own step; survivors of a crash are told who died";
@@ -71,7 +71,13 @@ fn service(seed: u64) -> Outcome {
     };
     let orders = (0..clients).map(|_| (0..steps).map(|_| order()).collect()).collect();
     let eager = (0..clients).map(|_| dice.roll(2) == 0).collect();
-    let agreed = Arc::new(Agreement { exchange, dtype: Dtype::F64 });
+    let order = [ShardOrder::FirstInFirstOut, ShardOrder::FirstLayersFirst][dice.roll(2) as usize];
+    let mut agreed = Agreement::new(exchange.ordered(order), Dtype::F64);
+    if dice.roll(4) == 0 {
+        agreed.links =
+            vec![EmulatedLink { latency_ns: 1_000_000, bytes_per_second: 1 << 20 }; proxies.into()];
+    }
+    let agreed = Arc::new(agreed);
     let script = Rc::new(Script { clients, agreed, steps, orders, eager });
     let parts: Vec<Offset> = (0..scene.size()).map(|rank| scene.extra(rank)).collect();
     scene.run_over(&mut dice, 60 * u64::from(shards) * steps, move |memory, members, rank, options| {
