@@ -1,4 +1,4 @@
-"""Predicted training steps: one with its parts, or many at once; offloaded steps; and access times by working set.
+"""Predicted training steps: one with its parts, or many at once; offloaded steps; access times; fabrics.
 
 All figures are simulated, in seconds and bytes; ``polder plan validate`` prints how far they are from published steps.
 """
@@ -448,6 +448,106 @@ def memory(
     table = np.frombuffer(seconds).reshape(*sizes[0].shape, len(names))
     found: dict[str, NDArray[Any]] = dict(zip(("access", "working_set"), sizes, strict=True))
     return found | {f"{name}_s": table[..., index] for index, name in enumerate(names)}
+
+
+_OF_PATTERN = ("total_s", "p50_s", "p90_s", "p99_s", "max_s", "bytes_per_s")
+
+
+def fabric(
+    platform: str | ArrayLike,
+    accelerators: ArrayLike,
+    *,
+    pattern: str | ArrayLike = "permutation",
+    message: ArrayLike = 64 * 2**20,
+    routing: str | ArrayLike = "minimal",
+    fidelity: str | ArrayLike = "L1",
+    seed: ArrayLike = 0,
+    rack: str | None = None,
+    failed: Sequence[tuple[int, int]] = (),
+    window: int | None = None,
+    virtual_channels: int | None = None,
+    buffer: int | None = None,
+    error_rate: float = 0.0,
+) -> dict[str, NDArray[Any]]:
+    """Predict when the messages of many patterns end with one call, as ``polder plan fabric`` does.
+
+    Parameters
+    ----------
+    platform
+        As for `train`, or an array of such names.
+    accelerators
+        How many send and receive; those of one rack are on its own fabric. A number or an array.
+    pattern
+        ``"permutation"``, ``"shift"``, ``"incast"``, ``"all-to-all"``, ``"ring"`` or ``"all-reduce"``, or an array.
+    message
+        Bytes of each message; of an all-reduce, what each accelerator has.
+    routing
+        ``"minimal"`` or ``"adaptive"``, or an array.
+    fidelity
+        ``"L0"``, each message alone, ``"L1"``, by flows, or ``"L2"``, by flits, or an array.
+    seed
+        What permutations are drawn from, and damage to flits.
+    rack
+        Kind of rack, where the platform has several.
+    failed
+        Pairs of switches whose link has failed.
+    window, virtual_channels, buffer, error_rate
+        Of ``"L2"`` alone: bytes of each message that are followed, channels of a link, flits that the buffer of a
+        channel holds, and the part of the flits that arrive damaged.
+
+    Returns
+    -------
+    dict of str to ndarray
+        What was given, broadcast against each other; then as float64 ``total_s``, when the last message of the last
+        step has arrived, ``p50_s``, ``p90_s``, ``p99_s`` and ``max_s`` of the messages of a step, and ``bytes_per_s``
+        that reach an accelerator.
+
+    Raises
+    ------
+    polder.ArgumentError
+        When a file is damaged, a platform has no such fabric, or a pattern is too large to be followed.
+
+    Examples
+    --------
+    >>> table = fabric("nvl72-ndr", [144, 288], pattern=[["permutation"], ["ring"]], message=2**20)
+    >>> table["total_s"].shape, bool((table["p50_s"] <= table["max_s"]).all())
+    ((2, 2), True)
+    """
+    given = {
+        "platform": platform,
+        "accelerators": accelerators,
+        "pattern": pattern,
+        "message": message,
+        "routing": routing,
+        "fidelity": fidelity,
+        "seed": seed,
+    }
+    columns = dict(zip(given, np.broadcast_arrays(*(np.asarray(it) for it in given.values())), strict=True))
+    questions = [
+        {
+            "platform": str(of),
+            "rack": rack,
+            "accelerators": count,
+            "pattern": str(traffic),
+            "message_bytes": size,
+            "routing": str(way),
+            "failed": [list(link) for link in failed],
+            "seed": start,
+            "fidelity": str(level),
+            "flits": {
+                "window_bytes": window,
+                "channels": virtual_channels,
+                "buffer": buffer,
+                "error_rate": error_rate,
+            },
+        }
+        for of, count, traffic, size, way, level, start in zip(
+            *(array.reshape(-1).tolist() for array in columns.values()), strict=True
+        )
+    ]
+    found = np.frombuffer(_core.plan_fabric(json.dumps(questions, default=_plain)))
+    table = found.reshape(*columns["platform"].shape, len(_OF_PATTERN))
+    return columns | {name: table[..., index] for index, name in enumerate(_OF_PATTERN)}
 
 
 _OFFLOADED = ("fwd_s", "bwd_s", "step_s", "total_s", "tokens_per_s", "dram_only_s", "gpu_bytes", "bytes")

@@ -1,5 +1,6 @@
 """A stock MPI library over the pool, through the libfabric provider and the window shim."""
 
+import json
 import os
 import re
 import signal
@@ -313,9 +314,89 @@ def test_the_numbers_of_the_shims_are_those_of_the_libraries(scratch: Path, abi:
         f'    if ((int)(long)(MPI_{name}) != (int){value}) printf("MPI_{name} is not {value}\\n");\n'
         for name, value in ours.items()
     )
+    status = re.search(
+        r"Status \{ integers: (\d), source: (\d) \}", (ROOT / f"crates/mpi-{abi}/src/lib.rs").read_text()
+    )
+    assert status is not None
+    checks += "".join(
+        f'    if ({at} != {place} * sizeof(int)) printf("{at} is not {place} integers\\n");\n'
+        for at, place in (
+            ("sizeof(MPI_Status)", int(status[1])),
+            ("offsetof(MPI_Status, MPI_SOURCE)", int(status[2])),
+            ("offsetof(MPI_Status, MPI_TAG)", int(status[2]) + 1),
+        )
+    )
     (scratch / "numbers.c").write_text(
-        f"#include <mpi.h>\n#include <stdio.h>\nint main(void) {{\n{checks}    return 0;\n}}\n"
+        f"#include <mpi.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {{\n{checks}    return 0;\n}}\n"
     )
     subprocess.run([mpicc, scratch / "numbers.c", "-o", scratch / "numbers"], check=True)
     done = subprocess.run([scratch / "numbers"], capture_output=True, text=True, check=True)
     assert done.stdout == ""
+
+
+def traced(scratch: Path, *command: str | Path) -> Path:
+    """Runs a program on two ranks of MPICH with the tracer, and gives the folder of the trace."""
+    environment = {**os.environ, "LD_PRELOAD": str(SHIM), "POLDER_MPI_TRACE": str(scratch / "trace")}
+    done = subprocess.run(
+        [MPICH / "mpiexec", "-n", "2", *command],
+        env=environment,
+        cwd=scratch,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return scratch / "trace"
+
+
+def planned(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([POLDER, "plan", *words], capture_output=True, text=True, check=False)
+
+
+def test_a_traced_program_is_predicted_beside_what_it_took(scratch: Path) -> None:
+    for name in ("heat", "ping"):
+        subprocess.run([MPICH / "mpicc", "-O2", ROOT / f"examples/{name}.c", "-o", scratch / name], check=True)
+    trace = traced(scratch, scratch / "heat", "64", "20")
+    ping = subprocess.run([MPICH / "mpiexec", "-n", "2", scratch / "ping"], capture_output=True, text=True, check=True)
+    here = ping.stdout.split()
+    assert [word.split("=")[0] for word in here] == ["--latency", "--bandwidth"]
+    done = planned("mpi", trace, *here, "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    # Each rank has one neighbour: a send and a receive a step; what goes to nobody moves nothing.
+    counts = {name: call["count"] for name, call in said["calls"].items()}
+    assert counts == {"isend": 40, "ireceive": 40, "wait": 80, "all-reduce": 40, "other": 80}
+    assert said["predicted"]["messages"] == 0 and said["measured_s"] > 0 < said["predicted"]["total_s"]
+    # Over two hosts every message crosses: those at the edges, and one of each rank in each all-reduce.
+    far = json.loads(
+        planned("mpi", trace, *here, "--platform", "cmpi", "--path", "two-sided-pool", "--hosts", "2", "--json").stdout
+    )
+    assert far["predicted"]["messages"] == 80
+    assert far["predicted"]["bytes"] == 40 * (64 * 8 + 8)
+    assert far["predicted"]["total_s"] > said["predicted"]["total_s"]
+    refused = planned("mpi", trace, *here, "--hosts", "2").stderr
+    assert "--platform: ranks run on several hosts" in refused
+
+
+def test_messages_of_any_source_and_other_communicators_are_traced(scratch: Path) -> None:
+    (scratch / "any.py").write_text(
+        "from mpi4py import MPI\n"
+        "world = MPI.COMM_WORLD\n"
+        "turned = world.Split(0, -world.rank)\n"
+        "assert turned.allreduce(1) == 2\n"
+        "turned.Free()\n"
+        "box = bytearray(3)\n"
+        "begun = world.Irecv(box, MPI.ANY_SOURCE, MPI.ANY_TAG)\n"
+        "world.Send(b'abc', 1 - world.rank, 5 + world.rank)\n"
+        "begun.Wait()\n"
+        "world.Sendrecv(b'de', 1 - world.rank, 9, box, 1 - world.rank, 9)\n"
+        "world.Barrier()\n"
+    )
+    trace = traced(scratch, MPICH / "python", scratch / "any.py")
+    lines = (trace / "rank-0").read_text().splitlines()
+    assert any(line.startswith("comm ") and line.endswith(" 1,0") for line in lines)
+    calls = [line.split(" ", 2)[2] for line in lines if line[0].isdigit()]
+    for call in ("ireceive -1 -1 0", "send 1 5 3", "wait 0 1 6", "isend 1 9 2 -1", "receive 1 9"):
+        assert call in calls, lines
+    assert planned("mpi", trace, "--latency=1us", "--bandwidth=1GB/s").returncode == 0

@@ -130,6 +130,20 @@ def test_access_times_of_what_makes_no_sense_are_refused() -> None:
             plan.memory("nvl72-cxl", **given)
 
 
+def test_patterns_on_fabrics_are_those_of_the_command() -> None:
+    table = plan.fabric("nvl72-cxl", [144, 288], pattern=[["incast"], ["all-reduce"]], message=2**20, fidelity="L1")
+    assert table["total_s"].shape == (2, 2)
+    command = [POLDER, "plan", "fabric", "--platform", "nvl72-cxl", "--gpus", "288", "--pattern", "all-reduce"]
+    done = subprocess.run([*command, "--message", "1MiB", "--json"], capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout)
+    assert table["total_s"][1, 1] == said["total_s"]
+    assert table["p99_s"][1, 1] == said["seconds"]["p99_s"]
+    with pytest.raises(polder.ArgumentError, match="pattern: unknown variant `storm`"):
+        plan.fabric("nvl72-cxl", 144, pattern="storm")
+    with pytest.raises(polder.ArgumentError, match="flows, more than the 4194304"):
+        plan.fabric("nvl72-cxl", 10**8)
+
+
 def test_offloaded_steps_equal_those_of_the_command() -> None:
     given = ["--model", "mistral-nemo-12b", "--platform", "finetuning-b", "--dram", "128 GiB", "--gpus", "2"]
     asked = ["--context", "4096,8192", "--batch", "1,4", "--policy", "dram,optimal", "--json"]

@@ -1,7 +1,12 @@
 //! `polder plan`: predicts training steps and accesses to memory on machines that are described in files, and shows how far off it is.
 
+mod chakra;
+mod coherence;
 mod fabric;
+mod inference;
 mod memory;
+mod mixed;
+mod mpi;
 mod offload;
 mod page;
 mod reproduce;
@@ -28,12 +33,22 @@ use crate::Failure;
 pub(crate) enum Command {
     /// Predict a training step, with the layout that you give or the fastest that fits.
     Train(train::Arguments),
+    /// Predict a training step on racks of two kinds, such as NVLink and UALink, which CXL joins.
+    Mixed(mixed::Arguments),
     /// Predict every layout, and print those that no other beats in time, memory and money.
     Search(search::Arguments),
     /// Predict the time of a memory access, by the size of the working set.
     Memory(memory::Arguments),
+    /// Predict hits, snoop-filter misses and back-invalidations of a region that a rack keeps coherent.
+    Coherence(coherence::Arguments),
+    /// Predict steps of inference whose KV cache, tables or index outgrow an accelerator.
+    Inference(inference::Arguments),
     /// Predict when the messages of a pattern end that share the links of a fabric.
     Fabric(fabric::Arguments),
+    /// Predict a traced step of PyTorch (MLCommons Chakra) by its operators, beside what it took.
+    Chakra(chakra::Arguments),
+    /// Predict a traced MPI program over another network, beside what it took.
+    Mpi(mpi::Arguments),
     /// Predict a step whose tensors lie in host memory: bytes by object and tier, and seconds by phase.
     Offload(offload::Arguments),
     /// Predict a data-parallel step with all-reduces and with a parameter service.
@@ -56,9 +71,14 @@ pub(crate) enum Command {
 pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Train(arguments) => train::train(arguments)?,
+        Command::Mixed(arguments) => mixed::run(arguments)?,
         Command::Search(arguments) => search::search(arguments)?,
         Command::Memory(arguments) => memory::run(arguments)?,
+        Command::Chakra(arguments) => chakra::run(arguments)?,
+        Command::Coherence(arguments) => coherence::run(arguments)?,
+        Command::Inference(arguments) => inference::run(arguments)?,
         Command::Fabric(arguments) => fabric::run(arguments)?,
+        Command::Mpi(arguments) => mpi::run(arguments)?,
         Command::Offload(arguments) => offload::run(arguments)?,
         Command::Sync(arguments) => sync::run(arguments)?,
         Command::Tier(arguments) => tier::run(arguments)?,

@@ -2030,3 +2030,60 @@ fn tables_of_the_vistara_paper_are_printed_beside_what_is_predicted() {
     }
     assert_eq!(json("reproduce vistara-ratio --json")["rows"].as_array().unwrap().len(), 6);
 }
+
+#[test]
+fn figure_10_of_cmpi_is_printed_with_both_inputs_and_the_cause_of_what_misses() {
+    let text = said("reproduce cmpi-fig10");
+    for part in
+        ["Table 1", "section 4.2", "25.3", "cause: ", "not explained: the paper disagrees with itself"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let report = json("reproduce cmpi-fig10 --json");
+    let first = &report[0];
+    assert_eq!((&first["input"], &first["sharing"]), (&"Table 1".into(), &"node".into()));
+    let claims = first["claims"].as_array().unwrap();
+    assert_eq!(claims.len(), 6);
+    // Ethernet has an 80th of CXL's bandwidth, so CXL wins with either program.
+    assert!(claims.iter().filter(|it| it["over"] == "ethernet").all(|it| it["sign"] == true), "{claims:#?}");
+    assert_eq!(said("reproduce cmpi-fig10 --json"), said("reproduce cmpi-fig10 --json"));
+}
+
+#[test]
+fn a_step_on_racks_of_two_kinds_is_divided_and_two_kinds_in_one_rack_are_refused() {
+    const STEP: &str = "mixed --model llama3-70b --tp 8 --batch 720 --racks";
+    let found = json(&format!("{STEP} nvl72=144,ualink=144 --json"));
+    let parts = found["parts"].as_array().unwrap();
+    let number = |it: &Value, key: &str| it[key].as_f64().unwrap();
+    assert_eq!(parts.iter().map(|it| number(it, "copies") * number(it, "sequences")).sum::<f64>(), 720.0);
+    assert!(parts.iter().all(|it| number(&found, "total_s") < number(it, "alone_s")), "{found:#}");
+    let why = refused(&format!("{STEP} nvl72+ualink=144,ualink=144"));
+    assert!(why.contains("physical layers and flits differ"), "{why}");
+    let why = refused(&format!("{STEP} nvl72=144,pod=144"));
+    assert!(why.contains("pod") && why.contains("nvl72, ualink"), "{why}");
+}
+
+#[test]
+fn a_kv_cache_that_a_rack_does_not_hold_is_read_faster_from_nodes_than_by_copies() {
+    let found =
+        json("inference --platform nvl72-cxl --against nvl72-ndr --sequences 256,1024,1000000 --json");
+    let step = |row: usize, name: &str| found["rows"][row]["steps"][name]["seconds"].as_f64();
+    assert_eq!(step(0, "tiered"), step(0, "baseline"), "it fits into the accelerators' own memory");
+    assert!(step(1, "tiered").unwrap() < step(1, "baseline").unwrap());
+    assert_eq!(step(2, "tiered"), None, "it fits nowhere");
+    let text = said("inference --platform nvl72-cxl --load retrieval --serving 8");
+    assert!(text.contains("vectors of an index, 8 of 1,152"), "{text}");
+    let why = refused("inference --platform nvl72-cxl --serving 73");
+    assert!(why.contains("--serving: expected 1 to 72"), "{why}");
+}
+
+#[test]
+fn a_snoop_filter_that_knows_less_than_is_cached_invalidates_copies() {
+    let found = json("coherence --platform nvl72-cxl --region 4GB --writes 0 --json");
+    let rates = |found: &Value| found["regions"][0]["rates"].clone();
+    assert!(rates(&found)["back_invalidations"].as_f64().unwrap() > 0.1, "{found:#}");
+    let large = json("coherence --platform nvl72-cxl --region 4GB --writes 0 --snoop-filter 4GB --json");
+    assert_eq!(rates(&large)["back_invalidations"], 0.0);
+    let why = refused("coherence --platform nvl72-ndr");
+    assert!(why.contains("rack.nvl72.coherent: expected CXL inside the rack"), "{why}");
+}

@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
-use polder_mpi::abi::{Abi, Combiners, Distribution, Errors, Handles, Numbers};
+use polder_mpi::abi::{Abi, Combiners, Distribution, Errors, Handles, Numbers, Status};
 use polder_mpi::shim::Shim;
 
 struct Mpich;
@@ -57,6 +57,8 @@ impl Abi for Mpich {
             rma_sync: 50,
         },
     };
+
+    const STATUS: Status = Status { integers: 5, source: 2 };
 
     fn handles(find: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Handles<c_int>> {
         // Open MPI's handles are the addresses of such symbols.

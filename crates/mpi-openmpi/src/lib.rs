@@ -4,7 +4,7 @@ mod fortran;
 
 use std::ffi::{CStr, c_int, c_void};
 
-use polder_mpi::abi::{Abi, Combiners, Distribution, Errors, Handles, Numbers};
+use polder_mpi::abi::{Abi, Combiners, Distribution, Errors, Handles, Numbers, Status};
 use polder_mpi::shim::Shim;
 
 struct OpenMpi;
@@ -59,6 +59,8 @@ impl Abi for OpenMpi {
             rma_sync: 47,
         },
     };
+
+    const STATUS: Status = Status { integers: 6, source: 0 };
 
     fn handles(find: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Handles<usize>> {
         let handle = |name| Some(find(name)? as usize);

@@ -23,6 +23,8 @@ pub trait Abi: Sized + 'static {
     const NAME: &'static str;
     /// Its numbers.
     const NUMBERS: Numbers;
+    /// How its statuses look.
+    const STATUS: Status;
     /// Handles that every program knows; `find` gives the address of one of the library's symbols.
     fn handles(find: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Handles<Self::Handle>>;
     /// What the shim of this process knows.
@@ -41,6 +43,15 @@ pub struct Handles<H> {
     pub min: H,
     pub replace: H,
     pub no_op: H,
+}
+
+/// How an `MPI_Status` looks.
+#[derive(Clone, Copy, Debug)]
+pub struct Status {
+    /// Its size, in numbers of the type `int`.
+    pub integers: usize,
+    /// Which of them is `MPI_SOURCE`; `MPI_TAG` is the next.
+    pub source: usize,
 }
 
 /// Numbers of MPI's standard that every library chooses for itself.

@@ -16,6 +16,7 @@ macro_rules! shim {
             MPI_Put MPI_Get MPI_Accumulate MPI_Get_accumulate
             MPI_Rput MPI_Rget MPI_Raccumulate MPI_Rget_accumulate);
         $crate::making!($abi; c_int; MPI_Win_allocate MPI_Win_allocate_shared MPI_Win_shared_query);
+        $crate::traced_calls!($abi);
 
         $crate::calls! { $abi; window, win;
             MPI_Fetch_and_op(from: Source, into: Sink, kind: Handle, target: c_int, disp: Aint, op: Handle, win: Handle)
@@ -111,6 +112,7 @@ macro_rules! large_counts {
         $crate::data!($abi; Count;
             MPI_Put_c MPI_Get_c MPI_Accumulate_c MPI_Get_accumulate_c
             MPI_Rput_c MPI_Rget_c MPI_Raccumulate_c MPI_Rget_accumulate_c);
+        $crate::traced_large_counts!($abi);
         $crate::making!($abi; Aint; MPI_Win_allocate_c MPI_Win_allocate_shared_c MPI_Win_shared_query_c);
     };
 }

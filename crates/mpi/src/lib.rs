@@ -4,6 +4,8 @@
 //! these moves, or allocate memory. `pool` has memory, puts and locks; this crate has MPI's meaning of them. All other calls stay
 //! with the MPI library. The shim calls the library by the names with a P in front, which no shim takes.
 //!
+//! The same libraries write down what a program sends and waits for (`trace`), where the environment asks for it.
+//!
 //! This crate is generic over [`abi::Abi`]. The crates `mpi-mpich` and `mpi-openmpi` each make a library of it.
 
 pub mod abi;
@@ -13,5 +15,6 @@ mod layout;
 pub mod library;
 mod memory;
 pub mod shim;
+pub mod trace;
 mod view;
 pub mod window;

@@ -149,6 +149,7 @@ library! {
     isend = c"PMPI_Isend" (*const c_void, c_int, A::Handle, c_int, c_int, A::Handle, *mut A::Handle);
     reduce_local = c"PMPI_Reduce_local" (*const c_void, *mut c_void, c_int, A::Handle, A::Handle);
     info_get = c"PMPI_Info_get" (A::Handle, *const c_char, c_int, *mut c_char, *mut c_int);
+    type_size = c"PMPI_Type_size" (A::Handle, *mut c_int);
     type_get_extent = c"PMPI_Type_get_extent" (A::Handle, *mut Aint, *mut Aint);
     type_get_true_extent = c"PMPI_Type_get_true_extent" (A::Handle, *mut Aint, *mut Aint);
     type_get_envelope = c"PMPI_Type_get_envelope" (A::Handle, *mut c_int, *mut c_int, *mut c_int, *mut c_int);

@@ -14,6 +14,7 @@ use crate::abi::{Abi, Aint};
 use crate::failure::Failure;
 use crate::library::Library;
 use crate::memory::{Pieces, is_fit};
+use crate::trace::Tracer;
 use crate::window::{Made, Window, WindowRequest};
 
 /// Boxed, so that each stands still; the one that was used last comes first.
@@ -27,6 +28,7 @@ pub struct Shim<A: Abi> {
     /// Windows that this process was the first rank of.
     named: Mutex<u64>,
     pieces: RwLock<Pieces>,
+    tracer: Tracer<A>,
 }
 
 impl<A: Abi> Default for Shim<A> {
@@ -45,6 +47,7 @@ impl<A: Abi> Shim<A> {
             windows: OnceLock::new(),
             named: Mutex::new(0),
             pieces: RwLock::new(Pieces::new()),
+            tracer: Tracer::new(),
         }
     }
 
@@ -75,8 +78,20 @@ impl<A: Abi> Shim<A> {
         })
     }
 
-    /// Lets go of the pool, when MPI ends.
+    /// Begins a trace once MPI is initialised, where the environment asks for one.
+    pub fn begin_trace(&'static self) {
+        if let Some(library) = self.library() {
+            self.tracer.begin(library);
+        }
+    }
+
+    pub(crate) const fn tracer(&self) -> &Tracer<A> {
+        &self.tracer
+    }
+
+    /// Lets go of the pool and ends the trace, when MPI ends.
     pub fn end(&self) {
+        self.tracer.end();
         drop(self.windows.get().map(|windows| std::mem::take(&mut *windows.take_turn())));
         let pieces = std::mem::take(&mut *self.pieces.write().unwrap_or_else(PoisonError::into_inner));
         match self.session.take() {

@@ -35,6 +35,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::plan_train, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_points, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_memory, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_fabric, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_offload, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_names, module)?)?;
     module.add_class::<range::Range>()?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use polder_platform::{Platform, TierId, TierIdError, in_words};
+use polder_sim::contention::{FabricQuestion, answer};
 use polder_sim::memory::{Question, configurations};
 use polder_sim::offload::{OffloadError, PlacingPolicy, Planner, Settings};
 use polder_sim::{
@@ -59,6 +60,30 @@ pub(crate) fn plan_memory<'py>(
     });
     let seconds: Vec<u8> = seconds.flat_map(f64::to_le_bytes).collect();
     Ok((found.iter().map(|it| it.name).collect(), PyBytes::new(py, &seconds)))
+}
+
+/// Patterns on fabrics, a list of questions in JSON: of each 64-bit floats, the time of all steps, four quantiles of a step's messages and bytes
+/// a second.
+#[pyfunction]
+pub(crate) fn plan_fabric<'py>(py: Python<'py>, questions: &str) -> PyResult<Bound<'py, PyBytes>> {
+    let values: Vec<serde_json::Value> =
+        serde_json::from_str(questions).map_err(|error| argument(error.to_string()))?;
+    let mut asked = vec![];
+    for value in values {
+        let question: FabricQuestion = serde_path_to_error::deserialize(value).map_err(|error| {
+            let key = error.path().to_string();
+            let problem = in_words(&error.inner().to_string());
+            argument(format!("{}: {problem}", key.strip_prefix("flits.").unwrap_or(&key)))
+        })?;
+        asked.push(question);
+    }
+    let found = py.detach(|| asked.iter().map(answer).collect::<Result<Vec<_>, _>>());
+    let figures = found.map_err(|error| argument(error.to_string()))?.into_iter().flat_map(|it| {
+        let of = it.seconds;
+        [it.total_s, of.p50_s, of.p90_s, of.p99_s, of.max_s, it.bytes_per_s]
+    });
+    let figures: Vec<u8> = figures.flat_map(f64::to_le_bytes).collect();
+    Ok(PyBytes::new(py, &figures))
 }
 
 /// Contexts and batches with policies by their places: the names of objects and tiers; of each row 64-bit floats, the figures and then

@@ -1,5 +1,6 @@
 //! What others have published, and what a machine was measured to take, beside what is predicted of it.
 
+pub mod cmpi;
 pub mod coarse;
 pub mod cxl;
 pub mod cxl_text;

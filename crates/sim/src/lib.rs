@@ -6,6 +6,7 @@
 //! - `walk` computes the time of a collective as the pool runs it;
 //! - `memory` computes the time of accesses, by the size of the working set;
 //! - `sync` computes that of a step with a parameter service;
+//! - `program` follows the ranks of MPI programs;
 //! - `pages` follows the pages of a host's services on two tiers;
 //! - `formats` reads models and layouts;
 //! - `judge` compares predictions with published and measured figures;
@@ -25,6 +26,7 @@ pub mod memory;
 pub mod message;
 pub mod offload;
 pub mod pages;
+pub mod program;
 mod random;
 mod search;
 mod step;
@@ -40,9 +42,10 @@ pub use judge::published::{
     validate,
 };
 pub use judge::{
-    coarse, cxl, cxl_text, fabrics, scalepool, scalepool_tiers, vistara, vistara_fair, vistara_ratio,
+    cmpi, coarse, cxl, cxl_text, fabrics, scalepool, scalepool_tiers, vistara, vistara_fair, vistara_ratio,
     vistara_services,
 };
+pub use search::mixed::{MixedAnswer, MixedError, MixedPart, MixedRequest, RackPart};
 pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};
 pub use search::rows::{CHOICES, Cell, NUMBERS, Points, SITE_NUMBERS, cells, points};
 pub use search::{FoundLayout, Outcome, Progress, Space, front, search};

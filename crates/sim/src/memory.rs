@@ -3,11 +3,15 @@
 
 mod access;
 mod answer;
+mod coherence;
 mod curve;
+mod inference;
 
 pub use access::{Access, How, LINE};
 pub use answer::{Curves, Pays, Point, curves, landmarks};
+pub use coherence::{RegionLoad, RegionRates};
 pub use curve::{PAYS, Span, met, pays_from, ratio, ratios};
+pub use inference::{InferenceLoad, InferenceStep, kv_token_bytes};
 
 use self::access::Way;
 use polder_platform::{DataError, Fabric, Platform, Protocol, Rack, TierId};

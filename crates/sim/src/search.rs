@@ -3,6 +3,7 @@
 //! The order of the walk lets layouts share work: first a block, then stages and copies, then parts of stages. For each layout
 //! two questions are left: what runs beside what, and what lies where. Only the best layouts are kept.
 
+pub(crate) mod mixed;
 pub(crate) mod nearest;
 pub(crate) mod request;
 pub(crate) mod rows;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Each folder with what it may import of the crate. `text`, `fidelity`, `random` and `message` are files that import no folder.
-const TABLE: [(&str, &[&str]); 14] = [
+const TABLE: [(&str, &[&str]); 15] = [
     ("text", &[]),
     ("fidelity", &[]),
     ("random", &[]),
@@ -12,11 +12,15 @@ const TABLE: [(&str, &[&str]); 14] = [
     ("step", &["text", "fidelity", "contention"]),
     ("offload", &["text", "step"]),
     ("walk", &[]),
-    ("memory", &["step"]),
+    ("memory", &["random", "step"]),
     ("sync", &[]),
     ("pages", &["random"]),
+    ("program", &["message"]),
     ("formats", &["text", "step"]),
-    ("judge", &["text", "message", "memory", "step", "offload", "walk", "formats", "pages", "sync"]),
+    (
+        "judge",
+        &["text", "message", "memory", "step", "offload", "walk", "formats", "pages", "program", "sync"],
+    ),
     ("search", &["text", "fidelity", "step", "formats", "judge"]),
 ];
 

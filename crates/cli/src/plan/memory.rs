@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
 
 /// What a platform leaves open.
 #[derive(Args)]
-struct WayArguments {
+pub(super) struct WayArguments {
     /// Where memory nodes are: on the accelerator's own switch, or as far as ports of the fabric are from each other.
     #[arg(long, value_name = "WHERE", value_enum, default_value = "far")]
     nodes: NodesKind,
@@ -93,7 +93,7 @@ enum InsideKind {
 }
 
 impl WayArguments {
-    const fn ways(&self) -> Ways {
+    pub(super) const fn ways(&self) -> Ways {
         let nodes = match self.nodes {
             NodesKind::Near => Nodes::Near,
             NodesKind::Far => Nodes::Far,

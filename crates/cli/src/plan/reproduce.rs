@@ -2,6 +2,7 @@
 
 mod coarse;
 mod cxl;
+mod programs;
 mod tiers;
 mod vistara;
 
@@ -30,6 +31,8 @@ enum Name {
     ScalepoolFig6,
     /// Access time by working set, in two tiers of memory (ScalePool, Figure 7).
     ScalepoolFig7,
+    /// CG and miniAMR over CXL memory and over TCP, by nodes (cMPI, Figure 10).
+    CmpiFig10,
     /// Memory of an offloaded step by context (Liaw and Chen, Figure 2).
     CxlFig2,
     /// Throughput and memory of an offloaded step by batch (Liaw and Chen, Figure 3).
@@ -107,6 +110,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match arguments.figure {
         Name::ScalepoolFig6 => training(arguments),
         Name::ScalepoolFig7 => tiers::run(arguments.json),
+        Name::CmpiFig10 => programs::run(arguments.json),
         Name::CxlFig2 => cxl::text("cxl-fig2", arguments.json),
         Name::CxlFig3 => cxl::text("cxl-fig3", arguments.json),
         Name::CxlFig4 => cxl::text("cxl-fig4", arguments.json),

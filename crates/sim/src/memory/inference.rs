@@ -1,0 +1,153 @@
+//! Inference that outgrows an accelerator: KV caches, embedding tables and retrieval, by the memories that they take.
+
+use serde::Serialize;
+
+use super::{Configuration, Tier};
+use crate::step::model::Model;
+
+/// Bytes of a key, a value or a weight.
+const HALF: f64 = 2.0;
+
+/// Accesses of a step, spread evenly over the bytes of a set.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct InferenceLoad {
+    /// Bytes of an accelerator that stay in its own memory and are read whole in each step: weights.
+    pub resident_bytes: f64,
+    /// Bytes of the set, of an accelerator.
+    pub set_bytes: f64,
+    /// Accesses of an accelerator in a step.
+    pub accesses: f64,
+    /// Bytes of each.
+    pub access_bytes: f64,
+    /// Accesses that are under way at once; 1 where each depends on the one before.
+    pub outstanding: f64,
+}
+
+/// What a step takes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct InferenceStep {
+    /// All of it.
+    pub seconds: f64,
+    /// Bytes of the set in each memory, and what its accesses take.
+    pub tiers: Vec<(&'static str, f64, f64)>,
+}
+
+impl InferenceLoad {
+    /// A step in which `sequences` of so many tokens each get one more, on so many accelerators that share them: all keys and values are read,
+    /// by pages.
+    #[must_use]
+    pub fn kv(
+        model: &Model,
+        tokens: f64,
+        sequences: f64,
+        accelerators: f64,
+        page: f64,
+        outstanding: f64,
+    ) -> Self {
+        let set_bytes = kv_token_bytes(model) * tokens * sequences / accelerators;
+        Self {
+            resident_bytes: HALF * model.parameters() / accelerators,
+            set_bytes,
+            accesses: set_bytes / page,
+            access_bytes: page,
+            outstanding,
+        }
+    }
+
+    /// What it takes where `serving` accelerators have such a load each, and the others lend their memory; nothing where it does not fit.
+    ///
+    /// The accesses of different memories follow one another, and those of one overlap as far as they may be under way at once.
+    #[must_use]
+    pub fn step(&self, on: &Configuration, serving: f64) -> Option<InferenceStep> {
+        let mut left = self.set_bytes;
+        let mut seconds = 0.0;
+        let mut tiers = vec![];
+        let own = on.tiers.first()?;
+        for tier in &on.tiers {
+            let room = match tier.name {
+                "own" => tier.capacity_bytes - self.resident_bytes,
+                // The accelerators that serve lend nothing.
+                "rack" => (tier.capacity_bytes - (serving - 1.0) * own.capacity_bytes) / serving,
+                _ => tier.capacity_bytes / serving,
+            };
+            if tier.name == "own" {
+                if room < 0.0 {
+                    return None;
+                }
+                seconds += self.resident_bytes / tier.access.bytes_per_s;
+            }
+            let bytes = left.min(room.max(0.0));
+            left -= bytes;
+            let taken = self.taken(tier, bytes);
+            seconds += taken;
+            tiers.push((tier.name, bytes, taken));
+        }
+        // What rounding leaves is nothing.
+        (left <= self.set_bytes * 1e-12).then_some(InferenceStep { seconds, tiers })
+    }
+
+    fn taken(&self, tier: &Tier, bytes: f64) -> f64 {
+        if bytes == 0.0 {
+            return 0.0;
+        }
+        let accesses = self.accesses * bytes / self.set_bytes;
+        let idle = tier.access.idle();
+        let moved = tier.access.seconds(self.access_bytes) - idle;
+        // A memory gives what comes first: its bandwidth, or what so many accesses at once ask for.
+        accesses * moved.max((idle + moved) / self.outstanding)
+    }
+}
+
+/// Bytes of keys and values of a token.
+#[must_use]
+pub fn kv_token_bytes(model: &Model) -> f64 {
+    2.0 * HALF * f64::from(model.layers) * f64::from(model.kv_heads()) * f64::from(model.head_width())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Question, Ways, configurations};
+
+    fn found() -> Vec<Configuration> {
+        let question = Question {
+            platform: "nvl72-cxl".into(),
+            against: Some("nvl72-ndr".into()),
+            rack: None,
+            accelerators: None,
+            ways: Ways::default(),
+        };
+        configurations(&question).unwrap().1
+    }
+
+    #[test]
+    fn a_token_of_llama_3_70b_has_80_layers_of_8_heads_of_128() {
+        let model = Model::load("llama3-70b").unwrap();
+        assert_eq!(kv_token_bytes(&model), f64::from(2 * 2 * 80 * 8 * 128));
+    }
+
+    #[test]
+    fn a_cache_in_own_memory_goes_at_its_bandwidth() {
+        let model = Model::load("llama3-70b").unwrap();
+        let load = InferenceLoad::kv(&model, 8192.0, 8.0, 8.0, 65536.0, 64.0);
+        for on in found() {
+            let step = load.step(&on, 8.0).unwrap();
+            let bytes = load.resident_bytes + load.set_bytes;
+            assert!((step.seconds * on.tiers[0].access.bytes_per_s / bytes - 1.0).abs() < 0.05, "{step:?}");
+        }
+    }
+
+    #[test]
+    fn nodes_serve_caches_that_racks_do_not_hold_faster_than_copies_do() {
+        let model = Model::load("llama3-70b").unwrap();
+        let all = found();
+        let at = |on: &Configuration, sequences| {
+            let load = InferenceLoad::kv(&model, 131_072.0, sequences, 72.0, 65536.0, 64.0);
+            load.step(on, 72.0).map(|it| it.seconds)
+        };
+        // All of a rack serve: what they cannot hold is in other racks, or in nodes.
+        let [baseline, tiered] = [&all[0], &all[2]].map(|on| at(on, 600.0).unwrap());
+        assert!(tiered < baseline, "{tiered} {baseline}");
+        assert!(at(&all[2], 1e9).is_none());
+    }
+}

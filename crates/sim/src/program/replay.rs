@@ -1,0 +1,422 @@
+//! Follows all ranks of a program at once. A message takes the port of its host, the way, and the port of the other host, each in turn with the
+//! messages that came there before it.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BTreeMap, BinaryHeap};
+
+use polder_platform::{MessagePath, Server};
+use serde::Serialize;
+
+use super::{Operation, UNWAITED};
+use crate::message;
+
+/// What a message takes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Way {
+    /// Seconds of an empty message.
+    pub latency_s: f64,
+    /// Bytes a second of one message that is alone.
+    pub bytes_per_s: f64,
+    /// Bytes a second of all messages of a host, in each direction.
+    pub port_bytes_per_s: f64,
+    /// Bytes of a piece that goes at once, and seconds that each further piece takes.
+    pub piece: Option<(f64, f64)>,
+}
+
+impl Way {
+    /// A way of a latency and a bandwidth, which the ranks of a host share.
+    #[must_use]
+    pub const fn new(latency_s: f64, bytes_per_s: f64) -> Self {
+        Self { latency_s, bytes_per_s, port_bytes_per_s: bytes_per_s, piece: None }
+    }
+
+    /// A path between servers of a platform.
+    ///
+    /// # Panics
+    /// When `path` is over nothing that `server` has: no path of its own is.
+    #[must_use]
+    pub fn of(server: &Server, path: &MessagePath) -> Self {
+        let latency = |bytes| message::latency(server, path, bytes, 1.0);
+        let latency_s = latency(0.0);
+        // Within a piece the time is straight over the bytes.
+        let piece = path.cell.map(|cell| cell.value());
+        let near = piece.map_or(1e6, |piece| piece / 2.0);
+        let each = (latency(near) - latency_s) / near;
+        let further = piece.map(|piece| (piece, (latency(piece) - latency_s - piece * each).max(0.0)));
+        let port_bytes_per_s = message::throughput(server, path, 1e12, 1e9);
+        Self { latency_s, bytes_per_s: 1.0 / each, port_bytes_per_s, piece: further }
+    }
+
+    /// Seconds of a message that is alone.
+    #[must_use]
+    pub fn seconds(&self, bytes: u64) -> f64 {
+        let bytes = bytes as f64;
+        let further = self.piece.map_or(0.0, |(piece, seconds)| (bytes / piece).floor() * seconds);
+        self.latency_s + further + bytes / self.bytes_per_s
+    }
+
+    /// Seconds that it has a port to itself.
+    fn busy(&self, bytes: u64) -> f64 {
+        bytes as f64 / self.port_bytes_per_s
+    }
+}
+
+/// Where ranks run, and what joins them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Network {
+    /// The host of each rank.
+    pub hosts: Vec<u32>,
+    /// Between two ranks of a host.
+    pub inside: Way,
+    /// Between two hosts.
+    pub between: Way,
+}
+
+/// What a rank took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct RankTime {
+    /// Until it has ended.
+    pub total_s: f64,
+    /// Computing.
+    pub compute_s: f64,
+}
+
+/// What a program took.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Replayed {
+    /// Each rank.
+    pub ranks: Vec<RankTime>,
+    /// Until the last has ended.
+    pub total_s: f64,
+    /// Messages between hosts.
+    pub messages: u64,
+    /// Bytes between hosts.
+    pub bytes: u64,
+}
+
+/// Why a program cannot be followed to its end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplayError {
+    /// A message goes to, or comes from, a rank that is not there.
+    #[error(
+        "rank {rank} has a message with rank {other}, and there are {ranks} ranks; a trace needs the files of all"
+    )]
+    NoRank {
+        /// Which.
+        rank: usize,
+        /// The other.
+        other: u32,
+        /// How many there are.
+        ranks: usize,
+    },
+    /// A rank waits for ever.
+    #[error("rank {rank} waits for a message of rank {from} with tag {tag}, which is never sent")]
+    Waits {
+        /// Which.
+        rank: usize,
+        /// The sender.
+        from: u32,
+        /// The tag; -1 of a collective.
+        tag: i64,
+    },
+    /// A wait for nothing.
+    #[error("rank {rank} waits for request {request}, which nothing has begun")]
+    NoRequest {
+        /// Which.
+        rank: usize,
+        /// The request.
+        request: u32,
+    },
+}
+
+/// Messages of one rank to another with one tag, in order.
+#[derive(Default)]
+struct Channel {
+    arrivals: Vec<f64>,
+    /// Receives so far.
+    posted: usize,
+    /// Who waits for which message.
+    waiter: Option<(usize, usize)>,
+}
+
+#[derive(Clone, Copy)]
+enum Begun {
+    /// The bytes leave the host by then.
+    Sent(f64),
+    Receive {
+        channel: usize,
+        index: usize,
+    },
+}
+
+#[derive(Default)]
+struct Rank {
+    clock: f64,
+    compute_s: f64,
+    next: usize,
+    begun: BTreeMap<u32, Begun>,
+}
+
+/// A rank that can go on, the earliest first.
+#[derive(PartialEq)]
+struct Ready(f64, usize);
+
+impl Eq for Ready {}
+
+impl PartialOrd for Ready {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Ready {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0).then(self.1.cmp(&other.1))
+    }
+}
+
+/// When ports are free again.
+#[derive(Clone, Copy, Default)]
+struct Ports {
+    out: f64,
+    into: f64,
+    inside: f64,
+}
+
+struct Replay<'a> {
+    programs: &'a [Vec<Operation>],
+    network: &'a Network,
+    ranks: Vec<Rank>,
+    ports: Vec<Ports>,
+    names: BTreeMap<(u32, u32, i64), usize>,
+    channels: Vec<Channel>,
+    ready: BinaryHeap<Reverse<Ready>>,
+    messages: u64,
+    bytes: u64,
+}
+
+/// Follows a program from the first operation of each rank, all at time 0, to the last.
+///
+/// # Errors
+/// When a rank waits for what never comes.
+///
+/// # Panics
+/// When the network has not a host for each rank.
+pub fn replay(programs: &[Vec<Operation>], network: &Network) -> Result<Replayed, ReplayError> {
+    assert_eq!(programs.len(), network.hosts.len(), "each rank has a host");
+    let hosts = network.hosts.iter().max().map_or(0, |last| *last as usize + 1);
+    let mut all = Replay {
+        programs,
+        network,
+        ranks: programs.iter().map(|_| Rank::default()).collect(),
+        ports: vec![Ports::default(); hosts],
+        names: BTreeMap::new(),
+        channels: vec![],
+        ready: (0..programs.len()).map(|rank| Reverse(Ready(0.0, rank))).collect(),
+        messages: 0,
+        bytes: 0,
+    };
+    while let Some(Reverse(Ready(_, rank))) = all.ready.pop() {
+        all.go_on(rank)?;
+    }
+    all.ended()
+}
+
+impl Replay<'_> {
+    /// Does the next operation of a rank.
+    fn go_on(&mut self, rank: usize) -> Result<(), ReplayError> {
+        let Some(operation) = self.programs[rank].get(self.ranks[rank].next) else { return Ok(()) };
+        self.ranks[rank].next += 1;
+        match *operation {
+            Operation::Compute { seconds } => {
+                self.ranks[rank].compute_s += seconds;
+                self.ranks[rank].clock += seconds;
+            }
+            Operation::Send { to, bytes, tag, request } => {
+                self.known(rank, to)?;
+                let left = self.send(rank, to, bytes, tag);
+                match request {
+                    None => self.ranks[rank].clock = left,
+                    Some(UNWAITED) => {}
+                    Some(request) => drop(self.ranks[rank].begun.insert(request, Begun::Sent(left))),
+                }
+            }
+            Operation::Receive { from, tag, request } => {
+                self.known(rank, from)?;
+                let channel = self.channel(from, rank as u32, tag);
+                let index = self.channels[channel].posted;
+                self.channels[channel].posted += 1;
+                match request {
+                    None => {
+                        self.wait(rank, channel, index);
+                        return Ok(());
+                    }
+                    Some(request) => {
+                        self.ranks[rank].begun.insert(request, Begun::Receive { channel, index });
+                    }
+                }
+            }
+            Operation::Wait { request } => match self.ranks[rank].begun.remove(&request) {
+                None => return Err(ReplayError::NoRequest { rank, request }),
+                Some(Begun::Sent(left)) => self.ranks[rank].clock = self.ranks[rank].clock.max(left),
+                Some(Begun::Receive { channel, index }) => {
+                    self.wait(rank, channel, index);
+                    return Ok(());
+                }
+            },
+        }
+        self.ready.push(Reverse(Ready(self.ranks[rank].clock, rank)));
+        Ok(())
+    }
+
+    fn known(&self, rank: usize, other: u32) -> Result<(), ReplayError> {
+        let ranks = self.programs.len();
+        if (other as usize) < ranks { Ok(()) } else { Err(ReplayError::NoRank { rank, other, ranks }) }
+    }
+
+    fn channel(&mut self, from: u32, to: u32, tag: i64) -> usize {
+        let next = self.channels.len();
+        let channel = *self.names.entry((from, to, tag)).or_insert(next);
+        if channel == next {
+            self.channels.push(Channel::default());
+        }
+        channel
+    }
+
+    /// Goes on with the message, or when it comes.
+    fn wait(&mut self, rank: usize, channel: usize, index: usize) {
+        match self.channels[channel].arrivals.get(index).copied() {
+            Some(arrival) => self.wake(rank, arrival),
+            None => self.channels[channel].waiter = Some((rank, index)),
+        }
+    }
+
+    fn wake(&mut self, rank: usize, at: f64) {
+        let clock = self.ranks[rank].clock.max(at);
+        self.ranks[rank].clock = clock;
+        self.ready.push(Reverse(Ready(clock, rank)));
+    }
+
+    /// Sends a message; when its bytes have left the host.
+    fn send(&mut self, rank: usize, to: u32, bytes: u64, tag: i64) -> f64 {
+        let Network { hosts, inside, between } = self.network;
+        let (now, from, into) = (self.ranks[rank].clock, hosts[rank] as usize, hosts[to as usize] as usize);
+        let (left, arrival) = if from == into {
+            let begin = now.max(self.ports[from].inside);
+            let left = begin + inside.busy(bytes);
+            self.ports[from].inside = left;
+            (left, begin + inside.seconds(bytes))
+        } else {
+            (self.messages, self.bytes) = (self.messages + 1, self.bytes + bytes);
+            let begin = now.max(self.ports[from].out);
+            let busy = between.busy(bytes);
+            self.ports[from].out = begin + busy;
+            let alone = begin + between.seconds(bytes);
+            // Its last byte goes through the other port once those before it have.
+            let arrival = alone.max(self.ports[into].into + busy);
+            self.ports[into].into = arrival;
+            (begin + busy, arrival)
+        };
+        let channel = self.channel(rank as u32, to, tag);
+        let found = &mut self.channels[channel];
+        found.arrivals.push(arrival);
+        if let Some((waiter, index)) = found.waiter
+            && index < found.arrivals.len()
+        {
+            let arrival = found.arrivals[index];
+            found.waiter = None;
+            self.wake(waiter, arrival);
+        }
+        left
+    }
+
+    fn ended(self) -> Result<Replayed, ReplayError> {
+        let waits = self.names.iter().filter_map(|((from, _, tag), at)| {
+            self.channels[*at].waiter.map(|(rank, _)| ReplayError::Waits { rank, from: *from, tag: *tag })
+        });
+        let first = waits.min_by_key(|it| if let ReplayError::Waits { rank, .. } = it { *rank } else { 0 });
+        if let Some(error) = first {
+            return Err(error);
+        }
+        let ranks: Vec<_> =
+            self.ranks.iter().map(|it| RankTime { total_s: it.clock, compute_s: it.compute_s }).collect();
+        let total_s = ranks.iter().map(|it| it.total_s).fold(0.0, f64::max);
+        Ok(Replayed { ranks, total_s, messages: self.messages, bytes: self.bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::{Collective, Group};
+
+    const SLOW: Way = Way::new(10e-6, 1e9);
+    const FAST: Way = Way::new(1e-6, 10e9);
+
+    fn network(ranks: u32, each: u32) -> Network {
+        Network { hosts: (0..ranks).map(|rank| rank / each).collect(), inside: FAST, between: SLOW }
+    }
+
+    const fn send(to: u32, bytes: u64) -> Operation {
+        Operation::Send { to, bytes, tag: 7, request: None }
+    }
+
+    const fn receive(from: u32) -> Operation {
+        Operation::Receive { from, tag: 7, request: None }
+    }
+
+    #[test]
+    fn a_message_between_hosts_takes_the_latency_and_its_bytes() {
+        let programs = [vec![send(1, 1_000_000)], vec![receive(0)]];
+        let found = replay(&programs, &network(2, 1)).unwrap();
+        assert!((found.total_s - 1.01e-3).abs() < 1e-12, "{found:?}");
+        assert!((found.ranks[0].total_s - 1e-3).abs() < 1e-12, "the sender goes on when the bytes have left");
+        let near = replay(&programs, &network(2, 2)).unwrap();
+        assert!((near.total_s - 101e-6).abs() < 1e-12, "{near:?}");
+    }
+
+    #[test]
+    fn ranks_of_a_host_share_its_port() {
+        let programs: Vec<_> = (0..8)
+            .map(|rank| if rank < 4 { vec![send(rank + 4, 1_000_000)] } else { vec![receive(rank - 4)] })
+            .collect();
+        let found = replay(&programs, &network(8, 4)).unwrap();
+        assert!((found.total_s - 4.01e-3).abs() < 1e-12, "{found:?}");
+    }
+
+    #[test]
+    fn messages_to_one_host_share_its_port() {
+        let mut programs: Vec<_> = (0..4).map(|_| vec![send(4, 1_000_000)]).collect();
+        programs.push((0..4).map(receive).collect());
+        let found = replay(&programs, &network(5, 1)).unwrap();
+        assert!((found.total_s - 4.01e-3).abs() < 1e-12, "{found:?}");
+    }
+
+    #[test]
+    fn a_receive_that_is_begun_before_computing_hides_the_message() {
+        let compute = Operation::Compute { seconds: 5e-3 };
+        let begun = Operation::Receive { from: 0, tag: 7, request: Some(3) };
+        let programs = [vec![send(1, 1_000_000)], vec![begun, compute, Operation::Wait { request: 3 }]];
+        let found = replay(&programs, &network(2, 1)).unwrap();
+        assert_eq!(found.total_s, 5e-3);
+    }
+
+    #[test]
+    fn an_all_reduce_of_a_power_of_two_takes_a_step_for_each_doubling() {
+        let members: Vec<_> = (0..16).collect();
+        let of = |place| Group { members: &members, place }.messages(Collective::AllReduce, 8, 0);
+        let programs: Vec<_> = (0..16).map(of).collect();
+        let found = replay(&programs, &network(16, 1)).unwrap();
+        assert!((found.total_s - 4.0 * (10e-6 + 8e-9)).abs() < 1e-12, "{found:?}");
+    }
+
+    #[test]
+    fn a_message_that_never_comes_is_named() {
+        let programs = [vec![], vec![receive(0)]];
+        let error = replay(&programs, &network(2, 1)).unwrap_err();
+        assert_eq!(error, ReplayError::Waits { rank: 1, from: 0, tag: 7 });
+        let error = replay(&[vec![send(5, 1)]], &network(1, 1)).unwrap_err();
+        assert_eq!(error, ReplayError::NoRank { rank: 0, other: 5, ranks: 1 });
+    }
+}

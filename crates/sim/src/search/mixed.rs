@@ -1,0 +1,296 @@
+//! One training step on racks of two kinds, which a fabric between racks joins: copies of the model on either kind, and of the batch so many
+//! sequences for each copy that neither kind waits long for the other.
+//!
+//! A copy never spans both kinds: a rack's own fabric joins accelerators of its kind alone. Each kind is predicted as if all copies were on
+//! it, so that gradients cross the fabric between racks between all of them; the slower kind sets the pace.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::search::request::{Request, RequestError};
+use crate::step::given::GivenLayout;
+use crate::step::layout::Refusal;
+
+/// Racks of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RackPart {
+    /// Its name on the platform.
+    pub rack: String,
+    /// Accelerators in racks of it.
+    pub accelerators: u32,
+}
+
+/// A step on racks of two kinds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MixedRequest {
+    /// A model's name or path.
+    pub model: String,
+    /// A platform's name or path.
+    pub platform: String,
+    /// Both kinds.
+    pub parts: [RackPart; 2],
+    /// What of the layout is given: `tp`, `pp` and `batch` at least.
+    pub layout: GivenLayout,
+}
+
+/// What a kind of rack does.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MixedPart {
+    /// Its name.
+    pub rack: String,
+    /// How its CPUs attach, and what CXL the fabrics carry.
+    pub machine: String,
+    /// Accelerators.
+    pub accelerators: u32,
+    /// Copies of the model.
+    pub copies: u32,
+    /// Sequences of each copy in a step.
+    pub sequences: u32,
+    /// What its copies take for them.
+    pub step_s: f64,
+    /// What the step takes with these racks alone; nothing where it cannot run.
+    pub alone_s: Option<f64>,
+}
+
+/// The step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MixedAnswer {
+    /// What each kind does.
+    pub parts: Vec<MixedPart>,
+    /// Until the slower kind has ended.
+    pub total_s: f64,
+    /// With as many sequences for each copy, whatever its kind; nothing where the batch has no such part.
+    pub even_s: Option<f64>,
+}
+
+/// Why there is no such step.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MixedError {
+    /// Both kinds in one rack.
+    #[error(
+        "{0}: NVLink and UALink cannot be in one rack: their physical layers and flits differ (48 to 272 bytes, 640 bytes), so no switch joins both; give each racks of its own, which CXL joins"
+    )]
+    OneRack(String),
+    /// What is needed is not given, or does not go together.
+    #[error("{0}")]
+    Layout(String),
+    /// One kind cannot run its part.
+    #[error("rack {rack}: {error}")]
+    Part {
+        /// Which.
+        rack: String,
+        /// Why.
+        error: Box<RequestError>,
+    },
+}
+
+impl RackPart {
+    /// Reads `RACK=ACCELERATORS`.
+    ///
+    /// # Errors
+    /// When it is none, or names two kinds in one rack.
+    pub fn parse(text: &str) -> Result<Self, MixedError> {
+        let wrong =
+            || MixedError::Layout(format!("expected RACK=ACCELERATORS, such as nvl72=144, found {text:?}"));
+        let (rack, count) = text.split_once('=').ok_or_else(wrong)?;
+        if rack.contains('+') {
+            return Err(MixedError::OneRack(rack.into()));
+        }
+        let accelerators = count.parse().map_err(|_| wrong())?;
+        Ok(Self { rack: rack.into(), accelerators })
+    }
+}
+
+/// The steps of a kind, by the sequences of a copy.
+struct Kind<'a> {
+    request: &'a MixedRequest,
+    part: &'a RackPart,
+    copies: u32,
+    all: u32,
+    known: RefCell<BTreeMap<u32, f64>>,
+}
+
+impl Kind<'_> {
+    fn ask(&self, accelerators: u32, copies: u32, batch: u32) -> Result<(f64, String), MixedError> {
+        let request = Request {
+            model: self.request.model.clone(),
+            platform: self.request.platform.clone(),
+            accelerators,
+            rack: Some(self.part.rack.clone()),
+            fill: None,
+            order: None,
+            against: None,
+            sequence: None,
+            fidelity: crate::fidelity::Fidelity::L0,
+            failed: vec![],
+            layout: GivenLayout { dp: Some(copies), batch: Some(batch), ..self.request.layout.clone() },
+        };
+        let failed = |error| MixedError::Part { rack: self.part.rack.clone(), error: Box::new(error) };
+        let answer = request.train(1, &|_, _| ()).map_err(failed)?;
+        match answer.fits {
+            true => Ok((answer.step.total_s, answer.machine)),
+            false => {
+                let refusal = Refusal::Missing {
+                    what: "this layout",
+                    needs: "more memory than its accelerators have",
+                    remedy: "give more --tp or --pp",
+                };
+                Err(failed(RequestError::refused(&self.part.rack, refusal)))
+            }
+        }
+    }
+
+    /// Seconds of a step in which each copy has so many sequences.
+    fn seconds(&self, sequences: u32) -> Result<f64, MixedError> {
+        if let Some(known) = self.known.borrow().get(&sequences) {
+            return Ok(*known);
+        }
+        let copy = self.part.accelerators / self.copies;
+        let (seconds, _) = self.ask(copy * self.all, self.all, sequences * self.all)?;
+        self.known.borrow_mut().insert(sequences, seconds);
+        Ok(seconds)
+    }
+}
+
+impl MixedRequest {
+    /// Divides the batch, and predicts the step.
+    ///
+    /// # Errors
+    /// When a kind cannot run its part, or the batch cannot be divided.
+    pub fn predict(&self) -> Result<MixedAnswer, MixedError> {
+        let (Some(tp), Some(pp), Some(batch)) = (self.layout.tp, self.layout.pp, self.layout.batch) else {
+            return Err(MixedError::Layout(
+                "expected --tp, --pp and --batch: copies on both kinds are alike".into(),
+            ));
+        };
+        if self.parts[0].rack == self.parts[1].rack {
+            return Err(MixedError::Layout(format!(
+                "expected two kinds of rack, found {} twice",
+                self.parts[0].rack
+            )));
+        }
+        let each = tp.saturating_mul(pp).saturating_mul(self.layout.cp.unwrap_or(1)).max(1);
+        let copies = self.parts.each_ref().map(|part| part.accelerators / each);
+        for (part, copies) in self.parts.iter().zip(copies) {
+            if copies == 0 || copies * each != part.accelerators {
+                return Err(MixedError::Layout(format!(
+                    "{}={}: expected a multiple of the {each} accelerators of a copy",
+                    part.rack, part.accelerators
+                )));
+            }
+        }
+        let all = copies[0] + copies[1];
+        let kind = |at: usize| Kind {
+            request: self,
+            part: &self.parts[at],
+            copies: copies[at],
+            all,
+            known: RefCell::default(),
+        };
+        let kinds = [kind(0), kind(1)];
+        let unit = self.layout.micro_batch.unwrap_or(1).max(1);
+        let divided = divisions(copies, batch, unit);
+        let (Some(first), Some(last)) = (divided.first(), divided.last()) else {
+            return Err(MixedError::Layout(format!(
+                "--batch: {batch} sequences cannot be divided over {} and {} copies by {unit}; give a multiple of {}",
+                copies[0],
+                copies[1],
+                all * unit
+            )));
+        };
+        // The more sequences the first kind has, the later it ends, and the sooner the second.
+        let (mut low, mut high) = (0, divided.len() - 1);
+        while low < high {
+            let middle = low.midpoint(high);
+            let [one, other] = divided[middle];
+            match kinds[0].seconds(one)? < kinds[1].seconds(other)? {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        debug_assert!(first[0] <= last[0]);
+        let paced = |at: usize| -> Result<f64, MixedError> {
+            let [one, other] = divided[at];
+            Ok(kinds[0].seconds(one)?.max(kinds[1].seconds(other)?))
+        };
+        let at = if low > 0 && paced(low - 1)? < paced(low)? { low - 1 } else { low };
+        let mut parts = vec![];
+        for (kind, sequences) in kinds.iter().zip(divided[at]) {
+            let alone = match batch.is_multiple_of(kind.copies) {
+                true => kind.ask(kind.part.accelerators, kind.copies, batch).ok(),
+                false => None,
+            };
+            let copy = kind.part.accelerators / kind.copies;
+            let (step_s, machine) = kind.ask(copy * all, all, sequences * all)?;
+            parts.push(MixedPart {
+                rack: kind.part.rack.clone(),
+                machine,
+                accelerators: kind.part.accelerators,
+                copies: kind.copies,
+                sequences,
+                step_s,
+                alone_s: alone.map(|(seconds, _)| seconds),
+            });
+        }
+        let even = divided.iter().position(|[one, other]| one == other);
+        Ok(MixedAnswer { total_s: paced(at)?, even_s: even.map(paced).transpose()?, parts })
+    }
+}
+
+/// Sequences of a copy of each kind that make the batch, each a multiple of `unit`, the fewest of the first kind first.
+fn divisions([first, second]: [u32; 2], batch: u32, unit: u32) -> Vec<[u32; 2]> {
+    let most = batch / first / unit;
+    let of = |times: u32| {
+        let one = times * unit;
+        let rest = batch - first * one;
+        let other = rest / second;
+        (rest.is_multiple_of(second) && other.is_multiple_of(unit) && other > 0).then_some([one, other])
+    };
+    (1..=most).filter_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(batch: u32) -> MixedRequest {
+        let part = |rack: &str| RackPart { rack: rack.into(), accelerators: 144 };
+        MixedRequest {
+            model: "llama3-70b".into(),
+            platform: "mixed-nvlink-ualink-cxl".into(),
+            parts: [part("nvl72"), part("ualink")],
+            layout: GivenLayout { tp: Some(8), pp: Some(1), batch: Some(batch), ..GivenLayout::default() },
+        }
+    }
+
+    #[test]
+    fn both_kinds_together_are_faster_than_either_alone() {
+        let found = request(720).predict().unwrap();
+        assert_eq!(found.parts.iter().map(|it| it.copies * it.sequences).sum::<u32>(), 720);
+        for part in &found.parts {
+            assert!(found.total_s < part.alone_s.unwrap(), "{found:?}");
+            assert!(part.step_s <= found.total_s);
+        }
+        assert!(found.total_s <= found.even_s.unwrap());
+    }
+
+    #[test]
+    fn two_kinds_in_one_rack_are_refused_with_the_reason() {
+        let error = RackPart::parse("nvl72+ualink=72").unwrap_err().to_string();
+        assert!(error.contains("physical layers and flits differ"), "{error}");
+        let error = request(719).predict().unwrap_err().to_string();
+        assert!(error.contains("719 sequences cannot be divided over 18 and 18 copies"), "{error}");
+    }
+
+    #[test]
+    fn every_division_makes_the_batch() {
+        let found = divisions([3, 5], 61, 1);
+        assert_eq!(found, [[2, 11], [7, 8], [12, 5], [17, 2]]);
+        assert!(divisions([2, 4], 7, 1).is_empty());
+    }
+}
