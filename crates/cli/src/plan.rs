@@ -8,6 +8,7 @@ mod memory;
 mod mixed;
 mod mpi;
 mod offload;
+mod option;
 mod page;
 mod reproduce;
 mod search;

@@ -7,6 +7,7 @@ pub mod cxl_text;
 pub mod fabrics;
 pub(crate) mod fit;
 pub(crate) mod measured;
+pub(crate) mod open;
 pub(crate) mod published;
 pub mod scalepool;
 pub mod scalepool_tiers;

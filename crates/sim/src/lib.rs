@@ -37,6 +37,7 @@ pub use fidelity::Fidelity;
 pub use formats::Execution;
 pub use judge::fit::fit;
 pub use judge::measured::{Comparison, Measured, Verified, step_through, verify};
+pub use judge::open::{OpenValue, Origin};
 pub use judge::published::{
     Compared, Counting, Judged, Margin, Pooled, PublishedTime, Ratio, Row, Table, compare, fitted, tables,
     validate,

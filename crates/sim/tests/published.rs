@@ -115,7 +115,7 @@ fn the_host_of_scalepool_is_taken_as_fast_as_its_link() {
     let memory = host.memory.read.value() / 2.0 / f64::from(host.accelerators);
     let open = figure.open.iter().find(|open| open.name == scalepool::Parameter::HostBandwidth).unwrap();
     assert_eq!((open.value, open.range), (link / 1e9, [memory / 1e9, link / 1e9]));
-    assert_eq!(open.origin, scalepool::Origin::Taken);
+    assert_eq!(open.origin, polder_sim::Origin::Taken);
 }
 
 #[test]

@@ -8,18 +8,55 @@ use super::row::Row;
 use crate::Failure;
 use crate::scratch::{Scratch, Tied};
 
-/// What to measure.
+/// How often each contender is measured.
 #[derive(clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct Rounds {
+    /// Rounds of each library at each size.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+}
+
+impl Rounds {
+    /// As the benchmark's Python half takes them.
+    pub(super) fn words(&self) -> Vec<String> {
+        list("--rounds", [self.rounds])
+    }
+}
+
+/// What collectives are measured with.
+#[derive(clap::Args)]
+pub(crate) struct Runs {
     /// Numbers of processes, from 2 on.
     #[arg(long, num_args = 1.., default_values_t = [2, 4], value_parser = clap::value_parser!(u16).range(2..=64))]
     pub(crate) procs: Vec<u16>,
     /// Sizes in bytes [default: 4 KiB to 128 MiB].
     #[arg(long, num_args = 1..)]
     pub(crate) sizes: Vec<u64>,
-    /// Rounds of each library at each size.
-    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) rounds: u32,
+    #[command(flatten)]
+    pub(crate) rounds: Rounds,
+}
+
+impl Runs {
+    /// As the benchmark's Python half takes them.
+    pub(super) fn words(&self) -> Vec<String> {
+        [list("--procs", &self.procs), list("--sizes", &self.sizes), self.rounds.words()].concat()
+    }
+}
+
+/// An option with its values; nothing where there are none, so that the default holds.
+pub(super) fn list(option: &str, values: impl IntoIterator<Item = impl ToString>) -> Vec<String> {
+    let values: Vec<_> = values.into_iter().map(|it| it.to_string()).collect();
+    match values.is_empty() {
+        true => vec![],
+        false => [vec![option.to_owned()], values].concat(),
+    }
+}
+
+/// What to measure.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) runs: Runs,
     /// Leave out gloo and Open MPI.
     #[arg(long)]
     pub(crate) alone: bool,
@@ -36,13 +73,7 @@ pub(crate) fn run(
     arguments: &Arguments,
     row: impl FnMut(&Row) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let mut words = vec!["--procs".to_owned()];
-    words.extend(arguments.procs.iter().map(u16::to_string));
-    if !arguments.sizes.is_empty() {
-        words.push("--sizes".to_owned());
-        words.extend(arguments.sizes.iter().map(u64::to_string));
-    }
-    words.extend(["--rounds".to_owned(), arguments.rounds.to_string()]);
+    let mut words = arguments.runs.words();
     let flags =
         [(arguments.alone, "--alone"), (arguments.pin, "--pin"), (arguments.without_rust, "--without-rust")];
     words.extend(flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned()));

@@ -1,6 +1,6 @@
 //! `polder bench offload`: the optimizer's fused step, started in Python, where its peers are at home.
 
-use super::collectives::rows_of;
+use super::collectives::{Rounds, list, rows_of};
 use super::row::Row;
 use crate::Failure;
 
@@ -13,9 +13,8 @@ pub(super) struct Arguments {
     /// Threads of a step.
     #[arg(long, num_args = 1.., default_values_t = [1, 2], value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
-    /// Rounds of each contender.
-    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
+    #[command(flatten)]
+    rounds: Rounds,
 }
 
 /// Runs the benchmark's Python half and hands on each row as it comes.
@@ -23,9 +22,10 @@ pub(super) fn run(
     arguments: &Arguments,
     row: impl FnMut(&Row) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let list = |option: &str, numbers: Vec<String>| std::iter::once(option.to_owned()).chain(numbers);
-    let words = list("--millions", arguments.millions.iter().map(u32::to_string).collect())
-        .chain(list("--threads", arguments.threads.iter().map(u16::to_string).collect()))
-        .chain(["--rounds".to_owned(), arguments.rounds.to_string()]);
-    rows_of("polder.offload.bench", words, row)
+    let words = [
+        list("--millions", &arguments.millions),
+        list("--threads", &arguments.threads),
+        arguments.rounds.words(),
+    ];
+    rows_of("polder.offload.bench", words.concat(), row)
 }

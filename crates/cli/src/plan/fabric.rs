@@ -11,6 +11,7 @@ use polder_sim::{Fidelity, accelerators};
 use serde_json::{Value, json};
 
 use super::memory::{size, time};
+use super::option::{given, quantity};
 use super::page::filled;
 use super::table;
 use super::train::{FidelityKind, accelerator_count, failed_links, write};
@@ -100,8 +101,7 @@ enum RoutingKind {
 
 impl Arguments {
     fn question(&self) -> Result<FabricQuestion, Failure> {
-        let message =
-            Bytes::parse(&self.message).map_err(|problem| Failure(format!("--message: {problem}")))?;
+        let message: Bytes = quantity("--message", &self.message)?;
         Ok(FabricQuestion {
             platform: self.platform.clone(),
             rack: self.rack.clone(),
@@ -123,18 +123,13 @@ impl Arguments {
             seed: self.seed,
             fidelity: self.fidelity.into(),
             flits: FlitOptions {
-                window_bytes: self.window.as_deref().map(window).transpose()?,
+                window_bytes: given("--window", self.window.as_deref())?.map(Bytes::value),
                 channels: self.virtual_channels,
                 buffer: self.buffer,
                 error_rate: self.error_rate,
             },
         })
     }
-}
-
-fn window(text: &str) -> Result<f64, Failure> {
-    let bytes = Bytes::parse(text).map_err(|problem| Failure(format!("--window: {problem}")))?;
-    Ok(bytes.value())
 }
 
 /// Prints when messages end.

@@ -11,6 +11,7 @@ use polder_sim::memory::{
 };
 use serde_json::json;
 
+use super::option::quantity;
 use super::page::filled;
 use super::table;
 use super::train::{accelerator_count, write};
@@ -112,12 +113,7 @@ impl WayArguments {
 
 /// The sizes of an option.
 fn sizes(option: &str, texts: &[String]) -> Result<Vec<f64>, Failure> {
-    let size = |text: &String| Bytes::parse(text).map(Bytes::value);
-    texts
-        .iter()
-        .map(size)
-        .collect::<Result<_, _>>()
-        .map_err(|problem| Failure(format!("{option}: {problem}")))
+    texts.iter().map(|text| quantity(option, text).map(Bytes::value)).collect()
 }
 
 /// Prints access times.

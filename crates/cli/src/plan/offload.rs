@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use polder_platform::{Bytes, Platform};
+use polder_platform::Platform;
 use polder_sim::offload::{GpuUse, Optimizer, Pinned, Placed, PlacingPolicy, Planner, Point, Settings};
 use polder_sim::{Model, accelerators, grouped};
 use serde::Serialize;
 use serde_json::json;
 
 use super::memory::size;
+use super::option::given;
 use super::page::filled;
 use super::table;
 use super::train::{accelerator_count, write};
@@ -157,18 +158,6 @@ fn count(option: &str, text: &str) -> Result<u32, Failure> {
         .ok_or_else(|| Failure(format!("{option}: expected a whole number from 1 on, found {text:?}")))
 }
 
-/// A size, with or without a space before its unit.
-fn bytes(option: &str, text: Option<&String>) -> Result<Option<Bytes>, Failure> {
-    let size = |text: &String| match text.find(|it: char| it.is_ascii_alphabetic()) {
-        Some(unit) if !text.contains(' ') => {
-            let (number, unit) = text.split_at(unit);
-            Bytes::parse(&format!("{number} {unit}"))
-        }
-        _ => Bytes::parse(text),
-    };
-    text.map(size).transpose().map_err(|problem| Failure(format!("{option}: {problem}")))
-}
-
 impl Arguments {
     fn settings(&self) -> Result<Settings, Failure> {
         let (training, memory) = (&self.training, &self.memory);
@@ -179,7 +168,7 @@ impl Arguments {
         Ok(Settings {
             gpus: accelerator_count(&self.gpus)?,
             rack: self.rack.clone(),
-            dram: bytes("--dram", memory.dram.as_ref())?,
+            dram: given("--dram", memory.dram.as_deref())?,
             cards: cards.transpose()?,
             optimizer: match training.optimizer {
                 OptimizerKind::Adam => Optimizer::Adam,
@@ -193,8 +182,8 @@ impl Arguments {
                 PinnedKind::Exact => Pinned::Exact,
                 PinnedKind::PowersOfTwo => Pinned::PowersOfTwo,
             },
-            buffers: bytes("--buffers", memory.buffers.as_ref())?,
-            overhead: bytes("--overhead", memory.overhead.as_ref())?,
+            buffers: given("--buffers", memory.buffers.as_deref())?,
+            overhead: given("--overhead", memory.overhead.as_deref())?,
         })
     }
 

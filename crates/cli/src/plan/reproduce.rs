@@ -8,8 +8,8 @@ mod vistara;
 
 use clap::{Args, ValueEnum};
 use polder_platform::Platform;
-use polder_sim::scalepool::{Choice, Figure, Origin, Pair, Paper, Parameter, categories, summary};
-use polder_sim::{Job, grouped};
+use polder_sim::scalepool::{Choice, Figure, Pair, Paper, Parameter, categories, summary};
+use polder_sim::{Job, OpenValue, grouped};
 use serde::Serialize;
 
 use super::table;
@@ -79,11 +79,8 @@ struct Report {
 /// How far the result moves over a parameter's plausible range.
 #[derive(Serialize)]
 struct Moved {
-    name: Parameter,
-    what: String,
-    origin: Origin,
-    value: f64,
-    range: [f64; 2],
+    #[serde(flatten)]
+    open: OpenValue<Parameter>,
     simulated: [Paper; 2],
 }
 
@@ -134,18 +131,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn training(arguments: &Arguments) -> Result<(), Failure> {
     let figure = Figure::load()?;
     let pairs = figure.predict(None)?;
-    let moved = |open: &polder_sim::scalepool::Open| {
+    let moved = |open: &OpenValue<Parameter>| {
         let at = |value| Ok::<_, Failure>(summary(&figure.predict(Some((open.name, value)))?));
         let simulated = [at(open.range[0])?, at(open.range[1])?];
-        let (what, origin) = (open.what.clone(), open.origin);
-        Ok::<_, Failure>(Moved {
-            name: open.name,
-            what,
-            origin,
-            value: open.value,
-            range: open.range,
-            simulated,
-        })
+        Ok::<_, Failure>(Moved { open: open.clone(), simulated })
     };
     let open = figure.open.iter().map(moved).collect::<Result<Vec<_>, _>>()?;
     let choices = figure.choice.iter().map(|choice| chosen(&figure, choice)).collect::<Result<_, _>>()?;
@@ -256,15 +245,15 @@ fn print_open(figure: &Figure, open: &[Moved]) -> Result<(), Failure> {
     println!("between racks, as far as it holds computation up)");
     let mut rows =
         vec![["", "value", "", "low end", "gives", "high end", "gives"].map(String::from).to_vec()];
-    for moved in open {
+    for Moved { open, simulated } in open {
         rows.push(vec![
-            moved.what.clone(),
-            moved.value.to_string(),
-            moved.origin.to_string(),
-            moved.range[0].to_string(),
-            three(&moved.simulated[0]),
-            moved.range[1].to_string(),
-            three(&moved.simulated[1]),
+            open.what.clone(),
+            open.value.to_string(),
+            open.origin.to_string(),
+            open.range[0].to_string(),
+            three(&simulated[0]),
+            open.range[1].to_string(),
+            three(&simulated[1]),
         ]);
     }
     table::print(&rows);
@@ -303,7 +292,8 @@ fn print_ports(figure: &Figure, report: &Report) -> Result<(), Failure> {
     let reached = Job::new(&owner).rack().accelerator.fitted.between;
     let [raw, port] = [between.link.raw(), between.link.payload()].map(|rate| rate.value() / 1e9);
     let ports = |parameter| {
-        let value = report.open.iter().find(|moved| moved.name == parameter).map_or(0.0, |moved| moved.value);
+        let open = report.open.iter().map(|moved| &moved.open).find(|open| open.name == parameter);
+        let value = open.map_or(0.0, |open| open.value);
         (value, value / port)
     };
     let ((cxl, links), (pool, nodes)) = (ports(Parameter::CxlBandwidth), ports(Parameter::PoolBandwidth));

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use polder_platform::{Bandwidth, Bytes, Time};
+use polder_platform::{Bytes, Time};
 use polder_sim::Model;
 use polder_sim::sync::{ShardOrder, SplitPoint, SyncJob, SyncSeconds};
 use serde::Serialize;
 
 use super::memory::{size, time};
+use super::option::{given, quantity};
 use super::table;
 use super::train::write;
 use crate::Failure;
@@ -92,12 +93,8 @@ const STEPS: u32 = 10;
 /// Shards that are followed one by one, at most.
 const MOST_SHARDS: u64 = 1 << 22;
 
-fn bandwidth(option: &str, text: &str) -> Result<Bandwidth, Failure> {
-    Bandwidth::parse(text).map_err(|problem| Failure(format!("{option}: {problem}")))
-}
-
 fn seconds(option: &str, text: &str) -> Result<f64, Failure> {
-    Time::parse(text).map(Time::value).map_err(|problem| Failure(format!("{option}: {problem}")))
+    quantity(option, text).map(Time::value)
 }
 
 /// Layers as `--layers` has them: a size, or so many of a size.
@@ -114,7 +111,7 @@ fn layers(texts: &[String]) -> Result<Vec<u64>, Failure> {
         let count = count.ok_or_else(|| {
             Failure(format!("--layers: expected 1 to 100000 layers of a size, found {text:?}"))
         })?;
-        let bytes = Bytes::parse(size).map_err(|problem| Failure(format!("--layers: {problem}")))?;
+        let bytes: Bytes = quantity("--layers", size)?;
         layers.extend(std::iter::repeat_n(bytes.value() as u64, count));
     }
     Ok(layers)
@@ -132,12 +129,9 @@ impl Arguments {
                 std::iter::once(4.0 * embedding).chain(blocks).map(|bytes| bytes as u64).collect()
             }
         };
-        let worker = bandwidth("--worker-bandwidth", &self.worker_bandwidth)?;
-        let or = |option: &str, text: &Option<String>, default: Bandwidth| {
-            text.as_deref().map_or(Ok(default), |text| bandwidth(option, text))
-        };
-        let proxy = or("--proxy-bandwidth", &self.proxy_bandwidth, worker)?;
-        let shard = Bytes::parse(&self.shard).map_err(|problem| Failure(format!("--shard: {problem}")))?;
+        let worker = quantity("--worker-bandwidth", &self.worker_bandwidth)?;
+        let proxy = given("--proxy-bandwidth", self.proxy_bandwidth.as_deref())?.unwrap_or(worker);
+        let shard: Bytes = quantity("--shard", &self.shard)?;
         let job = SyncJob {
             layers,
             workers: self.workers,
@@ -145,7 +139,7 @@ impl Arguments {
             backward_s: seconds("--backward", &self.backward)?,
             worker,
             proxy,
-            link: or("--link-bandwidth", &self.link_bandwidth, proxy)?,
+            link: given("--link-bandwidth", self.link_bandwidth.as_deref())?.unwrap_or(proxy),
             latency_s: seconds("--latency", &self.latency)?,
             shard_bytes: shard.value() as u64,
             order: match self.shards {
@@ -169,11 +163,8 @@ impl Arguments {
 /// Prints a step with each way to synchronise.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let job = arguments.job()?;
-    let of_device = |option: &str, text: &Option<String>| {
-        text.as_deref().map_or(Ok(job.link), |text| bandwidth(option, text))
-    };
-    let write_rate = of_device("--device-write", &arguments.device_write)?;
-    let read_rate = of_device("--device-read", &arguments.device_read)?;
+    let write_rate = given("--device-write", arguments.device_write.as_deref())?.unwrap_or(job.link);
+    let read_rate = given("--device-read", arguments.device_read.as_deref())?.unwrap_or(job.link);
     let split_bytes = job.split_bytes();
     let report = Report {
         kind: "simulated",

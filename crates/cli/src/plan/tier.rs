@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::memory::{size, time};
+use super::option::quantity;
 use super::page::filled;
 use super::table;
 use super::train::write;
@@ -149,10 +150,8 @@ fn described(arguments: &Arguments, pair: Pair<'_>) -> Result<(), Failure> {
     let named = arguments.service.idle.as_deref().unwrap_or_default();
     let service = Described {
         idle: idle(&paper, named)?,
-        unit_bytes: positive("--unit", Bytes::parse(&arguments.service.unit).map(Bytes::value))?,
-        unit_bytes_per_s: Bandwidth::parse(&arguments.service.draws)
-            .map(Bandwidth::value)
-            .map_err(|problem| Failure(format!("--draws: {problem}")))?,
+        unit_bytes: quantity("--unit", &arguments.service.unit).map(Bytes::value)?,
+        unit_bytes_per_s: quantity("--draws", &arguments.service.draws).map(Bandwidth::value)?,
         waits: percent("--waits", arguments.service.waits, 100.0)?,
     };
     let fast_bytes = pair.fast.capacity.value();
@@ -203,14 +202,6 @@ fn described(arguments: &Arguments, pair: Pair<'_>) -> Result<(), Failure> {
         )?;
     }
     Ok(())
-}
-
-fn positive<E: std::fmt::Display>(option: &str, value: Result<f64, E>) -> Result<f64, Failure> {
-    match value {
-        Ok(value) if value > 0.0 => Ok(value),
-        Ok(value) => Err(Failure(format!("{option}: expected more than 0, found {value}"))),
-        Err(problem) => Err(Failure(format!("{option}: {problem}"))),
-    }
 }
 
 fn percent(option: &str, value: f64, most: f64) -> Result<f64, Failure> {

@@ -163,9 +163,11 @@ fn measured(arguments: &Arguments) -> Result<Vec<Measured>, Failure> {
     let mut runs = arguments.rows.iter().map(|file| read(file)).collect::<Result<Vec<_>, _>>()?;
     if runs.is_empty() {
         let what = collectives::Arguments {
-            procs: arguments.procs.clone(),
-            sizes: arguments.sizes.clone(),
-            rounds: ROUNDS,
+            runs: collectives::Runs {
+                procs: arguments.procs.clone(),
+                sizes: arguments.sizes.clone(),
+                rounds: collectives::Rounds { rounds: ROUNDS },
+            },
             alone: true,
             pin: true,
             without_rust: true,

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use polder_platform::{Bandwidth, DataError, Folder, read};
 use serde::{Deserialize, Serialize};
 
+use super::open::OpenValue;
 use crate::sync::{ShardOrder, SyncJob};
 
 /// What the paper gives, as data: `data/figures/coarse-fig16.toml`.
@@ -55,20 +56,6 @@ pub enum LocalPath {
     Faster,
     /// Less: anti-locality.
     Slower,
-}
-
-/// A number that the paper leaves open.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OpenValue {
-    /// Its name.
-    pub name: String,
-    /// What it is, with its unit.
-    pub what: String,
-    /// What is taken.
-    pub value: f64,
-    /// From where to where it is plausible.
-    pub range: [f64; 2],
 }
 
 /// A number of the text.

@@ -5,11 +5,11 @@
 //! taken and a range that is plausible.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use polder_platform::{Bandwidth, DataError, Folder, Packet, Platform, TierId, Time, TransferRate, read};
 use serde::{Deserialize, Serialize};
 
+use super::open::OpenValue;
 use crate::step::figures::Step;
 use crate::step::job::Job;
 use crate::step::layout::{Layout, Offload, Refusal};
@@ -28,7 +28,7 @@ pub struct Figure {
     /// What the paper says.
     pub paper: Paper,
     /// What it leaves open.
-    pub open: Vec<Open>,
+    pub open: Vec<OpenValue<Parameter>>,
     /// What it leaves open that is no number.
     pub choice: Vec<Choice>,
     /// Its workloads.
@@ -45,22 +45,6 @@ pub struct Paper {
     pub best: f64,
     /// Of communication between racks.
     pub communication: f64,
-}
-
-/// A parameter that the paper leaves open.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Open {
-    /// Which.
-    pub name: Parameter,
-    /// What it is, in a line.
-    pub what: String,
-    /// The value taken: GB/s an accelerator, or microseconds.
-    pub value: f64,
-    /// From where to where it is plausible.
-    pub range: [f64; 2],
-    /// Whether it was fitted to the paper's three numbers, predicted from the hardware, or neither.
-    pub origin: Origin,
 }
 
 /// Something that the paper leaves open, which was taken to be one of several.
@@ -95,28 +79,6 @@ pub struct Instead {
     /// Whether racks are filled, where else each has the ranks of one tensor.
     #[serde(default)]
     pub fills_racks: bool,
-}
-
-/// Where a value comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Origin {
-    /// From the paper's numbers.
-    Fitted,
-    /// From what the hardware does.
-    Predicted,
-    /// From what a part of the hardware does, if the rest keeps up.
-    Taken,
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Fitted => "fitted",
-            Self::Predicted => "predicted",
-            Self::Taken => "taken",
-        })
-    }
 }
 
 /// What is open.

@@ -1,0 +1,15 @@
+//! Options that are text until a command reads them, so that a wrong one gets one line that names it.
+
+use polder_platform::{Quantity, Unit};
+
+use crate::Failure;
+
+/// The quantity that an option gives.
+pub(super) fn quantity<U: Unit>(option: &str, text: &str) -> Result<Quantity<U>, Failure> {
+    Quantity::parse(text).map_err(|problem| Failure(format!("{option}: {problem}")))
+}
+
+/// That of an option which may be left out.
+pub(super) fn given<U: Unit>(option: &str, text: Option<&str>) -> Result<Option<Quantity<U>>, Failure> {
+    text.map(|text| quantity(option, text)).transpose()
+}
