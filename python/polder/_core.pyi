@@ -93,7 +93,10 @@ class Range(Buffer):
 
 class States:
     def __new__(
-        cls, kept: Sequence[tuple[int, _Place | None]], files: Sequence[tuple[int, str | PathLike[str]]] = []
+        cls,
+        kept: Sequence[tuple[int, _Place | None]],
+        files: Sequence[tuple[int, str | PathLike[str]]] = [],
+        moments: int = 2,
     ) -> Self: ...
     def step(
         self,

@@ -5,7 +5,10 @@ All figures are simulated, in seconds and bytes; ``polder plan validate`` prints
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import UnionType
 from typing import Any, cast, get_args, get_type_hints
 
@@ -554,7 +557,7 @@ _OFFLOADED = ("fwd_s", "bwd_s", "step_s", "total_s", "tokens_per_s", "dram_only_
 
 
 def offload(
-    model: str,
+    model: Any,
     platform: str,
     *,
     context: ArrayLike,
@@ -567,7 +570,9 @@ def offload(
 
     Parameters
     ----------
-    model, platform
+    model
+        As for `train`, or a live module of transformers, by its ``config``.
+    platform
         As for `train`.
     context, batch
         Tokens of a sequence and sequences of each GPU, numbers or arrays.
@@ -608,7 +613,8 @@ def offload(
     shape = rows.shape[:-1]
     settings = json.dumps({"gpus": gpus, **given}, default=_plain)
     places = [tuple(row) for row in rows.reshape(-1, 3).tolist()]
-    objects, tiers, figures, said = _core.plan_offload(model, platform, settings, places, policies)
+    with _described(model) as file:
+        objects, tiers, figures, said = _core.plan_offload(file, platform, settings, places, policies)
     width = len(_OFFLOADED) + len(objects) * len(tiers)
     table = np.frombuffer(figures).reshape(*shape, width)
     found: dict[str, NDArray[Any]] = dict(zip(numbers, arrays, strict=True))
@@ -619,6 +625,26 @@ def offload(
     for index, name in enumerate(("lacks", "would_fit")):
         found[name] = np.asarray([row[index] for row in said], dtype=object).reshape(shape)
     return found | {"objects": np.asarray(objects), "tiers": np.asarray(tiers)}
+
+
+@contextmanager
+def _described(model: Any) -> Generator[str]:
+    """The name or the path of a model; of a live module that of a file with its configuration."""
+    if isinstance(model, str):
+        yield model
+        return
+    text = getattr(getattr(model, "config", None), "to_json_string", None)
+    if text is None:
+        found = f"{type(model).__module__}.{type(model).__qualname__}"
+        raise ArgumentError(
+            f"model: expected a name, a path or a module of transformers, found {found}; "
+            "`polder offload check` measures any script"
+        )
+    with tempfile.TemporaryDirectory(prefix="polder-") as folder:
+        path = Path(folder, "config.json")
+        # With what has its default, too.
+        path.write_text(text(use_diff=False))
+        yield str(path)
 
 
 def _expect(given: dict[str, Any], known: list[str], needed: set[str]) -> None:

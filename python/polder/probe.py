@@ -144,13 +144,15 @@ def on_gpu() -> dict[str, object]:
     )
     of_gpu = kernels(device, torch.bfloat16, *ON_A_GPU, heads=64, length=4096)
     calls = [kernel.call for kernel in of_gpu]
-    timed = samples([*calls, lambda: far.copy_(near, non_blocking=True)], torch.cuda.synchronize)
-    *medians, copy = [statistics.median(times) for times in timed]
+    copies = [lambda: far.copy_(near, non_blocking=True), lambda: near.copy_(far, non_blocking=True)]
+    timed = samples([*calls, *copies], torch.cuda.synchronize)
+    *medians, copy, back = [statistics.median(times) for times in timed]
     return {
         "name": torch.cuda.get_device_name(device),
         "count": torch.cuda.device_count(),
         "capacity": torch.cuda.mem_get_info(device)[1],
         "from_host": COPIED / copy,
+        "to_host": COPIED / back,
         "kernels": {**reached([kernel.what() for kernel in of_gpu], medians), "straggle": 0.0},
     }
 

@@ -185,6 +185,14 @@ def test_fsdp2_resumes_in_another_process_under_another_policy_and_leaves_no_byt
     assert run("offload_fsdp.py", disk, card, 0.2, 20, 50, disk / "checkpoint") == "equal"
 
 
+@vectors
+def test_every_policy_places_what_fsdp2_shards(disk: Path, scratch: Path) -> None:  # noqa: F811
+    card = scratch / "card"
+    with card.open("wb") as file:
+        file.truncate(8 << 20)
+    assert run("offload_policies.py", disk, card) == "equal"
+
+
 # ---------------------------------------------------------------------------------------------------------- DeepSpeed
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -174,6 +175,34 @@ def test_offloaded_steps_equal_those_of_the_command() -> None:
     ]:
         with pytest.raises(polder.ArgumentError, match=expected):
             plan.offload("mistral-nemo-12b", "finetuning-b", context=4096, **wrong)
+
+
+def test_the_step_of_a_live_module_is_that_of_its_configuration(tmp_path: Path) -> None:
+    class Config:
+        shape: ClassVar = {
+            "model_type": "llama",
+            "hidden_size": 512,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "vocab_size": 1000,
+            "max_position_embeddings": 4096,
+        }
+
+        def to_json_string(self, use_diff: bool = True) -> str:
+            # As in transformers: by default what has its default is left out.
+            return json.dumps({"model_type": "llama"} if use_diff else self.shape)
+
+    class Live:
+        config = Config()
+
+    (tmp_path / "config.json").write_text(json.dumps(Config.shape))
+    live, read = (plan.offload(it, "finetuning-a", context=1024) for it in (Live(), str(tmp_path / "config.json")))
+    assert live["total_s"] == read["total_s"] and np.array_equal(live["placed_bytes"], read["placed_bytes"])
+    with pytest.raises(
+        polder.ArgumentError, match=r"expected a name, a path or a module of transformers, found builtins"
+    ):
+        plan.offload(3, "finetuning-a", context=1024)
 
 
 def test_a_table_equals_single_predictions() -> None:

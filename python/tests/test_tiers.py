@@ -1,5 +1,6 @@
 """Tensors over ranges that are bound and mapped by tier: where their bytes lie, and that they go back with it."""
 
+import contextlib
 import gc
 import json
 import subprocess
@@ -13,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from polder import _core, offload  # noqa: E402
-from polder.errors import ArgumentError, PlacementWarning, TierError, TierFullError  # noqa: E402
-from polder.offload import check, ranges  # noqa: E402
+from polder.errors import ArgumentError, PlacementError, PlacementWarning, TierError, TierFullError  # noqa: E402
+from polder.offload import check, ranges, sizes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 PAGE = 4096
@@ -182,9 +183,12 @@ class Net(torch.nn.Module):
         return self.outside(torch.tanh(self.inside(x)) ** 2).square().mean()
 
 
-@pytest.mark.skipif(
+vectors = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="torch computes without vectors here"
 )
+
+
+@vectors
 def test_states_and_activations_striped_over_memory_a_node_a_card_and_two_folders_train_the_same_bits(
     scratch: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -238,11 +242,76 @@ def test_states_and_activations_striped_over_memory_a_node_a_card_and_two_folder
         file.truncate(PAGE)
     with pytest.raises(TierError, match="something has unbound or truncated it"):
         optimizer.step()
+    with pytest.raises(TierError, match="something has unbound or truncated it"), placed.activations():
+        model(inputs)
     with card.open("r+b") as file:
         file.truncate(32 << 20)
     placed.close()
     for folder in folders:
         folder.rmdir()
+
+
+class Looked(Net):
+    """A net with a table that is trained and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.linspace(-1, 1, 256 * 256).view(256, 256))
+        self.fixed = torch.linspace(1, 2, 256 * 256).view(256, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x @ (self.table * self.fixed))
+
+
+@vectors
+def test_tensors_that_a_program_names_are_placed_as_other_objects(scratch: Path) -> None:
+    card = scratch / "card"
+    card.write_bytes(bytes(4 << 20))
+    models = []
+    inputs = torch.linspace(-1, 1, 32 * 256).view(32, 256)
+    for is_placed in (False, True):
+        torch.manual_seed(5)
+        model = Looked()
+        models.append(model)
+        optimizer = (offload.AdamW if is_placed else torch.optim.AdamW)(model.parameters(), lr=1e-2, fused=True)
+        if is_placed:
+            tiers = [
+                offload.Tier("dram", "1 GiB", 2e10, 2e10),
+                offload.Tier("card", "2 MiB", 1e10, 1e10, device=card),
+                offload.Tier("disk", "1 GiB", 1e9, 1e9, scratch),
+            ]
+            given = {"tensors": {"trained": model.table, "fixed": model.fixed}, "activations": 1 << 20}
+            with pytest.raises(PlacementError, match="fixed: expected none of it in disk; it can lie in dram, card"):
+                offload.place(model, optimizer, {"fixed": [0, 0, 1]}, tiers=tiers, **given)
+            policy = {"trained": [0.25, 0.75], "fixed": [0, 1]}
+            placed = offload.place(model, optimizer, policy, tiers=tiers[:2], **given)
+        for step in range(10):
+            optimizer.zero_grad()
+            with placed.activations() if is_placed else contextlib.nullcontext():
+                loss = model(inputs + step)
+            loss.backward()
+            optimizer.step()
+    for ours, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    rows = {(row.object, row.tier): row for row in placed.rows()}
+    nbytes = 4 * 256 * 256
+    assert (rows["trained", "card"].bytes, rows["fixed", "card"].bytes) == (nbytes * 3 // 4, nbytes)
+    assert rows["trained", "card"].word == f"kernel: {card}"
+    assert rows["weights", "dram"].bytes == sum(it.nbytes for it in models[0].parameters()) - nbytes
+    assert placed.holds(model.table) and placed.holds(model.fixed)
+    # A policy counts them: both links work while the table is read.
+    best = offload.place(model, optimizer, "optimal", tiers=tiers[:2], tensors={"trained": model.table})
+    assert 0 < best.fractions["trained"][1] < 1 and best.links["FWD"][1] > 0
+    with pytest.raises(ArgumentError, match="'weights' is an object of every step"):
+        offload.place(model, optimizer, tiers=tiers[:1], tensors={"weights": model.table})
+    with pytest.raises(ArgumentError, match=r"'turned': expected a contiguous tensor on a CPU, found Tensor of shape"):
+        offload.place(model, optimizer, tiers=tiers[:1], tensors={"turned": model.fixed[1:].t()})
+    best.close()
+    assert not best.holds(model.table)
+    # What the placement before has named stays where it is until that is closed too.
+    assert placed.holds(model.fixed)
+    placed.close()
+    assert not placed.holds(model.fixed) and torch.equal(model.fixed, models[0].fixed)
 
 
 def test_states_that_do_not_fit_a_tier_lie_in_memory_and_one_warning_names_them(card: Path) -> None:
@@ -277,6 +346,10 @@ def test_a_range_is_registered_with_cuda_before_it_is_used_and_given_back_before
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "cudart", Cuda)
     monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+    # Of two GPUs this process uses the second, whose copies may still be under way when a tensor is dropped.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda device: device == 1, raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(("wait", device, 0)))
     kept = ranges.memory(3 * PAGE + 1, offload.Tier("near", 1 << 20, 1, 1, node=0))
     tensor = ranges.tensor(kept, (3, 1024), torch.float32)
     address = kept.address
@@ -284,7 +357,7 @@ def test_a_range_is_registered_with_cuda_before_it_is_used_and_given_back_before
     del kept
     assert len(calls) == 1 and tensor.shape == (3, 1024)
     del tensor
-    assert calls[1:] == [("release", address, 1)]
+    assert calls[1:] == [("wait", 1, 0), ("release", address, 1)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: registration with CUDA needs one")
@@ -365,6 +438,16 @@ def test_sizes_are_printed_as_asked_for_and_as_they_are() -> None:
     assert [row["range"] for row in rows] == [9 << 20, (5 << 20) + PAGE]
     if not torch.cuda.is_available():
         assert [row["torch_pinned"] for row in rows] == [16 << 20, 8 << 20]
+        assert {row["pinned"] for row in rows} == {"computed: no GPU here"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: torch pins memory through the driver of one")
+def test_pinned_sizes_are_measured_where_there_is_a_gpu_and_are_those_that_were_computed() -> None:
+    for nbytes in (5 << 20, 129 << 20):
+        found = sizes.line(nbytes)
+        assert found["pinned"] == "measured"
+        pinned = [found["torch_pinned"], found["torch_pinned_above_128_mb"]]
+        assert pinned == [sizes.rounded(nbytes, None), sizes.rounded(nbytes, 128)]
 
 
 def test_the_command_passes_everything_after_the_script_to_it(tmp_path: Path) -> None:

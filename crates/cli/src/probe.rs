@@ -20,9 +20,9 @@ use polder_mem::{
 };
 use polder_platform::{
     Accelerator, Attach, AttachKind, Bandwidth, BuiltTier, Bytes, Compute, Curve, Disk, Efficiency, Exchange,
-    Fabric, Fitted, FittedTier, FlopRate, Host, Link, LocalTier, MemoryTier, Packet, Platform, Quantity,
-    Rack, Reached, Reduction, Server, Sharing, Software, Switch, ThreadRates, Time, Topology, TransferRate,
-    Unit,
+    Fabric, Fitted, FittedTier, FlopRate, Host, Link, LocalTier, MemoryTier, OffloadRates, Packet, Platform,
+    Quantity, Rack, Reached, ReachedRates, Reduction, Server, Sharing, Software, Switch, ThreadRates, Time,
+    Topology, TransferRate, Unit,
 };
 
 use serde::Deserialize;
@@ -310,6 +310,8 @@ struct Gpu {
     capacity: f64,
     /// Bytes a second of copies from the host.
     from_host: f64,
+    /// And of copies to it.
+    to_host: f64,
     kernels: Kernels,
 }
 
@@ -383,6 +385,8 @@ fn on_gpu(gpu: &Gpu, sharing: &Sharing, tiers: &BTreeMap<String, BuiltTier>) -> 
     // How long a load of its own takes is not measured, and no part of a step.
     let memory = (gpu.capacity, Time::new(0.0));
     let compute = |peak| Compute { bf16: Some(peak), fp8: None, fp32: None };
+    let [read, write] = [gpu.from_host, gpu.to_host].map(|rate| Some(Bandwidth::new(rate)));
+    let copies = ReachedRates { step: None, read, write };
     Ok(Rack {
         accelerators: 1,
         accelerator: accelerator(name, &gpu.kernels, memory, compute)?,
@@ -397,7 +401,10 @@ fn on_gpu(gpu: &Gpu, sharing: &Sharing, tiers: &BTreeMap<String, BuiltTier>) -> 
                 accelerators: 1,
             },
             tiers: tiers.clone(),
-            offload: None,
+            offload: Some(OffloadRates {
+                tiers: [("host".to_owned(), copies)].into(),
+                ..OffloadRates::default()
+            }),
         },
     })
 }
@@ -590,7 +597,7 @@ mod tests {
     /// What Python prints where there are GPUs.
     fn measured() -> Library {
         let gpu = format!(
-            r#"{{"name": "a GPU", "count": 2, "capacity": 8e10, "from_host": 5e10, "kernels": {KERNELS}}}"#
+            r#"{{"name": "a GPU", "count": 2, "capacity": 8e10, "from_host": 5e10, "to_host": 4e10, "kernels": {KERNELS}}}"#
         );
         serde_json::from_str(&format!(r#"{{"library": "torch", "core": {KERNELS}, "gpu": {gpu}}}"#)).unwrap()
     }
@@ -644,6 +651,8 @@ mod tests {
         );
         assert_eq!(loaded.rack["gpu"].accelerator.compute.bf16.unwrap().value(), 6e14);
         assert_eq!(loaded.rack["gpu"].host.attach.bandwidth.value(), 5e10);
+        let copies = loaded.rack["gpu"].host.offload.as_ref().unwrap().tiers["host"];
+        assert_eq!([copies.read, copies.write].map(|it| it.unwrap().value()), [5e10, 4e10]);
         assert_eq!(loaded.rack["here"].accelerator.compute.fp32.unwrap().value(), 6e14);
     }
 

@@ -19,7 +19,7 @@
 //! };
 //! let problem = Problem {
 //!     tiers: vec![tier("dram", 8e9, 40e9, 40e9), tier("card", 64e9, 10e9, 10e9)],
-//!     objects: vec![Object { name: "states".into(), kind: Kind::Momentum, bytes: Bytes::new(6e9), only: None }],
+//!     objects: vec![Object { name: "states".into(), kind: Kind::Momentum, bytes: Bytes::new(6e9), only: vec![] }],
 //!     phases: vec![Phase {
 //!         name: "STEP".into(),
 //!         by_device: false,

@@ -6,23 +6,27 @@
 //! - each link's seconds in a phase are at most t, and t is at least what the phase takes anyway;
 //! - with computation of c seconds, of which a part o runs beside transfers, t is at least c + (1 - o) link and link + (1 - o) c.
 
+use std::collections::BTreeSet;
+
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem as Program, Variable};
 use polder_platform::Bytes;
 
 use crate::policy::whole;
-use crate::problem::{PlaceError, Placement, Problem};
+use crate::problem::{Object, PlaceError, Placement, Problem};
 
 /// What a whole object counts in the program. The solver keeps to each constraint within 1e-7, whatever its size: against this
 /// it is what rounding leaves, where against 1 a full tier would hold thousands of bytes too many.
 const WHOLE: f64 = 1e4;
 
 pub(crate) fn place(problem: &Problem) -> Result<Placement, PlaceError> {
-    let stays = |tier: usize| -> f64 {
-        problem.objects.iter().filter(|it| it.only == Some(tier)).map(|it| it.bytes.value()).sum()
-    };
-    for (index, tier) in problem.tiers.iter().enumerate() {
-        if stays(index) > tier.capacity.value() {
-            let (bytes, tier, capacity) = (Bytes::new(stays(index)), tier.name.clone(), tier.capacity);
+    for set in confining(problem) {
+        let stays = |it: &&Object| !it.only.is_empty() && it.only.iter().all(|tier| set.contains(tier));
+        let bytes: f64 = problem.objects.iter().filter(stays).map(|it| it.bytes.value()).sum();
+        let tiers = set.iter().map(|it| &problem.tiers[*it]);
+        let capacity: f64 = tiers.clone().map(|it| it.capacity.value()).sum();
+        if bytes > capacity {
+            let tier = tiers.map(|it| it.name.as_str()).collect::<Vec<_>>().join(" and ");
+            let (capacity, bytes) = (Bytes::new(capacity), Bytes::new(bytes));
             return Err(PlaceError::TooSmall { tier, capacity, bytes });
         }
     }
@@ -30,6 +34,21 @@ pub(crate) fn place(problem: &Problem) -> Result<Placement, PlaceError> {
     // Of equally good placements the one whose links carry least: the first program says nothing of links that wait.
     let sum = problem.seconds(&best).iter().sum();
     Ok(solve(problem, Some(sum)).unwrap_or(best))
+}
+
+/// Sets of tiers that objects cannot leave, and all unions of such sets.
+fn confining(problem: &Problem) -> Vec<BTreeSet<usize>> {
+    let mut sets: Vec<BTreeSet<usize>> = vec![];
+    for object in problem.objects.iter().filter(|it| !it.only.is_empty()) {
+        let only: BTreeSet<usize> = object.only.iter().copied().collect();
+        let unions: Vec<_> = sets.iter().map(|set| set | &only).chain([only.clone()]).collect();
+        for set in unions {
+            if !sets.contains(&set) {
+                sets.push(set);
+            }
+        }
+    }
+    sets
 }
 
 /// Solves for the least sum of the phases' seconds, or for the least sum of all links' seconds with the phases' at most `most`.
@@ -40,10 +59,9 @@ fn solve(problem: &Problem, most: Option<f64>) -> Result<Placement, PlaceError> 
     let bytes = problem.objects.iter().map(|it| it.bytes.value()).fold(1.0, f64::max);
     let seconds = time_unit(problem);
     let mut program = Program::new(OptimizationDirection::Minimize);
-    let fraction = |object: usize, tier: usize| match problem.objects[object].only {
-        Some(only) if only == tier => (WHOLE, WHOLE),
-        Some(_) => (0.0, 0.0),
-        None => (0.0, WHOLE),
+    let fraction = |object: usize, tier: usize| match &problem.objects[object] {
+        it if it.only == [tier] => (WHOLE, WHOLE),
+        it => (0.0, if it.can_lie_in(tier) { WHOLE } else { 0.0 }),
     };
     let cost = |object: usize, tier: usize| match most {
         Some(_) => problem.passes_of(object, tier) / seconds,

@@ -68,13 +68,13 @@ impl Problem {
         if objects > capacity && policy != Policy::Dram {
             return Err(PlaceError::NoRoom { objects: Bytes::new(objects), capacity: Bytes::new(capacity) });
         }
+        let mut order: Vec<usize> = (0..self.objects.len()).collect();
         let placement = match policy {
-            Policy::Dram => self.in_order(&[], first),
-            Policy::Interleave => self.in_order(&[], spread),
+            Policy::Dram => self.in_order(order, first),
+            Policy::Interleave => self.in_order(order, spread),
             Policy::Paper => {
-                let mut order: Vec<usize> = (0..self.objects.len()).collect();
                 order.sort_by_key(|object| self.objects[*object].kind);
-                self.in_order(&order, greedy)
+                self.in_order(order, greedy)
             }
             Policy::Optimal => optimal::place(self)?,
         };
@@ -86,25 +86,26 @@ impl Problem {
         self.tiers.iter().map(|tier| tier.capacity.value()).sum()
     }
 
-    /// Places one object after the other, those first that have to lie in one tier. `share` says how many bytes of an
-    /// object go into each tier, given what room is left.
-    fn in_order(&self, order: &[usize], share: impl Fn(f64, &[f64]) -> Vec<f64>) -> Placement {
-        let natural: Vec<usize> = (0..self.objects.len()).collect();
-        let order = if order.is_empty() { &natural } else { order };
+    /// Places one object after the other, those first that can lie in the fewest tiers. `share` says how many bytes of an
+    /// object go into each tier that it can lie in, given what room is left there.
+    fn in_order(&self, mut order: Vec<usize>, share: impl Fn(f64, &[f64]) -> Vec<f64>) -> Placement {
         let mut rooms: Vec<f64> = self.tiers.iter().map(|tier| tier.capacity.value()).collect();
         let mut fractions = vec![vec![0.0; self.tiers.len()]; self.objects.len()];
-        let (fixed, free): (Vec<usize>, Vec<usize>) =
-            order.iter().partition(|it| self.objects[**it].only.is_some());
-        for object in fixed.into_iter().chain(free) {
+        let open =
+            |object: usize| (0..self.tiers.len()).filter(move |it| self.objects[object].can_lie_in(*it));
+        order.sort_by_key(|it| open(*it).count());
+        for object in order {
             let bytes = self.objects[object].bytes.value();
-            let shares = match self.objects[object].only {
-                Some(only) => (0..rooms.len()).map(|tier| if tier == only { bytes } else { 0.0 }).collect(),
-                None => share(bytes, &rooms),
+            let mut shares = match open(object).map(|it| rooms[it]).collect::<Vec<_>>()[..] {
+                [_] => vec![bytes],
+                ref rooms => share(bytes, rooms),
             };
-            for (tier, share) in shares.iter().enumerate() {
+            // What finds no room makes the first tier too small, which the check says.
+            shares[0] += (bytes - shares.iter().sum::<f64>()).max(0.0);
+            for (index, (tier, share)) in open(object).zip(shares).enumerate() {
                 rooms[tier] = (rooms[tier] - share).max(0.0);
                 // An object of no bytes lies anywhere.
-                fractions[object][tier] = if bytes > 0.0 { share / bytes } else { f64::from(tier == 0) };
+                fractions[object][tier] = if bytes > 0.0 { share / bytes } else { f64::from(index == 0) };
             }
         }
         Placement { fractions: fractions.into_iter().map(|row| whole(&row)).collect() }

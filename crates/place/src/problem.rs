@@ -63,9 +63,15 @@ pub struct Object {
     pub kind: Kind,
     /// How large it is.
     pub bytes: Bytes,
-    /// The one tier that it can lie in, by its place; any of them when absent.
+    /// The tiers that it can lie in, by their places; any of them when there is none.
     #[serde(default)]
-    pub only: Option<usize>,
+    pub only: Vec<usize>,
+}
+
+impl Object {
+    pub(crate) fn can_lie_in(&self, tier: usize) -> bool {
+        self.only.is_empty() || self.only.contains(&tier)
+    }
 }
 
 /// What a phase moves of an object.
@@ -216,7 +222,7 @@ impl Problem {
             }
         }
         for object in &self.objects {
-            if object.only.is_some_and(|only| only >= self.tiers.len()) {
+            if object.only.iter().any(|only| *only >= self.tiers.len()) {
                 return wrong(object.name.clone(), format!("expected one of {} tiers", self.tiers.len()));
             }
         }
@@ -283,11 +289,14 @@ impl Problem {
             if (sum - 1.0).abs() > SLACK * fractions.len() as f64 {
                 return wrong(format!("expected fractions that add up to 1, found {sum}"));
             }
-            if let Some(only) = object.only.filter(|only| fractions[*only] < 1.0 - SLACK) {
-                return wrong(format!(
-                    "expected all of it in {}, where it has to stay",
-                    self.tiers[only].name
-                ));
+            let astray = |tier: &usize| !object.can_lie_in(*tier) && fractions[*tier] > SLACK;
+            if let Some(tier) = (0..fractions.len()).find(astray) {
+                let names: Vec<_> = object.only.iter().map(|it| self.tiers[*it].name.as_str()).collect();
+                let found = &self.tiers[tier].name;
+                return wrong(match names[..] {
+                    [one] => format!("expected all of it in {one}, where it has to stay"),
+                    _ => format!("expected none of it in {found}; it can lie in {}", names.join(", ")),
+                });
             }
         }
         for (index, tier) in self.tiers.iter().enumerate() {

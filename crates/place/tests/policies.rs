@@ -48,7 +48,13 @@ fn problems() -> impl Strategy<Value = Problem> {
         (0.0..2.0, 0.0..=1.0).prop_map(|(seconds, overlap)| Computing { seconds, overlap }),
     ];
     let phases = proptest::collection::vec((any::<bool>(), 0.0..2.0, computing, passes), 1..4);
-    (tiers(), objects, phases, any::<bool>()).prop_map(|(tiers, objects, phases, first_stays)| {
+    (tiers(), objects, phases, 0..4_usize).prop_map(|(tiers, objects, phases, stays)| {
+        // The first object lies in any tier, in one, or in all but the last.
+        let stays = match stays {
+            0 | 1 => vec![],
+            2 => vec![0],
+            _ => (0..tiers.len() - 1).collect(),
+        };
         let objects: Vec<_> = objects
             .into_iter()
             .enumerate()
@@ -56,7 +62,7 @@ fn problems() -> impl Strategy<Value = Problem> {
                 name: format!("object{index}"),
                 kind: KINDS[kind],
                 bytes: Bytes::new(bytes * 1e9),
-                only: (first_stays && index == 0).then_some(0),
+                only: if index == 0 { stays.clone() } else { vec![] },
             })
             .collect();
         let phases = phases
@@ -100,12 +106,10 @@ proptest! {
         rows in proptest::collection::vec(proptest::collection::vec(0.0_f64..1.0, 5), 9),
     ) {
         let fractions = problem.objects.iter().zip(&rows).map(|(object, row)| {
-            let row = &row[..problem.tiers.len()];
-            let sum: f64 = row.iter().sum();
-            match object.only {
-                Some(only) => (0..row.len()).map(|tier| f64::from(u8::from(tier == only))).collect(),
-                None => row.iter().map(|it| it / sum).collect::<Vec<f64>>(),
-            }
+            let open = |tier: &usize| object.only.is_empty() || object.only.contains(tier);
+            let row = (0..problem.tiers.len()).map(|tier| if open(&tier) { row[tier] } else { 0.0 });
+            let sum: f64 = row.clone().sum();
+            row.map(|it| it / sum).collect::<Vec<f64>>()
         });
         let other = Placement { fractions: fractions.collect() };
         if problem.check_placement(&other).is_ok() {
@@ -145,7 +149,7 @@ fn problem(dram: f64, card: f64, objects: &[(&str, f64)]) -> Problem {
             name: (*name).into(),
             kind: Kind::Other,
             bytes: Bytes::new(*bytes),
-            only: None,
+            only: vec![],
         })
         .collect();
     let moved = (0..objects.len()).map(|object| Moved { object, read: 1.0, write: 1.0 }).collect();
@@ -174,13 +178,33 @@ fn what_does_not_fit_is_said_in_one_line() {
         "tier dram of 1 GB cannot hold 3 GB: it is 2 GB too small; enlarge it, or place less there"
     );
     let mut kept = problem(1e9, 9e9, &[("weights", 3e9)]);
-    kept.objects[0].only = Some(0);
+    kept.objects[0].only = vec![0];
     assert!(
         kept.place(Policy::Optimal)
             .unwrap_err()
             .to_string()
             .starts_with("tier dram of 1 GB cannot hold 3 GB")
     );
+}
+
+#[test]
+fn what_cannot_lie_in_every_tier_has_its_room_first() {
+    let mut three = problem(2e9, 2e9, &[("states", 2e9), ("weights", 3e9)]);
+    let far = Tier { name: "disk".into(), capacity: Bytes::new(9e9), ..three.tiers[1].clone() };
+    three.tiers.push(far);
+    three.objects[1].only = vec![0, 1];
+    for policy in [Policy::Interleave, Policy::Paper, Policy::Optimal] {
+        let placed = three.place(policy).unwrap().fractions;
+        assert!(placed[1][2] == 0.0 && placed[0][2] > 0.0, "{policy}: {placed:?}");
+    }
+    let astray = Placement { fractions: vec![vec![1.0, 0.0, 0.0], vec![0.0, 0.5, 0.5]] };
+    assert_eq!(
+        three.check_placement(&astray).unwrap_err().to_string(),
+        "weights: expected none of it in disk; it can lie in dram, card"
+    );
+    three.objects[1].bytes = Bytes::new(5e9);
+    let said = three.place(Policy::Optimal).unwrap_err().to_string();
+    assert!(said.starts_with("tier dram and card of 4 GB cannot hold 5 GB"), "{said}");
 }
 
 #[test]

@@ -87,7 +87,7 @@ pub(crate) fn offload_tiers(platform: &str, threads: Option<u32>) -> PyResult<Ve
     Ok(std::iter::once(dram).chain(near).chain(disks).collect())
 }
 
-/// Elements of both moments that go to or from a disk together.
+/// Elements whose moments go to or from a disk together.
 const TOGETHER: usize = TRANSFER_BYTES / 8;
 /// Transfers that are under way at most, and so the memory that stages them.
 const STAGED: usize = 6;
@@ -97,8 +97,10 @@ const STAGED: usize = 6;
 pub(crate) struct States(Mutex<Moments>);
 
 struct Moments {
-    /// Means and squares of what is in memory, each in one range.
+    /// Means and squares of what is in memory, each in one range; of Lion there are no squares.
     memory: [Pages; 2],
+    /// How many moments there are, 1 or 2.
+    count: usize,
     /// Where each stripe of it begins, and how many elements it has.
     stripes: Vec<(usize, usize)>,
     in_memory: usize,
@@ -122,19 +124,24 @@ type Tensor = (usize, usize, usize, usize, Settings, f64);
 #[pymethods]
 impl States {
     /// `kept` lists elements in memory with the node or device of each, `files` elements on disks with the folder of each.
+    /// `moments` is how many there are of an element, 1 or 2.
     #[new]
-    #[pyo3(signature = (kept, files=vec![]))]
+    #[pyo3(signature = (kept, files=vec![], moments=2))]
     fn new(
         py: Python<'_>,
         kept: Vec<(usize, Option<Place>)>,
         files: Vec<(usize, PathBuf)>,
+        moments: usize,
     ) -> PyResult<Self> {
+        if !(1..=2).contains(&moments) {
+            return Err(argument(format!("expected 1 or 2 moments, found {moments}")));
+        }
         let sizes =
             kept.iter().map(|(elements, _)| *elements).chain(files.iter().map(|(elements, _)| *elements));
         if sizes.clone().any(|elements| !elements.is_multiple_of(PAGE / 4)) {
             return Err(argument(format!("states are placed in whole pages of {} elements", PAGE / 4)));
         }
-        py.detach(|| Moments::new(&kept, files)).map(|it| Self(Mutex::new(it))).map_err(of_tier)
+        py.detach(|| Moments::new(&kept, files, moments)).map(|it| Self(Mutex::new(it))).map_err(of_tier)
     }
 
     /// Steps the optimizer over every tensor; they stand in the order of where they begin. Gradients are divided by
@@ -176,7 +183,8 @@ impl States {
 
     /// Bytes in each place of memory, as the kernel says.
     fn r#where(&self) -> PyResult<Vec<(String, usize)>> {
-        located(&self.lock().memory).map_err(of_tier)
+        let moments = self.lock();
+        located(moments.memory.iter().take(moments.count)).map_err(of_tier)
     }
 
     /// Why stripes lie in memory of the kernel's choice: their tiers had no room.
@@ -201,11 +209,13 @@ impl States {
         elements: usize,
         is_load: bool,
     ) -> PyResult<()> {
+        let squares = if self.lock().count == 2 { elements } else { 0 };
         // SAFETY: the front passes tensors of as many elements, which it holds for the length of the call.
-        let [mean, square] = unsafe { [slice(mean, elements)?, slice(square, elements)?] };
+        let [mean, square] = unsafe { [slice(mean, elements)?, slice(square, squares)?] };
         py.detach(|| {
             self.lock().pass(begin, elements, is_load, |at, kept_mean, kept_square| {
-                for (kept, theirs) in [(kept_mean, &mut *mean), (kept_square, &mut *square)] {
+                let both = [(kept_mean, &mut *mean), (kept_square, &mut *square)];
+                for (kept, theirs) in both.into_iter().filter(|(kept, _)| !kept.is_empty()) {
                     let theirs = &mut theirs[at..at + kept.len()];
                     if is_load { kept.copy_from_slice(theirs) } else { theirs.copy_from_slice(kept) }
                 }
@@ -238,8 +248,8 @@ fn work_of<'a>(
         let [parameters, gradients] = unsafe {
             [slice(parameters + 4 * (from - at), to - from)?, slice(gradients + 4 * (from - at), to - from)?]
         };
-        let (mean, square) =
-            (behind(&mut mean, from - done, to - from), behind(&mut square, from - done, to - from));
+        let skipped = from - done;
+        let (mean, square) = (behind(&mut mean, skipped, to - from), behind(&mut square, skipped, to - from));
         done = to;
         let piece = Piece { parameters, gradients: Gradients::F32(gradients), mean, square, copy: None };
         work.push(Work { update: update_of(settings, *number)?, piece, stripe });
@@ -247,24 +257,33 @@ fn work_of<'a>(
     Ok(work)
 }
 
-/// Takes `count` elements that begin after `skipped` out of a slice, and leaves what comes after them.
+/// Takes `count` elements that begin after `skipped` out of a slice, and leaves what comes after them. Of squares that there are
+/// not it takes none.
 fn behind<'a>(slice: &mut &'a mut [f32], skipped: usize, count: usize) -> &'a mut [f32] {
+    if slice.is_empty() {
+        return &mut [];
+    }
     let (taken, rest) = std::mem::take(slice)[skipped..].split_at_mut(count);
     *slice = rest;
     taken
 }
 
 impl Moments {
-    fn new(kept: &[(usize, Option<Place>)], files: Vec<(usize, PathBuf)>) -> Result<Self, TierError> {
+    fn new(
+        kept: &[(usize, Option<Place>)],
+        files: Vec<(usize, PathBuf)>,
+        count: usize,
+    ) -> Result<Self, TierError> {
         let (mut stripes, mut in_memory) = (vec![], 0);
         for (elements, _) in kept {
             stripes.push((in_memory, *elements));
             in_memory += elements;
         }
-        let mut memory = [Pages::new(4 * in_memory)?, Pages::new(4 * in_memory)?];
+        let squares = if count == 2 { in_memory } else { 0 };
+        let mut memory = [Pages::new(4 * in_memory)?, Pages::new(4 * squares)?];
         let mut missed = vec![];
         for ((begin, elements), (_, place)) in stripes.iter().zip(kept) {
-            for pages in memory.iter_mut().filter(|_| *elements > 0) {
+            for pages in memory.iter_mut().take(count).filter(|_| *elements > 0) {
                 match place.as_ref().map_or(Ok(()), |it| it.put(pages, 4 * begin, 4 * elements)) {
                     // What does not fit stays where the kernel puts it.
                     Err(error) if error.is_full() => missed.push(error.to_string()),
@@ -274,13 +293,13 @@ impl Moments {
         }
         let (mut disks, mut on_disk) = (vec![], 0);
         for (elements, folder) in files.into_iter().filter(|(elements, _)| *elements > 0) {
-            let file = TierFile::create(&folder, 8 * elements as u64)?;
+            let file = TierFile::create(&folder, (4 * count * elements) as u64)?;
             disks.push(Disk { begin: on_disk, elements, file });
             on_disk += elements;
         }
         let buffers = if on_disk > 0 { STAGED } else { 0 };
         let staging = (0..buffers).map(|_| Buffer::new(TRANSFER_BYTES)).collect::<Result<_, _>>()?;
-        Ok(Self { memory, stripes, in_memory, on_disk, disks, staging, missed })
+        Ok(Self { memory, count, stripes, in_memory, on_disk, disks, staging, missed })
     }
 
     fn step(&mut self, tensors: &[Tensor], factor: Factor, threads: usize) -> PyResult<()> {
@@ -294,9 +313,7 @@ impl Moments {
         if self.disks.is_empty() {
             self.check()?;
             // All at once, so that threads work on every tier all the time.
-            let [mean, square] = &mut self.memory;
-            let (mut mean, mut square) =
-                (elements_of(mean, 0, self.in_memory), elements_of(square, 0, self.in_memory));
+            let (mut mean, mut square) = kept_moments(&mut self.memory, self.count, 0, self.in_memory);
             let mut work = vec![];
             for (stripe, (begin, elements)) in self.stripes.iter().enumerate() {
                 let (mean, square) = (behind(&mut mean, 0, *elements), behind(&mut square, 0, *elements));
@@ -333,7 +350,8 @@ impl Moments {
         }
         self.each(begin, begin + elements, write, |at, mean, square| {
             let (from, to) = (at.max(begin), (at + mean.len()).min(begin + elements));
-            f(from - begin, &mut mean[from - at..to - at], &mut square[from - at..to - at]);
+            let mut square = square;
+            f(from - begin, &mut mean[from - at..to - at], behind(&mut square, from - at, to - from));
         })
     }
 
@@ -347,7 +365,8 @@ impl Moments {
         mut f: impl FnMut(usize, &mut [f32], &mut [f32]),
     ) -> PyResult<()> {
         self.check()?;
-        let first = self.in_memory;
+        // Bytes of an element on a disk.
+        let (first, width) = (self.in_memory, 4 * self.count);
         let mut kept: VecDeque<(usize, usize)> = self
             .stripes
             .iter()
@@ -366,7 +385,8 @@ impl Moments {
                 let Some(buffer) = self.staging.pop() else { break };
                 far.pop_front();
                 let Disk { begin, file, .. } = &self.disks[index];
-                let transfer = file.read(8 * (at - begin) as u64, 8 * count, buffer).map_err(of_tier)?;
+                let transfer =
+                    file.read((width * (at - begin)) as u64, width * count, buffer).map_err(of_tier)?;
                 reading.push_back((index, at, count, transfer));
             }
             if ready.is_none()
@@ -383,18 +403,18 @@ impl Moments {
                 }
             }
             if let Some((index, at, count, mut buffer)) = ready.take() {
-                let (mean, square) = halves(&mut buffer[..8 * count]);
+                let (mean, square) = floats(&mut buffer[..width * count]).split_at_mut(count);
                 f(first + at, mean, square);
                 if write {
                     let Disk { begin, file, .. } = &self.disks[index];
-                    let transfer = file.write(8 * (at - begin) as u64, 8 * count, buffer);
+                    let transfer = file.write((width * (at - begin)) as u64, width * count, buffer);
                     writing.push_back(transfer.map_err(of_tier)?);
                 } else {
                     self.staging.push(buffer);
                 }
             } else if let Some((at, count)) = kept.pop_front() {
-                let [mean, square] = &mut self.memory;
-                f(at, elements_of(mean, at, count), elements_of(square, at, count));
+                let (mean, square) = kept_moments(&mut self.memory, self.count, at, count);
+                f(at, mean, square);
             } else if reading.is_empty() && far.is_empty() {
                 break;
             }
@@ -438,6 +458,18 @@ fn in_turn(disks: &[Disk]) -> Vec<(usize, usize, usize)> {
     all.into_iter().map(|(_, piece)| piece).collect()
 }
 
+/// Means and squares of elements in memory; of one moment no squares.
+fn kept_moments(
+    memory: &mut [Pages; 2],
+    moments: usize,
+    at: usize,
+    count: usize,
+) -> (&mut [f32], &mut [f32]) {
+    let [mean, square] = memory;
+    let square = if moments == 2 { elements_of(square, at, count) } else { &mut [] };
+    (elements_of(mean, at, count), square)
+}
+
 /// Elements of a range of numbers.
 fn elements_of(pages: &mut Pages, at: usize, count: usize) -> &mut [f32] {
     assert!(4 * (at + count) <= pages.bytes(), "elements inside the range");
@@ -451,12 +483,6 @@ fn floats(bytes: &mut [u8]) -> &mut [f32] {
     let (before, floats, after) = unsafe { bytes.align_to_mut::<f32>() };
     debug_assert!(before.is_empty() && after.is_empty());
     floats
-}
-
-/// The means and the squares of a piece as it lies on a disk.
-fn halves(bytes: &mut [u8]) -> (&mut [f32], &mut [f32]) {
-    let floats = floats(bytes);
-    floats.split_at_mut(floats.len() / 2)
 }
 
 /// Tensors that a forward pass saves for the backward pass, each cut over tiers. What goes to disks is under way while
@@ -498,6 +524,7 @@ struct SavedFile {
     most: u64,
 }
 
+#[derive(Default)]
 struct Slot {
     bytes: usize,
     memory: Vec<u8>,
@@ -635,28 +662,43 @@ impl Slots {
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<usize, TierError> {
+        let index = self.slots.len();
+        if self.live == 0 {
+            // A device that has gone is found before its memory is used in this step.
+            self.arenas.iter().try_for_each(|it| it.pages.check())?;
+        }
+        self.live += 1;
+        self.slots.push(Some(Slot { bytes: bytes.len(), ..Slot::default() }));
+        match self.fill(index, bytes) {
+            Ok(()) => Ok(index),
+            Err(error) => {
+                // Nobody gets its number, so nobody would give its room back.
+                self.free(index);
+                Err(error)
+            }
+        }
+    }
+
+    /// Copies a tensor into the places of its slot.
+    fn fill(&mut self, index: usize, bytes: &[u8]) -> Result<(), TierError> {
         let cut = self.cut(bytes.len());
         let (memory, mut rest) = bytes.split_at(cut[0]);
-        let index = self.slots.len();
+        let Some(Some(slot)) = self.slots.get_mut(index) else { return Ok(()) };
+        slot.memory = memory.to_vec();
         self.memory += memory.len();
         self.most_memory = self.most_memory.max(self.memory);
-        self.live += 1;
-        let mut near = vec![];
         for (number, arena) in self.arenas.iter_mut().enumerate() {
             let (part, after) = rest.split_at(cut[1 + number]);
             rest = after;
             let (size, used) = (arena.pages.bytes(), arena.used);
             if used + part.len() > size {
-                self.live -= 1;
-                self.memory -= memory.len();
                 return Err(TierError::Exhausted { bytes: part.len(), size });
             }
             arena.pages.copy_in(used, part);
-            near.push((number, used, part.len()));
+            slot.near.push((number, used, part.len()));
             arena.used += part.len().next_multiple_of(LINE_BYTES);
             arena.most = arena.most.max(arena.used);
         }
-        self.slots.push(Some(Slot { bytes: bytes.len(), memory: memory.to_vec(), near, parts: vec![] }));
         for file in 0..self.files.len() {
             let (far, after) = rest.split_at(cut[1 + self.arenas.len() + file]);
             rest = after;
@@ -674,7 +716,7 @@ impl Slots {
                 saved.most = saved.most.max(saved.used);
             }
         }
-        Ok(index)
+        Ok(())
     }
 
     /// A buffer for the next transfer: an idle one, a new one, or that of the oldest write.

@@ -90,7 +90,7 @@ impl Optimizer {
 }
 
 fn object(name: &str, kind: Kind, bytes: f64) -> Object {
-    Object { name: name.into(), kind, bytes: Bytes::new(bytes), only: None }
+    Object { name: name.into(), kind, bytes: Bytes::new(bytes), only: vec![] }
 }
 
 impl Offloaded {

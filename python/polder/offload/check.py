@@ -67,7 +67,8 @@ class _Kept:
     """A saved tensor, counted until the graph lets go of it."""
 
     def __init__(self, watch: "Watch", tensor: torch.Tensor) -> None:
-        self.watch, self.tensor = watch, tensor
+        # A result itself would keep the graph that it ends, and the graph keeps this.
+        self.watch, self.tensor = watch, tensor if tensor.is_leaf else tensor.detach()
         watch.count(tensor, 1)
 
     def __del__(self) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from polder import _core
 from polder.errors import ArgumentError
-from polder.offload.shards import local, mapped, whole
+from polder.offload.shards import Held, local, mapped, whole
 
 #: Elements in a page of 32-bit numbers: what is placed is cut there.
 PAGE = 1024
@@ -24,7 +24,7 @@ _Tensor = tuple[_Settings, float, tuple[int, int, int, int, int], int, bool]
 TRAFFIC: _Settings = ("traffic", 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-class _Fused(torch.optim.Optimizer):
+class Fused(torch.optim.Optimizer):
     """What `Adam`, `AdamW` and `Lion` have in common."""
 
     #: The kernel's name of the formula, and the states that it has.
@@ -90,15 +90,17 @@ class _Fused(torch.optim.Optimizer):
 
     def room(self, kept: Sequence[tuple[int, Any]], files: Sequence[tuple[int, str | Path]]) -> _core.States:
         """Room for states: elements in memory with their places, and elements in folders."""
-        return _core.States(kept, files)
+        return _core.States(kept, files, len(self._names))
+
+    def nbytes(self) -> int:
+        """Bytes of what is placed: 4 for each element of each moment."""
+        return 4 * len(self._names) * self.elements()
 
     def place(self, states: _core.States | None, folder: str | Path | None = None) -> None:
         """Keeps the states in ``states`` from now on, or in memory of torch again; those that there are move.
 
         Copies for a state dict lie in files of ``folder``, so that memory does not have to hold all of them.
         """
-        if states is not None and self._names != _MOMENTS:
-            raise ArgumentError(f"place: {self._name()} has states that cannot be placed; use polder.offload.AdamW")
         between = None if states is None else self._folder
         # ZeRO-3 lists a parameter only while it steps.
         parameters = self.parameters() or list(self._begin)
@@ -110,8 +112,8 @@ class _Fused(torch.optim.Optimizer):
             if states is not None:
                 self._begin[parameter] = begin
             begin += _up(local(parameter).numel(), _ALIGNED)
-        for parameter, (mean, square) in kept.items():
-            self._put(parameter, mean, square)
+        for parameter, moments in kept.items():
+            self._put(parameter, moments)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, before states are placed."""
@@ -121,30 +123,32 @@ class _Fused(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
-    def moments(self, parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def moments(self, parameter: torch.Tensor) -> list[torch.Tensor]:
         """Copies of a parameter's states, or the states themselves where they are tensors."""
         return self._copies(parameter, self._folder)
 
-    def _copies(self, parameter: torch.Tensor, folder: Path | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _copies(self, parameter: torch.Tensor, folder: Path | None) -> list[torch.Tensor]:
         state = self.state[parameter]
-        if "exp_avg" in state:
-            return state["exp_avg"], state["exp_avg_sq"]
+        if self._names[0] in state:
+            return [state[name] for name in self._names]
         assert self._states is not None
         shard = local(parameter)
-        mean, square = (mapped(shard, folder) for _ in range(2))
-        self._states.save(self._begin[parameter], mean.data_ptr(), square.data_ptr(), shard.numel())
-        return whole(parameter, mean), whole(parameter, square)
+        moments = [mapped(shard, folder) for _ in self._names]
+        self._states.save(self._begin[parameter], *_pair(it.data_ptr() for it in moments), shard.numel())
+        return [whole(parameter, it) for it in moments]
 
-    def _put(self, parameter: torch.Tensor, mean: torch.Tensor, square: torch.Tensor) -> None:
+    def _put(self, parameter: torch.Tensor, moments: Sequence[torch.Tensor]) -> None:
         state = self.state[parameter]
         if self._states is None:
-            state["exp_avg"], state["exp_avg_sq"] = mean, square
+            state.update(zip(self._names, moments, strict=True))
             return
-        mean, square = (local(it).detach().to(torch.float32).contiguous() for it in (mean, square))
-        self._states.load(self._begin[parameter], mean.data_ptr(), square.data_ptr(), mean.numel())
+        moments = [local(it).detach().to(torch.float32).contiguous() for it in moments]
+        with Held("it is loaded") as held:
+            addresses = _pair(held.address(it) for it in moments)
+            self._states.load(self._begin[parameter], *addresses, moments[0].numel())
         self._written.add(parameter)
-        state.pop("exp_avg", None)
-        state.pop("exp_avg_sq", None)
+        for name in self._names:
+            state.pop(name, None)
 
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, closure: Callable[[], Any] | None = None
@@ -175,8 +179,9 @@ class _Fused(torch.optim.Optimizer):
         if overflow is not None and float(overflow):
             return self._skip("GradScaler found an infinity or NaN among the gradients", loss)
         if self.max_norm is not None or self.skip_overflow:
-            arrays = [(it.data_ptr(), it.numel(), it.dtype == torch.bfloat16) for _, _, it, _ in found]
-            squares = _core.offload_squares(arrays, threads)
+            with Held("the step ends") as held:
+                arrays = [(held.address(it), it.numel(), it.dtype == torch.bfloat16) for _, _, it, _ in found]
+                squares = _core.offload_squares(arrays, threads)
             whole_norm = math.sqrt(sum(squares)) / scale
             if self.skip_overflow and not math.isfinite(whole_norm):
                 index = next(index for index, it in enumerate(squares) if not math.isfinite(it))
@@ -189,7 +194,8 @@ class _Fused(torch.optim.Optimizer):
                     )
                 self.norm = whole_norm
                 factor = _core.offload_clip(whole_norm, self.max_norm)
-        self._update(found, scale, factor, threads)
+        with Held("the step ends") as held:
+            self._update(found, scale, factor, threads, held)
         return loss
 
     def _skip(self, why: str, loss: Any) -> Any:
@@ -204,7 +210,7 @@ class _Fused(torch.optim.Optimizer):
                     return f"the gradient of parameter {position} of group {number}, of shape {shape}, is not finite"
         raise AssertionError("a gradient belongs to a parameter")
 
-    def _update(self, found: list[_Found], scale: float, factor: float, threads: int) -> None:
+    def _update(self, found: list[_Found], scale: float, factor: float, threads: int, held: Held) -> None:
         # Groups that ascend have a factor of their own.
         for is_ascent in (False, True):
             tensors: list[_Tensor] = []
@@ -223,13 +229,13 @@ class _Fused(torch.optim.Optimizer):
                     if gradient.dtype != torch.float32:
                         raise ArgumentError(f"gradient: expected float32 with placed states, found {gradient.dtype}")
                     self._written.add(parameter)
-                    at = (shard.data_ptr(), gradient.data_ptr())
+                    at = (held.address(shard), held.address(gradient))
                     placed.append((self._begin[parameter], *at, shard.numel(), settings, number))
                     continue
-                mean, square = (local(state[name]).data_ptr() if name in state else 0 for name in _MOMENTS)
+                mean, square = (held.address(local(state[name])) if name in state else 0 for name in _MOMENTS)
                 is_half = shard.dtype == torch.bfloat16
-                master, copy = (local(state["master"]), shard.data_ptr()) if is_half else (shard, 0)
-                addresses = (master.data_ptr(), gradient.data_ptr(), mean, square, copy)
+                master, copy = (local(state["master"]), held.address(shard)) if is_half else (shard, 0)
+                addresses = (held.address(master), held.address(gradient), mean, square, copy)
                 tensors.append((settings, number, addresses, shard.numel(), gradient.dtype == torch.bfloat16))
             signed = -factor if is_ascent else factor
             if tensors:
@@ -252,8 +258,7 @@ class _Fused(torch.optim.Optimizer):
                     state[name] = torch.zeros_like(parameter, dtype=torch.float32)
             elif parameter in self._written:
                 # A state dict without this parameter was loaded: what was there before is gone.
-                zeros = torch.zeros_like(shard, dtype=torch.float32)
-                self._put(parameter, zeros, zeros.clone())
+                self._put(parameter, [torch.zeros_like(shard, dtype=torch.float32) for _ in self._names])
         if shard.dtype == torch.bfloat16:
             version = self._versions.setdefault(parameter, parameter._version)
             if "master" not in state or version != parameter._version:
@@ -267,8 +272,8 @@ class _Fused(torch.optim.Optimizer):
         if self._states is not None:
             for number, parameter in enumerate(self.parameters()):
                 if self.state.get(parameter):
-                    mean, square = self.moments(parameter)
-                    known["state"][number] = {**known["state"][number], "exp_avg": mean, "exp_avg_sq": square}
+                    moments = dict(zip(self._names, self.moments(parameter), strict=True))
+                    known["state"][number] = {**known["state"][number], **moments}
         return known
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -296,10 +301,10 @@ class _Fused(torch.optim.Optimizer):
                         state[name] = state_dict["state"][number][name].detach().to(torch.float32, copy=True)
                 self._versions[parameter] = parameter._version
             elif self._states is not None:
-                self._put(parameter, state["exp_avg"], state["exp_avg_sq"])
+                self._put(parameter, [state[name] for name in self._names])
 
 
-class Adam(_Fused):
+class Adam(Fused):
     """A drop-in for ``torch.optim.Adam`` on CPUs, in one pass over memory.
 
     On CPUs with AVX2 or AVX-512, new parameters and states have the bits of ``torch.optim.Adam(fused=True)``, if torch
@@ -375,10 +380,10 @@ class AdamW(Adam):
     _decay = 1e-2
 
 
-class Lion(_Fused):
+class Lion(Fused):
     """Lion on CPUs (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, Algorithm 2), in one pass.
 
-    Its states are ``exp_avg`` and ``step``, as of DeepSpeedCPULion. They cannot be placed yet.
+    Its states are ``exp_avg`` and ``step``, as of DeepSpeedCPULion.
 
     Parameters
     ----------
@@ -423,6 +428,12 @@ def check(parameter: torch.Tensor, gradient: torch.Tensor, optimizer: str = "pol
                 f"{what}: {optimizer} expects contiguous float32 or bfloat16 on a CPU, found {found}; "
                 "use torch.optim.AdamW"
             )
+
+
+def _pair(addresses: Iterable[int]) -> tuple[int, int]:
+    """Addresses of both moments; 0 for the second of one."""
+    mean, square, *_ = *addresses, 0
+    return mean, square
 
 
 def _up(number: int, unit: int) -> int:

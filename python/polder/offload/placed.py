@@ -1,11 +1,13 @@
 """A placement carried out: states of the optimizer and saved activations in their tiers."""
 
+import itertools
 import json
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -14,10 +16,11 @@ from torch.utils.hooks import RemovableHandle
 from polder import _core
 from polder.errors import ArgumentError, PlacementError, PlacementWarning
 from polder.offload.fsdp import Sharded, parts_of
-from polder.offload.optimizer import Adam
+from polder.offload.named import Named, check_named
+from polder.offload.optimizer import Fused
 from polder.offload.phases import PHASES, Phases
 from polder.offload.ranges import cut
-from polder.offload.shards import arrays, local, storage_of, storages
+from polder.offload.shards import Held, arrays, local, storage_of, storages
 from polder.offload.tiers import Tier, check_tiers, tiers_of
 
 #: The policies by name; a mapping of fractions, or a JSON file of one, is a policy too.
@@ -28,11 +31,20 @@ _WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS = "weights", "gradients", "optimizer
 #: What torch computes with where it lies.
 _IN_MEMORY = (_WEIGHTS, _GRADIENTS)
 #: How often a phase reads and writes each object.
-_MOVES: dict[str, dict[str, tuple[float, float]]] = {
+_Moves = dict[str, dict[str, tuple[float, float]]]
+_MOVES: _Moves = {
     "FWD": {_ACTIVATIONS: (0, 1)},
     "BWD": {_ACTIVATIONS: (1, 0)},
     "STEP": {_WEIGHTS: (1, 1), _GRADIENTS: (1, 0), _STATES: (1, 1)},
 }
+#: FSDP2 gathers weights in both passes, and what it has reduced is copied to the gradients.
+_SHARDED_MOVES: _Moves = {
+    "FWD": {**_MOVES["FWD"], _WEIGHTS: (1, 0)},
+    "BWD": {**_MOVES["BWD"], _WEIGHTS: (1, 0), _GRADIENTS: (0, 1)},
+    "STEP": _MOVES["STEP"],
+}
+#: What is taken of a tensor that the program names; the optimizer reads and writes it too if it is a parameter.
+_NAMED_MOVES: dict[str, tuple[float, float]] = {"FWD": (1, 0), "BWD": (1, 0)}
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,9 @@ class Placed:
         tiers: Sequence[Tier],
         objects: dict[str, int],
         answer: Any,
+        moves: _Moves,
         keep: Keep | None,
+        named: Mapping[str, torch.Tensor],
     ) -> None:
         self.tiers = list(tiers)
         #: Of each object the fraction in each tier.
@@ -122,12 +136,14 @@ class Placed:
         optimizer.place(self._states, folder)
         shares = {
             name: {tier: it for tier, it in zip(tiers, self.fractions[name], strict=True) if tier.folder is None}
-            for name in _IN_MEMORY
+            for name in (*_IN_MEMORY, *named)
         }
         self._kept = keep(shares) if keep is not None else None
+        self._named = Named(named, shares)
         names = [tier.name for tier in self.tiers]
         steps = optimizer if self._kept is None or self._kept.steps is None else self._kept.steps
-        self._phases = Phases(steps, names, self.seconds, self.links, _moved(objects, self.fractions))
+        self._phases = Phases(steps, names, self.seconds, self.links, _moved(objects, self.fractions, moves))
+        self._hooks.append(steps.register_step_pre_hook(self._check))
 
     def _room_for_saved(self) -> _core.Saved:
         """Room for what a forward pass saves; each saved tensor takes whole pages."""
@@ -150,24 +166,36 @@ class Placed:
         activation checkpointing what is saved is the input of each block.
         """
         weights = storages(self._model)
-        saved, kept = self._saved, self._kept
+        saved, kept, named = self._saved, self._kept, self._named
 
         def pack(tensor: torch.Tensor) -> object:
-            if not _is_placed(tensor, weights):
-                return tensor
+            if not _is_placed(tensor, weights) or named.holds(tensor):
+                return _Unmoved(tensor)
             weight = None if kept is None else kept.gathered(tensor)
-            return _Packed(saved, tensor) if weight is None else weight
+            if weight is None:
+                return _Packed(saved, tensor)
+            return _Unmoved(weight) if isinstance(weight, torch.Tensor) else weight
 
         if not torch.is_grad_enabled():
             # An evaluation saves nothing, and is no phase of a step.
             yield
             return
+        self._check()
         self._phases.turn("FWD")
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
                 yield
         finally:
             self._phases.turn("BWD")
+
+    def _check(self, *_: object) -> None:
+        """Whether devices still have what lies there; states and activations are looked at when they are used."""
+        for kept in itertools.chain.from_iterable(self._ranges().values()):
+            kept.check()
+
+    def _ranges(self) -> dict[str, list[_core.Range]]:
+        """The ranges of each object that has some, besides states and activations."""
+        return {**({} if self._kept is None else self._kept.ranges()), **self._named.ranges()}
 
     def summary(self) -> str:
         """A table of each phase and tier: measured beside predicted seconds, bytes and bandwidth.
@@ -201,19 +229,19 @@ class Placed:
         names = {f"node {tier.node}": tier.name for tier in self.tiers if tier.node is not None}
         names |= {str(tier.device): tier.name for tier in self.tiers if tier.device is not None}
         names["not touched"] = "not touched yet"
+        rows = [
+            Row(name, names.get(place, dram), nbytes, f"kernel: {place}")
+            for name, ranges in self._ranges().items()
+            for place, nbytes in _where(ranges).items()
+        ]
         if self._kept is None:
-            weights = [local(parameter) for parameter in self._parameters]
+            weights = [it for it in map(local, self._parameters) if not self._named.holds(it)]
             gradients = [local(it.grad) for it in self._parameters if it.grad is not None]
             rows = [
                 Row(name, dram, sum(it.nbytes for it in tensors), "count")
                 for name, tensors in ((_WEIGHTS, weights), (_GRADIENTS, gradients))
-            ]
+            ] + rows
         else:
-            rows = [
-                Row(name, names.get(place, dram), nbytes, f"kernel: {place}")
-                for name, ranges in self._kept.ranges().items()
-                for place, nbytes in _where(ranges).items()
-            ]
             rows.append(Row("gradients elsewhere", dram, self._kept.passing, "most at once"))
         for object_, places in ((_STATES, self._states.where()), (_ACTIVATIONS, self._saved.where())):
             for place, nbytes in places:
@@ -231,7 +259,8 @@ class Placed:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor, of a sharded one what this process has of it, lies in a range of the placement."""
-        return self._kept is not None and self._kept.holds(local(tensor))
+        shard = local(tensor)
+        return self._named.holds(shard) or (self._kept is not None and self._kept.holds(shard))
 
     def outside(self) -> list[torch.Tensor]:
         """Every array of numbers in this process's memory that lies outside the placement, one for each storage.
@@ -251,13 +280,14 @@ class Placed:
     def close(self) -> None:
         """Moves the optimizer's states back into tensors, and gives the tiers' room back."""
         self.release()
-        if self._optimizer.placed_by is not self:
-            # The states have moved on to another placement.
-            return
-        self._optimizer.place(None)
-        self._optimizer.placed_by = None
-        if self._kept is not None:
-            self._kept.close()
+        self._named.close()
+        # Otherwise all else has moved on to another placement.
+        if self._optimizer.placed_by is self:
+            self._optimizer.place(None)
+            self._optimizer.placed_by = None
+            if self._kept is not None:
+                self._kept.close()
+        self._kept, self._named = None, Named({}, {})
         self._states = _core.States([])
         self._saved = _core.Saved(1.0)
 
@@ -279,6 +309,7 @@ def place(
     platform: str | Path | None = None,
     activations: int = 0,
     computation: tuple[float, float] = (0.0, 0.0),
+    tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> Placed:
     """Places an optimizer's states and a forward pass's saved activations, and carries the placement out.
 
@@ -286,9 +317,9 @@ def place(
     ----------
     model : torch.nn.Module
         Of 32-bit parameters. Its weights and their gradients stay in the first tier, where torch computes with them;
-        those that FSDP2 has sharded lie where fractions of ``weights`` and ``gradients`` say, in tiers of memory.
-    optimizer : Adam
-        A `polder.offload.AdamW` or `polder.offload.Adam` over the model's parameters. States that it has move.
+        those that FSDP2 has sharded are placed too, in tiers of memory.
+    optimizer : Adam or Lion
+        A `polder.offload.AdamW`, `Adam` or `Lion` over the model's parameters. States that it has move.
     policy : str, Path or mapping
         ``dram``, ``interleave``, ``paper`` (the greedy order of Liaw and Chen's code), ``optimal`` (the least sum of
         the phases' seconds, by a linear program), or fractions, one for each tier:
@@ -301,6 +332,10 @@ def place(
         Bytes that a forward pass saves, as `saved_bytes` says; 0 keeps them out of the placement.
     computation : pair of float
         Seconds of a forward and of a backward pass with everything in memory, which transfers are hidden behind.
+    tensors : mapping of Tensor, optional
+        Other objects by their names: contiguous tensors on a CPU, parameters too. Each moves into a range over tiers of
+        memory and stays the same tensor; views that were made before do not follow. Policies count that a forward and a
+        backward pass read it once each, and that the optimizer reads and writes a parameter.
 
     Returns
     -------
@@ -313,9 +348,9 @@ def place(
     TierError
         A tier cannot be used.
     """
-    if not isinstance(optimizer, Adam):
+    if not isinstance(optimizer, Fused):
         found = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-        raise ArgumentError(f"optimizer: expected polder.offload.AdamW or Adam, found {found}")
+        raise ArgumentError(f"optimizer: expected polder.offload.AdamW, Adam or Lion, found {found}")
     parts = parts_of(model)
     owned: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     for parameter in optimizer.parameters():
@@ -336,7 +371,8 @@ def place(
         activations,
         computation,
         (lambda shares: Sharded(model, parts, shares)) if parts else None,
-        can_move=bool(parts),
+        is_sharded=bool(parts),
+        named=tensors or {},
     )
 
 
@@ -350,33 +386,42 @@ def carry_out(
     activations: int,
     computation: tuple[float, float],
     keep: Keep | None,
-    can_move: bool = False,
+    is_sharded: bool = False,
+    named: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Placed:
-    """What `place` does with an optimizer that fits: it steps ``parameters``, and ``model`` saves activations."""
+    """What `place` does with an optimizer that fits: it steps ``parameters``, and ``model`` saves activations.
+
+    Weights and gradients that FSDP2 has sharded may lie in every tier of memory, others in the first tier alone.
+    """
     if (tiers is None) == (platform is None):
         raise ArgumentError("expected tiers or a platform, one of the two")
     tiers = list(tiers) if tiers is not None else tiers_of(platform or "")
     _check_names(tiers)
+    own = [storage_of(it) for it in named.values()]
     objects = {
-        _WEIGHTS: sum(local(parameter).nbytes for parameter in parameters),
+        _WEIGHTS: sum(local(it).nbytes for it in parameters if is_sharded or storage_of(it) not in own),
         _GRADIENTS: sum(local(parameter).nbytes for parameter in parameters if parameter.requires_grad),
-        _STATES: 8 * optimizer.elements(),
+        _STATES: optimizer.nbytes(),
     }
     if activations > 0:
         objects[_ACTIVATIONS] = activations
+    check_named(named, {**objects, _ACTIVATIONS: 0})
+    objects |= {name: it.nbytes for name, it in named.items()}
+    moves = {phase: dict(of) for phase, of in (_SHARDED_MOVES if is_sharded else _MOVES).items()}
+    stepped = [storage_of(it) for it in parameters if not is_sharded]
+    for name, it in named.items():
+        for phase, passes in (*_NAMED_MOVES.items(), *([("STEP", (1.0, 1.0))] if storage_of(it) in stepped else [])):
+            moves[phase][name] = passes
+    memory = [number for number, tier in enumerate(tiers) if tier.folder is None]
+    only = dict.fromkeys(_IN_MEMORY, memory if is_sharded else [0]) | dict.fromkeys(named, memory)
+    problem = json.dumps(_problem(tiers, objects, computation, moves, only))
     if isinstance(policy, str) and policy in POLICIES:
-        problem = json.dumps(_problem(tiers, objects, computation, _IN_MEMORY))
         answer = json.loads(_core.offload_place(problem, policy, None))
     else:
         fractions = _fractions(policy, list(objects), len(tiers))
-        for name, of in zip(objects, fractions, strict=True):
-            far = [tier.name for tier, it in zip(tiers, of, strict=False) if it and tier.folder is not None]
-            if can_move and name in _IN_MEMORY and far:
-                raise PlacementError(f"{name}: expected none of it in {far[0]}, a folder; name tiers of memory")
-        problem = json.dumps(_problem(tiers, objects, computation, () if can_move else _IN_MEMORY))
         answer = json.loads(_core.offload_place(problem, "", json.dumps(fractions)))
     check_tiers(tiers)
-    return Placed(model, parameters, optimizer, tiers, objects, answer, keep)
+    return Placed(model, parameters, optimizer, tiers, objects, answer, moves, keep, named)
 
 
 def saved_bytes(model: torch.nn.Module, *inputs: torch.Tensor, **named: torch.Tensor) -> int:
@@ -436,7 +481,8 @@ class _Packed:
 
     def __init__(self, saved: _core.Saved, tensor: torch.Tensor) -> None:
         self.saved, self.shape, self.dtype, self.nbytes = saved, tensor.shape, tensor.dtype, tensor.nbytes
-        self.slot = saved.put(tensor.data_ptr(), tensor.nbytes)
+        with Held("the forward pass ends") as held:
+            self.slot = saved.put(held.address(tensor), tensor.nbytes)
 
     def __del__(self) -> None:
         # A tensor that no tier took has no slot.
@@ -444,11 +490,29 @@ class _Packed:
             self.saved.free(slot)
 
 
+class _Unmoved:
+    """A saved tensor that stays where it is. torch looks at no version of what a hook has packed, so this does."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        # A result itself would keep the graph that it ends, and the graph keeps this.
+        self.tensor = tensor if tensor.is_leaf else tensor.detach()
+        self.version = tensor._version
+
+    def unpacked(self) -> torch.Tensor:
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{self.tensor.dtype} of shape {tuple(self.tensor.shape)} is at version {self.tensor._version}; "
+                f"expected version {self.version} instead"
+            )
+        return self.tensor
+
+
 def _unpack(packed: Any) -> torch.Tensor:
     if isinstance(packed, Weight):
         return packed.parameter.detach()
-    if not isinstance(packed, _Packed):
-        return packed
+    if isinstance(packed, _Unmoved):
+        return packed.unpacked()
     tensor = torch.empty(packed.shape, dtype=packed.dtype)
     packed.saved.take(packed.slot, tensor.data_ptr(), tensor.nbytes)
     return tensor
@@ -512,9 +576,13 @@ def _up(number: int, unit: int) -> int:
 
 
 def _problem(
-    tiers: Sequence[Tier], objects: dict[str, int], computation: tuple[float, float], stay: Sequence[str]
+    tiers: Sequence[Tier],
+    objects: dict[str, int],
+    computation: tuple[float, float],
+    moves: _Moves,
+    only: Mapping[str, Sequence[int]],
 ) -> dict[str, object]:
-    """What `polder_place::Problem` reads. All but ``stay`` can be placed in every tier."""
+    """What `polder_place::Problem` reads. What ``only`` does not name can lie in every tier."""
     names = list(objects)
     kinds = {
         _WEIGHTS: "master-parameter",
@@ -534,7 +602,7 @@ def _problem(
             for tier in tiers
         ],
         "objects": [
-            {"name": name, "kind": kinds[name], "bytes": f"{nbytes} B", "only": 0 if name in stay else None}
+            {"name": name, "kind": kinds.get(name, "other"), "bytes": f"{nbytes} B", "only": only.get(name, [])}
             for name, nbytes in objects.items()
         ],
         "phases": [
@@ -543,7 +611,7 @@ def _problem(
                 "least_s": least_s[phase],
                 "moved": [
                     {"object": names.index(name), "read": read, "write": write}
-                    for name, (read, write) in _MOVES[phase].items()
+                    for name, (read, write) in moves[phase].items()
                     if name in names
                 ],
             }
@@ -552,10 +620,10 @@ def _problem(
     }
 
 
-def _moved(objects: dict[str, int], fractions: dict[str, list[float]]) -> dict[str, list[float]]:
+def _moved(objects: dict[str, int], fractions: dict[str, list[float]], moves: _Moves) -> dict[str, list[float]]:
     """Of each phase the bytes that it reads and writes in each tier."""
     tiers = range(len(fractions[_STATES]))
-    passes = {phase: {name: read + write for name, (read, write) in _MOVES[phase].items()} for phase in PHASES}
+    passes = {phase: {name: read + write for name, (read, write) in moves[phase].items()} for phase in PHASES}
     return {
         phase: [
             sum(objects[name] * fractions[name][tier] * it for name, it in of.items() if name in objects)

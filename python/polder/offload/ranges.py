@@ -87,8 +87,16 @@ def register(kept: _core.Range) -> bool:
     cuda = cast("Any", torch.cuda.cudart())
     address = kept.address
     torch.cuda.check_error(cuda.cudaHostRegister(address, kept.size, 0))
-    # Not the range itself, which would then live for ever.
-    kept.before_release(lambda: cuda.cudaHostUnregister(address))
+
+    def release() -> None:
+        # A copy that a GPU has not ended would go on with whatever comes to lie at this address.
+        for device in range(torch.cuda.device_count()):
+            if torch._C._cuda_hasPrimaryContext(device):  # pyright: ignore[reportPrivateUsage]
+                torch.cuda.synchronize(device)
+        cuda.cudaHostUnregister(address)
+
+    # It does not hold the range itself, which would then live for ever.
+    kept.before_release(release)
     return True
 
 

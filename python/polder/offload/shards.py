@@ -4,7 +4,7 @@ import gc
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 
@@ -34,6 +34,39 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     with torch.no_grad():
         return cast("torch.Tensor", to_local())
+
+
+class Held:
+    """Tensors whose bytes are copied by address: they stay until the copy has ended, whatever other threads do to them.
+
+    Parameters
+    ----------
+    until : str
+        What ends when their storages may be resized, as by ``untyped_storage().resize_(0)``. That alone frees bytes
+        which others hold, and raises a TierError at the end.
+    """
+
+    def __init__(self, until: str) -> None:
+        self._until = until
+        self._kept: list[tuple[torch.Tensor, int]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """Where the bytes begin. They stay if the program drops the tensor, or gives it other data."""
+        own = tensor.detach()
+        self._kept.append((own, own.untyped_storage().data_ptr()))
+        return own.data_ptr()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        gone = next((it for it, begin in self._kept if it.untyped_storage().data_ptr() != begin), None)
+        self._kept.clear()
+        if gone is not None and kind is None:
+            raise TierError(
+                f"tensor of shape {tuple(gone.shape)}, {gone.dtype}: its storage was resized while it was copied, so "
+                f"that numbers may be wrong; leave it alone until {self._until}, and load a checkpoint"
+            )
 
 
 def whole(like: Any, shard: torch.Tensor) -> torch.Tensor:

@@ -266,6 +266,10 @@ class TensorStates:
         """Elements that the states take."""
         return sum((it.numel() + PAGE - 1) // PAGE * PAGE for it in self._kept.masters)
 
+    def nbytes(self) -> int:
+        """Bytes of both moments."""
+        return 8 * self.elements()
+
     def room(self, kept: Sequence[tuple[int, Any]], files: Sequence[tuple[int, str | Path]]) -> _core.States:
         """No room besides the tensors."""
         if files or any(place != self._kept.place for _, place in kept):

@@ -8,6 +8,7 @@ step is not 0, it is loaded, and the weights are compared with those of an unpla
 import gc
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -86,7 +87,7 @@ def main(rank: int, folder: str, card: str, far: str, first: str, last: str, che
     tiers.append(offload.Tier("card", "1 GiB", 1e10, 1e10, device=card))
     near, whole = 1 - float(far), [0.0, 0.0, 1.0]
     policy = {"optimizer states": [near, float(far), 0], "activations": [0, 1, 0]}
-    with pytest.raises(PlacementError, match="weights: expected none of it in disk, a folder"):
+    with pytest.raises(PlacementError, match="weights: expected none of it in disk; it can lie in dram, card"):
         offload.place(ours, optimizer, {"weights": [near, float(far), 0]}, tiers=tiers)
     policy |= {"weights": [near, 0, float(far)], "gradients": whole}
     placed = offload.place(ours, optimizer, policy, tiers=tiers, activations=4 << 20)
@@ -117,8 +118,9 @@ def main(rank: int, folder: str, card: str, far: str, first: str, last: str, che
     else:
         model_state, optimizer_state = get_state_dict(ours, optimizer)
         dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=checkpoint)
+        del model_state, optimizer_state
     check_a_gradient_that_is_kept(ours, placed)
-    placed.close()
+    check_a_placement_that_is_closed_while_weights_are_gathered(ours, placed)
     assert not any(placed.holds(it) for it in locals_of(ours) if it.numel())
     dist.destroy_process_group()
 
@@ -137,6 +139,26 @@ def check_a_gradient_that_is_kept(model: torch.nn.Module, placed: offload.Placed
     model.zero_grad()
     model(torch.ones(2, 40)).sum().backward()
     assert placed.holds(parameter.grad)
+
+
+def check_a_placement_that_is_closed_while_weights_are_gathered(model: torch.nn.Module, placed: offload.Placed) -> None:
+    """What is under way gets the weights that there were, and the ranges go once nothing uses them any more."""
+    inputs = torch.ones(2, 40)
+    with torch.no_grad():
+        before = model(inputs)
+    ranges = [weakref.ref(it) for of in placed._kept.ranges().values() for it in of]
+    model.reshard()
+    handles = [module.unshard(async_op=True) for module in (*model, model)]
+    groups = [group for module in (*model, model) for group in module._get_fsdp_state()._fsdp_param_groups]
+    assert any(group._all_gather_result is not None for group in groups), "nothing is under way (the control)"
+    placed.close()
+    for handle in handles:
+        handle.wait()
+    with torch.no_grad():
+        assert torch.equal(model(inputs), before)
+    model.zero_grad()
+    gc.collect()
+    assert ranges and all(it() is None for it in ranges)
 
 
 def locals_of(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from polder import offload
+from polder import offload, plan
 
 folder, far, part = sys.argv[1:]
 STEPS, SAVED = 50, 20
@@ -50,6 +50,10 @@ def run(placed: bool) -> LlamaForCausalLM:
     tiers = [offload.Tier("dram", "1 GiB", 2e10, 2e10), offload.Tier("disk", "64 MiB", 2e9, 1e9, folder)]
     policy = {"optimizer states": [1 - float(far), float(far)], "activations": [0, 1]}
     saved = offload.saved_bytes(model, **batch)
+    # What a plan takes from the live module are its own parameters; vectors are counted in round numbers.
+    planned = plan.offload(model, "finetuning-a", context=128)
+    weights = planned["placed_bytes"][planned["objects"].tolist().index("fp32 parameters")].sum()
+    assert abs(weights / (4 * sum(it.numel() for it in model.parameters())) - 1) < 0.005, weights
     ours = {"optimizer_cls_and_kwargs": offload.trainer(model, args, policy, tiers=tiers, activations=saved)}
     rows = [{"input_ids": row, "labels": row} for row in rows]
     trainer = Trainer(model, args, train_dataset=rows, callbacks=[Stop()], **(ours if placed else {}))
