@@ -128,7 +128,84 @@ pub(crate) fn run() -> Result<u32, Failed> {
     )?;
     change_often(&both, &found, &mut checks)?;
     show("after", &both)?;
+    drop((cache, web));
+    if !is_before(6, 19)? {
+        kernel_share(&mut checks)?;
+    }
+    stress(&mut checks)?;
     Ok(checks.0)
+}
+
+/// The acceptance test of a share, where the kernel holds it by goals of DAMON, as from Linux 6.19 on.
+fn kernel_share(checks: &mut Checks) -> Result<(), Failed> {
+    const DAMON: [&str; 2] =
+        ["/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds", "/sys/module/damon_stat/parameters/enabled"];
+    let cache = Service::start("/cache", 160, 40)?;
+    let damon = || DAMON.iter().filter_map(|path| read(path).ok()).collect::<Vec<_>>();
+    let found = (settings(&[&cache])?, damon());
+    change_policy(&format!(
+        "fair_share = \"kernel\"\n{}",
+        POLICY.split("[service.web]").next().unwrap_or(POLICY)
+    ))?;
+    let mut agent = Agent::start()?;
+    checks.check(
+        cache.bytes()?[1] < 8 << 20,
+        "cache starts 25 points or more above its bounds (the control of the next)",
+    )?;
+    hold_share(&mut agent, checks)?;
+    let round = agent.round()?;
+    let cause = service(&round, "cache")?["cause"]["what"].as_str().unwrap_or_default().to_owned();
+    println!("cache: {cause}; alarms {}", round["alarms"]);
+    checks.check(cause.contains("goals of DAMON"), "the kernel holds that share")?;
+    checks.check(damon() != found.1, "DAMON is set up (the control of the next)")?;
+    agent.end(Signal::KILL)?;
+    polder(&["agent", "restore", "--journal", JOURNAL])?;
+    checks.check((settings(&[&cache])?, damon()) == found, "after kill -9 and a restore DAMON is as found")
+}
+
+/// The benchmarks of memory over two nodes, in a few samples: that they run, say where the bytes lay, and call their figures emulated.
+fn stress(checks: &mut Checks) -> Result<(), Failed> {
+    let few = ["--mib", "32", "--samples", "3", "--json"];
+    let bench = |words: &[&str]| -> Result<Vec<Value>, Failed> {
+        let said = polder(&[&["bench"], words].concat())?;
+        said.lines()
+            .map(|line| serde_json::from_str(line).map_err(|error| format!("{line}: {error}")))
+            .collect()
+    };
+    let value = |rows: &[Value], case: &str, metric: &str| -> Result<f64, Failed> {
+        let is_it = |row: &&Value| row["case"] == case && row["metric"] == metric;
+        let row = rows.iter().find(is_it).ok_or_else(|| format!("no row {case}, {metric}"))?;
+        row["value"].as_f64().ok_or_else(|| format!("no number: {row}"))
+    };
+    let memory = bench(&[&["memory"], &few[..]].concat())?;
+    let is_emulated = |rows: &[Value]| rows.iter().all(|row| row["kind"] == "emulated");
+    let has_both = ["node 0 idle", "node 1 idle"].iter().all(|case| value(&memory, case, "latency").is_ok());
+    checks.check(
+        has_both && is_emulated(&memory),
+        "polder bench memory has rows of both nodes, called emulated",
+    )?;
+    let knee = bench(&[&["knee", "--local", "75", "--hot", "50,75,100"], &few[..]].concat())?;
+    let slow = |hot: u32| value(&knee, &format!("{hot}% hot, 75% local, node 1"), "bandwidth");
+    let spills = slow(50)? == 0.0 && slow(75)? == 0.0 && slow(100)? > 0.0;
+    checks.check(
+        spills,
+        "polder bench knee reads the slow node only where the hot part is larger than the fast one",
+    )?;
+    let words = ["ab", "--a", "0", "--b", "1", "--rounds", "2", "--json", "--"];
+    let ab = bench(
+        &[&words[..], &["/bin/polder", "bench", "memory", "--node", "1", "--mib", "4", "--samples", "1"]]
+            .concat(),
+    );
+    checks
+        .check(ab.is_err(), "a command that needs the memory of node 1 fails under cpuset.mems of node 0")?;
+    let ab = bench(&[&words[..], &["/bin/polder", "--version"]].concat())?;
+    let times = ["A: memory of nodes 0", "B: memory of nodes 1"].map(|case| value(&ab, case, "time"));
+    let has_times = times.iter().all(|time| time.as_ref().is_ok_and(|time| *time > 0.0));
+    checks
+        .check(has_times && is_emulated(&ab), "polder bench ab times a command on the memory of each node")?;
+    let left = std::fs::read_dir("/sys/fs/cgroup").map_err(|error| error.to_string())?.flatten();
+    let left = left.filter(|entry| entry.file_name().to_string_lossy().starts_with("polder-")).count();
+    checks.check(left == 0, "polder bench ab leaves no cgroup")
 }
 
 /// What an operator sees first.

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use polder_linux::{
-    BALANCING, Cgroup, DEMOTION, HostCounters, HostCounts, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError,
-    PROMOTION_LIMIT, Restored, Settings, TierMemory, Tiers, show_nodes,
+    BALANCING, Cgroup, DEMOTION, HeldShare, HostCounters, HostCounts, INTERLEAVE, INTERLEAVE_AUTO, Kernel,
+    KernelError, KernelShares, PROMOTION_LIMIT, Restored, Settings, TierMemory, Tiers, share_settings,
+    show_nodes,
 };
 use polder_place::pages::{
     self, Decision, DemoteReason, HoldReason, PageMove, Past, RecordedRound, RoundLimits, ServiceBytes,
@@ -12,7 +13,7 @@ use polder_place::pages::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::policy::weights_of;
+use crate::policy::{FairShare, weights_of};
 use crate::{Place, Policy, Service, Weights};
 
 /// Why the agent stopped.
@@ -168,6 +169,7 @@ pub struct Agent<K> {
     known: BTreeMap<String, Known>,
     /// Of the host's settings, until the policy changes.
     host_alarms: Vec<Alarm>,
+    shares: KernelShares,
 }
 
 impl<K: Kernel> Agent<K> {
@@ -199,6 +201,7 @@ impl<K: Kernel> Agent<K> {
             counters: HostCounters::default(),
             known: BTreeMap::new(),
             host_alarms: Vec::new(),
+            shares: KernelShares::default(),
         };
         if let Err(error) = agent.set_host() {
             drop(agent.stop());
@@ -238,6 +241,9 @@ impl<K: Kernel> Agent<K> {
             true => Ok(Vec::new()),
             false => {
                 let kept = self.wanted_paths();
+                if !self.asks_the_kernel() {
+                    self.shares.forget();
+                }
                 self.settings.restore_all_but(|path| kept.contains(path))
             }
         };
@@ -250,7 +256,39 @@ impl<K: Kernel> Agent<K> {
     /// # Errors
     /// [`AgentError::Kernel`]; the journal stays then, and the next start tries again.
     pub fn stop(&mut self) -> Result<Vec<Restored>, AgentError> {
+        self.shares.forget();
         if self.dry_run { Ok(Vec::new()) } else { Ok(self.settings.restore()?) }
+    }
+
+    /// Whether the policy has shares that the kernel is to hold.
+    fn asks_the_kernel(&self) -> bool {
+        self.policy.fair_share == FairShare::Kernel
+            && self.policy.services.iter().any(|service| service.policy.local.is_some())
+    }
+
+    /// Has the kernel hold the shares of services, if the policy asks for it. The agent leaves these alone.
+    fn hold_by_kernel(&mut self, present: &mut [Present], alarms: &mut Vec<Alarm>) {
+        if self.dry_run || !self.asks_the_kernel() {
+            return;
+        }
+        let (pressure, refaults) = (self.policy.pressure_limit, self.policy.refaults_a_round());
+        let share = |present: &Present| {
+            let (local, seen) = (present.view.policy.local?, &present.view.seen);
+            let bytes = |share: f64| ((seen.fast + seen.slow) as f64 * share) as u64;
+            // One that suffers keeps what it has.
+            let suffers = seen.pressure > pressure || seen.refaults > refaults;
+            let high = bytes(local.high).max(if suffers { seen.fast } else { 0 });
+            Some(HeldShare { cgroup: present.cgroup.path().to_owned(), low: bytes(local.low), high })
+        };
+        let shares: Vec<HeldShare> = present.iter().filter_map(share).collect();
+        let (step, interval_ms) = (self.policy.step_bytes, self.policy.period.as_millis().max(1) as u64);
+        let outcome = self.shares.hold(&mut self.settings, &self.tiers, &shares, step, interval_ms);
+        if let Err(error) = outcome {
+            alarms.push(Alarm::HostSetting { key: "fair_share".to_owned(), error: error.to_string() });
+        }
+        for present in present.iter_mut().filter(|present| self.shares.holds(present.cgroup.path())) {
+            present.view.policy.local = None;
+        }
     }
 
     /// The files of the settings that the policy asks for.
@@ -260,6 +298,9 @@ impl<K: Kernel> Agent<K> {
         for service in self.policy.services.iter().filter(|service| service.policy.rule == TierRule::OptOut) {
             let cgroup = self.resolve(service);
             paths.extend(cgroup.ok().flatten().map(|cgroup| cgroup.file("cpuset.mems")));
+        }
+        if self.asks_the_kernel() {
+            paths.extend(share_settings());
         }
         paths
     }
@@ -358,6 +399,7 @@ impl<K: Kernel> Agent<K> {
                 }
             }
         }
+        self.hold_by_kernel(&mut present, &mut round.alarms);
         let services: Vec<ServiceView> = present.iter().map(|present| present.view.clone()).collect();
         let limits = self.limits(&round);
         let decision = pages::decide(&services, &limits, &mut self.past);
@@ -502,7 +544,16 @@ impl<K: Kernel> Agent<K> {
         let services: Vec<&Service> = present.iter().map(|present| &present.service).collect();
         let mut rows = Vec::new();
         for (index, present) in present.iter().enumerate() {
-            let (what, line) = cause(index, &services, &present.view.seen, decision);
+            let (what, line) = match self.shares.holds(present.cgroup.path()) {
+                true => {
+                    let lines = present.service.lines;
+                    (
+                        "the kernel holds its share by goals of DAMON".to_owned(),
+                        lines.local_high.or(lines.local_low),
+                    )
+                }
+                false => cause(index, &services, &present.view.seen, decision),
+            };
             let ServiceBytes { fast, slow, fast_cache, pressure, refaults } = present.view.seen;
             rows.push(ServiceRound {
                 service: present.service.name.clone(),
@@ -716,12 +767,21 @@ mod tests {
 
     #[test]
     fn an_agent_that_is_killed_at_any_of_its_writes_leaves_nothing_behind_after_the_next_start() {
+        let kills = killed_at_each_write(TEXT, &|_| {});
+        assert!(kills >= 12, "the agent wrote {kills} times only");
+        let kills = killed_at_each_write(&format!("fair_share = \"kernel\"\n{TEXT}"), &Tree::has_goals);
+        assert!(kills >= 50, "the agent wrote {kills} times only");
+    }
+
+    /// How many writes an agent makes; it is killed at each of them once.
+    fn killed_at_each_write(text: &str, prepare: &dyn Fn(&Tree)) -> u32 {
         let mut kills = 0;
         for writes in 1.. {
             let tree = machine();
+            prepare(&tree);
             let before = tree.settings();
             tree.kill_after(writes);
-            let policy = || Policy::parse(TEXT).unwrap();
+            let policy = || Policy::parse(text).unwrap();
             if let Ok((mut agent, _)) = Agent::start(&tree, policy(), JOURNAL, false) {
                 for _ in 0..3 {
                     drop(agent.round(0));
@@ -739,7 +799,64 @@ mod tests {
             assert!(tree.disk().is_empty(), "killed at write {writes}");
         }
         println!("killed at {kills} writes");
-        assert!(kills >= 12, "the agent wrote {kills} times only");
+        kills
+    }
+
+    #[test]
+    fn the_kernel_holds_a_share_by_goals_that_follow_the_service() {
+        let tree = machine();
+        tree.has_goals();
+        let before = tree.settings();
+        let policy = Policy::parse(&format!("fair_share = \"kernel\"\n{TEXT}")).unwrap();
+        let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+        let local = |round: &Round| round.services[0].local;
+        for _ in 0..6 {
+            assert_eq!(look(&mut agent).services[0].demoted, 0, "the agent itself demotes nothing");
+        }
+        let round = look(&mut agent);
+        assert!((0.45..=0.55).contains(&local(&round)) && round.alarms.is_empty(), "{round:?}");
+        assert_eq!(round.services[0].cause.what, "the kernel holds its share by goals of DAMON");
+        tree.put_bytes("/cache", [60 * MIB, 240 * MIB]);
+        (0..6).for_each(|_| drop(look(&mut agent)));
+        assert!((0.45..=0.55).contains(&local(&look(&mut agent))), "it grew, and its hot pages went up");
+        tree.put_bytes("/cache", [300 * MIB, 0]);
+        tree.suffer("/cache", 25.0, 0, 0);
+        look(&mut agent);
+        // A goal is a whole part of 10,000 of the node.
+        let part = 512 * MIB / 10_000 + 1;
+        let left = tree.bytes("/cache")[0];
+        assert!((300 * MIB - part..=300 * MIB).contains(&left), "one that suffers keeps what it has: {left}");
+        agent.change(Policy::parse(TEXT).unwrap()).unwrap();
+        assert_eq!(
+            tree.settings()["/sys/module/damon_stat/parameters/enabled"],
+            "Y\n",
+            "DAMON_STAT runs again"
+        );
+        agent.stop().unwrap();
+        assert_eq!(tree.settings(), before);
+    }
+
+    #[test]
+    fn a_kernel_without_goals_or_with_another_user_of_damon_leaves_shares_to_the_agent() {
+        let policy = || Policy::parse(&format!("fair_share = \"kernel\"\n{TEXT}")).unwrap();
+        let said = |prepare: &dyn Fn(&Tree)| {
+            let tree = machine();
+            prepare(&tree);
+            let before = tree.settings();
+            let (mut agent, _) = Agent::start(&tree, policy(), JOURNAL, false).unwrap();
+            let round = look(&mut agent);
+            assert_eq!(round.services[0].demoted, 32 * MIB);
+            agent.stop().unwrap();
+            assert_eq!(tree.settings(), before);
+            round.alarms.iter().map(ToString::to_string).collect::<String>()
+        };
+        let old = said(&|_| {});
+        assert!(old.starts_with("fair_share: Linux 6.12.0-fake has no goals of DAMON by cgroup"), "{old}");
+        let used = said(&|tree| {
+            tree.has_goals();
+            tree.write("/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds", "1").unwrap();
+        });
+        assert!(used.contains("has 1 kdamonds of another program"), "{used}");
     }
 
     #[test]
@@ -881,41 +998,46 @@ mod tests {
     /// A policy of up to four services, with keys of the host, drawn.
     fn any_policy() -> impl Strategy<Value = Policy> {
         let service = (0..4usize, 0..3usize, 0.0..1.0f64, 0.0..1.0f64, any::<bool>(), any::<bool>());
-        let host = (0..4usize, proptest::option::of(1..1000u64), any::<bool>());
-        (proptest::collection::vec(service, 0..4), host).prop_map(|(drawn, (weights, rate, fills))| {
-            let mut text = String::new();
-            if let Some(rate) = rate {
-                text += &format!("promotion_limit = \"{rate}MB/s\"\n");
-            }
-            if fills {
-                text += "free_low = 0.4\nfree_high = 0.5\n";
-            }
-            text += [
-                "",
-                "[interleave]\nweights = \"auto\"\n",
-                "[interleave]\nweights = { 0 = 5, 1 = 2 }\n",
-                "[interleave]\nweights = { 0 = 5, 9 = 2 }\n",
-            ][weights];
-            let mut taken = BTreeSet::new();
-            for (group, rule, a, b, by_unit, slow_cache) in drawn {
-                if !taken.insert(group) {
-                    continue;
+        let host = (0..4usize, proptest::option::of(1..1000u64), any::<bool>(), any::<bool>());
+        (proptest::collection::vec(service, 0..4), host).prop_map(
+            |(drawn, (weights, rate, fills, by_kernel))| {
+                let mut text = String::new();
+                if by_kernel {
+                    text += "fair_share = \"kernel\"\n";
                 }
-                let tier = ["opt-in", "opt-out", "background"][rule];
-                let place = match by_unit {
-                    true => format!("unit = \"g{group}.service\""),
-                    false => format!("cgroup = \"/system.slice/g{group}.service\""),
-                };
-                text += &format!("[service.s{group}]\n{place}\ntier = \"{tier}\"\n");
-                if rule == 0 {
-                    text += &format!("local_low = {:?}\nlocal_high = {:?}\n", a.min(b), a.max(b));
+                if let Some(rate) = rate {
+                    text += &format!("promotion_limit = \"{rate}MB/s\"\n");
                 }
-                if slow_cache && rule != 1 {
-                    text += "page_cache = \"slow\"\n";
+                if fills {
+                    text += "free_low = 0.4\nfree_high = 0.5\n";
                 }
-            }
-            Policy::parse(&text).expect(&text)
-        })
+                text += [
+                    "",
+                    "[interleave]\nweights = \"auto\"\n",
+                    "[interleave]\nweights = { 0 = 5, 1 = 2 }\n",
+                    "[interleave]\nweights = { 0 = 5, 9 = 2 }\n",
+                ][weights];
+                let mut taken = BTreeSet::new();
+                for (group, rule, a, b, by_unit, slow_cache) in drawn {
+                    if !taken.insert(group) {
+                        continue;
+                    }
+                    let tier = ["opt-in", "opt-out", "background"][rule];
+                    let place = match by_unit {
+                        true => format!("unit = \"g{group}.service\""),
+                        false => format!("cgroup = \"/system.slice/g{group}.service\""),
+                    };
+                    text += &format!("[service.s{group}]\n{place}\ntier = \"{tier}\"\n");
+                    if rule == 0 {
+                        text += &format!("local_low = {:?}\nlocal_high = {:?}\n", a.min(b), a.max(b));
+                    }
+                    if slow_cache && rule != 1 {
+                        text += "page_cache = \"slow\"\n";
+                    }
+                }
+                Policy::parse(&text).expect(&text)
+            },
+        )
     }
 
     /// What happens to a host beside the agent, before one of its changes.
@@ -991,11 +1113,15 @@ mod tests {
             proptest::collection::vec((any_policy(), proptest::option::of(any_event())), CHANGES),
             proptest::option::of(1..200u64),
             any::<bool>(),
+            any::<bool>(),
         );
         let config = ProptestConfig { cases: RUNS, failure_persistence: None, ..ProptestConfig::default() };
         let mut runner = proptest::test_runner::TestRunner::new(config);
-        let outcome = runner.run(&strategy, |(changes, kill, derives)| {
+        let outcome = runner.run(&strategy, |(changes, kill, derives, goals)| {
             let tree = Tree::new(512 * MIB);
+            if goals {
+                tree.has_goals();
+            }
             if derives {
                 tree.derives_weights();
             }

@@ -11,7 +11,7 @@ mod telemetry;
 
 pub use control::{Agent, AgentError, Alarm, Cause, Round, ServiceRound};
 pub use polder_place::pages::{RecordedRound, replay};
-pub use policy::{Lines, Place, Policy, PolicyError, Service, Weights};
+pub use policy::{FairShare, Lines, Place, Policy, PolicyError, Service, Weights};
 pub use state::State;
 pub use telemetry::Metrics;
 
@@ -20,3 +20,6 @@ pub const UNIT: &str = include_str!("../share/polder-agent.service");
 
 /// A dashboard for Grafana over the metrics of [`Metrics`].
 pub const DASHBOARD: &str = include_str!("../share/grafana.json");
+
+/// Objects for Kubernetes: a policy, and a DaemonSet that carries it out on each labelled node.
+pub const DAEMONSET: &str = include_str!("../share/daemonset.yaml");

@@ -90,8 +90,21 @@ pub struct Policy {
     pub promotion_limit_mbps: Option<u64>,
     /// Weights of the nodes.
     pub weights: Option<Weights>,
+    /// What holds the shares of services.
+    pub fair_share: FairShare,
     /// Services by name.
     pub services: Vec<Service>,
+}
+
+/// What holds the shares of services.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FairShare {
+    /// The agent, by reclaim.
+    #[default]
+    Agent,
+    /// The kernel, by goals of DAMON, from Linux 6.19 on; the agent where it has none.
+    Kernel,
 }
 
 #[derive(Deserialize)]
@@ -105,6 +118,8 @@ struct File {
     free_high: Option<Spanned<f64>>,
     promotion_limit: Option<Spanned<String>>,
     interleave: Option<Spanned<toml::Value>>,
+    #[serde(default)]
+    fair_share: FairShare,
     #[serde(default)]
     service: BTreeMap<String, Spanned<FileService>>,
 }
@@ -252,6 +267,7 @@ impl Policy {
                 "a rate such as \"200MB/s\"",
                 |text| rate(text).map(Some),
             )?,
+            fair_share: file.fair_share,
             weights: file.interleave.as_ref().map(|value| weights(&at, value)).transpose()?,
             services,
         })
@@ -390,6 +406,19 @@ mod tests {
 
     fn refused(text: &str) -> String {
         Policy::parse(text).expect_err("it is refused").to_string()
+    }
+
+    #[test]
+    fn the_policy_of_the_daemonset_is_one() {
+        let (_, text) = crate::DAEMONSET.split_once("agent.toml: |\n").unwrap();
+        let text: String = text
+            .split("---")
+            .next()
+            .unwrap()
+            .lines()
+            .map(|line| line.trim_start().to_owned() + "\n")
+            .collect();
+        assert_eq!(Policy::parse(&text).unwrap().services[0].name, "burstable");
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Unit,
     /// Print a dashboard for Grafana.
     Dashboard,
+    /// Print a policy and a DaemonSet for Kubernetes: `polder agent daemonset | kubectl apply -f -`.
+    Daemonset,
 }
 
 #[derive(Args)]
@@ -122,6 +124,10 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         }
         Command::Dashboard => {
             print!("{}", polder_agent::DASHBOARD);
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Daemonset => {
+            print!("{}", polder_agent::DAEMONSET);
             Ok(ExitCode::SUCCESS)
         }
     }

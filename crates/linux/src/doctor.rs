@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::damon::KDAMONDS;
 use crate::nodes::{NODES, release};
 use crate::{BALANCING, CGROUPS, DEMOTION, INTERLEAVE, Kernel, KernelError, Tiers, parse_nodes, show_nodes};
 
 const DAX: &str = "/sys/bus/dax/devices";
 const AUTO_ONLINE: &str = "/sys/devices/system/memory/auto_online_blocks";
 const PRESSURE: &str = "/proc/pressure/memory";
-const KDAMONDS: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 
 /// What was found on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -164,7 +164,7 @@ fn facts(report: &Report) -> BTreeMap<String, String> {
 }
 
 /// Major and minor number of a release such as `6.12.0-amd64`.
-fn version(release: &str) -> (u32, u32) {
+pub(crate) fn version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(['.', '-', '+']).map_while(|part| part.parse().ok());
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }

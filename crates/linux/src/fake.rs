@@ -6,6 +6,7 @@
 //!   after another with ENOSPC (every cgroup has processes here). What a parent leaves out is not in effect, and a set
 //!   that has nothing of the parent's is answered by the parent's own.
 //! - A setting says EBUSY once in a while; values that a kernel refuses are EINVAL.
+//! - kdamonds appear as they are counted, are busy while they run or DAMON_STAT does, and reach the goals of their schemes in steps.
 //! - Files of a cgroup that was removed are gone, and one that is made anew has another inode.
 //! - [`Tree::kill_after`] ends the process at a write: that write and everything after it fails, and a record that
 //!   was being appended is cut short.
@@ -16,6 +17,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Error, ErrorKind};
 
+use crate::damon::{DAMON_STAT, KDAMONDS};
 use crate::{
     BALANCING, CGROUPS, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError, PROMOTION_LIMIT,
     parse_nodes, show_nodes,
@@ -155,6 +157,14 @@ impl Tree {
     pub fn derives_weights(&self) {
         self.put(INTERLEAVE_AUTO, "true\n");
         self.put(&format!("{INTERLEAVE}/node0"), "25\n");
+    }
+
+    /// DAMON has goals by cgroup, as Linux 6.19 has, and DAMON_STAT runs.
+    pub fn has_goals(&self) {
+        self.put("/proc/sys/kernel/osrelease", "6.19.0-fake\n");
+        self.put(&format!("{KDAMONDS}/nr_kdamonds"), "0\n");
+        self.put(DAMON_STAT, "Y\n");
+        self.put("/proc/iomem", "00100000-1fffffff : System RAM\n");
     }
 
     /// `memory.reclaim` takes no swappiness, as before Linux 6.9.
@@ -329,7 +339,76 @@ impl Tree {
         }
     }
 
+    /// What is below `kdamonds`.
+    fn write_damon(&self, path: &str, line: &str) -> Result<(), Error> {
+        self.be_busy()?;
+        let mut files = self.files.borrow_mut();
+        let (folder, name) = path.rsplit_once('/').ok_or(ErrorKind::NotFound)?;
+        let (state, invalid) = (format!("{KDAMONDS}/0/state"), || Error::from_raw_os_error(EINVAL));
+        let is_there = is_counted(&files, path) && !["goal_tuner", "fail_charge_num"].contains(&name);
+        let is_on = files.get(&state).is_some_and(|text| text == "on\n");
+        let is_busy = match (name, line) {
+            ("nr_kdamonds", _) => is_on,
+            ("state", "on") => is_on || files.get(DAMON_STAT).is_some_and(|text| text == "Y\n"),
+            _ => false,
+        };
+        match (name, line) {
+            _ if !is_there => return Err(ErrorKind::NotFound.into()),
+            _ if is_busy => return Err(Error::from_raw_os_error(EBUSY)),
+            ("state", "on" | "off") if (line == "off") == is_on => {}
+            ("state", "commit_schemes_quota_goals") if is_on => {}
+            ("state", _) => return Err(invalid()),
+            _ => {}
+        }
+        if name.starts_with("nr_") {
+            let count: u64 = line.parse().map_err(|_| invalid())?;
+            let above = format!("{folder}/");
+            files.retain(|file, _| file.strip_prefix(&above).is_none_or(|rest| !rest.contains('/')));
+            if name == "nr_kdamonds" && count > 0 {
+                files.insert(state.clone(), "off\n".to_owned());
+            }
+        }
+        if !line.starts_with("commit") {
+            files.insert(path.to_owned(), format!("{line}\n"));
+        }
+        if path == state && line != "off" {
+            self.reach_goals(&files);
+        }
+        Ok(())
+    }
+
+    /// Each scheme moves what its goal wants, up to its quota.
+    fn reach_goals(&self, files: &BTreeMap<String, String>) {
+        let schemes = format!("{KDAMONDS}/0/contexts/0/schemes");
+        let text = |path: String| files.get(&path).map_or("", |text| text.trim());
+        let number = |path: String| text(path).parse::<u64>().unwrap_or(0);
+        for scheme in 0..number(format!("{schemes}/nr_schemes")) {
+            let quotas = format!("{schemes}/{scheme}/quotas");
+            let (quota, goal) = (number(format!("{quotas}/bytes")), format!("{quotas}/goals/0"));
+            let target = self.fast_bytes / 10_000 * number(format!("{goal}/target_value"));
+            let is_cold = text(format!("{schemes}/{scheme}/action")) == "migrate_cold";
+            self.change(text(format!("{goal}/path")), |group| {
+                let used = group.bytes[0];
+                let wanted = if is_cold {
+                    used.saturating_sub(self.fast_bytes - target)
+                } else {
+                    target.saturating_sub(used)
+                };
+                let (from, to) = if is_cold { (0, 1) } else { (1, 0) };
+                let moved = wanted.min(quota).min(group.bytes[from]);
+                let of_cache = moved.saturating_sub(group.bytes[from] - group.cache[from]);
+                for (bytes, moved) in [(&mut group.bytes, moved), (&mut group.cache, of_cache)] {
+                    bytes[from] -= moved;
+                    bytes[to] += moved;
+                }
+            });
+        }
+    }
+
     fn write_file(&self, path: &str, line: &str) -> Result<(), Error> {
+        if path.starts_with(KDAMONDS) {
+            return self.write_damon(path, line);
+        }
         let mut files = self.files.borrow_mut();
         let text = files.get_mut(path).ok_or(ErrorKind::NotFound)?;
         self.be_busy()?;
@@ -359,6 +438,21 @@ impl Tree {
         let (all, free) = (bytes >> 10, bytes.saturating_sub(self.used(node)) >> 10);
         Some(format!("Node {node} MemTotal:       {all} kB\nNode {node} MemFree:   {free} kB\n"))
     }
+}
+
+/// Whether each folder of `path` with a number is below the count beside it.
+fn is_counted(files: &BTreeMap<String, String>, path: &str) -> bool {
+    let count = |parent: &str| -> Option<u64> {
+        let name = parent.rsplit_once('/')?.1;
+        files.get(&format!("{parent}/nr_{name}"))?.trim().parse().ok()
+    };
+    let mut at = KDAMONDS.to_owned();
+    files.contains_key(&format!("{KDAMONDS}/nr_kdamonds"))
+        && path[KDAMONDS.len()..].split('/').skip(1).all(|part| {
+            let is_there = part.parse::<u64>().is_err() || count(&at) > part.parse().ok();
+            at = format!("{at}/{part}");
+            is_there
+        })
 }
 
 impl Kernel for Tree {

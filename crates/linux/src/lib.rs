@@ -7,6 +7,7 @@
 mod cgroup;
 #[cfg(feature = "fake")]
 pub mod conformance;
+mod damon;
 pub mod doctor;
 #[cfg(feature = "fake")]
 pub mod fake;
@@ -18,6 +19,7 @@ mod own;
 mod privilege;
 
 pub use cgroup::{Cgroup, Counts, NodeMemory};
+pub use damon::{HeldShare, KernelShares, share_settings};
 pub use host::{HostCounters, HostCounts};
 pub use journal::{Restored, Settings};
 pub use kernel::{Host, Kernel, KernelError};

@@ -1,0 +1,270 @@
+//! Fair share that the kernel holds: DAMON's goals by cgroup and node, from Linux 6.19 on.
+//!
+//! One kdamond watches all memory. Each held cgroup has two schemes. Its cold pages go down until enough of the fast node is free of it
+//! (`node_memcg_free_bp`), and its hot pages go up until enough of the fast node is its own (`node_memcg_used_bp`). What the kernel
+//! moves in an interval is bounded. Goals are shares of the node in parts of 10,000, so they are written anew as a cgroup grows.
+
+use crate::{Kernel, KernelError, Settings, Tiers, nodes};
+
+/// Where kdamonds are set up.
+pub(crate) const KDAMONDS: &str = "/sys/kernel/mm/damon/admin/kdamonds";
+/// Monitoring of the whole system, which excludes other uses of DAMON.
+pub(crate) const DAMON_STAT: &str = "/sys/module/damon_stat/parameters/enabled";
+const IOMEM: &str = "/proc/iomem";
+/// Parts of a whole, as DAMON's goals count.
+const WHOLE: u64 = 10_000;
+/// What DAMON takes as no limit.
+const ANY: u64 = u32::MAX as u64;
+
+/// A cgroup, and the bytes that it may have on the fast tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldShare {
+    /// Its path below the mount.
+    pub cgroup: String,
+    /// Below so many its hot pages go up.
+    pub low: u64,
+    /// Above so many its cold pages go down.
+    pub high: u64,
+}
+
+/// The files of the settings that [`KernelShares::hold`] changes.
+#[must_use]
+pub fn share_settings() -> [String; 3] {
+    [DAMON_STAT.to_owned(), format!("{KDAMONDS}/nr_kdamonds"), format!("{KDAMONDS}/0/state")]
+}
+
+/// What the kernel was asked to hold.
+#[derive(Debug, Default)]
+pub struct KernelShares {
+    /// Cgroups in the order of their schemes, with the bytes and the interval in ms that bound each; [`None`] where that is not set up.
+    held: Option<(Vec<String>, u64, u64)>,
+    /// Whether the kdamond is that of this agent.
+    is_ours: bool,
+}
+
+impl KernelShares {
+    /// Has the kernel hold these shares, and no others. `step` is the bytes that each scheme moves in `interval_ms` at most.
+    ///
+    /// # Errors
+    /// [`KernelError::Missing`] where this kernel has no such goals, or another program uses DAMON. [`KernelError::File`] as the kernel
+    /// refuses.
+    pub fn hold<K: Kernel>(
+        &mut self,
+        settings: &mut Settings<K>,
+        tiers: &Tiers,
+        shares: &[HeldShare],
+        step: u64,
+        interval_ms: u64,
+    ) -> Result<(), KernelError> {
+        let fast = tiers.fast_memory(settings.kernel())?.bytes;
+        let cgroups: Vec<String> = shares.iter().map(|share| share.cgroup.clone()).collect();
+        let wanted = Some((cgroups, step, interval_ms));
+        if self.held.is_none() && shares.is_empty() {
+            return Ok(());
+        }
+        let is_on = settings.kernel().read(&state()).is_ok_and(|text| text.trim() == "on");
+        if self.held == wanted && is_on {
+            set_goals(settings.kernel(), shares, fast)?;
+            return settings.kernel().write(&state(), "commit_schemes_quota_goals");
+        }
+        let plan = Plan::new(settings.kernel(), tiers, step, interval_ms)?;
+        self.expect_ours(settings.kernel())?;
+        (self.held, self.is_ours) = (None, true);
+        plan.set_up(settings, shares)?;
+        set_goals(settings.kernel(), shares, fast)?;
+        settings.set(&state(), "on")?;
+        self.held = wanted;
+        Ok(())
+    }
+
+    /// That the settings were restored: nothing is held any more.
+    pub fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Whether the kernel holds the share of this cgroup.
+    #[must_use]
+    pub fn holds(&self, cgroup: &str) -> bool {
+        self.held.as_ref().is_some_and(|(cgroups, ..)| cgroups.iter().any(|held| held == cgroup))
+    }
+
+    fn expect_ours(&self, kernel: &impl Kernel) -> Result<(), KernelError> {
+        let count = kernel.read(&format!("{KDAMONDS}/nr_kdamonds"))?;
+        match count.trim() == "0" || self.is_ours {
+            true => Ok(()),
+            false => Err(KernelError::Missing(format!(
+                "{KDAMONDS} has {} kdamonds of another program, such as damo; stop it, or write fair_share = \"agent\"",
+                count.trim()
+            ))),
+        }
+    }
+}
+
+fn state() -> String {
+    format!("{KDAMONDS}/0/state")
+}
+
+fn scheme(index: usize) -> String {
+    format!("{KDAMONDS}/0/contexts/0/schemes/{index}")
+}
+
+/// The goals of each share: bytes of it on the fast node, as parts of the node.
+fn set_goals(kernel: &impl Kernel, shares: &[HeldShare], fast: u64) -> Result<(), KernelError> {
+    let parts = |bytes: u64| (bytes.min(fast) * WHOLE).div_ceil(fast.max(1));
+    for (index, share) in shares.iter().enumerate() {
+        for (scheme, target) in
+            [(2 * index, parts(fast.saturating_sub(share.high))), (2 * index + 1, parts(share.low))]
+        {
+            // A goal of 0 is refused; one part is reached by any cgroup that is there.
+            kernel.write(
+                &format!("{}/quotas/goals/0/target_value", self::scheme(scheme)),
+                &target.max(1).to_string(),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// How schemes are set up on this machine.
+struct Plan {
+    fast: u32,
+    slow: u32,
+    /// Physical memory, from and to.
+    ranges: Vec<(u64, u64)>,
+    step: u64,
+    interval_ms: u64,
+}
+
+impl Plan {
+    fn new(kernel: &impl Kernel, tiers: &Tiers, step: u64, interval_ms: u64) -> Result<Self, KernelError> {
+        let release = nodes::release(kernel)?;
+        if crate::doctor::version(&release) < (6, 19)
+            || kernel.read(&format!("{KDAMONDS}/nr_kdamonds")).is_err()
+        {
+            return Err(KernelError::Missing(format!(
+                "Linux {release} has no goals of DAMON by cgroup, which come with 6.19 and CONFIG_DAMON_SYSFS; the agent holds shares by reclaim"
+            )));
+        }
+        let (1, 1, Some(&fast), Some(&slow)) =
+            (tiers.fast.len(), tiers.slow.len(), tiers.fast.first(), tiers.slow.first())
+        else {
+            return Err(KernelError::Missing(
+                "goals of DAMON are of one node each, and a tier here has several; the agent holds shares by reclaim".to_owned(),
+            ));
+        };
+        let ranges = memory_ranges(&kernel.read(IOMEM)?);
+        if ranges.is_empty() {
+            return Err(KernelError::Missing(format!("{IOMEM} shows no memory; CAP_SYS_ADMIN is needed")));
+        }
+        Ok(Self { fast, slow, ranges, step, interval_ms })
+    }
+
+    /// Writes everything but the goals' values and the state, which is off.
+    fn set_up<K: Kernel>(&self, settings: &mut Settings<K>, shares: &[HeldShare]) -> Result<(), KernelError> {
+        if settings.kernel().read(&state()).is_ok_and(|text| text.trim() == "on") {
+            settings.kernel().write(&state(), "off")?;
+        }
+        if settings.kernel().read(DAMON_STAT).is_ok_and(|text| text.trim() == "Y") {
+            settings.set(DAMON_STAT, "N")?;
+        }
+        settings.set(&format!("{KDAMONDS}/nr_kdamonds"), "1")?;
+        let kernel = settings.kernel();
+        let context = format!("{KDAMONDS}/0/contexts/0");
+        let write = |path: &str, value: &str| kernel.write(&format!("{context}/{path}"), value);
+        kernel.write(&format!("{KDAMONDS}/0/contexts/nr_contexts"), "1")?;
+        write("operations", "paddr")?;
+        for (name, us) in [("sample_us", 5_000), ("aggr_us", 100_000), ("update_us", 1_000_000)] {
+            write(&format!("monitoring_attrs/intervals/{name}"), &us.to_string())?;
+        }
+        write("monitoring_attrs/nr_regions/max", "1000")?;
+        write("monitoring_attrs/nr_regions/min", "100")?;
+        write("targets/nr_targets", "1")?;
+        write("targets/0/regions/nr_regions", &self.ranges.len().to_string())?;
+        for (index, (start, end)) in self.ranges.iter().enumerate() {
+            write(&format!("targets/0/regions/{index}/start"), &start.to_string())?;
+            write(&format!("targets/0/regions/{index}/end"), &end.to_string())?;
+        }
+        write("schemes/nr_schemes", &(2 * shares.len()).to_string())?;
+        for (index, share) in shares.iter().enumerate() {
+            let (down, up) = (
+                ("migrate_cold", self.slow, "node_memcg_free_bp"),
+                ("migrate_hot", self.fast, "node_memcg_used_bp"),
+            );
+            for (scheme, (action, target, metric)) in [(2 * index, down), (2 * index + 1, up)] {
+                self.set_scheme(kernel, scheme, &share.cgroup, action, target, metric)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set_scheme(
+        &self,
+        kernel: &impl Kernel,
+        index: usize,
+        cgroup: &str,
+        action: &str,
+        target: u32,
+        metric: &str,
+    ) -> Result<(), KernelError> {
+        let scheme = scheme(index);
+        let write = |path: &str, value: &str| kernel.write(&format!("{scheme}/{path}"), value);
+        write("action", action)?;
+        write("target_nid", &target.to_string())?;
+        for name in ["sz", "nr_accesses", "age"] {
+            write(
+                &format!("access_pattern/{name}/max"),
+                &if name == "sz" { u64::MAX } else { ANY }.to_string(),
+            )?;
+        }
+        write("quotas/bytes", &self.step.to_string())?;
+        write("quotas/reset_interval_ms", &self.interval_ms.to_string())?;
+        for name in ["nr_accesses_permil", "age_permil"] {
+            write(&format!("quotas/weights/{name}"), "500")?;
+        }
+        write("quotas/goals/nr_goals", "1")?;
+        write("quotas/goals/0/target_metric", metric)?;
+        write("quotas/goals/0/nid", &self.fast.to_string())?;
+        write("quotas/goals/0/path", cgroup)?;
+        // From 7.1 on: all of the quota until the goal is reached, and none then. Before, the quota grows and shrinks by the distance.
+        let tuner = write("quotas/goal_tuner", "temporal");
+        // As late: pages of other cgroups are passed over at little cost of the quota.
+        let charge =
+            write("quotas/fail_charge_num", "1").and_then(|()| write("quotas/fail_charge_denom", "1000"));
+        for outcome in [tuner, charge] {
+            match outcome {
+                Err(error) if !error.is_gone() => return Err(error),
+                _ => {}
+            }
+        }
+        write("filters/nr_filters", "1")?;
+        write("filters/0/type", "memcg")?;
+        write("filters/0/memcg_path", cgroup)?;
+        // What does not match is left out.
+        write("filters/0/matching", "N")
+    }
+}
+
+/// Memory in the text of `/proc/iomem`, from and to; also that of dax devices, which is listed below them.
+fn memory_ranges(text: &str) -> Vec<(u64, u64)> {
+    let range = |line: &str| {
+        let (range, name) = line.trim().split_once(" : ")?;
+        let (start, end) = range.split_once('-')?;
+        let is_memory = name == "System RAM" || name.starts_with("System RAM (");
+        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        // Without the capability all addresses are 0.
+        (is_memory && end > start).then_some((start, end + 1))
+    };
+    text.lines().filter_map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_told_from_what_else_is_mapped() {
+        let text = "00001000-0009fbff : System RAM\n000a0000-000bffff : PCI Bus\n  00100000-1fffffff : System RAM (kmem)\n\
+                    00000000-00000000 : System RAM\n";
+        assert_eq!(memory_ranges(text), [(0x1000, 0x9fc00), (0x10_0000, 0x2000_0000)]);
+    }
+}
