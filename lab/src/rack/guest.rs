@@ -135,7 +135,9 @@ impl Rack {
         qemu.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&self.initrd);
         qemu.args([
             "-append",
-            &format!("console=ttyS0 panic=-1 quiet pcie_ports=compat rack={number} device={device}"),
+            &format!(
+                "console=ttyS0 panic=-1 quiet pcie_ports=compat no_timer_check rack={number} device={device}"
+            ),
         ]);
         let errors = File::create(self.logs.join(format!("{device}{number}.qemu"))).map_err(text)?;
         let qemu = qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
