@@ -20,7 +20,7 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use crate::machine::{read, write};
 
 /// The device that both hosts have.
-const DEVICE: &str = "/dev/dax0.0";
+pub(crate) const DEVICE: &str = "/dev/dax0.0";
 /// What the kernel says of CXL.
 const CXL: &str = "/sys/bus/cxl/devices";
 /// Bytes of the CXL region.

@@ -2,6 +2,7 @@
 //!
 //! `polder-guest service CGROUP BYTES HOT` is a service: it fills BYTES of memory and goes on touching the first HOT.
 //! `polder-guest act WORDS...` is a process in a pool, and `polder-guest rsh HOST WORDS...` starts one on another host of a rack.
+//! `polder-guest unbind WHAT` takes the dax device away from a range.
 #![forbid(unsafe_code)]
 
 mod acts;
@@ -9,6 +10,7 @@ mod host;
 mod machine;
 mod stripes;
 mod tiers;
+mod unbind;
 
 use std::process::ExitCode;
 
@@ -18,6 +20,7 @@ fn main() -> ExitCode {
         ["service", cgroup, bytes, hot] => machine::serve(cgroup, bytes, hot),
         ["act", ref words @ ..] => acts::run(words),
         ["rsh", ref words @ ..] => host::rsh(words),
+        ["unbind", what] => unbind::run(what),
         _ if std::process::id() != 1 => {
             eprintln!(
                 "polder-guest is the first process of a guest of the lab; start the lab with: make lab"

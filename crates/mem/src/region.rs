@@ -385,6 +385,21 @@ fn dax_size(path: &Path, device: &Path) -> Result<(u64, u64), RegionError> {
     if subsystem.file_name().is_none_or(|name| name != "dax") {
         return Err(RegionError::NotMemory { path: path.into(), what: "a character device other than dax" });
     }
+    // The kernel keeps a device that is unbound in /sys, with its size. Before 5.19 some were a class, whose driver stands elsewhere.
+    let is_on_bus = subsystem.parent().and_then(Path::file_name).is_some_and(|name| name == "bus");
+    if is_on_bus {
+        let attribute = device.join("driver");
+        let driver = attribute.canonicalize().unwrap_or_default();
+        let why = match driver.file_name().map(|name| name.to_string_lossy()) {
+            Some(name) if name == "device_dax" => None,
+            Some(other) => Some(format!("expected device_dax, found {other}")),
+            None => Some("it is unbound".into()),
+        };
+        if let Some(why) = why {
+            let source = io::Error::other(why);
+            return Err(RegionError::Dax { path: path.into(), attribute, source });
+        }
+    }
     let bytes = dax_number(path, &device.join("size"))?;
     // Kernels before 5.10 have no `align` here; their devices come in steps of 2 MiB.
     let align = match dax_number(path, &device.join("align")) {
@@ -668,6 +683,16 @@ mod tests {
                 && words.contains("size of this dax device: \"plenty\" is no number"),
             "{words}"
         );
+        let bound = sysfs(&scratch, "bus/dax", "4294967296\n", Some("2097152\n"));
+        let words = message(dax_size(path, &bound));
+        assert!(words.contains("driver of this dax device: it is unbound; is it in devdax mode"), "{words}");
+        for (driver, is_ours) in [("kmem", false), ("device_dax", true)] {
+            let folder = scratch.path().join(driver);
+            std::fs::create_dir(&folder).expect("a directory");
+            let _ = std::fs::remove_file(bound.join("driver"));
+            std::os::unix::fs::symlink(&folder, bound.join("driver")).expect("a link");
+            assert_eq!(dax_size(path, &bound).is_ok(), is_ours, "{driver}");
+        }
         let words = message(dax_size(path, &sysfs(&scratch, "mem", "1\n", None)));
         assert!(words.contains("a character device other than dax"), "{words}");
     }

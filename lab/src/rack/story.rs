@@ -33,6 +33,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u32, Failed> {
         first.boot != second.boot && first.bytes == second.bytes,
         "two kernels have one device of the same size",
     )?;
+    unbind(&mut hosts[0], &mut checks)?;
     format(&mut hosts)?;
     let [one, other] = stats(&mut hosts)?;
     checks.check(one == other, "what one kernel formats the other finds")?;
@@ -73,6 +74,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u32, Failed> {
     }
     recover(&rack, &mut hosts, Some("shadow"), &mut checks)?;
     Ok(checks.0)
+}
+
+/// A kernel unbinds the device while a range lies on it.
+fn unbind(host: &mut Host, checks: &mut Checks) -> Result<(), Failed> {
+    let seen = host.run("/init unbind look", &[])?;
+    println!("  {}", seen.said.lines().last().unwrap_or_default());
+    checks.check(
+        seen.is_good() && seen.said.contains("/sys still gives it"),
+        "a dax device that is unbound under a range is named, although /sys still has its size",
+    )?;
+    host.run("/init unbind bind", &[])?.good()?;
+    let touched = host.run("/init unbind touch", &[])?;
+    checks.check(
+        touched.status.is_none() && touched.said.contains("lies on"),
+        "a process that uses the range all the same is ended by a signal",
+    )?;
+    host.run("/init unbind bind", &[])?.good().map(drop)
 }
 
 fn format(hosts: &mut Pair) -> Result<String, Failed> {
