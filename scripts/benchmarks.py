@@ -37,7 +37,10 @@ ABSURD = 50
 PREFACE = f"""\
 # Benchmarks
 
-`make bench` measures all sections and writes this page. One section alone:
+`make bench` measures these sections and writes this page. Each section is a run of its own, minutes after the one
+before. So a case that stands in two sections may differ as much as this machine does from minute to minute. Two
+benchmarks stand on pages of their own: `polder bench offload` in [offload.md](offload.md), `polder bench fabric` in
+[plan-fabric.md](plan-fabric.md). One section alone:
 
 ```sh
 polder bench ring
@@ -108,9 +111,8 @@ def section(name: str) -> str:
     print(f"polder {' '.join(words)}", file=sys.stderr)
     done = subprocess.run([str(POLDER), *words, "--json"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    what = (
-        f"{BENCHES[name]}. Measured on {machine()}, {datetime.date.today().isoformat()}: `polder {' '.join(words)}`\n"
-    )
+    run = f"{datetime.date.today().isoformat()}, {commit()}: `polder {' '.join(words)}`"
+    what = f"{BENCHES[name]}. Measured on {machine()}, {run}\n"
     if not name.startswith("figure"):
         return "\n".join([what, table(rows)])
     return "\n".join([what, SWEEP, PICTURE.format(name=name, file=file), *sweep(rows)])
@@ -326,6 +328,12 @@ def short(value: float | None) -> str:
 def times(ratio: float | None) -> str:
     """A ratio, marked where it is none of speeds."""
     return short(ratio) + (" †" if ratio is not None and ratio > ABSURD else "")
+
+
+def commit() -> str:
+    """The commit that is measured."""
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return f"commit {git.stdout.strip()}" if git.returncode == 0 else "of no commit"
 
 
 def machine() -> str:

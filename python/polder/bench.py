@@ -83,7 +83,7 @@ def run(procs: int, folder: Path, arguments: argparse.Namespace) -> None:
     sizes: list[int] = arguments.sizes
     for coherence in ("coherent", "software"):
         _core.format(folder / coherence, pool_bytes(procs, sizes), hosts=HOSTS, processes=8)
-    command = [sys.executable, "-m", "polder.bench", "--folder", str(folder), "--sizes", *map(str, sizes)]
+    command = [sys.executable, "-P", "-m", "polder.bench", "--folder", str(folder), "--sizes", *map(str, sizes)]
     command += ["--rounds", str(arguments.rounds)]
     command += [f"--{option}" for option in OPTIONS if getattr(arguments, option.replace("-", "_"))]
     mpiexec = Path(sys.executable).with_name("mpiexec")

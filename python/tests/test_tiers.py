@@ -388,6 +388,16 @@ def checked(tmp_path: Path, script: str, *arguments: object) -> subprocess.Compl
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
 
+def test_a_check_runs_no_module_of_the_folder_in_which_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit('the planted module ran')")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/beside.py").write_text("length = 96")
+    (tmp_path / "own/train.py").write_text(SCRIPT.replace("int(sys.argv[1])", "__import__('beside').length"))
+    command = [Path(sys.executable).with_name("polder"), "offload", "check", "--json", "own/train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0 and json.loads(ended.stdout)["context"] == 96, ended.stderr
+
+
 def test_a_check_stops_a_script_after_one_step_and_prints_its_memory(tmp_path: Path) -> None:
     ended = checked(tmp_path, SCRIPT, "--json", "train.py", 96)
     assert ended.returncode == 0, ended.stderr

@@ -2,7 +2,8 @@
 //! and the file before the default. Every edge reads its settings here, so that they mean the same everywhere.
 
 use std::fmt;
-use std::io::IsTerminal;
+use std::fs::File;
+use std::io::{IsTerminal, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -220,7 +221,14 @@ impl Settings {
     /// [`SettingsError::File`] when it is missing, unreadable or has a key or value that is not known.
     pub fn file(path: &Path) -> Result<Self, SettingsError> {
         let failed = |why: String| SettingsError::File { path: path.to_owned(), why };
-        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        let mut text = String::new();
+        let limited = File::open(path).map(|file| file.take(MOST_BYTES + 1));
+        limited
+            .and_then(|mut file| file.read_to_string(&mut text))
+            .map_err(|error| failed(error.to_string()))?;
+        if text.len() as u64 > MOST_BYTES {
+            return Err(failed("expected a file of 1 MiB at most, found a larger one".to_owned()));
+        }
         toml::from_str(&text).map_err(|error| {
             let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
             failed(format!("line {line}: {}", error.message().replace('\n', " ")))
@@ -297,6 +305,9 @@ fn config_file(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<PathBu
         [home.map(|home| home.join("polder/config.toml")), Some(PathBuf::from("/etc/polder/config.toml"))];
     Ok(places.into_iter().flatten().find(|path| path.is_file()))
 }
+
+/// Bytes of a config file, at most.
+const MOST_BYTES: u64 = 1 << 20;
 
 /// The config file of the folder in which a process starts.
 const HERE: &str = "polder.toml";

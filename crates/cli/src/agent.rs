@@ -14,6 +14,7 @@ use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueHint};
 use polder_agent::{Agent, Metrics, Policy, RecordedRound, Round, State, replay};
 use polder_linux::{Host, Kernel, Lock, Restored, Settings as KernelSettings, drop_capabilities, show_nodes};
+use polder_platform::recorded_text_of;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -368,7 +369,7 @@ fn decide_anew(record: &Path) -> Result<ExitCode, Failure> {
     let named = |error: &dyn std::fmt::Display| {
         Failure(format!("{}: {error}; make one with: polder agent run --record FILE", record.display()))
     };
-    let text = std::fs::read_to_string(record).map_err(|error| named(&error))?;
+    let text = recorded_text_of(&record.to_string_lossy())?;
     let rounds: Vec<RecordedRound> =
         text.lines().map(serde_json::from_str).collect::<Result<_, _>>().map_err(|error| named(&error))?;
     let (moves, otherwise) = replay(&rounds);

@@ -7,6 +7,7 @@ use bytesize::ByteSize;
 use clap::{Args, ValueHint};
 use polder_linux::Host;
 use polder_linux::doctor::{Drift, Report, Severity, drift, examine, nodes_of};
+use polder_platform::text_of;
 use serde::Serialize;
 
 use crate::Failure;
@@ -40,7 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             let named = |error: &dyn std::fmt::Display| {
                 Failure(format!("{}: {error}; make one with: polder doctor --json", path.display()))
             };
-            let text = std::fs::read_to_string(path).map_err(|error| named(&error))?;
+            let text = text_of(&path.to_string_lossy())?;
             let reference: Report = serde_json::from_str(&text).map_err(|error| named(&error))?;
             Some(drift(&report, &reference))
         }

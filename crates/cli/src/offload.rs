@@ -35,7 +35,7 @@ pub(crate) struct CheckArguments {
 pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
     let Command::Check(CheckArguments { platform, json, script, arguments }) = command;
     let mut child = std::process::Command::new(python()?);
-    child.args(["-m", "polder.offload.check"]);
+    child.args(["-P", "-m", "polder.offload.check"]);
     if let Some(platform) = platform {
         child.arg("--platform").arg(platform);
     }

@@ -207,11 +207,16 @@ impl Format {
     }
 }
 
+/// A path as a terminal may get it.
+fn shown(path: &Path) -> String {
+    printable(&path.to_string_lossy()).into_owned()
+}
+
 fn describe(path: &Path, made: &Superblock) -> Result<(), Failure> {
     let layout = made.layout()?;
     let Geometry { hosts, processes, chunk_bytes, .. } = made.geometry;
     let data = u64::from(layout.chunks()) * chunk_bytes;
-    println!("{}: pool {} for {hosts} hosts of {processes} processes", path.display(), made.uuid);
+    println!("{}: pool {} for {hosts} hosts of {processes} processes", shown(path), made.uuid);
     println!("{} for data in {} chunks of {}", bytes(data), layout.chunks(), bytes(chunk_bytes));
     Ok(())
 }
@@ -274,7 +279,7 @@ fn table(path: &Path, stat: &PoolStat, boot: u64) -> String {
     let mut lines = vec![
         format!(
             "{}: {} in all, {} of it metadata",
-            printable(&path.display().to_string()),
+            shown(path),
             bytes(stat.bytes),
             bytes(stat.metadata_bytes)
         ),
@@ -320,8 +325,7 @@ fn check(path: &Path, settings: &Settings) -> Result<ExitCode, Failure> {
     for problem in &problems {
         println!("{problem}");
     }
-    let name = path.display().to_string();
-    println!("{}: {} objects, {} problems", printable(&name), stat.objects, problems.len());
+    println!("{}: {} objects, {} problems", shown(path), stat.objects, problems.len());
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -330,10 +334,10 @@ fn sweep(path: &Path, settings: &Settings, job: Option<u64>) -> Result<(), Failu
     each!(session.pool(), pool => {
         let groups = pool.sweep_groups(job)?;
         if !groups.objects.is_empty() {
-            println!("{}: groups: removed {}", path.display(), removed(&groups));
+            println!("{}: groups: removed {}", shown(path), removed(&groups));
         }
         for job in job.map_or_else(|| pool.jobs(), |job| Ok(BTreeSet::from([job])))? {
-            println!("{}: job {job}: removed {}", path.display(), removed(&pool.sweep_job(job)?));
+            println!("{}: job {job}: removed {}", shown(path), removed(&pool.sweep_job(job)?));
         }
         // What other hosts owned goes when they look after it.
         Ok(pool.maintain()?)
@@ -352,7 +356,7 @@ fn remove(path: &Path, settings: &Settings, name: &str, force: bool) -> Result<(
         )));
     }
     each!(session.pool(), pool => pool.destroy(name).and_then(|()| pool.maintain())).map_err(at(path))?;
-    println!("{}: removed {name}", path.display());
+    println!("{}: removed {name}", shown(path));
     if !named.is_empty() {
         eprintln!("{name}: its bytes are free once {} let go of it", named.join(", "));
     }
@@ -414,7 +418,7 @@ fn destroy(path: &Path, settings: &Settings, yes: bool) -> Result<(), Failure> {
         // Behind a link that leads to it as well; the link stays, as a setting does.
         std::fs::remove_file(path.canonicalize()?)?;
     }
-    println!("{}: removed", path.display());
+    println!("{}: removed", shown(path));
     let boot = session::boot()?;
     for host in &held {
         let (here, _) = here_and_gone(host, boot);

@@ -333,7 +333,7 @@ struct Kernels {
 fn kernels() -> Result<Option<Library>, Failure> {
     let Ok(python) = python() else { return Ok(None) };
     eprintln!("polder: measuring kernels");
-    let done = Tied::output(Command::new(&python).args(["-m", "polder.probe"]))?;
+    let done = Tied::output(Command::new(&python).args(["-P", "-m", "polder.probe"]))?;
     if !done.status.success() {
         return Err(Failure(format!("{} -m polder.probe: {}", python.display(), done.status)));
     }

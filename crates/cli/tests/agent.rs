@@ -144,4 +144,6 @@ fn doctor_shows_where_a_host_differs_from_another() {
     assert!(said.contains(drift), "{said}");
     assert_eq!(said.matches("drift:").count(), 1, "{said}");
     assert!(!output.status.success());
+    let output = polder(&["doctor", "--against", "/dev/zero", "--root"], here.path());
+    assert!(text(&output.stderr).contains("/dev/zero: expected a regular file"), "{output:?}");
 }

@@ -429,6 +429,10 @@ fn a_config_file_that_never_ends_or_that_another_user_put_here_is_refused() {
         let line = refused(&command.env("POLDER_CONFIG", path).output().unwrap());
         assert!(line.contains("no regular file; name a config file, or unset it"), "{line}");
     }
+    let large = desk.scratch.path().join("large.toml");
+    std::fs::File::create(&large).unwrap().set_len(6 << 30).unwrap();
+    let line = refused(&desk.command("pool stat").env("POLDER_CONFIG", &large).output().unwrap());
+    assert!(line.contains("large.toml: expected a file of 1 MiB at most"), "{line}");
     let here = desk.scratch.path().join("polder.toml");
     std::fs::write(&here, "pool = \"/from/here\"\n").unwrap();
     let stat = |config: Option<&str>| {
@@ -459,7 +463,8 @@ fn what_a_terminal_takes_as_a_command_is_escaped_in_names_of_files() {
     let line = refused(&command.env("POLDER_POOL", &named).output().unwrap());
     assert!(line.contains("no\\u{1b}[31m") && !line.contains('\u{1b}'), "{line}");
     let mut format = desk.command("pool format --size 64MiB");
-    said("format", &format.env("POLDER_POOL", &named).output().unwrap());
+    let made = said("format", &format.env("POLDER_POOL", &named).output().unwrap());
+    assert!(made.contains("no\\u{1b}[31m: pool ") && !made.contains('\u{1b}'), "{made}");
     let mut stat = desk.command("pool stat");
     let said = said("stat", &stat.env("POLDER_POOL", &named).output().unwrap());
     assert!(said.contains("no\\u{1b}[31m: ") && !said.contains('\u{1b}'), "{said}");

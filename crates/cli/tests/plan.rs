@@ -370,6 +370,7 @@ fn what_is_no_regular_file_or_too_large_is_refused_in_one_line() {
     std::fs::File::create(&large).unwrap().set_len((16 << 20) + 1).unwrap();
     let folder = scratch.path().display().to_string();
     let no_file = "expected a regular file, found a device, a pipe or a socket";
+    let probed = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/platform.toml");
     for (name, problem) in [
         ("/dev/zero", no_file),
         (pipe.as_str(), no_file),
@@ -382,7 +383,19 @@ fn what_is_no_regular_file_or_too_large_is_refused_in_one_line() {
             format!("train --model llama3-8b --platform {name} --gpus 8"),
             format!("train --model llama3-8b --platform dgx-h100 --layout {name}"),
             format!("search --model llama3-8b --platform dgx-h100 --gpus 8 --prices {name}"),
+            format!("verify --platform {probed} --rows {name}"),
+            format!("verify --platform {probed} --rows {probed} --demo {name}"),
         ] {
+            assert_eq!(refused(&arguments), format!("polder: {name}: {problem}"), "{arguments}");
+        }
+    }
+    std::fs::File::create(&large).unwrap().set_len((1 << 30) + 1).unwrap();
+    for (name, problem) in [
+        ("/dev/zero", no_file),
+        (pipe.as_str(), no_file),
+        (large.as_str(), "expected a file of 1024 MiB at most, found a larger one"),
+    ] {
+        for arguments in [format!("tier --record {name}"), format!("tier --ratio 3:1 --trace {name}")] {
             assert_eq!(refused(&arguments), format!("polder: {name}: {problem}"), "{arguments}");
         }
     }

@@ -109,12 +109,18 @@ fn check_owner(path: &Path, stat: &Stat) -> Result<(), KernelError> {
     }
 }
 
+/// Bytes of one of our files, at most.
+const MOST_BYTES: u64 = 16 << 20;
+
 /// The text of one of our files.
 pub(crate) fn read(path: &Path) -> Result<String, KernelError> {
     let mut text = String::new();
-    let mut file = Place::find(path, false)?.open(OFlags::RDONLY)?;
+    let mut file = Place::find(path, false)?.open(OFlags::RDONLY)?.take(MOST_BYTES + 1);
     file.read_to_string(&mut text).map_err(KernelError::file(&path.to_string_lossy()))?;
-    Ok(text)
+    match text.len() as u64 > MOST_BYTES {
+        true => Err(refused(path, "is larger than 16 MiB; it is no policy and no journal")),
+        false => Ok(text),
+    }
 }
 
 /// Adds a line; with `on_disk` it is there when the call returns.

@@ -147,15 +147,28 @@ pub fn text(folder: Folder, name: &str) -> Result<String, DataError> {
     text_of(name)
 }
 
-/// Bytes of a file that is read, at most.
-const MOST_BYTES: u64 = 16 << 20;
-
 /// The text of the file at `path`.
 ///
 /// # Errors
-/// When it cannot be read, is no regular file, or is larger than 16 MiB.
+/// When it cannot be read, is no regular file, or is larger than 16 MiB. When `path` has control characters.
 pub fn text_of(path: &str) -> Result<String, DataError> {
+    text_within(path, 16)
+}
+
+/// The text of a trace or a record at `path`, which grows with what it is of.
+///
+/// # Errors
+/// When it cannot be read, is no regular file, or is larger than 1 GiB. When `path` has control characters.
+pub fn recorded_text_of(path: &str) -> Result<String, DataError> {
+    text_within(path, 1024)
+}
+
+/// The text of a regular file of so many MiB at most.
+fn text_within(path: &str, most_mib: u64) -> Result<String, DataError> {
+    let most_bytes = most_mib << 20;
     let cannot = |error: std::io::Error| DataError::new(path, "", format!("cannot read it: {error}"));
+    // Titles and columns show it.
+    check_name(path).map_err(|problem| DataError::new(path, "", problem))?;
     // Before it is opened: a FIFO would wait for a writer.
     let metadata = std::fs::metadata(path).map_err(cannot)?;
     if !metadata.is_file() {
@@ -163,11 +176,14 @@ pub fn text_of(path: &str) -> Result<String, DataError> {
         return Err(DataError::new(path, "", format!("expected a regular file, found {found}")));
     }
     let mut text = String::new();
-    let limited = File::open(path).map(|file| file.take(MOST_BYTES + 1));
-    limited.and_then(|mut file| file.read_to_string(&mut text)).map_err(cannot)?;
-    match text.len() as u64 > MOST_BYTES {
+    // What a file says of its size may change while it is read.
+    if metadata.len() <= most_bytes {
+        let limited = File::open(path).map(|file| file.take(most_bytes + 1));
+        limited.and_then(|mut file| file.read_to_string(&mut text)).map_err(cannot)?;
+    }
+    match metadata.len().max(text.len() as u64) > most_bytes {
         true => {
-            let problem = format!("expected a file of {} MiB at most, found a larger one", MOST_BYTES >> 20);
+            let problem = format!("expected a file of {most_mib} MiB at most, found a larger one");
             Err(DataError::new(path, "", problem))
         }
         false => Ok(text),

@@ -66,7 +66,7 @@ def main() -> int:
     for threads in arguments.threads:
         # DeepSpeed would look for a GPU, and uses as many threads as OpenMP says.
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": "cpu"}
-        command = [python, "-m", "polder.offload.bench", *words, "--threads", str(threads)]
+        command = [python, "-P", "-m", "polder.offload.bench", *words, "--threads", str(threads)]
         if status := subprocess.run(command, env=environment, check=False).returncode:
             return status
     return 0

@@ -151,7 +151,8 @@ class Watch:
     def run(self, script: Path, arguments: list[str]) -> None:
         """Runs a script up to the end of its first step."""
         sys.argv = [str(script), *arguments]
-        sys.path[0] = str(script.resolve().parent)
+        # Where Python puts no folder first, that place is the standard library's.
+        sys.path[: not sys.flags.safe_path] = [str(script.resolve().parent)]
         hooks = [register_optimizer_step_post_hook(self.stepped), register_module_forward_pre_hook(self.called)]
         try:
             with torch.autograd.graph.saved_tensors_hooks(lambda it: _Kept(self, it), lambda it: it.tensor):

@@ -75,7 +75,9 @@ def _pinned(nbytes: int, threshold: int | None) -> int:
         "print(torch.cuda.host_memory_stats()['allocated_bytes.current'])"
     )
     environment = {**os.environ, **setting}
-    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
     return int(ended.stdout)
 
 

@@ -117,7 +117,7 @@ def run(procs: int, folder: Path, arguments: argparse.Namespace) -> Iterator[str
     sizes: list[int] = arguments.sizes
     for kind in KINDS:
         _core.format(folder / kind, 256 << 20, hosts=HOSTS, processes=8, coherence=kind)
-    command = [sys.executable, "-m", "polder.torch.bench", "--folder", str(folder), "--sizes", *map(str, sizes)]
+    command = [sys.executable, "-P", "-m", "polder.torch.bench", "--folder", str(folder), "--sizes", *map(str, sizes)]
     command += ["--rounds", str(arguments.rounds), "--operations", *arguments.operations]
     mpiexec = Path(sys.executable).with_name("mpiexec")
     if mpiexec.exists() and importlib.util.find_spec("mpi4py"):

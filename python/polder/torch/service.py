@@ -868,7 +868,16 @@ def _start(
     attachment: Attachment, name: str, proxy: int, proxies: int, clients: int, timeout: float
 ) -> "subprocess.Popen[bytes]":
     """Starts a proxy on this worker's host; it ends when this process does, because its standard input does."""
-    command = [sys.executable, "-m", "polder.proxy", "--pool", attachment.path, "--host", str(attachment.pool.host)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "polder.proxy",
+        "--pool",
+        attachment.path,
+        "--host",
+        str(attachment.pool.host),
+    ]
     command += ["--service", name, "--proxy", str(proxy), "--proxies", str(proxies), "--clients", str(clients)]
     command += ["--timeout", str(timeout), "--tied", *(["--own"] if attachment.share is not None else [])]
     return subprocess.Popen(command, stdin=subprocess.PIPE)

@@ -88,7 +88,7 @@ pub(super) fn rows_of(
 ) -> Result<(), Failure> {
     let python = python()?;
     let mut command = Command::new(&python);
-    command.args(["-m", module]).args(words).stdout(Stdio::piped());
+    command.args(["-P", "-m", module]).args(words).stdout(Stdio::piped());
     // Its pools go when it is killed.
     let scratch = Scratch::new()?;
     command.env("POLDER_BENCH_FOLDER", scratch.path());

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use polder_platform::{Bandwidth, FlopRate, Time, text_of};
+use polder_platform::{Bandwidth, FlopRate, Time, recorded_text_of};
 use polder_sim::grouped;
 use polder_sim::program::{OperatorRates, StepTrace, TracedStep};
 use serde_json::json;
@@ -54,7 +54,7 @@ fn traces(folder: &Path) -> Result<Vec<(String, StepTrace)>, Failure> {
     }
     let read = |path: &PathBuf| {
         let name = path.display().to_string();
-        let trace = StepTrace::read(&name, &text_of(&name)?)?;
+        let trace = StepTrace::read(&name, &recorded_text_of(&name)?)?;
         Ok((name, trace))
     };
     paths.iter().map(read).collect()

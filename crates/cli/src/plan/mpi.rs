@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use polder_platform::{Bandwidth, DataError, Platform, Time, text_of};
+use polder_platform::{Bandwidth, DataError, Platform, Time, recorded_text_of};
 use polder_sim::grouped;
 use polder_sim::program::{Network, ProgramTrace, Replayed, Way, read_trace, replay};
 use serde_json::json;
@@ -72,7 +72,7 @@ fn texts(folder: &Path) -> Result<Vec<(String, String)>, Failure> {
     }
     let text = |path: &PathBuf| {
         let name = path.display().to_string();
-        Ok((name.clone(), text_of(&name)?))
+        Ok((name.clone(), recorded_text_of(&name)?))
     };
     Ok(paths.iter().map(text).collect::<Result<_, DataError>>()?)
 }

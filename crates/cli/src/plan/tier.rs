@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use polder_agent::RecordedRound;
-use polder_platform::{Bandwidth, BuiltTier, Bytes, Platform, Time};
+use polder_platform::{Bandwidth, BuiltTier, Bytes, Platform, Time, recorded_text_of};
 use polder_sim::grouped;
 use polder_sim::pages::plan::{Costs, Described, Followed, Lived, Row, Trace, lived, rows};
 use polder_sim::pages::{Idle, Pair};
@@ -342,7 +342,7 @@ fn recorded(arguments: &Arguments, pair: Pair<'_>, path: &Path) -> Result<(), Fa
     let named = |error: &dyn std::fmt::Display| {
         Failure(format!("{}: {error}; make one with: polder agent run --record FILE", path.display()))
     };
-    let text = std::fs::read_to_string(path).map_err(|error| named(&error))?;
+    let text = recorded_text_of(&path.to_string_lossy())?;
     let rounds: Vec<RecordedRound> =
         text.lines().map(serde_json::from_str).collect::<Result<_, _>>().map_err(|error| named(&error))?;
     let services = lived(&rounds);
@@ -446,7 +446,8 @@ fn read_trace(path: &Path) -> Result<Trace, Failure> {
             path.display()
         ))
     };
-    let mut reader = ::csv::Reader::from_path(path).map_err(|error| named(error.to_string()))?;
+    let text = recorded_text_of(&path.to_string_lossy())?;
+    let mut reader = ::csv::Reader::from_reader(text.as_bytes());
     let (mut trace, mut numbers, mut generation) = (Trace::default(), BTreeMap::new(), None);
     for access in reader.deserialize() {
         let Access { generation: of, service, page } =

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use polder_platform::{DataError, Platform, Sharing};
+use polder_platform::{DataError, Platform, Sharing, text_of};
 use polder_sim::{Comparison, Measured, MessagePlace, Model, Verified, step_through, verify};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -131,7 +131,7 @@ fn demo(arguments: &Arguments) -> Result<Option<Demo>, Failure> {
         None => return Ok(None),
     };
     let wrong = |why: String| Failure(format!("{}: {why}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot read it: {error}")))?;
+    let text = text_of(&path.to_string_lossy())?;
     let demo: Demo = serde_json::from_str(&text)
         .map_err(|error| wrong(format!("expected what `make demo` measured: {error}")))?;
     demo.model.check().map_err(|(key, problem)| wrong(format!("model.{key}: {problem}")))?;
@@ -209,7 +209,7 @@ fn measured(arguments: &Arguments) -> Result<Vec<Measured>, Failure> {
 /// The rows of a file.
 fn read(file: &Path) -> Result<Vec<Row>, Failure> {
     let wrong = |why: String| Failure(format!("{}: {why}", file.display()));
-    let text = std::fs::read_to_string(file).map_err(|error| wrong(format!("cannot read it: {error}")))?;
+    let text = text_of(&file.to_string_lossy())?;
     let row = |(line, number): (&str, usize)| {
         let row: Row = serde_json::from_str(line)
             .map_err(|error| wrong(format!("line {number}: expected a row of a benchmark: {error}")))?;

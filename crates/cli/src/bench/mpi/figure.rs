@@ -90,7 +90,7 @@ impl Sweep {
 fn draw(rows: &[Row], file: &Path) -> Result<(), Failure> {
     let python = python()?;
     let mut command = Command::new(&python);
-    command.args(["-m", "polder.figures"]).arg(file).stdin(Stdio::piped());
+    command.args(["-P", "-m", "polder.figures"]).arg(file).stdin(Stdio::piped());
     let mut child = command.spawn().map_err(|error| Failure(format!("{}: {error}", python.display())))?;
     if let Some(mut input) = child.stdin.take() {
         for row in rows {
