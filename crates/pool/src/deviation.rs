@@ -17,6 +17,10 @@ pub(crate) enum Deviation {
     WithoutObjects,
     /// A proxy stays at the shard that came first until every queue has it at its head.
     FirstComeFirstServed,
+    /// The head of a version is published before its bytes are written.
+    HeadFirst,
+    /// Older versions are removed before the new one is published.
+    RemoveFirst,
 }
 
 #[cfg(not(feature = "model"))]

@@ -282,6 +282,38 @@ pub enum PoolError {
         /// The name.
         name: String,
     },
+    /// A store has no such version.
+    #[error(
+        "the store {name} keeps no {} in this pool; it keeps {}; check the name and the pool, or take a version that is kept",
+        match version {
+            None => "whole version".to_owned(),
+            Some(version) => format!("version {version}"),
+        },
+        match &kept[..] {
+            [] => "none".to_owned(),
+            kept => kept.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "),
+        }
+    )]
+    NoVersion {
+        /// The store's name.
+        name: String,
+        /// The version that was asked for; none for the newest.
+        version: Option<u64>,
+        /// The versions that it keeps.
+        kept: Vec<u64>,
+    },
+    /// Another process writes to the store.
+    #[error(
+        "version {version} of the store {name} is being written by {peer}; one process at a time writes: wait for it, or give each process a store of its own"
+    )]
+    VersionTaken {
+        /// The store's name.
+        name: String,
+        /// The version.
+        version: u64,
+        /// Who writes it.
+        peer: Peer,
+    },
     /// Not enough free space, or none in one piece.
     #[error(
         "the pool is full: {asked} bytes were asked for, {free} are free, {largest} in the largest piece; destroy objects (`polder pool list`) or use a larger pool"

@@ -21,6 +21,7 @@ mod pool;
 pub mod ring;
 pub mod service;
 mod site;
+pub mod storage;
 #[cfg(feature = "model")]
 pub mod verify;
 pub mod wait;

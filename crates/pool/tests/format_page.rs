@@ -21,6 +21,8 @@ const SOURCES: &[&str] = &[
     "group/signature",
     "service/place",
     "service/session",
+    "storage",
+    "storage/manifest",
 ];
 
 #[test]

@@ -89,7 +89,8 @@ fn classify(error: &PoolError) -> (&'static str, Facts) {
         | PoolError::NoFreeId { .. }
         | PoolError::NoKeeper { .. } => ("MembershipError", vec![]),
         PoolError::Exists { .. } | PoolError::RankTaken { .. } => ("NameExistsError", vec![]),
-        PoolError::NotFound { .. } => ("NotFoundError", vec![]),
+        PoolError::VersionTaken { peer, version, .. } => ("NameExistsError", peer_facts(*peer, 0, *version)),
+        PoolError::NotFound { .. } | PoolError::NoVersion { .. } => ("NotFoundError", vec![]),
         PoolError::Quota { .. } => ("QuotaError", vec![]),
         PoolError::Full { .. } | PoolError::DirectoryFull { .. } | PoolError::TooManyOpen { .. } => {
             ("PoolFullError", vec![])

@@ -14,6 +14,7 @@ mod plan;
 mod pool;
 mod range;
 mod service;
+mod store;
 mod tellers;
 
 use pyo3::prelude::*;
@@ -47,6 +48,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(optimizer::offload_step, module)?)?;
     module.add_function(wrap_pyfunction!(optimizer::offload_squares, module)?)?;
     module.add_function(wrap_pyfunction!(optimizer::offload_clip, module)?)?;
+    module.add_class::<store::Store>()?;
+    module.add_class::<store::Version>()?;
     module.add_class::<service::ServiceClient>()?;
     module.add_function(wrap_pyfunction!(service::service_proxy, module)?)?;
     module.add_function(wrap_pyfunction!(service::service_shard_bytes, module)?)?;

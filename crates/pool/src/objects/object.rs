@@ -39,6 +39,8 @@ pub enum InitialContents {
     /// These words and their checksum in the first line, and zeros behind it, unless it has no bytes: whoever finds the
     /// object finds them there.
     Line(Words),
+    /// These words and their checksum in the first line, and behind it whatever was there.
+    LineOnly(Words),
 }
 
 /// An object that this process holds open. It stays where it is until it is given to `close`, also when it is destroyed
@@ -227,12 +229,16 @@ pub(crate) fn fill<M: Memory>(
             memory.invalidate(at, bytes);
             return Ok(());
         }
-        InitialContents::Line(words) if bytes != 0 => {
+        InitialContents::Line(words) | InitialContents::LineOnly(words) if bytes != 0 => {
             line::store(memory, at, &words);
             memory.write_back(at, LINE);
+            if matches!(fill, InitialContents::LineOnly(_)) {
+                memory.invalidate(at + LINE, bytes - LINE);
+                return Ok(());
+            }
             (at + LINE, bytes - LINE)
         }
-        InitialContents::Zeros | InitialContents::Line(_) => (at, bytes),
+        InitialContents::Zeros | InitialContents::Line(_) | InitialContents::LineOnly(_) => (at, bytes),
     };
     for done in (0..bytes).step_by(ZEROS.len()) {
         let piece = &ZEROS[..(bytes - done).min(ZEROS.len() as u64) as usize];

@@ -6,7 +6,7 @@
 //! # Words of an identity
 //! | word | what |
 //! |---|---|
-//! | 0 | kind: 1 endpoint, 2 ring, 3 segment of a window, 4 private memory, 5 extent of a rank, 6 receiver of a channel, 7 part of a service |
+//! | 0 | kind: 1 endpoint, 2 ring, 3 segment of a window, 4 private memory, 5 extent of a rank, 6 receiver of a channel, 7 part of a service, 8 version of a store |
 //! | 1 | bits 0..32 process id, bits 32..48 slot, bits 48..64 host |
 //! | 2 | incarnation of the process |
 //! | 3 | incarnation of its host |
@@ -36,6 +36,8 @@ pub(crate) enum Kind {
     Receiver = 6,
     /// A client's or a proxy's part of a parameter service.
     Part = 7,
+    /// A version of a store.
+    Version = 8,
 }
 
 /// What the first line of such an object says.
@@ -99,6 +101,20 @@ pub(crate) fn create_new<M: Memory>(
 ) -> Result<Object, PoolError> {
     let identity = Identity { kind, process: pool.this_process(), own }.encode();
     pool.create_filled(name, bytes, InitialContents::Line(identity))
+}
+
+/// As [`create_new`], with whatever was there behind the identity.
+///
+/// # Errors
+/// Those of [`Pool::create`].
+pub(crate) fn create_unfilled<M: Memory>(
+    pool: &Pool<M>,
+    name: &str,
+    bytes: u64,
+    kind: Kind,
+) -> Result<Object, PoolError> {
+    let identity = Identity { kind, process: pool.this_process(), own: [0; 3] }.encode();
+    pool.create_filled(name, bytes, InitialContents::LineOnly(identity))
 }
 
 /// As [`create_new`], and takes the place of an object of the same kind whose process died.

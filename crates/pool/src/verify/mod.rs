@@ -14,6 +14,7 @@ mod membership;
 mod ring;
 mod service;
 mod stage;
+mod storage;
 mod window;
 
 use polder_mem::model::Suite;
@@ -33,6 +34,7 @@ pub fn suites() -> Vec<Suite> {
     suites.extend(window::suites());
     suites.extend(channel::suites());
     suites.extend(service::suites());
+    suites.extend(storage::suites());
     suites
 }
 
@@ -48,5 +50,6 @@ pub fn canaries() -> Vec<Suite> {
     canaries.extend(endpoint::canaries());
     canaries.extend(window::canaries());
     canaries.extend(service::canaries());
+    canaries.extend(storage::canaries());
     canaries
 }

@@ -1,0 +1,174 @@
+//! `Store` and `Version`: what `polder.torch.snapshot` and `restore` are made of.
+
+use std::sync::Arc;
+
+use polder_attach::each;
+use polder_attach::session::Session;
+use polder_mem::Memory;
+use polder_pool::PoolError;
+use polder_pool::storage::{self, Published};
+use pyo3::prelude::*;
+
+use crate::buffer::{self, Span};
+use crate::errors;
+use crate::pool::{Owned, Pool};
+
+/// A version of whichever memory.
+trait Whole: Send {
+    fn number(&self) -> u64;
+    fn tensors(&self) -> Vec<(String, u64)>;
+    fn read(&self, name: &str, into: &mut [u8]) -> Result<(), PoolError>;
+}
+
+impl<M: Memory + Send + Sync> Whole for storage::Version<M> {
+    fn number(&self) -> u64 {
+        self.number()
+    }
+
+    fn tensors(&self) -> Vec<(String, u64)> {
+        self.tensors().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
+    }
+
+    fn read(&self, name: &str, into: &mut [u8]) -> Result<(), PoolError> {
+        self.read(name, into)
+    }
+}
+
+/// Versions of named bytes in a pool.
+#[pyclass(module = "polder._core", frozen)]
+pub(crate) struct Store {
+    session: Owned<Arc<Session>>,
+    name: String,
+}
+
+impl Store {
+    fn session(&self) -> PyResult<Arc<Session>> {
+        self.session.with(Arc::clone)
+    }
+}
+
+#[pymethods]
+impl Store {
+    #[new]
+    fn new(pool: &Bound<'_, Pool>, name: String) -> PyResult<Self> {
+        let session = pool.get().session()?;
+        each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &name).map(drop))
+            .map_err(errors::raise)?;
+        Ok(Self { session: Owned::new("store", session), name })
+    }
+
+    /// Its name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Publishes a version of these arrays, over the newest or over version `over`: its number, the bytes that were copied, and those that have not changed.
+    #[pyo3(signature = (tensors, over=None))]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<(String, Bound<'_, PyAny>)>,
+        over: Option<u64>,
+    ) -> PyResult<(u64, u64, u64)> {
+        let session = self.session()?;
+        let held = tensors.iter().map(|(_, array)| buffer::bytes_to_read(array));
+        let held = held.collect::<PyResult<Vec<_>>>()?;
+        let spans: Vec<(String, Span)> =
+            tensors.into_iter().zip(&held).map(|((name, _), held)| (name, held.span)).collect();
+        let published = py.detach(|| {
+            // SAFETY: `held` keeps the bytes. If a program writes them meanwhile, their checksum says so when they are read.
+            let bytes = |(name, span): &'_ (String, Span)| (name.clone(), unsafe { span.bytes() });
+            let named: Vec<_> = spans.iter().map(bytes).collect();
+            let tensors: Vec<_> = named.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
+            each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name)?.publish_over(&tensors, over))
+        });
+        let Published { version, copied, shared, .. } = published.map_err(errors::raise)?;
+        Ok((version, copied, shared))
+    }
+
+    /// The version of this number, else the newest.
+    #[pyo3(signature = (number=None))]
+    fn open(&self, py: Python<'_>, number: Option<u64>) -> PyResult<Version> {
+        let session = self.session()?;
+        let opened = py.detach(|| {
+            each!(session.pool(), pool => {
+                let store = storage::Store::new(Arc::clone(pool), &self.name)?;
+                let version = match number {
+                    Some(number) => store.open(number),
+                    None => store.newest(),
+                };
+                version.map(|version| Box::new(version) as Box<dyn Whole>)
+            })
+        });
+        let whole = opened.map_err(errors::raise)?;
+        let number = whole.number();
+        Ok(Version { whole: Owned::new("version", (whole, session)), number })
+    }
+
+    /// The numbers of the versions that are whole, the oldest first.
+    fn versions(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        let session = self.session()?;
+        let versions = py.detach(
+            || each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name)?.versions()),
+        );
+        versions.map_err(errors::raise)
+    }
+
+    /// Removes every version.
+    fn remove(&self, py: Python<'_>) -> PyResult<()> {
+        let session = self.session()?;
+        let removed = py.detach(
+            || each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name)?.remove()),
+        );
+        removed.map_err(errors::raise)
+    }
+
+    /// Lets go of the pool. Closing twice is harmless.
+    fn close(&self, py: Python<'_>) {
+        let session = self.session.take();
+        py.detach(|| drop(session));
+    }
+}
+
+/// A whole version, held open.
+#[pyclass(module = "polder._core", frozen)]
+pub(crate) struct Version {
+    /// The version is let go of before the session.
+    whole: Owned<(Box<dyn Whole>, Arc<Session>)>,
+    number: u64,
+}
+
+#[pymethods]
+impl Version {
+    /// Its number.
+    #[getter]
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The names of its tensors and their bytes.
+    fn tensors(&self) -> PyResult<Vec<(String, u64)>> {
+        self.whole.with(|(whole, _)| whole.tensors())
+    }
+
+    /// Fills `array` with the bytes of a tensor, once they match their checksum.
+    fn read_into(&self, name: &str, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        let held = buffer::bytes_to_write(array)?;
+        let span = held.span;
+        let read = array.py().detach(|| {
+            self.whole.with(|(whole, _)| {
+                // SAFETY: `held` keeps the bytes; the caller shows them to nobody before this returns.
+                let into = unsafe { span.bytes_mut() };
+                whole.read(name, into)
+            })
+        });
+        read?.map_err(errors::raise)
+    }
+
+    /// Lets go of it. Closing twice is harmless.
+    fn close(&self, py: Python<'_>) {
+        let whole = self.whole.take();
+        py.detach(|| drop(whole));
+    }
+}

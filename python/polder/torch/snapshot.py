@@ -1,0 +1,526 @@
+"""Snapshots: whole versions of a training state in the pool, which outlive the process that made them.
+
+`snapshot` and `restore` are the short way for one process or for the ranks of a job. `SnapshotWriter` and
+`SnapshotReader` are the same storage for ``torch.distributed.checkpoint``.
+"""
+
+import functools
+import io
+import pickle
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from polder import _core
+from polder.errors import ArgumentError, NotFoundError
+from polder.pool import Pool
+
+# torch's stubs leave state dictionaries and plans without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+__all__ = ["Restored", "SnapshotReader", "SnapshotWriter", "Snapshotted", "restore", "snapshot"]
+
+_STATE = "state"
+"""What holds everything that is no tensor. The name of a tensor has a `/`."""
+_METADATA = "metadata"
+
+
+@dataclass(frozen=True)
+class Snapshotted:
+    """What `snapshot` has published.
+
+    Attributes
+    ----------
+    version, step : int
+        The number of the version, counted from 1, and the step that it was given.
+    copied, shared : int
+        Bytes of tensors that were copied, and those that have not changed since the version before.
+    """
+
+    version: int
+    step: int
+    copied: int
+    shared: int
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What `restore` has found.
+
+    Attributes
+    ----------
+    version, step : int
+        The number of the version, and the step at which it was made.
+    """
+
+    version: int
+    step: int
+
+
+@functools.cache
+def _default_pool() -> Pool:
+    return Pool()
+
+
+@functools.cache
+def _bases() -> dict[tuple[str, str], int]:
+    """The version from which this process went on, of each store, until it has published one."""
+    return {}
+
+
+def _store(pool: Pool | None, name: str, rank: int | str) -> _core.Store:
+    return _core.Store(pool or _default_pool(), f"{name}/{rank}")
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of a tensor on the CPU, without a copy if they lie there in a row."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy()
+
+
+def _read(version: _core.Version, name: str, nbytes: int) -> bytearray:
+    into = bytearray(nbytes)
+    version.read_into(name, into)
+    return into
+
+
+def _walk(state: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """The same state with a place in `tensors` instead of each tensor."""
+    if isinstance(state, torch.Tensor):
+        if state.layout != torch.strided or hasattr(state, "placements"):
+            raise ArgumentError(
+                f"{path} is a {type(state).__name__} of layout {state.layout}; snapshots take dense tensors of one "
+                "process, SnapshotWriter with torch.distributed.checkpoint takes the others"
+            )
+        tensors[path] = state
+        return {"tensor": path, "dtype": state.dtype, "shape": list(state.shape)}
+    if isinstance(state, dict):
+        # The kind of a key is part of its name: 0 is not "0".
+        return {"dict": [(key, _walk(value, f"{path}/{key!r}", tensors)) for key, value in state.items()]}
+    if isinstance(state, list | tuple):
+        kind = "list" if isinstance(state, list) else "tuple"
+        return {kind: [_walk(value, f"{path}/{index}", tensors) for index, value in enumerate(state)]}
+    return {"value": state}
+
+
+def _build(walked: Any, version: _core.Version) -> Any:
+    """What `_walk` took apart, with tensors of this process alone."""
+    if "tensor" in walked:
+        tensor = torch.empty(walked["shape"], dtype=walked["dtype"])
+        version.read_into(walked["tensor"], tensor.reshape(-1).view(torch.uint8).numpy())
+        return tensor
+    if "dict" in walked:
+        return {key: _build(value, version) for key, value in walked["dict"]}
+    if "list" in walked:
+        return [_build(value, version) for value in walked["list"]]
+    if "tuple" in walked:
+        return tuple(_build(value, version) for value in walked["tuple"])
+    return walked["value"]
+
+
+def _random_state() -> dict[str, Any]:
+    drawn: Any = np.random.get_state()
+    kind, keys, position, has_gauss, cached = drawn
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": [kind, keys.tolist(), position, has_gauss, cached],
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), position, has_gauss, cached))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def snapshot(
+    name: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    step: int = 0,
+    pool: Pool | None = None,
+) -> Snapshotted:
+    """Publishes a version of a training state in the pool: parameters, buffers, optimizer, step and random states.
+
+    Once it returns, the version is whole, also if this process is killed. Until then the version before is. Two
+    versions are kept, so the pool needs room for three. Tensors that have not changed since the version before are not
+    copied.
+
+    In a job of torch.distributed each rank calls it, and keeps its own state. A step of which not every rank has
+    published its version does not count: `restore` takes the one before. So ranks snapshot the same steps.
+
+    Parameters
+    ----------
+    name : str
+        The name of the snapshots; that of the job, say.
+    model : torch.nn.Module
+        Its ``state_dict()``: dense tensors of any shapes and dtypes. Tensors of a GPU are copied to the CPU first.
+    optimizer : torch.optim.Optimizer, optional
+        Its ``state_dict()``.
+    step : int
+        The step, for `restore`.
+    pool : Pool, optional
+        The default is ``Pool()``. A pool that a job makes of its own does not outlive it: name one with
+        ``POLDER_POOL``.
+
+    Returns
+    -------
+    Snapshotted
+
+    Raises
+    ------
+    PoolFullError
+        There is no room for a third version. The two before are whole.
+    NameExistsError
+        Another process that lives is writing a version of this name.
+    ArgumentError
+        The state holds what a snapshot does not take.
+
+    Examples
+    --------
+    >>> polder.torch.snapshot("job", model, optimizer, step=step)  # doctest: +SKIP
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    state: dict[str, Any] = {"model": model.state_dict(), "random": _random_state()}
+    if optimizer is not None:
+        state["optimizer"] = optimizer.state_dict()
+    walked, buffer = _walk(state, "", tensors), io.BytesIO()
+    try:
+        torch.save({"step": step, "state": walked}, buffer)
+        _load(buffer.getvalue())
+    except (pickle.PickleError, AttributeError, TypeError) as error:
+        raise ArgumentError(
+            f"the state of {name} holds what a snapshot does not take ({error}); keep tensors, numbers, strings, "
+            "lists, tuples and dictionaries in state_dict()"
+        ) from error
+    store = _store(pool, name, _rank())
+    arrays = [(path, _bytes_of(tensor)) for path, tensor in tensors.items()]
+    arrays.append((_STATE, np.frombuffer(buffer.getvalue(), np.uint8)))
+    base = _bases().pop((str((pool or _default_pool()).path), store.name), None)
+    version, copied, shared = store.publish(arrays, base)
+    return Snapshotted(version, step, copied, shared)
+
+
+def _load(saved: bytes | bytearray) -> Any:
+    return torch.load(io.BytesIO(saved), weights_only=True)
+
+
+def _states(store: _core.Store) -> Iterator[tuple[_core.Version, Any]]:
+    """The versions of a store, the newest first, with what is no tensor."""
+    for number in reversed(store.versions()):
+        try:
+            version = store.open(number)
+        except NotFoundError:
+            continue
+        yield version, _load(_read(version, _STATE, dict(version.tensors())[_STATE]))
+
+
+def restore(
+    name: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    pool: Pool | None = None,
+) -> Restored:
+    """Puts a model, an optimizer and the random states back to the newest whole version of `snapshot`.
+
+    In a job of torch.distributed each rank calls it. The ranks take the newest step of which each has a whole version.
+    It must have as many ranks as the job that made the snapshots.
+
+    Parameters
+    ----------
+    name : str
+        The name that `snapshot` was given.
+    model : torch.nn.Module
+        A model of the same structure; ``load_state_dict`` fills it.
+    optimizer : torch.optim.Optimizer, optional
+        An optimizer over its parameters.
+    pool : Pool, optional
+        The default is ``Pool()``.
+
+    Returns
+    -------
+    Restored
+
+    Raises
+    ------
+    NotFoundError
+        No step of this name is whole on every rank. It names the versions that are kept. Nothing is changed.
+    CorruptError
+        The bytes of a tensor are not those that were written. Nothing is changed.
+    ArgumentError
+        An optimizer is asked for, and the snapshot has none.
+    RuntimeError
+        The state does not fit the model, from ``load_state_dict``.
+    """
+    store = _store(pool, name, _rank())
+    found = {state["step"]: (version, state["state"]) for version, state in reversed(list(_states(store)))}
+    steps = set(found)
+    if dist.is_initialized():
+        everywhere: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, sorted(steps))
+        steps = set.intersection(*map(set, everywhere))
+    if not steps:
+        # The error of a store that has none, with what it has.
+        for version, _ in found.values():
+            version.close()
+        kept = ", ".join(map(str, sorted(found))) or "none"
+        raise NotFoundError(
+            f"no step of the snapshot {name} is whole on every rank; the store {store.name} keeps steps: {kept}; check "
+            "the name and POLDER_POOL, or start anew"
+        )
+    step = max(steps)
+    version, walked = found[step]
+    try:
+        state = _build(walked, version)
+    finally:
+        for other, _ in found.values():
+            other.close()
+    if optimizer is not None and "optimizer" not in state:
+        raise ArgumentError(f"the snapshot {name} has no optimizer; restore without one, or make it with one")
+    model.load_state_dict(state["model"])
+    if optimizer is not None:
+        optimizer.load_state_dict(state["optimizer"])
+    _set_random_state(state["random"])
+    _bases()[str((pool or _default_pool()).path), store.name] = version.number
+    return Restored(version.number, step)
+
+
+def _job_store(pool: Pool | None, name: str, version: int | None) -> tuple[_core.Version, Metadata]:
+    """The metadata of the newest checkpoint, or of that number, and what holds it."""
+    held = _store(pool, name, _METADATA).open(version)
+    saved = _read(held, _METADATA, dict(held.tensors())[_METADATA])
+    return held, pickle.loads(saved)  # DCP's own files hold the same pickle.
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an item of a checkpoint lies."""
+
+    store: str
+    version: int
+    tensor: str
+    nbytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class SnapshotWriter(StorageWriter):
+    """Writes checkpoints of ``torch.distributed.checkpoint`` to the pool, as versions of one name.
+
+    A rank publishes what the plan gives it as a version of its own store. The coordinator publishes the metadata last,
+    so a checkpoint is there as a whole or not at all. Two checkpoints are kept.
+
+    Parameters
+    ----------
+    name : str, optional
+        The name of the checkpoints; else `checkpoint_id` of ``save`` and ``async_save`` is it.
+    pool : Pool, optional
+        The default is ``Pool()``.
+
+    Raises
+    ------
+    PoolFullError
+        There is no room for a third version of this rank's part. In ``save``, torch wraps it in a CheckpointException.
+    ArgumentError
+        Neither `name` nor `checkpoint_id` was given.
+
+    Examples
+    --------
+    >>> dcp.save(state, storage_writer=polder.torch.SnapshotWriter("job"))  # doctest: +SKIP
+    >>> dcp.async_save(state, storage_writer=polder.torch.SnapshotWriter("job"))  # doctest: +SKIP
+    """
+
+    def __init__(self, name: str | None = None, *, pool: Pool | None = None) -> None:
+        super().__init__()
+        self._name = name
+        self._pool = pool
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Begins a checkpoint."""
+        if checkpoint_id is not None:
+            self._name = str(checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: a writer has no state but its name."""
+        if self._name is None:
+            raise ArgumentError("the checkpoint has no name; give SnapshotWriter one, or save(…, checkpoint_id=)")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """The plans, each with the version that its rank has in the newest checkpoint."""
+        assert self._name is not None
+        try:
+            held, metadata = _job_store(self._pool, self._name, None)
+        except NotFoundError:
+            return plans
+        held.close()
+        versions = {place.store: place.version for place in metadata.storage_data.values()}
+        return [replace(plan, storage_data=versions) for plan in plans]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Publishes this rank's items, over the version that the newest checkpoint has of them."""
+        assert self._name is not None
+        store = _store(self._pool, self._name, _rank())
+        arrays: list[tuple[str, Any]] = []
+        kinds: list[tuple[torch.dtype, tuple[int, ...]]] = []
+        for item in plan.items:
+            data: Any = planner.resolve_data(item)
+            is_bytes = item.type == WriteItemType.BYTE_IO
+            array = np.frombuffer(data.getbuffer(), np.uint8) if is_bytes else _bytes_of(data)
+            arrays.append((_item_name(item.index), array))
+            kinds.append((torch.uint8, (array.nbytes,)) if is_bytes else (data.dtype, tuple(data.shape)))
+        over = (plan.storage_data or {}).get(store.name)
+        version, _, _ = store.publish(arrays, over)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(
+            [
+                WriteResult(item.index, array.nbytes, _Place(store.name, version, key, array.nbytes, *kind))
+                for item, (key, array), kind in zip(plan.items, arrays, kinds, strict=True)
+            ]
+        )
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Publishes the metadata: from now on the checkpoint is there."""
+        assert self._name is not None
+        metadata.storage_data = {result.index: result.storage_data for part in results for result in part}
+        metadata.storage_meta = self.storage_meta()
+        saved = np.frombuffer(pickle.dumps(metadata), np.uint8)
+        _store(self._pool, self._name, _METADATA).publish([(_METADATA, saved)])
+
+    def storage_meta(self) -> StorageMeta:
+        """The name of the checkpoints."""
+        return StorageMeta(checkpoint_id=self._name)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Whether the name could be one of an object."""
+        name = str(checkpoint_id)
+        return bool(name) and not name.startswith("/") and len(name) < 200
+
+
+class SnapshotReader(StorageReader):
+    """Reads the newest checkpoint of `SnapshotWriter`, on any number of ranks.
+
+    Parameters
+    ----------
+    name : str, optional
+        The name of the checkpoints; else `checkpoint_id` of ``load`` is it.
+    pool : Pool, optional
+        The default is ``Pool()``.
+    version : int, optional
+        The number of a checkpoint that is kept; the newest by default.
+
+    Raises
+    ------
+    NotFoundError
+        There is no whole checkpoint of this name.
+    CorruptError
+        The bytes of a tensor are not those that were written. Both come out of ``load`` in a CheckpointException.
+
+    Examples
+    --------
+    >>> dcp.load(state, storage_reader=polder.torch.SnapshotReader("job"))  # doctest: +SKIP
+    """
+
+    def __init__(self, name: str | None = None, *, pool: Pool | None = None, version: int | None = None) -> None:
+        super().__init__()
+        self._name = name
+        self._pool = pool
+        self._version = version
+        self._places: dict[MetadataIndex, _Place] = {}
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Begins to load."""
+        if checkpoint_id is not None:
+            self._name = str(checkpoint_id)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The metadata of the checkpoint."""
+        if self._name is None:
+            raise ArgumentError("the checkpoint has no name; give SnapshotReader one, or load(…, checkpoint_id=)")
+        held, metadata = _job_store(self._pool, self._name, self._version)
+        held.close()
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Keeps where each item lies."""
+        self._places = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads the items of the plan, each against its checksum."""
+        versions: dict[tuple[str, int], _core.Version] = {}
+        pool = self._pool or _default_pool()
+        try:
+            for item in plan.items:
+                place = self._places[item.storage_index]
+                whose = (place.store, place.version)
+                if whose not in versions:
+                    versions[whose] = _core.Store(pool, place.store).open(place.version)
+                read = _read(versions[whose], place.tensor, place.nbytes)
+                if item.type == LoadItemType.BYTE_IO:
+                    planner.load_bytes(item, io.BytesIO(read))
+                    continue
+                target = planner.resolve_tensor(item).detach()
+                bare = torch.frombuffer(read, dtype=torch.uint8) if read else torch.empty(0, dtype=torch.uint8)
+                whole = bare.view(place.dtype).reshape(place.shape)
+                for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                    whole = whole.narrow(dim, offset, length)
+                target.copy_(whole)
+                planner.commit_tensor(item, target)
+        finally:
+            for version in versions.values():
+                version.close()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Whether the name could be one of an object."""
+        return SnapshotWriter.validate_checkpoint_id(checkpoint_id)
+
+
+def _item_name(index: MetadataIndex) -> str:
+    offset = "" if index.offset is None else ",".join(map(str, index.offset))
+    return f"{index.fqn}/{offset}/{index.index}"
