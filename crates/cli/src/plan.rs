@@ -3,6 +3,7 @@
 mod chakra;
 mod coherence;
 mod fabric;
+mod fidelity;
 mod inference;
 mod memory;
 mod mixed;

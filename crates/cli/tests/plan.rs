@@ -2100,3 +2100,27 @@ fn a_snoop_filter_that_knows_less_than_is_cached_invalidates_copies() {
     let why = refused("coherence --platform nvl72-ndr");
     assert!(why.contains("rack.nvl72.coherent: expected CXL inside the rack"), "{why}");
 }
+
+#[test]
+fn commands_in_which_nothing_shares_a_fabric_refuse_flows_with_the_reason() {
+    for (words, why) in [
+        ("memory --platform nvl72-cxl", "plan fabric has what messages"),
+        ("inference --platform nvl72-cxl", "plan fabric has what messages"),
+        (
+            "search --model llama3-8b --gpus 64 --platform dgx-a100",
+            "give the one that it finds to plan train",
+        ),
+        ("sync --layers 50MB --forward 40ms --backward 80ms --worker-bandwidth 5GB/s", "no fabric is"),
+        ("offload --model llama3-8b --platform finetuning-a", "plan train --fidelity L1 has steps"),
+        ("tier --idle 0.3", "a server's memory is no fabric"),
+    ] {
+        let said = refused(&format!("{words} --fidelity L1"));
+        assert!(said.contains("--fidelity L1: plan ") && said.contains(why), "{said}");
+    }
+    let step = |level| {
+        let words =
+            "mixed --model llama3-70b --tp 8 --batch 720 --racks nvl72=144,ualink=144 --json --fidelity";
+        json(&format!("{words} {level}"))["total_s"].as_f64().unwrap()
+    };
+    assert!(step("L0") > 0.0 && step("L1") > 0.0);
+}

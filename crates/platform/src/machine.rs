@@ -128,7 +128,8 @@ pub struct Host {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attach {
-    /// By what, where it is given: it changes no figure, but only behind a switch may several share a link.
+    /// By what, where it is given: it changes no figure of a step, but only behind a switch may several share a link, and by PCIe software
+    /// copies what C2C and UCIe let accelerators load.
     pub kind: Option<AttachKind>,
     /// Of one link, in each direction.
     pub bandwidth: Bandwidth,

@@ -14,7 +14,7 @@ pub use curve::{PAYS, Span, met, pays_from, ratio, ratios};
 pub use inference::{InferenceLoad, InferenceStep, kv_token_bytes};
 
 use self::access::Way;
-use polder_platform::{DataError, Fabric, Platform, Protocol, Rack, TierId};
+use polder_platform::{AttachKind, DataError, Fabric, Platform, Protocol, Rack, TierId};
 use serde::{Deserialize, Serialize};
 
 use crate::step::job::Job;
@@ -68,6 +68,8 @@ pub struct Ways {
     pub node_latency: NodeLatency,
     /// Whether data that accelerators of a rack load of each other come over the rack's own fabric, and coherence alone over CXL.
     pub bulk: bool,
+    /// Whether the CPU's memory is taken too, after an accelerator's own.
+    pub host: bool,
 }
 
 /// What access times are asked of.
@@ -206,6 +208,22 @@ impl<'a> Site<'a> {
         Tier { name: "own", capacity_bytes: memory.capacity.value(), access }
     }
 
+    /// An accelerator's share of its CPU's memory. C2C and UCIe let an accelerator load it; over PCIe software copies it, as inside the rack.
+    fn host(&self) -> Option<Tier> {
+        let host = self.ways.host.then_some(&self.rack.host)?;
+        let loads = matches!(host.attach.kind, Some(AttachKind::C2c | AttachKind::Ucie));
+        let software = self.rack.fabric.as_ref().map_or(0.0, |fabric| fabric.software.message.value());
+        let share = f64::from(host.accelerators);
+        let rate = host.attach.each().value().min(host.memory.read.value() / share);
+        let access = Access {
+            how: if loads { How::Load } else { How::Copy },
+            software_s: if loads { 0.0 } else { software },
+            memory_s: host.memory.latency.value(),
+            ..Access::at(rate)
+        };
+        Some(Tier { name: "host", capacity_bytes: host.memory.capacity.value() / share, access })
+    }
+
     /// The memory of so many other accelerators, over this fabric.
     fn others(&self, name: &'static str, count: f64, fabric: &Fabric, how: How) -> Tier {
         self.others_by(name, count, [fabric; 2], how)
@@ -232,7 +250,7 @@ impl<'a> Site<'a> {
             let how = if fabric.carries.contains(&Protocol::Cache) { How::Load } else { How::Copy };
             self.others("racks", self.outside, fabric, how)
         });
-        present(std::iter::once(self.own()).chain(self.rack()).chain(racks))
+        present(std::iter::once(self.own()).chain(self.host()).chain(self.rack()).chain(racks))
     }
 
     /// With memory nodes: own memory, that of the rack kept coherent, that of the nodes.
@@ -244,8 +262,15 @@ impl<'a> Site<'a> {
         });
         let pool = self.pool();
         // Without nodes what the rack lacks is in others.
-        let far = if pool.is_some() { vec![] } else { self.clusters().into_iter().skip(2).collect() };
-        present(std::iter::once(self.own()).chain(rack.or_else(|| self.rack())).chain(pool).chain(far))
+        let others = self.clusters().into_iter().filter(|tier| tier.name == "racks");
+        let far: Vec<_> = others.filter(|_| pool.is_none()).collect();
+        present(
+            std::iter::once(self.own())
+                .chain(self.host())
+                .chain(rack.or_else(|| self.rack()))
+                .chain(pool)
+                .chain(far),
+        )
     }
 
     /// The memory of the nodes.

@@ -25,6 +25,7 @@ fn ways() -> Vec<Ways> {
                 inside,
                 node_latency,
                 bulk: nodes == Nodes::Near,
+                host: false,
             })
         })
     });
@@ -120,8 +121,13 @@ fn an_access_is_the_sum_of_what_its_way_has() {
     assert_eq!(ns(clusters, 1), 1000.0 + 2.0 * (100.0 + 2.0 * 10.0) + 400.0);
     assert_eq!(ns(tiered, 1), 120.0 + 2.0 * (150.0 + 2.0 * 10.0) + 400.0);
     assert_eq!(ns(tiered, 2), 2.0 * (5.0 * 150.0 + 6.0 * 25.0) + 250.0);
-    let near =
-        Ways { nodes: Nodes::Near, node_latency: NodeLatency::Added, inside: Inside::Load, bulk: false };
+    let near = Ways {
+        nodes: Nodes::Near,
+        node_latency: NodeLatency::Added,
+        inside: Inside::Load,
+        bulk: false,
+        host: false,
+    };
     let (_, found) = configurations(&question("nvl72-cxl", None, near)).unwrap();
     // One switch and two wires; 100 ns that a node adds to a Grace's own 150, and the accelerator's own 400.
     assert_eq!(ns(&found[1], 2), 2.0 * (150.0 + 2.0 * 25.0) + 100.0 + 400.0);
@@ -195,7 +201,7 @@ fn what_has_no_accelerators_or_too_few_ports_is_refused_with_the_file_and_the_ke
 #[test]
 fn of_figure_7_each_way_meets_what_it_is_printed_to_meet() {
     let report = TierFigure::load().unwrap().predict().unwrap();
-    let way = |inside, nodes, node_latency| Ways { nodes, inside, node_latency, bulk: false };
+    let way = |inside, nodes, node_latency| Ways { nodes, inside, node_latency, bulk: false, host: false };
     let expected: [(Ways, &[f64]); 6] = [
         (way(Inside::Copy, Nodes::Near, NodeLatency::Given), &[1.4, 1.4, 4.5]),
         (way(Inside::Copy, Nodes::Far, NodeLatency::Given), &[1.4, 1.4, 1.6]),
@@ -225,4 +231,23 @@ fn of_figure_7_each_way_meets_what_it_is_printed_to_meet() {
         let part = variant.clusters_over_baseline;
         assert!((part.needed - 4.5 / 1.6).abs() < 1e-12 && part.most < part.needed, "{part:?}");
     }
+}
+
+#[test]
+fn the_memory_of_a_cpu_is_loaded_over_c2c_and_copied_over_pcie() {
+    let ask = |rack: &str| {
+        let question = Question {
+            platform: "mixed-nvlink-ualink-cxl".into(),
+            against: None,
+            rack: Some(rack.into()),
+            accelerators: None,
+            ways: Ways { host: true, ..Ways::default() },
+        };
+        let (_, found) = configurations(&question).unwrap();
+        found.last().unwrap().tiers.iter().find(|tier| tier.name == "host").unwrap().clone()
+    };
+    let [near, far] = ["nvl72", "ualink"].map(ask);
+    assert_eq!((near.access.how, near.access.software_s), (How::Load, 0.0));
+    assert_eq!((far.access.how, far.access.software_s), (How::Copy, 1e-6));
+    assert!(near.access.seconds(64.0) < far.access.seconds(64.0));
 }

@@ -8,6 +8,7 @@ use polder_sim::memory::{
 use polder_sim::{Job, Model, accelerators};
 use serde_json::{Value, json};
 
+use super::fidelity::ClosedForm;
 use super::memory::{WayArguments, size, ways_line};
 use super::mpi::time;
 use super::table;
@@ -60,6 +61,8 @@ pub(crate) struct Arguments {
     visits: Option<u32>,
     #[command(flatten)]
     ways: WayArguments,
+    #[command(flatten)]
+    fidelity: ClosedForm,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -125,6 +128,10 @@ struct Row {
 
 /// Prints steps by the number of sequences.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments.fidelity.check(
+        "inference",
+        "all accelerators get their share; plan fabric has what messages that share links take",
+    )?;
     let question = Question {
         platform: arguments.platform.clone(),
         against: arguments.against.clone(),

@@ -11,6 +11,7 @@ use polder_sim::memory::{
 };
 use serde_json::json;
 
+use super::fidelity::ClosedForm;
 use super::option::quantity;
 use super::page::filled;
 use super::table;
@@ -46,6 +47,8 @@ pub(crate) struct Arguments {
     working_set: Vec<String>,
     #[command(flatten)]
     ways: WayArguments,
+    #[command(flatten)]
+    fidelity: ClosedForm,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -73,6 +76,9 @@ pub(super) struct WayArguments {
     /// Data that accelerators of a rack load of each other come over the rack's own fabric, and coherence alone over CXL.
     #[arg(long)]
     bulk: bool,
+    /// The CPU's memory too: loaded where CPUs attach by c2c or ucie, copied by software where they attach by PCIe.
+    #[arg(long)]
+    host: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -107,7 +113,7 @@ impl WayArguments {
             LatencyKind::Given => NodeLatency::Given,
             LatencyKind::Added => NodeLatency::Added,
         };
-        Ways { nodes, inside, node_latency, bulk: self.bulk }
+        Ways { nodes, inside, node_latency, bulk: self.bulk, host: self.host }
     }
 }
 
@@ -118,6 +124,9 @@ fn sizes(option: &str, texts: &[String]) -> Result<Vec<f64>, Failure> {
 
 /// Prints access times.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments
+        .fidelity
+        .check("memory", "an access is taken alone; plan fabric has what messages that share links take")?;
     let question = Question {
         platform: arguments.platform.clone(),
         against: arguments.against.clone(),
@@ -201,8 +210,9 @@ pub(super) fn ways_line(ways: Ways) -> String {
         NodeLatency::Added => "added to an accelerator's own memory",
     };
     let bulk = if ways.bulk { "; data of coherent loads in a rack over its own fabric (--bulk)" } else { "" };
+    let host = if ways.host { "; the CPU's memory too (--host)" } else { "" };
     format!(
-        "memory nodes: {nodes} (--nodes), latency {latency} (--node-latency); what is not coherent in a rack: {inside} (--inside){bulk}"
+        "memory nodes: {nodes} (--nodes), latency {latency} (--node-latency); what is not coherent in a rack: {inside} (--inside){bulk}{host}"
     )
 }
 

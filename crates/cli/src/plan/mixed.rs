@@ -4,6 +4,7 @@ use clap::Args;
 use polder_sim::{GivenLayout, MixedAnswer, MixedRequest, RackPart, accelerators, grouped};
 
 use super::table;
+use super::train::FidelityKind;
 use crate::Failure;
 
 /// Predicts a step on racks of two kinds.
@@ -30,6 +31,9 @@ pub(crate) struct Arguments {
     /// Sequences at once.
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     micro_batch: u32,
+    /// How closely communication is looked at: L0, in closed form, or L1, by flows of all groups at once.
+    #[arg(long, value_name = "LEVEL", value_enum, default_value = "L0")]
+    fidelity: FidelityKind,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -46,6 +50,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         model: arguments.model.clone(),
         platform: arguments.platform.clone(),
         parts,
+        fidelity: arguments.fidelity.into(),
         layout: GivenLayout {
             tp: Some(arguments.tp),
             pp: Some(arguments.pp),

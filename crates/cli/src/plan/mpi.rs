@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use polder_platform::{Bandwidth, DataError, Platform, Time, recorded_text_of};
-use polder_sim::grouped;
 use polder_sim::program::{Network, ProgramTrace, Replayed, Way, read_trace, replay};
+use polder_sim::{Fidelity, grouped};
 use serde_json::json;
 
 use super::memory::{digits, time as short_time};
 use super::table;
+use super::train::FidelityKind;
 use crate::Failure;
 
 /// Predicts a traced MPI program over a network.
@@ -36,6 +37,9 @@ pub(crate) struct Arguments {
     /// How many times as long computing takes as in the trace.
     #[arg(long, value_name = "TIMES", default_value_t = 1.0, value_parser = times)]
     computing: f64,
+    /// How closely messages are looked at: L0, each as if it were alone, or L1, with those that take the same ports.
+    #[arg(long, value_name = "LEVEL", value_enum, default_value = "L1")]
+    fidelity: FidelityKind,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -120,7 +124,18 @@ impl Arguments {
 /// Prints what the program took, and what it takes.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut trace = read_trace(&texts(&arguments.trace)?)?;
-    let network = arguments.network(&trace)?;
+    let mut network = arguments.network(&trace)?;
+    match Fidelity::from(arguments.fidelity) {
+        Fidelity::L0 => {
+            network.inside.port_bytes_per_s = f64::INFINITY;
+            network.between.port_bytes_per_s = f64::INFINITY;
+        }
+        Fidelity::L1 => {}
+        Fidelity::L2 => {
+            let why = "--fidelity L2: the flits of a whole program are too many; plan fabric follows those of a pattern";
+            return Err(Failure(why.into()));
+        }
+    }
     for done in trace.ranks.iter_mut().flatten() {
         if let polder_sim::program::Operation::Compute { seconds } = done {
             *seconds *= arguments.computing;

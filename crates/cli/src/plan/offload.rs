@@ -9,6 +9,7 @@ use polder_sim::{Model, accelerators, grouped};
 use serde::Serialize;
 use serde_json::json;
 
+use super::fidelity::ClosedForm;
 use super::memory::size;
 use super::option::given;
 use super::page::filled;
@@ -19,6 +20,8 @@ use crate::Failure;
 /// Predicts offloaded steps.
 #[derive(Args)]
 pub(crate) struct Arguments {
+    #[command(flatten)]
+    fidelity: ClosedForm,
     /// The model: a name (`polder plan list`), or a path: a file of Polder, a Hugging Face config.json, or a model of
     /// Calculon.
     #[arg(long, value_name = "MODEL")]
@@ -199,6 +202,10 @@ impl Arguments {
 
 /// Prints offloaded steps.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments.fidelity.check(
+        "offload",
+        "an offloaded step is of one host; plan train --fidelity L1 has steps on fabrics",
+    )?;
     let platform = Platform::load(&arguments.platform)?;
     let settings = arguments.settings()?;
     let planner = Planner::new(&platform, &arguments.platform, settings.clone())?;

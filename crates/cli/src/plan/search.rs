@@ -20,12 +20,15 @@ use serde::Serialize;
 use serde_json::json;
 
 use self::costs::{Costs, Run};
+use super::fidelity::ClosedForm;
 use super::train::{Subject, accelerator_count, none_fits, threads, with_bar, write};
 use crate::Failure;
 
 /// Looks at every layout.
 #[derive(Args)]
 pub(crate) struct Arguments {
+    #[command(flatten)]
+    fidelity: ClosedForm,
     #[command(flatten)]
     subject: Subject,
     /// Numbers of accelerators, with commas between them; each is searched.
@@ -166,6 +169,8 @@ struct Report<'a> {
 
 /// Looks at every layout on every platform, and prints the front.
 pub(super) fn search(arguments: &Arguments) -> Result<(), Failure> {
+    let why = "it compares millions of layouts; give the one that it finds to plan train --fidelity L1";
+    arguments.fidelity.check("search", why)?;
     let counts = arguments.counts()?;
     let prices = arguments.prices.as_deref().map(Prices::load).transpose()?;
     let machines = arguments.platform.iter().map(|name| Ok((name.as_str(), Platform::load(name)?)));

@@ -8,6 +8,7 @@ use polder_sim::Model;
 use polder_sim::sync::{ShardOrder, SplitPoint, SyncJob, SyncSeconds};
 use serde::Serialize;
 
+use super::fidelity::ClosedForm;
 use super::memory::{size, time};
 use super::option::{given, quantity};
 use super::table;
@@ -56,6 +57,8 @@ pub(crate) struct Arguments {
     /// Which of the shards that wait goes first.
     #[arg(long, value_name = "ORDER", value_enum, default_value = "first-layers-first")]
     shards: OrderKind,
+    #[command(flatten)]
+    fidelity: ClosedForm,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -162,6 +165,9 @@ impl Arguments {
 
 /// Prints a step with each way to synchronise.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments
+        .fidelity
+        .check("sync", "bandwidths are given, no fabric is; plan fabric --pattern all-reduce has one")?;
     let job = arguments.job()?;
     let write_rate = given("--device-write", arguments.device_write.as_deref())?.unwrap_or(job.link);
     let read_rate = given("--device-read", arguments.device_read.as_deref())?.unwrap_or(job.link);

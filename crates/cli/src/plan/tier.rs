@@ -13,6 +13,7 @@ use polder_sim::vistara_services::ServicesFigure;
 use serde::Serialize;
 use serde_json::json;
 
+use super::fidelity::ClosedForm;
 use super::memory::{size, time};
 use super::option::quantity;
 use super::page::filled;
@@ -23,6 +24,8 @@ use crate::Failure;
 /// Predicts what slow memory beside a server's own is good for.
 #[derive(Args)]
 pub(crate) struct Arguments {
+    #[command(flatten)]
+    fidelity: ClosedForm,
     /// The machine, with a server of two tiers: a name (`polder plan list`), or the path of a file.
     #[arg(long, value_name = "PLATFORM", default_value = "memserver")]
     platform: String,
@@ -118,6 +121,7 @@ struct RecordReport {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments.fidelity.check("tier", "a server's memory is no fabric; plan fabric has messages on one")?;
     let platform = Platform::load(&arguments.platform)?;
     let pair = Pair {
         fast: tier(&platform, arguments, "--fast", &arguments.fast)?,

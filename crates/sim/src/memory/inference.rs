@@ -66,6 +66,7 @@ impl InferenceLoad {
         for tier in &on.tiers {
             let room = match tier.name {
                 "own" => tier.capacity_bytes - self.resident_bytes,
+                "host" => tier.capacity_bytes,
                 // The accelerators that serve lend nothing.
                 "rack" => (tier.capacity_bytes - (serving - 1.0) * own.capacity_bytes) / serving,
                 _ => tier.capacity_bytes / serving,

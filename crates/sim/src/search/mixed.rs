@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::fidelity::Fidelity;
 use crate::search::request::{Request, RequestError};
 use crate::step::given::GivenLayout;
 use crate::step::layout::Refusal;
@@ -33,6 +34,9 @@ pub struct MixedRequest {
     pub platform: String,
     /// Both kinds.
     pub parts: [RackPart; 2],
+    /// How closely communication is looked at.
+    #[serde(default)]
+    pub fidelity: Fidelity,
     /// What of the layout is given: `tp`, `pp` and `batch` at least.
     pub layout: GivenLayout,
 }
@@ -126,7 +130,7 @@ impl Kind<'_> {
             order: None,
             against: None,
             sequence: None,
-            fidelity: crate::fidelity::Fidelity::L0,
+            fidelity: self.request.fidelity,
             failed: vec![],
             layout: GivenLayout { dp: Some(copies), batch: Some(batch), ..self.request.layout.clone() },
         };
@@ -264,6 +268,7 @@ mod tests {
             model: "llama3-70b".into(),
             platform: "mixed-nvlink-ualink-cxl".into(),
             parts: [part("nvl72"), part("ualink")],
+            fidelity: Fidelity::L0,
             layout: GivenLayout { tp: Some(8), pp: Some(1), batch: Some(batch), ..GivenLayout::default() },
         }
     }

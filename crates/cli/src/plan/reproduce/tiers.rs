@@ -74,7 +74,7 @@ fn print(figure: &TierFigure, report: &TierReport) {
 
 /// How a variant is told from the others.
 fn told(variant: &Variant, beyond: Beyond) -> String {
-    let Ways { nodes, inside, node_latency, bulk } = variant.ways;
+    let Ways { nodes, inside, node_latency, bulk, .. } = variant.ways;
     let inside = if inside == Inside::Copy { "copies" } else { "loads" };
     let nodes = if nodes == Nodes::Near { ", near" } else { ", far" };
     let latency = if node_latency == NodeLatency::Added { ", added" } else { "" };
