@@ -133,6 +133,11 @@ impl Side {
         let cgroup = Cgroup::new(&path).ok_or_else(|| {
             Failure(format!("--parent {:?} is no path of a cgroup below {CGROUPS}", arguments.parent))
         })?;
+        if !PathBuf::from(format!("{CGROUPS}{parent}/cgroup.controllers")).exists() {
+            return Err(Failure(format!(
+                "{CGROUPS}{parent} is no cgroup of version 2; mount one there, or name a cgroup with --parent"
+            )));
+        }
         let folder = PathBuf::from(cgroup.folder());
         fs::create_dir(&folder).map_err(|error| {
             Failure(format!(
@@ -203,7 +208,10 @@ impl Side {
 impl Drop for Side {
     /// Ends what the command left, and removes the cgroup.
     fn drop(&mut self) {
-        drop(fs::write(self.folder.join("cgroup.kill"), "1"));
+        let kill = self.folder.join("cgroup.kill");
+        if kill.exists() {
+            drop(fs::write(kill, "1"));
+        }
         for _ in 0..100 {
             match fs::remove_dir(&self.folder) {
                 Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
@@ -245,7 +253,8 @@ mod tests {
                 Err(refused) => refused.0,
             };
         assert_eq!(refused("b"), "--b \"0-x\" is no list of nodes such as 0-1");
-        assert!(refused("a").contains("--parent names another"), "{}", refused("a"));
+        let no_cgroup = "/sys/fs/cgroup/none/such is no cgroup of version 2";
+        assert!(refused("a").starts_with(no_cgroup), "{}", refused("a"));
         assert!(
             matches!(Side::make(&arguments("none"), "a", "0"), Err(Failure(said)) if said.starts_with("--parent"))
         );
