@@ -375,9 +375,11 @@ def table(ways: list[Way], service: ParameterService, digests: list[Any], busy: 
     overlapped = min(statistics.median(way.blocked_s) for way in ways if way.name.startswith("DDP"))
     ours = statistics.median(ways[-1].blocked_s)
     kept = min(statistics.median(way.blocked_s) for way in ways if way.name.startswith("all-reduce"))
+    cut = 1 - ours / kept
+    good = "as good or better" if overlapped <= 1.05 * ours else "behind"
     verdict = (
-        f"blocked  the service blocks {1 - ours / kept:.0%} less than a blocking all-reduce; overlapped DDP is "
-        f"{'as good or better' if overlapped <= 1.05 * ours else 'behind'} at {overlapped * 1e3:.1f} ms"
+        f"blocked  the service blocks {abs(cut):.0%} {'less' if cut >= 0 else 'more'} than a blocking all-reduce; "
+        f"overlapped DDP is {good} at {overlapped * 1e3:.1f} ms"
     )
     counts = [
         f"proxy {index}: pid {count.pid} on host {count.host}, {count.steps} steps, {count.nbytes / 1e6:.0f} MB of sums"
@@ -390,7 +392,7 @@ def table(ways: list[Way], service: ParameterService, digests: list[Any], busy: 
             "last gradient to the last average",
             verdict,
             f"weights  {equal}",
-            f"proxies  used {busy:.1%} of a core, all together",
+            f"proxies  used {busy:.1%} of a core, all {len(counts)} together",
             f"sums     ran in other processes than this worker (pid {os.getpid()}):",
             *(f"         {count}" for count in counts),
         ]

@@ -64,6 +64,14 @@ def test_a_benchmark_of_the_command_prints_rows(arguments: list[str]) -> None:
     assert all(row["value"] > 0 and row["bench"] == arguments[0] for row in rows)
 
 
+def test_the_sums_of_proxies_have_a_row_for_each_kind_of_pool_beside_their_floor() -> None:
+    command = [str(Path(sys.executable).with_name("polder")), "bench", "sync", "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["case"].rsplit(" ", 1)[1] for row in rows] == ["coherent", "software"]
+    assert all(row["peer"] == "floor" and row["ratio"] > 0 for row in rows)
+
+
 @pytest.mark.mpi
 def test_mpi_has_rows_beside_tcp_and_beside_shared_memory() -> None:
     mpiexec = Path(__file__).parents[2] / ".cache/mpich/bin/mpiexec"

@@ -14,6 +14,7 @@ mod peer;
 mod plan;
 pub(crate) mod ring;
 mod row;
+mod sync;
 mod torch;
 
 use std::process::ExitCode;
@@ -61,6 +62,8 @@ enum Bench {
     Fabric(fabric::Arguments),
     /// Accesses to the pages of services on two tiers, beside a plain C model that decides the same.
     Pages(pages::Arguments),
+    /// Sums of a parameter service's proxies, beside the same additions on plain memory.
+    Sync,
     /// The other process of a benchmark.
     #[command(subcommand, hide = true)]
     Second(Second),
@@ -78,6 +81,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let rows = match &arguments.bench {
         Bench::Ring => ring::run()?,
         Bench::Lines => lines::run()?,
+        Bench::Sync => sync::run()?,
         Bench::Memory(arguments) => memory::run(arguments)?,
         Bench::Knee(arguments) => memory::knee(arguments)?,
         Bench::Ab(arguments) => ab::run(arguments)?,

@@ -239,7 +239,8 @@ impl<M: Memory> Group<M> {
     }
 
     /// The ranks, as this one sees them.
-    pub(crate) fn members(&self) -> &[RankPlace] {
+    #[must_use]
+    pub fn members(&self) -> &[RankPlace] {
         &self.members
     }
 
