@@ -176,7 +176,7 @@ def read(page: str) -> tuple[dict[str, list[dict[str, str]]], str]:
         keys = ["case", "metric", "value", "low", "high", "unit", "kind", "peer", "theirs", "ratio"]
         rows = [dict(zip(keys, row, strict=True)) for row in cells if len(row) == len(HEAD) and row != HEAD]
         sections[part.split("\n", 1)[0]] = [row for row in rows if row["case"].strip("-")]
-    days = sorted(set(re.findall(r", (\d{4}-\d\d-\d\d): `polder bench (?:collectives|torch|mpi|ring)\b", page)))
+    days = sorted(set(re.findall(r", (\d{4}-\d\d-\d\d), [^`]*: `polder bench (?:collectives|torch|mpi|ring)\b", page)))
     return sections, " and ".join(days)
 
 
