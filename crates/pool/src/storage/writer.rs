@@ -13,6 +13,10 @@ use crate::object::Object;
 use crate::owned::{self, Identity, Kind};
 use crate::{PoolError, word};
 
+/// How often a writer takes a number. A list misses the object of a writer that died while it was made, until a process of that
+/// writer's host has put the entry right. If another has the number, the next list shows it, unless it is damaged.
+const ATTEMPTS: u32 = 8;
+
 /// What a writer has published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -53,6 +57,16 @@ impl<M: Memory> Store<M> {
     /// third version beside the two that are kept; [`PoolError::Argument`] for two tensors of one name; [`PoolError::NoVersion`] when
     /// another process removed the version meanwhile; those of [`Pool::create`](crate::Pool::create). Nothing is left of it then.
     pub fn publish_over(&self, tensors: &[(&str, &[u8])], over: Option<u64>) -> Result<Published, PoolError> {
+        for _ in 1..ATTEMPTS {
+            match self.publish_once(tensors, over) {
+                Err(PoolError::Exists { .. }) => {}
+                done => return done,
+            }
+        }
+        self.publish_once(tensors, over)
+    }
+
+    fn publish_once(&self, tensors: &[(&str, &[u8])], over: Option<u64>) -> Result<Published, PoolError> {
         let listed = self.listed()?;
         let number = listed.first().map_or(0, |(number, _)| *number).max(self.marked()?) + 1;
         let base = self.base(&listed, over)?;
