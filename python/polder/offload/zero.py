@@ -60,7 +60,7 @@ def zero(
     ArgumentError
         The configuration has another stage or device.
     PlacementError
-        States of DeepSpeed's own Adam would lie on a disk, or as in `place`.
+        States of DeepSpeed's own Adam would lie in another tier than the first, or as in `place`.
     TierError
         A tier cannot be used.
     """

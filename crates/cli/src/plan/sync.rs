@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     /// What they write to it [default: that of a link].
     #[arg(long, value_name = "BANDWIDTH")]
     device_write: Option<String>,
-    /// Time of a shard besides its bytes.
+    /// Time of each push, sum and pull of a shard, and of each all-reduce, besides its bytes.
     #[arg(long, value_name = "TIME", default_value = "10 us")]
     latency: String,
     /// Bytes of a shard.

@@ -9,7 +9,7 @@ pub(super) type Ages = [u32; GENERATION as usize + 1];
 
 impl Pages {
     /// Demotes while fewer than `low_free` are free, until `high_free` are: from each service in proportion to its
-    /// pages that were not accessed in the last generation, and then to all of its pages. One that opted out is left
+    /// pages that were not accessed since this generation began, and then to all of its pages. One that opted out is left
     /// alone, as from about Linux 6.16 on.
     pub(super) fn reclaim(&mut self) {
         if self.fast_free >= self.kernel.low_free {
