@@ -41,6 +41,14 @@ def test_every_command_runs() -> None:
         run(command.split())
 
 
+def test_every_page_that_a_source_names_is_there() -> None:
+    rooms = [*(ROOT / "crates").glob("*/src"), *(ROOT / "crates").glob("*/tests"), ROOT / "python", ROOT / "examples"]
+    sources = [file for room in rooms for kind in ("*.rs", "*.py") for file in room.rglob(kind)]
+    named = {page for file in sources for page in re.findall(r"docs/[a-z0-9-]+\.md", file.read_text())}
+    assert {page for page in named if not (ROOT / page).exists()} == set()
+    assert len(named) > 10, "no source names a page: are they read?"
+
+
 def test_the_tables_of_the_readme_are_those_of_the_page_of_benchmarks() -> None:
     spec = importlib.util.spec_from_file_location("benchmarks", ROOT / "scripts/benchmarks.py")
     assert spec is not None and spec.loader is not None

@@ -1,5 +1,5 @@
 //! Writes down what each rank of a program sends, receives and waits for, when `POLDER_MPI_TRACE` names a folder: one file of each rank, which
-//! `polder plan mpi` reads. docs/plan-mpi.md describes the format.
+//! `polder plan mpi` reads. docs/plan-programs.md describes the format.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_void};

@@ -163,6 +163,27 @@ pub fn recorded_text_of(path: &str) -> Result<String, DataError> {
     text_within(path, 1024)
 }
 
+/// The paths of a folder's files whose names are such, in order; `remedy` says how one comes there.
+///
+/// # Errors
+/// When the folder cannot be read, or has no such file.
+pub fn files_of(
+    folder: &Path,
+    is_such: impl Fn(&str) -> bool,
+    remedy: &str,
+) -> Result<Vec<String>, DataError> {
+    let wrong = |problem: String| DataError::new(&folder.to_string_lossy(), "", problem);
+    let mut paths = std::fs::read_dir(folder)
+        .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, _>>())
+        .map_err(|error| wrong(format!("cannot read the folder: {error}")))?;
+    paths.retain(|path| path.file_name().is_some_and(|name| is_such(&name.to_string_lossy())));
+    paths.sort();
+    match paths.is_empty() {
+        true => Err(wrong(remedy.into())),
+        false => Ok(paths.iter().map(|path| path.display().to_string()).collect()),
+    }
+}
+
 /// The text of a regular file of so many MiB at most.
 fn text_within(path: &str, most_mib: u64) -> Result<String, DataError> {
     let most_bytes = most_mib << 20;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use polder_platform::{Bandwidth, FlopRate, Time, recorded_text_of};
+use polder_platform::{Bandwidth, FlopRate, Time, files_of, recorded_text_of};
 use polder_sim::grouped;
 use polder_sim::program::{OperatorRates, StepTrace, TracedStep};
 use serde_json::json;
@@ -40,24 +40,12 @@ pub(crate) struct Arguments {
 const LISTED: usize = 12;
 
 fn traces(folder: &Path) -> Result<Vec<(String, StepTrace)>, Failure> {
-    let cannot = |error| Failure(format!("{}: cannot read the folder: {error}", folder.display()));
-    let mut paths = std::fs::read_dir(folder)
-        .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, _>>())
-        .map_err(cannot)?;
-    paths.retain(|path| path.extension().is_some_and(|it| it == "json"));
-    paths.sort();
-    if paths.is_empty() {
-        return Err(Failure(format!(
-            "{}: no file .json: register a file of it with torch.profiler.ExecutionTraceObserver, see docs/plan-mpi.md",
-            folder.display()
-        )));
-    }
-    let read = |path: &PathBuf| {
-        let name = path.display().to_string();
+    let remedy = "no file .json: register a file of it with torch.profiler.ExecutionTraceObserver, see docs/plan-programs.md";
+    let read = |name: String| {
         let trace = StepTrace::read(&name, &recorded_text_of(&name)?)?;
         Ok((name, trace))
     };
-    paths.iter().map(read).collect()
+    files_of(folder, |name| name.ends_with(".json"), remedy)?.into_iter().map(read).collect()
 }
 
 /// Prints the step, and its operators.

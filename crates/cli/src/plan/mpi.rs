@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use polder_platform::{Bandwidth, DataError, Platform, Time, recorded_text_of};
+use polder_platform::{Bandwidth, Platform, Time, files_of, recorded_text_of};
 use polder_sim::program::{Network, ProgramTrace, Replayed, Way, read_trace, replay};
 use polder_sim::{Fidelity, grouped};
 use serde_json::json;
@@ -60,25 +60,12 @@ fn times(text: &str) -> Result<f64, String> {
 
 /// The files of a trace with their texts.
 fn texts(folder: &Path) -> Result<Vec<(String, String)>, Failure> {
-    let cannot = |error| Failure(format!("{}: cannot read the folder: {error}", folder.display()));
-    let mut paths = std::fs::read_dir(folder)
-        .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, _>>())
-        .map_err(cannot)?;
-    let is_rank =
-        |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"rank-"));
-    paths.retain(is_rank);
-    paths.sort();
-    if paths.is_empty() {
-        return Err(Failure(format!(
-            "{}: no file rank-0: run the program with POLDER_MPI_TRACE and the window shim, see docs/plan-mpi.md",
-            folder.display()
-        )));
-    }
-    let text = |path: &PathBuf| {
-        let name = path.display().to_string();
-        Ok((name.clone(), recorded_text_of(&name)?))
+    let remedy = "no file rank-0: run the program with POLDER_MPI_TRACE and the window shim, see docs/plan-programs.md";
+    let text = |name: String| {
+        let text = recorded_text_of(&name)?;
+        Ok((name, text))
     };
-    Ok(paths.iter().map(text).collect::<Result<_, DataError>>()?)
+    files_of(folder, |name| name.starts_with("rank-"), remedy)?.into_iter().map(text).collect()
 }
 
 impl Arguments {

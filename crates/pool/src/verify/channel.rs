@@ -9,13 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use polder_mem::Coherence;
-use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Shape, Suite, World};
+use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Suite, World};
 
-use super::endpoint::{HOSTS, POOL, PROCESSES, SPARE, attach};
+use super::endpoint::{HOSTS, POOL, SPARE, attach};
 use super::group::Dice;
-use super::stage::expect_clean;
+use super::stage::{expect_clean, shape_of};
 use crate::channel::{Receiver, Sender};
-use crate::local::LocalLayout;
 use crate::ring::RingShape;
 use crate::{Pool, PoolError};
 
@@ -47,14 +46,8 @@ fn channel(seed: u64) -> Outcome {
     let hosts: [u16; 2] = if dice.roll(3) == 0 { [0, 0] } else { [0, 1] };
     let crash = dice.roll(3) == 0;
     let kernels = if crash || dice.roll(2) == 0 { Kernels::Shared } else { Kernels::OnePerHost };
-    let shape = Shape {
-        hosts: HOSTS,
-        bytes: POOL.1.bytes(),
-        local_words: LocalLayout::new(&POOL.1).words(),
-        bells: u32::from(HOSTS * PROCESSES),
-        kernels,
-        coherence: if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software },
-    };
+    let coherence = if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software };
+    let shape = shape_of(&POOL.1, kernels, coherence);
     let mut world = World::new(seed, shape);
     let victim = crash.then(|| dice.roll(2) as usize);
     let witness = Rc::new(Witness { messages: dice.roll(7), victim, over: Cell::new(0) });

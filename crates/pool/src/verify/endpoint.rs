@@ -11,16 +11,15 @@ use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Shape, Suite, World};
+use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Suite, World};
 use polder_mem::{Coherence, LINE, Memory, Offset};
 
 use super::group::{Dice, harmless};
-use super::stage::{expect_clean, pool_of};
+use super::stage::{expect_all_clean, pool_of, shape_of};
 use crate::endpoint::{
     Address, CompleteWhen, Completion, Endpoint, EndpointOptions, Filter, Label, MessageBuffer,
 };
 use crate::format::{Geometry, Layout, Superblock};
-use crate::local::LocalLayout;
 use crate::object::InitialContents;
 use crate::ring::RingShape;
 use crate::wait::Patience;
@@ -247,14 +246,8 @@ fn explore(seed: u64, rings_bells: bool) -> Outcome {
     // Nobody is told of the death of whoever may be anybody.
     let ways = (0..ends).map(|_| if crash || leaves { 1 + dice.roll(2) } else { dice.roll(3) }).collect();
     let kernels = if crash || dice.roll(2) == 0 { Kernels::Shared } else { Kernels::OnePerHost };
-    let shape = Shape {
-        hosts: HOSTS,
-        bytes: POOL.1.bytes(),
-        local_words: LocalLayout::new(&POOL.1).words(),
-        bells: u32::from(HOSTS * PROCESSES),
-        kernels,
-        coherence: if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software },
-    };
+    let coherence = if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software };
+    let shape = shape_of(&POOL.1, kernels, coherence);
     let mut world = World::new(seed, shape);
     let addresses = RefCell::new(vec![None; hosts.len()]);
     let victim = crash.then(|| if offers { 0 } else { dice.roll(ends) as usize });
@@ -609,10 +602,7 @@ fn judge(world: &mut World, kernels: Kernels, witness: &Rc<Witness>) {
         }
         pools[0].sweep_job(0).expect("nobody keeps a lock");
         assert_eq!(pools[0].list(""), Ok(vec![]), "the dead have left something");
-        for pool in pools.iter().chain(&pools).chain(&pools) {
-            pool.maintain().expect("nobody keeps a lock");
-        }
-        pools.iter().for_each(|pool| expect_clean(&pool.directory()));
+        expect_all_clean(&pools);
         for pool in pools {
             let end = End::open(pool, options(2, false)).expect("whoever died is in nobody's way");
             assert_eq!(end.address().port, 0);

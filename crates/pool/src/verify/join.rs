@@ -11,17 +11,14 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use polder_kernels::{Dtype, Op};
-use polder_mem::model::{
-    Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Shape, Suite, ThreadId, World,
-};
+use polder_mem::model::{Change, Crash, Harmless, Kernels, ModelMemory, Outcome, Suite, ThreadId, World};
 use polder_mem::{Coherence, Memory};
 
 use super::group::{Dice, harmless, tiny};
-use super::stage::{expect_clean, pool_of};
+use super::stage::{expect_all_clean, pool_of, shape_of};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
 use crate::group::{Group, GroupOptions};
-use crate::local::LocalLayout;
 use crate::wait::Patience;
 use crate::{Member, Pool, PoolError};
 
@@ -245,14 +242,8 @@ impl Scene {
             Some(Crash::Host) => Kernels::Shared,
             _ => [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
         };
-        let shape = Shape {
-            hosts: HOSTS,
-            bytes: layout.bytes(),
-            local_words: LocalLayout::new(layout).words(),
-            bells: u32::from(HOSTS * PROCESSES),
-            kernels,
-            coherence: if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software },
-        };
+        let coherence = if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software };
+        let shape = shape_of(layout, kernels, coherence);
         let witness = Witness {
             hosts,
             count: [1, 3, 8][dice.roll(3) as usize],
@@ -338,10 +329,7 @@ impl Scene {
                 assert!(is_free, "rank {rank} is taken: {alone:?}");
             }
             assert_eq!(pools[0].list(""), Ok(vec![]));
-            for pool in pools.iter().chain(&pools).chain(&pools) {
-                pool.maintain().expect("nobody keeps a lock");
-            }
-            pools.iter().for_each(|pool| expect_clean(&pool.directory()));
+            expect_all_clean(&pools);
         });
     }
 }

@@ -3,11 +3,13 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use polder_mem::model::{ModelMemory, Shape, World};
+use polder_mem::model::{Kernels, ModelMemory, Shape, World};
 use polder_mem::{Coherence, LINE, Memory};
 
+use crate::Pool;
 use crate::directory::Directory;
 use crate::entry::Entry;
 use crate::extents::Account;
@@ -69,16 +71,8 @@ impl Stage {
     }
 
     fn of(seed: u64, layout: Rc<Layout>) -> Self {
-        let hosts = layout.geometry().hosts;
-        let bytes = layout.bytes();
-        let shape = Shape {
-            hosts,
-            bytes,
-            local_words: LocalLayout::new(&layout).words(),
-            bells: u32::from(hosts * PROCESSES),
-            coherence: if seed >> 3 & 7 == 7 { Coherence::Coherent } else { Coherence::Software },
-            ..Shape::default()
-        };
+        let coherence = if seed >> 3 & 7 == 7 { Coherence::Coherent } else { Coherence::Software };
+        let shape = shape_of(&layout, Shape::default().kernels, coherence);
         Self { world: World::new(seed, shape), layout }
     }
 
@@ -162,6 +156,28 @@ impl Process {
         let site = Site { memory: &self.memory, layout: &self.layout, me: &self.me, patience: PATIENCE };
         Directory { site, account: Account { job: 0, quota: u64::MAX } }
     }
+}
+
+/// The memory of a pool with this layout.
+pub(super) fn shape_of(layout: &Layout, kernels: Kernels, coherence: Coherence) -> Shape {
+    let Geometry { hosts, processes, .. } = *layout.geometry();
+    let local_words = LocalLayout::new(layout).words();
+    Shape {
+        hosts,
+        bytes: layout.bytes(),
+        local_words,
+        bells: u32::from(hosts * processes),
+        kernels,
+        coherence,
+    }
+}
+
+/// Nothing is left once every host has cleaned up, three times in turn: what one destroys, others condemn and then let go of.
+pub(super) fn expect_all_clean(pools: &[Arc<Pool<ModelMemory>>]) {
+    for pool in pools.iter().chain(pools).chain(pools) {
+        pool.maintain().expect("nobody keeps a lock");
+    }
+    pools.iter().for_each(|pool| expect_clean(&pool.directory()));
 }
 
 /// Nothing that a process of this host could have left is left.

@@ -9,14 +9,13 @@ use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Shape, Suite, ThreadId, World};
+use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Suite, ThreadId, World};
 use polder_mem::{Coherence, Memory};
 
 use super::group::Dice;
-use super::stage::{expect_clean, pool_of};
+use super::stage::{expect_all_clean, pool_of, shape_of};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
-use crate::local::LocalLayout;
 use crate::object::Object;
 use crate::owned::{self, Kind};
 use crate::storage::{Found, Plan, Store, Version};
@@ -166,14 +165,8 @@ fn store(seed: u64, boots: bool) -> Outcome {
         Some(Crash::Host) => Kernels::Shared,
         _ => [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
     };
-    let shape = Shape {
-        hosts: HOSTS,
-        bytes: POOL.1.bytes(),
-        local_words: LocalLayout::new(&POOL.1).words(),
-        bells: u32::from(HOSTS * PROCESSES),
-        kernels,
-        coherence: if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software },
-    };
+    let coherence = if dice.roll(8) == 0 { Coherence::Coherent } else { Coherence::Software };
+    let shape = shape_of(&POOL.1, kernels, coherence);
     let mut world = World::new(seed, shape);
     let witness = Rc::new(Witness { crash, kernels: Some(kernels), ..Witness::default() });
     if dice.roll(4) == 0 {
@@ -374,12 +367,9 @@ fn judge(world: &mut World, witness: &Rc<Witness>, is_writer: bool) {
         stores[0].remove().expect("nobody keeps a lock");
         let none = stores[1].newest().map(|version| version.number());
         assert_eq!(none, Err(PoolError::NoVersion { name: NAME.to_owned(), version: None, kept: vec![] }));
-        let pools: Vec<_> = stores.iter().map(Store::pool).collect();
+        let pools: Vec<_> = stores.iter().map(|store| Arc::clone(store.pool())).collect();
         assert_eq!(pools[0].list(""), Ok(vec![]));
-        for pool in pools.iter().chain(&pools).chain(&pools) {
-            pool.maintain().expect("nobody keeps a lock");
-        }
-        pools.iter().for_each(|pool| expect_clean(&pool.directory()));
+        expect_all_clean(&pools);
     });
 }
 

@@ -9,14 +9,13 @@ use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Shape, Suite, ThreadId, World};
+use polder_mem::model::{Crash, Kernels, ModelMemory, Outcome, Suite, ThreadId, World};
 use polder_mem::{Coherence, Memory, Offset};
 
 use super::group::Dice;
-use super::stage::{Stage, pool_of};
+use super::stage::{Stage, pool_of, shape_of};
 use crate::deviation::Deviation;
 use crate::format::{Geometry, Layout, Superblock};
-use crate::local::LocalLayout;
 use crate::window::{Access, Window};
 use crate::{Member, Pool, PoolError};
 
@@ -125,14 +124,8 @@ fn window(seed: u64) -> Outcome {
         Some(Crash::Process) => Kernels::Shared,
         _ => [Kernels::Shared, Kernels::OnePerHost][dice.roll(2) as usize],
     };
-    let shape = Shape {
-        hosts: HOSTS,
-        bytes: POOL.1.bytes(),
-        local_words: LocalLayout::new(&POOL.1).words(),
-        bells: u32::from(HOSTS * PROCESSES),
-        kernels,
-        coherence: if dice.roll(6) == 0 { Coherence::Coherent } else { Coherence::Software },
-    };
+    let coherence = if dice.roll(6) == 0 { Coherence::Coherent } else { Coherence::Software };
+    let shape = shape_of(&POOL.1, kernels, coherence);
     let mut world = World::new(seed, shape);
     let ranks = hosts.len();
     let witness = Rc::new(Witness {

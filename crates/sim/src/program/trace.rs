@@ -1,4 +1,4 @@
-//! What the tracer saw of an MPI program: `crates/mpi` writes it, docs/plan-mpi.md describes it.
+//! What the tracer saw of an MPI program: `crates/mpi` writes it, docs/plan-programs.md describes it.
 //!
 //! Each rank has a text of its own. Lines are: the version; `rank RANK OF HOST`; calls as `BEGIN END CALL NUMBERS`, in nanoseconds since all
 //! ranks had begun; `comm NUMBER RANKS`; and `end TIME`.
