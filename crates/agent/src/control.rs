@@ -267,22 +267,21 @@ impl<K: Kernel> Agent<K> {
     }
 
     /// Has the kernel hold the shares of services, if the policy asks for it. The agent leaves these alone.
-    fn hold_by_kernel(&mut self, present: &mut [Present], alarms: &mut Vec<Alarm>) {
+    fn hold_by_kernel(&mut self, present: &mut [Present], limits: &RoundLimits, alarms: &mut Vec<Alarm>) {
         if self.dry_run || !self.asks_the_kernel() {
             return;
         }
-        let (pressure, refaults) = (self.policy.pressure_limit, self.policy.refaults_a_round());
         let share = |present: &Present| {
             let (local, seen) = (present.view.policy.local?, &present.view.seen);
             let bytes = |share: f64| ((seen.fast + seen.slow) as f64 * share) as u64;
             // One that suffers keeps what it has.
-            let suffers = seen.pressure > pressure || seen.refaults > refaults;
+            let suffers = limits.suffering(seen).is_some();
             let high = bytes(local.high).max(if suffers { seen.fast } else { 0 });
             Some(HeldShare { cgroup: present.cgroup.path().to_owned(), low: bytes(local.low), high })
         };
         let shares: Vec<HeldShare> = present.iter().filter_map(share).collect();
-        let (step, interval_ms) = (self.policy.step_bytes, self.policy.period.as_millis().max(1) as u64);
-        let outcome = self.shares.hold(&mut self.settings, &self.tiers, &shares, step, interval_ms);
+        let interval_ms = self.policy.period.as_millis().max(1) as u64;
+        let outcome = self.shares.hold(&mut self.settings, &self.tiers, &shares, limits.step, interval_ms);
         if let Err(error) = outcome {
             alarms.push(Alarm::HostSetting { key: "fair_share".to_owned(), error: error.to_string() });
         }
@@ -399,9 +398,9 @@ impl<K: Kernel> Agent<K> {
                 }
             }
         }
-        self.hold_by_kernel(&mut present, &mut round.alarms);
-        let services: Vec<ServiceView> = present.iter().map(|present| present.view.clone()).collect();
         let limits = self.limits(&round);
+        self.hold_by_kernel(&mut present, &limits, &mut round.alarms);
+        let services: Vec<ServiceView> = present.iter().map(|present| present.view.clone()).collect();
         let decision = pages::decide(&services, &limits, &mut self.past);
         round.services = self.rows(&present, &decision, now_ms);
         for change in &decision.moves {
@@ -819,6 +818,10 @@ mod tests {
         tree.put_bytes("/cache", [60 * MIB, 240 * MIB]);
         (0..6).for_each(|_| drop(look(&mut agent)));
         assert!((0.45..=0.55).contains(&local(&look(&mut agent))), "it grew, and its hot pages went up");
+        tree.remove_group("/cache");
+        tree.add_group("/cache", [300 * MIB, 0]);
+        (0..6).for_each(|_| drop(look(&mut agent)));
+        assert!((0.45..=0.55).contains(&local(&look(&mut agent))), "it was made anew within a period");
         tree.put_bytes("/cache", [300 * MIB, 0]);
         tree.suffer("/cache", 25.0, 0, 0);
         look(&mut agent);

@@ -4,7 +4,7 @@
 //! (`node_memcg_free_bp`), and its hot pages go up until enough of the fast node is its own (`node_memcg_used_bp`). What the kernel
 //! moves in an interval is bounded. Goals are shares of the node in parts of 10,000, so they are written anew as a cgroup grows.
 
-use crate::{Kernel, KernelError, Settings, Tiers, nodes};
+use crate::{CGROUPS, Kernel, KernelError, Settings, Tiers, nodes};
 
 /// Where kdamonds are set up.
 pub(crate) const KDAMONDS: &str = "/sys/kernel/mm/damon/admin/kdamonds";
@@ -30,16 +30,26 @@ pub struct HeldShare {
 /// The files of the settings that [`KernelShares::hold`] changes.
 #[must_use]
 pub fn share_settings() -> [String; 3] {
-    [DAMON_STAT.to_owned(), format!("{KDAMONDS}/nr_kdamonds"), format!("{KDAMONDS}/0/state")]
+    [DAMON_STAT.to_owned(), format!("{KDAMONDS}/nr_kdamonds"), state()]
 }
 
 /// What the kernel was asked to hold.
 #[derive(Debug, Default)]
 pub struct KernelShares {
-    /// Cgroups in the order of their schemes, with the bytes and the interval in ms that bound each; [`None`] where that is not set up.
-    held: Option<(Vec<String>, u64, u64)>,
+    /// [`None`] where nothing is set up.
+    held: Option<Held>,
     /// Whether the kdamond is that of this agent.
     is_ours: bool,
+}
+
+/// Schemes that are set up.
+#[derive(Debug, PartialEq, Eq)]
+struct Held {
+    /// Cgroups and their inodes, in the order of their schemes.
+    cgroups: Vec<(String, u64)>,
+    /// Bytes that each scheme moves in an interval at most.
+    step: u64,
+    interval_ms: u64,
 }
 
 impl KernelShares {
@@ -56,23 +66,30 @@ impl KernelShares {
         step: u64,
         interval_ms: u64,
     ) -> Result<(), KernelError> {
-        let fast = tiers.fast_memory(settings.kernel())?.bytes;
-        let cgroups: Vec<String> = shares.iter().map(|share| share.cgroup.clone()).collect();
-        let wanted = Some((cgroups, step, interval_ms));
-        if self.held.is_none() && shares.is_empty() {
+        if !self.is_ours && shares.is_empty() {
             return Ok(());
         }
-        let is_on = settings.kernel().read(&state()).is_ok_and(|text| text.trim() == "on");
-        if self.held == wanted && is_on {
+        // Where anything fails, nothing is held, and the next call sets it up anew.
+        let held = self.held.take();
+        let kernel = settings.kernel();
+        let fast = tiers.fast_memory(kernel)?.bytes;
+        // A filter is bound to the cgroup that was there when it was set up, not to a later one of its path.
+        let inode = |cgroup: &str| kernel.inode(&format!("{CGROUPS}{cgroup}"));
+        let cgroups = shares.iter().map(|share| Ok((share.cgroup.clone(), inode(&share.cgroup)?)));
+        let cgroups = cgroups.collect::<Result<_, KernelError>>()?;
+        let wanted = Some(Held { cgroups, step, interval_ms });
+        let is_on = kernel.read(&state()).is_ok_and(|text| text.trim() == "on");
+        if held == wanted && is_on {
+            set_goals(kernel, shares, fast)?;
+            kernel.write(&state(), "commit_schemes_quota_goals")?;
+        } else {
+            let plan = Plan::new(kernel, tiers, step, interval_ms)?;
+            self.expect_ours(kernel)?;
+            self.is_ours = true;
+            plan.set_up(settings, shares)?;
             set_goals(settings.kernel(), shares, fast)?;
-            return settings.kernel().write(&state(), "commit_schemes_quota_goals");
+            settings.set(&state(), "on")?;
         }
-        let plan = Plan::new(settings.kernel(), tiers, step, interval_ms)?;
-        self.expect_ours(settings.kernel())?;
-        (self.held, self.is_ours) = (None, true);
-        plan.set_up(settings, shares)?;
-        set_goals(settings.kernel(), shares, fast)?;
-        settings.set(&state(), "on")?;
         self.held = wanted;
         Ok(())
     }
@@ -85,7 +102,7 @@ impl KernelShares {
     /// Whether the kernel holds the share of this cgroup.
     #[must_use]
     pub fn holds(&self, cgroup: &str) -> bool {
-        self.held.as_ref().is_some_and(|(cgroups, ..)| cgroups.iter().any(|held| held == cgroup))
+        self.held.as_ref().is_some_and(|held| held.cgroups.iter().any(|(path, _)| path == cgroup))
     }
 
     fn expect_ours(&self, kernel: &impl Kernel) -> Result<(), KernelError> {
@@ -112,12 +129,12 @@ fn scheme(index: usize) -> String {
 fn set_goals(kernel: &impl Kernel, shares: &[HeldShare], fast: u64) -> Result<(), KernelError> {
     let parts = |bytes: u64| (bytes.min(fast) * WHOLE).div_ceil(fast.max(1));
     for (index, share) in shares.iter().enumerate() {
-        for (scheme, target) in
+        for (number, target) in
             [(2 * index, parts(fast.saturating_sub(share.high))), (2 * index + 1, parts(share.low))]
         {
             // A goal of 0 is refused; one part is reached by any cgroup that is there.
             kernel.write(
-                &format!("{}/quotas/goals/0/target_value", self::scheme(scheme)),
+                &format!("{}/quotas/goals/0/target_value", scheme(number)),
                 &target.max(1).to_string(),
             )?;
         }

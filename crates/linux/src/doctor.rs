@@ -384,7 +384,7 @@ impl<K: Kernel> Machine<'_, K> {
         }
         let count = self.number(&format!("{KDAMONDS}/nr_kdamonds")).unwrap_or(0);
         if count > 0 {
-            let found = format!("{count} kdamonds are set up by another program, such as damo");
+            let found = format!("{count} kdamonds are set up, by the agent or another program such as damo");
             findings.push(finding(Severity::Note, "damon", found, "none, if you know of it"));
         }
     }

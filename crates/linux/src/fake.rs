@@ -97,6 +97,8 @@ pub struct Tree {
     disk: RefCell<BTreeMap<String, String>>,
     groups: RefCell<BTreeMap<String, Group>>,
     next_inode: Cell<u64>,
+    /// Inodes of the cgroups when the kdamond was started: its filters are bound to these.
+    bound: RefCell<BTreeMap<String, u64>>,
     writes_left: Cell<u64>,
     busy_in: Cell<u64>,
     knows_swappiness: Cell<bool>,
@@ -127,6 +129,7 @@ impl Tree {
             disk: RefCell::default(),
             groups: RefCell::default(),
             next_inode: Cell::new(1),
+            bound: RefCell::default(),
             writes_left: Cell::new(u64::MAX),
             busy_in: Cell::new(u64::MAX),
             knows_swappiness: Cell::new(true),
@@ -371,6 +374,11 @@ impl Tree {
         if !line.starts_with("commit") {
             files.insert(path.to_owned(), format!("{line}\n"));
         }
+        if path == state && line == "on" {
+            let inodes =
+                self.groups.borrow().iter().map(|(path, group)| (path.clone(), group.inode)).collect();
+            self.bound.replace(inodes);
+        }
         if path == state && line != "off" {
             self.reach_goals(&files);
         }
@@ -387,7 +395,11 @@ impl Tree {
             let (quota, goal) = (number(format!("{quotas}/bytes")), format!("{quotas}/goals/0"));
             let target = self.fast_bytes / 10_000 * number(format!("{goal}/target_value"));
             let is_cold = text(format!("{schemes}/{scheme}/action")) == "migrate_cold";
-            self.change(text(format!("{goal}/path")), |group| {
+            let path = text(format!("{goal}/path"));
+            self.change(path, |group| {
+                if self.bound.borrow().get(path) != Some(&group.inode) {
+                    return;
+                }
                 let used = group.bytes[0];
                 let wanted = if is_cold {
                     used.saturating_sub(self.fast_bytes - target)

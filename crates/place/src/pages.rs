@@ -173,6 +173,18 @@ pub struct Decision {
     pub holds: Vec<Hold>,
 }
 
+impl RoundLimits {
+    /// Why a service that suffers is left alone; [`None`] of one that does not.
+    #[must_use]
+    pub fn suffering(&self, seen: &ServiceBytes) -> Option<HoldReason> {
+        match *seen {
+            ServiceBytes { pressure, .. } if pressure > self.pressure => Some(HoldReason::Pressure),
+            ServiceBytes { refaults, .. } if refaults > self.refaults => Some(HoldReason::Refaults),
+            _ => None,
+        }
+    }
+}
+
 /// What one round leaves to the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Past {
@@ -190,11 +202,7 @@ impl Past {
     /// which it does not doubles it again.
     fn back_off(&mut self, service: &ServiceView, limits: &RoundLimits) -> (u64, Option<HoldReason>) {
         let halvings = self.halvings.entry(service.name.clone()).or_default();
-        let reason = match service.seen {
-            ServiceBytes { pressure, .. } if pressure > limits.pressure => Some(HoldReason::Pressure),
-            ServiceBytes { refaults, .. } if refaults > limits.refaults => Some(HoldReason::Refaults),
-            _ => None,
-        };
+        let reason = limits.suffering(&service.seen);
         let step = limits.step >> *halvings;
         *halvings = match reason {
             Some(_) => (*halvings + 1).min(MOST_HALVINGS),
