@@ -222,20 +222,15 @@ impl Range {
     /// # Errors
     /// What the kernel said.
     pub fn locate(&self) -> Result<BTreeMap<Location, usize>, TierError> {
-        let mut bytes = BTreeMap::new();
-        let mut add = |location, of| *bytes.entry(location).or_insert(0) += of;
+        let mut found = BTreeMap::new();
         let mut begin = 0;
         for it in &self.mapped {
-            for node in self.nodes(begin, it.begin - begin)? {
-                add(node.map_or(Location::Untouched, Location::Node), PAGE);
-            }
-            add(Location::Mapped(it.path.clone()), it.bytes);
+            self.add_nodes(begin, it.begin - begin, &mut found)?;
+            *found.entry(Location::Mapped(it.path.clone())).or_insert(0) += it.bytes;
             begin = it.begin + it.bytes;
         }
-        for node in self.nodes(begin, self.bytes - begin)? {
-            add(node.map_or(Location::Untouched, Location::Node), PAGE);
-        }
-        Ok(bytes)
+        self.add_nodes(begin, self.bytes - begin, &mut found)?;
+        Ok(found)
     }
 
     /// As [`Range::locate`], of one piece of whole pages that is not mapped.
@@ -245,9 +240,7 @@ impl Range {
     pub fn locate_piece(&self, begin: usize, bytes: usize) -> Result<BTreeMap<Location, usize>, TierError> {
         self.piece(begin, bytes, PAGE)?;
         let mut found = BTreeMap::new();
-        for node in self.nodes(begin, bytes)? {
-            *found.entry(node.map_or(Location::Untouched, Location::Node)).or_insert(0) += PAGE;
-        }
+        self.add_nodes(begin, bytes, &mut found)?;
         Ok(found)
     }
 
@@ -269,12 +262,28 @@ impl Range {
             // Of this thread alone, so that the pages have no policy of their own.
             bind_memory(node).map_err(refused)?;
             for page in (begin..begin + bytes).step_by(PAGE) {
-                // SAFETY: a page of this range, which the caller borrows alone.
-                unsafe { range.at.add(page).cast::<u64>().write_volatile(0) };
+                // SAFETY: a page of this range, which the caller borrows alone; a touched one keeps what it holds.
+                unsafe {
+                    let word = range.at.add(page).cast::<u64>();
+                    word.write_volatile(word.read_volatile());
+                }
             }
             Ok(())
         };
         std::thread::scope(|scope| scope.spawn(touch).join()).expect("touching pages does not panic")
+    }
+
+    /// Adds the bytes of a piece to those of the nodes that they lie on.
+    fn add_nodes(
+        &self,
+        begin: usize,
+        bytes: usize,
+        found: &mut BTreeMap<Location, usize>,
+    ) -> Result<(), TierError> {
+        for node in self.nodes(begin, bytes)? {
+            *found.entry(node.map_or(Location::Untouched, Location::Node)).or_insert(0) += PAGE;
+        }
+        Ok(())
     }
 
     fn nodes(&self, begin: usize, bytes: usize) -> Result<Vec<Option<usize>>, TierError> {

@@ -182,6 +182,28 @@ impl<A: Abi> Library<A> {
         }
     }
 
+    /// The ranks of a group, as a communicator counts them.
+    ///
+    /// # Errors
+    /// The library's own.
+    ///
+    /// # Safety
+    /// Both are the library's, or the program's own.
+    pub(crate) unsafe fn ranks(&self, group: A::Handle, comm: A::Handle) -> Result<Vec<c_int>, Failure> {
+        let (mut count, mut all) = (0, group);
+        // SAFETY: places for what is asked, lists as long as is said; the group of the communicator is our own to free.
+        unsafe {
+            Self::check("MPI_Group_size", (self.group_size)(group, &raw mut count))?;
+            let ours: Vec<c_int> = (0..count).collect();
+            let mut theirs = vec![0; ours.len()];
+            Self::check("MPI_Comm_group", (self.comm_group)(comm, &raw mut all))?;
+            let code = (self.group_translate_ranks)(group, count, ours.as_ptr(), all, theirs.as_mut_ptr());
+            (self.group_free)(&raw mut all);
+            Self::check("MPI_Group_translate_ranks", code)?;
+            Ok(theirs)
+        }
+    }
+
     /// A value that threads take turns at: by a lock, unless the program has said that one thread calls MPI. Where another may go
     /// on with what one has put past its caches, a lock with a fence before it is what brings that out.
     pub(crate) fn serial<T>(&self, value: T) -> Serial<T> {

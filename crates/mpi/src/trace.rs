@@ -7,7 +7,7 @@ use std::fmt::Arguments;
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use crate::abi::{Abi, Count};
@@ -50,13 +50,13 @@ struct Written<A: Abi> {
 struct Comm {
     number: u32,
     /// Of MPI_COMM_WORLD.
-    ranks: Vec<c_int>,
+    ranks: Arc<[c_int]>,
 }
 
 struct Request {
     number: u32,
     /// The ranks that may have sent it, of a receive.
-    receive: Option<Vec<c_int>>,
+    receive: Option<Arc<[c_int]>>,
 }
 
 /// A message as a call names it.
@@ -175,27 +175,36 @@ impl<A: Abi> Trace<A> {
         if code == 0 { count * i64::from(size) } else { 0 }
     }
 
+    /// The type of a byte.
+    #[must_use]
+    pub fn byte(&self) -> A::Handle {
+        self.library.handles.byte
+    }
+
+    /// Whether this process has this rank of a communicator.
+    #[must_use]
+    pub fn is(&self, rank: c_int, comm: A::Handle) -> bool {
+        let mut own = 0;
+        // SAFETY: the program's own communicator, and a place for a number.
+        unsafe { (self.library.comm_rank)(comm, &raw mut own) };
+        own == rank
+    }
+
     /// The ranks of a communicator, which is named when it is first seen.
     fn comm(&self, written: &mut Written<A>, comm: A::Handle) -> Comm {
         if let Some(found) = written.comms.get(&comm) {
             return found.clone();
         }
         let library = self.library;
-        let mut groups = [comm; 2];
-        let mut size = 0;
-        // SAFETY: the program's own communicator, and places for what is asked.
+        let mut group = comm;
+        // SAFETY: the program's own communicator, and a place for its group, which is our own to free.
         let ranks = unsafe {
-            (library.comm_group)(comm, &raw mut groups[0]);
-            (library.comm_group)(library.handles.comm_world, &raw mut groups[1]);
-            (library.group_size)(groups[0], &raw mut size);
-            let places: Vec<_> = (0..size).collect();
-            let mut ranks = vec![0; places.len()];
-            (library.group_translate_ranks)(groups[0], size, places.as_ptr(), groups[1], ranks.as_mut_ptr());
-            (library.group_free)(&raw mut groups[0]);
-            (library.group_free)(&raw mut groups[1]);
+            (library.comm_group)(comm, &raw mut group);
+            let ranks = library.ranks(group, library.handles.comm_world).unwrap_or_default();
+            (library.group_free)(&raw mut group);
             ranks
         };
-        let found = Comm { number: written.next_comm, ranks };
+        let found = Comm { number: written.next_comm, ranks: ranks.into() };
         written.next_comm += 1;
         let ranks: Vec<_> = found.ranks.iter().map(c_int::to_string).collect();
         written.line(format_args!("comm {} {}", found.number, ranks.join(",")));
@@ -347,7 +356,7 @@ impl<A: Abi> Written<A> {
         self.line(format_args!("{begin} {until} {what}"));
     }
 
-    fn begun(&mut self, request: A::Handle, receive: Option<Vec<c_int>>) -> u32 {
+    fn begun(&mut self, request: A::Handle, receive: Option<Arc<[c_int]>>) -> u32 {
         let number = self.next_request;
         self.next_request += 1;
         self.requests.entry(request).or_default().push_back(Request { number, receive });
@@ -443,7 +452,7 @@ macro_rules! traced_calls {
         }
         $crate::traced! { $abi;
             MPI_Barrier(comm: Handle) => |trace, call| {
-                trace.all(call, "barrier", (0, $crate::trace::byte::<$abi>()), 0, comm)
+                trace.all(call, "barrier", (0, trace.byte()), 0, comm)
             };
             MPI_Probe(source: c_int, tag: c_int, comm: Handle, status: Sink) => |trace, call| trace.other(call);
             MPI_Comm_free(comm: *mut Handle) where freed = {
@@ -655,27 +664,9 @@ macro_rules! traced {
     };
 }
 
-/// The type of a byte.
-#[doc(hidden)]
-#[must_use]
-pub fn byte<A: Abi>() -> A::Handle {
-    of::<A>().expect("what is written has a trace").library.handles.byte
-}
-
 /// The request at an index, which libraries give as a number below 0 when there is none.
 #[doc(hidden)]
 #[must_use]
 pub fn at<H: Copy>(before: &[H], index: c_int) -> Option<H> {
     before.get(usize::try_from(index).ok()?).copied()
-}
-
-impl<A: Abi> Trace<A> {
-    /// Whether this process has this rank of a communicator.
-    #[must_use]
-    pub fn is(&self, rank: c_int, comm: A::Handle) -> bool {
-        let mut own = 0;
-        // SAFETY: the program's own communicator, and a place for a number.
-        unsafe { (self.library.comm_rank)(comm, &raw mut own) };
-        own == rank
-    }
 }

@@ -618,19 +618,9 @@ impl<A: Abi> Window<A> {
 
     /// The ranks of a group of the library's, as this window counts them.
     fn ranks(&self, group: A::Handle) -> Result<Vec<u32>, Failure> {
-        let library = self.library;
-        let (mut count, mut all) = (0, group);
-        // SAFETY: places for what is asked, lists as long as is said; the group of the communicator is our own to free.
-        unsafe {
-            Library::<A>::check("MPI_Group_size", (library.group_size)(group, &raw mut count))?;
-            let ours: Vec<c_int> = (0..count).collect();
-            let mut theirs = vec![0; ours.len()];
-            Library::<A>::check("MPI_Comm_group", (library.comm_group)(self.comm, &raw mut all))?;
-            let code = (library.group_translate_ranks)(group, count, ours.as_ptr(), all, theirs.as_mut_ptr());
-            (library.group_free)(&raw mut all);
-            Library::<A>::check("MPI_Group_translate_ranks", code)?;
-            Ok(theirs.into_iter().map(|rank| rank as u32).collect())
-        }
+        // SAFETY: the communicator is the library's, and so is the group that the program gave.
+        let ranks = unsafe { self.library.ranks(group, self.comm) }?;
+        Ok(ranks.into_iter().map(|rank| rank as u32).collect())
     }
 
     /// MPI_Win_lock.

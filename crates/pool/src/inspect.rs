@@ -422,7 +422,7 @@ impl<'a, M: Memory> Inspector<'a, M> {
             bytes: record.bytes,
             owner: host,
             job: record.job,
-            at: record.header.lines(record.header_lines.into()),
+            at: record.data(),
         });
     }
 

@@ -38,6 +38,17 @@ impl<M: Memory> Pool<M> {
         self.directory().create(&Name::parse(name)?, bytes, fill)
     }
 
+    /// As [`Pool::open`]; nothing where no object has this name.
+    ///
+    /// # Errors
+    /// The others of [`Pool::open`].
+    pub(crate) fn open_if_there(&self, name: &str) -> Result<Option<Object>, PoolError> {
+        match self.open(name) {
+            Err(PoolError::NotFound { .. }) => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
     /// Opens an object and holds it open. What was published to it before is seen by reads that invalidate first, as
     /// [`Object::read_at`] does.
     ///

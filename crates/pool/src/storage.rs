@@ -107,46 +107,40 @@ impl<M: Memory> Store<M> {
 
     /// The marks of the store, if there are any.
     pub(crate) fn marks(&self) -> Result<Option<Object>, PoolError> {
-        let at_least = u64::from(self.pool.layout().geometry().hosts) * LINE;
-        match self.pool.open(&self.marks_name()) {
-            Ok(marks) if marks.bytes() >= at_least => Ok(Some(marks)),
-            Ok(marks) => {
-                let offset = marks.at();
-                self.pool.close(marks);
-                Err(PoolError::Corrupt { offset, what: "marks of a store" })
-            }
-            Err(PoolError::NotFound { .. }) => Ok(None),
-            Err(error) => Err(error),
+        let Some(marks) = self.pool.open_if_there(&self.marks_name())? else { return Ok(None) };
+        if marks.bytes() >= self.marks_bytes() {
+            return Ok(Some(marks));
         }
+        let offset = marks.at();
+        self.pool.close(marks);
+        Err(PoolError::Corrupt { offset, what: "marks of a store" })
+    }
+
+    /// A line for each host.
+    pub(crate) fn marks_bytes(&self) -> u64 {
+        u64::from(self.pool.layout().geometry().hosts) * LINE
     }
 
     /// The objects of this store and their numbers, the newest first.
     pub(crate) fn listed(&self) -> Result<Vec<(u64, ListedObject)>, PoolError> {
         let prefix = format!("/version/{}/", self.name);
-        let mut listed: Vec<_> = self.pool.list(&prefix)?.into_iter().collect();
-        listed.retain(|object| object.name.starts_with(&prefix));
         let number = |object: ListedObject| {
             let number = object.name[prefix.len()..].parse().ok()?;
             Some((number, object)).filter(|(number, object)| self.object_name(*number) == object.name)
         };
-        let mut listed: Vec<_> = listed.into_iter().filter_map(number).collect();
+        let mut listed: Vec<_> = self.pool.list(&prefix)?.into_iter().filter_map(number).collect();
         listed.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
         Ok(listed)
     }
 
     /// Opens what was listed, unless it is another object by now.
     pub(crate) fn open_listed(&self, listed: &ListedObject) -> Result<Option<Object>, PoolError> {
-        match self.pool.open(&listed.name) {
-            Ok(object) if (object.owner(), object.generation()) == (listed.owner, listed.generation) => {
-                Ok(Some(object))
-            }
-            Ok(object) => {
-                self.pool.close(object);
-                Ok(None)
-            }
-            Err(PoolError::NotFound { .. }) => Ok(None),
-            Err(error) => Err(error),
+        let Some(object) = self.pool.open_if_there(&listed.name)? else { return Ok(None) };
+        if (object.owner(), object.generation()) == (listed.owner, listed.generation) {
+            return Ok(Some(object));
         }
+        self.pool.close(object);
+        Ok(None)
     }
 
     /// Looks at an object that this process holds open, and opens what it refers to.
@@ -166,16 +160,12 @@ impl<M: Memory> Store<M> {
         version.manifest = self.load_manifest(&version.held[0], &head)?;
         for index in 0..version.manifest.others.len() {
             let known = version.manifest.others[index];
-            match self.pool.open(&self.object_name(known.number)) {
-                Ok(other) => {
-                    let is_it = manifest::stamp(&other) == known.stamp;
-                    version.held.push(other);
-                    if !is_it {
-                        return Ok(Found::Gone);
-                    }
-                }
-                Err(PoolError::NotFound { .. }) => return Ok(Found::Gone),
-                Err(error) => return Err(error),
+            let name = self.object_name(known.number);
+            let Some(other) = self.pool.open_if_there(&name)? else { return Ok(Found::Gone) };
+            let is_it = manifest::stamp(&other) == known.stamp;
+            version.held.push(other);
+            if !is_it {
+                return Ok(Found::Gone);
             }
         }
         version.check()?;
@@ -247,11 +237,6 @@ impl<M: Memory> Store<M> {
         versions.reverse();
         Ok(versions)
     }
-}
-
-/// A checksum as the two words that a line holds.
-const fn halves(sum: u128) -> [u64; 2] {
-    [sum as u64, (sum >> 64) as u64]
 }
 
 #[cfg(test)]

@@ -3,13 +3,12 @@
 
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Barrier, Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::dram::{STEPS, chase, link, words_of};
 use super::{LINE_BYTES, Sampling, Timing, on_threads};
-use crate::affinity::{allowed_cpus, pin_to_cpu};
-use crate::{Location, Range, TierError};
+use crate::Range;
 
 /// Words that are read, or read and modified, at once: 4 KiB.
 const BLOCK: usize = 512;
@@ -116,44 +115,38 @@ pub fn hot_latency(range: &mut Range, hot: usize, threads: usize, effort: Sampli
 fn beside_readers(chased: &[u64], read: &[u64], threads: usize, share: f64, effort: Sampling) -> UnderLoad {
     let each = read.len() / threads.max(1) / BLOCK * BLOCK;
     assert!(each > 0, "{} words are too few for {threads} threads", read.len());
-    let cpus = allowed_cpus();
-    let (start, is_over) = (Barrier::new(threads + 1), AtomicBool::new(false));
-    let reader = |thread: usize| {
-        // A thread that cannot be pinned still measures, with a wider spread.
-        let _ = pin_to_cpu(cpus[(thread + 1) % cpus.len()]);
-        let part = &read[thread * each..][..each];
-        start.wait();
-        let (began, mut bytes) = (Instant::now(), 0_usize);
-        'load: loop {
-            for block in part.chunks_exact(BLOCK) {
-                let before = Instant::now();
-                black_box(block.iter().fold(0_u64, |sum, word| sum.wrapping_add(*word)));
-                bytes += BLOCK * 8;
-                if is_over.load(Ordering::Relaxed) {
-                    break 'load;
-                }
-                let took = before.elapsed();
-                let until = Instant::now() + pause(took, share);
-                while share < 1.0 && Instant::now() < until && !is_over.load(Ordering::Relaxed) {
-                    spin_loop();
-                }
+    let (latency, is_over) = (OnceLock::new(), AtomicBool::new(false));
+    let loads = on_threads(threads + 1, |thread| match thread.checked_sub(1) {
+        Some(reader) => load(&read[reader * each..][..each], share, &is_over),
+        None => {
+            let _ = latency.set(chase(chased, effort));
+            is_over.store(true, Ordering::Relaxed);
+            0.0
+        }
+    });
+    let latency = latency.into_inner().expect("the first thread chases");
+    UnderLoad { load: loads.into_iter().sum(), latency }
+}
+
+/// GB/s that this thread reads of `part`, over and over, until it is over.
+fn load(part: &[u64], share: f64, is_over: &AtomicBool) -> f64 {
+    let (began, mut bytes) = (Instant::now(), 0_usize);
+    'load: loop {
+        for block in part.chunks_exact(BLOCK) {
+            let before = Instant::now();
+            black_box(block.iter().fold(0_u64, |sum, word| sum.wrapping_add(*word)));
+            bytes += BLOCK * 8;
+            if is_over.load(Ordering::Relaxed) {
+                break 'load;
+            }
+            let took = before.elapsed();
+            let until = Instant::now() + pause(took, share);
+            while share < 1.0 && Instant::now() < until && !is_over.load(Ordering::Relaxed) {
+                spin_loop();
             }
         }
-        bytes as f64 / began.elapsed().as_nanos() as f64
-    };
-    std::thread::scope(|scope| {
-        let readers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || reader(thread))).collect();
-        let chaser = scope.spawn(|| {
-            let _ = pin_to_cpu(cpus[0]);
-            start.wait();
-            let latency = chase(chased, effort);
-            is_over.store(true, Ordering::Relaxed);
-            latency
-        });
-        let latency = chaser.join().expect("a measured thread does not panic");
-        let load = readers.into_iter().map(|it| it.join().expect("a measured thread does not panic")).sum();
-        UnderLoad { load, latency }
-    })
+    }
+    bytes as f64 / began.elapsed().as_nanos() as f64
 }
 
 /// How long to wait after a block that took `took`, so that blocks take `share` of the time.
@@ -188,15 +181,6 @@ pub fn latencies(range: &mut Range, threads: usize, effort: Sampling) -> Vec<f64
     let mut times: Vec<f64> = times.into_iter().flatten().collect();
     times.sort_by(f64::total_cmp);
     times
-}
-
-/// Bytes of a piece of a range by the node that they lie on.
-///
-/// # Errors
-/// What the kernel said, and a piece that does not lie in the range.
-pub fn bytes_on(range: &Range, begin: usize, bytes: usize, node: usize) -> Result<usize, TierError> {
-    let located = range.locate_piece(begin, bytes)?;
-    Ok(located.get(&Location::Node(node)).copied().unwrap_or(0))
 }
 
 #[cfg(test)]

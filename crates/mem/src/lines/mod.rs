@@ -13,7 +13,7 @@ use crate::affinity::{allowed_cpus, pin_to_cpu};
 use crate::{Cpu, Fault, LINE, Memory, Offset, Software};
 
 pub use dram::{memory_bandwidth, memory_latency, range_bandwidth, range_latency};
-pub use loaded::{Mix, UnderLoad, bytes_on, hot_latency, latencies, loaded_latency, mixed_bandwidth};
+pub use loaded::{Mix, UnderLoad, hot_latency, latencies, loaded_latency, mixed_bandwidth};
 pub use timing::{Sampling, Timing};
 
 /// How bytes reach memory, in the columns of Figure 11.

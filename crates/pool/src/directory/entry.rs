@@ -177,7 +177,8 @@ pub(crate) const fn first_word(hash: u128) -> u64 {
     halves(hash)[0]
 }
 
-const fn halves(hash: u128) -> [u64; 2] {
+/// A hash, or a checksum, as the two words that a line holds.
+pub(crate) const fn halves(hash: u128) -> [u64; 2] {
     [hash as u64, (hash >> 64) as u64]
 }
 

@@ -181,7 +181,7 @@ fn is_of_the_dead<M: Memory>(pool: &Pool<M>, object: &Object, kind: Kind) -> Res
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::time::Duration;
 
     use polder_mem::{Heap, HeapShape};
@@ -192,6 +192,11 @@ mod tests {
     use crate::local::LocalLayout;
 
     fn pool() -> Pool<Heap> {
+        pool_within(Duration::from_secs(5))
+    }
+
+    /// A pool of two hosts, as the first process of host 0.
+    pub(crate) fn pool_within(timeout: Duration) -> Pool<Heap> {
         let geometry = Geometry {
             hosts: 2,
             processes: 2,
@@ -205,7 +210,7 @@ mod tests {
         let local_words = LocalLayout::new(&layout).words();
         let heap = Heap::new(HeapShape { bytes: 256 << 10, hosts: 2, processes: 2, local_words, bells: 4 });
         format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
-        Pool::attach(heap, Member { timeout: Duration::from_secs(5), ..Member::new(0, 7) }).unwrap()
+        Pool::attach(heap, Member { timeout, ..Member::new(0, 7) }).unwrap()
     }
 
     #[test]

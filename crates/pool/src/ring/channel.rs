@@ -60,7 +60,7 @@ impl<M: Memory + 'static> Sender<M> {
         let (ring, place) = create_ring(&pool, name, shape)?;
         let generation = ring.generation();
         let sender = Self { pool, ring: Some(ring), shape, place, receiver: None, producer: None };
-        if let Some(left) = open(&sender.pool, &receiver_name(name))? {
+        if let Some(left) = sender.pool.open_if_there(&receiver_name(name))? {
             match is_of(&sender.pool, &left, generation)? {
                 true => sender.pool.close(left),
                 // Of a ring of this name whose ends died.
@@ -119,7 +119,7 @@ impl<M: Memory + 'static> Receiver<M> {
     /// [`PoolError::NotFound`] when it is not made in time; [`PoolError::Exists`] when another process receives, or has
     /// received; [`PoolError::Corrupt`] when the object is no ring; those of [`Pool::create`].
     pub fn open(pool: Arc<Pool<M>>, name: &str, timeout: Duration) -> Result<Self, PoolError> {
-        let found = await_some(&pool, timeout, || open(&pool, name))?;
+        let found = await_some(&pool, timeout, || pool.open_if_there(name))?;
         let ring = found.ok_or_else(|| PoolError::NotFound { name: name.to_owned() })?;
         match Self::take(&pool, &ring) {
             Ok((own, consumer)) => Ok(Self { pool, objects: Some((ring, own)), consumer }),
@@ -175,17 +175,9 @@ fn receiver_name(ring: &str) -> String {
     format!("{ring}/receiver")
 }
 
-/// The object of this name, if there is one.
-fn open<M: Memory>(pool: &Pool<M>, name: &str) -> Result<Option<Object>, PoolError> {
-    match pool.open(name) {
-        Err(PoolError::NotFound { .. }) => Ok(None),
-        opened => opened.map(Some),
-    }
-}
-
 /// Who receives from `ring`, if anybody does.
 fn find_receiver<M: Memory>(pool: &Pool<M>, ring: &Object) -> Result<Option<Object>, PoolError> {
-    let Some(receiver) = open(pool, &receiver_name(ring.name()))? else { return Ok(None) };
+    let Some(receiver) = pool.open_if_there(&receiver_name(ring.name()))? else { return Ok(None) };
     match is_of(pool, &receiver, ring.generation()) {
         Ok(true) => Ok(Some(receiver)),
         other => {

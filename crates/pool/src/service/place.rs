@@ -32,7 +32,7 @@ use polder_schedule::Exchange;
 use crate::word;
 
 /// Lines before the queues.
-const HEAD: u64 = 4;
+pub(super) const HEAD: u64 = 4;
 const SHARD_BITS: u32 = 24;
 
 const _: () = assert!(Exchange::MOST_SHARDS <= 1 << SHARD_BITS, "a shard's number fits into its bits");

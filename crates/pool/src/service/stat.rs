@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use polder_mem::{LINE, Memory};
 use serde::Serialize;
 
-use super::place::state_line;
+use super::place::{HEAD, state_line};
 use crate::group::Mark;
 use crate::owned::{Identity, Kind};
 use crate::{ObjectStat, PoolError, line};
@@ -76,24 +76,19 @@ pub struct SumStat {
 /// [`PoolError::Memory`].
 pub fn services<M: Memory>(memory: &M, objects: &[ObjectStat]) -> Result<Vec<ServiceStat>, PoolError> {
     let mut found: BTreeMap<&str, ServiceStat> = BTreeMap::new();
-    for object in objects.iter().filter(|object| object.bytes >= 4 * LINE) {
+    for object in objects.iter().filter(|object| object.bytes >= HEAD * LINE) {
         let Some((name, number)) = parse(&object.name) else { continue };
         let identity = line::read(memory, object.at)?.and_then(|words| Identity::decode(&words, Kind::Part));
         let Some(Identity { process, own: [exchange, clients, _], .. }) = identity else { continue };
         let Some([end, words @ ..]) = line::read(memory, state_line(object.at))? else { continue };
-        let service = found.entry(name).or_insert_with(|| ServiceStat {
-            name: name.to_owned(),
-            exchange,
-            clients,
-            workers: vec![],
-            proxies: vec![],
-        });
+        let new =
+            || ServiceStat { name: name.to_owned(), exchange, clients, workers: vec![], proxies: vec![] };
+        let service = found.entry(name).or_insert_with(new);
         if service.exchange > exchange {
             continue;
         }
         if service.exchange < exchange {
-            *service =
-                ServiceStat { exchange, clients, workers: vec![], proxies: vec![], name: name.to_owned() };
+            *service = new();
         }
         let (host, pid, takes_part) = (process.host, process.pid, Mark::parse(end).is_none());
         let [steps, second, third, total_bytes, threshold_bytes, _] = words;

@@ -21,8 +21,7 @@ use std::collections::BTreeMap;
 
 use polder_mem::{LINE, Memory};
 
-use super::halves;
-use crate::entry::GENERATION_BITS;
+use crate::entry::{GENERATION_BITS, halves};
 use crate::object::Object;
 use crate::{PoolError, line};
 

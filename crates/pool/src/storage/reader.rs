@@ -67,12 +67,12 @@ impl<M: Memory> Store<M> {
 
     // SYNC: pairs with `mark`.
     pub(crate) fn marked_in(&self, marks: &Object) -> Result<u64, PoolError> {
-        let (memory, hosts) = (self.pool.memory(), u64::from(self.pool.layout().geometry().hosts));
+        let memory = self.pool.memory();
         // What this host saw of them before.
-        memory.invalidate(marks.at(), hosts * LINE);
+        memory.invalidate(marks.at(), self.marks_bytes());
         memory.fence_invalidations();
         let mut highest = 0;
-        for host in 0..hosts {
+        for host in 0..self.marks_bytes() / LINE {
             let offset = marks.at().lines(host);
             let corrupt = PoolError::Corrupt { offset, what: "marks of a store" };
             highest = highest.max(word::open(memory.load(offset)?).ok_or(corrupt)?);
@@ -85,14 +85,12 @@ impl<M: Memory> Store<M> {
     /// # Errors
     /// [`PoolError::NoVersion`] when it is not kept; [`PoolError::Corrupt`] when its manifest is damaged; those of [`Pool::open`].
     pub fn open(&self, number: u64) -> Result<Version<M>, PoolError> {
-        let object = match self.pool.open(&self.object_name(number)) {
-            Err(PoolError::NotFound { .. }) => return Err(self.no_version(Some(number))),
-            object => object?,
-        };
-        match self.find(number, object)? {
-            Found::Whole(version) => return Ok(version),
-            Found::Unpublished(object) => self.pool.close(object),
-            Found::Gone => {}
+        if let Some(object) = self.pool.open_if_there(&self.object_name(number))? {
+            match self.find(number, object)? {
+                Found::Whole(version) => return Ok(version),
+                Found::Unpublished(object) => self.pool.close(object),
+                Found::Gone => {}
+            }
         }
         Err(self.no_version(Some(number)))
     }

@@ -1,12 +1,9 @@
 use std::time::Duration;
 
-use polder_mem::{Heap, HeapShape};
+use polder_mem::Heap;
 
 use super::*;
-use crate::Member;
-use crate::format::{Geometry, Layout, Overwrite, Uuid, format};
 use crate::line;
-use crate::local::LocalLayout;
 use crate::owned::{self, Identity, Kind};
 
 fn pool() -> Arc<Pool<Heap>> {
@@ -14,20 +11,7 @@ fn pool() -> Arc<Pool<Heap>> {
 }
 
 fn pool_within(timeout: Duration) -> Arc<Pool<Heap>> {
-    let geometry = Geometry {
-        hosts: 2,
-        processes: 2,
-        names: 31,
-        levels: 4,
-        chunk_bytes: 16 << 10,
-        opens: 40,
-        keepers: 1,
-    };
-    let layout = Layout::new(&geometry, 256 << 10).unwrap();
-    let local_words = LocalLayout::new(&layout).words();
-    let heap = Heap::new(HeapShape { bytes: 256 << 10, hosts: 2, processes: 2, local_words, bells: 4 });
-    format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
-    Arc::new(Pool::attach(heap, Member { timeout, ..Member::new(0, 7) }).unwrap())
+    Arc::new(owned::tests::pool_within(timeout))
 }
 
 fn read(version: &Version<Heap>, name: &str, bytes: usize) -> Vec<u8> {

@@ -171,8 +171,7 @@ impl<M: Memory> Store<M> {
         if let Some(marks) = self.marks()? {
             return Ok(marks);
         }
-        let bytes = u64::from(self.pool.layout().geometry().hosts) * LINE;
-        match self.pool.create(&self.marks_name(), bytes) {
+        match self.pool.create(&self.marks_name(), self.marks_bytes()) {
             // Another process was faster.
             Err(PoolError::Exists { name }) => self.marks()?.ok_or(PoolError::NotFound { name }),
             made => made,
