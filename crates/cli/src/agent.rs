@@ -366,12 +366,12 @@ pub(crate) fn is_fresh(state: &State) -> bool {
 }
 
 fn decide_anew(record: &Path) -> Result<ExitCode, Failure> {
-    let named = |error: &dyn std::fmt::Display| {
-        Failure(format!("{}: {error}; make one with: polder agent run --record FILE", record.display()))
+    let advised = |error: &dyn std::fmt::Display| {
+        Failure(format!("{error}; make one with: polder agent run --record FILE"))
     };
-    let text = recorded_text_of(&record.to_string_lossy())?;
-    let rounds: Vec<RecordedRound> =
-        text.lines().map(serde_json::from_str).collect::<Result<_, _>>().map_err(|error| named(&error))?;
+    let text = recorded_text_of(&record.to_string_lossy()).map_err(|error| advised(&error))?;
+    let rounds = text.lines().map(serde_json::from_str).collect::<Result<Vec<RecordedRound>, _>>();
+    let rounds = rounds.map_err(|error| advised(&format_args!("{}: {error}", record.display())))?;
     let (moves, otherwise) = replay(&rounds);
     match otherwise {
         None => {

@@ -38,11 +38,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let report = examine(&Host::below(&arguments.root))?;
     let drift = match &arguments.against {
         Some(path) => {
-            let named = |error: &dyn std::fmt::Display| {
-                Failure(format!("{}: {error}; make one with: polder doctor --json", path.display()))
+            let advised = |error: &dyn std::fmt::Display| {
+                Failure(format!("{error}; make one with: polder doctor --json"))
             };
-            let text = text_of(&path.to_string_lossy())?;
-            let reference: Report = serde_json::from_str(&text).map_err(|error| named(&error))?;
+            let text = text_of(&path.to_string_lossy()).map_err(|error| advised(&error))?;
+            let reference: Report = serde_json::from_str(&text)
+                .map_err(|error| advised(&format_args!("{}: {error}", path.display())))?;
             Some(drift(&report, &reference))
         }
         None => None,

@@ -208,7 +208,7 @@ impl Format {
 }
 
 /// A path as a terminal may get it.
-fn shown(path: &Path) -> String {
+pub(crate) fn shown(path: &Path) -> String {
     printable(&path.to_string_lossy()).into_owned()
 }
 

@@ -14,7 +14,7 @@ use polder_attach::settings::Settings;
 use polder_linux::Host;
 use polder_platform::printable;
 use polder_pool::inspect;
-use polder_pool::service::{ServiceStat, services};
+use polder_pool::service::{ServiceStat, SumStat, services};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -27,6 +27,7 @@ use crate::agent::{
     PolicyArguments, StateArguments, is_fresh, load, now_ms, print_json, print_table, read_state, signals,
     size,
 };
+use crate::pool::shown;
 
 /// Shows tiers, services, flows and alarms: of the running agent, or as a look of its own where none runs.
 #[derive(Args)]
@@ -140,11 +141,11 @@ fn sync(arguments: &Arguments, settings: &Settings) -> Result<ExitCode, Failure>
 fn services_table(path: &Path, services: &[ServiceStat], is_here: impl Fn(u16) -> bool) -> String {
     let mut lines = vec![];
     if services.is_empty() {
-        lines.push(format!("{}: no parameter service", printable(&path.display().to_string())));
+        lines.push(format!("{}: no parameter service", shown(path)));
     }
     for service in services {
-        let alive = |host: u16, pid: u32| !is_here(host) || runs(pid);
-        let living = service.proxies.iter().filter(|it| it.takes_part && alive(it.host, it.pid)).count();
+        let lives = |it: &&SumStat| it.takes_part && (!is_here(it.host) || runs(it.pid));
+        let living = service.proxies.iter().filter(lives).count();
         lines.push(format!(
             "{}: plan {}, {} of {} proxies alive",
             printable(&service.name),
@@ -167,7 +168,7 @@ fn services_table(path: &Path, services: &[ServiceStat], is_here: impl Fn(u16) -
             ));
         }
         for it in &service.proxies {
-            let state = if it.takes_part && alive(it.host, it.pid) { "alive" } else { "gone" };
+            let state = if lives(&it) { "alive" } else { "gone" };
             lines.push(format!(
                 "  proxy {} host {} pid {}: {state}, {} steps, {} shards, {} of sums",
                 it.proxy,
@@ -184,9 +185,14 @@ fn services_table(path: &Path, services: &[ServiceStat], is_here: impl Fn(u16) -
 
 /// Whether a process of this kernel runs, and is no zombie.
 fn runs(pid: u32) -> bool {
+    state_of(pid).is_some_and(|state| state != 'Z')
+}
+
+/// The letter for the state of a process of this kernel, while there is one.
+pub(crate) fn state_of(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    state.is_some_and(|state| state != 'Z')
+    // The state stands behind the name, which is in parentheses.
+    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
 }
 
 fn show(

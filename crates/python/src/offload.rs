@@ -257,8 +257,8 @@ fn work_of<'a>(
     Ok(work)
 }
 
-/// Takes `count` elements that begin after `skipped` out of a slice, and leaves what comes after them. Of squares that there are
-/// not it takes none.
+/// Takes `count` elements that begin after `skipped` out of a slice, and leaves what comes after them. Of an empty slice it
+/// takes nothing.
 fn behind<'a>(slice: &mut &'a mut [f32], skipped: usize, count: usize) -> &'a mut [f32] {
     if slice.is_empty() {
         return &mut [];
@@ -672,7 +672,7 @@ impl Slots {
         match self.fill(index, bytes) {
             Ok(()) => Ok(index),
             Err(error) => {
-                // Nobody gets its number, so nobody would give its room back.
+                // Its number is returned to no caller, so its room goes back here.
                 self.free(index);
                 Err(error)
             }

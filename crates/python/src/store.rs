@@ -78,9 +78,8 @@ impl Store {
             tensors.into_iter().zip(&held).map(|((name, _), held)| (name, held.span)).collect();
         let published = py.detach(|| {
             // SAFETY: `held` keeps the bytes. If a program writes them meanwhile, their checksum says so when they are read.
-            let bytes = |(name, span): &'_ (String, Span)| (name.clone(), unsafe { span.bytes() });
-            let named: Vec<_> = spans.iter().map(bytes).collect();
-            let tensors: Vec<_> = named.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
+            let tensors: Vec<(&str, &[u8])> =
+                spans.iter().map(|(name, span)| (name.as_str(), unsafe { span.bytes() })).collect();
             each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name)?.publish_over(&tensors, over))
         });
         let Published { version, copied, shared, .. } = published.map_err(errors::raise)?;

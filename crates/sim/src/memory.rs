@@ -155,8 +155,11 @@ pub fn configurations(question: &Question) -> Result<(u32, Vec<Configuration>), 
     Ok((accelerators, found))
 }
 
-/// The kind of rack of a machine.
-fn job<'a>(name: &str, platform: &'a Platform, rack: Option<&str>) -> Result<Job<'a>, MemoryError> {
+/// The kind of rack of a machine whose accelerators access memory.
+///
+/// # Errors
+/// When the machine has no racks, or none of this name.
+pub fn job<'a>(name: &str, platform: &'a Platform, rack: Option<&str>) -> Result<Job<'a>, MemoryError> {
     if platform.rack.is_empty() {
         let problem = "expected a kind of rack, whose accelerators access memory";
         return Err(DataError::new(name, "rack", problem).into());

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use polder_linux::{CGROUPS, Cgroup, Host, parse_nodes, show_nodes};
 
-use super::memory::{is_emulated, kind};
+use super::memory::kind;
 use super::row::{Better, Row, Sample};
 use crate::Failure;
 use crate::agent::{Asked, signals};
@@ -61,10 +61,7 @@ pub(super) fn enter(arguments: &Enter) -> Result<ExitCode, Failure> {
 /// Runs the command in turn on both.
 pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
     let asked = signals()?;
-    let sides = [("a", &arguments.a), ("b", &arguments.b)];
-    let sides = sides.map(|(name, nodes)| Side::make(arguments, name, nodes));
-    let [a, b] = sides;
-    let sides = [a?, b?];
+    let sides = [Side::make(arguments, "a", &arguments.a)?, Side::make(arguments, "b", &arguments.b)?];
     let mut runs = [Vec::new(), Vec::new()];
     for round in 0..usize::from(arguments.rounds) {
         // The order is turned in each round, so that what a run leaves warm serves both.
@@ -102,7 +99,7 @@ fn rows(nodes: &[&str; 2], runs: &[Vec<Run>; 2]) -> Vec<Row> {
         let samples = runs.each_ref().map(|runs| Sample::of(runs.iter().map(figure).collect()));
         let [Some(a), Some(b)] = samples else { continue };
         let row = |side: &str, nodes: &str, sample| Row {
-            kind: kind(is_emulated()),
+            kind: kind(),
             ..Row::measured("ab", format!("{side}: memory of nodes {nodes}"), metric, sample, unit)
         };
         rows.push(row("A", nodes[0], a));

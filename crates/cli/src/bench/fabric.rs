@@ -94,7 +94,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
             Some(theirs) => {
                 rows.push(row.beside("SimGrid", theirs.median, Better::More));
                 rows.push(with_routes);
-                let difference = Sample { median: apart * 100.0, low: apart * 100.0, high: apart * 100.0 };
+                let difference = Sample::one(apart * 100.0);
                 let row = Row::measured("fabric", name, "ends apart, at most", difference, "%");
                 rows.push(Row { kind: Kind::Simulated, ..row });
             }

@@ -6,7 +6,7 @@ use polder_mem::lines::{
 };
 use polder_mem::{Region, Software};
 
-use super::row::{Row, Sample};
+use super::row::Row;
 use super::size;
 use crate::Failure;
 use crate::scratch::Scratch;
@@ -55,6 +55,5 @@ fn table_1(memory: &Software, effort: Sampling, rows: &mut Vec<Row>) -> Result<(
 }
 
 fn row(case: String, metric: &str, timing: Timing, unit: &str) -> Row {
-    let sample = Sample { median: timing.median, low: timing.low, high: timing.high };
-    Row::measured("lines", case, metric, sample, unit)
+    Row::measured("lines", case, metric, timing.into(), unit)
 }

@@ -5,10 +5,8 @@ use std::fs;
 
 use clap::Args;
 use polder_linux::parse_nodes;
-use polder_mem::lines::{
-    Mix, Sampling, Timing, bytes_on, hot_latency, latencies, loaded_latency, mixed_bandwidth,
-};
-use polder_mem::{Range, allowed_cpus};
+use polder_mem::lines::{Mix, Sampling, hot_latency, latencies, loaded_latency, mixed_bandwidth};
+use polder_mem::{Location, Range, allowed_cpus};
 
 use super::row::{Kind, Row, Sample};
 use crate::Failure;
@@ -121,7 +119,7 @@ fn of_node(range: &mut Range, node: u32, effort: Sampling, rows: &mut Vec<Row>) 
         };
         rows.push(row("memory", case.clone(), "latency", found.latency, "ns"));
         if share > 0.0 {
-            rows.push(row("memory", case, "load", one(found.load), "GB/s"));
+            rows.push(row("memory", case, "load", Sample::one(found.load), "GB/s"));
         }
     }
     let mut counts = vec![1, cpus];
@@ -131,7 +129,7 @@ fn of_node(range: &mut Range, node: u32, effort: Sampling, rows: &mut Vec<Row>) 
         for percentile in PERCENTILES {
             let at = ((times.len() - 1) as f64 * percentile / 100.0).round() as usize;
             let case = format!("node {node} p{percentile} {threads} latency threads");
-            rows.push(row("memory", case, "latency", one(times[at]), "ns"));
+            rows.push(row("memory", case, "latency", Sample::one(times[at]), "ns"));
         }
     }
 }
@@ -161,17 +159,23 @@ pub(super) fn knee(arguments: &KneeArguments) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     for &hot in &arguments.hot {
         let bytes = pages(bytes, hot);
+        if bytes < readers * polder_mem::PAGE {
+            let needs = format!("--hot {hot}: expected a page or more for each of {readers} readers");
+            return Err(Failure(format!("{needs}; give more --mib")));
+        }
         let found = hot_latency(&mut range, bytes, readers, arguments.effort.sampling());
         let case = format!("{hot}% hot, {local}% local");
         rows.push(row("knee", case.clone(), "latency", found.latency, "ns"));
         // Every hot byte is read equally often, so a node's part of the traffic is its part of the hot bytes.
+        let located = range.locate_piece(0, bytes)?;
         for node in [fast, slow] {
-            let share = bytes_on(&range, 0, bytes, node as usize)? as f64 / bytes as f64;
+            let on = located.get(&Location::Node(node as usize)).copied().unwrap_or(0);
+            let share = on as f64 / bytes as f64;
             rows.push(row(
                 "knee",
                 format!("{case}, node {node}"),
                 "bandwidth",
-                one(found.load * share),
+                Sample::one(found.load * share),
                 "GB/s",
             ));
         }
@@ -181,7 +185,7 @@ pub(super) fn knee(arguments: &KneeArguments) -> Result<Vec<Row>, Failure> {
 
 /// Whole pages of a percentage of `bytes`.
 const fn pages(bytes: usize, percent: u8) -> usize {
-    bytes / 100 * percent as usize / polder_mem::PAGE * polder_mem::PAGE
+    bytes * percent as usize / 100 / polder_mem::PAGE * polder_mem::PAGE
 }
 
 /// The nodes with memory; 0 on a kernel without NUMA.
@@ -196,27 +200,18 @@ fn nodes_with_memory() -> Result<Vec<u32>, Failure> {
 fn node_gigabytes(node: u32) -> Option<f64> {
     let path = format!("/sys/devices/system/node/node{node}/meminfo");
     let line = crate::probe::line_of(path.as_ref(), &format!("Node {node} MemTotal"))?;
-    Some(line.strip_suffix("kB")?.trim().parse::<f64>().ok()? * 1024.0 / 1e9)
-}
-
-fn one(value: f64) -> Timing {
-    Timing { median: value, low: value, high: value }
+    Some(crate::probe::kib(&line)? / 1e9)
 }
 
 /// A row of this machine.
-fn row(bench: &str, case: String, metric: &str, timing: Timing, unit: &str) -> Row {
-    let Timing { median, low, high } = timing;
-    let kind = kind(is_emulated());
-    Row { kind, ..Row::measured(bench, case, metric, Sample { median, low, high }, unit) }
+fn row(bench: &str, case: String, metric: &str, sample: impl Into<Sample>, unit: &str) -> Row {
+    Row { kind: kind(), ..Row::measured(bench, case, metric, sample.into(), unit) }
 }
 
-/// Whether QEMU without KVM runs this: it gives every node the same memory, and its CPU has none of the costs of hardware.
-pub(super) fn is_emulated() -> bool {
-    processor().is_some_and(|name| name.starts_with("QEMU TCG"))
-}
-
-/// How figures of this machine are obtained.
-pub(super) const fn kind(is_emulated: bool) -> Kind {
+/// How figures of this machine are obtained. QEMU without KVM gives every node the same memory, and its CPU has none of the costs of
+/// hardware.
+pub(super) fn kind() -> Kind {
+    let is_emulated = processor().is_some_and(|name| name.starts_with("QEMU TCG"));
     if is_emulated { Kind::Emulated } else { Kind::Measured }
 }
 

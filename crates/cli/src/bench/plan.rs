@@ -60,8 +60,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Vec<Row>, Failure> {
         ("mean error", pooled.mean, pooled.constant_mean),
         ("worst error", pooled.worst, pooled.constant_worst),
     ] {
-        let sample = Sample { median: ours * 100.0, low: ours * 100.0, high: ours * 100.0 };
-        let row = Row::measured("plan", "published training steps", metric, sample, "%");
+        let row = Row::measured("plan", "published training steps", metric, Sample::one(ours * 100.0), "%");
         rows.push(Row { kind: Kind::Simulated, ..row }.beside(
             "constant rate",
             constant * 100.0,
@@ -84,10 +83,7 @@ fn billion(job: &Job<'_>, model: &Model, threads: usize) -> Result<[Row; 2], Fai
     }
     let seconds = begin.elapsed().as_secs_f64();
     let case = format!("search {:.3} billion layouts, {threads} threads", points as f64 / 1e9);
-    let row = |metric, value, unit| {
-        let sample = Sample { median: value, low: value, high: value };
-        Row::measured("plan", case.clone(), metric, sample, unit)
-    };
+    let row = |metric, value, unit| Row::measured("plan", case.clone(), metric, Sample::one(value), unit);
     Ok([row("time", seconds, "s"), row("peak memory", peak_bytes()? / 1e6, "MB")])
 }
 

@@ -1,5 +1,6 @@
 //! The rows that every benchmark prints: one figure each, beside its peer's.
 
+use polder_mem::lines::Timing;
 use serde::{Deserialize, Serialize};
 
 /// How a figure was obtained.
@@ -36,7 +37,18 @@ pub(crate) struct Sample {
     pub(crate) high: f64,
 }
 
+impl From<Timing> for Sample {
+    fn from(Timing { median, low, high }: Timing) -> Self {
+        Self { median, low, high }
+    }
+}
+
 impl Sample {
+    /// A figure without a spread.
+    pub(crate) const fn one(value: f64) -> Self {
+        Self { median: value, low: value, high: value }
+    }
+
     /// The median, least and greatest of `values`; `None` when there are none.
     pub(crate) fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
@@ -112,8 +124,7 @@ impl Row {
         value: f64,
         unit: &str,
     ) -> Self {
-        let sample = Sample { median: value, low: value, high: value };
-        Self { kind: Kind::Published, ..Self::measured(bench, case, metric, sample, unit) }
+        Self { kind: Kind::Published, ..Self::measured(bench, case, metric, Sample::one(value), unit) }
     }
 
     /// The same figure beside that of `peer`.

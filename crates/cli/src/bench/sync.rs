@@ -1,5 +1,6 @@
 //! `polder bench sync`: what two proxies of a parameter service sum in a second, beside the same additions on plain memory.
 
+use std::iter::repeat_n;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -67,7 +68,9 @@ fn round<M: Memory + Send + Sync + 'static>(pool: &Arc<Pool<M>>) -> Result<f64, 
     let exchange = Exchange::new(shards, PROXIES).expect("shards that lie side by side");
     let agreed = Arc::new(Agreement::new(exchange, Dtype::F32));
     // A client has all shards, a proxy its part of them.
-    let sizes = [HEAD + BYTES, HEAD + BYTES, HEAD + BYTES / 2, HEAD + BYTES / 2];
+    let proxied_bytes = HEAD + BYTES / u64::from(PROXIES);
+    let sizes: Vec<_> =
+        repeat_n(HEAD + BYTES, CLIENTS).chain(repeat_n(proxied_bytes, PROXIES.into())).collect();
     let object = pool.create("/bench/sync", sizes.iter().sum::<u64>() + LINE)?;
     let (mut at, mut members) = (object.at(), vec![]);
     for bytes in sizes {

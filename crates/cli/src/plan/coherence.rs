@@ -2,8 +2,7 @@
 
 use clap::Args;
 use polder_platform::{Bytes, Platform};
-use polder_sim::Job;
-use polder_sim::memory::{Inside, LINE, Question, RegionLoad, Tier, Ways, configurations};
+use polder_sim::memory::{Inside, LINE, Question, RegionLoad, Tier, Ways, configurations, job};
 use serde_json::json;
 
 use super::memory::{size, time};
@@ -50,8 +49,7 @@ fn rack<'a>(found: &'a [polder_sim::memory::Configuration], name: &str) -> Optio
 /// Prints rates and access times by region.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let platform = Platform::load(&arguments.platform)?;
-    let job = Job::chosen(&platform, arguments.rack.as_deref(), None, None)
-        .map_err(|refusal| Failure(format!("{}: {refusal}", arguments.platform)))?;
+    let job = job(&arguments.platform, &platform, arguments.rack.as_deref())?;
     let name = job.rack_name();
     if job.rack().coherent.is_none() {
         return Err(Failure(format!(

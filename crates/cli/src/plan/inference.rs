@@ -5,7 +5,7 @@ use polder_platform::{Bytes, Platform};
 use polder_sim::memory::{
     Configuration, InferenceLoad, InferenceStep, Question, configurations, kv_token_bytes,
 };
-use polder_sim::{Job, Model, accelerators};
+use polder_sim::{Model, accelerators};
 use serde_json::{Value, json};
 
 use super::fidelity::ClosedForm;
@@ -141,8 +141,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let (count, found) = configurations(&question)?;
     let platform = Platform::load(&arguments.platform)?;
-    let job = Job::chosen(&platform, arguments.rack.as_deref(), None, None)
-        .map_err(|refusal| Failure(format!("{}: {refusal}", arguments.platform)))?;
+    let job = polder_sim::memory::job(&arguments.platform, &platform, arguments.rack.as_deref())?;
     let most = job.rack().accelerators.min(count);
     let serving = arguments.serving.unwrap_or(most);
     if serving == 0 || serving > most {

@@ -13,6 +13,7 @@ use super::acts::DEADLINE;
 use super::task::Task;
 use super::wire::Wire;
 use crate::Failure;
+use crate::top::state_of;
 
 /// Between two looks at what may have happened.
 const POLL: Duration = Duration::from_millis(20);
@@ -212,10 +213,7 @@ fn obey(
 
 /// Whether a process stands still, or has ended.
 pub(super) fn stands_still(child: &mut Child) -> bool {
-    // The state stands behind the name, which is in parentheses.
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.pid())).unwrap_or_default();
-    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    matches!(state, Some('T' | 'Z') | None)
+    matches!(state_of(child.pid()), Some('T' | 'Z') | None)
 }
 
 fn connected(address: &str) -> Result<TcpStream, Failure> {

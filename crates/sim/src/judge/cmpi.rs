@@ -125,13 +125,12 @@ impl LinkSharing {
     /// All, the one that is judged first.
     pub const ALL: [Self; 3] = [Self::Node, Self::Alone, Self::LatencyAlone];
 
-    /// In words.
-    #[must_use]
-    pub const fn words(self) -> &'static str {
+    fn way(self, network: LatencyBandwidth, cxl: LatencyBandwidth) -> Way {
+        let own = Way::new(network.latency.value(), network.bandwidth.value());
         match self {
-            Self::Node => "ranks of a node share its link",
-            Self::Alone => "each message has a link of its own",
-            Self::LatencyAlone => "all with the bandwidth of CXL",
+            Self::Node => own,
+            Self::Alone => Way { port_bytes_per_s: f64::INFINITY, ..own },
+            Self::LatencyAlone => Way::new(network.latency.value(), cxl.bandwidth.value()),
         }
     }
 }
@@ -272,17 +271,6 @@ impl ProgramFigure {
             })
         });
         rows.collect()
-    }
-}
-
-impl LinkSharing {
-    fn way(self, network: LatencyBandwidth, cxl: LatencyBandwidth) -> Way {
-        let own = Way::new(network.latency.value(), network.bandwidth.value());
-        match self {
-            Self::Node => own,
-            Self::Alone => Way { port_bytes_per_s: f64::INFINITY, ..own },
-            Self::LatencyAlone => Way::new(network.latency.value(), cxl.bandwidth.value()),
-        }
     }
 }
 

@@ -116,7 +116,7 @@ struct Kind<'a> {
     part: &'a RackPart,
     copies: u32,
     all: u32,
-    known: RefCell<BTreeMap<u32, f64>>,
+    known: RefCell<BTreeMap<u32, (f64, String)>>,
 }
 
 impl Kind<'_> {
@@ -149,15 +149,26 @@ impl Kind<'_> {
         }
     }
 
-    /// Seconds of a step in which each copy has so many sequences.
-    fn seconds(&self, sequences: u32) -> Result<f64, MixedError> {
+    /// The step in which each copy has so many sequences: its seconds, and the machine.
+    fn step(&self, sequences: u32) -> Result<(f64, String), MixedError> {
         if let Some(known) = self.known.borrow().get(&sequences) {
-            return Ok(*known);
+            return Ok(known.clone());
         }
+        let too_many = || {
+            let all = self.all;
+            MixedError::Layout(format!(
+                "--batch: {sequences} sequences for each of {all} copies are too many"
+            ))
+        };
+        let batch = sequences.checked_mul(self.all).ok_or_else(too_many)?;
         let copy = self.part.accelerators / self.copies;
-        let (seconds, _) = self.ask(copy * self.all, self.all, sequences * self.all)?;
-        self.known.borrow_mut().insert(sequences, seconds);
-        Ok(seconds)
+        let step = self.ask(copy * self.all, self.all, batch)?;
+        self.known.borrow_mut().insert(sequences, step.clone());
+        Ok(step)
+    }
+
+    fn seconds(&self, sequences: u32) -> Result<f64, MixedError> {
+        Ok(self.step(sequences)?.0)
     }
 }
 
@@ -177,6 +188,9 @@ impl MixedRequest {
                 "expected two kinds of rack, found {} twice",
                 self.parts[0].rack
             )));
+        }
+        if self.parts[0].accelerators.checked_add(self.parts[1].accelerators).is_none() {
+            return Err(MixedError::Layout("--racks: expected fewer than 2^32 accelerators in all".into()));
         }
         let each = tp.saturating_mul(pp).saturating_mul(self.layout.cp.unwrap_or(1)).max(1);
         let copies = self.parts.each_ref().map(|part| part.accelerators / each);
@@ -199,14 +213,14 @@ impl MixedRequest {
         let kinds = [kind(0), kind(1)];
         let unit = self.layout.micro_batch.unwrap_or(1).max(1);
         let divided = divisions(copies, batch, unit);
-        let (Some(first), Some(last)) = (divided.first(), divided.last()) else {
+        if divided.is_empty() {
             return Err(MixedError::Layout(format!(
                 "--batch: {batch} sequences cannot be divided over {} and {} copies by {unit}; give a multiple of {}",
                 copies[0],
                 copies[1],
-                all * unit
+                u64::from(all) * u64::from(unit)
             )));
-        };
+        }
         // The more sequences the first kind has, the later it ends, and the sooner the second.
         let (mut low, mut high) = (0, divided.len() - 1);
         while low < high {
@@ -217,7 +231,6 @@ impl MixedRequest {
                 false => high = middle,
             }
         }
-        debug_assert!(first[0] <= last[0]);
         let paced = |at: usize| -> Result<f64, MixedError> {
             let [one, other] = divided[at];
             Ok(kinds[0].seconds(one)?.max(kinds[1].seconds(other)?))
@@ -229,8 +242,7 @@ impl MixedRequest {
                 true => kind.ask(kind.part.accelerators, kind.copies, batch).ok(),
                 false => None,
             };
-            let copy = kind.part.accelerators / kind.copies;
-            let (step_s, machine) = kind.ask(copy * all, all, sequences * all)?;
+            let (step_s, machine) = kind.step(sequences)?;
             parts.push(MixedPart {
                 rack: kind.part.rack.clone(),
                 machine,
