@@ -98,7 +98,6 @@ class Way:
     average: Callable[[], None] = lambda: None
     """What runs between the backward pass and the optimizer's step."""
     service: ParameterService | None = None
-    link: "Link | None" = None
     last_gradient: float = 0.0
     losses: list[float] = field(default_factory=list[float])
     steps_s: list[float] = field(default_factory=list[float])
@@ -372,14 +371,14 @@ def table(ways: list[Way], service: ParameterService, digests: list[Any], busy: 
         )
     kinds = {word for words in digests for word in str(words).split()}
     equal = f"equal bit for bit: {RANKS} workers, {len(ways)} ways" if len(kinds) == 1 else f"different: {digests}"
-    overlapped = min(statistics.median(way.blocked_s) for way in ways if way.name.startswith("DDP"))
+    ddp_s = min(statistics.median(way.blocked_s) for way in ways if way.name.startswith("DDP"))
     ours = statistics.median(ways[-1].blocked_s)
     kept = min(statistics.median(way.blocked_s) for way in ways if way.name.startswith("all-reduce"))
     cut = 1 - ours / kept
-    good = "as good or better" if overlapped <= 1.05 * ours else "behind"
+    good = "as good or better" if ddp_s <= 1.05 * ours else "behind"
     verdict = (
         f"blocked  the service blocks {abs(cut):.0%} {'less' if cut >= 0 else 'more'} than a blocking all-reduce; "
-        f"overlapped DDP is {good} at {overlapped * 1e3:.1f} ms"
+        f"overlapped DDP is {good} at {ddp_s * 1e3:.1f} ms"
     )
     counts = [
         f"proxy {index}: pid {count.pid} on host {count.host}, {count.steps} steps, {count.nbytes / 1e6:.0f} MB of sums"

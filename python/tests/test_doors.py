@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 
 from conftest import RANKS  # noqa: E402
 from test_offload import (  # noqa: E402
-    HAS_VECTORS,
     INPUT,
     ROOT,
     SETTINGS,
@@ -25,6 +24,7 @@ from test_offload import (  # noqa: E402
     one_thread,  # noqa: F401
     train,
     two_tiers,
+    vectors,
 )
 
 from polder import offload  # noqa: E402
@@ -33,7 +33,6 @@ from polder.offload.shards import mapped  # noqa: E402
 from polder.offload.zero import Pins, TensorStates  # noqa: E402
 
 pytestmark = pytest.mark.torch
-vectors = pytest.mark.skipif(not HAS_VECTORS, reason="torch computes without vectors here")
 
 
 def run(

@@ -1,5 +1,6 @@
 """Placement carried out: the same bits as torch with everything in memory, and one clear error for each fault."""
 
+import contextlib
 import copy
 import json
 import os
@@ -22,7 +23,9 @@ from polder.errors import ArgumentError, PlacementError, TierError  # noqa: E402
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
-HAS_VECTORS = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+vectors = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="torch computes without vectors here"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -95,19 +98,22 @@ def two_tiers(folder: Path, dram: int | str = "1 GiB", capacity: int | str = "64
     return [offload.Tier("dram", dram, 2e10, 2e10), offload.Tier("disk", capacity, 2e9, 1e9, folder)]
 
 
-def train(steps: int, placed: offload.Placed | None, it: Model, optimizer: torch.optim.Optimizer) -> None:
+def train(
+    steps: int,
+    placed: offload.Placed | None,
+    it: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: torch.Tensor = INPUT,
+) -> None:
     for step in range(steps):
         optimizer.zero_grad()
-        if placed:
-            with placed.activations():
-                loss = it(INPUT + step)
-        else:
-            loss = it(INPUT + step)
+        with placed.activations() if placed else contextlib.nullcontext():
+            loss = it(inputs + step)
         loss.backward()
         optimizer.step()
 
 
-@pytest.mark.skipif(not HAS_VECTORS, reason="torch computes without vectors here")
+@vectors
 @pytest.mark.parametrize("states", [[0.0, 1.0], [0.3, 0.7], [1.0, 0.0]])
 @pytest.mark.parametrize("activations", [[0.0, 1.0], [0.4, 0.6]])
 def test_placed_training_has_the_bits_of_unplaced_training(

@@ -12,14 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from test_offload import vectors as as_torch  # noqa: E402
 
 from polder import _core, offload  # noqa: E402
 from polder.errors import ArgumentError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
-HAS_VECTORS = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-as_torch = pytest.mark.skipif(not HAS_VECTORS, reason="torch computes without vectors here")
 SHAPES = [(7,), (1, 1), (64,), (65,), (33, 31), (3, 5, 7), (40000,), (16,), (70001,)]
 ADAMS = [(offload.Adam, torch.optim.Adam), (offload.AdamW, torch.optim.AdamW)]
 ODD = (float("nan"), float("inf"), -float("inf"), 1e-40, -1e-45, 3e38, -0.0)

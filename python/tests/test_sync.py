@@ -129,6 +129,7 @@ def test_top_shows_what_workers_wait_for_and_which_proxies_live(tmp_path: Path) 
         for process in run.processes:
             process.kill()
         soon(lambda: not any(map(is_running, proxies)))
+    assert not left_behind()
 
 
 def test_proxies_do_not_survive_the_sigkill_of_their_workers(tmp_path: Path) -> None:

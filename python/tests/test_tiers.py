@@ -1,6 +1,5 @@
 """Tensors over ranges that are bound and mapped by tier: where their bytes lie, and that they go back with it."""
 
-import contextlib
 import gc
 import json
 import subprocess
@@ -12,6 +11,8 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from test_offload import train, vectors  # noqa: E402
 
 from polder import _core, offload  # noqa: E402
 from polder.errors import ArgumentError, PlacementError, PlacementWarning, TierError, TierFullError  # noqa: E402
@@ -183,11 +184,6 @@ class Net(torch.nn.Module):
         return self.outside(torch.tanh(self.inside(x)) ** 2).square().mean()
 
 
-vectors = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="torch computes without vectors here"
-)
-
-
 @vectors
 def test_states_and_activations_striped_over_memory_a_node_a_card_and_two_folders_train_the_same_bits(
     scratch: Path, tmp_path_factory: pytest.TempPathFactory
@@ -217,15 +213,7 @@ def test_states_and_activations_striped_over_memory_a_node_a_card_and_two_folder
             placed = offload.place(model, optimizer, policy, tiers=tiers, activations=saved)
         else:
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-        for step in range(10):
-            optimizer.zero_grad()
-            if is_placed:
-                with placed.activations():
-                    loss = model(inputs + step)
-            else:
-                loss = model(inputs + step)
-            loss.backward()
-            optimizer.step()
+        train(10, placed if is_placed else None, model, optimizer, inputs)
     for ours, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
         assert torch.equal(ours, theirs)
     rows = {(row.object, row.tier): row for row in placed.rows()}
@@ -285,12 +273,7 @@ def test_tensors_that_a_program_names_are_placed_as_other_objects(scratch: Path)
                 offload.place(model, optimizer, {"fixed": [0, 0, 1]}, tiers=tiers, **given)
             policy = {"trained": [0.25, 0.75], "fixed": [0, 1]}
             placed = offload.place(model, optimizer, policy, tiers=tiers[:2], **given)
-        for step in range(10):
-            optimizer.zero_grad()
-            with placed.activations() if is_placed else contextlib.nullcontext():
-                loss = model(inputs + step)
-            loss.backward()
-            optimizer.step()
+        train(10, placed if is_placed else None, model, optimizer, inputs)
     for ours, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
         assert torch.equal(ours, theirs)
     rows = {(row.object, row.tier): row for row in placed.rows()}

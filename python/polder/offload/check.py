@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from polder.errors import PolderError
-from polder.offload.shards import local, storage_of
+from polder.offload.shards import local, storage_of, ungraphed
 from polder.offload.tiers import tiers_of
 
 _OBJECTS = ("weights", "gradients", "optimizer states", "activations")
@@ -67,8 +67,7 @@ class _Kept:
     """A saved tensor, counted until the graph lets go of it."""
 
     def __init__(self, watch: "Watch", tensor: torch.Tensor) -> None:
-        # A result itself would keep the graph that it ends, and the graph keeps this.
-        self.watch, self.tensor = watch, tensor if tensor.is_leaf else tensor.detach()
+        self.watch, self.tensor = watch, ungraphed(tensor)
         watch.count(tensor, 1)
 
     def __del__(self) -> None:

@@ -1,6 +1,6 @@
 """Tensors that a program names, each in a range of its own that is striped over tiers of memory."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -39,7 +39,7 @@ class Named:
                 tensor.data = tensor.detach().clone()
 
 
-def check_named(tensors: Mapping[str, torch.Tensor], others: Mapping[str, int]) -> None:
+def check_named(tensors: Mapping[str, torch.Tensor], others: Collection[str]) -> None:
     """Refuses names that objects of a step have, and tensors whose bytes do not lie in one row in a CPU's memory.
 
     Raises

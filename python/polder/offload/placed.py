@@ -20,7 +20,7 @@ from polder.offload.named import Named, check_named
 from polder.offload.optimizer import Fused
 from polder.offload.phases import PHASES, Phases
 from polder.offload.ranges import cut
-from polder.offload.shards import Held, arrays, local, storage_of, storages
+from polder.offload.shards import Held, arrays, local, storage_of, storages, ungraphed
 from polder.offload.tiers import Tier, check_tiers, tiers_of
 
 #: The policies by name; a mapping of fractions, or a JSON file of one, is a policy too.
@@ -397,6 +397,7 @@ def carry_out(
         raise ArgumentError("expected tiers or a platform, one of the two")
     tiers = list(tiers) if tiers is not None else tiers_of(platform or "")
     _check_names(tiers)
+    check_named(named, (_WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS))
     own = [storage_of(it) for it in named.values()]
     objects = {
         _WEIGHTS: sum(local(it).nbytes for it in parameters if is_sharded or storage_of(it) not in own),
@@ -405,7 +406,6 @@ def carry_out(
     }
     if activations > 0:
         objects[_ACTIVATIONS] = activations
-    check_named(named, {**objects, _ACTIVATIONS: 0})
     objects |= {name: it.nbytes for name, it in named.items()}
     moves = {phase: dict(of) for phase, of in (_SHARDED_MOVES if is_sharded else _MOVES).items()}
     stepped = [storage_of(it) for it in parameters if not is_sharded]
@@ -494,8 +494,7 @@ class _Unmoved:
     """A saved tensor that stays where it is. torch looks at no version of what a hook has packed, so this does."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        # A result itself would keep the graph that it ends, and the graph keeps this.
-        self.tensor = tensor if tensor.is_leaf else tensor.detach()
+        self.tensor = ungraphed(tensor)
         self.version = tensor._version
 
     def unpacked(self) -> torch.Tensor:

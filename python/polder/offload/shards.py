@@ -81,6 +81,11 @@ def whole(like: Any, shard: torch.Tensor) -> torch.Tensor:
         )
 
 
+def ungraphed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor for a hook to keep. A result would keep the graph that it ends, and the graph keeps the hook."""
+    return tensor if tensor.is_leaf else tensor.detach()
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """What views of one tensor share, on the meta device too, where nothing has an address."""
     return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]

@@ -68,7 +68,30 @@ class EmulatedLinks:
 
 
 @dataclass(frozen=True)
-class SyncPlan:
+class _Profile:
+    """What was measured: the same on every worker."""
+
+    forward_s: float
+    backward_s: float
+    proxy_rate: float
+    worker_rate: float
+    links: list[tuple[float, float]]
+    shard_bytes: int
+
+    def _is_like(self, other: "_Profile") -> bool:
+        """Whether nothing differs by more than repeated measurements do."""
+        pairs = [
+            (self.forward_s, other.forward_s),
+            (self.backward_s, other.backward_s),
+            (self.proxy_rate, other.proxy_rate),
+            (self.worker_rate, other.worker_rate),
+            *((one[1], two[1]) for one, two in zip(self.links, other.links, strict=True)),
+        ]
+        return all(abs(one - two) <= _ALIKE * max(one, two) for one, two in pairs)
+
+
+@dataclass(frozen=True)
+class SyncPlan(_Profile):
     """What a profile found, and what follows from it; the same on every worker.
 
     Attributes
@@ -98,12 +121,6 @@ class SyncPlan:
         After how many steps the plan was made.
     """
 
-    forward_s: float
-    backward_s: float
-    proxy_rate: float
-    worker_rate: float
-    links: list[tuple[float, float]]
-    shard_bytes: int
     total_bytes: int
     split_bytes: float
     proxied_bytes: int
@@ -132,29 +149,6 @@ class ProxyCount:
     shards: int
     nbytes: int
     alive: bool
-
-
-@dataclass
-class _Profile:
-    """What was measured: the same on every worker."""
-
-    forward_s: float
-    backward_s: float
-    proxy_rate: float
-    worker_rate: float
-    links: list[tuple[float, float]]
-    shard_bytes: int
-
-    def is_like(self, other: "_Profile") -> bool:
-        """Whether nothing differs by more than repeated measurements do."""
-        pairs = [
-            (self.forward_s, other.forward_s),
-            (self.backward_s, other.backward_s),
-            (self.proxy_rate, other.proxy_rate),
-            (self.worker_rate, other.worker_rate),
-            *((one[1], two[1]) for one, two in zip(self.links, other.links, strict=True)),
-        ]
-        return all(abs(one - two) <= _ALIKE * max(one, two) for one, two in pairs)
 
 
 @dataclass
@@ -266,6 +260,7 @@ class ParameterService:
         self._replans = False
         self._hooks: list[Any] = []
         self._ddp: DistributedDataParallel | None = None
+        self._is_accumulating = False
         self._plan: SyncPlan | None = None
         self._profile: _Profile | None = None
         self._routes: dict[int, _Route] = {}
@@ -341,12 +336,11 @@ class ParameterService:
         _expect_carried(model, self._parameters)
         self._dtype = str(self._parameters[0].dtype).removeprefix("torch.")
         self._last_gradient = 0.0
-        self._pushing_s = 0.0
+        self._pushing_s = self._backward_s = 0.0
         self._forward = [0.0, 0.0]
         self._passes: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         if isinstance(model, DistributedDataParallel):
             self._join_ddp(model)
-            self._hooks = []
         else:
             for tensor in [*model.parameters(), *model.buffers()]:
                 dist.broadcast(tensor.detach(), group_src=0, group=self._group)
@@ -354,7 +348,6 @@ class ParameterService:
                 parameter.register_post_accumulate_grad_hook(self._note_of(number))
                 for number, parameter in enumerate(self._parameters)
             ]
-        self._is_accumulating = False
         self._hooks += [
             model.register_forward_pre_hook(self._begin_forward),
             model.register_forward_hook(self._end_forward),
@@ -480,6 +473,8 @@ class ParameterService:
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             self._pushing_s = 0.0
         self._last_gradient = time.perf_counter()
+        # Without the pushes so far. That of this run comes after the pass.
+        self._backward_s = self._last_gradient - self._forward[1] - self._pushing_s
         self._came[key] = _Run(flat, sizes)
         if self._overlap:
             try:
@@ -508,10 +503,7 @@ class ParameterService:
             if error is not None:
                 raise error
             self._expect_all(came)
-            if self._closed or self._plan is not None:
-                self._synchronise(came)
-            else:
-                self._average([run.flat for run in came.values()])()
+            self._synchronise(came)
             self._blocked_s = time.perf_counter() - self._last_gradient
             if not self._closed:
                 self._count_step(came)
@@ -530,10 +522,9 @@ class ParameterService:
     def _count_step(self, came: dict[int, _Run]) -> None:
         """Notes how long the passes took, and plans where it is time to."""
         self._steps += 1
-        forward, backward = self._forward[1] - self._forward[0], self._last_gradient - self._forward[1]
-        self._passes.append((forward, backward - self._pushing_s))
+        self._passes.append((self._forward[1] - self._forward[0], self._backward_s))
         if self._plan is None:
-            if len(self._passes) == self._profile_steps:
+            if self._steps == self._profile_steps:
                 self._passes.popleft()
                 self._make_plan(came, self._measure(came, None))
             return
@@ -544,7 +535,7 @@ class ParameterService:
             self._make_plan(came, self._profile)
         elif self._replan_steps and self._steps - self._planned_at >= self._replan_steps:
             profile = self._measure(came, self._profile)
-            if self._profile is not None and profile.is_like(self._profile):
+            if self._profile is not None and profile._is_like(self._profile):
                 self._planned_at = self._steps
                 self._passes.clear()
                 self._begin(self._plan.shards)

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from polder import _core
-from polder.errors import ArgumentError, NotFoundError
+from polder.errors import ArgumentError, NameExistsError, NotFoundError, PoolFullError
 from polder.pool import Pool
 
 # torch's stubs leave state dictionaries and plans without types.
@@ -78,10 +78,12 @@ def _default_pool() -> Pool:
     return Pool()
 
 
-@functools.cache
-def _bases() -> dict[tuple[str, str], int]:
-    """The version from which this process went on, of each store, until it has published one."""
-    return {}
+_bases: dict[tuple[str, str], int] = {}
+"""The version from which this process went on, of each pool and store, until it has published one."""
+
+
+def _whose(pool: Pool | None, store: _core.Store) -> tuple[str, str]:
+    return str((pool or _default_pool()).path), store.name
 
 
 def _store(pool: Pool | None, name: str, rank: int | str) -> _core.Store:
@@ -215,7 +217,8 @@ def snapshot(
     walked, buffer = _walk(state, "", tensors), io.BytesIO()
     try:
         torch.save({"step": step, "state": walked}, buffer)
-        _load(buffer.getvalue())
+        saved = buffer.getvalue()
+        _load(saved)
     except (pickle.PickleError, AttributeError, TypeError) as error:
         raise ArgumentError(
             f"the state of {name} holds what a snapshot does not take ({error}); keep tensors, numbers, strings, "
@@ -223,9 +226,16 @@ def snapshot(
         ) from error
     store = _store(pool, name, _rank())
     arrays = [(path, _bytes_of(tensor)) for path, tensor in tensors.items()]
-    arrays.append((_STATE, np.frombuffer(buffer.getvalue(), np.uint8)))
-    base = _bases().pop((str((pool or _default_pool()).path), store.name), None)
-    version, copied, shared = store.publish(arrays, base)
+    arrays.append((_STATE, np.frombuffer(saved, np.uint8)))
+    whose = _whose(pool, store)
+    base = _bases.pop(whose, None)
+    try:
+        version, copied, shared = store.publish(arrays, base)
+    except (NameExistsError, PoolFullError):
+        # Nothing was published, and the base is still there.
+        if base is not None:
+            _bases[whose] = base
+        raise
     return Snapshotted(version, step, copied, shared)
 
 
@@ -234,8 +244,8 @@ def _load(saved: bytes | bytearray) -> Any:
 
 
 def _states(store: _core.Store) -> Iterator[tuple[_core.Version, Any]]:
-    """The versions of a store, the newest first, with what is no tensor."""
-    for number in reversed(store.versions()):
+    """The versions of a store, the oldest first, with what is no tensor."""
+    for number in store.versions():
         try:
             version = store.open(number)
         except NotFoundError:
@@ -273,7 +283,7 @@ def restore(
     Raises
     ------
     NotFoundError
-        No step of this name is whole on every rank. It names the versions that are kept. Nothing is changed.
+        No step of this name is whole on every rank. It names the steps that are kept. Nothing is changed.
     CorruptError
         The bytes of a tensor are not those that were written. Nothing is changed.
     ArgumentError
@@ -282,35 +292,32 @@ def restore(
         The state does not fit the model, from ``load_state_dict``.
     """
     store = _store(pool, name, _rank())
-    found = {state["step"]: (version, state["state"]) for version, state in reversed(list(_states(store)))}
-    steps = set(found)
-    if dist.is_initialized():
-        everywhere: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everywhere, sorted(steps))
-        steps = set.intersection(*map(set, everywhere))
-    if not steps:
-        # The error of a store that has none, with what it has.
-        for version, _ in found.values():
-            version.close()
-        kept = ", ".join(map(str, sorted(found))) or "none"
-        raise NotFoundError(
-            f"no step of the snapshot {name} is whole on every rank; the store {store.name} keeps steps: {kept}; check "
-            "the name and POLDER_POOL, or start anew"
-        )
-    step = max(steps)
-    version, walked = found[step]
+    found = {state["step"]: (version, state["state"]) for version, state in _states(store)}
     try:
+        steps = set(found)
+        if dist.is_initialized():
+            everywhere: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(everywhere, sorted(steps))
+            steps = set.intersection(*map(set, everywhere))
+        if not steps:
+            kept = ", ".join(map(str, sorted(found))) or "none"
+            raise NotFoundError(
+                f"no step of the snapshot {name} is whole on every rank; the store {store.name} keeps steps: {kept}; "
+                "check the name and POLDER_POOL, or start anew"
+            )
+        step = max(steps)
+        version, walked = found[step]
         state = _build(walked, version)
     finally:
-        for other, _ in found.values():
-            other.close()
+        for held, _ in found.values():
+            held.close()
     if optimizer is not None and "optimizer" not in state:
         raise ArgumentError(f"the snapshot {name} has no optimizer; restore without one, or make it with one")
     model.load_state_dict(state["model"])
     if optimizer is not None:
         optimizer.load_state_dict(state["optimizer"])
     _set_random_state(state["random"])
-    _bases()[str((pool or _default_pool()).path), store.name] = version.number
+    _bases[_whose(pool, store)] = version.number
     return Restored(version.number, step)
 
 
@@ -370,7 +377,7 @@ class SnapshotWriter(StorageWriter):
             self._name = str(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: a writer has no state but its name."""
+        """Refuses a checkpoint without a name."""
         if self._name is None:
             raise ArgumentError("the checkpoint has no name; give SnapshotWriter one, or save(…, checkpoint_id=)")
 
