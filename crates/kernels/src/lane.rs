@@ -10,6 +10,11 @@ pub(crate) trait Lane<const N: usize>: Copy {
     fn min(self, other: Self) -> Self;
     fn max(self, other: Self) -> Self;
     fn divide(self, by: u32) -> Self;
+    /// [`Lane::divide`] by a power of two.
+    #[inline(always)]
+    fn divide_by_power(self, by: u32) -> Self {
+        self.divide(by)
+    }
 }
 
 macro_rules! integer {
@@ -108,6 +113,11 @@ macro_rules! float {
             #[inline(always)]
             fn divide(self, by: u32) -> Self {
                 Self::from_wide($widen(self.0) / by as $wide)
+            }
+            // The inverse of a power of two is exact, so the product rounds as the quotient does; a product takes a tenth of the time.
+            #[inline(always)]
+            fn divide_by_power(self, by: u32) -> Self {
+                Self::from_wide($widen(self.0) * (1.0 / by as $wide))
             }
         }
     };

@@ -148,7 +148,10 @@ pub(crate) fn quotients(dtype: Dtype, acc: &mut [u8], by: u32) {
 
 #[inline(always)]
 fn quotient<T: Lane<N>, const N: usize>(acc: &mut [u8], by: u32) {
-    for element in acc.as_chunks_mut::<N>().0 {
-        *element = T::from_bytes(*element).divide(by).to_bytes();
+    let elements = acc.as_chunks_mut::<N>().0.iter_mut();
+    if by.is_power_of_two() {
+        elements.for_each(|element| *element = T::from_bytes(*element).divide_by_power(by).to_bytes());
+    } else {
+        elements.for_each(|element| *element = T::from_bytes(*element).divide(by).to_bytes());
     }
 }

@@ -265,6 +265,31 @@ fn float_averages_are_the_quotient_rounded_once() {
     }
 }
 
+#[test]
+#[cfg_attr(miri, ignore = "65,536 elements take minutes there")]
+fn an_average_over_a_power_of_two_is_the_quotient_of_every_float_down_to_the_smallest() {
+    for dtype in [Dtype::F64, Dtype::F32, Dtype::BF16, Dtype::F16] {
+        // Exponents from 0 to 31 of the wide types, of both signs; every half and bfloat.
+        let widened = match dtype {
+            Dtype::F64 => |bits: u64| bits << 63 | bits << 41 | bits * 0x1_2345_6789,
+            Dtype::F32 => |bits: u64| bits << 31 | bits << 12 | bits * 0x123,
+            _ => |bits: u64| bits,
+        };
+        let array: Vec<u8> = (0..=u64::from(u16::MAX))
+            .flat_map(|bits| widened(bits).to_le_bytes().into_iter().take(dtype.bytes()))
+            .collect();
+        for by in [1_u32, 2, 4, 1 << 12, 1 << 31] {
+            let expected: Vec<u8> =
+                array.chunks(dtype.bytes()).flat_map(|bits| quotient_bits(dtype, word(bits), by)).collect();
+            for level in Level::available() {
+                let mut acc = array.clone();
+                level.divide(dtype, &mut acc, NonZeroU32::new(by).unwrap());
+                assert!(acc == expected, "{dtype} by {by}, {level:?}");
+            }
+        }
+    }
+}
+
 fn quotient_bits(dtype: Dtype, bits: u64, by: u32) -> Vec<u8> {
     let canonical = |is_nan: bool, quiet: u64, bits: u64| if is_nan { quiet } else { bits };
     let bits = match dtype {
