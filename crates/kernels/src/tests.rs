@@ -271,8 +271,8 @@ fn an_average_over_a_power_of_two_is_the_quotient_of_every_float_down_to_the_sma
     for dtype in [Dtype::F64, Dtype::F32, Dtype::BF16, Dtype::F16] {
         // Exponents from 0 to 31 of the wide types, of both signs; every half and bfloat.
         let widened = match dtype {
-            Dtype::F64 => |bits: u64| bits << 63 | bits << 41 | bits * 0x1_2345_6789,
-            Dtype::F32 => |bits: u64| bits << 31 | bits << 12 | bits * 0x123,
+            Dtype::F64 => |bits: u64| bits << 63 | bits << 41 | (bits * 0x1_2345_6789),
+            Dtype::F32 => |bits: u64| bits << 31 | bits << 12 | (bits * 0x123),
             _ => |bits: u64| bits,
         };
         let array: Vec<u8> = (0..=u64::from(u16::MAX))
