@@ -9,12 +9,14 @@ use polder_linux::{
 };
 use polder_place::pages::{
     self, Decision, DemoteReason, HoldReason, PageMove, Past, RecordedRound, RoundLimits, ServiceBytes,
-    ServiceView, TierRule,
+    ServicePolicy, ServiceView, TierRule,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::health::{Health, Seen};
+use crate::pods::Pods;
 use crate::policy::{FairShare, weights_of};
-use crate::{Place, Policy, Service, Weights};
+use crate::{DeviceHealth, Place, Policy, Service, Weights};
 
 /// Why the agent stopped.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +47,13 @@ pub enum Alarm {
         /// Its cgroup or its unit.
         cgroup: String,
     },
+    /// A service by label has no pods on this node.
+    NoPods {
+        /// The service.
+        service: String,
+        /// What there is instead.
+        why: String,
+    },
     /// A setting of a service could not be changed in this round; the next one tries again.
     Refused {
         /// The service.
@@ -65,6 +74,17 @@ pub enum Alarm {
         service: String,
         /// How many since the round before.
         kills: u64,
+    },
+    /// Memory of a CXL device is bad.
+    CxlMemory {
+        /// The device, such as `mem0`.
+        device: String,
+        /// A service with pages there; [`None`] where no service of the policy has any.
+        service: Option<String>,
+        /// What is wrong, and where.
+        what: String,
+        /// Whether it is not known which pages: the service is one with bytes on the slow tier.
+        is_guess: bool,
     },
 }
 
@@ -110,6 +130,9 @@ pub struct ServiceRound {
     pub demoted_pages: u64,
     /// Processes that the kernel killed because memory ran out, since the cgroup was made.
     pub oom_kills: u64,
+    /// Bad places of CXL memory, and faults of its devices, that hit it.
+    #[serde(default)]
+    pub bad_memory: u64,
     /// Why it is so.
     pub cause: Cause,
 }
@@ -131,6 +154,9 @@ pub struct Round {
     pub host: HostCounts,
     /// The services that are there.
     pub services: Vec<ServiceRound>,
+    /// CXL memory devices, where they are watched.
+    #[serde(default)]
+    pub devices: Vec<DeviceHealth>,
     /// What went wrong.
     pub alarms: Vec<Alarm>,
 }
@@ -170,6 +196,12 @@ pub struct Agent<K> {
     /// Of the host's settings, until the policy changes.
     host_alarms: Vec<Alarm>,
     shares: KernelShares,
+    health: Health,
+    pods: Pods,
+    /// The services of the policy; for one by label, those of its pods.
+    services: Vec<Service>,
+    /// Services that are kept off the slow tier, because memory there is bad.
+    kept_off: BTreeSet<String>,
 }
 
 impl<K: Kernel> Agent<K> {
@@ -202,10 +234,17 @@ impl<K: Kernel> Agent<K> {
             known: BTreeMap::new(),
             host_alarms: Vec::new(),
             shares: KernelShares::default(),
+            health: Health::default(),
+            pods: Pods::default(),
+            services: Vec::new(),
+            kept_off: BTreeSet::new(),
         };
         if let Err(error) = agent.set_host() {
             drop(agent.stop());
             return Err(error);
+        }
+        if !dry_run {
+            agent.health = Health::start(&mut agent.settings);
         }
         Ok((agent, restored))
     }
@@ -237,18 +276,27 @@ impl<K: Kernel> Agent<K> {
         for known in self.known.values_mut() {
             known.cgroup = None;
         }
-        let restored = match self.dry_run {
-            true => Ok(Vec::new()),
-            false => {
-                let kept = self.wanted_paths();
-                if !self.asks_the_kernel() {
-                    self.shares.forget();
-                }
-                self.settings.restore_all_but(|path| kept.contains(path))
-            }
-        };
+        self.pods.look_next();
+        drop(self.find_services());
+        self.health.forget();
+        if self.health.lacks_the_watch() {
+            self.health = Health::start(&mut self.settings);
+        }
+        let restored = self.restore_unwanted();
         self.set_host()?;
-        Ok(restored.map(drop)?)
+        Ok(restored?)
+    }
+
+    /// Restores settings that the policy does not ask for.
+    fn restore_unwanted(&mut self) -> Result<(), KernelError> {
+        if self.dry_run {
+            return Ok(());
+        }
+        let kept = self.wanted_paths();
+        if !self.asks_the_kernel() {
+            self.shares.forget();
+        }
+        self.settings.restore_all_but(|path| kept.contains(path)).map(drop)
     }
 
     /// Restores every setting.
@@ -294,7 +342,9 @@ impl<K: Kernel> Agent<K> {
     fn wanted_paths(&self) -> BTreeSet<String> {
         let mut paths: BTreeSet<String> =
             self.host_settings().0.into_iter().map(|(_, path, _)| path).collect();
-        for service in self.policy.services.iter().filter(|service| service.policy.rule == TierRule::OptOut) {
+        paths.extend(self.health.path().map(str::to_owned));
+        let services = self.services();
+        for service in services.iter().filter(|service| service.policy.rule == TierRule::OptOut) {
             let cgroup = self.resolve(service);
             paths.extend(cgroup.ok().flatten().map(|cgroup| cgroup.file("cpuset.mems")));
         }
@@ -379,10 +429,13 @@ impl<K: Kernel> Agent<K> {
             slow: self.tiers.slow_memory(kernel)?,
             host: self.counters.read(self.settings.kernel()),
             services: Vec::new(),
+            devices: Vec::new(),
             alarms: self.host_alarms.clone(),
         };
         let mut present = Vec::new();
-        for service in self.policy.services.clone() {
+        self.look_at_pods(&mut round);
+        self.look_at_devices(&mut round);
+        for service in self.services() {
             match self.look(&service, &mut round.alarms) {
                 Ok(found) => present.push(found),
                 Err(error) => {
@@ -434,6 +487,107 @@ impl<K: Kernel> Agent<K> {
         }
     }
 
+    /// The services of the policy; those that are kept off the slow tier are opted out.
+    fn services(&self) -> Vec<Service> {
+        let mut services = self.services.clone();
+        for service in services.iter_mut().filter(|service| self.kept_off.contains(&service.name)) {
+            service.policy = ServicePolicy { rule: TierRule::OptOut, local: None, slow_cache: false };
+        }
+        services
+    }
+
+    /// Finds the services of this round.
+    fn look_at_pods(&mut self, round: &mut Round) {
+        if let Some(from) = self.policy.kubernetes.clone() {
+            self.pods.look(self.settings.kernel(), &from, round.time_ms);
+            round.alarms.extend(
+                self.pods.failure.iter().map(|error| Alarm::HostSetting {
+                    key: "kubernetes.pods".to_owned(),
+                    error: error.clone(),
+                }),
+            );
+        }
+        let alarms = self.find_services();
+        round.alarms.extend(alarms);
+        let Self { known, services, policy, .. } = self;
+        // Pods come and go; services of the policy are told of as they go.
+        let is_pod = |name: &str| policy.service(name).is_none_or(|it| matches!(it.place, Place::Pods(_)));
+        known.retain(|name, _| !is_pod(name) || services.iter().any(|service| service.name == *name));
+    }
+
+    /// Puts the services of pods in the place of those by label. What cannot be found is returned.
+    fn find_services(&mut self) -> Vec<Alarm> {
+        let (mut services, mut alarms) = (Vec::new(), Vec::new());
+        let mut owners: BTreeMap<String, String> = BTreeMap::new();
+        let root = self.policy.kubernetes.as_ref().map_or("/", |from| &from.cgroup_root);
+        for service in &self.policy.services {
+            let Place::Pods(selector) = &service.place else {
+                services.push(service.clone());
+                continue;
+            };
+            let pods = match self.pods.select(selector) {
+                Ok(pods) => pods,
+                Err(why) => {
+                    alarms.push(Alarm::NoPods { service: service.name.clone(), why });
+                    continue;
+                }
+            };
+            for pod in pods {
+                let name = format!("{}/{}", service.name, pod.name);
+                match pod.cgroup(self.settings.kernel(), root) {
+                    Ok(Some(cgroup)) => match owners.insert(cgroup.path().to_owned(), name.clone()) {
+                        None => {
+                            services.push(Service { name, place: Place::Cgroup(cgroup), ..service.clone() })
+                        }
+                        Some(owner) => {
+                            let error =
+                                format!("the pod is that of {owner} too; let one label alone select it");
+                            owners.insert(cgroup.path().to_owned(), owner);
+                            alarms.push(Alarm::Refused { service: name, error });
+                        }
+                    },
+                    Ok(None) => alarms.push(Alarm::NoSuchCgroup {
+                        service: name,
+                        cgroup: format!("of a pod below {root}, or has ended; see cgroup_root"),
+                    }),
+                    Err(error) => alarms.push(Alarm::Refused { service: name, error: error.to_string() }),
+                }
+            }
+        }
+        self.services = services;
+        alarms
+    }
+
+    /// Takes what CXL devices have reported, and decides which services are kept off the slow tier.
+    fn look_at_devices(&mut self, round: &mut Round) {
+        let mut health = std::mem::take(&mut self.health);
+        let kernel = self.settings.kernel();
+        health.look(kernel, round.time_ms, || self.services.iter().filter_map(|it| self.seen(it)).collect());
+        round.devices = health.devices(kernel);
+        round.alarms.extend(health.alarms(self.policy.health, kernel));
+        let names = self.services.iter().map(|service| &service.name);
+        let kept_off =
+            names.filter(|name| health.keeps_off(self.policy.health, kernel, name)).cloned().collect();
+        self.health = health;
+        let before = std::mem::replace(&mut self.kept_off, kept_off);
+        if before.is_subset(&self.kept_off) {
+            return;
+        }
+        // Some may use the slow tier again.
+        if let Err(error) = self.restore_unwanted() {
+            round.alarms.push(Alarm::HostSetting { key: "health".to_owned(), error: error.to_string() });
+        }
+    }
+
+    /// A service as health looks at it; [`None`] where it is not there.
+    fn seen(&self, service: &Service) -> Option<Seen> {
+        let cgroup = self.resolve(service).ok()??;
+        let memory = cgroup.memory(self.settings.kernel()).ok()?;
+        let slow = self.tiers.slow.iter().filter_map(|node| memory.get(node));
+        let is_slow = slow.map(|memory| memory.bytes()).sum::<u64>() > 0;
+        Some(Seen { name: service.name.clone(), cgroup, is_slow })
+    }
+
     /// The cgroup of a service; [`None`] where its unit does not run.
     fn resolve(&self, service: &Service) -> Result<Option<Cgroup>, KernelError> {
         match &service.place {
@@ -442,13 +596,14 @@ impl<K: Kernel> Agent<K> {
                 Some(cgroup) if self.settings.kernel().inode(&cgroup.folder()).is_ok() => Ok(Some(cgroup)),
                 _ => Cgroup::of_unit(self.settings.kernel(), unit),
             },
+            Place::Pods(_) => Ok(None),
         }
     }
 
     /// What a service is in this round; an opted-out one is kept to the fast nodes first.
     fn look(&mut self, service: &Service, alarms: &mut Vec<Alarm>) -> Result<Present, KernelError> {
         let Some(cgroup) = self.resolve(service)? else {
-            return Err(KernelError::gone(service.place.name()));
+            return Err(KernelError::gone(&service.place.name()));
         };
         if service.policy.rule == TierRule::OptOut && !self.dry_run {
             let effective = cgroup.effective_nodes(self.settings.kernel())?;
@@ -551,6 +706,10 @@ impl<K: Kernel> Agent<K> {
                         lines.local_high.or(lines.local_low),
                     )
                 }
+                false if self.kept_off.contains(&present.service.name) => (
+                    "it is kept off the slow tier, because CXL memory is bad".to_owned(),
+                    self.policy.health.map(|it| it.line),
+                ),
                 false => cause(index, &services, &present.view.seen, decision),
             };
             let ServiceBytes { fast, slow, fast_cache, pressure, refaults } = present.view.seen;
@@ -568,6 +727,7 @@ impl<K: Kernel> Agent<K> {
                 promoted_pages: present.counts.promoted,
                 demoted_pages: present.counts.demoted,
                 oom_kills: present.oom_kills,
+                bad_memory: self.health.count(&present.service.name),
                 cause: self.note(&present.service.name, what, line, now_ms),
             });
         }
@@ -589,7 +749,7 @@ impl<K: Kernel> Agent<K> {
 }
 
 fn alarm(service: &Service, error: &KernelError) -> Alarm {
-    let (name, cgroup) = (service.name.clone(), service.place.name().to_owned());
+    let (name, cgroup) = (service.name.clone(), service.place.name());
     match error.is_gone() {
         true => Alarm::NoSuchCgroup { service: name, cgroup },
         false => Alarm::Refused { service: name, error: error.to_string() },
@@ -770,6 +930,11 @@ mod tests {
         assert!(kills >= 12, "the agent wrote {kills} times only");
         let kills = killed_at_each_write(&format!("fair_share = \"kernel\"\n{TEXT}"), &Tree::has_goals);
         assert!(kills >= 50, "the agent wrote {kills} times only");
+        let kills = killed_at_each_write(&format!("health.bad_memory = \"drain\"\n{TEXT}"), &|tree| {
+            tree.add_cxl("mem0");
+            tree.poison("mem0", 0x1000, u64::MAX);
+        });
+        assert!(kills >= 20, "the agent wrote {kills} times only");
     }
 
     /// How many writes an agent makes; it is killed at each of them once.
@@ -862,6 +1027,121 @@ mod tests {
         assert!(used.contains("has 1 kdamonds of another program"), "{used}");
     }
 
+    /// A host whose CXL device has a page of cache on a poisoned place.
+    fn poisoned(policy: &str, prepare: &dyn Fn(&Tree)) -> (Tree, Policy, BTreeMap<String, String>) {
+        let tree = machine();
+        tree.add_cxl("mem0");
+        tree.put_bytes("/cache", [100 * MIB, 100 * MIB]);
+        tree.set_nodes("/cache", "0-1");
+        tree.poison("mem0", 0x1000, 0x1_1000_1000);
+        tree.put_page(0x1_1000_1000, "/cache");
+        prepare(&tree);
+        let before = tree.settings();
+        (tree, Policy::parse(&format!("{policy}{TEXT}")).unwrap(), before)
+    }
+
+    fn named(round: &Round) -> Vec<(Option<&str>, bool)> {
+        let named = round.alarms.iter().filter_map(|alarm| match alarm {
+            Alarm::CxlMemory { service, is_guess, .. } => Some((service.as_deref(), *is_guess)),
+            _ => None,
+        });
+        named.collect()
+    }
+
+    #[test]
+    fn poison_names_the_service_whose_page_lies_there_and_the_policy_answers() {
+        for (policy, off, cache, web) in [
+            ("", false, 100 * MIB, 100 * MIB),
+            ("health.bad_memory = \"alarm\"\n", false, 100 * MIB, 100 * MIB),
+            ("health.bad_memory = \"opt-out\"\n", true, 200 * MIB, 100 * MIB),
+            ("health.bad_memory = \"drain\"\n", true, 200 * MIB, 100 * MIB),
+        ] {
+            let (tree, policy, before) = poisoned(policy, &|_| {});
+            let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+            let round = look(&mut agent);
+            assert_eq!(named(&round), [(Some("cache"), false)]);
+            let said = round.alarms.iter().map(ToString::to_string).collect::<String>();
+            assert!(said.contains("cache has pages on bad memory of mem0: poison (Injected) at 0x1000 on the device, 0x110001000"), "{said}");
+            assert_eq!((tree.bytes("/cache")[0], tree.bytes("/web")[0]), (cache, web));
+            assert_eq!(round.services[0].bad_memory, 1);
+            assert_eq!((round.devices[0].device.as_str(), round.devices[0].bad_places), ("mem0", 1));
+            assert_eq!(
+                round.services[0].cause.what.contains("CXL memory is bad"),
+                off,
+                "{:?}",
+                round.services[0].cause
+            );
+            assert_eq!(tree.settings()["/sys/fs/cgroup/cache/cpuset.mems"], if off { "0" } else { "0-1" });
+            // It stays so from round to round, and over a change of the policy.
+            agent.change(agent.policy().clone()).unwrap();
+            let round = agent.round(2000).unwrap().0;
+            assert_eq!((named(&round).len(), round.services[0].bad_memory), (1, 1));
+            assert_eq!(tree.settings()["/sys/fs/cgroup/cache/cpuset.mems"], if off { "0" } else { "0-1" });
+            // The next look at the list finds it cleared, and the service may use both tiers again.
+            tree.clear_poison("mem0");
+            assert_eq!(named(&agent.round(3000).unwrap().0).len(), 1, "the list is asked for once a minute");
+            let round = agent.round(70_000).unwrap().0;
+            assert_eq!((named(&round).len(), round.devices[0].bad_places), (0, 0));
+            assert_eq!(tree.settings()["/sys/fs/cgroup/cache/cpuset.mems"], "0-1");
+            agent.stop().unwrap();
+            assert_eq!(tree.settings(), before);
+        }
+    }
+
+    #[test]
+    fn a_drain_keeps_every_service_off_a_device_that_is_not_well() {
+        let (tree, policy, _) =
+            poisoned("health.bad_memory = \"drain\"\n", &|tree| tree.clear_poison("mem0"));
+        let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+        assert_eq!(named(&look(&mut agent)), []);
+        tree.put_bytes("/cache", [120 * MIB, 80 * MIB]);
+        tree.trace("cxl_memory_module: memdev=mem0 log=Failure : health_status='REPLACEMENT_NEEDED' media_status='Normal'");
+        tree.trace("cxl_poison: memdev=mem0 dpa=none");
+        let round = look(&mut agent);
+        assert_eq!(
+            named(&round),
+            [(Some("cache"), true)],
+            "it has bytes on the slow tier, and no place is named"
+        );
+        assert!(
+            round
+                .alarms
+                .iter()
+                .any(|alarm| alarm.kind() == "host-setting" && alarm.to_string().contains("dpa=0x"))
+        );
+        assert_eq!((round.devices[0].events, tree.bytes("/cache")[1]), (1, 0));
+        assert_eq!(round.services[0].cause.line, Some(1));
+        agent.change(agent.policy().clone()).unwrap();
+        assert_eq!(named(&look(&mut agent)), [], "a reload forgets what is on no list");
+    }
+
+    #[test]
+    fn what_of_health_cannot_be_had_is_said() {
+        let said = |prepare: &dyn Fn(&Tree)| {
+            let (tree, policy, before) = poisoned("health.bad_memory = \"opt-out\"\n", prepare);
+            let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+            let round = look(&mut agent);
+            let moved = tree.bytes("/cache")[1] == 0;
+            agent.stop().unwrap();
+            assert_eq!(tree.settings(), before);
+            (round.alarms.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"), moved)
+        };
+        let (untraced, moved) = said(&|tree| tree.take("/sys/kernel/tracing/events/cxl/enable"));
+        assert!(untraced.contains("it needs 6.3 or later, tracefs") && !moved, "{untraced}");
+        assert!(untraced.contains("poison and faults of CXL devices (mem0) are not seen"), "{untraced}");
+        let (old, moved) = said(&|tree| tree.put("/proc/sys/kernel/osrelease", "6.10.1\n"));
+        assert!(old.contains("may stop when it moves a poisoned page") && !moved, "{old}");
+        let (unlisted, moved) = said(&|tree| {
+            tree.take("/sys/bus/cxl/devices/mem0/trigger_poison_list");
+            tree.put("/sys/bus/cxl/devices/mem0/serial", "1\n");
+        });
+        assert!(unlisted.contains("mem0: no trigger_poison_list") && !moved, "{unlisted}");
+        let (other, moved) = said(&|tree| tree.make_folder(polder_linux::CxlWatch::path()).unwrap());
+        assert!(other.contains("this agent has not made it") && !moved, "{other}");
+        let tree = machine();
+        assert!(look(&mut start(&tree)).devices.is_empty(), "a host without CXL devices");
+    }
+
     #[test]
     fn each_service_says_why_it_is_as_it_is_since_when_and_by_which_line() {
         let tree = machine();
@@ -896,6 +1176,83 @@ mod tests {
         assert_eq!(tree.bytes("/system.slice/db.slice/db.service"), [0, 8 * MIB]);
         tree.rename_group("/system.slice/db.slice/db.service", "/system.slice/db.service");
         assert_eq!(look(&mut agent).services[0].cgroup, "/system.slice/db.service");
+    }
+
+    #[test]
+    fn pods_with_a_label_are_services_as_they_come_and_go() {
+        const ADDRESS: &str = "http://127.0.0.1:10255/pods";
+        const PATH: &str = "/kubepods/burstable/pod";
+        let text = "[kubernetes]\npods = \"http://127.0.0.1:10255/pods\"\n\
+            [service.web]\nlabel = \"app=web\"\nnamespace = \"shop\"\ntier = \"opt-out\"\n";
+        let pods = include_str!("../tests/pods.json");
+        let (first, second) =
+            ("b2c1f8c0-1df0-4c1c-9c6f-7a3de1b0a6f1", "c9a0d1de-7b44-4f5e-8d2a-63b7a9f0c4e2");
+        let tree = machine();
+        for id in [first, second] {
+            tree.add_group(&format!("{PATH}{id}"), [50 * MIB, 30 * MIB]);
+        }
+        let before = tree.settings();
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+        let said =
+            |round: &Round| round.alarms.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+        let round = look(&mut agent);
+        assert!(
+            said(&round).contains("kubernetes.pods: http://127.0.0.1:10255/pods: connection refused"),
+            "{}",
+            said(&round)
+        );
+        tree.answer(ADDRESS, Some(pods));
+        let round = agent.round(10_000).unwrap().0;
+        let names: Vec<&str> = round.services.iter().map(|row| row.service.as_str()).collect();
+        assert_eq!(names, ["web/web-6d4cf56db6-7xk2p", "web/web-6d4cf56db6-qz9lm"]);
+        assert_eq!(tree.bytes(&format!("{PATH}{first}")), [80 * MIB, 0]);
+        // A kubelet that cannot be reached for a while: its pods go on.
+        tree.answer(ADDRESS, None);
+        let round = agent.round(20_000).unwrap().0;
+        assert_eq!((round.services.len(), said(&round).contains("connection refused")), (2, true));
+        tree.answer(ADDRESS, Some("Unauthorized"));
+        let round = agent.round(30_000).unwrap().0;
+        assert!(
+            round.services.len() == 2 && said(&round).contains("it is no list of pods"),
+            "{}",
+            said(&round)
+        );
+        // One pod ends: before the kubelet's next list its cgroup is missed, and then it is forgotten.
+        tree.remove_group(&format!("{PATH}{second}"));
+        let round = agent.round(31_000).unwrap().0;
+        assert!(
+            round.services.len() == 1 && said(&round).contains("web/web-6d4cf56db6-qz9lm has no cgroup"),
+            "{}",
+            said(&round)
+        );
+        tree.answer(ADDRESS, Some(&pods.replace("\"phase\": \"Running\"", "\"phase\": \"Failed\"")));
+        tree.remove_group(&format!("{PATH}{first}"));
+        let round = agent.round(40_000).unwrap().0;
+        assert_eq!(round.services.len(), 0);
+        assert_eq!(said(&round), "web has no pods: no pod of this node is in the namespace shop");
+        assert!(agent.causes().is_empty(), "pods that are gone leave nothing behind");
+        agent.stop().unwrap();
+        let settings = tree.settings();
+        assert!(settings.iter().all(|(path, value)| before.get(path) == Some(value)), "{settings:?}");
+    }
+
+    #[test]
+    fn a_pod_that_two_labels_select_is_of_one_service() {
+        let text = "[kubernetes]\npods = \"/etc/polder/pods.json\"\n\
+            [service.all]\nlabel = \"app=web\"\ntier = \"opt-out\"\n\
+            [service.canary]\nlabel = \"track=canary\"\ntier = \"background\"\n";
+        let tree = machine();
+        tree.add_group("/kubepods/burstable/podc9a0d1de-7b44-4f5e-8d2a-63b7a9f0c4e2", [50 * MIB, 30 * MIB]);
+        tree.append("/etc/polder/pods.json", include_str!("../tests/pods.json")).unwrap();
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+        let round = look(&mut agent);
+        assert_eq!(round.services.len(), 1);
+        let said = round.alarms.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+        assert!(
+            said.contains("canary/web-6d4cf56db6-qz9lm: the pod is that of all/web-6d4cf56db6-qz9lm too"),
+            "{said}"
+        );
+        agent.stop().unwrap();
     }
 
     #[test]
@@ -1001,12 +1358,16 @@ mod tests {
     /// A policy of up to four services, with keys of the host, drawn.
     fn any_policy() -> impl Strategy<Value = Policy> {
         let service = (0..4usize, 0..3usize, 0.0..1.0f64, 0.0..1.0f64, any::<bool>(), any::<bool>());
-        let host = (0..4usize, proptest::option::of(1..1000u64), any::<bool>(), any::<bool>());
+        let answers = proptest::sample::select(vec!["", "alarm", "opt-out", "drain"]);
+        let host = (0..4usize, proptest::option::of(1..1000u64), any::<bool>(), any::<bool>(), answers);
         (proptest::collection::vec(service, 0..4), host).prop_map(
-            |(drawn, (weights, rate, fills, by_kernel))| {
+            |(drawn, (weights, rate, fills, by_kernel, answer))| {
                 let mut text = String::new();
                 if by_kernel {
                     text += "fair_share = \"kernel\"\n";
+                }
+                if !answer.is_empty() {
+                    text += &format!("health.bad_memory = \"{answer}\"\n");
                 }
                 if let Some(rate) = rate {
                     text += &format!("promotion_limit = \"{rate}MB/s\"\n");
@@ -1054,6 +1415,8 @@ mod tests {
         LosesFile(usize, usize),
         Suffers(usize),
         Grows(usize),
+        Poisoned(usize),
+        Cleared,
     }
 
     fn any_event() -> impl Strategy<Value = Event> {
@@ -1066,6 +1429,8 @@ mod tests {
             (0..4usize, 0..4usize).prop_map(|(group, file)| Event::LosesFile(group, file)),
             (0..4usize).prop_map(Event::Suffers),
             (0..4usize).prop_map(Event::Grows),
+            (0..4usize).prop_map(Event::Poisoned),
+            Just(Event::Cleared),
         ]
     }
 
@@ -1104,6 +1469,12 @@ mod tests {
             }
             Event::Suffers(group) => tree.suffer(&path(group), 30.0, 5000, 1),
             Event::Grows(group) => tree.put_bytes(&path(group), [90 * MIB, 30 * MIB]),
+            Event::Poisoned(group) => {
+                let at = *group as u64 * 4096;
+                tree.poison("mem0", at, 0x1_0000_0000 + at);
+                tree.put_page(0x1_0000_0000 + at, &path(group));
+            }
+            Event::Cleared => tree.clear_poison("mem0"),
         }
     }
 
@@ -1117,11 +1488,15 @@ mod tests {
             proptest::option::of(1..200u64),
             any::<bool>(),
             any::<bool>(),
+            any::<bool>(),
         );
         let config = ProptestConfig { cases: RUNS, failure_persistence: None, ..ProptestConfig::default() };
         let mut runner = proptest::test_runner::TestRunner::new(config);
-        let outcome = runner.run(&strategy, |(changes, kill, derives, goals)| {
+        let outcome = runner.run(&strategy, |(changes, kill, derives, goals, cxl)| {
             let tree = Tree::new(512 * MIB);
+            if cxl {
+                tree.add_cxl("mem0");
+            }
             if goals {
                 tree.has_goals();
             }

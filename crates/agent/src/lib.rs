@@ -5,13 +5,19 @@
 #![forbid(unsafe_code)]
 
 mod control;
+mod health;
+mod pods;
 mod policy;
 mod state;
 mod telemetry;
 
 pub use control::{Agent, AgentError, Alarm, Cause, Round, ServiceRound};
+pub use health::DeviceHealth;
 pub use polder_place::pages::{RecordedRound, replay};
-pub use policy::{FairShare, Lines, Place, Policy, PolicyError, Service, Weights};
+pub use policy::{
+    BadMemory, FairShare, HealthPolicy, Kubernetes, Lines, Place, Policy, PolicyError, Selector, Service,
+    Weights,
+};
 pub use state::State;
 pub use telemetry::Metrics;
 

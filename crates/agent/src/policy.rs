@@ -21,15 +21,60 @@ pub enum Place {
     Cgroup(Cgroup),
     /// By their unit of systemd, such as `web.service`.
     Unit(String),
+    /// By labels of their pods in Kubernetes. Each pod is a service of its own, `NAME/POD`.
+    Pods(Selector),
+}
+
+/// Labels that a pod has, and its namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Selector {
+    /// Keys and values; a pod has all of them.
+    pub labels: BTreeMap<String, String>,
+    /// Its namespace; any where it is left out.
+    pub namespace: Option<String>,
+}
+
+impl Selector {
+    /// Reads labels such as `app=web,tier=front`.
+    fn parse(text: &str, namespace: Option<String>) -> Option<Self> {
+        const LONGEST: usize = 317;
+        let is_plain = |text: &str| {
+            text.len() <= LONGEST && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c))
+        };
+        let label = |label: &str| {
+            let (key, value) = label.split_once('=')?;
+            let (key, value) = (key.trim(), value.trim_start_matches('=').trim());
+            (!key.is_empty() && is_plain(key) && is_plain(value)).then(|| (key.to_owned(), value.to_owned()))
+        };
+        Some(Self { labels: text.split(',').map(label).collect::<Option<_>>()?, namespace })
+    }
+}
+
+impl std::fmt::Display for Selector {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let labels: Vec<String> = self.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        write!(to, "{}", labels.join(","))?;
+        self.namespace.as_ref().map_or(Ok(()), |namespace| write!(to, " in {namespace}"))
+    }
+}
+
+/// Where the pods of this node are found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kubernetes {
+    /// An address of this host, or a file.
+    pub pods: String,
+    /// The kubelet's root cgroup.
+    pub cgroup_root: String,
 }
 
 impl Place {
     /// As the policy file has it.
     #[must_use]
-    pub fn name(&self) -> &str {
+    pub fn name(&self) -> String {
         match self {
-            Self::Cgroup(cgroup) => cgroup.path(),
-            Self::Unit(unit) => unit,
+            Self::Cgroup(cgroup) => cgroup.path().to_owned(),
+            Self::Unit(unit) => unit.clone(),
+            Self::Pods(selector) => selector.to_string(),
         }
     }
 }
@@ -92,8 +137,33 @@ pub struct Policy {
     pub weights: Option<Weights>,
     /// What holds the shares of services.
     pub fair_share: FairShare,
+    /// What is done about bad CXL memory.
+    pub health: Option<HealthPolicy>,
+    /// Where pods are found, if services are named by their labels.
+    pub kubernetes: Option<Kubernetes>,
     /// Services by name.
     pub services: Vec<Service>,
+}
+
+/// What is done about bad CXL memory, and which line says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthPolicy {
+    /// What is done.
+    pub bad_memory: BadMemory,
+    /// The line.
+    pub line: usize,
+}
+
+/// What is done about services that have pages on bad CXL memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BadMemory {
+    /// They are named.
+    Alarm,
+    /// They are kept off the slow tier too, while the memory is bad.
+    OptOut,
+    /// All services of the policy are kept off the slow tier.
+    Drain,
 }
 
 /// What holds the shares of services.
@@ -120,8 +190,23 @@ struct File {
     interleave: Option<Spanned<toml::Value>>,
     #[serde(default)]
     fair_share: FairShare,
+    health: Option<FileHealth>,
+    kubernetes: Option<FileKubernetes>,
     #[serde(default)]
     service: BTreeMap<String, Spanned<FileService>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileHealth {
+    bad_memory: Spanned<BadMemory>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileKubernetes {
+    pods: Spanned<String>,
+    cgroup_root: Option<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -129,6 +214,8 @@ struct File {
 struct FileService {
     cgroup: Option<Spanned<String>>,
     unit: Option<Spanned<String>>,
+    label: Option<Spanned<String>>,
+    namespace: Option<Spanned<String>>,
     tier: Spanned<FileRule>,
     local_low: Option<Spanned<f64>>,
     local_high: Option<Spanned<f64>>,
@@ -226,6 +313,15 @@ impl Policy {
             .into_iter()
             .map(|(name, service)| checked(&at, name, service))
             .collect::<Result<_, _>>()?;
+        let kubernetes = file.kubernetes.map(|it| kubernetes(&at, &it)).transpose()?;
+        if let Some(service) =
+            services.iter().find(|it| matches!(it.place, Place::Pods(_)) && kubernetes.is_none())
+        {
+            return Err(PolicyError(format!(
+                "line {}: service.{}: label needs to know the pods; write pods = \"http://127.0.0.1:10255/pods\" or a file below [kubernetes]",
+                service.lines.service, service.name
+            )));
+        }
         let mut owners = BTreeMap::new();
         for service in &services {
             if let Some(other) = owners.insert(&service.place, &service.name) {
@@ -268,15 +364,24 @@ impl Policy {
                 |text| rate(text).map(Some),
             )?,
             fair_share: file.fair_share,
+            health: file.health.map(|health| HealthPolicy {
+                bad_memory: *health.bad_memory.get_ref(),
+                line: at.line_of(&health.bad_memory),
+            }),
+            kubernetes,
             weights: file.interleave.as_ref().map(|value| weights(&at, value)).transpose()?,
             services,
         })
     }
 
-    /// The service of this name.
+    /// The service of this name; for a pod's, `NAME/POD`, the one that selects it.
     #[must_use]
     pub fn service(&self, name: &str) -> Option<&Service> {
-        self.services.iter().find(|service| service.name == name)
+        let is_it = |service: &&Service| match service.place {
+            Place::Pods(_) => name.split_once('/').is_some_and(|(of, _)| of == service.name),
+            _ => service.name == name,
+        };
+        self.services.iter().find(is_it)
     }
 
     /// Pages that a service may read again in one round.
@@ -321,18 +426,54 @@ fn weights(at: &Text<'_>, value: &Spanned<toml::Value>) -> Result<Weights, Polic
     given.iter().map(weight).collect::<Option<_>>().map(Weights::Given).ok_or_else(wrong)
 }
 
+/// `[kubernetes]`: an address of this host, because what is read there says which cgroups are touched.
+fn kubernetes(at: &Text<'_>, file: &FileKubernetes) -> Result<Kubernetes, PolicyError> {
+    let pods = file.pods.get_ref();
+    let host = pods.strip_prefix("http://").and_then(|rest| rest.split(['/', '?', '#']).next());
+    let is_here = host.is_some_and(|host| {
+        let (name, port) = host.rsplit_once(':').unwrap_or((host, "80"));
+        ["127.0.0.1", "[::1]", "localhost"].contains(&name) && port.parse::<u16>().is_ok()
+    });
+    if !is_here && !pods.starts_with('/') {
+        let expected = "an address of this host such as \"http://127.0.0.1:10255/pods\", or a file";
+        return Err(at.wrong("kubernetes.pods", &file.pods, expected));
+    }
+    let cgroup_root = match &file.cgroup_root {
+        None => "/".to_owned(),
+        Some(root) if root.get_ref() == "/" || Cgroup::new(root.get_ref()).is_some() => {
+            root.get_ref().clone()
+        }
+        Some(root) => return Err(at.wrong("kubernetes.cgroup_root", root, "a path such as \"/kubelet\"")),
+    };
+    Ok(Kubernetes { pods: pods.clone(), cgroup_root })
+}
+
 fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Service, PolicyError> {
     // The span of a table begins with its first key, or with its head.
     let file = file.into_inner();
     let key = |key: &str| format!("service.{name}.{key}");
     let tier_line = at.line_of(&file.tier);
     let said = |text: String| PolicyError(format!("line {tier_line}: service.{name}: {text}"));
-    let place = match (&file.cgroup, &file.unit) {
-        (Some(cgroup), None) => Place::Cgroup(Cgroup::new(cgroup.get_ref()).ok_or_else(|| {
+    if let Some(namespace) = file.namespace.as_ref().filter(|_| file.label.is_none()) {
+        return Err(at.wrong(&key("namespace"), namespace, "of use without label"));
+    }
+    let place = match (&file.cgroup, &file.unit, &file.label) {
+        (Some(cgroup), None, None) => Place::Cgroup(Cgroup::new(cgroup.get_ref()).ok_or_else(|| {
             let expected = "a cgroup's path below the mount, such as \"/system.slice/web.service\"";
             at.wrong(&key("cgroup"), cgroup, expected)
         })?),
-        (None, Some(unit)) => {
+        (None, None, Some(label)) => {
+            let namespace = file.namespace.as_ref().map(|it| it.get_ref().clone());
+            let selector = Selector::parse(label.get_ref(), namespace);
+            let wrong =
+                || at.wrong(&key("label"), label, "labels such as \"app=web\", with a comma between two");
+            // Pods are named behind it.
+            if name.contains('/') {
+                return Err(said("the name of a service with a label has no \"/\"".to_owned()));
+            }
+            Place::Pods(selector.ok_or_else(wrong)?)
+        }
+        (None, Some(unit), None) => {
             let text = unit.get_ref();
             let is_unit =
                 [".service", ".scope", ".slice"].iter().any(|end| text.ends_with(end)) && !text.contains('/');
@@ -341,7 +482,11 @@ fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Se
                 false => return Err(at.wrong(&key("unit"), unit, "a unit such as \"web.service\"")),
             }
         }
-        _ => return Err(said("expected one of cgroup = \"/PATH\" and unit = \"NAME.service\"".to_owned())),
+        _ => {
+            let expected =
+                "expected one of cgroup = \"/PATH\" and unit = \"NAME.service\" and label = \"KEY=VALUE\"";
+            return Err(said(expected.to_owned()));
+        }
     };
     let low = at.share(&key("local_low"), file.local_low.as_ref(), 0.0)?;
     let high = at.share(&key("local_high"), file.local_high.as_ref(), 1.0)?;
@@ -368,6 +513,7 @@ fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Se
         Some(tier_line),
         file.cgroup.as_ref().map(|it| at.line_of(it)),
         file.unit.as_ref().map(|it| at.line_of(it)),
+        file.label.as_ref().map(|it| at.line_of(it)),
     ];
     let lines = Lines {
         service: keys.into_iter().flatten().min().unwrap_or(tier_line),
@@ -437,6 +583,34 @@ mod tests {
             ),
             ("[interleave]\nweights = \"some\"", "interleave: expected weights = \"auto\", or a table"),
             ("[interleave]\nweights = { 0 = 300 }", "interleave: expected weights = \"auto\", or a table"),
+            (
+                "[health]\nbad_memory = \"replace\"",
+                "line 2: health.bad_memory: unknown variant `replace`, expected one of `alarm`",
+            ),
+            (
+                &service("tier = \"opt-in\"\nnamespace = \"shop\""),
+                "line 4: service.a.namespace = \"shop\" is not of use without label",
+            ),
+            (
+                "[service.a]\nlabel = \"app\"\ntier = \"opt-in\"",
+                "line 2: service.a.label = \"app\" is not labels such as \"app=web\"",
+            ),
+            (
+                "[service.a]\nlabel = \"app=web\"\ntier = \"opt-in\"",
+                "line 2: service.a: label needs to know the pods",
+            ),
+            ("[service.\"a/b\"]\nlabel = \"app=web\"\ntier = \"opt-in\"", "has no \"/\""),
+            (
+                "[kubernetes]\npods = \"http://10.0.0.1:10255/pods\"",
+                "line 2: kubernetes.pods = \"http://10.0.0.1:10255/pods\" is not an address of this host",
+            ),
+            ("[kubernetes]\npods = \"https://127.0.0.1:10250/pods\"", "is not an address of this host"),
+            ("[kubernetes]\npods = \"http://127.0.0.1:1@10.0.0.1/pods\"", "is not an address of this host"),
+            (
+                "[kubernetes]\npods = \"/p\"\ncgroup_root = \"../x\"",
+                "kubernetes.cgroup_root = \"../x\" is not a path",
+            ),
+            ("[health]", "health: missing field `bad_memory`"),
             ("pace = 1", "line 1: pace: unknown field `pace`, expected one of `period`"),
             (
                 &service("tier = \"out\""),
@@ -485,14 +659,15 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let text = "period = \"1s\"\nstep = \"8MiB\"\npressure_limit = 5.0\nrefault_limit = 20\nfree_low = 0.02\nfree_high = 0.04\n\
-            promotion_limit = \"300MB/s\"\n[interleave]\nweights = { 0 = 3, 1 = 1 }\n\
+            promotion_limit = \"300MB/s\"\nhealth.bad_memory = \"drain\"\n[interleave]\nweights = { 0 = 3, 1 = 1 }\n\
             [service.a]\nunit = \"a.service\"\ntier = \"opt-in\"\npage_cache = \"slow\"\n";
         let policy = Policy::parse(text).unwrap();
         assert_eq!((policy.refaults_a_round(), policy.promotion_limit_mbps), (20, Some(300)));
         assert_eq!(policy.weights, Some(Weights::Given(BTreeMap::from([(0, 3), (1, 1)]))));
+        assert_eq!(policy.health, Some(HealthPolicy { bad_memory: BadMemory::Drain, line: 8 }));
         let service = &policy.services[0];
-        assert_eq!((service.place.name(), service.policy.slow_cache), ("a.service", true));
-        assert_eq!((service.lines.tier, service.lines.page_cache), (12, Some(13)));
+        assert_eq!((service.place.name(), service.policy.slow_cache), ("a.service".to_owned(), true));
+        assert_eq!((service.lines.tier, service.lines.page_cache), (13, Some(14)));
     }
 
     #[test]

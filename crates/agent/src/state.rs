@@ -34,7 +34,17 @@ impl State {
     /// Why a service is as it is, since when, and by which line of the policy; [`None`] for one that the policy does not name.
     #[must_use]
     pub fn explain(&self, service: &str) -> Option<String> {
-        let causes = self.causes.get(service)?;
+        if let Some(causes) = self.causes.get(service) {
+            return Some(self.explain_one(service, causes));
+        }
+        // The pods of a service by label.
+        let is_of = |name: &&String| name.split_once('/').is_some_and(|(of, _)| of == service);
+        let pods: Vec<String> =
+            self.causes.keys().filter(is_of).map(|name| self.explain_one(name, &self.causes[name])).collect();
+        (!pods.is_empty()).then(|| pods.concat())
+    }
+
+    fn explain_one(&self, service: &str, causes: &[Cause]) -> String {
         let mut text = String::new();
         let line = |cause: &Cause| {
             cause.line.map_or(String::new(), |line| format!(" ({} line {line})", self.policy))
@@ -83,7 +93,7 @@ impl State {
             let _ = writeln!(text, "  alarm: {alarm}");
         }
         let _ = writeln!(text, "  as of round {}, {}", self.round.round, show_time(self.round.time_ms));
-        Some(text)
+        text
     }
 }
 
@@ -93,9 +103,11 @@ impl Alarm {
     pub fn service(&self) -> Option<&str> {
         match self {
             Self::OptOutBroken { service, .. }
+            | Self::NoPods { service, .. }
             | Self::NoSuchCgroup { service, .. }
             | Self::Refused { service, .. }
             | Self::OomKill { service, .. } => Some(service),
+            Self::CxlMemory { service, .. } => service.as_deref(),
             Self::HostSetting { .. } => None,
         }
     }
@@ -105,10 +117,12 @@ impl Alarm {
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::OptOutBroken { .. } => "opt-out-broken",
+            Self::NoPods { .. } => "no-pods",
             Self::NoSuchCgroup { .. } => "no-such-cgroup",
             Self::Refused { .. } => "refused",
             Self::HostSetting { .. } => "host-setting",
             Self::OomKill { .. } => "oom-kill",
+            Self::CxlMemory { .. } => "cxl-memory",
         }
     }
 }
@@ -131,11 +145,24 @@ impl std::fmt::Display for Alarm {
                     "{service} is opted out and had {found} on the slow tier; {left} are there still, such as shared pages"
                 )
             }
+            Self::NoPods { service, why } => write!(to, "{service} has no pods: {why}"),
             Self::NoSuchCgroup { service, cgroup } => write!(to, "{service} has no cgroup {cgroup}"),
             Self::Refused { service, error } => write!(to, "{service}: {error}"),
             Self::HostSetting { key, error } => write!(to, "{key}: {error}"),
             Self::OomKill { service, kills } => {
                 write!(to, "memory ran out, and the kernel killed {kills} processes of {service}")
+            }
+            Self::CxlMemory { device, service: Some(service), what, is_guess: false } => {
+                write!(to, "{service} has pages on bad memory of {device}: {what}")
+            }
+            Self::CxlMemory { device, service: Some(service), what, is_guess: true } => {
+                write!(
+                    to,
+                    "{service} has pages on the slow tier, where {device} is bad: {what}; which pages is not known"
+                )
+            }
+            Self::CxlMemory { device, service: None, what, .. } => {
+                write!(to, "{device} is bad: {what}; no service of the policy has pages there")
             }
         }
     }

@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::{Round, ServiceRound};
+use crate::{DeviceHealth, Round, ServiceRound};
 
 /// Bytes of a page, in which the kernel counts.
 const PAGE: u64 = 4096;
@@ -64,6 +64,7 @@ impl Collector for LastRound {
         let mut families = Families(encoder);
         families.host(&round)?;
         families.services(&round.services)?;
+        families.devices(&round.devices)?;
         families.alarms(&round)
     }
 }
@@ -164,6 +165,12 @@ impl Families<'_> {
         self.counters(services, "service_demoted_bytes", "Bytes demoted of a service", |row| {
             row.demoted_pages * PAGE
         })?;
+        self.gauges(
+            services,
+            "service_bad_memory",
+            "Bad places of CXL memory, and faults of its devices, that hit a service",
+            |row| row.bad_memory as f64,
+        )?;
         self.counters(services, "service_oom_kills", "Processes killed because memory ran out", |row| {
             row.oom_kills
         })?;
@@ -183,6 +190,19 @@ impl Families<'_> {
                 ];
                 (labels, ConstGauge::new(1_i64))
             }),
+        )
+    }
+
+    fn devices(&mut self, devices: &[DeviceHealth]) -> Result<(), std::fmt::Error> {
+        self.family(
+            "cxl_bad_places",
+            "Poisoned or unreadable places of a CXL memory device",
+            devices.iter().map(|row| (vec![("device", row.device.as_str())], bytes(row.bad_places))),
+        )?;
+        self.family(
+            "cxl_events",
+            "Events that a CXL memory device reported",
+            devices.iter().map(|row| (vec![("device", row.device.as_str())], ConstCounter::new(row.events))),
         )
     }
 
@@ -246,6 +266,8 @@ mod tests {
     fn a_service_has_series_while_it_is_there() {
         let tree = Tree::new(1 << 30);
         tree.add_group("/a", [3 << 20, 1 << 20]);
+        tree.add_cxl("mem0");
+        tree.poison("mem0", 0x1000, u64::MAX);
         let policy = Policy::parse("[service.a]\ncgroup = \"/a\"\ntier = \"opt-out\"\n").unwrap();
         let (mut agent, _) = Agent::start(&tree, policy, "/j", false).unwrap();
         let metrics = Metrics::new();
@@ -257,6 +279,9 @@ mod tests {
             "polder_service_local_ratio{service=\"a\"} 1.0",
             "polder_tier_bytes{tier=\"fast\"} 1073741824",
             "polder_rounds_total 1",
+            "polder_cxl_bad_places{device=\"mem0\"} 1",
+            "polder_cxl_events_total{device=\"mem0\"} 0",
+            "polder_service_bad_memory{service=\"a\"} 1.0",
             "# EOF",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");

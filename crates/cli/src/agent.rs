@@ -12,7 +12,7 @@ use std::time::SystemTime;
 
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueHint};
-use polder_agent::{Agent, Metrics, Policy, RecordedRound, Round, State, replay};
+use polder_agent::{Agent, DeviceHealth, Metrics, Policy, RecordedRound, Round, ServiceRound, State, replay};
 use polder_linux::{Host, Kernel, Lock, Restored, Settings as KernelSettings, drop_capabilities, show_nodes};
 use polder_platform::recorded_text_of;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -430,6 +430,22 @@ pub(crate) fn size(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
+/// What a CXL memory device reported.
+pub(crate) fn device_line(device: &DeviceHealth) -> String {
+    let DeviceHealth { device, bad_places, events, said } = device;
+    let said = if said.is_empty() { "sound".to_owned() } else { said.join("; ") };
+    format!("{device}: {said}, {bad_places} bad places, {events} events")
+}
+
+/// The health of a service: bad places and faults of CXL memory that hit it, where these are watched.
+pub(crate) fn health(round: &Round, row: &ServiceRound) -> String {
+    match (round.devices.is_empty(), row.bad_memory) {
+        (true, _) => "-".to_owned(),
+        (false, 0) => "sound".to_owned(),
+        (false, count) => format!("{count} bad"),
+    }
+}
+
 pub(crate) fn print_table(round: &Round) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     writeln!(
@@ -441,16 +457,24 @@ pub(crate) fn print_table(round: &Round) -> Result<(), Failure> {
         size(round.slow.free),
         size(round.slow.bytes)
     )?;
-    writeln!(out, "  {:<20} {:>11} {:>11} {:>6} {:>11}  why", "service", "fast", "slow", "local", "demoted")?;
+    for device in &round.devices {
+        writeln!(out, "  {}", device_line(device))?;
+    }
+    writeln!(
+        out,
+        "  {:<20} {:>11} {:>11} {:>6} {:>11} {:>7}  why",
+        "service", "fast", "slow", "local", "demoted", "health"
+    )?;
     for row in &round.services {
         writeln!(
             out,
-            "  {:<20} {:>11} {:>11} {:>5.1}% {:>11}  {}",
+            "  {:<20} {:>11} {:>11} {:>5.1}% {:>11} {:>7}  {}",
             row.service,
             size(row.fast),
             size(row.slow),
             100.0 * row.local,
             size(row.demoted),
+            health(round, row),
             row.cause.what
         )?;
     }
@@ -469,6 +493,7 @@ fn print_restored(restored: &[Restored]) {
                     "restored {path} to {value:?}, which does the same as {found:?}, which the kernel refuses now"
                 );
             }
+            Restored::Removed { path } => println!("removed {path}, which was made"),
             Restored::Gone { path } => println!("{path} is gone, and was not restored"),
         }
     }

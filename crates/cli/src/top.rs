@@ -24,8 +24,8 @@ use ratatui::widgets::{Block, List, Row, Table};
 
 use crate::Failure;
 use crate::agent::{
-    PolicyArguments, StateArguments, is_fresh, load, now_ms, print_json, print_table, read_state, signals,
-    size,
+    PolicyArguments, StateArguments, device_line, health, is_fresh, load, now_ms, print_json, print_table,
+    read_state, signals, size,
 };
 use crate::pool::shown;
 
@@ -222,9 +222,10 @@ fn ends(event: &Event) -> bool {
 
 fn draw(frame: &mut Frame<'_>, round: &Round, before: Option<&Round>) {
     let alarms = u16::try_from(round.alarms.len()).unwrap_or(u16::MAX).saturating_add(2).min(12);
-    let areas = Layout::vertical([Constraint::Length(5), Constraint::Min(3), Constraint::Length(alarms)]);
-    let [head, services, bottom] = areas.areas(frame.area());
     let lines: Vec<Line<'_>> = head_lines(round, before).into_iter().map(Line::from).collect();
+    let head = u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_add(2).min(12);
+    let areas = Layout::vertical([Constraint::Length(head), Constraint::Min(3), Constraint::Length(alarms)]);
+    let [head, services, bottom] = areas.areas(frame.area());
     frame.render_widget(List::new(lines).block(Block::bordered().title(" polder top: q ends ".bold())), head);
     let rows = round.services.iter().map(|row| {
         Row::new([
@@ -234,19 +235,26 @@ fn draw(frame: &mut Frame<'_>, round: &Round, before: Option<&Round>) {
             format!("{:.1}%", 100.0 * row.local),
             format!("{:.1}%", row.pressure),
             size(row.demoted),
+            health(round, row),
             row.cause.what.clone(),
         ])
     });
-    let widths = [20, 11, 11, 7, 8, 11].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]);
-    let names = ["service", "fast", "slow", "local", "pressure", "demoted", "why"];
+    let widths = [20, 11, 11, 7, 8, 11, 7].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]);
+    let names = ["service", "fast", "slow", "local", "pressure", "demoted", "health", "why"];
     frame.render_widget(Table::new(rows, widths).header(Row::new(names).bold()), services);
     let alarms: Vec<Line<'_>> =
         round.alarms.iter().map(|alarm| Line::from(alarm.to_string()).red()).collect();
     frame.render_widget(List::new(alarms).block(Block::bordered().title(" alarms ")), bottom);
 }
 
-/// Tiers, flows since the round before, and what tiering costs.
-fn head_lines(round: &Round, before: Option<&Round>) -> [String; 3] {
+/// Tiers, flows since the round before, what tiering costs, and the health of CXL devices.
+fn head_lines(round: &Round, before: Option<&Round>) -> Vec<String> {
+    let mut lines = flow_lines(round, before).to_vec();
+    lines.extend(round.devices.iter().map(device_line));
+    lines
+}
+
+fn flow_lines(round: &Round, before: Option<&Round>) -> [String; 3] {
     const PAGE: u64 = 4096;
     let tiers = format!(
         "round {}   fast {} free of {}   slow {} free of {}",
@@ -280,6 +288,7 @@ fn head_lines(round: &Round, before: Option<&Round>) -> [String; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use polder_agent::DeviceHealth;
     use polder_linux::{HostCounts, TierMemory};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -290,13 +299,25 @@ mod tests {
         let before = Round { round: 1, time_ms: 1000, fast, ..Round::default() };
         let host =
             HostCounts { promoted_pages: 512, kswapd_ms: 500, hint_faults: 8, ..HostCounts::default() };
-        let round = Round { round: 2, time_ms: 3000, fast, host, ..Round::default() };
+        let device = DeviceHealth {
+            device: "mem0".to_owned(),
+            bad_places: 2,
+            events: 3,
+            said: vec!["poison (Injected)".to_owned()],
+        };
+        let devices = vec![device];
+        let round = Round { round: 2, time_ms: 3000, fast, host, devices, ..Round::default() };
         let mut terminal = Terminal::new(TestBackend::new(100, 20)).unwrap();
         terminal.draw(|frame| draw(frame, &round, Some(&before))).unwrap();
         let screen = terminal.backend().to_string();
-        for words in
-            ["fast 512.0 MiB free of 1.0 GiB", "promoted 1.0 MiB/s", "kswapd 0.25 cores", "hint faults 4/s"]
-        {
+        for words in [
+            "fast 512.0 MiB free of 1.0 GiB",
+            "promoted 1.0 MiB/s",
+            "kswapd 0.25 cores",
+            "hint faults 4/s",
+            "mem0: poison (Injected), 2 bad places, 3 events",
+            "health",
+        ] {
             assert!(screen.contains(words), "{words}:\n{screen}");
         }
     }

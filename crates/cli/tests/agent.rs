@@ -147,3 +147,48 @@ fn doctor_shows_where_a_host_differs_from_another() {
     let output = polder(&["doctor", "--against", "/dev/zero", "--root"], here.path());
     assert!(text(&output.stderr).contains("/dev/zero: expected a regular file"), "{output:?}");
 }
+
+/// A kubelet of a test: it gives one answer after the other, and says where it is.
+fn kubelet(answers: Vec<(u16, &'static str)>) -> (String, std::thread::JoinHandle<()>) {
+    let server = tiny_http::Server::http("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/pods", server.server_addr());
+    let serve = move || {
+        for (status, text) in answers {
+            let request = server.recv().unwrap();
+            request.respond(tiny_http::Response::from_string(text).with_status_code(status)).unwrap();
+        }
+    };
+    (address, std::thread::spawn(serve))
+}
+
+#[test]
+fn pods_of_a_label_come_from_a_kubelet_and_a_kubelet_that_refuses_is_named() {
+    const PODS: &str = include_str!("../../agent/tests/pods.json");
+    const POD: &str = "/sys/fs/cgroup/kubepods/burstable/podb2c1f8c0-1df0-4c1c-9c6f-7a3de1b0a6f1";
+    let folder = host(1);
+    let root = folder.path();
+    for name in ["memory.numa_stat", "memory.stat", "memory.pressure", "memory.events"] {
+        let recorded =
+            fs::read_to_string(root.join("sys/fs/cgroup/system.slice/s0.service").join(name)).unwrap();
+        put(root, &format!("{POD}/{name}"), &recorded);
+    }
+    let run = |address: &str, label: &str| {
+        let file = format!(
+            "[kubernetes]\npods = \"{address}\"\n[service.web]\nlabel = \"{label}\"\ntier = \"opt-in\"\n"
+        );
+        put(root, "/policy.toml", &file);
+        let output = agent(root, &["--rounds", "1"]).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let (address, kubelet) = kubelet(vec![(200, PODS), (200, PODS), (403, "Forbidden")]);
+    let said = run(&address, "app=web");
+    assert!(said.contains("web/web-6d4cf56db6-7xk2p: it is opted in"), "{said}");
+    let said = run(&address, "app=wbe");
+    assert!(said.contains("no pod of this node has app=wbe; its values are cache, web"), "{said}");
+    let said = run(&address, "app=web");
+    assert!(said.contains("answers 403 Forbidden"), "{said}");
+    kubelet.join().unwrap();
+    let said = run(&address, "app=web");
+    assert!(said.contains("kubernetes.pods: ") && said.contains("refused"), "it listens no more: {said}");
+}

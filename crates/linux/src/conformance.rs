@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::damon::{DAMON_STAT, KDAMONDS};
 use crate::{
     BALANCING, Cgroup, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError, NodeMemory, Tiers,
     show_nodes,
 };
 
+const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
 const MIB: u64 = 1 << 20;
@@ -22,7 +24,11 @@ pub fn check(kernel: &impl Kernel, cgroup: &Cgroup) -> Result<Vec<&'static str>,
     let mut bench = Bench { kernel, cgroup, tiers, checked: Vec::new() };
     let balancing = kernel.read(BALANCING).map_err(failed)?;
     let demotion = kernel.read(DEMOTION).map_err(failed)?;
-    let outcome = bench.settings().and_then(|()| bench.reclaim()).and_then(|()| bench.cpuset());
+    let outcome = bench
+        .settings()
+        .and_then(|()| bench.reclaim())
+        .and_then(|()| bench.cpuset())
+        .and_then(|()| bench.kdamonds());
     for (path, was) in [(BALANCING, balancing), (DEMOTION, demotion)] {
         kernel.write(path, was.trim()).map_err(failed)?;
     }
@@ -143,6 +149,57 @@ impl<K: Kernel> Bench<'_, K> {
         self.expect(self.bytes()?.1 == 0, "widening and narrowing the set brings everything back")?;
         self.expect(self.write(&file, &all).is_ok(), "the set is given back")
     }
+
+    /// DAMON's files, where the kernel has them and nobody uses them.
+    fn kdamonds(&mut self) -> Result<(), String> {
+        let count = format!("{KDAMONDS}/nr_kdamonds");
+        if !self.says(&count, "0") {
+            return Ok(());
+        }
+        let (state, context) = (format!("{KDAMONDS}/0/state"), format!("{KDAMONDS}/0/contexts/0"));
+        let stat = self.says(DAMON_STAT, "Y");
+        self.expect(
+            self.kernel.read(&state).is_err_and(|error| error.is_gone()),
+            "no kdamond has files before it is counted",
+        )?;
+        self.expect(
+            self.write(&count, "x") == Err(Some(EINVAL)),
+            "a count of kdamonds that is no number is EINVAL",
+        )?;
+        let made = self.write(&count, "1").is_ok() && self.says(&state, "off");
+        self.expect(made, "a kdamond that is counted has files, and is off")?;
+        self.expect(self.write(&state, "x") == Err(Some(EINVAL)), "a state that there is not is EINVAL")?;
+        let gone = self.kernel.write(&format!("{context}/operations"), "paddr");
+        self.expect(gone.is_err_and(|error| error.is_gone()), "no context has files before it is counted")?;
+        let outcome = self.run_kdamond(&count, &state, &context, stat);
+        // Off, and as it was found, whatever came out.
+        let _ = self.write(&state, "off");
+        let removed = self.write(&count, "0").is_ok() && self.kernel.read(&state).is_err();
+        if stat {
+            self.write(DAMON_STAT, "Y").map_err(|error| format!("{DAMON_STAT}: {error:?}"))?;
+        }
+        outcome?;
+        self.expect(removed, "a count of 0 takes the files of kdamonds away")
+    }
+
+    fn run_kdamond(&mut self, count: &str, state: &str, context: &str, stat: bool) -> Result<(), String> {
+        let set = |bench: &Self, path: &str, value: &str| {
+            bench.write(path, value).map_err(|error| format!("{path}: {error:?}"))
+        };
+        set(self, &format!("{KDAMONDS}/0/contexts/nr_contexts"), "1")?;
+        set(self, &format!("{context}/operations"), "paddr")?;
+        set(self, &format!("{context}/targets/nr_targets"), "1")?;
+        if stat {
+            let busy = self.write(state, "on");
+            self.expect(busy == Err(Some(EBUSY)), "while DAMON_STAT runs another use of DAMON is EBUSY")?;
+            set(self, DAMON_STAT, "N")?;
+        }
+        let is_on = self.write(state, "on").is_ok() && self.says(state, "on");
+        self.expect(is_on, "a kdamond says that it is on")?;
+        self.expect(self.write(count, "2") == Err(Some(EBUSY)), "a count while a kdamond runs is EBUSY")?;
+        let is_off = self.write(state, "off").is_ok() && self.says(state, "off");
+        self.expect(is_off, "a kdamond says that it is off")
+    }
 }
 
 #[cfg(test)]
@@ -160,5 +217,11 @@ mod tests {
         tree.derives_weights();
         let more = check(&tree, &Cgroup::new("/b").unwrap()).unwrap();
         assert_eq!(more.len(), checked.len() + 2, "{more:?}");
+        tree.add_group("/c", [64 * MIB, 0]);
+        tree.has_goals();
+        let before = tree.settings();
+        let damon = check(&tree, &Cgroup::new("/c").unwrap()).unwrap();
+        assert_eq!(damon.len(), more.len() + 10, "{damon:?}");
+        assert_eq!(tree.settings(), before, "DAMON is as found");
     }
 }

@@ -421,7 +421,7 @@ impl<K: Kernel> Machine<'_, K> {
         let is_there = |path: &str| self.kernel.read(path).is_ok() || self.kernel.list(path).is_ok();
         let (has_damon, slow) = (is_there(KDAMONDS), nodes.iter().find(|node| node.tier == "slow"));
         let reclaim = format!("{CGROUPS}/*/memory.reclaim");
-        let rows: [InterfaceRow<'_>; 15] = [
+        let rows: [InterfaceRow<'_>; 18] = [
             (
                 "memory tiers",
                 crate::nodes::TIERS,
@@ -496,6 +496,31 @@ impl<K: Kernel> Machine<'_, K> {
                 (6, 17),
                 nodes.iter().any(|node| is_there_write_only(self.kernel, node.node)),
                 "proactive reclaim of a node; the agent reclaims by cgroup",
+            ),
+            (
+                "poison lists of CXL devices",
+                &format!("{}/mem*/trigger_poison_list", crate::cxl::DEVICES),
+                (6, 4),
+                crate::cxl_devices(self.kernel).iter().any(|device| {
+                    let names = self.kernel.list(&format!("{}/{device}", crate::cxl::DEVICES));
+                    // It can be written alone.
+                    names.is_ok_and(|names| names.iter().any(|name| name == "trigger_poison_list"))
+                }),
+                "poison is seen only once a device reports it; there may be no CXL device",
+            ),
+            (
+                "events of CXL devices",
+                crate::cxl::EVENTS,
+                (6, 3),
+                is_there(crate::cxl::EVENTS),
+                "the agent does not see poison; mount tracefs at /sys/kernel/tracing",
+            ),
+            (
+                "cgroups of pages",
+                crate::cxl::PAGE_CGROUPS,
+                (4, 3),
+                self.kernel.words(crate::cxl::PAGE_CGROUPS, 0, 1).is_ok(),
+                "poison is told without the services whose pages lie there; it takes root",
             ),
         ];
         rows.into_iter()

@@ -7,6 +7,7 @@
 //!   that has nothing of the parent's is answered by the parent's own.
 //! - A setting says EBUSY once in a while; values that a kernel refuses are EINVAL.
 //! - kdamonds appear as they are counted, are busy while they run or DAMON_STAT does, and reach the goals of their schemes in steps.
+//! - A CXL device tells its poison list to a tracing instance whose events are on, when it is asked to.
 //! - Files of a cgroup that was removed are gone, and one that is made anew has another inode.
 //! - [`Tree::kill_after`] ends the process at a write: that write and everything after it fails, and a record that
 //!   was being appended is cut short.
@@ -19,8 +20,8 @@ use std::io::{Error, ErrorKind};
 
 use crate::damon::{DAMON_STAT, KDAMONDS};
 use crate::{
-    BALANCING, CGROUPS, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError, PROMOTION_LIMIT,
-    parse_nodes, show_nodes,
+    BALANCING, CGROUPS, CxlWatch, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError,
+    PROMOTION_LIMIT, parse_nodes, show_nodes,
 };
 
 const EBUSY: i32 = 16;
@@ -103,6 +104,12 @@ pub struct Tree {
     busy_in: Cell<u64>,
     knows_swappiness: Cell<bool>,
     fast_bytes: u64,
+    /// Of a CXL device, addresses on it and on the host.
+    poison: RefCell<BTreeMap<String, BTreeMap<u64, u64>>>,
+    /// The cgroup of a page frame.
+    pages: RefCell<BTreeMap<u64, String>>,
+    /// What servers of the host answer.
+    answers: RefCell<BTreeMap<String, String>>,
 }
 
 impl Tree {
@@ -134,6 +141,9 @@ impl Tree {
             busy_in: Cell::new(u64::MAX),
             knows_swappiness: Cell::new(true),
             fast_bytes,
+            poison: RefCell::default(),
+            pages: RefCell::default(),
+            answers: RefCell::default(),
         }
     }
 
@@ -168,6 +178,48 @@ impl Tree {
         self.put(&format!("{KDAMONDS}/nr_kdamonds"), "0\n");
         self.put(DAMON_STAT, "Y\n");
         self.put("/proc/iomem", "00100000-1fffffff : System RAM\n");
+    }
+
+    /// The host has a CXL memory device, such as `mem0`, and a kernel that traces what it reports.
+    pub fn add_cxl(&self, device: &str) {
+        self.put(&format!("/sys/bus/cxl/devices/{device}/trigger_poison_list"), "");
+        self.put("/sys/kernel/tracing/events/cxl/enable", "0\n");
+    }
+
+    /// A place of a device is poisoned, and lies at `hpa` on the host.
+    pub fn poison(&self, device: &str, dpa: u64, hpa: u64) {
+        self.poison.borrow_mut().entry(device.to_owned()).or_default().insert(dpa, hpa);
+    }
+
+    /// Poison of a device is cleared.
+    pub fn clear_poison(&self, device: &str) {
+        self.poison.borrow_mut().remove(device);
+    }
+
+    /// A device reports an event, as a line of the trace.
+    pub fn trace(&self, line: &str) {
+        let pipe = format!("{}/trace_pipe", CxlWatch::path());
+        let mut files = self.files.borrow_mut();
+        let is_on =
+            files.get(&format!("{}/events/cxl/enable", CxlWatch::path())).is_some_and(|on| on == "1\n");
+        if let Some(text) = files.get_mut(&pipe).filter(|_| is_on) {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+
+    /// The page at `hpa` belongs to the cgroup `path`.
+    pub fn put_page(&self, hpa: u64, path: &str) {
+        self.pages.borrow_mut().insert(hpa / 4096, path.to_owned());
+    }
+
+    /// A server of this host answers `text` at an address; with [`None`] it cannot be reached.
+    pub fn answer(&self, address: &str, text: Option<&str>) {
+        let mut answers = self.answers.borrow_mut();
+        match text {
+            Some(text) => drop(answers.insert(address.to_owned(), text.to_owned())),
+            None => drop(answers.remove(address)),
+        }
     }
 
     /// `memory.reclaim` takes no swappiness, as before Linux 6.9.
@@ -417,7 +469,24 @@ impl Tree {
         }
     }
 
+    /// Tells the poison list of a device to the tracing instance.
+    fn list_poison(&self, device: &str) {
+        for (dpa, hpa) in self.poison.borrow().get(device).into_iter().flatten() {
+            self.trace(&format!(
+                "cxl_poison: memdev={device} host=0000:0d:00.0 serial=1 trace_type=List region=region0 region_uuid=0 \
+                 hpa=0x{hpa:x} dpa=0x{dpa:x} dpa_length=0x40 source=Injected flags= overflow_time=0"
+            ));
+        }
+    }
+
     fn write_file(&self, path: &str, line: &str) -> Result<(), Error> {
+        if let Some(device) = path.strip_suffix("/trigger_poison_list") {
+            if !self.files.borrow().contains_key(path) {
+                return Err(ErrorKind::NotFound.into());
+            }
+            self.list_poison(device.rsplit('/').next().unwrap_or_default());
+            return Ok(());
+        }
         if path.starts_with(KDAMONDS) {
             return self.write_damon(path, line);
         }
@@ -502,6 +571,55 @@ impl Kernel for Tree {
         let group =
             path.strip_prefix(CGROUPS).and_then(|folder| Some(self.groups.borrow().get(folder)?.inode));
         group.ok_or_else(|| KernelError::gone(path))
+    }
+
+    fn drain(&self, path: &str) -> Result<String, KernelError> {
+        let mut files = self.files.borrow_mut();
+        files.get_mut(path).map(std::mem::take).ok_or_else(|| KernelError::gone(path))
+    }
+
+    fn words(&self, _: &str, first: u64, count: u64) -> Result<Vec<u64>, KernelError> {
+        let (pages, groups) = (self.pages.borrow(), self.groups.borrow());
+        let inode =
+            |frame: u64| pages.get(&frame).and_then(|path| Some(groups.get(path)?.inode)).unwrap_or(0);
+        Ok((first..first + count).map(inode).collect())
+    }
+
+    fn fetch(&self, address: &str) -> Result<String, KernelError> {
+        let answer = self.answers.borrow().get(address).cloned();
+        answer.ok_or_else(|| KernelError::file(address)(ErrorKind::ConnectionRefused.into()))
+    }
+
+    fn make_folder(&self, path: &str) -> Result<(), KernelError> {
+        let make = || {
+            self.live()?;
+            self.be_busy()?;
+            let mut files = self.files.borrow_mut();
+            if !files.contains_key("/sys/kernel/tracing/events/cxl/enable") {
+                return Err(ErrorKind::NotFound.into());
+            }
+            let entries = [
+                ("events/cxl/enable", "0\n"),
+                ("options/context-info", "1\n"),
+                ("buffer_size_kb", "7\n"),
+                ("trace_pipe", ""),
+            ];
+            if files.contains_key(&format!("{path}/trace_pipe")) {
+                return Err(ErrorKind::AlreadyExists.into());
+            }
+            files.extend(entries.map(|(name, text)| (format!("{path}/{name}"), text.to_owned())));
+            Ok(())
+        };
+        make().map_err(KernelError::file(path))
+    }
+
+    fn remove_folder(&self, path: &str) -> Result<(), KernelError> {
+        self.live().map_err(KernelError::file(path))?;
+        let inside = format!("{path}/");
+        let mut files = self.files.borrow_mut();
+        let before = files.len();
+        files.retain(|file, _| !file.starts_with(&inside));
+        if files.len() == before { Err(KernelError::gone(path)) } else { Ok(()) }
     }
 
     fn read_own(&self, path: &str) -> Result<String, KernelError> {

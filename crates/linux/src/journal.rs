@@ -22,6 +22,9 @@ struct Record {
     was: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     same_effect: Option<String>,
+    /// Whether it is a folder that was made, in place of a setting that was changed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    made: bool,
 }
 
 impl Record {
@@ -64,6 +67,11 @@ pub enum Restored {
         /// The value that was found.
         found: String,
     },
+    /// It was made, and is removed.
+    Removed {
+        /// The folder.
+        path: String,
+    },
     /// Its file is gone, as that of a cgroup that was removed.
     Gone {
         /// The file that was there.
@@ -78,7 +86,12 @@ pub struct Settings<K> {
     journal: String,
     /// What is in the journal, the oldest first.
     records: Vec<Record>,
+    /// So many records make it worth looking for those of cgroups that are gone.
+    prune_at: usize,
 }
+
+/// Fewer records than this are kept as they are.
+const FEWEST_TO_PRUNE: usize = 256;
 
 impl<K: Kernel> Settings<K> {
     /// Restores what an earlier process left changed, if it was killed, and goes on with an empty journal at `journal`.
@@ -94,7 +107,7 @@ impl<K: Kernel> Settings<K> {
     /// Settings that are not changed: the journal of an earlier process stays as it is.
     #[must_use]
     pub fn detached(kernel: K, journal: &str) -> Self {
-        Self { kernel, journal: journal.to_owned(), records: Vec::new() }
+        Self { kernel, journal: journal.to_owned(), records: Vec::new(), prune_at: FEWEST_TO_PRUNE }
     }
 
     /// The kernel whose settings these are.
@@ -128,12 +141,48 @@ impl<K: Kernel> Settings<K> {
         let inode = self.cgroup_inode(path)?;
         if !self.records.iter().any(|record| record.is_of(path, inode)) {
             let was = self.kernel.read(path)?.trim_end_matches('\n').to_owned();
-            let record = Record { path: path.to_owned(), inode, was, same_effect };
+            self.note(Record { path: path.to_owned(), inode, was, same_effect, made: false })?;
+        }
+        values.iter().try_for_each(|value| self.kernel.write(path, value))
+    }
+
+    /// Makes the folder `path`, which is removed as settings are restored.
+    ///
+    /// # Errors
+    /// [`KernelError::Missing`] where it is there already; otherwise as recording or making it fails.
+    pub fn make(&mut self, path: &str) -> Result<(), KernelError> {
+        if self.records.iter().any(|record| record.is_of(path, None)) {
+            return Ok(());
+        }
+        if self.kernel.list(path).is_ok() {
+            return Err(KernelError::Missing(format!(
+                "{path} is there, and this agent has not made it; stop the agent that has another journal, or remove it: rmdir {path}"
+            )));
+        }
+        let was = String::new();
+        self.note(Record { path: path.to_owned(), inode: None, was, same_effect: None, made: true })?;
+        self.kernel.make_folder(path)
+    }
+
+    /// Puts a record on disk. Those of cgroups that are gone are dropped once there are many, so that services that come and go do not fill
+    /// the journal.
+    fn note(&mut self, record: Record) -> Result<(), KernelError> {
+        if self.records.len() < self.prune_at {
             // On a line of its own, also after a record that a full disk cut short.
             self.kernel.append(&self.journal, &format!("\n{}", record.line()))?;
             self.records.push(record);
+            return Ok(());
         }
-        values.iter().try_for_each(|value| self.kernel.write(path, value))
+        let is_there = |record: &Record| match self.cgroup_inode(&record.path) {
+            Ok(inode) => inode == record.inode,
+            Err(error) => !error.is_gone(),
+        };
+        let mut kept: Vec<Record> = self.records.iter().filter(|record| is_there(record)).cloned().collect();
+        kept.push(record);
+        self.kernel.replace(&self.journal, &lines(&kept))?;
+        self.prune_at = FEWEST_TO_PRUNE.max(2 * kept.len());
+        self.records = kept;
+        Ok(())
     }
 
     /// Restores every setting that was changed, the last one first, and removes the journal.
@@ -182,8 +231,7 @@ impl<K: Kernel> Settings<K> {
             },
             (false, true) => {}
             (false, false) => {
-                let lines: String = left.iter().map(|record| record.line() + "\n").collect();
-                self.kernel.replace(&self.journal, &lines)?;
+                self.kernel.replace(&self.journal, &lines(&left))?;
             }
         }
         self.records = left;
@@ -191,7 +239,10 @@ impl<K: Kernel> Settings<K> {
     }
 
     fn restore_one(&self, record: &Record) -> Result<Restored, KernelError> {
-        let Record { path, inode, was, same_effect } = record.clone();
+        let Record { path, inode, was, same_effect, made } = record.clone();
+        if made {
+            return self.kernel.remove_folder(&path).map(|()| Restored::Removed { path });
+        }
         if self.cgroup_inode(&path)? != inode {
             // A cgroup of the same path that was made since: what was recorded is not its setting.
             return Ok(Restored::Gone { path });
@@ -217,7 +268,65 @@ impl<K: Kernel> Settings<K> {
     }
 }
 
+fn lines(records: &[Record]) -> String {
+    records.iter().map(|record| record.line() + "\n").collect()
+}
+
 /// Whether a setting that reads as `now` has the value `value`.
 fn says(now: &str, value: &str) -> bool {
     now.trim() == value.trim()
+}
+
+#[cfg(all(test, feature = "fake"))]
+mod tests {
+    use super::*;
+    use crate::fake::Tree;
+
+    #[test]
+    fn cgroups_that_come_and_go_do_not_fill_the_journal() {
+        const JOURNAL: &str = "/journal";
+        const RESTARTS: usize = 5 * FEWEST_TO_PRUNE;
+        let tree = Tree::new(1 << 20);
+        tree.add_group("/stays", [4096, 0]);
+        tree.set_nodes("/stays", "0-1");
+        let before = tree.settings();
+        let (mut settings, _) = Settings::start(&tree, JOURNAL).unwrap();
+        settings.set("/sys/fs/cgroup/stays/cpuset.mems", "0").unwrap();
+        for restart in 0..RESTARTS {
+            // Half come back under their name, half under another.
+            let path = format!("/s{}", if restart % 2 == 0 { 0 } else { restart });
+            tree.add_group(&path, [4096, 0]);
+            settings.set(&format!("/sys/fs/cgroup{path}/cpuset.mems"), "0").unwrap();
+            tree.remove_group(&path);
+        }
+        let kept = tree.disk()[JOURNAL].lines().filter(|line| !line.is_empty()).count();
+        assert!((1..=FEWEST_TO_PRUNE + 1).contains(&kept), "{kept} records");
+        // Another process restores what is there still.
+        let (_, restored) = Settings::start(&tree, JOURNAL).unwrap();
+        let is_kept = |restored: &Restored| matches!(restored, Restored::AsFound { path, .. } | Restored::InEffect { path, .. } if path.contains("stays"));
+        assert!(restored.iter().any(is_kept), "{restored:?}");
+        assert_eq!(tree.settings(), before);
+    }
+
+    #[test]
+    fn a_folder_that_was_made_is_removed_and_one_that_was_there_is_left() {
+        let tree = Tree::new(1 << 20);
+        tree.add_cxl("mem0");
+        let path = crate::CxlWatch::path();
+        let before = tree.settings();
+        let (mut settings, _) = Settings::start(&tree, "/journal").unwrap();
+        settings.make(path).unwrap();
+        settings.make(path).unwrap();
+        assert_ne!(tree.settings(), before);
+        let removed = Restored::Removed { path: path.to_owned() };
+        // A process that was killed here leaves it to the next.
+        assert_eq!(Settings::start(&tree, "/journal").unwrap().1, [removed]);
+        assert_eq!(tree.settings(), before);
+        tree.make_folder(path).unwrap();
+        let (mut settings, _) = Settings::start(&tree, "/journal").unwrap();
+        let error = settings.make(path).expect_err("it is another's").to_string();
+        assert!(error.contains("rmdir"), "{error}");
+        assert_eq!(settings.restore().unwrap(), []);
+        assert!(tree.list(path).is_ok());
+    }
 }

@@ -1,9 +1,12 @@
 //! The files of a kernel: what can be read and written, and where.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::OFlags;
 
 use crate::own::{self, Lock};
 
@@ -101,6 +104,36 @@ pub trait Kernel {
     /// [`KernelError::File`].
     fn inode(&self, path: &str) -> Result<u64, KernelError>;
 
+    /// What a stream of the kernel's, such as `trace_pipe`, holds now. It is taken from the stream.
+    ///
+    /// # Errors
+    /// [`KernelError::File`].
+    fn drain(&self, path: &str) -> Result<String, KernelError>;
+
+    /// `count` words of 64 bits of a file, from the word `first` on; fewer where the file ends.
+    ///
+    /// # Errors
+    /// [`KernelError::File`].
+    fn words(&self, path: &str, first: u64, count: u64) -> Result<Vec<u64>, KernelError>;
+
+    /// What a server of this host answers at an address such as `http://127.0.0.1:10255/pods`.
+    ///
+    /// # Errors
+    /// [`KernelError::File`] where it cannot be reached; [`KernelError::Missing`] where it answers with an error.
+    fn fetch(&self, address: &str) -> Result<String, KernelError>;
+
+    /// Makes a folder, by which the kernel makes what it stands for, such as a tracing instance.
+    ///
+    /// # Errors
+    /// [`KernelError::File`].
+    fn make_folder(&self, path: &str) -> Result<(), KernelError>;
+
+    /// Removes such a folder.
+    ///
+    /// # Errors
+    /// [`KernelError::File`].
+    fn remove_folder(&self, path: &str) -> Result<(), KernelError>;
+
     /// The text of a file of our own.
     ///
     /// # Errors
@@ -141,6 +174,26 @@ impl<K: Kernel> Kernel for &K {
 
     fn inode(&self, path: &str) -> Result<u64, KernelError> {
         (**self).inode(path)
+    }
+
+    fn drain(&self, path: &str) -> Result<String, KernelError> {
+        (**self).drain(path)
+    }
+
+    fn words(&self, path: &str, first: u64, count: u64) -> Result<Vec<u64>, KernelError> {
+        (**self).words(path, first, count)
+    }
+
+    fn fetch(&self, address: &str) -> Result<String, KernelError> {
+        (**self).fetch(address)
+    }
+
+    fn make_folder(&self, path: &str) -> Result<(), KernelError> {
+        (**self).make_folder(path)
+    }
+
+    fn remove_folder(&self, path: &str) -> Result<(), KernelError> {
+        (**self).remove_folder(path)
     }
 
     fn read_own(&self, path: &str) -> Result<String, KernelError> {
@@ -240,6 +293,71 @@ impl Kernel for Host {
 
     fn inode(&self, path: &str) -> Result<u64, KernelError> {
         fs::metadata(self.at(path)).map(|folder| folder.ino()).map_err(KernelError::file(path))
+    }
+
+    fn drain(&self, path: &str) -> Result<String, KernelError> {
+        /// Bytes of one look; the rest waits for the next.
+        const MOST: usize = 1 << 20;
+        let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("flags are bits of an int");
+        let mut file = OpenOptions::new()
+            .read(true)
+            .custom_flags(flags)
+            .open(self.at(path))
+            .map_err(KernelError::file(path))?;
+        let (mut text, mut part) = (Vec::new(), [0; 4096]);
+        while text.len() < MOST {
+            match file.read(&mut part) {
+                Ok(0) => break,
+                Ok(count) => text.extend_from_slice(&part[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(KernelError::file(path)(error)),
+            }
+        }
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    #[expect(clippy::host_endian_bytes, reason = "the kernel answers in the order of its processor")]
+    fn words(&self, path: &str, first: u64, count: u64) -> Result<Vec<u64>, KernelError> {
+        const BYTES: u64 = 8;
+        let file = fs::File::open(self.at(path)).map_err(KernelError::file(path))?;
+        let (mut at, end) = (first.saturating_mul(BYTES), first.saturating_add(count).saturating_mul(BYTES));
+        let (mut words, mut part) = (Vec::new(), [0; 4096]);
+        while at < end {
+            let wanted = (end - at).min(part.len() as u64) as usize;
+            let read = file.read_at(&mut part[..wanted], at).map_err(KernelError::file(path))?;
+            let (whole, _) = part[..read].as_chunks();
+            if whole.is_empty() {
+                break;
+            }
+            words.extend(whole.iter().map(|word| u64::from_ne_bytes(*word)));
+            at += whole.len() as u64 * BYTES;
+        }
+        Ok(words)
+    }
+
+    fn fetch(&self, address: &str) -> Result<String, KernelError> {
+        /// From the first byte sent to the last one received.
+        const PATIENCE: Duration = Duration::from_secs(2);
+        let config = ureq::Agent::config_builder();
+        // A server of this host: no proxy, and no other server that it points to.
+        let config =
+            config.timeout_global(Some(PATIENCE)).proxy(None).max_redirects(0).http_status_as_error(false);
+        let failed = |error: ureq::Error| KernelError::file(address)(error.into_io());
+        let mut answer = config.build().new_agent().get(address).call().map_err(failed)?;
+        let status = answer.status();
+        if !status.is_success() {
+            return Err(KernelError::Missing(format!("{address} answers {status}")));
+        }
+        answer.body_mut().with_config().limit(own::MOST_BYTES).read_to_string().map_err(failed)
+    }
+
+    fn make_folder(&self, path: &str) -> Result<(), KernelError> {
+        fs::create_dir(self.at(path)).map_err(KernelError::file(path))
+    }
+
+    fn remove_folder(&self, path: &str) -> Result<(), KernelError> {
+        fs::remove_dir(self.at(path)).map_err(KernelError::file(path))
     }
 
     fn read_own(&self, path: &str) -> Result<String, KernelError> {

@@ -7,6 +7,7 @@
 mod cgroup;
 #[cfg(feature = "fake")]
 pub mod conformance;
+mod cxl;
 mod damon;
 pub mod doctor;
 #[cfg(feature = "fake")]
@@ -19,6 +20,9 @@ mod own;
 mod privilege;
 
 pub use cgroup::{Cgroup, Counts, NodeMemory};
+pub use cxl::{
+    CxlEvent, CxlKind, CxlNews, CxlPlace, CxlWatch, devices as cxl_devices, moves_poison, page_owners,
+};
 pub use damon::{HeldShare, KernelShares, share_settings};
 pub use host::{HostCounters, HostCounts};
 pub use journal::{Restored, Settings};

@@ -110,7 +110,7 @@ fn check_owner(path: &Path, stat: &Stat) -> Result<(), KernelError> {
 }
 
 /// Bytes of one of our files, at most.
-const MOST_BYTES: u64 = 16 << 20;
+pub(crate) const MOST_BYTES: u64 = 16 << 20;
 
 /// The text of one of our files.
 pub(crate) fn read(path: &Path) -> Result<String, KernelError> {
