@@ -14,9 +14,19 @@
 //! - **Open:** the opener announces the entry, fences, and reads it again. The owner condemns, fences, and frees an entry
 //!   that no process announces.
 //!
-//! A host that died in the middle blocks the one name that it was claiming. The block ends when another process repairs what
-//! it left, or when the view says that the host is fenced. Eviction is not enough: an evicted host might go on, and take a
-//! name that another host has taken meanwhile. The live names of a dead host stay, and others may destroy them.
+//! **Half-written lines.** A writer announces a line before its call goes on. So a line that is read half written belongs to a
+//! call that has not returned. A look-up does not wait for it:
+//!
+//! - Half claimed, or half live: the object is not there yet, and may never be.
+//! - Half condemned: it is condemned, because nothing makes it live again. Repair goes by the same rule.
+//! - Half freed or half buried: the line holds no live entry.
+//!
+//! A creator waits for a half-written claim as for a whole one. All wait for a line that no writer leaves half written so: it is
+//! damaged, or was read while it changed several times.
+//!
+//! A host that died in the middle blocks the creators of the one name that it was claiming. The block ends when another process
+//! repairs what it left, or when the view says that the host is fenced. Eviction is not enough: an evicted host might go on, and
+//! take a name that another host has taken meanwhile. The live names of a dead host stay, and others may destroy them.
 //!
 //! The processes of one host change names under striped locks that survive their holders. A holder writes what it is doing
 //! to the stripe's intent, so that the process that takes the lock over can undo it.
@@ -30,7 +40,7 @@ use polder_mem::{LINE, Memory, Offset, ProcessSlot};
 
 use crate::chunks::Chunks;
 use crate::deviation::Deviation;
-use crate::entry::{Entry, GENERATION_BITS, Record, State, Tombstone};
+use crate::entry::{Entry, GENERATION_BITS, HalfWritten, Record, State, Tombstone};
 use crate::extents::{Account, Extent, Extents, Room};
 use crate::format::MAX_LEVELS;
 use crate::local::LocalGuard;
@@ -105,7 +115,9 @@ pub(crate) struct Scan {
     live: Vec<Sight>,
     claimed: Vec<Sight>,
     tombstones: Vec<Tombstone>,
-    /// Lines that are being written, or are damaged, and whose they are.
+    /// Lines in which a claim is half written, or an entry half live, and whose they are.
+    half_claimed: Vec<(u16, Offset)>,
+    /// Lines that are damaged, or changed while they were read, and whose they are.
     unclear: Vec<(u16, Offset)>,
 }
 
@@ -385,7 +397,8 @@ impl<'a, M: Memory> Directory<'a, M> {
             let waits = !Deviation::LowerDoesNotWait.is_on();
             let higher =
                 scan.claimants().find(|&host| host > me && waits && watch.must_wait_for(&self.site, host));
-            match (higher, self.unclear(&scan, watch)) {
+            let unsettled = self.unclear(&scan, watch).or_else(|| self.awaited(&scan.half_claimed, watch));
+            match (higher, unsettled) {
                 (None, None) => return Ok(Contest::Won),
                 (Some(host), _) => watch.wait_or(&self.site, || self.late(host))?,
                 (None, Some(offset)) => watch.wait_or(&self.site, || corrupt(offset))?,
@@ -516,8 +529,8 @@ impl<'a, M: Memory> Directory<'a, M> {
         self.destroy_if(&Name::parse(&object.name)?, |sight| sight.is(object.owner, object.generation))
     }
 
-    /// Whether an object of a host has not been destroyed, as far as one look says: it may be there behind a line that is being
-    /// written.
+    /// Whether an object of a host has not been destroyed, as far as one look says: it may be there behind a line that cannot be
+    /// read.
     pub(crate) fn is_live(&self, name: &Name<'_>, owner: u16, generation: u64) -> Result<bool, PoolError> {
         let scan = self.scan(&Key::new(&self.site, name.hash()))?;
         Ok(scan.object().map_or(!scan.unclear.is_empty(), |sight| sight.is(owner, generation)))
@@ -596,10 +609,16 @@ impl<'a, M: Memory> Directory<'a, M> {
         Ok(now == Some(Entry::Object(State::Live, sight.record)))
     }
 
-    /// A line that may still become whole. What a host that is off left torn was seen by nobody.
+    /// A line that may hold an object of the name, and cannot be read.
     fn unclear(&self, scan: &Scan, watch: &mut Watch) -> Option<Offset> {
-        let mut unclear = scan.unclear.iter();
-        unclear.find(|(host, _)| watch.must_wait_for(&self.site, *host)).map(|(_, at)| *at)
+        let waits = Deviation::WaitForHalfWritten.is_on();
+        let half_claimed = waits.then(|| self.awaited(&scan.half_claimed, watch)).flatten();
+        half_claimed.or_else(|| self.awaited(&scan.unclear, watch))
+    }
+
+    /// The first of these lines that may still become whole. What a host that is off left torn was seen by nobody.
+    fn awaited(&self, lines: &[(u16, Offset)], watch: &mut Watch) -> Option<Offset> {
+        lines.iter().find(|(host, _)| watch.must_wait_for(&self.site, *host)).map(|(_, at)| *at)
     }
 
     /// Reads all candidate slots of a name, of every host that was ever in the pool.
@@ -627,12 +646,19 @@ impl<'a, M: Memory> Directory<'a, M> {
         if self.site.memory.load(at)? != entry::first_word(key.hash) {
             return Ok(());
         }
-        let entry = self.load_entry(host, slot)?;
+        let (words, sum) = line::load_torn(self.site.memory, at)?;
+        let is_whole = sum == line::checksum(&words);
+        let entry = is_whole.then(|| Entry::decode(&words)).flatten();
         if host == self.site.host() && !matches!(entry, Some(Entry::Object(State::Claimed, _))) {
             self.site.memory.write_back(at, LINE);
         }
+        let half = || if is_whole { None } else { entry::half_written(&words, sum) };
         match entry {
-            None => scan.unclear.push((host, at)),
+            None => match half() {
+                Some(HalfWritten::Claim) => scan.half_claimed.push((host, at)),
+                Some(HalfWritten::Gone) if !Deviation::WaitForHalfWritten.is_on() => {}
+                Some(HalfWritten::Gone) | None => scan.unclear.push((host, at)),
+            },
             Some(Entry::Object(state, record)) if record.hash == key.hash => match state {
                 State::Live => scan.live.push(Sight { host, slot, record }),
                 State::Claimed => scan.claimed.push(Sight { host, slot, record }),

@@ -166,6 +166,28 @@ pub(crate) fn may_be_torn(words: &Words, sum: u64) -> bool {
         }
 }
 
+/// What a line holds that a writer has left half written, for a reader that does not know whether the writer goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HalfWritten {
+    /// A claim, or an entry that goes live: its creator has not been told that the name is its own.
+    Claim,
+    /// No live entry, and none will come of it: it is condemned, freed or buried. Or the first words of a claim, whose owner will
+    /// look at the others once all of them are in memory.
+    Gone,
+}
+
+/// What a line that is not whole holds; `None` when no writer leaves it so: it may have been live before it was damaged, or it
+/// changed while it was read.
+pub(crate) fn half_written(words: &Words, sum: u64) -> Option<HalfWritten> {
+    if let Some((State::Condemned, _)) = half_condemned(words, sum) {
+        return Some(HalfWritten::Gone);
+    }
+    may_be_torn(words, sum).then_some(match words[2] as u8 {
+        CLAIMED | LIVE => HalfWritten::Claim,
+        _ => HalfWritten::Gone,
+    })
+}
+
 fn in_state(words: &Words, state: u8) -> Words {
     let mut words = *words;
     words[2] = stamp(words[2] >> 8, state);
@@ -245,6 +267,52 @@ mod tests {
         }
         assert!(may_be_torn(&live, line::checksum(&claimed)) && may_be_torn(&claimed, sum));
         assert_eq!(half_condemned(&claimed, sum), None);
+    }
+
+    #[test]
+    fn a_half_written_line_tells_what_may_come_of_it() {
+        let states = [State::Claimed, State::Live, State::Condemned];
+        let [claimed, live, condemned] = states.map(|state| Entry::Object(state, RECORD).encode());
+        let tombstone = Entry::Tombstone(Tombstone { hash: RECORD.hash, generation: 3, owner: 1, slot: 9 });
+        let (free, buried) = ([0; 7], tombstone.encode());
+        let whole = |words: &Words| {
+            let mut line = [0; 8];
+            line[..7].copy_from_slice(words);
+            line[7] = line::checksum(words);
+            line
+        };
+        for (old, new, held) in [
+            (claimed, live, HalfWritten::Claim),
+            (live, condemned, HalfWritten::Gone),
+            (condemned, free, HalfWritten::Gone),
+            (free, buried, HalfWritten::Gone),
+            (buried, free, HalfWritten::Gone),
+        ] {
+            let (old, new) = (whole(&old), whole(&new));
+            for arrived in 0..256 {
+                let words: [u64; 8] =
+                    std::array::from_fn(|word| if arrived >> word & 1 == 1 { new[word] } else { old[word] });
+                if words == old || words == new {
+                    continue;
+                }
+                let words_held = half_written(words.first_chunk().expect("seven of eight"), words[7]);
+                assert_eq!(words_held, Some(held), "{words:x?}");
+            }
+        }
+        // The state is there with the other words of a claim, or is not yet.
+        let (old, new) = (whole(&free), whole(&claimed));
+        for arrived in 1..255_u32 {
+            let words: [u64; 8] =
+                std::array::from_fn(|word| if arrived >> word & 1 == 1 { new[word] } else { old[word] });
+            let held = if words[2] == 0 { HalfWritten::Gone } else { HalfWritten::Claim };
+            // A claim's header, bytes and job may be 0, but not its checksum.
+            if words != new {
+                assert_eq!(half_written(words.first_chunk().expect("seven of eight"), words[7]), Some(held));
+            }
+        }
+        let mut damaged = live;
+        damaged[4] ^= 1;
+        assert_eq!(half_written(&damaged, line::checksum(&live)), None);
     }
 
     #[test]

@@ -57,6 +57,11 @@ pub(super) fn canaries() -> Vec<Suite> {
             "extents are used again without a look at who reads",
             |seed| Deviation::IgnoreAnnouncements.during(|| scenes::reuse(seed)),
         ),
+        Suite::new(
+            "directory-waits-for-the-dead",
+            "a look-up waits for a line that a dead writer has left",
+            |seed| Deviation::WaitForHalfWritten.during(|| scenes::unattended(seed)),
+        ),
     ]
 }
 

@@ -35,6 +35,7 @@ pub(super) fn other(seed: u64) -> Outcome {
         undo,
         repair,
         fence,
+        |seed, _| unattended(seed),
         come_back,
         come_back,
         boot_again,
@@ -44,6 +45,8 @@ pub(super) fn other(seed: u64) -> Outcome {
         one_chunk,
         open_late,
         open_in_threads,
+        stop_while_condemning,
+        stop_while_condemning,
         stop_while_condemning,
         stop_while_condemning,
         stop_while_opening,
@@ -661,6 +664,74 @@ fn fence(seed: u64, mut dice: Dice) -> Outcome {
         process.directory().prepare().expect("nobody else is there");
         let live = process.directory().inventory().expect("no fault").live;
         assert!(live.len() <= 1, "the name is that of each of {live:?}");
+    });
+    stage.world.run()
+}
+
+/// The only process of a host dies, or the host itself, while it creates, destroys or frees, and nobody repairs: what it left
+/// half written is in no look-up's way. A creator comes past it too, unless it is a claim. What a look-up found destroyed is not
+/// live when the host is put right.
+pub(super) fn unattended(seed: u64) -> Outcome {
+    let mut dice = Dice::new(seed, 8);
+    let mut stage = Stage::new(seed, 2, 2);
+    let (dead, other) = toss(&mut dice);
+    let (destroys, frees) = (dice.roll(4) > 0, dice.roll(2) == 0);
+    if destroys {
+        stage.setup(dead, SPARE, |process| {
+            let object = create(process).expect("room");
+            process.directory().close(&object);
+        });
+    }
+    let victim = play(&mut stage, dead, 0, move |process| {
+        if destroys {
+            process.directory().destroy(&name()).expect("nobody else destroys it");
+        } else {
+            drop(create(&process).map(|object| process.directory().close(&object)));
+        }
+        if frees {
+            maintain(&process);
+        }
+        loop {
+            process.memory.pause();
+        }
+    });
+    let more = if frees { dice.roll(120) } else { 0 };
+    let crash = if dice.roll(3) == 0 { Crash::Host } else { Crash::Process };
+    stage.world.crash_at(victim, crash, announces_at(true, destroys, &mut dice) + more);
+    let (layout, act) = (Rc::clone(&stage.layout), dice.roll(3));
+    let left = Rc::new(Cell::new(None));
+    let found = Rc::clone(&left);
+    stage.world.spawn_after_crash(victim, other, 0, move |memory| {
+        let process = Process::enter(memory, &layout, other);
+        let is_left = usize::from(is_there(&process).expect("nobody has to be waited for"));
+        // What has begun may still be on its way to memory.
+        let (mut least, mut most) = if destroys { (0, is_left) } else { (is_left, 1) };
+        match act {
+            0 => {}
+            1 => match process.directory().destroy(&name()) {
+                Ok(()) => (least, most) = (0, 0),
+                Err(error) => assert!(matches!(error, PoolError::NotFound { .. }), "{error}"),
+            },
+            // A dead host's claim is in its way.
+            _ if !destroys => {}
+            _ => match create(&process) {
+                Ok(object) => {
+                    process.directory().close(&object);
+                    (least, most) = (1, 1);
+                }
+                Err(error) => assert!(matches!(error, PoolError::Exists { .. }), "{error}"),
+            },
+        }
+        found.set(Some((least, most)));
+    });
+    let (memory, layout) = (stage.world.memory(dead, SPARE), Rc::clone(&stage.layout));
+    stage.world.check(dead, move |_| {
+        let process = Process::enter(memory, &layout, dead);
+        process.directory().prepare().expect("nobody else is there");
+        process.directory().repair_process(ProcessSlot(0)).expect("nobody keeps a lock");
+        let live = process.directory().inventory().expect("no fault").live;
+        let (least, most) = left.get().expect("somebody has looked");
+        assert!((least..=most).contains(&live.len()), "of {least} to {most} objects there are {live:?}");
     });
     stage.world.run()
 }
