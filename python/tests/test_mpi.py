@@ -400,3 +400,49 @@ def test_messages_of_any_source_and_other_communicators_are_traced(scratch: Path
     for call in ("ireceive -1 -1 0", "send 1 5 3", "wait 0 1 6", "isend 1 9 2 -1", "receive 1 9"):
         assert call in calls, lines
     assert planned("mpi", trace, "--latency=1us", "--bandwidth=1GB/s").returncode == 0
+
+
+def test_requests_that_end_by_tests_or_are_freed_shift_no_later_ones(scratch: Path) -> None:
+    (scratch / "tests.py").write_text(
+        "from mpi4py import MPI\n"
+        "world = MPI.COMM_WORLD\n"
+        "peer = 1 - world.rank\n"
+        "boxes = [bytearray(1) for _ in range(3)]\n"
+        "begun = [world.Irecv(box, peer, 10 + at) for at, box in enumerate(boxes)]\n"
+        "world.Isend(b'x', peer, 10).Free()\n"
+        "for tag in (11, 12):\n"
+        "    world.Send(b'x', peer, tag)\n"
+        "while not MPI.Request.Testany(begun)[1]:\n"
+        "    pass\n"
+        "left = 2\n"
+        "while left:\n"
+        "    left -= len(MPI.Request.Testsome(begun) or [])\n"
+        "sent = world.Isend(b'm', peer, 20)\n"
+        "message = None\n"
+        "while message is None:\n"
+        "    message = world.Improbe(peer, 20)\n"
+        "message.Irecv(boxes[0]).Wait()\n"
+        "sent.Wait()\n"
+        "world.Sendrecv_replace(boxes[0], peer, 30, peer, 30)\n"
+        "last = world.Irecv(boxes[1], peer, 40)\n"
+        "world.Send(b'z', peer, 40)\n"
+        "last.Wait()\n"
+        "assert bytes(boxes[0]) == b'm' and bytes(boxes[1]) == b'z'\n"
+    )
+    trace = traced(scratch, MPICH / "python", scratch / "tests.py")
+    for rank in (0, 1):
+        lines = (trace / f"rank-{rank}").read_text().splitlines()
+        calls = [line.split(" ", 2)[2] for line in lines if line[0].isdigit()]
+        peer = 1 - rank
+        begun = [f"ireceive {peer} {10 + at} {at}" for at in range(3)] + [f"isend {peer} 10 1 3"]
+        matched = [f"isend {peer} 20 1 4", f"receive {peer} 20"]
+        replaced = [f"isend {peer} 30 1 -1", f"receive {peer} 30"]
+        last = [f"ireceive {peer} 40 5", f"wait 5 {peer} 40"]
+        for call in (*begun, *matched, "wait 4", *replaced, *last):
+            assert calls.count(call) == 1, (call, lines)
+        # All three receives have ended, each with its own tag; the freed send never ends.
+        ended = sorted(call for call in calls if call.startswith("wait "))
+        assert ended == [*(f"wait {at} {peer} {10 + at}" for at in range(3)), "wait 4", f"wait 5 {peer} 40"]
+    done = planned("mpi", trace, "--latency=1us", "--bandwidth=1GB/s", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["calls"]["wait"]["count"] == 10

@@ -54,7 +54,8 @@ struct Comm {
 }
 
 struct Request {
-    number: u32,
+    /// None of a message that a probe has received: its end is nothing new.
+    number: Option<u32>,
     /// The ranks that may have sent it, of a receive.
     receive: Option<Arc<[c_int]>>,
 }
@@ -262,6 +263,20 @@ impl<A: Abi> Trace<A> {
         written.call(call, format_args!("ireceive {from} {tag} {number}"));
     }
 
+    /// A receive of what a probe has received already; its request ends as others do.
+    pub fn begin_matched(&self, call: Call, request: A::Handle) {
+        let mut written = self.lock();
+        written.requests.entry(request).or_default().push_back(Request { number: None, receive: None });
+        written.call(call, format_args!("other"));
+    }
+
+    /// A request that nothing will wait for.
+    pub fn free(&self, call: Call, request: A::Handle) {
+        let mut written = self.lock();
+        written.ended(request);
+        written.call(call, format_args!("other"));
+    }
+
     /// A send and a receive at once.
     ///
     /// # Safety
@@ -294,11 +309,10 @@ impl<A: Abi> Trace<A> {
         let mut call = call;
         let mut none = true;
         for (request, place) in requests {
-            let Some(found) = written.ended(request) else { continue };
+            let Some(Request { number: Some(number), receive }) = written.ended(request) else { continue };
             none = false;
-            let number = found.number;
             // SAFETY: by this function's contract.
-            let from = found.receive.map(|ranks| unsafe { (ranks, sender::<A>(statuses, place)) });
+            let from = receive.map(|ranks| unsafe { (ranks, sender::<A>(statuses, place)) });
             match from.and_then(|(ranks, (source, tag))| Some((world(&ranks, source)?, tag))) {
                 Some((from, tag)) => written.call(call, format_args!("wait {number} {from} {tag}")),
                 None => written.call(call, format_args!("wait {number}")),
@@ -359,7 +373,7 @@ impl<A: Abi> Written<A> {
     fn begun(&mut self, request: A::Handle, receive: Option<Arc<[c_int]>>) -> u32 {
         let number = self.next_request;
         self.next_request += 1;
-        self.requests.entry(request).or_default().push_back(Request { number, receive });
+        self.requests.entry(request).or_default().push_back(Request { number: Some(number), receive });
         number
     }
 
@@ -463,6 +477,18 @@ macro_rules! traced_calls {
                 // SAFETY: the library has filled it in.
                 unsafe { trace.receive(call, comm, status) }
             };
+            MPI_Improbe(
+                source: c_int, tag: c_int, comm: Handle, flag: *mut c_int, message: *mut Handle, status: Sink
+            ) statuses(status, 1) => |trace, call| {
+                // SAFETY: the library has filled both in, the status of a message alone.
+                unsafe {
+                    if flag.read() != 0 { trace.receive(call, comm, status) } else { trace.other(call) }
+                }
+            };
+            MPI_Request_free(request: *mut Handle) where freed = {
+                // SAFETY: by MPI's contract it is a request.
+                unsafe { request.read() }
+            } => |trace, call| trace.free(call, freed);
             MPI_Wait(request: *mut Handle, status: Sink) statuses(status, 1) where before = {
                 // SAFETY: by MPI's contract it is a request.
                 unsafe { $crate::trace::before::<$abi>(1, request) }
@@ -491,11 +517,7 @@ macro_rules! traced_calls {
                 unsafe { $crate::trace::before::<$abi>(count, requests) }
             } => |trace, call| {
                 // SAFETY: the library has filled all in, as many as it says.
-                unsafe {
-                    let ended = (0..done.read().max(0) as usize)
-                        .filter_map(|place| Some(($crate::trace::at(&before, indices.add(place).read())?, place)));
-                    trace.wait(call, ended, status)
-                }
+                unsafe { trace.wait(call, $crate::trace::some(&before, done.read(), indices), status) }
             };
             MPI_Test(request: *mut Handle, flag: *mut c_int, status: Sink) statuses(status, 1) where before = {
                 // SAFETY: by MPI's contract it is a request.
@@ -506,6 +528,27 @@ macro_rules! traced_calls {
                     let ended = if flag.read() != 0 { &before[..] } else { &[] };
                     trace.wait(call, ended.iter().map(|it| (*it, 0)), status)
                 }
+            };
+            MPI_Testany(
+                count: c_int, requests: *mut Handle, index: *mut c_int, flag: *mut c_int, status: Sink
+            ) statuses(status, 1) where before = {
+                // SAFETY: by MPI's contract there are so many.
+                unsafe { $crate::trace::before::<$abi>(count, requests) }
+            } => |trace, call| {
+                // SAFETY: the library has filled all in, the index and the status where one has ended.
+                unsafe {
+                    let ended = if flag.read() != 0 { $crate::trace::at(&before, index.read()) } else { None };
+                    trace.wait(call, ended.map(|it| (it, 0)), status)
+                }
+            };
+            MPI_Testsome(
+                count: c_int, requests: *mut Handle, done: *mut c_int, indices: *mut c_int, status: Sink
+            ) statuses(status, count) where before = {
+                // SAFETY: by MPI's contract there are so many.
+                unsafe { $crate::trace::before::<$abi>(count, requests) }
+            } => |trace, call| {
+                // SAFETY: the library has filled all in, as many as it says.
+                unsafe { trace.wait(call, $crate::trace::some(&before, done.read(), indices), status) }
             };
             MPI_Testall(count: c_int, requests: *mut Handle, flag: *mut c_int, status: Sink) statuses(status, count) where before = {
                 // SAFETY: by MPI's contract there are so many.
@@ -520,7 +563,7 @@ macro_rules! traced_calls {
         }
         $crate::traced_counts!($abi; c_int;
             MPI_Send MPI_Ssend MPI_Rsend MPI_Bsend MPI_Isend MPI_Issend MPI_Irsend MPI_Ibsend MPI_Recv MPI_Irecv MPI_Mrecv
-            MPI_Sendrecv MPI_Bcast MPI_Reduce MPI_Allreduce MPI_Reduce_scatter_block MPI_Gather MPI_Scatter MPI_Allgather
+            MPI_Imrecv MPI_Sendrecv MPI_Sendrecv_replace MPI_Bcast MPI_Reduce MPI_Allreduce MPI_Reduce_scatter_block MPI_Gather MPI_Scatter MPI_Allgather
             MPI_Alltoall);
     };
 }
@@ -531,8 +574,8 @@ macro_rules! traced_large_counts {
     ($abi:ty) => {
         $crate::traced_counts!($abi; Count;
             MPI_Send_c MPI_Ssend_c MPI_Rsend_c MPI_Bsend_c MPI_Isend_c MPI_Issend_c MPI_Irsend_c MPI_Ibsend_c MPI_Recv_c
-            MPI_Irecv_c MPI_Mrecv_c MPI_Sendrecv_c MPI_Bcast_c MPI_Reduce_c MPI_Allreduce_c MPI_Reduce_scatter_block_c
-            MPI_Gather_c MPI_Scatter_c MPI_Allgather_c MPI_Alltoall_c);
+            MPI_Irecv_c MPI_Mrecv_c MPI_Imrecv_c MPI_Sendrecv_c MPI_Sendrecv_replace_c MPI_Bcast_c MPI_Reduce_c
+            MPI_Allreduce_c MPI_Reduce_scatter_block_c MPI_Gather_c MPI_Scatter_c MPI_Allgather_c MPI_Alltoall_c);
     };
 }
 
@@ -542,7 +585,7 @@ macro_rules! traced_large_counts {
 macro_rules! traced_counts {
     ($abi:ty; $count:ty;
         $send:ident $ssend:ident $rsend:ident $bsend:ident $isend:ident $issend:ident $irsend:ident $ibsend:ident $recv:ident
-        $irecv:ident $mrecv:ident $sendrecv:ident $bcast:ident $reduce:ident $allreduce:ident $reduce_scatter:ident
+        $irecv:ident $mrecv:ident $imrecv:ident $sendrecv:ident $sendrecv_replace:ident $bcast:ident $reduce:ident $allreduce:ident $reduce_scatter:ident
         $gather:ident $scatter:ident $allgather:ident $alltoall:ident) => {
         $crate::traced_sends!($abi; $count; $send $ssend $rsend $bsend; $isend $issend $irsend $ibsend);
         $crate::traced! { $abi;
@@ -558,6 +601,17 @@ macro_rules! traced_counts {
             };
             $mrecv(into: Sink, count: $count, kind: Handle, message: *mut Handle, status: Sink)
                 => |trace, call| trace.other(call);
+            $imrecv(into: Sink, count: $count, kind: Handle, message: *mut Handle, request: *mut Handle)
+                // SAFETY: the library has written it.
+                => |trace, call| trace.begin_matched(call, unsafe { request.read() });
+            $sendrecv_replace(
+                bytes: Sink, count: $count, kind: Handle, rank: c_int, tag: c_int, source: c_int, into_tag: c_int,
+                comm: Handle, status: Sink
+            ) statuses(status, 1) => |trace, call| {
+                let message = $crate::trace::Message { count: count.into(), kind, rank, tag, comm };
+                // SAFETY: the library has filled it in.
+                unsafe { trace.exchange(call, message, status) }
+            };
             $sendrecv(
                 from: Source, count: $count, kind: Handle, rank: c_int, tag: c_int, into: Sink, into_count: $count,
                 into_kind: Handle, source: c_int, into_tag: c_int, comm: Handle, status: Sink
@@ -669,4 +723,22 @@ macro_rules! traced {
 #[must_use]
 pub fn at<H: Copy>(before: &[H], index: c_int) -> Option<H> {
     before.get(usize::try_from(index).ok()?).copied()
+}
+
+/// The requests that have ended, of so many indices, each with its place among them.
+///
+/// # Safety
+/// `indices` has so many, where it is a number above 0.
+#[doc(hidden)]
+pub unsafe fn some<H: Copy>(
+    before: &[H],
+    done: c_int,
+    indices: *const c_int,
+) -> impl Iterator<Item = (H, usize)> {
+    let ended = move |place: usize| {
+        // SAFETY: by this function's contract.
+        let index = unsafe { indices.add(place).read() };
+        Some((at(before, index)?, place))
+    };
+    (0..done.max(0) as usize).filter_map(ended)
 }
