@@ -23,6 +23,7 @@ mod offload;
 mod prices;
 mod server;
 mod sharing;
+mod simgrid;
 mod tier;
 mod unit;
 
@@ -40,6 +41,7 @@ pub use offload::{OffloadRates, ReachedRates};
 pub use prices::{Input, Prices, Rates};
 pub use server::{MessagePath, Server};
 pub use sharing::{Exchange, Sharing};
+pub use simgrid::Cluster;
 pub use tier::{BuiltTier, FittedTier, MemoryTier, Port, TierId, TierIdError, TierName, TierShare};
 pub use unit::{
     Bandwidth, ByteUnit, Bytes, CarbonIntensity, EnergyPrice, FlopRate, Lifetime, Money, OperationUnit,

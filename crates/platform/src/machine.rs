@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::tier::check_rate;
 use crate::{
-    Bandwidth, BuiltTier, DataError, Disk, Efficiency, Fabric, FlopRate, Folder, LocalTier, MemoryTier,
-    OffloadRates, Protocol, Server, Sharing, TierId, TierName, TierShare, Time, file, foreign, read, text,
+    Bandwidth, BuiltTier, Cluster, DataError, Disk, Efficiency, Fabric, FlopRate, Folder, LocalTier,
+    MemoryTier, OffloadRates, Protocol, Server, Sharing, TierId, TierName, TierShare, Time, file, foreign,
+    read, text,
 };
 
 /// A machine: racks of accelerators, a fabric between the racks, and perhaps a memory pool on that fabric.
@@ -196,6 +197,11 @@ impl Platform {
     /// # Errors
     /// When there is none, or its file says what cannot be.
     pub fn load(name: &str) -> Result<Self, DataError> {
+        if Cluster::is_named(name) {
+            let problem =
+                "a platform of SimGrid is a fabric alone, without accelerators or memory; expected TOML";
+            return Err(DataError::new(name, "", problem));
+        }
         if name.ends_with(".json") {
             return foreign::platform(name, &text(Folder::Platforms, name)?);
         }

@@ -23,7 +23,7 @@ const LISTED: usize = 8;
 /// Predicts messages that share links.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The machine: a name (`polder plan list`), or the path of a file.
+    /// The machine: a name (`polder plan list`), or the path of a file. A cluster of SimGrid (`.xml`) is one rack whose hosts send.
     #[arg(long, value_name = "PLATFORM")]
     platform: String,
     /// Kind of rack, if the platform has several [default: the first by name].

@@ -1,6 +1,6 @@
 //! Patterns of traffic on a fabric: which flows each is, and when they end.
 
-use polder_platform::{DataError, Fabric, Platform, Topology};
+use polder_platform::{Cluster, DataError, Fabric, Platform, Topology};
 use serde::{Deserialize, Serialize};
 
 use super::flits::{FlitFlow, FlitRun, FlitTiming, follow};
@@ -324,9 +324,9 @@ pub struct FlitCount {
 /// # Errors
 /// When the platform has no such fabric, or the question cannot be computed.
 pub fn answer(question: &FabricQuestion) -> Result<FabricAnswer, FabricError> {
-    let platform = Platform::load(&question.platform)?;
     check(question)?;
-    let (fabric, reached, scope) = chosen(&platform, question)?;
+    let (fabric, reached, scope) = fabric_of(question)?;
+    let fabric = &fabric;
     let broken = |error| FabricError::Network { platform: question.platform.clone(), error };
     let count = question.accelerators;
     let parts = question.pattern.messages(count) * u64::from(fabric.links);
@@ -585,7 +585,32 @@ fn check(question: &FabricQuestion) -> Result<(), FabricError> {
     Ok(())
 }
 
-/// The fabric that joins the accelerators, the part of its payload that is reached, and where it is.
+/// The fabric that joins the accelerators, the part of its payload that is reached, and where it is. A cluster of SimGrid is one rack, of
+/// which hosts stand for accelerators.
+fn fabric_of(question: &FabricQuestion) -> Result<(Fabric, f64, &'static str), FabricError> {
+    let name = &question.platform;
+    if !Cluster::is_named(name) {
+        let platform = Platform::load(name)?;
+        let (fabric, reached, scope) = chosen(&platform, question)?;
+        return Ok((fabric.clone(), reached, scope));
+    }
+    let Cluster { hosts, fabric, name: cluster } = Cluster::load(name)?;
+    if let Some(rack) = question.rack.as_ref().filter(|it| **it != cluster) {
+        return Err(FabricError::NoRack { platform: name.clone(), rack: rack.clone(), known: cluster });
+    }
+    if question.accelerators > hosts {
+        let problem =
+            format!("expected {hosts} hosts of cluster {cluster} at most, found {}", question.accelerators);
+        return Err(DataError::new(name, "radical", problem).into());
+    }
+    if question.fidelity == Fidelity::L2 {
+        let (what, expected) = ("fidelity", "L0 or L1, because a platform of SimGrid has no flits");
+        return Err(FabricError::Invalid { what, expected, found: question.fidelity.name().into() });
+    }
+    Ok((fabric, 1.0, "inside"))
+}
+
+/// The same of a platform.
 fn chosen<'a>(
     platform: &'a Platform,
     question: &FabricQuestion,
