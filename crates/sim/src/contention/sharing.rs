@@ -87,17 +87,21 @@ struct Sharing<'a> {
     spare: Vec<f64>,
     waiting: Vec<u32>,
     levels: Vec<Least>,
+    raised: BinaryHeap<Least>,
     fresh: Vec<Least>,
 }
 
 impl<'a> Sharing<'a> {
     fn new(capacities: &[f64], flows: &'a [Flow]) -> Self {
         let mut crossings = vec![0u32; capacities.len()];
+        let mut crossed = 0;
         for flow in flows {
             assert!(!flow.links.is_empty() && flow.bytes > 0.0, "a flow of bytes over links");
             flow.links.iter().for_each(|link| crossings[*link as usize] += 1);
+            crossed += flow.links.len();
         }
-        let (mut shared, mut carried, mut firsts) = (vec![], vec![], vec![]);
+        let mut shared = Vec::with_capacity(crossed);
+        let (mut carried, mut firsts) = (vec![], vec![]);
         let mut begins = Vec::with_capacity(flows.len() + 1);
         let mut bounds = Vec::with_capacity(flows.len());
         let mut members = 0;
@@ -146,6 +150,7 @@ impl<'a> Sharing<'a> {
             spare: vec![0.0; links],
             waiting: vec![0; links],
             levels: vec![],
+            raised: BinaryHeap::new(),
             fresh: vec![],
         }
     }
@@ -156,7 +161,14 @@ impl<'a> Sharing<'a> {
 
     /// From the first start to the last end.
     fn run(&mut self) {
-        let mut starts: Vec<u32> = (0..self.flows.len() as u32).collect();
+        // A flow that shares no link takes what it takes alone.
+        let mut starts = Vec::with_capacity(self.flows.len());
+        for (flow, it) in self.flows.iter().enumerate() {
+            match self.shared(flow as u32).is_empty() {
+                true => self.ends[flow] = it.start_s + it.bytes / self.bounds[flow],
+                false => starts.push(flow as u32),
+            }
+        }
         let at = |flow: &u32| self.flows[*flow as usize].start_s;
         if !starts.is_sorted_by(|one, other| at(one) <= at(other)) {
             starts.sort_by(|one, other| at(one).total_cmp(&at(other)));
@@ -314,8 +326,10 @@ impl<'a> Sharing<'a> {
                 self.levels.push(Least(bound, links + flow));
             }
         }
-        let mut heap = BinaryHeap::from(std::mem::take(&mut self.levels));
-        while let Some(Least(level, at)) = heap.pop() {
+        // Most levels are met as they were computed: sorting them takes less than a heap of all. Those of links that others left more to
+        // are in one.
+        self.levels.sort_unstable();
+        while let Some(Least(level, at)) = self.lowest() {
             if at >= links {
                 self.freeze(at - links, level, now);
                 continue;
@@ -327,7 +341,7 @@ impl<'a> Sharing<'a> {
             // What a link has left for each grows as others freeze below it.
             let rate = self.spare[link] / f64::from(self.waiting[link]);
             if rate > level * (1.0 + SAME) {
-                heap.push(Least(rate, at));
+                self.raised.push(Least(rate, at));
                 continue;
             }
             let first = self.firsts[link] as usize;
@@ -335,7 +349,6 @@ impl<'a> Sharing<'a> {
                 self.freeze(self.members[it], rate, now);
             }
         }
-        self.levels = heap.into_vec();
         self.open.clear();
         if self.sorted.is_empty() {
             // Levels were filled from the lowest on: what comes is sorted already where all have the same left.
@@ -343,6 +356,12 @@ impl<'a> Sharing<'a> {
             std::mem::swap(&mut self.sorted, &mut self.fresh);
         }
         self.finishing.extend(self.fresh.drain(..));
+    }
+
+    /// The lowest level that is left.
+    fn lowest(&mut self) -> Option<Least> {
+        // The greater of two is the lower.
+        if self.levels.last() > self.raised.peek() { self.levels.pop() } else { self.raised.pop() }
     }
 
     /// Gives an open flow this rate.
