@@ -469,11 +469,17 @@ def saved_bytes(model: torch.nn.Module, *inputs: torch.Tensor, **named: torch.Te
         return run("cpu")
 
 
-@dataclass(frozen=True)
 class Weight:
     """Stands for a saved weight that its stack gathers again before it is needed."""
 
-    parameter: torch.Tensor
+    def __init__(self, parameter: torch.Tensor) -> None:
+        # A stack that gathers gives a parameter other data, which leaves its version as it is.
+        self.parameter, self.version = parameter, parameter._version
+
+    def unpacked(self) -> torch.Tensor:
+        """The parameter, unless it was changed in place since."""
+        _check_version(self.parameter, self.version)
+        return self.parameter.detach()
 
 
 class _Packed:
@@ -498,19 +504,22 @@ class _Unmoved:
         self.version = tensor._version
 
     def unpacked(self) -> torch.Tensor:
-        if self.tensor._version != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{self.tensor.dtype} of shape {tuple(self.tensor.shape)} is at version {self.tensor._version}; "
-                f"expected version {self.version} instead"
-            )
+        _check_version(self.tensor, self.version)
         return self.tensor
 
 
+def _check_version(tensor: torch.Tensor, version: int) -> None:
+    """Raises torch's own error where a tensor has been changed in place since it was saved."""
+    if tensor._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"{tensor.dtype} of shape {tuple(tensor.shape)} is at version {tensor._version}; "
+            f"expected version {version} instead"
+        )
+
+
 def _unpack(packed: Any) -> torch.Tensor:
-    if isinstance(packed, Weight):
-        return packed.parameter.detach()
-    if isinstance(packed, _Unmoved):
+    if isinstance(packed, Weight | _Unmoved):
         return packed.unpacked()
     tensor = torch.empty(packed.shape, dtype=packed.dtype)
     packed.saved.take(packed.slot, tensor.data_ptr(), tensor.nbytes)

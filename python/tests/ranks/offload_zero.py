@@ -19,16 +19,29 @@ STEPS, SAVED = 50, 20
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
 
+class Block(torch.nn.Linear):
+    """A layer that may change its weight in place once it is saved."""
+
+    spoils = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        if self.spoils:
+            with torch.no_grad():
+                self.weight.mul_(2)
+        return y
+
+
 class Model(torch.nn.Module):
     """Checkpointed blocks whose inputs are large enough to be placed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = torch.nn.ModuleList(torch.nn.Linear(80, 80) for _ in range(4))
+        self.blocks = torch.nn.ModuleList(Block(80, 80) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
-            x = x + torch.tanh(checkpoint(block, x, use_reentrant=False))
+            x = x + torch.tanh(block(x) if block.spoils else checkpoint(block, x, use_reentrant=False))
         return x.float().square().mean()
 
 
@@ -106,7 +119,22 @@ def placed_run() -> tuple[offload.Placed, list[torch.Tensor]]:
     assert not outside(placed), "an array of 32-bit numbers lies outside the placement"
     if part == "first":
         engine.save_checkpoint(f"{folder}/checkpoint")
-    return placed, [it.detach().clone() for it in (*weights(engine), *of_state_dict(engine))]
+    ours = [it.detach().clone() for it in (*weights(engine), *of_state_dict(engine))]
+    if part == "last":
+        spoil(engine)
+    return placed, ours
+
+
+def spoil(engine: deepspeed.DeepSpeedEngine) -> None:
+    """A weight that is changed in place after it was saved is found, as without placement."""
+    engine.module.blocks[1].spoils = True
+    loss = engine(torch.randn(600, 80).bfloat16())
+    try:
+        engine.backward(loss)
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error), error
+    else:
+        raise AssertionError("a weight was changed in place, and nothing was said")
 
 
 def outside(placed: offload.Placed) -> int:
