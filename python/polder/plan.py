@@ -1,4 +1,4 @@
-"""Predicted training steps: one with its parts, or many at once; offloaded steps; access times; fabrics.
+"""Predicted training steps: one with its parts, or many at once; offloaded steps; memory, inference; fabrics, programs.
 
 All figures are simulated, in seconds and bytes; ``polder plan validate`` prints how far they are from published steps.
 """
@@ -6,8 +6,9 @@ All figures are simulated, in seconds and bytes; ``polder plan validate`` prints
 import dataclasses
 import json
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from types import UnionType
 from typing import Any, cast, get_args, get_type_hints
@@ -393,6 +394,7 @@ def memory(
     inside: str = "copy",
     node_latency: str = "given",
     bulk: bool = False,
+    host: bool = False,
 ) -> dict[str, NDArray[Any]]:
     """Predict mean access times of many working sets with one call, as ``polder plan memory`` does.
 
@@ -414,6 +416,8 @@ def memory(
         What a load of a node takes before switches: ``"given"`` or ``"added"``.
     bulk
         Whether data of coherent loads in a rack come over its own fabric.
+    host
+        Whether the CPU's memory is taken too, after an accelerator's own.
 
     Returns
     -------
@@ -444,7 +448,7 @@ def memory(
         "against": against,
         "rack": rack,
         "accelerators": accelerators,
-        "ways": {"nodes": nodes, "inside": inside, "node_latency": node_latency, "bulk": bulk},
+        "ways": {"nodes": nodes, "inside": inside, "node_latency": node_latency, "bulk": bulk, "host": host},
     }
     flat = [np.ascontiguousarray(array).reshape(-1) for array in sizes]
     names, seconds = _core.plan_memory(json.dumps(question, default=_plain), *flat)
@@ -551,6 +555,440 @@ def fabric(
     found = np.frombuffer(_core.plan_fabric(json.dumps(questions, default=_plain)))
     table = found.reshape(*columns["platform"].shape, len(_OF_PATTERN))
     return columns | {name: table[..., index] for index, name in enumerate(_OF_PATTERN)}
+
+
+def inference(
+    platform: str,
+    against: str | None = None,
+    *,
+    sequences: ArrayLike,
+    context: ArrayLike = 131_072,
+    load: str = "kv",
+    model: str = "llama3-70b",
+    serving: int | None = None,
+    accelerators: int | None = None,
+    rack: str | None = None,
+    access: ArrayLike | None = None,
+    working_set: ArrayLike = 40e12,
+    outstanding: ArrayLike | None = None,
+    visits: ArrayLike | None = None,
+    nodes: str = "far",
+    inside: str = "copy",
+    node_latency: str = "given",
+    bulk: bool = False,
+    host: bool = False,
+) -> dict[str, NDArray[Any]]:
+    """Predict many steps of inference that outgrow an accelerator with one call, as ``polder plan inference`` does.
+
+    Parameters
+    ----------
+    platform, against, accelerators, rack, nodes, inside, node_latency, bulk, host
+        As for `memory`.
+    sequences, context
+        Sequences that are served at once and tokens of each, whole numbers or arrays above 0.
+    load
+        What is read in a step: ``"kv"``, all keys and values; ``"embedding"``, rows of tables; ``"retrieval"``, vectors
+        of an index, one after another.
+    model
+        As for `train`.
+    serving
+        Accelerators of a rack that serve together; the whole rack by default.
+    access
+        Bytes of a page, a row or a vector, a number or an array; by default 64 KiB, 512 and 4 KiB.
+    working_set
+        Bytes of the tables or of the index, a number or an array; of a KV cache they follow from the sequences.
+    outstanding, visits
+        Accesses that are under way at once, and rows or vectors of a sequence in a step, whole numbers or arrays.
+
+    Returns
+    -------
+    dict of str to ndarray
+        What was given of sequences and accesses, broadcast against each other; ``set_bytes`` of all that serve
+        together; then seconds of a step on each configuration as float64, named as those of `memory`. NaN where it does
+        not fit.
+
+    Raises
+    ------
+    polder.ArgumentError
+        When a file is damaged, a platform has no accelerators, more serve than a rack has, or a number makes no sense.
+
+    Examples
+    --------
+    >>> table = inference("nvl72-cxl", "nvl72-ndr", sequences=[64, 512], context=[[8192], [131072]])
+    >>> table["tiered_s"].shape, bool((table["tiered_s"] <= table["baseline_s"]).all())
+    ((2, 2), True)
+    """
+    given = {
+        "sequences": ("sequences", sequences),
+        "context": ("context", context),
+        "working_set": ("set_bytes", working_set),
+        "access": ("access_bytes", access),
+        "outstanding": ("outstanding", outstanding),
+        "visits": ("visits", visits),
+    }
+    columns, rows = _rows(given)
+    question = {
+        "machines": {
+            "platform": platform,
+            "against": against,
+            "rack": rack,
+            "accelerators": accelerators,
+            "ways": {
+                "nodes": nodes,
+                "inside": inside,
+                "node_latency": node_latency,
+                "bulk": bulk,
+                "host": host,
+            },
+        },
+        "serving": serving,
+        "load": load,
+        "model": model,
+    }
+    names, figures = _core.plan_inference(json.dumps(question, default=_plain), json.dumps(rows))
+    return columns | _figures(figures, columns, ["set_bytes", *(f"{name}_s" for name in names)])
+
+
+_OF_REGION = ("hits", "filter_misses", "back_invalidations", "invalidations", "waited", "coherent_s", "copies_s")
+
+
+def coherence(
+    platform: str,
+    *,
+    region: ArrayLike,
+    cache: ArrayLike = 64e6,
+    snoop_filter: ArrayLike = 256e6,
+    writes: ArrayLike = 0.05,
+    skew: ArrayLike = 0.8,
+    seed: ArrayLike = 0,
+    rack: str | None = None,
+) -> dict[str, NDArray[Any]]:
+    """Predict accesses to many coherent regions of a rack with one call, as ``polder plan coherence`` does.
+
+    Parameters
+    ----------
+    platform
+        As for `train`; its racks have a coherent fabric.
+    region, cache, snoop_filter
+        Bytes of a region, of it in each accelerator's cache, and of the lines that the snoop filter has entries for,
+        numbers or arrays of 64 or more.
+    writes
+        The part of the accesses that write, from 0 to 1, a number or an array.
+    skew
+        The exponent of Zipf's law from 0 to 4, a number or an array; with 0 all lines are alike.
+    seed
+        What accesses are drawn from, a whole number or an array.
+    rack
+        Kind of rack, where the platform has several.
+
+    Returns
+    -------
+    dict of str to ndarray
+        What was given, broadcast against each other; then as float64, a number an access, ``hits``, ``filter_misses``,
+        ``back_invalidations`` and ``invalidations`` (copies), and ``waited``; ``coherent_s``, mean seconds of an access
+        by hardware, and ``copies_s``, those if software copies each line anew.
+
+    Raises
+    ------
+    polder.ArgumentError
+        When a file is damaged, the racks keep nothing coherent, or a number makes no sense.
+
+    Examples
+    --------
+    >>> table = coherence("nvl72-cxl", region=[16e6, 4e9], writes=[[0.0], [0.05]])
+    >>> table["hits"].shape, bool((table["hits"][:, 0] > table["hits"][:, 1]).all())
+    ((2, 2), True)
+    """
+    given = {
+        "region": ("region_bytes", region),
+        "cache": ("cache_bytes", cache),
+        "snoop_filter": ("snoop_filter_bytes", snoop_filter),
+        "writes": ("writes", writes),
+        "skew": ("skew", skew),
+        "seed": ("seed", seed),
+    }
+    columns, rows = _rows(given)
+    return columns | _figures(_core.plan_coherence(platform, rack, json.dumps(rows)), columns, _OF_REGION)
+
+
+_OF_KIND = ("copies", "sequences", "step_s", "alone_s")
+
+
+def mixed(
+    model: str,
+    racks: Mapping[str, ArrayLike],
+    platform: str = "mixed-nvlink-ualink-cxl",
+    *,
+    tp: ArrayLike,
+    pp: ArrayLike = 1,
+    batch: ArrayLike,
+    micro_batch: ArrayLike = 1,
+    fidelity: str = "L0",
+) -> dict[str, NDArray[Any]]:
+    """Predict many training steps on racks of two kinds with one call, as ``polder plan mixed`` does.
+
+    Parameters
+    ----------
+    model, platform, fidelity
+        As for `train`.
+    racks
+        Accelerators in racks of each of two kinds by name, whole numbers or arrays.
+    tp, pp, batch, micro_batch
+        Fields of `Layout`, whole numbers or arrays.
+
+    Returns
+    -------
+    dict of str to ndarray
+        What was given, broadcast against each other, accelerators by the names of racks; ``total_s`` and ``even_s``,
+        that with as many sequences for each copy, in seconds as float64; ``copies``, ``sequences`` of a copy,
+        ``step_s`` and ``alone_s``, seconds with these racks alone, whose last axis is ``racks``; ``reason`` as str: why
+        a step cannot run, empty where it can. Figures are NaN where there is none.
+
+    Raises
+    ------
+    polder.ArgumentError
+        When a file is damaged, or both kinds are in one rack.
+    TypeError
+        When there are not two kinds of rack.
+
+    Examples
+    --------
+    >>> table = mixed("llama3-70b", {"nvl72": 144, "ualink": 144}, tp=8, batch=[720, 719])
+    >>> bool(table["total_s"][0] < table["alone_s"][0].min()), table["racks"].tolist()
+    (True, ['nvl72', 'ualink'])
+    >>> print(table["reason"][1])
+    --batch: 719 sequences cannot be divided over 18 and 18 copies by 1; give a multiple of 36
+    """
+    if len(racks) != 2:
+        raise TypeError(f"racks: expected two kinds, found {', '.join(racks) or 'none'}")
+    given = {name: (name, count) for name, count in racks.items()}
+    fields = {"tp": tp, "pp": pp, "batch": batch, "micro_batch": micro_batch}
+    columns, rows = _rows(given | {name: (name, column) for name, column in fields.items()})
+    requests = [
+        {
+            "model": model,
+            "platform": platform,
+            "fidelity": fidelity,
+            "parts": [{"rack": name, "accelerators": row[name]} for name in racks],
+            "layout": {name: row[name] for name in fields},
+        }
+        for row in rows
+    ]
+    figures, reasons = _core.plan_mixed(json.dumps(requests))
+    shape = columns["tp"].shape
+    table = np.frombuffer(figures).reshape(*shape, 2 + 2 * len(_OF_KIND))
+    kinds = table[..., 2:].reshape(*shape, 2, len(_OF_KIND))
+    found = columns | {"total_s": table[..., 0], "even_s": table[..., 1]}
+    found |= {name: kinds[..., index] for index, name in enumerate(_OF_KIND)}
+    return found | {"reason": np.asarray(reasons, dtype=object).reshape(shape), "racks": np.asarray(list(racks))}
+
+
+_OF_PROGRAM = ("total_s", "in_calls_s", "messages", "bytes")
+
+
+def mpi(
+    trace: str | PathLike[str],
+    *,
+    latency: ArrayLike,
+    bandwidth: ArrayLike,
+    hosts: ArrayLike | None = None,
+    computing: ArrayLike = 1.0,
+    fidelity: str | ArrayLike = "L1",
+    platform: str | None = None,
+    path: str | None = None,
+) -> dict[str, NDArray[Any]]:
+    """Predict a traced MPI program over many networks with one call, as ``polder plan mpi`` does.
+
+    Parameters
+    ----------
+    trace
+        The folder that ``POLDER_MPI_TRACE`` named: a file of each rank.
+    latency, bandwidth
+        Seconds of an empty message and bytes a second between ranks of a host, numbers or arrays.
+    hosts
+        Hosts that ranks run on, in blocks, a whole number or an array; those of the trace by default.
+    computing
+        How many times as long computing takes as in the trace, a number or an array.
+    fidelity
+        ``"L0"``, each message as if it were alone, or ``"L1"``, with those that take the same ports, or an array.
+    platform, path
+        The machine that hosts are joined as, and its path between two hosts.
+
+    Returns
+    -------
+    dict of str to ndarray
+        What was given, broadcast against each other; then as float64 ``total_s``, ``in_calls_s``, the mean of the
+        ranks, and ``messages`` and ``bytes`` between hosts; and scalars of the trace, ``measured_s`` and
+        ``measured_in_calls_s``, in seconds.
+
+    Raises
+    ------
+    polder.ArgumentError
+        When a file is missing or damaged, a rank waits for what is never sent, ranks on several hosts have no path, or
+        a number makes no sense.
+
+    Examples
+    --------
+    >>> table = mpi("trace", latency=600e-9, bandwidth=[1e9, 5e9])  # doctest: +SKIP
+    >>> table["total_s"] / table["measured_s"] - 1  # doctest: +SKIP
+    array([0.031, 0.012])
+    """
+    given = {
+        "latency": ("latency_s", latency),
+        "bandwidth": ("bytes_per_s", bandwidth),
+        "hosts": ("hosts", hosts),
+        "computing": ("computing", computing),
+        "fidelity": ("fidelity", fidelity),
+    }
+    columns, rows = _rows(given)
+    questions = [row | {"platform": platform, "path": path} for row in rows]
+    measured, figures = _core.plan_mpi(trace, json.dumps(questions))
+    found = columns | _figures(figures, columns, _OF_PROGRAM)
+    names = ("measured_s", "measured_in_calls_s")
+    return found | {name: np.asarray(it) for name, it in zip(names, measured, strict=True)}
+
+
+def chakra(
+    folder: str | PathLike[str], *, compute: ArrayLike, memory: ArrayLike, launch: ArrayLike
+) -> dict[str, NDArray[Any]]:
+    """Predict a traced step of PyTorch on many machines with one call, as ``polder plan chakra`` does.
+
+    Parameters
+    ----------
+    folder
+        What PyTorch's ``ExecutionTraceObserver`` wrote: a JSON file of each rank, for one step.
+    compute
+        Operations a second that matrix products reach, a number or an array.
+    memory
+        Bytes a second that other operators read and write, a number or an array.
+    launch
+        Seconds of an operator with nothing to do, a number or an array.
+
+    Returns
+    -------
+    dict of str to ndarray
+        What was given, broadcast against each other; then in seconds as float64 ``total_s`` of the slowest rank;
+        ``rank_s``, whose last axis is ``ranks``, the files; ``operator_s`` of the slowest rank, whose last axis is
+        ``operators``. ``collectives`` is how many collective calls are left out.
+
+    Raises
+    ------
+    polder.ArgumentError
+        When a file is missing or damaged, or a number makes no sense.
+
+    Examples
+    --------
+    >>> table = chakra("step", compute=[1e11, 2e11], memory=1e10, launch=2e-6)  # doctest: +SKIP
+    >>> table["operator_s"].shape == (2, table["operators"].size)  # doctest: +SKIP
+    True
+    """
+    given = {
+        "compute": ("flops_per_s", compute),
+        "memory": ("bytes_per_s", memory),
+        "launch": ("launch_s", launch),
+    }
+    columns, rows = _rows(given)
+    ranks, operators, figures, collectives = _core.plan_chakra(folder, json.dumps(rows))
+    table = np.frombuffer(figures).reshape(*columns["compute"].shape, len(ranks) + len(operators))
+    rank_s = table[..., : len(ranks)]
+    found = columns | {"total_s": rank_s.max(axis=-1), "rank_s": rank_s, "operator_s": table[..., len(ranks) :]}
+    names = {"ranks": np.asarray(ranks), "operators": np.asarray(operators)}
+    return found | names | {"collectives": np.asarray(collectives)}
+
+
+_OF_TIER = (
+    "slow_bytes",
+    "spill",
+    "units",
+    "slow_bytes_per_s",
+    "touches_a_minute",
+    "mean_s",
+    "slowdown",
+    "crowding",
+    "servers",
+    "memory_cost",
+    "watts",
+    "carbon",
+    "carbon_new",
+)
+
+
+def tier(
+    platform: str = "memserver",
+    *,
+    idle: str | ArrayLike,
+    ratio: ArrayLike,
+    unit: ArrayLike = 64e9,
+    draws: ArrayLike = 15e9,
+    waits: ArrayLike = 0.5,
+    fast: str = "local",
+    slow: str = "cxl",
+    slow_cost: float | None = None,
+    server_watts: float | None = None,
+) -> dict[str, NDArray[Any]]:
+    """Predict many servers with slow memory beside their own with one call, as ``polder plan tier --idle`` does.
+
+    Parameters
+    ----------
+    platform
+        As for `train`, with a server of two tiers.
+    idle
+        How long pages lie idle: ``"ads"``, ``"cache"``, ``"web1"`` or ``"web2"`` (Vistara, Table I), an array of these,
+        or pairs of a share of the memory and seconds, both rising.
+    ratio
+        Bytes of fast memory for each byte of slow memory, a number or an array.
+    unit, draws
+        Bytes of a container, and bytes a second that one draws of memory, numbers or arrays.
+    waits
+        The part of its time that one waits for memory, from 0 to 1, a number or an array.
+    fast, slow
+        The server's own memory and its slow memory, by the names of their tiers.
+    slow_cost, server_watts
+        Cost of a byte of slow memory, as a part of that of fast memory, and watts of a server without slow memory;
+        those of Vistara by default.
+
+    Returns
+    -------
+    dict of str to ndarray
+        What was given, broadcast against each other; then as float64 ``slow_bytes``; ``spill``, the part of a container
+        on slow memory; ``units``, containers of a server; ``slow_bytes_per_s`` and ``touches_a_minute``, at most;
+        ``mean_s`` of a load; ``slowdown`` by slow memory and ``crowding`` by neighbours, parts of a container's time;
+        ``servers``, ``memory_cost``, ``carbon`` and ``carbon_new``, parts of what fast memory alone takes; ``watts`` of
+        a container. NaN where the tiers cannot give what is drawn.
+
+    Raises
+    ------
+    polder.ArgumentError
+        When a file is damaged, a platform has no such tiers, a container is larger than fast memory, or a number makes
+        no sense.
+
+    Examples
+    --------
+    >>> table = tier(idle=[["ads"], ["web1"]], ratio=[8, 3, 1])
+    >>> table["units"].shape, bool((np.diff(table["units"]) >= 0).all())
+    ((2, 3), True)
+    """
+    points = np.asarray(idle)
+    is_points = points.dtype.kind in "iuf"
+    given: dict[str, tuple[str, Any]] = {} if is_points else {"idle": ("idle", points)}
+    given |= {
+        "ratio": ("ratio", ratio),
+        "unit": ("unit_bytes", unit),
+        "draws": ("unit_bytes_per_s", draws),
+        "waits": ("waits", waits),
+    }
+    columns, rows = _rows(given)
+    if is_points:
+        rows = [row | {"idle": points.tolist()} for row in rows]
+    question = {
+        "platform": platform,
+        "fast": fast,
+        "slow": slow,
+        "slow_cost": slow_cost,
+        "server_watts": server_watts,
+    }
+    figures = _core.plan_tier(json.dumps(question, default=_plain), json.dumps(rows))
+    return columns | _figures(figures, columns, _OF_TIER)
 
 
 _OFFLOADED = ("fwd_s", "bwd_s", "step_s", "total_s", "tokens_per_s", "dram_only_s", "gpu_bytes", "bytes")
@@ -675,6 +1113,24 @@ def _numbers(name: str, column: ArrayLike) -> NDArray[np.uint32]:
     if array.dtype.kind not in "biu" or int(array.min()) < 0 or int(array.max()) >= 2**32:
         raise ArgumentError(f"{name} is {column!r}; give whole numbers from 0 to {2**32 - 1}")
     return array.astype(np.uint32)
+
+
+def _rows(given: Mapping[str, tuple[str, Any]]) -> tuple[dict[str, NDArray[Any]], list[dict[str, Any]]]:
+    """Columns, broadcast against each other without those that are None, and their rows by the keys of a question."""
+    there = {name: (key, np.asarray(it)) for name, (key, it) in given.items() if it is not None}
+    for name, (_, array) in there.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ArgumentError(f"{name} is {array.tolist()}; give finite numbers")
+    arrays = np.broadcast_arrays(*(array for _, array in there.values()))
+    keys = [key for key, _ in there.values()]
+    values = zip(*(array.reshape(-1).tolist() for array in arrays), strict=True)
+    return dict(zip(there, arrays, strict=True)), [dict(zip(keys, row, strict=True)) for row in values]
+
+
+def _figures(figures: bytes, columns: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The figures of rows by their names, each of the shape that columns have."""
+    table = np.frombuffer(figures).reshape(*next(iter(columns.values())).shape, len(names))
+    return {name: table[..., index] for index, name in enumerate(names)}
 
 
 def _plain(number: Any) -> Any:

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -143,6 +143,151 @@ def test_patterns_on_fabrics_are_those_of_the_command() -> None:
         plan.fabric("nvl72-cxl", 144, pattern="storm")
     with pytest.raises(polder.ArgumentError, match="flows, more than the 4194304"):
         plan.fabric("nvl72-cxl", 10**8)
+
+
+def said(words: str) -> Any:
+    """What a command of plan prints with --json."""
+    done = subprocess.run([POLDER, "plan", *words.split(), "--json"], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_inference_is_that_of_the_command() -> None:
+    table = plan.inference("nvl72-cxl", "nvl72-ndr", sequences=[64, 4096], context=[[8192], [131072]])
+    rows = said("inference --platform nvl72-cxl --against nvl72-ndr --sequences 64,4096 --context 131072")["rows"]
+    for at, row in enumerate(rows):
+        for name, step in row["steps"].items():
+            ours = table[f"{name}_s"][1, at]
+            assert np.isnan(ours) if step is None else ours == step["seconds"]
+        assert table["set_bytes"][1, at] == row["load"]["set_bytes"] * 72
+    table = plan.inference("nvl72-cxl", sequences=8, load="retrieval", serving=8, access=[512, 4096], host=True)
+    (row,) = said("inference --platform nvl72-cxl --sequences 8 --load retrieval --serving 8 --host")["rows"]
+    assert table["tiered_s"][1] == row["steps"]["tiered"]["seconds"] > table["tiered_s"][0]
+    for given, why in (
+        ({"sequences": 0}, "sequences: expected a number above 0, found 0"),
+        ({"sequences": 1.5}, "sequences: invalid type: floating point `1.5`"),
+        ({"sequences": 1, "access": float("nan")}, "access is nan; give finite numbers"),
+        ({"sequences": 1, "serving": 73}, "serving: expected 1 to 72, the accelerators of a rack, found 73"),
+        ({"sequences": 1, "nodes": "up"}, "nodes: unknown variant `up`"),
+        ({"sequences": 1, "load": "storm"}, "load: unknown variant `storm`"),
+    ):
+        with pytest.raises(polder.ArgumentError, match=why):
+            plan.inference("nvl72-cxl", **given)
+
+
+def test_coherent_regions_are_those_of_the_command() -> None:
+    table = plan.coherence("nvl72-cxl", region=[[16e6], [4e9]], writes=[0.0, 0.3], seed=3)
+    for at, writes in enumerate((0.0, 0.3)):
+        found = said(f"coherence --platform nvl72-cxl --region 16MB,4GB --writes {writes} --seed 3")["regions"]
+        for column, it in zip(table["hits"][:, at], found, strict=True):
+            assert column == it["rates"]["hits"]
+        assert table["coherent_s"][:, at].tolist() == [it["coherent_s"] for it in found]
+        assert table["waited"][:, at].tolist() == [it["rates"]["waited"] for it in found]
+    for platform, given, why in (
+        ("nvl72-ndr", {"region": 1e6}, "coherent: expected CXL inside the rack"),
+        ("nvl72-cxl", {"region": 1}, "region: expected a line or more, found 0.0"),
+        ("nvl72-cxl", {"region": 1e6, "writes": 2.0}, "writes: expected a number from 0 to 1, found 2"),
+        ("nvl72-cxl", {"region": 1e6, "seed": -1}, "seed: invalid value: integer `-1`"),
+    ):
+        with pytest.raises(polder.ArgumentError, match=why):
+            plan.coherence(platform, **given)
+
+
+def test_steps_on_racks_of_two_kinds_are_those_of_the_command() -> None:
+    table = plan.mixed("llama3-70b", {"nvl72": [144, 288, 145], "ualink": 144}, tp=8, batch=720)
+    found = said("mixed --model llama3-70b --racks nvl72=144,ualink=144 --tp 8 --batch 720")
+    assert table["total_s"][0] == found["total_s"] and table["even_s"][0] == found["even_s"]
+    for name in ("copies", "sequences", "step_s", "alone_s"):
+        assert table[name][0].tolist() == [part[name] for part in found["parts"]]
+    assert table["total_s"][1] < table["total_s"][0] and np.isnan(table["total_s"][2])
+    assert table["reason"].tolist()[:2] == ["", ""]
+    assert table["reason"][2] == "nvl72=145: expected a multiple of the 8 accelerators of a copy"
+    with pytest.raises(polder.ArgumentError, match="cannot be in one rack"):
+        plan.mixed("llama3-70b", {"nvl72+ualink": 72, "nvl72": 72}, tp=8, batch=720)
+    with pytest.raises(polder.ArgumentError, match="nowhere"):
+        plan.mixed("nowhere", {"nvl72": 144, "ualink": 144}, tp=8, batch=720)
+    with pytest.raises(TypeError, match="expected two kinds, found nvl72"):
+        plan.mixed("llama3-70b", {"nvl72": 144}, tp=8, batch=720)
+
+
+def traced(folder: Path) -> Path:
+    """A trace of two ranks on one host: one computes for 1 ms and sends 1 MB, the other waits for it."""
+    folder.mkdir()
+    comm, sends = "comm 0 0,1", "1000000 1100000 send 1 7 1000000"
+    text = "polder-mpi-trace 1\nrank {} 2 here\n{}\n{}\nend 1200000\n"
+    Path(folder, "rank-0").write_text(text.format(0, comm, sends))
+    Path(folder, "rank-1").write_text(text.format(1, comm, "0 1100000 receive 0 7"))
+    return folder
+
+
+def test_a_traced_program_is_predicted_as_by_the_command(tmp_path: Path) -> None:
+    trace = traced(tmp_path / "trace")
+    table = plan.mpi(trace, latency=1e-6, bandwidth=[1e9, 4e9], computing=[[1.0], [2.0]], fidelity="L1")
+    for at, computing in enumerate((1, 2)):
+        found = said(f"mpi {trace} --latency 1us --bandwidth 4GB/s --computing {computing}")
+        assert table["total_s"][at, 1] == found["predicted"]["total_s"]
+        assert float(table["measured_s"]) == found["measured_s"]
+    # Twice the computing is a millisecond more; a quarter of the bandwidth three quarters of one.
+    assert np.diff(table["total_s"], axis=0) == pytest.approx(1.1e-3, rel=0.15)
+    assert table["total_s"][:, 0] - table["total_s"][:, 1] == pytest.approx(0.75e-3, rel=1e-6)
+    split = plan.mpi(trace, latency=1e-6, bandwidth=1e9, hosts=2, platform="cmpi", path="two-sided-pool")
+    assert split["messages"] == 1 and split["bytes"] == 1e6
+    for given, why in (
+        ({"hosts": 2}, "platform: ranks run on several hosts"),
+        ({"hosts": 3}, "hosts: expected 1 to 2, the ranks of the trace, found 3"),
+        ({"bandwidth": 0.0}, "bandwidth: expected a number above 0, found 0"),
+        ({"latency": -1.0}, "latency: expected a number from 0 on, found -1"),
+        ({"fidelity": "L2"}, "fidelity: expected L0 or L1, found L2"),
+        ({"platform": "cmpi", "path": "wire"}, "path: expected one of cmpi, which has "),
+    ):
+        with pytest.raises(polder.ArgumentError, match=why):
+            plan.mpi(trace, **{"latency": 1e-6, "bandwidth": 1e9} | given)
+    with pytest.raises(polder.ArgumentError, match="no file rank-0"):
+        plan.mpi(tmp_path, latency=0, bandwidth=1)
+
+
+def test_a_traced_step_is_predicted_as_by_the_command(tmp_path: Path) -> None:
+    def node(number: int, name: str, shapes: list[list[int]]) -> dict[str, Any]:
+        tensors = {"shapes": shapes, "types": ["Tensor(float)"] * len(shapes)}
+        out = {"shapes": [[256, 256]], "types": ["Tensor(float)"]}
+        schema = {"name": "op_schema", "value": name}
+        return {"id": number, "name": name, "ctrl_deps": 1, "inputs": tensors, "outputs": out, "attrs": [schema]}
+
+    nodes = [node(2, "aten::mm", [[256, 256], [256, 256]]), node(3, "aten::add", [[256, 256], [256, 256]])]
+    for rank, its in enumerate((nodes, [*nodes, node(4, "aten::mm", [[256, 256], [256, 256]])])):
+        file = {"schema": "1.1.1-chakra.0.0.4", "nodes": its}
+        Path(tmp_path, f"rank-{rank}.json").write_text(json.dumps(file))
+    table = plan.chakra(tmp_path, compute=[1e9, 1e11], memory=1e10, launch=1e-6)
+    found = said(f"chakra {tmp_path} --compute 100GFLOP/s --memory 10GB/s --launch 1us")
+    assert table["total_s"][1] == found["predicted_s"]
+    assert table["rank_s"][1].tolist() == [it["step"]["total_s"] for it in found["ranks"]]
+    assert table["operators"].tolist() == ["aten::add", "aten::mm"] and table["operator_s"].shape == (2, 2)
+    assert table["operator_s"].sum(axis=-1) == pytest.approx(table["total_s"])
+    # A product of 256 x 256 x 256 has 33.5 million operations, and the slower rank has two of them.
+    assert table["operator_s"][0, 1] == pytest.approx(2 * (2 * 256**3 / 1e9 + 1e-6))
+    with pytest.raises(polder.ArgumentError, match="compute: expected a number above 0, found 0"):
+        plan.chakra(tmp_path, compute=0.0, memory=1e10, launch=1e-6)
+    with pytest.raises(polder.ArgumentError, match="register a file of it with"):
+        plan.chakra(Path(__file__).parent / "ranks", compute=1e9, memory=1e9, launch=0)
+
+
+def test_servers_with_slow_memory_are_those_of_the_command() -> None:
+    table = plan.tier(idle=[["cache"], ["web1"]], ratio=[4, 1])
+    for at, idle in enumerate(("cache", "web1")):
+        rows = said(f"tier --idle {idle} --ratio 4:1,1:1")["rows"]
+        for name in plan._OF_TIER:
+            expected = [np.nan if row[name] is None else row[name] for row in rows]
+            assert np.array_equal(table[name][at], expected, equal_nan=True), name
+    own = plan.tier(idle=[(0.25, 258), (0.5, 1164), (0.75, 2628), (0.99, 5040)], ratio=4)
+    assert own["units"] == table["units"][0, 0]
+    for given, why in (
+        ({"idle": "lunch"}, "idle: expected one of ads, cache, web1, web2"),
+        ({"idle": [(0.5, 3), (0.4, 5)]}, "idle: idle times .*: expected shares that rise"),
+        ({"idle": "ads", "unit": 1e12}, "unit: 1 TB is more than local has, 768 GB; give less"),
+        ({"idle": "ads", "waits": 50}, "waits: expected a number from 0 to 1, found 50"),
+        ({"idle": "ads", "slow": "hbm"}, 'slow: memserver has no server with a tier "hbm"'),
+    ):
+        with pytest.raises(polder.ArgumentError, match=why):
+            plan.tier(**{"ratio": 1} | given)
 
 
 def test_offloaded_steps_equal_those_of_the_command() -> None:

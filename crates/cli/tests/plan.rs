@@ -1796,6 +1796,46 @@ fn one_virtual_channel_of_a_torus_deadlocks_by_name() {
 }
 
 #[test]
+fn a_cluster_of_simgrid_is_a_fabric() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let path = scratch.path().join("cluster.xml").display().to_string();
+    let cluster = |more: &str| {
+        let text = format!(
+            "<platform version=\"4.1\">\n<cluster id=\"c\" prefix=\"\" suffix=\"\" speed=\"1Gf\" bw=\"1GBps\" lat=\"50us\" {more}/>\n</platform>"
+        );
+        std::fs::write(&path, text).unwrap();
+    };
+    cluster("radical=\"0-3\"");
+    let incast = format!("fabric --platform {path} --gpus 4 --pattern incast --message 1MB");
+    let found = json(&format!("{incast} --json"));
+    // Three messages take the link of one host, and each begins after both of its links.
+    assert!((found["total_s"].as_f64().unwrap() / 3.1e-3 - 1.0).abs() < 1e-4, "{found}");
+    for (arguments, why) in [
+        (
+            "--gpus 4 --fidelity L2",
+            "fidelity: expected L0 or L1, because a platform of SimGrid has no flits, found L2",
+        ),
+        ("--gpus 4 --rack r", "has no rack \"r\"; it has c"),
+        ("--gpus 5", "radical: expected 4 hosts of cluster c at most, found 5"),
+    ] {
+        let line = refused(&format!("fabric --platform {path} --pattern incast {arguments}"));
+        assert!(line.contains(why), "{line}");
+    }
+    let line = refused(&format!("train --model llama3-8b --platform {path} --gpus 4"));
+    assert!(line.contains("a platform of SimGrid is a fabric alone"), "{line}");
+    cluster("radical=\"0-15\" topology=\"FAT_TREE\" topo_parameters=\"2;4,4;1,4;1,1\"");
+    let far = json(&format!("fabric --platform {path} --gpus 16 --pattern shift --message 1MB --json"));
+    // Four links each way, and no link is shared.
+    assert!((far["total_s"].as_f64().unwrap() / 1.2e-3 - 1.0).abs() < 1e-4, "{far}");
+    cluster("radical=\"0-15\" topology=\"TORUS\" topo_parameters=\"4,2,2\"");
+    let line = refused(&incast);
+    assert!(
+        line.contains("cluster.xml: line 2: <cluster>: topology: expected FLAT or FAT_TREE, found TORUS"),
+        "{line}"
+    );
+}
+
+#[test]
 fn a_pattern_that_cannot_be_is_refused_in_one_line() {
     let base = "fabric --platform nvl72-ndr --gpus";
     for (arguments, why) in [
@@ -1931,7 +1971,7 @@ fn slow_memory_beside_a_servers_own_is_planned() {
             refused("tier --idle ads --ratio 3"),
             "--ratio: expected two numbers above 0 such as 3:1, found \"3\"",
         ),
-        (refused("tier --idle ads --unit 1TB"), "--unit: 1.00 TB is more than local has, 768 GB; give less"),
+        (refused("tier --idle ads --unit 1TB"), "--unit: 1 TB is more than local has, 768 GB; give less"),
         (refused("tier --idle ads --slow hbm"), "--slow: memserver has no server with a tier \"hbm\""),
         (refused("tier --idle ads --waits 101"), "--waits: expected per cent from 0 to 100, found 101"),
         (refused("tier --record /nowhere"), "/nowhere: "),

@@ -37,6 +37,12 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::plan_points, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_memory, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_fabric, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_inference, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_coherence, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_mixed, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_mpi, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_chakra, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_tier, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_offload, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_names, module)?)?;
     module.add_class::<range::Range>()?;

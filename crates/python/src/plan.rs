@@ -1,32 +1,54 @@
 //! Predicted steps: a question and its answer as JSON, which the front gives types, and tables of many layouts.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use polder_platform::{Platform, TierId, TierIdError, in_words};
 use polder_sim::contention::{FabricQuestion, answer};
-use polder_sim::memory::{Question, configurations};
+use polder_sim::memory::{
+    CoherentRack, Inference, InferenceQuestion, InferenceRow, Question, RegionQuestion, configurations,
+};
 use polder_sim::offload::{OffloadError, PlacingPolicy, Planner, Settings};
+use polder_sim::program::{OperatorRates, ProgramQuestion, ProgramTrace, StepTrace};
 use polder_sim::{
-    CHOICES, Execution, Model, NUMBERS, OrderError, Points, Request, SITE_NUMBERS, Step, points,
+    CHOICES, Execution, MixedError, MixedRequest, Model, NUMBERS, OrderError, Points, RackPart, Request,
+    RequestError, SITE_NUMBERS, Step, TierQuestion, TierRow, TierServer, points,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use serde::de::DeserializeOwned;
 
 use crate::errors::argument;
+
+/// What the front wrote as JSON. An error names a key without the `groups` that it lies in.
+fn asked<T: DeserializeOwned>(text: &str, groups: &[&str]) -> PyResult<T> {
+    // By way of a value: the front wrote the text, and its lines and columns say nothing to its caller.
+    let value: serde_json::Value = serde_json::from_str(text).map_err(wrong)?;
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = error.path().to_string();
+        // Rows are alike: an error is of the argument that all of them have.
+        let key = path.split_once("].").map_or(path.as_str(), |(_, key)| key);
+        let key = groups.iter().fold(key, |key, group| key.strip_prefix(group).unwrap_or(key));
+        argument(format!("{key}: {}", in_words(&error.inner().to_string())))
+    })
+}
+
+/// An error of a question, by the names of arguments.
+fn wrong(error: impl std::fmt::Display) -> PyErr {
+    argument(error.to_string())
+}
+
+/// 64-bit floats, as NumPy reads them.
+fn floats(py: Python<'_>, figures: impl IntoIterator<Item = f64>) -> Bound<'_, PyBytes> {
+    PyBytes::new(py, &figures.into_iter().flat_map(f64::to_le_bytes).collect::<Vec<u8>>())
+}
 
 /// Answers a [`Request`] in JSON.
 #[pyfunction]
 pub(crate) fn plan_train(py: Python<'_>, request: &str, file: Option<&str>) -> PyResult<String> {
-    // By way of a value: the front wrote the text, and its lines and columns say nothing to whoever called it.
-    let value: serde_json::Value =
-        serde_json::from_str(request).map_err(|error| argument(error.to_string()))?;
-    let mut request: Request = serde_path_to_error::deserialize(value).map_err(|error| {
-        let key = error.path().to_string();
-        let problem = in_words(&error.inner().to_string());
-        argument(format!("{}: {problem}", key.strip_prefix("layout.").unwrap_or(&key)))
-    })?;
+    let mut request: Request = asked(request, &["layout."])?;
     if let Some(file) = file {
         request = request.or(&Execution::load(file).map_err(|error| argument(error.to_string()))?);
     }
@@ -46,44 +68,197 @@ pub(crate) fn plan_memory<'py>(
     access: PyBuffer<f64>,
     sets: PyBuffer<f64>,
 ) -> PyResult<(Vec<&'static str>, Bound<'py, PyBytes>)> {
-    let value: serde_json::Value =
-        serde_json::from_str(question).map_err(|error| argument(error.to_string()))?;
-    let question: Question = serde_path_to_error::deserialize(value).map_err(|error| {
-        let key = error.path().to_string();
-        let problem = in_words(&error.inner().to_string());
-        argument(format!("{}: {problem}", key.strip_prefix("ways.").unwrap_or(&key)))
-    })?;
+    let question: Question = asked(question, &["ways."])?;
     let (access, sets) = (access.to_vec(py)?, sets.to_vec(py)?);
     let (_, found) = configurations(&question).map_err(|error| argument(error.to_string()))?;
     let seconds = access.iter().zip(&sets).flat_map(|(bytes, set)| {
         found.iter().map(|it| it.seconds(*bytes, *set).unwrap_or(f64::NAN)).collect::<Vec<_>>()
     });
-    let seconds: Vec<u8> = seconds.flat_map(f64::to_le_bytes).collect();
-    Ok((found.iter().map(|it| it.name).collect(), PyBytes::new(py, &seconds)))
+    let seconds: Vec<f64> = seconds.collect();
+    Ok((found.iter().map(|it| it.name).collect(), floats(py, seconds)))
 }
 
 /// Patterns on fabrics, a list of questions in JSON: of each 64-bit floats, the time of all steps, four quantiles of a step's messages and bytes
 /// a second.
 #[pyfunction]
 pub(crate) fn plan_fabric<'py>(py: Python<'py>, questions: &str) -> PyResult<Bound<'py, PyBytes>> {
-    let values: Vec<serde_json::Value> =
-        serde_json::from_str(questions).map_err(|error| argument(error.to_string()))?;
-    let mut asked = vec![];
-    for value in values {
-        let question: FabricQuestion = serde_path_to_error::deserialize(value).map_err(|error| {
-            let key = error.path().to_string();
-            let problem = in_words(&error.inner().to_string());
-            argument(format!("{}: {problem}", key.strip_prefix("flits.").unwrap_or(&key)))
-        })?;
-        asked.push(question);
-    }
-    let found = py.detach(|| asked.iter().map(answer).collect::<Result<Vec<_>, _>>());
-    let figures = found.map_err(|error| argument(error.to_string()))?.into_iter().flat_map(|it| {
+    let questions: Vec<FabricQuestion> = asked(questions, &["flits."])?;
+    let found = py.detach(|| questions.iter().map(answer).collect::<Result<Vec<_>, _>>()).map_err(wrong)?;
+    let figures = found.into_iter().flat_map(|it| {
         let of = it.seconds;
         [it.total_s, of.p50_s, of.p90_s, of.p99_s, of.max_s, it.bytes_per_s]
     });
-    let figures: Vec<u8> = figures.flat_map(f64::to_le_bytes).collect();
-    Ok(PyBytes::new(py, &figures))
+    Ok(floats(py, figures))
+}
+
+/// Steps of inference, a list of rows in JSON: the names of the configurations, and 64-bit floats, of each row the bytes of its set and
+/// then seconds on each configuration, NaN where it does not fit.
+#[pyfunction]
+pub(crate) fn plan_inference<'py>(
+    py: Python<'py>,
+    question: &str,
+    rows: &str,
+) -> PyResult<(Vec<&'static str>, Bound<'py, PyBytes>)> {
+    let question: InferenceQuestion = asked(question, &["machines.", "ways."])?;
+    let rows: Vec<InferenceRow> = asked(rows, &[])?;
+    let found = Inference::new(&question).map_err(wrong)?;
+    let mut figures = vec![];
+    for row in &rows {
+        let load = found.load(row).map_err(wrong)?;
+        figures.push(load.set_bytes * f64::from(found.serving));
+        figures.extend(found.steps(&load).into_iter().map(|step| step.map_or(f64::NAN, |it| it.seconds)));
+    }
+    let names = found.configurations.iter().map(|it| it.name).collect();
+    Ok((names, floats(py, figures)))
+}
+
+/// Coherent regions, a list of rows in JSON: of each 64-bit floats, the rates an access, then seconds by hardware and by copies.
+#[pyfunction]
+pub(crate) fn plan_coherence<'py>(
+    py: Python<'py>,
+    platform: &str,
+    rack: Option<&str>,
+    rows: &str,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let rows: Vec<RegionQuestion> = asked(rows, &[])?;
+    let found = py.detach(|| {
+        let rack = CoherentRack::new(platform, rack)?;
+        rows.iter().map(|row| rack.region(row)).collect::<Result<Vec<_>, _>>()
+    });
+    let figures = found.map_err(wrong)?.into_iter().flat_map(|it| {
+        let of = it.rates;
+        let rates = [of.hits, of.filter_misses, of.back_invalidations, of.invalidations, of.waited];
+        rates.into_iter().chain([it.coherent_s, it.copies_s])
+    });
+    Ok(floats(py, figures))
+}
+
+/// Steps on racks of two kinds, a list of requests in JSON: of each 64-bit floats, the step, that with an even batch, and of each kind copies,
+/// sequences of a copy, its step and its step alone; and why not, empty where a step can run.
+#[pyfunction]
+pub(crate) fn plan_mixed<'py>(
+    py: Python<'py>,
+    requests: &str,
+) -> PyResult<(Bound<'py, PyBytes>, Vec<String>)> {
+    let requests: Vec<MixedRequest> = asked(requests, &["layout."])?;
+    let found = py.detach(|| {
+        let mut found = vec![];
+        for request in &requests {
+            // Two kinds in one rack are refused as the command refuses them.
+            for RackPart { rack, accelerators } in &request.parts {
+                RackPart::parse(&format!("{rack}={accelerators}"))?;
+            }
+            found.push(match request.predict() {
+                Ok(answer) => Ok(answer),
+                Err(MixedError::Part { rack, error }) if matches!(*error, RequestError::Data(_)) => {
+                    return Err(MixedError::Part { rack, error });
+                }
+                Err(refused) => Err(refused.to_string()),
+            });
+        }
+        Ok::<_, MixedError>(found)
+    });
+    let found = found.map_err(wrong)?;
+    let (mut figures, mut reasons) = (vec![], vec![]);
+    for answer in found {
+        match answer {
+            Ok(it) => {
+                figures.extend([it.total_s, it.even_s.unwrap_or(f64::NAN)]);
+                for of in it.parts {
+                    let [copies, sequences] = [of.copies, of.sequences].map(f64::from);
+                    figures.extend([copies, sequences, of.step_s, of.alone_s.unwrap_or(f64::NAN)]);
+                }
+                reasons.push(String::new());
+            }
+            Err(reason) => {
+                figures.extend([f64::NAN; 10]);
+                reasons.push(reason);
+            }
+        }
+    }
+    Ok((floats(py, figures), reasons))
+}
+
+/// A traced MPI program over networks, a list of questions in JSON: what it took, all of it and in calls; and of each network 64-bit floats,
+/// the program, the mean in calls, messages and bytes between hosts.
+#[pyfunction]
+pub(crate) fn plan_mpi<'py>(
+    py: Python<'py>,
+    folder: PathBuf,
+    questions: &str,
+) -> PyResult<((f64, f64), Bound<'py, PyBytes>)> {
+    let questions: Vec<ProgramQuestion> = asked(questions, &[])?;
+    let found = py.detach(|| {
+        let trace = ProgramTrace::load(&folder).map_err(|error| error.to_string())?;
+        let of = |it: &ProgramQuestion| trace.predict(it).map_err(|error| error.to_string());
+        let all = questions.iter().map(of).collect::<Result<Vec<_>, _>>()?;
+        Ok::<_, String>((trace.measured_s(), all))
+    });
+    let (measured, found) = found.map_err(argument)?;
+    let figures = found.into_iter().flat_map(|it| {
+        let of = it.replayed;
+        let waits_s = of.ranks.iter().map(|it| it.total_s - it.compute_s).sum::<f64>();
+        [of.total_s, waits_s / of.ranks.len() as f64, of.messages as f64, of.bytes as f64]
+    });
+    Ok((measured, floats(py, figures)))
+}
+
+/// A traced step on machines, a list of rates in JSON: the files of ranks, the names of operators, and of each machine 64-bit floats, seconds of
+/// each rank, then those of each operator in the slowest; and how many collective calls are left out.
+#[pyfunction]
+#[expect(clippy::type_complexity, reason = "a tuple of Python's")]
+pub(crate) fn plan_chakra<'py>(
+    py: Python<'py>,
+    folder: PathBuf,
+    rates: &str,
+) -> PyResult<(Vec<String>, Vec<String>, Bound<'py, PyBytes>, u64)> {
+    let rates: Vec<OperatorRates> = asked(rates, &[])?;
+    rates.iter().try_for_each(OperatorRates::check).map_err(wrong)?;
+    let traces = py.detach(|| StepTrace::load(&folder)).map_err(wrong)?;
+    let names: BTreeSet<&str> = traces.iter().flat_map(|(_, it)| it.names()).collect();
+    let mut figures = vec![];
+    for rates in &rates {
+        let steps: Vec<_> = traces.iter().map(|(_, trace)| trace.step(*rates)).collect();
+        figures.extend(steps.iter().map(|it| it.total_s));
+        let slowest = steps.iter().max_by(|one, other| one.total_s.total_cmp(&other.total_s));
+        let of: BTreeMap<&str, f64> =
+            slowest.into_iter().flat_map(|it| &it.operators).map(|it| (&*it.name, it.seconds)).collect();
+        figures.extend(names.iter().map(|name| of.get(name).copied().unwrap_or(0.0)));
+    }
+    let collectives = traces.iter().map(|(_, it)| it.collectives).sum();
+    let names = names.iter().map(|it| (*it).to_owned()).collect();
+    let figures = floats(py, figures);
+    Ok((traces.into_iter().map(|(name, _)| name).collect(), names, figures, collectives))
+}
+
+/// Servers with slow memory, a list of services in JSON: of each 64-bit floats.
+#[pyfunction]
+pub(crate) fn plan_tier<'py>(py: Python<'py>, question: &str, rows: &str) -> PyResult<Bound<'py, PyBytes>> {
+    let question: TierQuestion = asked(question, &[])?;
+    let rows: Vec<TierRow> = asked(rows, &[])?;
+    let found = py.detach(|| {
+        let server = TierServer::new(&question)?;
+        rows.iter().map(|row| server.row(row)).collect::<Result<Vec<_>, _>>()
+    });
+    let or_nan = |value: Option<f64>| value.unwrap_or(f64::NAN);
+    let figures = found.map_err(wrong)?.into_iter().flat_map(|it| {
+        [
+            it.slow_bytes,
+            it.spill,
+            f64::from(it.units),
+            it.slow_bytes_per_s,
+            it.touches_a_minute,
+            or_nan(it.mean_s),
+            or_nan(it.slowdown),
+            or_nan(it.crowding),
+            it.servers,
+            it.memory_cost,
+            it.watts,
+            it.carbon,
+            it.carbon_new,
+        ]
+    });
+    Ok(floats(py, figures))
 }
 
 /// Contexts and batches with policies by their places: the names of objects and tiers; of each row 64-bit floats, the figures and then
@@ -98,12 +273,7 @@ pub(crate) fn plan_offload<'py>(
     rows: Vec<(u32, u32, usize)>,
     policies: Vec<String>,
 ) -> PyResult<(Vec<String>, Vec<String>, Bound<'py, PyBytes>, Vec<(String, String)>)> {
-    let value: serde_json::Value =
-        serde_json::from_str(settings).map_err(|error| argument(error.to_string()))?;
-    let settings: Settings = serde_path_to_error::deserialize(value).map_err(|error| {
-        let (key, problem) = (error.path().to_string(), in_words(&error.inner().to_string()));
-        argument(format!("{key}: {problem}"))
-    })?;
+    let settings: Settings = asked(settings, &[])?;
     let predicted = py.detach(|| {
         let machine = Platform::load(platform)?;
         let planner = Planner::new(&machine, platform, settings)?;
@@ -140,8 +310,7 @@ pub(crate) fn plan_offload<'py>(
         Ok::<_, OffloadError>((objects, tiers, figures, said))
     });
     let (objects, tiers, figures, said) = predicted.map_err(|error| argument(error.to_string()))?;
-    let figures: Vec<u8> = figures.into_iter().flat_map(f64::to_le_bytes).collect();
-    Ok((objects, tiers, PyBytes::new(py, &figures), said))
+    Ok((objects, tiers, floats(py, figures), said))
 }
 
 /// The names of each choice.
@@ -180,7 +349,6 @@ pub(crate) fn plan_points<'py>(
     let Points { figures, refused, reasons } = py
         .detach(|| points(model, &platforms, &tiers, rack.as_deref(), fill, order, &rows))
         .map_err(|error| argument(error.to_string()))?;
-    let figures: Vec<u8> = figures.iter().flat_map(|figure| figure.to_le_bytes()).collect();
     let refused: Vec<u8> = refused.iter().flat_map(|place| place.to_le_bytes()).collect();
-    Ok((PyBytes::new(py, &figures), PyBytes::new(py, &refused), reasons))
+    Ok((floats(py, figures), PyBytes::new(py, &refused), reasons))
 }

@@ -21,6 +21,7 @@ mod text;
 pub mod contention;
 mod fidelity;
 mod formats;
+mod given;
 mod judge;
 pub mod memory;
 pub mod message;
@@ -35,6 +36,7 @@ mod walk;
 
 pub use fidelity::Fidelity;
 pub use formats::Execution;
+pub use given::GivenError;
 pub use judge::fit::fit;
 pub use judge::measured::{Comparison, Measured, Verified, step_through, verify};
 pub use judge::open::{OpenValue, Origin};
@@ -49,6 +51,7 @@ pub use judge::{
 pub use search::mixed::{MixedAnswer, MixedError, MixedPart, MixedRequest, RackPart};
 pub use search::request::{Answer, Request, RequestError, alternatives, unjudged};
 pub use search::rows::{CHOICES, Cell, NUMBERS, Points, SITE_NUMBERS, cells, points};
+pub use search::tier::{GivenIdle, TierError, TierQuestion, TierRow, TierServer};
 pub use search::{FoundLayout, Outcome, Progress, Space, front, search};
 pub use step::figures::{
     Communication, ComputeTimes, Exposure, FigureUnit, MemoryUse, Scoped, Stage, Step, StepFigure, TierUse,

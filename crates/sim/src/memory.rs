@@ -9,14 +9,17 @@ mod inference;
 
 pub use access::{Access, How, LINE};
 pub use answer::{Curves, Pays, Point, curves, landmarks};
-pub use coherence::{RegionLoad, RegionRates};
+pub use coherence::{CoherentRack, RegionLoad, RegionQuestion, RegionRates, RegionTimes};
 pub use curve::{PAYS, Span, met, pays_from, ratio, ratios};
-pub use inference::{InferenceLoad, InferenceStep, kv_token_bytes};
+pub use inference::{
+    Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow, InferenceStep, kv_token_bytes,
+};
 
 use self::access::Way;
 use polder_platform::{AttachKind, DataError, Fabric, Platform, Protocol, Rack, TierId};
 use serde::{Deserialize, Serialize};
 
+use crate::given::GivenError;
 use crate::step::job::Job;
 use crate::step::layout::Refusal;
 
@@ -73,7 +76,7 @@ pub struct Ways {
 }
 
 /// What access times are asked of.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Question {
     /// The machine.
@@ -119,6 +122,9 @@ pub enum MemoryError {
     /// A file is damaged, or has not what is asked for.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// A given value cannot be.
+    #[error(transparent)]
+    Given(#[from] GivenError),
     /// The machine cannot be that large.
     #[error("{platform}: {refusal}")]
     Refused {
@@ -156,10 +162,7 @@ pub fn configurations(question: &Question) -> Result<(u32, Vec<Configuration>), 
 }
 
 /// The kind of rack of a machine whose accelerators access memory.
-///
-/// # Errors
-/// When the machine has no racks, or none of this name.
-pub fn job<'a>(name: &str, platform: &'a Platform, rack: Option<&str>) -> Result<Job<'a>, MemoryError> {
+fn job<'a>(name: &str, platform: &'a Platform, rack: Option<&str>) -> Result<Job<'a>, MemoryError> {
     if platform.rack.is_empty() {
         let problem = "expected a kind of rack, whose accelerators access memory";
         return Err(DataError::new(name, "rack", problem).into());

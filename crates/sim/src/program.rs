@@ -4,10 +4,12 @@
 //! - `replay` follows all ranks at once over the ports of their hosts;
 //! - `skeleton` has the communication of CG and of miniAMR;
 //! - `trace` reads what a program was seen to do;
+//! - `question` follows it over another network;
 //! - `chakra` reads the operators of a step of PyTorch.
 
 mod chakra;
 mod collective;
+mod question;
 mod replay;
 mod skeleton;
 mod trace;
@@ -16,6 +18,7 @@ use serde::Serialize;
 
 pub use chakra::{OperatorRates, OperatorTime, StepTrace, TracedStep};
 pub use collective::{Collective, Group};
+pub use question::{PredictedProgram, ProgramError, ProgramQuestion};
 pub use replay::{Network, RankTime, ReplayError, Replayed, Way, replay};
 pub use skeleton::{Cg, MiniAmr, Part, ProgramSeconds, SkeletonError, program_time};
 pub use trace::{CallSeconds, MeasuredRank, ProgramTrace, read_trace};

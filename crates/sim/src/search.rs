@@ -7,6 +7,7 @@ pub(crate) mod mixed;
 pub(crate) mod nearest;
 pub(crate) mod request;
 pub(crate) mod rows;
+pub(crate) mod tier;
 
 use crate::step::block::{Block, Key};
 use crate::step::closed_form::{Copies, Parts, Shared, Stages};

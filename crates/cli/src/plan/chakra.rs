@@ -1,15 +1,15 @@
 //! `polder plan chakra`: a traced step of PyTorch, by its operators, beside what it took.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use polder_platform::{Bandwidth, FlopRate, Time, files_of, recorded_text_of};
+use polder_platform::{Bandwidth, FlopRate, Time};
 use polder_sim::grouped;
 use polder_sim::program::{OperatorRates, StepTrace, TracedStep};
 use serde_json::json;
 
-use super::memory::size;
-use super::mpi::time;
+use super::memory::{size, time};
+use super::option::wrong;
 use super::table;
 use crate::Failure;
 
@@ -39,15 +39,6 @@ pub(crate) struct Arguments {
 /// Operators that are listed.
 const LISTED: usize = 12;
 
-fn traces(folder: &Path) -> Result<Vec<(String, StepTrace)>, Failure> {
-    let remedy = "no file .json: register a file of it with torch.profiler.ExecutionTraceObserver, see docs/plan-programs.md";
-    let read = |name: String| {
-        let trace = StepTrace::read(&name, &recorded_text_of(&name)?)?;
-        Ok((name, trace))
-    };
-    files_of(folder, |name| name.ends_with(".json"), remedy)?.into_iter().map(read).collect()
-}
-
 /// Prints the step, and its operators.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let rates = OperatorRates {
@@ -55,7 +46,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         bytes_per_s: arguments.memory.value(),
         launch_s: arguments.launch.value(),
     };
-    let found: Vec<_> = traces(&arguments.folder)?
+    rates.check().map_err(|error| wrong(&error))?;
+    let found: Vec<_> = StepTrace::load(&arguments.folder)?
         .into_iter()
         .map(|(name, trace)| (name, trace.collectives, trace.step(rates)))
         .collect();

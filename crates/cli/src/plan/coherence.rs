@@ -1,11 +1,12 @@
 //! `polder plan coherence`: a region of a rack's memory that hardware keeps coherent, beside software that copies it.
 
 use clap::Args;
-use polder_platform::{Bytes, Platform};
-use polder_sim::memory::{Inside, LINE, Question, RegionLoad, Tier, Ways, configurations, job};
+use polder_platform::Bytes;
+use polder_sim::memory::{CoherentRack, RegionQuestion, RegionTimes};
 use serde_json::json;
 
 use super::memory::{size, time};
+use super::option::of_memory;
 use super::table;
 use crate::Failure;
 
@@ -41,37 +42,9 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// The memory of the rack, as a configuration has it.
-fn rack<'a>(found: &'a [polder_sim::memory::Configuration], name: &str) -> Option<&'a Tier> {
-    found.iter().find(|on| on.name == name)?.tiers.iter().find(|tier| tier.name == "rack")
-}
-
 /// Prints rates and access times by region.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let platform = Platform::load(&arguments.platform)?;
-    let job = job(&arguments.platform, &platform, arguments.rack.as_deref())?;
-    let name = job.rack_name();
-    if job.rack().coherent.is_none() {
-        return Err(Failure(format!(
-            "{}: rack.{name}.coherent: expected CXL inside the rack, which keeps regions coherent; take nvl72-cxl, or add it",
-            arguments.platform
-        )));
-    }
-    let question = Question {
-        platform: arguments.platform.clone(),
-        against: None,
-        rack: arguments.rack.clone(),
-        accelerators: None,
-        ways: Ways { inside: Inside::Copy, ..Ways::default() },
-    };
-    let (_, found) = configurations(&question)?;
-    let (Some(load), Some(copy)) = (rack(&found, "tiered"), rack(&found, "clusters")) else {
-        return Err(Failure(format!("{}: a rack of one accelerator shares nothing", arguments.platform)));
-    };
-    let own_s = found[0].tiers[0].access.seconds(LINE);
-    let (load_s, copy_s) = (load.access.seconds(LINE), copy.access.seconds(LINE));
-    // A copy is taken from where it lies: a request and its answer, without memory.
-    let snoop_s = load.access.idle() - load.access.memory_s;
+    let rack = CoherentRack::new(&arguments.platform, arguments.rack.as_deref()).map_err(of_memory)?;
     let mut rows = vec![
         [
             "region",
@@ -88,20 +61,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     ];
     let mut all = vec![];
     for region in &arguments.region {
-        let asked = RegionLoad {
-            accelerators: job.rack().accelerators,
-            lines: region.value() / LINE,
-            cached: arguments.cache.value() / LINE,
-            filter: arguments.snoop_filter.value() / LINE,
+        let asked = RegionQuestion {
+            region_bytes: region.value(),
+            cache_bytes: arguments.cache.value(),
+            snoop_filter_bytes: arguments.snoop_filter.value(),
             writes: arguments.writes,
             skew: arguments.skew,
             seed: arguments.seed,
         };
-        let rates = asked.rates().map_err(|(key, problem)| Failure(format!("--{key}: {problem}")))?;
-        // Copies of a write go at once; that of a filter's victim goes before the entry is free.
-        let is_invalidated = rates.invalidations.min(arguments.writes);
-        let seconds =
-            rates.hits * own_s + (1.0 - rates.hits) * load_s + (is_invalidated + rates.waited) * snoop_s;
+        let RegionTimes { load, rates, coherent_s, copies_s } = rack.region(&asked).map_err(of_memory)?;
         let percent = |part: f64| format!("{:.1}%", 100.0 * part);
         rows.push(vec![
             size(region.value()),
@@ -109,34 +77,34 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             percent(rates.filter_misses),
             format!("{:.3}", rates.back_invalidations),
             format!("{:.3}", rates.invalidations),
-            time(seconds),
-            time(copy_s),
-            format!("{:.2}", copy_s / seconds),
+            time(coherent_s),
+            time(copies_s),
+            format!("{:.2}", copies_s / coherent_s),
         ]);
         all.push(json!({
-            "region_bytes": region.value(), "load": asked, "rates": rates, "coherent_s": seconds, "copies_s": copy_s,
+            "region_bytes": region.value(), "load": load, "rates": rates, "coherent_s": coherent_s, "copies_s": copies_s,
         }));
     }
     if arguments.json {
         println!(
             "{}",
             json!({
-                "platform": arguments.platform, "rack": name, "own_s": own_s, "load_s": load_s, "snoop_s": snoop_s, "regions": all,
+                "platform": arguments.platform, "rack": rack.rack, "own_s": rack.own_s, "load_s": rack.load_s,
+                "snoop_s": rack.snoop_s, "regions": all,
             })
         );
         return Ok(());
     }
     println!(
-        "a region that the {} accelerators of a rack {name} on {} access, simulated",
-        job.rack().accelerators,
-        arguments.platform
+        "a region that the {} accelerators of a rack {} on {} access, simulated",
+        rack.accelerators, rack.rack, arguments.platform
     );
     table::print(&rows);
     println!(
         "of the accesses, and copies an access that are invalidated; a hit takes {}, a load over CXL {}, a copy that is invalidated {}",
-        time(own_s),
-        time(load_s),
-        time(snoop_s)
+        time(rack.own_s),
+        time(rack.load_s),
+        time(rack.snoop_s)
     );
     println!(
         "each caches {} of it, the filter knows {} of lines, {:.0}% write, skew {}; copies: software copies each line anew, as it keeps nothing coherent",

@@ -1,35 +1,24 @@
 //! `polder plan inference`: KV caches, embedding tables and retrieval that outgrow an accelerator, by the memories that they take.
 
 use clap::{Args, ValueEnum};
-use polder_platform::{Bytes, Platform};
+use polder_platform::Bytes;
+use polder_sim::accelerators;
 use polder_sim::memory::{
-    Configuration, InferenceLoad, InferenceStep, Question, configurations, kv_token_bytes,
+    Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow, InferenceStep, kv_token_bytes,
 };
-use polder_sim::{Model, accelerators};
 use serde_json::{Value, json};
 
 use super::fidelity::ClosedForm;
-use super::memory::{WayArguments, size, ways_line};
-use super::mpi::time;
+use super::memory::{MachineArguments, WayArguments, size, time, ways_line};
+use super::option::of_memory;
 use super::table;
-use super::train::accelerator_count;
 use crate::Failure;
 
 /// Predicts steps of inference.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The machine: a name (`polder plan list`), or the path of a file.
-    #[arg(long, value_name = "PLATFORM")]
-    platform: String,
-    /// Another machine. Software manages what its accelerators do not hold: it is the baseline.
-    #[arg(long, value_name = "PLATFORM")]
-    against: Option<String>,
-    /// Kind of rack, if the platform has several [default: the first by name].
-    #[arg(long, value_name = "NAME")]
-    rack: Option<String>,
-    /// Number of accelerators of the machine [default: those of 16 racks].
-    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
-    gpus: Option<String>,
+    #[command(flatten)]
+    machines: MachineArguments,
     /// Accelerators of a rack that serve together; the others lend their memory [default: the whole rack].
     #[arg(long, value_name = "COUNT")]
     serving: Option<u32>,
@@ -75,16 +64,17 @@ enum LoadKind {
     Retrieval,
 }
 
-impl LoadKind {
-    /// Bytes of an access, accesses at once, and visits of a sequence.
-    const fn defaults(self) -> (f64, u32, u32) {
-        match self {
-            Self::Kv => (65536.0, 64, 0),
-            Self::Embedding => (512.0, 64, 64),
-            Self::Retrieval => (4096.0, 1, 100),
+impl From<LoadKind> for InferenceKind {
+    fn from(it: LoadKind) -> Self {
+        match it {
+            LoadKind::Kv => Self::Kv,
+            LoadKind::Embedding => Self::Embedding,
+            LoadKind::Retrieval => Self::Retrieval,
         }
     }
+}
 
+impl LoadKind {
     const fn words(self) -> &'static str {
         match self {
             Self::Kv => "all keys and values",
@@ -95,26 +85,14 @@ impl LoadKind {
 }
 
 impl Arguments {
-    fn load(&self, model: &Model, sequences: u32, serving: f64) -> InferenceLoad {
-        let (bytes, outstanding, visits) = self.load.defaults();
-        let bytes = self.access.map_or(bytes, Bytes::value);
-        let outstanding = f64::from(self.outstanding.unwrap_or(outstanding));
-        let sequences = f64::from(sequences);
-        let kv = InferenceLoad::kv(model, f64::from(self.context), sequences, serving, bytes, outstanding);
-        match self.load {
-            LoadKind::Kv => kv,
-            // Sequences are spread over the accelerators, and the set too.
-            LoadKind::Embedding | LoadKind::Retrieval => InferenceLoad {
-                outstanding: match self.load {
-                    // Sequences search beside one another.
-                    LoadKind::Retrieval => outstanding * (sequences / serving).max(1.0),
-                    _ => outstanding,
-                },
-                resident_bytes: 0.0,
-                set_bytes: self.set.value() / serving,
-                accesses: sequences / serving * f64::from(self.visits.unwrap_or(visits)),
-                ..kv
-            },
+    fn asked(&self, sequences: u32) -> InferenceRow {
+        InferenceRow {
+            sequences,
+            context: self.context,
+            set_bytes: self.set.value(),
+            access_bytes: self.access.map(Bytes::value),
+            outstanding: self.outstanding,
+            visits: self.visits,
         }
     }
 }
@@ -132,65 +110,46 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         "inference",
         "all accelerators get their share; plan fabric has what messages that share links take",
     )?;
-    let question = Question {
-        platform: arguments.platform.clone(),
-        against: arguments.against.clone(),
-        rack: arguments.rack.clone(),
-        accelerators: arguments.gpus.as_deref().map(accelerator_count).transpose()?,
-        ways: arguments.ways.ways(),
+    let question = InferenceQuestion {
+        machines: arguments.machines.question(&arguments.ways)?,
+        serving: arguments.serving,
+        load: arguments.load.into(),
+        model: arguments.model.clone(),
     };
-    let (count, found) = configurations(&question)?;
-    let platform = Platform::load(&arguments.platform)?;
-    let job = polder_sim::memory::job(&arguments.platform, &platform, arguments.rack.as_deref())?;
-    let most = job.rack().accelerators.min(count);
-    let serving = arguments.serving.unwrap_or(most);
-    if serving == 0 || serving > most {
-        return Err(Failure(format!(
-            "--serving: expected 1 to {most}, the accelerators of a rack, found {serving}"
-        )));
-    }
-    let model = Model::load(&arguments.model)?;
-    let rows: Vec<_> = arguments
-        .sequences
-        .iter()
-        .map(|sequences| {
-            let load = arguments.load(&model, *sequences, f64::from(serving));
-            let steps = found.iter().map(|on| load.step(on, f64::from(serving))).collect();
-            Row { sequences: *sequences, load, steps }
-        })
-        .collect();
+    let found = Inference::new(&question).map_err(of_memory)?;
+    let row = |sequences: &u32| {
+        let load = found.load(&arguments.asked(*sequences)).map_err(of_memory)?;
+        Ok(Row { sequences: *sequences, load, steps: found.steps(&load) })
+    };
+    let rows = arguments.sequences.iter().map(row).collect::<Result<Vec<_>, Failure>>()?;
     match arguments.json {
-        true => println!("{}", said(arguments, &found, serving, &rows)),
-        false => print(arguments, &model, &found, (count, serving), &rows),
+        true => println!("{}", said(arguments, &found, &rows)),
+        false => print(arguments, &found, &rows),
     }
     Ok(())
 }
 
-fn said(arguments: &Arguments, found: &[Configuration], serving: u32, rows: &[Row]) -> Value {
+fn said(arguments: &Arguments, found: &Inference, rows: &[Row]) -> Value {
+    let Inference { configurations, serving, .. } = found;
     let rows: Vec<_> = rows
         .iter()
         .map(|row| {
-            let steps = found.iter().zip(&row.steps).map(|(on, step)| (on.name.to_owned(), json!(step)));
+            let steps = configurations.iter().zip(&row.steps).map(|(on, step)| (on.name.to_owned(), json!(step)));
             json!({
                 "sequences": row.sequences, "load": row.load, "steps": steps.collect::<serde_json::Map<_, _>>(),
             })
         })
         .collect();
     json!({
-        "platform": arguments.platform, "against": arguments.against, "model": arguments.model, "serving": serving,
-        "configurations": found, "rows": rows,
+        "platform": arguments.machines.platform, "against": arguments.machines.against, "model": arguments.model, "serving": serving,
+        "configurations": configurations, "rows": rows,
     })
 }
 
-fn print(
-    arguments: &Arguments,
-    model: &Model,
-    found: &[Configuration],
-    (count, serving): (u32, u32),
-    rows: &[Row],
-) {
+fn print(arguments: &Arguments, found: &Inference, rows: &[Row]) {
+    let Inference { accelerators: count, serving, configurations: found, model, .. } = found;
     let what = arguments.load.words();
-    println!("a step of inference that reads {what}, {serving} of {} serve, simulated", accelerators(count));
+    println!("a step of inference that reads {what}, {serving} of {} serve, simulated", accelerators(*count));
     for on in found {
         let memories: Vec<_> = on.tiers.iter().map(|it| it.name).collect();
         println!("  {}: {}, in {}", on.name, on.platform, memories.join(", "));
@@ -215,7 +174,7 @@ fn print(
     let mut table_rows = vec![head];
     for row in rows {
         let mut cells =
-            vec![polder_sim::grouped(row.sequences.into()), size(row.load.set_bytes * f64::from(serving))];
+            vec![polder_sim::grouped(row.sequences.into()), size(row.load.set_bytes * f64::from(*serving))];
         for step in &row.steps {
             match step {
                 Some(step) => cells.extend([

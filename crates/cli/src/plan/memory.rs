@@ -21,18 +21,8 @@ use crate::Failure;
 /// Predicts access times.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The machine: a name (`polder plan list`), or the path of a file.
-    #[arg(long, value_name = "PLATFORM")]
-    platform: String,
-    /// Another machine. Its accelerators alone are the baseline.
-    #[arg(long, value_name = "PLATFORM")]
-    against: Option<String>,
-    /// Kind of rack, if the platform has several [default: the first by name].
-    #[arg(long, value_name = "NAME")]
-    rack: Option<String>,
-    /// Number of accelerators [default: those of 16 racks].
-    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
-    gpus: Option<String>,
+    #[command(flatten)]
+    machines: MachineArguments,
     /// Sizes of an access, such as "64 B,4 KiB".
     #[arg(
         long,
@@ -58,6 +48,35 @@ pub(crate) struct Arguments {
     /// Write a page that draws them.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
+}
+
+/// Machines that are compared.
+#[derive(Args)]
+pub(super) struct MachineArguments {
+    /// The machine: a name (`polder plan list`), or the path of a file.
+    #[arg(long, value_name = "PLATFORM")]
+    pub(super) platform: String,
+    /// Another machine. Its accelerators alone are the baseline: software manages what they do not hold.
+    #[arg(long, value_name = "PLATFORM")]
+    pub(super) against: Option<String>,
+    /// Kind of rack, if the platform has several [default: the first by name].
+    #[arg(long, value_name = "NAME")]
+    rack: Option<String>,
+    /// Number of accelerators of the machine [default: those of 16 racks].
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
+    gpus: Option<String>,
+}
+
+impl MachineArguments {
+    pub(super) fn question(&self, ways: &WayArguments) -> Result<Question, Failure> {
+        Ok(Question {
+            platform: self.platform.clone(),
+            against: self.against.clone(),
+            rack: self.rack.clone(),
+            accelerators: self.gpus.as_deref().map(accelerator_count).transpose()?,
+            ways: ways.ways(),
+        })
+    }
 }
 
 /// What a platform leaves open.
@@ -127,13 +146,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments
         .fidelity
         .check("memory", "an access is taken alone; plan fabric has what messages that share links take")?;
-    let question = Question {
-        platform: arguments.platform.clone(),
-        against: arguments.against.clone(),
-        rack: arguments.rack.clone(),
-        accelerators: arguments.gpus.as_deref().map(accelerator_count).transpose()?,
-        ways: arguments.ways.ways(),
-    };
+    let question = arguments.machines.question(&arguments.ways)?;
     let access = sizes("--access", &arguments.access)?;
     let sets = sizes("--working-set", &arguments.working_set)?;
     let found = curves(&question, &access, &sets)?;
@@ -330,7 +343,8 @@ pub(super) fn time(seconds: f64) -> String {
         0.0 => "0".into(),
         ns if ns < 999.5 => format!("{} ns", digits(ns)),
         ns if ns < 999_500.0 => format!("{} us", digits(ns / 1e3)),
-        ns => format!("{} ms", digits(ns / 1e6)),
+        ns if ns < 1e9 => format!("{} ms", digits(ns / 1e6)),
+        ns => format!("{} s", digits(ns / 1e9)),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Options that are text until a command reads them, so that a wrong one gets one line that names it.
 
 use polder_platform::{Quantity, Unit};
+use polder_sim::GivenError;
+use polder_sim::memory::MemoryError;
 
 use crate::Failure;
 
@@ -12,4 +14,17 @@ pub(super) fn quantity<U: Unit>(option: &str, text: &str) -> Result<Quantity<U>,
 /// That of an option which may be left out.
 pub(super) fn given<U: Unit>(option: &str, text: Option<&str>) -> Result<Option<Quantity<U>>, Failure> {
     text.map(|text| quantity(option, text)).transpose()
+}
+
+/// What is wrong with an option's value.
+pub(super) fn wrong(GivenError { key, problem }: &GivenError) -> Failure {
+    Failure(format!("--{key}: {problem}"))
+}
+
+/// The same, or what else is wrong with a question about memory.
+pub(super) fn of_memory(error: MemoryError) -> Failure {
+    match error {
+        MemoryError::Given(error) => wrong(&error),
+        other => other.into(),
+    }
 }

@@ -5,17 +5,16 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use polder_agent::RecordedRound;
-use polder_platform::{Bandwidth, BuiltTier, Bytes, Platform, Time, recorded_text_of};
-use polder_sim::grouped;
-use polder_sim::pages::plan::{Costs, Described, Followed, Lived, Row, Trace, lived, rows};
-use polder_sim::pages::{Idle, Pair};
-use polder_sim::vistara_services::ServicesFigure;
+use polder_platform::{Bandwidth, Bytes, Time, recorded_text_of};
+use polder_sim::pages::Pair;
+use polder_sim::pages::plan::{Costs, Followed, Lived, Row, Trace, lived};
+use polder_sim::{GivenIdle, TierError, TierQuestion, TierRow, TierServer, grouped};
 use serde::Serialize;
 use serde_json::json;
 
 use super::fidelity::ClosedForm;
 use super::memory::{size, time};
-use super::option::quantity;
+use super::option::{quantity, wrong};
 use super::page::filled;
 use super::table;
 use super::train::write;
@@ -122,68 +121,52 @@ struct RecordReport {
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.fidelity.check("tier", "a server's memory is no fabric; plan fabric has messages on one")?;
-    let platform = Platform::load(&arguments.platform)?;
-    let pair = Pair {
-        fast: tier(&platform, arguments, "--fast", &arguments.fast)?,
-        slow: tier(&platform, arguments, "--slow", &arguments.slow)?,
+    let question = TierQuestion {
+        platform: arguments.platform.clone(),
+        fast: arguments.fast.clone(),
+        slow: arguments.slow.clone(),
+        slow_cost: arguments.slow_cost,
+        server_watts: arguments.server_watts,
     };
+    let server = TierServer::new(&question).map_err(of_tier)?;
     match (&arguments.service.record, &arguments.service.trace) {
-        (Some(path), _) => recorded(arguments, pair, path),
+        (Some(path), _) => recorded(arguments, server.pair(), path),
         (None, Some(path)) => traced(arguments, path),
-        (None, None) => described(arguments, pair),
+        (None, None) => described(arguments, &server),
     }
 }
 
-fn tier<'a>(
-    platform: &'a Platform,
-    arguments: &Arguments,
-    option: &str,
-    name: &str,
-) -> Result<&'a BuiltTier, Failure> {
-    let problem = || {
-        let of = &arguments.platform;
-        Failure(format!(
-            "{option}: {of} has no server with a tier {name:?}; `polder plan show {of}` prints them"
-        ))
-    };
-    platform.tier(name).ok_or_else(problem)
+fn of_tier(error: TierError) -> Failure {
+    match error {
+        TierError::Given(error) => wrong(&error),
+        other => other.into(),
+    }
 }
 
-fn described(arguments: &Arguments, pair: Pair<'_>) -> Result<(), Failure> {
-    let paper = ServicesFigure::load()?;
+fn described(arguments: &Arguments, server: &TierServer) -> Result<(), Failure> {
     let named = arguments.service.idle.as_deref().unwrap_or_default();
-    let service = Described {
-        idle: idle(&paper, named)?,
+    let row = TierRow {
+        idle: idle(named),
         unit_bytes: quantity("--unit", &arguments.service.unit).map(Bytes::value)?,
         unit_bytes_per_s: quantity("--draws", &arguments.service.draws).map(Bandwidth::value)?,
         waits: percent("--waits", arguments.service.waits, 100.0)?,
+        ratio: 0.0,
     };
-    let fast_bytes = pair.fast.capacity.value();
-    if service.unit_bytes > fast_bytes {
-        let [unit, fast] = [service.unit_bytes, fast_bytes].map(size);
-        return Err(Failure(format!(
-            "--unit: {unit} is more than {} has, {fast}; give less",
-            arguments.fast
-        )));
-    }
-    let mut costs = paper.costs();
-    costs.slow_cost = arguments.slow_cost.unwrap_or(costs.slow_cost);
-    costs.server_watts = arguments.server_watts.unwrap_or(costs.server_watts);
-    let ratios = arguments.ratio.iter().map(|text| ratio(text)).collect::<Result<Vec<_>, _>>()?;
-    let slow: Vec<_> = ratios.iter().map(|ratio| fast_bytes / ratio).collect();
     let limit = percent("--slowdown", arguments.slowdown, 1000.0)?;
-    let rows = rows(pair, &service, &costs, &slow);
+    let of = |text: &String| server.row(&TierRow { ratio: ratio(text)?, ..row.clone() }).map_err(of_tier);
+    let rows = arguments.ratio.iter().map(of).collect::<Result<Vec<_>, _>>()?;
+    let fast_bytes = server.fast_bytes();
     let within = rows.iter().filter(|row| row.is_within(limit)).map(|row| row.ratio);
     let report = Report {
         platform: arguments.platform.clone(),
         idle: named.to_owned(),
-        unit_bytes: service.unit_bytes,
-        unit_bytes_per_s: service.unit_bytes_per_s,
-        waits: service.waits,
+        unit_bytes: row.unit_bytes,
+        unit_bytes_per_s: row.unit_bytes_per_s,
+        waits: row.waits,
         fast_bytes,
         slowdown_limit: limit,
-        costs,
-        units_alone: (fast_bytes / service.unit_bytes + 1e-9).floor() as u32,
+        costs: server.costs,
+        units_alone: (fast_bytes / row.unit_bytes + 1e-9).floor() as u32,
         ratio: within.min_by(f64::total_cmp),
         rows,
     };
@@ -226,23 +209,15 @@ fn ratio(text: &str) -> Result<f64, Failure> {
     (fast > 0.0 && slow > 0.0 && ratio.is_finite()).then_some(ratio).ok_or_else(wrong)
 }
 
-/// Idle times of Table I by name, or the points that an option gives.
-fn idle(paper: &ServicesFigure, text: &str) -> Result<Idle, Failure> {
-    if let Some(idle) = paper.idle(text) {
-        return Ok(idle.clone());
-    }
-    let wrong = |problem: String| Failure(format!("--idle: {problem}"));
+/// The points that an option gives, or the name of a service.
+fn idle(text: &str) -> GivenIdle {
     let point = |part: &str| {
         let (share, idle) = part.split_once('=')?;
         let share: f64 = share.trim().strip_suffix('%')?.trim().parse().ok()?;
         Some([share / 100.0, seconds(idle.trim())?])
     };
     let points: Option<Vec<_>> = text.split(',').map(|part| point(part.trim())).collect();
-    let points = points.ok_or_else(|| {
-        let names = paper.names().join(", ");
-        wrong(format!("expected one of {names}, or points such as \"25%=22s,50%=28min\", found {text:?}"))
-    })?;
-    Idle::try_from(points).map_err(|error| wrong(error.to_string()))
+    points.map_or_else(|| GivenIdle::Named(text.into()), GivenIdle::Points)
 }
 
 /// Seconds, minutes or hours, or a time of a platform's file such as "300 ms".

@@ -27,6 +27,9 @@ pub struct ProgramFigure {
     pub operations: FlopRate,
     /// Between ranks of a node.
     pub inside: LatencyBandwidth,
+    /// The most nodes up to which Ethernet is faster for miniAMR than `ConnectX-6` Dx, by the text.
+    #[serde(rename = "ethernet_until")]
+    pub ethernet_until: u32,
     /// What is taken to be so.
     pub assumed: Vec<String>,
     /// What is known to be off.
@@ -196,7 +199,7 @@ pub struct ProgramVariant {
     pub mini_amr: Vec<OnNodes>,
     /// The percentages.
     pub claims: Vec<JudgedPercent>,
-    /// The most nodes up to which Ethernet is faster for miniAMR than `ConnectX-6` Dx; the paper has 8. Nothing if it never is.
+    /// The most nodes up to which Ethernet is faster for miniAMR than `ConnectX-6` Dx. Nothing if it never is.
     pub ethernet_until: Option<u32>,
 }
 

@@ -7,8 +7,11 @@
 
 use std::collections::BTreeMap;
 
+use polder_platform::{DataError, Platform};
 use serde::{Deserialize, Serialize};
 
+use super::{Configuration, Inside, LINE, MemoryError, Question, Tier, Ways, configurations, job};
+use crate::given::GivenError;
 use crate::random::Random;
 
 /// What is asked of a coherent region.
@@ -44,6 +47,121 @@ pub struct RegionRates {
     pub invalidations: f64,
     /// Accesses that waited for a back-invalidation.
     pub waited: f64,
+}
+
+/// A region as it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RegionQuestion {
+    /// Bytes of it.
+    pub region_bytes: f64,
+    /// Bytes of it that each accelerator may cache.
+    pub cache_bytes: f64,
+    /// Bytes of the lines that the snoop filter has entries for.
+    pub snoop_filter_bytes: f64,
+    /// As in [`RegionLoad`].
+    pub writes: f64,
+    /// As in [`RegionLoad`].
+    pub skew: f64,
+    /// As in [`RegionLoad`].
+    #[serde(default)]
+    pub seed: u64,
+}
+
+/// A rack that keeps regions coherent, and what a line takes there.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CoherentRack {
+    /// Its kind.
+    pub rack: String,
+    /// Accelerators of it.
+    pub accelerators: u32,
+    /// A line in an accelerator's own memory.
+    pub own_s: f64,
+    /// A load of a line of another's memory.
+    pub load_s: f64,
+    /// A copy of it by software.
+    pub copy_s: f64,
+    /// A request to a copy and its answer.
+    pub snoop_s: f64,
+}
+
+/// What accesses to a region take.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RegionTimes {
+    /// What was followed.
+    pub load: RegionLoad,
+    /// What came of it.
+    pub rates: RegionRates,
+    /// Mean seconds of an access by hardware.
+    pub coherent_s: f64,
+    /// Seconds of an access if software copies each line anew.
+    pub copies_s: f64,
+}
+
+impl CoherentRack {
+    /// Of a platform, with the kind of rack, the first by name when left out.
+    ///
+    /// # Errors
+    /// When the platform's file is damaged, or racks of the kind keep nothing coherent.
+    pub fn new(name: &str, kind: Option<&str>) -> Result<Self, MemoryError> {
+        let platform = Platform::load(name)?;
+        let job = job(name, &platform, kind)?;
+        let (rack, accelerators) = (job.rack_name(), job.rack().accelerators);
+        if job.rack().coherent.is_none() {
+            let problem =
+                "expected CXL inside the rack, which keeps regions coherent; take nvl72-cxl, or add it";
+            return Err(DataError::new(name, &format!("rack.{rack}.coherent"), problem).into());
+        }
+        let question = Question {
+            platform: name.into(),
+            against: None,
+            rack: kind.map(String::from),
+            accelerators: None,
+            ways: Ways { inside: Inside::Copy, ..Ways::default() },
+        };
+        let (_, found) = configurations(&question)?;
+        let (Some(load), Some(copy)) = (shared(&found, "tiered"), shared(&found, "clusters")) else {
+            let problem = "expected a rack of two accelerators or more, which share memory";
+            return Err(DataError::new(name, &format!("rack.{rack}.accelerators"), problem).into());
+        };
+        Ok(Self {
+            rack: rack.into(),
+            accelerators,
+            own_s: found[0].tiers[0].access.seconds(LINE),
+            load_s: load.access.seconds(LINE),
+            copy_s: copy.access.seconds(LINE),
+            // A copy is taken from where it lies: a request and its answer, without memory.
+            snoop_s: load.access.idle() - load.access.memory_s,
+        })
+    }
+
+    /// What accesses to a region of it take.
+    ///
+    /// # Errors
+    /// When a number cannot be.
+    pub fn region(&self, asked: &RegionQuestion) -> Result<RegionTimes, MemoryError> {
+        let load = RegionLoad {
+            accelerators: self.accelerators,
+            lines: asked.region_bytes / LINE,
+            cached: asked.cache_bytes / LINE,
+            filter: asked.snoop_filter_bytes / LINE,
+            writes: asked.writes,
+            skew: asked.skew,
+            seed: asked.seed,
+        };
+        let rates = load.rates()?;
+        // Copies of a write go at once; that of a filter's victim goes before the entry is free.
+        let is_invalidated = rates.invalidations.min(asked.writes);
+        let coherent_s = rates.hits * self.own_s
+            + (1.0 - rates.hits) * self.load_s
+            + (is_invalidated + rates.waited) * self.snoop_s;
+        Ok(RegionTimes { load, rates, coherent_s, copies_s: self.copy_s })
+    }
+}
+
+/// The memory of the rack, as a configuration has it.
+fn shared<'a>(found: &'a [Configuration], name: &str) -> Option<&'a Tier> {
+    found.iter().find(|on| on.name == name)?.tiers.iter().find(|tier| tier.name == "rack")
 }
 
 /// Lines that are followed, at most: a larger region is made smaller, with its caches and its filter.
@@ -101,8 +219,8 @@ impl RegionLoad {
     /// Follows accesses of all accelerators in turn.
     ///
     /// # Errors
-    /// What is wrong: a name, and what was expected.
-    pub fn rates(&self) -> Result<RegionRates, (&'static str, String)> {
+    /// When a number cannot be.
+    pub fn rates(&self) -> Result<RegionRates, GivenError> {
         self.check()?;
         let scale = (MOST_LINES / self.lines).min(1.0);
         let scaled = |lines: f64| ((lines * scale).round() as usize).max(1);
@@ -138,24 +256,25 @@ impl RegionLoad {
         })
     }
 
-    fn check(&self) -> Result<(), (&'static str, String)> {
+    fn check(&self) -> Result<(), GivenError> {
         if !(1..=1024).contains(&self.accelerators) {
-            return Err(("accelerators", format!("expected 1 to 1024, found {}", self.accelerators)));
+            let problem = format!("expected 1 to 1024, found {}", self.accelerators);
+            return Err(GivenError::new("accelerators", problem));
         }
-        for (name, value) in [("region", self.lines), ("cache", self.cached), ("snoop-filter", self.filter)] {
+        for (key, value) in [("region", self.lines), ("cache", self.cached), ("snoop-filter", self.filter)] {
             if !(value >= 1.0 && value.is_finite()) {
-                return Err((name, format!("expected a line or more, found {value}")));
+                return Err(GivenError::new(key, format!("expected a line or more, found {value}")));
             }
         }
-        match self.writes {
-            it if !(0.0..=1.0).contains(&it) => {
-                Err(("writes", format!("expected a part from 0 to 1, found {it}")))
+        for (key, value, most) in [("writes", self.writes, 1.0), ("skew", self.skew, 4.0)] {
+            if !(0.0..=most).contains(&value) {
+                return Err(GivenError::new(
+                    key,
+                    format!("expected a number from 0 to {most}, found {value}"),
+                ));
             }
-            _ if !(0.0..=4.0).contains(&self.skew) => {
-                Err(("skew", format!("expected a number from 0 to 4, found {}", self.skew)))
-            }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     /// A line by Zipf's law, which is taken to be continuous.
@@ -272,7 +391,7 @@ mod tests {
     fn a_large_region_is_followed_as_a_small_one_of_the_same_parts() {
         let large = RegionLoad { lines: 4e6, cached: 1e6, filter: 4e6, ..LOAD }.rates().unwrap();
         assert!((large.hits - LOAD.rates().unwrap().hits).abs() < 0.01, "{large:?}");
-        let (name, problem) = RegionLoad { writes: 2.0, ..LOAD }.rates().unwrap_err();
-        assert_eq!((name, problem.as_str()), ("writes", "expected a part from 0 to 1, found 2"));
+        let error = RegionLoad { writes: 2.0, ..LOAD }.rates().unwrap_err();
+        assert_eq!(error.to_string(), "writes: expected a number from 0 to 1, found 2");
     }
 }

@@ -1,12 +1,150 @@
 //! Inference that outgrows an accelerator: KV caches, embedding tables and retrieval, by the memories that they take.
 
-use serde::Serialize;
+use polder_platform::Platform;
+use serde::{Deserialize, Serialize};
 
-use super::{Configuration, Tier};
+use super::{Configuration, MemoryError, Question, Tier, configurations, job};
+use crate::given::GivenError;
 use crate::step::model::Model;
 
 /// Bytes of a key, a value or a weight.
 const HALF: f64 = 2.0;
+
+/// What is read in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum InferenceKind {
+    /// All keys and values of all sequences, by pages.
+    #[default]
+    Kv,
+    /// Rows of embedding tables.
+    Embedding,
+    /// Vectors of an index, one after another.
+    Retrieval,
+}
+
+impl InferenceKind {
+    /// Bytes of an access, accesses at once, and visits of a sequence.
+    const fn defaults(self) -> (f64, u32, u32) {
+        match self {
+            Self::Kv => (65536.0, 64, 0),
+            Self::Embedding => (512.0, 64, 64),
+            Self::Retrieval => (4096.0, 1, 100),
+        }
+    }
+}
+
+/// Which machines serve what.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InferenceQuestion {
+    /// The machines.
+    pub machines: Question,
+    /// Accelerators of a rack that serve; all when left out.
+    pub serving: Option<u32>,
+    /// What is read.
+    #[serde(default)]
+    pub load: InferenceKind,
+    /// The model, by its name or the path of its file.
+    pub model: String,
+}
+
+/// A step that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InferenceRow {
+    /// Sequences that are served at once.
+    pub sequences: u32,
+    /// Tokens of each.
+    pub context: u32,
+    /// Bytes of the tables or of the index.
+    pub set_bytes: f64,
+    /// Bytes of an access; those of the kind of load when left out.
+    pub access_bytes: Option<f64>,
+    /// Accesses under way at once; those of the kind of load when left out.
+    pub outstanding: Option<u32>,
+    /// Rows or vectors of a sequence in a step; those of the kind of load when left out.
+    pub visits: Option<u32>,
+}
+
+/// Machines that serve a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Inference {
+    /// Accelerators of the machine.
+    pub accelerators: u32,
+    /// Those that serve.
+    pub serving: u32,
+    /// The memories of the machines.
+    pub configurations: Vec<Configuration>,
+    /// What is served.
+    pub model: Model,
+    kind: InferenceKind,
+}
+
+impl Inference {
+    /// Reads the machines and the model.
+    ///
+    /// # Errors
+    /// As [`configurations`]; when a rack has fewer accelerators than serve, or the model's file is damaged.
+    pub fn new(question: &InferenceQuestion) -> Result<Self, MemoryError> {
+        let machines = &question.machines;
+        let (accelerators, configurations) = configurations(machines)?;
+        let platform = Platform::load(&machines.platform)?;
+        let rack = job(&machines.platform, &platform, machines.rack.as_deref())?.rack().accelerators;
+        let most = rack.min(accelerators);
+        let serving = question.serving.unwrap_or(most);
+        if serving == 0 || serving > most {
+            let problem = format!("expected 1 to {most}, the accelerators of a rack, found {serving}");
+            return Err(GivenError::new("serving", problem).into());
+        }
+        let (model, kind) = (Model::load(&question.model)?, question.load);
+        Ok(Self { accelerators, serving, configurations, model, kind })
+    }
+
+    /// What each accelerator that serves reads in a step.
+    ///
+    /// # Errors
+    /// When a number is 0 or less.
+    pub fn load(&self, row: &InferenceRow) -> Result<InferenceLoad, MemoryError> {
+        let (bytes, outstanding, visits) = self.kind.defaults();
+        let bytes = row.access_bytes.unwrap_or(bytes);
+        let outstanding = f64::from(row.outstanding.unwrap_or(outstanding));
+        let (context, sequences) = (f64::from(row.context), f64::from(row.sequences));
+        for (key, value) in [
+            ("sequences", sequences),
+            ("context", context),
+            ("set", row.set_bytes),
+            ("access", bytes),
+            ("outstanding", outstanding),
+            ("visits", row.visits.map_or(1.0, f64::from)),
+        ] {
+            GivenError::expect_above_zero(key, value)?;
+        }
+        let serving = f64::from(self.serving);
+        let kv = InferenceLoad::kv(&self.model, context, sequences, serving, bytes, outstanding);
+        Ok(match self.kind {
+            InferenceKind::Kv => kv,
+            // Sequences are spread over the accelerators, and the set too.
+            InferenceKind::Embedding | InferenceKind::Retrieval => InferenceLoad {
+                outstanding: match self.kind {
+                    // Sequences search beside one another.
+                    InferenceKind::Retrieval => outstanding * (sequences / serving).max(1.0),
+                    _ => outstanding,
+                },
+                resident_bytes: 0.0,
+                set_bytes: row.set_bytes / serving,
+                accesses: sequences / serving * f64::from(row.visits.unwrap_or(visits)),
+                ..kv
+            },
+        })
+    }
+
+    /// What a step takes on each configuration; nothing where it does not fit.
+    #[must_use]
+    pub fn steps(&self, load: &InferenceLoad) -> Vec<Option<InferenceStep>> {
+        self.configurations.iter().map(|on| load.step(on, f64::from(self.serving))).collect()
+    }
+}
 
 /// Accesses of a step, spread evenly over the bytes of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -2,13 +2,17 @@
 //! tensors; how long each takes follows from operations and bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
-use polder_platform::DataError;
+use polder_platform::{DataError, files_of, recorded_text_of};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::given::GivenError;
+
 /// What the machine reaches.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct OperatorRates {
     /// Operations a second of matrix products.
     pub flops_per_s: f64,
@@ -86,7 +90,38 @@ struct Tensors {
     types: Vec<String>,
 }
 
+impl OperatorRates {
+    /// Whether a machine can have them.
+    ///
+    /// # Errors
+    /// When a rate is not above 0, or a launch below it.
+    pub fn check(&self) -> Result<(), GivenError> {
+        GivenError::expect_above_zero("compute", self.flops_per_s)?;
+        GivenError::expect_above_zero("memory", self.bytes_per_s)?;
+        match self.launch_s >= 0.0 && self.launch_s.is_finite() {
+            true => Ok(()),
+            false => {
+                let problem = format!("expected a number from 0 on, found {}", self.launch_s);
+                Err(GivenError::new("launch", problem))
+            }
+        }
+    }
+}
+
 impl StepTrace {
+    /// Reads the traces of all ranks of a folder, each with the name of its file.
+    ///
+    /// # Errors
+    /// When the folder has none, or one is no trace.
+    pub fn load(folder: &Path) -> Result<Vec<(String, Self)>, DataError> {
+        let remedy = "no file .json: register a file of it with torch.profiler.ExecutionTraceObserver, see docs/plan-programs.md";
+        let read = |name: String| {
+            let trace = Self::read(&name, &recorded_text_of(&name)?)?;
+            Ok((name, trace))
+        };
+        files_of(folder, |name| name.ends_with(".json"), remedy)?.into_iter().map(read).collect()
+    }
+
     /// Reads a trace.
     ///
     /// # Errors
@@ -128,6 +163,11 @@ impl StepTrace {
         }
         let is_collective = |node: &&Node| node.name == "record_param_comms";
         Ok(Self { operators: found, collectives: file.nodes.iter().filter(is_collective).count() as u64 })
+    }
+
+    /// The names of its operators, with those that ran several times.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.operators.iter().map(|it| it.name.as_str())
     }
 
     /// What the step takes: each operator the longer of its operations and its bytes, and its launch.

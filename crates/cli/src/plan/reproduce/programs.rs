@@ -21,7 +21,7 @@ pub(super) fn run(json: bool) -> Result<(), Failure> {
 fn print(figure: &ProgramFigure, variants: &[ProgramVariant]) {
     println!("{}\n  {}\n", figure.title, figure.source);
     println!("Nothing is fitted. By how many percent CXL is better, the mean over {}:", nodes(figure));
-    table::print(&percents(variants));
+    table::print(&percents(figure, variants));
     println!(
         "  (= sign and size hold: CG within {:.0} points, miniAMR within {:.0}% of the paper's; ~ the sign holds; ! it does not)",
         ProgramFigure::POINTS,
@@ -67,7 +67,7 @@ fn what(claim: &JudgedPercent) -> String {
     format!("{}, {metric}, over {over}", program(claim.claim.program))
 }
 
-fn percents(variants: &[ProgramVariant]) -> Vec<Vec<String>> {
+fn percents(figure: &ProgramFigure, variants: &[ProgramVariant]) -> Vec<Vec<String>> {
     let mut rows = vec![vec![String::new(), "published".to_owned()]];
     rows[0].extend(variants.iter().map(|it| it.input.clone()));
     let mut below = vec![String::new(); 2];
@@ -78,9 +78,10 @@ fn percents(variants: &[ProgramVariant]) -> Vec<Vec<String>> {
         row.extend(variants.iter().map(|it| marked(&it.claims[index])));
         rows.push(row);
     }
-    let mut last = vec!["miniAMR: Ethernet faster than CX-6 Dx up to".to_owned(), "8 nodes".into()];
+    let until = figure.ethernet_until;
+    let mut last = vec!["miniAMR: Ethernet faster than CX-6 Dx up to".to_owned(), format!("{until} nodes")];
     last.extend(variants.iter().map(|it| match it.ethernet_until {
-        Some(nodes) => format!("{nodes} nodes{}", if nodes == 8 { "=" } else { " " }),
+        Some(nodes) => format!("{nodes} nodes{}", if nodes == until { "=" } else { " " }),
         None => "never ".into(),
     }));
     rows.push(last);

@@ -1,0 +1,155 @@
+//! What is asked of a traced program: over which network it runs instead.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use polder_platform::{DataError, Platform, files_of, recorded_text_of};
+use serde::Deserialize;
+
+use super::{Network, Operation, ProgramTrace, ReplayError, Replayed, Way, read_trace, replay};
+use crate::fidelity::Fidelity;
+use crate::given::GivenError;
+
+/// A network, and how messages on it are looked at.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProgramQuestion {
+    /// Seconds of an empty message between ranks of a host.
+    pub latency_s: f64,
+    /// Bytes a second of messages between ranks of a host.
+    pub bytes_per_s: f64,
+    /// The machine that hosts are joined as; without it all ranks run on one host.
+    pub platform: Option<String>,
+    /// The platform's path between two hosts.
+    pub path: Option<String>,
+    /// Hosts, each with as many ranks that follow one another; those of the trace when left out.
+    pub hosts: Option<u32>,
+    /// How many times as long computing takes as in the trace.
+    pub computing: f64,
+    /// Whether messages share ports.
+    pub fidelity: Fidelity,
+}
+
+/// A program over a network.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PredictedProgram {
+    /// The network.
+    pub network: Network,
+    /// What the program takes.
+    pub replayed: Replayed,
+}
+
+/// Why a traced program cannot be predicted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProgramError {
+    /// A file is damaged.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A given value cannot be.
+    #[error(transparent)]
+    Given(#[from] GivenError),
+    /// The program cannot be followed to its end.
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+}
+
+impl ProgramTrace {
+    /// Reads the files of all ranks of a folder.
+    ///
+    /// # Errors
+    /// When the folder has none, or not one of each rank, or one is damaged.
+    pub fn load(folder: &Path) -> Result<Self, DataError> {
+        let remedy = "no file rank-0: run the program with POLDER_MPI_TRACE and the window shim, see docs/plan-programs.md";
+        let text = |name: String| {
+            let text = recorded_text_of(&name)?;
+            Ok((name, text))
+        };
+        let files = files_of(folder, |name| name.starts_with("rank-"), remedy)?;
+        read_trace(&files.into_iter().map(text).collect::<Result<Vec<_>, DataError>>()?)
+    }
+
+    /// Seconds of the slowest rank, and those in calls, the mean of all ranks.
+    #[must_use]
+    pub fn measured_s(&self) -> (f64, f64) {
+        let total_s = self.measured.iter().map(|it| it.total_s).fold(0.0, f64::max);
+        let in_calls_s = self.measured.iter().map(|it| it.communication_s).sum::<f64>();
+        (total_s, in_calls_s / self.measured.len() as f64)
+    }
+
+    /// Follows the program over another network.
+    ///
+    /// # Errors
+    /// When the network cannot be, or a rank waits for ever.
+    pub fn predict(&self, question: &ProgramQuestion) -> Result<PredictedProgram, ProgramError> {
+        let ProgramQuestion { latency_s, bytes_per_s, computing, .. } = *question;
+        GivenError::expect_above_zero("bandwidth", bytes_per_s)?;
+        for (key, value) in [("latency", latency_s), ("computing", computing)] {
+            if !(value >= 0.0 && value.is_finite()) {
+                let problem = format!("expected a number from 0 on, found {value}");
+                return Err(GivenError::new(key, problem).into());
+            }
+        }
+        let mut network = self.network(question)?;
+        match question.fidelity {
+            Fidelity::L0 => {
+                network.inside.port_bytes_per_s = f64::INFINITY;
+                network.between.port_bytes_per_s = f64::INFINITY;
+            }
+            Fidelity::L1 => {}
+            Fidelity::L2 => {
+                let problem = "expected L0 or L1, found L2: the flits of a whole program are too many; plan fabric follows those of a pattern";
+                return Err(GivenError::new("fidelity", problem).into());
+            }
+        }
+        let mut ranks = Cow::Borrowed(&self.ranks);
+        if computing != 1.0 {
+            for done in ranks.to_mut().iter_mut().flatten() {
+                if let Operation::Compute { seconds } = done {
+                    *seconds *= computing;
+                }
+            }
+        }
+        let replayed = replay(&ranks, &network)?;
+        Ok(PredictedProgram { network, replayed })
+    }
+
+    fn network(&self, question: &ProgramQuestion) -> Result<Network, ProgramError> {
+        let hosts = self.hosts_of(question.hosts)?;
+        let inside = Way::new(question.latency_s, question.bytes_per_s);
+        let (Some(name), Some(wanted)) = (&question.platform, &question.path) else {
+            return match hosts.iter().any(|host| *host > 0) {
+                false => Ok(Network { hosts, inside, between: inside }),
+                true => {
+                    let problem = "ranks run on several hosts; give a platform with servers, and --path";
+                    Err(GivenError::new("platform", problem).into())
+                }
+            };
+        };
+        let platform = Platform::load(name)?;
+        let found = platform.server.values().find_map(|server| Some((server, server.path.get(wanted)?)));
+        let Some((server, path)) = found else {
+            let known: Vec<_> =
+                platform.server.values().flat_map(|server| server.path.keys()).map(String::as_str).collect();
+            let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+            let problem = format!("expected one of {name}, which has {known}; found {wanted:?}");
+            return Err(GivenError::new("path", problem).into());
+        };
+        Ok(Network { hosts, inside, between: Way::of(server, path) })
+    }
+
+    fn hosts_of(&self, asked: Option<u32>) -> Result<Vec<u32>, GivenError> {
+        let ranks = self.ranks.len() as u32;
+        match asked {
+            None => Ok(self.hosts.clone()),
+            Some(hosts) if hosts > 0 && hosts <= ranks => {
+                let each = ranks.div_ceil(hosts);
+                Ok((0..ranks).map(|rank| rank / each).collect())
+            }
+            Some(hosts) => {
+                let problem = format!("expected 1 to {ranks}, the ranks of the trace, found {hosts}");
+                Err(GivenError::new("hosts", problem))
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What a server holds with slow memory beside its own, for a service that is described: the tiers of a platform, and costs of the Vistara
+//! paper where none are given.
+
+use polder_platform::{BuiltTier, Bytes, DataError, Platform};
+use serde::Deserialize;
+
+use crate::given::GivenError;
+use crate::judge::vistara_services::ServicesFigure;
+use crate::pages::plan::{Costs, Described, Row, rows};
+use crate::pages::{Idle, Pair};
+
+/// How long pages of a service lie idle.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub enum GivenIdle {
+    /// As those of a service of the Vistara paper, Table I.
+    Named(String),
+    /// Shares of the memory, each with seconds.
+    Points(Vec<[f64; 2]>),
+}
+
+/// A server, and what its slow memory is for.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TierQuestion {
+    /// The machine, with a server of two tiers.
+    pub platform: String,
+    /// The server's own memory.
+    pub fast: String,
+    /// Its slow memory.
+    pub slow: String,
+    /// Cost of a byte of slow memory, as a part of that of fast memory.
+    pub slow_cost: Option<f64>,
+    /// Watts of a server without slow memory.
+    pub server_watts: Option<f64>,
+}
+
+/// Why a server cannot be predicted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TierError {
+    /// A file is damaged.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A given value cannot be.
+    #[error(transparent)]
+    Given(#[from] GivenError),
+}
+
+/// A server whose tiers are known.
+#[derive(Clone, Debug)]
+pub struct TierServer {
+    fast: BuiltTier,
+    slow: BuiltTier,
+    fast_name: String,
+    paper: ServicesFigure,
+    /// What its tiers cost.
+    pub costs: Costs,
+}
+
+/// A service, and the ratio of fast to slow memory that it has.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TierRow {
+    /// How long its pages lie idle.
+    pub idle: GivenIdle,
+    /// Bytes of a container.
+    pub unit_bytes: f64,
+    /// Bytes a second that one draws of memory.
+    pub unit_bytes_per_s: f64,
+    /// The part of its time that it waits for memory, from 0 to 1.
+    pub waits: f64,
+    /// Bytes of fast memory for each byte of slow memory.
+    pub ratio: f64,
+}
+
+impl TierServer {
+    /// Reads the platform.
+    ///
+    /// # Errors
+    /// When its file is damaged, or it has no such tiers.
+    pub fn new(question: &TierQuestion) -> Result<Self, TierError> {
+        let platform = Platform::load(&question.platform)?;
+        let tier = |key: &'static str, name: &str| {
+            let of = &question.platform;
+            let problem =
+                || format!("{of} has no server with a tier {name:?}; `polder plan show {of}` prints them");
+            platform.tier(name).cloned().ok_or_else(|| GivenError::new(key, problem()))
+        };
+        let (fast, slow) = (tier("fast", &question.fast)?, tier("slow", &question.slow)?);
+        let paper = ServicesFigure::load()?;
+        let mut costs = paper.costs();
+        costs.slow_cost = question.slow_cost.unwrap_or(costs.slow_cost);
+        costs.server_watts = question.server_watts.unwrap_or(costs.server_watts);
+        Ok(Self { fast, slow, fast_name: question.fast.clone(), paper, costs })
+    }
+
+    /// Its tiers.
+    #[must_use]
+    pub const fn pair(&self) -> Pair<'_> {
+        Pair { fast: &self.fast, slow: &self.slow }
+    }
+
+    /// Bytes of its own memory.
+    #[must_use]
+    pub fn fast_bytes(&self) -> f64 {
+        self.fast.capacity.value()
+    }
+
+    /// The server with a service, and so much slow memory.
+    ///
+    /// # Errors
+    /// When idle times are none, or a number cannot be: a container that is larger than the server's own memory.
+    pub fn row(&self, asked: &TierRow) -> Result<Row, TierError> {
+        let TierRow { idle, unit_bytes, unit_bytes_per_s, waits, ratio } = asked;
+        let fast = self.fast_bytes();
+        GivenError::expect_above_zero("unit", *unit_bytes)?;
+        GivenError::expect_above_zero("ratio", *ratio)?;
+        for (key, value, most) in [("draws", *unit_bytes_per_s, f64::MAX), ("waits", *waits, 1.0)] {
+            if !(0.0..=most).contains(&value) {
+                let problem = format!("expected a number from 0 to {most}, found {value}");
+                return Err(GivenError::new(key, problem).into());
+            }
+        }
+        if *unit_bytes > fast {
+            let (unit, name) = (Bytes::new(*unit_bytes), &self.fast_name);
+            let problem = format!("{unit} is more than {name} has, {}; give less", self.fast.capacity);
+            return Err(GivenError::new("unit", problem).into());
+        }
+        let service = Described {
+            idle: self.idle(idle)?,
+            unit_bytes: *unit_bytes,
+            unit_bytes_per_s: *unit_bytes_per_s,
+            waits: *waits,
+        };
+        Ok(rows(self.pair(), &service, &self.costs, &[fast / ratio])[0])
+    }
+
+    fn idle(&self, given: &GivenIdle) -> Result<Idle, GivenError> {
+        match given {
+            GivenIdle::Named(name) => self.paper.idle(name).cloned().ok_or_else(|| {
+                let names = self.paper.names().join(", ");
+                let problem = format!(
+                    "expected one of {names}, or points such as \"25%=22s,50%=28min\", found {name:?}"
+                );
+                GivenError::new("idle", problem)
+            }),
+            GivenIdle::Points(points) => {
+                Idle::try_from(points.clone()).map_err(|error| GivenError::new("idle", error.to_string()))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server() -> TierServer {
+        let question = TierQuestion {
+            platform: "memserver".into(),
+            fast: "local".into(),
+            slow: "cxl".into(),
+            slow_cost: None,
+            server_watts: None,
+        };
+        TierServer::new(&question).unwrap()
+    }
+
+    fn ads() -> TierRow {
+        let idle = GivenIdle::Named("ads".into());
+        TierRow { idle, unit_bytes: 64e9, unit_bytes_per_s: 15e9, waits: 0.5, ratio: 3.0 }
+    }
+
+    #[test]
+    fn points_that_are_a_services_give_its_row() {
+        let server = server();
+        let points: Vec<[f64; 2]> = server.paper.idle("ads").unwrap().clone().into();
+        let named = server.row(&ads()).unwrap();
+        assert_eq!(server.row(&TierRow { idle: GivenIdle::Points(points), ..ads() }).unwrap(), named);
+        let more = server.row(&TierRow { ratio: 1.0, ..ads() }).unwrap();
+        assert!(more.units > named.units, "{named:?} {more:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_is_named() {
+        let server = server();
+        for (row, key) in [
+            (TierRow { unit_bytes: 1e12, ..ads() }, "unit: 1 TB is more than local has, 768 GB; give less"),
+            (TierRow { unit_bytes_per_s: -1.0, ..ads() }, "draws: "),
+            (TierRow { waits: 2.0, ..ads() }, "waits: expected a number from 0 to 1, found 2"),
+            (TierRow { ratio: 0.0, ..ads() }, "ratio: expected a number above 0, found 0"),
+            (TierRow { idle: GivenIdle::Named("lunch".into()), ..ads() }, "idle: expected one of ads, "),
+            (
+                TierRow { idle: GivenIdle::Points(vec![[0.5, 1.0]]), ..ads() },
+                "idle: idle times [[0.5, 1.0]]: ",
+            ),
+        ] {
+            let said = server.row(&row).unwrap_err().to_string();
+            assert!(said.starts_with(key), "{said}");
+        }
+    }
+}
