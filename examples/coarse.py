@@ -102,6 +102,7 @@ class Way:
     losses: list[float] = field(default_factory=list[float])
     steps_s: list[float] = field(default_factory=list[float])
     blocked_s: list[float] = field(default_factory=list[float])
+    optimizer_s: list[float] = field(default_factory=list[float])
 
     def step(self, text: torch.Tensor, rank: int) -> None:
         """One step on this worker's share of a batch that every worker draws alike."""
@@ -115,7 +116,9 @@ class Way:
         averaged = time.perf_counter()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.steps_s.append(time.perf_counter() - began)
+        ended = time.perf_counter()
+        self.steps_s.append(ended - began)
+        self.optimizer_s.append(ended - averaged)
         self.blocked_s.append(self.service.blocked_s if self.service else averaged - self.last_gradient)
         self.losses.append(loss.item())
 
@@ -287,19 +290,37 @@ def sweep(way: Way, service: ParameterService, text: torch.Tensor, rank: int, op
     assert plan is not None
     simulated = simulate(plan, options)
     beside = ", and simulated by polder plan sync" if simulated else ""
-    say(f"\nstep by the part of bytes on the proxies, {kind}{beside}")
+    say(
+        f"\nstep by the part of bytes on the proxies: {kind}, predicted by the plan{beside}; the latter with the "
+        "optimizer's step as measured"
+    )
     before, _ = timed(None)
     points = [(at / SWEEP, timed(at / SWEEP)) for at in range(SWEEP + 1)]
     after, _ = timed(None)
+    optimizer_s = statistics.median(way.optimizer_s)
+
+    def predicted(nbytes: float) -> float:
+        """Seconds of a step with whole tensors of about so many bytes on the proxies."""
+        _, seconds = min(plan.predicted, key=lambda point: abs(point[0] - nbytes))
+        return plan.forward_s + seconds + optimizer_s
+
     for at, (step, blocked) in points:
-        beside = f"  simulated {simulated[round(at * SWEEP)] * 1e3:>7.1f} ms" if simulated else ""
-        say(f"  m = {at:.1f} n   step {step * 1e3:>7.1f} ms  blocked {blocked * 1e3:>7.1f} ms{beside}")
+        said = predicted(at * plan.total_bytes)
+        beside = ""
+        if simulated:
+            other = simulated[round(at * SWEEP)] + optimizer_s
+            beside = f"  simulated {other * 1e3:>7.1f} ms ({other / step - 1:+.0%})"
+        say(
+            f"  m = {at:.1f} n   step {step * 1e3:>7.1f} ms  blocked {blocked * 1e3:>7.1f} ms  "
+            f"predicted {said * 1e3:>7.1f} ms ({said / step - 1:+.0%}){beside}"
+        )
     best = min(step for _, (step, _) in points)
     ours = (before + after) / 2
     part = plan.proxied_bytes / plan.total_bytes
     say(
         f"  planned m = {part:.2f} n: {ours * 1e3:.1f} ms, the mean of {before * 1e3:.1f} before and {after * 1e3:.1f} "
-        f"after the sweep; {ours / best - 1:+.1%} of the best of {SWEEP + 1}"
+        f"after the sweep, {predicted(plan.proxied_bytes) * 1e3:.1f} predicted; {ours / best - 1:+.1%} of the best of "
+        f"{SWEEP + 1}"
     )
     say(f"\nstep by the order of shards with all bytes on the proxies, {kind}")
     whole = 1 << 40
@@ -313,7 +334,7 @@ def sweep(way: Way, service: ParameterService, text: torch.Tensor, rank: int, op
     say("  the optimizer steps all layers at once, so what comes first does not shorten a step")
     say(f"\nstep by the size of shards at the planned m, {kind}; the plan's is {plan.shard_bytes >> 10} KiB")
     for size in (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, whole):
-        step, blocked = timed(None, size)
+        step, blocked = timed(part, size)
         shards = len(service.plan.shards) if service.plan else 0
         name = "whole tensors" if size == whole else f"{size >> 10} KiB"
         say(f"  {name:<14} {shards:>5} shards  step {step * 1e3:>7.1f} ms  blocked {blocked * 1e3:>7.1f} ms")
@@ -344,9 +365,9 @@ def said_of(plan: SyncPlan, rate: float | None) -> str:
             f"BW_proxy {plan.proxy_rate / 1e9:.2f} GB/s, BW_worker {plan.worker_rate / 1e9:.2f} GB/s ({kind})",
             f"         links to the proxies: {links}",
             f"plan:    shards of {plan.shard_bytes >> 10} KiB or more, {len(plan.shards)} a step; threshold of routes "
-            f"{plan.threshold_bytes / 1024:.0f} KiB; m = "
-            f"{plan.split_bytes / 1e6:.1f} of {plan.total_bytes / 1e6:.1f} MB, in whole tensors "
-            f"{plan.proxied_bytes / 1e6:.1f} MB to the proxies\n",
+            f"{plan.threshold_bytes / 1024:.0f} KiB",
+            f"         m = {plan.proxied_bytes / 1e6:.1f} of {plan.total_bytes / 1e6:.1f} MB, by when gradients come; "
+            f"the paper's formula says {plan.split_bytes / 1e6:.1f}\n",
         ]
     )
 

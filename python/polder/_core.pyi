@@ -151,6 +151,15 @@ def service_split(
     worker_rate: float,
     part: float | None = None,
 ) -> tuple[float, int]: ...
+def service_predict(
+    gradients: Sequence[tuple[int, float]],
+    workers: int,
+    backward_s: float,
+    rates: tuple[float, float],
+    shard_bytes: int,
+    links: Sequence[tuple[float, float]],
+    slack: float,
+) -> tuple[int, list[float]]: ...
 def service_shards(
     tensors: Sequence[int], shard_bytes: int, links: Sequence[tuple[float, float]], slack: float
 ) -> tuple[float, list[tuple[int, int, int, int]]]: ...

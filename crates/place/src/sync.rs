@@ -152,6 +152,66 @@ pub fn split(bytes: f64, workers: u32, pace: &Pace) -> f64 {
     ((pace.backward_s + bytes * worker) / (worker + proxy)).min(bytes)
 }
 
+/// What a step is predicted from: the paper's formula lets gradients be there from the begin of a backward pass on, and this knows when
+/// each of them comes, what copies cost the training thread, and that a proxy sums nothing before it came.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timeline<'a> {
+    /// Of each tensor its gradient's bytes and when it is there, in seconds from the begin of the backward pass, without copies.
+    pub gradients: &'a [(u64, f64)],
+    /// How many workers.
+    pub workers: u32,
+    /// Seconds of a backward pass without copies.
+    pub backward_s: f64,
+    /// Bytes a second with which the training thread copies gradients into the pool.
+    pub copy: Bandwidth,
+    /// Each proxy: the least message, and what it sums for all workers.
+    pub proxies: &'a [Link],
+    /// `BW_worker`, as in [`Pace`].
+    pub worker: Bandwidth,
+    /// The least bytes of a shard.
+    pub shard_bytes: u64,
+    /// Shards begin at multiples of so many bytes.
+    pub grain: u64,
+    /// That of [`Routing::over`].
+    pub slack: f64,
+}
+
+impl Timeline<'_> {
+    /// Seconds from the begin of the backward pass to the last average, if the proxies take the first `taken` tensors. The longer of two
+    /// ends counts: the workers' all-reduce begins after the pass, and each proxy sums one shard after the other.
+    #[must_use]
+    pub fn seconds(&self, taken: usize) -> f64 {
+        let (proxied, rest) = self.gradients.split_at(taken.min(self.gradients.len()));
+        let (mut shards, mut copied_s) = (vec![], 0.0);
+        for &(bytes, at_s) in proxied {
+            copied_s += bytes as f64 / self.copy.value();
+            let ready_s = at_s + copied_s;
+            shards.extend(
+                pieces(bytes, self.shard_bytes, self.grain).map(|piece| (piece.end - piece.start, ready_s)),
+            );
+        }
+        let bytes: Vec<u64> = shards.iter().map(|(bytes, _)| *bytes).collect();
+        let mut free_s = vec![0.0_f64; self.proxies.len()];
+        let mut end_s = self.backward_s + copied_s;
+        for (proxy, (bytes, ready_s)) in routes(&bytes, self.proxies, self.slack).into_iter().zip(shards) {
+            let Link { latency_s, bandwidth } = self.proxies[proxy];
+            free_s[proxy] = free_s[proxy].max(ready_s) + bytes as f64 / bandwidth.value();
+            end_s = end_s.max(free_s[proxy] + latency_s);
+        }
+        let rest: u64 = rest.iter().map(|(bytes, _)| *bytes).sum();
+        let by_workers = ring(self.workers) * rest as f64 / self.worker.value();
+        end_s.max(self.backward_s + copied_s + by_workers)
+    }
+
+    /// How many tensors the proxies take so that [`Timeline::seconds`] is least; of equally good counts the smallest.
+    #[must_use]
+    pub fn best(&self) -> usize {
+        let seconds: Vec<f64> = (0..=self.gradients.len()).map(|taken| self.seconds(taken)).collect();
+        let shorter = |&one: &usize, &other: &usize| seconds[one].total_cmp(&seconds[other]);
+        (0..seconds.len()).min_by(shorter).unwrap_or_default()
+    }
+}
+
 /// How many of these tensors, in the order of gradients, the proxies take: their bytes come nearest to `proxied`, because a
 /// tensor goes one way whole.
 #[must_use]
@@ -230,7 +290,75 @@ mod tests {
         assert!((step_seconds(1e9, 1, &pace, 1e9) - 0.3).abs() < 1e-12);
     }
 
+    fn timeline<'a>(gradients: &'a [(u64, f64)], proxies: &'a [Link]) -> Timeline<'a> {
+        Timeline {
+            gradients,
+            workers: 2,
+            backward_s: 1.0,
+            copy: Bandwidth::new(1e12),
+            proxies,
+            worker: Bandwidth::new(100.0),
+            shard_bytes: 1,
+            grain: 1,
+            slack: 0.2,
+        }
+    }
+
+    #[test]
+    fn a_proxy_sums_nothing_before_it_came_and_the_workers_nothing_before_the_pass_is_over() {
+        let proxies = [Link { latency_s: 0.0, bandwidth: Bandwidth::new(100.0) }];
+        let gradients = [(100, 0.25), (100, 0.5), (100, 0.75), (100, 1.0)];
+        let timeline = Timeline { shard_bytes: 100, ..timeline(&gradients, &proxies) };
+        let near = |taken: usize, expected: f64| {
+            let found = timeline.seconds(taken);
+            assert!((found - expected).abs() < 1e-6, "{taken}: {found}");
+        };
+        near(0, 5.0);
+        near(1, 4.0);
+        near(2, 3.0);
+        // The third sum begins when the second one is over.
+        near(3, 3.25);
+        near(4, 4.25);
+        assert_eq!(timeline.best(), 2);
+        // Copies are the training thread's: they move all that comes after them.
+        let slow = Timeline { copy: Bandwidth::new(1000.0), ..timeline };
+        assert!((slow.seconds(2) - 3.2).abs() < 1e-9, "{}", slow.seconds(2));
+        assert_eq!(Timeline { gradients: &[], ..timeline }.best(), 0);
+    }
+
     proptest! {
+        #[test]
+        fn no_count_is_better_than_the_best_and_none_beats_the_papers_formula(
+            sizes in proptest::collection::vec(1_u64..1000, 1..20), rates in proptest::collection::vec(50.0..500.0_f64, 1..4),
+        ) {
+            let total: u64 = sizes.iter().sum();
+            let mut so_far = 0;
+            let gradients: Vec<_> = sizes
+                .iter()
+                .map(|&bytes| {
+                    so_far += bytes;
+                    (bytes, so_far as f64 / total as f64)
+                })
+                .collect();
+            let proxies: Vec<_> =
+                rates.iter().map(|&rate| Link { latency_s: 0.0, bandwidth: Bandwidth::new(rate) }).collect();
+            let timeline = timeline(&gradients, &proxies);
+            let best = timeline.seconds(timeline.best());
+            let pace = Pace {
+                forward_s: 0.0,
+                backward_s: 1.0,
+                proxy: Bandwidth::new(rates.iter().sum()),
+                worker: timeline.worker,
+            };
+            for taken in 0..=sizes.len() {
+                let found = timeline.seconds(taken);
+                prop_assert!(best <= found);
+                let proxied: u64 = sizes[..taken].iter().sum();
+                let bound = step_seconds(total as f64, 2, &pace, proxied as f64);
+                prop_assert!(found >= bound * (1.0 - 1e-9), "{found} {bound}");
+            }
+        }
+
         #[test]
         fn pieces_cover_a_tensor_and_are_as_large_as_a_shard(
             bytes in 0_u64..1 << 24, shard in 0_u64..1 << 20, grain in 1_u64..200,

@@ -125,6 +125,8 @@ struct Parts<M: Memory> {
     step: u32,
     /// What this process says besides.
     counters: [u64; 5],
+    /// How it came to its end, once it has. It never takes that back.
+    end: Option<Mark>,
     broken: Option<PoolError>,
 }
 
@@ -187,6 +189,7 @@ impl<M: Memory> Parts<M> {
             interrupt: None,
             step: 1,
             counters: [0; 5],
+            end: None,
             broken: None,
         })
     }
@@ -327,18 +330,19 @@ impl<M: Memory> Parts<M> {
         Ok(line::load(&self.memory, at)?.and_then(|[mark, ..]| Mark::parse(mark)))
     }
 
-    /// Says what this process has done, and that it has come to its end.
+    /// Says what this process has done, and how it has come to its end if it has.
     // SYNC: pairs with `gave_up`.
-    fn say(&self, end: Option<Mark>) {
+    fn say(&self) {
         let [steps, second, third, fourth, fifth] = self.counters;
-        let words = [end.map_or(0, Mark::word), steps, second, third, fourth, fifth, 0];
+        let words = [self.end.map_or(0, Mark::word), steps, second, third, fourth, fifth, 0];
         line::publish(&self.memory, state_line(self.members[self.own].at), &words);
     }
 
     /// Says that this process expects nothing more.
     fn leave(&mut self) {
         if self.broken.is_none() {
-            self.say(Some(Mark::left(self.own)));
+            self.end = Some(Mark::left(self.own));
+            self.say();
             self.wake_all();
         }
     }
@@ -356,7 +360,8 @@ impl<M: Memory> Parts<M> {
             Failure::Corrupt(..) | Failure::Memory(_) | Failure::Interrupted => Mark::own(self.own),
         };
         let error = self.explain(failure);
-        self.say(Some(mark));
+        self.end = Some(mark);
+        self.say();
         self.wake_all();
         self.broken = Some(error.clone());
         error

@@ -60,6 +60,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(service::service_proxy, module)?)?;
     module.add_function(wrap_pyfunction!(service::service_shard_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(service::service_split, module)?)?;
+    module.add_function(wrap_pyfunction!(service::service_predict, module)?)?;
     module.add_function(wrap_pyfunction!(service::service_shards, module)?)?;
     Ok(())
 }

@@ -8,7 +8,7 @@ use polder_attach::each;
 use polder_attach::session::Session;
 use polder_kernels::Dtype;
 use polder_mem::Memory;
-use polder_place::sync::{Link, Pace, Routing, full_from, pieces, proxied_tensors, routes, split};
+use polder_place::sync::{Link, Pace, Routing, Timeline, full_from, pieces, proxied_tensors, routes, split};
 use polder_platform::Bandwidth;
 use polder_pool::service::{
     Agreement, ClientReport, ClientSession, EmulatedLink, ProxySession, ProxyStat, ServiceOptions,
@@ -354,6 +354,40 @@ pub(crate) fn service_split(
     Ok((proxied, proxied_tensors(&tensors, proxied)))
 }
 
+/// Seconds from the begin of a backward pass to the last average, if the proxies take none, the first, the first two, … of these tensors; and
+/// with how many it is shortest. Of each tensor there are its bytes, and when its gradient is there. `rates` are those of copies into the
+/// pool and of the workers' all-reduce.
+#[pyfunction]
+pub(crate) fn service_predict(
+    gradients: Vec<(u64, f64)>,
+    workers: u32,
+    backward_s: f64,
+    rates: (f64, f64),
+    shard_bytes: u64,
+    links: Vec<(f64, f64)>,
+    slack: f64,
+) -> PyResult<(usize, Vec<f64>)> {
+    let (copy, worker) = rates;
+    expect_rates(&links.iter().map(|(_, rate)| *rate).chain([copy, worker]).collect::<Vec<_>>())?;
+    let proxies: Vec<_> = links.into_iter().map(link_of).collect();
+    let timeline = Timeline {
+        gradients: &gradients,
+        workers,
+        backward_s,
+        copy: Bandwidth::new(copy),
+        proxies: &proxies,
+        worker: Bandwidth::new(worker),
+        shard_bytes,
+        grain: Exchange::GRAIN,
+        slack,
+    };
+    Ok((timeline.best(), (0..=gradients.len()).map(|taken| timeline.seconds(taken)).collect()))
+}
+
+fn link_of((latency_s, rate): (f64, f64)) -> Link {
+    Link { latency_s, bandwidth: Bandwidth::new(rate) }
+}
+
 fn expect_rates(rates: &[f64]) -> PyResult<()> {
     if rates.is_empty() || !rates.iter().all(|rate| rate.is_finite() && *rate > 0.0) {
         return Err(argument(format!("bandwidths {rates:?}; give positive ones")));
@@ -377,8 +411,7 @@ pub(crate) fn service_shards(
     };
     let shards: Vec<_> = (0..).zip(&tensors).flat_map(cut).collect();
     let bytes: Vec<u64> = shards.iter().map(|(_, piece)| piece.end - piece.start).collect();
-    let link = |(latency_s, rate)| Link { latency_s, bandwidth: Bandwidth::new(rate) };
-    let links: Vec<_> = links.into_iter().map(link).collect();
+    let links: Vec<_> = links.into_iter().map(link_of).collect();
     let threshold = Routing::over(&links, slack).map_or(0.0, |routing| routing.threshold_bytes);
     let row = |((tensor, piece), proxy): ((u32, std::ops::Range<u64>), usize)| {
         (tensor, piece.start, piece.end - piece.start, proxy as u16)

@@ -57,8 +57,8 @@ class EmulatedLinks:
     Attributes
     ----------
     proxies : list of (float, float)
-        The link of each proxy's device: seconds of a shard besides its bytes, and bytes a second in each direction.
-        All workers share it.
+        The link of each proxy's device: seconds that it is busy with a shard besides the bytes, and bytes a second in
+        each direction. All workers share it.
     workers : float
         Bytes a second of each worker's link in an all-reduce of the workers, by the ring's formula.
     """
@@ -75,8 +75,10 @@ class _Profile:
     backward_s: float
     proxy_rate: float
     worker_rate: float
+    copy_rate: float
     links: list[tuple[float, float]]
     shard_bytes: int
+    arrivals: dict[int, float]
 
     def _is_like(self, other: "_Profile") -> bool:
         """Whether nothing differs by more than repeated measurements do."""
@@ -101,16 +103,24 @@ class SyncPlan(_Profile):
     proxy_rate, worker_rate : float
         ``BW_proxy`` and ``BW_worker`` (the paper's ``BW_GPU``) in bytes a second: ``2(p-1)/p`` times bytes, over
         seconds, of a push, sum and pull by all proxies, and of an all-reduce by the workers.
+    copy_rate : float
+        Bytes a second with which the training thread pushes.
     links : list of (float, float)
         Seconds of the least message and bytes a second of large ones, of each proxy.
     shard_bytes : int
         The smallest size of a shard that reaches full bandwidth (section III-E).
+    arrivals : dict of int to float
+        When each gradient, or bucket of DDP, is complete: seconds from the begin of the backward pass. Its key is the
+        place of the parameter in the model, or of the bucket.
     total_bytes : int
         Bytes of all gradients: the paper's n.
     split_bytes : float
-        Bytes that the proxies should take: the paper's m (section III-F).
+        The paper's m (section III-F). Its formula takes gradients for complete when the backward pass begins.
+    predicted : list of (int, float)
+        Of each number of tensors, from none to all: their bytes, and the seconds from the begin of the backward pass to
+        the last average if the proxies take them. It knows when each gradient is complete.
     proxied_bytes : int
-        Bytes that they take: whole tensors, those whose gradients come first.
+        Bytes that the proxies take: whole tensors, those whose gradients come first, so that `predicted` is least.
     threshold_bytes : float
         Shards of so many bytes go to the proxies of higher latency and bandwidth, smaller ones to that of the least
         latency (section III-E); 0 where one proxy is best for all.
@@ -123,6 +133,7 @@ class SyncPlan(_Profile):
 
     total_bytes: int
     split_bytes: float
+    predicted: list[tuple[int, float]]
     proxied_bytes: int
     threshold_bytes: float
     shards: list[tuple[int, int, int, int]]
@@ -338,7 +349,8 @@ class ParameterService:
         self._last_gradient = 0.0
         self._pushing_s = self._backward_s = 0.0
         self._forward = [0.0, 0.0]
-        self._passes: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self._arrivals: dict[int, float] = {}
+        self._passes: deque[tuple[float, float, dict[int, float]]] = deque(maxlen=_RECENT)
         if isinstance(model, DistributedDataParallel):
             self._join_ddp(model)
         else:
@@ -475,6 +487,7 @@ class ParameterService:
         self._last_gradient = time.perf_counter()
         # Without the pushes so far. That of this run comes after the pass.
         self._backward_s = self._last_gradient - self._forward[1] - self._pushing_s
+        self._arrivals[key] = self._backward_s
         self._came[key] = _Run(flat, sizes)
         if self._overlap:
             try:
@@ -522,7 +535,8 @@ class ParameterService:
     def _count_step(self, came: dict[int, _Run]) -> None:
         """Notes how long the passes took, and plans where it is time to."""
         self._steps += 1
-        self._passes.append((self._forward[1] - self._forward[0], self._backward_s))
+        arrivals, self._arrivals = self._arrivals, {}
+        self._passes.append((self._forward[1] - self._forward[0], self._backward_s, arrivals))
         if self._plan is None:
             if self._steps == self._profile_steps:
                 self._passes.popleft()
@@ -649,16 +663,30 @@ class ParameterService:
         """Measures the passes that were noted, the workers' all-reduce and the way over the proxies."""
         total = sum(run.flat.nbytes for run in came.values())
         # After a fault there may be no pass with a plan yet.
-        passes = list(self._passes) or ([(before.forward_s, before.backward_s)] if before else [])
-        forward_s, backward_s = self._agreed([statistics.median(times) for times in zip(*passes, strict=True)])
+        passes = list(self._passes)
+        if before is not None and not passes:
+            passes = [(before.forward_s, before.backward_s, before.arrivals)]
+        forward_s, backward_s = (statistics.median(each[at] for each in passes) for at in (0, 1))
+        # DDP may have changed its buckets since the first passes.
+        seen = [[each[2][key] for each in passes if key in each[2]] or [backward_s] for key in sorted(came)]
+        forward_s, backward_s, *ready_s = self._agreed([forward_s, backward_s, *map(statistics.median, seen)])
         ring = max(2 * (self._size - 1) / self._size, 1e-9)
         worker_rate = ring * total / self._probe_workers(total)
         fixed = self.shard_bytes or (before.shard_bytes if before else None)
         measured = self._probe_sizes(total, [fixed] if fixed else _SIZES)
-        shard_bytes = _core.service_shard_bytes(measured, _SLACK)
-        proxy_rate = ring * dict(measured)[shard_bytes]
+        shard_bytes = _core.service_shard_bytes([(size, rate) for size, rate, _ in measured], _SLACK)
+        proxy_rate, copy_rate = next((ring * rate, copies) for size, rate, copies in measured if size == shard_bytes)
         links = [self._probe_link(proxy, shard_bytes, total) for proxy in range(self._proxies)]
-        return _Profile(forward_s, backward_s, proxy_rate, worker_rate, links, fixed or shard_bytes)
+        return _Profile(
+            forward_s,
+            backward_s,
+            proxy_rate,
+            worker_rate,
+            copy_rate,
+            links,
+            fixed or shard_bytes,
+            dict(zip(sorted(came), ready_s, strict=True)),
+        )
 
     def _make_plan(self, came: dict[int, _Run], profile: _Profile) -> None:
         order = torch.tensor(list(came))
@@ -668,14 +696,17 @@ class ParameterService:
         width = self._parameters[0].element_size()
         sizes = [size * width for run in runs for size in run.sizes]
         rates = (profile.forward_s, profile.backward_s, profile.proxy_rate, profile.worker_rate)
+        shard_bytes = self.shard_bytes or profile.shard_bytes
         split, taken = _core.service_split(sizes, self._size, *rates, self.split)
+        best, seconds = self._predict(runs, profile, shard_bytes)
+        if self.split is None:
+            taken = best
         proxied = sum(sizes[:taken])
         ends = itertools.accumulate(run.flat.nbytes for run in runs)
         counts = [
             max(min(proxied - (end - run.flat.nbytes), run.flat.nbytes), 0) for run, end in zip(runs, ends, strict=True)
         ]
         tensors = [count for count in counts if count]
-        shard_bytes = self.shard_bytes or profile.shard_bytes
         threshold, shards = _core.service_shards(tensors, shard_bytes, profile.links, _ALIKE)
         self._routes = {
             key: _Route(tensor, count // width, run.flat.numel())
@@ -689,15 +720,33 @@ class ParameterService:
         self._passes.clear()
         self._plan = SyncPlan(
             *rates,
+            profile.copy_rate,
             profile.links,
             shard_bytes,
+            profile.arrivals,
             sum(sizes),
             split,
+            list(zip(itertools.accumulate(sizes, initial=0), seconds, strict=True)),
             proxied,
             threshold,
             shards,
             self._steps,
         )
+
+    def _predict(self, runs: list[_Run], profile: _Profile, shard_bytes: int) -> tuple[int, list[float]]:
+        """How many tensors the proxies should take, and the seconds of each number."""
+        width = self._parameters[0].element_size()
+        gradients = [
+            (size * width, profile.arrivals.get(key, profile.backward_s))
+            for key, run in zip(self._order, runs, strict=True)
+            for size in run.sizes
+        ]
+        # Proxies that share memory or cores are slower together than each alone.
+        ring = max(2 * (self._size - 1) / self._size, 1e-9)
+        together = min(profile.proxy_rate / ring / sum(rate for _, rate in profile.links), 1.0)
+        links = [(latency, rate * together) for latency, rate in profile.links]
+        rates = (profile.copy_rate, profile.worker_rate)
+        return _core.service_predict(gradients, self._size, profile.backward_s, rates, shard_bytes, links, _ALIKE)
 
     def _begin(self, shards: list[tuple[int, int, int, int]]) -> None:
         links = [] if self.emulated is None else list(self.emulated.proxies)
@@ -721,38 +770,42 @@ class ParameterService:
             times.append(time.perf_counter() - began)
         return self._agreed([statistics.median(times[1:])])[0]
 
-    def _probe_sizes(self, total: int, sizes: Iterable[int]) -> list[tuple[int, float]]:
-        """Bytes a second that all proxies together sum, for each size of shards."""
+    def _probe_sizes(self, total: int, sizes: Iterable[int]) -> list[tuple[int, float, float]]:
+        """For each size of shards: bytes a second that all proxies together sum, and that a worker pushes."""
         nbytes = max(min(_PROBE_BYTES, total), _SIZES[0]) // _SIZES[0] * _SIZES[0]
-        measured: list[tuple[int, float]] = []
+        measured: list[tuple[int, float, float]] = []
         for size in sizes:
             piece = max(min(size, nbytes) // _LATENCY_BYTES, 1) * _LATENCY_BYTES
             count = nbytes // piece
             if count < self._proxies and measured:
                 break
             shards = [(0, index * piece, piece, index % self._proxies) for index in range(count)]
-            measured.append((piece, count * piece / self._probe(shards, _PROBES)))
+            seconds, pushing = self._probe(shards, _PROBES)
+            measured.append((piece, count * piece / seconds, count * piece / pushing))
         return measured
 
     def _probe_link(self, proxy: int, shard_bytes: int, total: int) -> tuple[float, float]:
         """Seconds of the least shard over one proxy, and bytes a second of shards that are large enough."""
-        latency = self._probe([(0, 0, _LATENCY_BYTES, proxy)], _LATENCY_PROBES)
+        latency, _ = self._probe([(0, 0, _LATENCY_BYTES, proxy)], _LATENCY_PROBES)
         count = max(min(_PROBE_BYTES, total) // shard_bytes // self._proxies, 1)
-        seconds = self._probe([(0, index * shard_bytes, shard_bytes, proxy) for index in range(count)], _PROBES)
+        seconds, _ = self._probe([(0, index * shard_bytes, shard_bytes, proxy) for index in range(count)], _PROBES)
         return latency, count * shard_bytes / seconds
 
-    def _probe(self, shards: list[tuple[int, int, int, int]], rounds: int) -> float:
-        """Seconds of a step that pushes and pulls these shards of one tensor and does nothing else."""
+    def _probe(self, shards: list[tuple[int, int, int, int]], rounds: int) -> tuple[float, float]:
+        """Seconds of a step that pushes and pulls these shards of one tensor and does nothing else, and of its push."""
         self._begin(shards)
         service, first = self._service(), self._parameters[0]
         dummy = torch.zeros(sum(shard[2] for shard in shards) // first.element_size(), dtype=first.dtype)
         times: list[float] = []
+        pushes: list[float] = []
         for _ in range(rounds + 1):
             began = time.perf_counter()
             service.push(0, (dummy.data_ptr(), dummy.numel()), self._dtype)
+            pushes.append(time.perf_counter() - began)
             service.wait()
             times.append(time.perf_counter() - began)
-        return self._agreed([statistics.median(times[1:])])[0]
+        seconds, pushing = self._agreed([statistics.median(times[1:]), statistics.median(pushes[1:])])
+        return seconds, pushing
 
     def _agreed(self, seconds: list[float]) -> list[float]:
         """The mean of what all workers measured, the same bits on each."""

@@ -134,7 +134,7 @@ def own_pids() -> set[int]:
 
 
 if kind == "equal":
-    with ParameterService(profile_steps=2) as service:
+    with ParameterService(profile_steps=2, split=0.5) as service:
         ours = trained(service, 8)
         plan, counts = service.plan, service.proxies()
         assert plan is not None
@@ -238,6 +238,10 @@ elif kind == "replan":
         assert first is not None
         assert last is not None
         assert last.step > first.step
+        # What is predicted for the number of tensors that was chosen is the least.
+        assert {first.proxied_bytes, last.proxied_bytes} <= {
+            nbytes for plan in (first, last) for nbytes, s in plan.predicted if s == min(s for _, s in plan.predicted)
+        }
         assert last.split_bytes < first.split_bytes
         assert last.proxied_bytes < first.proxied_bytes
     print("equal" if is_equal(ours, trained(None, 10)) else "different")
@@ -269,7 +273,7 @@ elif kind == "refused":
         refused(torch.nn.Linear(2, 2).requires_grad_(False))
 else:
     try:
-        with ParameterService(profile_steps=2, timeout=30) as service:
+        with ParameterService(profile_steps=2, timeout=30, split=0.7) as service:
             trained(service, 1_000_000 if kind == "endless" else 1)
     except polder.errors.PolderError as error:
         print(f"{type(error).__name__}|{getattr(error, 'pid', '')}|{error}")

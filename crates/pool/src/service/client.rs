@@ -214,13 +214,11 @@ impl<M: Memory> Client<M> {
             .collect()
     }
 
-    /// Says something of this client to those that look from outside. Nothing follows from it.
+    /// Says something of this client to those that look from outside. Nothing follows from it, also after the end.
     pub fn report(&mut self, said: &ClientReport) {
         let ClientReport { steps, blocked_ns, proxied_bytes, total_bytes, threshold_bytes } = *said;
         self.parts.counters = [steps, blocked_ns, proxied_bytes, total_bytes, threshold_bytes];
-        if self.parts.broken.is_none() {
-            self.parts.say(None);
-        }
+        self.parts.say();
     }
 
     /// Says that this client expects nothing more: the proxies end when all clients have.

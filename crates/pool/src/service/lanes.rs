@@ -9,7 +9,7 @@ use polder_mem::Nanos;
 /// are used at once. Whatever is timed with it is an emulated figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmulatedLink {
-    /// Nanoseconds that each shard takes besides its bytes.
+    /// Nanoseconds that each shard keeps the link busy besides its bytes, as setting up a transfer does.
     pub latency_ns: u64,
     /// Bytes a second; at least 1.
     pub bytes_per_second: u64,
@@ -64,8 +64,9 @@ impl<T: Copy + Ord> Lane<T> {
         while self.free <= now
             && let Some(Reverse(Waiting { since, bytes, what, .. })) = self.waiting.pop()
         {
-            self.free = Nanos(self.free.max(since).0.saturating_add(link.nanos(bytes)));
-            self.under_way.push_back((Nanos(self.free.0.saturating_add(link.latency_ns)), what));
+            let begins = self.free.max(since).0;
+            self.free = Nanos(begins.saturating_add(link.latency_ns).saturating_add(link.nanos(bytes)));
+            self.under_way.push_back((self.free, what));
         }
         let has_come = self.under_way.front().is_some_and(|(at, _)| *at <= now);
         if has_come { self.under_way.pop_front().map(|(_, what)| what) } else { None }
@@ -92,12 +93,12 @@ mod tests {
         assert_eq!((lane.next(Nanos(1000)), lane.due()), (None, Some(Nanos(1105))));
         lane.put(9, 'b', 10, Nanos(1010));
         lane.put(3, 'c', 20, Nanos(1020));
-        assert_eq!(lane.due(), Some(Nanos(1100)), "when the link is free");
-        assert_eq!(lane.next(Nanos(1100)), None);
+        assert_eq!(lane.next(Nanos(1104)), None);
+        assert_eq!(lane.due(), Some(Nanos(1105)), "when the link is free");
         assert_eq!(lane.next(Nanos(1105)), Some('a'));
-        assert_eq!(lane.next(Nanos(1124)), None);
-        assert_eq!(lane.next(Nanos(1125)), Some('c'), "it came later and goes first");
-        assert_eq!(lane.next(Nanos(1135)), Some('b'));
+        assert_eq!(lane.next(Nanos(1129)), None);
+        assert_eq!(lane.next(Nanos(1130)), Some('c'), "it came later and goes first");
+        assert_eq!(lane.next(Nanos(1145)), Some('b'), "each shard takes the link for 5 ns more");
         assert_eq!((lane.next(Nanos(5000)), lane.due()), (None, None));
     }
 

@@ -13,7 +13,8 @@ use super::{Agreement, Failure, NEVER, Parts, ServiceOptions};
 use crate::collectives::{Scratch, fill, length, pieces};
 use crate::deviation::Deviation;
 use crate::group::{Interrupt, RankPlace};
-use crate::{PoolError, wait};
+use crate::wait::{self, Patience};
+use crate::PoolError;
 
 /// A proxy's end of a service.
 pub struct Proxy<M: Memory> {
@@ -115,7 +116,11 @@ impl<M: Memory> Proxy<M> {
     /// Waits for pushes, or for what is on an emulated link; false once all clients have left.
     fn await_pushes(&mut self) -> Result<bool, Failure> {
         let (memory, bell) = (self.parts.memory.clone(), self.parts.bell());
-        let ServiceOptions { patience, .. } = self.parts.options;
+        let ServiceOptions { mut patience, .. } = self.parts.options;
+        if self.inward.is_emulated() {
+            // A spinning proxy would take a core from the workers, which a device does not.
+            patience = Patience { spins: 0, yields: 0, ..patience };
+        }
         let due = [self.inward.due(), self.outward.due()].into_iter().flatten().min();
         let all_left = Cell::new(false);
         // The two closures of a wait take turns.
@@ -223,7 +228,7 @@ impl<M: Memory> Proxy<M> {
             self.published += 1;
             let is_last = self.published == self.parts.exchange().of_proxy(self.proxy).len();
             self.parts.counters[0] += u64::from(is_last);
-            self.parts.say(None);
+            self.parts.say();
             self.parts.publish(entry, shard);
             if is_last {
                 self.begin_step();

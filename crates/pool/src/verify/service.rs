@@ -13,7 +13,7 @@ use super::group::{Dice, Scene, harmless, tiny};
 use crate::PoolError;
 use crate::deviation::Deviation;
 use crate::group::{GroupOptions, RankPlace};
-use crate::service::{Agreement, Client, EmulatedLink, Proxy, ServiceOptions};
+use crate::service::{Agreement, Client, ClientReport, EmulatedLink, Proxy, ServiceOptions};
 
 pub(super) fn suites() -> Vec<Suite> {
     let about = "clients push shards in any order and pull the sums of their own step; survivors of a crash are told who died";
@@ -125,6 +125,10 @@ fn run(
         assert_eq!(pulled, script.agreed.exchange.shards().len(), "each shard is handed out once");
     }
     client.leave();
+    if script.eager[rank] {
+        // The proxies wait for its mark, which stays.
+        client.report(&ClientReport { steps: script.steps, ..ClientReport::default() });
+    }
     Ok(())
 }
 
