@@ -4,6 +4,7 @@ Run it with ``make sync``, or by hand::
 
     python examples/coarse.py --steps 30
     python examples/coarse.py --rate 200 --sweep
+    python examples/coarse.py --memory
     torchrun --nproc-per-node 2 examples/coarse.py
 
 The same steps run over an all-reduce that blocks after the backward pass and over DDP, which overlaps the two, both
@@ -12,11 +13,15 @@ same bytes, so that they see the same machine. The table at the end compares the
 
 Without ``--rate`` the links are this machine's memory, and proxies and workers share its cores. With it, token buckets
 emulate a link of so many MB/s for each worker's all-reduce and for each proxy's device, in both directions.
+
+``--memory`` compares an optimizer on the workers with one on the proxies instead: a worker's peak bytes, and the
+largest batch under a limit.
 """
 
 import argparse
 import json
 import os
+import resource
 import shutil
 import signal
 import statistics
@@ -43,6 +48,7 @@ try:
 except ImportError as error:
     sys.exit(f"coarse: torch is missing ({error}); `make torch` installs it into .venv")
 
+from polder.errors import PolderError
 from polder.torch import EmulatedLinks, ParameterService, SyncPlan
 
 ROUND = 5  # steps of one way before the next has its turn
@@ -62,7 +68,101 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=train.LAYERS, help=f"its layers ({train.LAYERS})")
     parser.add_argument("--rate", type=float, help="emulate links of so many MB/s for all ways")
     parser.add_argument("--sweep", action="store_true", help="then vary m, the order and the size of shards")
+    parser.add_argument("--memory", action="store_true", help="instead, what a worker needs by where its optimizer is")
+    parser.add_argument("--where", choices=("worker", "proxy"), help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def memory(options: argparse.Namespace) -> int:
+    """Runs workers with either place of the optimizer, and prints what they need."""
+
+    def run(where: str, limit: int | None = None) -> dict[str, int]:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+        command += [__file__, "--where", where, *([] if limit is None else ["--limit", str(limit)])]
+        command += ["--width", str(options.width), "--layers", str(options.layers), "--proxies", str(options.proxies)]
+        # What is freed goes back at once, so that what is there is what is used.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(64 << 10)}
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        for line in ended.stdout.splitlines():
+            if line.startswith("{"):
+                return json.loads(line)
+        raise Unusable(f"the run with the optimizer on each {where} failed: {ended.stderr[-2000:]}")
+
+    first = run("worker")
+    # A quarter more than what the first took.
+    limit = first["data"] * 5 // 4
+    print(f"a worker's memory in {RANKS} workers and {options.proxies} proxies, AdamW, measured on this machine")
+    peak, largest = f"peak MB at batch {BATCH}", f"largest batch under {limit / 1e6:.0f} MB"
+    print(f"{'optimizer on each':<18} {peak:>22} {largest:>34}")
+    for where in ("worker", "proxy"):
+        found = run(where, limit)
+        print(f"{where:<18} {found['peak'] / 1e6:>22.1f} {found['batch']:>34}")
+    print(
+        "both are beside what a worker has before it makes its model. Peak is of anonymous pages; the limit is one of "
+        "RLIMIT_DATA, and neither counts the pool"
+    )
+    return 0
+
+
+def kilobytes(name: str) -> int:
+    """A line of this process's status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+
+def remember(options: argparse.Namespace) -> None:
+    """Trains with the optimizer where it was asked for; then with larger batches, as long as they fit."""
+    torch.set_num_threads(1)
+    dist.init_process_group("polder", timeout=timedelta(seconds=60))
+    torch.manual_seed(0)
+    # So that what torch makes once is there.
+    torch.nn.Linear(1, 1)(torch.ones(1)).backward()
+    before = {"peak": kilobytes("RssAnon"), "data": kilobytes("VmData")}
+    model = Gpt(options.width, options.layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), fused=True)
+    found = {"peak": 0, "data": 0, "batch": 0}
+    measured = dict(found)
+
+    def look(*_: object) -> None:
+        found["peak"] = max(found["peak"], kilobytes("RssAnon") - before["peak"])
+        found["data"] = max(found["data"], kilobytes("VmData") - before["data"])
+
+    def step(batch: int) -> None:
+        window = torch.randint(256, (batch, CONTEXT + 1))
+        guesses = model(window[:, :-1])
+        look()
+        functional.cross_entropy(guesses.flatten(0, 1), window[:, 1:].flatten()).backward()
+        look()
+        optimizer.step()
+        look()
+        optimizer.zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(look)
+    try:
+        with ParameterService(options.proxies, profile_steps=2, replan_steps=0, optimizer=options.where) as service:
+            service.attach(model, optimizer)
+            for _ in range(3):
+                step(BATCH)
+            # Without what the profile took.
+            found.update(peak=0, data=0)
+            for _ in range(2):
+                step(BATCH)
+            measured, batch = dict(found), BATCH
+            if options.limit is not None:
+                resource.setrlimit(resource.RLIMIT_DATA, (before["data"] + options.limit, resource.RLIM_INFINITY))
+            while options.limit is not None:
+                step(batch)
+                measured["batch"] = batch
+                batch += max(1, batch // 8)
+    except (RuntimeError, MemoryError, PolderError):
+        # It did not fit, here or on another worker.
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        if not measured["batch"]:
+            raise
+    if dist.get_rank() == 0:
+        print(json.dumps(measured), flush=True)
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -424,9 +524,9 @@ def main() -> int:
     options = arguments()
     try:
         if "LOCAL_RANK" in os.environ:
-            worker(options)
+            remember(options) if options.where else worker(options)
             return 0
-        return launch(options)
+        return memory(options) if options.memory else launch(options)
     except Unusable as error:
         print(f"coarse: {error}", file=sys.stderr)
         return 1

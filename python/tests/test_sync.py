@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -66,6 +67,7 @@ EMULATED = {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}
         ("proxy-death", 2, "equal", EMULATED),
         ("replan", 2, "equal", {}),
         ("central", 2, "equal", EMULATED),
+        ("held", 2, "equal", EMULATED),
     ],
     ids=[
         "ddp_with_accumulation_clipping_ties_groups_a_scheduler_autocast_and_unused_parameters",
@@ -74,6 +76,7 @@ EMULATED = {"POLDER_EMULATE": "2", "POLDER_COHERENCE": "software"}
         "proxies_that_are_killed_leave_their_tensors_to_the_workers",
         "links_that_change_change_the_plan",
         "one_central_server_sums_whole_tensors",
+        "an_optimizer_on_the_proxies_has_the_bits_of_the_workers_own",
     ],
 )
 def test_weights_are_those_of_ddp(
@@ -93,6 +96,12 @@ def test_what_the_service_does_not_carry_is_refused_by_name(tmp_path: Path) -> N
         "the model has sparse gradients",
         "the parameters are DTensors, as those of FSDP2",
         "the model has no parameters to train",
+        "the optimizer is RMSprop; proxies carry torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW",
+        "group 0 of the optimizer has amsgrad",
+        "the optimizer has 1 parameters, the model trains 2",
+        "DDP keeps all gradients",
+        "a parameter of torch.float64",
+        "split 0.5 and overlap True with the optimizer on the proxies",
     ]
     assert len(lines) == len(expected), lines
     assert all(part in line for part, line in zip(expected, lines, strict=True)), lines
@@ -107,6 +116,29 @@ def test_a_worker_that_dies_is_named_and_the_proxies_end(tmp_path: Path) -> None
         assert (error, pid) == ("PeerDeadError", str(run.processes[1].pid)), output
         assert f"rank 1 (host 1, pid {run.processes[1].pid}) died" in text
         soon(lambda: not any(map(is_running, proxies)))
+    assert not left_behind()
+
+
+def named_pool(scratch: Path) -> dict[str, str]:
+    """Makes a pool that outlives a job, and names it."""
+    with polder.Pool(scratch / "pool", size="256MiB", run=scratch):
+        return {"POLDER_POOL": str(scratch / "pool"), "POLDER_RUN": str(scratch)}
+
+
+def test_a_snapshot_has_the_state_that_the_proxies_keep(tmp_path: Path, scratch: Path) -> None:
+    with Ranks("torch_service.py", 2, tmp_path, "held-snapshot", **named_pool(scratch)) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
+    assert not left_behind()
+
+
+@pytest.mark.parametrize("kind", ["shrink", "shrink-held"], ids=["optimizer_on_workers", "optimizer_on_proxies"])
+def test_when_a_worker_is_killed_the_others_go_on_as_a_group_of_their_size_does(
+    kind: str, tmp_path: Path, scratch: Path
+) -> None:
+    with Ranks("torch_service.py", 3, tmp_path, kind, **named_pool(scratch)) as run:
+        outputs = [process.communicate(timeout=120)[0] for process in run.processes]
+        assert [process.returncode for process in run.processes] == [0, -signal.SIGKILL, 0], "\n".join(outputs)
+        assert [outputs[rank].splitlines()[-1] for rank in (0, 2)] == ["equal"] * 2
     assert not left_behind()
 
 

@@ -42,6 +42,6 @@ mod tests;
 
 pub use dtype::{Dtype, KernelError, Op};
 pub use norm::squares;
-pub use optimizer::{Adam, Factor, Lion, Update, clip};
+pub use optimizer::{Adam, Factor, Lion, Sgd, Update, clip};
 pub use reduce::{divide, reduce, reduce_into};
 pub use step::{Gradients, PIECE, Piece, Work, step};

@@ -1,4 +1,4 @@
-//! What an optimizer makes of an element: the settings of Adam, AdamW and Lion, and their formulas.
+//! What an optimizer makes of an element: the settings of Adam, AdamW, Lion and SGD, and their formulas.
 
 /// The settings of `torch.optim.Adam`, or of `torch.optim.AdamW` if the weight decay is decoupled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,6 +30,21 @@ pub struct Lion {
     pub weight_decay: f64,
 }
 
+/// The settings of `torch.optim.SGD`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sgd {
+    /// Learning rate.
+    pub lr: f64,
+    /// What is kept of the moment; at 0 there is none.
+    pub momentum: f64,
+    /// What the moment does not take of a gradient.
+    pub dampening: f64,
+    /// Weight decay, which goes through the gradients.
+    pub weight_decay: f64,
+    /// Nesterov's momentum.
+    pub is_nesterov: bool,
+}
+
 /// The coefficients of one step, in the precision in which elements are computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update(pub(crate) Formulas);
@@ -40,6 +55,7 @@ pub(crate) enum Formulas {
     /// Weight decay goes through the gradients.
     Coupled(AdamFormula<true>),
     Lion(LionFormula),
+    Sgd(SgdFormula),
     Traffic(Traffic),
 }
 
@@ -88,6 +104,22 @@ impl Lion {
     }
 }
 
+impl Sgd {
+    /// The coefficients of step number `step`, which starts at 1: the first gradients become the moment as they are.
+    #[must_use]
+    pub fn update(&self, step: f64) -> Update {
+        let Self { lr, momentum, dampening, weight_decay, is_nesterov } = *self;
+        Update(Formulas::Sgd(SgdFormula {
+            decay: weight_decay as f32,
+            momentum: momentum as f32,
+            gradient: (1.0 - dampening) as f32,
+            step: -lr as f32,
+            is_nesterov,
+            is_first: step <= 1.0,
+        }))
+    }
+}
+
 impl Update {
     /// The memory traffic of Adam with next to no arithmetic: the floor that its time is set beside. Finite
     /// numbers stay what they are.
@@ -96,9 +128,9 @@ impl Update {
         Self(Formulas::Traffic(Traffic))
     }
 
-    /// Arrays of moments: two for Adam, and one for Lion.
+    /// Arrays of moments: two for Adam, and one for Lion and SGD.
     pub(crate) const fn has_square(&self) -> bool {
-        !matches!(self.0, Formulas::Lion(_))
+        !matches!(self.0, Formulas::Lion(_) | Formulas::Sgd(_))
     }
 }
 
@@ -215,6 +247,35 @@ impl Formula for LionFormula {
         let sign = f32::from(direction > 0.0) - f32::from(direction < 0.0);
         *p = sign.mul_add(self.step, *p * self.decay);
         *m = g.mul_add(self.gradient2, *m * self.beta2);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct SgdFormula {
+    decay: f32,
+    momentum: f32,
+    gradient: f32,
+    step: f32,
+    is_nesterov: bool,
+    is_first: bool,
+}
+
+impl Formula for SgdFormula {
+    const HAS_SQUARE: bool = false;
+
+    /// Operation by operation what torch computes for `g.add(p, alpha=decay)`, `m.mul_(momentum).add_(g, alpha=1 -
+    /// dampening)`, for Nesterov's `g.add(m, alpha=momentum)`, and `p.add_(g, alpha=-lr)`.
+    #[inline(always)]
+    fn element(self, _is_tail: bool, p: &mut f32, g: f32, m: &mut f32, _v: &mut f32) {
+        // As in torch, no decay and no momentum are no operation.
+        let g = if self.decay == 0.0 { g } else { p.mul_add(self.decay, g) };
+        let direction = if self.momentum == 0.0 {
+            g
+        } else {
+            *m = if self.is_first { g } else { g.mul_add(self.gradient, *m * self.momentum) };
+            if self.is_nesterov { m.mul_add(self.momentum, g) } else { *m }
+        };
+        *p = direction.mul_add(self.step, *p);
     }
 }
 

@@ -46,9 +46,9 @@ pub struct Piece<'a> {
     pub parameters: &'a mut [f32],
     /// Their gradients.
     pub gradients: Gradients<'a>,
-    /// Mean of gradients, `exp_avg` in torch.
+    /// Mean of gradients, `exp_avg` in torch; the moment of SGD, `momentum_buffer` there.
     pub mean: &'a mut [f32],
-    /// Mean of squared gradients, `exp_avg_sq` in torch; empty for Lion.
+    /// Mean of squared gradients, `exp_avg_sq` in torch; empty for Lion and SGD.
     pub square: &'a mut [f32],
     /// Where a bf16 copy of the new parameters goes.
     pub copy: Option<&'a mut [u16]>,
@@ -175,6 +175,7 @@ pub(crate) fn pass(update: &Update, factor: Factor, piece: Piece<'_>, is_streame
         Formulas::Adam(formula) => with_gradients(formula, factor, piece, is_streamed),
         Formulas::Coupled(formula) => with_gradients(formula, factor, piece, is_streamed),
         Formulas::Lion(formula) => with_gradients(formula, factor, piece, is_streamed),
+        Formulas::Sgd(formula) => with_gradients(formula, factor, piece, is_streamed),
         Formulas::Traffic(formula) => with_gradients(formula, factor, piece, is_streamed),
     }
 }
@@ -351,17 +352,26 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::optimizer::{Adam, Lion};
+    use crate::optimizer::{Adam, Lion, Sgd};
 
     const ADAMW: Adam =
         Adam { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, is_decoupled: true };
     const ADAM: Adam = Adam { is_decoupled: false, ..ADAMW };
+    const SGD: Sgd = Sgd { lr: 1e-2, momentum: 0.9, dampening: 0.1, weight_decay: 0.1, is_nesterov: false };
     const LION: Lion = Lion { lr: 1e-3, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
     /// No power of two, and one that clips.
     const FACTOR: Factor = Factor { scale: 3.0, clip: 0.7 };
 
-    fn updates() -> [Update; 4] {
-        [ADAMW.update(3.0), ADAM.update(3.0), Adam { weight_decay: 0.0, ..ADAM }.update(1.0), LION.update()]
+    fn updates() -> [Update; 7] {
+        [
+            ADAMW.update(3.0),
+            ADAM.update(3.0),
+            Adam { weight_decay: 0.0, ..ADAM }.update(1.0),
+            LION.update(),
+            SGD.update(2.0),
+            SGD.update(1.0),
+            Sgd { momentum: 0.0, weight_decay: 0.0, ..SGD }.update(2.0),
+        ]
     }
 
     /// Parameters, gradients and moments of some elements, and the bf16 copy.
@@ -434,6 +444,7 @@ mod tests {
                     Formulas::Adam(formula) => formula.element(index >= vectors, p, g, m, v),
                     Formulas::Coupled(formula) => formula.element(index >= vectors, p, g, m, v),
                     Formulas::Lion(formula) => formula.element(index >= vectors, p, g, m, v),
+                    Formulas::Sgd(formula) => formula.element(index >= vectors, p, g, m, v),
                     Formulas::Traffic(formula) => formula.element(index >= vectors, p, g, m, v),
                 }
                 if has_copy {
@@ -455,6 +466,26 @@ mod tests {
         let v = of.beta2 * v + (1.0 - of.beta2) * g * g;
         let denominator = (v / (1.0 - of.beta2.powf(step))).sqrt() + of.eps;
         [decayed - of.lr / (1.0 - of.beta1.powf(step)) * m / denominator, m, v]
+    }
+
+    #[test]
+    fn a_step_of_sgd_is_its_formula_to_within_rounding() {
+        for (step, is_nesterov) in [(1.0, false), (2.0, false), (2.0, true)] {
+            let of = Sgd { is_nesterov, ..SGD };
+            let mut arrays = Arrays::new(333, 7, None);
+            let before = arrays.clone();
+            let update = of.update(step);
+            let piece = arrays.piece(&update, false, false);
+            super::step(vec![Work { update, piece, stripe: 0 }], FACTOR, 1).unwrap();
+            for index in 0..333 {
+                let [p, g, m] = [before.p[index], before.g[index], before.m[index]].map(f64::from);
+                let g = g / f64::from(FACTOR.scale) * f64::from(FACTOR.clip) + of.weight_decay * p;
+                let m = if step == 1.0 { g } else { of.momentum * m + (1.0 - of.dampening) * g };
+                let p = p - of.lr * if is_nesterov { g + of.momentum * m } else { m };
+                assert!((f64::from(arrays.p[index]) - p).abs() < 1e-7, "{index}: {} {p}", arrays.p[index]);
+                assert!((f64::from(arrays.m[index]) - m).abs() < 1e-8, "{index}: {} {m}", arrays.m[index]);
+            }
+        }
     }
 
     fn lion_in_64_bits(of: &Lion, [p, g, m, _]: [f64; 4]) -> [f64; 3] {

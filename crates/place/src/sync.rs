@@ -178,7 +178,8 @@ pub struct Timeline<'a> {
 
 impl Timeline<'_> {
     /// Seconds from the begin of the backward pass to the last average, if the proxies take the first `taken` tensors. The longer of two
-    /// ends counts: the workers' all-reduce begins after the pass, and each proxy sums one shard after the other.
+    /// ends counts: the workers' all-reduce begins after the pass, and each proxy sums one shard after the other. The way back of the
+    /// last shard takes as long as its way there; that of the others goes on beside it.
     #[must_use]
     pub fn seconds(&self, taken: usize) -> f64 {
         let (proxied, rest) = self.gradients.split_at(taken.min(self.gradients.len()));
@@ -195,8 +196,9 @@ impl Timeline<'_> {
         let mut end_s = self.backward_s + copied_s;
         for (proxy, (bytes, ready_s)) in routes(&bytes, self.proxies, self.slack).into_iter().zip(shards) {
             let Link { latency_s, bandwidth } = self.proxies[proxy];
-            free_s[proxy] = free_s[proxy].max(ready_s) + bytes as f64 / bandwidth.value();
-            end_s = end_s.max(free_s[proxy] + latency_s);
+            let seconds = bytes as f64 / bandwidth.value();
+            free_s[proxy] = free_s[proxy].max(ready_s) + seconds;
+            end_s = end_s.max(free_s[proxy] + seconds + latency_s);
         }
         let rest: u64 = rest.iter().map(|(bytes, _)| *bytes).sum();
         let by_workers = ring(self.workers) * rest as f64 / self.worker.value();
@@ -315,14 +317,14 @@ mod tests {
         };
         near(0, 5.0);
         near(1, 4.0);
-        near(2, 3.0);
-        // The third sum begins when the second one is over.
-        near(3, 3.25);
-        near(4, 4.25);
+        // The second sum begins when the first one is over, and its way back takes a second.
+        near(2, 3.25);
+        near(3, 4.25);
+        near(4, 5.25);
         assert_eq!(timeline.best(), 2);
         // Copies are the training thread's: they move all that comes after them.
         let slow = Timeline { copy: Bandwidth::new(1000.0), ..timeline };
-        assert!((slow.seconds(2) - 3.2).abs() < 1e-9, "{}", slow.seconds(2));
+        assert!((slow.seconds(2) - 3.35).abs() < 1e-9, "{}", slow.seconds(2));
         assert_eq!(Timeline { gradients: &[], ..timeline }.best(), 0);
     }
 

@@ -13,11 +13,15 @@
 //!    that stays at the first entry of one queue until the others have the same waits for ever, once clients push in other
 //!    orders (section III-F, Figure 10).
 //!
+//! A proxy may keep the parameters and an optimizer's state, in its own memory. Then client 0 says before its first push what the
+//! step does, and clients pull parameters in place of means.
+//!
 //! After an error a part is broken for good: it says on its own line whom it gave up on, so that the others fail at once and name
 //! the same process.
 
 mod client;
 mod lanes;
+mod order;
 mod place;
 mod proxy;
 mod session;
@@ -37,6 +41,7 @@ use crate::{Peer, PoolError};
 
 pub use client::{Client, ClientReport};
 pub use lanes::EmulatedLink;
+pub use order::{Optimizer, Order, Slot};
 pub use proxy::Proxy;
 pub use session::{ClientSession, ProxySession, ProxyStat};
 pub use stat::{ServiceStat, SumStat, WorkerStat, services};
@@ -76,13 +81,20 @@ pub struct Agreement {
     pub dtype: Dtype,
     /// The emulated link of each proxy; none of them emulates one.
     pub links: Vec<EmulatedLink>,
+    /// Where the proxies keep an optimizer's state: the group of settings of each shard, counted from 0. Else nothing.
+    pub groups: Vec<u16>,
 }
 
 impl Agreement {
     /// An exchange of elements of `dtype`, over the links that are there.
     #[must_use]
     pub fn new(exchange: Exchange, dtype: Dtype) -> Self {
-        Self { exchange, dtype, links: vec![] }
+        Self { exchange, dtype, links: vec![], groups: vec![] }
+    }
+
+    /// How many groups of settings there are.
+    fn settings(&self) -> usize {
+        self.groups.iter().max().map_or(0, |last| usize::from(*last) + 1)
     }
 }
 
@@ -141,7 +153,7 @@ impl<M: Memory> Parts<M> {
         agreed: Arc<Agreement>,
         options: ServiceOptions,
     ) -> Result<Self, PoolError> {
-        let places = Places::new(&agreed.exchange);
+        let places = Places::new(&agreed.exchange, agreed.settings());
         let bad = |what, value, expected| Err(PoolError::Argument { what, value, expected });
         if clients == 0
             || members.len() != clients + usize::from(agreed.exchange.proxies())
@@ -175,6 +187,20 @@ impl<M: Memory> Parts<M> {
         if !agreed.links.is_empty() && agreed.links.len() != proxies {
             let value = format!("{} for {proxies} proxies", agreed.links.len());
             return bad("emulated links", value, "none, or one for each proxy");
+        }
+        let shards = agreed.exchange.shards();
+        if !agreed.groups.is_empty() {
+            let grain = (polder_kernels::PIECE * Dtype::F32.bytes()) as u64;
+            let is_cut = shards.iter().all(|shard| shard.start.is_multiple_of(grain));
+            if agreed.groups.len() != shards.len() || agreed.dtype != Dtype::F32 || !is_cut {
+                let value =
+                    format!("{} groups for {} shards of {}", agreed.groups.len(), shards.len(), agreed.dtype);
+                return bad(
+                    "an optimizer on the proxy",
+                    value,
+                    "a group for each shard, f32, and shards that begin at multiples of 256 bytes",
+                );
+            }
         }
         let pulses = members.iter().map(|_| Pulse::default()).collect();
         Ok(Self {

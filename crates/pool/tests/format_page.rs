@@ -19,6 +19,7 @@ const SOURCES: &[&str] = &[
     "group/join",
     "group/progress",
     "group/signature",
+    "service/order",
     "service/place",
     "service/session",
     "storage",

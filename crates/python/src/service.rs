@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use polder_attach::each;
 use polder_attach::session::Session;
-use polder_kernels::Dtype;
+use polder_kernels::{Adam, Dtype, PIECE, Sgd};
 use polder_mem::Memory;
 use polder_place::sync::{Link, Pace, Routing, Timeline, full_from, pieces, proxied_tensors, routes, split};
 use polder_platform::Bandwidth;
 use polder_pool::service::{
-    Agreement, ClientReport, ClientSession, EmulatedLink, ProxySession, ProxyStat, ServiceOptions,
+    Agreement, ClientReport, ClientSession, EmulatedLink, Optimizer, Order, ProxySession, ProxyStat,
+    ServiceOptions, Slot,
 };
 use polder_pool::{PoolError, wait::Patience};
 use polder_schedule::{Exchange, Shard, ShardOrder};
@@ -28,6 +29,9 @@ type Row = (u32, u64, u64, u16);
 /// What a proxy has done, as Python has it: host, process id, steps, shards, bytes of sums, and whether it lives.
 type Count = (u16, u32, u64, u64, u64, bool);
 
+/// Shards begin at multiples of so many bytes of a tensor, so that an optimizer rounds as in one piece.
+const GRAIN: u64 = 4 * PIECE as u64;
+
 /// A client, until it is closed.
 type Shared = Arc<Mutex<Option<Box<dyn Service>>>>;
 
@@ -35,11 +39,14 @@ type Shared = Arc<Mutex<Option<Box<dyn Service>>>>;
 trait Service: Send {
     fn begin(&mut self, agreed: &Agreement, interrupt: Interrupt) -> Result<(), PoolError>;
 
-    /// Pushes the shards of the tensor at `gradients`, and pulls the sums that have come.
+    fn order(&mut self, order: &Order) -> Result<(), PoolError>;
+
+    /// Pushes the shards of the tensor at `gradients`. Without `into`, their sums come to the same place, and those that have come are
+    /// pulled. With it, they come to `into`, and not before `wait` is called.
     ///
     /// # Safety
-    /// The spans of all tensors of this step stay alive and untouched by others until the step's sums have been pulled.
-    unsafe fn push(&mut self, tensor: u32, gradients: Span) -> Result<(), PoolError>;
+    /// The spans to which sums of this step come stay alive and untouched by others until these have been pulled.
+    unsafe fn push(&mut self, tensor: u32, gradients: Span, into: Option<Span>) -> Result<(), PoolError>;
 
     /// Pulls the sums of all tensors that were pushed in this step.
     ///
@@ -59,9 +66,9 @@ trait Service: Send {
 
 struct Runner<M: Memory> {
     service: ClientSession<M>,
-    /// The shards of each tensor, and where its gradients of this step are.
+    /// The shards of each tensor, and where its sums of this step come to.
     tensors: BTreeMap<u32, Vec<u32>>,
-    gradients: BTreeMap<u32, Span>,
+    targets: BTreeMap<u32, Span>,
     _session: Arc<Session>,
 }
 
@@ -71,7 +78,7 @@ impl<M: Memory> Runner<M> {
     unsafe fn pull(&mut self, shard: u32) -> Result<(), PoolError> {
         let client = self.service.client()?;
         let Shard { tensor, start, bytes, .. } = client.agreed().exchange.shards()[shard as usize];
-        let span = self.gradients.get(&tensor).expect("only what was pushed is handed out");
+        let span = self.targets.get(&tensor).expect("only what was pushed is handed out");
         // SAFETY: the caller's promise.
         let whole = unsafe { span.bytes_mut() };
         client.pull(shard, &mut whole[start as usize..(start + bytes) as usize])
@@ -81,7 +88,7 @@ impl<M: Memory> Runner<M> {
 impl<M: Memory + Send + Sync> Service for Runner<M> {
     fn begin(&mut self, agreed: &Agreement, interrupt: Interrupt) -> Result<(), PoolError> {
         self.service.begin(agreed, Some(interrupt))?;
-        self.gradients.clear();
+        self.targets.clear();
         self.tensors.clear();
         for (shard, of) in (0..).zip(agreed.exchange.shards()) {
             self.tensors.entry(of.tensor).or_default().push(shard);
@@ -89,7 +96,11 @@ impl<M: Memory + Send + Sync> Service for Runner<M> {
         Ok(())
     }
 
-    unsafe fn push(&mut self, tensor: u32, gradients: Span) -> Result<(), PoolError> {
+    fn order(&mut self, order: &Order) -> Result<(), PoolError> {
+        self.service.client()?.order(order)
+    }
+
+    unsafe fn push(&mut self, tensor: u32, gradients: Span, into: Option<Span>) -> Result<(), PoolError> {
         let bad = |value, expected| Err(PoolError::Argument { what: "the tensor", value, expected });
         let client = self.service.client()?;
         let Some(shards) = self.tensors.get(&tensor) else {
@@ -98,7 +109,8 @@ impl<M: Memory + Send + Sync> Service for Runner<M> {
         let Agreement { exchange, dtype, .. } = client.agreed();
         let of = |shard: &u32| exchange.shards()[*shard as usize];
         let bytes = shards.iter().map(of).map(|shard| shard.start + shard.bytes).max();
-        if bytes != Some(gradients.len() as u64) || *dtype != gradients.dtype() {
+        let is_wrong = |span: &Span| bytes != Some(span.len() as u64) || *dtype != span.dtype();
+        if is_wrong(&gradients) || into.as_ref().is_some_and(is_wrong) {
             let value = format!("{tensor} of {} bytes of {}", gradients.len(), gradients.dtype());
             return bad(value, "as many elements of the type that was agreed on");
         }
@@ -108,8 +120,9 @@ impl<M: Memory + Send + Sync> Service for Runner<M> {
         for (shard, Shard { start, bytes, .. }) in parts {
             client.push(shard, &whole[start as usize..(start + bytes) as usize])?;
         }
-        self.gradients.insert(tensor, gradients);
-        while let Some(shard) = self.service.client()?.ready()? {
+        let pulls_now = into.is_none();
+        self.targets.insert(tensor, into.unwrap_or(gradients));
+        while pulls_now && let Some(shard) = self.service.client()?.ready()? {
             // SAFETY: the caller's promise.
             unsafe { self.pull(shard)? };
         }
@@ -121,7 +134,7 @@ impl<M: Memory + Send + Sync> Service for Runner<M> {
             // SAFETY: the caller's promise.
             unsafe { self.pull(shard)? };
         }
-        self.gradients.clear();
+        self.targets.clear();
         Ok(())
     }
 
@@ -161,8 +174,8 @@ fn join<M: Memory + Send + Sync + 'static>(
     let options = options(timeout, pool.member().timeout);
     let interrupt = Some(lane::interrupt());
     let service = ClientSession::join(Arc::clone(pool), name, client, sizes, options, interrupt)?;
-    let (tensors, gradients) = (BTreeMap::new(), BTreeMap::new());
-    Ok(Box::new(Runner { service, tensors, gradients, _session: Arc::clone(session) }))
+    let (tensors, targets) = (BTreeMap::new(), BTreeMap::new());
+    Ok(Box::new(Runner { service, tensors, targets, _session: Arc::clone(session) }))
 }
 
 /// A worker's end of a parameter service.
@@ -216,8 +229,10 @@ impl ServiceClient {
     }
 
     /// Exchanges these shards from now on, in elements of `dtype`: those of the first layers first, or as they come. `links` emulates one
-    /// for each proxy: seconds of a shard besides its bytes, and bytes a second.
-    #[pyo3(signature = (shards, proxies, dtype, first_layers_first=true, links=vec![]))]
+    /// for each proxy: seconds of a shard besides its bytes, and bytes a second. With `groups`, that of each shard, the proxies keep an
+    /// optimizer's state.
+    #[pyo3(signature = (shards, proxies, dtype, first_layers_first=true, links=vec![], groups=vec![]))]
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a Python method")]
     fn begin(
         &self,
         py: Python<'_>,
@@ -226,6 +241,7 @@ impl ServiceClient {
         dtype: &str,
         first_layers_first: bool,
         links: Vec<(f64, f64)>,
+        groups: Vec<u16>,
     ) -> PyResult<()> {
         let shard = |(tensor, start, bytes, proxy)| Shard { tensor, start, bytes, proxy };
         let exchange = Exchange::new(shards.into_iter().map(shard).collect(), proxies);
@@ -239,17 +255,42 @@ impl ServiceClient {
             bytes_per_second: rate as u64,
         };
         let links = links.into_iter().map(link).collect();
-        let agreed = Agreement { exchange: exchange.ordered(order), dtype, links };
+        let agreed = Agreement { exchange: exchange.ordered(order), dtype, links, groups };
         self.run(py, |service| service.begin(&agreed, lane::interrupt()))
     }
 
-    /// Pushes the gradients of a tensor, and pulls sums that have come into the tensors that were pushed before. All of them
-    /// must stay where they are until `wait` returns.
-    fn push(&self, py: Python<'_>, tensor: u32, gradients: (usize, usize), dtype: &str) -> PyResult<()> {
-        // SAFETY: the front holds the tensors until `wait` has returned.
+    /// Says that this step is the optimizer's step `number`, with these settings of each group, where proxies keep its state.
+    fn order_step(&self, py: Python<'_>, number: u64, groups: Vec<Settings>) -> PyResult<()> {
+        let groups = groups.iter().map(optimizer_of).collect::<PyResult<_>>()?;
+        self.run(py, move |service| service.order(&Order::Step { number, groups }))
+    }
+
+    /// Says that this step brings the proxies what client 0 pushes, or brings all clients what they keep: 0 parameters, 1 and 2 moments.
+    fn order_move(&self, py: Python<'_>, slot: u8, is_load: bool) -> PyResult<()> {
+        let slots = [Slot::Parameters, Slot::Mean, Slot::Square];
+        let slot =
+            slots.get(usize::from(slot)).ok_or_else(|| argument(format!("slot {slot}; give 0 to 2")))?;
+        let order = if is_load { Order::Load(*slot) } else { Order::Save(*slot) };
+        self.run(py, move |service| service.order(&order))
+    }
+
+    /// Pushes the gradients of a tensor. Without `into`, sums that have come are pulled into the tensors that were pushed before, and all
+    /// of them must stay where they are until `wait` returns. With it, `wait` brings what comes back to that place.
+    #[pyo3(signature = (tensor, gradients, dtype, into=None))]
+    fn push(
+        &self,
+        py: Python<'_>,
+        tensor: u32,
+        gradients: (usize, usize),
+        dtype: &str,
+        into: Option<(usize, usize)>,
+    ) -> PyResult<()> {
+        // SAFETY: the front holds what sums come to until `wait` has returned, and the gradients for the length of this call.
         let span = unsafe { Span::raw(gradients, dtype)? };
         // SAFETY: as above.
-        self.run(py, move |service| unsafe { service.push(tensor, span) })
+        let into = into.map(|into| unsafe { Span::raw(into, dtype) }).transpose()?;
+        // SAFETY: as above.
+        self.run(py, move |service| unsafe { service.push(tensor, span, into) })
     }
 
     /// Pulls the sums of all tensors that were pushed in this step.
@@ -296,6 +337,28 @@ impl ServiceClient {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Some(service) = self.service.take() else { return Ok(()) };
         lane::watched(py, move || lock(&service).take().map_or(Ok(()), Service::leave))
+    }
+}
+
+/// A group of an optimizer's settings: the rule, the learning rate, momentum or first beta, dampening or second beta, epsilon, weight
+/// decay, and whether SGD's momentum is Nesterov's.
+type Settings = (String, f64, f64, f64, f64, f64, bool);
+
+fn optimizer_of(of: &Settings) -> PyResult<Optimizer> {
+    let (rule, lr, first, second, eps, weight_decay, is_nesterov) = of;
+    let (lr, first, second, eps, weight_decay) = (*lr, *first, *second, *eps, *weight_decay);
+    let adam = |is_decoupled| Adam { lr, beta1: first, beta2: second, eps, weight_decay, is_decoupled };
+    match rule.as_str() {
+        "sgd" => Ok(Optimizer::Sgd(Sgd {
+            lr,
+            momentum: first,
+            dampening: second,
+            weight_decay,
+            is_nesterov: *is_nesterov,
+        })),
+        "adam" => Ok(Optimizer::Adam(adam(false))),
+        "adamw" => Ok(Optimizer::Adam(adam(true))),
+        _ => Err(argument(format!("{rule:?} is no rule of a proxy; there are sgd, adam and adamw"))),
     }
 }
 
@@ -378,7 +441,7 @@ pub(crate) fn service_predict(
         proxies: &proxies,
         worker: Bandwidth::new(worker),
         shard_bytes,
-        grain: Exchange::GRAIN,
+        grain: GRAIN,
         slack,
     };
     Ok((timeline.best(), (0..=gradients.len()).map(|taken| timeline.seconds(taken)).collect()))
@@ -406,9 +469,8 @@ pub(crate) fn service_shards(
 ) -> PyResult<(f64, Vec<Row>)> {
     let rates: Vec<f64> = links.iter().map(|(_, rate)| *rate).collect();
     expect_rates(&rates)?;
-    let cut = |(tensor, bytes): (u32, &u64)| {
-        pieces(*bytes, shard_bytes, Exchange::GRAIN).map(move |piece| (tensor, piece))
-    };
+    let cut =
+        |(tensor, bytes): (u32, &u64)| pieces(*bytes, shard_bytes, GRAIN).map(move |piece| (tensor, piece));
     let shards: Vec<_> = (0..).zip(&tensors).flat_map(cut).collect();
     let bytes: Vec<u64> = shards.iter().map(|(_, piece)| piece.end - piece.start).collect();
     let links: Vec<_> = links.into_iter().map(link_of).collect();

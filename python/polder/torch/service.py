@@ -26,7 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from polder import _core
 from polder.errors import ArgumentError, PeerDeadError
+from polder.torch.held import HeldOptimizer
 from polder.torch.meeting import Attachment, attachments
+from polder.torch.snapshot import Restored, restore
 
 # torch's stubs leave hooks and collectives without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -214,9 +216,24 @@ class ParameterService:
         Whether gradients are pushed while the backward pass goes on; else after it.
     emulated : EmulatedLinks, optional
         Links to emulate.
+    optimizer : str
+        Where the optimizer steps: on each ``"worker"``, or on the ``"proxy"``. There the proxies keep its state, and
+        the workers pull parameters. A worker frees each gradient when it is pushed: after the backward pass ``.grad``
+        is None, so that the optimizer's own ``step()`` does nothing. Its settings count as they are when the first
+        gradient comes. There is no profile, and the proxies take all bytes.
+    on_death : str
+        What the others do when a worker dies: ``"raise"`` the error that names it, or ``"shrink"``. Then they form a
+        smaller group, `group`, go back to the newest version of `snapshots`, and go on. The gradients of the step in
+        which it died are None, so that the optimizer does nothing in it.
+    snapshots : str, optional
+        The name of the snapshots of `polder.torch.snapshot` that ``"shrink"`` goes back to.
 
     Attributes
     ----------
+    group : ProcessGroup
+        The workers that are left.
+    restored : Restored or None
+        What the last death of a worker went back to.
     split, shard_bytes, first_layers_first, emulated
         As given. A change, alike on all workers, holds from the next plan on; `replan` makes one.
 
@@ -246,29 +263,34 @@ class ParameterService:
         first_layers_first: bool = True,
         overlap: bool = True,
         emulated: EmulatedLinks | None = None,
+        optimizer: str = "worker",
+        on_death: str = "raise",
+        snapshots: str | None = None,
     ) -> None:
         self._group = group or dist.group.WORLD
         if self._group is None:
             raise ArgumentError('there is no process group; call init_process_group("polder") first')
-        if profile_steps < 2:
-            raise ArgumentError(f"profile_steps is {profile_steps}; give 2 or more, because the first is not counted")
-        if replan_steps < 0 or (split is not None and not 0 <= split <= 1) or (shard_bytes or 1) < 1:
-            raise ArgumentError(
-                f"replan_steps {replan_steps}, split {split}, shard_bytes {shard_bytes}; give 0 or more steps, a split "
-                "from 0 to 1, and 1 byte or more"
-            )
+        _expect_options(profile_steps, replan_steps, split, shard_bytes)
+        _expect_places(optimizer, split, overlap, on_death, snapshots)
+        self._snapshots = snapshots
+        self.restored: Restored | None = None
         self._attachment = _attachment(self._group)
         self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._proxies = self._size if proxies is None else proxies
+        self._has_proxy_each = proxies is None
         if not 1 <= self._proxies <= 1024:
             raise ArgumentError(f"proxies is {self._proxies}; give 1 to 1024")
         if emulated is not None and len(emulated.proxies) != self._proxies:
             raise ArgumentError(f"{len(emulated.proxies)} emulated links for {self._proxies} proxies; give one each")
         self.split, self.shard_bytes = split, shard_bytes
         self.first_layers_first, self.emulated = first_layers_first, emulated
-        self._profile_steps, self._replan_steps, self._timeout = profile_steps, replan_steps, timeout
+        self._profile_steps, self._timeout = profile_steps, timeout
+        self._replan_steps = 0 if optimizer == "proxy" else replan_steps
         self._overlap = overlap
         self._replans = False
+        self._is_held = optimizer == "proxy"
+        self._held: HeldOptimizer | None = None
+        """The optimizer, where the proxies keep its state."""
         self._hooks: list[Any] = []
         self._ddp: DistributedDataParallel | None = None
         self._is_accumulating = False
@@ -283,6 +305,7 @@ class ParameterService:
         self._error: BaseException | None = None
         """What went wrong in this backward pass; raised at its end."""
         self._steps = 0
+        self._profiled_from = 0
         self._planned_at = 0
         self._blocked_s = 0.0
         self._busy_until = 0.0
@@ -339,12 +362,21 @@ class ParameterService:
         ------
         ArgumentError
             When the service does not carry the model: parameters of other types, layouts or devices, DTensors (as
-            those of FSDP2), sparse gradients, DDP with another hook, other ranks, or ``mixed_precision``.
+            those of FSDP2), sparse gradients, DDP with another hook, other ranks, or ``mixed_precision``. With the
+            optimizer on the proxies: DDP, types other than float32, and optimizers other than SGD, Adam and AdamW.
         """
         if self._hooks:
             raise ArgumentError("the service has a model already; make another service")
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         _expect_carried(model, self._parameters)
+        held = None
+        if self._is_held:
+            if isinstance(model, DistributedDataParallel):
+                raise ArgumentError("DDP keeps all gradients; with the optimizer on the proxies attach its module")
+            held = HeldOptimizer(optimizer, self._parameters)
+        if self._snapshots is not None and isinstance(model, DistributedDataParallel):
+            raise ArgumentError('DDP keeps its group; with on_death="shrink" attach its module')
+        self._model, self._optimizer = model, optimizer
         self._dtype = str(self._parameters[0].dtype).removeprefix("torch.")
         self._last_gradient = 0.0
         self._pushing_s = self._backward_s = 0.0
@@ -365,6 +397,13 @@ class ParameterService:
             model.register_forward_hook(self._end_forward),
             optimizer.register_step_pre_hook(self._before_step),
         ]
+        if held is not None:
+            self._hold(held)
+            self._hooks += [
+                model.register_load_state_dict_post_hook(self._loaded),
+                optimizer.register_load_state_dict_post_hook(lambda _: self._hand_over()),
+                optimizer.register_state_dict_post_hook(self._write_state),
+            ]
 
     @contextlib.contextmanager
     def no_sync(self) -> Generator[None]:
@@ -377,8 +416,22 @@ class ParameterService:
                 self._is_accumulating = before
 
     def replan(self) -> None:
-        """Plans again at the end of the next backward pass, from the last profile. All workers call it."""
+        """Plans again at the end of the next backward pass, from the last profile. All workers call it.
+
+        Raises
+        ------
+        ArgumentError
+            When the optimizer is on the proxies, which would lose its state.
+        """
+        if self._is_held:
+            raise ArgumentError("the proxies keep the optimizer's state, so their plan stays; make another service")
         self._replans = True
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The workers; those that are left, once one has died."""
+        assert self._group is not None
+        return self._group
 
     @property
     def plan(self) -> SyncPlan | None:
@@ -405,15 +458,23 @@ class ParameterService:
     def close(self) -> None:
         """Detaches from the model and ends the proxies. All workers call it; harmless when it was closed before.
 
+        The state of an optimizer on the proxies becomes the optimizer's own.
+
         A model of DDP keeps the hook, as torch has it: from now on the workers average its gradients.
         """
         _open.discard(self)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._closed = True
-        self._routes = {}
-        self._close_service()
+        held, self._held = self._held, None
+        try:
+            if held is not None and not self._failed:
+                with self._guarded():
+                    held.give_back(self._moments(held))
+        finally:
+            self._closed = True
+            self._routes = {}
+            self._close_service()
 
     def __enter__(self) -> Self:
         return self
@@ -475,6 +536,8 @@ class ParameterService:
                 self._failed = True
                 raise ArgumentError(f"the gradient of parameter {number} is not contiguous; call .contiguous()")
             self._take(number, gradient.view(-1), [gradient.numel()])
+            if self._held is not None:
+                parameter.grad = None
 
         return note
 
@@ -488,9 +551,12 @@ class ParameterService:
         # Without the pushes so far. That of this run comes after the pass.
         self._backward_s = self._last_gradient - self._forward[1] - self._pushing_s
         self._arrivals[key] = self._backward_s
-        self._came[key] = _Run(flat, sizes)
+        # The gradients of an optimizer on the proxies go when they have been pushed.
+        self._came[key] = _Run(flat if self._held is None else self._parameters[key].detach().view(-1), sizes)
         if self._overlap:
             try:
+                if self._held is not None and len(self._came) == 1:
+                    self._service().order_step(self._held.number + 1, self._held.settings())
                 self._push(key, flat)
             except BaseException as error:
                 self._error = self._error or error
@@ -506,20 +572,27 @@ class ParameterService:
                 "made; make the service after what changes the buckets of DDP"
             )
         began = time.perf_counter()
-        self._service().push(route.tensor, (flat.data_ptr(), route.count), self._dtype)
+        # Parameters are pulled when no gradient depends on them any more.
+        into = None if self._held is None else (self._parameters[key].data_ptr(), route.count)
+        self._service().push(route.tensor, (flat.data_ptr(), route.count), self._dtype, into)
         self._pushing_s += time.perf_counter() - began
 
     def _end_backward(self) -> None:
         came, self._came = self._came, {}
         error, self._error = self._error, None
-        with self._guarded(), torch.no_grad():
-            if error is not None:
-                raise error
-            self._expect_all(came)
-            self._synchronise(came)
-            self._blocked_s = time.perf_counter() - self._last_gradient
-            if not self._closed:
-                self._count_step(came)
+        try:
+            with self._guarded(), torch.no_grad():
+                if error is not None:
+                    raise error
+                self._expect_all(came)
+                self._synchronise(came)
+                self._blocked_s = time.perf_counter() - self._last_gradient
+                if not self._closed:
+                    self._count_step(came)
+        except PeerDeadError as death:
+            if self._snapshots is None or death.rank is None:
+                raise
+            self._shrink(death, death.rank)
 
     def _expect_all(self, came: dict[int, _Run]) -> None:
         if self._failed:
@@ -538,7 +611,7 @@ class ParameterService:
         arrivals, self._arrivals = self._arrivals, {}
         self._passes.append((self._forward[1] - self._forward[0], self._backward_s, arrivals))
         if self._plan is None:
-            if self._steps == self._profile_steps:
+            if self._steps - self._profiled_from == self._profile_steps:
                 self._passes.popleft()
                 self._make_plan(came, self._measure(came, None))
             return
@@ -583,7 +656,13 @@ class ParameterService:
             except PeerDeadError as error:
                 lost = error
         finish()
-        if lost is not None:
+        if self._held is not None:
+            if lost is not None:
+                raise lost
+            self._held.number += 1
+            for parameter in self._parameters:
+                torch.autograd.graph.increment_version(parameter)
+        elif lost is not None:
             self._fall_back(came, lost)
 
     def _average(self, flats: list[torch.Tensor]) -> Callable[[], None]:
@@ -657,6 +736,105 @@ class ParameterService:
         else:
             self._plan = replace(plan, proxied_bytes=0, split_bytes=0.0, shards=[], links=[], step=self._steps)
 
+    # After the death of a worker.
+
+    def _shrink(self, death: PeerDeadError, rank: int) -> None:
+        """Goes on without worker `rank` from the newest snapshot, in a group of its own and with other proxies."""
+        assert self._snapshots is not None
+        ranks = dist.get_process_group_ranks(self.group)
+        left = [other for at, other in enumerate(ranks) if at != rank]
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._abandon()
+        with self._guarded(), torch.no_grad():
+            group = dist.new_group(left, backend="polder", use_local_synchronization=True)
+            if not isinstance(group, dist.ProcessGroup):
+                raise death
+            self._group, self._attachment = group, _attachment(group)
+            self._rank, self._size = dist.get_rank(group), len(left)
+            if self._has_proxy_each:
+                self._proxies = self._size
+                if self.emulated is not None:
+                    self.emulated = replace(self.emulated, proxies=list(self.emulated.proxies)[: self._size])
+            self._plan, self._profile, self._routes, self._order = None, None, {}, []
+            self._passes.clear()
+            self._profiled_from = self._steps
+            self._failed = False
+            self._open_service()
+            held, self._held = self._held, None
+            if held is not None:
+                self._hold(held)
+            self.restored = restore(self._snapshots, self._model, self._optimizer, group=group)
+
+    # The optimizer on the proxies.
+
+    def _hold(self, held: HeldOptimizer) -> None:
+        """Gives the proxies the parameters and the optimizer's state."""
+        with self._guarded(), torch.no_grad():
+            sizes = [parameter.nbytes for parameter in reversed(self._parameters)]
+            measured = self._probe_sizes(sum(sizes), [self.shard_bytes] if self.shard_bytes else _SIZES)
+            shard_bytes = _core.service_shard_bytes([(size, rate) for size, rate, _ in measured], _SLACK)
+            ring = max(2 * (self._size - 1) / self._size, 1e-9)
+            rate, copies, links = self._probe_links(measured, shard_bytes, sum(sizes))
+            shard_bytes = self.shard_bytes or shard_bytes
+            threshold, shards = _core.service_shards(sizes, shard_bytes, links, _ALIKE)
+            # About the order in which gradients come.
+            self._order = list(range(len(self._parameters)))[::-1]
+            counts = [self._parameters[key].numel() for key in self._order]
+            self._routes = {key: _Route(at, counts[at], counts[at]) for at, key in enumerate(self._order)}
+            self._begin(shards, [held.group_of(self._order[shard[0]]) for shard in shards])
+            total = sum(sizes)
+            measured_rates = (0.0, 0.0, ring * rate, 0.0, copies, links, shard_bytes, {})
+            self._plan = SyncPlan(*measured_rates, total, total, [], total, threshold, shards, 0)
+            self._held = held
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Brings the proxies the parameters and the optimizer's state, both as worker 0 has them."""
+        held = self._held
+        assert held is not None
+        with self._guarded(), torch.no_grad():
+            number, moments = held.taken()
+            said = torch.tensor([number])
+            dist.broadcast(said, group_src=0, group=self._group)
+            had_none, held.number = held.number == 0, int(said.item())
+            self._load_parameters()
+            # Proxies begin with zeros.
+            if held.number or not had_none:
+                for slot, tensors in enumerate(moments, 1):
+                    self._move(slot, tensors, is_load=True)
+
+    def _loaded(self, *_: object) -> None:
+        self._load_parameters()
+
+    def _load_parameters(self) -> None:
+        with self._guarded(), torch.no_grad():
+            self._move(0, [parameter.detach() for parameter in self._parameters], is_load=True)
+
+    def _write_state(self, _: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        """What ``optimizer.state_dict()`` returns has the proxies' state. All workers call it."""
+        held = self._held
+        if held is not None:
+            held.write(state_dict, self._moments(held))
+
+    def _moments(self, held: HeldOptimizer) -> list[list[torch.Tensor]]:
+        """The moments of each parameter, from the proxies."""
+        if held.number == 0:
+            return []
+        moments = [[torch.empty_like(parameter.detach()) for parameter in self._parameters] for _ in held.moments]
+        for slot, tensors in enumerate(moments, 1):
+            self._move(slot, tensors, is_load=False)
+        return moments
+
+    def _move(self, slot: int, tensors: list[torch.Tensor], *, is_load: bool) -> None:
+        """Brings an array of each parameter to the proxies as worker 0 has it, or from them; all workers get it."""
+        service = self._service()
+        service.order_move(slot, is_load)
+        for key in self._order:
+            span = (tensors[key].data_ptr(), tensors[key].numel())
+            service.push(self._routes[key].tensor, span, self._dtype, span)
+        service.wait()
+
     # The profile.
 
     def _measure(self, came: dict[int, _Run], before: _Profile | None) -> _Profile:
@@ -666,7 +844,8 @@ class ParameterService:
         passes = list(self._passes)
         if before is not None and not passes:
             passes = [(before.forward_s, before.backward_s, before.arrivals)]
-        forward_s, backward_s = (statistics.median(each[at] for each in passes) for at in (0, 1))
+        forward_s = statistics.median(each[0] for each in passes)
+        backward_s = statistics.median(each[1] for each in passes)
         # DDP may have changed its buckets since the first passes.
         seen = [[each[2][key] for each in passes if key in each[2]] or [backward_s] for key in sorted(came)]
         forward_s, backward_s, *ready_s = self._agreed([forward_s, backward_s, *map(statistics.median, seen)])
@@ -675,12 +854,11 @@ class ParameterService:
         fixed = self.shard_bytes or (before.shard_bytes if before else None)
         measured = self._probe_sizes(total, [fixed] if fixed else _SIZES)
         shard_bytes = _core.service_shard_bytes([(size, rate) for size, rate, _ in measured], _SLACK)
-        proxy_rate, copy_rate = next((ring * rate, copies) for size, rate, copies in measured if size == shard_bytes)
-        links = [self._probe_link(proxy, shard_bytes, total) for proxy in range(self._proxies)]
+        proxy_rate, copy_rate, links = self._probe_links(measured, shard_bytes, total)
         return _Profile(
             forward_s,
             backward_s,
-            proxy_rate,
+            ring * proxy_rate,
             worker_rate,
             copy_rate,
             links,
@@ -748,9 +926,9 @@ class ParameterService:
         rates = (profile.copy_rate, profile.worker_rate)
         return _core.service_predict(gradients, self._size, profile.backward_s, rates, shard_bytes, links, _ALIKE)
 
-    def _begin(self, shards: list[tuple[int, int, int, int]]) -> None:
+    def _begin(self, shards: list[tuple[int, int, int, int]], groups: Sequence[int] = ()) -> None:
         links = [] if self.emulated is None else list(self.emulated.proxies)
-        self._service().begin(shards, self._proxies, self._dtype, self.first_layers_first, links)
+        self._service().begin(shards, self._proxies, self._dtype, self.first_layers_first, links, groups)
 
     def _report(self) -> None:
         if self._client is not None and self._plan is not None:
@@ -784,12 +962,30 @@ class ParameterService:
             measured.append((piece, count * piece / seconds, count * piece / pushing))
         return measured
 
-    def _probe_link(self, proxy: int, shard_bytes: int, total: int) -> tuple[float, float]:
-        """Seconds of the least shard over one proxy, and bytes a second of shards that are large enough."""
+    def _probe_links(
+        self, measured: list[tuple[int, float, float]], shard_bytes: int, total: int
+    ) -> tuple[float, float, list[tuple[float, float]]]:
+        """Bytes a second that all proxies sum and that a worker pushes, in shards of this size; and the links."""
+        together, copies = next((rate, copies) for size, rate, copies in measured if size == shard_bytes)
+        links = [self._probe_link(proxy, shard_bytes, total) for proxy in range(self._proxies)]
+        # What is too short to fill the way there and back says too little, of all together as of each.
+        filled = sum(rate for _, rate, _ in links) / sum(rate for _, _, rate in links)
+        return together * filled, copies, [(latency, rate) for latency, rate, _ in links]
+
+    def _probe_link(self, proxy: int, shard_bytes: int, total: int) -> tuple[float, float, float]:
+        """Of one proxy: seconds of the least shard, and bytes a second of large ones, with a full way and as measured.
+
+        The way there and back of `n` shards takes as long as that of `n + 1` shards one way. So the time of one shard
+        is taken off.
+        """
         latency, _ = self._probe([(0, 0, _LATENCY_BYTES, proxy)], _LATENCY_PROBES)
         count = max(min(_PROBE_BYTES, total) // shard_bytes // self._proxies, 1)
-        seconds, _ = self._probe([(0, index * shard_bytes, shard_bytes, proxy) for index in range(count)], _PROBES)
-        return latency, count * shard_bytes / seconds
+        shards = [(0, index * shard_bytes, shard_bytes, proxy) for index in range(count)]
+        seconds, _ = self._probe(shards, _PROBES)
+        one, _ = self._probe(shards[:1], _PROBES)
+        rate = count * shard_bytes / seconds
+        full = (count - 1) * shard_bytes / max(seconds - one, 1e-9)
+        return latency, min(max(full, rate), rate * (count + 1) / count), rate
 
     def _probe(self, shards: list[tuple[int, int, int, int]], rounds: int) -> tuple[float, float]:
         """Seconds of a step that pushes and pulls these shards of one tensor and does nothing else, and of its push."""
@@ -886,6 +1082,31 @@ def _attachment(group: dist.ProcessGroup) -> Attachment:
         if group in attachment.groups:
             return attachment
     raise ArgumentError('the group is none of the backend polder; make it with backend="polder"')
+
+
+def _expect_options(profile_steps: int, replan_steps: int, split: float | None, shard_bytes: int | None) -> None:
+    if profile_steps < 2:
+        raise ArgumentError(f"profile_steps is {profile_steps}; give 2 or more, because the first is not counted")
+    if replan_steps < 0 or (split is not None and not 0 <= split <= 1) or (shard_bytes or 1) < 1:
+        raise ArgumentError(
+            f"replan_steps {replan_steps}, split {split}, shard_bytes {shard_bytes}; give 0 or more steps, a split "
+            "from 0 to 1, and 1 byte or more"
+        )
+
+
+def _expect_places(optimizer: str, split: float | None, overlap: bool, on_death: str, snapshots: str | None) -> None:
+    if optimizer not in ("worker", "proxy"):
+        raise ArgumentError(f'optimizer is {optimizer!r}; give "worker" or "proxy"')
+    if optimizer == "proxy" and (split not in (None, 1.0) or not overlap):
+        raise ArgumentError(
+            f"split {split} and overlap {overlap} with the optimizer on the proxies; leave both out, because the "
+            "proxies take all gradients as they come"
+        )
+    if on_death not in ("raise", "shrink") or (on_death == "shrink") != (snapshots is not None):
+        raise ArgumentError(
+            f'on_death is {on_death!r} and snapshots {snapshots!r}; give "shrink" and the name of the snapshots to go '
+            'back to, or "raise" and none'
+        )
 
 
 def _expect_carried(model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> None:

@@ -259,6 +259,7 @@ def restore(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     pool: Pool | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Restored:
     """Puts a model, an optimizer and the random states back to the newest whole version of `snapshot`.
 
@@ -275,6 +276,8 @@ def restore(
         An optimizer over its parameters.
     pool : Pool, optional
         The default is ``Pool()``.
+    group : ProcessGroup, optional
+        The ranks that restore; all by default. Fewer may be left than made the snapshot: each takes its own.
 
     Returns
     -------
@@ -296,8 +299,8 @@ def restore(
     try:
         steps = set(found)
         if dist.is_initialized():
-            everywhere: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(everywhere, sorted(steps))
+            everywhere: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(everywhere, sorted(steps), group=group)
             steps = set.intersection(*map(set, everywhere))
         if not steps:
             kept = ", ".join(map(str, sorted(found))) or "none"

@@ -4,12 +4,14 @@ Arguments: the rank, a folder to meet in, and what to do.
 """
 
 import contextlib
+import copy
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -125,6 +127,52 @@ def is_equal(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return all(torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
 
 
+Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+RULES: dict[str, Make] = {
+    "SGD with Nesterov's momentum": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True),
+    "SGD with dampening": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, dampening=0.2),
+    "SGD": lambda groups: torch.optim.SGD(groups, lr=0.05),
+    "Adam": lambda groups: torch.optim.Adam(groups, lr=1e-2, fused=True),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=1e-2, fused=True),
+}
+
+
+class Training:
+    """Net with two groups of settings, a scheduler and accumulation: by a service, or by DDP."""
+
+    def __init__(self, make: Make, service: ParameterService | None) -> None:
+        torch.manual_seed(rank if service else 0)
+        self.model, self.service = Net(), service
+        matrices = [parameter for parameter in self.model.parameters() if parameter.dim() == 2]
+        vectors = [parameter for parameter in self.model.parameters() if parameter.dim() == 1]
+        self.optimizer = make([{"params": vectors, "lr": 3e-3}, {"params": matrices, "weight_decay": 0.1}])
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.net = self.model if service else DistributedDataParallel(self.model)
+        self.draw = torch.Generator().manual_seed(rank)
+        if service:
+            service.attach(self.model, self.optimizer)
+
+    def train(self, steps: int) -> None:
+        """Some steps of two parts."""
+        source: Any = self.service or self.net
+        for _ in range(steps):
+            for part in range(2):
+                with source.no_sync() if part == 0 else contextlib.nullcontext():
+                    self.net(torch.randn(8, 64, generator=self.draw)).square().mean().backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+
+
+def state_is_equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two optimizers' state dicts have the same arrays."""
+    one, other = one["state"], other["state"]
+    arrays = [(of.get(name), value) for key, its in other.items() for name, value in its.items() for of in [one[key]]]
+    return one.keys() == other.keys() and all(
+        mine is value or (isinstance(mine, torch.Tensor) and torch.equal(mine, value)) for mine, value in arrays
+    )
+
+
 def own_pids() -> set[int]:
     """The process ids of all workers."""
     pids = torch.zeros(size, dtype=torch.int64)
@@ -223,15 +271,16 @@ elif kind == "proxy-death":
         assert service.plan.proxied_bytes == 0
     print("equal" if is_equal(ours, trained(None, 10)) else "different")
 elif kind == "replan":
-    rate = 20e6
-    with ParameterService(profile_steps=2, replan_steps=4, emulated=EmulatedLinks([(0, rate)] * 2, rate)) as service:
+    rate = 2e6
+    links = EmulatedLinks([(0, rate)] * 2, rate)
+    with ParameterService(profile_steps=2, replan_steps=4, shard_bytes=16384, emulated=links) as service:
         plans = []
 
         def change(step: int) -> None:
             """The links of the proxies become slow."""
             plans.append(service.plan)
             if step == 3:
-                service.emulated = EmulatedLinks([(0, rate / 20)] * 2, rate)
+                service.emulated = EmulatedLinks([(0, rate / 5)] * 2, rate)
 
         ours = trained(service, 10, change)
         first, last = plans[3], service.plan
@@ -253,6 +302,81 @@ elif kind == "central":
         assert count.shards == 4 * 8
         assert service.plan.proxied_bytes == service.plan.total_bytes
     print("equal" if is_equal(ours, trained(None, 6)) else "different")
+elif kind == "held":
+    for name, make in RULES.items():
+        theirs = Training(make, None)
+        theirs.train(4)
+        with ParameterService(optimizer="proxy", shard_bytes=16384) as service:
+            ours = Training(make, service)
+            ours.train(4)
+            assert is_equal(ours.model, theirs.model), name
+            # The worker has no gradients and no state.
+            assert all(parameter.grad is None for parameter in ours.model.parameters())
+            assert not any(ours.optimizer.state.values())
+            assert service.plan is not None
+            assert len(service.plan.shards) > len(list(ours.model.parameters())), "tensors are cut"
+            assert not {count.pid for count in service.proxies()} & own_pids()
+            said = copy.deepcopy(ours.optimizer.state_dict())
+            assert state_is_equal(said, theirs.optimizer.state_dict()), name
+            weights = copy.deepcopy(ours.model.state_dict())
+            ours.train(2)
+        # The state came back: the worker goes on without the service.
+        theirs.train(2)
+        assert state_is_equal(ours.optimizer.state_dict(), theirs.optimizer.state_dict()), name
+        # What was kept goes to other proxies.
+        with ParameterService(1, optimizer="proxy") as service:
+            again = Training(make, service)
+            again.train(1)
+            again.model.load_state_dict(weights)
+            again.optimizer.load_state_dict(said)
+            again.draw.set_state(torch.Generator().manual_seed(rank).get_state())
+            # As after four steps of two parts; the learning rates came with the state.
+            for _ in range(8):
+                torch.randn(8, 64, generator=again.draw)
+            again.train(2)
+            assert is_equal(again.model, theirs.model), f"{name}, loaded"
+    print("equal")
+elif kind == "held-snapshot":
+    with ParameterService(optimizer="proxy") as service:
+        ours = Training(RULES["AdamW"], service)
+        ours.train(3)
+        polder.torch.snapshot("held", ours.model, ours.optimizer, step=3)
+        ours.train(2)
+        polder.torch.restore("held", ours.model, ours.optimizer)
+        state = ours.optimizer.state_dict()["state"]
+        assert {float(of["step"]) for of in state.values()} == {3.0}
+    theirs = Training(RULES["AdamW"], None)
+    theirs.train(3)
+    assert state_is_equal(ours.optimizer.state_dict(), theirs.optimizer.state_dict())
+    print("equal" if is_equal(ours.model, theirs.model) else "different")
+elif kind in ("shrink", "shrink-held"):
+    where = "proxy" if kind == "shrink-held" else "worker"
+    options: dict[str, Any] = {"optimizer": where, "profile_steps": 2, "timeout": 30}
+    with ParameterService(on_death="shrink", snapshots="shrink", **options) as service:
+        ours = Training(RULES["AdamW"], service)
+        ours.train(4)
+        polder.torch.snapshot("shrink", ours.model, ours.optimizer, step=4)
+        ours.train(2)
+        assert service.restored is None
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ours.train(1)
+        assert service.restored is not None
+        assert service.restored.step == 4
+        assert dist.get_process_group_ranks(service.group) == [0, 2]
+        ours.draw = torch.Generator().manual_seed(rank)
+        ours.train(5)
+        assert len({count.pid for count in service.proxies()}) == 2
+        # Another two workers begin with what the pool has.
+        with ParameterService(group=service.group, **options) as other:
+            theirs = Training(RULES["AdamW"], other)
+            polder.torch.restore("shrink", theirs.model, theirs.optimizer, group=service.group)
+            # There the scheduler stepped after the step that was lost, too.
+            for settings in theirs.optimizer.param_groups:
+                settings["lr"] *= 0.9
+            theirs.draw = torch.Generator().manual_seed(rank)
+            theirs.train(5)
+            print("equal" if is_equal(ours.model, theirs.model) else "different")
 elif kind == "refused":
     # Of one worker: what cannot be carried is refused before anything is attached.
     with ParameterService(1) as service:
@@ -271,6 +395,25 @@ elif kind == "refused":
         mesh = init_device_mesh("cpu", (1,))
         refused(fully_shard(torch.nn.Linear(2, 2), mesh=mesh))
         refused(torch.nn.Linear(2, 2).requires_grad_(False))
+    with ParameterService(1, optimizer="proxy") as service:
+        plain = torch.nn.Linear(2, 2)
+
+        def not_held(optimizer: torch.optim.Optimizer, model: torch.nn.Module = plain) -> None:
+            try:
+                service.attach(model, optimizer)
+            except polder.errors.ArgumentError as error:
+                print(error)
+
+        not_held(torch.optim.RMSprop(plain.parameters()))
+        not_held(torch.optim.AdamW(plain.parameters(), amsgrad=True))
+        not_held(torch.optim.SGD([plain.weight], lr=0.1))
+        not_held(torch.optim.SGD(plain.parameters(), lr=0.1), DistributedDataParallel(plain))
+        double = torch.nn.Linear(2, 2, dtype=torch.float64)
+        not_held(torch.optim.SGD(double.parameters(), lr=0.1), double)
+    try:
+        ParameterService(1, optimizer="proxy", split=0.5)
+    except polder.errors.ArgumentError as error:
+        print(error)
 else:
     try:
         with ParameterService(profile_steps=2, timeout=30, split=0.7) as service:

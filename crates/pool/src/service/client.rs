@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use polder_mem::Memory;
 
-use super::place::{self, Places, Queue, state_line};
-use super::{Agreement, Failure, Parts, ServiceOptions};
+use super::place::{self, Places, Queue, order_lines, state_line};
+use super::{Agreement, Failure, Order, Parts, ServiceOptions};
 use crate::collectives::fill;
 use crate::group::{Interrupt, RankPlace};
 use crate::{PoolError, line, wait};
@@ -98,6 +98,31 @@ impl<M: Memory> Client<M> {
     #[must_use]
     pub fn step(&self) -> u32 {
         self.parts.step
+    }
+
+    /// Says what the proxies do in this step, before anything is pushed. That of client 0 counts. It is for a service whose proxies keep an
+    /// optimizer's state, in each of its steps.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when the proxies keep no state, something was pushed, or there are other groups than were agreed on;
+    /// [`PoolError::Broken`] after an error.
+    // SYNC: the proxy reads it after it has seen a push; pairs with `Order::load`.
+    pub fn order(&mut self, order: &Order) -> Result<(), PoolError> {
+        self.parts.expect_whole()?;
+        let settings = self.parts.agreed.settings();
+        let given = if let Order::Step { groups, .. } = order { groups.len() } else { settings };
+        let has_pushed = self.states.iter().any(|state| *state != State::Idle);
+        if settings == 0 || given != settings || has_pushed {
+            let value = format!("{given} groups of settings");
+            let expected = "as many as were agreed on, before the first push of a step";
+            return Err(PoolError::Argument { what: "the order", value, expected });
+        }
+        let at = order_lines(self.parts.members[self.parts.own].at);
+        for (index, words) in (0..).zip(order.lines(self.parts.step)) {
+            // The push that follows fences it.
+            line::release(&self.parts.memory, at.lines(index), &words);
+        }
+        Ok(())
     }
 
     /// Pushes the gradients of a shard, once a step. They may change when this returns. It never waits.
@@ -214,11 +239,14 @@ impl<M: Memory> Client<M> {
             .collect()
     }
 
-    /// Says something of this client to those that look from outside. Nothing follows from it, also after the end.
+    /// Says something of this client to those that look from outside. Nothing follows from it. After the end of this client it says
+    /// nothing: another store might tear the line that the proxies look at.
     pub fn report(&mut self, said: &ClientReport) {
         let ClientReport { steps, blocked_ns, proxied_bytes, total_bytes, threshold_bytes } = *said;
         self.parts.counters = [steps, blocked_ns, proxied_bytes, total_bytes, threshold_bytes];
-        self.parts.say();
+        if self.parts.end.is_none() {
+            self.parts.say();
+        }
     }
 
     /// Says that this client expects nothing more: the proxies end when all clients have.

@@ -7,7 +7,8 @@
 //! | 1 | spare, 0 |
 //! | 2 | state |
 //! | 3 | spare, 0 |
-//! | from 4 on | queues: for each proxy that the part deals with whole lines, with a word for each of its shards |
+//! | from 4 on | of a client, where proxies keep an optimizer's state: an order, of a line and one for each group of settings |
+//! | then | queues: for each proxy that the part deals with whole lines, with a word for each of its shards |
 //! | then | buffers: for each of these proxies its shards, each from a whole line on |
 //!
 //! A client deals with all proxies, a proxy with itself.
@@ -53,6 +54,11 @@ pub(super) fn decode(word: u64, step: u32) -> Result<Option<u32>, &'static str> 
     }
 }
 
+/// Where the order of a client lies.
+pub(super) fn order_lines(client: Offset) -> Offset {
+    client.lines(HEAD)
+}
+
 /// Where the state line of a part lies.
 pub(super) fn state_line(part: Offset) -> Offset {
     part.lines(2)
@@ -75,10 +81,12 @@ struct Place {
 }
 
 impl Places {
-    pub(super) fn new(exchange: &Exchange) -> Self {
+    /// With room for the orders of so many groups of settings.
+    pub(super) fn new(exchange: &Exchange, settings: usize) -> Self {
+        let head = HEAD + if settings == 0 { 0 } else { 1 + settings as u64 };
         let queue_bytes = |proxy: u16| (exchange.of_proxy(proxy).len() as u64 * 8).next_multiple_of(LINE);
         let all = 0..exchange.proxies();
-        let (mut queue, mut buffer) = (HEAD * LINE, HEAD * LINE + all.clone().map(queue_bytes).sum::<u64>());
+        let (mut queue, mut buffer) = (head * LINE, head * LINE + all.clone().map(queue_bytes).sum::<u64>());
         let mut proxies = vec![];
         for proxy in all {
             let (queue_bytes, buffer_bytes) = (queue_bytes(proxy), exchange.buffer_bytes(proxy));
@@ -155,7 +163,8 @@ mod tests {
     fn queues_and_buffers_lie_side_by_side_and_on_lines_of_their_own() {
         let shard = |tensor, proxy| Shard { tensor, start: 0, bytes: 72, proxy };
         let shards = (0..9).map(|tensor| shard(tensor, 0)).chain([shard(9, 2)]).collect();
-        let places = Places::new(&Exchange::new(shards, 3).unwrap());
+        let exchange = Exchange::new(shards, 3).unwrap();
+        let places = Places::new(&exchange, 0);
         let part = Offset(6400);
         let queues = [0, 1, 2].map(|proxy| places.queue_for(part, proxy).0 - 6400);
         assert_eq!(queues, [256, 384, 384], "nine words take two lines");
@@ -167,6 +176,10 @@ mod tests {
             [256 + 128 + 9 * 128, 256, 256 + 64 + 128]
         );
         assert_eq!(places.buffer_of(part, 0), part + 384);
+        let ordered = Places::new(&exchange, 2);
+        assert_eq!(ordered.queue_for(part, 0), order_lines(part).lines(3), "a line, and one a group");
+        assert_eq!(ordered.bytes(None), places.bytes(None) + 3 * LINE);
+        assert_eq!(ordered.bytes(Some(0)), places.bytes(Some(0)));
     }
 
     #[test]

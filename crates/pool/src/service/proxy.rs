@@ -1,20 +1,22 @@
 //! A proxy: sums what the clients push, in the pool.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use polder_kernels::{Op, divide, reduce};
-use polder_mem::{Memory, Nanos, Offset};
+use polder_mem::{LINE, Memory, Nanos, Offset};
 
 use super::lanes::Lane;
-use super::place::{Places, Queue};
-use super::{Agreement, Failure, NEVER, Parts, ServiceOptions};
+use super::order::Held;
+use super::place::{Places, Queue, order_lines};
+use super::{Agreement, Failure, NEVER, Order, Parts, ServiceOptions};
+use crate::PoolError;
 use crate::collectives::{Scratch, fill, length, pieces};
 use crate::deviation::Deviation;
 use crate::group::{Interrupt, RankPlace};
 use crate::wait::{self, Patience};
-use crate::PoolError;
 
 /// A proxy's end of a service.
 pub struct Proxy<M: Memory> {
@@ -37,6 +39,10 @@ pub struct Proxy<M: Memory> {
     /// How many shards of this step are published.
     published: usize,
     scratch: Scratch,
+    /// What the step does, once it is known.
+    order: Option<Order>,
+    /// The optimizer's state of each shard that has any.
+    held: BTreeMap<u32, Held>,
 }
 
 impl<M: Memory> Proxy<M> {
@@ -72,6 +78,8 @@ impl<M: Memory> Proxy<M> {
             first: None,
             published: 0,
             scratch: Scratch::default(),
+            order: None,
+            held: BTreeMap::new(),
             parts,
         })
     }
@@ -119,7 +127,7 @@ impl<M: Memory> Proxy<M> {
         let ServiceOptions { mut patience, .. } = self.parts.options;
         if self.inward.is_emulated() {
             // A spinning proxy would take a core from the workers, which a device does not.
-            patience = Patience { spins: 0, yields: 0, ..patience };
+            patience = Patience { spins: patience.spins.min(2), yields: patience.yields.min(2), ..patience };
         }
         let due = [self.inward.due(), self.outward.due()].into_iter().flatten().min();
         let all_left = Cell::new(false);
@@ -187,10 +195,24 @@ impl<M: Memory> Proxy<M> {
         Ok(any)
     }
 
-    /// Sums a shard that all clients have pushed, in the order of the clients.
+    /// Reads what client 0 says that this step does. It has pushed something.
+    fn read_order(&mut self) -> Result<(), Failure> {
+        let settings = self.parts.agreed.settings();
+        if self.order.is_some() || settings == 0 {
+            return Ok(());
+        }
+        let at = order_lines(self.parts.members[0].at);
+        self.parts.refresh(self.parts.is_far(0).then_some(at).into_iter(), (1 + settings as u64) * LINE);
+        let order = Order::load(&self.parts.memory, at, settings, self.parts.step)?;
+        self.order = Some(order.ok_or(Failure::Corrupt(at, "order of a service"))?);
+        Ok(())
+    }
+
+    /// Sums a shard that all clients have pushed, in the order of the clients, or does with it what the step does.
     fn sum(&mut self, shard: u32) -> Result<(), Failure> {
+        self.read_order()?;
         let now = self.now();
-        let Self { parts, proxy, scratch, .. } = self;
+        let Self { parts, proxy, scratch, order, held, .. } = self;
         let Agreement { exchange, dtype, .. } = &*parts.agreed;
         let (place, bytes) = (exchange.place(shard), exchange.shards()[shard as usize].bytes);
         let from: Vec<(usize, Offset)> = (0..parts.clients)
@@ -202,14 +224,43 @@ impl<M: Memory> Proxy<M> {
         let clients = u32::try_from(parts.clients).ok().and_then(NonZeroU32::new).expect("there are clients");
         let far = from.iter().filter(|(client, _)| parts.is_far(*client));
         parts.refresh(far.map(|(_, at)| *at), bytes);
+        let elements = (bytes / 4) as usize;
+        let mut update = None;
+        match order {
+            Some(Order::Step { number, groups }) => {
+                let of = groups[usize::from(parts.agreed.groups[shard as usize])];
+                if !held.entry(shard).or_default().hold_all(&of, elements) {
+                    return Err(Failure::Corrupt(from[0].1, "step of an optimizer before its parameters"));
+                }
+                update = Some(of.update(*number));
+            }
+            Some(Order::Load(slot) | Order::Save(slot)) => {
+                held.entry(shard).or_default().hold(*slot, elements)
+            }
+            None => {}
+        }
+        let mut held = held.get_mut(&shard);
         for piece in pieces(bytes) {
             let (sum, part) = scratch.halves(length(&piece));
-            parts.memory.copy_out(from[0].1 + piece.start, sum)?;
-            for (_, at) in &from[1..] {
-                parts.memory.copy_out(*at + piece.start, part)?;
-                reduce(Op::Sum, *dtype, sum, part).expect("a checked reduction");
+            let first = (piece.start / 4) as usize;
+            match (&mut held, &*order) {
+                (Some(held), Some(Order::Save(slot))) => held.save(*slot, first, sum),
+                (Some(held), Some(Order::Load(slot))) => {
+                    parts.memory.copy_out(from[0].1 + piece.start, sum)?;
+                    held.load(*slot, first, sum);
+                }
+                (held, _) => {
+                    parts.memory.copy_out(from[0].1 + piece.start, sum)?;
+                    for (_, at) in &from[1..] {
+                        parts.memory.copy_out(*at + piece.start, part)?;
+                        reduce(Op::Sum, *dtype, sum, part).expect("a checked reduction");
+                    }
+                    divide(*dtype, sum, clients).expect("a checked reduction");
+                    if let (Some(held), Some(update)) = (held, update) {
+                        held.step(update, first, sum).expect("arrays of one length");
+                    }
+                }
             }
-            divide(*dtype, sum, clients).expect("a checked reduction");
             fill(&parts.memory, into + piece.start, sum, streams)?;
         }
         let [_, shards, summed_bytes, ..] = &mut parts.counters;
@@ -242,6 +293,7 @@ impl<M: Memory> Proxy<M> {
 
     fn begin_step(&mut self) {
         self.published = 0;
+        self.order = None;
         self.here.fill(0);
         self.pushed.iter_mut().for_each(|by| by.fill(false));
         self.queues.iter_mut().for_each(|queue| queue.taken = 0);

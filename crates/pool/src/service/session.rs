@@ -13,8 +13,8 @@
 //!
 //! # What client 0 tells
 //! Words: 1 and how many shards, or 0 for the end; two words with the name of the type, 0-padded; 1 if the shards of the first layers
-//! go first; how many emulated links. Then for each shard: bits 0..32 tensor and bits 32..48 proxy; its first byte in the tensor; its
-//! bytes. Then for each emulated link: the nanoseconds of a shard, bytes a second, 0.
+//! go first, and 256 more if proxies keep an optimizer's state; how many emulated links. Then for each shard: bits 0..32 tensor, bits
+//! 32..48 proxy, and bits 48..64 the group of its settings; its first byte in the tensor; its bytes. Then for each emulated link: the nanoseconds of a shard, bytes a second, 0.
 
 use std::sync::Arc;
 
@@ -111,13 +111,20 @@ impl<M: Memory> Session<M> {
         let proxies = (self.group.size() - self.clients) as u16;
         let mut head = [0; HEAD];
         let mut rows = vec![];
-        if let Some(Agreement { exchange, dtype, links }) = told {
+        if let Some(Agreement { exchange, dtype, links, groups }) = told {
             head[..8].copy_from_slice(&(exchange.shards().len() as u64 + 1).to_le_bytes());
             let name = dtype.to_string();
             head[8..8 + name.len()].copy_from_slice(name.as_bytes());
             head[24] = u8::from(exchange.order() == ShardOrder::FirstLayersFirst);
+            head[25] = u8::from(!groups.is_empty());
             head[32..].copy_from_slice(&(links.len() as u64).to_le_bytes());
-            rows = exchange.shards().iter().flat_map(encode).collect();
+            let groups = groups.iter().copied().chain(std::iter::repeat(0));
+            rows = exchange
+                .shards()
+                .iter()
+                .zip(groups)
+                .flat_map(|(shard, group)| encode(shard, group))
+                .collect();
             let link = |link: &EmulatedLink| encode_words([link.latency_ns, link.bytes_per_second, 0]);
             rows.extend(links.iter().flat_map(link));
         }
@@ -137,20 +144,21 @@ impl<M: Memory> Session<M> {
         let dtype =
             dtype.ok_or_else(|| bad("one of unknown elements".into(), "one Polder for all processes"))?;
         let (shards, links) = rows.split_at(shards);
+        let group = |row: &[u8]| (word_of(row, 0) >> 48) as u16;
+        let groups = if head[25] == 1 { shards.chunks_exact(ROW).map(group).collect() } else { vec![] };
         let exchange = Exchange::new(shards.chunks_exact(ROW).map(decode).collect(), proxies)
             .map_err(|error| bad(error.to_string(), "shards that the proxies of this service can sum"))?;
-        let order =
-            if word_of(&head, 3) == 1 { ShardOrder::FirstLayersFirst } else { ShardOrder::FirstInFirstOut };
+        let order = if head[24] == 1 { ShardOrder::FirstLayersFirst } else { ShardOrder::FirstInFirstOut };
         let link =
             |row: &[u8]| EmulatedLink { latency_ns: word_of(row, 0), bytes_per_second: word_of(row, 1) };
         let links = links.chunks_exact(ROW).map(link).collect();
-        Ok(Some(Agreement { exchange: exchange.ordered(order), dtype, links }))
+        Ok(Some(Agreement { exchange: exchange.ordered(order), dtype, links, groups }))
     }
 
     /// Makes this process's part of what was agreed on, and finds those of the others.
     fn meet(&mut self, agreed: &Agreement) -> Result<Vec<RankPlace>, PoolError> {
         self.exchanges += 1;
-        let places = Places::new(&agreed.exchange);
+        let places = Places::new(&agreed.exchange, agreed.settings());
         let bytes = |number: usize| places.bytes(number.checked_sub(self.clients).map(|proxy| proxy as u16));
         let (number, counts) =
             (self.group.rank(), [self.exchanges, self.clients as u64, self.group.size() as u64]);
@@ -182,8 +190,9 @@ impl<M: Memory> Session<M> {
     }
 }
 
-fn encode(shard: &Shard) -> [u8; ROW] {
-    encode_words([u64::from(shard.tensor) | u64::from(shard.proxy) << 32, shard.start, shard.bytes])
+fn encode(shard: &Shard, group: u16) -> [u8; ROW] {
+    let first = u64::from(shard.tensor) | u64::from(shard.proxy) << 32 | u64::from(group) << 48;
+    encode_words([first, shard.start, shard.bytes])
 }
 
 fn decode(row: &[u8]) -> Shard {

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use polder_kernels::Dtype;
+use polder_kernels::{Dtype, Sgd};
 use polder_mem::model::{Change, Harmless, ModelMemory, Outcome, Suite};
 use polder_mem::{LINE, Offset};
 use polder_schedule::{Exchange, Shard, ShardOrder};
@@ -13,10 +13,12 @@ use super::group::{Dice, Scene, harmless, tiny};
 use crate::PoolError;
 use crate::deviation::Deviation;
 use crate::group::{GroupOptions, RankPlace};
-use crate::service::{Agreement, Client, ClientReport, EmulatedLink, Proxy, ServiceOptions};
+use crate::service::{
+    Agreement, Client, ClientReport, EmulatedLink, Optimizer, Order, Proxy, ServiceOptions, Slot,
+};
 
 pub(super) fn suites() -> Vec<Suite> {
-    let about = "clients push shards in any order and pull the sums of their own step; survivors of a crash are told who died";
+    let about = "clients push shards in any order and pull the sums of their own step, or the parameters that an optimizer makes of them; survivors of a crash are told who died";
     let files = &["service.rs", "service/client.rs", "service/proxy.rs"];
     vec![Suite::new("service", about, service).mutates(files).harmless(HARMLESS)]
 }
@@ -74,8 +76,11 @@ fn service(seed: u64) -> Outcome {
     let order = [ShardOrder::FirstInFirstOut, ShardOrder::FirstLayersFirst][dice.roll(2) as usize];
     let mut agreed = Agreement::new(exchange.ordered(order), Dtype::F64);
     if dice.roll(4) == 0 {
-        agreed.links =
-            vec![EmulatedLink { latency_ns: 1_000_000, bytes_per_second: 1 << 20 }; proxies.into()];
+        agreed.links = vec![EmulatedLink { latency_ns: 100_000, bytes_per_second: 1 << 20 }; proxies.into()];
+    }
+    if dice.roll(3) == 0 {
+        agreed.dtype = Dtype::F32;
+        agreed.groups = (0..shards).map(|shard| shard as u16 % 2).collect();
     }
     let agreed = Arc::new(agreed);
     let script = Rc::new(Script { clients, agreed, steps, orders, eager });
@@ -109,6 +114,10 @@ fn run(
     for step in 0..script.steps {
         assert_eq!(u64::from(client.step()), step + 1);
         let mut pulled = 0;
+        // That of client 0 counts.
+        if rank == 0 && !script.agreed.groups.is_empty() {
+            client.order(&script.order(step))?;
+        }
         for &shard in &script.orders[rank][step as usize] {
             client.push(shard, &gradients(script, rank, step, shard))?;
             if script.eager[rank]
@@ -125,11 +134,39 @@ fn run(
         assert_eq!(pulled, script.agreed.exchange.shards().len(), "each shard is handed out once");
     }
     client.leave();
-    if script.eager[rank] {
-        // The proxies wait for its mark, which stays.
-        client.report(&ClientReport { steps: script.steps, ..ClientReport::default() });
-    }
+    // Nothing comes of it: the proxies wait for the mark, which this would wipe or tear.
+    client.report(&ClientReport { steps: script.steps, ..ClientReport::default() });
     Ok(())
+}
+
+impl Script {
+    /// The first step brings the parameters, and every other one is one of plain SGD.
+    fn order(&self, step: u64) -> Order {
+        let sgd = |group| {
+            let lr = f64::from(group) + 1.0;
+            Optimizer::Sgd(Sgd { lr, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, is_nesterov: false })
+        };
+        let last = self.agreed.groups.iter().max().copied().unwrap_or_default();
+        match step {
+            0 => Order::Load(Slot::Parameters),
+            number => Order::Step { number, groups: (0..=last).map(sgd).collect() },
+        }
+    }
+
+    /// The mean of what the clients push.
+    fn mean(&self, step: u64, shard: u32, index: u64) -> f64 {
+        let clients = self.clients as u64;
+        (0..clients).map(|client| element(self, client, step, shard, index)).sum::<f64>() / clients as f64
+    }
+
+    /// What the clients pull. All numbers are whole and small, so that 32 bits hold them.
+    fn expected(&self, step: u64, shard: u32, index: u64) -> f64 {
+        let Some(group) = self.agreed.groups.get(shard as usize) else {
+            return self.mean(step, shard, index);
+        };
+        let moved: f64 = (1..=step).map(|step| self.mean(step, shard, index)).sum();
+        element(self, 0, 0, shard, index) - (f64::from(*group) + 1.0) * moved
+    }
 }
 
 /// A number of a client, a step, a shard and an element: no two are equal, and their means are whole.
@@ -139,21 +176,26 @@ fn element(script: &Script, client: u64, step: u64, shard: u32, index: u64) -> f
 }
 
 fn gradients(script: &Script, client: usize, step: u64, shard: u32) -> Vec<u8> {
-    let elements = script.agreed.exchange.shards()[shard as usize].bytes / 8;
-    let word = |index| element(script, client as u64, step, shard, index).to_le_bytes();
-    (0..elements).flat_map(word).collect()
+    let width = script.agreed.dtype.bytes() as u64;
+    let elements = script.agreed.exchange.shards()[shard as usize].bytes / width;
+    let number = |index| element(script, client as u64, step, shard, index);
+    match width {
+        4 => (0..elements).flat_map(|index| (number(index) as f32).to_le_bytes()).collect(),
+        _ => (0..elements).flat_map(|index| number(index).to_le_bytes()).collect(),
+    }
 }
 
 fn pull(script: &Script, client: &mut Client<ModelMemory>, step: u64, shard: u32) -> Result<(), PoolError> {
     let bytes = script.agreed.exchange.shards()[shard as usize].bytes;
     let mut found = vec![0; bytes as usize];
     client.pull(shard, &mut found)?;
-    for (index, word) in (0..).zip(found.chunks_exact(8)) {
-        let found = f64::from_le_bytes(word.try_into().expect("eight bytes"));
-        let sum: f64 =
-            (0..script.clients as u64).map(|client| element(script, client, step, shard, index)).sum();
-        let mean = sum / script.clients as f64;
-        assert_eq!(found, mean, "element {index} of shard {shard} in step {step}");
+    for (index, word) in (0..).zip(found.chunks_exact(script.agreed.dtype.bytes())) {
+        let found = match word.first_chunk() {
+            Some(word) => f64::from_le_bytes(*word),
+            None => f64::from(f32::from_le_bytes(word.try_into().expect("four bytes"))),
+        };
+        let expected = script.expected(step, shard, index);
+        assert_eq!(found, expected, "element {index} of shard {shard} in step {step}");
     }
     Ok(())
 }

@@ -1,0 +1,228 @@
+//! What a step does at proxies that keep an optimizer's state: steps, or moves that state. Client 0 says so before it pushes.
+//!
+//! # Lines of an order
+//! | line | words |
+//! |---|---|
+//! | 0 of an order | 0 the step; 1 what: 1 the optimizer steps, 2 the state comes from client 0, 3 it goes to all clients; 2 which of it: 0 parameters, 1 and 2 the moments; 3 the number of the optimizer's step, from 1 |
+//! | then one a group | 0 rule: 1 SGD, 2 Adam, 3 AdamW; 1 learning rate; 2 momentum or first beta; 3 dampening or second beta; 4 epsilon; 5 weight decay; 6 whether SGD's momentum is Nesterov's |
+//!
+//! Words 1 to 5 of a group are 64-bit floats as their bits.
+
+use polder_kernels::{Adam, Factor, Gradients, KernelError, Piece, Sgd, Update, Work, step};
+use polder_mem::{Fault, Memory, Offset};
+
+use crate::line;
+
+/// An array of an optimizer's state, of as many elements as the parameters have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// The parameters themselves.
+    Parameters,
+    /// The mean of gradients, or the moment of SGD.
+    Mean,
+    /// The mean of squared gradients; SGD has none.
+    Square,
+}
+
+impl Slot {
+    const ALL: [Self; 3] = [Self::Parameters, Self::Mean, Self::Square];
+}
+
+/// The settings of a group of parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Optimizer {
+    /// SGD.
+    Sgd(Sgd),
+    /// Adam or AdamW.
+    Adam(Adam),
+}
+
+/// What a step does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    /// The optimizer's step of this number, from 1, with the mean of the gradients. The clients pull the new parameters.
+    Step {
+        /// Which step.
+        number: u64,
+        /// The settings of each group.
+        groups: Vec<Optimizer>,
+    },
+    /// What client 0 pushes becomes the state. The clients pull it.
+    Load(Slot),
+    /// The clients pull the state; what they push counts for nothing.
+    Save(Slot),
+}
+
+type Words = [u64; 7];
+
+impl Order {
+    /// The lines of an order in `step`.
+    pub(super) fn lines(&self, step: u32) -> Vec<Words> {
+        let (what, slot, number) = match self {
+            Self::Step { number, .. } => (1, 0, *number),
+            Self::Load(slot) => (2, *slot as u64, 0),
+            Self::Save(slot) => (3, *slot as u64, 0),
+        };
+        let mut lines = vec![[u64::from(step), what, slot, number, 0, 0, 0]];
+        if let Self::Step { groups, .. } = self {
+            lines.extend(groups.iter().map(Optimizer::words));
+        }
+        lines
+    }
+
+    /// The order of `step` that stands in the lines at `at`, with room for so many groups. `None` where no correct client wrote them.
+    // SYNC: pairs with `Client::order`; the proxy has seen a push that came after it.
+    pub(super) fn load<M: Memory>(
+        memory: &M,
+        at: Offset,
+        groups: usize,
+        step: u32,
+    ) -> Result<Option<Self>, Fault> {
+        let Some([said, what, slot, number, ..]) = line::load(memory, at)? else { return Ok(None) };
+        if said != u64::from(step) {
+            return Ok(None);
+        }
+        let slot = Slot::ALL.get(slot as usize).copied();
+        Ok(match (what, slot) {
+            (1, _) if number > 0 => {
+                let mut settings = vec![];
+                for group in 0..groups as u64 {
+                    let words = line::load(memory, at.lines(1 + group))?;
+                    let Some(of) = words.as_ref().and_then(Optimizer::parse) else { return Ok(None) };
+                    settings.push(of);
+                }
+                Some(Self::Step { number, groups: settings })
+            }
+            (2, Some(slot)) => Some(Self::Load(slot)),
+            (3, Some(slot)) => Some(Self::Save(slot)),
+            _ => None,
+        })
+    }
+}
+
+impl Optimizer {
+    fn words(&self) -> Words {
+        let bits = f64::to_bits;
+        match *self {
+            Self::Sgd(Sgd { lr, momentum, dampening, weight_decay, is_nesterov }) => {
+                [1, bits(lr), bits(momentum), bits(dampening), 0, bits(weight_decay), u64::from(is_nesterov)]
+            }
+            Self::Adam(Adam { lr, beta1, beta2, eps, weight_decay, is_decoupled }) => {
+                let rule = if is_decoupled { 3 } else { 2 };
+                [rule, bits(lr), bits(beta1), bits(beta2), bits(eps), bits(weight_decay), 0]
+            }
+        }
+    }
+
+    fn parse(words: &Words) -> Option<Self> {
+        let [rule, lr, first, second, eps, weight_decay, flag] = *words;
+        let [lr, first, second, eps, weight_decay] =
+            [lr, first, second, eps, weight_decay].map(f64::from_bits);
+        match (rule, flag) {
+            (1, 0 | 1) => {
+                let (momentum, dampening, is_nesterov) = (first, second, flag == 1);
+                Some(Self::Sgd(Sgd { lr, momentum, dampening, weight_decay, is_nesterov }))
+            }
+            (2 | 3, 0) => {
+                let (beta1, beta2, is_decoupled) = (first, second, rule == 3);
+                Some(Self::Adam(Adam { lr, beta1, beta2, eps, weight_decay, is_decoupled }))
+            }
+            _ => None,
+        }
+    }
+
+    /// The coefficients of a step.
+    pub(super) fn update(&self, number: u64) -> Update {
+        match self {
+            Self::Sgd(sgd) => sgd.update(number as f64),
+            Self::Adam(adam) => adam.update(number as f64),
+        }
+    }
+
+    const fn has_square(&self) -> bool {
+        matches!(self, Self::Adam(_))
+    }
+}
+
+/// The state of a shard, as its proxy keeps it in its own memory.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    slots: [Vec<f32>; 3],
+    gradients: Vec<f32>,
+}
+
+impl Held {
+    /// Room for `elements` elements of what `slot` is.
+    pub(super) fn hold(&mut self, slot: Slot, elements: usize) {
+        self.slots[slot as usize].resize(elements, 0.0);
+    }
+
+    /// Room for what `of` needs; false where there are no parameters yet.
+    pub(super) fn hold_all(&mut self, of: &Optimizer, elements: usize) -> bool {
+        self.hold(Slot::Mean, elements);
+        if of.has_square() {
+            self.hold(Slot::Square, elements);
+        }
+        self.slots[0].len() == elements
+    }
+
+    /// Takes a piece of the state from these bytes, from element `at` on.
+    pub(super) fn load(&mut self, slot: Slot, at: usize, bytes: &[u8]) {
+        let (words, _) = bytes.as_chunks();
+        for (to, from) in self.slots[slot as usize][at..].iter_mut().zip(words) {
+            *to = f32::from_le_bytes(*from);
+        }
+    }
+
+    /// Gives a piece of the state, from element `at` on.
+    pub(super) fn save(&self, slot: Slot, at: usize, bytes: &mut [u8]) {
+        let (words, _) = bytes.as_chunks_mut();
+        for (to, from) in words.iter_mut().zip(&self.slots[slot as usize][at..]) {
+            *to = from.to_le_bytes();
+        }
+    }
+
+    /// Steps with the gradients in `bytes`, from element `at` on, and puts the new parameters there.
+    pub(super) fn step(&mut self, update: Update, at: usize, bytes: &mut [u8]) -> Result<(), KernelError> {
+        let elements = bytes.len() / 4;
+        self.gradients.clear();
+        self.gradients.extend(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        let [parameters, mean, square] = &mut self.slots;
+        let square: &mut [f32] = if square.is_empty() { &mut [] } else { &mut square[at..at + elements] };
+        let piece = Piece {
+            parameters: &mut parameters[at..at + elements],
+            gradients: Gradients::F32(&self.gradients),
+            mean: &mut mean[at..at + elements],
+            square,
+            copy: None,
+        };
+        step(vec![Work { update, piece, stripe: 0 }], Factor::default(), 1)?;
+        self.save(Slot::Parameters, at, bytes);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_come_back_from_their_words_and_strange_words_do_not() {
+        let sgd = Sgd { lr: 0.1, momentum: 0.9, dampening: 0.2, weight_decay: 0.3, is_nesterov: true };
+        let adam =
+            Adam { lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.3, is_decoupled: true };
+        let all = [
+            Optimizer::Sgd(sgd),
+            Optimizer::Adam(adam),
+            Optimizer::Adam(Adam { is_decoupled: false, ..adam }),
+        ];
+        for of in all {
+            assert_eq!(Optimizer::parse(&of.words()), Some(of));
+        }
+        let mut words = all[0].words();
+        words[6] = 2;
+        assert_eq!(Optimizer::parse(&words), None);
+        words[0] = 4;
+        assert_eq!(Optimizer::parse(&words), None);
+    }
+}
