@@ -29,8 +29,9 @@ from test_offload import (  # noqa: E402
 
 from polder import offload  # noqa: E402
 from polder.errors import ArgumentError, PlacementError, TierError  # noqa: E402
+from polder.offload.placed import Weight  # noqa: E402
 from polder.offload.shards import mapped  # noqa: E402
-from polder.offload.zero import Pins, TensorStates  # noqa: E402
+from polder.offload.zero import Pins, TensorStates, Zero  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -238,6 +239,23 @@ def python_of(framework: str) -> Path:
     if not (folder / ".ready").exists():
         pytest.skip(f"{framework} is not installed; `make .cache/{framework}/.ready` installs it")
     return folder / "bin" / "python"
+
+
+def test_a_whole_weight_that_changes_in_place_after_it_was_saved_is_found_but_not_that_it_is_gathered() -> None:
+    module = torch.nn.Linear(8, 8)
+    kept = object.__new__(Zero)
+    kept._module = module
+    saved = kept.gathered(module.weight.detach())
+    assert isinstance(saved, Weight)
+    # ZeRO-3 frees a weight, and gathers it again.
+    whole = module.weight.data.clone()
+    module.weight.data = torch.empty(0)
+    module.weight.data = whole
+    assert torch.equal(saved.unpacked(), whole)
+    with torch.no_grad():
+        module.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.unpacked()
 
 
 @vectors
