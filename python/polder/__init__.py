@@ -42,6 +42,7 @@ from polder.errors import (
     RegionError,
     SettingsError,
     TierError,
+    TierFullError,
     TooSmallError,
     VersionError,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "RegionError",
     "SettingsError",
     "TierError",
+    "TierFullError",
     "TooSmallError",
     "VersionError",
 ]

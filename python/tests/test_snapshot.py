@@ -3,8 +3,10 @@
 # torch's checkpoint module does not say what it exports.
 # pyright: reportPrivateImportUsage=false
 
+import hashlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -44,11 +46,43 @@ while step < last:
     model.seen += 1
     step += 1
     if step % 2 == 0:
-        polder.torch.snapshot("job", model, optimizer, step=step)
+        polder.torch.snapshot("job", model, optimizer, step=step).wait()
 bits = hashlib.sha256()
 for tensor in [*model.state_dict().values(), *(t for s in optimizer.state.values() for t in s.values())]:
     bits.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
 print("bits", bits.hexdigest(), int(model.seen), flush=True)
+"""
+
+FLUSHER = """
+import sys
+import torch
+import polder, polder.torch
+
+pool = polder.Pool(sys.argv[1], run=sys.argv[2])
+step = int(sys.argv[4])
+model = torch.nn.Linear(300, 300)
+while True:
+    step += 1
+    with torch.no_grad():
+        model.weight.fill_(step)
+    polder.torch.snapshot("job", model, step=step, pool=pool, folder=sys.argv[3]).wait_flushed()
+    print(step, flush=True)
+"""
+
+FULL = """
+import sys
+import torch
+import polder, polder.torch
+
+pool = polder.Pool(sys.argv[1], run=sys.argv[2])
+for step, width in enumerate((8, 400, 8), 1):
+    model = torch.nn.Linear(width, width)
+    pending = polder.torch.snapshot(f"job{width}", model, step=step, pool=pool, folder=sys.argv[3])
+    print(pending.wait().version, end=" ")
+    try:
+        print("on disk", pending.wait_flushed().name)
+    except polder.TierFullError as error:
+        print(error)
 """
 
 WRITER = """
@@ -164,9 +198,9 @@ def test_what_is_missing_or_does_not_fit_is_named(pool: polder.Pool) -> None:
     model = torch.nn.Linear(3, 2)
     with pytest.raises(polder.NotFoundError, match=r"no step of the snapshot absent is whole.* keeps steps: none"):
         polder.torch.restore("absent", model, pool=pool)
-    made = polder.torch.snapshot("job", model, step=7, pool=pool)
+    made = polder.torch.snapshot("job", model, step=7, pool=pool).wait()
     assert (made.version, made.step, made.copied > 32, made.shared) == (1, 7, True, 0)
-    again = polder.torch.snapshot("job", model, step=8, pool=pool)
+    again = polder.torch.snapshot("job", model, step=8, pool=pool).wait()
     assert again.version == 2
     with pytest.raises(polder.ArgumentError, match="the snapshot job has no optimizer"):
         polder.torch.restore("job", model, torch.optim.SGD(model.parameters(), 0.1), pool=pool)
@@ -179,3 +213,212 @@ def test_what_is_missing_or_does_not_fit_is_named(pool: polder.Pool) -> None:
     store = _core.Store(pool, "job/0")
     with pytest.raises(polder.NotFoundError, match="keeps no version 9 in this pool; it keeps 1 and 2"):
         store.open(9)
+
+
+@pytest.mark.torch
+def test_what_training_does_after_the_call_is_not_in_the_snapshot(pool: polder.Pool) -> None:
+    torch = pytest.importorskip("torch")
+    import polder.torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(500, 500), torch.nn.Linear(500, 3).double())
+    optimizer = torch.optim.AdamW(model.parameters())
+    # Not in a row, empty, of one element.
+    model.register_buffer("seen", torch.arange(6).reshape(2, 3).t())
+    model.register_buffer("none", torch.empty(0))
+    for step in range(1, 4):
+        with torch.no_grad():
+            model[1].weight.fill_(step)
+        pending = polder.torch.snapshot("job", model, optimizer, step=step, pool=pool)
+        with torch.no_grad():
+            model[1].weight.fill_(-1)
+        # What has not changed is not copied again.
+        assert (pending.wait().shared >= 4 * 500 * 501) == (step > 1)
+        assert pending.done()
+    assert polder.torch.restore("job", model, optimizer, pool=pool).step == 3
+    assert (model[1].weight == 3).all()
+    assert torch.equal(model.seen, torch.arange(6).reshape(2, 3).t())
+
+
+@pytest.mark.torch
+def test_the_next_snapshot_says_that_the_last_was_not_published(scratch: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import polder.torch
+
+    with polder.Pool(scratch / "pool", size="8MiB", run=scratch) as pool:
+        small, large = torch.nn.Linear(8, 8), torch.nn.Linear(2000, 2000)
+        polder.torch.snapshot("job", small, step=1, pool=pool)
+        polder.torch.snapshot("job", large, step=2, pool=pool)
+        with pytest.raises(polder.PoolFullError):
+            polder.torch.snapshot("job", small, step=3, pool=pool)
+        # It has been told.
+        assert polder.torch.snapshot("job", small, step=3, pool=pool).wait().version == 2
+        pending = polder.torch.snapshot("job", large, step=4, pool=pool)
+        with pytest.raises(polder.PoolFullError):
+            pending.wait()
+        assert polder.torch.snapshot("job", small, step=5, pool=pool).wait().version == 3
+        assert polder.torch.restore("job", small, pool=pool) == polder.torch.Restored(3, 5)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_new_pool_goes_on_from_disk(scratch: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import torch.distributed.checkpoint as dcp
+
+    import polder.torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2).bfloat16())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.25)
+    with polder.Pool(scratch / "pool", size="64MiB", run=scratch) as pool:
+        for step in range(1, 4):
+            loss = model[0](torch.randn(4, 3)).sum() + model[1](torch.randn(4, 2).bfloat16()).float().sum()
+            loss.backward()
+            optimizer.step()
+            pending = polder.torch.snapshot("job", model, optimizer, step=step, pool=pool, folder=scratch / "disk")
+        at = pending.wait_flushed()
+        home = scratch / "disk/job/0"
+        assert sorted(entry.name for entry in home.iterdir()) == ["00000002-step2", "00000003-step3"]
+        assert at == home / "00000003-step3"
+        drawn = torch.rand(3)
+    (scratch / "pool").unlink()
+    other = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2).bfloat16())
+    fresh = torch.optim.AdamW(other.parameters())
+    with polder.Pool(scratch / "pool", size="64MiB", run=scratch) as pool:
+        with pytest.raises(polder.NotFoundError, match=r"keeps steps: none; .*/disk/other/0 keeps steps: none"):
+            polder.torch.restore("other", other, fresh, pool=pool, folder=scratch / "disk")
+        restored = polder.torch.restore("job", other, fresh, pool=pool, folder=scratch / "disk")
+        assert restored == polder.torch.Restored(3, 3, at)
+        assert torch.equal(torch.rand(3), drawn)
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(one, two)
+        assert str(fresh.state_dict()) == str(optimizer.state_dict())
+        # What the pool has counts from now on, and disk goes on behind what is there.
+        polder.torch.snapshot("job", other, fresh, step=4, pool=pool, folder=scratch / "disk").wait_flushed()
+        assert polder.torch.restore("job", other, fresh, pool=pool, folder=scratch / "disk").folder is None
+    into = {"model": torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2).bfloat16()).state_dict()}
+    dcp.load(into, checkpoint_id=at, no_dist=True)
+    assert str(into["model"]) == str(model.state_dict())
+    with polder.Pool(scratch / "new", size="64MiB", run=scratch) as pool:
+        for file, how in (("__0_0.distcp", "holds other bytes"), (".metadata", "has 3 bytes of")):
+            damaged = home / "00000004-step4" / file
+            whole = damaged.read_bytes()
+            flipped = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
+            damaged.write_bytes(flipped if file == "__0_0.distcp" else b"bad")
+            with pytest.raises(polder.CorruptError, match=rf"{file} {how}.*remove its folder"):
+                polder.torch.restore("job", other, fresh, pool=pool, folder=scratch / "disk")
+            damaged.write_bytes(whole)
+        (home / "00000004-step4" / "polder.json").unlink()
+        with pytest.raises(polder.CorruptError, match=r"polder\.json cannot be read"):
+            polder.torch.restore("job", other, fresh, pool=pool, folder=scratch / "disk")
+        with pytest.raises(polder.ArgumentError, match=r"has a part \. or \.\."):
+            polder.torch.snapshot("../job", other, pool=pool, folder=scratch / "disk")
+
+
+@pytest.mark.torch
+def test_a_process_that_is_killed_while_it_writes_to_disk_leaves_the_snapshot_before(scratch: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from polder.torch import disk
+
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    dice, last = random.Random(seed), 0
+    home = disk.home_of(scratch / "disk", "job", 0)
+    with polder.Pool(scratch / "pool", size="64MiB", run=scratch):
+        for _ in range(3):
+            command = [sys.executable, "-c", FLUSHER, *(str(scratch / it) for it in ("pool", ".", "disk")), str(last)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                said = int(process.stdout.readline())
+                until = time.monotonic() + dice.uniform(0, 0.05)
+                while time.monotonic() < until:
+                    pass
+                process.kill()
+                said = max([said, *map(int, process.stdout.read().split())])
+            kept = disk.kept(home)
+            assert len(kept) >= min(2, said)
+            for step, folder in kept.items():
+                saved, read_leaf = disk.read(folder)
+                (weight,) = (leaf for key, leaf in saved["state"]["dict"][0][1]["dict"] if key == "weight")
+                assert saved["step"] == step
+                assert torch.equal(read_leaf(weight), torch.full((300, 300), float(step)))
+            last = max(kept)
+            assert last >= said, f"step {said} was on disk, {last} is the newest"
+
+
+@pytest.mark.torch
+def test_a_disk_that_is_full_is_named_and_stops_nobody(scratch: Path) -> None:
+    pytest.importorskip("torch")
+    with polder.Pool(scratch / "pool", size="64MiB", run=scratch):
+        pass
+    full = scratch / "full"
+    full.mkdir()
+    mount = f"mount -t tmpfs -o size=256k tmpfs {full}"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system in a namespace of its own")
+    command = ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", FULL]
+    command += [str(scratch / "pool"), str(scratch), str(full)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second, third = done.stdout.splitlines()
+    assert (first, third) == ("1 on disk 00000001-step1", "2 on disk 00000002-step3")
+    needed = re.match(r"1 the snapshot of step 2 needs (\d+) bytes in .* and \d+ are free there; make room", second)
+    assert needed and int(needed[1]) > 4 * 400 * 401, second
+    assert "the snapshot job400 of step 2 is not on disk" in done.stderr
+
+
+@pytest.mark.torch
+def test_a_folder_that_cannot_be_written_is_named(pool: polder.Pool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import polder.torch
+
+    (tmp_path / "file").touch()
+    pending = polder.torch.snapshot("job", torch.nn.Linear(2, 2), pool=pool, folder=tmp_path / "file")
+    assert pending.wait().version == 1
+    with pytest.raises(polder.TierError, match=r"cannot be written to .*file/job/0: .*give a folder that this process"):
+        pending.wait_flushed()
+
+
+@pytest.mark.torch
+def test_only_what_comes_back_safely_is_taken(pool: polder.Pool) -> None:
+    torch = pytest.importorskip("torch")
+    import polder.torch
+
+    class Odd(torch.nn.Linear):
+        def get_extra_state(self) -> object:
+            return {"odd": Path("/")}
+
+        def set_extra_state(self, state: object) -> None:
+            pass
+
+    with pytest.raises(
+        polder.ArgumentError, match=r"/'model'/'_extra_state'/'odd' holds what a snapshot does not take"
+    ):
+        polder.torch.snapshot("job", Odd(2, 2), pool=pool)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("where", ["pool", "disk"])
+def test_ranks_of_torchrun_go_on_from_the_newest_step_that_all_have(scratch: Path, where: str) -> None:
+    torch = pytest.importorskip("torch")
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    ended = subprocess.run(
+        [sys.executable, *command, str(Path(__file__).parent / "ranks/torch_snapshot.py"), str(scratch), where],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    # As if nobody had died: what each rank draws is its own.
+    draws = [torch.Generator().manual_seed(rank) for rank in range(2)]
+    torch.manual_seed(7)
+    model = torch.nn.Linear(20, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        for draw in draws:
+            model(torch.randn(4, 20, generator=draw)).square().sum().backward()
+        optimizer.step()
+    bits = hashlib.sha256(b"".join(it.detach().numpy().tobytes() for it in model.parameters())).hexdigest()
+    assert sorted(ended.stdout.split()) == [f"rank-{rank}-from-{where}-3-{bits}" for rank in range(2)]

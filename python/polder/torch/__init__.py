@@ -20,8 +20,8 @@ group's collectives in the same order; callbacks of several operations at once r
 hook finish each bucket before the next begins.
 
 `ParameterService` averages gradients by proxies, processes of their own that sum in the pool; see docs/sync.md.
-`snapshot` and `restore` keep versions of a training state in the pool, which outlive a worker; `SnapshotWriter` and
-`SnapshotReader` do so for ``torch.distributed.checkpoint``.
+`snapshot` and `restore` keep versions of a training state in the pool, and on disk, which outlive a worker. A thread
+publishes them while training goes on. `SnapshotWriter` and `SnapshotReader` do so for ``torch.distributed.checkpoint``.
 
 Errors are those of `polder.errors`: a rank that dies in an operation gives every other rank a `PeerDeadError`. In a
 backward pass of DDP torch makes a RuntimeError of it, whose text is the same and names the host and the process. After
@@ -43,11 +43,20 @@ from polder import _distribution  # noqa: F401  # pyright: ignore[reportUnusedIm
 from polder.torch.backend import ProcessGroupPolder, create
 from polder.torch.hooks import in_order
 from polder.torch.service import EmulatedLinks, ParameterService, ProxyCount, SyncPlan
-from polder.torch.snapshot import Restored, SnapshotReader, Snapshotted, SnapshotWriter, restore, snapshot
+from polder.torch.snapshot import (
+    PendingSnapshot,
+    Restored,
+    SnapshotReader,
+    Snapshotted,
+    SnapshotWriter,
+    restore,
+    snapshot,
+)
 
 __all__ = [
     "EmulatedLinks",
     "ParameterService",
+    "PendingSnapshot",
     "ProcessGroupPolder",
     "ProxyCount",
     "Restored",

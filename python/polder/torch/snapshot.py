@@ -6,10 +6,14 @@
 
 import functools
 import io
+import os
 import pickle
-import random
 from collections.abc import Iterator
+from concurrent.futures import Future as ThreadFuture
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from logging import getLogger
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,33 +34,27 @@ from torch.futures import Future
 from polder import _core
 from polder.errors import ArgumentError, NameExistsError, NotFoundError, PoolFullError
 from polder.pool import Pool
+from polder.torch import disk
+from polder.torch.staging import PendingSnapshot, Snapshotted, flusher, publisher, staging_of
+from polder.torch.state import (
+    Leaf,
+    deserialize,
+    put_together,
+    random_state,
+    serialize,
+    set_random_state,
+    take_apart,
+)
 
 # torch's stubs leave state dictionaries and plans without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-__all__ = ["Restored", "SnapshotReader", "SnapshotWriter", "Snapshotted", "restore", "snapshot"]
+__all__ = ["PendingSnapshot", "Restored", "SnapshotReader", "SnapshotWriter", "Snapshotted", "restore", "snapshot"]
 
 _STATE = "state"
 """What holds everything that is no tensor. The name of a tensor has a `/`."""
 _METADATA = "metadata"
-
-
-@dataclass(frozen=True)
-class Snapshotted:
-    """What `snapshot` has published.
-
-    Attributes
-    ----------
-    version, step : int
-        The number of the version, counted from 1, and the step that it was given.
-    copied, shared : int
-        Bytes of tensors that were copied, and those that have not changed since the version before.
-    """
-
-    version: int
-    step: int
-    copied: int
-    shared: int
+_log = getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,10 +65,13 @@ class Restored:
     ----------
     version, step : int
         The number of the version, and the step at which it was made.
+    folder : Path or None
+        Where it was read, if that was on disk. The version is then the number of that folder.
     """
 
     version: int
     step: int
+    folder: Path | None = None
 
 
 @functools.cache
@@ -106,60 +107,11 @@ def _read(version: _core.Version, name: str, nbytes: int) -> bytearray:
     return into
 
 
-def _walk(state: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """The same state with a place in `tensors` instead of each tensor."""
-    if isinstance(state, torch.Tensor):
-        if state.layout != torch.strided or hasattr(state, "placements"):
-            raise ArgumentError(
-                f"{path} is a {type(state).__name__} of layout {state.layout}; snapshots take dense tensors of one "
-                "process, SnapshotWriter with torch.distributed.checkpoint takes the others"
-            )
-        tensors[path] = state
-        return {"tensor": path, "dtype": state.dtype, "shape": list(state.shape)}
-    if isinstance(state, dict):
-        # The kind of a key is part of its name: 0 is not "0".
-        return {"dict": [(key, _walk(value, f"{path}/{key!r}", tensors)) for key, value in state.items()]}
-    if isinstance(state, list | tuple):
-        kind = "list" if isinstance(state, list) else "tuple"
-        return {kind: [_walk(value, f"{path}/{index}", tensors) for index, value in enumerate(state)]}
-    return {"value": state}
-
-
-def _build(walked: Any, version: _core.Version) -> Any:
-    """What `_walk` took apart, with tensors of this process alone."""
-    if "tensor" in walked:
-        tensor = torch.empty(walked["shape"], dtype=walked["dtype"])
-        version.read_into(walked["tensor"], tensor.reshape(-1).view(torch.uint8).numpy())
-        return tensor
-    if "dict" in walked:
-        return {key: _build(value, version) for key, value in walked["dict"]}
-    if "list" in walked:
-        return [_build(value, version) for value in walked["list"]]
-    if "tuple" in walked:
-        return tuple(_build(value, version) for value in walked["tuple"])
-    return walked["value"]
-
-
-def _random_state() -> dict[str, Any]:
-    drawn: Any = np.random.get_state()
-    kind, keys, position, has_gauss, cached = drawn
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": random.getstate(),
-        "numpy": [kind, keys.tolist(), position, has_gauss, cached],
-    }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def _set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, np.array(keys, np.uint32), position, has_gauss, cached))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+def _read_leaf(version: _core.Version, leaf: Leaf) -> torch.Tensor:
+    """The tensor of a leaf, with memory of this process alone."""
+    tensor = torch.empty(leaf["shape"], dtype=leaf["dtype"])
+    version.read_into(leaf["tensor"], tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor
 
 
 def snapshot(
@@ -169,12 +121,16 @@ def snapshot(
     *,
     step: int = 0,
     pool: Pool | None = None,
-) -> Snapshotted:
+    folder: str | os.PathLike[str] | None = None,
+) -> PendingSnapshot:
     """Publishes a version of a training state in the pool: parameters, buffers, optimizer, step and random states.
 
-    Once it returns, the version is whole, also if this process is killed. Until then the version before is. Two
-    versions are kept, so the pool needs room for three. Tensors that have not changed since the version before are not
-    copied.
+    The call copies the state and returns. A thread computes checksums, copies to the pool what has changed since the
+    version before, and publishes the version last. Until then the version before is the newest, also if this process
+    is killed. ``wait()`` of the result returns when the version is whole. An interpreter that ends waits for it too.
+
+    Two versions are kept, so the pool needs room for three, and for four while a disk is slower than the snapshots. The
+    copy of the state stays in memory of this process for the next snapshot.
 
     In a job of torch.distributed each rank calls it, and keeps its own state. A step of which not every rank has
     published its version does not count: `restore` takes the one before. So ranks snapshot the same steps.
@@ -184,7 +140,7 @@ def snapshot(
     name : str
         The name of the snapshots; that of the job, say.
     model : torch.nn.Module
-        Its ``state_dict()``: dense tensors of any shapes and dtypes. Tensors of a GPU are copied to the CPU first.
+        Its ``state_dict()``: dense tensors of any shapes and dtypes. Tensors of a GPU are copied to the CPU.
     optimizer : torch.optim.Optimizer, optional
         Its ``state_dict()``.
     step : int
@@ -192,17 +148,18 @@ def snapshot(
     pool : Pool, optional
         The default is ``Pool()``. A pool that a job makes of its own does not outlive it: name one with
         ``POLDER_POOL``.
+    folder : path, optional
+        Another thread writes the version there too, as a checkpoint that ``torch.distributed.checkpoint`` loads, in
+        ``folder/name/rank``. The two newest are kept. An error of it is logged, and raised by ``wait_flushed()`` alone.
 
     Returns
     -------
-    Snapshotted
+    PendingSnapshot
 
     Raises
     ------
-    PoolFullError
-        There is no room for a third version. The two before are whole.
-    NameExistsError
-        Another process that lives is writing a version of this name.
+    PolderError
+        The snapshot before this one was not published, and ``wait()`` of it has not said so: its error. See there.
     ArgumentError
         The state holds what a snapshot does not take.
 
@@ -210,47 +167,105 @@ def snapshot(
     --------
     >>> polder.torch.snapshot("job", model, optimizer, step=step)  # doctest: +SKIP
     """
+    store = _store(pool, name, _rank())
+    home = None if folder is None else disk.home_of(Path(folder), name, _rank())
+    whose = _whose(pool, store)
+    staging = staging_of(whose)
+    staging.settle()
     tensors: dict[str, torch.Tensor] = {}
-    state: dict[str, Any] = {"model": model.state_dict(), "random": _random_state()}
+    state: dict[str, Any] = {"model": model.state_dict(), "random": random_state()}
     if optimizer is not None:
         state["optimizer"] = optimizer.state_dict()
-    walked, buffer = _walk(state, "", tensors), io.BytesIO()
-    try:
-        torch.save({"step": step, "state": walked}, buffer)
-        saved = buffer.getvalue()
-        _load(saved)
-    except (pickle.PickleError, AttributeError, TypeError) as error:
-        raise ArgumentError(
-            f"the state of {name} holds what a snapshot does not take ({error}); keep tensors, numbers, strings, "
-            "lists, tuples and dictionaries in state_dict()"
-        ) from error
-    store = _store(pool, name, _rank())
-    arrays = [(path, _bytes_of(tensor)) for path, tensor in tensors.items()]
-    arrays.append((_STATE, np.frombuffer(saved, np.uint8)))
-    whose = _whose(pool, store)
+    walked = take_apart(state, "", tensors)
+    arrays: list[tuple[str, Any]] = list(zip(tensors, staging.stage(list(tensors.values())), strict=True))
     base = _bases.pop(whose, None)
-    try:
-        version, copied, shared = store.publish(arrays, base)
-    except (NameExistsError, PoolFullError):
-        # Nothing was published, and the base is still there.
-        if base is not None:
-            _bases[whose] = base
-        raise
-    return Snapshotted(version, step, copied, shared)
+    handed: ThreadFuture[tuple[_core.Version, bytes]] = ThreadFuture()
+
+    def publish() -> Snapshotted:
+        try:
+            saved = serialize({"step": step, "state": walked})
+            version, copied, shared = store.publish([*arrays, (_STATE, np.frombuffer(saved, np.uint8))], base)
+            if home is not None:
+                # Held, so that it stays until it is on disk.
+                handed.set_result((store.open(version), saved))
+        except BaseException as error:
+            _log.error("the snapshot %s of step %d was not published: %s", name, step, error)
+            if base is not None and isinstance(error, NameExistsError | PoolFullError):
+                # Nothing was published, and the base is still there.
+                _bases[whose] = base
+            if not handed.done():
+                handed.set_exception(error)
+            raise
+        finally:
+            store.close()
+        return Snapshotted(version, step, copied, shared)
+
+    def flush(home: Path) -> Path:
+        version, saved = handed.result()
+        try:
+            return disk.write(home, step, saved, lambda leaf: _read_leaf(version, leaf))
+        except BaseException as error:
+            _log.error("the snapshot %s of step %d is not on disk: %s", name, step, error)
+            raise
+        finally:
+            version.close()
+
+    published = publisher().submit(publish)
+    flushed = None if home is None else flusher().submit(flush, home)
+    if flushed is not None:
+        staging.flushes.append(flushed)
+    staging.last = PendingSnapshot(step, published, flushed)
+    return staging.last
 
 
-def _load(saved: bytes | bytearray) -> Any:
-    return torch.load(io.BytesIO(saved), weights_only=True)
+class _InPool:
+    """A version of the pool that may be restored."""
+
+    folder = None
+
+    def __init__(self, version: _core.Version) -> None:
+        self.number = version.number
+        self.saved = deserialize(_read(version, _STATE, dict(version.tensors())[_STATE]))
+        self.step: int = self.saved["step"]
+        self._version = version
+
+    def state(self) -> Any:
+        """The whole state."""
+        return put_together(self.saved["state"], lambda leaf: _read_leaf(self._version, leaf))
 
 
-def _states(store: _core.Store) -> Iterator[tuple[_core.Version, Any]]:
-    """The versions of a store, the oldest first, with what is no tensor."""
+class _OnDisk:
+    """A folder that may be restored."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.number, self.step = int(folder.name.partition("-")[0]), step
+        self.folder = folder
+
+    def state(self) -> Any:
+        """The whole state, once every file matches its checksum."""
+        saved, read_leaf = disk.read(self.folder)
+        return put_together(saved["state"], read_leaf)
+
+
+def _in_pool(store: _core.Store, held: ExitStack) -> Iterator[_InPool]:
+    """The versions of a store, the oldest first."""
     for number in store.versions():
         try:
             version = store.open(number)
         except NotFoundError:
             continue
-        yield version, _load(_read(version, _STATE, dict(version.tensors())[_STATE]))
+        held.callback(version.close)
+        yield _InPool(version)
+
+
+def _common(pools: set[int], disks: set[int], group: dist.ProcessGroup | None) -> set[int]:
+    """The steps that every rank has in the pool; if there are none, those that every rank has there or on disk."""
+    everywhere: list[Any] = [(pools, disks)]
+    if dist.is_initialized():
+        everywhere = [None] * dist.get_world_size(group)
+        dist.all_gather_object(everywhere, (pools, disks), group=group)
+    in_pool = set.intersection(*(pools for pools, _ in everywhere))
+    return in_pool or set.intersection(*(pools | disks for pools, disks in everywhere))
 
 
 def restore(
@@ -259,6 +274,7 @@ def restore(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     pool: Pool | None = None,
+    folder: str | os.PathLike[str] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Restored:
     """Puts a model, an optimizer and the random states back to the newest whole version of `snapshot`.
@@ -276,6 +292,9 @@ def restore(
         An optimizer over its parameters.
     pool : Pool, optional
         The default is ``Pool()``.
+    folder : path, optional
+        The folder that `snapshot` was given. It is read if the pool has no step that is whole on every rank, such as a
+        new pool. Its metadata is a pickle, as in all of ``torch.distributed.checkpoint``: give one that you trust.
     group : ProcessGroup, optional
         The ranks that restore; all by default. Fewer may be left than made the snapshot: each takes its own.
 
@@ -288,40 +307,37 @@ def restore(
     NotFoundError
         No step of this name is whole on every rank. It names the steps that are kept. Nothing is changed.
     CorruptError
-        The bytes of a tensor are not those that were written. Nothing is changed.
+        The bytes of a tensor or of a file are not those that were written. Nothing is changed.
     ArgumentError
         An optimizer is asked for, and the snapshot has none.
     RuntimeError
         The state does not fit the model, from ``load_state_dict``.
     """
     store = _store(pool, name, _rank())
-    found = {state["step"]: (version, state["state"]) for version, state in _states(store)}
-    try:
-        steps = set(found)
-        if dist.is_initialized():
-            everywhere: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(everywhere, sorted(steps), group=group)
-            steps = set.intersection(*map(set, everywhere))
+    home = None if folder is None else disk.home_of(Path(folder), name, _rank())
+    staging_of(_whose(pool, store)).drain()
+    on_disk = {} if home is None else {step: _OnDisk(at, step) for step, at in disk.kept(home).items()}
+    with ExitStack() as held:
+        in_pool = {version.step: version for version in _in_pool(store, held)}
+        steps = _common(set(in_pool), set(on_disk), group)
         if not steps:
-            kept = ", ".join(map(str, sorted(found))) or "none"
+            kept = ", ".join(map(str, sorted(in_pool))) or "none"
+            where = "" if home is None else f"; {home} keeps steps: {', '.join(map(str, sorted(on_disk))) or 'none'}"
             raise NotFoundError(
-                f"no step of the snapshot {name} is whole on every rank; the store {store.name} keeps steps: {kept}; "
-                "check the name and POLDER_POOL, or start anew"
+                f"no step of the snapshot {name} is whole on every rank; the store {store.name} keeps steps: {kept}"
+                f"{where}; check the name and POLDER_POOL, or start anew"
             )
-        step = max(steps)
-        version, walked = found[step]
-        state = _build(walked, version)
-    finally:
-        for held, _ in found.values():
-            held.close()
+        found = in_pool.get(max(steps)) or on_disk[max(steps)]
+        state = found.state()
     if optimizer is not None and "optimizer" not in state:
         raise ArgumentError(f"the snapshot {name} has no optimizer; restore without one, or make it with one")
     model.load_state_dict(state["model"])
     if optimizer is not None:
         optimizer.load_state_dict(state["optimizer"])
-    _set_random_state(state["random"])
-    _bases[_whose(pool, store)] = version.number
-    return Restored(version.number, step)
+    set_random_state(state["random"])
+    if found.folder is None:
+        _bases[_whose(pool, store)] = found.number
+    return Restored(found.number, found.step, found.folder)
 
 
 def _job_store(pool: Pool | None, name: str, version: int | None) -> tuple[_core.Version, Metadata]:

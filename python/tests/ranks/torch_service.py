@@ -355,7 +355,7 @@ elif kind in ("shrink", "shrink-held"):
     with ParameterService(on_death="shrink", snapshots="shrink", **options) as service:
         ours = Training(RULES["AdamW"], service)
         ours.train(4)
-        polder.torch.snapshot("shrink", ours.model, ours.optimizer, step=4)
+        polder.torch.snapshot("shrink", ours.model, ours.optimizer, step=4).wait()
         ours.train(2)
         assert service.restored is None
         if rank == 1:
