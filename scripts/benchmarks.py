@@ -25,6 +25,7 @@ BENCHES = {
     "plan": "Layouts of a training step predicted in a second, and the error of predictions beside a constant rate's",
     "pages": "Accesses to pages of four services on two tiers, beside a plain C model that decides the same",
     "sync": "Sums of a parameter service's proxies, beside the same additions on plain memory",
+    "snapshot": "Snapshots of a training state and restarts from them, beside torch's own checkpoints in /dev/shm",
     "objects": "A million creates and opens from four processes of two emulated hosts",
     "figure 5": "Bandwidth of one-sided messages (cMPI, Figure 5), in GB/s",
     "figure 6": "Latency of one-sided messages (cMPI, Figure 6), in microseconds",

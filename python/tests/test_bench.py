@@ -72,6 +72,28 @@ def test_the_sums_of_proxies_have_a_row_for_each_kind_of_pool_beside_their_floor
     assert all(row["peer"] == "floor" and row["ratio"] > 0 for row in rows)
 
 
+@pytest.mark.torch
+def test_snapshots_have_rows_beside_torchs_own_checkpoints() -> None:
+    pytest.importorskip("torch")
+    command = [str(Path(sys.executable).with_name("polder")), "bench", "snapshot", "--millions", "1", "--rounds", "1"]
+    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    found = {(row["case"].split()[0], row["case"].split()[-1], row["metric"], row["peer"]) for row in rows}
+    assert len(found) == len(rows)
+    assert found == {
+        row
+        for kind in ("coherent", "software")
+        for row in [
+            *(("snapshot", kind, "time blocked", peer) for peer in ("DefaultStager", "async_save", "floor")),
+            ("snapshot", kind, "time until whole", "async_save"),
+            ("restore", kind, "time to first forward", "dcp.load"),
+        ]
+    }
+    for row in rows:
+        assert 0 < row["low"] <= row["value"] <= row["high"], row
+        assert row["ratio"] == pytest.approx(row["peer_value"] / row["value"]), row
+
+
 @pytest.mark.mpi
 def test_mpi_has_rows_beside_tcp_and_beside_shared_memory() -> None:
     mpiexec = Path(__file__).parents[2] / ".cache/mpich/bin/mpiexec"

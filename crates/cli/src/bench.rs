@@ -14,6 +14,7 @@ mod peer;
 mod plan;
 pub(crate) mod ring;
 mod row;
+mod snapshot;
 mod sync;
 mod torch;
 
@@ -64,6 +65,8 @@ enum Bench {
     Pages(pages::Arguments),
     /// Sums of a parameter service's proxies, beside the same additions on plain memory.
     Sync,
+    /// Snapshots of a training state and restarts from them, beside torch's own checkpoints.
+    Snapshot(snapshot::Arguments),
     /// The other process of a benchmark.
     #[command(subcommand, hide = true)]
     Second(Second),
@@ -95,6 +98,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         }
         Bench::Torch(torch) => {
             torch::run(torch, |row| print(row, arguments.json))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Bench::Snapshot(snapshot) => {
+            snapshot::run(snapshot, |row| print(row, arguments.json))?;
             return Ok(ExitCode::SUCCESS);
         }
         Bench::Offload(offload) => {
