@@ -65,11 +65,12 @@ deepspeed: .cache/deepspeed/.ready
 zero: setup torch .venv/.dev .cache/deepspeed/.ready
 	@.venv/bin/pytest -q python/tests/test_doors.py -k zero
 
-# Debian's kernels in QEMU with a slow node, and the tiering agent in them: 6.12, 6.1 and the newest of its backports. Then a
-# rack: two kernels on one memory device, and a pool between them.
+# Debian's kernels in QEMU with a slow node, and the tiering agent in them: 6.12, 6.1 and the newest of its backports; 6.1 with the slow
+# node through dax_kmem; 6.12 with a CXL Type-3 device, which then reports poison. Then a rack: two kernels on one memory device, and a
+# pool between them.
 KERNELS ?= linux-image-6.12-amd64 linux-image-amd64 newest
 lab: setup mpi
-	@lab/run.sh $(KERNELS) rack
+	@lab/run.sh $(KERNELS) dax_kmem cxl rack
 
 test: setup tools torch mpi frameworks
 	@scripts/test.sh

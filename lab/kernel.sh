@@ -2,7 +2,7 @@
 # kernel.sh PACKAGE FOLDER: unpacks the newest kernel that the distribution's PACKAGE stands for into FOLDER/vmlinux.
 # PACKAGE newest is that of Debian's backports to trixie, by a configuration of apt of its own. Nothing is installed.
 # apt checks what it fetches by the signed index. It is cached by its name, which carries the version; FOLDER/release
-# says which it is. FOLDER/drivers has the drivers that a rack needs (modules.py).
+# says which it is. FOLDER/drivers has the drivers of memory devices (modules.py).
 set -eu
 package=$1; folder=$2
 mkdir -p "$folder"
@@ -26,7 +26,8 @@ for _ in 1 2; do
 done
 version=$(apt-cache $options policy "$real" | awk '/Candidate:/ {print $2}')
 [ -n "$version" ] && [ "$version" != "(none)" ] || { echo "lab: no package $package; run: apt-get update" >&2; exit 1; }
-if [ ! -e "$folder/vmlinux" ] || [ ! -d "$folder/drivers" ] || [ "$(cat "$folder/release" 2>/dev/null)" != "$real $version" ]; then
+wanted=$(cksum <"$(dirname "$0")/modules.py")
+if [ ! -e "$folder/vmlinux" ] || [ "$(cat "$folder/drivers.of" 2>/dev/null)" != "$wanted" ] || [ "$(cat "$folder/release" 2>/dev/null)" != "$real $version" ]; then
     echo "lab: fetching $real $version" >&2
     unpacked=$(mktemp -d "$folder/unpack.XXXXXX")
     trap 'rm -rf "$unpacked"' EXIT
@@ -50,6 +51,7 @@ PY
     rm -rf "$folder/drivers"
     mkdir "$folder/drivers"
     python3 "$(dirname "$0")/modules.py" "$unpacked" "$folder/drivers"
+    echo "$wanted" >"$folder/drivers.of"
     echo "$real $version" >"$folder/release"
 fi
 cat "$folder/release"

@@ -9,8 +9,8 @@ import re
 import subprocess
 import sys
 
-NVDIMM = ["nfit", "nd_pmem", "device_dax", "dax_pmem"]
-CXL = ["cxl_port", "cxl_acpi", "cxl_mem", "cxl_pmem", "cxl_pci"]
+NVDIMM = ["nfit", "nd_pmem", "device_dax", "dax_pmem", "kmem"]
+CXL = ["cxl_port", "cxl_acpi", "cxl_mem", "cxl_pmem", "cxl_pci", "dax_cxl"]
 NETWORK = ["e1000"]
 
 

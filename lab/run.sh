@@ -1,8 +1,9 @@
 #!/bin/sh
-# run.sh [PACKAGE...|newest] [rack]: boots each kernel in QEMU with a fast node and a slow node without CPUs, and runs the
-# scenario in it. With `rack`, boots two of kernel 6.12 on one memory device, and runs the pool's story between them: on an
-# nvdimm, then once more on a CXL Type-3 device. Guests' logs stay in out/lab. Ends with an error when a check fails, or when
-# a guest says nothing.
+# run.sh [PACKAGE|newest|dax_kmem|cxl|rack]...: boots each kernel in QEMU with a fast node and a slow node without CPUs, and runs the
+# scenario in it. With `dax_kmem`, kernel 6.1 brings the slow node online from an nvdimm. With `cxl`, kernel 6.12 does from a CXL Type-3
+# device, which then reports poison; QEMU comes from the distribution's backports. With `rack`, boots two of kernel 6.12 on one
+# memory device, and runs the pool's story between them: on an nvdimm, then once more on a CXL Type-3 device. Guests' logs stay in
+# out/lab. Goes on after a guest that fails or says nothing, ends with a table, and with an error where one failed.
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$HOME/.cargo/bin:$PATH"
@@ -33,16 +34,14 @@ put() {
 }
 pack() { (cd "$1" && find . | cpio -o -H newc --quiet | gzip -1); }
 
-mkdir -p "$root/guest/bin" "$root/rack/bin" out/lab
+mkdir -p "$root/guest/bin" out/lab
 cp target/release/polder-guest "$root/guest/init"
 cp "$polder" "$root/guest/bin/polder"
 put "$root/guest" "$root/guest/init" "$root/guest/bin/polder"
 pack "$root/guest" >"$root/initrd.gz"
 
-# What a rack has more: a shell, drivers, and where MPICH is installed an MPI program.
-rack() {
-    kernel=.cache/lab/linux-image-6.12-amd64
-    say "a rack of two kernels $(lab/kernel.sh linux-image-6.12-amd64 "$kernel")"
+# Programs and drivers that bring up memory devices: busybox, ndctl with its libraries.
+tools() {
     tools=.cache/lab/tools
     if [ ! -e "$tools/.ready" ]; then
         say "fetching busybox-static, and ndctl with its libraries"
@@ -52,14 +51,21 @@ rack() {
         (cd "$tools" && apt-get download -qq busybox-static ndctl $needs 2>/dev/null &&
             for package in ./*.deb; do dpkg -x "$package" .; done && rm ./*.deb && : >.ready)
     fi
-    bin=$root/rack/bin
-    cp "$tools/bin/busybox" "$tools/usr/bin/ndctl" "$bin"
-    mkdir -p "$root/rack/lib/x86_64-linux-gnu"
+    mkdir -p "$1/bin" "$1/lib/x86_64-linux-gnu"
+    cp "$tools/bin/busybox" "$tools/usr/bin/ndctl" "$1/bin"
     # Their libraries, the unpacked ones and those of this machine, to where the guest looks.
     found=$tools/usr/lib/x86_64-linux-gnu:$tools/lib/x86_64-linux-gnu
-    for library in $(LD_LIBRARY_PATH=$found ldd "$bin/ndctl" | awk '$2 == "=>" {print $3}' | sort -u); do
-        cp -L "$library" "$root/rack/lib/x86_64-linux-gnu"
+    for library in $(LD_LIBRARY_PATH=$found ldd "$1/bin/ndctl" | awk '$2 == "=>" {print $3}' | sort -u); do
+        cp -L "$library" "$1/lib/x86_64-linux-gnu"
     done
+}
+
+# What a rack has more: a shell, drivers, and where MPICH is installed an MPI program.
+rack() {
+    kernel=.cache/lab/linux-image-6.12-amd64
+    say "a rack of two kernels $(lab/kernel.sh linux-image-6.12-amd64 "$kernel")"
+    tools "$root/rack"
+    bin=$root/rack/bin
     for name in sh cat rm ip; do ln -s busybox "$bin/$name"; done
     cp -r "$kernel/drivers" "$root/rack/drivers"
     arguments=""
@@ -79,24 +85,30 @@ rack() {
     for device in ${RACK_DEVICES:-nvdimm cxl}; do
         rm -f out/lab/"$device"[01].log
         # RACK has options for it, such as --flushes 1. The story is told in full on the first device.
-        target/release/polder-rack --device "$device" "$kernel/vmlinux" "$root/rack.gz" $arguments ${RACK:-} ||
+        rm -f "$root/failed"
+        { target/release/polder-rack --device "$device" "$kernel/vmlinux" "$root/rack.gz" $arguments ${RACK:-} || : >"$root/failed"; } |
+            tee "out/lab/$device.checks"
+        [ ! -e "$root/failed" ] ||
             { say "FAILED on the rack; its hosts' logs are out/lab/${device}0.log and out/lab/${device}1.log"; exit 1; }
     done
 }
 
-# 6.1 makes one tier of both nodes, and is refused.
-[ $# -gt 0 ] || set -- linux-image-6.12-amd64 linux-image-amd64
-for package in "$@"; do
-    if [ "$package" = rack ]; then
-        rack
-        continue
-    fi
-    kernel=.cache/lab/$package
-    say "kernel $(lab/kernel.sh "$package" "$kernel")"
-    log=out/lab/$package.log
+# boot NAME SECONDS QEMU...: boots a guest, and shows what its scenario says.
+boot() {
+    name=$1; seconds=$2; qemu=$3; shift 3
+    log=out/lab/$name.log
     # no_timer_check: on a busy machine an emulated timer may miss the ticks that the kernel waits for, and the kernel panics.
-    timeout -k 5 170 qemu-system-x86_64 -accel tcg -M q35,hmat=on -cpu max -smp 2 -m 768M \
-        -nodefaults -nographic -serial stdio -no-reboot \
+    timeout -k 5 "$seconds" "$qemu" -nodefaults -nographic -serial stdio -no-reboot "$@" </dev/null >"$log" 2>&1 ||
+        say "the guest $name was ended after $seconds s"
+    tr -d '\r' <"$log" | sed -n 's/.*\(lab: kernel\)/\1/;/^lab: kernel/,$p'
+    grep -q '^lab: [0-9]* checks passed' "$log" || { say "FAILED on $name; the guest's log is $log"; return 1; }
+}
+
+# A slow node that the firmware's tables tell of. 6.1 makes one tier of both nodes, and is refused.
+tiers() {
+    kernel=.cache/lab/$1
+    say "kernel $(lab/kernel.sh "$1" "$kernel")"
+    boot "$1" 170 qemu-system-x86_64 -accel tcg -M q35,hmat=on -cpu max -smp 2 -m 768M \
         -object memory-backend-ram,id=m0,size=512M -object memory-backend-ram,id=m1,size=256M \
         -numa node,nodeid=0,memdev=m0,cpus=0-1 -numa node,nodeid=1,memdev=m1,initiator=0 \
         -numa dist,src=0,dst=1,val=20 -numa dist,src=1,dst=0,val=20 \
@@ -104,8 +116,62 @@ for package in "$@"; do
         -numa hmat-lb,initiator=0,target=0,hierarchy=memory,data-type=access-bandwidth,bandwidth=20G \
         -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-latency,latency=50 \
         -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-bandwidth,bandwidth=5G \
-        -kernel "$kernel/vmlinux" -initrd "$root/initrd.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check" \
-        </dev/null >"$log" 2>&1 || say "the guest of $package was ended after 170 s"
-    tr -d '\r' <"$log" | sed -n 's/.*\(lab: kernel\)/\1/;/^lab: kernel/,$p'
-    grep -q '^lab: [0-9]* checks passed' "$log" || { say "FAILED on $package; the guest's log is $log"; exit 1; }
+        -kernel "$kernel/vmlinux" -initrd "$root/initrd.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check"
+}
+
+# drivers KERNEL: the first file system of a guest that brings up its slow memory itself.
+drivers() {
+    rm -rf "$root/drivers"
+    tools "$root/drivers"
+    ln -s busybox "$root/drivers/bin/sh"
+    cp -r "$1/drivers" "$root/drivers/drivers"
+    { cat "$root/initrd.gz"; pack "$root/drivers"; } >"$root/drivers.gz"
+}
+
+dax_kmem() {
+    kernel=.cache/lab/linux-image-amd64
+    say "slow memory through dax_kmem, kernel $(lab/kernel.sh linux-image-amd64 "$kernel")"
+    drivers "$kernel"
+    boot dax_kmem 240 qemu-system-x86_64 -accel tcg -M q35,nvdimm=on -cpu max -smp 2 -m 576M,slots=1,maxmem=2G \
+        -object memory-backend-ram,id=m0,size=576M -numa node,nodeid=0,memdev=m0,cpus=0-1 -numa node,nodeid=1 \
+        -object memory-backend-ram,id=m1,size=384M -device nvdimm,id=slow,memdev=m1,node=1 \
+        -kernel "$kernel/vmlinux" -initrd "$root/drivers.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check slow=nvdimm"
+}
+
+# The second serial line leads to QEMU's monitor, by which the guest has its device report poison.
+cxl() {
+    kernel=.cache/lab/linux-image-6.12-amd64
+    qemu=$(lab/qemu.sh .cache/lab/qemu)
+    say "slow memory on a CXL Type-3 device, kernel $(lab/kernel.sh linux-image-6.12-amd64 "$kernel"), $("$qemu" --version | head -1)"
+    drivers "$kernel"
+    boot cxl 900 "$qemu" -accel tcg -M q35,cxl=on -cpu max,hypervisor=off -smp 2 -m 640M \
+        -object memory-backend-ram,id=m0,size=640M -numa node,nodeid=0,memdev=m0,cpus=0-1 \
+        -object memory-backend-ram,id=m1,size=256M \
+        -device pxb-cxl,bus_nr=12,bus=pcie.0,id=cxl.1 -device cxl-rp,port=0,bus=cxl.1,id=rp0,chassis=0,slot=2 \
+        -device cxl-rp,port=1,bus=cxl.1,id=rp1,chassis=0,slot=3 -device cxl-type3,bus=rp0,volatile-memdev=m1,id=cxl0,sn=0x1 \
+        -M cxl-fmw.0.targets.0=cxl.1,cxl-fmw.0.size=4G \
+        -chardev "socket,id=monitor,path=$root/monitor,server=on,wait=off" -mon chardev=monitor,mode=control \
+        -chardev "socket,id=line,path=$root/monitor" -serial chardev:line \
+        -kernel "$kernel/vmlinux" -initrd "$root/drivers.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check slow=cxl"
+}
+
+[ $# -gt 0 ] || set -- linux-image-6.12-amd64 linux-image-amd64
+ends=0
+for part in "$@"; do
+    rm -f "out/lab/$part.log" out/lab/nvdimm.checks out/lab/cxl.checks
+    begin=$(date +%s)
+    case $part in
+        rack | dax_kmem | cxl) run=$part ;;
+        *) run="tiers $part" ;;
+    esac
+    # Not as a condition: there a command that fails would not end it.
+    set +e
+    (set -e; $run)
+    [ $? = 0 ] && outcome=passed || { outcome=FAILED; ends=1; }
+    set -e
+    checks=$(cat "out/lab/$part.log" out/lab/nvdimm.checks out/lab/cxl.checks 2>/dev/null | tr -d '\r' |
+        sed -n 's/^lab: \([0-9]*\) checks passed.*/\1/p' | paste -sd+ -)
+    printf '%-24s %8s %6s s  %s\n' "$part" "${checks:-0}" "$(($(date +%s) - begin))" "$outcome" >>"$root/table"
 done
+printf '%-24s %8s %8s\n' part checks time && cat "$root/table"
+exit $ends

@@ -6,7 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,17 +14,14 @@ use std::time::Duration;
 use polder_lab::check::Failed;
 use polder_lab::wire::{Order, Report};
 use rustix::mount::{MountFlags, mount};
-use rustix::system::{finit_module, sethostname};
+use rustix::system::sethostname;
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 
-use crate::machine::{read, write};
+use crate::machine::read;
+use crate::slow::{load_drivers, make_region};
 
 /// The device that both hosts have.
 pub(crate) const DEVICE: &str = "/dev/dax0.0";
-/// What the kernel says of CXL.
-const CXL: &str = "/sys/bus/cxl/devices";
-/// Bytes of the CXL region.
-const REGION_BYTES: &str = "268435456";
 /// The name of the CXL region, in labels that all hosts see.
 const UUID: &str = "6a0c1f6e-8f0a-4a43-9a52-3f1d0e0c27da";
 /// Where a host starts what others ask it to: the port of rsh.
@@ -61,14 +58,7 @@ pub(crate) fn serve(number: u16) -> Result<(), Failed> {
 fn set_up(number: u16) -> Result<Report, Failed> {
     drop(fs::create_dir_all("/dev/shm"));
     mount("tmpfs", "/dev/shm", "tmpfs", MountFlags::empty(), None).map_err(text)?;
-    let mut modules: Vec<_> =
-        fs::read_dir("/drivers").map_err(text)?.flatten().map(|entry| entry.path()).collect();
-    // Their names begin with their place in the order of loading.
-    modules.sort();
-    for module in modules {
-        let file = File::open(&module).map_err(text)?;
-        finit_module(&file, c"", 0).map_err(|error| format!("{}: {error}", module.display()))?;
-    }
+    load_drivers()?;
     sethostname(format!("rack{number}").as_bytes()).map_err(text)?;
     fs::create_dir_all("/etc").map_err(text)?;
     fs::write("/etc/hosts", "127.0.0.1 localhost\n10.0.0.1 rack0\n10.0.0.2 rack1\n").map_err(text)?;
@@ -81,7 +71,7 @@ fn set_up(number: u16) -> Result<Report, Failed> {
     std::thread::spawn(move || listener.incoming().flatten().for_each(start_for));
     let is_cxl = std::env::var("device").is_ok_and(|device| device == "cxl");
     if is_cxl {
-        make_region()?;
+        make_region("pmem", Some(UUID))?;
     }
     if number == 0 && !await_device(Duration::from_secs(1)) {
         make_device(is_cxl)?;
@@ -95,34 +85,6 @@ fn set_up(number: u16) -> Result<Report, Failed> {
     Ok(Report::Ready { kernel, boot, bytes })
 }
 
-/// Has the host's CXL decoders show the memory, as each host must after its boot: what `cxl create-region -t pmem -m mem0` does, with a
-/// name that all hosts give, because the labels on the device go by it.
-fn make_region() -> Result<(), Failed> {
-    let root = format!("{CXL}/decoder0.0");
-    let decoders = fs::read_dir(CXL).map_err(text)?.flatten().map(|entry| entry.path());
-    let is_of_device = |path: &PathBuf| {
-        let name = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"decoder"));
-        name && path.canonicalize().is_ok_and(|path| path.to_string_lossy().contains("/endpoint"))
-    };
-    let decoder =
-        decoders.filter(is_of_device).min().ok_or_else(|| format!("{CXL} has no decoder of a device"))?;
-    let name = decoder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let region = read(&format!("{root}/create_pmem_region"))?.trim().to_owned();
-    write(&format!("{root}/create_pmem_region"), &region)?;
-    let granularity = read(&format!("{root}/interleave_granularity"))?;
-    let set = |key: &str, value: &str| write(&format!("{CXL}/{region}/{key}"), value);
-    // With the end of the line, which the kernel counts.
-    set("uuid", &format!("{UUID}\n"))?;
-    set("interleave_granularity", granularity.trim())?;
-    set("interleave_ways", "1")?;
-    set("size", REGION_BYTES)?;
-    write(&format!("{}/mode", decoder.display()), "pmem")?;
-    write(&format!("{}/dpa_size", decoder.display()), REGION_BYTES)?;
-    set("target0", &name)?;
-    set("commit", "1")?;
-    write("/sys/bus/cxl/drivers/cxl_region/bind", &region)
-}
-
 /// Makes the namespace a dax device, once for all hosts. The kernel's pages for it are in each host's own memory (`-M mem`): in the
 /// shared memory (`-M dev`) each host would overwrite those of the other.
 fn make_device(is_cxl: bool) -> Result<(), Failed> {
@@ -132,7 +94,7 @@ fn make_device(is_cxl: bool) -> Result<(), Failed> {
 }
 
 /// Runs a tool that must end well.
-fn tool(words: &str) -> Result<(), Failed> {
+pub(crate) fn tool(words: &str) -> Result<(), Failed> {
     let mut list = words.split(' ');
     let output = Command::new(list.next().unwrap_or_default()).args(list).output();
     let output = output.map_err(|error| format!("{words}: {error}"))?;

@@ -22,6 +22,7 @@ pub(crate) fn mount_all() {
         ("tmpfs", "/run", "tmpfs"),
         ("tmpfs", "/tmp", "tmpfs"),
         ("cgroup2", CGROUPS, "cgroup2"),
+        ("tracefs", "/sys/kernel/tracing", "tracefs"),
     ] {
         drop(fs::create_dir_all(target));
         if let Err(error) = mount(source, target, kind, MountFlags::empty(), None) {
@@ -84,6 +85,11 @@ impl Service {
             "ready" => Ok(Self { cgroup, child }),
             other => Err(format!("service {cgroup} said {other:?} in place of ready")),
         }
+    }
+
+    /// The process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Bytes of user memory on nodes 0 and 1.

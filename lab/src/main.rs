@@ -6,8 +6,10 @@
 #![forbid(unsafe_code)]
 
 mod acts;
+mod health;
 mod host;
 mod machine;
+mod slow;
 mod stripes;
 mod tiers;
 mod unbind;
@@ -36,11 +38,22 @@ fn main() -> ExitCode {
                 println!("lab: FAILED: {served:?}");
                 return machine::power_off();
             }
-            match tiers::run().and_then(|checks| Ok(checks + stripes::run()?)) {
+            match scenarios() {
                 Ok(checks) => println!("lab: {checks} checks passed"),
                 Err(error) => println!("lab: FAILED: {error}"),
             }
             machine::power_off()
         }
+    }
+}
+
+/// What is run in a guest that is no host of a rack.
+fn scenarios() -> Result<u32, polder_lab::check::Failed> {
+    let Ok(kind) = std::env::var("slow") else { return Ok(tiers::run(false)? + stripes::run()?) };
+    slow::bring(&kind)?;
+    match kind.as_str() {
+        // Each access to it is emulated, which takes long.
+        "cxl" => Ok(health::run()? + tiers::run(true)?),
+        _ => tiers::run(false),
     }
 }

@@ -25,7 +25,7 @@ cgroup = "/web"
 tier = "opt-out"
 "#;
 const HIGH: f64 = 0.70;
-const JOURNAL: &str = "/run/agent.journal";
+pub(crate) const JOURNAL: &str = "/run/agent.journal";
 const STATE: &str = "/run/agent.state";
 const RECORD: &str = "/run/record.jsonl";
 /// Changes of the policy that leave every setting as found.
@@ -36,13 +36,13 @@ const ROUNDS: u64 = 12;
 const REPAIR_ROUNDS: u64 = 2;
 
 /// The agent under test, and the rounds that it prints.
-struct Agent {
+pub(crate) struct Agent {
     child: Child,
     rounds: Lines<BufReader<ChildStdout>>,
 }
 
 impl Agent {
-    fn start() -> Result<Self, Failed> {
+    pub(crate) fn start() -> Result<Self, Failed> {
         let mut command = Command::new("/bin/polder");
         command.args(["agent", "run", "--policy", "/run/policy.toml", "--journal", JOURNAL, "--json"]);
         command.args(["--state", STATE, "--record", RECORD]);
@@ -53,7 +53,7 @@ impl Agent {
     }
 
     /// The next round, past lines that tell of restored settings.
-    fn round(&mut self) -> Result<Value, Failed> {
+    pub(crate) fn round(&mut self) -> Result<Value, Failed> {
         loop {
             let line = self.rounds.next().ok_or("the agent ended")?.map_err(|error| error.to_string())?;
             match serde_json::from_str(&line) {
@@ -63,11 +63,11 @@ impl Agent {
         }
     }
 
-    fn signal(&self, signal: Signal) -> Result<(), Failed> {
+    pub(crate) fn signal(&self, signal: Signal) -> Result<(), Failed> {
         kill_process(Pid::from_child(&self.child), signal).map_err(|error| format!("kill: {error}"))
     }
 
-    fn end(mut self, signal: Signal) -> Result<(), Failed> {
+    pub(crate) fn end(mut self, signal: Signal) -> Result<(), Failed> {
         self.signal(signal)?;
         // What it printed before its end, so that it never waits for a reader.
         for line in self.rounds.by_ref().map_while(Result::ok).filter(|line| !line.starts_with('{')) {
@@ -78,7 +78,9 @@ impl Agent {
 }
 
 /// Runs the scenario, and returns how many checks held.
-pub(crate) fn run() -> Result<u32, Failed> {
+///
+/// With `is_slow` what moves much memory or measures it is left out.
+pub(crate) fn run(is_slow: bool) -> Result<u32, Failed> {
     println!("lab: kernel {}", read("/proc/sys/kernel/osrelease")?.trim());
     write_new("/run/policy.toml", POLICY)?;
     doctor()?;
@@ -99,7 +101,9 @@ pub(crate) fn run() -> Result<u32, Failed> {
     hold_share(&mut agent, &mut checks)?;
     repair(&mut agent, &web, &mut checks)?;
     show("with the agent", &both)?;
-    noisy_neighbour(&mut agent, &mut checks)?;
+    if !is_slow {
+        noisy_neighbour(&mut agent, &mut checks)?;
+    }
     let said = polder(&["agent", "explain", "cache", "--state", STATE])?;
     checks
         .check(said.contains("(/run/policy.toml line "), "polder agent explain names a line of the policy")?;
@@ -126,22 +130,25 @@ pub(crate) fn run() -> Result<u32, Failed> {
         said.contains("decided as recorded"),
         "the record of these runs replays to the same decisions",
     )?;
-    change_often(&both, &found, &mut checks)?;
+    if !is_slow {
+        change_often(&both, &found, &mut checks)?;
+    }
     show("after", &both)?;
     drop((cache, web));
     if !is_before(6, 19)? {
         kernel_share(&mut checks)?;
     }
-    stress(&mut checks)?;
+    if !is_slow {
+        stress(&mut checks)?;
+    }
     Ok(checks.0)
 }
 
 /// The acceptance test of a share, where the kernel holds it by goals of DAMON, as from Linux 6.19 on.
 fn kernel_share(checks: &mut Checks) -> Result<(), Failed> {
-    const DAMON: [&str; 2] =
-        ["/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds", "/sys/module/damon_stat/parameters/enabled"];
     let cache = Service::start("/cache", 160, 40)?;
-    let damon = || DAMON.iter().filter_map(|path| read(path).ok()).collect::<Vec<_>>();
+    let damon =
+        || polder_linux::share_settings().iter().filter_map(|path| read(path).ok()).collect::<Vec<_>>();
     let found = (settings(&[&cache])?, damon());
     change_policy(&format!(
         "fair_share = \"kernel\"\n{}",
@@ -267,7 +274,9 @@ fn conformance(checks: &mut Checks) -> Result<(), Failed> {
     let cgroup = polder_linux::Cgroup::new(bench.cgroup).ok_or("/bench is no cgroup")?;
     let checked = polder_linux::conformance::check(&polder_linux::Host::new(), &cgroup)?;
     println!("this kernel behaves as the tree of files of the tests, in {} ways", checked.len());
-    checks.check(checked.len() >= 20, "the kernel behaves as the agent takes for granted")
+    // Three of them are about interleave weights, which Linux before 6.9 has not.
+    let fewest = if std::path::Path::new(polder_linux::INTERLEAVE).exists() { 20 } else { 17 };
+    checks.check(checked.len() >= fewest, "the kernel behaves as the agent takes for granted")
 }
 
 /// Policies that are drawn, one after the other, while the agent runs.
@@ -322,7 +331,7 @@ impl Draw {
 }
 
 /// What a command prints, which it also shows.
-fn polder(arguments: &[&str]) -> Result<String, Failed> {
+pub(crate) fn polder(arguments: &[&str]) -> Result<String, Failed> {
     let output = Command::new("/bin/polder").args(arguments).output().map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     print!("{said}{}", String::from_utf8_lossy(&output.stderr));
@@ -413,7 +422,7 @@ fn noisy_neighbour(agent: &mut Agent, checks: &mut Checks) -> Result<(), Failed>
 }
 
 /// Replaces the policy in one step, because the agent also looks at the file by itself.
-fn change_policy(text: &str) -> Result<(), Failed> {
+pub(crate) fn change_policy(text: &str) -> Result<(), Failed> {
     write_new("/run/policy.new", text)?;
     std::fs::rename("/run/policy.new", "/run/policy.toml").map_err(|error| error.to_string())
 }
@@ -444,12 +453,12 @@ fn repair(agent: &mut Agent, web: &Service, checks: &mut Checks) -> Result<(), F
     checks.check(left == 0, "web has nothing on the slow tier within two rounds")
 }
 
-fn service<'r>(round: &'r Value, name: &str) -> Result<&'r Value, Failed> {
+pub(crate) fn service<'r>(round: &'r Value, name: &str) -> Result<&'r Value, Failed> {
     let services = round["services"].as_array().ok_or("a round without services")?;
     services.iter().find(|service| service["service"] == name).ok_or_else(|| format!("no {name} in {round}"))
 }
 
-fn bytes(service: &Value, key: &str) -> Result<u64, Failed> {
+pub(crate) fn bytes(service: &Value, key: &str) -> Result<u64, Failed> {
     service[key].as_u64().ok_or_else(|| format!("{key} is no number: {service}"))
 }
 
