@@ -2,26 +2,27 @@
 
 use std::path::Path;
 
-/// Each folder with what it may import of the crate. `text`, `fidelity`, `random` and `message` are files that import no folder.
-const TABLE: [(&str, &[&str]); 15] = [
+/// Each folder with what it may import of the crate. `text`, `fidelity`, `given`, `random` and `message` are files that import no folder.
+const TABLE: [(&str, &[&str]); 16] = [
     ("text", &[]),
     ("fidelity", &[]),
+    ("given", &[]),
     ("random", &[]),
     ("message", &[]),
     ("contention", &["fidelity", "random"]),
     ("step", &["text", "fidelity", "contention"]),
     ("offload", &["text", "step"]),
     ("walk", &[]),
-    ("memory", &["random", "step"]),
+    ("memory", &["given", "random", "step"]),
     ("sync", &[]),
     ("pages", &["random"]),
-    ("program", &["message"]),
+    ("program", &["fidelity", "given", "message"]),
     ("formats", &["text", "step"]),
     (
         "judge",
         &["text", "message", "memory", "step", "offload", "walk", "formats", "pages", "program", "sync"],
     ),
-    ("search", &["text", "fidelity", "step", "formats", "judge"]),
+    ("search", &["text", "fidelity", "given", "step", "formats", "pages", "judge"]),
 ];
 
 /// Every file of a folder, and the file that declares it.
