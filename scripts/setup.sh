@@ -67,8 +67,8 @@ esac
 
 .venv/bin/python -c 'import maturin' 2>/dev/null || .venv/bin/pip install -q --disable-pip-version-check 'maturin>=1.9,<2' numpy
 say "building the polder command and the Python module (minutes, the first time)"
-# Apart: one build would unify features, and give the libraries the model of the protocols, which only the command needs.
-cargo build --release -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi
+# The command apart: one build would unify features, and give the libraries the model of the protocols, which only it needs.
+cargo build --release -p polder-ofi -p polder-capi -p polder-mpi-mpich -p polder-mpi-openmpi -p polder-sim
 # The distribution's former name, and that of another project.
 for stale in .venv/lib/python*/site-packages/polder-[0-9]*.dist-info; do
     [ ! -d "$stale" ] || .venv/bin/pip uninstall -q -y --disable-pip-version-check polder
