@@ -4,6 +4,9 @@
 //! (Bertsekas and Gallager, 1992, section 6.5.2). When a flow of rate `r` comes or goes, no flow below `r` changes: a link that is full
 //! at a lower level has no flow of that rate. So only flows at that level or above are shared anew. Flows of one size that begin
 //! together are therefore shared once: whenever some end, they are the fastest that are left.
+//!
+//! Three cases need no events: a flow that meets no other, flows that are alike and meet on one link alone, and flows that will end in the
+//! order of their rates.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -22,6 +25,9 @@ pub struct Flow {
 /// Rates that differ by less, as a part of them, are one level; the same of times.
 const SAME: f64 = 1e-12;
 
+/// Levels that differ by more, as a part of them, are apart whatever rounding did.
+const APART: f64 = 1e-8;
+
 /// When each flow ends, in seconds, where link `i` carries `capacities[i]` bytes a second and shares are max-min fair.
 ///
 /// The result does not depend on the order of flows, but for rounding in the last digits.
@@ -30,13 +36,11 @@ const SAME: f64 = 1e-12;
 /// When a flow crosses a link that has no capacity, has no links, or is of no bytes: who asks checks that.
 #[must_use]
 pub fn finish_times(capacities: &[f64], flows: &[Flow]) -> Vec<f64> {
-    let mut sharing = Sharing::new(capacities, flows);
+    let (mut sharing, mut ends) = Sharing::new(capacities, flows);
     sharing.run();
-    sharing.ends
+    sharing.courses.iter().for_each(|it| ends[it.flow as usize] = it.end);
+    ends
 }
-
-/// Marks the number of a link in place of how many cross it.
-const NUMBERED: u32 = 1 << 31;
 
 /// A time or a level, smallest first in a heap.
 #[derive(Clone, Copy, PartialEq)]
@@ -56,159 +60,298 @@ impl PartialOrd for Least {
     }
 }
 
-/// The state of all flows and links.
-struct Sharing<'a> {
-    flows: &'a [Flow],
-    /// What a flow gets at most, by those of its links that no other crosses.
-    bounds: Vec<f64>,
-    /// The other links of flows, counted anew, one flow after the other, and where each flow's begin.
+/// A flow that meets others.
+struct Meeting {
+    /// Its place among all flows.
+    flow: u32,
+    /// The links that it shares with others: so many from there on.
+    begin: u32,
+    crossed: u32,
+    /// What it gets at most, by those of its links that no other crosses; and whether the others carry more.
+    bound: f64,
+    is_bounded: bool,
+}
+
+impl Meeting {
+    /// The same before it starts.
+    fn course(self, flows: &[Flow]) -> Course {
+        let Self { flow, begin, crossed, bound, is_bounded } = self;
+        let Flow { bytes: left, start_s: start, .. } = flows[flow as usize];
+        Course {
+            flow,
+            begin,
+            crossed,
+            is_open: false,
+            is_bounded,
+            bound,
+            start,
+            rate: 0.0,
+            left,
+            since: 0.0,
+            end: 0.0,
+        }
+    }
+}
+
+/// Such a flow on its way: a line of the cache.
+struct Course {
+    /// Its place among all flows.
+    flow: u32,
+    /// The links that it shares with others: so many from there on.
+    begin: u32,
+    crossed: u32,
+    /// Whether it takes part in the sharing that is under way.
+    is_open: bool,
+    is_bounded: bool,
+    /// What it gets at most, by those of its links that no other crosses.
+    bound: f64,
+    start: f64,
+    /// Its rate, 0 before it starts and after it ends; what is left of it, and since when; when it ends, as its rate is.
+    rate: f64,
+    left: f64,
+    since: f64,
+    end: f64,
+}
+
+impl Course {
+    fn links(&self) -> std::ops::Range<usize> {
+        self.begin as usize..(self.begin + self.crossed) as usize
+    }
+}
+
+/// A link that several flows cross.
+struct SharedLink {
+    capacity: f64,
+    /// What it has left for the flows that wait for a rate, and how many do.
+    spare: f64,
+    waiting: u32,
+    /// The flows under way on it: the first `count` members from `first` on.
+    first: u32,
+    count: u32,
+    is_touched: bool,
+    /// Whether all its flows are as this one, and meet nowhere else.
+    is_even: bool,
+    example: u32,
+}
+
+impl SharedLink {
+    fn new(capacity: f64) -> Self {
+        assert!(capacity > 0.0, "a link that flows share carries nothing");
+        let (spare, is_even) = (capacity, true);
+        Self { capacity, spare, waiting: 0, first: 0, count: 0, is_touched: false, is_even, example: 0 }
+    }
+
+    /// Counts a flow, which may meet others elsewhere or be bound elsewhere.
+    fn count(&mut self, flow: usize, meets_once: bool, flows: &[Flow]) {
+        if self.count == 0 {
+            self.example = flow as u32;
+        }
+        self.count += 1;
+        let [one, other] = [self.example as usize, flow].map(|it| (flows[it].bytes, flows[it].start_s));
+        self.is_even &= meets_once && one == other;
+    }
+
+    fn members(&self) -> std::ops::Range<usize> {
+        self.first as usize..(self.first + self.count) as usize
+    }
+}
+
+/// The lesser of two numbers: `f64::min` asks for NaN too.
+const fn least_of(one: f64, other: f64) -> f64 {
+    if other < one { other } else { one }
+}
+
+/// Which links flows cross, and which of them several flows do. A fabric has many more links than a pattern of traffic crosses, so that a
+/// bit for each stays in the caches where a count would not.
+struct Crossings {
+    words: Vec<Word>,
+    /// How many links several flows cross.
+    count: usize,
+}
+
+/// 64 links.
+#[derive(Clone, Copy, Default)]
+struct Word {
+    crossed: u64,
+    shared: u64,
+    /// How many links of lower words are shared.
+    before: u32,
+}
+
+impl Crossings {
+    fn new(links: usize, flows: &[Flow]) -> Self {
+        let mut words = vec![Word::default(); links.div_ceil(64)];
+        for link in flows.iter().flat_map(|flow| &flow.links) {
+            let word = &mut words[*link as usize / 64];
+            let bit = 1 << (link % 64);
+            word.shared |= word.crossed & bit;
+            word.crossed |= bit;
+        }
+        let mut before = 0;
+        for word in &mut words {
+            word.before = before;
+            before += word.shared.count_ones();
+        }
+        Self { words, count: before as usize }
+    }
+
+    /// The links that several flows cross.
+    fn shared(&self) -> impl Iterator<Item = usize> {
+        let words = self.words.iter().enumerate();
+        words.flat_map(|(at, word)| {
+            let mut left = word.shared;
+            std::iter::from_fn(move || {
+                let bit = left.trailing_zeros() as usize;
+                left &= left.wrapping_sub(1);
+                (bit < 64).then_some(64 * at + bit)
+            })
+        })
+    }
+
+    /// Which of those a link is.
+    fn number(&self, link: u32) -> Option<u32> {
+        let Word { shared, before, .. } = self.words[link as usize / 64];
+        let bit = 1 << (link % 64);
+        (shared & bit != 0).then(|| before + (shared & (bit - 1)).count_ones())
+    }
+}
+
+/// The state of all flows that meet others, and of the links on which they do.
+struct Sharing {
+    courses: Vec<Course>,
+    links: Vec<SharedLink>,
+    /// The shared links of each flow, one flow after the other; and the flows on each.
     shared: Vec<u32>,
-    begins: Vec<u32>,
-    /// What those links carry.
-    capacities: Vec<f64>,
-    /// The flows under way on each shared link: the first `counts` from `firsts` on.
     members: Vec<u32>,
-    firsts: Vec<u32>,
-    counts: Vec<u32>,
-    /// Of each flow: its rate, 0 before it starts and after it ends; what is left of it, and since when.
-    rates: Vec<f64>,
-    left: Vec<f64>,
-    since: Vec<f64>,
-    ends: Vec<f64>,
+    under_way: usize,
     /// When flows end, as their rates are; an entry whose time has changed is passed over. Those of one sharing are sorted, the next at
     /// the end, because equal flows need no more; those of later ones are in a heap.
     sorted: Vec<Least>,
     finishing: BinaryHeap<Least>,
-    /// Room for a sharing: links and flows that take part, and marks on them.
-    links: Vec<u32>,
+    /// Room for a sharing: links and flows that take part, and their levels.
+    touched: Vec<u32>,
     open: Vec<u32>,
-    is_open: Vec<bool>,
-    is_touched: Vec<bool>,
-    spare: Vec<f64>,
-    waiting: Vec<u32>,
     levels: Vec<Least>,
     raised: BinaryHeap<Least>,
     fresh: Vec<Least>,
 }
 
-impl<'a> Sharing<'a> {
-    fn new(capacities: &[f64], flows: &'a [Flow]) -> Self {
-        let mut crossings = vec![0u32; capacities.len()];
-        let mut crossed = 0;
-        for flow in flows {
-            assert!(!flow.links.is_empty() && flow.bytes > 0.0, "a flow of bytes over links");
-            flow.links.iter().for_each(|link| crossings[*link as usize] += 1);
-            crossed += flow.links.len();
-        }
-        let mut shared = Vec::with_capacity(crossed);
-        let (mut carried, mut firsts) = (vec![], vec![]);
-        let mut begins = Vec::with_capacity(flows.len() + 1);
-        let mut bounds = Vec::with_capacity(flows.len());
-        let mut members = 0;
-        for flow in flows {
-            begins.push(shared.len() as u32);
-            let mut bound = f64::INFINITY;
-            for link in &flow.links {
-                let (capacity, crossed) = (capacities[*link as usize], &mut crossings[*link as usize]);
-                assert!(capacity > 0.0, "link {link} carries nothing");
-                if *crossed == 1 {
-                    bound = bound.min(capacity);
-                    continue;
+impl Sharing {
+    /// All flows before the first start, and when those end that meet no other.
+    fn new(capacities: &[f64], flows: &[Flow]) -> (Self, Vec<f64>) {
+        let crossings = Crossings::new(capacities.len(), flows);
+        let mut links = Vec::with_capacity(crossings.count);
+        links.extend(crossings.shared().map(|link| SharedLink::new(capacities[link])));
+        let mut ends = vec![0.0; flows.len()];
+        let mut meetings = Vec::with_capacity(flows.len());
+        let mut shared: Vec<u32> = vec![];
+        for (flow, it) in flows.iter().enumerate() {
+            assert!(!it.links.is_empty() && it.bytes > 0.0, "a flow of bytes over links");
+            let begin = shared.len();
+            let (mut bound, mut least) = (f64::INFINITY, f64::INFINITY);
+            for link in &it.links {
+                match crossings.number(*link) {
+                    None => bound = least_of(bound, capacities[*link as usize]),
+                    Some(number) => {
+                        least = least_of(least, links[number as usize].capacity);
+                        shared.push(number);
+                    }
                 }
-                // Once it is counted anew, its number stands in place of its crossings.
-                if *crossed & NUMBERED == 0 {
-                    firsts.push(members);
-                    members += *crossed;
-                    *crossed = NUMBERED | carried.len() as u32;
-                    carried.push(capacity);
-                }
-                shared.push(*crossed & !NUMBERED);
             }
-            bounds.push(bound);
+            assert!(bound > 0.0, "a link of flow {flow} carries nothing");
+            let crossed = &shared[begin..];
+            if crossed.is_empty() {
+                // It takes what it takes alone.
+                ends[flow] = it.start_s + it.bytes / bound;
+                continue;
+            }
+            let meets_once = crossed.len() == 1 && bound >= least;
+            crossed.iter().for_each(|link| links[*link as usize].count(flow, meets_once, flows));
+            let (flow, begin, crossed) = (flow as u32, begin as u32, crossed.len() as u32);
+            meetings.push(Meeting { flow, begin, crossed, bound, is_bounded: bound < least });
         }
-        begins.push(shared.len() as u32);
-        let (count, links) = (flows.len(), carried.len());
-        Self {
-            flows,
-            bounds,
+        // Flows that are alike and meet on one link alone have equal parts of it until they end, all at once.
+        let evenly =
+            |it: &Meeting| Some(&links[shared[it.begin as usize] as usize]).filter(|link| link.is_even);
+        let mut uneven = 0;
+        for meeting in &meetings {
+            match evenly(meeting) {
+                Some(link) => {
+                    let flow = &flows[meeting.flow as usize];
+                    ends[meeting.flow as usize] =
+                        flow.start_s + flow.bytes / (link.capacity / f64::from(link.count));
+                }
+                None => uneven += 1,
+            }
+        }
+        let mut courses = Vec::with_capacity(uneven);
+        courses.extend(meetings.into_iter().filter(|it| evenly(it).is_none()).map(|it| it.course(flows)));
+        let mut members = 0;
+        for link in &mut links {
+            link.first = members;
+            members += if link.is_even { 0 } else { link.count };
+            link.count = 0;
+        }
+        let sharing = Self {
+            courses,
+            links,
             shared,
-            begins,
-            capacities: carried,
             members: vec![0; members as usize],
-            firsts,
-            counts: vec![0; links],
-            rates: vec![0.0; count],
-            left: flows.iter().map(|flow| flow.bytes).collect(),
-            since: vec![0.0; count],
-            ends: vec![0.0; count],
+            under_way: 0,
             sorted: vec![],
             finishing: BinaryHeap::new(),
-            links: vec![],
+            touched: vec![],
             open: vec![],
-            is_open: vec![false; count],
-            is_touched: vec![false; links],
-            spare: vec![0.0; links],
-            waiting: vec![0; links],
             levels: vec![],
             raised: BinaryHeap::new(),
             fresh: vec![],
-        }
-    }
-
-    fn shared(&self, flow: u32) -> std::ops::Range<usize> {
-        self.begins[flow as usize] as usize..self.begins[flow as usize + 1] as usize
+        };
+        (sharing, ends)
     }
 
     /// From the first start to the last end.
     fn run(&mut self) {
-        // A flow that shares no link takes what it takes alone.
-        let mut starts = Vec::with_capacity(self.flows.len());
-        for (flow, it) in self.flows.iter().enumerate() {
-            match self.shared(flow as u32).is_empty() {
-                true => self.ends[flow] = it.start_s + it.bytes / self.bounds[flow],
-                false => starts.push(flow as u32),
-            }
-        }
-        let at = |flow: &u32| self.flows[*flow as usize].start_s;
+        let mut starts: Vec<_> = (0..self.courses.len() as u32).collect();
+        let at = |flow: &u32| self.courses[*flow as usize].start;
         if !starts.is_sorted_by(|one, other| at(one) <= at(other)) {
             starts.sort_by(|one, other| at(one).total_cmp(&at(other)));
         }
-        let mut next = 0;
-        let mut come = vec![];
+        let mut waiting = &starts[..];
         loop {
-            let start = starts.get(next).map(|flow| self.flows[*flow as usize].start_s);
+            let start = waiting.first().map(|flow| self.courses[*flow as usize].start);
             let end = self.next_end().map(|(end, _)| end);
             let Some(now) = [start, end].into_iter().flatten().reduce(f64::min) else { return };
             let until = now + now.abs() * SAME;
             let mut level = f64::INFINITY;
-            self.links.clear();
+            self.touched.clear();
             while let Some((end, flow)) = self.next_end().filter(|(end, _)| *end <= until) {
-                level = level.min(self.rates[flow as usize]);
+                level = level.min(self.courses[flow as usize].rate);
                 self.leave(flow, end);
             }
             self.forget_ended();
-            come.clear();
-            while let Some(flow) =
-                starts.get(next).filter(|flow| self.flows[**flow as usize].start_s <= until)
-            {
-                come.push(*flow);
-                next += 1;
-            }
+            let count =
+                waiting.iter().take_while(|flow| self.courses[**flow as usize].start <= until).count();
+            let come: &[u32];
+            (come, waiting) = waiting.split_at(count);
             come.iter().for_each(|flow| self.enter(*flow, now));
-            // What comes gets at least an equal part of each of its links.
-            for flow in &come {
-                let part = |at: usize| self.capacities[at] / f64::from(self.counts[at]);
-                let parts = self.shared(*flow).map(|it| part(self.shared[it] as usize));
-                level = parts.fold(level.min(self.bounds[*flow as usize]), f64::min);
+            if come.len() == self.courses.len() {
+                self.open_all(come);
+            } else {
+                self.open_from(come, level);
             }
-            self.share(&come, level * (1.0 - 1e3 * SAME), now);
+            if self.fill(now) && waiting.is_empty() {
+                return;
+            }
         }
     }
 
     /// When the next flow ends, and which; entries that say what is no more are dropped.
     fn next_end(&mut self) -> Option<(f64, u32)> {
-        let (rates, ends) = (&self.rates, &self.ends);
-        let holds = |Least(end, flow): &Least| rates[*flow as usize] > 0.0 && ends[*flow as usize] == *end;
+        let courses = &self.courses;
+        let holds = |Least(end, flow): &Least| {
+            let course = &courses[*flow as usize];
+            course.rate > 0.0 && course.end == *end
+        };
         while self.sorted.last().is_some_and(|it| !holds(it)) {
             self.sorted.pop();
         }
@@ -221,132 +364,146 @@ impl<'a> Sharing<'a> {
     }
 
     fn enter(&mut self, flow: u32, now: f64) {
-        self.since[flow as usize] = now;
-        for it in self.shared(flow) {
-            let link = self.shared[it] as usize;
-            self.members[(self.firsts[link] + self.counts[link]) as usize] = flow;
-            self.counts[link] += 1;
+        self.under_way += 1;
+        let course = &mut self.courses[flow as usize];
+        course.since = now;
+        for link in &self.shared[course.links()] {
+            let link = &mut self.links[*link as usize];
+            self.members[link.members().end] = flow;
+            link.count += 1;
         }
     }
 
     fn leave(&mut self, flow: u32, end: f64) {
-        self.ends[flow as usize] = end;
-        self.rates[flow as usize] = 0.0;
-        for it in self.shared(flow) {
-            let link = self.shared[it];
-            if !std::mem::replace(&mut self.is_touched[link as usize], true) {
-                self.links.push(link);
+        self.under_way -= 1;
+        let course = &mut self.courses[flow as usize];
+        (course.end, course.rate) = (end, 0.0);
+        let links = course.links();
+        self.touch(links);
+    }
+
+    /// Touches the shared links that stand there.
+    fn touch(&mut self, links: std::ops::Range<usize>) {
+        for link in &self.shared[links] {
+            if !std::mem::replace(&mut self.links[*link as usize].is_touched, true) {
+                self.touched.push(*link);
             }
         }
     }
 
     /// Takes flows that have ended off the links that they crossed.
     fn forget_ended(&mut self) {
-        for link in &self.links {
-            let first = self.firsts[*link as usize] as usize;
-            let count = &mut self.counts[*link as usize];
-            let mut kept = first;
-            for it in first..first + *count as usize {
-                if self.rates[self.members[it] as usize] > 0.0 {
-                    self.members[kept] = self.members[it];
+        for link in &self.touched {
+            let link = &mut self.links[*link as usize];
+            let mut kept = link.first;
+            for it in link.members() {
+                if self.courses[self.members[it] as usize].rate > 0.0 {
+                    self.members[kept as usize] = self.members[it];
                     kept += 1;
                 }
             }
-            *count = (kept - first) as u32;
+            link.count = kept - link.first;
         }
     }
 
-    /// Shares anew what flows of this rate or more have that can be reached from the links that were touched, and from those that came.
-    fn share(&mut self, come: &[u32], level: f64, now: f64) {
-        self.open.clear();
-        come.iter().for_each(|flow| self.open_flow(*flow));
+    /// Opens all flows there are.
+    fn open_all(&mut self, flows: &[u32]) {
+        flows.iter().for_each(|flow| self.open_flow(*flow));
+        self.touched.extend(0..self.links.len() as u32);
+    }
+
+    /// Opens the flows that came, and those of their level or of this level or above that can be reached from the links that were touched,
+    /// and from those that came.
+    fn open_from(&mut self, come: &[u32], mut level: f64) {
+        for flow in come {
+            self.open_flow(*flow);
+            // It gets at least an equal part of each of its links.
+            let course = &self.courses[*flow as usize];
+            let parts = self.shared[course.links()].iter().map(|it| {
+                let link = &self.links[*it as usize];
+                link.capacity / f64::from(link.count)
+            });
+            level = parts.fold(level.min(course.bound), f64::min);
+        }
+        level *= 1.0 - 1e3 * SAME;
         // Both lists grow while they are gone through.
         let (mut link, mut flow) = (0, 0);
-        while link < self.links.len() || flow < self.open.len() {
-            if let Some(at) = self.links.get(link).map(|it| *it as usize) {
+        while link < self.touched.len() || flow < self.open.len() {
+            if let Some(at) = self.touched.get(link).map(|it| *it as usize) {
                 link += 1;
-                let first = self.firsts[at] as usize;
-                for it in first..first + self.counts[at] as usize {
+                for it in self.links[at].members() {
                     let member = self.members[it];
-                    if self.rates[member as usize] >= level {
+                    if self.courses[member as usize].rate >= level {
                         self.open_flow(member);
                     }
                 }
             } else {
-                let one = self.open[flow];
+                let links = self.courses[self.open[flow] as usize].links();
                 flow += 1;
-                for it in self.shared(one) {
-                    let at = self.shared[it];
-                    if !std::mem::replace(&mut self.is_touched[at as usize], true) {
-                        self.links.push(at);
-                    }
-                }
+                self.touch(links);
             }
         }
-        self.fill(now);
-        self.links.iter().for_each(|link| self.is_touched[*link as usize] = false);
     }
 
     fn open_flow(&mut self, flow: u32) {
-        if !std::mem::replace(&mut self.is_open[flow as usize], true) {
+        if !std::mem::replace(&mut self.courses[flow as usize].is_open, true) {
             self.open.push(flow);
         }
     }
 
-    /// Raises the rates of all open flows together, and freezes those of each link that fills.
-    fn fill(&mut self, now: f64) {
-        if self.open.is_empty() {
-            return;
-        }
+    /// Raises the rates of all open flows together, and freezes those of each link that fills. Says whether no flow that is under way will
+    /// end at another time, unless one comes.
+    fn fill(&mut self, now: f64) -> bool {
+        // What is under way and was not opened may end in any order.
+        let all = !self.open.is_empty() && self.open.len() == self.under_way;
+        let mut order = EndOrder::new(all);
         self.levels.clear();
-        for link in &self.links {
-            let at = *link as usize;
-            let first = self.firsts[at] as usize;
-            let members = &self.members[first..first + self.counts[at] as usize];
-            let (mut taken, mut waiting) = (0.0, 0);
-            for member in members {
-                match self.is_open[*member as usize] {
-                    true => waiting += 1,
-                    false => taken += self.rates[*member as usize],
+        for at in &self.touched {
+            let link = &mut self.links[*at as usize];
+            link.is_touched = false;
+            let (mut taken, mut waiting) = (0.0, link.count);
+            if !all {
+                for it in link.members() {
+                    let member = &self.courses[self.members[it] as usize];
+                    if !member.is_open {
+                        taken += member.rate;
+                        waiting -= 1;
+                    }
                 }
             }
-            self.spare[at] = self.capacities[at] - taken;
-            self.waiting[at] = waiting;
+            (link.spare, link.waiting) = (link.capacity - taken, waiting);
             if waiting > 0 {
-                self.levels.push(Least(self.spare[at] / f64::from(waiting), *link));
+                self.levels.push(Least(link.spare / f64::from(waiting), *at));
             }
         }
         // A flow's own bound is a level where it can be lower than what its shared links give.
-        let links = self.capacities.len() as u32;
-        for index in 0..self.open.len() {
-            let flow = self.open[index];
-            let bound = self.bounds[flow as usize];
-            let least = self.shared(flow).map(|it| self.capacities[self.shared[it] as usize]);
-            if bound < least.fold(f64::INFINITY, f64::min) {
+        let links = self.links.len() as u32;
+        for flow in &self.open {
+            let Course { is_bounded, bound, .. } = self.courses[*flow as usize];
+            if is_bounded {
                 self.levels.push(Least(bound, links + flow));
             }
         }
         // Most levels are met as they were computed: sorting them takes less than a heap of all. Those of links that others left more to
         // are in one.
-        self.levels.sort_unstable();
+        self.levels.sort_by(|one, other| other.0.total_cmp(&one.0));
         while let Some(Least(level, at)) = self.lowest() {
             if at >= links {
-                self.freeze(at - links, level, now);
+                self.freeze(at - links, level, now, &mut order);
                 continue;
             }
-            let link = at as usize;
-            if self.waiting[link] == 0 {
+            let link = &self.links[at as usize];
+            if link.waiting == 0 {
                 continue;
             }
             // What a link has left for each grows as others freeze below it.
-            let rate = self.spare[link] / f64::from(self.waiting[link]);
+            let rate = link.spare / f64::from(link.waiting);
             if rate > level * (1.0 + SAME) {
                 self.raised.push(Least(rate, at));
                 continue;
             }
-            let first = self.firsts[link] as usize;
-            for it in first..first + self.counts[link] as usize {
-                self.freeze(self.members[it], rate, now);
+            for it in link.members() {
+                self.freeze(self.members[it], rate, now, &mut order);
             }
         }
         self.open.clear();
@@ -356,6 +513,7 @@ impl<'a> Sharing<'a> {
             std::mem::swap(&mut self.sorted, &mut self.fresh);
         }
         self.finishing.extend(self.fresh.drain(..));
+        order.is_kept
     }
 
     /// The lowest level that is left.
@@ -365,23 +523,58 @@ impl<'a> Sharing<'a> {
     }
 
     /// Gives an open flow this rate.
-    fn freeze(&mut self, flow: u32, rate: f64, now: f64) {
-        let at = flow as usize;
-        if !std::mem::replace(&mut self.is_open[at], false) {
+    fn freeze(&mut self, flow: u32, rate: f64, now: f64, order: &mut EndOrder) {
+        let course = &mut self.courses[flow as usize];
+        if !std::mem::replace(&mut course.is_open, false) {
             return;
         }
-        for it in self.shared(flow) {
-            let link = self.shared[it] as usize;
-            self.spare[link] -= rate;
-            self.waiting[link] -= 1;
+        for link in &self.shared[course.links()] {
+            let link = &mut self.links[*link as usize];
+            link.spare -= rate;
+            link.waiting -= 1;
         }
-        if (rate - self.rates[at]).abs() <= rate * SAME {
+        if (rate - course.rate).abs() > rate * SAME {
+            course.left = (course.left - course.rate * (now - course.since)).max(0.0);
+            course.since = now;
+            course.rate = rate;
+            course.end = now + course.left / rate;
+            self.fresh.push(Least(course.end, flow));
+        }
+        order.add(course.rate, course.end);
+    }
+}
+
+/// Whether flows end in the order of their rates, the fastest first, and those of one level together. Then none is left to get what
+/// another leaves.
+struct EndOrder {
+    is_kept: bool,
+    /// The least and the highest rate of the level that was met last.
+    rates: [f64; 2],
+    /// When the first and the last flow of it end, and when the first one of those below.
+    ends: [f64; 2],
+    below: f64,
+}
+
+impl EndOrder {
+    const fn new(is_kept: bool) -> Self {
+        let (rates, ends) = ([0.0; 2], [f64::INFINITY; 2]);
+        Self { is_kept, rates, ends, below: f64::INFINITY }
+    }
+
+    /// A flow of the same level as the one before, or of a higher one.
+    fn add(&mut self, rate: f64, end: f64) {
+        if !self.is_kept {
             return;
         }
-        self.left[at] = (self.left[at] - self.rates[at] * (now - self.since[at])).max(0.0);
-        self.since[at] = now;
-        self.rates[at] = rate;
-        self.ends[at] = now + self.left[at] / rate;
-        self.fresh.push(Least(self.ends[at], flow));
+        if rate > self.rates[1] * (1.0 + APART) {
+            self.below = self.ends[0];
+            (self.rates, self.ends) = ([rate; 2], [end; 2]);
+        }
+        let [first, last] = &mut self.ends;
+        (*first, *last) = (first.min(end), last.max(end));
+        self.rates[1] = self.rates[1].max(rate);
+        self.is_kept = rate >= self.rates[0] * (1.0 - APART)
+            && *last <= *first + first.abs() * SAME
+            && *last + last.abs() * APART < self.below;
     }
 }
