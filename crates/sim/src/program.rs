@@ -19,7 +19,7 @@ use serde::Serialize;
 pub use chakra::{OperatorRates, OperatorTime, StepTrace, TracedStep};
 pub use collective::{Collective, Group};
 pub use question::{PredictedProgram, ProgramError, ProgramQuestion};
-pub use replay::{Network, RankTime, ReplayError, Replayed, Way, replay};
+pub use replay::{Network, RankTime, ReplayError, Replayed, SizeFactor, Way, replay};
 pub use skeleton::{Cg, MiniAmr, Part, ProgramSeconds, SkeletonError, program_time};
 pub use trace::{CallSeconds, MeasuredRank, ProgramTrace, read_trace};
 

@@ -119,7 +119,7 @@ impl ProgramTrace {
         let inside = Way::new(question.latency_s, question.bytes_per_s);
         let (Some(name), Some(wanted)) = (&question.platform, &question.path) else {
             return match hosts.iter().any(|host| *host > 0) {
-                false => Ok(Network { hosts, inside, between: inside }),
+                false => Ok(Network { hosts, inside, between: inside, factors: vec![] }),
                 true => {
                     let problem = "ranks run on several hosts; give a platform with servers, and --path";
                     Err(GivenError::new("platform", problem).into())
@@ -135,7 +135,7 @@ impl ProgramTrace {
             let problem = format!("expected one of {name}, which has {known}; found {wanted:?}");
             return Err(GivenError::new("path", problem).into());
         };
-        Ok(Network { hosts, inside, between: Way::of(server, path) })
+        Ok(Network { hosts, inside, between: Way::of(server, path), factors: vec![] })
     }
 
     fn hosts_of(&self, asked: Option<u32>) -> Result<Vec<u32>, GivenError> {

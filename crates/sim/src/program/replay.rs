@@ -5,7 +5,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap};
 
 use polder_platform::{MessagePath, Server};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Operation, UNWAITED};
 use crate::message;
@@ -55,10 +55,32 @@ impl Way {
         self.latency_s + further + bytes / self.bytes_per_s
     }
 
+    /// The same where latency and bandwidth are multiplied.
+    fn times(self, SizeFactor { latency, bandwidth, .. }: SizeFactor) -> Self {
+        Self {
+            latency_s: self.latency_s * latency,
+            bytes_per_s: self.bytes_per_s * bandwidth,
+            port_bytes_per_s: self.port_bytes_per_s * bandwidth,
+            piece: self.piece,
+        }
+    }
+
     /// Seconds that it has a port to itself.
     fn busy(&self, bytes: u64) -> f64 {
         bytes as f64 / self.port_bytes_per_s
     }
+}
+
+/// What latency and bandwidth of long enough messages are multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SizeFactor {
+    /// It is for messages of more bytes.
+    pub above: u64,
+    /// Of an empty message's seconds.
+    pub latency: f64,
+    /// Of bytes a second.
+    pub bandwidth: f64,
 }
 
 /// Where ranks run, and what joins them.
@@ -70,6 +92,19 @@ pub struct Network {
     pub inside: Way,
     /// Between two hosts.
     pub between: Way,
+    /// What both are multiplied by: the first factor that is for a message's size. None for the ways as they are.
+    pub factors: Vec<SizeFactor>,
+}
+
+impl Network {
+    /// The ways of a message, inside a host and between two.
+    fn ways(&self, bytes: u64) -> [Way; 2] {
+        let ways = [self.inside, self.between];
+        match self.factors.iter().find(|it| bytes > it.above) {
+            Some(factor) => ways.map(|it| it.times(*factor)),
+            None => ways,
+        }
+    }
 }
 
 /// What a rank took.
@@ -300,7 +335,8 @@ impl Replay<'_> {
 
     /// Sends a message; when its bytes have left the host.
     fn send(&mut self, rank: usize, to: u32, bytes: u64, tag: i64) -> f64 {
-        let Network { hosts, inside, between } = self.network;
+        let hosts = &self.network.hosts;
+        let [inside, between] = self.network.ways(bytes);
         let (now, from, into) = (self.ranks[rank].clock, hosts[rank] as usize, hosts[to as usize] as usize);
         let (left, arrival) = if from == into {
             let begin = now.max(self.ports[from].inside);
@@ -355,7 +391,12 @@ mod tests {
     const FAST: Way = Way::new(1e-6, 10e9);
 
     fn network(ranks: u32, each: u32) -> Network {
-        Network { hosts: (0..ranks).map(|rank| rank / each).collect(), inside: FAST, between: SLOW }
+        Network {
+            hosts: (0..ranks).map(|rank| rank / each).collect(),
+            inside: FAST,
+            between: SLOW,
+            factors: vec![],
+        }
     }
 
     const fn send(to: u32, bytes: u64) -> Operation {

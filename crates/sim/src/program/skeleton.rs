@@ -268,7 +268,8 @@ mod tests {
 
     fn network(ranks: u32) -> Network {
         let way = Way::new(2e-6, 10e9);
-        Network { hosts: (0..ranks).map(|rank| rank / 8).collect(), inside: way, between: way }
+        let hosts = (0..ranks).map(|rank| rank / 8).collect();
+        Network { hosts, inside: way, between: way, factors: vec![] }
     }
 
     #[test]

@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(found.calls["all-reduce"].count, 2);
         assert!((found.measured[1].communication_s - 3.99e-6).abs() < 1e-15);
         let way = Way::new(1e-6, 1e9);
-        let network = Network { hosts: found.hosts.clone(), inside: way, between: way };
+        let network = Network { hosts: found.hosts.clone(), inside: way, between: way, factors: vec![] };
         let replayed = replay(&found.ranks, &network).unwrap();
         // 1 us of computing, then the message; rank 0 has computed 1 us more when its bytes have left.
         // The two messages of the all-reduce go through the memory of the host in turn.

@@ -91,6 +91,7 @@ fn percents(figure: &ProgramFigure, variants: &[ProgramVariant]) -> Vec<Vec<Stri
 const fn short(sharing: LinkSharing) -> &'static str {
     match sharing {
         LinkSharing::Node => "shared links",
+        LinkSharing::Smpirun => "as smpirun",
         LinkSharing::Alone => "own links",
         LinkSharing::LatencyAlone => "latency alone",
     }
