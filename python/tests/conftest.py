@@ -1,10 +1,12 @@
 """What the tests share: scratch pools in memory, and ranks as threads or processes."""
 
 import os
+import random
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +16,14 @@ import pytest
 import polder
 
 RANKS = Path(__file__).parent / "ranks"
+
+
+def python_of(framework: str) -> Path:
+    """The Python of an environment that `make` makes."""
+    folder = Path(__file__).parents[2] / ".cache" / framework
+    if not (folder / ".ready").exists():
+        pytest.skip(f"{framework} is not installed; `make .cache/{framework}/.ready` installs it")
+    return folder / "bin" / "python"
 
 
 @pytest.fixture
@@ -85,3 +95,32 @@ class Ranks:
         codes = [process.returncode for process in self.processes]
         assert not any(codes), f"exit codes {codes}\n" + "\n".join(outputs)
         return outputs
+
+
+def torchrun(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a script of tests/ranks on two ranks of torchrun, which may start them again once; they must end well."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    ended = subprocess.run(
+        [sys.executable, *command, str(RANKS / script), *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended
+
+
+def killed_after(program: str, dice: random.Random, seconds: float, *arguments: object) -> int:
+    """Kills a Python program up to so many seconds after its first line: the highest number that it has printed."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = int(process.stdout.readline())
+        # Any moment is a good one: most of the time it is in the middle of a write.
+        until = time.monotonic() + dice.uniform(0, seconds)
+        while time.monotonic() < until:
+            pass
+        process.kill()
+        return max([said, *map(int, process.stdout.read().split())])

@@ -13,10 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from conftest import RANKS  # noqa: E402
+from conftest import RANKS, python_of  # noqa: E402
 from test_offload import (  # noqa: E402
     INPUT,
-    ROOT,
     SETTINGS,
     assert_equal,
     disk,  # noqa: F401
@@ -231,14 +230,6 @@ def test_what_zero_cannot_place_is_one_clear_error(disk: Path) -> None:  # noqa:
 
 
 # ------------------------------------------------------------------------------- frameworks in their own environments
-
-
-def python_of(framework: str) -> Path:
-    """The Python of an environment that `make` makes."""
-    folder = ROOT / ".cache" / framework
-    if not (folder / ".ready").exists():
-        pytest.skip(f"{framework} is not installed; `make .cache/{framework}/.ready` installs it")
-    return folder / "bin" / "python"
 
 
 def test_a_whole_weight_that_changes_in_place_after_it_was_saved_is_found_but_not_that_it_is_gathered() -> None:

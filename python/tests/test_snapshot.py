@@ -10,12 +10,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import killed_after, torchrun
 
 import polder
 from polder import _core
@@ -129,16 +129,7 @@ def test_a_writer_that_is_killed_leaves_the_version_before_whole(scratch: Path) 
     with polder.Pool(scratch / "pool", size="64MiB", run=scratch) as pool:
         store = _core.Store(pool, "s")
         for _ in range(8):
-            command = [sys.executable, "-c", WRITER, str(scratch / "pool"), str(scratch), str(last)]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-                assert process.stdout is not None
-                said = int(process.stdout.readline())
-                # Any moment is a good one: most of the time it is in the middle of one.
-                until = time.monotonic() + dice.uniform(0, 0.03)
-                while time.monotonic() < until:
-                    pass
-                process.kill()
-                said = max([said, *map(int, process.stdout.read().split())])
+            said = killed_after(WRITER, dice, 0.03, scratch / "pool", scratch, last)
             version = store.open()
             assert dict(version.tensors()) == {"0": 1_600_000, "1": 1_600_000, "2": 1_600_000, "frozen": 8000}
             steps = set[int]()
@@ -325,15 +316,7 @@ def test_a_process_that_is_killed_while_it_writes_to_disk_leaves_the_snapshot_be
     home = disk.home_of(scratch / "disk", "job", 0)
     with polder.Pool(scratch / "pool", size="64MiB", run=scratch):
         for _ in range(3):
-            command = [sys.executable, "-c", FLUSHER, *(str(scratch / it) for it in ("pool", ".", "disk")), str(last)]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-                assert process.stdout is not None
-                said = int(process.stdout.readline())
-                until = time.monotonic() + dice.uniform(0, 0.05)
-                while time.monotonic() < until:
-                    pass
-                process.kill()
-                said = max([said, *map(int, process.stdout.read().split())])
+            said = killed_after(FLUSHER, dice, 0.05, *(scratch / it for it in ("pool", ".", "disk")), last)
             kept = disk.kept(home)
             assert len(kept) >= min(2, said)
             for step, folder in kept.items():
@@ -400,16 +383,7 @@ def test_only_what_comes_back_safely_is_taken(pool: polder.Pool) -> None:
 @pytest.mark.parametrize("where", ["pool", "disk"])
 def test_ranks_of_torchrun_go_on_from_the_newest_step_that_all_have(scratch: Path, where: str) -> None:
     torch = pytest.importorskip("torch")
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    ended = subprocess.run(
-        [sys.executable, *command, str(Path(__file__).parent / "ranks/torch_snapshot.py"), str(scratch), where],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    ended = torchrun("torch_snapshot.py", scratch, where)
     # As if nobody had died: what each rank draws is its own.
     draws = [torch.Generator().manual_seed(rank) for rank in range(2)]
     torch.manual_seed(7)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import RANKS, Ranks
+from conftest import Ranks, torchrun
 
 import polder
 
@@ -241,16 +241,7 @@ def test_an_attach_waits_as_long_as_the_timeout_of_the_group_says(scratch: Path,
 
 
 def test_torchrun_restarts_a_job_that_lost_a_rank() -> None:
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    ended = subprocess.run(
-        [sys.executable, *command, str(RANKS / "torch_restart.py")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    ended = torchrun("torch_restart.py")
     assert sorted(ended.stdout.split()) == ["attempt-1-rank-0", "attempt-1-rank-1"]
     assert "PeerDeadError" in ended.stderr
     assert not left_behind()
