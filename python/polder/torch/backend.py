@@ -50,6 +50,9 @@ from polder.torch.work import Done, Pending, Received
 # pyright: reportIncompatibleMethodOverride=false, reportCallIssue=false, reportUnknownMemberType=false
 # pyright: reportAssignmentType=false
 
+_UNTOLD_SECONDS = 1.0
+"""A receive that waits for longer tells the other ranks, or after half of its timeout."""
+
 
 class _OnCpu(Backend):
     """What a group is to c10d's questions after the backend of a device: calls go to the group itself."""
@@ -457,13 +460,23 @@ class ProcessGroupPolder(dist.ProcessGroup):
             with contextlib.suppress(RuntimeError):
                 self._store.set(f"polder/receives/{self._rank}", text if waits else "")
 
-        return self._seconds / 2, tell
+        return self._untold(), tell
+
+    def _untold(self) -> float:
+        """Seconds that a receive waits before it tells the others."""
+        return min(self._seconds / 2, _UNTOLD_SECONDS)
 
     def _receiving(self, rank: int) -> str | None:
-        """The receive that `rank` says it waits in."""
+        """The receive that `rank` says it waits in. One that has just begun has some time to say so."""
         key = f"polder/receives/{rank}"
+        until = time.monotonic() + 1.5 * self._untold()
         with contextlib.suppress(RuntimeError):
-            return (self._store.get(key).decode() or None) if self._store.check([key]) else None
+            while True:
+                if self._store.check([key]) and (said := self._store.get(key).decode()):
+                    return said
+                if time.monotonic() >= until:
+                    break
+                time.sleep(0.01)
         return None
 
     def _explain(self, error: PeerTimeoutError) -> None:

@@ -1,6 +1,7 @@
 """Every collective of c10d that is not in torch_collectives.py, and messages, on polder and on gloo."""
 
 import itertools
+import time
 from contextlib import nullcontext
 from datetime import timedelta
 
@@ -235,13 +236,25 @@ elif rank == 1:
 dist.barrier(group=gloo)
 
 # So does a receive alone, which has put nothing into the pool.
+expected = r"all-reduce.*rank 0 has called receive of 4 bytes \(float32\) from rank 1"
 mixed = dist.new_group([0, 1], timeout=timedelta(seconds=2))
 dist.barrier(group=gloo)
 if rank == 0:
     with pytest.raises(polder.PeerTimeoutError, match=r"receive.*rank 1 has called all-reduce of 16 bytes \(sum of"):
         dist.recv(torch.zeros(1), 1, group=mixed)
 elif rank == 1:
-    expected = r"all-reduce.*rank 0 has called receive of 4 bytes \(float32\) from rank 1"
+    with pytest.raises(polder.PeerTimeoutError, match=expected):
+        dist.all_reduce(torch.zeros(4), group=mixed)
+dist.barrier(group=gloo)
+
+# And one that begins when the timeout of the other is nearly over.
+mixed = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+dist.barrier(group=gloo)
+if rank == 0:
+    time.sleep(1.5)
+    with pytest.raises(polder.PeerTimeoutError, match=r"receive.*rank 1 has called all-reduce of 16 bytes \(sum of"):
+        dist.recv(torch.zeros(1), 1, group=mixed)
+elif rank == 1:
     with pytest.raises(polder.PeerTimeoutError, match=expected):
         dist.all_reduce(torch.zeros(4), group=mixed)
 dist.barrier(group=gloo)
