@@ -1,5 +1,5 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo offload sync torch tools mpi frameworks deepspeed zero lab test verify soak fuzz bench mpi-check torch-check
+.PHONY: setup demo offload sync torch tools mpi frameworks deepspeed zero recovery lab test verify soak fuzz bench mpi-check torch-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -49,11 +49,11 @@ mpi: .cache/mpich/.ready
 	@.cache/mpich/bin/pip install -q --disable-pip-version-check numpy $(call extra,mpich)
 	@touch $@
 
-# Training frameworks whose tensors offload places, each in an environment of its own that has .venv's torch too.
-frameworks: .cache/transformers/.ready
+# Training frameworks that offload and recovery are tested with, each in an environment of its own that has .venv's torch too.
+frameworks: .cache/transformers/.ready .cache/torchft/.ready
 # Compiles its operators when they are first used, which takes minutes: it is no part of `make test`.
 deepspeed: .cache/deepspeed/.ready
-.cache/transformers/.ready .cache/deepspeed/.ready: .cache/%/.ready: pyproject.toml | setup torch
+.cache/transformers/.ready .cache/torchft/.ready .cache/deepspeed/.ready: .cache/%/.ready: pyproject.toml | setup torch
 	@echo "setup: installing $*" >&2
 	@.venv/bin/python -m venv --without-pip .cache/$*
 	@echo 'import site, sys; site.addsitedir(sys.prefix + "/../../.venv/lib/python%d.%d/site-packages" % sys.version_info[:2])' \
@@ -64,6 +64,10 @@ deepspeed: .cache/deepspeed/.ready
 # DeepSpeed's ZeRO-2 and ZeRO-3, placed: minutes, because it compiles its operators at first use.
 zero: setup torch .venv/.dev .cache/deepspeed/.ready
 	@.venv/bin/pytest -q python/tests/test_doors.py -k zero
+
+# A recovery through the pool, beside torchft's own transport over HTTP.
+recovery: setup torch .cache/torchft/.ready
+	@.cache/torchft/bin/python -P -m polder.torch.bench_recovery
 
 # Debian's kernels in QEMU with a slow node, and the tiering agent in them: 6.12, 6.1 and the newest of its backports; 6.1 with the slow
 # node through dax_kmem; 6.12 with a CXL Type-3 device, which then reports poison. Then a rack: two kernels on one memory device, and a

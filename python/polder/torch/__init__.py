@@ -22,6 +22,7 @@ hook finish each bucket before the next begins.
 `ParameterService` averages gradients by proxies, processes of their own that sum in the pool; see docs/sync.md.
 `snapshot` and `restore` keep versions of a training state in the pool, and on disk, which outlive a worker. A thread
 publishes them while training goes on. `SnapshotWriter` and `SnapshotReader` do so for ``torch.distributed.checkpoint``.
+`polder.torch.recovery` has a transport for torchft.
 
 Errors are those of `polder.errors`: a rank that dies in an operation gives every other rank a `PeerDeadError`. In a
 backward pass of DDP torch makes a RuntimeError of it, whose text is the same and names the host and the process. After

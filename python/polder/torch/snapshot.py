@@ -4,7 +4,6 @@
 `SnapshotReader` are the same storage for ``torch.distributed.checkpoint``.
 """
 
-import functools
 import io
 import os
 import pickle
@@ -37,7 +36,6 @@ from polder.pool import Pool
 from polder.torch import disk
 from polder.torch.staging import PendingSnapshot, Snapshotted, flusher, publisher, staging_of
 from polder.torch.state import (
-    Leaf,
     deserialize,
     put_together,
     random_state,
@@ -45,6 +43,7 @@ from polder.torch.state import (
     set_random_state,
     take_apart,
 )
+from polder.torch.versions import bytes_of, default_pool, read, read_leaf
 
 # torch's stubs leave state dictionaries and plans without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -74,44 +73,20 @@ class Restored:
     folder: Path | None = None
 
 
-@functools.cache
-def _default_pool() -> Pool:
-    return Pool()
-
-
 _bases: dict[tuple[str, str], int] = {}
 """The version from which this process went on, of each pool and store, until it has published one."""
 
 
 def _whose(pool: Pool | None, store: _core.Store) -> tuple[str, str]:
-    return str((pool or _default_pool()).path), store.name
+    return str((pool or default_pool()).path), store.name
 
 
 def _store(pool: Pool | None, name: str, rank: int | str) -> _core.Store:
-    return _core.Store(pool or _default_pool(), f"{name}/{rank}")
+    return _core.Store(pool or default_pool(), f"{name}/{rank}")
 
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of a tensor on the CPU, without a copy if they lie there in a row."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy()
-
-
-def _read(version: _core.Version, name: str, nbytes: int) -> bytearray:
-    into = bytearray(nbytes)
-    version.read_into(name, into)
-    return into
-
-
-def _read_leaf(version: _core.Version, leaf: Leaf) -> torch.Tensor:
-    """The tensor of a leaf, with memory of this process alone."""
-    tensor = torch.empty(leaf["shape"], dtype=leaf["dtype"])
-    version.read_into(leaf["tensor"], tensor.reshape(-1).view(torch.uint8).numpy())
-    return tensor
 
 
 def snapshot(
@@ -203,7 +178,7 @@ def snapshot(
     def flush(home: Path) -> Path:
         version, saved = handed.result()
         try:
-            return disk.write(home, step, saved, lambda leaf: _read_leaf(version, leaf))
+            return disk.write(home, step, saved, lambda leaf: read_leaf(version, leaf))
         except BaseException as error:
             _log.error("the snapshot %s of step %d is not on disk: %s", name, step, error)
             raise
@@ -225,13 +200,13 @@ class _InPool:
 
     def __init__(self, version: _core.Version) -> None:
         self.number = version.number
-        self.saved = deserialize(_read(version, _STATE, dict(version.tensors())[_STATE]))
+        self.saved = deserialize(read(version, _STATE, dict(version.tensors())[_STATE]))
         self.step: int = self.saved["step"]
         self._version = version
 
     def state(self) -> Any:
         """The whole state."""
-        return put_together(self.saved["state"], lambda leaf: _read_leaf(self._version, leaf))
+        return put_together(self.saved["state"], lambda leaf: read_leaf(self._version, leaf))
 
 
 class _OnDisk:
@@ -243,8 +218,8 @@ class _OnDisk:
 
     def state(self) -> Any:
         """The whole state, once every file matches its checksum."""
-        saved, read_leaf = disk.read(self.folder)
-        return put_together(saved["state"], read_leaf)
+        saved, of_leaf = disk.read(self.folder)
+        return put_together(saved["state"], of_leaf)
 
 
 def _in_pool(store: _core.Store, held: ExitStack) -> Iterator[_InPool]:
@@ -343,7 +318,7 @@ def restore(
 def _job_store(pool: Pool | None, name: str, version: int | None) -> tuple[_core.Version, Metadata]:
     """The metadata of the newest checkpoint, or of that number, and what holds it."""
     held = _store(pool, name, _METADATA).open(version)
-    saved = _read(held, _METADATA, dict(held.tensors())[_METADATA])
+    saved = read(held, _METADATA, dict(held.tensors())[_METADATA])
     return held, pickle.loads(saved)  # DCP's own files hold the same pickle.
 
 
@@ -424,7 +399,7 @@ class SnapshotWriter(StorageWriter):
         for item in plan.items:
             data: Any = planner.resolve_data(item)
             is_bytes = item.type == WriteItemType.BYTE_IO
-            array = np.frombuffer(data.getbuffer(), np.uint8) if is_bytes else _bytes_of(data)
+            array = np.frombuffer(data.getbuffer(), np.uint8) if is_bytes else bytes_of(data)
             arrays.append((_item_name(item.index), array))
             kinds.append((torch.uint8, (array.nbytes,)) if is_bytes else (data.dtype, tuple(data.shape)))
         over = (plan.storage_data or {}).get(store.name)
@@ -516,19 +491,19 @@ class SnapshotReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads the items of the plan, each against its checksum."""
         versions: dict[tuple[str, int], _core.Version] = {}
-        pool = self._pool or _default_pool()
+        pool = self._pool or default_pool()
         try:
             for item in plan.items:
                 place = self._places[item.storage_index]
                 whose = (place.store, place.version)
                 if whose not in versions:
                     versions[whose] = _core.Store(pool, place.store).open(place.version)
-                read = _read(versions[whose], place.tensor, place.nbytes)
+                found = read(versions[whose], place.tensor, place.nbytes)
                 if item.type == LoadItemType.BYTE_IO:
-                    planner.load_bytes(item, io.BytesIO(read))
+                    planner.load_bytes(item, io.BytesIO(found))
                     continue
                 target = planner.resolve_tensor(item).detach()
-                bare = torch.frombuffer(read, dtype=torch.uint8) if read else torch.empty(0, dtype=torch.uint8)
+                bare = torch.frombuffer(found, dtype=torch.uint8) if found else torch.empty(0, dtype=torch.uint8)
                 whole = bare.view(place.dtype).reshape(place.shape)
                 for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                     whole = whole.narrow(dim, offset, length)

@@ -32,7 +32,7 @@ _PLAIN = {int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.
 """Nobody changes a value of these types, and a snapshot takes them."""
 
 
-def take_apart(state: Any, path: str, tensors: dict[str, torch.Tensor]) -> Leaf:
+def take_apart(state: Any, path: str, tensors: dict[str, torch.Tensor], *, takes_shards: bool = False) -> Leaf:
     """The same state with a place in `tensors` instead of each tensor, and copies of all else.
 
     Parameters
@@ -43,6 +43,8 @@ def take_apart(state: Any, path: str, tensors: dict[str, torch.Tensor]) -> Leaf:
         What the names of its tensors begin with.
     tensors : dict of str to torch.Tensor
         Takes the tensors, each with a name that has a `/`.
+    takes_shards : bool
+        Takes this rank's part of a DTensor, and how it is laid out over the ranks.
 
     Raises
     ------
@@ -50,23 +52,45 @@ def take_apart(state: Any, path: str, tensors: dict[str, torch.Tensor]) -> Leaf:
         The state holds anything else.
     """
     if isinstance(state, torch.Tensor):
+        if takes_shards and hasattr(state, "placements"):
+            return _take_shard(state, path, tensors)
         if state.layout != torch.strided or hasattr(state, "placements"):
             raise ArgumentError(
-                f"{path} is a {type(state).__name__} of layout {state.layout}; snapshots take dense tensors of one "
-                "process, SnapshotWriter with torch.distributed.checkpoint takes the others"
+                f"{path} is a {type(state).__name__} of layout {state.layout}; only dense tensors are taken here, and "
+                "DTensors by PoolTransport. SnapshotWriter with torch.distributed.checkpoint takes the others"
             )
         tensors[path] = state
         return {"tensor": path, "dtype": state.dtype, "shape": list(state.shape)}
     if isinstance(state, dict):
         # The kind of a key is part of its name: 0 is not "0".
-        walked = [(_copy(key, path), take_apart(value, f"{path}/{key!r}", tensors)) for key, value in state.items()]
-        return {"dict": walked}
+        return {
+            "dict": [
+                (_copy(key, path), take_apart(value, f"{path}/{key!r}", tensors, takes_shards=takes_shards))
+                for key, value in state.items()
+            ]
+        }
     if isinstance(state, list | tuple):
         if all(type(value) in _PLAIN for value in state):
             return {"value": list(state) if isinstance(state, list) else tuple(state)}
         kind = "list" if isinstance(state, list) else "tuple"
-        return {kind: [take_apart(value, f"{path}/{index}", tensors) for index, value in enumerate(state)]}
+        return {
+            kind: [
+                take_apart(value, f"{path}/{index}", tensors, takes_shards=takes_shards)
+                for index, value in enumerate(state)
+            ]
+        }
     return {"value": _copy(state, path)}
+
+
+def _take_shard(state: Any, path: str, tensors: dict[str, torch.Tensor]) -> Leaf:
+    layout = {
+        "device_mesh": state.device_mesh,
+        "placements": state.placements,
+        "shape": state.shape,
+        "stride": state.stride(),
+    }
+    with torch.no_grad():
+        return {"shard": take_apart(state.to_local(), path, tensors), "layout": layout}
 
 
 def _copy(value: Any, path: str) -> Any:
@@ -86,6 +110,12 @@ def put_together(walked: Leaf, read: Callable[[Leaf], torch.Tensor]) -> Any:
     """What `take_apart` took apart; `read` gives the tensor of a leaf."""
     if "tensor" in walked:
         return read(walked)
+    if "shard" in walked:
+        # Its import takes a while, and needs distributed.
+        from torch.distributed.tensor import DTensor
+
+        with torch.no_grad():
+            return DTensor.from_local(put_together(walked["shard"], read), **walked["layout"], run_check=False)
     if "dict" in walked:
         return {key: put_together(value, read) for key, value in walked["dict"]}
     if "list" in walked:

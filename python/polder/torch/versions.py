@@ -1,0 +1,42 @@
+"""Versions of a store as tensors: their bytes, and back."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from polder import _core
+from polder.pool import Pool
+from polder.torch.state import Leaf
+
+# torch's stubs leave the types of its copies open.
+# pyright: reportUnknownMemberType=false
+
+__all__ = ["bytes_of", "default_pool", "read", "read_leaf"]
+
+
+@functools.cache
+def default_pool() -> Pool:
+    """The pool of this process where a caller names none."""
+    return Pool()
+
+
+def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of a dense tensor, in a row on the CPU. They are copied only if they do not lie there like that."""
+    whole = tensor.detach().resolve_conj().resolve_neg()
+    return whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def read(version: _core.Version, name: str, nbytes: int) -> bytearray:
+    """The bytes of this name, once they match their checksum."""
+    into = bytearray(nbytes)
+    version.read_into(name, into)
+    return into
+
+
+def read_leaf(version: _core.Version, leaf: Leaf) -> torch.Tensor:
+    """The tensor of a leaf, with memory of this process alone."""
+    tensor = torch.empty(leaf["shape"], dtype=leaf["dtype"])
+    version.read_into(leaf["tensor"], bytes_of(tensor))
+    return tensor
