@@ -7,6 +7,7 @@ the return of ``recv_checkpoint``. A row is one JSON object a line on standard o
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,8 @@ def main() -> int:
     if arguments.receive:
         receive(arguments.receive, arguments.millions)
         return 0
+    # Told to end, it removes its pools too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(
         prefix="polder-bench-", dir=os.environ.get("POLDER_BENCH_FOLDER", "/dev/shm")
     ) as folder:
