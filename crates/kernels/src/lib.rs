@@ -30,6 +30,7 @@
 //! integer arithmetic, which vectorises on every CPU. With the CPU set to flush
 //! denormals (`torch.set_flush_denormal`) the sums differ, as all arithmetic of that thread does.
 
+mod block;
 mod dtype;
 mod lane;
 mod level;
@@ -40,6 +41,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+pub use block::{Block, BlockMean, MeanVisitor, with_mean};
 pub use dtype::{Dtype, KernelError, Op};
 pub use norm::squares;
 pub use optimizer::{Adam, Factor, Lion, Sgd, Update, clip};

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use crate::lane::{narrow_half, widen_half};
 use crate::level::Level;
 use crate::reduce::{InPlace, Into};
-use crate::{Dtype, KernelError, Op, divide, reduce, reduce_into};
+use crate::{BlockMean, Dtype, KernelError, MeanVisitor, Op, divide, reduce, reduce_into, with_mean};
 
 /// A small generator, so that a failure is repeated by its seed.
 struct Random(u64);
@@ -456,4 +456,38 @@ fn bad_requests_are_refused_in_words_and_change_nothing() {
     }
     assert_eq!(acc, [7; 6]);
     assert_eq!(reduce(Op::BitOr, Dtype::U32, &mut [], &[]), Ok::<(), KernelError>(()));
+}
+
+/// Takes the blocks of some arrays in turn.
+struct Blocks<'a>(&'a [Vec<u8>]);
+
+impl MeanVisitor for Blocks<'_> {
+    type Output = Vec<u8>;
+
+    fn visit(self, mean: impl BlockMean) -> Vec<u8> {
+        let (first, others) = self.0.split_first().expect("an array");
+        let block = |array: &Vec<u8>, at: usize| array.as_chunks::<64>().0[at];
+        let of = |at| {
+            mean.finish(others.iter().fold(block(first, at), |sum, other| mean.sum(sum, block(other, at))))
+        };
+        (0..first.len() / 64).flat_map(of).collect()
+    }
+}
+
+#[test]
+fn a_mean_by_blocks_has_the_bits_of_sums_and_a_division() {
+    let mut random = Random(77);
+    for dtype in Dtype::ALL {
+        for by in 1..9 {
+            let arrays: Vec<_> = (0..by).map(|_| random.array(dtype, 640 / dtype.bytes())).collect();
+            let mut expected = arrays[0].clone();
+            for other in &arrays[1..] {
+                reduce(Op::Sum, dtype, &mut expected, other).unwrap();
+            }
+            let by = NonZeroU32::new(by).unwrap();
+            divide(dtype, &mut expected, by).unwrap();
+            let found = with_mean(dtype, by, Blocks(&arrays));
+            assert_eq!(found, dtype.is_float().then_some(expected), "{dtype} by {by}");
+        }
+    }
 }

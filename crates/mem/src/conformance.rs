@@ -6,7 +6,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use crate::{Bell, LINE, LocalWord, Memory, Offset};
+use crate::{BLOCK, Bell, Fold, LINE, LocalWord, Memory, Offset};
 
 /// The bytes of a region that the suite writes, from 0 on.
 pub const BYTES: u64 = 4096;
@@ -99,6 +99,66 @@ pub fn copies_past_caches<M: Memory>(
     }
 }
 
+/// A fold whose result depends on the order of the sources, and on what is finished.
+#[derive(Clone, Copy)]
+struct InvertedSum;
+
+impl Fold for InvertedSum {
+    fn combine(self, so_far: [u8; BLOCK], block: [u8; BLOCK]) -> [u8; BLOCK] {
+        std::array::from_fn(|at| so_far[at].wrapping_mul(3).wrapping_add(block[at]))
+    }
+
+    fn finish(self, combined: [u8; BLOCK]) -> [u8; BLOCK] {
+        combined.map(|byte| !byte)
+    }
+}
+
+/// Folds of these lengths, of one to three sources at odd places, write exactly their bytes, at any word and past the caches too.
+pub fn folds<M: Memory>(
+    memory: &M,
+    words: impl Iterator<Item = u64> + Clone,
+    lengths: impl Iterator<Item = usize>,
+) {
+    // Behind the frame of what is written.
+    let sources = [1501, 2306, 3008].map(Offset);
+    for (source, at) in sources.into_iter().enumerate() {
+        let sent: Vec<u8> = pattern(700).iter().map(|byte| byte.wrapping_add(source as u8)).collect();
+        memory.copy_in(at, &sent).expect("good memory");
+    }
+    for length in lengths {
+        for (offset, past_caches) in words.clone().flat_map(|word| [(word * 8, false), (word * 8, true)]) {
+            let whole = if past_caches { length.next_multiple_of(8) } else { length };
+            let frame = surround(memory, offset, whole);
+            memory.write_back(Offset(frame.0), frame.1);
+            memory.mfence();
+            let sources = &sources[..1 + length % 3];
+            memory
+                .fold(Offset(offset), sources, length as u64, past_caches, InvertedSum)
+                .expect("good memory");
+            memory.mfence();
+            let mut expected = vec![0; length];
+            for (index, source) in sources.iter().enumerate() {
+                let mut part = vec![0; length];
+                memory.copy_out(*source, &mut part).expect("good memory");
+                let fold = |sum: &u8, part: &u8| {
+                    if index == 0 { *part } else { sum.wrapping_mul(3).wrapping_add(*part) }
+                };
+                expected = expected.iter().zip(&part).map(|(sum, part)| fold(sum, part)).collect();
+            }
+            expected.iter_mut().for_each(|byte| *byte = !*byte);
+            let mut back = vec![0; whole];
+            memory.copy_out(Offset(offset), &mut back).expect("good memory");
+            assert_eq!(
+                back[..length],
+                expected,
+                "{length} bytes at {offset}, past the caches: {past_caches}"
+            );
+            assert!(back[length..].iter().all(|byte| *byte == 0), "tail of {length} bytes at {offset}");
+            undisturbed(memory, frame, offset, whole as u64);
+        }
+    }
+}
+
 /// Offsets outside the region, and words that are not aligned, are the caller's mistake.
 pub fn bounds<M: Memory>(memory: &M) {
     let end = memory.bytes();
@@ -111,6 +171,9 @@ pub fn bounds<M: Memory>(memory: &M) {
     assert!(panics(&|| _ = memory.copy_in_nt(Offset(4), &[0; 8])));
     assert!(panics(&|| _ = memory.copy_in_nt(Offset(end - 8), &[0; 9])));
     assert!(panics(&|| _ = memory.copy_out(Offset(u64::MAX), &mut [0; 2])));
+    assert!(panics(&|| _ = memory.fold(Offset(0), &[Offset(end - 8)], 9, false, InvertedSum)));
+    assert!(panics(&|| _ = memory.fold(Offset(end - 8), &[Offset(0)], 9, true, InvertedSum)));
+    assert!(panics(&|| _ = memory.fold(Offset(4), &[Offset(0)], 8, true, InvertedSum)));
     assert!(panics(&|| memory.write_back(Offset(end - 8), 9)));
     assert!(panics(&|| memory.invalidate(Offset(end), 1)));
     memory.copy_in(Offset(end), &[]).expect("nothing fits everywhere");

@@ -8,6 +8,7 @@ use std::arch::naked_asm;
 
 use crate::cpu::{Cpu, store_nt};
 use crate::fault::fault_row;
+use crate::fold::{self, Fold};
 
 /// Copies `len` bytes from `src` to `dst` and returns how many were left when the memory failed.
 type Routine = unsafe extern "sysv64" fn(dst: *mut u8, src: *const u8, len: usize) -> usize;
@@ -20,6 +21,7 @@ const BULK: usize = 256;
 pub(crate) struct Copier {
     bulk: Routine,
     streams: Routine,
+    avx2: bool,
 }
 
 impl Copier {
@@ -29,7 +31,7 @@ impl Copier {
             Cpu { avx2: true, .. } => (copy_avx2, stream_avx2),
             _ => (copy_sse2, stream_sse2),
         };
-        Self { bulk, streams }
+        Self { bulk, streams, avx2: cpu.avx2 }
     }
 
     /// Copies with ordinary loads and stores; returns the bytes that were left when the memory failed.
@@ -47,6 +49,23 @@ impl Copier {
                 _ => (self.bulk)(dst, src, len),
             }
         }
+    }
+
+    /// Folds whole blocks; returns the bytes that were done, as [`fold::blocks`] does.
+    ///
+    /// # Safety
+    /// That of [`fold::blocks`], but for the CPU.
+    #[inline(always)]
+    pub(crate) unsafe fn fold<F: Fold>(
+        &self,
+        into: *mut u8,
+        sources: &[*const u8],
+        bytes: usize,
+        streams: bool,
+        fold: F,
+    ) -> usize {
+        // SAFETY: the caller's promise; `new` was told what the CPU has.
+        unsafe { fold::blocks(self.avx2, into, sources, bytes, streams, fold) }
     }
 
     /// Copies past the caches and fills the last word up with zeros; returns the bytes that were left when the

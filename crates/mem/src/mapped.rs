@@ -7,8 +7,8 @@ use crate::cpu::{self, Cpu};
 use crate::host::{Host, HostError, HostPlan};
 use crate::variants::{FlushedLines, HardwareLines, Lines};
 use crate::{
-    Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region, bounds, clock,
-    fault,
+    Bell, Coherence, Fault, Fold, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot, Region, bounds,
+    clock, fault, fold,
 };
 
 /// A mapped region whose caches the hardware keeps in step: no flushes, and compiler fences for most fences.
@@ -218,6 +218,32 @@ impl<L: Lines> Memory for Mapped<L> {
         // SAFETY: the range lies in the region, and a slice never does.
         let left = unsafe { self.lines.copy(into.as_mut_ptr(), self.at(at), into.len()) };
         copied(at, into.len(), left)
+    }
+
+    #[track_caller]
+    fn fold<F: Fold>(
+        &self,
+        into: Offset,
+        sources: &[Offset],
+        bytes: u64,
+        past_caches: bool,
+        fold: F,
+    ) -> Result<(), Fault> {
+        bounds::range(self.bytes, into, bytes);
+        sources.iter().for_each(|source| bounds::range(self.bytes, *source, bytes));
+        let mut done = 0;
+        // Bytes before the first whole line would have to pass the caches as well.
+        if !past_caches || into.line() == into {
+            // SAFETY: the offsets lie in the region.
+            let from: Vec<*const u8> =
+                sources.iter().map(|source| unsafe { self.at::<u8>(*source) }.cast_const()).collect();
+            // SAFETY: all ranges lie in the region, and what is streamed begins at a line.
+            done = unsafe { self.lines.fold(self.at(into), &from, bytes as usize, past_caches, fold) } as u64;
+        }
+        // Part of a line, or what failed: these copies say which byte it was.
+        let rest: Vec<Offset> = sources.iter().map(|source| *source + done).collect();
+        fold::in_pieces(self, into + done, &rest, bytes - done, past_caches, fold)
+            .map_err(|fault| Fault { done: done + fault.done, ..fault })
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@ use std::ops::Add;
 use std::time::Duration;
 
 use crate::Offset;
+use crate::fold::{self, Fold};
 
 /// A word of the memory that the processes of one host share among themselves, outside the pool. They are cached
 /// coherently and survive the death of a process, not of the host.
@@ -158,6 +159,23 @@ pub trait Memory: Clone {
     /// [`Fault`], saying how far the copy came.
     #[track_caller]
     fn copy_out(&self, at: Offset, into: &mut [u8]) -> Result<(), Fault>;
+
+    /// Folds `bytes` bytes of the first source with those of the others, in their order, into `into`, which may be one of them. It loads
+    /// as [`Memory::copy_out`] does, and stores as [`Memory::copy_in`], or `past_caches` as [`Memory::copy_in_nt`].
+    ///
+    /// # Errors
+    /// [`Fault`], saying how far it came.
+    #[track_caller]
+    fn fold<F: Fold>(
+        &self,
+        into: Offset,
+        sources: &[Offset],
+        bytes: u64,
+        past_caches: bool,
+        fold: F,
+    ) -> Result<(), Fault> {
+        fold::in_pieces(self, into, sources, bytes, past_caches, fold)
+    }
 
     /// Writes back every line that holds a byte of `[at, at + bytes)` and may keep it cached (`clwb`). Ordered after
     /// older stores to the same line; complete only after a fence.

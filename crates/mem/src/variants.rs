@@ -1,8 +1,8 @@
 //! What differs between the two implementations on a mapped region: flushes, fences and bulk copies.
 
-use crate::Coherence;
 use crate::copy::Copier;
 use crate::cpu::{self, Cpu, Flush};
+use crate::{Coherence, Fold};
 
 /// What differs between [`crate::Coherent`] and [`crate::Software`]. The pointers given to it lie in a live mapping.
 pub trait Lines: sealed::Lines {}
@@ -22,8 +22,8 @@ pub struct FlushedLines {
 }
 
 mod sealed {
-    use crate::Coherence;
     use crate::cpu::Cpu;
+    use crate::{Coherence, Fold};
 
     /// The operations that differ. Those that return a bool say whether the memory was
     /// there, those that return a count how many bytes were left when it failed, the flushes where.
@@ -43,6 +43,17 @@ mod sealed {
         /// # Safety
         /// `at` is an aligned word of a live mapping, which reaches to the next multiple of 8 behind the bytes.
         unsafe fn copy_in_nt(self, at: *mut u8, from: &[u8]) -> usize;
+
+        /// # Safety
+        /// `into` and all sources are valid for `bytes` bytes of a live mapping; `into` is aligned to a line if it streams.
+        unsafe fn fold<F: Fold>(
+            self,
+            into: *mut u8,
+            sources: &[*const u8],
+            bytes: usize,
+            streams: bool,
+            fold: F,
+        ) -> usize;
 
         /// # Safety
         /// The range lies in a live mapping.
@@ -98,6 +109,24 @@ impl sealed::Lines for HardwareLines {
         // caller's promise does.
         let good = unsafe { fill_up(at.add(from.len() - rest), &from[from.len() - rest..]) };
         if good { 0 } else { rest }
+    }
+
+    #[inline(always)]
+    unsafe fn fold<F: Fold>(
+        self,
+        into: *mut u8,
+        sources: &[*const u8],
+        bytes: usize,
+        streams: bool,
+        fold: F,
+    ) -> usize {
+        // SAFETY: the caller's promise is the same.
+        let done = unsafe { self.copier.fold(into, sources, bytes, streams, fold) };
+        if streams {
+            // As in `copy_in_nt`: here `sfence` makes no fence.
+            cpu::sfence();
+        }
+        done
     }
 
     #[inline(always)]
@@ -166,6 +195,19 @@ impl sealed::Lines for FlushedLines {
     unsafe fn copy_in_nt(self, at: *mut u8, from: &[u8]) -> usize {
         // SAFETY: the caller's promise is the same.
         unsafe { self.copier.copy_nt(at, from) }
+    }
+
+    #[inline(always)]
+    unsafe fn fold<F: Fold>(
+        self,
+        into: *mut u8,
+        sources: &[*const u8],
+        bytes: usize,
+        streams: bool,
+        fold: F,
+    ) -> usize {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.copier.fold(into, sources, bytes, streams, fold) }
     }
 
     #[inline(always)]

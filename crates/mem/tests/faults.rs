@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 
-use polder_mem::{Coherent, Cpu, Fault, LINE, Lines, Mapped, Memory, Offset, Region, Software};
+use polder_mem::{BLOCK, Coherent, Cpu, Fault, Fold, LINE, Lines, Mapped, Memory, Offset, Region, Software};
 
 const BYTES: u64 = 8 * 4096;
 /// What is left of the file: accesses from here on fail.
@@ -107,6 +107,38 @@ fn a_copy_past_the_caches_says_at_which_byte_memory_ended() {
                     fault(LEFT, before),
                     "{length}, {before} good"
                 );
+            }
+        }
+    });
+}
+
+#[derive(Clone, Copy)]
+struct Sum;
+
+impl Fold for Sum {
+    fn combine(self, so_far: [u8; BLOCK], block: [u8; BLOCK]) -> [u8; BLOCK] {
+        std::array::from_fn(|at| so_far[at].wrapping_add(block[at]))
+    }
+
+    fn finish(self, combined: [u8; BLOCK]) -> [u8; BLOCK] {
+        combined
+    }
+}
+
+#[test]
+fn a_fold_says_at_which_byte_of_which_range_memory_ended() {
+    everywhere!("fold", |memory| {
+        for length in [1, 63, 64, 65, 200, 256, 777, 4000, 5000] {
+            for before in (0..length).step_by(8 * (1 + length as usize / 100)) {
+                let (lost, good) = (Offset(LEFT - before), Offset(0));
+                for past_caches in [false, true] {
+                    let fold =
+                        |into, sources: &[Offset]| memory.fold(into, sources, length, past_caches, Sum);
+                    let what = format!("{length} bytes, {before} good, past the caches: {past_caches}");
+                    assert_eq!(fold(good, &[lost, good]), fault(LEFT, before), "first of {what}");
+                    assert_eq!(fold(good, &[good, lost]), fault(LEFT, before), "second of {what}");
+                    assert_eq!(fold(lost, &[good]), fault(LEFT, before), "into {what}");
+                }
             }
         }
     });

@@ -68,6 +68,7 @@ fn conforms<M: Memory + Send + Sync>(processes: &Processes<M>, bell_rounds: u64)
     conformance::words(one);
     conformance::copies(one, (0..130).step_by(SHARE), (0..=300).step_by(SHARE));
     conformance::copies_past_caches(one, 0..18, (0..=300).step_by(SHARE));
+    conformance::folds(one, 0..18, (0..=300).step_by(SHARE));
     conformance::bounds(one);
     conformance::local_words(one);
     conformance::deadlines(one);

@@ -604,6 +604,7 @@ mod conformance_of_the_model {
             |memory| conformance::copies_past_caches(memory, 0..10, [0, 1, 7, 8, 9, 63, 64, 65].into_iter()),
             None,
         );
+        everywhere(|memory| conformance::folds(memory, 7..10, [0, 1, 8, 63, 65].into_iter()), None);
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use polder_kernels::{Op, divide, reduce};
-use polder_mem::{LINE, Memory, Nanos, Offset};
+use polder_kernels::{Block, BlockMean, MeanVisitor, Op, divide, reduce, with_mean};
+use polder_mem::{Fault, Fold, LINE, Memory, Nanos, Offset};
 
 use super::lanes::Lane;
 use super::order::Held;
@@ -17,6 +17,10 @@ use crate::collectives::{Scratch, fill, length, pieces};
 use crate::deviation::Deviation;
 use crate::group::{Interrupt, RankPlace};
 use crate::wait::{self, Patience};
+
+/// From this size on, sums go past the caches for readers of the same host too. A store into a cache reads the line from memory first;
+/// of a sum that is larger than a second-level cache, little is left there for the client.
+const STREAMED: u64 = 512 << 10;
 
 /// A proxy's end of a service.
 pub struct Proxy<M: Memory> {
@@ -215,22 +219,23 @@ impl<M: Memory> Proxy<M> {
         let Self { parts, proxy, scratch, order, held, .. } = self;
         let Agreement { exchange, dtype, .. } = &*parts.agreed;
         let (place, bytes) = (exchange.place(shard), exchange.shards()[shard as usize].bytes);
-        let from: Vec<(usize, Offset)> = (0..parts.clients)
-            .map(|client| (client, parts.places.buffer_for(parts.members[client].at, *proxy) + place))
+        let from: Vec<Offset> = (0..parts.clients)
+            .map(|client| parts.places.buffer_for(parts.members[client].at, *proxy) + place)
             .collect();
         let own = parts.members[parts.own].at;
         let into = parts.places.buffer_of(own, *proxy) + place;
         let streams = parts.streams(0..parts.clients);
         let clients = u32::try_from(parts.clients).ok().and_then(NonZeroU32::new).expect("there are clients");
-        let far = from.iter().filter(|(client, _)| parts.is_far(*client));
+        let far = (0..).zip(&from).filter(|(client, _)| parts.is_far(*client));
         parts.refresh(far.map(|(_, at)| *at), bytes);
+        let streams = streams || bytes >= STREAMED;
         let elements = (bytes / 4) as usize;
         let mut update = None;
         match order {
             Some(Order::Step { number, groups }) => {
                 let of = groups[usize::from(parts.agreed.groups[shard as usize])];
                 if !held.entry(shard).or_default().hold_all(&of, elements) {
-                    return Err(Failure::Corrupt(from[0].1, "step of an optimizer before its parameters"));
+                    return Err(Failure::Corrupt(from[0], "step of an optimizer before its parameters"));
                 }
                 update = Some(of.update(*number));
             }
@@ -239,36 +244,46 @@ impl<M: Memory> Proxy<M> {
             }
             None => {}
         }
-        let mut held = held.get_mut(&shard);
+        let Some(held) = held.get_mut(&shard) else {
+            let of = Shards { memory: &parts.memory, from: &from, into, bytes, streams };
+            with_mean(*dtype, clients, of).expect("floats, which have a mean")?;
+            self.has_summed(shard, bytes, now);
+            return Ok(());
+        };
         for piece in pieces(bytes) {
             let (sum, part) = scratch.halves(length(&piece));
             let first = (piece.start / 4) as usize;
-            match (&mut held, &*order) {
-                (Some(held), Some(Order::Save(slot))) => held.save(*slot, first, sum),
-                (Some(held), Some(Order::Load(slot))) => {
-                    parts.memory.copy_out(from[0].1 + piece.start, sum)?;
+            match order {
+                Some(Order::Save(slot)) => held.save(*slot, first, sum),
+                Some(Order::Load(slot)) => {
+                    parts.memory.copy_out(from[0] + piece.start, sum)?;
                     held.load(*slot, first, sum);
                 }
-                (held, _) => {
-                    parts.memory.copy_out(from[0].1 + piece.start, sum)?;
-                    for (_, at) in &from[1..] {
+                _ => {
+                    parts.memory.copy_out(from[0] + piece.start, sum)?;
+                    for at in &from[1..] {
                         parts.memory.copy_out(*at + piece.start, part)?;
                         reduce(Op::Sum, *dtype, sum, part).expect("a checked reduction");
                     }
                     divide(*dtype, sum, clients).expect("a checked reduction");
-                    if let (Some(held), Some(update)) = (held, update) {
+                    if let Some(update) = update {
                         held.step(update, first, sum).expect("arrays of one length");
                     }
                 }
             }
             fill(&parts.memory, into + piece.start, sum, streams)?;
         }
-        let [_, shards, summed_bytes, ..] = &mut parts.counters;
-        (*shards, *summed_bytes) = (*shards + 1, *summed_bytes + bytes);
-        let rank = parts.exchange().rank(shard);
-        self.outward.put(rank, shard, bytes * parts.clients as u64, now);
-        self.publish();
+        self.has_summed(shard, bytes, now);
         Ok(())
+    }
+
+    /// A sum stands in the pool: it goes to the clients.
+    fn has_summed(&mut self, shard: u32, bytes: u64, now: Nanos) {
+        let [_, shards, summed_bytes, ..] = &mut self.parts.counters;
+        (*shards, *summed_bytes) = (*shards + 1, *summed_bytes + bytes);
+        let rank = self.parts.exchange().rank(shard);
+        self.outward.put(rank, shard, bytes * self.parts.clients as u64, now);
+        self.publish();
     }
 
     /// Says of each sum that has come through the link that it is there; before that, what this proxy has done.
@@ -298,5 +313,100 @@ impl<M: Memory> Proxy<M> {
         self.pushed.iter_mut().for_each(|by| by.fill(false));
         self.queues.iter_mut().for_each(|queue| queue.taken = 0);
         self.parts.step += 1;
+    }
+}
+
+/// The shards of all clients, and where their mean goes.
+struct Shards<'a, M> {
+    memory: &'a M,
+    from: &'a [Offset],
+    into: Offset,
+    bytes: u64,
+    streams: bool,
+}
+
+impl<M: Memory> MeanVisitor for Shards<'_, M> {
+    type Output = Result<(), Fault>;
+
+    fn visit(self, mean: impl BlockMean) -> Self::Output {
+        self.memory.fold(self.into, self.from, self.bytes, self.streams, Mean(mean))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Mean<B>(B);
+
+impl<B: BlockMean> Fold for Mean<B> {
+    #[inline(always)]
+    fn combine(self, so_far: Block, block: Block) -> Block {
+        self.0.sum(so_far, block)
+    }
+
+    #[inline(always)]
+    fn finish(self, combined: Block) -> Block {
+        self.0.finish(combined)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polder_kernels::Dtype;
+    use polder_mem::testing::Scratch as Folder;
+    use polder_mem::{Coherent, Cpu, Lines, Mapped, Region, Software};
+
+    use super::*;
+
+    const BYTES: u64 = 64 << 10;
+
+    /// Bytes of which many are infinities, NaNs, zeros and denormals of every type.
+    fn gradients(seed: u64) -> Vec<u8> {
+        let words = [0x7fc1_ffc1, 0x7f80_ff80, 0x7c01_fc00, 0x8000_0001, 0x7f7f_7bff, 0x0000_8000_u32];
+        let mut state = seed;
+        let mut draw = || {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 33) as u32
+        };
+        let mut word = || [draw(), words[draw() as usize % words.len()]][draw() as usize % 2];
+        (0..BYTES / 16).flat_map(|_| word().to_le_bytes()).collect()
+    }
+
+    fn sums_of_any_place_and_length_have_the_bits_of_the_kernels<L: Lines>(memory: &Mapped<L>) {
+        let arrays = [3, 5, 7].map(gradients);
+        let starts = [16 << 10, (32 << 10) + 2, (48 << 10) - 6].map(Offset);
+        for (at, array) in starts.into_iter().zip(&arrays) {
+            memory.copy_in(at, &array[..10_000]).unwrap();
+        }
+        for dtype in [Dtype::F64, Dtype::F32, Dtype::BF16, Dtype::F16] {
+            for (elements, clients) in
+                [(0, 2), (1, 2), (7, 3), (8, 1), (33, 2), (100, 3), (511, 2), (1100, 3)]
+            {
+                let bytes = elements * dtype.bytes();
+                let mut expected = arrays[0][..bytes].to_vec();
+                for other in &arrays[1..clients] {
+                    reduce(Op::Sum, dtype, &mut expected, &other[..bytes]).unwrap();
+                }
+                let by = NonZeroU32::new(clients as u32).unwrap();
+                divide(dtype, &mut expected, by).unwrap();
+                for (into, streams) in [(64, false), (64, true), (72, false), (72, true)] {
+                    let (into, from) = (Offset(into), &starts[..clients]);
+                    let of = Shards { memory, from, into, bytes: bytes as u64, streams };
+                    with_mean(dtype, by, of).expect("floats").unwrap();
+                    memory.mfence();
+                    let mut found = vec![0; bytes];
+                    memory.copy_out(into, &mut found).unwrap();
+                    assert_eq!(found, expected, "{elements} of {dtype} by {clients} at {into}, {streams}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_sum_in_the_pool_has_the_bits_of_the_kernels() {
+        let folder = Folder::new();
+        let region = |name| Region::create(folder.path().join(name), BYTES).unwrap();
+        sums_of_any_place_and_length_have_the_bits_of_the_kernels(&Coherent::new(region("coherent")));
+        let software = Software::new(region("software"));
+        sums_of_any_place_and_length_have_the_bits_of_the_kernels(&software);
+        sums_of_any_place_and_length_have_the_bits_of_the_kernels(&software.using(Cpu::baseline()));
     }
 }

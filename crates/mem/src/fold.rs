@@ -1,0 +1,261 @@
+//! Folds: several sources become one, a line at a time, straight from the region and back to it.
+//!
+//! What a fold computes is the caller's, and is compiled into the loop. Loads and stores are assembly that survives a fault: the loop
+//! ends at the block that failed. A slower loop then goes on from there, and says which byte it was.
+
+use std::arch::asm;
+use std::arch::x86_64::{__m128i, __m256i};
+
+use crate::fault::fault_row;
+use crate::{Fault, Memory, Offset};
+
+/// A line's bytes: what a fold takes of each source at a time.
+pub const BLOCK: usize = 64;
+
+/// What becomes of the blocks that lie at one place of all sources. Both functions become part of the loop, so they are to be inlined.
+pub trait Fold: Copy {
+    /// Combines the block of a further source with those before it.
+    fn combine(self, so_far: [u8; BLOCK], block: [u8; BLOCK]) -> [u8; BLOCK];
+
+    /// What is stored.
+    fn finish(self, combined: [u8; BLOCK]) -> [u8; BLOCK];
+}
+
+/// Blocks of a piece: two buffers of 4 KiB leave most of a first-level cache to what is copied.
+const PIECE: usize = 64;
+
+/// Folds through buffers of this process, with the copies of `memory`.
+///
+/// # Errors
+/// [`Fault`], saying how far the fold came.
+#[track_caller]
+pub(crate) fn in_pieces<M: Memory, F: Fold>(
+    memory: &M,
+    into: Offset,
+    sources: &[Offset],
+    bytes: u64,
+    past_caches: bool,
+    fold: F,
+) -> Result<(), Fault> {
+    let Some((first, others)) = sources.split_first() else { return Ok(()) };
+    let (mut sum, mut part) = ([[0; BLOCK]; PIECE], [[0; BLOCK]; PIECE]);
+    let mut start = 0;
+    while start < bytes {
+        let length = (bytes - start).min((PIECE * BLOCK) as u64) as usize;
+        let blocks = length.div_ceil(BLOCK);
+        let so_far = |fault: Fault| Fault { done: start + fault.done, ..fault };
+        memory.copy_out(*first + start, &mut sum.as_flattened_mut()[..length]).map_err(so_far)?;
+        for other in others {
+            memory.copy_out(*other + start, &mut part.as_flattened_mut()[..length]).map_err(so_far)?;
+            for (sum, part) in sum[..blocks].iter_mut().zip(&part) {
+                *sum = fold.combine(*sum, *part);
+            }
+        }
+        sum[..blocks].iter_mut().for_each(|sum| *sum = fold.finish(*sum));
+        let from = &sum.as_flattened()[..length];
+        let stored = match past_caches {
+            true => memory.copy_in_nt(into + start, from),
+            false => memory.copy_in(into + start, from),
+        };
+        stored.map_err(so_far)?;
+        start += length as u64;
+    }
+    Ok(())
+}
+
+/// Folds whole blocks of `sources` into `into`, past the caches if it `streams`; a fence of the caller follows then. Returns how many bytes
+/// were done: fewer than all whole blocks when the memory failed. Memory bounds it, so registers wider than AVX2's would gain nothing.
+///
+/// # Safety
+/// `into` and all sources are valid for `bytes` bytes in live mappings. If it streams, `into` is aligned to a line. The CPU has AVX2 if
+/// `avx2` says so.
+#[inline(always)]
+pub(crate) unsafe fn blocks<F: Fold>(
+    avx2: bool,
+    into: *mut u8,
+    sources: &[*const u8],
+    bytes: usize,
+    streams: bool,
+    fold: F,
+) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (avx2, streams) {
+            (true, false) => fold_avx2::<F, false>(into, sources, bytes, fold),
+            (true, true) => fold_avx2::<F, true>(into, sources, bytes, fold),
+            (false, false) => fold_sse2::<F, false>(into, sources, bytes, fold),
+            (false, true) => fold_sse2::<F, true>(into, sources, bytes, fold),
+        }
+    }
+}
+
+macro_rules! fold {
+    ($fold:ident, $load:ident, $store:ident $(, $feature:meta)?) => {
+        /// # Safety
+        /// As for [`blocks`].
+        $(#[$feature])?
+        unsafe fn $fold<F: Fold, const STREAMS: bool>(
+            into: *mut u8,
+            sources: &[*const u8],
+            bytes: usize,
+            fold: F,
+        ) -> usize {
+            let Some((&first, others)) = sources.split_first() else { return 0 };
+            let mut at = 0;
+            while at + BLOCK <= bytes {
+                // SAFETY: the block lies in what the caller vouches for.
+                let Some(mut sum) = (unsafe { $load(first.add(at)) }) else { break };
+                for &other in others {
+                    // SAFETY: as above.
+                    let Some(block) = (unsafe { $load(other.add(at)) }) else { return at };
+                    sum = fold.combine(sum, block);
+                }
+                // SAFETY: as above; the caller has aligned what is streamed.
+                if !unsafe { $store::<STREAMS>(into.add(at), fold.finish(sum)) } {
+                    break;
+                }
+                at += BLOCK;
+            }
+            at
+        }
+    };
+}
+
+fold!(fold_sse2, load_sse2, store_sse2);
+fold!(fold_avx2, load_avx2, store_avx2, target_feature(enable = "avx2"));
+
+/// # Safety
+/// `at` is valid for a block in a live mapping.
+#[inline(always)]
+unsafe fn load_sse2(at: *const u8) -> Option<[u8; BLOCK]> {
+    let (a, b, c, d): (__m128i, __m128i, __m128i, __m128i);
+    let failed: u64;
+    // SAFETY: reads the 64 bytes that the caller vouches for; a fault lands behind the loads with r11 = 1. Any bits are a block.
+    unsafe {
+        asm!(
+            "2: movups {a}, [{at}]",
+            "movups {b}, [{at} + 16]",
+            "movups {c}, [{at} + 32]",
+            "movups {d}, [{at} + 48]",
+            "3:",
+            fault_row!("2b", "3b", "3b"),
+            at = in(reg) at,
+            a = out(xmm_reg) a,
+            b = out(xmm_reg) b,
+            c = out(xmm_reg) c,
+            d = out(xmm_reg) d,
+            inlateout("r11") 0_u64 => failed,
+            options(nostack, preserves_flags),
+        );
+        (failed == 0).then_some(std::mem::transmute::<[__m128i; 4], [u8; BLOCK]>([a, b, c, d]))
+    }
+}
+
+/// # Safety
+/// `at` is valid for a block in a live mapping, and aligned to a line if it is streamed.
+#[inline(always)]
+unsafe fn store_sse2<const STREAMS: bool>(at: *mut u8, block: [u8; BLOCK]) -> bool {
+    // SAFETY: any bits are registers.
+    let [a, b, c, d] = unsafe { std::mem::transmute::<[u8; BLOCK], [__m128i; 4]>(block) };
+    let failed: u64;
+    // SAFETY: writes the 64 bytes that the caller vouches for; a fault lands behind the stores with r11 = 1.
+    unsafe {
+        if STREAMS {
+            asm!(
+                "2: movntdq [{at}], {a}",
+                "movntdq [{at} + 16], {b}",
+                "movntdq [{at} + 32], {c}",
+                "movntdq [{at} + 48], {d}",
+                "3:",
+                fault_row!("2b", "3b", "3b"),
+                at = in(reg) at,
+                a = in(xmm_reg) a,
+                b = in(xmm_reg) b,
+                c = in(xmm_reg) c,
+                d = in(xmm_reg) d,
+                inlateout("r11") 0_u64 => failed,
+                options(nostack, preserves_flags),
+            );
+        } else {
+            asm!(
+                "2: movups [{at}], {a}",
+                "movups [{at} + 16], {b}",
+                "movups [{at} + 32], {c}",
+                "movups [{at} + 48], {d}",
+                "3:",
+                fault_row!("2b", "3b", "3b"),
+                at = in(reg) at,
+                a = in(xmm_reg) a,
+                b = in(xmm_reg) b,
+                c = in(xmm_reg) c,
+                d = in(xmm_reg) d,
+                inlateout("r11") 0_u64 => failed,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+    failed == 0
+}
+
+/// # Safety
+/// As for [`load_sse2`].
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_avx2(at: *const u8) -> Option<[u8; BLOCK]> {
+    let (a, b): (__m256i, __m256i);
+    let failed: u64;
+    // SAFETY: as in `load_sse2`.
+    unsafe {
+        asm!(
+            "2: vmovdqu {a}, [{at}]",
+            "vmovdqu {b}, [{at} + 32]",
+            "3:",
+            fault_row!("2b", "3b", "3b"),
+            at = in(reg) at,
+            a = out(ymm_reg) a,
+            b = out(ymm_reg) b,
+            inlateout("r11") 0_u64 => failed,
+            options(nostack, preserves_flags),
+        );
+        (failed == 0).then_some(std::mem::transmute::<[__m256i; 2], [u8; BLOCK]>([a, b]))
+    }
+}
+
+/// # Safety
+/// As for [`store_sse2`].
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store_avx2<const STREAMS: bool>(at: *mut u8, block: [u8; BLOCK]) -> bool {
+    // SAFETY: any bits are registers.
+    let [a, b] = unsafe { std::mem::transmute::<[u8; BLOCK], [__m256i; 2]>(block) };
+    let failed: u64;
+    // SAFETY: as in `store_sse2`.
+    unsafe {
+        if STREAMS {
+            asm!(
+                "2: vmovntdq [{at}], {a}",
+                "vmovntdq [{at} + 32], {b}",
+                "3:",
+                fault_row!("2b", "3b", "3b"),
+                at = in(reg) at,
+                a = in(ymm_reg) a,
+                b = in(ymm_reg) b,
+                inlateout("r11") 0_u64 => failed,
+                options(nostack, preserves_flags),
+            );
+        } else {
+            asm!(
+                "2: vmovdqu [{at}], {a}",
+                "vmovdqu [{at} + 32], {b}",
+                "3:",
+                fault_row!("2b", "3b", "3b"),
+                at = in(reg) at,
+                a = in(ymm_reg) a,
+                b = in(ymm_reg) b,
+                inlateout("r11") 0_u64 => failed,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+    failed == 0
+}
