@@ -37,7 +37,8 @@ pub(super) struct Scene {
     kernels: Kernels,
     members: Vec<RankPlace>,
     options: GroupOptions,
-    crashed: Option<(usize, Crash)>,
+    most_victims: usize,
+    crashed: Vec<(usize, Crash)>,
     /// The ranks that did all they were to do.
     finished: Rc<RefCell<Vec<usize>>>,
 }
@@ -91,7 +92,8 @@ impl Scene {
         };
         let members = members(&hosts, stride, extra);
         let world = World::new(seed, shape);
-        Self { world, seed, hosts, kernels, members, options, crashed: None, finished: Rc::default() }
+        let (most_victims, crashed) = (1, vec![]);
+        Self { world, seed, hosts, kernels, members, options, most_victims, crashed, finished: Rc::default() }
     }
 
     pub(super) fn size(&self) -> usize {
@@ -110,6 +112,12 @@ impl Scene {
         for member in &mut self.members {
             member.heartbeat = Some(Offset(member.at.0 + stride - LINE));
         }
+        self
+    }
+
+    /// Lets two ranks crash now and then, where a third is there that survives them.
+    pub(super) fn with_two_victims(mut self) -> Self {
+        self.most_victims = if self.size() > 2 { 2 } else { 1 };
         self
     }
 
@@ -136,7 +144,13 @@ impl Scene {
         let kinds = [Crash::Process, Crash::Host, Crash::Pause];
         let victim = dice.roll(self.size() as u64) as usize;
         let kind = (dice.roll(2) == 0).then(|| kinds[dice.roll(3) as usize]);
-        self.crashed = kind.map(|kind| (victim, kind));
+        self.crashed = kind.map(|kind| (victim, kind)).into_iter().collect();
+        if let (Some(kind), 2) = (kind, self.most_victims)
+            && dice.roll(3) == 0
+        {
+            let other = (victim + 1 + dice.roll(self.size() as u64 - 1) as usize) % self.size();
+            self.crashed.push((other, kind));
+        }
         let ended: Vec<Rc<Cell<bool>>> = (0..self.size()).map(|_| Rc::default()).collect();
         for rank in 0..self.size() {
             let (survivor, ended) = (self.survivor(rank), Rc::clone(&ended[rank]));
@@ -146,14 +160,14 @@ impl Scene {
                 survivor.judge(rank, body(memory, members, rank, options));
                 ended.set(true);
             });
-            if let Some((_, kind)) = self.crashed.filter(|(victim, _)| *victim == rank) {
-                self.world.crash_within(thread, kind, within);
+            for (_, kind) in self.crashed.iter().filter(|(victim, _)| *victim == rank) {
+                self.world.crash_within(thread, *kind, within);
             }
         }
         if self.members[0].heartbeat.is_some() {
             (0..self.size()).for_each(|rank| self.beat(rank, &ended[rank]));
         }
-        let (finished, alone) = (Rc::clone(&self.finished), self.crashed.is_none());
+        let (finished, alone) = (Rc::clone(&self.finished), self.crashed.is_empty());
         let ranks = self.size();
         self.world.check(0, move |_| {
             assert!(!alone || finished.borrow().len() == ranks, "only {:?} finished", finished.borrow());
@@ -195,11 +209,11 @@ impl Scene {
             Crash::Process | Crash::Pause => peer == victim,
         };
         let culprits = (0..self.size())
-            .filter(|&peer| self.crashed.as_ref().is_some_and(|crashed| culprit(crashed, peer)))
+            .filter(|&peer| self.crashed.iter().any(|crashed| culprit(crashed, peer)))
             .map(|peer| self.members[peer].pid)
             .collect::<Vec<u32>>();
         let is_culprit = culprits.contains(&self.members[rank].pid);
-        let dies = self.crashed.is_some_and(|(_, kind)| kind != Crash::Pause);
+        let dies = self.crashed.first().is_some_and(|(_, kind)| *kind != Crash::Pause);
         let shows = dies && (self.kernels == Kernels::Shared || self.members[0].heartbeat.is_some());
         Survivor { dies, shows, seed: self.seed, culprits, is_culprit, finished: Rc::clone(&self.finished) }
     }

@@ -1,5 +1,5 @@
-//! A parameter service: one or two clients push shards in orders of their own, one or two proxies sum them, step after step; one of
-//! them dies or stops at any memory operation. Each sum that a client pulls is that of its own step.
+//! A parameter service: up to three clients push shards in orders of their own, one or two proxies sum them, step after step; one or two
+//! of them die or stop at any memory operation. Each sum that a client pulls is that of its own step.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -53,8 +53,13 @@ struct Script {
 fn service(seed: u64) -> Outcome {
     let mut dice = Dice::new(seed, 11);
     // A proxy waits as long as all live, so that it has to see when one does not.
-    let scene = Scene::new(seed, &mut dice, 4, tiny(128), EXTRA).with_heartbeats();
-    let proxies = 1 + (scene.size() == 4 || scene.size() == 3 && dice.roll(4) == 0) as u16;
+    let scene = Scene::new(seed, &mut dice, 4, tiny(128), EXTRA).with_heartbeats().with_two_victims();
+    let has_two_proxies = match scene.size() {
+        4 => dice.roll(4) > 0,
+        3 => dice.roll(4) == 0,
+        _ => false,
+    };
+    let proxies = 1 + u16::from(has_two_proxies);
     let clients = scene.size() - usize::from(proxies);
     let shards = 1 + dice.roll(4) as u32;
     let shard = |tensor, dice: &mut Dice| {
