@@ -20,6 +20,7 @@
 //! the same process.
 
 mod client;
+pub mod hostile;
 mod lanes;
 mod order;
 mod place;

@@ -31,6 +31,7 @@
 //! |---|---|
 //! | `H` | word 0, a checked word: the highest version that a process of host `H` has published, else 0 |
 
+pub mod hostile;
 mod manifest;
 mod reader;
 mod writer;
@@ -153,11 +154,11 @@ impl<M: Memory> Store<M> {
                 return Err(error);
             }
         };
-        let own_bytes = object.bytes().saturating_sub(manifest::start(head.manifest_bytes));
         let pool = Arc::clone(&self.pool);
         let mut version =
-            Version { pool, number, own_bytes, held: vec![object], manifest: Manifest::default() };
+            Version { pool, number, own_bytes: 0, held: vec![object], manifest: Manifest::default() };
         version.manifest = self.load_manifest(&version.held[0], &head)?;
+        version.own_bytes = version.held[0].bytes().saturating_sub(manifest::start(head.manifest_bytes));
         for index in 0..version.manifest.others.len() {
             let known = version.manifest.others[index];
             let name = self.object_name(known.number);

@@ -32,10 +32,13 @@ use crate::{Pool, PoolError};
 /// Waits so long for what client 0 tells next: a job may do something else for hours, and a client that dies ends the wait.
 const AGES: std::time::Duration = std::time::Duration::from_secs(100 * 365 * 24 * 3600);
 
+/// Bytes of staging of each process: a group tells no more than what is exchanged, so that little is enough for the most ranks.
+const STAGING: u64 = 64 << 10;
+
 /// Bytes of one shard or link in what client 0 tells.
 const ROW: usize = 24;
 /// Bytes of what it tells first.
-const HEAD: usize = 40;
+pub(super) const HEAD: usize = 40;
 
 /// What a proxy says that it has done, and in which process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +100,7 @@ impl<M: Memory> Session<M> {
         interrupt: Option<Interrupt>,
     ) -> Result<Self, PoolError> {
         let ServiceOptions { timeout, patience, .. } = options;
-        let of_group = GroupOptions { timeout, patience, ..GroupOptions::default() };
+        let of_group = GroupOptions { staging_bytes: STAGING, timeout, patience, ..GroupOptions::default() };
         let size = clients + usize::from(proxies);
         let group = Group::join(Arc::clone(&pool), name, number, size, of_group, interrupt)?;
         let GroupOptions { epoch, silence, .. } = *group.options();
@@ -129,30 +132,10 @@ impl<M: Memory> Session<M> {
             rows.extend(links.iter().flat_map(link));
         }
         self.group.broadcast(0, Dtype::U8, &mut head)?;
-        let shards = word_of(&head, 0);
-        let Some(shards) = shards.checked_sub(1) else { return Ok(None) };
-        let links = word_of(&head, 4);
-        let bad = |value: String, expected| PoolError::Argument { what: "the exchange", value, expected };
-        if shards > Exchange::MOST_SHARDS as u64 || links > u64::from(Exchange::MOST_PROXIES) {
-            return Err(bad(format!("{shards} shards and {links} links"), "fewer and larger shards"));
-        }
-        let shards = shards as usize * ROW;
-        rows.resize(shards + links as usize * ROW, 0);
+        let Some(told) = Told::read(&head)? else { return Ok(None) };
+        rows.resize(told.row_bytes(), 0);
         self.group.broadcast(0, Dtype::U8, &mut rows)?;
-        let name = head[8..24].split(|byte| *byte == 0).next().unwrap_or_default();
-        let dtype = str::from_utf8(name).ok().and_then(Dtype::named);
-        let dtype =
-            dtype.ok_or_else(|| bad("one of unknown elements".into(), "one Polder for all processes"))?;
-        let (shards, links) = rows.split_at(shards);
-        let group = |row: &[u8]| (word_of(row, 0) >> 48) as u16;
-        let groups = if head[25] == 1 { shards.chunks_exact(ROW).map(group).collect() } else { vec![] };
-        let exchange = Exchange::new(shards.chunks_exact(ROW).map(decode).collect(), proxies)
-            .map_err(|error| bad(error.to_string(), "shards that the proxies of this service can sum"))?;
-        let order = if head[24] == 1 { ShardOrder::FirstLayersFirst } else { ShardOrder::FirstInFirstOut };
-        let link =
-            |row: &[u8]| EmulatedLink { latency_ns: word_of(row, 0), bytes_per_second: word_of(row, 1) };
-        let links = links.chunks_exact(ROW).map(link).collect();
-        Ok(Some(Agreement { exchange: exchange.ordered(order), dtype, links, groups }))
+        told.agreement(&rows, proxies).map(Some)
     }
 
     /// Makes this process's part of what was agreed on, and finds those of the others.
@@ -188,6 +171,61 @@ impl<M: Memory> Session<M> {
         self.parts = held;
         Ok(members)
     }
+}
+
+/// What client 0 tells first: how many rows follow, and what holds for all of them.
+pub(super) struct Told {
+    shards: usize,
+    links: usize,
+    dtype: Dtype,
+    order: ShardOrder,
+    has_groups: bool,
+}
+
+impl Told {
+    /// What the words of the head say; `None` is the end.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] for more than there can be, or elements of an unknown type.
+    pub(super) fn read(head: &[u8; HEAD]) -> Result<Option<Self>, PoolError> {
+        let Some(shards) = word_of(head, 0).checked_sub(1) else { return Ok(None) };
+        let links = word_of(head, 4);
+        if shards > Exchange::MOST_SHARDS as u64 || links > u64::from(Exchange::MOST_PROXIES) {
+            return Err(refused(format!("{shards} shards and {links} links"), "fewer and larger shards"));
+        }
+        let name = head[8..24].split(|byte| *byte == 0).next().unwrap_or_default();
+        let dtype = str::from_utf8(name).ok().and_then(Dtype::named);
+        let dtype =
+            dtype.ok_or_else(|| refused("one of unknown elements".into(), "one Polder for all processes"))?;
+        let order = if head[24] == 1 { ShardOrder::FirstLayersFirst } else { ShardOrder::FirstInFirstOut };
+        let (shards, links) = (shards as usize, links as usize);
+        Ok(Some(Self { shards, links, dtype, order, has_groups: head[25] == 1 }))
+    }
+
+    /// Bytes of all rows.
+    pub(super) const fn row_bytes(&self) -> usize {
+        (self.shards + self.links) * ROW
+    }
+
+    /// What the rows say.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] for shards that no such service can sum.
+    pub(super) fn agreement(&self, rows: &[u8], proxies: u16) -> Result<Agreement, PoolError> {
+        let (shards, links) = rows.split_at(self.shards * ROW);
+        let group = |row: &[u8]| (word_of(row, 0) >> 48) as u16;
+        let groups = if self.has_groups { shards.chunks_exact(ROW).map(group).collect() } else { vec![] };
+        let exchange = Exchange::new(shards.chunks_exact(ROW).map(decode).collect(), proxies)
+            .map_err(|error| refused(error.to_string(), "shards that the proxies of this service can sum"))?;
+        let link =
+            |row: &[u8]| EmulatedLink { latency_ns: word_of(row, 0), bytes_per_second: word_of(row, 1) };
+        let links = links.chunks_exact(ROW).map(link).collect();
+        Ok(Agreement { exchange: exchange.ordered(self.order), dtype: self.dtype, links, groups })
+    }
+}
+
+fn refused(value: String, expected: &'static str) -> PoolError {
+    PoolError::Argument { what: "the exchange", value, expected }
 }
 
 fn encode(shard: &Shard, group: u16) -> [u8; ROW] {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use polder_mem::{LINE, Memory};
+use polder_mem::{LINE, Memory, Offset};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::manifest::{self, Head, MANIFEST_LINE, Manifest, Other, Tensor};
@@ -68,7 +68,7 @@ impl<M: Memory> Store<M> {
 
     fn publish_once(&self, tensors: &[(&str, &[u8])], over: Option<u64>) -> Result<Published, PoolError> {
         let listed = self.listed()?;
-        let number = listed.first().map_or(0, |(number, _)| *number).max(self.marked()?) + 1;
+        let number = self.next_number(&listed)?;
         let base = self.base(&listed, over)?;
         if over.is_some() && base.is_none() {
             return Err(self.no_version(over));
@@ -80,6 +80,15 @@ impl<M: Memory> Store<M> {
         let marked = published.and_then(|published| self.mark(&marks, number).map(|()| published));
         self.pool.close(marks);
         marked
+    }
+
+    /// The number after the highest of which an object or a mark is there.
+    fn next_number(&self, listed: &[(u64, ListedObject)]) -> Result<u64, PoolError> {
+        let highest = listed.first().map_or(0, |(number, _)| *number).max(self.marked()?);
+        // Marks have room for so many. No writer comes there.
+        let corrupt = |at| PoolError::Corrupt { offset: at, what: "number of a version" };
+        let at = listed.first().map_or(Offset(0), |(_, listed)| listed.at);
+        highest.checked_add(1).filter(|number| number >> word::BITS == 0).ok_or_else(|| corrupt(at))
     }
 
     fn publish_planned(
