@@ -44,8 +44,8 @@ pub(crate) struct Arguments {
     /// The first seed [default: from the clock].
     #[arg(long)]
     seed: Option<u64>,
-    /// Scenes to play, with commas between them: push, stream, pop, create, all-reduce, attach, job, or a variant of one
-    /// such as push/software/alone.
+    /// Scenes to play, with commas between them: push, stream, pop, create, all-reduce, attach, job, client, proxy, publish,
+    /// or a variant of one such as push/software/alone.
     #[arg(long, value_delimiter = ',')]
     what: Vec<String>,
     /// What happens to the victims.
@@ -126,9 +126,13 @@ impl Soak {
             let is_there = arguments.listen.is_none() || scene.coherence == CoherenceChoice::Software;
             let can = match arguments.doom {
                 Doom::Kill => true,
-                Doom::Stop => !matches!(scene.what, What::Attach | What::Job),
-                // The victim's host has no survivor: that would be dead as well.
-                Doom::Kernel => scene.alone && !matches!(scene.what, What::Attach | What::Job),
+                // A proxy waits for a client that lives, however long it takes.
+                Doom::Stop => !matches!(scene.what, What::Attach | What::Job | What::Client | What::Proxy),
+                // The victim's host has no survivor: that would be dead as well. Services and stores are not played there.
+                Doom::Kernel => {
+                    let is_told = [What::Push, What::Stream, What::Pop, What::Create, What::AllReduce];
+                    scene.alone && is_told.contains(&scene.what)
+                }
             };
             is_there && can
         };

@@ -45,6 +45,12 @@ fn nothing_is_left_of_jobs_whose_endpoints_are_killed_anywhere() {
 }
 
 #[test]
+fn a_service_names_its_dead_and_a_store_keeps_its_versions_wherever_a_process_is_killed() {
+    println!("{}", soak("--kills 250 --seed 0 --what client,proxy"));
+    println!("{}", soak("--kills 150 --seed 0 --what publish"));
+}
+
+#[test]
 fn a_process_that_stands_still_is_named_and_nothing_is_lost_when_it_goes_on() {
     println!("{}", soak("--doom stop --kills 200 --seed 0"));
 }

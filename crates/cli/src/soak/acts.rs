@@ -9,8 +9,11 @@ use polder_mem::{Memory, Nanos, ProcessSlot, Trigger, TriggerAction, Wrapped};
 use polder_pool::endpoint::{self, Address, Completion, Endpoint, Filter, Label};
 use polder_pool::group::{Group, GroupOptions, JoinedGroup};
 use polder_pool::ring::{Consumer, Producer, RingLink, RingPlace, RingShape};
+use polder_pool::service::{Agreement, Client, ClientSession, ProxySession, ServiceOptions};
+use polder_pool::storage::{Store, Version};
 use polder_pool::wait::Patience;
 use polder_pool::{InitialContents, Object, Peer, Pool, PoolError, Process, inspect};
+use polder_schedule::{Exchange, Shard};
 
 use super::scene::{Dice, Fate, Round, What};
 use super::wire::Wire;
@@ -142,6 +145,9 @@ pub(super) fn victim(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure
         What::Create | What::Attach => create(actor, round),
         What::AllReduce => all_reduce(actor, round),
         What::Job => talk(actor, round, 0),
+        What::Client => train(actor, round),
+        What::Proxy => sum(actor, round),
+        What::Publish => publish(actor, round),
     }
 }
 
@@ -369,6 +375,159 @@ fn exchange(group: &mut Group<Wrapped>, seed: u64, index: usize) -> Result<bool,
     Ok(sums.into_iter().flat_map(u64::to_le_bytes).eq(data))
 }
 
+/// Steps of a service. Clients that outlive a victim go on until it is dead.
+const TRAINING: usize = 3;
+
+/// Who is what in a service: the clients, then one proxy. Survivors come first among their kind.
+#[derive(Clone, Copy)]
+struct Cast {
+    clients: usize,
+    victim: usize,
+}
+
+impl Cast {
+    const fn of(round: &Round) -> Self {
+        match (round.scene.what, round.scene.alone) {
+            (What::Proxy, true) => Self { clients: 1, victim: 1 },
+            (What::Proxy, false) => Self { clients: 2, victim: 2 },
+            (_, true) => Self { clients: 1, victim: 0 },
+            (_, false) => Self { clients: 2, victim: 1 },
+        }
+    }
+
+    /// The number of a survivor.
+    const fn survivor(self, rank: usize) -> usize {
+        if rank < self.victim { rank } else { rank + 1 }
+    }
+
+    fn join(
+        self,
+        actor: &Actor<'_>,
+        round: &Round,
+        client: usize,
+    ) -> Result<ClientSession<Wrapped>, Failure> {
+        let (pool, name) = (Arc::clone(actor.pool), own(round, "service"));
+        Ok(ClientSession::join(pool, &name, client, (self.clients, 1), service_options(), None)?)
+    }
+
+    fn join_as_proxy(self, actor: &Actor<'_>, round: &Round) -> Result<ProxySession<Wrapped>, Failure> {
+        let (pool, name) = (Arc::clone(actor.pool), own(round, "service"));
+        Ok(ProxySession::join(pool, &name, 0, (self.clients, 1), service_options(), None)?)
+    }
+}
+
+fn service_options() -> ServiceOptions {
+    ServiceOptions { timeout: DEADLINE, ..ServiceOptions::default() }
+}
+
+/// Three tensors: of a line, of some lines, and of more than a block of a copy.
+fn agreed() -> Agreement {
+    let shard = |(tensor, bytes)| Shard { tensor, start: 0, bytes, proxy: 0 };
+    let shards = (0..).zip([64, 200, 1000]).map(shard).collect();
+    Agreement::new(Exchange::new(shards, 1).expect("shards of different tensors"), Dtype::F32)
+}
+
+/// What a client pushes of a shard: whole numbers that are so small that the mean of two has a half at most.
+fn gradients(seed: u64, step: usize, client: usize, bytes: u64) -> Vec<f32> {
+    let mut dice = Dice(seed ^ (step << 8 | client) as u64);
+    (0..bytes / 4).map(|_| (dice.draw() % 1000) as f32).collect()
+}
+
+/// One step of a client; whether it pulled the means.
+fn train_once(
+    client: &mut Client<Wrapped>,
+    seed: u64,
+    step: usize,
+    number: usize,
+    clients: usize,
+) -> Result<bool, PoolError> {
+    let shards = client.agreed().exchange.shards().to_vec();
+    let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
+    for (index, shard) in (0..).zip(&shards) {
+        client.push(index, &bytes(&gradients(seed, step, number, shard.bytes)))?;
+    }
+    let mut is_right = true;
+    while let Some(index) = client.wait()? {
+        let length = shards[index as usize].bytes;
+        let mut found = vec![0; length as usize];
+        client.pull(index, &mut found)?;
+        let mut mean = vec![0.0; length as usize / 4];
+        for client in 0..clients {
+            mean.iter_mut().zip(gradients(seed, step, client, length)).for_each(|(sum, value)| *sum += value);
+        }
+        mean.iter_mut().for_each(|sum| *sum /= clients as f32);
+        is_right &= found == bytes(&mean);
+    }
+    Ok(is_right)
+}
+
+fn train(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
+    let cast = Cast::of(round);
+    let mut session = cast.join(actor, round, cast.victim)?;
+    let mut steps = Steps::begin(actor, round.fate)?;
+    steps.step(|_| session.begin(&agreed(), None).map(drop))?;
+    for step in 0..TRAINING {
+        let is_right =
+            steps.step(|_| train_once(session.client()?, round.seed, step, cast.victim, cast.clients))?;
+        if !is_right {
+            return Err(Failure(format!("the victim pulled a wrong mean in step {step}")));
+        }
+    }
+    steps.end()
+}
+
+fn sum(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
+    let session = Cast::of(round).join_as_proxy(actor, round)?;
+    let mut steps = Steps::begin(actor, round.fate)?;
+    steps.step(|_| session.serve(|| None))?;
+    steps.end()
+}
+
+/// Versions that a victim publishes. The first survivor has published one before.
+const VERSIONS: u64 = 3;
+/// Draws the tensors of the version that a survivor publishes after it.
+const LAST: u64 = 100;
+
+fn store(pool: &Arc<Pool<Wrapped>>, round: &Round) -> Result<Store<Wrapped>, PoolError> {
+    Store::new(Arc::clone(pool), &format!("victim/{}", round.number))
+}
+
+/// The tensors of a version: one that changes each time, and one that seldom does.
+fn tensors(round: &Round, version: u64) -> [Vec<u8>; 2] {
+    let seldom = version / 3;
+    [Dice(round.seed ^ version).bytes(700), Dice(round.seed ^ seldom << 32).bytes(300)]
+}
+
+fn publish_version(store: &Store<Wrapped>, round: &Round, version: u64) -> Result<u64, PoolError> {
+    let [often, seldom] = tensors(round, version);
+    Ok(store.publish(&[("often", &often), ("seldom", &seldom)])?.version)
+}
+
+/// That a version holds what was published under its number.
+fn expect_version(round: &Round, version: &Version<Wrapped>) -> Result<(), Failure> {
+    let number = version.number();
+    for (name, bytes) in ["often", "seldom"].into_iter().zip(tensors(round, number)) {
+        let mut found = vec![0; bytes.len()];
+        version.read(name, &mut found)?;
+        if found != bytes {
+            return Err(Failure(format!("{name} of version {number} holds other bytes than were written")));
+        }
+    }
+    Ok(())
+}
+
+fn publish(actor: &mut Actor<'_>, round: &Round) -> Result<(), Failure> {
+    let store = store(actor.pool, round)?;
+    let mut steps = Steps::begin(actor, round.fate)?;
+    for number in 2..2 + VERSIONS {
+        let published = steps.step(|_| publish_version(&store, round, number))?;
+        if published != number {
+            return Err(Failure(format!("the victim published version {published}, not {number}")));
+        }
+    }
+    steps.end()
+}
+
 // The survivors.
 
 /// What a survivor is told of a victim.
@@ -497,16 +656,81 @@ pub(super) fn outlive_consumer(
     Ok(count)
 }
 
-/// Computes with the victim until that is dead, and says how many operations came to their end.
-pub(super) fn outlive_rank(
+/// What a survivor says that has nothing to count.
+pub(super) const UNCOUNTED: usize = u32::MAX as usize;
+
+/// Works with the victim until that is dead, and says how far it came.
+pub(super) fn outlive(actor: &mut Actor<'_>, round: &Round, rank: usize, pid: u32) -> Result<usize, Failure> {
+    let victim = Victim { pid, slot: 0 };
+    if round.scene.what == What::AllReduce {
+        return outlive_rank(actor, round, rank, victim);
+    }
+    let cast = Cast::of(round);
+    match cast.survivor(rank) {
+        number if number == cast.clients => outlive_client(actor, round, victim),
+        number => outlive_service(actor, round, number, victim),
+    }
+}
+
+/// Sums for the victim until that is dead.
+fn outlive_client(actor: &mut Actor<'_>, round: &Round, victim: Victim) -> Result<usize, Failure> {
+    let session = Cast::of(round).join_as_proxy(actor, round)?;
+    actor.wire.say("attached")?;
+    let began = Instant::now();
+    match session.serve(|| None) {
+        // How long it served before is not known.
+        Err(error) => victim.expect_dead(round, &error, Duration::ZERO).map(|()| UNCOUNTED),
+        Ok(()) => Err(Failure(format!("a service ended after {} ms", began.elapsed().as_millis()))),
+    }
+}
+
+/// Trains as client `number` until the victim is dead, or has summed enough. It says how many operations of a client came to their end. If
+/// the victim is the proxy, it says in which step it is, and how much of it was not summed.
+fn outlive_service(
     actor: &mut Actor<'_>,
     round: &Round,
-    rank: usize,
-    pid: u32,
+    number: usize,
+    victim: Victim,
 ) -> Result<usize, Failure> {
+    let cast = Cast::of(round);
+    let mut session = cast.join(actor, round, number)?;
+    actor.wire.say("attached")?;
+    let mut began = Instant::now();
+    if let Err(error) = session.begin(&agreed(), None) {
+        victim.expect_dead(round, &error, began.elapsed())?;
+        return Ok(0);
+    }
+    for step in 0.. {
+        if round.scene.what == What::Proxy && step == TRAINING {
+            let began = Instant::now();
+            return match session.leave() {
+                Ok(()) => Ok(step),
+                Err(error) => victim.expect_dead(round, &error, began.elapsed()).map(|()| step),
+            };
+        }
+        began = Instant::now();
+        let client = session.client()?;
+        match train_once(client, round.seed, step, number, cast.clients) {
+            Ok(true) => {}
+            Ok(false) => return Err(Failure(format!("a survivor pulled a wrong mean in step {step}"))),
+            Err(error) => {
+                victim.expect_dead(round, &error, began.elapsed())?;
+                let unsummed = client.unsummed().len();
+                expect_broken(client.wait())?;
+                return Ok(match round.scene.what {
+                    What::Proxy => step << 8 | unsummed << 4 | 1,
+                    _ => 1 + step,
+                });
+            }
+        }
+    }
+    unreachable!("a victim takes part in a few steps")
+}
+
+/// Computes with the victim until that is dead, and says how many operations came to their end.
+fn outlive_rank(actor: &mut Actor<'_>, round: &Round, rank: usize, victim: Victim) -> Result<usize, Failure> {
     let mut group = join(actor, round, rank, ranks(round))?;
     actor.wire.say("attached")?;
-    let victim = Victim { pid, slot: 0 };
     for index in 0.. {
         let began = Instant::now();
         match exchange(&mut group, round.seed, index) {
@@ -526,8 +750,12 @@ pub(super) fn outlive_rank(
     unreachable!("a victim takes part in a few operations")
 }
 
-/// Makes the object that the victim of this round destroys.
+/// Makes the object that the victim of this round destroys, or the version that it goes on from.
 pub(super) fn prepare(actor: &Actor<'_>, round: &Round) -> Result<(), Failure> {
+    if round.scene.what == What::Publish {
+        publish_version(&store(actor.pool, round)?, round, 1)?;
+        return Ok(());
+    }
     actor.pool.close(actor.pool.create(&doomed(round), SMALL)?);
     Ok(())
 }
@@ -548,6 +776,9 @@ pub(super) fn judge(
     (begun, done): (usize, usize),
     repaired: bool,
 ) -> Result<(), Failure> {
+    if round.scene.what == What::Publish {
+        return judge_versions(actor, round, (begun as u64, done as u64), repaired);
+    }
     let at = |step: usize| (begun > step, done > step);
     let expect = |actor: &Actor<'_>, name: &str, must: &Must, contents: Option<&[u8]>, repaired| {
         let when = if repaired { "repaired" } else { "not repaired" };
@@ -577,6 +808,41 @@ pub(super) fn judge(
     expect(actor, &own(round, "large"), &made(step::CREATE_LARGE, large_bytes(actor.pool)), None, repaired)?;
     expect(actor, &doomed(round), &doomed_is, None, repaired)?;
     expect(actor, KEPT, &Must::Be(KEPT_BYTES as u64), Some(&kept()), repaired)
+}
+
+/// The newest version is the last that the victim published, or the one that it was at; two are whole. Once the victim's host has
+/// `repaired` what it left, another writer goes on.
+fn judge_versions(
+    actor: &Actor<'_>,
+    round: &Round,
+    (begun, done): (u64, u64),
+    repaired: bool,
+) -> Result<(), Failure> {
+    let store = store(actor.pool, round)?;
+    let explain =
+        |what: String| Failure(format!("{what} (the victim began {begun} versions and ended {done})"));
+    let newest = store.newest().map_err(|error| explain(error.to_string()))?;
+    let number = newest.number();
+    if !(1 + done..=1 + begun).contains(&number) {
+        return Err(explain(format!("version {number} is the newest")));
+    }
+    expect_version(round, &newest)?;
+    let kept = store.versions()?;
+    if kept.last() != Some(&number) || kept.len() < 2.min(number as usize) {
+        return Err(explain(format!("versions {kept:?} are kept")));
+    }
+    for number in kept {
+        expect_version(round, &store.open(number)?)?;
+    }
+    drop(newest);
+    if repaired {
+        let next = publish_version(&store, round, LAST)?;
+        let found = store.newest()?;
+        if found.number() != next || next <= number {
+            return Err(explain(format!("after version {next} the newest is {}", found.number())));
+        }
+    }
+    Ok(())
 }
 
 fn expect(
@@ -627,8 +893,23 @@ pub(super) fn bypass(actor: &Actor<'_>, round: &Round, victim: Victim) -> Result
 /// Proves that no name of this round is blocked by what the victim left, and destroys what is there.
 pub(super) fn clean(actor: &Actor<'_>, round: &Round) -> Result<(), Failure> {
     let pool = actor.pool;
-    let rank = format!("group/{}", ranks(round) - 1);
-    for name in ["small", "large", "lines", "credits", &rank].map(|what| own(round, what)) {
+    let mut names: Vec<_> = ["small", "large", "lines", "credits"].map(|what| own(round, what)).into();
+    match round.scene.what {
+        What::AllReduce => names.push(own(round, &format!("group/{}", ranks(round) - 1))),
+        What::Client | What::Proxy => {
+            let victim = Cast::of(round).victim;
+            names.extend(["service", "service/1"].map(|of| own(round, &format!("{of}/{victim}"))));
+        }
+        What::Publish => {
+            let store = store(pool, round)?;
+            store.remove()?;
+            let numbers = (1..3 + VERSIONS).map(|number| number.to_string());
+            let of_store = |what: String| format!("/version/{}/{what}", store.name());
+            names.extend(numbers.chain(["marks".to_owned()]).map(of_store));
+        }
+        _ => {}
+    }
+    for name in names {
         match pool.create(&name, 0) {
             Ok(object) => pool.close(object),
             Err(PoolError::Exists { .. }) => {}

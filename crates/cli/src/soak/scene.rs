@@ -22,11 +22,27 @@ pub(super) enum What {
     Attach,
     /// It is one of three endpoints of a job, of which others may die as well, and the job is swept up.
     Job,
+    /// It is a client of a parameter service.
+    Client,
+    /// It is the proxy of a parameter service.
+    Proxy,
+    /// It publishes versions of a store.
+    Publish,
 }
 
 impl What {
-    const ALL: [Self; 7] =
-        [Self::Push, Self::Stream, Self::Pop, Self::Create, Self::AllReduce, Self::Attach, Self::Job];
+    const ALL: [Self; 10] = [
+        Self::Push,
+        Self::Stream,
+        Self::Pop,
+        Self::Create,
+        Self::AllReduce,
+        Self::Attach,
+        Self::Job,
+        Self::Client,
+        Self::Proxy,
+        Self::Publish,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
@@ -37,6 +53,9 @@ impl What {
             Self::AllReduce => "all-reduce",
             Self::Attach => "attach",
             Self::Job => "job",
+            Self::Client => "client",
+            Self::Proxy => "proxy",
+            Self::Publish => "publish",
         }
     }
 }

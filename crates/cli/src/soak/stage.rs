@@ -13,7 +13,7 @@ use polder_mem::{Trigger, TriggerAction};
 use polder_pool::keeper::{MembershipChange, change_membership};
 use polder_pool::{Geometry, Member, read_superblock};
 
-use super::acts::{self, DEADLINE};
+use super::acts::{self, DEADLINE, UNCOUNTED};
 use super::remote::{Player, Remote, stands_still};
 use super::scene::{Dice, FIRST_HOST, Fate, LONELY_HOST, Round, SHARED_HOST, Scene, What};
 use super::task::Task;
@@ -130,8 +130,8 @@ impl Stage {
         }
         let outcome = match scene.what {
             What::Push | What::Stream | What::Pop => self.play_ring(&round)?,
-            What::Create => self.play_create(&round)?,
-            What::AllReduce => self.play_all_reduce(&round)?,
+            What::Create | What::Publish => self.play_create(&round)?,
+            What::AllReduce | What::Client | What::Proxy => self.play_together(&round)?,
             What::Attach => self.play_attach(&round)?,
             What::Job => self.play_job(&round)?,
         };
@@ -177,14 +177,15 @@ impl Stage {
         Ok(end.outcome)
     }
 
-    fn play_all_reduce(&mut self, round: &Round) -> Result<Outcome, Failure> {
+    /// A victim that the survivors work with, as ranks of a group or as processes of a service.
+    fn play_together(&mut self, round: &Round) -> Result<Outcome, Failure> {
         let mut victim = self.crew.start(Task::Fall(*round))?;
         let pid = victim.player.pid().into();
         let ranks: Vec<_> =
             [&mut self.first, &mut self.second].into_iter().take(acts::ranks(round) - 1).collect();
         let mut ranks = ranks;
         for (rank, survivor) in ranks.iter_mut().enumerate() {
-            survivor.say("reduce", round, &[pid, rank as u64])?;
+            survivor.say("work", round, &[pid, rank as u64])?;
         }
         victim.ready()?;
         for survivor in &mut ranks {
@@ -192,15 +193,19 @@ impl Stage {
         }
         victim.go()?;
         let end = victim.end_with(round, &mut ranks)?;
-        for count in end.survivors.split(' ') {
-            let count: usize = count.parse()?;
-            // The line on which it said that it had ended one may be torn by what it was about to say of the next.
-            if !(end.done <= count + 1 && count <= end.begun) && round.fate.action == TriggerAction::Kill {
-                let (begun, done) = (end.begun, end.done);
-                let what =
-                    format!("the victim ended {done} operations and began {begun}, a survivor ended {count}");
-                return Err(Failure(what));
-            }
+        let counts = end.survivors.split(' ').map(str::parse).collect::<Result<Vec<usize>, _>>()?;
+        let End { begun, done, .. } = end;
+        // The line on which it said that it had ended one may be torn by what it was about to say of the next.
+        let is_near = |&count: &usize| count == UNCOUNTED || done <= count + 1 && count <= begun;
+        let is_good = match round.scene.what {
+            // Clients that lost a proxy come to the same end, once they all have begun.
+            What::Proxy => counts.contains(&0) || counts.iter().all(|count| *count == counts[0]),
+            _ => counts.iter().all(is_near),
+        };
+        if !is_good && round.fate.action == TriggerAction::Kill {
+            return Err(Failure(format!(
+                "the victim ended {done} operations and began {begun}, survivors came to {counts:?}"
+            )));
         }
         Ok(end.outcome)
     }
@@ -263,7 +268,7 @@ impl Stage {
         let dies = Round { fate: Fate { action: TriggerAction::Kill, ..round.fate }, ..*round };
         let pid = victim.player.pid().into();
         if round.scene.what == What::AllReduce {
-            self.first.say("reduce", &dies, &[pid, 0])?;
+            self.first.say("work", &dies, &[pid, 0])?;
         }
         let slot = victim.ready()?;
         match round.scene.what {

@@ -190,9 +190,7 @@ fn obey(actor: &mut Actor<'_>, line: &str) -> Result<u64, Failure> {
             acts::outlive_consumer(actor, &round, Victim { pid: *pid as u32, slot: *slot as u16 })
                 .map(|n| n as u64)
         }
-        ("reduce", [pid, rank]) => {
-            acts::outlive_rank(actor, &round, *rank as usize, *pid as u32).map(|n| n as u64)
-        }
+        ("work", [pid, rank]) => acts::outlive(actor, &round, *rank as usize, *pid as u32).map(|n| n as u64),
         _ => Err(unclear()),
     }
 }
