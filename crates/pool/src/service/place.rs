@@ -49,7 +49,7 @@ pub(super) fn decode(word: u64, step: u32) -> Result<Option<u32>, &'static str> 
     let shard = (said & ((1 << SHARD_BITS) - 1)) as u32;
     match (said >> SHARD_BITS) as u32 {
         said if said == step => Ok(Some(shard)),
-        said if said + 1 == step => Ok(None),
+        said if said.checked_add(1) == Some(step) => Ok(None),
         _ => Err("step of a service's queue"),
     }
 }
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(decode(0, 1), Ok(None), "nothing was ever pushed");
         assert_eq!(decode(encode(7, 5), 7), Ok(Some(5)));
         assert_eq!(decode(encode(6, 5), 7), Ok(None));
-        for strange in [encode(5, 5), encode(8, 5), encode(7, 5) ^ 1, 0] {
+        for strange in [encode(5, 5), encode(8, 5), encode(u32::MAX, 5), encode(7, 5) ^ 1, 0] {
             assert!(decode(strange, 7).is_err(), "{strange:#x}");
         }
     }
