@@ -28,7 +28,7 @@ mod trace;
 
 pub use load::{Load, Pair};
 pub use rounds::{Control, PAGE_BYTES};
-pub use trace::{Idle, IdleError, Touches, Zipf};
+pub use trace::{Idle, IdleError, Touches, Turnover, Zipf};
 
 pub use crate::random::Random;
 

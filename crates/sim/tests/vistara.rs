@@ -58,3 +58,15 @@ fn idle_times_of_table_1_and_traffic_of_table_8_cannot_be_of_one_service() {
         assert!(simulated.published_turn_s < simulated.least_idle_s / 10.0, "{row:#?}");
     }
 }
+
+#[test]
+fn what_cachea_draws_of_cxl_memory_lies_within_what_stays_and_hits_say() {
+    let rows = ServicesFigure::load().unwrap().telemetry();
+    let [known, other] =
+        ["CacheA", "CacheB"].map(|name| rows.iter().find(|it| it.row.service == name).unwrap());
+    assert_eq!((known.is_within_turnover(), other.is_within_turnover()), (Some(true), None));
+    let [least, most] = known.by_turnover.unwrap();
+    // As much as can be said: a bound from below that Table I is far under, and one that the device itself has.
+    let by_idle = known.simulated.unwrap().cxl_bytes_per_s;
+    assert!(least > 10.0 * by_idle && most > least, "{least} {most} {by_idle}");
+}

@@ -80,13 +80,13 @@ static void count_ages(const struct service *of, uint32_t ages[OLDEST + 1]) {
     if (page[at].present && !page[at].slow) ages[age(&page[at])]++;
 }
 
-static uint32_t demote(struct service *of, uint32_t wanted, uint32_t youngest) {
+static void demote(struct service *of, uint32_t wanted) {
   uint32_t ages[OLDEST + 1];
   count_ages(of, ages);
   if (wanted > slow_free) wanted = slow_free;
   uint32_t whole = OLDEST + 1, left = wanted, taken = 0;
-  while (whole > youngest && ages[whole - 1] <= left) left -= ages[--whole];
-  if (whole <= youngest) left = 0;
+  while (whole > 0 && ages[whole - 1] <= left) left -= ages[--whole];
+  if (whole == 0) left = 0;
   uint32_t hand = of->reclaim_hand;
   for (uint32_t step = 0; step < of->pages; step++) {
     uint32_t at = (hand + step) % of->pages;
@@ -101,7 +101,6 @@ static uint32_t demote(struct service *of, uint32_t wanted, uint32_t youngest) {
   }
   of->fast -= taken, of->slow += taken, of->demotions += taken;
   fast_free += taken, slow_free -= taken;
-  return taken;
 }
 
 static void mark(struct service *of) {
@@ -120,23 +119,35 @@ static void mark(struct service *of) {
 static void reclaim(void) {
   if (fast_free >= low_free) return;
   uint64_t wanted = high_free - fast_free;
-  for (uint32_t youngest = 1; youngest + 1 > 0 && wanted > 0; youngest--) {
-    uint64_t own[services], all = 0;
-    for (uint32_t at = 0; at < services; at++) {
-      uint32_t ages[OLDEST + 1];
-      count_ages(&service[at], ages);
-      own[at] = 0;
-      for (uint32_t old = youngest; old <= OLDEST; old++) own[at] += ages[old];
-      all += own[at];
-    }
-    for (uint32_t at = 0; at < services; at++) {
-      if (own[at] == 0) continue;
-      uint64_t share = (wanted * own[at] + all - 1) / all;
-      wanted -= demote(&service[at], share < own[at] ? share : own[at], youngest);
-      all -= own[at];
-    }
-    if (youngest == 0) break;
+  if (wanted > slow_free) wanted = slow_free;
+  /* Pages of each service; those that were not accessed in the generation that has ended; and what it gives. */
+  uint64_t own[services], cold[services], given[services];
+  for (uint32_t at = 0; at < services; at++) {
+    uint32_t ages[OLDEST + 1];
+    count_ages(&service[at], ages);
+    own[at] = cold[at] = given[at] = 0;
+    for (uint32_t old = 0; old <= OLDEST; old++) own[at] += ages[old], cold[at] += old >= 2 ? ages[old] : 0;
   }
+  for (int also_hot = 0; also_hot < 2; also_hot++) {
+    const uint64_t *most = also_hot ? own : cold;
+    for (;;) {
+      uint64_t all = 0;
+      uint8_t open[services];
+      for (uint32_t at = 0; at < services; at++) {
+        open[at] = given[at] < most[at];
+        all += open[at] ? own[at] : 0;
+      }
+      if (wanted == 0 || all == 0) break;
+      for (uint32_t at = 0; at < services; at++) {
+        if (!open[at]) continue;
+        uint64_t share = (wanted * own[at] + all - 1) / all, rest = most[at] - given[at];
+        if (share > rest) share = rest;
+        given[at] += share, wanted -= share, all -= own[at];
+      }
+    }
+  }
+  for (uint32_t at = 0; at < services; at++)
+    if (given[at] > 0) demote(&service[at], given[at]);
 }
 
 /* Fair share: what lies on the fast tier beyond `high` of a service goes down. */
@@ -153,7 +164,7 @@ static void control(double high, uint32_t step) {
     down[at] = bytes / PAGE_BYTES;
   }
   for (uint32_t at = 0; at < services; at++)
-    if (down[at] > 0) demote(&service[at], down[at], 0);
+    if (down[at] > 0) demote(&service[at], down[at]);
 }
 
 static void end_generation(double high, uint32_t step) {

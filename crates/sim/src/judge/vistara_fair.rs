@@ -37,6 +37,7 @@ pub struct FairFigure {
     pub published_baseline: [f64; 2],
     /// The same with Fair Share.
     pub published_fair: [f64; 2],
+    published_used_gb: [f64; 2],
     /// What is taken to be so.
     pub assumed: Vec<String>,
     /// Why signs are as they are, as far as it is known.
@@ -121,6 +122,12 @@ impl FairFigure {
         let baseline = self.follow(None)?;
         let fair = self.follow(Some(LocalBounds { low: bound, high: bound }))?;
         Ok(FairReport { bound, baseline, fair })
+    }
+
+    /// GB that nobody uses in the paper's table, without bounds and with Fair Share.
+    #[must_use]
+    pub fn unused_gb(&self) -> [f64; 2] {
+        self.published_used_gb.map(|used| self.fast_gb + self.slow_gb - used)
     }
 
     fn pages_of(&self, gb: f64) -> u32 {

@@ -1,10 +1,11 @@
-//! Tables VII and VIII of the Vistara paper, and figures 9 to 12: what follows from capacities and from idle times.
+//! Tables VII and VIII of the Vistara paper, and figures 9 to 12: what follows from capacities, from idle times, and from how long a
+//! cache keeps its objects.
 
 use polder_platform::{Bandwidth, DataError, Folder, read};
 use serde::{Deserialize, Serialize};
 
 use crate::pages::plan::Costs;
-use crate::pages::{Idle, PAGE_BYTES};
+use crate::pages::{Idle, PAGE_BYTES, Turnover};
 
 /// What the paper says of services, as data: `data/figures/vistara-services.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -107,6 +108,10 @@ pub struct Telemetry {
     /// GB of the slow tier (Table VII).
     #[serde(default)]
     pub slow_gb: f64,
+    /// Seconds that an object stays in it, least and most, where the text says so.
+    pub stays_s: Option<[f64; 2]>,
+    /// The part of requests that find their object, least and most.
+    pub hits: Option<[f64; 2]>,
     /// Drawn of local memory.
     pub local: Bandwidth,
     /// Drawn of CXL memory.
@@ -125,6 +130,8 @@ pub struct TelemetryBeside {
     pub row: Telemetry,
     /// From Table I, of a service that it has.
     pub simulated: Option<Simulated>,
+    /// Bytes a second of CXL memory, least and most, by how long objects stay and how many requests they answer.
+    pub by_turnover: Option<[f64; 2]>,
     /// Whether no more pages are promoted than fault.
     pub promotions_fault: bool,
     /// Local over CXL bandwidth.
@@ -144,6 +151,8 @@ pub struct Simulated {
     pub published_turn_s: f64,
     /// Seconds that the most recently accessed page of CXL memory lies idle, by Table I.
     pub least_idle_s: f64,
+    /// Seconds that half of the memory lies idle or longer, by Table I.
+    pub half_idle_s: f64,
 }
 
 /// Bandwidth of Table VIII is held to this part (section V-I: 10 to 100 times lower than local).
@@ -209,6 +218,7 @@ impl ServicesFigure {
             let idle = row.idle.as_ref().and_then(|name| self.idle(name));
             TelemetryBeside {
                 simulated: idle.map(|idle| row.simulated(idle)),
+                by_turnover: row.by_turnover(),
                 promotions_fault: row.promotions_a_minute <= row.faults_a_minute,
                 ratio: row.local.value() / row.cxl.value(),
                 row: row.clone(),
@@ -218,7 +228,22 @@ impl ServicesFigure {
     }
 }
 
+impl TelemetryBeside {
+    /// Whether what was published lies within what the turnover says; `None` where the text does not give it.
+    #[must_use]
+    pub fn is_within_turnover(&self) -> Option<bool> {
+        self.by_turnover.map(|[least, most]| (least..=most).contains(&self.row.cxl.value()))
+    }
+}
+
 impl Telemetry {
+    /// The slow tier holds as much of what comes and is read as of the cache, because all objects are read alike (section V-B).
+    fn by_turnover(&self) -> Option<[f64; 2]> {
+        let ([soon, late], [few, many]) = (self.stays_s?, self.hits?);
+        let drawn = |stays_s, hits| Turnover { stays_s, hits }.bytes_per_s(self.slow_gb * 1e9);
+        Some([drawn(late, few), drawn(soon, many)])
+    }
+
     fn simulated(&self, idle: &Idle) -> Simulated {
         let all = self.fast_gb + self.slow_gb;
         let spill = self.slow_gb / all;
@@ -235,6 +260,7 @@ impl Telemetry {
             promotions_a_minute: marks_per_s * (1.0 - (-1.0 / mean_idle_s).exp()) * 60.0,
             published_turn_s: self.slow_gb * 1e9 / self.cxl.value(),
             least_idle_s: idle.seconds(1.0 - spill),
+            half_idle_s: idle.seconds(0.5),
         }
     }
 }

@@ -7,31 +7,20 @@ use super::{ABSENT, GENERATION, Group, OLDEST, Pages, SLOW, age};
 /// Pages of the fast tier by age.
 pub(super) type Ages = [u32; GENERATION as usize + 1];
 
+/// The least age of a page that was not accessed in the generation that has ended, as reclaim begins.
+const COLD: usize = 2;
+
 impl Pages {
-    /// Demotes while fewer than `low_free` are free, until `high_free` are: from each service in proportion to its
-    /// pages that were not accessed since this generation began, and then to all of its pages. One that opted out is left
-    /// alone, as from about Linux 6.16 on.
+    /// Demotes while fewer than `low_free` are free, until `high_free` are. One that opted out is left alone, as from about Linux 6.16
+    /// on.
     pub(super) fn reclaim(&mut self) {
         if self.fast_free >= self.kernel.low_free {
             return;
         }
-        let mut wanted = self.kernel.high_free - self.fast_free;
-        for youngest in [1, 0] {
-            if wanted == 0 {
-                return;
-            }
-            let ages: Vec<_> = (0..self.groups.len()).map(|group| self.reclaimable(group)).collect();
-            let weight = |ages: &Ages| ages[youngest..].iter().map(|pages| u64::from(*pages)).sum::<u64>();
-            let mut weights: u64 = ages.iter().map(weight).sum();
-            for (group, ages) in ages.iter().enumerate() {
-                let own = weight(ages);
-                if own == 0 {
-                    continue;
-                }
-                let share = (u64::from(wanted) * own).div_ceil(weights).min(own) as u32;
-                wanted -= self.demote_by(group, share, youngest, ages);
-                weights -= own;
-            }
+        let wanted = (self.kernel.high_free - self.fast_free).min(self.slow_free);
+        let ages: Vec<_> = (0..self.groups.len()).map(|group| self.reclaimable(group)).collect();
+        for (group, (share, ages)) in shares(wanted, &ages).into_iter().zip(&ages).enumerate() {
+            self.demote_by(group, share, ages);
         }
     }
 
@@ -68,18 +57,18 @@ impl Pages {
     /// Demotes so many of the oldest pages of a service, as far as the slow tier has room. Tells how many.
     pub(super) fn demote(&mut self, group: usize, wanted: u32) -> u32 {
         let ages = self.ages(group);
-        self.demote_by(group, wanted, 0, &ages)
+        self.demote_by(group, wanted, &ages)
     }
 
-    fn demote_by(&mut self, group: usize, wanted: u32, youngest: usize, ages: &Ages) -> u32 {
+    fn demote_by(&mut self, group: usize, wanted: u32, ages: &Ages) -> u32 {
         let wanted = wanted.min(self.slow_free);
         // Whole ages from the oldest on, and of the next one as many as are left.
         let (mut left, mut whole) = (wanted, OLDEST + 1);
-        while usize::from(whole) > youngest && ages[usize::from(whole) - 1] <= left {
+        while whole > 0 && ages[usize::from(whole) - 1] <= left {
             whole -= 1;
             left -= ages[usize::from(whole)];
         }
-        if usize::from(whole) <= youngest {
+        if whole == 0 {
             left = 0;
         }
         let taken: u32 = ages[usize::from(whole)..].iter().sum::<u32>() + left;
@@ -113,4 +102,33 @@ impl Pages {
         self.slow_free -= taken;
         taken
     }
+}
+
+/// How many pages each service gives, so that all give `wanted`: in proportion to its pages on the fast tier. What was accessed in the
+/// generation that has ended is spared while any service has pages that were not: Linux scans each cgroup in proportion to its size,
+/// and gives referenced pages another round.
+fn shares(wanted: u32, ages: &[Ages]) -> Vec<u32> {
+    let pages_of = |group: usize, least_age: usize| ages[group][least_age..].iter().sum::<u32>();
+    let mut shares = vec![0; ages.len()];
+    let mut left = wanted;
+    for least_age in [COLD, 0] {
+        // Each time around takes all that is wanted, or all that a service has.
+        loop {
+            let open: Vec<usize> =
+                (0..ages.len()).filter(|group| shares[*group] < pages_of(*group, least_age)).collect();
+            let mut weights: u64 = open.iter().map(|group| u64::from(pages_of(*group, 0))).sum();
+            if left == 0 || open.is_empty() {
+                break;
+            }
+            for group in open {
+                let own = u64::from(pages_of(group, 0));
+                let part = (u64::from(left) * own).div_ceil(weights) as u32;
+                let part = part.min(pages_of(group, least_age) - shares[group]);
+                shares[group] += part;
+                left -= part;
+                weights -= own;
+            }
+        }
+    }
+    shares
 }

@@ -103,14 +103,13 @@ impl Plain {
         *accesses += 1;
     }
 
-    fn demote(&mut self, service: usize, wanted: usize, youngest: u64) -> usize {
+    fn demote(&mut self, service: usize, wanted: usize) {
         let wanted = wanted.min(self.slow_free() as usize);
         let (pages, hand) = (&self.services[service].pages, self.services[service].reclaim_hand);
         let mut order: Vec<_> = (hand..pages.len())
             .chain(0..hand)
             .filter(|at| pages[*at].is_present && !pages[*at].is_slow)
             .map(|at| (self.age(&pages[at]), at))
-            .filter(|(age, _)| *age >= youngest)
             .collect();
         // Stable: those of equal age stay in turn.
         order.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
@@ -124,7 +123,14 @@ impl Plain {
             *reclaim_hand = (taken[taken.len() - 1].1 + 1) % pages.len();
         }
         seen.demotions += taken.len() as u64;
-        taken.len()
+    }
+
+    /// Pages of the fast tier that may go down, of this age or older.
+    fn reclaimable(&self, service: usize, least_age: u64) -> usize {
+        let PlainService { policy, pages, .. } = &self.services[service];
+        let fast = pages.iter().filter(|page| page.is_present && !page.is_slow);
+        let opted_out = policy.rule == TierRule::OptOut;
+        if opted_out { 0 } else { fast.filter(|page| self.age(page) >= least_age).count() }
     }
 
     fn advance(&mut self) {
@@ -147,19 +153,30 @@ impl Plain {
         if self.fast_free() >= self.kernel.low_free {
             return;
         }
-        for youngest in [1, 0] {
-            let weight = |service: &PlainService| {
-                let fast = service.pages.iter().filter(|page| page.is_present && !page.is_slow);
-                let opted_out = service.policy.rule == TierRule::OptOut;
-                if opted_out { 0 } else { fast.filter(|page| self.age(page) >= youngest).count() }
-            };
-            let weights: Vec<_> = self.services.iter().map(weight).collect();
-            let mut all: usize = weights.iter().sum();
-            let mut wanted = self.kernel.high_free.saturating_sub(self.fast_free()) as usize;
-            for (service, own) in weights.into_iter().enumerate().filter(|(_, own)| *own > 0) {
-                wanted -= self.demote(service, (wanted * own).div_ceil(all).min(own), youngest);
-                all -= own;
+        let missing = self.kernel.high_free - self.fast_free();
+        let mut wanted = missing.min(self.slow_free()) as usize;
+        let services = 0..self.services.len();
+        let own: Vec<_> = services.clone().map(|service| self.reclaimable(service, 0)).collect();
+        let mut given = vec![0; own.len()];
+        // What was not accessed in the generation before goes first; each in proportion to all of its pages, as far as it has such.
+        for least_age in [2, 0] {
+            loop {
+                let rest = |service: usize| self.reclaimable(service, least_age) - given[service];
+                let from: Vec<_> = services.clone().map(|it| (it, rest(it))).filter(|it| it.1 > 0).collect();
+                if wanted == 0 || from.is_empty() {
+                    break;
+                }
+                let mut all: usize = from.iter().map(|(service, _)| own[*service]).sum();
+                for (service, rest) in from {
+                    let part = (wanted * own[service]).div_ceil(all).min(rest);
+                    given[service] += part;
+                    wanted -= part;
+                    all -= own[service];
+                }
             }
+        }
+        for service in services {
+            self.demote(service, given[service]);
         }
     }
 }
@@ -370,6 +387,32 @@ fn the_coldest_pages_go_down_and_a_hot_one_comes_up() {
     assert_eq!((pages.seen(0).faults, pages.seen(0).promotions, pages.is_slow(0)), (2, 1, Some(true)));
 }
 
+/// Three services of 100 pages: all of the first are hot, of the others 90 and 50. Fast memory is full.
+fn hot_and_cold(wanted: u32) -> Vec<u64> {
+    let kernel =
+        Kernel { fast_pages: 300, slow_pages: 300, low_free: wanted, high_free: wanted, ..Kernel::default() };
+    let services = ["hot", "warm", "cold"].map(|name| Service::opt_in(name, 100));
+    let mut pages = Pages::new(Kernel { low_free: 0, high_free: 0, ..kernel }, &services).unwrap();
+    let first = [0, 1, 2].map(|service| pages.first_page(service));
+    let touch = |counts: [u32; 3]| {
+        (0..3).flat_map(move |at: usize| first[at]..first[at] + counts[at]).collect::<Vec<_>>()
+    };
+    pages.access(&touch([100; 3]));
+    pages.advance();
+    pages.access(&touch([100, 90, 50]));
+    pages.kernel = kernel;
+    pages.advance();
+    (0..3).map(|service| pages.seen(service).demotions).collect()
+}
+
+#[test]
+fn hot_pages_of_a_service_are_spared_while_another_has_cold_ones() {
+    assert_eq!(hot_and_cold(10), [0, 5, 5], "in proportion to size");
+    assert_eq!(hot_and_cold(40), [0, 10, 30], "as far as each has cold pages");
+    assert_eq!(hot_and_cold(60), [0, 10, 50], "all cold pages");
+    assert_eq!(hot_and_cold(90), [10, 20, 60], "then hot ones, in proportion to size");
+}
+
 #[test]
 fn ranks_come_as_often_as_zipf_says() {
     let (zipf, mut random, mut counts) = (Zipf::new(1000, 0.9), Random::new(7), vec![0_u32; 1000]);
@@ -407,6 +450,46 @@ fn idle_pages_of_a_trace_lie_idle_as_the_table_says() {
         assert!((0.4..1.5).contains(&(found / seconds)), "{share}: {found} s, the table says {seconds}");
     }
     assert!(Idle::try_from(vec![[0.5, 3.0], [0.4, 5.0]]).is_err());
+}
+
+/// A full cache of a page an object, page by page: the oldest object gives its page to the next, and requests find any object alike.
+#[test]
+fn a_full_cache_draws_of_slow_memory_what_turnover_says_whichever_pages_the_kernel_moves() {
+    const PAGES: u32 = 4096;
+    let turnover = Turnover { stays_s: 64.0, hits: 0.8 };
+    let kernel = Kernel {
+        fast_pages: PAGES * 3 / 4,
+        slow_pages: PAGES / 2,
+        low_free: 16,
+        high_free: 32,
+        scan: 256,
+        ..Kernel::default()
+    };
+    let mut pages = Pages::new(kernel, &[Service::opt_in("cache", PAGES)]).unwrap();
+    pages.access(&(0..PAGES).collect::<Vec<_>>());
+    let (mut random, mut oldest, mut slow, mut slow_pages) = (Random::new(11), 0, 0_u64, 0_u64);
+    const GENERATIONS: u32 = 2000;
+    for generation in 0..2 * GENERATIONS {
+        let before = pages.seen(0);
+        let mut brought = 0;
+        while brought < PAGES / 64 {
+            let is_hit = random.unit() < turnover.hits;
+            let page = if is_hit { random.below(PAGES) } else { oldest };
+            if !is_hit {
+                (oldest, brought) = ((oldest + 1) % PAGES, brought + 1);
+            }
+            pages.access(&[page]);
+        }
+        pages.advance();
+        if generation >= GENERATIONS {
+            slow += pages.seen(0).slow_accesses - before.slow_accesses;
+            slow_pages += u64::from(before.slow);
+        }
+    }
+    let found = slow as f64 / f64::from(GENERATIONS);
+    let expected = turnover.bytes_per_s(slow_pages as f64 / f64::from(GENERATIONS));
+    assert!((found / expected - 1.0).abs() < 0.1, "{found} pages a generation, expected {expected}");
+    assert!(pages.seen(0).promotions > 1000, "{:?}", pages.seen(0));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Synthetic accesses: by zipf, and by how long pages of a service lie idle. All are drawn from a seed.
+//! Synthetic accesses: by zipf, and by how long pages of a service lie idle, drawn from a seed; and what a full cache draws.
 
 use serde::{Deserialize, Serialize};
 
@@ -108,6 +108,25 @@ impl Idle {
         let at = |step: u32| 1.0 - coldest * (f64::from(step) + 0.5) / f64::from(STEPS);
         let sum: f64 = (0..STEPS).map(|step| 1.0 / self.seconds(at(step))).sum();
         sum * coldest / f64::from(STEPS)
+    }
+}
+
+/// A cache that is full: an object stays for a time, and all that stay are read alike. No tier can hold the hot ones, because none is.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Turnover {
+    /// Seconds that an object stays.
+    pub stays_s: f64,
+    /// The part of requests that find their object, below 1.
+    pub hits: f64,
+}
+
+impl Turnover {
+    /// Bytes a second that so many bytes of it draw, on whichever tier. A request that finds no object brings one, so that an object
+    /// answers `hits / (1 - hits)` requests while it stays; with the write that brings it, it is accessed `1 / (1 - hits)` times.
+    #[must_use]
+    pub fn bytes_per_s(&self, bytes: f64) -> f64 {
+        bytes / (self.stays_s * (1.0 - self.hits))
     }
 }
 
