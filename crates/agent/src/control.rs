@@ -398,6 +398,12 @@ impl<K: Kernel> Agent<K> {
                 continue;
             }
             match self.settings.set(&path, &value) {
+                Err(error) if key == "service" && error.is_gone() => {
+                    let lacks = format!(
+                        "this kernel has no {path}, without which nothing moves between tiers; is /proc mounted? polder doctor says more"
+                    );
+                    return Err(KernelError::Missing(lacks).into());
+                }
                 Err(error) if key == "service" => return Err(error.into()),
                 Err(error) => alarms.push(Alarm::HostSetting {
                     key: key.to_owned(),
@@ -532,8 +538,11 @@ impl<K: Kernel> Agent<K> {
                     continue;
                 }
             };
-            for pod in pods {
-                let name = format!("{}/{}", service.name, pod.name);
+            for pod in &pods {
+                // Pods of two namespaces may have one name.
+                let namesakes = pods.iter().filter(|it| it.name == pod.name).count();
+                let namespace = if namesakes > 1 { format!("{}/", pod.namespace) } else { String::new() };
+                let name = format!("{}/{namespace}{}", service.name, pod.name);
                 match pod.cgroup(self.settings.kernel(), root) {
                     Ok(Some(cgroup)) => match owners.insert(cgroup.path().to_owned(), name.clone()) {
                         None => {
@@ -1253,6 +1262,72 @@ mod tests {
             "{said}"
         );
         agent.stop().unwrap();
+    }
+
+    #[test]
+    fn pods_of_one_name_in_two_namespaces_are_two_services() {
+        let pod = |namespace: &str, id: &str| {
+            format!(
+                "{{\"metadata\": {{\"name\": \"web-0\", \"namespace\": \"{namespace}\", \"uid\": \"{id}\", \"labels\": {{\"app\": \"web\"}}}}}}"
+            )
+        };
+        let tree = machine();
+        for id in ["a", "b"] {
+            tree.add_group(&format!("/kubepods/pod{id}"), [50 * MIB, 0]);
+        }
+        let text =
+            "[kubernetes]\npods = \"/pods.json\"\n[service.web]\nlabel = \"app=web\"\ntier = \"opt-in\"\n";
+        tree.append("/pods.json", &format!("{{\"items\": [{}, {}]}}", pod("shop", "a"), pod("bank", "b")))
+            .unwrap();
+        let (mut agent, _) = Agent::start(&tree, Policy::parse(text).unwrap(), JOURNAL, false).unwrap();
+        let names: Vec<_> = look(&mut agent).services.into_iter().map(|row| row.service).collect();
+        assert_eq!(names, ["web/shop/web-0", "web/bank/web-0"]);
+        assert_eq!(agent.causes().len(), 2);
+    }
+
+    #[test]
+    fn a_cgroup_that_goes_at_any_step_is_an_alarm_and_leaves_nothing_behind() {
+        let mut steps = 0;
+        for calls in 0.. {
+            let tree = machine();
+            let mut before = tree.settings();
+            tree.remove_after(calls, "/web");
+            let mut agent = start(&tree);
+            let mut alarms = vec![];
+            for _ in 0..3 {
+                // Demotion breaks the opt-out in each round.
+                drop(tree.write("/sys/fs/cgroup/web/memory.reclaim", &(20 * MIB).to_string()));
+                alarms.extend(look(&mut agent).alarms);
+            }
+            agent.stop().unwrap();
+            if tree.bytes("/web") != [0, 0] {
+                break;
+            }
+            let is_known =
+                |alarm: &Alarm| matches!(alarm, Alarm::NoSuchCgroup { .. } | Alarm::OptOutBroken { .. });
+            assert!(alarms.iter().all(is_known), "removed at step {calls}: {alarms:?}");
+            before.remove("/sys/fs/cgroup/web/cpuset.mems");
+            assert_eq!(tree.settings(), before, "removed at step {calls}");
+            assert!(tree.disk().is_empty(), "removed at step {calls}");
+            steps += 1;
+        }
+        println!("removed at {steps} steps");
+        assert!(steps >= 60, "the agent took {steps} steps only");
+    }
+
+    #[test]
+    fn a_cgroup_without_a_controller_is_there_and_the_alarm_names_the_controller() {
+        for (file, controller) in [("memory.numa_stat", "memory"), ("cpuset.mems.effective", "cpuset")] {
+            let tree = machine();
+            tree.take(&format!("/sys/fs/cgroup/web/{file}"));
+            let mut agent = start(&tree);
+            let alarms = look(&mut agent).alarms;
+            let said = alarms.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+            let expected = format!(
+                "no {controller} controller; enable it with: echo +{controller} > /sys/fs/cgroup/cgroup.subtree_control"
+            );
+            assert!(alarms.len() == 1 && said.contains(&expected), "{said}");
+        }
     }
 
     #[test]

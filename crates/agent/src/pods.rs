@@ -17,7 +17,7 @@ const REFRESH_MS: u64 = 10_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pod {
     pub(crate) name: String,
-    namespace: String,
+    pub(crate) namespace: String,
     labels: BTreeMap<String, String>,
     /// Identifiers that its cgroup may have. A static pod's is that of its file, which the API gives as an annotation.
     ids: Vec<String>,
@@ -140,12 +140,18 @@ impl Pod {
         if let Some(wrong) = ids.iter().chain([&name]).find(|text| !is_plain(text)) {
             return Err(format!("a pod with the name or uid {wrong:?}, which is none of Kubernetes'"));
         }
+        let labels = labels.unwrap_or_default();
+        let is_label = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
+        let words = || labels.iter().flat_map(|(key, value)| [key, value]).chain([&namespace]);
+        if let Some(wrong) = words().find(|text| !is_label(text)) {
+            return Err(format!("a pod with the label or namespace {wrong:?}, which is none of Kubernetes'"));
+        }
         let class = match item.status.qos_class.as_str() {
             "BestEffort" => Some("besteffort"),
             "Burstable" => Some("burstable"),
             _ => None,
         };
-        Ok(Self { name, namespace, labels: labels.unwrap_or_default(), ids, class })
+        Ok(Self { name, namespace, labels, ids, class })
     }
 
     fn is_selected(&self, selector: &Selector) -> bool {
@@ -272,6 +278,14 @@ mod tests {
             ("{\"items\":[{\"metadata\":{\"name\":\"a\",\"uid\":\"../../x\"}}]}", "\"../../x\""),
             ("{\"items\":[{\"metadata\":{\"name\":\"a/b\",\"uid\":\"1\"}}]}", "\"a/b\""),
             ("{\"items\":[{\"metadata\":{\"name\":\"a\",\"uid\":\"\"}}]}", "\"\""),
+            (
+                "{\"items\":[{\"metadata\":{\"name\":\"a\",\"uid\":\"1\",\"labels\":{\"app\":\"\\u001b[2J\"}}}]}",
+                "label or namespace \"\\u{1b}[2J\"",
+            ),
+            (
+                "{\"items\":[{\"metadata\":{\"name\":\"a\",\"uid\":\"1\",\"namespace\":\"b\\nc\"}}]}",
+                "label or namespace \"b\\nc\"",
+            ),
         ] {
             let why = Pod::all(text).expect_err(text);
             assert!(why.contains(expected), "{why}");

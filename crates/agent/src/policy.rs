@@ -237,6 +237,9 @@ enum FileCache {
     Slow,
 }
 
+/// A shorter one would leave no time to anything else.
+const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
+
 /// The text of a file, by which an offset becomes a line.
 struct Text<'t>(&'t str);
 
@@ -292,7 +295,8 @@ impl Policy {
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
         let at = Text(text);
         let file = parse_file(text)?;
-        let period = |text: &String| humantime::parse_duration(text).ok().filter(|period| !period.is_zero());
+        let period =
+            |text: &String| humantime::parse_duration(text).ok().filter(|period| *period >= SHORTEST_PERIOD);
         let bytes = |text: &String| {
             text.parse::<ByteSize>().ok().map(|size| size.as_u64()).filter(|bytes| *bytes > 0)
         };
@@ -336,7 +340,7 @@ impl Policy {
                 "period",
                 file.period.as_ref(),
                 Duration::from_secs(2),
-                "a time such as \"2s\"",
+                "a time from 10ms on, such as \"2s\"",
                 period,
             )?,
             step_bytes: at.value("step", file.step.as_ref(), 32 << 20, "a size such as \"32MiB\"", bytes)?,
@@ -454,6 +458,12 @@ fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Se
     let key = |key: &str| format!("service.{name}.{key}");
     let tier_line = at.line_of(&file.tier);
     let said = |text: String| PolicyError(format!("line {tier_line}: service.{name}: {text}"));
+    if name.is_empty() || name.chars().any(char::is_control) {
+        let said = format!(
+            "line {tier_line}: a service is named {name:?}; expected a name without control characters"
+        );
+        return Err(PolicyError(said));
+    }
     if let Some(namespace) = file.namespace.as_ref().filter(|_| file.label.is_none()) {
         return Err(at.wrong(&key("namespace"), namespace, "of use without label"));
     }
@@ -475,8 +485,8 @@ fn checked(at: &Text<'_>, name: String, file: Spanned<FileService>) -> Result<Se
         }
         (None, Some(unit), None) => {
             let text = unit.get_ref();
-            let is_unit =
-                [".service", ".scope", ".slice"].iter().any(|end| text.ends_with(end)) && !text.contains('/');
+            let is_unit = [".service", ".scope", ".slice"].iter().any(|end| text.ends_with(end))
+                && !text.contains(|c: char| c == '/' || c.is_control());
             match is_unit {
                 true => Place::Unit(text.clone()),
                 false => return Err(at.wrong(&key("unit"), unit, "a unit such as \"web.service\"")),
@@ -571,8 +581,21 @@ mod tests {
     fn each_mistake_is_one_line_with_its_key() {
         let service = |rest: &str| format!("[service.a]\ncgroup = \"/a\"\n{rest}");
         for (text, expected) in [
-            ("period = \"soon\"", "line 1: period = \"soon\" is not a time such as \"2s\""),
-            ("period = \"0s\"", "line 1: period = \"0s\" is not a time such as \"2s\""),
+            ("period = \"soon\"", "line 1: period = \"soon\" is not a time from 10ms on, such as \"2s\""),
+            ("period = \"1ns\"", "line 1: period = \"1ns\" is not a time from 10ms on, such as \"2s\""),
+            ("[service.\"\"]\ncgroup = \"/a\"\ntier = \"opt-in\"", "line 3: a service is named \"\""),
+            (
+                "[service.\"a\\nb\"]\ncgroup = \"/a\"\ntier = \"opt-in\"",
+                "line 3: a service is named \"a\\nb\"; expected a name without control characters",
+            ),
+            (
+                "[service.a]\ncgroup = \"/a\\u001b[2J\"\ntier = \"opt-in\"",
+                "line 2: service.a.cgroup = \"/a\\u{1b}[2J\" is not a cgroup's path",
+            ),
+            (
+                "[service.a]\nunit = \"a\\nb.service\"\ntier = \"opt-in\"",
+                "line 2: service.a.unit = \"a\\nb.service\" is not a unit",
+            ),
             ("\nstep = \"many\"", "line 2: step = \"many\" is not a size such as \"32MiB\""),
             ("pressure_limit = 0.0", "line 1: pressure_limit = 0.0 is not a percentage above 0"),
             ("refault_limit = -1", "line 1: refault_limit: invalid value"),

@@ -15,7 +15,7 @@ use clap::{Args, Subcommand, ValueHint};
 use polder_agent::{Agent, DeviceHealth, Metrics, Policy, RecordedRound, Round, ServiceRound, State, replay};
 use polder_linux::{Host, Kernel, Lock, Restored, Settings as KernelSettings, drop_capabilities, show_nodes};
 use polder_platform::recorded_text_of;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::Failure;
@@ -111,7 +111,7 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Restore(arguments) => {
             drop_capabilities()?;
             let (host, journal) = (Host::new(), text(&arguments.journal)?);
-            let _lock = lock(&host, &journal)?;
+            let _lock = lock(&host, &journal, "journal")?;
             let (_, restored) = KernelSettings::start(host, &journal)?;
             if restored.is_empty() {
                 println!("nothing to restore: no agent was killed with {journal}");
@@ -134,12 +134,10 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
     }
 }
 
-/// The right to change settings, which one process has at a time.
-fn lock(host: &Host, journal: &str) -> Result<Lock, Failure> {
-    host.lock(journal)?.ok_or_else(|| {
-        Failure(format!(
-            "another agent runs with the journal {journal}; stop it, or name another with --journal"
-        ))
+/// The right to write a journal or a state, which one process has at a time.
+fn lock(host: &Host, path: &str, what: &str) -> Result<Lock, Failure> {
+    host.lock(path)?.ok_or_else(|| {
+        Failure(format!("another agent runs with the {what} {path}; stop it, or name another with --{what}"))
     })
 }
 
@@ -158,15 +156,37 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     drop_capabilities()?;
     // Signals are caught before the first setting is changed.
     let asked = signals()?;
+    // A reader that went away is an error of the next write, and not this process's end.
+    let _caught = Signals::new([SIGPIPE])?;
     let metrics = arguments.listen.map(serve).transpose()?;
     let (host, journal) = (Host::below(&arguments.root), text(&arguments.journal.journal)?);
-    let _lock = if arguments.dry_run { None } else { Some(lock(&host, &journal)?) };
-    let (mut agent, restored) = Agent::start(host.clone(), policy, &journal, arguments.dry_run)?;
+    let state = text(&arguments.state.state)?;
+    // Also of the state: two agents with a journal each would take each other's settings for what was found.
+    let _locks = match arguments.dry_run {
+        true => None,
+        false => Some((lock(&host, &journal, "journal")?, lock(&host, &state, "state")?)),
+    };
+    let (agent, restored) = Agent::start(host.clone(), policy, &journal, arguments.dry_run)?;
+    let mut running = Running(agent);
     print_restored(&restored);
     let mut out = Output { arguments, host, path, metrics, shown: BTreeMap::new() };
-    let outcome = rounds(&mut agent, &mut out, &asked, &mut watched);
-    print_restored(&agent.stop()?);
-    outcome.map(|()| ExitCode::SUCCESS)
+    let outcome = rounds(&mut running.0, &mut out, &asked, &mut watched);
+    let restored = running.0.stop()?;
+    // First why it ended: what it restored may find no reader either.
+    outcome?;
+    print_restored(&restored);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Restores settings also where what is printed cannot be written, which unwinds.
+struct Running(Agent<Host>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.stop() {
+            eprintln!("polder: {error}; polder agent restore tries again");
+        }
+    }
 }
 
 fn rounds<K: Kernel>(

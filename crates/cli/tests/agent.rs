@@ -83,7 +83,12 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     let table = polder(&["top", "--once", "--state"], &state);
     assert!(text(&table.stdout).contains("it is over local_high"), "{}", text(&table.stderr));
     let second = agent(root, &[]).output().unwrap();
-    assert!(text(&second.stderr).contains("another agent runs"), "{}", text(&second.stderr));
+    assert!(text(&second.stderr).contains("another agent runs with the journal"), "{}", text(&second.stderr));
+    // Nor with a journal of its own beside the same state.
+    let mut second = Command::new(env!("CARGO_BIN_EXE_polder"));
+    second.args(["agent", "run", "--journal", "/other.journal", "--state", "/agent.state", "--root"]);
+    let second = second.arg(root).arg("--policy").arg(root.join("policy.toml")).output().unwrap();
+    assert!(text(&second.stderr).contains("another agent runs with the state"), "{}", text(&second.stderr));
 
     // A mistake leaves the policy before.
     put(root, "policy.new", "period = \"20ms\"\npace = 3\n");
@@ -106,6 +111,27 @@ fn the_endpoint_answers_and_a_changed_policy_is_taken_over_and_explained() {
     assert!(running.child.wait().unwrap().success());
     let said = polder(&["agent", "replay"], &root.join("record.jsonl"));
     assert!(text(&said.stdout).contains("decided as recorded"), "{}", text(&said.stdout));
+}
+
+#[test]
+fn an_agent_that_nobody_reads_any_more_restores_its_settings() {
+    let folder = host(1);
+    let root = folder.path();
+    put(root, "policy.toml", &policy(1, "20ms"));
+    let setting = root.join("sys/kernel/mm/numa/demotion_enabled");
+    let demotion = || fs::read_to_string(&setting).unwrap().trim().to_owned();
+    let mut command = agent(root, &["--json"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    out.read_line(&mut String::new()).unwrap();
+    assert_eq!(demotion(), "true", "the control");
+    // As `polder agent run --json | head -1`.
+    drop(out);
+    let ended = child.wait_with_output().unwrap();
+    let said = text(&ended.stderr);
+    assert!(!ended.status.success() && said.contains("Broken pipe"), "{}: {said}", ended.status);
+    assert_eq!(demotion(), "false", "{said}");
+    assert!(!root.join("agent.journal").exists());
 }
 
 #[test]

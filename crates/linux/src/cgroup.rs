@@ -48,11 +48,14 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// The cgroup at `path`; [`None`] when the path is not absolute, is the root, or steps upwards.
+    /// The cgroup at `path`; [`None`] when the path is not absolute, is the root, steps upwards, or has characters that a terminal takes
+    /// as commands.
     #[must_use]
     pub fn new(path: &str) -> Option<Self> {
         let inside = path.strip_prefix('/')?;
-        let is_plain = inside.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        let is_plain = inside
+            .split('/')
+            .all(|part| !matches!(part, "" | "." | "..") && !part.chars().any(char::is_control));
         is_plain.then(|| Self { path: path.to_owned() })
     }
 
@@ -101,13 +104,25 @@ impl Cgroup {
         Ok(None)
     }
 
+    /// What is wrong where a file of a controller is gone and the cgroup is not.
+    fn without_controller(&self, kernel: &impl Kernel, controller: &str, error: KernelError) -> KernelError {
+        if !error.is_gone() || kernel.inode(&self.folder()).is_err() {
+            return error;
+        }
+        let parent = self.path.rsplit_once('/').map_or("", |(parent, _)| parent);
+        KernelError::Missing(format!(
+            "{}: no {controller} controller; enable it with: echo +{controller} > {CGROUPS}{parent}/cgroup.subtree_control",
+            self.path
+        ))
+    }
+
     /// User memory on each node.
     ///
     /// # Errors
-    /// As reading `memory.numa_stat` fails.
+    /// As reading `memory.numa_stat` fails; [`KernelError::Missing`] without the memory controller.
     pub fn memory(&self, kernel: &impl Kernel) -> Result<BTreeMap<u32, NodeMemory>, KernelError> {
         let path = self.file("memory.numa_stat");
-        let text = kernel.read(&path)?;
+        let text = kernel.read(&path).map_err(|error| self.without_controller(kernel, "memory", error))?;
         let mut memory: BTreeMap<u32, NodeMemory> = BTreeMap::new();
         for line in text.lines() {
             let mut fields = line.split_ascii_whitespace();
@@ -192,16 +207,7 @@ impl Cgroup {
     /// As reading `cpuset.mems.effective` fails; [`KernelError::Missing`] without the cpuset controller.
     pub fn effective_nodes(&self, kernel: &impl Kernel) -> Result<BTreeSet<u32>, KernelError> {
         let path = self.file("cpuset.mems.effective");
-        let text = match kernel.read(&path) {
-            Err(error) if error.is_gone() && kernel.read(&self.file("memory.numa_stat")).is_ok() => {
-                let parent = self.path.rsplit_once('/').map_or("", |(parent, _)| parent);
-                return Err(KernelError::Missing(format!(
-                    "{}: no cpuset controller; enable it with: echo +cpuset > {CGROUPS}{parent}/cgroup.subtree_control",
-                    self.path
-                )));
-            }
-            other => other?,
-        };
+        let text = kernel.read(&path).map_err(|error| self.without_controller(kernel, "cpuset", error))?;
         parse_nodes(&text).ok_or(KernelError::Format {
             path,
             text,

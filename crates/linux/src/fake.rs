@@ -102,6 +102,8 @@ pub struct Tree {
     bound: RefCell<BTreeMap<String, u64>>,
     writes_left: Cell<u64>,
     busy_in: Cell<u64>,
+    /// A cgroup that is removed before the call after so many more.
+    goes: RefCell<Option<(u64, String)>>,
     knows_swappiness: Cell<bool>,
     fast_bytes: u64,
     /// Of a CXL device, addresses on it and on the host.
@@ -139,6 +141,7 @@ impl Tree {
             bound: RefCell::default(),
             writes_left: Cell::new(u64::MAX),
             busy_in: Cell::new(u64::MAX),
+            goes: RefCell::default(),
             knows_swappiness: Cell::new(true),
             fast_bytes,
             poison: RefCell::default(),
@@ -271,6 +274,24 @@ impl Tree {
     /// Removes the cgroup `path`.
     pub fn remove_group(&self, path: &str) {
         self.groups.borrow_mut().remove(path);
+    }
+
+    /// Removes the cgroup `path` before the call after `calls` more that reads, writes, lists or looks at an inode.
+    pub fn remove_after(&self, calls: u64, path: &str) {
+        self.goes.replace(Some((calls, path.to_owned())));
+    }
+
+    /// Counts a call, and removes the cgroup whose time has come.
+    fn pass(&self) {
+        let mut goes = self.goes.borrow_mut();
+        match &mut *goes {
+            Some((0, path)) => {
+                self.remove_group(path);
+                *goes = None;
+            }
+            Some((calls, _)) => *calls -= 1,
+            None => {}
+        }
     }
 
     /// Makes the cgroup `path` anew as `to`, with its processes: cgroups cannot be renamed.
@@ -538,12 +559,14 @@ fn is_counted(files: &BTreeMap<String, String>, path: &str) -> bool {
 
 impl Kernel for Tree {
     fn read(&self, path: &str) -> Result<String, KernelError> {
+        self.pass();
         let group = self.split(path).and_then(|(folder, name)| self.read_group(&folder, name));
         let text = group.or_else(|| self.files.borrow().get(path).cloned()).or_else(|| self.meminfo(path));
         text.ok_or_else(|| KernelError::gone(path))
     }
 
     fn write(&self, path: &str, line: &str) -> Result<(), KernelError> {
+        self.pass();
         let write = || {
             self.live()?;
             match self.split(path) {
@@ -555,6 +578,7 @@ impl Kernel for Tree {
     }
 
     fn list(&self, path: &str) -> Result<Vec<String>, KernelError> {
+        self.pass();
         let inside = format!("{path}/");
         let (files, groups) = (self.files.borrow(), self.groups.borrow());
         let groups: Vec<String> = groups.keys().map(|group| format!("{CGROUPS}{group}")).collect();
@@ -568,6 +592,7 @@ impl Kernel for Tree {
     }
 
     fn inode(&self, path: &str) -> Result<u64, KernelError> {
+        self.pass();
         let group =
             path.strip_prefix(CGROUPS).and_then(|folder| Some(self.groups.borrow().get(folder)?.inode));
         group.ok_or_else(|| KernelError::gone(path))

@@ -44,7 +44,15 @@ impl Record {
     fn all(text: &str) -> Vec<Self> {
         let mut first = BTreeSet::new();
         let records = text.lines().filter_map(|line| serde_json::from_str::<Self>(line).ok());
-        records.filter(|record| first.insert((record.path.clone(), record.inode))).collect()
+        // No journal of this program has others, whoever wrote it.
+        let of_kernel = |path: &str| {
+            ["/sys/", "/proc/sys/"].iter().any(|root| path.starts_with(root))
+                && path.split('/').all(|part| part != "..")
+        };
+        records
+            .filter(|record| of_kernel(&record.path))
+            .filter(|record| first.insert((record.path.clone(), record.inode)))
+            .collect()
     }
 }
 
@@ -306,6 +314,28 @@ mod tests {
         let is_kept = |restored: &Restored| matches!(restored, Restored::AsFound { path, .. } | Restored::InEffect { path, .. } if path.contains("stays"));
         assert!(restored.iter().any(is_kept), "{restored:?}");
         assert_eq!(tree.settings(), before);
+    }
+
+    #[test]
+    fn a_journal_restores_settings_of_the_kernel_and_no_other_file() {
+        let tree = Tree::new(1 << 20);
+        tree.put("/etc/passwd", "root");
+        let before = tree.settings();
+        tree.write(crate::DEMOTION, "true").unwrap();
+        for path in ["/etc/passwd", "/sys/../etc/passwd", crate::DEMOTION] {
+            tree.append(
+                "/journal",
+                &format!("{{\"path\": \"{path}\", \"inode\": null, \"was\": \"false\"}}"),
+            )
+            .unwrap();
+        }
+        let (_, restored) = Settings::start(&tree, "/journal").unwrap();
+        assert_eq!(
+            restored,
+            [Restored::AsFound { path: crate::DEMOTION.to_owned(), value: "false".to_owned() }]
+        );
+        assert_eq!(tree.settings(), before);
+        assert!(tree.disk().is_empty());
     }
 
     #[test]

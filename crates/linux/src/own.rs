@@ -116,7 +116,10 @@ pub(crate) const MOST_BYTES: u64 = 16 << 20;
 pub(crate) fn read(path: &Path) -> Result<String, KernelError> {
     let mut text = String::new();
     let mut file = Place::find(path, false)?.open(OFlags::RDONLY)?.take(MOST_BYTES + 1);
-    file.read_to_string(&mut text).map_err(KernelError::file(&path.to_string_lossy()))?;
+    file.read_to_string(&mut text).map_err(|error| match error.kind() {
+        ErrorKind::InvalidData => refused(path, "is no text in UTF-8; it is no policy and no journal"),
+        _ => KernelError::file(&path.to_string_lossy())(error),
+    })?;
     match text.len() as u64 > MOST_BYTES {
         true => Err(refused(path, "is larger than 16 MiB; it is no policy and no journal")),
         false => Ok(text),
@@ -219,6 +222,14 @@ mod tests {
         remove(&path).unwrap();
         assert!(read(&path).unwrap_err().is_gone());
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_is_no_text_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        fs::write(&path, [b'{', 0xff]).unwrap();
+        assert!(why(read(&path)).ends_with("journal is no text in UTF-8; it is no policy and no journal"));
     }
 
     #[test]
