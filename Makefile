@@ -70,11 +70,11 @@ recovery: setup torch .cache/torchft/.ready
 	@.cache/torchft/bin/python -P -m polder.torch.bench_recovery
 
 # Debian's kernels in QEMU with a slow node, and the tiering agent in them: 6.12, 6.1 and the newest of its backports; 6.1 with the slow
-# node through dax_kmem; 6.12 with a CXL Type-3 device, which then reports poison. Then a rack: two kernels on one memory device, and a
-# pool between them.
+# node through dax_kmem; 6.12 with a CXL Type-3 device, which then reports poison. Then racks of 6.12 and of the newest: two kernels on
+# one memory device, and a pool between them.
 KERNELS ?= linux-image-6.12-amd64 linux-image-amd64 newest
 lab: setup mpi
-	@lab/run.sh $(KERNELS) dax_kmem cxl rack
+	@lab/run.sh $(KERNELS) dax_kmem cxl rack rack:newest
 
 test: setup tools torch mpi frameworks
 	@scripts/test.sh

@@ -2,9 +2,10 @@
 # kernel.sh PACKAGE FOLDER: unpacks the newest kernel that the distribution's PACKAGE stands for into FOLDER/vmlinux.
 # PACKAGE newest is that of Debian's backports to trixie, by a configuration of apt of its own. Nothing is installed.
 # apt checks what it fetches by the signed index. It is cached by its name, which carries the version; FOLDER/release
-# says which it is. FOLDER/drivers has the drivers of memory devices (modules.py).
+# says which it is. FOLDER/drivers has the drivers of memory devices (modules.py). Newer kernels have theirs in a large package of its
+# own, which is fetched if a third argument says `drivers`.
 set -eu
-package=$1; folder=$2
+package=$1; folder=$2; also=${3:-}
 mkdir -p "$folder"
 options=""
 if [ "$package" = newest ]; then
@@ -18,20 +19,25 @@ if [ "$package" = newest ]; then
 fi
 # A new machine has no list of packages yet.
 [ -n "$(apt-cache $options policy "$package")" ] || apt-get $options update -qq >&2 || true
-# A meta package depends on the one with the kernel in it; from 6.19 on that is a stub, which depends on the kernel.
-real=$package
+# A meta package depends on the one with the kernel in it; from 6.19 on that is a stub, which depends on the kernel and on its modules.
+real=$package; apart=""
 for _ in 1 2; do
-    next=$(apt-cache $options depends "$real" 2>/dev/null | awk '/Depends: linux-(image|binary)-[0-9]/ {print $2; exit}')
+    depends=$(apt-cache $options depends "$real" 2>/dev/null)
+    next=$(echo "$depends" | awk '/Depends: linux-(image|binary)-[0-9]/ {print $2; exit}')
+    [ "$also" != drivers ] || apart=$apart$(echo "$depends" | awk '/Depends: linux-modules-[0-9]/ {print " " $2; exit}')
     [ -z "$next" ] || real=$next
 done
 version=$(apt-cache $options policy "$real" | awk '/Candidate:/ {print $2}')
 [ -n "$version" ] && [ "$version" != "(none)" ] || { echo "lab: no package $package; run: apt-get update" >&2; exit 1; }
-wanted=$(cksum <"$(dirname "$0")/modules.py")
-if [ ! -e "$folder/vmlinux" ] || [ "$(cat "$folder/drivers.of" 2>/dev/null)" != "$wanted" ] || [ "$(cat "$folder/release" 2>/dev/null)" != "$real $version" ]; then
-    echo "lab: fetching $real $version" >&2
+wanted="$(cksum <"$(dirname "$0")/modules.py")$apart"
+# Modules that lie there and are not asked for are no reason to fetch anew.
+case $(cat "$folder/drivers.of" 2>/dev/null) in "$wanted"*) has_drivers=yes ;; *) has_drivers=no ;; esac
+if [ ! -e "$folder/vmlinux" ] || [ $has_drivers = no ] || [ "$(cat "$folder/release" 2>/dev/null)" != "$real $version" ]; then
+    echo "lab: fetching $real $version$apart" >&2
     unpacked=$(mktemp -d "$folder/unpack.XXXXXX")
     trap 'rm -rf "$unpacked"' EXIT
-    (cd "$unpacked" && apt-get $options download -qq "$real" 2>/dev/null && dpkg -x ./*.deb .)
+    (cd "$unpacked" && apt-get $options download -qq "$real" $apart 2>/dev/null &&
+        for deb in ./*.deb; do dpkg -x "$deb" .; done)
     # A bzImage holds the kernel, compressed; the boot by PVH wants it as it is.
     python3 - "$(find "$unpacked" -name 'vmlinuz-*' -o -name vmlinuz -type f | head -1)" "$folder/vmlinux" <<'PY'
 import subprocess

@@ -1,9 +1,10 @@
 #!/bin/sh
-# run.sh [PACKAGE|newest|dax_kmem|cxl|rack]...: boots each kernel in QEMU with a fast node and a slow node without CPUs, and runs the
-# scenario in it. With `dax_kmem`, kernel 6.1 brings the slow node online from an nvdimm. With `cxl`, kernel 6.12 does from a CXL Type-3
-# device, which then reports poison; QEMU comes from the distribution's backports. With `rack`, boots two of kernel 6.12 on one
-# memory device, and runs the pool's story between them: on an nvdimm, then once more on a CXL Type-3 device. Guests' logs stay in
-# out/lab. Goes on after a guest that fails or says nothing, ends with a table, and with an error where one failed.
+# run.sh [PACKAGE|newest|dax_kmem|cxl|rack|rack:newest]...: boots each kernel in QEMU with a fast node and a slow node without CPUs, and
+# runs the scenario in it. With `dax_kmem`, kernel 6.1 brings the slow node online from an nvdimm. With `cxl`, kernel 6.12 does from a
+# CXL Type-3 device, which then reports poison; QEMU comes from the distribution's backports. With `rack`, boots two of kernel 6.12 on
+# one memory device, and runs the pool's story between them: on an nvdimm, then once more on a CXL Type-3 device; with `rack:PACKAGE`,
+# two of that kernel. Guests' logs stay in out/lab. Goes on after a guest that fails or says nothing, ends with a table, and with an
+# error where one failed.
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$HOME/.cargo/bin:$PATH"
@@ -60,11 +61,11 @@ tools() {
     done
 }
 
-# What a rack has more: a shell, drivers, and where MPICH is installed an MPI program.
+# rack PACKAGE: what a rack has more: a shell, drivers, and where MPICH is installed an MPI program.
 rack() {
-    kernel=.cache/lab/linux-image-6.12-amd64
-    say "a rack of two kernels $(lab/kernel.sh linux-image-6.12-amd64 "$kernel")"
-    tools "$root/rack"
+    kernel=.cache/lab/$1
+    say "a rack of two kernels $(lab/kernel.sh "$1" "$kernel" drivers)"
+    rm -rf "$root/rack" && tools "$root/rack"
     bin=$root/rack/bin
     for name in sh cat rm ip; do ln -s busybox "$bin/$name"; done
     cp -r "$kernel/drivers" "$root/rack/drivers"
@@ -82,14 +83,17 @@ rack() {
         say "the rack runs no MPI program, because MPICH is not installed: make mpi"
     fi
     { cat "$root/initrd.gz"; pack "$root/rack"; } >"$root/rack.gz"
+    # On another kernel than 6.12 without what is the pool's alone: kills, and all flushes but one.
+    options=""
+    [ "$part" = rack ] || options="--kills 0 --kernel-kills 0 --flushes 1"
+    logs=out/lab/$part
+    rm -rf "$logs" && mkdir "$logs"
     for device in ${RACK_DEVICES:-nvdimm cxl}; do
-        rm -f out/lab/"$device"[01].log
         # RACK has options for it, such as --flushes 1. The story is told in full on the first device.
         rm -f "$root/failed"
-        { target/release/polder-rack --device "$device" "$kernel/vmlinux" "$root/rack.gz" $arguments ${RACK:-} || : >"$root/failed"; } |
-            tee "out/lab/$device.checks"
-        [ ! -e "$root/failed" ] ||
-            { say "FAILED on the rack; its hosts' logs are out/lab/${device}0.log and out/lab/${device}1.log"; exit 1; }
+        { target/release/polder-rack --device "$device" --logs "$logs" "$kernel/vmlinux" "$root/rack.gz" $arguments ${RACK:-$options} ||
+            : >"$root/failed"; } | tee "$logs/$device.checks"
+        [ ! -e "$root/failed" ] || { say "FAILED on the rack; its hosts' logs are $logs/${device}0.log and $logs/${device}1.log"; exit 1; }
     done
 }
 
@@ -108,7 +112,7 @@ boot() {
 tiers() {
     kernel=.cache/lab/$1
     say "kernel $(lab/kernel.sh "$1" "$kernel")"
-    boot "$1" 170 qemu-system-x86_64 -accel tcg -M q35,hmat=on -cpu max -smp 2 -m 768M \
+    boot "$1" 600 qemu-system-x86_64 -accel tcg -M q35,hmat=on -cpu max -smp 2 -m 768M \
         -object memory-backend-ram,id=m0,size=512M -object memory-backend-ram,id=m1,size=256M \
         -numa node,nodeid=0,memdev=m0,cpus=0-1 -numa node,nodeid=1,memdev=m1,initiator=0 \
         -numa dist,src=0,dst=1,val=20 -numa dist,src=1,dst=0,val=20 \
@@ -130,9 +134,9 @@ drivers() {
 
 dax_kmem() {
     kernel=.cache/lab/linux-image-amd64
-    say "slow memory through dax_kmem, kernel $(lab/kernel.sh linux-image-amd64 "$kernel")"
+    say "slow memory through dax_kmem, kernel $(lab/kernel.sh linux-image-amd64 "$kernel" drivers)"
     drivers "$kernel"
-    boot dax_kmem 240 qemu-system-x86_64 -accel tcg -M q35,nvdimm=on -cpu max -smp 2 -m 576M,slots=1,maxmem=2G \
+    boot dax_kmem 600 qemu-system-x86_64 -accel tcg -M q35,nvdimm=on -cpu max -smp 2 -m 576M,slots=1,maxmem=2G \
         -object memory-backend-ram,id=m0,size=576M -numa node,nodeid=0,memdev=m0,cpus=0-1 -numa node,nodeid=1 \
         -object memory-backend-ram,id=m1,size=384M -device nvdimm,id=slow,memdev=m1,node=1 \
         -kernel "$kernel/vmlinux" -initrd "$root/drivers.gz" -append "console=ttyS0 panic=-1 quiet psi=1 no_timer_check slow=nvdimm"
@@ -142,9 +146,9 @@ dax_kmem() {
 cxl() {
     kernel=.cache/lab/linux-image-6.12-amd64
     qemu=$(lab/qemu.sh .cache/lab/qemu)
-    say "slow memory on a CXL Type-3 device, kernel $(lab/kernel.sh linux-image-6.12-amd64 "$kernel"), $("$qemu" --version | head -1)"
+    say "slow memory on a CXL Type-3 device, kernel $(lab/kernel.sh linux-image-6.12-amd64 "$kernel" drivers), $("$qemu" --version | head -1)"
     drivers "$kernel"
-    boot cxl 900 "$qemu" -accel tcg -M q35,cxl=on -cpu max,hypervisor=off -smp 2 -m 640M \
+    boot cxl 1800 "$qemu" -accel tcg -M q35,cxl=on -cpu max,hypervisor=off -smp 2 -m 640M \
         -object memory-backend-ram,id=m0,size=640M -numa node,nodeid=0,memdev=m0,cpus=0-1 \
         -object memory-backend-ram,id=m1,size=256M \
         -device pxb-cxl,bus_nr=12,bus=pcie.0,id=cxl.1 -device cxl-rp,port=0,bus=cxl.1,id=rp0,chassis=0,slot=2 \
@@ -158,10 +162,12 @@ cxl() {
 [ $# -gt 0 ] || set -- linux-image-6.12-amd64 linux-image-amd64
 ends=0
 for part in "$@"; do
-    rm -f "out/lab/$part.log" out/lab/nvdimm.checks out/lab/cxl.checks
+    rm -rf "out/lab/$part.log" "out/lab/$part"
     begin=$(date +%s)
     case $part in
-        rack | dax_kmem | cxl) run=$part ;;
+        dax_kmem | cxl) run=$part ;;
+        rack) run="rack linux-image-6.12-amd64" ;;
+        rack:*) run="rack ${part#rack:}" ;;
         *) run="tiers $part" ;;
     esac
     # Not as a condition: there a command that fails would not end it.
@@ -169,7 +175,7 @@ for part in "$@"; do
     (set -e; $run)
     [ $? = 0 ] && outcome=passed || { outcome=FAILED; ends=1; }
     set -e
-    checks=$(cat "out/lab/$part.log" out/lab/nvdimm.checks out/lab/cxl.checks 2>/dev/null | tr -d '\r' |
+    checks=$(cat "out/lab/$part.log" "out/lab/$part"/*.checks 2>/dev/null | tr -d '\r' |
         sed -n 's/^lab: \([0-9]*\) checks passed.*/\1/p' | paste -sd+ -)
     printf '%-24s %8s %6s s  %s\n' "$part" "${checks:-0}" "$(($(date +%s) - begin))" "$outcome" >>"$root/table"
 done
