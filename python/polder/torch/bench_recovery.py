@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -47,12 +48,17 @@ def main() -> int:
         receive(arguments.receive, arguments.millions)
         return 0
     # Told to end, it removes its pools too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, ended)
     with tempfile.TemporaryDirectory(
         prefix="polder-bench-", dir=os.environ.get("POLDER_BENCH_FOLDER", "/dev/shm")
     ) as folder:
         measure(Path(folder), arguments.millions, arguments.rounds)
     return 0
+
+
+def ended(_signal: int, _frame: FrameType | None) -> None:
+    """Leaves by an exception, so that what is open is closed."""
+    sys.exit(1)
 
 
 def transports_of(folder: Path, replica: int, state: Callable[[], Any]) -> tuple[dict[str, Any], list[polder.Pool]]:
