@@ -238,7 +238,7 @@ enum FileCache {
 }
 
 /// A shorter one would leave no time to anything else.
-const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
+const SHORTEST_PERIOD: Duration = Duration::from_millis(1);
 
 /// The text of a file, by which an offset becomes a line.
 struct Text<'t>(&'t str);
@@ -340,7 +340,7 @@ impl Policy {
                 "period",
                 file.period.as_ref(),
                 Duration::from_secs(2),
-                "a time from 10ms on, such as \"2s\"",
+                "a time from 1ms on, such as \"2s\"",
                 period,
             )?,
             step_bytes: at.value("step", file.step.as_ref(), 32 << 20, "a size such as \"32MiB\"", bytes)?,
@@ -581,8 +581,8 @@ mod tests {
     fn each_mistake_is_one_line_with_its_key() {
         let service = |rest: &str| format!("[service.a]\ncgroup = \"/a\"\n{rest}");
         for (text, expected) in [
-            ("period = \"soon\"", "line 1: period = \"soon\" is not a time from 10ms on, such as \"2s\""),
-            ("period = \"1ns\"", "line 1: period = \"1ns\" is not a time from 10ms on, such as \"2s\""),
+            ("period = \"soon\"", "line 1: period = \"soon\" is not a time from 1ms on, such as \"2s\""),
+            ("period = \"1ns\"", "line 1: period = \"1ns\" is not a time from 1ms on, such as \"2s\""),
             ("[service.\"\"]\ncgroup = \"/a\"\ntier = \"opt-in\"", "line 3: a service is named \"\""),
             (
                 "[service.\"a\\nb\"]\ncgroup = \"/a\"\ntier = \"opt-in\"",
