@@ -20,7 +20,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torchft.checkpointing import HTTPTransport  # pyright: ignore[reportMissingImports]
 
 import polder
 from polder import _core
@@ -63,6 +62,8 @@ def ended(_signal: int, _frame: FrameType | None) -> None:
 
 def transports_of(folder: Path, replica: int, state: Callable[[], Any]) -> tuple[dict[str, Any], list[polder.Pool]]:
     """A transport of each kind, and what they are over."""
+    from torchft.checkpointing import HTTPTransport  # pyright: ignore
+
     pools = {kind: polder.Pool(folder / kind, host=0) for kind in KINDS}
     transports: dict[str, Any] = {}
     for kind, pool in pools.items():
