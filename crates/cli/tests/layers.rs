@@ -113,7 +113,8 @@ fn the_model_is_in_the_command_and_in_no_library_that_users_load() {
     let has_model = |packages: &[&str]| crates_of(packages).contains("corosensei");
     assert!(has_model(&["cli"]), "`polder verify` needs the model");
     let setup = include_str!("../../../scripts/setup.sh");
-    let libraries = ["ofi", "capi", "mpi-mpich", "mpi-openmpi"];
+    // The simulator is built with them, for the Python module.
+    let libraries = ["ofi", "capi", "mpi-mpich", "mpi-openmpi", "sim"];
     let together = libraries.map(|library| format!("-p polder-{library}")).join(" ");
     assert!(
         setup.contains(&format!("cargo build --release {together}\n")),
