@@ -8,7 +8,7 @@ use std::arch::naked_asm;
 
 use crate::cpu::{Cpu, store_nt};
 use crate::fault::fault_row;
-use crate::fold::{self, Fold};
+use crate::fold::{Fold, fold_avx2, fold_sse2};
 
 /// Copies `len` bytes from `src` to `dst` and returns how many were left when the memory failed.
 type Routine = unsafe extern "sysv64" fn(dst: *mut u8, src: *const u8, len: usize) -> usize;
@@ -18,7 +18,7 @@ const BULK: usize = 256;
 
 /// The copy routines for one CPU.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Copier {
+pub struct Copier {
     bulk: Routine,
     streams: Routine,
     avx2: bool,
@@ -51,10 +51,10 @@ impl Copier {
         }
     }
 
-    /// Folds whole blocks; returns the bytes that were done, as [`fold::blocks`] does.
+    /// Folds whole blocks; returns the bytes that were done: fewer than all when the memory failed.
     ///
     /// # Safety
-    /// That of [`fold::blocks`], but for the CPU.
+    /// That of [`fold_sse2`], but for the CPU.
     #[inline(always)]
     pub(crate) unsafe fn fold<F: Fold>(
         &self,
@@ -65,7 +65,14 @@ impl Copier {
         fold: F,
     ) -> usize {
         // SAFETY: the caller's promise; `new` was told what the CPU has.
-        unsafe { fold::blocks(self.avx2, into, sources, bytes, streams, fold) }
+        unsafe {
+            match (self.avx2, streams) {
+                (true, false) => fold_avx2::<F, false>(into, sources, bytes, fold),
+                (true, true) => fold_avx2::<F, true>(into, sources, bytes, fold),
+                (false, false) => fold_sse2::<F, false>(into, sources, bytes, fold),
+                (false, true) => fold_sse2::<F, true>(into, sources, bytes, fold),
+            }
+        }
     }
 
     /// Copies past the caches and fills the last word up with zeros; returns the bytes that were left when the

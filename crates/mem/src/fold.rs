@@ -63,38 +63,17 @@ pub(crate) fn in_pieces<M: Memory, F: Fold>(
     Ok(())
 }
 
-/// Folds whole blocks of `sources` into `into`, past the caches if it `streams`; a fence of the caller follows then. Returns how many bytes
-/// were done: fewer than all whole blocks when the memory failed. Memory bounds it, so registers wider than AVX2's would gain nothing.
-///
-/// # Safety
-/// `into` and all sources are valid for `bytes` bytes in live mappings. If it streams, `into` is aligned to a line. The CPU has AVX2 if
-/// `avx2` says so.
-#[inline(always)]
-pub(crate) unsafe fn blocks<F: Fold>(
-    avx2: bool,
-    into: *mut u8,
-    sources: &[*const u8],
-    bytes: usize,
-    streams: bool,
-    fold: F,
-) -> usize {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match (avx2, streams) {
-            (true, false) => fold_avx2::<F, false>(into, sources, bytes, fold),
-            (true, true) => fold_avx2::<F, true>(into, sources, bytes, fold),
-            (false, false) => fold_sse2::<F, false>(into, sources, bytes, fold),
-            (false, true) => fold_sse2::<F, true>(into, sources, bytes, fold),
-        }
-    }
-}
-
+// Memory bounds a fold, so registers wider than AVX2's would gain nothing.
 macro_rules! fold {
     ($fold:ident, $load:ident, $store:ident $(, $feature:meta)?) => {
+        /// Folds whole blocks of `sources` into `into`, past the caches if it streams; a fence of the caller follows then. Returns how
+        /// many bytes were done: fewer than all whole blocks when the memory failed.
+        ///
         /// # Safety
-        /// As for [`blocks`].
+        /// `into` and all sources are valid for `bytes` bytes in live mappings. If it streams, `into` is aligned to a line. The CPU has
+        /// the instructions.
         $(#[$feature])?
-        unsafe fn $fold<F: Fold, const STREAMS: bool>(
+        pub(crate) unsafe fn $fold<F: Fold, const STREAMS: bool>(
             into: *mut u8,
             sources: &[*const u8],
             bytes: usize,
@@ -123,6 +102,24 @@ macro_rules! fold {
 
 fold!(fold_sse2, load_sse2, store_sse2);
 fold!(fold_avx2, load_avx2, store_avx2, target_feature(enable = "avx2"));
+
+/// Stores registers one after the other, 16 or 32 bytes apart, by `$op`; false when the memory failed.
+macro_rules! store {
+    ($op:literal, $at:ident, $class:ident, $($part:ident + $offset:literal),+) => {{
+        let failed: u64;
+        asm!(
+            "2:",
+            $(concat!($op, " [{at} + ", $offset, "], {", stringify!($part), "}"),)+
+            "3:",
+            fault_row!("2b", "3b", "3b"),
+            at = in(reg) $at,
+            $($part = in($class) $part,)+
+            inlateout("r11") 0_u64 => failed,
+            options(nostack, preserves_flags),
+        );
+        failed == 0
+    }};
+}
 
 /// # Safety
 /// `at` is valid for a block in a live mapping.
@@ -157,44 +154,13 @@ unsafe fn load_sse2(at: *const u8) -> Option<[u8; BLOCK]> {
 unsafe fn store_sse2<const STREAMS: bool>(at: *mut u8, block: [u8; BLOCK]) -> bool {
     // SAFETY: any bits are registers.
     let [a, b, c, d] = unsafe { std::mem::transmute::<[u8; BLOCK], [__m128i; 4]>(block) };
-    let failed: u64;
     // SAFETY: writes the 64 bytes that the caller vouches for; a fault lands behind the stores with r11 = 1.
     unsafe {
-        if STREAMS {
-            asm!(
-                "2: movntdq [{at}], {a}",
-                "movntdq [{at} + 16], {b}",
-                "movntdq [{at} + 32], {c}",
-                "movntdq [{at} + 48], {d}",
-                "3:",
-                fault_row!("2b", "3b", "3b"),
-                at = in(reg) at,
-                a = in(xmm_reg) a,
-                b = in(xmm_reg) b,
-                c = in(xmm_reg) c,
-                d = in(xmm_reg) d,
-                inlateout("r11") 0_u64 => failed,
-                options(nostack, preserves_flags),
-            );
-        } else {
-            asm!(
-                "2: movups [{at}], {a}",
-                "movups [{at} + 16], {b}",
-                "movups [{at} + 32], {c}",
-                "movups [{at} + 48], {d}",
-                "3:",
-                fault_row!("2b", "3b", "3b"),
-                at = in(reg) at,
-                a = in(xmm_reg) a,
-                b = in(xmm_reg) b,
-                c = in(xmm_reg) c,
-                d = in(xmm_reg) d,
-                inlateout("r11") 0_u64 => failed,
-                options(nostack, preserves_flags),
-            );
+        match STREAMS {
+            true => store!("movntdq", at, xmm_reg, a + 0, b + 16, c + 32, d + 48),
+            false => store!("movups", at, xmm_reg, a + 0, b + 16, c + 32, d + 48),
         }
     }
-    failed == 0
 }
 
 /// # Safety
@@ -228,34 +194,11 @@ unsafe fn load_avx2(at: *const u8) -> Option<[u8; BLOCK]> {
 unsafe fn store_avx2<const STREAMS: bool>(at: *mut u8, block: [u8; BLOCK]) -> bool {
     // SAFETY: any bits are registers.
     let [a, b] = unsafe { std::mem::transmute::<[u8; BLOCK], [__m256i; 2]>(block) };
-    let failed: u64;
     // SAFETY: as in `store_sse2`.
     unsafe {
-        if STREAMS {
-            asm!(
-                "2: vmovntdq [{at}], {a}",
-                "vmovntdq [{at} + 32], {b}",
-                "3:",
-                fault_row!("2b", "3b", "3b"),
-                at = in(reg) at,
-                a = in(ymm_reg) a,
-                b = in(ymm_reg) b,
-                inlateout("r11") 0_u64 => failed,
-                options(nostack, preserves_flags),
-            );
-        } else {
-            asm!(
-                "2: vmovdqu [{at}], {a}",
-                "vmovdqu [{at} + 32], {b}",
-                "3:",
-                fault_row!("2b", "3b", "3b"),
-                at = in(reg) at,
-                a = in(ymm_reg) a,
-                b = in(ymm_reg) b,
-                inlateout("r11") 0_u64 => failed,
-                options(nostack, preserves_flags),
-            );
+        match STREAMS {
+            true => store!("vmovntdq", at, ymm_reg, a + 0, b + 32),
+            false => store!("vmovdqu", at, ymm_reg, a + 0, b + 32),
         }
     }
-    failed == 0
 }

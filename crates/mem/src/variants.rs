@@ -1,8 +1,8 @@
 //! What differs between the two implementations on a mapped region: flushes, fences and bulk copies.
 
+use crate::Coherence;
 use crate::copy::Copier;
 use crate::cpu::{self, Cpu, Flush};
-use crate::{Coherence, Fold};
 
 /// What differs between [`crate::Coherent`] and [`crate::Software`]. The pointers given to it lie in a live mapping.
 pub trait Lines: sealed::Lines {}
@@ -22,7 +22,8 @@ pub struct FlushedLines {
 }
 
 mod sealed {
-    use crate::cpu::Cpu;
+    use crate::copy::Copier;
+    use crate::cpu::{self, Cpu};
     use crate::{Coherence, Fold};
 
     /// The operations that differ. Those that return a bool say whether the memory was
@@ -44,8 +45,11 @@ mod sealed {
         /// `at` is an aligned word of a live mapping, which reaches to the next multiple of 8 behind the bytes.
         unsafe fn copy_in_nt(self, at: *mut u8, from: &[u8]) -> usize;
 
+        fn copier(&self) -> &Copier;
+
         /// # Safety
         /// `into` and all sources are valid for `bytes` bytes of a live mapping; `into` is aligned to a line if it streams.
+        #[inline(always)]
         unsafe fn fold<F: Fold>(
             self,
             into: *mut u8,
@@ -53,7 +57,15 @@ mod sealed {
             bytes: usize,
             streams: bool,
             fold: F,
-        ) -> usize;
+        ) -> usize {
+            // SAFETY: the caller's promise is the same.
+            let done = unsafe { self.copier().fold(into, sources, bytes, streams, fold) };
+            if streams && Self::COHERENCE == Coherence::Coherent {
+                // As in its `copy_in_nt`: `sfence` makes no fence there.
+                cpu::sfence();
+            }
+            done
+        }
 
         /// # Safety
         /// The range lies in a live mapping.
@@ -112,21 +124,8 @@ impl sealed::Lines for HardwareLines {
     }
 
     #[inline(always)]
-    unsafe fn fold<F: Fold>(
-        self,
-        into: *mut u8,
-        sources: &[*const u8],
-        bytes: usize,
-        streams: bool,
-        fold: F,
-    ) -> usize {
-        // SAFETY: the caller's promise is the same.
-        let done = unsafe { self.copier.fold(into, sources, bytes, streams, fold) };
-        if streams {
-            // As in `copy_in_nt`: here `sfence` makes no fence.
-            cpu::sfence();
-        }
-        done
+    fn copier(&self) -> &Copier {
+        &self.copier
     }
 
     #[inline(always)]
@@ -198,16 +197,8 @@ impl sealed::Lines for FlushedLines {
     }
 
     #[inline(always)]
-    unsafe fn fold<F: Fold>(
-        self,
-        into: *mut u8,
-        sources: &[*const u8],
-        bytes: usize,
-        streams: bool,
-        fold: F,
-    ) -> usize {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.copier.fold(into, sources, bytes, streams, fold) }
+    fn copier(&self) -> &Copier {
+        &self.copier
     }
 
     #[inline(always)]
