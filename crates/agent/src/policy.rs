@@ -582,6 +582,7 @@ mod tests {
         let service = |rest: &str| format!("[service.a]\ncgroup = \"/a\"\n{rest}");
         for (text, expected) in [
             ("period = \"soon\"", "line 1: period = \"soon\" is not a time from 1ms on, such as \"2s\""),
+            ("period = \"0s\"", "line 1: period = \"0s\" is not a time from 1ms on, such as \"2s\""),
             ("period = \"1ns\"", "line 1: period = \"1ns\" is not a time from 1ms on, such as \"2s\""),
             ("[service.\"\"]\ncgroup = \"/a\"\ntier = \"opt-in\"", "line 3: a service is named \"\""),
             (
