@@ -178,7 +178,7 @@ class PoolTransport(CheckpointTransport):
         try:
             what = "what is no tensor"
             try:
-                saved = deserialize(read(version, _STATE, dict(version.tensors())[_STATE]))
+                saved = deserialize(read(version, _STATE))
                 targets: dict[str, torch.Tensor] = {}
                 if self._state_dict is not None:
                     take_apart(self._state_dict(), "", targets, takes_shards=True)
@@ -237,7 +237,7 @@ class PoolTransport(CheckpointTransport):
                 except NotFoundError:
                     continue
                 try:
-                    sent = json.loads(read(version, _SENT, dict(version.tensors())[_SENT]))
+                    sent = json.loads(read(version, _SENT))
                 except BaseException as error:
                     version.close()
                     if isinstance(error, CorruptError):

@@ -200,7 +200,7 @@ class _InPool:
 
     def __init__(self, version: _core.Version) -> None:
         self.number = version.number
-        self.saved = deserialize(read(version, _STATE, dict(version.tensors())[_STATE]))
+        self.saved = deserialize(read(version, _STATE))
         self.step: int = self.saved["step"]
         self._version = version
 
@@ -318,7 +318,7 @@ def restore(
 def _job_store(pool: Pool | None, name: str, version: int | None) -> tuple[_core.Version, Metadata]:
     """The metadata of the newest checkpoint, or of that number, and what holds it."""
     held = _store(pool, name, _METADATA).open(version)
-    saved = read(held, _METADATA, dict(held.tensors())[_METADATA])
+    saved = read(held, _METADATA)
     return held, pickle.loads(saved)  # DCP's own files hold the same pickle.
 
 

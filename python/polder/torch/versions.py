@@ -28,9 +28,9 @@ def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def read(version: _core.Version, name: str, nbytes: int) -> bytearray:
-    """The bytes of this name, once they match their checksum."""
-    into = bytearray(nbytes)
+def read(version: _core.Version, name: str, nbytes: int | None = None) -> bytearray:
+    """The bytes of this name, once they match their checksum. `nbytes` spares a look at the list."""
+    into = bytearray(dict(version.tensors())[name] if nbytes is None else nbytes)
     version.read_into(name, into)
     return into
 
