@@ -63,7 +63,7 @@ def test_every_folder_that_the_agent_writes_by_default_is_a_mount_of_the_host() 
 
 
 def verified(unit: str, folder: pathlib.Path) -> str:
-    """What systemd finds wrong in a unit, whose command this machine has."""
+    """What systemd finds wrong in a unit. This machine has its command."""
     path = folder / "polder-agent.service"
     path.write_text(unit.replace("/usr/local/bin/polder", str(POLDER)))
     words = ["systemd-analyze", "verify", "--man=no", path]

@@ -281,7 +281,7 @@ impl Tree {
         self.goes.replace(Some((calls, path.to_owned())));
     }
 
-    /// Counts a call, and removes the cgroup whose time has come.
+    /// Counts a call, and removes the cgroup that is due.
     fn pass(&self) {
         let mut goes = self.goes.borrow_mut();
         match &mut *goes {

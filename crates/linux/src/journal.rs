@@ -44,7 +44,7 @@ impl Record {
     fn all(text: &str) -> Vec<Self> {
         let mut first = BTreeSet::new();
         let records = text.lines().filter_map(|line| serde_json::from_str::<Self>(line).ok());
-        // No journal of this program has others, whoever wrote it.
+        // No journal that this program wrote has others.
         let of_kernel = |path: &str| {
             ["/sys/", "/proc/sys/"].iter().any(|root| path.starts_with(root))
                 && path.split('/').all(|part| part != "..")

@@ -99,7 +99,7 @@ pub fn copies_past_caches<M: Memory>(
     }
 }
 
-/// A fold whose result depends on the order of the sources, and on what is finished.
+/// A fold that depends on the order of the sources, and on what is finished.
 #[derive(Clone, Copy)]
 struct InvertedSum;
 

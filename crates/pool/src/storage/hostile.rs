@@ -111,7 +111,7 @@ impl Stage {
         }
     }
 
-    /// Makes an object of a version, whose writer lives or not.
+    /// Makes an object of a version. Its writer lives or not.
     fn make(&mut self, script: &mut Script<'_>) {
         let number = script.of(&NUMBERS);
         let bytes = script.of(&[0, 64, 128, 200, 1000, 3000]);
@@ -210,7 +210,7 @@ impl Stage {
         }
     }
 
-    /// A version whose bytes lie in the region, and are those of their checksums.
+    /// A version: its bytes lie in the region, and match their checksums.
     fn judge(&self, found: Result<Version<Heap>, PoolError>, script: &mut Script<'_>) {
         let Ok(version) = found else { return };
         let tensors: Vec<_> = version.tensors().map(|(name, bytes)| (name.to_owned(), bytes)).collect();

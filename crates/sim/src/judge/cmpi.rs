@@ -1,7 +1,7 @@
 //! Figure 10 of cMPI: CG class D and miniAMR over CXL memory and over TCP, the text's percentages beside ours.
 //!
-//! Nothing is fitted to them. What the paper leaves open stands in the figure's file. The paper's own figure is of `SimGrid`, whose `smpirun`
-//! multiplies latency and bandwidth by factors of a message's size: each network is tried without and with them. Two more networks show the
+//! Nothing is fitted to them. What the paper leaves open stands in the figure's file. The paper simulated with `SimGrid`. Its `smpirun`
+//! multiplies latency and bandwidth by factors of a message's size. Each network is tried without and with them. Two more show the
 //! cause of a miss: each rank with a link of its own, and links that differ by latency alone.
 
 use polder_platform::{Bandwidth, DataError, FlopRate, Folder, Time, read};
