@@ -1,6 +1,7 @@
 //! Scenario: ranges that are bound to real nodes, striped over them and asked for, and what the kernel refuses.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use polder_lab::check::{Checks, Failed};
 use polder_mem::{Location, PAGE, Range, TierError};
@@ -51,13 +52,21 @@ fn striped(checks: &mut Checks) -> Result<(), Failed> {
     checks.check(numa_maps_of(start, bytes)?.is_empty(), "a range that is dropped has no byte on any node")
 }
 
-/// Pages move with what they hold, and without a policy they come from the node of the CPU.
+/// Pages move with what they hold, and without a policy they come from the node of the CPU. NUMA balancing unmaps such pages for a
+/// moment, to see who uses them: they were touched all the same.
 fn moved(checks: &mut Checks) -> Result<(), Failed> {
     let all = 20 * MIB;
     let mut range = Range::new(all).map_err(text)?;
+    let before = unmapped()?;
     for at in (0..all).step_by(PAGE) {
         range.copy_in(at, &at.to_le_bytes());
     }
+    // The kernel scans a process by the CPU time that it has used, first after a second.
+    let begin = Instant::now();
+    while unmapped()? == before && begin.elapsed() < Duration::from_secs(60) {}
+    println!("  NUMA balancing unmapped {} pages", unmapped()? - before);
+    checks.check(unmapped()? > before, "NUMA balancing has looked at the process")?;
+    show(&range)?;
     checks.check(
         range.locate().map_err(text)? == [(Location::Node(0), all)].into(),
         "what is bound nowhere lies on node 0 (the control of the next)",
@@ -99,6 +108,13 @@ fn refused(checks: &mut Checks) -> Result<(), Failed> {
         numa_maps(&range)? == [(1, MIB)].into(),
         "outside that cpuset the same bind works (the control of the last)",
     )
+}
+
+/// Pages that NUMA balancing has unmapped so far, of the whole machine.
+fn unmapped() -> Result<u64, Failed> {
+    let all = read("/proc/vmstat")?;
+    let count = all.lines().find_map(|line| line.strip_prefix("numa_pte_updates "));
+    count.and_then(|it| it.parse().ok()).ok_or_else(|| "/proc/vmstat counts no numa_pte_updates".into())
 }
 
 fn show(range: &Range) -> Result<(), Failed> {

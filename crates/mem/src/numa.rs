@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::ptr::NonNull;
 
 use crate::buffer::PAGE;
@@ -19,6 +20,9 @@ const WORDS: usize = 16;
 
 /// The kernel keeps about this part of a node for itself, and kills processes before it gives that away.
 const KEPT: u64 = 50;
+
+/// How often a page is asked for again that NUMA balancing may have unmapped, which it does once a second at most.
+const TRIES: usize = 3;
 
 /// Has pages that are touched from now on come from one node, and moves those that were touched before.
 ///
@@ -53,9 +57,34 @@ pub(crate) unsafe fn bind(at: NonNull<u8>, bytes: usize, node: usize) -> Result<
     })
 }
 
-/// The node of each page, as the kernel says; `None` for a page that was never touched.
-pub(crate) fn nodes(at: NonNull<u8>, bytes: usize) -> io::Result<Vec<Option<usize>>> {
-    let pages: Vec<_> = (0..bytes).step_by(PAGE).map(|offset| at.as_ptr().wrapping_add(offset)).collect();
+/// The node of each page, as the kernel says; `None` for a page that was never written.
+///
+/// NUMA balancing unmaps pages for a moment, to see who uses them. Kernels from 6.1 to 6.5 then say of such a page what they say of an
+/// untouched one. So a page that /proc/self/pagemap has in memory is read, which maps it again, and asked for once more. A page that was
+/// only ever read is in memory too, as the kernel's page of zeros, and keeps its `None`.
+///
+/// # Safety
+/// `[at, at + bytes)` is a readable mapping of whole pages.
+pub(crate) unsafe fn nodes(at: NonNull<u8>, bytes: usize) -> io::Result<Vec<Option<usize>>> {
+    let page = |index: usize| at.as_ptr().wrapping_add(index * PAGE);
+    let mut nodes = status(&(0..bytes / PAGE).map(page).collect::<Vec<_>>())?;
+    for _ in 0..TRIES {
+        let lacking = (0..nodes.len()).filter(|&index| nodes[index] < 0).collect::<Vec<_>>();
+        let lacking = in_memory(at, &lacking)?;
+        for &index in &lacking {
+            // SAFETY: a page of the caller's readable mapping.
+            unsafe { page(index).read_volatile() };
+        }
+        let again = status(&lacking.iter().map(|&index| page(index)).collect::<Vec<_>>())?;
+        for (index, node) in lacking.into_iter().zip(again) {
+            nodes[index] = node;
+        }
+    }
+    Ok(nodes.into_iter().map(|node| usize::try_from(node).ok()).collect())
+}
+
+/// What the kernel says of each page: its node, or a negative error.
+fn status(pages: &[*mut u8]) -> io::Result<Vec<i32>> {
     let mut nodes = vec![0_i32; pages.len()];
     // SAFETY: both arrays are live and have `pages.len()` entries; without target nodes nothing is moved.
     let rc = unsafe {
@@ -69,10 +98,17 @@ pub(crate) fn nodes(at: NonNull<u8>, bytes: usize) -> io::Result<Vec<Option<usiz
             0,
         )
     };
-    match rc {
-        0 => Ok(nodes.into_iter().map(|node| usize::try_from(node).ok()).collect()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    if rc == 0 { Ok(nodes) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Those of the pages at `at` that are in memory, by the word of /proc/self/pagemap.
+fn in_memory(at: NonNull<u8>, pages: &[usize]) -> io::Result<Vec<usize>> {
+    let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(vec![]) };
+    let mut entries = vec![0; (last - first + 1) * 8];
+    let begin = at.as_ptr().addr() / PAGE + first;
+    fs::File::open("/proc/self/pagemap")?.read_exact_at(&mut entries, begin as u64 * 8)?;
+    let is_there = |index: &usize| entries[(index - first) * 8 + 7] >> 7 == 1;
+    Ok(pages.iter().copied().filter(is_there).collect())
 }
 
 /// The nodes that this process may use.

@@ -289,7 +289,8 @@ impl Range {
     fn nodes(&self, begin: usize, bytes: usize) -> Result<Vec<Option<usize>>, TierError> {
         // SAFETY: the caller's piece begins in the mapping, or at its end.
         let at = unsafe { self.at.add(begin) };
-        numa::nodes(at, bytes).map_err(TierError::Pages)
+        // SAFETY: the caller's piece lies in the mapping, which is readable.
+        unsafe { numa::nodes(at, bytes) }.map_err(TierError::Pages)
     }
 
     /// The address of a piece in whole pages of this range, none of them mapped.
@@ -409,6 +410,9 @@ mod tests {
         range.place(2 * PAGE, 3 * PAGE, 0).expect("every machine has node 0");
         let placed = range.locate_piece(PAGE, 5 * PAGE).expect("asked");
         assert_eq!(placed, [(Location::Node(0), 3 * PAGE), (Location::Untouched, 2 * PAGE)].into());
+        range.copy_out(PAGE, &mut [0; 8]);
+        let read = range.locate_piece(PAGE, PAGE).expect("asked");
+        assert_eq!(read, [(Location::Untouched, PAGE)].into(), "the page of zeros lies on no node");
         assert!(message(range.place(0, PAGE, 1000)).starts_with("NUMA node 1000: this machine has none"));
         assert!(message(range.place(1, PAGE, 0)).starts_with("[1, +4096) is no piece"));
     }
