@@ -1,5 +1,6 @@
 """The torch backend, against gloo."""
 
+import importlib
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from conftest import Ranks, torchrun
 
 import polder
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 MINE = f"polder-{os.getuid()}-"
@@ -43,6 +44,45 @@ def test_messages_and_the_rest_of_c10d_give_what_gloo_gives(tmp_path: Path, rank
     with Ranks("torch_messages.py", ranks, tmp_path, **emulated) as run:
         assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * ranks
     assert not left_behind()
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        "stand-in",
+        pytest.param("real", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: run on one")),
+    ],
+)
+def test_tensors_on_a_gpu_are_carried_through_registered_memory(tmp_path: Path, gpu: str) -> None:
+    with Ranks("torch_gpu.py", 2, tmp_path, gpu) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
+    assert not left_behind()
+
+
+def test_registered_memory_is_used_again_when_no_view_of_it_is_left() -> None:
+    gpu = importlib.import_module("polder.torch.gpu")
+    rooms = [gpu._room(torch.empty(1000)) for _ in range(2)]
+    first, second = (room.data_ptr() for room in rooms)
+    assert first != second
+    view = rooms[0][10:].view(torch.int32)
+    del rooms
+    third = gpu._room(torch.empty(10, 100))
+    assert (third.data_ptr(), third.shape) == (second, (10, 100))
+    del view
+    assert gpu._room(torch.empty(900)).data_ptr() == first
+    gpu.forget()
+
+
+def test_polder_carries_one_device_of_a_group_and_another_backend_the_other(tmp_path: Path) -> None:
+    with Ranks("torch_mixed.py", 2, tmp_path, "gloo") as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
+    assert not left_behind()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs here: NCCL needs one for each rank")
+def test_polder_carries_tensors_on_the_cpu_beside_nccl(tmp_path: Path) -> None:
+    with Ranks("torch_mixed.py", 2, tmp_path, "nccl") as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
 
 
 def test_frameworks_compute_the_same_over_polder_and_over_gloo(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from the pool's keeper. If no keeper gives ids, they come from the c10d store, o
 ranks. ``POLDER_EMULATE=2`` spreads the ranks of one machine over two host ids, to try what two machines would do.
 
 The backend carries all of c10d on CPU tensors: the collectives, ``send`` and ``recv``, object collectives, coalescing,
-``monitored_barrier``, ``split_group``, with ``async_op`` too. docs/torch.md has the table. If a collective fails, its
-tensors hold old and new values, as with other backends.
+``monitored_barrier``, ``split_group``, with ``async_op`` too. CUDA tensors go through memory of the host. docs/torch.md
+has the table. If a collective fails, its tensors hold old and new values, as with other backends.
 
 A callback of a future may call collectives and wait for them, as DDP's PowerSGD hook does. All ranks must call a
 group's collectives in the same order; callbacks of several operations at once run in no order. `in_order` lets such a
@@ -41,7 +41,7 @@ except ImportError as error:
 
 # _distribution refuses to run beside another project of this name, whose `polder/__init__.py` may be in our place.
 from polder import _distribution  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from polder.torch.backend import ProcessGroupPolder, create
+from polder.torch.backend import DEVICES, ProcessGroupPolder, create
 from polder.torch.hooks import in_order
 from polder.torch.service import EmulatedLinks, ParameterService, ProxyCount, SyncPlan
 from polder.torch.snapshot import (
@@ -76,7 +76,7 @@ __all__ = [
 def register() -> None:
     """Makes the backend known to torch.distributed, once. The import does it; torch calls it by the entry point."""
     dist.Backend.register_backend(  # pyright: ignore[reportUnknownMemberType]
-        "polder", create, extended_api=True, devices=["cpu"]
+        "polder", create, extended_api=True, devices=[*DEVICES]
     )
 
 

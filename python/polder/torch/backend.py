@@ -30,10 +30,12 @@ from torch._C._distributed_c10d import (
 
 from polder import _core
 from polder.errors import ArgumentError, PeerTimeoutError, PolderError
+from polder.torch import gpu
 from polder.torch.meeting import (
     Attachment,
     Board,
     attach,
+    attachments,
     expect_one_pool,
     host_ids,
     hosts_to_emulate,
@@ -54,7 +56,11 @@ _UNTOLD_SECONDS = 1.0
 """A receive that waits for longer tells the other ranks, or after half of its timeout."""
 
 
-class _OnCpu(Backend):
+DEVICES = ("cpu", "cuda")
+"""Where the tensors may be that the backend carries."""
+
+
+class _Part(Backend):
     """What a group is to c10d's questions after the backend of a device: calls go to the group itself."""
 
     supports_coalescing = False
@@ -71,6 +77,38 @@ class _OnCpu(Backend):
         group = self._group()
         if group is not None:
             group.set_timeout(timeout)
+
+
+class _PartOfMixed(_Part):
+    """The backend of one device in a group of c10d's own, as in ``cpu:polder,cuda:nccl``; it passes calls on."""
+
+    supports_splitting = False
+
+    def __init__(self, group: "ProcessGroupPolder") -> None:
+        super().__init__(group)
+        self.kept = group
+
+    def allreduce_sparse(self, tensors: list[torch.Tensor], opts: AllreduceOptions) -> Work:
+        return self.kept.allreduce(tensors, opts)
+
+    def monitored_barrier(self, opts: BarrierOptions, wait_all_ranks: bool = False) -> None:
+        self.kept.monitored_barrier(opts.timeout, wait_all_ranks)
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    def call(self: _PartOfMixed, *arguments: Any) -> Any:
+        return getattr(self.kept, name)(*arguments)
+
+    return call
+
+
+for _name in (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "all_to_all_single", "alltoall"),
+    *("allgather", "allgather_coalesced", "all_gather_single", "all_gather_single_coalesced"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("send", "recv", "recv_anysource", "barrier", "set_timeout", "shutdown", "abort"),
+):
+    setattr(_PartOfMixed, _name, _passed_on(_name))
 
 
 class ProcessGroupPolder(dist.ProcessGroup):
@@ -100,7 +138,9 @@ class ProcessGroupPolder(dist.ProcessGroup):
         kind = dist.ProcessGroup.BackendType.CUSTOM
         # torch 2.12 constructs no backend in Python; monitored_barrier and split_group ask for one.
         with contextlib.suppress(TypeError):
-            self._register_backend(torch.device("cpu"), kind, _OnCpu(self))
+            part = _Part(self)
+            for device in DEVICES:
+                self._register_backend(torch.device(device), kind, part)
             self._set_default_backend(kind)
 
     # What c10d asks by these names.
@@ -151,7 +191,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
             timeout or timedelta(seconds=self._seconds),
             name,
         )
-        made = create(asked, None)
+        made = _create(asked)
         made.setGroupName(name)
         made.setGroupDesc(group_desc or f"{self._names[1]}:split")
         return made
@@ -307,7 +347,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         if opts.rootRank != self._rank or output is None:
             return self.gather([], [source], opts)
         self._expect_count(output, self._group_size * source.numel(), source, "gather_single")
-        flat, back = _in_and_out(output, "gather_single")
+        flat, back = _out(output, "gather_single")
         whole = _contiguous(source, "gather_single")
         return self._run("gather", whole, flat, opts, [output], back, root=opts.rootRank)
 
@@ -335,7 +375,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         opts = opts or AllToAllOptions()
         if source.dtype != output.dtype:
             raise ArgumentError(f"all_to_all_single got an output of {output.dtype} for an input of {source.dtype}")
-        flat, back = _in_and_out(output, "all_to_all_single")
+        flat, back = _out(output, "all_to_all_single")
         whole = _contiguous(source, "all_to_all_single")
         if not output_splits and not input_splits:
             return self._run("all-to-all", whole, flat, opts, [output], back)
@@ -352,8 +392,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 raise ArgumentError(
                     f"all_to_all got {len(tensors)} {what} for {self._group_size} ranks; give one for each"
                 )
-        flats, back = _all_in_and_out(outputs, "all_to_all")
-        sources = [_contiguous(source, "all_to_all") for source in inputs]
+        flats, back = _all_out(outputs, "all_to_all")
+        sources = _all_contiguous(inputs, "all_to_all")
         return self._exchange(flats, sources, opts, outputs, back)
 
     # Messages.
@@ -365,14 +405,14 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
         """Receives the next tensor of one rank that has this tag."""
-        flat, back = _in_and_out(_one(tensors, "recv"), "recv")
+        flat, back = _out(_one(tensors, "recv"), "recv")
         message = self._message("receive", tag, flat, receives=[(source, flat)])
         tells = self._tells_of(flat, f"from rank {source}")
         return Pending([message], tensors, back, self._explain, tells)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
         """Receives the next tensor of any rank that has this tag; the work's `source_rank` says whose it was."""
-        flat, back = _in_and_out(_one(tensors, "recv"), "recv")
+        flat, back = _out(_one(tensors, "recv"), "recv")
         message = self._message("receive from any rank", tag, flat, receives=[(0, flat)], any_source=True)
         return Received(message, tensors, back, self._explain, self._tells_of(flat, "from any rank"))
 
@@ -571,6 +611,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
             self._core.close()
         finally:
             self._attachment.release(self)
+            if not attachments:
+                gpu.forget()
 
     def abort(self) -> None:
         """As `shutdown`: an operation that waits for a rank ends by its timeout."""
@@ -611,8 +653,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
         root: int = 0,
     ) -> Work:
         """As `_run`, straight from and to the tensors of lists. A side that this rank does not use is empty."""
-        flats = [_contiguous(source, what) for source in sources]
-        outputs, back = _all_in_and_out(targets, what)
+        flats = _all_contiguous(sources, what)
+        outputs, back = _all_out(targets, what)
         dtype, width = _elements(what, (sources or targets)[0].dtype)
         limit = opts.timeout.total_seconds()
         began = time.time_ns() if self._trace is not None else 0
@@ -741,27 +783,62 @@ def _elements(what: str, dtype: torch.dtype) -> tuple[str, int]:
     return "uint8", dtype.itemsize
 
 
-def _contiguous(tensor: torch.Tensor, what: str) -> torch.Tensor:
-    if not tensor.is_cpu:
-        raise ArgumentError(f"{what} got a tensor on {tensor.device}; polder carries CPU tensors: call .cpu() first")
+def _expect_carried(tensor: torch.Tensor, what: str) -> None:
     if tensor.layout is not torch.strided:
         raise ArgumentError(f"{what} got a tensor of layout {tensor.layout}; call .to_dense() first")
+    if tensor.device.type not in DEVICES:
+        carried = " and ".join(DEVICES)
+        raise ArgumentError(
+            f"{what} got a tensor on {tensor.device}; polder carries tensors on {carried}: call .cpu() first"
+        )
+
+
+def _contiguous(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """What to send of a tensor: itself, or a copy of one that is not contiguous or lies on a GPU."""
+    if not tensor.is_cpu:
+        return _all_contiguous([tensor], what)[0]
+    if tensor.layout is not torch.strided:
+        _expect_carried(tensor, what)
     return tensor.contiguous()
 
 
+def _all_contiguous(tensors: list[torch.Tensor], what: str) -> list[torch.Tensor]:
+    """`_contiguous` of each tensor. Those on GPUs are copied at once."""
+    if not _are_on_gpus(tensors, what):
+        return [_contiguous(tensor, what) for tensor in tensors]
+    return gpu.copied_out(tensors)
+
+
+def _are_on_gpus(tensors: list[torch.Tensor], what: str) -> bool:
+    if not tensors or tensors[0].is_cpu:
+        return False
+    for tensor in tensors:
+        _expect_carried(tensor, what)
+        if tensor.is_cpu:
+            raise ArgumentError(f"{what} got tensors on {tensors[0].device} and {tensor.device}; give one device")
+    return True
+
+
 def _in_and_out(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """What to send and receive in, and how it gets back into a tensor that is not contiguous."""
+    """What to send and receive in, and how it gets back into a tensor that is not contiguous, or on a GPU."""
     flat = _contiguous(tensor, what)
     return flat, None if flat is tensor else lambda: _copy_back(tensor, flat)
 
 
 def _out(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    return _in_and_out(tensor, what)
+    """As `_in_and_out`, for a tensor whose bytes are all received."""
+    if tensor.is_cpu:
+        return _in_and_out(tensor, what)
+    flats, back = _all_out([tensor], what)
+    return flats[0], back
 
 
-def _all_in_and_out(tensors: list[torch.Tensor], what: str) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
-    """`_in_and_out` of each tensor, with one call that brings all of them back."""
-    staged = [_in_and_out(tensor, what) for tensor in tensors]
+def _all_out(tensors: list[torch.Tensor], what: str) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
+    """`_out` of each tensor, with one call that brings all of them back."""
+    if _are_on_gpus(tensors, what):
+        rooms = gpu.room_for(tensors)
+        return rooms, lambda: gpu.copy_in(tensors, rooms)
+    staged = [_out(tensor, what) for tensor in tensors]
     copies = [back for _, back in staged if back is not None]
 
     def back() -> None:
@@ -772,7 +849,10 @@ def _all_in_and_out(tensors: list[torch.Tensor], what: str) -> tuple[list[torch.
 
 
 def _copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    tensor.copy_(flat)
+    if tensor.is_cpu:
+        tensor.copy_(flat)
+    else:
+        gpu.copy_in([tensor], [flat])
 
 
 @dataclass
@@ -786,8 +866,27 @@ class _Asked:
     group_id: str
 
 
-def create(options: Any, _backend_options: object) -> ProcessGroupPolder:
-    """Makes this rank's part of a group: c10d calls it on every rank of the group."""
+def create(options: Any, _backend_options: object) -> "ProcessGroupPolder | _PartOfMixed":
+    """Makes this rank's part of a group: c10d calls it on every rank of the group.
+
+    What it returns takes the place of c10d's own group, unless that has another backend for another device.
+    """
+    around: dist.ProcessGroup | None = getattr(options, "process_group", None)
+    made = _create(options)
+    # Its name is that of the backend for the accelerator, and ours is a custom one.
+    if around is None or around._get_backend_name() == "custom":
+        return made
+    try:
+        return _PartOfMixed(made)
+    except TypeError as error:
+        made.shutdown()
+        raise ArgumentError(
+            f"polder beside another backend needs torch 2.15, which constructs a Backend from Python ({error}); name "
+            "polder alone, or the other one for both devices"
+        ) from error
+
+
+def _create(options: Any) -> ProcessGroupPolder:
     rank: int = options.group_rank
     size: int = options.group_size
     timeout: timedelta = options.timeout
