@@ -276,6 +276,22 @@ impl<M: Memory> Group<M> {
         ahead.map(|signature| signature.to_string())
     }
 
+    /// Whether the process of `rank` is gone, broken as the group may be. Asked again and again, it finds silent hosts too.
+    ///
+    /// # Errors
+    /// [`PoolError::Memory`].
+    pub fn has_died(&self, rank: usize) -> Result<bool, PoolError> {
+        let is_dead = || self.members[rank].is_dead(&self.memory, &self.pulses[rank], self.options.silence);
+        Ok(rank != self.rank && is_dead().map_err(PoolError::Memory)?)
+    }
+
+    /// Tells the others that this rank does not go on in the group. It still knows which ranks live.
+    pub fn give_up(&mut self) {
+        if self.broken.is_none() {
+            self.fail(Failure::Interrupted);
+        }
+    }
+
     /// The memory that the group works on.
     #[must_use]
     pub fn memory(&self) -> &M {

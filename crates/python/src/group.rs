@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 
 use crate::buffer::{self, Elements, Span};
 use crate::errors::{self, argument};
-use crate::lane::{self, Call, Collectives, Interrupt, Lane};
+use crate::lane::{self, Call, Collectives, Interrupt, Lane, Member};
 use crate::number::Number;
 use crate::object::{Extent, Object};
 use crate::pool::{self, Owned, Pool};
@@ -395,6 +395,17 @@ impl Group {
         Ok(self.lane()?.called_ahead(rank))
     }
 
+    /// Host and process id of each rank, and whether the process lives; also once the group is broken.
+    fn members(&self, py: Python<'_>) -> PyResult<Vec<Member>> {
+        self.lane()?.members(py)
+    }
+
+    /// Ends the group for this rank and tells the others, which fail when they wait for it. `members` goes on.
+    fn give_up(&self, py: Python<'_>) -> PyResult<()> {
+        self.lane()?.give_up(py);
+        Ok(())
+    }
+
     /// Waits for the operations on their way and leaves the group. Closing twice is harmless.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.lane.take().map_or(Ok(()), |lane| lane.close(py))
@@ -427,6 +438,15 @@ impl<M: Memory + Send + Sync> Collectives for Runner<M> {
 
     fn called_ahead(&self, rank: usize) -> Option<String> {
         self.group.called_ahead(rank)
+    }
+
+    fn members(&self) -> Result<Vec<Member>, PoolError> {
+        let ranks = self.group.members().iter().enumerate();
+        ranks.map(|(rank, at)| Ok((at.host, at.pid, !self.group.has_died(rank)?))).collect()
+    }
+
+    fn give_up(&mut self) {
+        self.group.give_up();
     }
 
     fn leave(self: Box<Self>) -> Result<(), PoolError> {

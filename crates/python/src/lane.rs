@@ -89,6 +89,9 @@ pub(crate) enum Call {
     },
 }
 
+/// Host and process id of a rank, and whether the process lives.
+pub(crate) type Member = (u16, u32, bool);
+
 /// A group of whichever memory.
 pub(crate) trait Collectives: Send {
     /// Runs one call to its end; its waits last at most `timeout`, or what the group was joined with. `beside` says that
@@ -100,6 +103,12 @@ pub(crate) trait Collectives: Send {
 
     /// The operation that `rank` has called and this one has not.
     fn called_ahead(&self, rank: usize) -> Option<String>;
+
+    /// Host and process id of each rank, and whether the process lives.
+    fn members(&self) -> Result<Vec<Member>, PoolError>;
+
+    /// Tells the others that this rank does not go on.
+    fn give_up(&mut self);
 
     /// Leaves the group; fails when another rank called something else last.
     fn leave(self: Box<Self>) -> Result<(), PoolError>;
@@ -187,6 +196,21 @@ impl Lane {
     /// The operation that `rank` has called and this one has not; unknown while an operation runs here.
     pub(crate) fn called_ahead(&self, rank: usize) -> Option<String> {
         self.shared.runner.try_lock().ok()?.as_ref()?.called_ahead(rank)
+    }
+
+    /// The ranks, once what runs here has ended.
+    pub(crate) fn members(&self, py: Python<'_>) -> PyResult<Vec<Member>> {
+        py.detach(|| lock(&self.shared.runner).as_ref().map_or_else(|| Err(closed()), |it| it.members()))
+            .map_err(errors::raise)
+    }
+
+    /// Tells the others that this rank does not go on, once what runs here has ended.
+    pub(crate) fn give_up(&self, py: Python<'_>) {
+        py.detach(|| {
+            if let Some(runner) = lock(&self.shared.runner).as_mut() {
+                runner.give_up();
+            }
+        });
     }
 
     /// Queues `call` for the group's thread.

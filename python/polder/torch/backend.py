@@ -131,6 +131,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
         self._names = [name, ""]
         self._store = store
         self._seconds = timeout.total_seconds()
+        self.agreements = store
+        """Where its ranks agree on what concerns this group alone."""
         self._done = Done()
         self._exchanges = 0
         self._watches = 0
@@ -165,6 +167,19 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
     def get_group_store(self) -> Store:
         return self._store
+
+    @property
+    def seconds(self) -> float:
+        """How long an operation may wait for a rank, where it has no timeout of its own."""
+        return self._seconds
+
+    def members(self) -> list[tuple[int, int, bool]]:
+        """The host id and process id of each rank, and whether the process lives. A broken group knows it too."""
+        return self._core.members()
+
+    def give_up(self) -> None:
+        """Ends the group for this rank: others that wait for it fail. `members` goes on."""
+        self._core.give_up()
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Changes how long an operation may wait for a rank, where it has no timeout of its own."""
@@ -919,5 +934,7 @@ def _create(options: Any) -> ProcessGroupPolder:
             attachment.close_unused()
         raise
     made = ProcessGroupPolder(attachment, joined, rank, size, str(options.group_id), options.store, timeout)
+    # A launcher's store keeps the keys of earlier attempts.
+    made.agreements = PrefixStore(f"polder/{board.round}", options.store)
     attachment.groups.append(made)
     return made

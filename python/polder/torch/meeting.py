@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Generator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -87,6 +88,18 @@ class _FollowsError(Exception):
 
 _T = TypeVar("_T")
 
+_watch: ContextVar[Callable[[], None] | None] = ContextVar("watch", default=None)
+
+
+@contextlib.contextmanager
+def watching(look: Callable[[], None]) -> Generator[None]:
+    """Inside of it, a rank that meets others calls `look` while it waits; an error of it ends the meeting."""
+    before = _watch.set(look)
+    try:
+        yield
+    finally:
+        _watch.reset(before)
+
 
 class Board:
     """What the ranks of one group tell each other through the c10d store.
@@ -102,6 +115,7 @@ class Board:
         self.size = size
         self.deadline = time.monotonic() + timeout.total_seconds()
         self.round = secrets.token_hex(8)
+        self._watch = _watch.get()
 
     def meet(self, introduce: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
         """What every rank says of itself, in the order of ranks; when one of them cannot, all raise, naming it."""
@@ -123,6 +137,7 @@ class Board:
             self.tell("everyone", everyone)
             return everyone
         while True:
+            self._await("polder/round", "rank 0")
             self.round = self._store("get", "polder/round").decode()
             self.tell(f"hello/{self.rank}", mine)
             while not self._store("check", [self._key("everyone")]):
@@ -142,6 +157,7 @@ class Board:
 
     def hear(self, topic: str, rank: int = 0) -> Any:
         """What `rank` told on `topic`, once it has."""
+        self._await(self._key(topic), f"rank {rank}")
         return json.loads(self._store("get", self._key(topic), f"rank {rank}"))
 
     def tell(self, topic: str, word: Any) -> None:
@@ -151,6 +167,8 @@ class Board:
     def has_failed(self) -> bool:
         """Whether a rank has failed in this round; asked while this rank waits in the pool for others."""
         try:
+            if self._watch is not None:
+                self._watch()
             return bool(self._store("check", [self._key("failed")]))
         except PolderError:
             return True
@@ -175,11 +193,16 @@ class Board:
                 "rank 0 or the launcher, which keeps the store, has ended: see its log"
             ) from error
 
-    def _pause(self) -> None:
+    def _await(self, key: str, whose: str) -> None:
+        """Waits for a key with an eye on the ranks where they are watched. Elsewhere the store waits."""
+        while self._watch is not None and not self._store("check", [key]):
+            self._pause(f"{whose} has not met rank {self.rank}")
+
+    def _pause(self, late: str = "rank 0 has not opened this attempt") -> None:
+        if self._watch is not None:
+            self._watch()
         if time.monotonic() > self.deadline:
-            raise PeerTimeoutError(
-                "rank 0 has not opened this attempt in the c10d store; see its log, or raise timeout="
-            )
+            raise PeerTimeoutError(f"{late} in the c10d store; see its log, or raise timeout=")
         time.sleep(0.005)
 
     def agree(self, what: str, attempt: Callable[[], _T], undo: Callable[[_T], None] = lambda _: None) -> _T:
@@ -227,6 +250,8 @@ class Board:
         until = min(self.deadline, time.monotonic() + _FAREWELL_SECONDS)
         with contextlib.suppress(PolderError):
             while time.monotonic() < until and not self._store("check", heard):
+                if self._watch is not None:
+                    self._watch()
                 time.sleep(0.005)
 
 

@@ -25,10 +25,11 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from polder import _core
-from polder.errors import ArgumentError, PeerDeadError
+from polder.errors import ArgumentError, PeerDeadError, PolderError
 from polder.torch.held import HeldOptimizer
 from polder.torch.meeting import Attachment, attachments
 from polder.torch.snapshot import Restored, restore
+from polder.torch.survivors import Survivors
 
 # torch's stubs leave hooks and collectives without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -275,6 +276,7 @@ class ParameterService:
         self._snapshots = snapshots
         self.restored: Restored | None = None
         self._attachment = _attachment(self._group)
+        self._survivors = None if snapshots is None else Survivors(self._group)
         self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._proxies = self._size if proxies is None else proxies
         self._has_proxy_each = proxies is None
@@ -589,10 +591,10 @@ class ParameterService:
                 self._blocked_s = time.perf_counter() - self._last_gradient
                 if not self._closed:
                     self._count_step(came)
-        except PeerDeadError as death:
-            if self._snapshots is None or death.rank is None:
+        except PolderError as error:
+            if self._survivors is None or not self._survivors.have_lost(error):
                 raise
-            self._shrink(death, death.rank)
+            self._shrink(self._survivors)
 
     def _expect_all(self, came: dict[int, _Run]) -> None:
         if self._failed:
@@ -738,33 +740,47 @@ class ParameterService:
 
     # After the death of a worker.
 
-    def _shrink(self, death: PeerDeadError, rank: int) -> None:
-        """Goes on without worker `rank` from the newest snapshot, in a group of its own and with other proxies."""
-        assert self._snapshots is not None
-        ranks = dist.get_process_group_ranks(self.group)
-        left = [other for at, other in enumerate(ranks) if at != rank]
+    def _shrink(self, survivors: Survivors) -> None:
+        """Goes on without the dead from the newest snapshot, in a group of its own and with other proxies."""
         for parameter in self._parameters:
             parameter.grad = None
-        self._abandon()
-        with self._guarded(), torch.no_grad():
-            group = dist.new_group(left, backend="polder", use_local_synchronization=True)
-            if not isinstance(group, dist.ProcessGroup):
-                raise death
-            self._group, self._attachment = group, _attachment(group)
-            self._rank, self._size = dist.get_rank(group), len(left)
-            if self._has_proxy_each:
-                self._proxies = self._size
-                if self.emulated is not None:
-                    self.emulated = replace(self.emulated, proxies=list(self.emulated.proxies)[: self._size])
-            self._plan, self._profile, self._routes, self._order = None, None, {}, []
-            self._passes.clear()
-            self._profiled_from = self._steps
-            self._failed = False
-            self._open_service()
-            held, self._held = self._held, None
-            if held is not None:
-                self._hold(held)
-            self.restored = restore(self._snapshots, self._model, self._optimizer, group=group)
+        held, self._held = self._held, None
+        while True:
+            self._abandon()
+            self._leave_smaller(survivors)
+            try:
+                with self._guarded(), torch.no_grad():
+                    self._go_on_in(survivors.regroup(), held)
+                return
+            except PolderError as error:
+                self._held = None
+                if not survivors.have_lost(error):
+                    raise
+
+    def _leave_smaller(self, survivors: Survivors) -> None:
+        """Leaves a group of survivors in which another worker has died: those that still wait in it are told."""
+        if self._group is not survivors.whole:
+            with contextlib.suppress(PolderError):
+                dist.destroy_process_group(self._group)
+        self._group = survivors.whole
+
+    def _go_on_in(self, group: dist.ProcessGroup, held: HeldOptimizer | None) -> None:
+        """Starts the service anew in a smaller group, with what `snapshots` has."""
+        assert self._snapshots is not None
+        self._group, self._attachment = group, _attachment(group)
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        if self._has_proxy_each:
+            self._proxies = self._size
+            if self.emulated is not None:
+                self.emulated = replace(self.emulated, proxies=list(self.emulated.proxies)[: self._size])
+        self._plan, self._profile, self._routes, self._order = None, None, {}, []
+        self._passes.clear()
+        self._profiled_from = self._steps
+        self._failed = False
+        self._open_service()
+        if held is not None:
+            self._hold(held)
+        self.restored = restore(self._snapshots, self._model, self._optimizer, group=group)
 
     # The optimizer on the proxies.
 
@@ -1026,11 +1042,11 @@ class ParameterService:
                 self._size,
                 self._proxies,
                 timeout=self._timeout,
-                given_up=self._has_lost_a_child,
+                given_up=self._has_lost_one,
             )
         except BaseException:
             self._failed = True
-            self.close()
+            self._close_service()
             raise
 
     def _close_service(self) -> None:
@@ -1062,8 +1078,10 @@ class ParameterService:
             raise ArgumentError("the service is closed; make another one")
         return self._client
 
-    def _has_lost_a_child(self) -> bool:
-        return any(child.poll() is not None for child in self._children)
+    def _has_lost_one(self) -> bool:
+        """Whether a proxy that this worker has started is gone, or a worker without which the others could go on."""
+        has_lost_worker = self._survivors is not None and self._survivors.have_lost()
+        return has_lost_worker or any(child.poll() is not None for child in self._children)
 
 
 _open: "WeakSet[ParameterService]" = WeakSet()

@@ -377,6 +377,28 @@ elif kind in ("shrink", "shrink-held"):
             theirs.draw = torch.Generator().manual_seed(rank)
             theirs.train(5)
             print("equal" if is_equal(ours.model, theirs.model) else "different")
+elif kind in ("shrink-two", "shrink-meanwhile"):
+    # Ranks 1 and 3 die at the same time, or rank 3 when it forms a group without rank 1.
+    if kind == "shrink-meanwhile" and rank == 3:
+        dist.new_group = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    with ParameterService(1, on_death="shrink", snapshots="shrink", profile_steps=2, timeout=30) as service:
+        ours = Training(RULES["SGD"], service)
+        ours.train(3)
+        polder.torch.snapshot("shrink", ours.model, ours.optimizer, step=3).wait()
+        kept = torch.nn.utils.parameters_to_vector(ours.model.parameters()).clone()
+        ours.train(1)
+        if rank == 1 or (rank == 3 and kind == "shrink-two"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        ours.train(1)
+        assert service.restored is not None
+        assert dist.get_process_group_ranks(service.group) == [0, 2]
+        assert torch.equal(torch.nn.utils.parameters_to_vector(ours.model.parameters()), kept)
+        ours.train(3)
+        weights = torch.nn.utils.parameters_to_vector(ours.model.parameters()).detach()
+        assert not torch.equal(weights, kept)
+        both = [torch.empty_like(weights) for _ in range(2)]
+        dist.all_gather(both, weights, group=service.group)
+        print("equal" if torch.equal(*both) else "different")
 elif kind == "refused":
     # Of one worker: what cannot be carried is refused before anything is attached.
     with ParameterService(1) as service:

@@ -55,6 +55,7 @@ mod tests {
     #[test]
     fn a_rank_that_died_is_named_at_once() {
         let options = crate::group::GroupOptions { timeout: Duration::from_secs(60), ..quick() };
+        let stay = std::sync::Barrier::new(2);
         on_threads(&[0, 1, 2], options, |group| {
             group.barrier().unwrap();
             if group.rank() == 1 {
@@ -66,6 +67,25 @@ mod tests {
                 "{error}"
             );
             assert!(matches!(group.barrier(), Err(PoolError::Broken { what: "group", .. })));
+            assert_eq!([0, 1, 2].map(|rank| group.has_died(rank).unwrap()), [false, true, false]);
+            stay.wait();
+        });
+    }
+
+    #[test]
+    fn a_rank_that_gives_up_is_told_to_those_that_wait_for_it() {
+        let options = crate::group::GroupOptions { timeout: Duration::from_secs(60), ..quick() };
+        let stay = std::sync::Barrier::new(2);
+        on_threads(&[0, 1], options, |group| {
+            if group.rank() == 1 {
+                group.give_up();
+                assert!(matches!(group.barrier(), Err(PoolError::Broken { what: "group", .. })));
+            } else {
+                let error = group.barrier().unwrap_err();
+                assert!(matches!(error, PoolError::GaveUp { peer, .. } if peer.host == 1), "{error}");
+            }
+            assert!(!group.has_died(1 - group.rank()).unwrap());
+            stay.wait();
         });
     }
 
