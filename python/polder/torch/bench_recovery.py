@@ -24,7 +24,7 @@ import torch
 import polder
 from polder import _core
 from polder.bench import HOSTS, ROUNDS
-from polder.torch.bench_snapshot import KINDS, RESTART_MILLIONS, model_of, print_row, step_of, tensors_of
+from polder.torch.bench_snapshot import KINDS, RESTART_MILLIONS, WARM_TURNS, model_of, print_row, step_of, tensors_of
 from polder.torch.recovery import PoolTransport
 
 # torchft is installed beside this one's own environment; torch's stubs leave states without types.
@@ -113,8 +113,8 @@ def measure(folder: Path, millions: int, rounds: int) -> None:
     command += ["--millions", str(millions)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdin is not None and other.stdout is not None
-        # The first turn takes the memory that later ones use again.
-        for turn in range(rounds + 1):
+        # The first turns take the memory that later ones use again.
+        for turn in range(WARM_TURNS + rounds):
             for name, transport in transports.items():
                 change(tensors_of(model, optimizer))
                 state = state_of(model, optimizer)
@@ -128,7 +128,7 @@ def measure(folder: Path, millions: int, rounds: int) -> None:
                 transport.disallow_checkpoint()
                 total, expected = int(other.stdout.readline()), total_of(tensors_of(model, optimizer))
                 assert total == expected, f"{name} received another state: {total} for {expected}"
-                if turn > 0:
+                if turn >= WARM_TURNS:
                     seconds[name].append(took)
         other.stdin.close()
     for transport in transports.values():

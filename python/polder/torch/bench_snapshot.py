@@ -42,6 +42,8 @@ LAYER = 12 * WIDTH**2 + 13 * WIDTH
 #: A restart of ten million parameters is to take less.
 RESTART_S, RESTART_MILLIONS = 2.0, 10
 FOLDER = "dcp"
+#: A store holds three versions at one time: the third turn is the last that takes memory for the first time.
+WARM_TURNS = 3
 
 
 def main() -> int:
@@ -103,11 +105,11 @@ def measure(folder: Path, millions: int, rounds: int) -> None:
     whole: dict[str, list[float]] = {}
 
     def count(into: dict[str, list[float]], name: str, begin: float, turn: int) -> None:
-        if turn > 0:
+        if turn >= WARM_TURNS:
             into.setdefault(name, []).append((time.perf_counter() - begin) * 1e3)
 
-    # The first turn takes the memory that later ones use again.
-    for turn in range(rounds + 1):
+    # The first turns take the memory that later ones use again.
+    for turn in range(WARM_TURNS + rounds):
         for kind, pool in pools.items():
             step_of(model, optimizer)
             begin = time.perf_counter()
