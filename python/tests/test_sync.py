@@ -145,7 +145,7 @@ def test_when_a_worker_is_killed_the_others_go_on_as_a_group_of_their_size_does(
 @pytest.mark.parametrize("kind", ["shrink-two", "shrink-meanwhile"])
 def test_workers_that_lose_two_of_them_go_on_in_one_group(kind: str, tmp_path: Path, scratch: Path) -> None:
     with Ranks("torch_service.py", 4, tmp_path, kind, **named_pool(scratch)) as run:
-        outputs = [process.communicate(timeout=60)[0] for process in run.processes]
+        outputs = [process.communicate(timeout=120)[0] for process in run.processes]
         codes = [process.returncode for process in run.processes]
         assert codes == [0, -signal.SIGKILL, 0, -signal.SIGKILL], "\n".join(outputs)
         assert [outputs[rank].splitlines()[-1] for rank in (0, 2)] == ["equal"] * 2
