@@ -183,6 +183,15 @@ class Fabrics:
 
 
 @dataclasses.dataclass(frozen=True)
+class Flits:
+    """What of a step was followed flit by flit: of each message at most a window, flits times links, and replays."""
+
+    window_bytes: float | None
+    flit_hops: int
+    replays: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """A predicted step, with what it was predicted for; the fields of ``polder plan train --json``.
 
@@ -200,6 +209,7 @@ class Plan:
     fill: int
     order: str
     fidelity: str
+    flits: Flits | None
     failed: list[list[int]]
     layout: Layout
     stages: list[Stage]
@@ -227,6 +237,7 @@ def train(
     order: str | None = None,
     sequence: int | None = None,
     fidelity: str = "L0",
+    window: int | None = None,
     failed: Sequence[tuple[int, int]] = (),
     **given: int | bool | str | Overlap | Offload,
 ) -> Plan:
@@ -252,10 +263,13 @@ def train(
     sequence
         Tokens of a sequence, in place of the model's.
     fidelity
-        How closely communication is looked at: ``"L0"``, in closed form, or ``"L1"``, by flows of all groups at once.
+        How closely communication is looked at: ``"L0"``, in closed form, ``"L1"``, by flows of all groups at once, or
+        ``"L2"``, by their flits.
+    window
+        Of ``"L2"`` alone: bytes of each message that are followed; the rest takes what the second half of them took.
     failed
-        Pairs of switches of the fabric between racks whose link has failed, with ``fidelity="L1"``: flows take the
-        shortest ways that are left. The platform ``against`` has all of its links.
+        Pairs of switches of the fabric between racks whose link has failed, with ``fidelity="L1"`` or ``"L2"``: what is
+        sent takes the shortest ways that are left. The platform ``against`` has all of its links.
     **given
         Fields of `Layout`. The fastest layout that has them and fits is searched for. By default the batch is the
         largest power of two with at most 16 Mi tokens. Without ``offload``, offloading is tried in every tier if
@@ -271,7 +285,8 @@ def train(
     Raises
     ------
     polder.ArgumentError
-        When a file is damaged, or no layout can run, with the reason and the nearest that can.
+        When a file is damaged, no layout can run, with the reason and the nearest that can, or a step has more
+        flit-hops than are followed, with their number and a window that would do.
     TypeError
         When what is given is no field of a layout, or there are neither ``accelerators`` nor a file.
 
@@ -297,6 +312,7 @@ def train(
         "order": order,
         "sequence": sequence,
         "fidelity": fidelity,
+        "flits": {"window_bytes": window},
         "failed": [list(link) for link in failed],
         "layout": fields,
     }
@@ -724,12 +740,13 @@ def mixed(
     batch: ArrayLike,
     micro_batch: ArrayLike = 1,
     fidelity: str = "L0",
+    window: int | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Predict many training steps on racks of two kinds with one call, as ``polder plan mixed`` does.
 
     Parameters
     ----------
-    model, platform, fidelity
+    model, platform, fidelity, window
         As for `train`.
     racks
         Accelerators in racks of each of two kinds by name, whole numbers or arrays.
@@ -769,6 +786,7 @@ def mixed(
             "model": model,
             "platform": platform,
             "fidelity": fidelity,
+            "flits": {"window_bytes": window},
             "parts": [{"rack": name, "accelerators": row[name]} for name in racks],
             "layout": {name: row[name] for name in fields},
         }
@@ -810,7 +828,8 @@ def mpi(
     computing
         How many times as long computing takes as in the trace, a number or an array.
     fidelity
-        ``"L0"``, each message as if it were alone, or ``"L1"``, with those that take the same ports, or an array.
+        ``"L0"``, each message as if it were alone, ``"L1"``, in turn with those that take the same ports, ``"L2"``,
+        between hosts flit by flit, or an array.
     platform, path
         The machine that hosts are joined as, and its path between two hosts.
 
@@ -824,8 +843,8 @@ def mpi(
     Raises
     ------
     polder.ArgumentError
-        When a file is missing or damaged, a rank waits for what is never sent, ranks on several hosts have no path, or
-        a number makes no sense.
+        When a file is missing or damaged, a rank waits for what is never sent, ranks on several hosts have no path, a
+        number makes no sense, or there are more flit-hops than are followed.
 
     Examples
     --------

@@ -57,6 +57,12 @@ def test_flows_are_those_of_the_command() -> None:
         plan.train("llama3-70b", "nvl72-cxl", 288, fidelity="L3")
     cut = plan.train("llama3-70b", "nvl72-ndr", 288, batch=288, tp=8, pp=4, fidelity="L1", failed=[(0, 2048)])
     assert cut.failed == [[0, 2048]]
+    flits = plan.train("llama3-70b", "nvl72-cxl", 144, batch=144, tp=8, pp=2, fidelity="L2", window=65536)
+    alone = plan.train("llama3-70b", "nvl72-cxl", 144, batch=144, tp=8, pp=2)
+    assert alone.flits is None and flits.flits and flits.flits.flit_hops > 0
+    assert flits.step.total_s == pytest.approx(alone.step.total_s, rel=0.02)
+    with pytest.raises(polder.ArgumentError, match=r"flit-hops, more than the .* that are followed; give a window of"):
+        plan.train("llama3-70b", "nvl72-cxl", 4608, batch=4608, tp=8, pp=4, fidelity="L2")
     with pytest.raises(polder.ArgumentError, match="failed links change flows alone; take fidelity L1"):
         plan.train("llama3-70b", "nvl72-ndr", 288, batch=288, tp=8, pp=4, failed=[(0, 2048)])
 
@@ -231,12 +237,16 @@ def test_a_traced_program_is_predicted_as_by_the_command(tmp_path: Path) -> None
     assert table["total_s"][:, 0] - table["total_s"][:, 1] == pytest.approx(0.75e-3, rel=1e-6)
     split = plan.mpi(trace, latency=1e-6, bandwidth=1e9, hosts=2, platform="cmpi", path="two-sided-pool")
     assert split["messages"] == 1 and split["bytes"] == 1e6
+    wire = plan.mpi(
+        trace, latency=1e-6, bandwidth=1e9, hosts=2, platform="cmpi", path="tcp-smartnic", fidelity=["L0", "L1", "L2"]
+    )
+    assert wire["total_s"] == pytest.approx(wire["total_s"][0], rel=0.02)
     for given, why in (
         ({"hosts": 2}, "platform: ranks run on several hosts"),
         ({"hosts": 3}, "hosts: expected 1 to 2, the ranks of the trace, found 3"),
         ({"bandwidth": 0.0}, "bandwidth: expected a number above 0, found 0"),
         ({"latency": -1.0}, "latency: expected a number from 0 on, found -1"),
-        ({"fidelity": "L2"}, "fidelity: expected L0 or L1, found L2"),
+        ({"fidelity": "L2"}, "fidelity: expected L0 or L1, found L2: all ranks run on one host"),
         ({"platform": "cmpi", "path": "wire"}, "path: expected one of cmpi, which has "),
     ):
         with pytest.raises(polder.ArgumentError, match=why):

@@ -1355,7 +1355,51 @@ fn flows_take_what_the_closed_form_says_but_where_they_share_links() {
         text.contains("communication by the flows of all groups at the same time (--fidelity L1)\n"),
         "{text}"
     );
-    assert!(!said("train --model llama3-8b --platform dgx-h100 --gpus 64 --batch 64").contains("--fidelity"));
+    let text = said("train --model llama3-8b --platform dgx-h100 --gpus 64 --batch 64");
+    assert!(text.contains("as if it were alone (--fidelity L0)\n"), "{text}");
+}
+
+/// What a step takes by each fidelity, and what of it copies take between racks.
+fn by_fidelity(words: &str) -> [[f64; 2]; 3] {
+    ["L0", "L1", "L2 --window 256KiB"].map(|fidelity| {
+        let answer = json(&format!("{words} --fidelity {fidelity} --json"));
+        assert_eq!(answer["fidelity"], fidelity[..2]);
+        assert_eq!(answer["flits"].is_null(), !fidelity.starts_with("L2"), "{answer}");
+        let data = &answer["step"]["communication"]["data"]["between"]["exposed_s"];
+        [&answer["step"]["total_s"], data].map(|it| it.as_f64().unwrap())
+    })
+}
+
+#[test]
+fn a_step_takes_the_same_at_each_fidelity_unless_its_transfers_share_links() {
+    let layout = "train --model llama3-8b --gpus 64 --batch 64 --micro-batch 1 --tp 8 --no-overlap";
+    // No two transfers cross the same link.
+    let [[alone, _], [flows, _], [flits, _]] =
+        by_fidelity(&format!("{layout} --dp 4 --pp 2 --platform dgx-h100"));
+    for other in [flows, flits] {
+        assert!((other / alone - 1.0).abs() < 0.02, "{alone} {flows} {flits}");
+    }
+    // Eight of each rack send to the next rack over one link, and the closed form takes half of them to go the other way.
+    let scratch = polder_mem::testing::Scratch::new();
+    let ring = scratch.path().join("ring.toml").display().to_string();
+    let torus = "extends = \"dgx-h100\"\n[between]\nlinks = 1\ntopology = { kind = \"torus\", dimensions = [8, 1, 1], endpoints = 8 }";
+    std::fs::write(&ring, torus).unwrap();
+    let [[_, alone], [_, flows], [_, flits]] = by_fidelity(&format!("{layout} --dp 8 --platform {ring}"));
+    assert!(flows > 1.5 * alone && (flits / flows - 1.0).abs() < 0.05, "{alone} {flows} {flits}");
+    let text = said(&format!("{layout} --dp 8 --platform {ring} --fidelity L2 --window 256KiB"));
+    assert!(text.contains("(--fidelity L2): ") && text.contains(" flit-hops of the first 262 kB of"), "{text}");
+}
+
+#[test]
+fn a_step_of_too_many_flits_is_refused_before_any_is_followed() {
+    let step = "train --model llama3-70b --platform nvl72-cxl --gpus 576 --batch 576 --tp 8 --pp 4 --micro-batch 1";
+    let line = refused(&format!("{step} --fidelity L2"));
+    let (_, rest) = line.split_once("nvl72-cxl: flit by flit it takes ").unwrap_or_else(|| panic!("{line}"));
+    let (hops, rest) = rest.split_once(" flit-hops, more than the 500000000 that are followed; give a window of ").unwrap();
+    assert!(hops.parse::<u64>().unwrap() > 500_000_000, "{line}");
+    assert!(rest.ends_with(" of each message, or fidelity L1"), "{line}");
+    let line = refused(&format!("{step} --window 1MiB"));
+    assert!(line.contains("fidelity: expected L2, which windows, channels"), "{line}");
 }
 
 #[test]
@@ -1374,7 +1418,7 @@ fn failed_links_slow_a_step_and_are_refused_where_they_cannot_be() {
     assert!(text.contains("at the same time (--fidelity L1), without 30 failed links\n"), "{text}");
     let cut: Vec<_> = (2048..2080).map(|spine| format!("0-{spine}")).collect();
     for (options, error) in [
-        ("--fidelity L2".into(), "the flits of a whole step are too many to follow; take fidelity L1"),
+        ("--fidelity L2".into(), " flit-hops, more than the 500000000 that are followed; give a window of "),
         ("--failed 0-2048".to_owned(), "failed links change flows alone; take fidelity L1"),
         (
             "--fidelity L1 --failed 0-1".into(),
@@ -2159,6 +2203,10 @@ fn commands_in_which_nothing_shares_a_fabric_refuse_flows_with_the_reason() {
         ("sync --layers 50MB --forward 40ms --backward 80ms --worker-bandwidth 5GB/s", "no fabric is"),
         ("offload --model llama3-8b --platform finetuning-a", "plan train --fidelity L1 has steps"),
         ("tier --idle 0.3", "a server's memory is no fabric"),
+        ("coherence --platform nvl72-cxl", "plan fabric has what messages"),
+        ("chakra none --compute 1TFLOP/s --memory 1GB/s --launch 1us", "collective calls are left out"),
+        ("validate", "fitted in closed form"),
+        ("verify", "which is no fabric"),
     ] {
         let said = refused(&format!("{words} --fidelity L1"));
         assert!(said.contains("--fidelity L1: plan ") && said.contains(why), "{said}");
@@ -2168,5 +2216,8 @@ fn commands_in_which_nothing_shares_a_fabric_refuse_flows_with_the_reason() {
             "mixed --model llama3-70b --tp 8 --batch 720 --racks nvl72=144,ualink=144 --json --fidelity";
         json(&format!("{words} {level}"))["total_s"].as_f64().unwrap()
     };
-    assert!(step("L0") > 0.0 && step("L1") > 0.0);
+    let [alone, flows, flits] = ["L0", "L1", "L2 --window 64KiB"].map(step);
+    for other in [flows, flits] {
+        assert!((other / alone - 1.0).abs() < 0.02, "{alone} {flows} {flits}");
+    }
 }

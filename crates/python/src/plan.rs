@@ -48,7 +48,7 @@ fn floats(py: Python<'_>, figures: impl IntoIterator<Item = f64>) -> Bound<'_, P
 /// Answers a [`Request`] in JSON.
 #[pyfunction]
 pub(crate) fn plan_train(py: Python<'_>, request: &str, file: Option<&str>) -> PyResult<String> {
-    let mut request: Request = asked(request, &["layout."])?;
+    let mut request: Request = asked(request, &["layout.", "flits."])?;
     if let Some(file) = file {
         request = request.or(&Execution::load(file).map_err(|error| argument(error.to_string()))?);
     }
@@ -140,7 +140,7 @@ pub(crate) fn plan_mixed<'py>(
     py: Python<'py>,
     requests: &str,
 ) -> PyResult<(Bound<'py, PyBytes>, Vec<String>)> {
-    let requests: Vec<MixedRequest> = asked(requests, &["layout."])?;
+    let requests: Vec<MixedRequest> = asked(requests, &["layout.", "flits."])?;
     let found = py.detach(|| {
         let mut found = vec![];
         for request in &requests {
@@ -187,7 +187,7 @@ pub(crate) fn plan_mpi<'py>(
     folder: PathBuf,
     questions: &str,
 ) -> PyResult<((f64, f64), Bound<'py, PyBytes>)> {
-    let questions: Vec<ProgramQuestion> = asked(questions, &[])?;
+    let questions: Vec<ProgramQuestion> = asked(questions, &["flits."])?;
     let found = py.detach(|| {
         let trace = ProgramTrace::load(&folder).map_err(|error| error.to_string())?;
         let of = |it: &ProgramQuestion| trace.predict(it).map_err(|error| error.to_string());

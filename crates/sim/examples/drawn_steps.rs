@@ -77,8 +77,7 @@ fn main() -> Result<(), DataError> {
             unreachable!("it was drawn as one")
         };
         let Ok(job) = Job::chosen(machine, None, None, order) else { continue };
-        let Ok(plan) = job.predict(model, &layout) else { continue };
-        let stages = job.stages(model, &layout).map_err(|refusal| refusal.to_string());
+        let Ok((plan, stages)) = job.predict_stages(model, &layout) else { continue };
         println!(
             "{}",
             json!({"platform": platform, "model": name, "layout": layout, "step": plan.step, "stages": stages})

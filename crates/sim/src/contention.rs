@@ -2,7 +2,9 @@
 //!
 //! - `network` knows the links of a fabric and the routes over them, without those that failed;
 //! - `sharing` shares links among flows, from the first byte to the last;
-//! - `pattern` says which flows a pattern of traffic is, and what comes of them.
+//! - `flits` follows each flit of a flow;
+//! - `transfers` says when messages that begin together end, at each fidelity;
+//! - `pattern` says which messages a pattern of traffic is, and what comes of them.
 //!
 //! `step` counts crossings instead, because the flows of a step of a collective are equal and begin together.
 
@@ -10,11 +12,14 @@ mod flits;
 mod network;
 mod pattern;
 mod sharing;
+mod transfers;
 
+pub(crate) use flits::{Flits, News};
 pub use flits::{Deadlock, FlitFlow, FlitRun, FlitTiming, follow};
 pub use network::{Network, NetworkError, Node, Routing};
 pub use pattern::{
-    FabricAnswer, FabricError, FabricQuestion, FlitCount, FlitOptions, FlowTime, LinkUse, Quantiles,
-    TrafficPattern, answer,
+    FabricAnswer, FabricError, FabricQuestion, FlowTime, LinkUse, Quantiles, TrafficPattern, answer,
 };
 pub use sharing::{Flow, finish_times};
+pub use transfers::{FlitCount, FlitOptions, MOST_FLIT_HOPS, TransferError, TransferTimes, Transfers};
+pub(crate) use transfers::{expect_few, expect_few_of_all, flit_payload};

@@ -10,11 +10,14 @@ pub enum Fidelity {
     L0,
     /// By flows: those of all groups at the same time, over the links on their routes.
     L1,
-    /// Flit by flit: one pattern of traffic alone, because those of a step are too many.
+    /// Flit by flit, as long as the flits are few enough.
     L2,
 }
 
 impl Fidelity {
+    /// All, the least close first.
+    pub const ALL: [Self; 3] = [Self::L0, Self::L1, Self::L2];
+
     /// As options have it.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -56,6 +56,7 @@ pub use search::{FoundLayout, Outcome, Progress, Space, front, search};
 pub use step::figures::{
     Communication, ComputeTimes, Exposure, FigureUnit, MemoryUse, Scoped, Stage, Step, StepFigure, TierUse,
 };
+pub use step::flows::StepFlits;
 pub use step::given::{GivenLayout, Tiers};
 pub use step::job::{FabricRates, Fabrics, Job, PlannedStep};
 pub use step::layout::{Layout, Offload, Overlap, Precision, Recompute, Refusal, Zero};

@@ -2,6 +2,7 @@
 //!
 //! - `collective` turns collective calls into messages;
 //! - `replay` follows all ranks at once over the ports of their hosts;
+//! - `wires` has the messages between hosts flit by flit;
 //! - `skeleton` has the communication of CG and of miniAMR;
 //! - `trace` reads what a program was seen to do;
 //! - `question` follows it over another network;
@@ -13,15 +14,17 @@ mod question;
 mod replay;
 mod skeleton;
 mod trace;
+mod wires;
 
 use serde::Serialize;
 
 pub use chakra::{OperatorRates, OperatorTime, StepTrace, TracedStep};
 pub use collective::{Collective, Group};
 pub use question::{PredictedProgram, ProgramError, ProgramQuestion};
-pub use replay::{Network, RankTime, ReplayError, Replayed, SizeFactor, Way, replay};
+pub use replay::{Network, RankTime, ReplayError, Replayed, SizeFactor, Way, replay, replay_over};
 pub use skeleton::{Cg, MiniAmr, Part, ProgramSeconds, SkeletonError, program_time};
 pub use trace::{CallSeconds, MeasuredRank, ProgramTrace, read_trace};
+pub use wires::HostLinks;
 
 /// What a rank does next.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

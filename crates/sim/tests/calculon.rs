@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use polder_platform::{Bytes, Folder, Platform, Time, read};
+use polder_sim::contention::FlitOptions;
 use polder_sim::{
     Execution, Fidelity, FoundLayout, Job, Layout, Model, Overlap, Recompute, Request, Space, Zero, search,
 };
@@ -209,6 +210,7 @@ fn an_execution_is_predicted_as_its_layout_is() {
         against: None,
         sequence: None,
         fidelity: Fidelity::default(),
+        flits: FlitOptions::default(),
         failed: vec![],
         layout,
     };

@@ -4,7 +4,7 @@ use polder_platform::{Fabric, Platform, Topology};
 use polder_sim::Fidelity;
 use polder_sim::contention::{
     FabricError, FabricQuestion, FlitOptions, Flow, Network, NetworkError, Node, Routing, TrafficPattern,
-    answer, finish_times,
+    TransferError, answer, finish_times,
 };
 
 /// The same numbers from the same seed.
@@ -295,7 +295,10 @@ fn a_window_ends_as_the_whole_does() {
     let [cut, whole] = [cut, whole].map(|it| it.flits.unwrap().flit_hops);
     assert!(cut < whole / 2, "{cut} {whole}");
     let error = answer(&FabricQuestion { message_bytes: 1e13, ..base }).unwrap_err();
-    assert!(matches!(error, FabricError::TooManyFlits { .. }), "{error}");
+    assert!(
+        matches!(error, FabricError::Transfers { error: TransferError::TooManyFlits { .. }, .. }),
+        "{error}"
+    );
     assert!(
         error.to_string().contains("; give a window of ") && error.to_string().ends_with("or fidelity L1")
     );

@@ -16,13 +16,13 @@ const TABLE: [(&str, &[&str]); 16] = [
     ("memory", &["given", "random", "step"]),
     ("sync", &[]),
     ("pages", &["random"]),
-    ("program", &["fidelity", "given", "message"]),
+    ("program", &["contention", "fidelity", "given", "message"]),
     ("formats", &["text", "step"]),
     (
         "judge",
         &["text", "message", "memory", "step", "offload", "walk", "formats", "pages", "program", "sync"],
     ),
-    ("search", &["text", "fidelity", "given", "step", "formats", "pages", "judge"]),
+    ("search", &["text", "fidelity", "given", "contention", "step", "formats", "pages", "judge"]),
 ];
 
 /// Every file of a folder, and the file that declares it.

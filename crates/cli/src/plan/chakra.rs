@@ -8,6 +8,7 @@ use polder_sim::grouped;
 use polder_sim::program::{OperatorRates, StepTrace, TracedStep};
 use serde_json::json;
 
+use super::fidelity::ClosedForm;
 use super::memory::{size, time};
 use super::option::wrong;
 use super::table;
@@ -31,6 +32,8 @@ pub(crate) struct Arguments {
     /// What the step took, without an observer.
     #[arg(long, value_name = "TIME", value_parser = Time::parse)]
     measured: Option<Time>,
+    #[command(flatten)]
+    fidelity: ClosedForm,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -41,6 +44,10 @@ const LISTED: usize = 12;
 
 /// Prints the step, and its operators.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments.fidelity.check(
+        "chakra",
+        "its seconds are of operators, and collective calls are left out; plan fabric --pattern all-reduce has one",
+    )?;
     let rates = OperatorRates {
         flops_per_s: arguments.compute.value(),
         bytes_per_s: arguments.memory.value(),

@@ -5,6 +5,7 @@ use polder_platform::Bytes;
 use polder_sim::memory::{CoherentRack, RegionQuestion, RegionTimes};
 use serde_json::json;
 
+use super::fidelity::ClosedForm;
 use super::memory::{size, time};
 use super::option::of_memory;
 use super::table;
@@ -37,6 +38,8 @@ pub(crate) struct Arguments {
     /// What accesses are drawn from.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    #[command(flatten)]
+    fidelity: ClosedForm,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -44,6 +47,9 @@ pub(crate) struct Arguments {
 
 /// Prints rates and access times by region.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments
+        .fidelity
+        .check("coherence", "an access is taken alone; plan fabric has what messages that share links take")?;
     let rack = CoherentRack::new(&arguments.platform, arguments.rack.as_deref()).map_err(of_memory)?;
     let mut rows = vec![
         [

@@ -2,19 +2,19 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use polder_platform::Bytes;
-use polder_sim::contention::{
-    FabricAnswer, FabricQuestion, FlitOptions, LinkUse, Routing, TrafficPattern, answer,
-};
+use polder_sim::contention::{FabricAnswer, FabricQuestion, LinkUse, Routing, TrafficPattern, answer};
 use polder_sim::{Fidelity, accelerators};
 use serde_json::{Value, json};
 
+use super::fidelity::Closeness;
 use super::memory::{size, time};
-use super::option::{given, quantity};
+use super::option::quantity;
 use super::page::filled;
 use super::table;
-use super::train::{FidelityKind, accelerator_count, failed_links, write};
+use super::train::{accelerator_count, failed_links, write};
 use crate::Failure;
 
 /// Links that are listed.
@@ -22,6 +22,7 @@ const LISTED: usize = 8;
 
 /// Predicts messages that share links.
 #[derive(Args)]
+#[command(mut_arg("fidelity", |it| it.default_value("L1")))]
 pub(crate) struct Arguments {
     /// The machine: a name (`polder plan list`), or the path of a file. A cluster of SimGrid (`.xml`) is one rack whose hosts send.
     #[arg(long, value_name = "PLATFORM")]
@@ -33,8 +34,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     gpus: String,
     /// Which accelerators send to which.
-    #[arg(long, value_name = "PATTERN", value_enum, default_value = "permutation")]
-    pattern: PatternKind,
+    #[arg(long, value_name = "PATTERN", value_parser = patterns(), default_value = "permutation")]
+    pattern: TrafficPattern,
     /// Bytes of each message, such as "1 MiB"; of an all-reduce, what each accelerator has.
     #[arg(long, value_name = "SIZE", default_value = "64 MiB")]
     message: String,
@@ -47,22 +48,8 @@ pub(crate) struct Arguments {
     /// What a permutation is drawn from, and damage to flits.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
-    /// How closely to look: L0, each message as if it were alone; L1, as flows that share links; L2, flit by flit, with credits, virtual
-    /// channels and arbitration.
-    #[arg(long, value_name = "LEVEL", value_enum, default_value = "L1")]
-    fidelity: FidelityKind,
-    /// Follow the flits of so much of each message alone, such as "1 MiB": the rest takes what the second half of it took (L2).
-    #[arg(long, value_name = "SIZE")]
-    window: Option<String>,
-    /// Virtual channels of a link [default: 1 in a Clos, elsewhere one a link between switches of the longest way] (L2).
-    #[arg(long, value_name = "COUNT")]
-    virtual_channels: Option<u32>,
-    /// Flits that the buffer of a virtual channel holds [default: two round trips to the next switch] (L2).
-    #[arg(long, value_name = "FLITS")]
-    buffer: Option<u32>,
-    /// The part of the flits that arrive damaged and are sent again, such as 1e-6 (L2).
-    #[arg(long, value_name = "PART", default_value_t = 0.0)]
-    error_rate: f64,
+    #[command(flatten)]
+    closeness: Closeness,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -77,20 +64,13 @@ pub(crate) struct Arguments {
     trace: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum PatternKind {
-    /// Each sends to one other, drawn at random.
-    Permutation,
-    /// Each sends to the one half of all further on.
-    Shift,
-    /// All send to the first.
-    Incast,
-    /// Each sends to every other.
-    AllToAll,
-    /// Each sends to the next.
-    Ring,
-    /// An all-reduce by a ring over all.
-    AllReduce,
+/// The patterns as clap reads them.
+fn patterns() -> impl TypedValueParser<Value = TrafficPattern> {
+    let pattern = |name: String| {
+        TrafficPattern::ALL.into_iter().find(|it| it.name() == name).expect("a pattern that was listed")
+    };
+    let listed = TrafficPattern::ALL.map(|it| PossibleValue::new(it.name()).help(it.about()));
+    PossibleValuesParser::new(listed).map(pattern)
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -106,14 +86,7 @@ impl Arguments {
             platform: self.platform.clone(),
             rack: self.rack.clone(),
             accelerators: accelerator_count(&self.gpus)?,
-            pattern: match self.pattern {
-                PatternKind::Permutation => TrafficPattern::Permutation,
-                PatternKind::Shift => TrafficPattern::Shift,
-                PatternKind::Incast => TrafficPattern::Incast,
-                PatternKind::AllToAll => TrafficPattern::AllToAll,
-                PatternKind::Ring => TrafficPattern::Ring,
-                PatternKind::AllReduce => TrafficPattern::AllReduce,
-            },
+            pattern: self.pattern,
             message_bytes: message.value(),
             routing: match self.routing {
                 RoutingKind::Minimal => Routing::Minimal,
@@ -121,13 +94,8 @@ impl Arguments {
             },
             failed: failed_links(&self.failed)?,
             seed: self.seed,
-            fidelity: self.fidelity.into(),
-            flits: FlitOptions {
-                window_bytes: given("--window", self.window.as_deref())?.map(Bytes::value),
-                channels: self.virtual_channels,
-                buffer: self.buffer,
-                error_rate: self.error_rate,
-            },
+            fidelity: self.closeness.level(),
+            flits: self.closeness.flits()?,
         })
     }
 }

@@ -1,10 +1,10 @@
 //! `polder plan mixed`: a training step on racks of two kinds, which CXL joins.
 
 use clap::Args;
-use polder_sim::{GivenLayout, MixedAnswer, MixedRequest, RackPart, accelerators, grouped};
+use polder_sim::{Fidelity, GivenLayout, MixedAnswer, MixedRequest, RackPart, accelerators, grouped};
 
+use super::fidelity::Closeness;
 use super::table;
-use super::train::FidelityKind;
 use crate::Failure;
 
 /// Predicts a step on racks of two kinds.
@@ -31,9 +31,8 @@ pub(crate) struct Arguments {
     /// Sequences at once.
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     micro_batch: u32,
-    /// How closely communication is looked at: L0, in closed form, or L1, by flows of all groups at once.
-    #[arg(long, value_name = "LEVEL", value_enum, default_value = "L0")]
-    fidelity: FidelityKind,
+    #[command(flatten)]
+    closeness: Closeness,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -50,7 +49,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         model: arguments.model.clone(),
         platform: arguments.platform.clone(),
         parts,
-        fidelity: arguments.fidelity.into(),
+        fidelity: arguments.closeness.level(),
+        flits: arguments.closeness.flits()?,
         layout: GivenLayout {
             tp: Some(arguments.tp),
             pp: Some(arguments.pp),
@@ -69,6 +69,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 fn print(arguments: &Arguments, found: &MixedAnswer) {
     let count = found.parts.iter().map(|it| it.accelerators).sum();
+    let looked = match found.fidelity {
+        Fidelity::L0 => "in closed form",
+        Fidelity::L1 => "by flows",
+        Fidelity::L2 => "flit by flit",
+    };
     println!("{} on {}, {}, simulated", arguments.model, arguments.platform, accelerators(count));
     println!("a step of {} sequences takes {:.3} s", grouped(arguments.batch.into()), found.total_s);
     let head = ["racks", "accelerators", "copies", "sequences of a copy", "they take", "alone"];
@@ -93,5 +98,6 @@ fn print(arguments: &Arguments, found: &MixedAnswer) {
     println!(
         "alone: the whole batch on these racks; no copy spans both kinds, gradients of all cross the fabric between racks"
     );
+    println!("communication {looked} (--fidelity {})", found.fidelity.name());
     println!("no run over CXL validates this");
 }

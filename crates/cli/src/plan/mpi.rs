@@ -4,18 +4,19 @@ use std::path::PathBuf;
 
 use clap::Args;
 use polder_platform::{Bandwidth, Time};
-use polder_sim::grouped;
+use polder_sim::{Fidelity, grouped};
 use polder_sim::program::{Network, PredictedProgram, ProgramError, ProgramQuestion, ProgramTrace, Replayed};
 use serde_json::json;
 
+use super::fidelity::Closeness;
 use super::memory::time;
 use super::option::wrong;
 use super::table;
-use super::train::FidelityKind;
 use crate::Failure;
 
 /// Predicts a traced MPI program over a network.
 #[derive(Args)]
+#[command(mut_arg("fidelity", |it| it.default_value("L1")))]
 pub(crate) struct Arguments {
     /// The folder that POLDER_MPI_TRACE named: a file of each rank.
     #[arg(value_hint = clap::ValueHint::DirPath)]
@@ -38,9 +39,8 @@ pub(crate) struct Arguments {
     /// How many times as long computing takes as in the trace.
     #[arg(long, value_name = "TIMES", default_value_t = 1.0, value_parser = times)]
     computing: f64,
-    /// How closely messages are looked at: L0, each as if it were alone, or L1, with those that take the same ports.
-    #[arg(long, value_name = "LEVEL", value_enum, default_value = "L1")]
-    fidelity: FidelityKind,
+    #[command(flatten)]
+    closeness: Closeness,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -55,23 +55,24 @@ fn times(text: &str) -> Result<f64, String> {
 }
 
 impl Arguments {
-    fn question(&self) -> ProgramQuestion {
-        ProgramQuestion {
+    fn question(&self) -> Result<ProgramQuestion, Failure> {
+        Ok(ProgramQuestion {
             latency_s: self.latency.value(),
             bytes_per_s: self.bandwidth.value(),
             platform: self.platform.clone(),
             path: self.path.clone(),
             hosts: self.hosts,
             computing: self.computing,
-            fidelity: self.fidelity.into(),
-        }
+            fidelity: self.closeness.level(),
+            flits: self.closeness.flits()?,
+        })
     }
 }
 
 /// Prints what the program took, and what it takes.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let trace = ProgramTrace::load(&arguments.trace)?;
-    let found = trace.predict(&arguments.question()).map_err(|error| match error {
+    let found = trace.predict(&arguments.question()?).map_err(|error| match error {
         ProgramError::Given(error) => wrong(&error),
         ProgramError::Replay(error) => Failure(format!("{}: {error}", arguments.trace.display())),
         other => other.into(),
@@ -84,12 +85,25 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             let it = json!({
                 "measured": trace.measured, "calls": trace.calls, "hosts": network.hosts, "predicted": found,
                 "between": network.between, "inside": network.inside, "measured_s": measured_s, "off": off,
+                "fidelity": arguments.closeness.level(),
             });
             println!("{it}");
         }
         false => print(arguments, &trace, &network, &found),
     }
     Ok(())
+}
+
+/// How closely messages were looked at.
+fn looked_line(fidelity: Fidelity, found: &Replayed) -> String {
+    let how = match fidelity {
+        Fidelity::L0 => "each as if it were alone".into(),
+        Fidelity::L1 => "in turn at the ports of hosts".into(),
+        Fidelity::L2 => {
+            format!("between hosts flit by flit, {} flit-hops", grouped(found.flit_hops.unwrap_or(0)))
+        }
+    };
+    format!("messages {how} (--fidelity {})", fidelity.name())
 }
 
 fn print(arguments: &Arguments, trace: &ProgramTrace, network: &Network, found: &Replayed) {
@@ -131,6 +145,7 @@ fn print(arguments: &Arguments, trace: &ProgramTrace, network: &Network, found: 
         "predicted: messages inside a host take {} and go at {}{between}; {times}",
         arguments.latency, arguments.bandwidth
     );
+    println!("{}", looked_line(arguments.closeness.level(), found));
     if arguments.platform.is_some() || arguments.hosts.is_some() {
         println!("measured: where the trace was made, which may be another network");
     }

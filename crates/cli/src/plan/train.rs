@@ -5,12 +5,15 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use polder_platform::TierId;
+use polder_sim::contention::FlitOptions;
 use polder_sim::{
     Answer, Execution, Exposure, FabricRates, Fidelity, GivenLayout, Layout, Margin, Model, Offload,
-    OrderError, Overlap, Precision, Progress, Recompute, Request, RequestError, Stage, Step, StepFigure,
+    OrderError, Overlap, Precision, Progress, Recompute, Request, RequestError, Stage, Step, StepFigure, StepFlits,
     TierUse, Tiers, Zero, accelerators, alternatives, grouped, listed,
 };
 
+use super::fidelity::Closeness;
+use super::memory::size;
 use super::{page, table, trace};
 use crate::Failure;
 
@@ -170,12 +173,11 @@ pub(crate) struct Arguments {
     /// Predict the same layout on this platform too, in a second column.
     #[arg(long, value_name = "PLATFORM")]
     against: Option<String>,
-    /// How to price communication: L0, in closed form, or L1, by the flows of all groups at the same time over the links on their
-    /// routes. A layout that you leave out is searched for by L0. L2, flit by flit, is for `polder plan fabric`.
-    #[arg(long, value_name = "LEVEL", value_enum, default_value = "L0")]
-    fidelity: FidelityKind,
-    /// Links between two switches of the fabric between racks that have failed, such as "3-520,4-520" (with `--fidelity L1`): flows take
-    /// the shortest ways that are left. The platform of `--against` has all of its links.
+    // A layout that is left out is searched for by L0.
+    #[command(flatten)]
+    closeness: Closeness,
+    /// Links between two switches of the fabric between racks that have failed, such as "3-520,4-520" (with `--fidelity L1` or `L2`):
+    /// transfers take the shortest ways that are left. The platform of `--against` has all of its links.
     #[arg(long, value_name = "SWITCH-SWITCH", value_delimiter = ',')]
     failed: Vec<String>,
     /// Write a timeline of each stage, for Perfetto (ui.perfetto.dev) or chrome://tracing.
@@ -184,27 +186,6 @@ pub(crate) struct Arguments {
     /// Write an HTML page that draws the parts of the step, its memory and its timeline.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
-}
-
-/// How closely communication is looked at.
-#[derive(Clone, Copy, ValueEnum)]
-pub(super) enum FidelityKind {
-    #[value(name = "L0")]
-    L0,
-    #[value(name = "L1")]
-    L1,
-    #[value(name = "L2")]
-    L2,
-}
-
-impl From<FidelityKind> for Fidelity {
-    fn from(it: FidelityKind) -> Self {
-        match it {
-            FidelityKind::L0 => Self::L0,
-            FidelityKind::L1 => Self::L1,
-            FidelityKind::L2 => Self::L2,
-        }
-    }
 }
 
 impl Fixed {
@@ -310,6 +291,7 @@ impl Subject {
             against: None,
             sequence: self.sequence,
             fidelity: Fidelity::default(),
+            flits: FlitOptions::default(),
             failed: vec![],
             layout: self.fixed.given(self.batch),
         };
@@ -373,7 +355,8 @@ pub(super) fn train(arguments: &Arguments) -> Result<(), Failure> {
     let gpus = arguments.gpus.as_deref().map(accelerator_count).transpose()?;
     let request = Request {
         against: arguments.against.clone(),
-        fidelity: arguments.fidelity.into(),
+        fidelity: arguments.closeness.level(),
+        flits: arguments.closeness.flits()?,
         failed: failed_links(&arguments.failed)?,
         ..subject.request(&arguments.platform, gpus, Tiers::IfNeeded)?
     };
@@ -545,17 +528,32 @@ fn print_layout(answer: &Answer, others: &[&Answer]) {
     for other in others.iter().filter(|it| it.machine != answer.machine) {
         println!("on {}: {}", other.platform, other.machine);
     }
-    if answer.fidelity == Fidelity::L1 {
-        let failed = match answer.failed.len() {
-            0 => String::new(),
-            1 => ", without 1 failed link".into(),
-            count => format!(", without {count} failed links"),
-        };
-        println!("communication by the flows of all groups at the same time (--fidelity L1){failed}");
+    println!("{}", looked_line(answer));
+    for other in others.iter().filter(|it| it.flits != answer.flits) {
+        println!("on {}: {}", other.platform, looked_line(other));
     }
     if answer.points > 1 {
         println!("the fastest that fits of {} layouts", grouped(answer.points));
     }
+}
+
+/// How closely communication was looked at.
+pub(super) fn looked_line(answer: &Answer) -> String {
+    let how = match (answer.fidelity, &answer.flits) {
+        (Fidelity::L0, _) => "in closed form, each transfer as if it were alone (--fidelity L0)".into(),
+        (Fidelity::L2, Some(StepFlits { window_bytes, flit_hops, replays })) => {
+            let window = window_bytes.map_or_else(String::new, |it| format!(" of the first {} of each message", size(it)));
+            let [hops, again] = [*flit_hops, *replays].map(grouped);
+            format!("by the flits of all groups at the same time (--fidelity L2): {hops} flit-hops{window}, {again} sent again")
+        }
+        _ => "by the flows of all groups at the same time (--fidelity L1)".into(),
+    };
+    let failed = match answer.failed.len() {
+        0 => String::new(),
+        1 => ", without 1 failed link".into(),
+        count => format!(", without {count} failed links"),
+    };
+    format!("communication {how}{failed}")
 }
 
 /// The table: a column for each platform.

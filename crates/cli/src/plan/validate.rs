@@ -6,12 +6,15 @@ use polder_sim::fabrics::{self, Measure, Role};
 use polder_sim::{Judged, Pooled, validate};
 use serde::Serialize;
 
+use super::fidelity::ClosedForm;
 use super::table;
 use crate::Failure;
 
 /// Holds predictions against published steps.
 #[derive(Args)]
 pub(crate) struct Arguments {
+    #[command(flatten)]
+    fidelity: ClosedForm,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -29,6 +32,8 @@ struct Report {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let why = "the constants of an accelerator are fitted in closed form; plan train takes L1 and L2 for a layout";
+    arguments.fidelity.check("validate", why)?;
     let tables = validate()?;
     let pooled = Pooled::of(&tables);
     let fabrics = fabrics::validate()?;

@@ -10,6 +10,7 @@ use polder_sim::{Comparison, Measured, MessagePlace, Model, Verified, step_throu
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::fidelity::ClosedForm;
 use super::table;
 use crate::Failure;
 use crate::bench::{Row, Sample, collectives};
@@ -43,6 +44,8 @@ pub(crate) struct Arguments {
     /// Predict the step of `make demo` too, from this file of its measurements [default: out/train.json, if it exists].
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     demo: Option<PathBuf>,
+    #[command(flatten)]
+    fidelity: ClosedForm,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -55,6 +58,8 @@ fn size(value: &str) -> Result<u64, String> {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let why = "ranks of one machine exchange bytes through its memory, which is no fabric";
+    arguments.fidelity.check("verify", why)?;
     let platform = Platform::load(&arguments.platform)?;
     let sharing = platform.sharing.clone().ok_or_else(|| {
         let expected = "expected what ranks pay that exchange bytes: `polder probe` writes it";

@@ -133,8 +133,20 @@ impl Line {
     }
 }
 
+/// What happened to a flow.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum News {
+    /// Its port has sent all of it, at this second.
+    Left(u32, f64),
+    /// All of it has arrived, at this second.
+    Arrived(u32, f64),
+}
+
 /// The state of all links.
-struct Flits {
+pub(crate) struct Flits {
+    /// When the last event was, and what happened that nobody was told.
+    now: u64,
+    news: Vec<News>,
     channels: usize,
     error: u64,
     seed: u64,
@@ -142,6 +154,9 @@ struct Flits {
     propagation: u64,
     hops: Vec<Hop>,
     queues: Vec<Queue>,
+    /// The queue from a channel to another, and the first hop of each flow.
+    known: HashMap<(u32, u32), u32>,
+    firsts: Vec<u32>,
     /// Of each channel: room in the buffer at its end, and the queues that have something for it, in turn.
     credits: Vec<u32>,
     ready: Vec<VecDeque<u32>>,
@@ -170,9 +185,8 @@ struct Flits {
 /// # Panics
 /// When a flow has no way, more channels than there are, or no flits; when a buffer holds nothing. The caller checks that.
 pub fn follow(timing: &FlitTiming, links: usize, flows: &[FlitFlow]) -> Result<FlitRun, Deadlock> {
-    let mut flits = Flits::new(timing, links, flows);
-    let mut starts: Vec<_> =
-        flows.iter().enumerate().map(|(flow, it)| (femtoseconds(it.start_s), flow as u32)).collect();
+    let mut flits = Flits::new(timing, links);
+    let mut starts: Vec<_> = flows.iter().map(|it| (femtoseconds(it.start_s), flits.add(it))).collect();
     starts.sort_unstable();
     flits.run(&starts);
     let left: u64 = flits.left.iter().sum();
@@ -192,49 +206,37 @@ fn femtoseconds(seconds: f64) -> u64 {
 }
 
 impl Flits {
-    fn new(timing: &FlitTiming, links: usize, flows: &[FlitFlow]) -> Self {
+    /// So many links, with no flow on them.
+    ///
+    /// # Panics
+    /// When a buffer holds nothing, or there are no channels or too many.
+    pub(crate) fn new(timing: &FlitTiming, links: usize) -> Self {
         assert!(timing.buffer > 0 && (1..=255).contains(&timing.channels), "buffers and channels");
         let [flit, interval, propagation, switch] =
             [timing.flit_s, timing.interval_s, timing.propagation_s, timing.switch_s].map(femtoseconds);
         let channels = timing.channels as usize;
-        let (mut hops, mut queues) = (vec![], vec![]);
-        let mut known = HashMap::new();
-        for (flow, it) in flows.iter().enumerate() {
-            assert!(!it.way.is_empty() && it.flits > 0, "a flow of flits over links");
-            let mut input = NONE;
-            for (place, (link, channel)) in it.way.iter().enumerate() {
-                assert!(*channel < timing.channels, "channel {channel} of {}", timing.channels);
-                let output = *link * timing.channels + channel;
-                let fresh = queues.len() as u32;
-                let queue = match place {
-                    0 => fresh,
-                    _ => *known.entry((input, output)).or_insert(fresh),
-                };
-                if queue == fresh {
-                    queues.push(Queue { input, output, waiting: VecDeque::new(), unsent: 0 });
-                }
-                hops.push(Hop { queue, link: *link, flow: flow as u32, is_last: place + 1 == it.way.len() });
-                input = output;
-            }
-        }
         // A draw below it is damage.
         let error = (timing.error_rate.clamp(0.0, 1.0) * u64::MAX as f64) as u64;
         Self {
+            now: 0,
+            news: vec![],
             channels,
             error,
             seed: timing.seed,
             flit,
             propagation,
-            hops,
-            queues,
+            hops: vec![],
+            queues: vec![],
+            known: HashMap::new(),
+            firsts: vec![],
             credits: vec![timing.buffer; links * channels],
             ready: vec![VecDeque::new(); links * channels],
             is_busy: vec![false; links],
             turn: vec![0; links],
             sent: vec![0; links],
             again: vec![NONE; links],
-            left: flows.iter().map(|it| it.flits).collect(),
-            ends: vec![0; flows.len()],
+            left: vec![],
+            ends: vec![],
             arrivals: Line::new(flit + propagation + switch),
             frees: Line::new(interval),
             // The damage is seen once all of the flit is there, and said so.
@@ -245,42 +247,94 @@ impl Flits {
         }
     }
 
-    /// Until nothing happens any more. A port is its first hop's queue.
+    /// A flow that has not started; its number.
+    ///
+    /// # Panics
+    /// When it has no way, no flits, or a channel that there is not.
+    pub(crate) fn add(&mut self, it: &FlitFlow) -> u32 {
+        assert!(!it.way.is_empty() && it.flits > 0, "a flow of flits over links");
+        let (flow, channels) = (self.left.len() as u32, self.channels as u32);
+        self.firsts.push(self.hops.len() as u32);
+        let mut input = NONE;
+        for (place, (link, channel)) in it.way.iter().enumerate() {
+            assert!(*channel < channels, "channel {channel} of {channels}");
+            let output = *link * channels + channel;
+            let fresh = self.queues.len() as u32;
+            let queue = match place {
+                0 => fresh,
+                _ => *self.known.entry((input, output)).or_insert(fresh),
+            };
+            if queue == fresh {
+                self.queues.push(Queue { input, output, waiting: VecDeque::new(), unsent: 0 });
+            }
+            self.hops.push(Hop { queue, link: *link, flow, is_last: place + 1 == it.way.len() });
+            input = output;
+        }
+        self.left.push(it.flits);
+        self.ends.push(0);
+        flow
+    }
+
+    /// Lets a flow start at this second, or now if that is later.
+    pub(crate) fn start(&mut self, flow: u32, start_s: f64) {
+        self.begin(flow, femtoseconds(start_s).max(self.now));
+    }
+
+    /// Does the next event if it is not later than this second; says whether it did.
+    pub(crate) fn advance_until(&mut self, until_s: Option<f64>) -> bool {
+        self.advance(until_s.map_or(u64::MAX, femtoseconds))
+    }
+
+    /// What happened since it was asked last.
+    pub(crate) fn news(&mut self) -> std::vec::Drain<'_, News> {
+        self.news.drain(..)
+    }
+
+    /// Flits times the links that each crossed.
+    pub(crate) const fn flit_hops(&self) -> u64 {
+        self.flit_hops
+    }
+
+    /// Until nothing happens any more.
     fn run(&mut self, starts: &[(u64, u32)]) {
-        let mut firsts = vec![0; self.left.len()];
-        for (at, hop) in self.hops.iter().enumerate().rev() {
-            firsts[hop.flow as usize] = at as u32;
+        for (at, flow) in starts {
+            while self.advance(*at) {}
+            self.begin(*flow, *at);
         }
-        let mut next = 0;
-        loop {
-            let start = starts.get(next).map_or(u64::MAX, |(at, _)| *at);
-            let events = [self.returns.next(), self.frees.next(), self.replays.next(), self.arrivals.next()];
-            let now = events.into_iter().fold(start, u64::min);
-            if now == u64::MAX {
-                return;
-            }
-            // Credits first, so that a link that becomes free at the same time sees them.
-            if events[0] == now {
-                let (_, channel) = self.returns.events.pop_front().expect("an event");
-                self.credits[channel as usize] += 1;
-                self.try_send(channel / self.channels as u32, now);
-            } else if events[1] == now {
-                let (_, link) = self.frees.events.pop_front().expect("an event");
-                self.is_busy[link as usize] = false;
-                self.try_send(link, now);
-            } else if events[2] == now {
-                let (_, link) = self.replays.events.pop_front().expect("an event");
-                let hop = std::mem::replace(&mut self.again[link as usize], NONE);
-                self.send(hop, now);
-            } else if events[3] == now {
-                let (_, hop) = self.arrivals.events.pop_front().expect("an event");
-                self.offer(hop, 0, now);
-            } else {
-                let (_, flow) = starts[next];
-                next += 1;
-                self.offer(firsts[flow as usize], self.left[flow as usize], now);
-            }
+        while self.advance(u64::MAX) {}
+    }
+
+    /// A port is its first hop's queue.
+    fn begin(&mut self, flow: u32, now: u64) {
+        self.now = now;
+        self.offer(self.firsts[flow as usize], self.left[flow as usize], now);
+    }
+
+    fn advance(&mut self, until: u64) -> bool {
+        let events = [self.returns.next(), self.frees.next(), self.replays.next(), self.arrivals.next()];
+        let now = events.into_iter().fold(u64::MAX, u64::min);
+        if now > until || now == u64::MAX {
+            return false;
         }
+        self.now = now;
+        // Credits first, so that a link that becomes free at the same time sees them.
+        if events[0] == now {
+            let (_, channel) = self.returns.events.pop_front().expect("an event");
+            self.credits[channel as usize] += 1;
+            self.try_send(channel / self.channels as u32, now);
+        } else if events[1] == now {
+            let (_, link) = self.frees.events.pop_front().expect("an event");
+            self.is_busy[link as usize] = false;
+            self.try_send(link, now);
+        } else if events[2] == now {
+            let (_, link) = self.replays.events.pop_front().expect("an event");
+            let hop = std::mem::replace(&mut self.again[link as usize], NONE);
+            self.send(hop, now);
+        } else {
+            let (_, hop) = self.arrivals.events.pop_front().expect("an event");
+            self.offer(hop, 0, now);
+        }
+        true
     }
 
     /// Lets a flit wait for its next link, or so many of a port's.
@@ -342,9 +396,13 @@ impl Flits {
         }
         self.flit_hops += 1;
         self.frees.cause(now, link);
-        let input = self.queues[queue as usize].input;
+        let Queue { input, waiting, .. } = &self.queues[queue as usize];
+        let (input, is_all) = (*input, waiting.is_empty());
         if input != NONE {
             self.returns.cause(now, input);
+        } else if is_all {
+            // A port's queue has one flow.
+            self.tell(News::Left, flow, now + self.flit);
         }
         if !is_last {
             self.arrivals.cause(now, hop + 1);
@@ -353,8 +411,14 @@ impl Flits {
         let left = &mut self.left[flow as usize];
         *left -= 1;
         if *left == 0 {
-            self.ends[flow as usize] = now + self.flit + self.propagation;
+            let end = now + self.flit + self.propagation;
+            self.ends[flow as usize] = end;
+            self.tell(News::Arrived, flow, end);
         }
+    }
+
+    fn tell(&mut self, what: fn(u32, f64) -> News, flow: u32, at: u64) {
+        self.news.push(what(flow, at as f64 / SECOND));
     }
 
     /// Channels whose full buffers wait for each other.

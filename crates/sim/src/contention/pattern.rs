@@ -1,11 +1,10 @@
 //! Patterns of traffic on a fabric: which flows each is, and when they end.
 
-use polder_platform::{Cluster, DataError, Fabric, Platform, Topology};
+use polder_platform::{Cluster, DataError, Fabric, Platform};
 use serde::{Deserialize, Serialize};
 
-use super::flits::{FlitFlow, FlitRun, FlitTiming, follow};
 use super::network::{Network, NetworkError, Node, Routing};
-use super::sharing::{Flow, finish_times};
+use super::transfers::{FlitCount, FlitOptions, TransferError, TransferTimes, Transfers};
 use crate::fidelity::Fidelity;
 use crate::random::Random;
 
@@ -28,6 +27,23 @@ pub enum TrafficPattern {
 }
 
 impl TrafficPattern {
+    /// All.
+    pub const ALL: [Self; 6] =
+        [Self::Permutation, Self::Shift, Self::Incast, Self::AllToAll, Self::Ring, Self::AllReduce];
+
+    /// Who sends to whom, in words.
+    #[must_use]
+    pub const fn about(self) -> &'static str {
+        match self {
+            Self::Permutation => "Each sends to one other, drawn at random",
+            Self::Shift => "Each sends to the one half of all further on",
+            Self::Incast => "All send to the first",
+            Self::AllToAll => "Each sends to every other",
+            Self::Ring => "Each sends to the next",
+            Self::AllReduce => "An all-reduce by a ring over all",
+        }
+    }
+
     /// As options have it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -114,20 +130,6 @@ const fn flows() -> Fidelity {
     Fidelity::L1
 }
 
-/// What flits need that a platform does not say.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct FlitOptions {
-    /// Bytes of each message that are followed; the rest takes what the second half of them took. All of them when left out.
-    pub window_bytes: Option<f64>,
-    /// Virtual channels of a link; when left out 1 in a Clos, and elsewhere one for each link between switches of the longest way.
-    pub channels: Option<u32>,
-    /// Flits that the buffer of a channel holds; two round trips when left out.
-    pub buffer: Option<u32>,
-    /// The part of the flits that arrive damaged.
-    pub error_rate: f64,
-}
-
 /// Why a pattern cannot be computed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -177,43 +179,13 @@ pub enum FabricError {
         /// What it is.
         found: String,
     },
-    /// Buffers that wait for each other.
-    #[error(
-        "{platform}: deadlock with {channels} virtual channels of a link: {left} flits never arrive; these buffers wait for each other: {circle}; give more --virtual-channels"
-    )]
-    Deadlock {
+    /// Its messages cannot be followed.
+    #[error("{platform}: {error}")]
+    Transfers {
         /// The machine.
         platform: String,
-        /// Virtual channels of a link.
-        channels: u32,
-        /// Flits that have not arrived.
-        left: u64,
-        /// The buffers.
-        circle: String,
-    },
-    /// A window in which no steady rate can be seen.
-    #[error("window: expected {least} or more, which are {flits} flits on each link of an accelerator")]
-    Window {
-        /// The least that may be.
-        least: String,
-        /// Flits on each link.
-        flits: u64,
-    },
-    /// Too many flits to follow each.
-    #[error(
-        "{pattern} of {accelerators} accelerators takes {hops} steps of flits, more than the {most} that are followed; give a window of {window} of each message, or fidelity L1"
-    )]
-    TooManyFlits {
-        /// Which pattern.
-        pattern: &'static str,
-        /// Of how many.
-        accelerators: u32,
-        /// Flits times the links of each.
-        hops: u64,
-        /// How many may be.
-        most: u64,
-        /// What of each message would do.
-        window: String,
+        /// Why not.
+        error: TransferError,
     },
     /// Too many messages to follow each.
     #[error(
@@ -304,21 +276,6 @@ pub struct FabricAnswer {
     pub flits: Option<FlitCount>,
 }
 
-/// What was followed flit by flit, and with what.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct FlitCount {
-    /// Bytes of each message that were followed.
-    pub window_bytes: f64,
-    /// Flits times the links that each crossed.
-    pub flit_hops: u64,
-    /// Flits that were damaged and sent again.
-    pub replays: u64,
-    /// Virtual channels of a link.
-    pub channels: u32,
-    /// Flits that the buffer of a channel holds.
-    pub buffer: u32,
-}
-
 /// Follows each message of a pattern over the links of a fabric.
 ///
 /// # Errors
@@ -348,21 +305,18 @@ pub fn answer(question: &FabricQuestion) -> Result<FabricAnswer, FabricError> {
     let rate = fabric.link.payload().value() * reached;
     let bytes = step_bytes / f64::from(fabric.links);
     let pairs = question.pattern.pairs(count, question.seed);
-    let mut ways = Vec::with_capacity(parts as usize);
-    for (from, to) in &pairs {
-        for link in 0..fabric.links {
-            let [from, to] = [from, to].map(|it| it * fabric.links + link);
-            ways.push(network.route(from, to, question.routing).map_err(broken)?);
-        }
-    }
-    let step_s = if steps > 1 { fabric.software.step.value() } else { 0.0 };
-    let PartTimes { ends, alone, flits } = match question.fidelity {
-        Fidelity::L2 => {
-            let flits = Flits { question, fabric, reached, network: &network, bytes, step_s };
-            flits.times(&ways)?
-        }
-        fidelity => flow_times(fabric, fidelity, rate, bytes, step_s, &network, ways),
+    let transfers = Transfers {
+        fabric,
+        reached,
+        bytes: step_bytes,
+        step_s: if steps > 1 { fabric.software.step.value() } else { 0.0 },
+        routing: question.routing,
+        seed: question.seed,
+        fidelity: question.fidelity,
+        flits: question.flits,
     };
+    let TransferTimes { ends, alone, flits } =
+        transfers.times(&mut network, &pairs).map_err(|error| question.refused(error))?;
     let most = |part: &[f64]| part.iter().copied().fold(0.0, f64::max);
     let messages: Vec<_> = pairs
         .iter()
@@ -394,159 +348,13 @@ pub fn answer(question: &FabricQuestion) -> Result<FabricAnswer, FabricError> {
     })
 }
 
-/// When each part of each message ends, a part a link of an accelerator; and when it would end alone.
-struct PartTimes {
-    ends: Vec<f64>,
-    alone: Vec<f64>,
-    flits: Option<FlitCount>,
-}
-
-/// By flows that share links, or each as if it were alone.
-fn flow_times(
-    fabric: &Fabric,
-    fidelity: Fidelity,
-    rate: f64,
-    bytes: f64,
-    step_s: f64,
-    network: &Network,
-    ways: Vec<Vec<u32>>,
-) -> PartTimes {
-    let flow = |links: Vec<u32>| {
-        let start_s = fabric.latency_over((links.len() - 1) as f64).value() + step_s;
-        Flow { links, bytes, start_s }
-    };
-    let flows: Vec<_> = ways.into_iter().map(flow).collect();
-    let alone: Vec<_> = flows.iter().map(|it| it.start_s + bytes / rate).collect();
-    let ends = match fidelity {
-        Fidelity::L0 => alone.clone(),
-        _ => finish_times(&vec![rate; network.len()], &flows),
-    };
-    PartTimes { ends, alone, flits: None }
-}
-
-/// Flits times their links that are followed at most: a minute.
-const MOST_FLIT_HOPS: u64 = 500_000_000;
-/// Flits of a window on each link, at least: fewer say nothing of a steady rate.
-const LEAST_WINDOW: u64 = 8;
-
-/// A pattern flit by flit.
-struct Flits<'a> {
-    question: &'a FabricQuestion,
-    fabric: &'a Fabric,
-    /// The part of the payload that collectives reach.
-    reached: f64,
-    network: &'a Network,
-    /// Of each part of a message.
-    bytes: f64,
-    step_s: f64,
-}
-
-impl Flits<'_> {
-    fn timing(&self, longest: u32) -> FlitTiming {
-        let (fabric, options) = (self.fabric, &self.question.flits);
-        let flit_s = fabric.link.flit.bytes.value() / fabric.link.raw().value();
-        let interval_s = flit_s / self.reached;
-        let (propagation_s, switch_s) = (fabric.link.propagation.value(), fabric.switch.latency.value());
-        // Sent and across, through the switch, sent on, and the way back of the credit.
-        let round = (2.0 * (flit_s + propagation_s) + switch_s) / interval_s;
-        let channels = match fabric.topology {
-            Topology::SingleHop | Topology::Clos { .. } => 1,
-            _ => longest.saturating_sub(2).max(1),
-        };
-        FlitTiming {
-            flit_s,
-            interval_s,
-            propagation_s,
-            switch_s,
-            buffer: options.buffer.unwrap_or((2.0 * round).ceil() as u32),
-            channels: options.channels.unwrap_or(channels),
-            error_rate: options.error_rate,
-            seed: self.question.seed,
+impl FabricQuestion {
+    fn refused(&self, error: TransferError) -> FabricError {
+        let platform = self.platform.clone();
+        match error {
+            TransferError::Network(error) => FabricError::Network { platform, error },
+            error => FabricError::Transfers { platform, error },
         }
-    }
-
-    /// What a flit carries for the program.
-    fn payload(&self) -> f64 {
-        self.fabric.link.flit.payload.value() * self.fabric.link.packet.efficiency()
-    }
-
-    /// When a port can send the first flit of a part: once software has run and all bytes of the flit are there, at the link's rate.
-    fn start_s(&self, bytes: f64) -> f64 {
-        let rate = self.fabric.link.payload().value() * self.reached;
-        self.fabric.software.message.value() + self.step_s + bytes.min(self.payload()) / rate
-    }
-
-    /// When the last of so many bytes of each part has arrived.
-    fn follow(&self, timing: &FlitTiming, ways: &[Vec<u32>], bytes: f64) -> Result<FlitRun, FabricError> {
-        let flits = (bytes / self.payload()).ceil() as u64;
-        let start_s = self.start_s(bytes);
-        // The channel of a link is how many links between switches lie before it: so no circle of channels can wait.
-        let flow = |links: &Vec<u32>| {
-            let channel = |place: usize| (place.saturating_sub(1) as u32).min(timing.channels - 1);
-            let way = links.iter().enumerate().map(|(place, link)| (*link, channel(place))).collect();
-            FlitFlow { way, flits, start_s }
-        };
-        let flows: Vec<_> = ways.iter().map(flow).collect();
-        follow(timing, self.network.len(), &flows).map_err(|deadlock| FabricError::Deadlock {
-            platform: self.question.platform.clone(),
-            channels: timing.channels,
-            left: deadlock.left,
-            circle: deadlock.named(|link| self.network.ends(link)),
-        })
-    }
-
-    fn times(&self, ways: &[Vec<u32>]) -> Result<PartTimes, FabricError> {
-        let links = f64::from(self.fabric.links);
-        let window = self.question.flits.window_bytes.map_or(self.bytes, |it| (it / links).min(self.bytes));
-        let is_cut = window < self.bytes;
-        let crossed: u64 = ways.iter().map(|it| it.len() as u64).sum();
-        let flits = |bytes: f64| (bytes / self.payload()).ceil() as u64;
-        if is_cut && flits(window) < LEAST_WINDOW {
-            let least = (LEAST_WINDOW as f64 * self.payload() * links / 1024.0).ceil() as u64;
-            return Err(FabricError::Window { least: format!("{least} KiB"), flits: LEAST_WINDOW });
-        }
-        let hops = crossed.saturating_mul(flits(window) + if is_cut { flits(0.5 * window) } else { 0 });
-        if hops > MOST_FLIT_HOPS {
-            let most = MOST_FLIT_HOPS / 2 / crossed;
-            // Both halves of the window are followed.
-            let window = most as f64 * self.payload() * links;
-            return Err(FabricError::TooManyFlits {
-                pattern: self.question.pattern.name(),
-                accelerators: self.question.accelerators,
-                hops,
-                most: MOST_FLIT_HOPS,
-                window: format!("{} KiB", ((window / 1024.0) as u64).max(1)),
-            });
-        }
-        let longest = ways.iter().map(|it| it.len() as u32).max().unwrap_or(1);
-        let timing = self.timing(longest);
-        let whole = self.follow(&timing, ways, window)?;
-        let mut count = FlitCount {
-            window_bytes: window * links,
-            flit_hops: whole.flit_hops,
-            replays: whole.replays,
-            channels: timing.channels,
-            buffer: timing.buffer,
-        };
-        let mut ends = whole.ends_s;
-        if is_cut {
-            let half = self.follow(&timing, ways, 0.5 * window)?;
-            count.flit_hops += half.flit_hops;
-            count.replays += half.replays;
-            let [all, halves] = [window, 0.5 * window].map(|bytes| flits(bytes) as f64);
-            let rest = flits(self.bytes) as f64 - all;
-            for (end, half) in ends.iter_mut().zip(half.ends_s) {
-                *end += (*end - half) / (all - halves) * rest;
-            }
-        }
-        let FlitTiming { flit_s, interval_s, propagation_s, switch_s, .. } = timing;
-        let sent = flit_s + (flits(self.bytes) as f64 - 1.0) * interval_s;
-        let alone = |links: &Vec<u32>| {
-            let switches = (links.len() - 1) as f64;
-            let wires = (switches + 1.0) * propagation_s;
-            self.start_s(self.bytes) + sent + wires + switches * (switch_s + flit_s)
-        };
-        Ok(PartTimes { ends, alone: ways.iter().map(alone).collect(), flits: Some(count) })
     }
 }
 
@@ -555,34 +363,12 @@ fn check(question: &FabricQuestion) -> Result<(), FabricError> {
         let found = question.accelerators.to_string();
         return Err(FabricError::Invalid { what: "accelerators", expected: "2 or more", found });
     }
-    let FlitOptions { window_bytes, channels, buffer, error_rate } = question.flits;
-    let is_wrong = |bytes: f64, least: f64| !(bytes.is_finite() && bytes >= least);
-    for (what, bytes, least, expected) in [
-        ("message", question.message_bytes, 1.0, "1 B or more"),
-        ("window", window_bytes.unwrap_or(f64::MAX), 1.0, "1 B or more"),
-    ] {
-        if is_wrong(bytes, least) {
-            return Err(FabricError::Invalid { what, expected, found: format!("{bytes} B") });
-        }
+    let bytes = question.message_bytes;
+    if !(bytes.is_finite() && bytes >= 1.0) {
+        let (what, expected) = ("message", "1 B or more");
+        return Err(FabricError::Invalid { what, expected, found: format!("{bytes} B") });
     }
-    let (what, expected) = ("virtual channels", "1 to 64");
-    if let Some(found) = channels.filter(|it| !(1..=64).contains(it)) {
-        return Err(FabricError::Invalid { what, expected, found: found.to_string() });
-    }
-    let (what, expected) = ("buffer", "1 flit or more");
-    if let Some(found) = buffer.filter(|it| *it == 0) {
-        return Err(FabricError::Invalid { what, expected, found: found.to_string() });
-    }
-    // A link of which half is damaged sends each flit twice.
-    if is_wrong(error_rate, 0.0) || error_rate > 0.5 {
-        let found = error_rate.to_string();
-        return Err(FabricError::Invalid { what: "error rate", expected: "0 to 0.5", found });
-    }
-    if question.fidelity != Fidelity::L2 && question.flits != FlitOptions::default() {
-        let (what, expected) = ("fidelity", "L2, which windows, channels, buffers and error rates are for");
-        return Err(FabricError::Invalid { what, expected, found: question.fidelity.name().into() });
-    }
-    Ok(())
+    question.flits.check(question.fidelity).map_err(|error| question.refused(error))
 }
 
 /// The fabric that joins the accelerators, the part of its payload that is reached, and where it is. A cluster of SimGrid is one rack, of

@@ -6,7 +6,8 @@ use std::path::Path;
 use polder_platform::{DataError, Platform, files_of, recorded_text_of};
 use serde::Deserialize;
 
-use super::{Network, Operation, ProgramTrace, ReplayError, Replayed, Way, read_trace, replay};
+use super::{HostLinks, Network, Operation, ProgramTrace, ReplayError, Replayed, Way, read_trace, replay_over};
+use crate::contention::{FlitOptions, TransferError, expect_few_of_all};
 use crate::fidelity::Fidelity;
 use crate::given::GivenError;
 
@@ -26,8 +27,11 @@ pub struct ProgramQuestion {
     pub hosts: Option<u32>,
     /// How many times as long computing takes as in the trace.
     pub computing: f64,
-    /// Whether messages share ports.
+    /// How closely messages between hosts are looked at: each as if it were alone, one after another at ports that they share, or flit by flit.
     pub fidelity: Fidelity,
+    /// What flits need beside the platform; a program's messages are followed whole, without a window.
+    #[serde(default)]
+    pub flits: FlitOptions,
 }
 
 /// A program over a network.
@@ -49,6 +53,9 @@ pub enum ProgramError {
     /// A given value cannot be.
     #[error(transparent)]
     Given(#[from] GivenError),
+    /// Its messages cannot be followed flit by flit.
+    #[error(transparent)]
+    Transfers(#[from] TransferError),
     /// The program cannot be followed to its end.
     #[error(transparent)]
     Replay(#[from] ReplayError),
@@ -90,17 +97,15 @@ impl ProgramTrace {
                 return Err(GivenError::new(key, problem).into());
             }
         }
-        let mut network = self.network(question)?;
-        match question.fidelity {
-            Fidelity::L0 => {
-                network.inside.port_bytes_per_s = f64::INFINITY;
-                network.between.port_bytes_per_s = f64::INFINITY;
-            }
-            Fidelity::L1 => {}
-            Fidelity::L2 => {
-                let problem = "expected L0 or L1, found L2: the flits of a whole program are too many; plan fabric follows those of a pattern";
-                return Err(GivenError::new("fidelity", problem).into());
-            }
+        question.flits.check(question.fidelity)?;
+        if question.flits.window_bytes.is_some() {
+            let problem = "a program's messages differ and wait for each other; expected none, or fidelity L1";
+            return Err(GivenError::new("window", problem).into());
+        }
+        let (mut network, links) = self.network(question)?;
+        if question.fidelity == Fidelity::L0 {
+            network.inside.port_bytes_per_s = f64::INFINITY;
+            network.between.port_bytes_per_s = f64::INFINITY;
         }
         let mut ranks = Cow::Borrowed(&self.ranks);
         if computing != 1.0 {
@@ -110,19 +115,31 @@ impl ProgramTrace {
                 }
             }
         }
-        let replayed = replay(&ranks, &network)?;
+        if let Some(links) = &links {
+            expect_few_of_all(links.flit_hops(&ranks, &network.hosts))
+                .map_err(|problem| GivenError::new("fidelity", problem))?;
+        }
+        let replayed = replay_over(&ranks, &network, links)?;
         Ok(PredictedProgram { network, replayed })
     }
 
-    fn network(&self, question: &ProgramQuestion) -> Result<Network, ProgramError> {
+    /// The network, and the links of hosts if flits go over them.
+    fn network(&self, question: &ProgramQuestion) -> Result<(Network, Option<HostLinks>), ProgramError> {
         let hosts = self.hosts_of(question.hosts)?;
         let inside = Way::new(question.latency_s, question.bytes_per_s);
+        let is_followed = question.fidelity == Fidelity::L2;
         let (Some(name), Some(wanted)) = (&question.platform, &question.path) else {
-            return match hosts.iter().any(|host| *host > 0) {
-                false => Ok(Network { hosts, inside, between: inside, factors: vec![] }),
-                true => {
+            let is_apart = hosts.iter().any(|host| *host > 0);
+            return match (is_apart, is_followed) {
+                (false, false) => Ok((Network { hosts, inside, between: inside, factors: vec![] }, None)),
+                (true, _) => {
                     let problem = "ranks run on several hosts; give a platform with servers, and --path";
                     Err(GivenError::new("platform", problem).into())
+                }
+                (false, true) => {
+                    let problem =
+                        "expected L0 or L1, found L2: all ranks run on one host, and no flit leaves it";
+                    Err(GivenError::new("fidelity", problem).into())
                 }
             };
         };
@@ -135,7 +152,17 @@ impl ProgramTrace {
             let problem = format!("expected one of {name}, which has {known}; found {wanted:?}");
             return Err(GivenError::new("path", problem).into());
         };
-        Ok(Network { hosts, inside, between: Way::of(server, path), factors: vec![] })
+        let between = Way::of(server, path);
+        let links = match is_followed {
+            true => Some(HostLinks::of(server, path, &between, &question.flits).ok_or_else(|| {
+                let over = &path.over;
+                let problem =
+                    format!("expected L0 or L1, found L2: path {wanted} goes over {over}, which no link leads to");
+                GivenError::new("fidelity", problem)
+            })?),
+            false => None,
+        };
+        Ok((Network { hosts, inside, between, factors: vec![] }, links))
     }
 
     fn hosts_of(&self, asked: Option<u32>) -> Result<Vec<u32>, GivenError> {

@@ -1,5 +1,5 @@
 //! Follows all ranks of a program at once. A message takes the port of its host, the way, and the port of the other host, each in turn with the
-//! messages that came there before it.
+//! messages that came there before it. Between hosts it can be followed flit by flit instead: messages that meet then take turns by flits.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap};
@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BinaryHeap};
 use polder_platform::{MessagePath, Server};
 use serde::{Deserialize, Serialize};
 
-use super::{Operation, UNWAITED};
+use super::wires::{OnWire, Wires};
+use super::{HostLinks, Operation, UNWAITED};
+use crate::contention::News;
 use crate::message;
 
 /// What a message takes.
@@ -127,6 +129,8 @@ pub struct Replayed {
     pub messages: u64,
     /// Bytes between hosts.
     pub bytes: u64,
+    /// Flits times the links that each crossed, if messages between hosts were followed flit by flit.
+    pub flit_hops: Option<u64>,
 }
 
 /// Why a program cannot be followed to its end.
@@ -168,17 +172,26 @@ pub enum ReplayError {
 /// Messages of one rank to another with one tag, in order.
 #[derive(Default)]
 struct Channel {
-    arrivals: Vec<f64>,
+    /// Of each message, once it is known.
+    arrivals: Vec<Option<f64>>,
     /// Receives so far.
     posted: usize,
     /// Who waits for which message.
     waiter: Option<(usize, usize)>,
 }
 
+/// When the bytes of a message have left the host.
+#[derive(Clone, Copy)]
+enum Left {
+    /// Then.
+    At(f64),
+    /// When the wires say so of this message.
+    OnWire(usize),
+}
+
 #[derive(Clone, Copy)]
 enum Begun {
-    /// The bytes leave the host by then.
-    Sent(f64),
+    Sent(Left),
     Receive {
         channel: usize,
         index: usize,
@@ -229,6 +242,8 @@ struct Replay<'a> {
     ready: BinaryHeap<Reverse<Ready>>,
     messages: u64,
     bytes: u64,
+    /// Messages between hosts, if they are followed flit by flit.
+    wires: Option<Wires>,
 }
 
 /// Follows a program from the first operation of each rank, all at time 0, to the last.
@@ -239,6 +254,21 @@ struct Replay<'a> {
 /// # Panics
 /// When the network has not a host for each rank.
 pub fn replay(programs: &[Vec<Operation>], network: &Network) -> Result<Replayed, ReplayError> {
+    replay_over(programs, network, None)
+}
+
+/// The same, with messages between hosts flit by flit over these links.
+///
+/// # Errors
+/// As [`replay`].
+///
+/// # Panics
+/// As [`replay`].
+pub fn replay_over(
+    programs: &[Vec<Operation>],
+    network: &Network,
+    links: Option<HostLinks>,
+) -> Result<Replayed, ReplayError> {
     assert_eq!(programs.len(), network.hosts.len(), "each rank has a host");
     let hosts = network.hosts.iter().max().map_or(0, |last| *last as usize + 1);
     let mut all = Replay {
@@ -251,8 +281,16 @@ pub fn replay(programs: &[Vec<Operation>], network: &Network) -> Result<Replayed
         ready: (0..programs.len()).map(|rank| Reverse(Ready(0.0, rank))).collect(),
         messages: 0,
         bytes: 0,
+        wires: links.map(|links| Wires::new(links, hosts as u32)),
     };
-    while let Some(Reverse(Ready(_, rank))) = all.ready.pop() {
+    loop {
+        let next = all.ready.peek().map(|Reverse(Ready(at, _))| *at);
+        // What happens on wires before the next rank goes on may wake another.
+        if all.wires.as_mut().is_some_and(|it| it.flits.advance_until(next)) {
+            all.hear();
+            continue;
+        }
+        let Some(Reverse(Ready(_, rank))) = all.ready.pop() else { break };
         all.go_on(rank)?;
     }
     all.ended()
@@ -272,7 +310,10 @@ impl Replay<'_> {
                 self.known(rank, to)?;
                 let left = self.send(rank, to, bytes, tag);
                 match request {
-                    None => self.ranks[rank].clock = left,
+                    None => {
+                        self.wait_left(rank, left);
+                        return Ok(());
+                    }
                     Some(UNWAITED) => {}
                     Some(request) => drop(self.ranks[rank].begun.insert(request, Begun::Sent(left))),
                 }
@@ -294,7 +335,10 @@ impl Replay<'_> {
             }
             Operation::Wait { request } => match self.ranks[rank].begun.remove(&request) {
                 None => return Err(ReplayError::NoRequest { rank, request }),
-                Some(Begun::Sent(left)) => self.ranks[rank].clock = self.ranks[rank].clock.max(left),
+                Some(Begun::Sent(left)) => {
+                    self.wait_left(rank, left);
+                    return Ok(());
+                }
                 Some(Begun::Receive { channel, index }) => {
                     self.wait(rank, channel, index);
                     return Ok(());
@@ -321,9 +365,58 @@ impl Replay<'_> {
 
     /// Goes on with the message, or when it comes.
     fn wait(&mut self, rank: usize, channel: usize, index: usize) {
-        match self.channels[channel].arrivals.get(index).copied() {
+        match self.channels[channel].arrivals.get(index).copied().flatten() {
             Some(arrival) => self.wake(rank, arrival),
             None => self.channels[channel].waiter = Some((rank, index)),
+        }
+    }
+
+    /// Goes on when the bytes of a message have left the host.
+    fn wait_left(&mut self, rank: usize, left: Left) {
+        let at = match (left, &mut self.wires) {
+            (Left::OnWire(message), Some(wires)) => {
+                let it = &mut wires.messages[message];
+                if it.left.is_none() {
+                    it.waits = Some(rank);
+                }
+                it.left
+            }
+            (Left::At(at), _) => Some(at),
+            (Left::OnWire(_), None) => None,
+        };
+        if let Some(at) = at {
+            self.wake(rank, at);
+        }
+    }
+
+    /// Hears what happened on the wires.
+    fn hear(&mut self) {
+        let Some(wires) = &mut self.wires else { return };
+        let news: Vec<_> = wires.flits.news().collect();
+        for it in news {
+            let Some(wires) = &mut self.wires else { return };
+            match it {
+                News::Left(message, at) => {
+                    let message = &mut wires.messages[message as usize];
+                    message.left = Some(at);
+                    if let Some(rank) = message.waits.take() {
+                        self.wake(rank, at);
+                    }
+                }
+                News::Arrived(message, at) => {
+                    let OnWire { channel, index, later_s, .. } = wires.messages[message as usize];
+                    self.arrive(channel, index, at + later_s);
+                }
+            }
+        }
+    }
+
+    /// A message of a channel has arrived by then.
+    fn arrive(&mut self, channel: usize, index: usize, at: f64) {
+        let found = &mut self.channels[channel];
+        found.arrivals[index] = Some(at);
+        if let Some((waiter, _)) = found.waiter.take_if(|(_, waits_for)| *waits_for == index) {
+            self.wake(waiter, at);
         }
     }
 
@@ -334,37 +427,35 @@ impl Replay<'_> {
     }
 
     /// Sends a message; when its bytes have left the host.
-    fn send(&mut self, rank: usize, to: u32, bytes: u64, tag: i64) -> f64 {
+    fn send(&mut self, rank: usize, to: u32, bytes: u64, tag: i64) -> Left {
         let hosts = &self.network.hosts;
         let [inside, between] = self.network.ways(bytes);
         let (now, from, into) = (self.ranks[rank].clock, hosts[rank] as usize, hosts[to as usize] as usize);
-        let (left, arrival) = if from == into {
+        let channel = self.channel(rank as u32, to, tag);
+        let arrivals = &mut self.channels[channel].arrivals;
+        let index = arrivals.len();
+        arrivals.push(None);
+        if from == into {
             let begin = now.max(self.ports[from].inside);
             let left = begin + inside.busy(bytes);
             self.ports[from].inside = left;
-            (left, begin + inside.seconds(bytes))
-        } else {
-            (self.messages, self.bytes) = (self.messages + 1, self.bytes + bytes);
-            let begin = now.max(self.ports[from].out);
-            let busy = between.busy(bytes);
-            self.ports[from].out = begin + busy;
-            let alone = begin + between.seconds(bytes);
-            // Its last byte goes through the other port once those before it have.
-            let arrival = alone.max(self.ports[into].into + busy);
-            self.ports[into].into = arrival;
-            (begin + busy, arrival)
-        };
-        let channel = self.channel(rank as u32, to, tag);
-        let found = &mut self.channels[channel];
-        found.arrivals.push(arrival);
-        if let Some((waiter, index)) = found.waiter
-            && index < found.arrivals.len()
-        {
-            let arrival = found.arrivals[index];
-            found.waiter = None;
-            self.wake(waiter, arrival);
+            self.arrive(channel, index, begin + inside.seconds(bytes));
+            return Left::At(left);
         }
-        left
+        (self.messages, self.bytes) = (self.messages + 1, self.bytes + bytes);
+        if let Some(wires) = &mut self.wires {
+            let ends = [from as u32, into as u32];
+            return Left::OnWire(wires.send(ends, bytes, now, between.seconds(bytes), [channel, index]));
+        }
+        let begin = now.max(self.ports[from].out);
+        let busy = between.busy(bytes);
+        self.ports[from].out = begin + busy;
+        let alone = begin + between.seconds(bytes);
+        // Its last byte goes through the other port once those before it have.
+        let arrival = alone.max(self.ports[into].into + busy);
+        self.ports[into].into = arrival;
+        self.arrive(channel, index, arrival);
+        Left::At(begin + busy)
     }
 
     fn ended(self) -> Result<Replayed, ReplayError> {
@@ -378,13 +469,17 @@ impl Replay<'_> {
         let ranks: Vec<_> =
             self.ranks.iter().map(|it| RankTime { total_s: it.clock, compute_s: it.compute_s }).collect();
         let total_s = ranks.iter().map(|it| it.total_s).fold(0.0, f64::max);
-        Ok(Replayed { ranks, total_s, messages: self.messages, bytes: self.bytes })
+        let flit_hops = self.wires.as_ref().map(|it| it.flits.flit_hops());
+        Ok(Replayed { ranks, total_s, messages: self.messages, bytes: self.bytes, flit_hops })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use polder_platform::Platform;
+
     use super::*;
+    use crate::contention::FlitOptions;
     use crate::program::{Collective, Group};
 
     const SLOW: Way = Way::new(10e-6, 1e9);
@@ -432,6 +527,50 @@ mod tests {
         programs.push((0..4).map(receive).collect());
         let found = replay(&programs, &network(5, 1)).unwrap();
         assert!((found.total_s - 4.01e-3).abs() < 1e-12, "{found:?}");
+    }
+
+    /// A program over the ways between hosts of cMPI, by each fidelity: each message alone, in turn, and flit by flit.
+    fn by_fidelity(programs: &[Vec<Operation>], path: &str) -> [Replayed; 3] {
+        let platform = Platform::load("cmpi").unwrap();
+        let server = &platform.server["host"];
+        let between = Way::of(server, &server.path[path]);
+        let turns = Network { between, ..network(programs.len() as u32, 1) };
+        let mut alone = turns.clone();
+        alone.between.port_bytes_per_s = f64::INFINITY;
+        let links = HostLinks::of(server, &server.path[path], &between, &FlitOptions::default()).unwrap();
+        let flits = replay_over(programs, &turns, Some(links)).unwrap();
+        assert_eq!(flits.flit_hops, Some(links.flit_hops(programs, &turns.hosts)));
+        [replay(programs, &alone).unwrap(), replay(programs, &turns).unwrap(), flits]
+    }
+
+    #[test]
+    fn messages_that_do_not_meet_take_the_same_by_each_fidelity() {
+        for path in ["tcp-ethernet", "roce-smartnic", "two-sided-pool"] {
+            for bytes in [0, 64, 70_000, 1 << 22] {
+                // One blocks until its bytes have left, the other waits for that after a receive.
+                let later = Operation::Send { to: 0, bytes, tag: 7, request: Some(1) };
+                let programs = [
+                    vec![send(1, bytes), receive(1)],
+                    vec![receive(0), later, Operation::Wait { request: 1 }],
+                ];
+                let [alone, turns, flits] = by_fidelity(&programs, path).map(|it| it.total_s);
+                for other in [turns, flits] {
+                    assert!((other / alone - 1.0).abs() < 0.02, "{path} {bytes}: {alone} {turns} {flits}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn messages_that_meet_at_a_port_end_in_turn_or_together_by_flits() {
+        let mut programs: Vec<_> = (0..4).map(|_| vec![send(4, 1 << 20)]).collect();
+        programs.push((0..4).map(receive).collect());
+        let [alone, turns, flits] = by_fidelity(&programs, "roce-smartnic");
+        assert!(turns.total_s > 3.5 * alone.total_s, "{alone:?} {turns:?}");
+        assert!((flits.total_s / turns.total_s - 1.0).abs() < 0.05, "{turns:?} {flits:?}");
+        // The buffers before the port fill, and credits hold all senders back alike.
+        let [first, last] = [&flits.ranks[0], &flits.ranks[3]].map(|it| it.total_s);
+        assert!(first > 3.0 * turns.ranks[0].total_s && (first / last - 1.0).abs() < 0.01, "{flits:?}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::contention::FlitOptions;
 use crate::fidelity::Fidelity;
 use crate::search::request::{Request, RequestError};
 use crate::step::given::GivenLayout;
@@ -37,6 +38,9 @@ pub struct MixedRequest {
     /// How closely communication is looked at.
     #[serde(default)]
     pub fidelity: Fidelity,
+    /// What flits need beside the platform, with fidelity L2.
+    #[serde(default)]
+    pub flits: FlitOptions,
     /// What of the layout is given: `tp`, `pp` and `batch` at least.
     pub layout: GivenLayout,
 }
@@ -63,6 +67,8 @@ pub struct MixedPart {
 /// The step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MixedAnswer {
+    /// How closely communication was looked at.
+    pub fidelity: Fidelity,
     /// What each kind does.
     pub parts: Vec<MixedPart>,
     /// Until the slower kind has ended.
@@ -131,6 +137,7 @@ impl Kind<'_> {
             against: None,
             sequence: None,
             fidelity: self.request.fidelity,
+            flits: self.request.flits,
             failed: vec![],
             layout: GivenLayout { dp: Some(copies), batch: Some(batch), ..self.request.layout.clone() },
         };
@@ -254,7 +261,8 @@ impl MixedRequest {
             });
         }
         let even = divided.iter().position(|[one, other]| one == other);
-        Ok(MixedAnswer { total_s: paced(at)?, even_s: even.map(paced).transpose()?, parts })
+        let (total_s, even_s) = (paced(at)?, even.map(paced).transpose()?);
+        Ok(MixedAnswer { fidelity: self.fidelity, parts, total_s, even_s })
     }
 }
 
@@ -281,6 +289,7 @@ mod tests {
             platform: "mixed-nvlink-ualink-cxl".into(),
             parts: [part("nvl72"), part("ualink")],
             fidelity: Fidelity::L0,
+            flits: FlitOptions::default(),
             layout: GivenLayout { tp: Some(8), pp: Some(1), batch: Some(batch), ..GivenLayout::default() },
         }
     }

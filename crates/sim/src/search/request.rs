@@ -3,12 +3,14 @@
 use polder_platform::{FlopRate, Platform, Prices, Rates};
 use serde::{Deserialize, Serialize};
 
+use crate::contention::FlitOptions;
 use crate::fidelity::Fidelity;
 use crate::formats::Execution;
 use crate::judge::published::Margin;
 use crate::search::nearest::{Obstacle, Question};
 use crate::search::{Outcome, Progress, Space, search};
 use crate::step::figures::{Stage, Step};
+use crate::step::flows::StepFlits;
 use crate::step::given::{GivenLayout, Tiers};
 use crate::step::job::{Fabrics, Job, PlannedStep};
 use crate::step::layout::{Layout, Offload, Precision, Refusal};
@@ -38,6 +40,9 @@ pub struct Request {
     /// How closely communication of the layout is looked at, once it is found; it is searched for in closed form.
     #[serde(default)]
     pub fidelity: Fidelity,
+    /// What flits need beside the platform, with fidelity L2.
+    #[serde(default)]
+    pub flits: FlitOptions,
     /// Links between two switches of the platform's fabric between racks that have failed; `against` has all of its own.
     #[serde(default)]
     pub failed: Vec<(u32, u32)>,
@@ -71,6 +76,8 @@ pub struct Answer {
     pub order: Order,
     /// How closely communication was looked at.
     pub fidelity: Fidelity,
+    /// What of it was followed flit by flit, with fidelity L2.
+    pub flits: Option<StepFlits>,
     /// Links between two switches of the fabric between racks that have failed.
     pub failed: Vec<(u32, u32)>,
     /// How the step is laid out.
@@ -348,9 +355,10 @@ impl Request {
         points: u64,
     ) -> Result<Answer, RequestError> {
         let refused = |refusal| RequestError::refused(name, refusal);
-        let job = self.job(name, platform)?.with_fidelity(self.fidelity).map_err(refused)?;
+        let job = self.job(name, platform)?.with_fidelity(self.fidelity, self.flits).map_err(refused)?;
         let job = job.with_failed(failed).map_err(refused)?;
-        let PlannedStep { layout, fill, step } = job.predict(model, layout).map_err(refused)?;
+        let (planned, stages) = job.predict_stages(model, layout).map_err(refused)?;
+        let PlannedStep { layout, fill, step, flits } = planned;
         let compute = job.rack().accelerator.compute;
         let peak = match layout.precision {
             Precision::Bf16 => compute.bf16,
@@ -369,9 +377,10 @@ impl Request {
             fill,
             order: job.order(),
             fidelity: self.fidelity,
+            flits,
             failed: failed.to_vec(),
             layout,
-            stages: job.stages(model, &layout).map_err(refused)?,
+            stages,
             step,
             model_flops: model.flops(layout.batch),
             peak_flops: peak.map_or(0.0, FlopRate::value),

@@ -1,21 +1,28 @@
-//! Fidelity L1: the flows of a step of a collective, of all groups at the same time, share the links on their routes.
+//! Fidelities L1 and L2: the flows of a step of a collective, of all groups at the same time, share the links on their routes.
 //!
 //! Sharing is max-min fair. The flows of such a step begin together and have the same size, and then the last of them ends when the busiest
 //! link has carried all that crosses it: each flow gets at least the smallest fair share, `capacity / crossings` of that link, because to
 //! give each flow that much is possible; and the flows that cross that link cannot have more of it together. So counting crossings is
 //! enough, and `tests` holds it against sharing that is computed rate by rate.
+//!
+//! Flit by flit (L2) each flow is a message that is followed instead, over one of the shortest ways. What the last one takes longer than
+//! alone slows the transfer.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use polder_platform::{Fabric, Platform, Rack};
+use serde::Serialize;
 
-use crate::contention::Network;
+use crate::contention::{
+    FlitOptions, Network, Routing, TransferError, TransferTimes, Transfers, expect_few,
+};
+use crate::fidelity::Fidelity;
 use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scopes, Transfer};
 use crate::step::machine::{LinkRates, Links};
 use crate::step::routes::Routes;
 
 /// So many ranks on the fabrics of a platform.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) struct Flows {
     /// Inside a rack and between racks, as if nothing were shared.
     rates: [LinkRates; 2],
@@ -25,6 +32,8 @@ pub(crate) struct Flows {
     fill: u32,
     rack: u32,
     ranks: u32,
+    /// Flit by flit, if flows are looked at so closely.
+    followed: Option<Mutex<Followed>>,
 }
 
 /// How flows cross a fabric.
@@ -54,13 +63,14 @@ impl Ways {
 }
 
 impl Flows {
-    /// With `failed`, that network is the fabric between racks.
+    /// With `failed`, that network is the fabric between racks. With `flits`, flows are followed flit by flit.
     pub(crate) fn new(
         platform: &Platform,
         rack: &Rack,
         fill: u32,
         ranks: u32,
         failed: Option<Arc<Network>>,
+        flits: Option<FlitOptions>,
     ) -> Self {
         let fitted = rack.accelerator.fitted;
         let racks = ranks.div_ceil(fill);
@@ -72,11 +82,29 @@ impl Flows {
         let ways = |(fabric, _, endpoints): (Option<&Fabric>, f64, u32)| {
             Some(Ways::Whole(Routes::new(fabric?, endpoints)))
         };
+        let followed = flits.map(|options| {
+            let network = [None, failed.as_deref().cloned()];
+            Mutex::new(Followed::new(options, fabrics, network))
+        });
         let mut routes = fabrics.map(ways);
         if let (Some(network), (Some(fabric), ..)) = (failed, fabrics[1]) {
             routes[1] = Some(Ways::Failed(network, fabric.links));
         }
-        Self { rates: fabrics.map(rates), routes, fill, rack: rack.accelerators, ranks }
+        Self { rates: fabrics.map(rates), routes, fill, rack: rack.accelerators, ranks, followed }
+    }
+
+    fn followed(&self) -> Option<MutexGuard<'_, Followed>> {
+        self.followed.as_ref().map(|it| it.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Once all transfers of a step were priced, which counted their flits: whether they have to be priced once more, to be followed.
+    pub(crate) fn follow(&self) -> Result<bool, TransferError> {
+        self.followed().map_or(Ok(false), |mut it| it.begin().map(|()| true))
+    }
+
+    /// What was followed, or why it could not be.
+    pub(crate) fn flits(&self) -> Result<Option<StepFlits>, TransferError> {
+        self.followed().map(|it| it.flits()).transpose()
     }
 
     /// Where a rank hangs on the fabric between racks: racks keep the ports of accelerators that are not used.
@@ -84,15 +112,15 @@ impl Flows {
         rank / self.fill * self.rack + rank % self.fill
     }
 
-    /// How many times longer than alone the last flow between racks takes, when each rank sends to those that `peers` gives, of which there
-    /// are `each` at most.
-    fn between(&self, peers: impl FnMut(u32, &mut dyn FnMut(u32)), each: u32) -> f64 {
-        self.slowed(1, self.ranks, |rank| self.endpoint(rank), peers, each)
+    /// How many times longer than alone the last flow between racks takes, when each rank sends so many bytes to those that `peers` gives,
+    /// of which there are `each` at most.
+    fn between(&self, peers: impl FnMut(u32, &mut dyn FnMut(u32)), each: u32, bytes: f64) -> f64 {
+        self.slowed(1, self.ranks, |rank| self.endpoint(rank), peers, each, bytes)
     }
 
     /// The same inside a rack.
-    fn inside(&self, peers: impl FnMut(u32, &mut dyn FnMut(u32)), each: u32) -> f64 {
-        self.slowed(0, self.fill.min(self.ranks), |rank| rank, peers, each)
+    fn inside(&self, peers: impl FnMut(u32, &mut dyn FnMut(u32)), each: u32, bytes: f64) -> f64 {
+        self.slowed(0, self.fill.min(self.ranks), |rank| rank, peers, each, bytes)
     }
 
     fn slowed(
@@ -102,6 +130,7 @@ impl Flows {
         endpoint: impl Fn(u32) -> u32,
         mut peers: impl FnMut(u32, &mut dyn FnMut(u32)),
         each: u32,
+        bytes: f64,
     ) -> f64 {
         let Some(routes) = &self.routes[scope] else { return 1.0 };
         let mut flows = vec![];
@@ -113,20 +142,32 @@ impl Flows {
                 }
             });
         }
-        (routes.busiest(&flows) / f64::from(each)).max(1.0)
+        let times = match self.followed() {
+            None => routes.busiest(&flows),
+            Some(mut followed) => followed.times(scope, flows, bytes),
+        };
+        (times / f64::from(each)).max(1.0)
     }
 
     /// The links as a transfer gets them.
-    fn rates(&self, pattern: Pattern, span: GroupSpan) -> [LinkRates; 2] {
+    fn rates(&self, Transfer { pattern, span, bytes }: Transfer) -> [LinkRates; 2] {
         let [mut near, mut far] = self.rates;
         let [inside, between] = [Group::new(span.inside, span.near), Group::new(span.between, span.far)];
+        // What a member of a ring sends in a step: its part, or all of it where a switch adds.
+        let part = |scope: &LinkRates, members: u32, bytes: f64| match scope.in_switch {
+            true if pattern == Pattern::AllReduce => bytes,
+            _ => bytes / f64::from(members),
+        };
         match pattern {
             Pattern::AllReduce | Pattern::Half => {
-                near.share(self.inside(|rank, to| to(inside.next(rank)), 1));
-                far.share(self.between(|rank, to| to(between.next(rank)), 1));
+                let left = bytes / f64::from(span.inside);
+                let [one, other] =
+                    [part(&near, span.inside, bytes), part(&far, span.between, left)];
+                near.share(self.inside(|rank, to| to(inside.next(rank)), 1, one));
+                far.share(self.between(|rank, to| to(between.next(rank)), 1, other));
                 if pattern == Pattern::AllReduce && !far.in_switch && span.between > 1 {
                     // Each of two trees carries half of the bytes: two flows are as much as a ring's one.
-                    far.share_trees(self.between(|rank, to| between.parents(rank, to), 2));
+                    far.share_trees(self.between(|rank, to| between.parents(rank, to), 2, 0.5 * left));
                 }
             }
             Pattern::Send if span.between > 1 => {
@@ -137,6 +178,7 @@ impl Flows {
                         }
                     },
                     1,
+                    bytes,
                 ));
             }
             Pattern::Send => near.share(self.inside(
@@ -146,23 +188,157 @@ impl Flows {
                     }
                 },
                 1,
+                bytes,
             )),
             Pattern::AllToAll => {
-                near.share(
-                    self.inside(|rank, to| inside.others(rank, to), span.inside.saturating_sub(1).max(1)),
-                );
+                let each = bytes / f64::from(span.inside * span.between);
+                let near_peers = span.inside.saturating_sub(1).max(1);
+                near.share(self.inside(|rank, to| inside.others(rank, to), near_peers, each));
                 let peers =
                     |rank, to: &mut dyn FnMut(u32)| between.others(rank, &mut |other| inside.all(other, to));
-                far.share(self.between(peers, (span.between.saturating_sub(1) * span.inside).max(1)));
+                let far_peers = (span.between.saturating_sub(1) * span.inside).max(1);
+                far.share(self.between(peers, far_peers, each));
             }
         }
         [near, far]
     }
 }
 
+/// What of a step was followed flit by flit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StepFlits {
+    /// Bytes of each message that were followed, if it has as many; all of them when left out.
+    pub window_bytes: Option<f64>,
+    /// Flits times the links that each crossed, of each transfer of the step once.
+    pub flit_hops: u64,
+    /// Flits that were damaged and sent again.
+    pub replays: u64,
+}
+
+/// Flows of a scope's fabric that are followed one by one, at most.
+const MOST_FLOWS: u64 = 1 << 22;
+
+/// Flows flit by flit. First those of all transfers of a step are counted, so that what takes too long is refused before any is followed.
+#[derive(Debug)]
+struct Followed {
+    options: FlitOptions,
+    /// Inside a rack and between racks: the fabric, the part of its payload that is reached, and its endpoints; its links once they are
+    /// needed.
+    fabrics: [Option<(Fabric, f64, u32)>; 2],
+    networks: [Option<Network>; 2],
+    is_counting: bool,
+    /// What is counted or followed already: scope, flows, bytes of each, and as how many that share a link the last ends.
+    known: Vec<(usize, Vec<(u32, u32)>, f64, f64)>,
+    /// Flit-hops, and what a byte of a window takes of them.
+    hops: u64,
+    by_byte: f64,
+    replays: u64,
+    error: Option<TransferError>,
+}
+
+impl Followed {
+    fn new(
+        options: FlitOptions,
+        fabrics: [(Option<&Fabric>, f64, u32); 2],
+        networks: [Option<Network>; 2],
+    ) -> Self {
+        let fabrics = fabrics.map(|(fabric, reached, endpoints)| Some((fabric?.clone(), reached, endpoints)));
+        Self {
+            options,
+            fabrics,
+            networks,
+            is_counting: true,
+            known: vec![],
+            hops: 0,
+            by_byte: 0.0,
+            replays: 0,
+            error: None,
+        }
+    }
+
+    fn begin(&mut self) -> Result<(), TransferError> {
+        self.error.take().map_or(Ok(()), Err)?;
+        expect_few(self.hops, self.by_byte)?;
+        (self.is_counting, self.hops) = (false, 0);
+        self.known.clear();
+        Ok(())
+    }
+
+    fn flits(&self) -> Result<StepFlits, TransferError> {
+        match &self.error {
+            Some(error) => Err(error.clone()),
+            None => Ok(StepFlits {
+                window_bytes: self.options.window_bytes,
+                flit_hops: self.hops,
+                replays: self.replays,
+            }),
+        }
+    }
+
+    /// As how many flows that share a link the last of these ends.
+    fn times(&mut self, scope: usize, flows: Vec<(u32, u32)>, bytes: f64) -> f64 {
+        if flows.is_empty() || bytes <= 0.0 || self.error.is_some() {
+            return 1.0;
+        }
+        let is_known = |it: &&(usize, Vec<(u32, u32)>, f64, f64)| (it.0, it.2) == (scope, bytes) && it.1 == flows;
+        if let Some((.., times)) = self.known.iter().find(is_known) {
+            return *times;
+        }
+        match self.looked_at(scope, &flows, bytes) {
+            Ok(times) => {
+                self.known.push((scope, flows, bytes, times));
+                times
+            }
+            Err(error) => {
+                self.error = Some(error);
+                1.0
+            }
+        }
+    }
+
+    fn looked_at(&mut self, scope: usize, flows: &[(u32, u32)], bytes: f64) -> Result<f64, TransferError> {
+        let Some((fabric, reached, endpoints)) = &self.fabrics[scope] else { return Ok(1.0) };
+        let parts = flows.len() as u64 * u64::from(fabric.links);
+        if parts > MOST_FLOWS {
+            return Err(TransferError::TooManyFlows { parts, most: MOST_FLOWS });
+        }
+        let mut network = match self.networks[scope].take() {
+            Some(network) => network,
+            None => Network::new(fabric, endpoints * fabric.links)?,
+        };
+        let transfers = Transfers {
+            fabric,
+            reached: *reached,
+            bytes,
+            step_s: 0.0,
+            routing: Routing::Minimal,
+            seed: 0,
+            fidelity: Fidelity::L2,
+            flits: self.options,
+        };
+        let times = if self.is_counting {
+            let crossed = transfers.ways(&mut network, flows)?.iter().map(|it| it.len() as u64).sum();
+            let (hops, by_byte) = transfers.flit_hops(crossed);
+            self.hops = self.hops.saturating_add(hops);
+            self.by_byte += by_byte;
+            1.0
+        } else {
+            let times = transfers.times(&mut network, flows)?;
+            if let TransferTimes { flits: Some(flits), .. } = &times {
+                self.hops += flits.flit_hops;
+                self.replays += flits.replays;
+            }
+            let alone_s = bytes / (fabric.payload().value() * reached);
+            1.0 + times.delay_s() / alone_s
+        };
+        self.networks[scope] = Some(network);
+        Ok(times)
+    }
+}
+
 impl CommunicationCosts for Flows {
     fn seconds<const N: usize>(&self, transfers: [Transfer; N]) -> [Scopes; N] {
-        transfers.map(|transfer| Links(&self.rates(transfer.pattern, transfer.span)).seconds(transfer))
+        transfers.map(|transfer| Links(&self.rates(transfer)).seconds(transfer))
     }
 }
 
@@ -328,7 +504,7 @@ mod tests {
         let rack = platform.rack.values().next().unwrap();
         let fill = rack.accelerators.min(ranks);
         let machine = Machine::new(platform, rack, fill, Order::default());
-        let flows = Flows::new(platform, rack, fill, ranks, None);
+        let flows = Flows::new(platform, rack, fill, ranks, None, None);
         [machine.alone(pattern, span, bytes).sum(), flows.alone(pattern, span, bytes).sum()]
     }
 
@@ -430,10 +606,11 @@ mod tests {
         let between = platform.between.as_mut().unwrap();
         between.links = 1;
         between.topology = Topology::Torus { dimensions: [8, 8, 8], endpoints: rack };
-        let flows = Flows::new(&platform, platform.rack.values().next().unwrap(), rack, 512 * rack, None);
+        let rack_kind = platform.rack.values().next().unwrap();
+        let flows = Flows::new(&platform, rack_kind, rack, 512 * rack, None, None);
         let slowed = |members, stride| {
             let group = Group::new(members, stride);
-            flows.between(|rank, to| to(group.next(rank)), 1)
+            flows.between(|rank, to| to(group.next(rank)), 1, 1.0)
         };
         // Eight endpoints of a switch send over one link to the next switch; half way around the ring four links carry eight each, in
         // two directions.

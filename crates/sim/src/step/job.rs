@@ -5,11 +5,12 @@ use std::sync::Arc;
 use polder_platform::{Fabric, Platform, Rack, TierId};
 use serde::Serialize;
 
-use crate::contention::Network;
+use crate::contention::{FlitOptions, Network};
 use crate::fidelity::Fidelity;
 use crate::step::block::Block;
 use crate::step::closed_form;
 use crate::step::figures::{Stage, Step};
+use crate::step::flows::StepFlits;
 use crate::step::layout::{Layout, Offload, Refusal};
 use crate::step::machine::Machine;
 use crate::step::model::Model;
@@ -26,6 +27,7 @@ pub struct Job<'a> {
     fill: Option<u32>,
     order: Order,
     fidelity: Fidelity,
+    flits: FlitOptions,
     /// The fabric between racks with failed links.
     failed: Option<Arc<Network>>,
 }
@@ -39,6 +41,8 @@ pub struct PlannedStep {
     pub fill: u32,
     /// What it takes.
     pub step: Step,
+    /// What of it was followed flit by flit, with fidelity L2.
+    pub flits: Option<StepFlits>,
 }
 
 /// What the fabrics of a platform give an accelerator; `None` where there is none.
@@ -78,8 +82,8 @@ impl<'a> Job<'a> {
     pub fn new(platform: &'a Platform) -> Self {
         let (rack_name, rack) =
             platform.rack.iter().next().expect("a platform that is trained on has a kind of rack");
-        let (order, fidelity) = (Order::default(), Fidelity::default());
-        Self { platform, rack, rack_name, fill: None, order, fidelity, failed: None }
+        let (order, fidelity, flits) = (Order::default(), Fidelity::default(), FlitOptions::default());
+        Self { platform, rack, rack_name, fill: None, order, fidelity, flits, failed: None }
     }
 
     /// Fills `fill` accelerators of each rack instead of as many as go in evenly.
@@ -112,15 +116,13 @@ impl<'a> Job<'a> {
         Self { order, ..self }
     }
 
-    /// Looks so closely at communication.
+    /// Looks so closely at communication; `flits` is for `Fidelity::L2` alone.
     ///
     /// # Errors
-    /// When it were flit by flit.
-    pub fn with_fidelity(self, fidelity: Fidelity) -> Result<Self, Refusal> {
-        match fidelity {
-            Fidelity::L2 => Err(Refusal::FlitsOfStep),
-            Fidelity::L0 | Fidelity::L1 => Ok(Self { fidelity, ..self }),
-        }
+    /// When flits cannot be so.
+    pub fn with_fidelity(self, fidelity: Fidelity, flits: FlitOptions) -> Result<Self, Refusal> {
+        flits.check(fidelity)?;
+        Ok(Self { fidelity, flits, ..self })
     }
 
     /// Lets links between two switches of the fabric between racks fail. Flows (`Fidelity::L1`) are then spread over the shortest ways that
@@ -270,7 +272,9 @@ impl<'a> Job<'a> {
         match self.fidelity {
             Fidelity::L0 => machine,
             Fidelity::L1 | Fidelity::L2 => {
-                machine.with_flows(self.platform, self.rack, layout.accelerators(), self.failed.clone())
+                let flits = (self.fidelity == Fidelity::L2).then_some(self.flits);
+                let (ranks, failed) = (layout.accelerators(), self.failed.clone());
+                machine.with_flows(self.platform, self.rack, ranks, failed, flits)
             }
         }
     }
@@ -280,25 +284,35 @@ impl<'a> Job<'a> {
     /// # Errors
     /// Why it cannot run.
     pub fn predict(&self, model: &Model, layout: &Layout) -> Result<PlannedStep, Refusal> {
-        layout.check(model)?;
-        let machine = self.machine(layout);
-        machine.check(layout)?;
-        let step = closed_form::step(&machine, model, &Block::new(&machine, model, layout), layout);
-        if !step.total_s.is_finite() {
-            return Err(Refusal::Infinite);
-        }
-        Ok(PlannedStep { layout: *layout, fill: machine.fill, step })
+        self.predict_stages(model, layout).map(|(step, _)| step)
     }
 
-    /// How the blocks of a model are dealt out to the stages, the first one first.
+    /// Predicts a step, and how the blocks of the model are dealt out to the stages, the first one first.
     ///
     /// # Errors
     /// Why the layout cannot run.
-    pub fn stages(&self, model: &Model, layout: &Layout) -> Result<Vec<Stage>, Refusal> {
+    pub fn predict_stages(
+        &self,
+        model: &Model,
+        layout: &Layout,
+    ) -> Result<(PlannedStep, Vec<Stage>), Refusal> {
         layout.check(model)?;
         let machine = self.machine(layout);
         machine.check(layout)?;
-        Ok(closed_form::stages(model, &Block::new(&machine, model, layout), layout))
+        let priced = || {
+            let block = Block::new(&machine, model, layout);
+            (closed_form::step(&machine, model, &block, layout), block)
+        };
+        let mut all = priced();
+        if machine.follow()? {
+            all = priced();
+        }
+        let (step, block) = all;
+        if !step.total_s.is_finite() {
+            return Err(Refusal::Infinite);
+        }
+        let stages = closed_form::stages(model, &block, layout);
+        Ok((PlannedStep { layout: *layout, fill: machine.fill, step, flits: machine.flits()? }, stages))
     }
 }
 

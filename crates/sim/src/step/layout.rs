@@ -515,11 +515,9 @@ pub enum Refusal {
         /// What can be done.
         remedy: &'static str,
     },
-    /// A whole step flit by flit.
-    #[error(
-        "the flits of a whole step are too many to follow; take fidelity L1, or one of its collectives by polder plan fabric"
-    )]
-    FlitsOfStep,
+    /// Communication that cannot be followed flit by flit.
+    #[error(transparent)]
+    Transfers(#[from] crate::contention::TransferError),
     /// Failed links, and no flows that could avoid them.
     #[error("failed links change flows alone; take fidelity L1")]
     FailedInClosedForm,

@@ -6,14 +6,14 @@ use polder_platform::{
     Compute, Efficiency, Fabric, FlopRate, Platform, Protocol, Rack, Reduction, TierId, TierShare, Topology,
 };
 
-use crate::contention::Network;
+use crate::contention::{FlitOptions, Network, TransferError};
 use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scopes, Transfer};
-use crate::step::flows::Flows;
+use crate::step::flows::{Flows, StepFlits};
 use crate::step::layout::{Layout, Precision, Refusal};
 use crate::step::order::{Order, Ranks};
 
 /// Rates and latencies of a platform, in bytes, seconds and operations a second.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Machine {
     /// What large matrix products reach, by precision; 0 where there is none. The peaks where efficiency goes by size.
     matrix: [f64; 3],
@@ -102,15 +102,27 @@ impl Machine {
         }
     }
 
-    /// The machine with communication of so many ranks priced by their flows; `failed` is the fabric between racks with failed links.
+    /// The machine with communication of so many ranks priced by their flows, with `flits` flit by flit; `failed` is the fabric between
+    /// racks with failed links.
     pub(crate) fn with_flows(
         self,
         platform: &Platform,
         rack: &Rack,
         ranks: u32,
         failed: Option<Arc<Network>>,
+        flits: Option<FlitOptions>,
     ) -> Self {
-        Self { flows: Some(Arc::new(Flows::new(platform, rack, self.fill, ranks, failed))), ..self }
+        Self { flows: Some(Arc::new(Flows::new(platform, rack, self.fill, ranks, failed, flits))), ..self }
+    }
+
+    /// Once a step was priced: whether it has to be priced once more, because the first time counted flits alone.
+    pub(crate) fn follow(&self) -> Result<bool, TransferError> {
+        self.flows.as_ref().map_or(Ok(false), |flows| flows.follow())
+    }
+
+    /// What of a step was followed flit by flit, or why it could not be.
+    pub(crate) fn flits(&self) -> Result<Option<StepFlits>, TransferError> {
+        self.flows.as_ref().map_or(Ok(None), |flows| flows.flits())
     }
 
     /// An accelerator's share of this tier, if there is any.

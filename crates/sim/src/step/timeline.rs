@@ -322,7 +322,8 @@ mod tests {
     fn of(model: &str, layout: serde_json::Value) -> (Layout, Step, Vec<Stage>) {
         let (platform, model) = (Platform::load("dgx-h100").unwrap(), Model::load(model).unwrap());
         let (job, layout) = (Job::new(&platform), serde_json::from_value(layout).unwrap());
-        (layout, job.predict(&model, &layout).unwrap().step, job.stages(&model, &layout).unwrap())
+        let (planned, stages) = job.predict_stages(&model, &layout).unwrap();
+        (layout, planned.step, stages)
     }
 
     /// GPT-3 has 96 layers: the last three come out uneven.
@@ -439,8 +440,9 @@ mod tests {
             for model in ["gpt3-175b", "llama3-70b", "llama3-8b", "mixtral-8x7b"] {
                 let model = Model::load(model).unwrap();
                 for layout in layouts(tier) {
-                    let Ok(PlannedStep { step, .. }) = job.predict(&model, &layout) else { continue };
-                    let stages = job.stages(&model, &layout).unwrap();
+                    let Ok((PlannedStep { step, .. }, stages)) = job.predict_stages(&model, &layout) else {
+                        continue;
+                    };
                     let stretches = timeline(&layout, &step, &stages);
                     let mut sent = traffic(&layout, &step, &stages, &stretches);
                     let track = |it: &Sent| (it.stage, it.what, it.is_hidden);
@@ -487,8 +489,7 @@ mod tests {
             let layout = serde_json::from_value(layout.into()).unwrap();
             let platform = Platform::load(platform).unwrap();
             let job = Job::new(&platform);
-            let (step, stages) =
-                (job.predict(&model, &layout).unwrap().step, job.stages(&model, &layout).unwrap());
+            let (PlannedStep { step, .. }, stages) = job.predict_stages(&model, &layout).unwrap();
             let stretches = timeline(&layout, &step, &stages);
             let end = stretches.iter().map(|it| it.begin_s + it.seconds).fold(0.0, f64::max);
             let sent = traffic(&layout, &step, &stages, &stretches);
