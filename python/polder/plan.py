@@ -868,7 +868,15 @@ def mpi(
 
 
 def chakra(
-    folder: str | PathLike[str], *, compute: ArrayLike, memory: ArrayLike, launch: ArrayLike
+    folder: str | PathLike[str],
+    *,
+    compute: ArrayLike,
+    memory: ArrayLike,
+    launch: ArrayLike,
+    platform: str | None = None,
+    rack: str | None = None,
+    fidelity: str = "L0",
+    window: int | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Predict a traced step of PyTorch on many machines with one call, as ``polder plan chakra`` does.
 
@@ -882,18 +890,24 @@ def chakra(
         Bytes a second that other operators read and write, a number or an array.
     launch
         Seconds of an operator with nothing to do, a number or an array.
+    platform, rack
+        The machine that collective calls run on, and its kind of rack; without it they are left out.
+    fidelity, window
+        How closely these calls are looked at, as for `fabric`.
 
     Returns
     -------
     dict of str to ndarray
         What was given, broadcast against each other; then in seconds as float64 ``total_s`` of the slowest rank;
         ``rank_s``, whose last axis is ``ranks``, the files; ``operator_s`` of the slowest rank, whose last axis is
-        ``operators``. ``collectives`` is how many collective calls are left out.
+        ``operators``. ``communication_s`` of each rank, which is part of ``rank_s``, and scalar ``collectives``, how
+        many collective calls are left out.
 
     Raises
     ------
     polder.ArgumentError
-        When a file is missing or damaged, or a number makes no sense.
+        When a file is missing or damaged, a number makes no sense, the platform has no such fabric, or ``fidelity`` is
+        given without one.
 
     Examples
     --------
@@ -907,12 +921,16 @@ def chakra(
         "launch": ("launch_s", launch),
     }
     columns, rows = _rows(given)
-    ranks, operators, figures, collectives = _core.plan_chakra(folder, json.dumps(rows))
+    fabric = {"platform": platform, "rack": rack, "fidelity": fidelity, "flits": {"window_bytes": window}}
+    if platform is None and (rack, fidelity, window) != (None, "L0", None):
+        raise ArgumentError("platform: expected what collective calls run on, because rack, fidelity or window is given")
+    on = None if platform is None else json.dumps(fabric, default=_plain)
+    ranks, operators, figures, calls, collectives = _core.plan_chakra(folder, json.dumps(rows), on)
     table = np.frombuffer(figures).reshape(*columns["compute"].shape, len(ranks) + len(operators))
     rank_s = table[..., : len(ranks)]
     found = columns | {"total_s": rank_s.max(axis=-1), "rank_s": rank_s, "operator_s": table[..., len(ranks) :]}
     names = {"ranks": np.asarray(ranks), "operators": np.asarray(operators)}
-    return found | names | {"collectives": np.asarray(collectives)}
+    return found | names | {"communication_s": np.asarray(calls), "collectives": np.asarray(collectives)}
 
 
 _OF_TIER = (

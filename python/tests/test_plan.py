@@ -274,6 +274,20 @@ def test_a_traced_step_is_predicted_as_by_the_command(tmp_path: Path) -> None:
     assert table["operator_s"].sum(axis=-1) == pytest.approx(table["total_s"])
     # A product of 256 x 256 x 256 has 33.5 million operations, and the slower rank has two of them.
     assert table["operator_s"][0, 1] == pytest.approx(2 * (2 * 256**3 / 1e9 + 1e-6))
+    with pytest.raises(polder.ArgumentError, match="platform: expected what collective calls run on"):
+        plan.chakra(tmp_path, compute=1e9, memory=1e10, launch=0, fidelity="L1")
+    names = {"collective_name": "allreduce", "dtype": "Float", "in_msg_nelems": 1 << 20, "pg_size": 8}
+    called = node(5, "record_param_comms", []) | {"attrs": [{"name": it, "value": of} for it, of in names.items()]}
+    file = {"schema": "1.1.1-chakra.0.0.4", "nodes": [*nodes, called]}
+    Path(tmp_path, "rank-1.json").write_text(json.dumps(file))
+    for fidelity in ("L0", "L2"):
+        step = {"compute": 1e11, "memory": 1e10, "launch": 1e-6}
+        more = plan.chakra(tmp_path, **step, platform="dgx-h100", fidelity=fidelity)
+        words = f"--compute 100GFLOP/s --memory 10GB/s --launch 1us --platform dgx-h100 --fidelity {fidelity}"
+        found = said(f"chakra {tmp_path} {words}")
+        assert more["total_s"] == found["predicted_s"] and found["fidelity"] == fidelity
+        assert more["communication_s"].tolist() == [it["communication"]["total_s"] for it in found["ranks"]]
+        assert more["communication_s"][0] == 0 < more["communication_s"][1] and more["collectives"] == 0
     with pytest.raises(polder.ArgumentError, match="compute: expected a number above 0, found 0"):
         plan.chakra(tmp_path, compute=0.0, memory=1e10, launch=1e-6)
     with pytest.raises(polder.ArgumentError, match="register a file of it with"):

@@ -33,7 +33,7 @@ use crate::Failure;
 /// Predicts what a step takes before anything is bought or run.
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Predict a training step, with the layout that you give or the fastest that fits.
+    /// Predict a training step, with the layout that you give or the fastest that fits by --fidelity L0.
     Train(train::Arguments),
     /// Predict a training step on racks of two kinds, such as NVLink and UALink, which CXL joins.
     Mixed(mixed::Arguments),

@@ -1387,15 +1387,20 @@ fn a_step_takes_the_same_at_each_fidelity_unless_its_transfers_share_links() {
     let [[_, alone], [_, flows], [_, flits]] = by_fidelity(&format!("{layout} --dp 8 --platform {ring}"));
     assert!(flows > 1.5 * alone && (flits / flows - 1.0).abs() < 0.05, "{alone} {flows} {flits}");
     let text = said(&format!("{layout} --dp 8 --platform {ring} --fidelity L2 --window 256KiB"));
-    assert!(text.contains("(--fidelity L2): ") && text.contains(" flit-hops of the first 262 kB of"), "{text}");
+    assert!(
+        text.contains("(--fidelity L2): ") && text.contains(" flit-hops of the first 262 kB of"),
+        "{text}"
+    );
 }
 
 #[test]
 fn a_step_of_too_many_flits_is_refused_before_any_is_followed() {
-    let step = "train --model llama3-70b --platform nvl72-cxl --gpus 576 --batch 576 --tp 8 --pp 4 --micro-batch 1";
+    let step =
+        "train --model llama3-70b --platform nvl72-cxl --gpus 576 --batch 576 --tp 8 --pp 4 --micro-batch 1";
     let line = refused(&format!("{step} --fidelity L2"));
     let (_, rest) = line.split_once("nvl72-cxl: flit by flit it takes ").unwrap_or_else(|| panic!("{line}"));
-    let (hops, rest) = rest.split_once(" flit-hops, more than the 500000000 that are followed; give a window of ").unwrap();
+    let (hops, rest) =
+        rest.split_once(" flit-hops, more than the 500000000 that are followed; give a window of ").unwrap();
     assert!(hops.parse::<u64>().unwrap() > 500_000_000, "{line}");
     assert!(rest.ends_with(" of each message, or fidelity L1"), "{line}");
     let line = refused(&format!("{step} --window 1MiB"));
@@ -2192,6 +2197,26 @@ fn a_snoop_filter_that_knows_less_than_is_cached_invalidates_copies() {
 }
 
 #[test]
+fn workers_on_a_platform_reach_the_same_at_each_fidelity() {
+    let sync = "sync --layers 4x2MB --workers 16 --forward 40ms --backward 80ms --platform dgx-h100";
+    let [alone, flows, flits] = ["L0", "L1", "L2"].map(|fidelity| {
+        let found = json(&format!("{sync} --json --fidelity {fidelity}"));
+        assert_eq!(found["fidelity"], fidelity);
+        found["worker_bytes_per_s"].as_f64().unwrap()
+    });
+    for other in [flows, flits] {
+        assert!((other / alone - 1.0).abs() < 0.02, "{alone} {flows} {flits}");
+    }
+    let text = said(&format!("{sync} --fidelity L1"));
+    assert!(text.contains("an all-reduce among workers on dgx-h100 reaches "), "{text}");
+    let line = refused(&format!("{} --fidelity L2", sync.replace("4x2MB", "4x2TB --shard 1GB")));
+    assert!(
+        line.contains(" flit-hops, more than the 500000000 that are followed; give a window of "),
+        "{line}"
+    );
+}
+
+#[test]
 fn commands_in_which_nothing_shares_a_fabric_refuse_flows_with_the_reason() {
     for (words, why) in [
         ("memory --platform nvl72-cxl", "plan fabric has what messages"),
@@ -2204,7 +2229,7 @@ fn commands_in_which_nothing_shares_a_fabric_refuse_flows_with_the_reason() {
         ("offload --model llama3-8b --platform finetuning-a", "plan train --fidelity L1 has steps"),
         ("tier --idle 0.3", "a server's memory is no fabric"),
         ("coherence --platform nvl72-cxl", "plan fabric has what messages"),
-        ("chakra none --compute 1TFLOP/s --memory 1GB/s --launch 1us", "collective calls are left out"),
+        ("chakra none --compute 1TFLOP/s --memory 1GB/s --launch 1us", "no --platform says what they run on"),
         ("validate", "fitted in closed form"),
         ("verify", "which is no fabric"),
     ] {

@@ -10,7 +10,9 @@ use polder_sim::memory::{
     CoherentRack, Inference, InferenceQuestion, InferenceRow, Question, RegionQuestion, configurations,
 };
 use polder_sim::offload::{OffloadError, PlacingPolicy, Planner, Settings};
-use polder_sim::program::{OperatorRates, ProgramQuestion, ProgramTrace, StepTrace};
+use polder_sim::program::{
+    OperatorRates, ProgramQuestion, ProgramTrace, StepCommunication, StepFabric, StepTrace,
+};
 use polder_sim::{
     CHOICES, Execution, MixedError, MixedRequest, Model, NUMBERS, OrderError, Points, RackPart, Request,
     RequestError, SITE_NUMBERS, Step, TierQuestion, TierRow, TierServer, points,
@@ -204,31 +206,45 @@ pub(crate) fn plan_mpi<'py>(
 }
 
 /// A traced step on machines, a list of rates in JSON: the files of ranks, the names of operators, and of each machine 64-bit floats, seconds of
-/// each rank, then those of each operator in the slowest; and how many collective calls are left out.
+/// each rank, then those of each operator in the slowest; seconds of the collective calls of each rank, 0 without a `fabric` in JSON, which are
+/// in those of the rank; and how many calls are left out.
 #[pyfunction]
 #[expect(clippy::type_complexity, reason = "a tuple of Python's")]
 pub(crate) fn plan_chakra<'py>(
     py: Python<'py>,
     folder: PathBuf,
     rates: &str,
-) -> PyResult<(Vec<String>, Vec<String>, Bound<'py, PyBytes>, u64)> {
+    fabric: Option<&str>,
+) -> PyResult<(Vec<String>, Vec<String>, Bound<'py, PyBytes>, Vec<f64>, u64)> {
     let rates: Vec<OperatorRates> = asked(rates, &[])?;
     rates.iter().try_for_each(OperatorRates::check).map_err(wrong)?;
+    let on: Option<StepFabric> = fabric.map(|text| asked(text, &["flits."])).transpose()?;
     let traces = py.detach(|| StepTrace::load(&folder)).map_err(wrong)?;
+    let calls = py.detach(|| {
+        let of = |(_, trace): &(String, StepTrace)| match &on {
+            Some(on) => trace.communication(on),
+            None => Ok(StepCommunication { left_out: trace.collectives, ..StepCommunication::default() }),
+        };
+        traces.iter().map(of).collect::<Result<Vec<_>, _>>()
+    });
+    let calls = calls.map_err(wrong)?;
     let names: BTreeSet<&str> = traces.iter().flat_map(|(_, it)| it.names()).collect();
     let mut figures = vec![];
     for rates in &rates {
         let steps: Vec<_> = traces.iter().map(|(_, trace)| trace.step(*rates)).collect();
-        figures.extend(steps.iter().map(|it| it.total_s));
-        let slowest = steps.iter().max_by(|one, other| one.total_s.total_cmp(&other.total_s));
+        let totals: Vec<_> =
+            steps.iter().zip(&calls).map(|(step, calls)| step.total_s + calls.total_s).collect();
+        figures.extend(&totals);
+        let slowest = totals.iter().zip(&steps).max_by(|one, other| one.0.total_cmp(other.0));
         let of: BTreeMap<&str, f64> =
-            slowest.into_iter().flat_map(|it| &it.operators).map(|it| (&*it.name, it.seconds)).collect();
+            slowest.into_iter().flat_map(|(_, it)| &it.operators).map(|it| (&*it.name, it.seconds)).collect();
         figures.extend(names.iter().map(|name| of.get(name).copied().unwrap_or(0.0)));
     }
-    let collectives = traces.iter().map(|(_, it)| it.collectives).sum();
+    let left_out = calls.iter().map(|it| it.left_out).sum();
+    let calls = calls.iter().map(|it| it.total_s).collect();
     let names = names.iter().map(|it| (*it).to_owned()).collect();
     let figures = floats(py, figures);
-    Ok((traces.into_iter().map(|(name, _)| name).collect(), names, figures, collectives))
+    Ok((traces.into_iter().map(|(name, _)| name).collect(), names, figures, calls, left_out))
 }
 
 /// Servers with slow memory, a list of services in JSON: of each 64-bit floats.

@@ -14,12 +14,12 @@ mod pattern;
 mod sharing;
 mod transfers;
 
-pub(crate) use flits::{Flits, News};
 pub use flits::{Deadlock, FlitFlow, FlitRun, FlitTiming, follow};
+pub(crate) use flits::{Flits, News};
 pub use network::{Network, NetworkError, Node, Routing};
 pub use pattern::{
     FabricAnswer, FabricError, FabricQuestion, FlowTime, LinkUse, Quantiles, TrafficPattern, answer,
 };
 pub use sharing::{Flow, finish_times};
-pub use transfers::{FlitCount, FlitOptions, MOST_FLIT_HOPS, TransferError, TransferTimes, Transfers};
-pub(crate) use transfers::{expect_few, expect_few_of_all, flit_payload};
+pub use transfers::{FlitCount, FlitOptions, TransferError, TransferTimes, Transfers};
+pub(crate) use transfers::{MOST_FLOWS, expect_few, expect_few_of_all, flit_payload};

@@ -18,7 +18,9 @@ mod wires;
 
 use serde::Serialize;
 
-pub use chakra::{OperatorRates, OperatorTime, StepTrace, TracedStep};
+pub use chakra::{
+    CollectiveTime, OperatorRates, OperatorTime, StepCommunication, StepFabric, StepTrace, TracedStep,
+};
 pub use collective::{Collective, Group};
 pub use question::{PredictedProgram, ProgramError, ProgramQuestion};
 pub use replay::{Network, RankTime, ReplayError, Replayed, SizeFactor, Way, replay, replay_over};

@@ -489,7 +489,13 @@ fn the_fullest_stage_counts() {
 
 fn stages(model: &Model, layout: &Layout) -> Vec<u32> {
     let platform = Platform::load("dgx-h100").unwrap();
-    Job::new(&platform).stages(model, layout).unwrap().into_iter().map(|stage| stage.blocks).collect()
+    Job::new(&platform)
+        .predict_stages(model, layout)
+        .unwrap()
+        .1
+        .into_iter()
+        .map(|stage| stage.blocks)
+        .collect()
 }
 
 /// Whatever the number of stages, every block lies in one, and no stage is slower than if blocks were dealt out otherwise by
@@ -515,7 +521,7 @@ fn blocks_are_dealt_out_as_evenly_as_they_go() {
     // With a head that takes as long as several blocks, the last stage gets one block less.
     let wide = Model { vocabulary: 1 << 20, ..model };
     assert_eq!(stages(&wide, &Layout { pp: 6, dp: 1, batch: 6, ..layout() }), [13, 14, 14, 14, 13, 12]);
-    assert!(Job::new(&platform).stages(&wide, &Layout { pp: 81, ..layout() }).is_err());
+    assert!(Job::new(&platform).predict_stages(&wide, &Layout { pp: 81, ..layout() }).is_err());
 }
 
 /// The step is that of as many blocks as the slowest stage has in every stage, less what the others' bubble is shorter.

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::Args;
 use polder_platform::{Bandwidth, FlopRate, Time};
 use polder_sim::grouped;
-use polder_sim::program::{OperatorRates, StepTrace, TracedStep};
+use polder_sim::program::{OperatorRates, StepCommunication, StepFabric, StepTrace, TracedStep};
 use serde_json::json;
 
-use super::fidelity::ClosedForm;
+use super::fidelity::Closeness;
 use super::memory::{size, time};
 use super::option::wrong;
 use super::table;
@@ -32,8 +32,14 @@ pub(crate) struct Arguments {
     /// What the step took, without an observer.
     #[arg(long, value_name = "TIME", value_parser = Time::parse)]
     measured: Option<Time>,
+    /// The machine that collective calls run on: a name, or the path of a file. Without it they are left out.
+    #[arg(long, value_name = "PLATFORM")]
+    platform: Option<String>,
+    /// Kind of rack, if the platform has several [default: the first by name].
+    #[arg(long, value_name = "NAME", requires = "platform")]
+    rack: Option<String>,
     #[command(flatten)]
-    fidelity: ClosedForm,
+    closeness: Closeness,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -44,57 +50,111 @@ const LISTED: usize = 12;
 
 /// Prints the step, and its operators.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    arguments.fidelity.check(
-        "chakra",
-        "its seconds are of operators, and collective calls are left out; plan fabric --pattern all-reduce has one",
-    )?;
     let rates = OperatorRates {
         flops_per_s: arguments.compute.value(),
         bytes_per_s: arguments.memory.value(),
         launch_s: arguments.launch.value(),
     };
     rates.check().map_err(|error| wrong(&error))?;
-    let found: Vec<_> = StepTrace::load(&arguments.folder)?
-        .into_iter()
-        .map(|(name, trace)| (name, trace.collectives, trace.step(rates)))
-        .collect();
-    let slowest = found.iter().max_by(|one, other| one.2.total_s.total_cmp(&other.2.total_s));
-    let Some((_, _, step)) = slowest else { return Ok(()) };
+    let on = arguments.fabric()?;
+    let mut found = vec![];
+    for (name, trace) in StepTrace::load(&arguments.folder)? {
+        let communication = on.as_ref().map(|on| trace.communication(on)).transpose()?;
+        found.push(Rank { name, collectives: trace.collectives, step: trace.step(rates), communication });
+    }
+    let slowest = found.iter().max_by(|one, other| one.total_s().total_cmp(&other.total_s()));
+    let Some(rank) = slowest else { return Ok(()) };
     let measured_s = arguments.measured.map(Time::value);
-    let off = measured_s.map(|it| step.total_s / it - 1.0);
-    let collectives: u64 = found.iter().map(|(_, collectives, _)| collectives).sum();
+    let off = measured_s.map(|it| rank.total_s() / it - 1.0);
     if arguments.json {
-        let ranks: Vec<_> = found.iter().map(|(name, _, step)| json!({"file": name, "step": step})).collect();
+        let ranks = found.iter().map(|it| {
+            json!({"file": it.name, "step": it.step, "communication": it.communication, "predicted_s": it.total_s()})
+        });
+        let fidelity = on.as_ref().map(|on| on.fidelity);
         println!(
             "{}",
             json!({
-                "rates": rates, "ranks": ranks, "predicted_s": step.total_s, "measured_s": measured_s, "off": off,
-                "collectives": collectives,
+                "rates": rates, "ranks": ranks.collect::<Vec<_>>(), "predicted_s": rank.total_s(), "measured_s": measured_s,
+                "off": off, "collectives": found.iter().map(|it| it.collectives).sum::<u64>(),
+                "platform": arguments.platform, "fidelity": fidelity,
             })
         );
         return Ok(());
     }
     println!("{}: a step of {} ranks", arguments.folder.display(), found.len());
+    let total_s = rank.total_s();
     match measured_s.zip(off) {
         Some((measured_s, off)) => {
-            println!("predicted {}, measured {}: {:+.1}%", time(step.total_s), time(measured_s), 100.0 * off)
+            println!("predicted {}, measured {}: {:+.1}%", time(total_s), time(measured_s), 100.0 * off)
         }
-        None => println!("predicted {}; --measured sets what it took beside", time(step.total_s)),
+        None => println!("predicted {}; --measured sets what it took beside", time(total_s)),
     }
-    table::print(&operators(step));
+    table::print(&rows(rank));
     println!(
         "predicted: each operator takes its launch, {}, and the longer of its operations at {} and its bytes at {}",
         arguments.launch, arguments.compute, arguments.memory
     );
-    if collectives > 0 {
-        println!(
-            "{collectives} collective calls are left out: a trace of one rank does not say how long they wait"
-        );
+    match on.as_ref().zip(rank.communication.as_ref()) {
+        Some((on, StepCommunication { total_s, left_out, .. })) => println!(
+            "collective calls take {} on {} (--fidelity {}), one after another, with nothing beside them; {left_out} of {} are left out",
+            time(*total_s),
+            on.platform,
+            on.fidelity.name(),
+            rank.collectives
+        ),
+        None if rank.collectives > 0 => println!(
+            "{} collective calls of a rank are left out; --platform names what they run on",
+            rank.collectives
+        ),
+        None => {}
     }
     Ok(())
 }
 
-fn operators(step: &TracedStep) -> Vec<Vec<String>> {
+impl Arguments {
+    /// What collective calls run on.
+    fn fabric(&self) -> Result<Option<StepFabric>, Failure> {
+        let Some(platform) = &self.platform else {
+            let why = "plan chakra leaves collective calls out if no --platform says what they run on";
+            return self.closeness.expect_closed(why).map(|()| None);
+        };
+        let (platform, rack) = (platform.clone(), self.rack.clone());
+        let (fidelity, flits) = (self.closeness.level(), self.closeness.flits()?);
+        Ok(Some(StepFabric { platform, rack, fidelity, flits }))
+    }
+}
+
+/// What a rank takes.
+struct Rank {
+    name: String,
+    collectives: u64,
+    step: TracedStep,
+    communication: Option<StepCommunication>,
+}
+
+impl Rank {
+    fn total_s(&self) -> f64 {
+        self.step.total_s + self.communication.as_ref().map_or(0.0, |it| it.total_s)
+    }
+}
+
+/// Operators, then collective calls.
+fn rows(rank: &Rank) -> Vec<Vec<String>> {
+    let mut rows = operators(&rank.step, rank.total_s());
+    for it in rank.communication.iter().flat_map(|it| &it.calls) {
+        rows.push(vec![
+            format!("{} of {} ranks", it.name, grouped(it.ranks.into())),
+            grouped(it.count),
+            String::new(),
+            size(it.count as f64 * it.bytes as f64),
+            time(it.seconds),
+            format!("{:.0}%", 100.0 * it.seconds / rank.total_s()),
+        ]);
+    }
+    rows
+}
+
+fn operators(step: &TracedStep, total_s: f64) -> Vec<Vec<String>> {
     let mut rows = vec![["operator", "count", "GFLOP", "bytes", "predicted", ""].map(String::from).to_vec()];
     for it in step.operators.iter().take(LISTED) {
         rows.push(vec![
@@ -103,13 +163,13 @@ fn operators(step: &TracedStep) -> Vec<Vec<String>> {
             format!("{:.3}", it.flops / 1e9),
             size(it.bytes),
             time(it.seconds),
-            format!("{:.0}%", 100.0 * it.seconds / step.total_s),
+            format!("{:.0}%", 100.0 * it.seconds / total_s),
         ]);
     }
     let rest = step.operators.iter().skip(LISTED);
     let (count, seconds) = rest.fold((0, 0.0), |(count, sum), it| (count + it.count, sum + it.seconds));
     if count > 0 {
-        let share = format!("{:.0}%", 100.0 * seconds / step.total_s);
+        let share = format!("{:.0}%", 100.0 * seconds / total_s);
         rows.push(vec!["others".into(), grouped(count), String::new(), String::new(), time(seconds), share]);
     }
     rows

@@ -47,9 +47,10 @@ pub(crate) struct Arguments {
 
 /// Prints rates and access times by region.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    arguments
-        .fidelity
-        .check("coherence", "an access is taken alone; plan fabric has what messages that share links take")?;
+    arguments.fidelity.check(
+        "coherence",
+        "an access is taken alone; plan fabric has what messages that share links take",
+    )?;
     let rack = CoherentRack::new(&arguments.platform, arguments.rack.as_deref()).map_err(of_memory)?;
     let mut rows = vec![
         [

@@ -39,6 +39,15 @@ pub(super) struct Closeness {
 }
 
 impl Closeness {
+    /// Refuses all but a closed form where no fabric is given; `why` says so.
+    pub(super) fn expect_closed(&self, why: &str) -> Result<(), Failure> {
+        self.flits()?.check(self.fidelity)?;
+        match self.fidelity {
+            Fidelity::L0 => Ok(()),
+            more => Err(Failure(format!("--fidelity {}: {why}", more.name()))),
+        }
+    }
+
     pub(super) const fn level(&self) -> Fidelity {
         self.fidelity
     }
@@ -67,10 +76,7 @@ impl ClosedForm {
     pub(super) fn check(&self, command: &str, why: &str) -> Result<(), Failure> {
         match self.fidelity {
             Fidelity::L0 => Ok(()),
-            more => Err(Failure(format!(
-                "--fidelity {}: plan {command} takes L0 alone: {why}",
-                more.name()
-            ))),
+            more => Err(Failure(format!("--fidelity {}: plan {command} takes L0 alone: {why}", more.name()))),
         }
     }
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use polder_platform::{Bandwidth, Time};
-use polder_sim::{Fidelity, grouped};
 use polder_sim::program::{Network, PredictedProgram, ProgramError, ProgramQuestion, ProgramTrace, Replayed};
+use polder_sim::{Fidelity, grouped};
 use serde_json::json;
 
 use super::fidelity::Closeness;

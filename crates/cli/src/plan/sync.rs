@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use polder_platform::{Bytes, Time};
-use polder_sim::Model;
+use polder_platform::{Bandwidth, Bytes, Time};
+use polder_sim::contention::{FabricQuestion, Routing, TrafficPattern, answer};
 use polder_sim::sync::{ShardOrder, SplitPoint, SyncJob, SyncSeconds};
+use polder_sim::{Fidelity, Model};
 use serde::Serialize;
 
-use super::fidelity::ClosedForm;
+use super::fidelity::Closeness;
 use super::memory::{size, time};
 use super::option::{given, quantity};
 use super::table;
@@ -34,8 +35,14 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TIME")]
     backward: String,
     /// What an all-reduce among workers reaches: bytes of the gradients x 2(p-1)/p over seconds, such as "12 GB/s".
-    #[arg(long, value_name = "BANDWIDTH")]
-    worker_bandwidth: String,
+    #[arg(long, value_name = "BANDWIDTH", required_unless_present = "platform", conflicts_with = "platform")]
+    worker_bandwidth: Option<String>,
+    /// The machine whose accelerators the workers are, in place of --worker-bandwidth: a ring over them reduces all gradients.
+    #[arg(long, value_name = "PLATFORM")]
+    platform: Option<String>,
+    /// Kind of rack, if the platform has several [default: the first by name].
+    #[arg(long, value_name = "NAME", requires = "platform")]
+    rack: Option<String>,
     /// The same of proxies [default: that of the workers].
     #[arg(long, value_name = "BANDWIDTH")]
     proxy_bandwidth: Option<String>,
@@ -58,7 +65,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ORDER", value_enum, default_value = "first-layers-first")]
     shards: OrderKind,
     #[command(flatten)]
-    fidelity: ClosedForm,
+    closeness: Closeness,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -80,6 +87,10 @@ struct Report {
     layers: usize,
     gradient_bytes: u64,
     workers: u32,
+    /// The machine of the workers, and how closely its fabric was looked at; none where bandwidths were given.
+    platform: Option<String>,
+    fidelity: Option<Fidelity>,
+    worker_bytes_per_s: f64,
     forward_s: f64,
     backward_s: f64,
     all_reduce: SyncSeconds,
@@ -132,7 +143,7 @@ impl Arguments {
                 std::iter::once(4.0 * embedding).chain(blocks).map(|bytes| bytes as u64).collect()
             }
         };
-        let worker = quantity("--worker-bandwidth", &self.worker_bandwidth)?;
+        let worker = self.worker(layers.iter().sum::<u64>() as f64)?;
         let proxy = given("--proxy-bandwidth", self.proxy_bandwidth.as_deref())?.unwrap_or(worker);
         let shard: Bytes = quantity("--shard", &self.shard)?;
         let job = SyncJob {
@@ -163,11 +174,36 @@ impl Arguments {
     }
 }
 
+impl Arguments {
+    /// What an all-reduce of so many bytes reaches among workers.
+    fn worker(&self, bytes: f64) -> Result<Bandwidth, Failure> {
+        let given = self.worker_bandwidth.as_deref();
+        if let Some(text) = given {
+            let why =
+                "plan sync is given bandwidths, no fabric is; give --platform in place of --worker-bandwidth";
+            self.closeness.expect_closed(why)?;
+            return quantity("--worker-bandwidth", text);
+        }
+        let question = FabricQuestion {
+            platform: self.platform.clone().unwrap_or_default(),
+            rack: self.rack.clone(),
+            accelerators: self.workers,
+            pattern: TrafficPattern::AllReduce,
+            message_bytes: bytes,
+            routing: Routing::default(),
+            failed: vec![],
+            seed: 0,
+            fidelity: self.closeness.level(),
+            flits: self.closeness.flits()?,
+        };
+        let workers = f64::from(self.workers);
+        let sent = bytes * 2.0 * (workers - 1.0) / workers;
+        Ok(Bandwidth::new(sent / answer(&question)?.total_s))
+    }
+}
+
 /// Prints a step with each way to synchronise.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    arguments
-        .fidelity
-        .check("sync", "bandwidths are given, no fabric is; plan fabric --pattern all-reduce has one")?;
     let job = arguments.job()?;
     let write_rate = given("--device-write", arguments.device_write.as_deref())?.unwrap_or(job.link);
     let read_rate = given("--device-read", arguments.device_read.as_deref())?.unwrap_or(job.link);
@@ -177,6 +213,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         layers: job.layers.len(),
         gradient_bytes: job.bytes(),
         workers: job.workers,
+        platform: arguments.platform.clone(),
+        fidelity: arguments.platform.as_ref().map(|_| arguments.closeness.level()),
+        worker_bytes_per_s: job.worker.value(),
         forward_s: job.forward_s,
         backward_s: job.backward_s,
         all_reduce: job.all_reduce(),
@@ -209,6 +248,13 @@ fn print(report: &Report) {
         size(report.gradient_bytes as f64),
         report.layers
     );
+    if let Some((platform, fidelity)) = report.platform.as_ref().zip(report.fidelity) {
+        println!(
+            "an all-reduce among workers on {platform} reaches {}/s (--fidelity {})",
+            size(report.worker_bytes_per_s),
+            fidelity.name()
+        );
+    }
     let row = |name: &str, of: &SyncSeconds| {
         vec![
             name.to_owned(),

@@ -8,8 +8,8 @@ use polder_platform::TierId;
 use polder_sim::contention::FlitOptions;
 use polder_sim::{
     Answer, Execution, Exposure, FabricRates, Fidelity, GivenLayout, Layout, Margin, Model, Offload,
-    OrderError, Overlap, Precision, Progress, Recompute, Request, RequestError, Stage, Step, StepFigure, StepFlits,
-    TierUse, Tiers, Zero, accelerators, alternatives, grouped, listed,
+    OrderError, Overlap, Precision, Progress, Recompute, Request, RequestError, Stage, Step, StepFigure,
+    StepFlits, TierUse, Tiers, Zero, accelerators, alternatives, grouped, listed,
 };
 
 use super::fidelity::Closeness;
@@ -173,7 +173,6 @@ pub(crate) struct Arguments {
     /// Predict the same layout on this platform too, in a second column.
     #[arg(long, value_name = "PLATFORM")]
     against: Option<String>,
-    // A layout that is left out is searched for by L0.
     #[command(flatten)]
     closeness: Closeness,
     /// Links between two switches of the fabric between racks that have failed, such as "3-520,4-520" (with `--fidelity L1` or `L2`):
@@ -542,9 +541,12 @@ pub(super) fn looked_line(answer: &Answer) -> String {
     let how = match (answer.fidelity, &answer.flits) {
         (Fidelity::L0, _) => "in closed form, each transfer as if it were alone (--fidelity L0)".into(),
         (Fidelity::L2, Some(StepFlits { window_bytes, flit_hops, replays })) => {
-            let window = window_bytes.map_or_else(String::new, |it| format!(" of the first {} of each message", size(it)));
+            let window = window_bytes
+                .map_or_else(String::new, |it| format!(" of the first {} of each message", size(it)));
             let [hops, again] = [*flit_hops, *replays].map(grouped);
-            format!("by the flits of all groups at the same time (--fidelity L2): {hops} flit-hops{window}, {again} sent again")
+            format!(
+                "by the flits of all groups at the same time (--fidelity L2): {hops} flit-hops{window}, {again} sent again"
+            )
         }
         _ => "by the flows of all groups at the same time (--fidelity L1)".into(),
     };

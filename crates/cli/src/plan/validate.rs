@@ -32,7 +32,8 @@ struct Report {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let why = "the constants of an accelerator are fitted in closed form; plan train takes L1 and L2 for a layout";
+    let why =
+        "the constants of an accelerator are fitted in closed form; plan train takes L1 and L2 for a layout";
     arguments.fidelity.check("validate", why)?;
     let tables = validate()?;
     let pooled = Pooled::of(&tables);

@@ -4,7 +4,7 @@ use polder_platform::{Cluster, DataError, Fabric, Platform};
 use serde::{Deserialize, Serialize};
 
 use super::network::{Network, NetworkError, Node, Routing};
-use super::transfers::{FlitCount, FlitOptions, TransferError, TransferTimes, Transfers};
+use super::transfers::{FlitCount, FlitOptions, MOST_FLOWS, TransferError, TransferTimes, Transfers};
 use crate::fidelity::Fidelity;
 use crate::random::Random;
 
@@ -202,9 +202,6 @@ pub enum FabricError {
         most: u64,
     },
 }
-
-/// Flows that are followed one by one, at most: some seconds, and some hundred bytes each.
-const MOST_FLOWS: u64 = 1 << 22;
 
 /// A message: from which accelerator to which, when its last byte arrives, and how many times longer that is than alone.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

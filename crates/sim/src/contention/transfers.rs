@@ -75,7 +75,9 @@ pub enum TransferError {
         flits: u64,
     },
     /// Too many messages to follow each.
-    #[error("{parts} flows are more than the {most} that are followed one by one; ask for fewer accelerators, or fidelity L1")]
+    #[error(
+        "{parts} flows are more than the {most} that are followed one by one; ask for fewer accelerators, or fidelity L1"
+    )]
     TooManyFlows {
         /// How many there are.
         parts: u64,
@@ -96,8 +98,10 @@ pub enum TransferError {
     },
 }
 
+/// Flows that are followed one by one, at most: some seconds, and some hundred bytes each.
+pub(crate) const MOST_FLOWS: u64 = 1 << 22;
 /// Flits times their links that are followed at most: a minute.
-pub const MOST_FLIT_HOPS: u64 = 500_000_000;
+const MOST_FLIT_HOPS: u64 = 500_000_000;
 /// Flits of a window on each link, at least: fewer say nothing of a steady rate.
 const LEAST_WINDOW: u64 = 8;
 
@@ -216,11 +220,7 @@ impl Transfers<'_> {
     ///
     /// # Errors
     /// When there is no way; of flits also when they are too many, wait for each other, or are given what cannot be.
-    pub fn times(
-        &self,
-        network: &mut Network,
-        pairs: &[(u32, u32)],
-    ) -> Result<TransferTimes, TransferError> {
+    pub fn times(&self, network: &mut Network, pairs: &[(u32, u32)]) -> Result<TransferTimes, TransferError> {
         self.flits.check(self.fidelity)?;
         let ways = self.ways(network, pairs)?;
         match self.fidelity {

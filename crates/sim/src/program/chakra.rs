@@ -8,6 +8,8 @@ use polder_platform::{DataError, files_of, recorded_text_of};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::contention::{FabricError, FabricQuestion, FlitOptions, Routing, TrafficPattern, answer};
+use crate::fidelity::Fidelity;
 use crate::given::GivenError;
 
 /// What the machine reaches.
@@ -41,8 +43,100 @@ pub struct OperatorTime {
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepTrace {
     operators: Vec<Operator>,
-    /// Collective calls, whose time is not predicted.
+    /// Collective calls, all of them.
     pub collectives: u64,
+    /// Those of which the trace says what they move, and how often each ran.
+    calls: BTreeMap<Call, u64>,
+}
+
+/// A collective call: its name, bytes that each rank gives, and ranks.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Call {
+    name: String,
+    bytes: u64,
+    ranks: u32,
+}
+
+/// What collective calls run over.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepFabric {
+    /// The machine: a name, or the path of a file. The ranks of a call are its first accelerators.
+    pub platform: String,
+    /// Kind of rack; the first by name when left out.
+    pub rack: Option<String>,
+    /// How closely calls are looked at.
+    #[serde(default)]
+    pub fidelity: Fidelity,
+    /// What flits need.
+    #[serde(default)]
+    pub flits: FlitOptions,
+}
+
+/// Collective calls that are alike.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CollectiveTime {
+    /// As PyTorch names it.
+    pub name: String,
+    /// Bytes that each rank gives.
+    pub bytes: u64,
+    /// Ranks of its group.
+    pub ranks: u32,
+    /// How many ran.
+    pub count: u64,
+    /// What they take, all of them.
+    pub seconds: f64,
+}
+
+/// The collective calls of a step over a fabric.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct StepCommunication {
+    /// All that are predicted, one after another.
+    pub total_s: f64,
+    /// The longest first.
+    pub calls: Vec<CollectiveTime>,
+    /// Calls that are not predicted: of another kind, or of which the trace does not say what they move.
+    pub left_out: u64,
+}
+
+impl Call {
+    /// The pattern that stands for it, bytes of that, and the part of its time. Halves of an all-reduce are a reduce-scatter and an
+    /// all-gather. In closed form a message is alone, so that one stands for all that a rank sends in an all-to-all.
+    fn pattern(&self, fidelity: Fidelity) -> Option<(TrafficPattern, f64, f64)> {
+        let (bytes, ranks) = (self.bytes as f64, f64::from(self.ranks));
+        let name = self.name.replace('_', "");
+        Some(match name.as_str() {
+            it if it.starts_with("allreduce") => (TrafficPattern::AllReduce, bytes, 1.0),
+            it if it.starts_with("allgather") => (TrafficPattern::AllReduce, bytes * ranks, 0.5),
+            it if it.starts_with("reducescatter") => (TrafficPattern::AllReduce, bytes, 0.5),
+            it if it.starts_with("alltoall") && fidelity == Fidelity::L0 => {
+                (TrafficPattern::Shift, bytes * (ranks - 1.0) / ranks, 1.0)
+            }
+            it if it.starts_with("alltoall") => (TrafficPattern::AllToAll, bytes / ranks, 1.0),
+            _ => return None,
+        })
+    }
+
+    /// Seconds of it; nothing where no pattern stands for it.
+    fn seconds(&self, on: &StepFabric) -> Result<Option<f64>, FabricError> {
+        let Some((pattern, message_bytes, part)) = self.pattern(on.fidelity) else { return Ok(None) };
+        if self.ranks < 2 || self.bytes == 0 {
+            return Ok(Some(0.0));
+        }
+        let question = FabricQuestion {
+            platform: on.platform.clone(),
+            rack: on.rack.clone(),
+            accelerators: self.ranks,
+            pattern,
+            message_bytes: message_bytes.max(1.0),
+            routing: Routing::default(),
+            failed: vec![],
+            seed: 0,
+            fidelity: on.fidelity,
+            flits: on.flits,
+        };
+        Ok(Some(part * answer(&question)?.total_s))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -161,8 +255,30 @@ impl StepTrace {
                 found.push(node.operator());
             }
         }
-        let is_collective = |node: &&Node| node.name == "record_param_comms";
-        Ok(Self { operators: found, collectives: file.nodes.iter().filter(is_collective).count() as u64 })
+        let collectives: Vec<_> = file.nodes.iter().filter(|it| it.name == "record_param_comms").collect();
+        let mut calls = BTreeMap::new();
+        for call in collectives.iter().filter_map(|it| it.call()) {
+            *calls.entry(call).or_default() += 1;
+        }
+        Ok(Self { operators: found, collectives: collectives.len() as u64, calls })
+    }
+
+    /// What its collective calls take over a fabric, each with nothing beside it.
+    ///
+    /// # Errors
+    /// When the platform has no such fabric, or a call cannot be followed.
+    pub fn communication(&self, on: &StepFabric) -> Result<StepCommunication, FabricError> {
+        let mut found = StepCommunication::default();
+        for (call, count) in &self.calls {
+            let Some(seconds) = call.seconds(on)? else { continue };
+            let Call { name, bytes, ranks } = call.clone();
+            let seconds = seconds * *count as f64;
+            found.total_s += seconds;
+            found.calls.push(CollectiveTime { name, bytes, ranks, count: *count, seconds });
+        }
+        found.calls.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
+        found.left_out = self.collectives - found.calls.iter().map(|it| it.count).sum::<u64>();
+        Ok(found)
     }
 
     /// The names of its operators, with those that ran several times.
@@ -231,6 +347,22 @@ impl Node {
         let plain = self.plain();
         let bytes = if VIEWS.contains(&plain) { 0.0 } else { self.inputs.bytes() + self.outputs.bytes() };
         Operator { name: self.name.clone(), flops: self.flops(plain).unwrap_or(0.0), bytes }
+    }
+
+    /// A collective call, if its attributes say what it moves.
+    fn call(&self) -> Option<Call> {
+        let of = |name: &str| self.attrs.iter().find(|it| it.name == name).map(|it| &it.value);
+        let count = |name: &str| of(name)?.as_u64();
+        let each = match of("dtype")?.as_str()? {
+            "Double" | "Long" => 8,
+            "Float" | "Int" => 4,
+            "Half" | "BFloat16" | "Short" => 2,
+            "Byte" | "Char" | "Bool" => 1,
+            _ => return None,
+        };
+        let bytes = count("in_msg_nelems")?.checked_mul(each)?;
+        let ranks = count("pg_size")?.try_into().ok()?;
+        Some(Call { name: of("collective_name")?.as_str()?.into(), bytes, ranks })
     }
 
     /// Two operations for each product.
@@ -318,6 +450,56 @@ mod tests {
         assert_eq!(step.operators[0].flops, 2.0 * 2.0 * 3.0 * 4.0);
         assert_eq!(step.operators[0].bytes, 4.0 * (4.0 + 6.0 + 12.0 + 8.0));
         assert_eq!((step.operators[1].bytes, step.total_s), (0.0, 2.0));
+    }
+
+    /// A trace with collective calls among so many ranks.
+    fn calling(ranks: u32, calls: &[(&str, u64)]) -> StepTrace {
+        let none = serde_json::json!({"values": [], "shapes": [], "types": []});
+        let node = |(id, (name, count)): (usize, &(&str, u64))| {
+            let attribute =
+                |name: &str, value: Value| serde_json::json!({"name": name, "type": "", "value": value});
+            let attrs = [
+                attribute("collective_name", (*name).into()),
+                attribute("dtype", "Float".into()),
+                attribute("in_msg_nelems", (*count).into()),
+                attribute("pg_size", ranks.into()),
+            ];
+            serde_json::json!({
+                "id": id + 2, "name": "record_param_comms", "ctrl_deps": 1, "inputs": none, "outputs": none, "attrs": attrs,
+            })
+        };
+        let nodes: Vec<_> = calls.iter().enumerate().map(node).collect();
+        let file = serde_json::json!({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes});
+        StepTrace::read("step.json", &file.to_string()).unwrap()
+    }
+
+    fn over(trace: &StepTrace, platform: &str, fidelity: Fidelity) -> StepCommunication {
+        let (platform, flits) = (platform.into(), FlitOptions::default());
+        trace.communication(&StepFabric { platform, rack: None, fidelity, flits }).unwrap()
+    }
+
+    #[test]
+    fn collective_calls_take_the_same_at_each_fidelity_where_they_share_no_links() {
+        let alike = calling(
+            8,
+            &[
+                ("allreduce", 65536),
+                ("allreduce", 65536),
+                ("_allgather_base", 8192),
+                ("alltoall_base", 1 << 20),
+                ("broadcast", 1),
+            ],
+        );
+        let [alone, flows, flits] = Fidelity::ALL.map(|it| over(&alike, "nvl72-ndr", it));
+        for found in [&alone, &flows, &flits] {
+            assert_eq!((found.calls.len(), found.left_out), (3, 1), "{found:?}");
+            for (call, same) in found.calls.iter().zip(&alone.calls) {
+                assert!((call.seconds / same.seconds - 1.0).abs() < 0.02, "{same:?} {call:?}");
+            }
+        }
+        // A gather brings each what half of an all-reduce of the same whole does.
+        let of = |name: &str| alone.calls.iter().find(|it| it.name == name).unwrap().seconds;
+        assert!((of("_allgather_base") / (of("allreduce") / 2.0) - 0.5).abs() < 1e-9, "{alone:?}");
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::path::Path;
 use polder_platform::{DataError, Platform, files_of, recorded_text_of};
 use serde::Deserialize;
 
-use super::{HostLinks, Network, Operation, ProgramTrace, ReplayError, Replayed, Way, read_trace, replay_over};
+use super::{
+    HostLinks, Network, Operation, ProgramTrace, ReplayError, Replayed, Way, read_trace, replay_over,
+};
 use crate::contention::{FlitOptions, TransferError, expect_few_of_all};
 use crate::fidelity::Fidelity;
 use crate::given::GivenError;
@@ -99,7 +101,8 @@ impl ProgramTrace {
         }
         question.flits.check(question.fidelity)?;
         if question.flits.window_bytes.is_some() {
-            let problem = "a program's messages differ and wait for each other; expected none, or fidelity L1";
+            let problem =
+                "a program's messages differ and wait for each other; expected none, or fidelity L1";
             return Err(GivenError::new("window", problem).into());
         }
         let (mut network, links) = self.network(question)?;
@@ -156,8 +159,9 @@ impl ProgramTrace {
         let links = match is_followed {
             true => Some(HostLinks::of(server, path, &between, &question.flits).ok_or_else(|| {
                 let over = &path.over;
-                let problem =
-                    format!("expected L0 or L1, found L2: path {wanted} goes over {over}, which no link leads to");
+                let problem = format!(
+                    "expected L0 or L1, found L2: path {wanted} goes over {over}, which no link leads to"
+                );
                 GivenError::new("fidelity", problem)
             })?),
             false => None,

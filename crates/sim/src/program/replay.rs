@@ -192,10 +192,7 @@ enum Left {
 #[derive(Clone, Copy)]
 enum Begun {
     Sent(Left),
-    Receive {
-        channel: usize,
-        index: usize,
-    },
+    Receive { channel: usize, index: usize },
 }
 
 #[derive(Default)]

@@ -13,11 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use polder_platform::{Fabric, Platform, Rack};
 use serde::Serialize;
 
-use crate::contention::{
-    FlitOptions, Network, Routing, TransferError, TransferTimes, Transfers, expect_few,
-};
+use crate::contention::{FlitOptions, MOST_FLOWS, Network, Routing, TransferError, Transfers, expect_few};
 use crate::fidelity::Fidelity;
-use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scopes, Transfer};
+use crate::step::cost::{CommunicationCosts, Pattern, Scopes, Transfer};
 use crate::step::machine::{LinkRates, Links};
 use crate::step::routes::Routes;
 
@@ -161,8 +159,7 @@ impl Flows {
         match pattern {
             Pattern::AllReduce | Pattern::Half => {
                 let left = bytes / f64::from(span.inside);
-                let [one, other] =
-                    [part(&near, span.inside, bytes), part(&far, span.between, left)];
+                let [one, other] = [part(&near, span.inside, bytes), part(&far, span.between, left)];
                 near.share(self.inside(|rank, to| to(inside.next(rank)), 1, one));
                 far.share(self.between(|rank, to| to(between.next(rank)), 1, other));
                 if pattern == Pattern::AllReduce && !far.in_switch && span.between > 1 {
@@ -215,9 +212,6 @@ pub struct StepFlits {
     pub replays: u64,
 }
 
-/// Flows of a scope's fabric that are followed one by one, at most.
-const MOST_FLOWS: u64 = 1 << 22;
-
 /// Flows flit by flit. First those of all transfers of a step are counted, so that what takes too long is refused before any is followed.
 #[derive(Debug)]
 struct Followed {
@@ -227,13 +221,24 @@ struct Followed {
     fabrics: [Option<(Fabric, f64, u32)>; 2],
     networks: [Option<Network>; 2],
     is_counting: bool,
-    /// What is counted or followed already: scope, flows, bytes of each, and as how many that share a link the last ends.
-    known: Vec<(usize, Vec<(u32, u32)>, f64, f64)>,
+    /// What is counted or followed already.
+    known: Vec<Known>,
     /// Flit-hops, and what a byte of a window takes of them.
     hops: u64,
     by_byte: f64,
     replays: u64,
     error: Option<TransferError>,
+}
+
+/// Flows that begin together.
+#[derive(Debug)]
+struct Known {
+    scope: usize,
+    flows: Vec<(u32, u32)>,
+    /// Of each.
+    bytes: f64,
+    /// As how many that share a link the last ends.
+    times: f64,
 }
 
 impl Followed {
@@ -280,13 +285,13 @@ impl Followed {
         if flows.is_empty() || bytes <= 0.0 || self.error.is_some() {
             return 1.0;
         }
-        let is_known = |it: &&(usize, Vec<(u32, u32)>, f64, f64)| (it.0, it.2) == (scope, bytes) && it.1 == flows;
-        if let Some((.., times)) = self.known.iter().find(is_known) {
+        let is_same = |it: &&Known| (it.scope, it.bytes) == (scope, bytes) && it.flows == flows;
+        if let Some(Known { times, .. }) = self.known.iter().find(is_same) {
             return *times;
         }
         match self.looked_at(scope, &flows, bytes) {
             Ok(times) => {
-                self.known.push((scope, flows, bytes, times));
+                self.known.push(Known { scope, flows, bytes, times });
                 times
             }
             Err(error) => {
@@ -324,7 +329,7 @@ impl Followed {
             1.0
         } else {
             let times = transfers.times(&mut network, flows)?;
-            if let TransferTimes { flits: Some(flits), .. } = &times {
+            if let Some(flits) = times.flits {
                 self.hops += flits.flit_hops;
                 self.replays += flits.replays;
             }
@@ -414,6 +419,7 @@ mod tests {
     use polder_platform::Topology;
 
     use super::*;
+    use crate::step::cost::GroupSpan;
     use crate::step::machine::Machine;
     use crate::step::order::Order;
 
