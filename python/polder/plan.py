@@ -923,7 +923,7 @@ def chakra(
     columns, rows = _rows(given)
     fabric = {"platform": platform, "rack": rack, "fidelity": fidelity, "flits": {"window_bytes": window}}
     if platform is None and (rack, fidelity, window) != (None, "L0", None):
-        raise ArgumentError("platform: expected what collective calls run on, because rack, fidelity or window is given")
+        raise ArgumentError("platform: expected what collective calls run on, as rack, fidelity or window is given")
     on = None if platform is None else json.dumps(fabric, default=_plain)
     ranks, operators, figures, calls, collectives = _core.plan_chakra(folder, json.dumps(rows), on)
     table = np.frombuffer(figures).reshape(*columns["compute"].shape, len(ranks) + len(operators))
