@@ -2237,8 +2237,7 @@ fn commands_in_which_nothing_shares_a_fabric_refuse_flows_with_the_reason() {
         assert!(said.contains("--fidelity L1: plan ") && said.contains(why), "{said}");
     }
     let step = |level| {
-        let words =
-            "mixed --model llama3-70b --tp 8 --batch 720 --racks nvl72=144,ualink=144 --json --fidelity";
+        let words = "mixed --model llama3-8b --tp 8 --batch 20 --racks nvl72=8,ualink=8 --json --fidelity";
         json(&format!("{words} {level}"))["total_s"].as_f64().unwrap()
     };
     let [alone, flows, flits] = ["L0", "L1", "L2 --window 64KiB"].map(step);
