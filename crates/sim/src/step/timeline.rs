@@ -72,7 +72,7 @@ fn passes(layout: &Layout, stage: u32) -> Vec<(bool, u32, u32)> {
     order
 }
 
-/// The stretches of a predicted step, in the order in which they end on each stage; each of [`stages`](crate::Job::stages)
+/// The stretches of a predicted step, in the order in which they end on each stage; each of [`stages`](crate::Job::predict_stages)
 /// keeps its pace.
 ///
 /// # Panics
