@@ -53,7 +53,7 @@ fn striped(checks: &mut Checks) -> Result<(), Failed> {
 }
 
 /// Pages move with what they hold, and without a policy they come from the node of the CPU. NUMA balancing unmaps such pages for a
-/// moment, to see who uses them: they were touched all the same.
+/// moment, to see which processes use them. They were touched all the same.
 fn moved(checks: &mut Checks) -> Result<(), Failed> {
     let all = 20 * MIB;
     let mut range = Range::new(all).map_err(text)?;

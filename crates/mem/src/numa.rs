@@ -59,7 +59,7 @@ pub(crate) unsafe fn bind(at: NonNull<u8>, bytes: usize, node: usize) -> Result<
 
 /// The node of each page, as the kernel says; `None` for a page that was never written.
 ///
-/// NUMA balancing unmaps pages for a moment, to see who uses them. Kernels from 6.1 to 6.5 then say of such a page what they say of an
+/// NUMA balancing unmaps pages for a moment, to see which processes use them. Kernels from 6.1 to 6.5 then say of such a page what they say of an
 /// untouched one. So a page that /proc/self/pagemap has in memory is read, which maps it again, and asked for once more. A page that was
 /// only ever read is in memory too, as the kernel's page of zeros, and keeps its `None`.
 ///
@@ -71,6 +71,9 @@ pub(crate) unsafe fn nodes(at: NonNull<u8>, bytes: usize) -> io::Result<Vec<Opti
     for _ in 0..TRIES {
         let lacking = (0..nodes.len()).filter(|&index| nodes[index] < 0).collect::<Vec<_>>();
         let lacking = in_memory(at, &lacking)?;
+        if lacking.is_empty() {
+            break;
+        }
         for &index in &lacking {
             // SAFETY: a page of the caller's readable mapping.
             unsafe { page(index).read_volatile() };

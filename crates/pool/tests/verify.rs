@@ -6,7 +6,7 @@ use polder_pool::verify::suites;
 #[test]
 fn no_schedule_of_any_suite_fails() {
     for suite in suites() {
-        let report = suite.explore(1000);
+        let report = suite.explore(3000);
         println!("{report}");
         report.expect_none();
     }
