@@ -20,7 +20,8 @@ if [ -n "$missing" ]; then
         { say "this needs root. Ask for: apt-get install$missing"; exit 1; }
 fi
 
-cargo build --quiet --release -p polder-lab
+# Beside two crates that setup has built: so its dependencies have the features that they had there, and are not compiled anew.
+cargo build --quiet --release -p polder-lab -p polder-ofi -p polder-sim
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 polder=${POLDER:-.venv/bin/polder}

@@ -4,6 +4,7 @@ Prints one JSON object. Every figure is the median of samples that are taken in 
 in one second and slow in the next.
 """
 
+import argparse
 import collections
 import importlib.util
 import itertools
@@ -60,19 +61,24 @@ What = tuple[str, float, float]
 
 def main() -> int:
     """Measures, or prints null where the library is not installed."""
-    print(json.dumps(machine() if importlib.util.find_spec("torch") else None))
+    parser = argparse.ArgumentParser(prog="python -m polder.probe", description=main.__doc__)
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="samples of each kernel [default: %(default)s]")
+    count = parser.parse_args().samples
+    if count < 1:
+        parser.error(f"--samples: expected 1 or more, found {count}")
+    print(json.dumps(machine(count) if importlib.util.find_spec("torch") else None))
     return 0
 
 
-def machine() -> dict[str, object]:
+def machine(count: int) -> dict[str, object]:
     """The library, what it does on a core in 32 bits, and what on the first GPU, if there is one, in bf16."""
     import torch
 
-    gpu = on_gpu() if torch.cuda.is_available() else None
-    return {"library": f"torch {torch.__version__}", "core": on_cores(), "gpu": gpu}
+    gpu = on_gpu(count) if torch.cuda.is_available() else None
+    return {"library": f"torch {torch.__version__}", "core": on_cores(count), "gpu": gpu}
 
 
-def on_cores() -> dict[str, object]:
+def on_cores(count: int) -> dict[str, object]:
     """What a core does while the others do the same, and how far the slowest is behind."""
     # What a step frees is kept for the next, as by `make demo`; glibc has it zeroed anew.
     os.environ.update(MALLOC_TRIM_THRESHOLD_=str(1 << 40), MALLOC_MMAP_THRESHOLD_=str(32 << 20))
@@ -80,7 +86,7 @@ def on_cores() -> dict[str, object]:
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(len(cores))
     with ProcessPoolExecutor(len(cores), context, wait_there, (together,)) as workers:
-        measured = list(workers.map(on_core, cores))
+        measured = list(workers.map(on_core, cores, itertools.repeat(count)))
     what = measured[0][0]
     timed = [samples for _, samples in measured]
     medians = [statistics.median([time for core in timed for time in core[kernel]]) for kernel in range(len(what))]
@@ -96,14 +102,14 @@ def wait_there(together: threading.Barrier) -> None:
     TOGETHER.append(together)
 
 
-def on_core(core: int) -> tuple[list[What], list[list[float]]]:
+def on_core(core: int, count: int) -> tuple[list[What], list[list[float]]]:
     """Kernels, and samples of each, on one core; all cores begin each round of samples together."""
     import torch
 
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     of_core = kernels(torch.device("cpu"), torch.float32, *ON_A_CORE, heads=8, length=128)
-    timed = samples([kernel.call for kernel in of_core], together=lambda: TOGETHER[0].wait(LOST))
+    timed = samples([kernel.call for kernel in of_core], count, together=lambda: TOGETHER[0].wait(LOST))
     return [kernel.what() for kernel in of_core], timed
 
 
@@ -133,7 +139,7 @@ def straggle(cores: Sequence[Sequence[Sequence[float]]], medians: Sequence[float
     return max(0.0, slowest / len(medians) - 1.0) / math.log2(len(cores))
 
 
-def on_gpu() -> dict[str, object]:
+def on_gpu(count: int) -> dict[str, object]:
     """What the first GPU does, what it is called, how many there are, and what copies from the host reach."""
     import torch
 
@@ -145,7 +151,7 @@ def on_gpu() -> dict[str, object]:
     of_gpu = kernels(device, torch.bfloat16, *ON_A_GPU, heads=64, length=4096)
     calls = [kernel.call for kernel in of_gpu]
     copies = [lambda: far.copy_(near, non_blocking=True), lambda: near.copy_(far, non_blocking=True)]
-    timed = samples([*calls, *copies], torch.cuda.synchronize)
+    timed = samples([*calls, *copies], count, torch.cuda.synchronize)
     *medians, copy, back = [statistics.median(times) for times in timed]
     return {
         "name": torch.cuda.get_device_name(device),
@@ -296,37 +302,38 @@ def launches(device: "torch.device", dtype: "torch.dtype") -> Kernel:
 
 def samples(
     calls: Sequence[Callable[[], object]],
+    count: int,
     wait: Callable[[], object] = lambda: None,
     together: Callable[[], object] = lambda: None,
 ) -> list[list[float]]:
-    """Seconds of each call, in samples of many calls that follow each other, taken of all calls in turn.
+    """Seconds of each call, in ``count`` samples of many calls that follow each other, taken of all calls in turn.
 
     ``wait`` returns when all that was called is done; ``together`` is called before each round.
 
-    >>> [len(times) == SAMPLES and min(times) > 0 for times in samples([lambda: sum(range(100))])]
+    >>> [len(times) == 3 and min(times) > 0 for times in samples([lambda: sum(range(100))], 3)]
     [True]
     """
 
-    def repeat(call: Callable[[], object], count: int) -> float:
+    def repeat(call: Callable[[], object], times: int) -> float:
         wait()
         begin = time.perf_counter()
-        for _ in range(count):
+        for _ in range(times):
             call()
         wait()
         return time.perf_counter() - begin
 
     def enough(call: Callable[[], object]) -> int:
-        count = 1
+        times = 1
         # Also warms up.
-        while repeat(call, count) < SAMPLE:
-            count *= 2
-        return count
+        while repeat(call, times) < SAMPLE:
+            times *= 2
+        return times
 
-    counts = [enough(call) for call in calls]
+    repeats = [enough(call) for call in calls]
     rounds: list[list[float]] = []
-    for _ in range(SAMPLES):
+    for _ in range(count):
         together()
-        rounds.append([repeat(call, count) / count for call, count in zip(calls, counts, strict=True)])
+        rounds.append([repeat(call, times) / times for call, times in zip(calls, repeats, strict=True)])
     return [list(times) for times in zip(*rounds, strict=True)]
 
 

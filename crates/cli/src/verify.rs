@@ -38,6 +38,9 @@ pub(crate) struct Arguments {
     /// Drop or weaken each flush and fence in turn. The suite must fail each time, unless the change is listed as harmless.
     #[arg(long)]
     mutants: bool,
+    /// Random schedules of each change that is listed as harmless [default: as many as of each other change].
+    #[arg(long, value_name = "SCHEDULES", requires = "mutants", value_parser = clap::value_parser!(u64).range(1..))]
+    harmless: Option<u64>,
     /// Run protocols that are known to be wrong: each must fail. With --replay, print how one fails.
     #[arg(long, conflicts_with = "mutants")]
     canaries: bool,
@@ -246,8 +249,10 @@ fn explore(suite: &Suite, arguments: &Arguments) -> bool {
 fn mutate(suite: &Suite, arguments: &Arguments) -> bool {
     let bar = bar(suite.name, 0);
     bar.enable_steady_tick(Duration::from_millis(200));
-    let explorer =
-        Explorer::new(suite.name, arguments.schedules).first_seed(arguments.seed).threads(arguments.threads);
+    let explorer = Explorer::new(suite.name, arguments.schedules)
+        .listed(arguments.harmless.unwrap_or(arguments.schedules))
+        .first_seed(arguments.seed)
+        .threads(arguments.threads);
     let judged = suite.mutants(&explorer);
     bar.finish_and_clear();
     match judged {

@@ -225,7 +225,8 @@ class ParameterService:
     on_death : str
         What the others do when a worker dies: ``"raise"`` the error that names it, or ``"shrink"``. Then they form a
         smaller group, `group`, go back to the newest version of `snapshots`, and go on. The gradients of the step in
-        which it died are None, so that the optimizer does nothing in it.
+        which it died are None, so that the optimizer does nothing in it. With the optimizer on the ``"proxy"`` they do
+        so when a proxy dies too, in a group of as many workers.
     snapshots : str, optional
         The name of the snapshots of `polder.torch.snapshot` that ``"shrink"`` goes back to.
 
@@ -234,7 +235,7 @@ class ParameterService:
     group : ProcessGroup
         The workers that are left.
     restored : Restored or None
-        What the last death of a worker went back to.
+        What was restored after the last death that ``"shrink"`` went on from.
     split, shard_bytes, first_layers_first, emulated
         As given. A change, alike on all workers, holds from the next plan on; `replan` makes one.
 
@@ -592,7 +593,9 @@ class ParameterService:
                 if not self._closed:
                     self._count_step(came)
         except PolderError as error:
-            if self._survivors is None or not self._survivors.have_lost(error):
+            # A proxy that has died takes a part of the optimizer's state with it.
+            has_lost_state = self._held is not None and isinstance(error, PeerDeadError)
+            if self._survivors is None or not (self._survivors.have_lost(error) or has_lost_state):
                 raise
             self._shrink(self._survivors)
 
@@ -738,7 +741,7 @@ class ParameterService:
         else:
             self._plan = replace(plan, proxied_bytes=0, split_bytes=0.0, shards=[], links=[], step=self._steps)
 
-    # After the death of a worker.
+    # After the death of a worker, or of a proxy that has kept a part of the optimizer's state.
 
     def _shrink(self, survivors: Survivors) -> None:
         """Goes on without the dead from the newest snapshot, in a group of its own and with other proxies."""

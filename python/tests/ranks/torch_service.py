@@ -358,6 +358,19 @@ elif kind in ("shrink", "shrink-held"):
         polder.torch.snapshot("shrink", ours.model, ours.optimizer, step=4).wait()
         ours.train(2)
         assert service.restored is None
+        if kind == "shrink-held":
+            # No worker is left in the step before when a proxy dies.
+            dist.barrier()
+            before = {count.pid for count in service.proxies()}
+            if rank == 0:
+                os.kill(min(before), signal.SIGKILL)
+            ours.train(1)
+            assert service.restored is not None
+            assert service.restored.step == 4
+            assert dist.get_process_group_ranks(service.group) == [0, 1, 2]
+            assert before.isdisjoint(count.pid for count in service.proxies())
+            service.restored = None
+            ours.train(1)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         ours.train(1)

@@ -103,6 +103,7 @@ impl fmt::Display for Report {
 pub struct Explorer<'a> {
     pub(super) name: String,
     pub(super) schedules: u64,
+    pub(super) listed: u64,
     pub(super) first_seed: u64,
     pub(super) threads: usize,
     stop_after: u64,
@@ -113,13 +114,28 @@ impl<'a> Explorer<'a> {
     /// `schedules` schedules, from seed 0, on one OS thread, until the first failure.
     #[must_use]
     pub fn new(name: &str, schedules: u64) -> Self {
-        Self { name: name.into(), schedules, first_seed: 0, threads: 1, stop_after: 1, progress: None }
+        Self {
+            name: name.into(),
+            schedules,
+            listed: schedules,
+            first_seed: 0,
+            threads: 1,
+            stop_after: 1,
+            progress: None,
+        }
     }
 
     /// Begins at another seed.
     #[must_use]
     pub fn first_seed(mut self, seed: u64) -> Self {
         self.first_seed = seed;
+        self
+    }
+
+    /// Runs a mutant that is listed as harmless through so many schedules, instead of as many as the others.
+    #[must_use]
+    pub fn listed(mut self, schedules: u64) -> Self {
+        self.listed = schedules;
         self
     }
 

@@ -115,11 +115,17 @@ impl Explorer<'_> {
     /// # Panics
     /// When the suite fails without any change.
     pub fn mutants(&self, suite: impl Fn(u64) -> Outcome + Sync) -> Vec<Mutant> {
-        self.mutants_of(&[""], suite)
+        self.mutants_of(&[""], &[], suite)
     }
 
-    /// As [`Explorer::mutants`], for the flushes and fences in files whose paths end with one of `files`.
-    pub(super) fn mutants_of(&self, files: &[&str], suite: impl Fn(u64) -> Outcome + Sync) -> Vec<Mutant> {
+    /// As [`Explorer::mutants`], for the flushes and fences in files whose paths end with one of `files`. Those of `harmless` are
+    /// run through the schedules of [`Explorer::listed`].
+    pub(super) fn mutants_of(
+        &self,
+        files: &[&str],
+        harmless: &[Harmless],
+        suite: impl Fn(u64) -> Outcome + Sync,
+    ) -> Vec<Mutant> {
         let mut sites = self.sites(&suite);
         sites.retain(|(site, _)| files.iter().any(|file| site.file().ends_with(file)));
         sites.sort_by_key(|(site, kind)| (site.file(), site.line(), site.column(), *kind));
@@ -132,7 +138,8 @@ impl Explorer<'_> {
         let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         let work = || {
             while let Some(&mutation) = planned.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let mutant = self.hunt(mutation, &suite);
+                let listed = entry(mutation.site, mutation.change, harmless).is_some();
+                let mutant = self.hunt(mutation, if listed { self.listed } else { self.schedules }, &suite);
                 let mut done = done.lock().expect("no thread panics while it holds the list");
                 done.push(mutant);
                 self.tell(done.len() as u64);
@@ -160,17 +167,17 @@ impl Explorer<'_> {
         }
     }
 
-    fn hunt(&self, mutation: Mutation, suite: &impl Fn(u64) -> Outcome) -> Mutant {
+    fn hunt(&self, mutation: Mutation, schedules: u64, suite: &impl Fn(u64) -> Outcome) -> Mutant {
         explore::with_session(|session| session.mutation = Some(mutation));
-        let caught = (0..self.schedules)
-            .find(|index| explore::once(self.first_seed.wrapping_add(*index), suite).is_err());
+        let caught =
+            (0..schedules).find(|index| explore::once(self.first_seed.wrapping_add(*index), suite).is_err());
         explore::with_session(|session| session.mutation = None);
         Mutant {
             site: mutation.site,
             kind: mutation.kind,
             change: mutation.change,
             caught_at: caught.map(|index| self.first_seed.wrapping_add(index)),
-            schedules: caught.map_or(self.schedules, |index| index + 1),
+            schedules: caught.map_or(schedules, |index| index + 1),
         }
     }
 }
@@ -184,19 +191,12 @@ pub fn judge(found: &[Mutant], harmless: &[Harmless]) -> Result<(), String> {
     let mut complaints = Vec::new();
     let mut used = vec![0; harmless.len()];
     for mutant in found {
-        let text = source(mutant.site);
-        let entry = harmless.iter().position(|entry| {
-            entry.change == mutant.change
-                && mutant.site.file().ends_with(entry.file)
-                // Without the source, the file and the change have to do.
-                && text.as_ref().is_none_or(|text| text.contains(entry.snippet))
-        });
-        match (entry, mutant.caught_at) {
+        match (entry(mutant.site, mutant.change, harmless), mutant.caught_at) {
             (None, None) => {
                 complaints.push(format!("{mutant}: add a test that fails, or argue why it is harmless"))
             }
             (Some(entry), None) => used[entry] += 1,
-            (Some(entry), Some(_)) if text.is_some() => {
+            (Some(entry), Some(_)) if source(mutant.site).is_some() => {
                 used[entry] += 1;
                 complaints.push(format!("{mutant}: listed as harmless, and is not"));
             }
@@ -216,6 +216,16 @@ pub fn judge(found: &[Mutant], harmless: &[Harmless]) -> Result<(), String> {
         complaints.push("(the source is not here: entries were matched by file and change only)".into());
     }
     if complaints.is_empty() { Ok(()) } else { Err(complaints.join("\n")) }
+}
+
+/// Which entry of the list means this change here. Without the source, the file and the change have to do.
+fn entry(site: &Location, change: Change, harmless: &[Harmless]) -> Option<usize> {
+    let text = source(site);
+    harmless.iter().position(|entry| {
+        entry.change == change
+            && site.file().ends_with(entry.file)
+            && text.as_ref().is_none_or(|text| text.contains(entry.snippet))
+    })
 }
 
 /// The line of a call and the comment just above it; none when the source is not on this machine.

@@ -56,8 +56,8 @@ impl Suite {
         Explorer::new(self.name, schedules).run(|seed| self.run(seed))
     }
 
-    /// Runs all mutants, each until it is caught or through `schedules` schedules, and holds the survivors against the
-    /// list.
+    /// Runs all mutants, each until it is caught or through all schedules, and holds the survivors against the list. A mutant of
+    /// the list has schedules of its own: [`Explorer::listed`].
     ///
     /// # Errors
     /// The table, when a mutant survives that is not listed, or an entry of the list names none.
@@ -65,7 +65,7 @@ impl Suite {
     /// # Panics
     /// When the suite fails without any change.
     pub fn mutants(&self, explorer: &Explorer<'_>) -> Result<Vec<Mutant>, String> {
-        let found = explorer.mutants_of(self.files, |seed| self.run(seed));
+        let found = explorer.mutants_of(self.files, self.harmless, |seed| self.run(seed));
         match judge(&found, self.harmless) {
             Ok(()) => Ok(found),
             Err(complaints) => {
