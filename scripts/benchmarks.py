@@ -212,7 +212,8 @@ def first(rows: dict[str, dict[str, str]]) -> list[str]:
         (
             "run an MPI program over the pool, unchanged",
             f"8 bytes one way in {message['openmpi']} with Open MPI and {message['mpich']} with MPICH",
-            "`polder mpi run -n 4 --emulate 2 -- ./program`",
+            "`polder mpi run -n 4 --emulate 2 -- ./program` for a program of yours; without an "
+            "MPI library first `pip install mpich`",
         ),
         (
             "synchronise a PyTorch job on CPUs",
@@ -229,7 +230,8 @@ def first(rows: dict[str, dict[str, str]]) -> list[str]:
         (
             "keep the services of a host on their tier of memory",
             "shares and opt-outs that hold, and settings that are restored after `kill -9`",
-            "`make lab`, then `polder doctor`",
+            "`make lab`, then `polder doctor`, of which exit status 1 says that nothing can be "
+            "tiered on this host, such as one without slow memory",
         ),
         (
             "plan a training machine",
@@ -240,7 +242,8 @@ def first(rows: dict[str, dict[str, str]]) -> list[str]:
         (
             "know whether memory keeps Polder's rules",
             "PASS, FAIL or INCONCLUSIVE, from litmus tests between two hosts",
-            "`polder verify --litmus 0 --host 0`",
+            "on one of two [servers](docs/operate.md#four-servers-on-one-dax-device) "
+            "`polder verify --pool /dev/dax0.0 --litmus 0 --host 0`, on the other with 1 in place of 0",
         ),
     ):
         lines.append(f"| {want} | {get} | {command} |")

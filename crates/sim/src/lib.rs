@@ -64,5 +64,5 @@ pub use step::machine::Machine;
 pub use step::model::{Experts, Model};
 pub use step::order::{Order, OrderError};
 pub use step::timeline::{Sent, Stretch, Work, timeline, traffic};
-pub use text::{accelerators, grouped, listed};
+pub use text::{accelerators, counted, grouped, listed};
 pub use walk::{LOOKS, MessagePlace, collective};

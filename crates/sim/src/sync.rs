@@ -77,26 +77,22 @@ impl SyncJob {
         self.layers.iter().sum()
     }
 
-    fn share(&self, layer: usize) -> f64 {
-        self.layers[layer] as f64 / self.bytes() as f64
-    }
-
     /// When the gradients of each layer are there.
     fn gradients(&self) -> Vec<f64> {
-        let mut now = 0.0;
+        let (mut now, all) = (0.0, self.bytes() as f64);
         let mut at = vec![0.0; self.layers.len()];
-        for layer in (0..self.layers.len()).rev() {
-            now += self.backward_s * self.share(layer);
-            at[layer] = now;
+        for (at, bytes) in at.iter_mut().zip(&self.layers).rev() {
+            now += self.backward_s * (*bytes as f64 / all);
+            *at = now;
         }
         at
     }
 
     /// The next forward pass, each of whose layers waits for its own bytes.
     fn seconds(&self, synchronised: &[f64]) -> SyncSeconds {
-        let mut now = self.backward_s;
-        for (layer, at) in synchronised.iter().enumerate() {
-            now = now.max(*at) + self.forward_s * self.share(layer);
+        let (mut now, all) = (self.backward_s, self.bytes() as f64);
+        for (at, bytes) in synchronised.iter().zip(&self.layers) {
+            now = now.max(*at) + self.forward_s * (*bytes as f64 / all);
         }
         SyncSeconds { step_s: now, blocked_s: (now - self.backward_s - self.forward_s).max(0.0) }
     }

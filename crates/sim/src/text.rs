@@ -28,10 +28,16 @@ pub fn grouped(count: u64) -> String {
     groups.join(",")
 }
 
+/// 1 layer, 1,024 layers.
+#[must_use]
+pub fn counted(count: u64, noun: &str) -> String {
+    format!("{} {noun}{}", grouped(count), if count == 1 { "" } else { "s" })
+}
+
 /// 1 accelerator, 1,024 accelerators.
 #[must_use]
 pub fn accelerators(count: u32) -> String {
-    format!("{} accelerator{}", grouped(count.into()), if count == 1 { "" } else { "s" })
+    counted(count.into(), "accelerator")
 }
 
 /// `a, b and c`.

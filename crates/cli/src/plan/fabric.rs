@@ -6,7 +6,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use polder_platform::Bytes;
 use polder_sim::contention::{FabricAnswer, FabricQuestion, LinkUse, Routing, TrafficPattern, answer};
-use polder_sim::{Fidelity, accelerators};
+use polder_sim::{Fidelity, accelerators, counted, grouped};
 use serde_json::{Value, json};
 
 use super::fidelity::Closeness;
@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SWITCH-SWITCH", value_delimiter = ',')]
     failed: Vec<String>,
     /// What a permutation is drawn from, and damage to flits.
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    #[arg(long, value_name = "NUMBER", default_value_t = FabricQuestion::SEED)]
     seed: u64,
     #[command(flatten)]
     closeness: Closeness,
@@ -141,7 +141,7 @@ fn print(found: &FabricAnswer) {
     let cells = [of.p50_s, of.p90_s, of.p99_s, of.max_s].map(time);
     table::print(&[
         row(["messages end after", "p50", "p90", "p99", "last"]),
-        row([&messages(found.messages.len()), &cells[0], &cells[1], &cells[2], &cells[3]]),
+        row([&counted(found.messages.len() as u64, "message"), &cells[0], &cells[1], &cells[2], &cells[3]]),
     ]);
     if let Some(slowest) = found.messages.iter().max_by(|one, other| one.slowdown.total_cmp(&other.slowdown))
     {
@@ -181,14 +181,10 @@ fn print_links(found: &FabricAnswer) {
 /// How closely messages were looked at.
 const fn looked(found: &FabricAnswer) -> &'static str {
     match found.question.fidelity {
-        Fidelity::L0 => "in closed form, each message alone",
-        Fidelity::L1 => "by flows",
-        Fidelity::L2 => "flit by flit",
+        Fidelity::L0 => "in closed form, each message alone (--fidelity L0)",
+        Fidelity::L1 => "by flows (--fidelity L1)",
+        Fidelity::L2 => "flit by flit (--fidelity L2)",
     }
-}
-
-fn messages(count: usize) -> String {
-    format!("{} messages", polder_sim::grouped(count as u64))
 }
 
 /// What the figures rest on.
@@ -199,8 +195,7 @@ fn assumed(found: &FabricAnswer) -> String {
     };
     let failed = match found.question.failed.len() {
         0 => String::new(),
-        1 => ", 1 failed link".into(),
-        count => format!(", {count} failed links"),
+        count => format!(", {}", counted(count as u64, "failed link")),
     };
     let shared = match (found.question.fidelity, &found.flits) {
         (_, Some(it)) => {
@@ -212,11 +207,11 @@ fn assumed(found: &FabricAnswer) -> String {
                 false => String::new(),
             };
             format!(
-                "{} steps of flits{window}, {} sent again; {} virtual channels of {} flits (--virtual-channels, --buffer)",
-                polder_sim::grouped(it.flit_hops),
-                polder_sim::grouped(it.replays),
-                it.channels,
-                it.buffer
+                "{} steps of flits{window}, {} sent again; {} of {} (--virtual-channels, --buffer)",
+                grouped(it.flit_hops),
+                grouped(it.replays),
+                counted(it.channels.into(), "virtual channel"),
+                counted(it.buffer.into(), "flit")
             )
         }
         (Fidelity::L0, _) => "nothing shares a link".into(),

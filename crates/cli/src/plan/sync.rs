@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use polder_platform::{Bandwidth, Bytes, Time};
 use polder_sim::contention::{FabricQuestion, Routing, TrafficPattern, answer};
 use polder_sim::sync::{ShardOrder, SplitPoint, SyncJob, SyncSeconds};
-use polder_sim::{Fidelity, Model};
+use polder_sim::{Fidelity, Model, counted};
 use serde::Serialize;
 
 use super::fidelity::Closeness;
@@ -104,6 +104,8 @@ struct Report {
 
 /// Points of the sweep beside that at 0.
 const STEPS: u32 = 10;
+/// Layers of a model, at most.
+const MOST_LAYERS: usize = 100_000;
 /// Shards that are followed one by one, at most.
 const MOST_SHARDS: u64 = 1 << 22;
 
@@ -121,14 +123,20 @@ fn layers(texts: &[String]) -> Result<Vec<u64>, Failure> {
             }
             _ => ("1", text.as_str()),
         };
-        let count = count.parse::<usize>().ok().filter(|it| (1..=100_000).contains(it));
+        let count = count.parse::<usize>().ok().filter(|it| (1..=MOST_LAYERS).contains(it));
         let count = count.ok_or_else(|| {
-            Failure(format!("--layers: expected 1 to 100000 layers of a size, found {text:?}"))
+            Failure(format!("--layers: expected 1 to {MOST_LAYERS} layers of a size, found {text:?}"))
         })?;
         let bytes: Bytes = quantity("--layers", size)?;
+        if layers.len() + count > MOST_LAYERS {
+            return Err(Failure(format!("--layers: expected {MOST_LAYERS} layers at most, in all")));
+        }
         layers.extend(std::iter::repeat_n(bytes.value() as u64, count));
     }
-    Ok(layers)
+    match layers.iter().any(|bytes| *bytes > 0) {
+        true => Ok(layers),
+        false => Err(Failure("--layers: expected 1 B of gradients or more, found 0 B".into())),
+    }
 }
 
 impl Arguments {
@@ -243,10 +251,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 fn print(report: &Report) {
     println!(
-        "a step of {} workers with {} of gradients in {} layers, simulated",
+        "a step of {} workers with {} of gradients in {}, simulated",
         report.workers,
         size(report.gradient_bytes as f64),
-        report.layers
+        counted(report.layers as u64, "layer")
     );
     if let Some((platform, fidelity)) = report.platform.as_ref().zip(report.fidelity) {
         println!(

@@ -9,7 +9,7 @@ use polder_sim::contention::FlitOptions;
 use polder_sim::{
     Answer, Execution, Exposure, FabricRates, Fidelity, GivenLayout, Layout, Margin, Model, Offload,
     OrderError, Overlap, Precision, Progress, Recompute, Request, RequestError, Stage, Step, StepFigure,
-    StepFlits, TierUse, Tiers, Zero, accelerators, alternatives, grouped, listed,
+    StepFlits, TierUse, Tiers, Zero, accelerators, alternatives, counted, grouped, listed,
 };
 
 use super::fidelity::Closeness;
@@ -476,7 +476,7 @@ pub(super) fn range_source(answer: &Answer) -> String {
     let Margin { accelerator, mean_without_scalar, rows, mean, worst, .. } = &answer.margin;
     let whose = accelerator.as_ref().map_or_else(
         || "nothing was published of this accelerator; steps of others".into(),
-        |name| format!("published steps of {name}"),
+        |name| format!("published steps of this accelerator ({name})"),
     );
     format!(
         "the range: {whose} took {} times what is predicted of them;\n  predicted without their publication they were {:.1}% off on average, comparisons on one software {:.1}%, {:.1}% at worst ({rows:.0} judged)",
@@ -552,8 +552,7 @@ pub(super) fn looked_line(answer: &Answer) -> String {
     };
     let failed = match answer.failed.len() {
         0 => String::new(),
-        1 => ", without 1 failed link".into(),
-        count => format!(", without {count} failed links"),
+        count => format!(", without {}", counted(count as u64, "failed link")),
     };
     format!("communication {how}{failed}")
 }

@@ -116,7 +116,7 @@ pub struct FabricQuestion {
     #[serde(default)]
     pub failed: Vec<(u32, u32)>,
     /// What a permutation is drawn from, and damage to flits.
-    #[serde(default)]
+    #[serde(default = "seed")]
     pub seed: u64,
     /// How closely messages are looked at: each as if it were alone, as flows, or flit by flit.
     #[serde(default = "flows")]
@@ -128,6 +128,10 @@ pub struct FabricQuestion {
 
 const fn flows() -> Fidelity {
     Fidelity::L1
+}
+
+const fn seed() -> u64 {
+    FabricQuestion::SEED
 }
 
 /// Why a pattern cannot be computed.
@@ -146,11 +150,11 @@ pub enum FabricError {
         error: NetworkError,
     },
     /// The machine has no kind of rack of that name, or none.
-    #[error("{platform} has no rack {rack:?}; it has {known}")]
+    #[error("{platform} has no {}", missing_rack(rack, known))]
     NoRack {
         /// The machine.
         platform: String,
-        /// What was asked for.
+        /// What was asked for; empty if nothing was.
         rack: String,
         /// What there is.
         known: String,
@@ -201,6 +205,13 @@ pub enum FabricError {
         /// How many may be.
         most: u64,
     },
+}
+
+fn missing_rack(rack: &str, known: &str) -> String {
+    match rack {
+        "" => "racks with accelerators".into(),
+        rack => format!("rack {rack:?}; it has {known}"),
+    }
 }
 
 /// A message: from which accelerator to which, when its last byte arrives, and how many times longer that is than alone.
@@ -346,6 +357,9 @@ pub fn answer(question: &FabricQuestion) -> Result<FabricAnswer, FabricError> {
 }
 
 impl FabricQuestion {
+    /// What permutations are drawn from if nothing else is given.
+    pub const SEED: u64 = 1;
+
     fn refused(&self, error: TransferError) -> FabricError {
         let platform = self.platform.clone();
         match error {
