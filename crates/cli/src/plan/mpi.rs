@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use polder_platform::{Bandwidth, Time};
 use polder_sim::program::{Network, PredictedProgram, ProgramError, ProgramQuestion, ProgramTrace, Replayed};
-use polder_sim::{Fidelity, grouped};
+use polder_sim::{Fidelity, counted, grouped};
 use serde_json::json;
 
 use super::fidelity::Closeness;
@@ -16,7 +16,10 @@ use crate::Failure;
 
 /// Predicts a traced MPI program over a network.
 #[derive(Args)]
-#[command(mut_arg("fidelity", |it| it.default_value("L1")))]
+#[command(mut_arg("fidelity", |it| it.default_value("L1")
+    .help("How closely to look at messages: L0, each as if it were alone; L1, in turn at the ports of hosts; L2, between hosts flit by flit")))]
+// Refused with the reason, because no message of a program takes them.
+#[command(mut_arg("window", |it| it.hide(true)), mut_arg("virtual_channels", |it| it.hide(true)))]
 pub(crate) struct Arguments {
     /// The folder that POLDER_MPI_TRACE named: a file of each rank.
     #[arg(value_hint = clap::ValueHint::DirPath)]
@@ -33,7 +36,7 @@ pub(crate) struct Arguments {
     /// The platform's path between two hosts.
     #[arg(long, value_name = "NAME", requires = "platform")]
     path: Option<String>,
-    /// Hosts that ranks run on, each with as many that follow one another [default: those of the trace].
+    /// Hosts that ranks run on, each with some that follow one another, as many as another or one more [default: those of the trace].
     #[arg(long, value_name = "COUNT")]
     hosts: Option<u32>,
     /// How many times as long computing takes as in the trace.
@@ -110,16 +113,20 @@ fn print(arguments: &Arguments, trace: &ProgramTrace, network: &Network, found: 
     let hosts = network.hosts.iter().max().map_or(1, |last| last + 1);
     let ranks = trace.ranks.len();
     println!(
-        "{}: {ranks} ranks on {hosts} {}, {} messages of {:.1} MB between hosts",
+        "{}: {} on {}, {} of {:.1} MB between hosts",
         arguments.trace.display(),
-        if hosts == 1 { "host" } else { "hosts" },
-        grouped(found.messages),
+        counted(ranks as u64, "rank"),
+        counted(hosts.into(), "host"),
+        counted(found.messages, "message"),
         found.bytes as f64 / 1e6
     );
     let (measured_s, in_calls_s) = trace.measured_s();
     let waits_s = found.ranks.iter().map(|it| it.total_s - it.compute_s).sum::<f64>() / ranks as f64;
     let row = |name: &str, measured: f64, predicted: f64| {
-        let off = format!("{:+.1}%", 100.0 * (predicted / measured - 1.0));
+        let off = match measured > 0.0 {
+            true => format!("{:+.1}%", 100.0 * (predicted / measured - 1.0)),
+            false => "-".into(),
+        };
         vec![name.into(), time(measured), time(predicted), off]
     };
     table::print(&[

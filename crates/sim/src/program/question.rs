@@ -25,13 +25,13 @@ pub struct ProgramQuestion {
     pub platform: Option<String>,
     /// The platform's path between two hosts.
     pub path: Option<String>,
-    /// Hosts, each with as many ranks that follow one another; those of the trace when left out.
+    /// Hosts, each with ranks that follow one another, of which none has more than one above another's; those of the trace when left out.
     pub hosts: Option<u32>,
     /// How many times as long computing takes as in the trace.
     pub computing: f64,
     /// How closely messages between hosts are looked at: each as if it were alone, one after another at ports that they share, or flit by flit.
     pub fidelity: Fidelity,
-    /// What flits need beside the platform; a program's messages are followed whole, without a window.
+    /// What flits need beside the platform; a program's messages are followed whole, and each crosses two links of one channel.
     #[serde(default)]
     pub flits: FlitOptions,
 }
@@ -105,6 +105,10 @@ impl ProgramTrace {
                 "a program's messages differ and wait for each other; expected none, or fidelity L1";
             return Err(GivenError::new("window", problem).into());
         }
+        if question.flits.channels.is_some() {
+            let problem = "a message between hosts takes one channel, because it crosses no link between switches; expected none";
+            return Err(GivenError::new("virtual-channels", problem).into());
+        }
         let (mut network, links) = self.network(question)?;
         if question.fidelity == Fidelity::L0 {
             network.inside.port_bytes_per_s = f64::INFINITY;
@@ -131,20 +135,17 @@ impl ProgramTrace {
         let hosts = self.hosts_of(question.hosts)?;
         let inside = Way::new(question.latency_s, question.bytes_per_s);
         let is_followed = question.fidelity == Fidelity::L2;
+        let is_apart = hosts.iter().any(|host| *host > 0);
+        if is_followed && !is_apart {
+            let problem = "expected L0 or L1, found L2: all ranks run on one host, and no flit leaves it";
+            return Err(GivenError::new("fidelity", problem).into());
+        }
         let (Some(name), Some(wanted)) = (&question.platform, &question.path) else {
-            let is_apart = hosts.iter().any(|host| *host > 0);
-            return match (is_apart, is_followed) {
-                (false, false) => Ok((Network { hosts, inside, between: inside, factors: vec![] }, None)),
-                (true, _) => {
-                    let problem = "ranks run on several hosts; give a platform with servers, and --path";
-                    Err(GivenError::new("platform", problem).into())
-                }
-                (false, true) => {
-                    let problem =
-                        "expected L0 or L1, found L2: all ranks run on one host, and no flit leaves it";
-                    Err(GivenError::new("fidelity", problem).into())
-                }
-            };
+            if is_apart {
+                let problem = "ranks run on several hosts; give a platform with servers, and --path";
+                return Err(GivenError::new("platform", problem).into());
+            }
+            return Ok((Network { hosts, inside, between: inside, factors: vec![] }, None));
         };
         let platform = Platform::load(name)?;
         let found = platform.server.values().find_map(|server| Some((server, server.path.get(wanted)?)));
@@ -174,13 +175,57 @@ impl ProgramTrace {
         match asked {
             None => Ok(self.hosts.clone()),
             Some(hosts) if hosts > 0 && hosts <= ranks => {
-                let each = ranks.div_ceil(hosts);
-                Ok((0..ranks).map(|rank| rank / each).collect())
+                let host = |rank: u32| u64::from(rank) * u64::from(hosts) / u64::from(ranks);
+                Ok((0..ranks).map(|rank| host(rank) as u32).collect())
             }
             Some(hosts) => {
                 let problem = format!("expected 1 to {ranks}, the ranks of the trace, found {hosts}");
                 Err(GivenError::new("hosts", problem))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranks on one host that compute for a microsecond.
+    fn trace(ranks: u32) -> ProgramTrace {
+        let file = |rank: u32| {
+            let name = format!("rank-{rank}");
+            (name, format!("polder-mpi-trace 1\nrank {rank} {ranks} here\nend 1000\n"))
+        };
+        read_trace(&(0..ranks).map(file).collect::<Vec<_>>()).unwrap()
+    }
+
+    fn question(hosts: u32, fidelity: Fidelity, flits: FlitOptions) -> ProgramQuestion {
+        let (platform, path) = (Some("cmpi".into()), Some("roce-smartnic".into()));
+        let (latency_s, bytes_per_s, computing) = (1e-6, 1e9, 1.0);
+        let hosts = Some(hosts);
+        ProgramQuestion { latency_s, bytes_per_s, platform, path, hosts, computing, fidelity, flits }
+    }
+
+    #[test]
+    fn ranks_run_on_as_many_hosts_as_are_given() {
+        for (ranks, hosts) in [(5, 4), (8, 4), (7, 3), (3, 1)] {
+            let question = question(hosts, Fidelity::L1, FlitOptions::default());
+            let found = trace(ranks).predict(&question).unwrap().network.hosts;
+            let each: Vec<_> = found.chunk_by(|one, other| one == other).map(<[u32]>::len).collect();
+            assert_eq!(each.len(), hosts as usize, "{found:?}");
+            assert!(each.iter().max().unwrap() - each.iter().min().unwrap() <= 1, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn what_no_flit_of_a_program_takes_is_refused() {
+        let channels = FlitOptions { channels: Some(8), ..FlitOptions::default() };
+        for (hosts, flits, why) in [
+            (1, FlitOptions::default(), "fidelity: expected L0 or L1, found L2: all ranks run on one host"),
+            (2, channels, "virtual-channels: a message between hosts takes one channel"),
+        ] {
+            let error = trace(2).predict(&question(hosts, Fidelity::L2, flits)).unwrap_err().to_string();
+            assert!(error.starts_with(why), "{error}");
         }
     }
 }
