@@ -1424,7 +1424,11 @@ fn failed_links_slow_a_step_and_are_refused_where_they_cannot_be() {
     let cut: Vec<_> = (2048..2080).map(|spine| format!("0-{spine}")).collect();
     for (options, error) in [
         ("--fidelity L2".into(), " flit-hops, more than the 500000000 that are followed; give a window of "),
-        ("--failed 0-2048".to_owned(), "failed links change flows alone; take fidelity L1"),
+        ("--failed 0-2048".to_owned(), "failed links change flows alone; take fidelity L1 or L2"),
+        (
+            "--fidelity L1 --failed 0-2048,0-2048".into(),
+            "the link between switch 0 and switch 2048 has failed already; name it once",
+        ),
         (
             "--fidelity L1 --failed 0-1".into(),
             "failed links between racks: no link joins switch 0 and switch 1",
@@ -1435,6 +1439,27 @@ fn failed_links_slow_a_step_and_are_refused_where_they_cannot_be() {
         let refused = refused(&format!("{train} {options}"));
         assert!(refused.contains(error), "{options}: {refused}");
     }
+}
+
+#[test]
+fn a_failed_link_of_a_torus_changes_all_routes_and_one_of_other_racks_cuts_nothing() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let ring = scratch.path().join("ring.toml").display().to_string();
+    let torus = "extends = \"dgx-h100\"\n[between]\nlinks = 1\ntopology = { kind = \"torus\", dimensions = [8, 1, 1], endpoints = 8 }";
+    std::fs::write(&ring, torus).unwrap();
+    let train = format!("train --model llama3-8b --platform {ring} --batch 16 --tp 8 --micro-batch 1");
+    // A switch that no rank is at loses both of its links.
+    let failed = "--fidelity L1 --failed 4-5,5-6";
+    let text = said(&format!("{train} --gpus 16 {failed}"));
+    for line in
+        ["(--fidelity L1), without 2 failed links\n", "without detours; with none they go one axis after"]
+    {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let line = refused(&format!("{train} --gpus 64 {failed}"));
+    assert!(line.contains("no way leads from port 0 to port 40: the failed links cut"), "{line}");
+    let line = refused(&format!("{train} --gpus 8 {failed}"));
+    assert!(line.contains("links between racks failed, and 8 accelerators are in one rack"), "{line}");
 }
 
 #[test]
@@ -1811,6 +1836,7 @@ fn messages_of_a_pattern_share_the_links_of_a_fabric() {
     let read = |path: &str| std::fs::read_to_string(path).unwrap();
     assert_eq!(read(&csv).lines().count(), 1025);
     assert!(read(&html).contains("permutation of 67.1 MB"));
+    assert!(read(&html).contains("Simulated by flows (--fidelity L1): "));
     let events =
         serde_json::from_str::<Value>(&read(&trace)).unwrap()["traceEvents"].as_array().unwrap().len();
     assert_eq!(events, 1024);
@@ -1818,9 +1844,9 @@ fn messages_of_a_pattern_share_the_links_of_a_fabric() {
     let alone = said(&format!("{pattern} --fidelity L0"));
     assert!(!alone.contains("most used links") && alone.contains("nothing shares a link"), "{alone}");
     for line in [
-        "fabric between racks, simulated flit by flit\n",
+        "fabric between racks, simulated flit by flit (--fidelity L2)\n",
         " steps of flits of the first 262 kB of each message",
-        "1 virtual channels of ",
+        "1 virtual channel of ",
     ] {
         assert!(text.contains(line), "{line}: {text}");
     }
@@ -1914,6 +1940,8 @@ fn a_pattern_that_cannot_be_is_refused_in_one_line() {
         let line = refused(&format!("{base} {arguments}"));
         assert!(line.contains(why), "{arguments}: {line}");
     }
+    let line = refused("fabric --platform cmpi --gpus 8");
+    assert!(line.ends_with("cmpi has no racks with accelerators"), "{line}");
 }
 
 #[test]
@@ -1947,6 +1975,8 @@ fn a_parameter_service_is_predicted_beside_all_reduces() {
     );
     for (arguments, why) in [
         ("--layers 0x5MB", "--layers: expected 1 to 100000 layers of a size, found \"0x5MB\""),
+        ("--layers 60000x1B,60000x1B", "--layers: expected 100000 layers at most, in all"),
+        ("--layers 3x0B", "--layers: expected 1 B of gradients or more, found 0 B"),
         ("--layers 5", "--layers: expected a size"),
         ("--layers 1TB --shard 4B", "--shard: 1 TB are 250000000000 shards of 4 B, more than 4194304; give "),
         ("--layers 1GB --proxy-bandwidth 0GB/s", "--proxy-bandwidth: expected a bandwidth"),

@@ -66,6 +66,14 @@ pub enum NetworkError {
         /// What the first is joined to.
         neighbours: String,
     },
+    /// A link that has failed is named once more.
+    #[error("the link between switch {one} and switch {other} has failed already; name it once")]
+    FailedTwice {
+        /// One end.
+        one: u32,
+        /// The other.
+        other: u32,
+    },
     /// No such switch.
     #[error("there is no switch {switch}: there are {switches}, numbered from 0")]
     NoSwitch {
@@ -212,6 +220,9 @@ impl Network {
                 known.dedup();
                 let neighbours = known.iter().take(8).map(ToString::to_string).collect::<Vec<_>>().join(", ");
                 let more = if known.len() > 8 { ", …" } else { "" };
+                if known.contains(&(to as usize)) {
+                    return Err(NetworkError::FailedTwice { one, other });
+                }
                 return Err(NetworkError::NoLink { one: from, other: to, neighbours: neighbours + more });
             };
             self.has_failed[first + place] = true;
@@ -220,20 +231,20 @@ impl Network {
         Ok(())
     }
 
-    /// Whether a way leads from each port to each other.
+    /// Whether a way leads from each of these ports to each other.
     ///
     /// # Errors
     /// Names the first port that cannot be reached from the first one.
-    pub fn check_ways(&self) -> Result<(), NetworkError> {
-        let Some(first) = self.leaves.first() else { return Ok(()) };
-        let distances = self.distances_to(*first);
+    pub fn check_ways(&self, mut ports: impl Iterator<Item = u32>) -> Result<(), NetworkError> {
+        let Some(from) = ports.next() else { return Ok(()) };
+        let distances = self.distances_to(self.leaves[from as usize]);
         // Links fail in both directions, so that one tree reaches all if any does. Planes of a single hop are joined by endpoints.
         let is_cut = |port: &u32| {
             let leaf = self.leaves[*port as usize];
             distances[leaf as usize] == FAR && !self.graph.links[leaf as usize].is_empty()
         };
-        match (0..self.ports).find(is_cut) {
-            Some(to) => Err(NetworkError::NoWay { from: 0, to }),
+        match ports.find(is_cut) {
+            Some(to) => Err(NetworkError::NoWay { from, to }),
             None => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! What a front asks: a step on a platform, with whatever of its layout is given; the rest is searched for.
 
-use polder_platform::{FlopRate, Platform, Prices, Rates};
+use polder_platform::{FlopRate, Platform, Prices, Rates, Topology};
 use serde::{Deserialize, Serialize};
 
 use crate::contention::FlitOptions;
@@ -340,10 +340,24 @@ impl Request {
         let needed = is_needed.then(|| {
             format!("nothing fits in the accelerators' memory on {}: the layout has {offload}", self.platform)
         });
-        let notes = [needed, answer.note, unjudged(&model).map(Into::into)];
+        let notes = [needed, answer.note, unjudged(&model).map(Into::into), self.rerouted(&platform)];
         let notes: Vec<_> = notes.into_iter().flatten().collect();
         answer.note = (!notes.is_empty()).then(|| notes.join(", and "));
         Ok(answer)
+    }
+
+    /// What a failed link changes of all routes, also of those that never took it.
+    fn rerouted(&self, platform: &Platform) -> Option<String> {
+        let topology = &platform.between.as_ref()?.topology;
+        let whole = match topology {
+            Topology::Dragonfly { .. } => "take detours through other groups too",
+            Topology::Torus { .. } => "go one axis after the other",
+            _ => return None,
+        };
+        let is_changed = self.fidelity == Fidelity::L1 && !self.failed.is_empty();
+        is_changed.then(|| {
+            format!("with a failed link all flows take the shortest ways that are left, without detours; with none they {whole}")
+        })
     }
 
     fn answer(

@@ -10,7 +10,7 @@ use crate::fidelity::Fidelity;
 use crate::step::block::Block;
 use crate::step::closed_form;
 use crate::step::figures::{Stage, Step};
-use crate::step::flows::StepFlits;
+use crate::step::flows::{StepFlits, endpoint};
 use crate::step::layout::{Layout, Offload, Refusal};
 use crate::step::machine::Machine;
 use crate::step::model::Model;
@@ -129,7 +129,7 @@ impl<'a> Job<'a> {
     /// are left.
     ///
     /// # Errors
-    /// When there is no such fabric or link, or ranks cannot reach each other any more.
+    /// When there is no such fabric or link.
     pub fn with_failed(self, links: &[(u32, u32)]) -> Result<Self, Refusal> {
         if links.is_empty() {
             return Ok(self);
@@ -144,7 +144,6 @@ impl<'a> Job<'a> {
         let ports = u32::try_from(fabric.ports()).unwrap_or(u32::MAX);
         let mut network = Network::new(fabric, ports)?;
         links.iter().try_for_each(|(one, other)| network.fail(*one, *other))?;
-        network.check_ways()?;
         Ok(Self { failed: Some(Arc::new(network)), ..self })
     }
 
@@ -268,15 +267,32 @@ impl<'a> Job<'a> {
 
     /// The machine for a layout, of which the closest groups of ranks stay together.
     pub(crate) fn machine(&self, layout: &Layout) -> Machine {
-        let machine = Machine::new(self.platform, self.rack, self.fill(layout), self.order);
+        self.looked_at(layout.accelerators(), self.fill(layout))
+    }
+
+    /// The machine for so many ranks, with so many in each rack.
+    fn looked_at(&self, ranks: u32, fill: u32) -> Machine {
+        let machine = Machine::new(self.platform, self.rack, fill, self.order);
         match self.fidelity {
             Fidelity::L0 => machine,
             Fidelity::L1 | Fidelity::L2 => {
                 let flits = (self.fidelity == Fidelity::L2).then_some(self.flits);
-                let (ranks, failed) = (layout.accelerators(), self.failed.clone());
-                machine.with_flows(self.platform, self.rack, ranks, failed, flits)
+                machine.with_flows(self.platform, self.rack, ranks, self.failed.clone(), flits)
             }
         }
+    }
+
+    /// Whether links that failed change anything of so many ranks, and leave a way between each two.
+    fn check_failed(&self, ranks: u32, fill: u32) -> Result<(), Refusal> {
+        let (Some(network), Some(fabric)) = (&self.failed, &self.platform.between) else { return Ok(()) };
+        if ranks <= fill {
+            return Err(Refusal::FailedElsewhere { accelerators: ranks });
+        }
+        let ports = |rank| {
+            let first = endpoint(rank, fill, self.rack.accelerators) * fabric.links;
+            first..first + fabric.links
+        };
+        Ok(network.check_ways((0..ranks).flat_map(ports))?)
     }
 
     /// Predicts a step.
@@ -299,6 +315,7 @@ impl<'a> Job<'a> {
         layout.check(model)?;
         let machine = self.machine(layout);
         machine.check(layout)?;
+        self.check_failed(layout.accelerators(), machine.fill)?;
         let priced = || {
             let block = Block::new(&machine, model, layout);
             (closed_form::step(&machine, model, &block, layout), block)

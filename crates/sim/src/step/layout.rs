@@ -519,8 +519,14 @@ pub enum Refusal {
     #[error(transparent)]
     Transfers(#[from] crate::contention::TransferError),
     /// Failed links, and no flows that could avoid them.
-    #[error("failed links change flows alone; take fidelity L1")]
+    #[error("failed links change flows alone; take fidelity L1 or L2")]
     FailedInClosedForm,
+    /// Failed links that no flow would take.
+    #[error("links between racks failed, and {} are in one rack; take more", text::accelerators(*accelerators))]
+    FailedElsewhere {
+        /// Accelerators of the layout.
+        accelerators: u32,
+    },
     /// No such link, or ranks that failed links cut off.
     #[error("failed links between racks: {0}")]
     FailedLinks(#[from] crate::contention::NetworkError),
