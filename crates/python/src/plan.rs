@@ -220,14 +220,14 @@ pub(crate) fn plan_chakra<'py>(
     rates.iter().try_for_each(OperatorRates::check).map_err(wrong)?;
     let on: Option<StepFabric> = fabric.map(|text| asked(text, &["flits."])).transpose()?;
     let traces = py.detach(|| StepTrace::load(&folder)).map_err(wrong)?;
-    let calls = py.detach(|| {
-        let of = |(_, trace): &(String, StepTrace)| match &on {
-            Some(on) => trace.communication(on),
-            None => Ok(StepCommunication { left_out: trace.collectives, ..StepCommunication::default() }),
-        };
-        traces.iter().map(of).collect::<Result<Vec<_>, _>>()
-    });
-    let calls = calls.map_err(wrong)?;
+    let ranks: Vec<_> = traces.iter().map(|(_, trace)| trace).collect();
+    let calls = match &on {
+        Some(on) => py.detach(|| StepTrace::communication(&ranks, on)).map_err(wrong)?,
+        None => {
+            let none = |it: &&StepTrace| StepCommunication { left_out: it.collectives, ..Default::default() };
+            ranks.iter().map(none).collect()
+        }
+    };
     let names: BTreeSet<&str> = traces.iter().flat_map(|(_, it)| it.names()).collect();
     let mut figures = vec![];
     for rates in &rates {

@@ -6,7 +6,7 @@
 //! - `skeleton` has the communication of CG and of miniAMR;
 //! - `trace` reads what a program was seen to do;
 //! - `question` follows it over another network;
-//! - `chakra` reads the operators of a step of PyTorch.
+//! - `chakra` reads the operators of a step of PyTorch, and prices its collective calls as `step` does.
 
 mod chakra;
 mod collective;
@@ -19,7 +19,8 @@ mod wires;
 use serde::Serialize;
 
 pub use chakra::{
-    CollectiveTime, OperatorRates, OperatorTime, StepCommunication, StepFabric, StepTrace, TracedStep,
+    CollectiveTime, OperatorRates, OperatorTime, StepCommunication, StepFabric, StepFabricError, StepTrace,
+    TracedStep,
 };
 pub use collective::{Collective, Group};
 pub use question::{PredictedProgram, ProgramError, ProgramQuestion};

@@ -16,7 +16,7 @@ const TABLE: [(&str, &[&str]); 16] = [
     ("memory", &["given", "random", "step"]),
     ("sync", &[]),
     ("pages", &["random"]),
-    ("program", &["contention", "fidelity", "given", "message"]),
+    ("program", &["contention", "fidelity", "given", "message", "step"]),
     ("formats", &["text", "step"]),
     (
         "judge",

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use polder_platform::{Bandwidth, FlopRate, Time};
-use polder_sim::grouped;
 use polder_sim::program::{OperatorRates, StepCommunication, StepFabric, StepTrace, TracedStep};
+use polder_sim::{counted, grouped};
 use serde_json::json;
 
 use super::fidelity::Closeness;
@@ -56,12 +56,28 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         launch_s: arguments.launch.value(),
     };
     rates.check().map_err(|error| wrong(&error))?;
-    let on = arguments.fabric()?;
-    let mut found = vec![];
-    for (name, trace) in StepTrace::load(&arguments.folder)? {
-        let communication = on.as_ref().map(|on| trace.communication(on)).transpose()?;
-        found.push(Rank { name, collectives: trace.collectives, step: trace.step(rates), communication });
+    if arguments.measured.is_some_and(|it| it.value() <= 0.0) {
+        return Err(Failure("--measured: expected a time above 0".into()));
     }
+    let on = arguments.fabric()?;
+    let traces = StepTrace::load(&arguments.folder)?;
+    let calls: Vec<_> = match &on {
+        Some(on) => {
+            let ranks: Vec<_> = traces.iter().map(|(_, trace)| trace).collect();
+            StepTrace::communication(&ranks, on)?.into_iter().map(Some).collect()
+        }
+        None => vec![None; traces.len()],
+    };
+    let found: Vec<_> = traces
+        .into_iter()
+        .zip(calls)
+        .map(|((name, trace), communication)| Rank {
+            name,
+            collectives: trace.collectives,
+            step: trace.step(rates),
+            communication,
+        })
+        .collect();
     let slowest = found.iter().max_by(|one, other| one.total_s().total_cmp(&other.total_s()));
     let Some(rank) = slowest else { return Ok(()) };
     let measured_s = arguments.measured.map(Time::value);
@@ -81,7 +97,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         );
         return Ok(());
     }
-    println!("{}: a step of {} ranks", arguments.folder.display(), found.len());
+    println!("{}: a step of {}", arguments.folder.display(), counted(found.len() as u64, "rank"));
     let total_s = rank.total_s();
     match measured_s.zip(off) {
         Some((measured_s, off)) => {
@@ -103,8 +119,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             rank.collectives
         ),
         None if rank.collectives > 0 => println!(
-            "{} collective calls of a rank are left out; --platform names what they run on",
-            rank.collectives
+            "of a rank {} left out; --platform names what they run on",
+            counted(rank.collectives, "collective call")
         ),
         None => {}
     }
@@ -143,7 +159,7 @@ fn rows(rank: &Rank) -> Vec<Vec<String>> {
     let mut rows = operators(&rank.step, rank.total_s());
     for it in rank.communication.iter().flat_map(|it| &it.calls) {
         rows.push(vec![
-            format!("{} of {} ranks", it.name, grouped(it.ranks.into())),
+            format!("{} of {}", it.name, counted(it.ranks.into(), "rank")),
             grouped(it.count),
             String::new(),
             size(it.count as f64 * it.bytes as f64),

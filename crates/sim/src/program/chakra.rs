@@ -4,13 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use polder_platform::{DataError, files_of, recorded_text_of};
+use polder_platform::{DataError, Platform, files_of, recorded_text_of};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::contention::{FabricError, FabricQuestion, FlitOptions, Routing, TrafficPattern, answer};
+use crate::contention::{FlitOptions, MOST_FLOWS};
 use crate::fidelity::Fidelity;
 use crate::given::GivenError;
+use crate::step::cost::Pattern;
+use crate::step::job::Job;
+use crate::step::layout::Refusal;
 
 /// What the machine reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -99,43 +102,89 @@ pub struct StepCommunication {
     pub left_out: u64,
 }
 
+/// Why collective calls cannot be predicted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StepFabricError {
+    /// A file is damaged.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The platform has no such fabric, or its flits cannot be followed.
+    #[error("{platform}: {error}")]
+    Refused {
+        /// The machine.
+        platform: String,
+        /// Why not.
+        error: Refusal,
+    },
+    /// Too many messages to follow each.
+    #[error(
+        "{call} of {ranks} ranks is {flows} flows, more than the {} that are followed; take fidelity L0",
+        MOST_FLOWS
+    )]
+    TooLong {
+        /// Its name.
+        call: String,
+        /// Of how many.
+        ranks: u32,
+        /// How many flows it is.
+        flows: u64,
+    },
+}
+
 impl Call {
-    /// The pattern that stands for it, bytes of that, and the part of its time. Halves of an all-reduce are a reduce-scatter and an
-    /// all-gather. In closed form a message is alone, so that one stands for all that a rank sends in an all-to-all.
-    fn pattern(&self, fidelity: Fidelity) -> Option<(TrafficPattern, f64, f64)> {
-        let (bytes, ranks) = (self.bytes as f64, f64::from(self.ranks));
+    /// The transfer that it is, with its bytes as [`Pattern`] counts them.
+    fn transfer(&self) -> Option<(Pattern, f64)> {
+        let bytes = self.bytes as f64;
         let name = self.name.replace('_', "");
         Some(match name.as_str() {
-            it if it.starts_with("allreduce") => (TrafficPattern::AllReduce, bytes, 1.0),
-            it if it.starts_with("allgather") => (TrafficPattern::AllReduce, bytes * ranks, 0.5),
-            it if it.starts_with("reducescatter") => (TrafficPattern::AllReduce, bytes, 0.5),
-            it if it.starts_with("alltoall") && fidelity == Fidelity::L0 => {
-                (TrafficPattern::Shift, bytes * (ranks - 1.0) / ranks, 1.0)
-            }
-            it if it.starts_with("alltoall") => (TrafficPattern::AllToAll, bytes / ranks, 1.0),
+            it if it.starts_with("allreduce") => (Pattern::AllReduce, bytes),
+            it if it.starts_with("allgather") => (Pattern::Half, bytes * f64::from(self.ranks)),
+            it if it.starts_with("reducescatter") => (Pattern::Half, bytes),
+            it if it.starts_with("alltoall") => (Pattern::AllToAll, bytes),
             _ => return None,
         })
     }
 
-    /// Seconds of it; nothing where no pattern stands for it.
-    fn seconds(&self, on: &StepFabric) -> Result<Option<f64>, FabricError> {
-        let Some((pattern, message_bytes, part)) = self.pattern(on.fidelity) else { return Ok(None) };
-        if self.ranks < 2 || self.bytes == 0 {
-            return Ok(Some(0.0));
+    /// Refuses what is too much to follow.
+    fn check(&self, fidelity: Fidelity) -> Result<(), StepFabricError> {
+        let Self { name, ranks, .. } = self;
+        let flows = u64::from(*ranks) * u64::from(ranks.saturating_sub(1));
+        let is_spread = matches!(self.transfer(), Some((Pattern::AllToAll, _)));
+        match is_spread && fidelity != Fidelity::L0 && flows > MOST_FLOWS {
+            true => Err(StepFabricError::TooLong { call: name.clone(), ranks: *ranks, flows }),
+            false => Ok(()),
         }
-        let question = FabricQuestion {
-            platform: on.platform.clone(),
-            rack: on.rack.clone(),
-            accelerators: self.ranks,
-            pattern,
-            message_bytes: message_bytes.max(1.0),
-            routing: Routing::default(),
-            failed: vec![],
-            seed: 0,
-            fidelity: on.fidelity,
-            flits: on.flits,
-        };
-        Ok(Some(part * answer(&question)?.total_s))
+    }
+}
+
+impl StepFabric {
+    /// Seconds of each of these calls for which a transfer stands. Those of as many ranks are priced together, so that a limit holds for all.
+    fn seconds<'a>(
+        &self,
+        calls: impl Iterator<Item = &'a Call>,
+    ) -> Result<BTreeMap<&'a Call, f64>, StepFabricError> {
+        let platform = Platform::load(&self.platform)?;
+        let refused = |error| StepFabricError::Refused { platform: self.platform.clone(), error };
+        let job = Job::chosen(&platform, self.rack.as_deref(), None, None)
+            .and_then(|job| job.with_fidelity(self.fidelity, self.flits))
+            .map_err(refused)?;
+        let (mut seconds, mut groups) = (BTreeMap::new(), BTreeMap::<_, BTreeMap<_, _>>::new());
+        for call in calls {
+            let Some(transfer) = call.transfer() else { continue };
+            if call.ranks < 2 || call.bytes == 0 {
+                seconds.insert(call, 0.0);
+                continue;
+            }
+            call.check(self.fidelity)?;
+            groups.entry(call.ranks).or_default().insert(call, transfer);
+        }
+        for (ranks, calls) in groups {
+            let transfers: Vec<_> = calls.values().copied().collect();
+            let found = job.collectives(ranks, &transfers).map_err(refused)?;
+            seconds.extend(calls.into_keys().zip(found));
+        }
+        Ok(seconds)
     }
 }
 
@@ -263,22 +312,31 @@ impl StepTrace {
         Ok(Self { operators: found, collectives: collectives.len() as u64, calls })
     }
 
-    /// What its collective calls take over a fabric, each with nothing beside it.
+    /// What the collective calls of each rank take over a fabric, each with nothing beside it. Calls that are alike are looked at once.
     ///
     /// # Errors
     /// When the platform has no such fabric, or a call cannot be followed.
-    pub fn communication(&self, on: &StepFabric) -> Result<StepCommunication, FabricError> {
+    pub fn communication(
+        ranks: &[&Self],
+        on: &StepFabric,
+    ) -> Result<Vec<StepCommunication>, StepFabricError> {
+        let seconds = on.seconds(ranks.iter().flat_map(|it| it.calls.keys()))?;
+        Ok(ranks.iter().map(|rank| rank.taking(&seconds)).collect())
+    }
+
+    /// Its collective calls, each of which takes so many seconds.
+    fn taking(&self, seconds: &BTreeMap<&Call, f64>) -> StepCommunication {
         let mut found = StepCommunication::default();
         for (call, count) in &self.calls {
-            let Some(seconds) = call.seconds(on)? else { continue };
+            let Some(each) = seconds.get(call) else { continue };
             let Call { name, bytes, ranks } = call.clone();
-            let seconds = seconds * *count as f64;
+            let seconds = each * *count as f64;
             found.total_s += seconds;
             found.calls.push(CollectiveTime { name, bytes, ranks, count: *count, seconds });
         }
         found.calls.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
         found.left_out = self.collectives - found.calls.iter().map(|it| it.count).sum::<u64>();
-        Ok(found)
+        found
     }
 
     /// The names of its operators, with those that ran several times.
@@ -301,7 +359,8 @@ impl StepTrace {
         }
         let mut operators: Vec<_> = names.into_values().collect();
         operators.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
-        TracedStep { total_s: operators.iter().map(|it| it.seconds).sum(), operators }
+        // A sum of nothing is -0.0.
+        TracedStep { total_s: operators.iter().fold(0.0, |sum, it| sum + it.seconds), operators }
     }
 }
 
@@ -475,7 +534,8 @@ mod tests {
 
     fn over(trace: &StepTrace, platform: &str, fidelity: Fidelity) -> StepCommunication {
         let (platform, flits) = (platform.into(), FlitOptions::default());
-        trace.communication(&StepFabric { platform, rack: None, fidelity, flits }).unwrap()
+        let on = StepFabric { platform, rack: None, fidelity, flits };
+        StepTrace::communication(&[trace], &on).unwrap().remove(0)
     }
 
     #[test]
@@ -497,9 +557,60 @@ mod tests {
                 assert!((call.seconds / same.seconds - 1.0).abs() < 0.02, "{same:?} {call:?}");
             }
         }
-        // A gather brings each what half of an all-reduce of the same whole does.
-        let of = |name: &str| alone.calls.iter().find(|it| it.name == name).unwrap().seconds;
-        assert!((of("_allgather_base") / (of("allreduce") / 2.0) - 0.5).abs() < 1e-9, "{alone:?}");
+    }
+
+    /// The formulas of docs/plan-model.md, "Collectives", by hand: in one rack, and in two.
+    #[test]
+    fn a_collective_call_takes_what_the_formulas_of_a_step_say() {
+        let platform = Platform::load("nvl72-ndr").unwrap();
+        let rack = &platform.rack["nvl72"];
+        let fitted = &rack.accelerator.fitted;
+        let scopes = [(rack.fabric.as_ref(), fitted.inside), (platform.between.as_ref(), fitted.between)]
+            .map(|(fabric, reached)| {
+                let fabric = fabric.unwrap();
+                let software = &fabric.software;
+                let alpha = fabric.latency().value() + software.step.value();
+                (fabric.payload().value() * reached, alpha, software.message.value(), software.call.value())
+            });
+        for (inside, between) in [(2_u32, 1_u32), (72, 2)] {
+            let ranks = inside * between;
+            let (n, i, r) = (f64::from(ranks), f64::from(inside), f64::from(between));
+            let bytes = 4.0 * 65536.0;
+            let ring = |(bandwidth, alpha, _, call): (f64, f64, f64, f64), of: f64, bytes: f64| match of > 1.0
+            {
+                true => (of - 1.0) * (bytes / of / bandwidth + alpha) + call,
+                false => 0.0,
+            };
+            let spread =
+                |(bandwidth, alpha, message, call): (f64, f64, f64, f64), peers: f64| match peers > 0.0 {
+                    true => peers * bytes / n / bandwidth + alpha + (peers - 1.0) * message + call,
+                    false => 0.0,
+                };
+            let [near, far] = scopes;
+            let half = |whole: f64| ring(near, i, whole) + ring(far, r, whole / i);
+            let calls = [
+                ("reduce_scatter_tensor", half(bytes)),
+                ("_allgather_base", half(bytes * n)),
+                ("all_to_all", spread(near, i - 1.0) + spread(far, n - i)),
+            ];
+            for (name, expected) in calls {
+                let found = over(&calling(ranks, &[(name, 65536)]), "nvl72-ndr", Fidelity::L0).total_s;
+                assert!((found / expected - 1.0).abs() < 1e-9, "{name} of {ranks}: {found} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_all_to_all_of_too_many_is_refused_before_its_flows_are_made() {
+        let (platform, flits) = ("nvl72-ndr".into(), FlitOptions::default());
+        let on = StepFabric { platform, rack: None, fidelity: Fidelity::L1, flits };
+        let error = StepTrace::communication(&[&calling(7200, &[("alltoall", 7200)])], &on).unwrap_err();
+        assert!(
+            error.to_string().starts_with("alltoall of 7200 ranks is 51832800 flows, more than"),
+            "{error}"
+        );
+        let step = calling(2, &[]).step(OperatorRates { flops_per_s: 1.0, bytes_per_s: 1.0, launch_s: 0.0 });
+        assert!(step.total_s.is_sign_positive());
     }
 
     #[test]

@@ -9,12 +9,13 @@ use crate::contention::{FlitOptions, Network};
 use crate::fidelity::Fidelity;
 use crate::step::block::Block;
 use crate::step::closed_form;
+use crate::step::cost::{CommunicationCosts, Pattern};
 use crate::step::figures::{Stage, Step};
 use crate::step::flows::{StepFlits, endpoint};
 use crate::step::layout::{Layout, Offload, Refusal};
 use crate::step::machine::Machine;
 use crate::step::model::Model;
-use crate::step::order::Order;
+use crate::step::order::{Order, TP};
 
 const UNPROVED: &str = "no run over CXL validates this";
 
@@ -293,6 +294,27 @@ impl<'a> Job<'a> {
             first..first + fabric.links
         };
         Ok(network.check_ways((0..ranks).flat_map(ports))?)
+    }
+
+    /// Seconds of collectives among the first accelerators, each with nothing beside it, as those of a step are priced.
+    pub(crate) fn collectives(&self, ranks: u32, calls: &[(Pattern, f64)]) -> Result<Vec<f64>, Refusal> {
+        self.check_ports(ranks, false)?;
+        let fill = fill(self.rack.accelerators, ranks, [ranks; 3]);
+        if fill > 1 && self.rack.fabric.is_none() {
+            let remedy = "take a platform whose racks have one";
+            return Err(Refusal::Missing { what: "a collective", needs: "a fabric inside racks", remedy });
+        }
+        let machine = self.looked_at(ranks, fill);
+        let mut group = [1; 5];
+        group[TP] = ranks;
+        let span = machine.span(&group, &[TP]);
+        let priced = || calls.iter().map(|(pattern, bytes)| machine.alone(*pattern, span, *bytes).sum());
+        let mut seconds: Vec<_> = priced().collect();
+        if machine.follow()? {
+            seconds = priced().collect();
+        }
+        machine.flits()?;
+        Ok(seconds)
     }
 
     /// Predicts a step.
