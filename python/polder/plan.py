@@ -6,9 +6,9 @@ All figures are simulated, in seconds and bytes; ``polder plan validate`` prints
 import dataclasses
 import json
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from types import UnionType
 from typing import Any, cast, get_args, get_type_hints
@@ -238,6 +238,9 @@ def train(
     sequence: int | None = None,
     fidelity: str = "L0",
     window: int | None = None,
+    virtual_channels: int | None = None,
+    buffer: int | None = None,
+    error_rate: float = 0.0,
     failed: Sequence[tuple[int, int]] = (),
     **given: int | bool | str | Overlap | Offload,
 ) -> Plan:
@@ -267,6 +270,8 @@ def train(
         ``"L2"``, by their flits.
     window
         Of ``"L2"`` alone: bytes of each message that are followed; the rest takes what the second half of them took.
+    virtual_channels, buffer, error_rate
+        Of ``"L2"`` alone, as for `fabric`.
     failed
         Pairs of switches of the fabric between racks whose link has failed, with ``fidelity="L1"`` or ``"L2"``: what is
         sent takes the shortest ways that are left. The platform ``against`` has all of its links.
@@ -312,11 +317,11 @@ def train(
         "order": order,
         "sequence": sequence,
         "fidelity": fidelity,
-        "flits": {"window_bytes": window},
+        "flits": _flits(window, virtual_channels, buffer, error_rate),
         "failed": [list(link) for link in failed],
         "layout": fields,
     }
-    return _typed(Plan, json.loads(_core.plan_train(json.dumps(request, default=_plain), layout)))
+    return _typed(Plan, json.loads(_core.plan_train(_json(request), layout)))
 
 
 def search(
@@ -467,7 +472,7 @@ def memory(
         "ways": {"nodes": nodes, "inside": inside, "node_latency": node_latency, "bulk": bulk, "host": host},
     }
     flat = [np.ascontiguousarray(array).reshape(-1) for array in sizes]
-    names, seconds = _core.plan_memory(json.dumps(question, default=_plain), *flat)
+    names, seconds = _core.plan_memory(_json(question), *flat)
     table = np.frombuffer(seconds).reshape(*sizes[0].shape, len(names))
     found: dict[str, NDArray[Any]] = dict(zip(("access", "working_set"), sizes, strict=True))
     return found | {f"{name}_s": table[..., index] for index, name in enumerate(names)}
@@ -484,7 +489,7 @@ def fabric(
     message: ArrayLike = 64 * 2**20,
     routing: str | ArrayLike = "minimal",
     fidelity: str | ArrayLike = "L1",
-    seed: ArrayLike = 0,
+    seed: ArrayLike | None = None,
     rack: str | None = None,
     failed: Sequence[tuple[int, int]] = (),
     window: int | None = None,
@@ -509,7 +514,7 @@ def fabric(
     fidelity
         ``"L0"``, each message alone, ``"L1"``, by flows, or ``"L2"``, by flits, or an array.
     seed
-        What permutations are drawn from, and damage to flits.
+        What permutations are drawn from, and damage to flits; that of the command by default.
     rack
         Kind of rack, where the platform has several.
     failed
@@ -537,40 +542,18 @@ def fabric(
     ((2, 2), True)
     """
     given = {
-        "platform": platform,
-        "accelerators": accelerators,
-        "pattern": pattern,
-        "message": message,
-        "routing": routing,
-        "fidelity": fidelity,
-        "seed": seed,
+        "platform": ("platform", platform),
+        "accelerators": ("accelerators", accelerators),
+        "pattern": ("pattern", pattern),
+        "message": ("message_bytes", message),
+        "routing": ("routing", routing),
+        "fidelity": ("fidelity", fidelity),
+        "seed": ("seed", seed),
     }
-    columns = dict(zip(given, np.broadcast_arrays(*(np.asarray(it) for it in given.values())), strict=True))
-    questions = [
-        {
-            "platform": str(of),
-            "rack": rack,
-            "accelerators": count,
-            "pattern": str(traffic),
-            "message_bytes": size,
-            "routing": str(way),
-            "failed": [list(link) for link in failed],
-            "seed": start,
-            "fidelity": str(level),
-            "flits": {
-                "window_bytes": window,
-                "channels": virtual_channels,
-                "buffer": buffer,
-                "error_rate": error_rate,
-            },
-        }
-        for of, count, traffic, size, way, level, start in zip(
-            *(array.reshape(-1).tolist() for array in columns.values()), strict=True
-        )
-    ]
-    found = np.frombuffer(_core.plan_fabric(json.dumps(questions, default=_plain)))
-    table = found.reshape(*columns["platform"].shape, len(_OF_PATTERN))
-    return columns | {name: table[..., index] for index, name in enumerate(_OF_PATTERN)}
+    columns, rows = _rows(given)
+    flits = _flits(window, virtual_channels, buffer, error_rate)
+    fixed = {"rack": rack, "failed": [list(link) for link in failed], "flits": flits}
+    return columns | _figures(_core.plan_fabric(_json([row | fixed for row in rows])), columns, _OF_PATTERN)
 
 
 def inference(
@@ -661,7 +644,7 @@ def inference(
         "load": load,
         "model": model,
     }
-    names, figures = _core.plan_inference(json.dumps(question, default=_plain), json.dumps(rows))
+    names, figures = _core.plan_inference(_json(question), _json(rows))
     return columns | _figures(figures, columns, ["set_bytes", *(f"{name}_s" for name in names)])
 
 
@@ -724,7 +707,7 @@ def coherence(
         "seed": ("seed", seed),
     }
     columns, rows = _rows(given)
-    return columns | _figures(_core.plan_coherence(platform, rack, json.dumps(rows)), columns, _OF_REGION)
+    return columns | _figures(_core.plan_coherence(platform, rack, _json(rows)), columns, _OF_REGION)
 
 
 _OF_KIND = ("copies", "sequences", "step_s", "alone_s")
@@ -741,12 +724,15 @@ def mixed(
     micro_batch: ArrayLike = 1,
     fidelity: str = "L0",
     window: int | None = None,
+    virtual_channels: int | None = None,
+    buffer: int | None = None,
+    error_rate: float = 0.0,
 ) -> dict[str, NDArray[Any]]:
     """Predict many training steps on racks of two kinds with one call, as ``polder plan mixed`` does.
 
     Parameters
     ----------
-    model, platform, fidelity, window
+    model, platform, fidelity, window, virtual_channels, buffer, error_rate
         As for `train`.
     racks
         Accelerators in racks of each of two kinds by name, whole numbers or arrays.
@@ -781,18 +767,19 @@ def mixed(
     given = {name: (name, count) for name, count in racks.items()}
     fields = {"tp": tp, "pp": pp, "batch": batch, "micro_batch": micro_batch}
     columns, rows = _rows(given | {name: (name, column) for name, column in fields.items()})
+    flits = _flits(window, virtual_channels, buffer, error_rate)
     requests = [
         {
             "model": model,
             "platform": platform,
             "fidelity": fidelity,
-            "flits": {"window_bytes": window},
+            "flits": flits,
             "parts": [{"rack": name, "accelerators": row[name]} for name in racks],
             "layout": {name: row[name] for name in fields},
         }
         for row in rows
     ]
-    figures, reasons = _core.plan_mixed(json.dumps(requests))
+    figures, reasons = _core.plan_mixed(_json(requests))
     shape = columns["tp"].shape
     table = np.frombuffer(figures).reshape(*shape, 2 + 2 * len(_OF_KIND))
     kinds = table[..., 2:].reshape(*shape, 2, len(_OF_KIND))
@@ -814,6 +801,8 @@ def mpi(
     fidelity: str | ArrayLike = "L1",
     platform: str | None = None,
     path: str | None = None,
+    buffer: int | None = None,
+    error_rate: float = 0.0,
 ) -> dict[str, NDArray[Any]]:
     """Predict a traced MPI program over many networks with one call, as ``polder plan mpi`` does.
 
@@ -832,6 +821,8 @@ def mpi(
         between hosts flit by flit, or an array.
     platform, path
         The machine that hosts are joined as, and its path between two hosts.
+    buffer, error_rate
+        Of ``"L2"`` alone, as for `fabric`.
 
     Returns
     -------
@@ -860,8 +851,9 @@ def mpi(
         "fidelity": ("fidelity", fidelity),
     }
     columns, rows = _rows(given)
-    questions = [row | {"platform": platform, "path": path} for row in rows]
-    measured, figures = _core.plan_mpi(trace, json.dumps(questions))
+    fixed = {"platform": platform, "path": path, "flits": _flits(None, None, buffer, error_rate)}
+    questions = [row | fixed for row in rows]
+    measured, figures = _core.plan_mpi(trace, _json(questions))
     found = columns | _figures(figures, columns, _OF_PROGRAM)
     names = ("measured_s", "measured_in_calls_s")
     return found | {name: np.asarray(it) for name, it in zip(names, measured, strict=True)}
@@ -877,6 +869,9 @@ def chakra(
     rack: str | None = None,
     fidelity: str = "L0",
     window: int | None = None,
+    virtual_channels: int | None = None,
+    buffer: int | None = None,
+    error_rate: float = 0.0,
 ) -> dict[str, NDArray[Any]]:
     """Predict a traced step of PyTorch on many machines with one call, as ``polder plan chakra`` does.
 
@@ -892,8 +887,8 @@ def chakra(
         Seconds of an operator with nothing to do, a number or an array.
     platform, rack
         The machine that collective calls run on, and its kind of rack; without it they are left out.
-    fidelity, window
-        How closely these calls are looked at, as for `fabric`.
+    fidelity, window, virtual_channels, buffer, error_rate
+        How closely these calls are looked at, as for `train`.
 
     Returns
     -------
@@ -921,11 +916,12 @@ def chakra(
         "launch": ("launch_s", launch),
     }
     columns, rows = _rows(given)
-    fabric = {"platform": platform, "rack": rack, "fidelity": fidelity, "flits": {"window_bytes": window}}
-    if platform is None and (rack, fidelity, window) != (None, "L0", None):
-        raise ArgumentError("platform: expected what collective calls run on, as rack, fidelity or window is given")
-    on = None if platform is None else json.dumps(fabric, default=_plain)
-    ranks, operators, figures, calls, collectives = _core.plan_chakra(folder, json.dumps(rows), on)
+    flits = _flits(window, virtual_channels, buffer, error_rate)
+    if platform is None and (rack, fidelity, flits) != (None, "L0", _flits(None, None, None, 0.0)):
+        raise ArgumentError("platform: expected what collective calls run on, as rack, fidelity or flits are given")
+    fabric = {"platform": platform, "rack": rack, "fidelity": fidelity, "flits": flits}
+    on = None if platform is None else _json(fabric)
+    ranks, operators, figures, calls, collectives = _core.plan_chakra(folder, _json(rows), on)
     table = np.frombuffer(figures).reshape(*columns["compute"].shape, len(ranks) + len(operators))
     rank_s = table[..., : len(ranks)]
     found = columns | {"total_s": rank_s.max(axis=-1), "rank_s": rank_s, "operator_s": table[..., len(ranks) :]}
@@ -1024,7 +1020,7 @@ def tier(
         "slow_cost": slow_cost,
         "server_watts": server_watts,
     }
-    figures = _core.plan_tier(json.dumps(question, default=_plain), json.dumps(rows))
+    figures = _core.plan_tier(_json(question), _json(rows))
     return columns | _figures(figures, columns, _OF_TIER)
 
 
@@ -1086,7 +1082,7 @@ def offload(
     arrays = np.broadcast_arrays(*numbers.values())
     rows = np.stack(arrays, axis=-1)
     shape = rows.shape[:-1]
-    settings = json.dumps({"gpus": gpus, **given}, default=_plain)
+    settings = _json({"gpus": gpus, **given})
     places = [tuple(row) for row in rows.reshape(-1, 3).tolist()]
     with _described(model) as file:
         objects, tiers, figures, said = _core.plan_offload(file, platform, settings, places, policies)
@@ -1152,6 +1148,13 @@ def _numbers(name: str, column: ArrayLike) -> NDArray[np.uint32]:
     return array.astype(np.uint32)
 
 
+def _flits(
+    window: int | None, virtual_channels: int | None, buffer: int | None, error_rate: float
+) -> dict[str, int | float | None]:
+    """What flits need beside a platform, by the keys of a question."""
+    return {"window_bytes": window, "channels": virtual_channels, "buffer": buffer, "error_rate": error_rate}
+
+
 def _rows(given: Mapping[str, tuple[str, Any]]) -> tuple[dict[str, NDArray[Any]], list[dict[str, Any]]]:
     """Columns, broadcast against each other without those that are None, and their rows by the keys of a question."""
     there = {name: (key, np.asarray(it)) for name, (key, it) in given.items() if it is not None}
@@ -1170,9 +1173,30 @@ def _figures(figures: bytes, columns: Mapping[str, NDArray[Any]], names: Sequenc
     return {name: table[..., index] for index, name in enumerate(names)}
 
 
-def _plain(number: Any) -> Any:
-    """A number of NumPy as one of Python."""
-    return number.item()
+def _json(question: Any) -> str:
+    """A question as JSON, which has no number that is not finite."""
+    try:
+        return json.dumps(question, default=_plain, allow_nan=False)
+    except ValueError:
+        name, number = next(_unbounded("", question))
+        raise ArgumentError(f"{name.removesuffix('_bytes')} is {number}; give finite numbers") from None
+
+
+def _unbounded(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Each number of a question that is not finite, with its key."""
+    if isinstance(value, dict):
+        for key, each in cast("dict[str, Any]", value).items():
+            yield from _unbounded(key, each)
+    elif isinstance(value, list):
+        for each in cast("list[Any]", value):
+            yield from _unbounded(name, each)
+    elif isinstance(value, float | np.floating) and not np.isfinite(value):
+        yield name, float(value)
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as one of Python, and a path as text."""
+    return fspath(value) if isinstance(value, PathLike) else value.item()
 
 
 def _typed(kind: Any, value: Any) -> Any:

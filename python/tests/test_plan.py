@@ -149,6 +149,38 @@ def test_patterns_on_fabrics_are_those_of_the_command() -> None:
         plan.fabric("nvl72-cxl", 144, pattern="storm")
     with pytest.raises(polder.ArgumentError, match="flows, more than the 4194304"):
         plan.fabric("nvl72-cxl", 10**8)
+    # What is left out is what the command takes, a permutation's seed too.
+    assert plan.fabric("nvl72-ndr", 144)["total_s"] == said("fabric --platform nvl72-ndr --gpus 144")["total_s"]
+    for given, why in (
+        ({"message": float("nan")}, "message is nan; give finite numbers"),
+        ({"window": float("inf")}, "window is inf; give finite numbers"),
+        ({"error_rate": np.float32("nan")}, "error_rate is nan; give finite numbers"),
+    ):
+        with pytest.raises(polder.ArgumentError, match=f"^{why}$"):
+            plan.fabric("nvl72-cxl", 144, fidelity="L2", **given)
+
+
+def test_every_front_takes_what_flits_need(tmp_path: Path) -> None:
+    wrong = {"fidelity": "L2", "error_rate": 0.9}
+    trace = traced(tmp_path / "trace")
+    network = {"latency": 1e-6, "bandwidth": 1e9, "hosts": 2, "platform": "cmpi", "path": "tcp-smartnic"}
+    called = {"collective_name": "alltoall", "dtype": "Float", "in_msg_nelems": 1 << 20, "pg_size": 8}
+    empty = {"shapes": [], "types": []}
+    attrs = [{"name": it, "value": of} for it, of in called.items()]
+    node = {"id": 2, "name": "record_param_comms", "inputs": empty, "outputs": empty, "attrs": attrs}
+    Path(tmp_path, "rank-0.json").write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": [node]}))
+    rates = {"compute": 1e9, "memory": 1e9, "launch": 0.0}
+    with pytest.raises(polder.ArgumentError, match="error rate: expected 0 to 0.5, found 0.9"):
+        plan.train("llama3-8b", "dgx-h100", 8, **wrong)
+    with pytest.raises(polder.ArgumentError, match="error rate: expected 0 to 0.5, found 0.9"):
+        plan.mpi(trace, **network, **wrong)
+    with pytest.raises(polder.ArgumentError, match="error rate: expected 0 to 0.5, found 0.9"):
+        plan.chakra(tmp_path, **rates, platform="dgx-h100", **wrong)
+    mixed = plan.mixed("llama3-8b", {"nvl72": 8, "ualink": 8}, tp=8, batch=20, **wrong)
+    assert "error rate: expected 0 to 0.5, found 0.9" in mixed["reason"][()]
+    for flits in ({"virtual_channels": 2}, {"buffer": 64}):
+        clean = plan.chakra(tmp_path, **rates, platform="dgx-h100", fidelity="L2", **flits)
+        assert clean["communication_s"][0] > 0
 
 
 def said(words: str) -> Any:
