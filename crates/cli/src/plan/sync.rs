@@ -135,7 +135,7 @@ fn layers(texts: &[String]) -> Result<Vec<u64>, Failure> {
     }
     match layers.iter().any(|bytes| *bytes > 0) {
         true => Ok(layers),
-        false => Err(Failure("--layers: expected 1 B of gradients or more, found 0 B".into())),
+        false => Err(Failure("--layers: expected 1 B of gradients or more".into())),
     }
 }
 
