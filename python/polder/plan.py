@@ -1178,7 +1178,7 @@ def _json(question: Any) -> str:
     try:
         return json.dumps(question, default=_plain, allow_nan=False)
     except ValueError:
-        name, number = next(_unbounded("", question))
+        name, number = next(_unbounded("", json.loads(json.dumps(question, default=_plain))))
         raise ArgumentError(f"{name.removesuffix('_bytes')} is {number}; give finite numbers") from None
 
 
@@ -1190,13 +1190,13 @@ def _unbounded(name: str, value: Any) -> Iterator[tuple[str, float]]:
     elif isinstance(value, list):
         for each in cast("list[Any]", value):
             yield from _unbounded(name, each)
-    elif isinstance(value, float | np.floating) and not np.isfinite(value):
-        yield name, float(value)
+    elif isinstance(value, float) and not np.isfinite(value):
+        yield name, value
 
 
 def _plain(value: Any) -> Any:
     """A number of NumPy as one of Python, and a path as text."""
-    return fspath(value) if isinstance(value, PathLike) else value.item()
+    return fspath(cast("PathLike[str]", value)) if isinstance(value, PathLike) else value.item()
 
 
 def _typed(kind: Any, value: Any) -> Any:
