@@ -230,8 +230,8 @@ def first(rows: dict[str, dict[str, str]]) -> list[str]:
         (
             "keep the services of a host on their tier of memory",
             "shares and opt-outs that hold, and settings that are restored after `kill -9`",
-            "`make lab`, then `polder doctor`, of which exit status 1 says that nothing can be "
-            "tiered on this host, such as one without slow memory",
+            "`make lab`, then `polder doctor`. Its exit status is 1 if this host lacks what tiering needs, "
+            "such as slow memory",
         ),
         (
             "plan a training machine",

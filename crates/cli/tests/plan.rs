@@ -2227,6 +2227,21 @@ fn a_snoop_filter_that_knows_less_than_is_cached_invalidates_copies() {
 }
 
 #[test]
+fn a_program_that_took_no_time_has_no_error_in_percent() {
+    let scratch = polder_mem::testing::Scratch::new();
+    let folder = scratch.path().display();
+    std::fs::write(scratch.path().join("rank-0"), "polder-mpi-trace 1\nrank 0 1 here\nend 0\n").unwrap();
+    let text = said(&format!("mpi {folder} --latency 1us --bandwidth 5GB/s"));
+    assert!(text.contains(": 1 rank on 1 host, 0 messages of ") && !text.contains('%'), "{text}");
+    let line =
+        refused(&format!("chakra {folder} --compute 1TFLOP/s --memory 1GB/s --launch 1us --measured 0s"));
+    assert!(line.ends_with("--measured: expected a time above 0"), "{line}");
+    // What is always refused is no option that a user should find.
+    let help = said("mpi --help");
+    assert!(help.contains("--buffer") && !help.contains("--window"), "{help}");
+}
+
+#[test]
 fn workers_on_a_platform_reach_the_same_at_each_fidelity() {
     let sync = "sync --layers 4x2MB --workers 16 --forward 40ms --backward 80ms --platform dgx-h100";
     let [alone, flows, flits] = ["L0", "L1", "L2"].map(|fidelity| {
