@@ -184,11 +184,15 @@ class Fabrics:
 
 @dataclasses.dataclass(frozen=True)
 class Flits:
-    """What of a step was followed flit by flit: of each message at most a window, flits times links, and replays."""
+    """What of a step was followed flit by flit: of each message at most a window, flits times links, and replays.
+
+    A window shorter than ``steady_window_bytes`` sees rates that are not steady.
+    """
 
     window_bytes: float | None
     flit_hops: int
     replays: int
+    steady_window_bytes: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -528,7 +532,7 @@ def fabric(
     dict of str to ndarray
         What was given, broadcast against each other; then as float64 ``total_s``, when the last message of the last
         step has arrived, ``p50_s``, ``p90_s``, ``p99_s`` and ``max_s`` of the messages of a step, and ``bytes_per_s``
-        that reach an accelerator.
+        that reach an accelerator, NaN with ``"L0"``, where no two messages share its links.
 
     Raises
     ------

@@ -61,7 +61,7 @@ def test_flows_are_those_of_the_command() -> None:
     alone = plan.train("llama3-70b", "nvl72-cxl", 144, batch=144, tp=8, pp=2)
     assert alone.flits is None and flits.flits and flits.flits.flit_hops > 0
     assert flits.step.total_s == pytest.approx(alone.step.total_s, rel=0.02)
-    with pytest.raises(polder.ArgumentError, match=r"flit-hops, more than the .* that are followed; give a window of"):
+    with pytest.raises(polder.ArgumentError, match=r"flit-hops, more than the .* that are followed; give --window"):
         plan.train("llama3-70b", "nvl72-cxl", 4608, batch=4608, tp=8, pp=4, fidelity="L2")
     with pytest.raises(polder.ArgumentError, match="failed links change flows alone; take fidelity L1"):
         plan.train("llama3-70b", "nvl72-ndr", 288, batch=288, tp=8, pp=4, failed=[(0, 2048)])

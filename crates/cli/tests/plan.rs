@@ -1400,9 +1400,9 @@ fn a_step_of_too_many_flits_is_refused_before_any_is_followed() {
     let line = refused(&format!("{step} --fidelity L2"));
     let (_, rest) = line.split_once("nvl72-cxl: flit by flit it takes ").unwrap_or_else(|| panic!("{line}"));
     let (hops, rest) =
-        rest.split_once(" flit-hops, more than the 500000000 that are followed; give a window of ").unwrap();
+        rest.split_once(" flit-hops, more than the 500000000 that are followed; give --window ").unwrap();
     assert!(hops.parse::<u64>().unwrap() > 500_000_000, "{line}");
-    assert!(rest.ends_with(" of each message, or fidelity L1"), "{line}");
+    assert!(rest.ends_with("KiB of each message, or fidelity L1"), "{line}");
     let line = refused(&format!("{step} --window 1MiB"));
     assert!(line.contains("fidelity: expected L2, which windows, channels"), "{line}");
 }
@@ -1423,7 +1423,7 @@ fn failed_links_slow_a_step_and_are_refused_where_they_cannot_be() {
     assert!(text.contains("at the same time (--fidelity L1), without 30 failed links\n"), "{text}");
     let cut: Vec<_> = (2048..2080).map(|spine| format!("0-{spine}")).collect();
     for (options, error) in [
-        ("--fidelity L2".into(), " flit-hops, more than the 500000000 that are followed; give a window of "),
+        ("--fidelity L2".into(), " flit-hops, more than the 500000000 that are followed; give --window "),
         ("--failed 0-2048".to_owned(), "failed links change flows alone; take fidelity L1 or L2"),
         (
             "--fidelity L1 --failed 0-2048,0-2048".into(),
@@ -1843,6 +1843,15 @@ fn messages_of_a_pattern_share_the_links_of_a_fabric() {
     let text = said("fabric --platform nvl72-cxl --gpus 128 --message 4MiB --fidelity L2 --window 256KiB");
     let alone = said(&format!("{pattern} --fidelity L0"));
     assert!(!alone.contains("most used links") && alone.contains("nothing shares a link"), "{alone}");
+    assert!(!alone.contains('%'), "{alone}");
+    // Too short for the longest way, and the window that is named is not.
+    let short = "fabric --platform nvl72-cxl --gpus 128 --message 4MiB --fidelity L2 --window";
+    let text_of = |window: &str| said(&format!("{short} {window}"));
+    let unsteady = text_of("64KiB");
+    let (_, rest) =
+        unsteady.split_once("rates are steady from --window ").unwrap_or_else(|| panic!("{unsteady}"));
+    let steady = text_of(rest.split_once(' ').unwrap().0);
+    assert!(!steady.contains("rates are steady"), "{steady}");
     for line in [
         "fabric between racks, simulated flit by flit (--fidelity L2)\n",
         " steps of flits of the first 262 kB of each message",
@@ -1932,7 +1941,7 @@ fn a_pattern_that_cannot_be_is_refused_in_one_line() {
             "window: expected 32 KiB or more, which are 8 flits on each link",
         ),
         ("1024 --fidelity L2 --window x", "--window: "),
-        ("1024 --fidelity L2 --virtual-channels 0", "virtual channels: expected 1 to 64, found 0"),
+        ("1024 --fidelity L2 --virtual-channels 0", "virtual channels: expected 1 to 255, found 0"),
         ("1024 --fidelity L2 --buffer 0", "buffer: expected 1 flit or more, found 0"),
         ("1024 --fidelity L2 --error-rate 0.9", "error rate: expected 0 to 0.5, found 0.9"),
         ("1024 --fidelity L2 --message 1TB", " of each message, or fidelity L1"),
@@ -2255,10 +2264,7 @@ fn workers_on_a_platform_reach_the_same_at_each_fidelity() {
     let text = said(&format!("{sync} --fidelity L1"));
     assert!(text.contains("an all-reduce among workers on dgx-h100 reaches "), "{text}");
     let line = refused(&format!("{} --fidelity L2", sync.replace("4x2MB", "4x2TB --shard 1GB")));
-    assert!(
-        line.contains(" flit-hops, more than the 500000000 that are followed; give a window of "),
-        "{line}"
-    );
+    assert!(line.contains(" flit-hops, more than the 500000000 that are followed; give --window "), "{line}");
 }
 
 #[test]

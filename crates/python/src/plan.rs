@@ -81,14 +81,14 @@ pub(crate) fn plan_memory<'py>(
 }
 
 /// Patterns on fabrics, a list of questions in JSON: of each 64-bit floats, the time of all steps, four quantiles of a step's messages and bytes
-/// a second.
+/// a second, NaN in closed form.
 #[pyfunction]
 pub(crate) fn plan_fabric<'py>(py: Python<'py>, questions: &str) -> PyResult<Bound<'py, PyBytes>> {
     let questions: Vec<FabricQuestion> = asked(questions, &["flits."])?;
     let found = py.detach(|| questions.iter().map(answer).collect::<Result<Vec<_>, _>>()).map_err(wrong)?;
     let figures = found.into_iter().flat_map(|it| {
         let of = it.seconds;
-        [it.total_s, of.p50_s, of.p90_s, of.p99_s, of.max_s, it.bytes_per_s]
+        [it.total_s, of.p50_s, of.p90_s, of.p99_s, of.max_s, it.bytes_per_s.unwrap_or(f64::NAN)]
     });
     Ok(floats(py, figures))
 }

@@ -22,4 +22,4 @@ pub use pattern::{
 };
 pub use sharing::{Flow, finish_times};
 pub use transfers::{FlitCount, FlitOptions, TransferError, TransferTimes, Transfers};
-pub(crate) use transfers::{MOST_FLOWS, expect_few, expect_few_of_all, flit_payload};
+pub(crate) use transfers::{FlitWork, MOST_FLOWS, expect_few_of_all, flit_payload};

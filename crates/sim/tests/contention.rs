@@ -4,7 +4,7 @@ use polder_platform::{Fabric, Platform, Topology};
 use polder_sim::Fidelity;
 use polder_sim::contention::{
     FabricError, FabricQuestion, FlitOptions, Flow, Network, NetworkError, Node, Routing, TrafficPattern,
-    TransferError, answer, finish_times,
+    TransferError, Transfers, answer, finish_times,
 };
 
 /// The same numbers from the same seed.
@@ -299,9 +299,54 @@ fn a_window_ends_as_the_whole_does() {
         matches!(error, FabricError::Transfers { error: TransferError::TooManyFlits { .. }, .. }),
         "{error}"
     );
-    assert!(
-        error.to_string().contains("; give a window of ") && error.to_string().ends_with("or fidelity L1")
-    );
+    assert!(error.to_string().contains("; give --window ") && error.to_string().ends_with("or fidelity L1"));
+}
+
+#[test]
+fn what_flits_cannot_hold_is_refused() {
+    let flits = |fidelity| FabricQuestion { fidelity, ..question(TrafficPattern::Ring, 8) };
+    let window = FlitOptions { window_bytes: Some(1048576.0), ..FlitOptions::default() };
+    let long = FabricQuestion { message_bytes: 1e30, flits: window, ..flits(Fidelity::L2) };
+    let error = answer(&long).unwrap_err().to_string();
+    assert!(error.contains("message: expected 9e15 flits on a link or fewer, or fidelity L1"), "{error}");
+    let far = fabric(Topology::Torus { dimensions: [600, 1, 1], endpoints: 2 }, 16);
+    let slow = {
+        let mut slow = fabric(Topology::SingleHop, 64);
+        slow.link.propagation = polder_platform::Time::new(20_000.0);
+        slow
+    };
+    let times = |fabric: &Fabric, to: u32, channels: Option<u32>| {
+        let flits = FlitOptions { channels, ..FlitOptions::default() };
+        let transfers = Transfers {
+            fabric,
+            reached: 1.0,
+            bytes: 4096.0,
+            step_s: 0.0,
+            routing: Routing::Minimal,
+            seed: 1,
+            fidelity: Fidelity::L2,
+            flits,
+        };
+        transfers.times(&mut Network::new(fabric, to + 1).unwrap(), &[(0, to)])
+    };
+    let error = times(&far, 600, None).unwrap_err();
+    assert_eq!(error, TransferError::TooManyChannels { needs: 300, most: 255 });
+    assert_eq!(times(&far, 600, Some(255)).unwrap().flits.unwrap().channels, 255);
+    let error = times(&slow, 1, None).unwrap_err().to_string();
+    assert!(error.ends_with("expected 1000 s or less, or fidelity L1, found 20000 s"), "{error}");
+}
+
+/// In closed form nothing is said of links, because each message has them to itself.
+#[test]
+fn links_have_a_use_where_messages_share_them() {
+    for (fidelity, is_known) in [(Fidelity::L0, false), (Fidelity::L1, true), (Fidelity::L2, true)] {
+        let asked =
+            FabricQuestion { message_bytes: 65536.0, fidelity, ..question(TrafficPattern::Incast, 80) };
+        let found = answer(&asked).unwrap();
+        assert!(!found.links.is_empty() && found.links.iter().all(|it| it.used.is_some() == is_known));
+        let between = found.mean_used_between_switches.is_some();
+        assert_eq!((between, found.bytes_per_s.is_some()), (is_known, is_known), "{fidelity:?}");
+    }
 }
 
 #[test]
@@ -335,7 +380,8 @@ fn patterns_take_what_their_busiest_links_carry() {
     assert!(apart.seconds.max_s > 1.9 * ring.seconds.max_s && apart.seconds.max_s > adaptive.seconds.max_s);
     // What each link carried, of what it could: none more than all of it.
     assert!(
-        apart.links.iter().all(|it| it.used <= 1.0 + 1e-9) && apart.links[0].used > 0.99,
+        apart.links.iter().all(|it| it.used.is_some_and(|used| used <= 1.0 + 1e-9))
+            && apart.links[0].used.is_some_and(|used| used > 0.99),
         "{:?}",
         apart.links[0]
     );

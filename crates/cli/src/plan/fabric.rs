@@ -126,7 +126,6 @@ fn title(found: &FabricAnswer) -> String {
 }
 
 fn print(found: &FabricAnswer) {
-    let share = 100.0 * found.bytes_per_s / found.payload_bytes_per_s;
     println!("{}, fabric {} racks, simulated {}", title(found), found.fabric, looked(found));
     println!("ends after {}", time(found.total_s));
     if found.steps > 1 {
@@ -150,24 +149,26 @@ fn print(found: &FabricAnswer) {
             slowest.from, slowest.to, slowest.slowdown
         );
     }
-    println!(
-        "each accelerator that receives gets {}/s on average until the last message has ended, {share:.0}% of its links' {}/s",
-        size(found.bytes_per_s),
-        size(found.payload_bytes_per_s)
-    );
-    if found.question.fidelity != Fidelity::L0 {
+    if let Some(rate) = found.bytes_per_s {
+        println!(
+            "each accelerator that receives gets {}/s on average until the last message has ended, {:.0}% of its links' {}/s",
+            size(rate),
+            100.0 * rate / found.payload_bytes_per_s,
+            size(found.payload_bytes_per_s)
+        );
         print_links(found);
     }
     println!("{}", assumed(found));
 }
 
-/// The links that carry most of what they could; what shares nothing says nothing of them.
+/// The links that carry most of what they could.
 fn print_links(found: &FabricAnswer) {
     println!();
     let mut rows = vec![["most used links", "flows", "used"].map(String::from).to_vec()];
     for it in found.links.iter().take(LISTED) {
         let LinkUse { from, to, flows, used } = it;
-        rows.push(vec![format!("{from} to {to}"), flows.to_string(), format!("{:.0}%", 100.0 * used)]);
+        let used = used.map_or_else(String::new, |it| format!("{:.0}%", 100.0 * it));
+        rows.push(vec![format!("{from} to {to}"), flows.to_string(), used]);
     }
     table::print(&rows);
     if let Some(mean) = found.mean_used_between_switches {
@@ -201,8 +202,9 @@ fn assumed(found: &FabricAnswer) -> String {
         (_, Some(it)) => {
             let window = match it.window_bytes < found.step_bytes {
                 true => format!(
-                    " of the first {} of each message, the rest at the rate of their second half",
-                    size(it.window_bytes)
+                    " of the first {} of each message, the rest at the rate of their second half{}",
+                    size(it.window_bytes),
+                    unsteady(it.window_bytes, it.steady_window_bytes)
                 ),
                 false => String::new(),
             };
@@ -220,6 +222,17 @@ fn assumed(found: &FabricAnswer) -> String {
     format!("{routing} (--routing){failed}; {shared}; all messages begin together")
 }
 
+/// What has to be said of a window that is shorter than the longest way.
+pub(super) fn unsteady(window_bytes: f64, steady_window_bytes: f64) -> String {
+    match window_bytes < steady_window_bytes {
+        true => format!(
+            ", which ends before flits have crossed the longest way: rates are steady from --window {}KiB on",
+            (steady_window_bytes / 1024.0).ceil()
+        ),
+        false => String::new(),
+    }
+}
+
 fn csv(found: &FabricAnswer) -> Result<String, Failure> {
     let mut writer = ::csv::Writer::from_writer(vec![]);
     for message in &found.messages {
@@ -230,7 +243,12 @@ fn csv(found: &FabricAnswer) -> Result<String, Failure> {
 
 /// One page that needs nothing else.
 fn page(found: &FabricAnswer) -> Result<String, Failure> {
-    let links: Vec<Value> = found.links.iter().map(|it| json!([it.from, it.to, it.flows, it.used])).collect();
+    // In closed form no use of a link is known, and none is drawn.
+    let links: Vec<Value> = found
+        .links
+        .iter()
+        .filter_map(|it| it.used.map(|used| json!([it.from, it.to, it.flows, used])))
+        .collect();
     let data = json!({
         "about": format!("{}. Simulated {}: {}.", title(found), looked(found), assumed(found)),
         "ends": found.messages.iter().map(|it| it.end_s).collect::<Vec<_>>(),

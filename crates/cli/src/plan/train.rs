@@ -12,6 +12,7 @@ use polder_sim::{
     StepFlits, TierUse, Tiers, Zero, accelerators, alternatives, counted, grouped, listed,
 };
 
+use super::fabric::unsteady;
 use super::fidelity::Closeness;
 use super::memory::size;
 use super::{page, table, trace};
@@ -540,9 +541,10 @@ fn print_layout(answer: &Answer, others: &[&Answer]) {
 pub(super) fn looked_line(answer: &Answer) -> String {
     let how = match (answer.fidelity, &answer.flits) {
         (Fidelity::L0, _) => "in closed form, each transfer as if it were alone (--fidelity L0)".into(),
-        (Fidelity::L2, Some(StepFlits { window_bytes, flit_hops, replays })) => {
-            let window = window_bytes
-                .map_or_else(String::new, |it| format!(" of the first {} of each message", size(it)));
+        (Fidelity::L2, Some(StepFlits { window_bytes, flit_hops, replays, steady_window_bytes })) => {
+            let window = window_bytes.map_or_else(String::new, |it| {
+                format!(" of the first {} of each message{}", size(it), unsteady(it, *steady_window_bytes))
+            });
             let [hops, again] = [*flit_hops, *replays].map(grouped);
             format!(
                 "by the flits of all groups at the same time (--fidelity L2): {hops} flit-hops{window}, {again} sent again"

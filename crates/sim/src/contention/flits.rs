@@ -86,8 +86,12 @@ impl Deadlock {
     }
 }
 
-/// A second in the simulator's own unit, femtoseconds: a flit takes thousands of them, and 5 hours fit.
+/// A second in the simulator's own unit, femtoseconds: a flit takes thousands of them.
 const SECOND: f64 = 1e15;
+/// Where the clock begins anew, after 2.6 hours: so it never ends, and every delay fits behind.
+const LATEST: u64 = u64::MAX / 2;
+/// Seconds that a flit takes on a link or in a switch, at most.
+const LONGEST_S: f64 = 1000.0;
 
 /// No channel: what a port itself sends comes over no link.
 const NONE: u32 = u32::MAX;
@@ -144,6 +148,8 @@ pub(crate) enum News {
 
 /// The state of all links.
 pub(crate) struct Flits {
+    /// When the clock began that times of events are of, in femtoseconds.
+    epoch: u128,
     /// When the last event was, and what happened that nobody was told.
     now: u64,
     news: Vec<News>,
@@ -167,7 +173,7 @@ pub(crate) struct Flits {
     again: Vec<u32>,
     /// Flits of each flow that have not arrived, and when the last did.
     left: Vec<u64>,
-    ends: Vec<u64>,
+    ends: Vec<f64>,
     /// Flits that arrive in a switch; links that become free; links that hear of damage; credits.
     arrivals: Line,
     frees: Line,
@@ -183,7 +189,8 @@ pub(crate) struct Flits {
 /// When buffers wait for each other in a circle.
 ///
 /// # Panics
-/// When a flow has no way, more channels than there are, or no flits; when a buffer holds nothing. The caller checks that.
+/// When a flow has no way, more channels than there are, or no flits; when a buffer holds nothing, or a delay is longer than 1,000 s. The
+/// caller checks that.
 pub fn follow(timing: &FlitTiming, links: usize, flows: &[FlitFlow]) -> Result<FlitRun, Deadlock> {
     let mut flits = Flits::new(timing, links);
     let mut starts: Vec<_> = flows.iter().map(|it| (femtoseconds(it.start_s), flits.add(it))).collect();
@@ -194,30 +201,38 @@ pub fn follow(timing: &FlitTiming, links: usize, flows: &[FlitFlow]) -> Result<F
         return Err(Deadlock { circle: flits.circle(), left });
     }
     flits.check_credits(timing.buffer);
-    Ok(FlitRun {
-        ends_s: flits.ends.iter().map(|end| *end as f64 / SECOND).collect(),
-        flit_hops: flits.flit_hops,
-        replays: flits.replayed,
-    })
+    Ok(FlitRun { ends_s: flits.ends, flit_hops: flits.flit_hops, replays: flits.replayed })
 }
 
-fn femtoseconds(seconds: f64) -> u64 {
-    (seconds * SECOND).round() as u64
+fn femtoseconds(seconds: f64) -> u128 {
+    (seconds * SECOND).round() as u128
+}
+
+impl FlitTiming {
+    /// The longest of its delays, and whether it is one that can be followed.
+    pub(crate) fn longest_s(&self) -> (f64, bool) {
+        let delays = [self.flit_s, self.interval_s, self.propagation_s, self.switch_s];
+        let longest = delays.into_iter().fold(0.0, f64::max);
+        (longest, longest <= LONGEST_S)
+    }
 }
 
 impl Flits {
     /// So many links, with no flow on them.
     ///
     /// # Panics
-    /// When a buffer holds nothing, or there are no channels or too many.
+    /// When a buffer holds nothing, there are no channels or too many, or a delay is too long.
     pub(crate) fn new(timing: &FlitTiming, links: usize) -> Self {
         assert!(timing.buffer > 0 && (1..=255).contains(&timing.channels), "buffers and channels");
+        assert!(timing.longest_s().1, "delays");
         let [flit, interval, propagation, switch] =
-            [timing.flit_s, timing.interval_s, timing.propagation_s, timing.switch_s].map(femtoseconds);
+            [timing.flit_s, timing.interval_s, timing.propagation_s, timing.switch_s]
+                .map(|it| femtoseconds(it) as u64);
         let channels = timing.channels as usize;
         // A draw below it is damage.
         let error = (timing.error_rate.clamp(0.0, 1.0) * u64::MAX as f64) as u64;
         Self {
+            epoch: 0,
             now: 0,
             news: vec![],
             channels,
@@ -271,18 +286,20 @@ impl Flits {
             input = output;
         }
         self.left.push(it.flits);
-        self.ends.push(0);
+        self.ends.push(0.0);
         flow
     }
 
-    /// Lets a flow start at this second, or now if that is later.
+    /// Lets a flow start at this second, or now if that is later. All that happens until then has to be done.
     pub(crate) fn start(&mut self, flow: u32, start_s: f64) {
-        self.begin(flow, femtoseconds(start_s).max(self.now));
+        self.begin(flow, femtoseconds(start_s));
     }
 
     /// Does the next event if it is not later than this second; says whether it did.
     pub(crate) fn advance_until(&mut self, until_s: Option<f64>) -> bool {
-        self.advance(until_s.map_or(u64::MAX, femtoseconds))
+        let until = until_s.map_or(u128::MAX, femtoseconds);
+        self.near(until).is_some_and(|near| self.advance(near))
+            || self.wound(until) && self.near(until).is_some_and(|near| self.advance(near))
     }
 
     /// What happened since it was asked last.
@@ -296,18 +313,63 @@ impl Flits {
     }
 
     /// Until nothing happens any more.
-    fn run(&mut self, starts: &[(u64, u32)]) {
+    fn run(&mut self, starts: &[(u128, u32)]) {
         for (at, flow) in starts {
-            while self.advance(*at) {}
+            self.run_until(*at);
             self.begin(*flow, *at);
         }
-        while self.advance(u64::MAX) {}
+        self.run_until(u128::MAX);
+    }
+
+    fn run_until(&mut self, until: u128) {
+        while let Some(near) = self.near(until) {
+            while self.advance(near) {}
+            if !self.wound(until) {
+                break;
+            }
+        }
+    }
+
+    /// The time by this clock, at its end if it is later; nothing where it is before its begin.
+    fn near(&self, until: u128) -> Option<u64> {
+        Some(until.checked_sub(self.epoch)?.min(LATEST.into()) as u64)
+    }
+
+    /// Lets the clock begin anew if the next event is beyond its end, but not later than this; says whether it did.
+    fn wound(&mut self, until: u128) -> bool {
+        let next = self.next();
+        let is_beyond = next > LATEST && next < u64::MAX && self.epoch + u128::from(next) <= until;
+        if is_beyond {
+            self.wind(next.into());
+        }
+        is_beyond
+    }
+
+    /// Lets the clock begin anew at this time by it, which no event is before.
+    fn wind(&mut self, to: u128) {
+        for line in [&mut self.arrivals, &mut self.frees, &mut self.replays, &mut self.returns] {
+            line.events.iter_mut().for_each(|(at, _)| *at -= to as u64);
+        }
+        (self.epoch, self.now) = (self.epoch + to, 0);
+    }
+
+    /// When the next event is; the end of time if there is none.
+    fn next(&self) -> u64 {
+        let lines = [&self.arrivals, &self.frees, &self.replays, &self.returns];
+        lines.into_iter().map(Line::next).fold(u64::MAX, u64::min)
     }
 
     /// A port is its first hop's queue.
-    fn begin(&mut self, flow: u32, now: u64) {
-        self.now = now;
-        self.offer(self.firsts[flow as usize], self.left[flow as usize], now);
+    fn begin(&mut self, flow: u32, at: u128) {
+        let mut after = at.saturating_sub(self.epoch).max(self.now.into());
+        if after > LATEST.into() {
+            let next = self.next();
+            let to = if next < u64::MAX { after.min(next.into()) } else { after };
+            self.wind(to);
+            after -= to;
+        }
+        self.now = after as u64;
+        self.offer(self.firsts[flow as usize], self.left[flow as usize], self.now);
     }
 
     fn advance(&mut self, until: u64) -> bool {
@@ -412,13 +474,17 @@ impl Flits {
         *left -= 1;
         if *left == 0 {
             let end = now + self.flit + self.propagation;
-            self.ends[flow as usize] = end;
+            self.ends[flow as usize] = self.seconds(end);
             self.tell(News::Arrived, flow, end);
         }
     }
 
     fn tell(&mut self, what: fn(u32, f64) -> News, flow: u32, at: u64) {
-        self.news.push(what(flow, at as f64 / SECOND));
+        self.news.push(what(flow, self.seconds(at)));
+    }
+
+    fn seconds(&self, at: u64) -> f64 {
+        (self.epoch + u128::from(at)) as f64 / SECOND
     }
 
     /// Channels whose full buffers wait for each other.
@@ -489,6 +555,22 @@ mod tests {
             let expected = 1e-6 + 3.0 * (2e-9 + 25e-9) + 2.0 * 250e-9 + (flits - 1) as f64 * 2e-9;
             assert!((run.ends_s[0] / expected - 1.0).abs() < 1e-9, "{flits}: {run:?}");
             assert_eq!((run.flit_hops, run.replays), (3 * flits, 0));
+        }
+    }
+
+    /// The same flows at any hour take as long, also over the clock's end, whether links are idle then or not.
+    #[test]
+    fn a_clock_that_begins_anew_changes_nothing() {
+        let timing = FlitTiming { propagation_s: 100.0, flit_s: 10.0, interval_s: 10.0, ..timing() };
+        let flows = |from: f64| [flow(&[0, 1], 50, from), flow(&[2, 1], 50, from + 5.0)];
+        let early = follow(&timing, 3, &flows(0.0)).unwrap().ends_s;
+        for from in [9_000.0, 9_200.0, 18_400.0, 40_000.0, 1e9] {
+            let [first, later] = [flows(0.0), flows(from)].map(|it| it.to_vec());
+            let run = follow(&timing, 3, &[first, later].concat()).unwrap();
+            for (at, end) in run.ends_s.iter().enumerate() {
+                let expected = early[at % 2] + if at < 2 { 0.0 } else { from };
+                assert!((end - expected).abs() < 1e-6, "{from}: {run:?}, not {early:?}");
+            }
         }
     }
 

@@ -249,8 +249,8 @@ pub struct LinkUse {
     pub to: String,
     /// Flows that cross it. A message is a flow on each link of its accelerator.
     pub flows: u32,
-    /// The part of what it could carry until the last flow ends.
-    pub used: f64,
+    /// The part of what it could carry until the last flow ends; nothing in closed form, where each message is alone on its links.
+    pub used: Option<f64>,
 }
 
 /// What comes of a pattern.
@@ -270,15 +270,16 @@ pub struct FabricAnswer {
     pub total_s: f64,
     /// Of messages of a step.
     pub seconds: Quantiles,
-    /// Bytes a second that reach an accelerator, on average until the last message ends.
-    pub bytes_per_s: f64,
+    /// Bytes a second that reach an accelerator, on average until the last message ends; nothing in closed form, where no two messages share
+    /// its links.
+    pub bytes_per_s: Option<f64>,
     /// What an accelerator's links carry, less what the platform's fit says is never reached.
     pub payload_bytes_per_s: f64,
     /// Every message of a step, by sender.
     pub messages: Vec<FlowTime>,
     /// Links that are crossed, the most used first.
     pub links: Vec<LinkUse>,
-    /// The mean use of the links between switches that a message crosses; none where none does.
+    /// The mean use of the links between switches that a message crosses; none where none does, and in closed form.
     pub mean_used_between_switches: Option<f64>,
     /// What was followed flit by flit, with fidelity L2.
     pub flits: Option<FlitCount>,
@@ -338,7 +339,10 @@ pub fn answer(question: &FabricQuestion) -> Result<FabricAnswer, FabricError> {
     let total_s =
         seconds.max_s * f64::from(steps) + fabric.software.call.value() * f64::from(u8::from(steps > 1));
     let receivers = if question.pattern == TrafficPattern::Incast { 1.0 } else { f64::from(count) };
-    let links = uses(&network, fabric.links, bytes, rate * seconds.max_s);
+    // In closed form links carry whatever is asked of them, so that no use of them follows.
+    let is_shared = question.fidelity != Fidelity::L0;
+    let could = is_shared.then_some(rate * seconds.max_s);
+    let links = uses(&network, fabric.links, bytes, could);
     Ok(FabricAnswer {
         platform: question.platform.clone(),
         fabric: scope,
@@ -347,10 +351,10 @@ pub fn answer(question: &FabricQuestion) -> Result<FabricAnswer, FabricError> {
         step_bytes,
         total_s,
         seconds,
-        bytes_per_s: step_bytes * messages.len() as f64 / receivers / seconds.max_s,
+        bytes_per_s: is_shared.then(|| step_bytes * messages.len() as f64 / receivers / seconds.max_s),
         payload_bytes_per_s: rate * f64::from(fabric.links),
         messages,
-        mean_used_between_switches: mean_between(&network, bytes, rate * seconds.max_s),
+        mean_used_between_switches: could.and_then(|could| mean_between(&network, bytes, could)),
         links,
         flits,
     })
@@ -446,7 +450,7 @@ fn quantiles(messages: &[FlowTime]) -> Quantiles {
 }
 
 /// What each crossed link carried of what it could.
-fn uses(network: &Network, each: u32, bytes: f64, could: f64) -> Vec<LinkUse> {
+fn uses(network: &Network, each: u32, bytes: f64, could: Option<f64>) -> Vec<LinkUse> {
     let named = |node| match node {
         Node::Port(port) => format!("accelerator {}", port / each),
         Node::Switch(switch) => format!("switch {switch}"),
@@ -460,7 +464,8 @@ fn uses(network: &Network, each: u32, bytes: f64, could: f64) -> Vec<LinkUse> {
         .into_iter()
         .map(|(link, flows)| {
             let (from, to) = network.ends(link);
-            LinkUse { from: named(from), to: named(to), flows, used: f64::from(flows) * bytes / could }
+            let used = could.map(|could| f64::from(flows) * bytes / could);
+            LinkUse { from: named(from), to: named(to), flows, used }
         })
         .collect()
 }

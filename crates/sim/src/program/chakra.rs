@@ -12,6 +12,7 @@ use crate::contention::{FlitOptions, MOST_FLOWS};
 use crate::fidelity::Fidelity;
 use crate::given::GivenError;
 use crate::step::cost::Pattern;
+use crate::step::flows::FollowedFlits;
 use crate::step::job::Job;
 use crate::step::layout::Refusal;
 
@@ -159,7 +160,7 @@ impl Call {
 }
 
 impl StepFabric {
-    /// Seconds of each of these calls for which a transfer stands. Those of as many ranks are priced together, so that a limit holds for all.
+    /// Seconds of each of these calls for which a transfer stands. Their flits are counted together before any is followed.
     fn seconds<'a>(
         &self,
         calls: impl Iterator<Item = &'a Call>,
@@ -179,10 +180,19 @@ impl StepFabric {
             call.check(self.fidelity)?;
             groups.entry(call.ranks).or_default().insert(call, transfer);
         }
-        for (ranks, calls) in groups {
-            let transfers: Vec<_> = calls.values().copied().collect();
-            let found = job.collectives(ranks, &transfers).map_err(refused)?;
-            seconds.extend(calls.into_keys().zip(found));
+        let followed = FollowedFlits::default();
+        let job = job.sharing(&followed);
+        let mut price = || {
+            for (ranks, calls) in &groups {
+                let transfers: Vec<_> = calls.values().copied().collect();
+                seconds.extend(calls.keys().copied().zip(job.collectives(*ranks, &transfers)?));
+            }
+            Ok::<_, Refusal>(())
+        };
+        price().map_err(refused)?;
+        if self.fidelity == Fidelity::L2 {
+            followed.begin(self.flits.window_bytes).map_err(|error| refused(error.into()))?;
+            price().map_err(refused)?;
         }
         Ok(seconds)
     }
@@ -598,6 +608,27 @@ mod tests {
                 assert!((found / expected - 1.0).abs() < 1e-9, "{name} of {ranks}: {found} {expected}");
             }
         }
+    }
+
+    /// Calls of groups of any size count together.
+    #[test]
+    fn the_flits_of_all_calls_are_refused_together() {
+        let on = StepFabric {
+            platform: "nvl72-ndr".into(),
+            rack: None,
+            fidelity: Fidelity::L2,
+            flits: FlitOptions::default(),
+        };
+        let of = |ranks, count| calling(ranks, &[("reduce_scatter_tensor", count)]);
+        // Each takes more than is followed.
+        let [one, other] = [of(8, 26_000_000_000), of(4, 26_000_000_000)];
+        let hops = |traces: &[&StepTrace]| {
+            let error = StepTrace::communication(traces, &on).unwrap_err().to_string();
+            let (_, rest) = error.split_once("flit by flit it takes ").unwrap_or_else(|| panic!("{error}"));
+            rest.split_once(" flit-hops").unwrap().0.parse::<u64>().unwrap()
+        };
+        let [first, second, both] = [&[&one][..], &[&other], &[&one, &one, &other]].map(hops);
+        assert_eq!(both, first + second);
     }
 
     #[test]

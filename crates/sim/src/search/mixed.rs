@@ -3,15 +3,19 @@
 //!
 //! A copy never spans both kinds: a rack's own fabric joins accelerators of its kind alone. Each kind is predicted as if all copies were on
 //! it, so that gradients cross the fabric between racks between all of them; the slower kind sets the pace.
+//!
+//! Flit by flit, the batch is divided by flows. Then this division and its neighbours are followed, so that the flits of all can be counted before.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use crate::contention::FlitOptions;
+use crate::contention::{FlitOptions, TransferError};
 use crate::fidelity::Fidelity;
 use crate::search::request::{Request, RequestError};
+use crate::step::flows::FollowedFlits;
 use crate::step::given::GivenLayout;
 use crate::step::layout::Refusal;
 
@@ -89,6 +93,9 @@ pub enum MixedError {
     /// What is needed is not given, or does not go together.
     #[error("{0}")]
     Layout(String),
+    /// The flits of all steps are too many.
+    #[error(transparent)]
+    Transfers(#[from] TransferError),
     /// One kind cannot run its part.
     #[error("rack {rack}: {error}")]
     Part {
@@ -119,6 +126,8 @@ impl RackPart {
 /// The steps of a kind, by the sequences of a copy.
 struct Kind<'a> {
     request: &'a MixedRequest,
+    fidelity: Fidelity,
+    followed: FollowedFlits,
     part: &'a RackPart,
     copies: u32,
     all: u32,
@@ -136,13 +145,13 @@ impl Kind<'_> {
             order: None,
             against: None,
             sequence: None,
-            fidelity: self.request.fidelity,
-            flits: self.request.flits,
+            fidelity: self.fidelity,
+            flits: if self.fidelity == Fidelity::L2 { self.request.flits } else { FlitOptions::default() },
             failed: vec![],
             layout: GivenLayout { dp: Some(copies), batch: Some(batch), ..self.request.layout.clone() },
         };
         let failed = |error| MixedError::Part { rack: self.part.rack.clone(), error: Box::new(error) };
-        let answer = request.train(1, &|_, _| ()).map_err(failed)?;
+        let answer = request.train_sharing(&self.followed).map_err(failed)?;
         match answer.fits {
             true => Ok((answer.step.total_s, answer.machine)),
             false => {
@@ -210,14 +219,18 @@ impl MixedRequest {
             }
         }
         let all = copies[0] + copies[1];
-        let kind = |at: usize| Kind {
-            request: self,
-            part: &self.parts[at],
-            copies: copies[at],
-            all,
-            known: RefCell::default(),
+        let followed = FollowedFlits::default();
+        let kinds = |fidelity: Fidelity| {
+            [0, 1].map(|at| Kind {
+                request: self,
+                fidelity,
+                followed: followed.clone(),
+                part: &self.parts[at],
+                copies: copies[at],
+                all,
+                known: RefCell::default(),
+            })
         };
-        let kinds = [kind(0), kind(1)];
         let unit = self.layout.micro_batch.unwrap_or(1).max(1);
         let divided = divisions(copies, batch, unit);
         if divided.is_empty() {
@@ -228,27 +241,39 @@ impl MixedRequest {
                 u64::from(all) * u64::from(unit)
             )));
         }
-        // The more sequences the first kind has, the later it ends, and the sooner the second.
-        let (mut low, mut high) = (0, divided.len() - 1);
-        while low < high {
-            let middle = low.midpoint(high);
-            let [one, other] = divided[middle];
-            match kinds[0].seconds(one)? < kinds[1].seconds(other)? {
-                true => low = middle + 1,
-                false => high = middle,
+        self.flits.check(self.fidelity)?;
+        if self.fidelity != Fidelity::L2 {
+            let kinds = kinds(self.fidelity);
+            let at = fastest(&kinds, &divided)?;
+            return self.answer(&kinds, &divided, at..=at);
+        }
+        let at = fastest(&kinds(Fidelity::L1), &divided)?;
+        let near = at.saturating_sub(1)..=(at + 1).min(divided.len() - 1);
+        self.answer(&kinds(Fidelity::L2), &divided, near.clone())?;
+        followed.begin(self.flits.window_bytes)?;
+        self.answer(&kinds(Fidelity::L2), &divided, near)
+    }
+
+    /// The step by the fastest of some divisions and the even one.
+    fn answer(
+        &self,
+        kinds: &[Kind<'_>; 2],
+        divided: &[[u32; 2]],
+        near: RangeInclusive<usize>,
+    ) -> Result<MixedAnswer, MixedError> {
+        let even = divided.iter().position(|[one, other]| one == other);
+        let (mut fastest, mut total_s) = (*near.start(), f64::INFINITY);
+        for at in near.chain(even) {
+            let seconds = paced(kinds, divided[at])?;
+            if seconds < total_s {
+                (fastest, total_s) = (at, seconds);
             }
         }
-        let paced = |at: usize| -> Result<f64, MixedError> {
-            let [one, other] = divided[at];
-            Ok(kinds[0].seconds(one)?.max(kinds[1].seconds(other)?))
-        };
-        let at = if low > 0 && paced(low - 1)? < paced(low)? { low - 1 } else { low };
+        let even_s = even.map(|at| paced(kinds, divided[at])).transpose()?;
         let mut parts = vec![];
-        for (kind, sequences) in kinds.iter().zip(divided[at]) {
-            let alone = match batch.is_multiple_of(kind.copies) {
-                true => kind.ask(kind.part.accelerators, kind.copies, batch).ok(),
-                false => None,
-            };
+        for (kind, sequences) in kinds.iter().zip(divided[fastest]) {
+            let batch = self.layout.batch.filter(|it| it.is_multiple_of(kind.copies));
+            let alone = batch.and_then(|batch| kind.ask(kind.part.accelerators, kind.copies, batch).ok());
             let (step_s, machine) = kind.step(sequences)?;
             parts.push(MixedPart {
                 rack: kind.part.rack.clone(),
@@ -260,10 +285,28 @@ impl MixedRequest {
                 alone_s: alone.map(|(seconds, _)| seconds),
             });
         }
-        let even = divided.iter().position(|[one, other]| one == other);
-        let (total_s, even_s) = (paced(at)?, even.map(paced).transpose()?);
         Ok(MixedAnswer { fidelity: self.fidelity, parts, total_s, even_s })
     }
+}
+
+/// What the step takes with this division.
+fn paced(kinds: &[Kind<'_>; 2], [one, other]: [u32; 2]) -> Result<f64, MixedError> {
+    Ok(kinds[0].seconds(one)?.max(kinds[1].seconds(other)?))
+}
+
+/// Which division is the fastest: the more sequences the first kind has, the later it ends, and the sooner the second.
+fn fastest(kinds: &[Kind<'_>; 2], divided: &[[u32; 2]]) -> Result<usize, MixedError> {
+    let (mut low, mut high) = (0, divided.len() - 1);
+    while low < high {
+        let middle = low.midpoint(high);
+        let [one, other] = divided[middle];
+        match kinds[0].seconds(one)? < kinds[1].seconds(other)? {
+            true => low = middle + 1,
+            false => high = middle,
+        }
+    }
+    let is_before = low > 0 && paced(kinds, divided[low - 1])? < paced(kinds, divided[low])?;
+    Ok(if is_before { low - 1 } else { low })
 }
 
 /// Sequences of a copy of each kind that make the batch, each a multiple of `unit`, the fewest of the first kind first.
@@ -303,6 +346,34 @@ mod tests {
             assert!(part.step_s <= found.total_s);
         }
         assert!(found.total_s <= found.even_s.unwrap());
+    }
+
+    /// Divisions of the batch have the same transfers of tensors and gradients, which are followed once.
+    #[test]
+    fn divisions_of_a_batch_share_their_flits_and_the_limit_counts_all() {
+        let mut request = request(720);
+        request.fidelity = Fidelity::L2;
+        request.layout.micro_batch = Some(1);
+        let followed = FollowedFlits::default();
+        let [part, _] = &request.parts;
+        let kind = Kind {
+            request: &request,
+            fidelity: Fidelity::L2,
+            followed: followed.clone(),
+            part,
+            copies: 18,
+            all: 36,
+            known: RefCell::default(),
+        };
+        kind.step(20).unwrap();
+        let first = followed.asked();
+        kind.step(24).unwrap();
+        assert!(first > 0 && followed.asked() == first, "{first} {}", followed.asked());
+        let error = request.predict().unwrap_err();
+        let MixedError::Transfers(TransferError::TooManyFlits { window: Some(kib), .. }) = error else {
+            panic!("{error}");
+        };
+        assert!(followed.begin(Some(kib as f64 * 1024.0)).is_ok());
     }
 
     #[test]

@@ -3,14 +3,14 @@
 use polder_platform::{FlopRate, Platform, Prices, Rates, Topology};
 use serde::{Deserialize, Serialize};
 
-use crate::contention::FlitOptions;
+use crate::contention::{FlitOptions, TransferError};
 use crate::fidelity::Fidelity;
 use crate::formats::Execution;
 use crate::judge::published::Margin;
 use crate::search::nearest::{Obstacle, Question};
 use crate::search::{Outcome, Progress, Space, search};
 use crate::step::figures::{Stage, Step};
-use crate::step::flows::StepFlits;
+use crate::step::flows::{FollowedFlits, StepFlits};
 use crate::step::given::{GivenLayout, Tiers};
 use crate::step::job::{Fabrics, Job, PlannedStep};
 use crate::step::layout::{Layout, Offload, Precision, Refusal};
@@ -321,13 +321,37 @@ impl Request {
     pub fn train(&self, threads: usize, progress: Progress<'_>) -> Result<Answer, RequestError> {
         let (platform, model) = (Platform::load(&self.platform)?, self.model()?);
         let outcome = self.look(&platform, &model, threads, progress)?;
+        let followed = FollowedFlits::default();
+        if self.fidelity == Fidelity::L2 {
+            self.answers(&platform, &model, &outcome, &followed)?;
+            let too_many = |error: TransferError| RequestError::refused(&self.platform, error.into());
+            followed.begin(self.flits.window_bytes).map_err(too_many)?;
+        }
+        self.answers(&platform, &model, &outcome, &followed)
+    }
+
+    /// The same, of which flits are counted or followed with those of other requests.
+    pub(crate) fn train_sharing(&self, followed: &FollowedFlits) -> Result<Answer, RequestError> {
+        let (platform, model) = (Platform::load(&self.platform)?, self.model()?);
+        let outcome = self.look(&platform, &model, 1, &|_, _| ())?;
+        self.answers(&platform, &model, &outcome, followed)
+    }
+
+    /// What was found, and the same on the other platform.
+    fn answers(
+        &self,
+        platform: &Platform,
+        model: &Model,
+        outcome: &Outcome,
+        followed: &FollowedFlits,
+    ) -> Result<Answer, RequestError> {
         let found = outcome.best().or(outcome.nearest.as_ref()).map(|found| found.layout);
         let Some(layout) = found else { unreachable!("a layout was predicted") };
         let mut answer =
-            self.answer(&self.platform, &platform, &model, (&layout, &self.failed), outcome.points)?;
-        answer.would_fit = outcome.would_fit;
+            self.answer(&self.platform, platform, model, (&layout, &self.failed), outcome.points, followed)?;
+        answer.would_fit.clone_from(&outcome.would_fit);
         if let Some(other) = &self.against {
-            match self.answer(other, &Platform::load(other)?, &model, (&layout, &[]), 1) {
+            match self.answer(other, &Platform::load(other)?, model, (&layout, &[]), 1, followed) {
                 Ok(other) => {
                     answer.note = answer.note.or(other.note.clone()).map(|_| UNPROVED_DIFFERENCE.into());
                     answer.against = Some(Box::new(other));
@@ -340,7 +364,7 @@ impl Request {
         let needed = is_needed.then(|| {
             format!("nothing fits in the accelerators' memory on {}: the layout has {offload}", self.platform)
         });
-        let notes = [needed, answer.note, unjudged(&model).map(Into::into), self.rerouted(&platform)];
+        let notes = [needed, answer.note, unjudged(model).map(Into::into), self.rerouted(platform)];
         let notes: Vec<_> = notes.into_iter().flatten().collect();
         answer.note = (!notes.is_empty()).then(|| notes.join(", and "));
         Ok(answer)
@@ -367,10 +391,11 @@ impl Request {
         model: &Model,
         (layout, failed): (&Layout, &[(u32, u32)]),
         points: u64,
+        followed: &FollowedFlits,
     ) -> Result<Answer, RequestError> {
         let refused = |refusal| RequestError::refused(name, refusal);
         let job = self.job(name, platform)?.with_fidelity(self.fidelity, self.flits).map_err(refused)?;
-        let job = job.with_failed(failed).map_err(refused)?;
+        let job = job.with_failed(failed).map_err(refused)?.sharing(followed);
         let (planned, stages) = job.predict_stages(model, layout).map_err(refused)?;
         let PlannedStep { layout, fill, step, flits } = planned;
         let compute = job.rack().accelerator.compute;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use polder_platform::{Fabric, Platform, Rack};
 use serde::Serialize;
 
-use crate::contention::{FlitOptions, MOST_FLOWS, Network, Routing, TransferError, Transfers, expect_few};
+use crate::contention::{FlitOptions, FlitWork, MOST_FLOWS, Network, Routing, TransferError, Transfers};
 use crate::fidelity::Fidelity;
 use crate::step::cost::{CommunicationCosts, Pattern, Scopes, Transfer};
 use crate::step::machine::{LinkRates, Links};
@@ -61,14 +61,14 @@ impl Ways {
 }
 
 impl Flows {
-    /// With `failed`, that network is the fabric between racks. With `flits`, flows are followed flit by flit.
+    /// With `failed`, that network is the fabric between racks. With `flits`, flows are followed flit by flit, or counted before that.
     pub(crate) fn new(
         platform: &Platform,
         rack: &Rack,
         fill: u32,
         ranks: u32,
         failed: Option<Arc<Network>>,
-        flits: Option<FlitOptions>,
+        flits: Option<(FlitOptions, FollowedFlits)>,
     ) -> Self {
         let fitted = rack.accelerator.fitted;
         let racks = ranks.div_ceil(fill);
@@ -80,9 +80,18 @@ impl Flows {
         let ways = |(fabric, _, endpoints): (Option<&Fabric>, f64, u32)| {
             Some(Ways::Whole(Routes::new(fabric?, endpoints)))
         };
-        let followed = flits.map(|options| {
-            let network = [None, failed.as_deref().cloned()];
-            Mutex::new(Followed::new(options, fabrics, network))
+        let followed = flits.map(|(options, shared)| {
+            let fabrics =
+                fabrics.map(|(fabric, reached, endpoints)| Some((fabric?.clone(), reached, endpoints)));
+            Mutex::new(Followed {
+                options,
+                fabrics,
+                networks: [None, failed.as_deref().cloned()],
+                failed: failed.clone(),
+                shared,
+                used: vec![],
+                error: None,
+            })
         });
         let mut routes = fabrics.map(ways);
         if let (Some(network), (Some(fabric), ..)) = (failed, fabrics[1]) {
@@ -95,14 +104,9 @@ impl Flows {
         self.followed.as_ref().map(|it| it.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Once all transfers of a step were priced, which counted their flits: whether they have to be priced once more, to be followed.
-    pub(crate) fn follow(&self) -> Result<bool, TransferError> {
-        self.followed().map_or(Ok(false), |mut it| it.begin().map(|()| true))
-    }
-
     /// What was followed, or why it could not be.
     pub(crate) fn flits(&self) -> Result<Option<StepFlits>, TransferError> {
-        self.followed().map(|it| it.flits()).transpose()
+        self.followed().map(|mut it| it.flits()).transpose()
     }
 
     /// Where a rank hangs on the fabric between racks: racks keep the ports of accelerators that are not used.
@@ -215,9 +219,83 @@ pub struct StepFlits {
     pub flit_hops: u64,
     /// Flits that were damaged and sent again.
     pub replays: u64,
+    /// Bytes of a window that sees steady rates on the longest way of all transfers.
+    pub steady_window_bytes: f64,
 }
 
-/// Flows flit by flit. First those of all transfers of a step are counted, so that what takes too long is refused before any is followed.
+/// Flows that the steps of a command follow flit by flit. First those of all steps are counted, so that what takes too long is refused before any
+/// is followed; then each is followed once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FollowedFlits(Arc<Mutex<Shared>>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    is_following: bool,
+    /// All that was counted.
+    work: FlitWork,
+    /// What is counted or followed already.
+    known: Vec<Known>,
+}
+
+/// Flows that begin together.
+#[derive(Debug)]
+struct Known {
+    asked: Asked,
+    /// As how many that share a link the last ends; what took how many flits.
+    times: f64,
+    flit_hops: u64,
+    replays: u64,
+    steady_window_bytes: f64,
+}
+
+/// Flows of so many bytes each between endpoints of a fabric, of whose payload a part is reached.
+#[derive(Debug)]
+struct Asked {
+    fabric: Fabric,
+    reached: f64,
+    endpoints: u32,
+    failed: Option<Arc<Network>>,
+    flows: Vec<(u32, u32)>,
+    bytes: f64,
+}
+
+impl PartialEq for Asked {
+    fn eq(&self, other: &Self) -> bool {
+        let is_network = match (&self.failed, &other.failed) {
+            (None, None) => true,
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        let plain = |it: &Self| (it.reached, it.endpoints, it.bytes);
+        is_network && plain(self) == plain(other) && self.fabric == other.fabric && self.flows == other.flows
+    }
+}
+
+impl FollowedFlits {
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many questions were counted or followed.
+    #[cfg(test)]
+    pub(crate) fn asked(&self) -> usize {
+        self.lock().known.len()
+    }
+
+    /// Once all was counted: from now on flits are followed, with this window.
+    ///
+    /// # Errors
+    /// When they are too many, or the window is too short.
+    pub(crate) fn begin(&self, window_bytes: Option<f64>) -> Result<(), TransferError> {
+        let mut shared = self.lock();
+        shared.work.check(window_bytes)?;
+        shared.is_following = true;
+        shared.known.clear();
+        Ok(())
+    }
+}
+
+/// Flows of a step flit by flit.
 #[derive(Debug)]
 struct Followed {
     options: FlitOptions,
@@ -225,64 +303,31 @@ struct Followed {
     /// needed.
     fabrics: [Option<(Fabric, f64, u32)>; 2],
     networks: [Option<Network>; 2],
-    is_counting: bool,
-    /// What is counted or followed already.
-    known: Vec<Known>,
-    /// Flit-hops, and what a byte of a window takes of them.
-    hops: u64,
-    by_byte: f64,
-    replays: u64,
+    failed: Option<Arc<Network>>,
+    shared: FollowedFlits,
+    /// What of it this step has.
+    used: Vec<usize>,
     error: Option<TransferError>,
 }
 
-/// Flows that begin together.
-#[derive(Debug)]
-struct Known {
-    scope: usize,
-    flows: Vec<(u32, u32)>,
-    /// Of each.
-    bytes: f64,
-    /// As how many that share a link the last ends.
-    times: f64,
-}
-
 impl Followed {
-    fn new(
-        options: FlitOptions,
-        fabrics: [(Option<&Fabric>, f64, u32); 2],
-        networks: [Option<Network>; 2],
-    ) -> Self {
-        let fabrics = fabrics.map(|(fabric, reached, endpoints)| Some((fabric?.clone(), reached, endpoints)));
-        Self {
-            options,
-            fabrics,
-            networks,
-            is_counting: true,
-            known: vec![],
-            hops: 0,
-            by_byte: 0.0,
-            replays: 0,
-            error: None,
-        }
-    }
-
-    fn begin(&mut self) -> Result<(), TransferError> {
+    fn flits(&mut self) -> Result<StepFlits, TransferError> {
         self.error.take().map_or(Ok(()), Err)?;
-        expect_few(self.hops, self.by_byte)?;
-        (self.is_counting, self.hops) = (false, 0);
-        self.known.clear();
-        Ok(())
-    }
-
-    fn flits(&self) -> Result<StepFlits, TransferError> {
-        match &self.error {
-            Some(error) => Err(error.clone()),
-            None => Ok(StepFlits {
-                window_bytes: self.options.window_bytes,
-                flit_hops: self.hops,
-                replays: self.replays,
-            }),
+        let shared = self.shared.lock();
+        let mut found = StepFlits {
+            window_bytes: self.options.window_bytes,
+            flit_hops: 0,
+            replays: 0,
+            steady_window_bytes: 0.0,
+        };
+        self.used.sort_unstable();
+        self.used.dedup();
+        for it in self.used.drain(..).map(|at| &shared.known[at]) {
+            found.flit_hops += it.flit_hops;
+            found.replays += it.replays;
+            found.steady_window_bytes = found.steady_window_bytes.max(it.steady_window_bytes);
         }
+        Ok(found)
     }
 
     /// As how many flows that share a link the last of these ends.
@@ -290,14 +335,17 @@ impl Followed {
         if flows.is_empty() || bytes <= 0.0 || self.error.is_some() {
             return 1.0;
         }
-        let is_same = |it: &&Known| (it.scope, it.bytes) == (scope, bytes) && it.flows == flows;
-        if let Some(Known { times, .. }) = self.known.iter().find(is_same) {
-            return *times;
-        }
-        match self.looked_at(scope, &flows, bytes) {
-            Ok(times) => {
-                self.known.push(Known { scope, flows, bytes, times });
-                times
+        let Some((fabric, reached, endpoints)) = self.fabrics[scope].clone() else { return 1.0 };
+        let failed = self.failed.clone().filter(|_| scope == 1);
+        let asked = Asked { fabric, reached, endpoints, failed, flows, bytes };
+        let shared = self.shared.clone();
+        let mut shared = shared.lock();
+        let known = shared.known.iter().position(|it| it.asked == asked);
+        let at = known.map_or_else(|| self.looked_at(scope, asked, &mut shared), Ok);
+        match at {
+            Ok(at) => {
+                self.used.push(at);
+                shared.known[at].times
             }
             Err(error) => {
                 self.error = Some(error);
@@ -306,8 +354,9 @@ impl Followed {
         }
     }
 
-    fn looked_at(&mut self, scope: usize, flows: &[(u32, u32)], bytes: f64) -> Result<f64, TransferError> {
-        let Some((fabric, reached, endpoints)) = &self.fabrics[scope] else { return Ok(1.0) };
+    /// Counts or follows flows; where they stand then.
+    fn looked_at(&mut self, scope: usize, asked: Asked, shared: &mut Shared) -> Result<usize, TransferError> {
+        let Asked { fabric, reached, endpoints, flows, bytes, .. } = &asked;
         let parts = flows.len() as u64 * u64::from(fabric.links);
         if parts > MOST_FLOWS {
             return Err(TransferError::TooManyFlows { parts, most: MOST_FLOWS });
@@ -319,30 +368,32 @@ impl Followed {
         let transfers = Transfers {
             fabric,
             reached: *reached,
-            bytes,
+            bytes: *bytes,
             step_s: 0.0,
             routing: Routing::Minimal,
             seed: 0,
             fidelity: Fidelity::L2,
             flits: self.options,
         };
-        let times = if self.is_counting {
-            let crossed = transfers.ways(&mut network, flows)?.iter().map(|it| it.len() as u64).sum();
-            let (hops, by_byte) = transfers.flit_hops(crossed);
-            self.hops = self.hops.saturating_add(hops);
-            self.by_byte += by_byte;
-            1.0
-        } else {
-            let times = transfers.times(&mut network, flows)?;
-            if let Some(flits) = times.flits {
-                self.hops += flits.flit_hops;
-                self.replays += flits.replays;
-            }
+        let (mut times, mut count) = (1.0, None);
+        if shared.is_following {
+            let found = transfers.times(&mut network, flows)?;
             let alone_s = bytes / (fabric.payload().value() * reached);
-            1.0 + times.delay_s() / alone_s
-        };
+            times = 1.0 + found.delay_s() / alone_s;
+            count = found.flits;
+        } else {
+            shared.work.add(transfers.work(&transfers.ways(&mut network, flows)?));
+        }
         self.networks[scope] = Some(network);
-        Ok(times)
+        let known = Known {
+            times,
+            flit_hops: count.map_or(0, |it| it.flit_hops),
+            replays: count.map_or(0, |it| it.replays),
+            steady_window_bytes: count.map_or(0.0, |it| it.steady_window_bytes),
+            asked,
+        };
+        shared.known.push(known);
+        Ok(shared.known.len() - 1)
     }
 }
 

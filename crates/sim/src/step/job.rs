@@ -11,7 +11,7 @@ use crate::step::block::Block;
 use crate::step::closed_form;
 use crate::step::cost::{CommunicationCosts, Pattern};
 use crate::step::figures::{Stage, Step};
-use crate::step::flows::{StepFlits, endpoint};
+use crate::step::flows::{FollowedFlits, StepFlits, endpoint};
 use crate::step::layout::{Layout, Offload, Refusal};
 use crate::step::machine::Machine;
 use crate::step::model::Model;
@@ -29,6 +29,8 @@ pub struct Job<'a> {
     order: Order,
     fidelity: Fidelity,
     flits: FlitOptions,
+    /// What the steps of a command follow together, if this is one of them.
+    followed: Option<FollowedFlits>,
     /// The fabric between racks with failed links.
     failed: Option<Arc<Network>>,
 }
@@ -84,7 +86,7 @@ impl<'a> Job<'a> {
         let (rack_name, rack) =
             platform.rack.iter().next().expect("a platform that is trained on has a kind of rack");
         let (order, fidelity, flits) = (Order::default(), Fidelity::default(), FlitOptions::default());
-        Self { platform, rack, rack_name, fill: None, order, fidelity, flits, failed: None }
+        Self { platform, rack, rack_name, fill: None, order, fidelity, flits, followed: None, failed: None }
     }
 
     /// Fills `fill` accelerators of each rack instead of as many as go in evenly.
@@ -124,6 +126,12 @@ impl<'a> Job<'a> {
     pub fn with_fidelity(self, fidelity: Fidelity, flits: FlitOptions) -> Result<Self, Refusal> {
         flits.check(fidelity)?;
         Ok(Self { fidelity, flits, ..self })
+    }
+
+    /// Counts or follows flits together with other steps: each step is predicted to count them, and once more to follow them.
+    #[must_use]
+    pub(crate) fn sharing(self, followed: &FollowedFlits) -> Self {
+        Self { followed: Some(followed.clone()), ..self }
     }
 
     /// Lets links between two switches of the fabric between racks fail. Flows (`Fidelity::L1`) are then spread over the shortest ways that
@@ -268,16 +276,16 @@ impl<'a> Job<'a> {
 
     /// The machine for a layout, of which the closest groups of ranks stay together.
     pub(crate) fn machine(&self, layout: &Layout) -> Machine {
-        self.looked_at(layout.accelerators(), self.fill(layout))
+        self.looked_at(layout.accelerators(), self.fill(layout), &FollowedFlits::default())
     }
 
-    /// The machine for so many ranks, with so many in each rack.
-    fn looked_at(&self, ranks: u32, fill: u32) -> Machine {
+    /// The machine for so many ranks, with so many in each rack, of which flits are counted or followed with those of `followed`.
+    fn looked_at(&self, ranks: u32, fill: u32, followed: &FollowedFlits) -> Machine {
         let machine = Machine::new(self.platform, self.rack, fill, self.order);
         match self.fidelity {
             Fidelity::L0 => machine,
             Fidelity::L1 | Fidelity::L2 => {
-                let flits = (self.fidelity == Fidelity::L2).then_some(self.flits);
+                let flits = (self.fidelity == Fidelity::L2).then(|| (self.flits, followed.clone()));
                 machine.with_flows(self.platform, self.rack, ranks, self.failed.clone(), flits)
             }
         }
@@ -304,17 +312,32 @@ impl<'a> Job<'a> {
             let remedy = "take a platform whose racks have one";
             return Err(Refusal::Missing { what: "a collective", needs: "a fabric inside racks", remedy });
         }
-        let machine = self.looked_at(ranks, fill);
+        let followed = self.followed.clone().unwrap_or_default();
+        let machine = self.looked_at(ranks, fill, &followed);
         let mut group = [1; 5];
         group[TP] = ranks;
         let span = machine.span(&group, &[TP]);
-        let priced = || calls.iter().map(|(pattern, bytes)| machine.alone(*pattern, span, *bytes).sum());
-        let mut seconds: Vec<_> = priced().collect();
-        if machine.follow()? {
-            seconds = priced().collect();
-        }
+        let priced =
+            || calls.iter().map(|(pattern, bytes)| machine.alone(*pattern, span, *bytes).sum()).collect();
+        let seconds = self.counted(&machine, &followed, priced)?;
         machine.flits()?;
         Ok(seconds)
+    }
+
+    /// What comes of pricing transfers. If their flits are followed, and not with those of others, they are counted first.
+    fn counted<T>(
+        &self,
+        machine: &Machine,
+        followed: &FollowedFlits,
+        priced: impl Fn() -> T,
+    ) -> Result<T, Refusal> {
+        let found = priced();
+        if self.fidelity != Fidelity::L2 || self.followed.is_some() {
+            return Ok(found);
+        }
+        machine.flits()?;
+        followed.begin(self.flits.window_bytes)?;
+        Ok(priced())
     }
 
     /// Predicts a step.
@@ -335,18 +358,15 @@ impl<'a> Job<'a> {
         layout: &Layout,
     ) -> Result<(PlannedStep, Vec<Stage>), Refusal> {
         layout.check(model)?;
-        let machine = self.machine(layout);
+        let followed = self.followed.clone().unwrap_or_default();
+        let machine = self.looked_at(layout.accelerators(), self.fill(layout), &followed);
         machine.check(layout)?;
         self.check_failed(layout.accelerators(), machine.fill)?;
         let priced = || {
             let block = Block::new(&machine, model, layout);
             (closed_form::step(&machine, model, &block, layout), block)
         };
-        let mut all = priced();
-        if machine.follow()? {
-            all = priced();
-        }
-        let (step, block) = all;
+        let (step, block) = self.counted(&machine, &followed, priced)?;
         if !step.total_s.is_finite() {
             return Err(Refusal::Infinite);
         }

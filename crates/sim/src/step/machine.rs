@@ -8,7 +8,7 @@ use polder_platform::{
 
 use crate::contention::{FlitOptions, Network, TransferError};
 use crate::step::cost::{CommunicationCosts, GroupSpan, Pattern, Scopes, Transfer};
-use crate::step::flows::{Flows, StepFlits};
+use crate::step::flows::{Flows, FollowedFlits, StepFlits};
 use crate::step::layout::{Layout, Precision, Refusal};
 use crate::step::order::{Order, Ranks};
 
@@ -110,17 +110,12 @@ impl Machine {
         rack: &Rack,
         ranks: u32,
         failed: Option<Arc<Network>>,
-        flits: Option<FlitOptions>,
+        flits: Option<(FlitOptions, FollowedFlits)>,
     ) -> Self {
         Self { flows: Some(Arc::new(Flows::new(platform, rack, self.fill, ranks, failed, flits))), ..self }
     }
 
-    /// Once a step was priced: whether it has to be priced once more, because the first time counted flits alone.
-    pub(crate) fn follow(&self) -> Result<bool, TransferError> {
-        self.flows.as_ref().map_or(Ok(false), |flows| flows.follow())
-    }
-
-    /// What of a step was followed flit by flit, or why it could not be.
+    /// What of a step was followed flit by flit since this was asked last, or why it could not be.
     pub(crate) fn flits(&self) -> Result<Option<StepFlits>, TransferError> {
         self.flows.as_ref().map_or(Ok(None), |flows| flows.flits())
     }
