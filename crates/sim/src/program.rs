@@ -24,7 +24,7 @@ pub use chakra::{
 };
 pub use collective::{Collective, Group};
 pub use question::{PredictedProgram, ProgramError, ProgramQuestion};
-pub use replay::{Network, RankTime, ReplayError, Replayed, SizeFactor, Way, replay, replay_over};
+pub use replay::{Meeting, Network, RankTime, ReplayError, Replayed, SizeFactor, Way, replay, replay_over};
 pub use skeleton::{Cg, MiniAmr, Part, ProgramSeconds, SkeletonError, program_time};
 pub use trace::{CallSeconds, MeasuredRank, ProgramTrace, read_trace};
 pub use wires::HostLinks;

@@ -7,7 +7,7 @@ use polder_platform::{DataError, Platform, files_of, recorded_text_of};
 use serde::Deserialize;
 
 use super::{
-    HostLinks, Network, Operation, ProgramTrace, ReplayError, Replayed, Way, read_trace, replay_over,
+    HostLinks, Meeting, Network, Operation, ProgramTrace, ReplayError, Replayed, Way, read_trace, replay_over,
 };
 use crate::contention::{FlitOptions, TransferError, expect_few_of_all};
 use crate::fidelity::Fidelity;
@@ -109,11 +109,7 @@ impl ProgramTrace {
             let problem = "a message between hosts takes one channel, because it crosses no link between switches; expected none";
             return Err(GivenError::new("virtual-channels", problem).into());
         }
-        let (mut network, links) = self.network(question)?;
-        if question.fidelity == Fidelity::L0 {
-            network.inside.port_bytes_per_s = f64::INFINITY;
-            network.between.port_bytes_per_s = f64::INFINITY;
-        }
+        let (network, links) = self.network(question)?;
         let mut ranks = Cow::Borrowed(&self.ranks);
         if computing != 1.0 {
             for done in ranks.to_mut().iter_mut().flatten() {
@@ -126,7 +122,12 @@ impl ProgramTrace {
             expect_few_of_all(links.flit_hops(&ranks, &network.hosts))
                 .map_err(|problem| GivenError::new("fidelity", problem))?;
         }
-        let replayed = replay_over(&ranks, &network, links)?;
+        let meeting = match (question.fidelity, links) {
+            (Fidelity::L0, _) => Meeting::Alone,
+            (_, Some(links)) => Meeting::ByFlits(links),
+            (_, None) => Meeting::InTurn,
+        };
+        let replayed = replay_over(&ranks, &network, meeting)?;
         Ok(PredictedProgram { network, replayed })
     }
 
@@ -158,12 +159,8 @@ impl ProgramTrace {
         };
         let between = Way::of(server, path);
         let links = match is_followed {
-            true => Some(HostLinks::of(server, path, &between, &question.flits).ok_or_else(|| {
-                let over = &path.over;
-                let problem = format!(
-                    "expected L0 or L1, found L2: path {wanted} goes over {over}, which no link leads to"
-                );
-                GivenError::new("fidelity", problem)
+            true => Some(HostLinks::of(server, path, &between, &question.flits).map_err(|why| {
+                GivenError::new("fidelity", format!("expected L0 or L1, found L2: path {wanted} {why}"))
             })?),
             false => None,
         };

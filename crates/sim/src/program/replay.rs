@@ -239,11 +239,24 @@ struct Replay<'a> {
     ready: BinaryHeap<Reverse<Ready>>,
     messages: u64,
     bytes: u64,
+    /// Whether each message has ports to itself.
+    is_alone: bool,
     /// Messages between hosts, if they are followed flit by flit.
     wires: Option<Wires>,
 }
 
-/// Follows a program from the first operation of each rank, all at time 0, to the last.
+/// What messages do that meet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Meeting {
+    /// Nothing: each has the ports of its hosts to itself.
+    Alone,
+    /// One waits for the other at ports.
+    InTurn,
+    /// Between hosts they take turns by flits over these links; inside a host one waits for the other.
+    ByFlits(HostLinks),
+}
+
+/// Follows a program from the first operation of each rank, all at time 0, to the last. Messages wait for each other at ports.
 ///
 /// # Errors
 /// When a rank waits for what never comes.
@@ -251,10 +264,10 @@ struct Replay<'a> {
 /// # Panics
 /// When the network has not a host for each rank.
 pub fn replay(programs: &[Vec<Operation>], network: &Network) -> Result<Replayed, ReplayError> {
-    replay_over(programs, network, None)
+    replay_over(programs, network, Meeting::InTurn)
 }
 
-/// The same, with messages between hosts flit by flit over these links.
+/// The same, where messages meet so.
 ///
 /// # Errors
 /// As [`replay`].
@@ -264,7 +277,7 @@ pub fn replay(programs: &[Vec<Operation>], network: &Network) -> Result<Replayed
 pub fn replay_over(
     programs: &[Vec<Operation>],
     network: &Network,
-    links: Option<HostLinks>,
+    meeting: Meeting,
 ) -> Result<Replayed, ReplayError> {
     assert_eq!(programs.len(), network.hosts.len(), "each rank has a host");
     let hosts = network.hosts.iter().max().map_or(0, |last| *last as usize + 1);
@@ -278,7 +291,11 @@ pub fn replay_over(
         ready: (0..programs.len()).map(|rank| Reverse(Ready(0.0, rank))).collect(),
         messages: 0,
         bytes: 0,
-        wires: links.map(|links| Wires::new(links, hosts as u32)),
+        is_alone: meeting == Meeting::Alone,
+        wires: match meeting {
+            Meeting::Alone | Meeting::InTurn => None,
+            Meeting::ByFlits(links) => Some(Wires::new(links, hosts as u32)),
+        },
     };
     loop {
         let next = all.ready.peek().map(|Reverse(Ready(at, _))| *at);
@@ -433,7 +450,7 @@ impl Replay<'_> {
         let index = arrivals.len();
         arrivals.push(None);
         if from == into {
-            let begin = now.max(self.ports[from].inside);
+            let begin = if self.is_alone { now } else { now.max(self.ports[from].inside) };
             let left = begin + inside.busy(bytes);
             self.ports[from].inside = left;
             self.arrive(channel, index, begin + inside.seconds(bytes));
@@ -444,8 +461,12 @@ impl Replay<'_> {
             let ends = [from as u32, into as u32];
             return Left::OnWire(wires.send(ends, bytes, now, between.seconds(bytes), [channel, index]));
         }
-        let begin = now.max(self.ports[from].out);
         let busy = between.busy(bytes);
+        if self.is_alone {
+            self.arrive(channel, index, now + between.seconds(bytes));
+            return Left::At(now + busy);
+        }
+        let begin = now.max(self.ports[from].out);
         self.ports[from].out = begin + busy;
         let alone = begin + between.seconds(bytes);
         // Its last byte goes through the other port once those before it have.
@@ -473,7 +494,7 @@ impl Replay<'_> {
 
 #[cfg(test)]
 mod tests {
-    use polder_platform::Platform;
+    use polder_platform::{Platform, Time};
 
     use super::*;
     use crate::contention::FlitOptions;
@@ -530,14 +551,65 @@ mod tests {
     fn by_fidelity(programs: &[Vec<Operation>], path: &str) -> [Replayed; 3] {
         let platform = Platform::load("cmpi").unwrap();
         let server = &platform.server["host"];
-        let between = Way::of(server, &server.path[path]);
-        let turns = Network { between, ..network(programs.len() as u32, 1) };
-        let mut alone = turns.clone();
-        alone.between.port_bytes_per_s = f64::INFINITY;
-        let links = HostLinks::of(server, &server.path[path], &between, &FlitOptions::default()).unwrap();
-        let flits = replay_over(programs, &turns, Some(links)).unwrap();
-        assert_eq!(flits.flit_hops, Some(links.flit_hops(programs, &turns.hosts)));
-        [replay(programs, &alone).unwrap(), replay(programs, &turns).unwrap(), flits]
+        over(server, &server.path[path], programs)
+    }
+
+    fn over(server: &Server, path: &MessagePath, programs: &[Vec<Operation>]) -> [Replayed; 3] {
+        let between = Way::of(server, path);
+        let network = Network { between, ..network(programs.len() as u32, 1) };
+        let links = HostLinks::of(server, path, &between, &FlitOptions::default()).unwrap();
+        let found = [Meeting::Alone, Meeting::InTurn, Meeting::ByFlits(links)]
+            .map(|meeting| replay_over(programs, &network, meeting).unwrap());
+        assert_eq!(found[2].flit_hops, Some(links.flit_hops(programs, &network.hosts)));
+        found
+    }
+
+    /// The sender goes on when its own bytes have left, however closely one looks.
+    #[test]
+    fn a_blocking_send_that_meets_nothing_holds_its_rank_as_long_by_each_fidelity() {
+        let compute = Operation::Compute { seconds: 1e-3 };
+        for path in ["tcp-ethernet", "roce-smartnic", "two-sided-pool"] {
+            let programs = [vec![send(1, 1 << 20), compute], vec![receive(0)]];
+            let [alone, turns, flits] = by_fidelity(&programs, path).map(|it| it.ranks[0].total_s);
+            assert!(turns > 1.05e-3, "{path}: {turns}");
+            for other in [alone, flits] {
+                assert!((other / turns - 1.0).abs() < 0.02, "{path}: {alone} {turns} {flits}");
+            }
+        }
+        let near = replay_over(&[vec![send(1, 1_000_000)], vec![receive(0)]], &network(2, 2), Meeting::Alone);
+        assert!((near.unwrap().ranks[0].total_s - 100e-6).abs() < 1e-12);
+    }
+
+    /// A frame of Ethernet at 1 Gb/s takes longer than software of 1 us.
+    #[test]
+    fn a_message_takes_the_same_by_each_fidelity_where_a_frame_outlasts_software() {
+        let platform = Platform::load("cmpi").unwrap();
+        let server = &platform.server["host"];
+        let path = MessagePath { message: Time::new(1e-6), ..server.path["tcp-ethernet"].clone() };
+        let there = (0..100).flat_map(|_| [send(1, 8), receive(1)]).collect();
+        let back = (0..100).flat_map(|_| [receive(0), send(0, 8)]).collect();
+        let [alone, turns, flits] = over(server, &path, &[there, back]).map(|it| it.total_s);
+        for other in [turns, flits] {
+            assert!((other / alone - 1.0).abs() < 0.02, "{alone} {turns} {flits}");
+        }
+        let path = MessagePath { message: Time::new(0.0), ..path };
+        let way = Way::of(server, &path);
+        assert!(HostLinks::of(server, &path, &way, &FlitOptions::default()).is_err());
+    }
+
+    /// What happens after hours takes as long as at the begin.
+    #[test]
+    fn a_message_takes_as_long_after_20_000_seconds() {
+        let compute = Operation::Compute { seconds: 20_000.0 };
+        let programs = [
+            vec![send(1, 1 << 20), compute, receive(1), compute, send(1, 1 << 20)],
+            vec![receive(0), compute, send(0, 1 << 20), compute, receive(0)],
+        ];
+        let [alone, _, flits] = by_fidelity(&programs, "roce-smartnic");
+        for (alone, flits) in alone.ranks.iter().zip(&flits.ranks) {
+            let waits = [alone, flits].map(|it| it.total_s - it.compute_s);
+            assert!((waits[1] / waits[0] - 1.0).abs() < 0.02, "{waits:?}");
+        }
     }
 
     #[test]

@@ -44,6 +44,9 @@ pub struct CallSeconds {
     pub seconds: f64,
 }
 
+/// Bytes of all messages, at most: so many are counted one by one in 64-bit floats.
+const MOST_BYTES: u64 = 1 << 53;
+
 /// What is wrong in a line, without where.
 type Wrong = String;
 
@@ -76,6 +79,12 @@ pub fn read_trace(texts: &[(String, String)]) -> Result<ProgramTrace, DataError>
     hosts.sort_unstable();
     hosts.dedup();
     let number = |it: &RankTrace| hosts.iter().position(|host| *host == it.host).map_or(0, |at| at as u32);
+    let bytes = |it: &Operation| if let Operation::Send { bytes, .. } = it { u128::from(*bytes) } else { 0 };
+    let all: u128 = ranks.values().flat_map(|it| &it.operations).map(bytes).sum();
+    if all > MOST_BYTES.into() {
+        let problem = format!("expected messages of {MOST_BYTES} bytes in all or less, found {all}");
+        return Err(DataError::new(&texts[0].0, "send", problem));
+    }
     Ok(ProgramTrace {
         hosts: ranks.values().map(number).collect(),
         measured: ranks.values().map(|it| it.measured).collect(),
@@ -209,14 +218,21 @@ impl RankTrace {
         Ok(())
     }
 
+    /// A size of which each rank may have a piece.
+    fn size(&self, number: i64) -> Result<u64, Wrong> {
+        let most = MOST_BYTES / u64::from(self.of.max(1));
+        let size = u64::try_from(number).ok().filter(|it| *it <= most);
+        size.ok_or_else(|| format!("expected a size from 0 to {most}, found {number}"))
+    }
+
     fn call(&mut self, call: &str, numbers: &[i64]) -> Result<(), Wrong> {
         let done = match (call, numbers) {
             ("send", [to, tag, bytes]) => {
-                Operation::Send { to: small(*to)?, bytes: size(*bytes)?, tag: *tag, request: None }
+                Operation::Send { to: small(*to)?, bytes: self.size(*bytes)?, tag: *tag, request: None }
             }
             ("isend", [to, tag, bytes, request]) => {
                 let request = Some(if *request < 0 { UNWAITED } else { small(*request)? });
-                Operation::Send { to: small(*to)?, bytes: size(*bytes)?, tag: *tag, request }
+                Operation::Send { to: small(*to)?, bytes: self.size(*bytes)?, tag: *tag, request }
             }
             ("receive", [from, tag]) => Operation::Receive { from: small(*from)?, tag: *tag, request: None },
             ("ireceive", [from, tag, request]) => {
@@ -246,7 +262,7 @@ impl RankTrace {
                 let place = place.ok_or_else(|| format!("comm {comm} has not this rank, {}", self.rank))?;
                 let root = usize::try_from(*root).ok().filter(|root| *root < members.len());
                 let root = root.ok_or_else(|| format!("the root is none of the {} ranks", members.len()))?;
-                let messages = Group { members, place }.messages(kind, size(*bytes)?, root);
+                let messages = Group { members, place }.messages(kind, self.size(*bytes)?, root);
                 self.operations.extend(messages);
                 return Ok(());
             }
@@ -278,10 +294,6 @@ fn whole(word: &str) -> Result<i64, Wrong> {
 
 fn small(number: i64) -> Result<u32, Wrong> {
     u32::try_from(number).map_err(|_| format!("expected a number from 0 on, found {number}"))
-}
-
-fn size(number: i64) -> Result<u64, Wrong> {
-    u64::try_from(number).map_err(|_| format!("expected a size from 0 on, found {number}"))
 }
 
 #[cfg(test)]
@@ -324,11 +336,18 @@ mod tests {
             ("5 9 send 1 7 1\n", "rank-0: end: expected a last line"),
             ("0 1 ireceive -1 -1 3\nend 4\n", "rank-0: ireceive: request 3 of any source"),
             ("x\n", "rank-0: line 4: expected BEGIN END CALL"),
+            (
+                "5 9 scatter 0 9223372036854775807 0\nend 9\n",
+                "rank-0: line 4: expected a size from 0 to 4503599627370496, found 9223372036854775807",
+            ),
         ] {
             let one = vec![("rank-0".to_owned(), format!("{VERSION}\nrank 0 2 here\ncomm 0 0,1\n{body}"))];
             let error = read_trace(&one).unwrap_err().to_string();
             assert!(error.starts_with(said), "{error}");
         }
+        let sends = "5 9 send 1 7 4503599627370496\n".repeat(3) + "end 9\n";
+        let error = read_trace(&texts(&[&sends.replace("5 9", "9 9"), "end 9\n"])).unwrap_err().to_string();
+        assert!(error.contains("expected messages of 9007199254740992 bytes in all or less"), "{error}");
         let error = read_trace(&[("a".into(), "elf".into())]).unwrap_err().to_string();
         assert!(error.starts_with("a: line 1: expected \"polder-mpi-trace 1\""), "{error}");
     }

@@ -18,17 +18,32 @@ pub struct HostLinks {
 const CROSSED: usize = 2;
 
 impl HostLinks {
-    /// The links of a path whose messages take `way`; nothing where it goes over no link.
-    #[must_use]
-    pub fn of(server: &Server, path: &MessagePath, way: &Way, options: &FlitOptions) -> Option<Self> {
+    /// The links of a path whose messages take `way`.
+    ///
+    /// A message alone takes what `way` says: software, and its bytes at the port's rate. Both links, and a last flit that is not full, come to
+    /// three flits at most. Where software takes less than that, flits are so many equal parts of a frame that it does not.
+    ///
+    /// # Errors
+    /// Why there are none, as what follows the path's name: it goes over no link, or no part of a frame is short enough.
+    pub fn of(server: &Server, path: &MessagePath, way: &Way, options: &FlitOptions) -> Result<Self, String> {
         let port = || Some(&server.tiers.get(&path.over)?.port.as_ref()?.link);
-        let link = server.nic.get(&path.over).or_else(port)?;
+        let link = server.nic.get(&path.over).or_else(port);
+        let link = link.ok_or_else(|| format!("goes over {}, which no link leads to", path.over))?;
         let payload = flit_payload(link);
         // What a host's messages reach together, in place of what the link carries.
         let interval_s = payload / way.port_bytes_per_s;
         let flit_s = (link.flit.bytes.value() / link.raw().value()).min(interval_s);
-        let timing = FlitTiming::of(link, flit_s / interval_s, 0.0, 1, options, 0);
-        Some(Self { timing: FlitTiming { flit_s, interval_s, ..timing }, payload })
+        let software_s = way.latency_s - link.propagation.value();
+        let pieces = (3.0 * interval_s / software_s).ceil().max(1.0);
+        if software_s <= 0.0 || pieces > payload {
+            return Err("has messages of which software takes less time than a byte on its links".into());
+        }
+        let [flit_s, interval_s, payload] = [flit_s, interval_s, payload].map(|it| it / pieces);
+        // The way's propagation is that of both links.
+        let propagation_s = 0.5 * link.propagation.value();
+        let timing = FlitTiming::spaced([flit_s, interval_s, propagation_s, 0.0], 1, options, 0);
+        let timing = timing.checked().map_err(|error| format!("is too slow: {error}"))?;
+        Ok(Self { timing, payload })
     }
 
     /// Flits of a message: also of an empty one.
@@ -91,7 +106,8 @@ impl Wires {
         let way = vec![(from, 0), (self.hosts + to, 0)];
         let flow = self.flits.add(&FlitFlow { way, flits, start_s: now });
         self.flits.start(flow, now);
-        let later_s = alone_s - self.links.timing.alone(flits, CROSSED);
+        // Flits never outlast a message alone, but for what their times are rounded by.
+        let later_s = (alone_s - self.links.timing.alone(flits, CROSSED)).max(0.0);
         self.messages.push(OnWire { channel, index, later_s, left: None, waits: None });
         flow as usize
     }
