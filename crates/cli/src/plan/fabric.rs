@@ -202,7 +202,7 @@ fn assumed(found: &FabricAnswer) -> String {
         (_, Some(it)) => {
             let window = match it.window_bytes < found.step_bytes {
                 true => format!(
-                    " of the first {} of each message, the rest at the rate of their second half{}",
+                    " of the first {} of each message{}, the rest at the rate of their second half",
                     size(it.window_bytes),
                     unsteady(it.window_bytes, it.steady_window_bytes)
                 ),
@@ -226,7 +226,7 @@ fn assumed(found: &FabricAnswer) -> String {
 pub(super) fn unsteady(window_bytes: f64, steady_window_bytes: f64) -> String {
     match window_bytes < steady_window_bytes {
         true => format!(
-            ", which ends before flits have crossed the longest way: rates are steady from --window {}KiB on",
+            " (too short for the longest way: rates are steady from --window {}KiB on)",
             (steady_window_bytes / 1024.0).ceil()
         ),
         false => String::new(),
