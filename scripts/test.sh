@@ -50,6 +50,7 @@ if grep -q ' hugetlbfs ' /proc/mounts; then
 else
     printf '\n== huge pages: skipped, hugetlbfs is not mounted\n'
 fi
+step "cost of the agent" env POLDER="$PWD/.venv/bin/polder" cargo test --quiet --workspace --test agent_cost -- --ignored --nocapture
 step "schedules" limited polder verify -n "${POLDER_SCHEDULES:-5000}"
 # By the installed command, which is several times faster than what `cargo test` builds. What is listed as harmless survives each
 # schedule, and would take most of the time: `make verify` runs as many of those as of the others.

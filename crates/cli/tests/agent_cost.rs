@@ -2,16 +2,19 @@
 
 mod recorded;
 
-use std::fs;
+use std::{env, fs};
 
 use nix::sys::resource::{UsageWho, getrusage};
 use recorded::{agent, host, policy, put, text};
 
-/// With the default period of two seconds a control round may take 10 ms of a core: 0.5%.
+/// With the default period of two seconds a control round may take 10 ms of a core: 0.5%. It judges the command that users have, because
+/// that of this build is not optimised.
 #[test]
+#[ignore = "POLDER has to name the installed command, as in scripts/test.sh"]
 fn a_hundred_services_cost_under_half_a_percent_of_a_core_and_20_mb() {
     const ROUNDS: u32 = 100;
     const PERIOD_S: f64 = 2.0;
+    assert!(env::var_os("POLDER").is_some(), "POLDER names no command");
     let folder = host(100);
     put(folder.path(), "policy.toml", &policy(100, "1ms"));
     let command = &mut agent(

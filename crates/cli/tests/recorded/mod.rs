@@ -65,9 +65,10 @@ pub(crate) fn policy(services: usize, period: &str) -> String {
     text
 }
 
-/// `polder agent run` on the host below `root`.
+/// `polder agent run` on the host below `root`, of this build or of the command that POLDER names.
 pub(crate) fn agent(root: &Path, more: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+    let polder = std::env::var_os("POLDER").unwrap_or_else(|| env!("CARGO_BIN_EXE_polder").into());
+    let mut command = Command::new(polder);
     command
         .args(["agent", "run", "--journal", "/agent.journal", "--state", "/agent.state", "--root"])
         .arg(root);
