@@ -9,6 +9,8 @@ use crate::{
 };
 
 const EBUSY: i32 = 16;
+/// How often a file is written that the kernel may be busy with.
+const TRIES: u32 = 100;
 const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
 const MIB: u64 = 1 << 20;
@@ -194,11 +196,30 @@ impl<K: Kernel> Bench<'_, K> {
             self.expect(busy == Err(Some(EBUSY)), "while DAMON_STAT runs another use of DAMON is EBUSY")?;
             set(self, DAMON_STAT, "N")?;
         }
-        let is_on = self.write(state, "on").is_ok() && self.says(state, "on");
-        self.expect(is_on, "a kdamond says that it is on")?;
+        self.turn(state, "on", "a kdamond says that it is on")?;
         self.expect(self.write(count, "2") == Err(Some(EBUSY)), "a count while a kdamond runs is EBUSY")?;
-        let is_off = self.write(state, "off").is_ok() && self.says(state, "off");
-        self.expect(is_off, "a kdamond says that it is off")
+        self.turn(state, "off", "a kdamond says that it is off")
+    }
+
+    /// Writes a state of a kdamond until it says it: what holds the lock of these files for a moment makes the kernel say EBUSY to others.
+    /// The agent tries again in its next round.
+    ///
+    /// # Errors
+    /// What was seen last.
+    fn turn(&mut self, state: &str, value: &str, what: &'static str) -> Result<(), String> {
+        let mut is_taken = false;
+        let mut seen = String::new();
+        for _ in 0..TRIES {
+            let written = self.write(state, value);
+            is_taken |= written.is_ok();
+            let says = self.kernel.read(state).map(|text| text.trim().to_owned());
+            if is_taken && says.as_deref().is_ok_and(|says| says == value) {
+                return self.expect(true, what);
+            }
+            seen = format!("{written:?}, then {says:?}");
+            std::thread::yield_now();
+        }
+        Err(format!("it does not hold that {what}: {seen}"))
     }
 }
 
