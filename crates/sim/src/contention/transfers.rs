@@ -35,7 +35,8 @@ pub struct FlitCount {
     pub channels: u32,
     /// Flits that the buffer of a channel holds.
     pub buffer: u32,
-    /// Bytes of a window whose second half begins once flits have crossed the longest way: a shorter one sees rates that are not steady.
+    /// Bytes of a window that is long enough: its second half begins once flits have crossed the longest way. A shorter one sees rates that
+    /// are not steady.
     pub steady_window_bytes: f64,
 }
 

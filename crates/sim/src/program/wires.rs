@@ -18,7 +18,7 @@ pub struct HostLinks {
 const CROSSED: usize = 2;
 
 impl HostLinks {
-    /// The links of a path whose messages take `way`.
+    /// The links of a path on which messages take `way`.
     ///
     /// A message alone takes what `way` says: software, and its bytes at the port's rate. Both links, and a last flit that is not full, come to
     /// three flits at most. Where software takes less than that, flits are so many equal parts of a frame that it does not.

@@ -248,7 +248,7 @@ struct Known {
     steady_window_bytes: f64,
 }
 
-/// Flows of so many bytes each between endpoints of a fabric, of whose payload a part is reached.
+/// Flows of so many bytes each between endpoints of a fabric, which reach a part of its payload.
 #[derive(Debug)]
 struct Asked {
     fabric: Fabric,
