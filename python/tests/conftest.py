@@ -1,8 +1,14 @@
 """What the tests share: scratch pools in memory, and ranks as threads or processes."""
 
+import contextlib
+import functools
+import json
 import os
 import random
+import select
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -55,25 +61,103 @@ def in_ranks(scratch: Path, hosts: list[int], coherence: str, body: Callable[[po
             future.result()
 
 
+class Rank:
+    """A process of its own that runs a Python script, or a program given as text; used as `subprocess.Popen` is.
+
+    The zygote forks it, so it has torch at once.
+    """
+
+    def __init__(self, program: Path | str, *arguments: object, **environment: str) -> None:
+        name, code = ("-c", program) if isinstance(program, str) else (str(program), program.read_text())
+        asked = {
+            "code": code,
+            "arguments": [name, *map(str, arguments)],
+            "environment": {**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            "folder": str(Path.cwd()),
+        }
+        reads, output = os.pipe()
+        tells, told = os.pipe()
+        socket.send_fds(zygote()[1], [json.dumps(asked).encode()], [output, told])
+        os.close(output)
+        os.close(told)
+        self.stdout = os.fdopen(reads)
+        # Unbuffered, so that `select` sees what has not been read.
+        self._told = os.fdopen(tells, "rb", buffering=0)
+        self.pid = int(self._told.readline())
+        self.returncode: int | None = None
+
+    def __enter__(self) -> "Rank":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.wait()
+        self.stdout.close()
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._told], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"the rank of pid {self.pid}", timeout or 0)
+            self.returncode = int(self._told.readline())
+            self._told.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        until = None if timeout is None else time.monotonic() + timeout
+        parts: list[bytes] = []
+        while not parts or parts[-1]:
+            left = None if until is None else max(until - time.monotonic(), 0)
+            if not select.select([self.stdout], [], [], left)[0]:
+                raise subprocess.TimeoutExpired(f"the rank of pid {self.pid}", timeout or 0, b"".join(parts))
+            parts.append(os.read(self.stdout.fileno(), 1 << 16))
+        self.wait()
+        return b"".join(parts).decode(), None
+
+
+@functools.cache
+def zygote() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The process that forks ranks, and the socket that it reads; it ends when the socket closes."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    with theirs:
+        # Before torch loads OpenMP.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-W", "error", RANKS / "zygote.py"]
+        return subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL, env=environment), ours
+
+
+def pytest_unconfigure() -> None:
+    if zygote.cache_info().currsize:
+        process, requests = zygote()
+        requests.close()
+        process.wait()
+
+
 class Ranks:
     """Processes that run one script of tests/ranks, each with its rank as the first argument."""
 
     def __init__(self, script: str, count: int, *arguments: object, **environment: str) -> None:
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-W", "error", RANKS / script, str(rank), *map(str, arguments)],
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(count),
-                    "LOCAL_WORLD_SIZE": str(count),
-                    **environment,
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+            Rank(
+                RANKS / script,
+                rank,
+                *arguments,
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(count),
+                LOCAL_WORLD_SIZE=str(count),
+                **environment,
             )
             for rank in range(count)
         ]
@@ -83,11 +167,9 @@ class Ranks:
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-            if process.stdout:
-                process.stdout.close()
+            process.kill()
+        for process in self.processes:
+            process.__exit__()
 
     def outputs(self, timeout: float = 120) -> list[str]:
         """What each printed; all must end well."""
@@ -114,9 +196,7 @@ def torchrun(script: str, *arguments: object) -> subprocess.CompletedProcess[str
 
 def killed_after(program: str, dice: random.Random, seconds: float, *arguments: object) -> int:
     """Kills a Python program up to so many seconds after its first line: the highest number that it has printed."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with Rank(program, *arguments) as process:
         said = int(process.stdout.readline())
         # Any moment is a good one: most of the time it is in the middle of a write.
         until = time.monotonic() + dice.uniform(0, seconds)

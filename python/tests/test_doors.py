@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from conftest import RANKS, python_of  # noqa: E402
+from conftest import RANKS, Rank, Ranks, python_of  # noqa: E402
 from test_offload import (  # noqa: E402
     INPUT,
     SETTINGS,
@@ -35,17 +34,16 @@ from polder.offload.zero import Pins, TensorStates, Zero  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
-def run(
-    script: str, *arguments: object, python: str | Path = sys.executable, timeout: int = 300, **environment: str
-) -> str:
-    """The last line that a script of tests/ranks prints; it has to end well."""
-    # What other frameworks warn of is not ours.
-    strict = ["-W", "error"] if python == sys.executable else []
-    command = [python, *strict, RANKS / script, *arguments]
+def run(script: str, *arguments: object, python: Path | None = None, timeout: int = 300, **environment: str) -> str:
+    """The last line that a script of tests/ranks prints, here or in another environment; it has to end well."""
+    if python is None:
+        with Rank(RANKS / script, *arguments, **environment) as process:
+            said = process.communicate(timeout=timeout)[0]
+            assert process.wait() == 0, said
+            return said.splitlines()[-1]
+    command = [str(it) for it in (python, RANKS / script, *arguments)]
     given = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    ended = subprocess.run(
-        [str(it) for it in command], env=given, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=timeout, check=False)
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     return ended.stdout.splitlines()[-1]
 
@@ -180,8 +178,9 @@ def test_fsdp2_resumes_in_another_process_under_another_policy_and_leaves_no_byt
     card = scratch / "card"
     with card.open("wb") as file:
         file.truncate(8 << 20)
-    assert run("offload_fsdp.py", disk, card, 0.7, 0, 20, disk / "checkpoint") == "written"
-    assert run("offload_fsdp.py", disk, card, 0.2, 20, 50, disk / "checkpoint") == "equal"
+    for far, first, last, said in ((0.7, 0, 20, "written"), (0.2, 20, 50, "equal")):
+        with Ranks("offload_fsdp.py", 2, disk, card, far, first, last, disk / "checkpoint") as ranks:
+            assert [output.splitlines()[-1] for output in ranks.outputs()] == [said] * 2
 
 
 @vectors
@@ -189,7 +188,8 @@ def test_every_policy_places_what_fsdp2_shards(disk: Path, scratch: Path) -> Non
     card = scratch / "card"
     with card.open("wb") as file:
         file.truncate(8 << 20)
-    assert run("offload_policies.py", disk, card) == "equal"
+    with Ranks("offload_policies.py", 2, disk, card) as ranks:
+        assert [output.splitlines()[-1] for output in ranks.outputs()] == ["equal"] * 2
 
 
 # ---------------------------------------------------------------------------------------------------------- DeepSpeed

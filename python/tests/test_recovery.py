@@ -5,14 +5,13 @@ import os
 import random
 import signal
 import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import RANKS, killed_after, python_of
+from conftest import RANKS, Rank, killed_after, python_of
 
 import polder
 
@@ -61,10 +60,10 @@ while True:
 
 def send_and_die(scratch: Path, weight: float) -> str:
     """A replica that is dead once it has sent step 5: its metadata."""
-    command = [sys.executable, "-c", SENDER, str(scratch / "pool"), str(scratch), str(weight)]
-    died = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert died.returncode == -signal.SIGKILL, died.stderr
-    return died.stdout.strip()
+    with Rank(SENDER, scratch / "pool", scratch, weight) as process:
+        said = process.communicate(timeout=120)[0]
+        assert process.wait() == -signal.SIGKILL, said
+    return said.strip()
 
 
 def pair(pool: polder.Pool, **given: Any) -> tuple[PoolTransport, PoolTransport]:

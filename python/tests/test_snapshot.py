@@ -4,7 +4,6 @@
 # pyright: reportPrivateImportUsage=false
 
 import hashlib
-import os
 import random
 import re
 import signal
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import killed_after, torchrun
+from conftest import Rank, killed_after, torchrun
 
 import polder
 from polder import _core
@@ -101,10 +100,10 @@ with polder.Pool(sys.argv[1], run=sys.argv[2]) as pool:
 """
 
 
-def job(scratch: Path, killed: int, mode: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"POLDER_POOL": str(scratch / "pool"), "POLDER_RUN": str(scratch)}
-    command = [sys.executable, "-c", JOB, str(killed), mode]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+def job(scratch: Path, killed: int, mode: str) -> tuple[str, int]:
+    """What a job has printed, and its exit code."""
+    with Rank(JOB, killed, mode, POLDER_POOL=str(scratch / "pool"), POLDER_RUN=str(scratch)) as process:
+        return process.communicate(timeout=120)[0], process.wait()
 
 
 @pytest.mark.torch
@@ -112,14 +111,14 @@ def test_after_sigkill_another_process_goes_on_with_the_same_bits(scratch: Path)
     pytest.importorskip("torch")
     with polder.Pool(scratch / "pool", size="64MiB", run=scratch):
         pass
-    whole = job(scratch, -1, "anew")
-    assert whole.returncode == 0, whole.stderr
+    whole, code = job(scratch, -1, "anew")
+    assert code == 0, whole
     with polder.Pool(scratch / "pool", run=scratch) as pool:
         _core.Store(pool, "job/0").remove()
-    died = job(scratch, 5, "anew")
-    assert died.returncode == -signal.SIGKILL, died.stderr
-    after = job(scratch, -1, "restore")
-    assert after.stdout.splitlines() == ["restored 4", whole.stdout.strip()], after.stderr
+    died, code = job(scratch, 5, "anew")
+    assert code == -signal.SIGKILL, died
+    after, _ = job(scratch, -1, "restore")
+    assert after.splitlines() == ["restored 4", whole.strip()]
 
 
 def test_a_writer_that_is_killed_leaves_the_version_before_whole(scratch: Path) -> None:

@@ -1,7 +1,7 @@
 """FSDP2 with its parameters offloaded: two ranks, placed, that a checkpoint cuts in two runs of different policies.
 
-Arguments: a folder on a disk, a file in memory in place of a dax device, the fraction of states on the disk and of
-weights on the device, the first step and the last, the checkpoint. Gradients lie on the device. If the first
+Arguments: the rank, a folder on a disk, a file in memory in place of a dax device, the fraction of states on the disk
+and of weights on the device, the first step and the last, the checkpoint. Gradients lie on the device. If the first
 step is not 0, it is loaded, and the weights are compared with those of an unplaced run of all steps.
 """
 
@@ -167,5 +167,5 @@ def locals_of(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(main, tuple(sys.argv[1:]), RANKS)
-    sys.stdout.write("equal\n" if int(sys.argv[4]) else "written\n")
+    main(int(sys.argv[1]), *sys.argv[2:])
+    sys.stdout.write("equal\n" if int(sys.argv[5]) else "written\n")

@@ -1,6 +1,6 @@
 """FSDP2 placed by each policy: 50 steps have the bits of the unplaced stack, and the kernel says where bytes lie.
 
-Arguments: a folder on a disk, and a file in memory in place of a dax device.
+Arguments: the rank, a folder on a disk, and a file in memory in place of a dax device.
 """
 
 import sys
@@ -46,5 +46,5 @@ def main(rank: int, folder: str, card: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(main, tuple(sys.argv[1:]), RANKS)
+    main(int(sys.argv[1]), *sys.argv[2:])
     sys.stdout.write("equal\n")
