@@ -30,6 +30,7 @@ an error the group is broken; leave it with ``destroy_process_group`` and join a
 """
 
 import functools
+from typing import TYPE_CHECKING, Any
 
 try:
     import torch.distributed as dist
@@ -44,15 +45,10 @@ from polder import _distribution  # noqa: F401  # pyright: ignore[reportUnusedIm
 from polder.torch.backend import DEVICES, ProcessGroupPolder, create
 from polder.torch.hooks import in_order
 from polder.torch.service import EmulatedLinks, ParameterService, ProxyCount, SyncPlan
-from polder.torch.snapshot import (
-    PendingSnapshot,
-    Restored,
-    SnapshotReader,
-    Snapshotted,
-    SnapshotWriter,
-    restore,
-    snapshot,
-)
+from polder.torch.snapshot import PendingSnapshot, Restored, Snapshotted, restore, snapshot
+
+if TYPE_CHECKING:
+    from polder.torch.checkpoint import SnapshotReader, SnapshotWriter
 
 __all__ = [
     "EmulatedLinks",
@@ -78,6 +74,15 @@ def register() -> None:
     dist.Backend.register_backend(  # pyright: ignore[reportUnknownMemberType]
         "polder", create, extended_api=True, devices=[*DEVICES]
     )
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("SnapshotReader", "SnapshotWriter"):
+        # Not above: most programs do without, and to import what they derive from takes a second.
+        from polder.torch import checkpoint
+
+        return getattr(checkpoint, name)
+    raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 register()

@@ -1,7 +1,8 @@
 """Snapshots on disk: folders that ``torch.distributed.checkpoint`` reads, with a checksum for each file.
 
 A folder gets its name when it is whole, so a process that is killed before leaves the folders before. The two newest
-are kept.
+are kept. ``torch.distributed.checkpoint`` is imported when the first is written or read: that takes longer than the
+import of all of `polder.torch`.
 """
 
 import contextlib
@@ -16,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from polder.errors import CorruptError, TierError, TierFullError
 from polder.torch.state import Leaf, by_dotted_name, deserialize
@@ -136,6 +134,9 @@ def _full(home: Path, step: int, needed: int, free: int) -> TierFullError:
 
 def _save(folder: Path, items: dict[str, Any]) -> None:
     """As ``torch.distributed.checkpoint.save`` in a process of its own, which takes part in no collective."""
+    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
     writer, planner = FileSystemWriter(folder), DefaultSavePlanner()
     writer.set_up_storage_writer(True)
     planner.set_up_planner(items, writer.storage_meta(), True)
@@ -175,6 +176,10 @@ def read(folder: Path) -> tuple[Any, Callable[[Leaf], torch.Tensor]]:
     CorruptError
         A file is missing, or its bytes are not those that were written.
     """
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
     try:
         sums = json.loads((folder / _SUMS).read_bytes())
         files = {str(file): (int(size), str(digest)) for file, (size, digest) in sums["files"].items()}

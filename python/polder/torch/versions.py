@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from polder import _core
 from polder.pool import Pool
@@ -13,13 +14,23 @@ from polder.torch.state import Leaf
 # torch's stubs leave the types of its copies open.
 # pyright: reportUnknownMemberType=false
 
-__all__ = ["bytes_of", "default_pool", "read", "read_leaf"]
+__all__ = ["bytes_of", "default_pool", "own_rank", "read", "read_leaf", "store_of"]
 
 
 @functools.cache
 def default_pool() -> Pool:
     """The pool of this process where a caller names none."""
     return Pool()
+
+
+def own_rank() -> int:
+    """The rank of this process in its job; 0 where it has none."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def store_of(pool: Pool | None, name: str, part: int | str) -> _core.Store:
+    """The store of a part of what has this name: that of a rank, or of all."""
+    return _core.Store(pool or default_pool(), f"{name}/{part}")
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
