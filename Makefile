@@ -1,20 +1,27 @@
 # `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup demo offload sync torch tools mpi frameworks deepspeed zero recovery lab test verify soak fuzz bench mpi-check torch-check
+.PHONY: setup machine demo offload sync torch tools mpi frameworks deepspeed zero recovery lab test verify soak fuzz bench mpi-check torch-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
 # Another index for torch, say PyTorch's own for CPUs: a tenth of the size, because PyPI's wheels carry CUDA.
 TORCH_INDEX ?=
 
-setup:
+# What is to be downloaded is unpacked while the compiler runs.
+MAKEFLAGS += --jobs=2
+
+setup: machine
 	@scripts/setup.sh
+machine:
+	@scripts/machine.sh
+# Few modules are ever imported, so each is compiled when it is. Two of these at once would not know of each other.
+pip = flock .venv/.pip .venv/bin/pip install -q --no-compile --disable-pip-version-check
 
 # What only the demo and the torch tests need, once: about two minutes, and 5 GB from PyPI.
 torch: .venv/.torch
-.venv/.torch: pyproject.toml | setup
+.venv/.torch: pyproject.toml | machine
 	@echo "setup: installing torch and matplotlib (minutes, once)" >&2
-	@.venv/bin/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(call extra,torch-tested)
-	@.venv/bin/pip install -q --disable-pip-version-check $(call extra,demo)
+	@$(pip) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(call extra,torch-tested)
+	@$(pip) $(call extra,demo)
 	@touch $@
 # The packages of an extra, read from pyproject.toml, so that they stand once.
 extra = $$(.venv/bin/python -c 'import tomllib; of = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*(p for p in of["$(1)"] if not p.startswith("polder")))')
@@ -31,29 +38,29 @@ sync: setup torch
 	@.venv/bin/python examples/coarse.py $(if $(TEXT),--text "$(TEXT)")
 
 # The linters that the tests need, each once.
-tools: setup .venv/.dev .cache/tools/bin/cargo-deny
-.venv/.dev: pyproject.toml | setup
+tools: .venv/.dev .cache/tools/bin/cargo-deny
+.venv/.dev: pyproject.toml | machine
 	@echo "setup: installing pytest, ruff and pyright" >&2
-	@.venv/bin/pip install -q --disable-pip-version-check $(call extra,dev)
+	@$(pip) $(call extra,dev)
 	@touch $@
 # Unoptimised: it runs for a second and would compile for minutes.
-.cache/tools/bin/cargo-deny:
+.cache/tools/bin/cargo-deny: | machine
 	@echo "setup: building cargo-deny (minutes, once)" >&2
 	@PATH="$$HOME/.cargo/bin:$$PATH" cargo install --quiet --locked --debug --root .cache/tools cargo-deny@0.20.2
 
 # An MPI library that tests and benchmarks run over the pool, in an environment of its own: several have programs of one name.
 mpi: .cache/mpich/.ready
-.cache/mpich/.ready: pyproject.toml | setup
+.cache/mpich/.ready: pyproject.toml | machine
 	@echo "setup: installing MPICH and mpi4py" >&2
 	@.venv/bin/python -m venv .cache/mpich
-	@.cache/mpich/bin/pip install -q --disable-pip-version-check numpy $(call extra,mpich)
+	@.cache/mpich/bin/pip install -q --no-compile --disable-pip-version-check numpy $(call extra,mpich)
 	@touch $@
 
 # Training frameworks that offload and recovery are tested with, each in an environment of its own that has .venv's torch too.
 frameworks: .cache/transformers/.ready .cache/torchft/.ready
 # Compiles its operators when they are first used, which takes minutes: it is no part of `make test`.
 deepspeed: .cache/deepspeed/.ready
-.cache/transformers/.ready .cache/torchft/.ready .cache/deepspeed/.ready: .cache/%/.ready: pyproject.toml | setup torch
+.cache/transformers/.ready .cache/torchft/.ready .cache/deepspeed/.ready: .cache/%/.ready: pyproject.toml | .venv/.torch
 	@echo "setup: installing $*" >&2
 	@.venv/bin/python -m venv --without-pip .cache/$*
 	@echo 'import site, sys; site.addsitedir(sys.prefix + "/../../.venv/lib/python%d.%d/site-packages" % sys.version_info[:2])' \
@@ -86,8 +93,8 @@ mpi-check: setup mpi
 # PyTorch's own distributed tests over gloo and over Polder, side by side: about a quarter of an hour.
 torch-check: setup torch .cache/expecttest
 	PYTHONPATH=.cache/expecttest .venv/bin/python scripts/torch_suite.py
-.cache/expecttest: | setup
-	@.venv/bin/pip install -q --disable-pip-version-check --target $@ 'expecttest>=0.3,<1'
+.cache/expecttest: | machine
+	@$(pip) --target $@ 'expecttest>=0.3,<1'
 
 # A million schedules of each protocol, and every mutant of each: about an hour on two cores.
 verify: setup
@@ -108,7 +115,7 @@ fuzz: setup
 # Every benchmark beside its peers, into docs/benchmarks.md; wants a machine that does nothing else.
 bench: setup torch mpi .venv/.bench
 	.venv/bin/python scripts/benchmarks.py
-.venv/.bench: pyproject.toml | setup
+.venv/.bench: pyproject.toml | machine
 	@echo "setup: installing Open MPI and mpi4py" >&2
-	@.venv/bin/pip install -q --disable-pip-version-check $(call extra,bench)
+	@$(pip) $(call extra,bench)
 	@touch $@
