@@ -419,7 +419,10 @@ def test_a_check_of_a_script_that_takes_no_step_is_one_clear_error(tmp_path: Pat
     ended = checked(tmp_path, script, "train.py")
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith(f"polder: train.py: {said}")
-    assert "no such script" in checked(tmp_path, script, "other.py").stderr
+
+
+def test_a_check_of_a_script_that_is_not_there_says_so(tmp_path: Path) -> None:
+    assert checked(tmp_path, SCRIPT, "other.py").stderr == "polder: other.py: no such script\n"
 
 
 def test_sizes_are_printed_as_asked_for_and_as_they_are() -> None:
