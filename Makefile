@@ -13,8 +13,8 @@ setup: machine
 	@scripts/setup.sh
 machine:
 	@scripts/machine.sh
-# Few modules are ever imported, so each is compiled when it is. Two of these at once would not know of each other.
-pip = flock .venv/.pip .venv/bin/pip install -q --no-compile --disable-pip-version-check
+# Two of these at once would not know of each other.
+pip = flock .venv/.pip .venv/bin/pip install -q --disable-pip-version-check
 
 # What only the demo and the torch tests need, once: about two minutes, and 5 GB from PyPI.
 torch: .venv/.torch
@@ -43,17 +43,17 @@ tools: .venv/.dev .cache/tools/bin/cargo-deny
 	@echo "setup: installing pytest, ruff and pyright" >&2
 	@$(pip) $(call extra,dev)
 	@touch $@
-# Unoptimised: it runs for a second and would compile for minutes.
+# Unoptimised and without debug information: it runs for a second and would compile for minutes.
 .cache/tools/bin/cargo-deny: | machine
 	@echo "setup: building cargo-deny (minutes, once)" >&2
-	@PATH="$$HOME/.cargo/bin:$$PATH" cargo install --quiet --locked --debug --root .cache/tools cargo-deny@0.20.2
+	@PATH="$$HOME/.cargo/bin:$$PATH" CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --root .cache/tools cargo-deny@0.20.2
 
 # An MPI library that tests and benchmarks run over the pool, in an environment of its own: several have programs of one name.
 mpi: .cache/mpich/.ready
 .cache/mpich/.ready: pyproject.toml | machine
 	@echo "setup: installing MPICH and mpi4py" >&2
 	@.venv/bin/python -m venv .cache/mpich
-	@.cache/mpich/bin/pip install -q --no-compile --disable-pip-version-check numpy $(call extra,mpich)
+	@.cache/mpich/bin/pip install -q --disable-pip-version-check numpy $(call extra,mpich)
 	@touch $@
 
 # Training frameworks that offload and recovery are tested with, each in an environment of its own that has .venv's torch too.

@@ -43,13 +43,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 ENDLESS = """
 import sys
+from pathlib import Path
 import torch
 import polder
 from polder.torch.recovery import PoolTransport
 
 pool = polder.Pool(sys.argv[1], run=sys.argv[2])
 transport = PoolTransport("job", replica=0, pool=pool)
-open(sys.argv[3], "w").write(transport.metadata())
+Path(sys.argv[3]).write_text(transport.metadata())
 step = 0
 while True:
     step += 1
