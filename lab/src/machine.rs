@@ -124,13 +124,6 @@ impl Drop for Service {
     }
 }
 
-/// Whether the kernel is older than this one.
-pub(crate) fn is_before(major: u32, minor: u32) -> Result<bool, Failed> {
-    let release = read("/proc/sys/kernel/osrelease")?;
-    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
-    Ok((numbers.next(), numbers.next()) < (Some(major), Some(minor)))
-}
-
 /// Every setting that the agent may change, with its value; of `cpuset.mems` the effective nodes, because the kernel
 /// refuses to empty it again while a cgroup has processes.
 pub(crate) fn settings(services: &[&Service]) -> Result<Vec<(String, String)>, Failed> {

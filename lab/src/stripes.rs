@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use polder_lab::check::{Checks, Failed};
 use polder_mem::{Location, PAGE, Range, TierError};
 
-use crate::machine::{is_before, read, write};
+use crate::machine::{read, write};
 
 const MIB: usize = 1 << 20;
 /// Bytes of each stripe, in MiB, with its node: what an odd placement comes to.
@@ -62,13 +62,10 @@ fn moved(checks: &mut Checks) -> Result<(), Failed> {
         range.copy_in(at, &at.to_le_bytes());
     }
     // The kernel scans a process by the CPU time that it has used, first after a second.
-    // 6.1 to 6.5 tell unmapped pages from others only by /proc/self/pagemap. 7.3 has unmapped none in a minute; why is not known.
-    if is_before(7, 0)? {
-        let begin = Instant::now();
-        while unmapped()? == before && begin.elapsed() < Duration::from_secs(60) {}
-        checks.check(unmapped()? > before, "NUMA balancing has looked at the process")?;
-    }
+    let begin = Instant::now();
+    while unmapped()? == before && begin.elapsed() < Duration::from_secs(60) {}
     println!("  NUMA balancing unmapped {} pages", unmapped()? - before);
+    checks.check(unmapped()? > before, "NUMA balancing has looked at the process")?;
     show(&range)?;
     checks.check(
         range.locate().map_err(text)? == [(Location::Node(0), all)].into(),

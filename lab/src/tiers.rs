@@ -8,7 +8,7 @@ use polder_lab::check::{Checks, Failed};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::machine::{Service, is_before, read, settings, write};
+use crate::machine::{Service, read, settings, write};
 
 const POLICY: &str = r#"
 period = "250ms"
@@ -477,6 +477,12 @@ fn show(when: &str, services: &[&Service]) -> Result<(), Failed> {
         println!("  {:<8} {:>11} {:>11}", service.cgroup.trim_start_matches('/'), size(fast), size(slow));
     }
     Ok(())
+}
+
+fn is_before(major: u32, minor: u32) -> Result<bool, Failed> {
+    let release = read("/proc/sys/kernel/osrelease")?;
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    Ok((numbers.next(), numbers.next()) < (Some(major), Some(minor)))
 }
 
 fn write_new(path: &str, text: &str) -> Result<(), Failed> {

@@ -698,9 +698,9 @@ def coherence(
 
     Examples
     --------
-    >>> table = coherence("nvl72-cxl", region=[16e6, 4e9], writes=0.0)
-    >>> table["hits"].shape, bool(table["hits"][0] > table["hits"][1])
-    ((2,), True)
+    >>> table = coherence("nvl72-cxl", region=[16e6, 4e9], writes=[[0.0], [0.05]])
+    >>> table["hits"].shape, bool((table["hits"][:, 0] > table["hits"][:, 1]).all())
+    ((2, 2), True)
     """
     given = {
         "region": ("region_bytes", region),

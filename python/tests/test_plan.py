@@ -219,12 +219,13 @@ def test_inference_is_that_of_the_command() -> None:
 
 
 def test_coherent_regions_are_those_of_the_command() -> None:
-    table = plan.coherence("nvl72-cxl", region=[16e6, 4e9], writes=[0.0, 0.3], seed=3)
-    for at, (region, writes) in enumerate((("16MB", 0.0), ("4GB", 0.3))):
-        (found,) = said(f"coherence --platform nvl72-cxl --region {region} --writes {writes} --seed 3")["regions"]
-        assert table["hits"][at] == found["rates"]["hits"]
-        assert table["coherent_s"][at] == found["coherent_s"]
-        assert table["waited"][at] == found["rates"]["waited"]
+    table = plan.coherence("nvl72-cxl", region=[[16e6], [4e9]], writes=[0.0, 0.3], seed=3)
+    for at, writes in enumerate((0.0, 0.3)):
+        found = said(f"coherence --platform nvl72-cxl --region 16MB,4GB --writes {writes} --seed 3")["regions"]
+        for column, it in zip(table["hits"][:, at], found, strict=True):
+            assert column == it["rates"]["hits"]
+        assert table["coherent_s"][:, at].tolist() == [it["coherent_s"] for it in found]
+        assert table["waited"][:, at].tolist() == [it["rates"]["waited"] for it in found]
     for platform, given, why in (
         ("nvl72-ndr", {"region": 1e6}, "coherent: expected CXL inside the rack"),
         ("nvl72-cxl", {"region": 1}, "region: expected a line or more, found 0.0"),
