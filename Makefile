@@ -6,14 +6,14 @@ TEXT ?=
 # Another index for torch, say PyTorch's own for CPUs: a tenth of the size, because PyPI's wheels carry CUDA.
 TORCH_INDEX ?=
 
-# What is to be downloaded is unpacked while the compiler runs.
+# Packages are downloaded and unpacked while the compiler runs.
 MAKEFLAGS += --jobs=2
 
 setup: machine
 	@scripts/setup.sh
 machine:
 	@scripts/machine.sh
-# Two of these at once would not know of each other.
+# One at a time: two at once could install different versions of one package.
 pip = flock .venv/.pip .venv/bin/pip install -q --disable-pip-version-check
 
 # What only the demo and the torch tests need, once: about two minutes, and 5 GB from PyPI.

@@ -9,10 +9,10 @@ use crate::{
 };
 
 const EBUSY: i32 = 16;
-/// How often a file is written that the kernel may be busy with.
-const TRIES: u32 = 100;
 const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
+/// How often a file is written that the kernel may be busy with.
+const TRIES: u32 = 100;
 const MIB: u64 = 1 << 20;
 
 /// Checks one behaviour after the other on `cgroup`: it has processes, 32 MiB and more of anonymous memory on the fast tier, an empty

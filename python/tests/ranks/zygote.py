@@ -1,8 +1,8 @@
 """A Python that has imported torch, and forks a process for each program that it is asked to run.
 
-To import torch takes seconds of a core, and the tests start over a hundred ranks. A rank is a process of its own whose
-interpreter ends as any other does. A request is a JSON object with two files: the standard output of the rank, and a
-pipe. That gets a line with the rank's pid, and one with its exit code when it has ended, as subprocess gives it.
+The import of torch takes seconds of a core, and the tests start over a hundred ranks. A rank is a process of its own.
+Its interpreter ends as that of any other process does. A request is a JSON object with two files: the standard output
+of the rank, and a pipe. The pipe gets a line with the rank's pid, and one with its exit code when it has ended.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ with contextlib.suppress(ImportError):
     import torch.distributed.fsdp  # noqa: F401
 
 
-def wait_for_request(requests: socket.socket) -> tuple[dict, list[int]]:
-    """Returns in the process that is to run a program; waits for it in another one."""
+def wait_for_request(requests: socket.socket) -> tuple[dict, int]:
+    """What to run, and its standard output. It returns in a process that is forked for that, once for each request."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         message, given, _, _ = socket.recv_fds(requests, 1 << 17, 2)
@@ -39,7 +39,7 @@ def wait_for_request(requests: socket.socket) -> tuple[dict, list[int]]:
     output, told = given
     if (rank := os.fork()) == 0:
         os.close(told)
-        return json.loads(message), [output]
+        return json.loads(message), output
     os.close(output)
     os.write(told, b"%d\n" % rank)
     os.write(told, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]))
@@ -48,7 +48,7 @@ def wait_for_request(requests: socket.socket) -> tuple[dict, list[int]]:
 
 # A rank need not walk through all that torch has made, and so copy its pages, to find what it can free.
 gc.freeze()
-asked, (output,) = wait_for_request(socket.socket(fileno=0))
+asked, output = wait_for_request(socket.socket(fileno=0))
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 os.dup2(output, 1)
 os.dup2(output, 2)
