@@ -8,13 +8,14 @@ use std::process::{Child, Command, Output, Stdio};
 
 use polder_mem::testing;
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::{FdFlags, fcntl_setfd};
 
 /// The directory.
 pub(crate) struct Scratch {
     directory: testing::Scratch,
     /// Locked for as long as a process has it.
     _lock: File,
-    _guard: Guard,
+    _guard: DirectoryGuard,
 }
 
 impl Scratch {
@@ -22,7 +23,7 @@ impl Scratch {
         remove_left(Path::new(PLACE));
         let directory = testing::Scratch::new();
         let lock = lock(directory.path())?;
-        let guard = Guard::over(directory.path())?;
+        let guard = DirectoryGuard::over(directory.path())?;
         Ok(Self { directory, _lock: lock, _guard: guard })
     }
 
@@ -58,50 +59,72 @@ fn remove_left(place: &Path) {
     }
 }
 
-/// A command in a process group of its own, all of which is killed when this process ends, in whatever way.
+/// A command in a process group of its own, all of which is killed when this process ends, in whatever way. The thread that starts
+/// it has to live as long as it.
 pub(crate) struct Tied {
     pub(crate) child: Child,
-    _guard: Guard,
+    guard: GroupGuard,
 }
 
 impl Tied {
     pub(crate) fn spawn(command: &mut Command) -> io::Result<Self> {
-        // The guard comes first: a signal may end this process between the two.
-        let (guard, group) = Guard::over_group()?;
-        let child = command.process_group(group).spawn()?;
-        Ok(Self { child, _guard: guard })
+        // The guard comes first: a signal may end this process between the two. The guard may then end before the command is in
+        // its group, so the kernel watches too.
+        let (guard, group) = GroupGuard::new()?;
+        let child = testing::tie(command).process_group(group).spawn()?;
+        Ok(Self { child, guard })
     }
 
     /// What it says to its end.
     pub(crate) fn output(command: &mut Command) -> io::Result<Output> {
         let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let Self { child, _guard } = Self::spawn(command)?;
+        let Self { child, guard: _guard } = Self::spawn(command)?;
         child.wait_with_output()
     }
 }
 
-/// Removes the directory of a process that is interrupted or killed: a process of its own, out of reach of Ctrl-C, that
-/// waits until its maker is gone.
-struct Guard(Child);
+/// A process of its own, out of reach of Ctrl-C, that does `task` when the last process has ended that has the other end of
+/// its stdin.
+fn guard(task: &str, argument: &Path) -> io::Result<Child> {
+    let mut guard = Command::new("sh");
+    guard.args(["-c", &format!("read -r _; {task}")]).arg(argument);
+    guard.stdin(Stdio::piped()).process_group(0).spawn()
+}
 
-impl Guard {
-    /// A process group, all of which it kills, itself too, when this process has ended.
-    fn over_group() -> io::Result<(Self, i32)> {
-        let mut guard = Command::new("sh");
-        guard.args(["-c", "cat > /dev/null; kill -s KILL -- \"-$$\""]);
-        let guard = Self(guard.stdin(Stdio::piped()).process_group(0).spawn()?);
-        let group = i32::try_from(guard.0.id()).expect("Linux has ids below 2^22");
-        Ok((guard, group))
-    }
+/// Removes a directory when its maker and all commands that the maker has started since are gone: none makes files there
+/// any more.
+struct DirectoryGuard(Child);
 
+impl DirectoryGuard {
     fn over(directory: &Path) -> io::Result<Self> {
-        let mut guard = Command::new("sh");
-        guard.args(["-c", "cat > /dev/null; rm -rf \"$0\""]).arg(directory);
-        Ok(Self(guard.stdin(Stdio::piped()).process_group(0).spawn()?))
+        let guard = Self(guard("rm -rf \"$0\"", directory)?);
+        if let Some(end) = &guard.0.stdin {
+            fcntl_setfd(end, FdFlags::empty())?;
+        }
+        Ok(guard)
     }
 }
 
-impl Drop for Guard {
+impl Drop for DirectoryGuard {
+    fn drop(&mut self) {
+        // The directory is gone, and a command that still runs would keep it waiting.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// Kills its process group, itself too, when its maker has ended.
+struct GroupGuard(Child);
+
+impl GroupGuard {
+    fn new() -> io::Result<(Self, i32)> {
+        let guard = Self(guard("kill -s KILL -- \"-$$\"", Path::new("sh"))?);
+        let group = i32::try_from(guard.0.id()).expect("Linux has ids below 2^22");
+        Ok((guard, group))
+    }
+}
+
+impl Drop for GroupGuard {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         // It has nothing left to do, and says so by ending.
@@ -111,6 +134,8 @@ impl Drop for Guard {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use super::*;
 
     #[test]
@@ -126,5 +151,57 @@ mod tests {
         let _held = lock(&alive).unwrap();
         remove_left(place.path());
         assert_eq!((killed.exists(), alive.exists(), other.exists()), (false, true, true));
+    }
+
+    #[test]
+    fn a_killed_maker_leaves_no_directory_though_its_command_still_makes_files() {
+        const ROUNDS: usize = 200;
+        for round in 0..ROUNDS {
+            // All processes of a round inherit one end, so that the other ends when none is left.
+            let (mut all_ended, held) = std::io::pipe().unwrap();
+            let mut maker = testing::Child::fork(|| {
+                fcntl_setfd(&held, FdFlags::empty()).unwrap();
+                let scratch = Scratch::new().unwrap();
+                let mut command = Command::new("sh");
+                command.args(["-c", "n=0; while :; do : > \"$0/$n\"; n=$(((n + 1) % 999)); done"]);
+                let _tied = Tied::spawn(command.arg(scratch.path())).unwrap();
+                loop {
+                    std::thread::park();
+                }
+            });
+            drop(held);
+            let own = format!("polder-test-{}-", maker.pid());
+            let directory = loop {
+                let mut entries = std::fs::read_dir(PLACE).unwrap().flatten();
+                let found = entries.find(|it| it.file_name().to_string_lossy().starts_with(&own));
+                match found.map(|it| it.path()) {
+                    Some(path) if path.join("0").exists() => break path,
+                    _ => std::thread::yield_now(),
+                }
+            };
+            maker.kill();
+            all_ended.read_to_end(&mut Vec::new()).unwrap();
+            assert!(!directory.exists(), "round {round}: {} stays", directory.display());
+        }
+        println!("{ROUNDS} kills");
+    }
+
+    #[test]
+    fn a_command_that_its_guard_missed_ends_with_its_maker() {
+        let (mut ended, held) = std::io::pipe().unwrap();
+        let mut maker = testing::Child::fork(|| {
+            let mut command = Command::new("sleep");
+            let mut tied = Tied::spawn(command.arg("infinity").stdout(held.try_clone().unwrap())).unwrap();
+            drop((tied.guard.0.kill(), tied.guard.0.wait()));
+            drop(command);
+            (&held).write_all(&[0]).unwrap();
+            loop {
+                std::thread::park();
+            }
+        });
+        drop(held);
+        ended.read_exact(&mut [0]).unwrap();
+        maker.kill();
+        ended.read_to_end(&mut Vec::new()).unwrap();
     }
 }

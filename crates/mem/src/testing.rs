@@ -2,8 +2,10 @@
 
 use std::any::Any;
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A forked process. Dropping it kills and reaps it.
@@ -40,15 +42,7 @@ impl Child {
     #[must_use]
     pub fn fork_tied(body: impl FnOnce()) -> Self {
         let parent = std::process::id();
-        Self::fork_and(body, || {
-            // SAFETY: calls on numbers. Of a parent that ended before the first, the second tells.
-            unsafe {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                if libc::getppid().unsigned_abs() != parent {
-                    libc::_exit(1);
-                }
-            }
-        })
+        Self::fork_and(body, || end_with(parent))
     }
 
     fn fork_and(body: impl FnOnce(), first: impl FnOnce()) -> Self {
@@ -128,6 +122,29 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Has the kernel kill `command`, stopped or not, when the thread that spawns it ends. What the command starts is not killed.
+pub fn tie(command: &mut Command) -> &mut Command {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec it calls on numbers alone.
+    unsafe {
+        command.pre_exec(move || {
+            end_with(parent);
+            Ok(())
+        })
+    }
+}
+
+/// Has the kernel kill this process when the thread that forked it ends.
+fn end_with(parent: u32) {
+    // SAFETY: calls on numbers. Of a parent that ended before the first, the second tells.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        if libc::getppid().unsigned_abs() != parent {
+            libc::_exit(1);
+        }
     }
 }
 
