@@ -2,8 +2,8 @@
 
 Arguments: a folder; for a replica also the lighthouse's address and the replica's number.
 
-Replica 0 trains alone. Replica 1 comes, and torchft has replica 0 send. When that has returned, replica 0 gets SIGKILL;
-only then replica 1 receives.
+Replica 0 trains alone. Replica 1 comes, and torchft has replica 0 send. When that has returned, and replica 1 is about
+to receive, replica 0 gets SIGKILL; only then replica 1 receives.
 """
 
 import hashlib
@@ -40,6 +40,7 @@ class Marked(PoolTransport):
         signal.pause()
 
     def recv_checkpoint(self, src_rank, metadata, step, timeout=None):
+        print("receives", step, flush=True)
         while not (folder / "killed").exists():
             time.sleep(0.005)
         return super().recv_checkpoint(src_rank, metadata, step, timeout)
@@ -110,6 +111,8 @@ def main() -> None:
         second = start(1)
         _, step, bits = wait_for(first, "sent")
         assert int(step) >= 3
+        # Before, torchft asks the sender for what `recv_checkpoint` is given.
+        wait_for(second, "receives")
         first.kill()
         first.wait()
         (folder / "killed").touch()
