@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Ranks, torchrun
@@ -77,6 +78,40 @@ def test_polder_carries_one_device_of_a_group_and_another_backend_the_other(tmp_
     with Ranks("torch_mixed.py", 2, tmp_path, "gloo") as run:
         assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
     assert not left_behind()
+
+
+def test_torch_itself_never_calls_a_work_completed_that_came_from_python() -> None:
+    # What docs/torch.md says of is_completed() in a group of several backends: here without Polder, around gloo.
+    import torch.distributed as dist
+
+    made: list[Any] = []
+
+    class AroundGloo(torch._C._distributed_c10d.Backend):
+        def __init__(self, options: Any) -> None:
+            super().__init__(options.group_rank, options.group_size)
+            self.gloo = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, options.timeout)
+            made.append(self)
+
+        def getBackendName(self) -> str:
+            return "around_gloo"
+
+        def allreduce(self, tensors: Any, options: Any) -> Any:
+            self.work = self.gloo.allreduce(tensors, options)
+            return self.work
+
+    dist.Backend.register_backend(
+        "around_gloo", lambda options, _: AroundGloo(options), extended_api=True, devices=["cpu"]
+    )
+    for backend, is_told in (("gloo", True), ("around_gloo", False)):
+        dist.init_process_group(f"cpu:{backend},cuda:gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            work = dist.all_reduce(torch.ones(2), async_op=True)
+            work.wait()
+            assert work.is_completed() == is_told, backend
+            assert work.get_future().done()
+        finally:
+            dist.destroy_process_group()
+    assert made[0].work.is_completed()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs here: NCCL needs one for each rank")

@@ -29,7 +29,8 @@ assert len(attachments) == 1
 dist.all_reduce(total := torch.full((3,), float(rank)))
 assert total.tolist() == [1.0] * 3
 work = dist.all_reduce(total, async_op=True)
-work.wait()
+while not work.get_future().done():
+    pass
 assert total.tolist() == [2.0] * 3
 dist.broadcast(total := torch.full((3,), float(rank)), 1)
 assert total.tolist() == [1.0] * 3
