@@ -1,13 +1,14 @@
 """A replica recovers through the pool from one that is dead by then."""
 
 import collections
+import io
 import os
+import pickle
 import random
 import signal
 import subprocess
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import polder
 
 torch = pytest.importorskip("torch")
 from polder.torch.recovery import PoolTransport  # noqa: E402
+from polder.torch.state import deserialize, serialize  # noqa: E402
 
 pytestmark = pytest.mark.torch
 SOON = timedelta(milliseconds=50)
@@ -143,19 +145,24 @@ def test_odd_tensors_and_values_come_back_as_they_are(pool: polder.Pool) -> None
         sender.send_checkpoint([1], 2, {"s": torch.eye(2).to_sparse()})
 
 
-def test_a_small_tensor_that_changes_after_its_checksum_is_received_as_it_was(pool: polder.Pool) -> None:
-    sender, receiver = pair(pool)
-    mean = torch.zeros(8)
-    store, sender._store = sender._store, SimpleNamespace(name=sender._store.name)  # pyright: ignore
+def test_a_state_that_would_call_something_is_refused() -> None:
+    kept = collections.Counter("ab")
+    state = {"dtype": torch.bfloat16, "kept": [kept, torch.Size([2])], "again": kept, "set": {1}}
+    got = deserialize(serialize(state))
+    assert got == state and got["again"] is got["kept"][0]
 
-    def publish(arrays: list[tuple[str, Any]]) -> None:
-        # As a forward pass on another thread.
-        mean.add_(1)
-        store.publish(arrays)
+    class Hostile:
+        def __reduce__(self) -> Any:
+            return os.system, ("false",)
 
-    sender._store.publish = publish
-    sender.send_checkpoint([1], 1, {"mean": mean})
-    assert (receiver.recv_checkpoint(0, sender.metadata(), 1)["mean"] == 0).all()
+    for hostile in (Hostile(), os.system, pickle.loads):
+        plain = pickle.dumps([hostile])
+        with pytest.raises(pickle.UnpicklingError, match=r"it names .*, which no state holds"):
+            deserialize(len(plain).to_bytes(8, "little") + plain)
+        saved = io.BytesIO()
+        torch.save([hostile], saved)
+        with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+            deserialize(serialize({}) + saved.getvalue())
 
 
 def test_a_state_of_the_receiver_is_received_in_place(pool: polder.Pool) -> None:

@@ -77,7 +77,8 @@ impl Store {
         let spans: Vec<(String, Span)> =
             tensors.into_iter().zip(&held).map(|((name, _), held)| (name, held.span)).collect();
         let published = py.detach(|| {
-            // SAFETY: `held` keeps the bytes. If a program writes them meanwhile, their checksum says so when they are read.
+            // SAFETY: `held` keeps the bytes. If a program writes them meanwhile, the copy of a small tensor counts, and a large one's
+            // checksum says so when it is read.
             let tensors: Vec<(&str, &[u8])> =
                 spans.iter().map(|(name, span)| (name.as_str(), unsafe { span.bytes() })).collect();
             each!(session.pool(), pool => storage::Store::new(Arc::clone(pool), &self.name)?.publish_over(&tensors, over))

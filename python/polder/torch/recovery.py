@@ -37,7 +37,6 @@ __all__ = ["PoolTransport"]
 _SENT = "sent"
 _STATE = "state"
 """What holds the step and the sender, and all that is no tensor. The name of a tensor has a `/`."""
-_STAGED_BYTES = 1 << 20
 _TIMEOUT = timedelta(seconds=60)
 """That of torchft's Manager."""
 _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.0005, 0.02
@@ -134,7 +133,7 @@ class PoolTransport(CheckpointTransport):
         same = _same(tensors)
         saved = serialize({"state": walked, "same": same})
         arrays: list[tuple[str, Any]] = [
-            (path, _staged(tensor)) for path, tensor in tensors.items() if path not in same
+            (path, bytes_of(tensor)) for path, tensor in tensors.items() if path not in same
         ]
         sent = json.dumps({"session": self._session, "step": step}).encode()
         arrays += [(_STATE, np.frombuffer(saved, np.uint8)), (_SENT, np.frombuffer(sent, np.uint8))]
@@ -276,12 +275,6 @@ def _same(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
             if earlier != path:
                 same[path] = earlier
     return same
-
-
-def _staged(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of a tensor; a copy if it is small, because a forward pass may change it between checksum and copy."""
-    found = bytes_of(tensor)
-    return found.copy() if found.nbytes <= _STAGED_BYTES else found
 
 
 def _received(

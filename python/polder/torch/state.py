@@ -152,16 +152,65 @@ def by_dotted_name(walked: Leaf) -> dict[str, Leaf]:
     return found
 
 
+class _Pickler(pickle.Pickler):
+    """Numbers, strings, containers and types of tensors; all else goes into `strange`, which torch saves."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.strange: list[Any] = []
+
+    def reducer_override(self, value: Any) -> Any:
+        if value is _dtype or value is _strange:
+            return NotImplemented
+        if isinstance(value, torch.dtype):
+            return _dtype, (str(value).removeprefix("torch."),)
+        self.strange.append(value)
+        return _strange, (len(self.strange) - 1,)
+
+
+class _Unpickler(pickle.Unpickler):
+    """What `_Pickler` writes. It calls nothing but the two functions below."""
+
+    def __init__(self, file: io.BytesIO, strange: list[Any]) -> None:
+        super().__init__(file)
+        self._found = {_dtype.__name__: _dtype, _strange.__name__: strange.__getitem__}
+
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        if module != __name__ or name not in self._found:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no state holds")
+        return self._found[name]
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise pickle.UnpicklingError(f"torch has no type {name}")
+    return found
+
+
+def _strange(index: int) -> Any:
+    raise pickle.UnpicklingError(f"value {index} is read by deserialize alone")
+
+
+_HEAD_BYTES = 8
+
+
 def serialize(value: Any) -> bytes:
     """The bytes that `deserialize` takes."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
+    plain, strange = io.BytesIO(), io.BytesIO()
+    pickler = _Pickler(plain)
+    pickler.dump(value)
+    if pickler.strange:
+        torch.save(pickler.strange, strange)
+    return b"".join([plain.tell().to_bytes(_HEAD_BYTES, "little"), plain.getbuffer(), strange.getbuffer()])
 
 
 def deserialize(saved: bytes | bytearray) -> Any:
     """What was serialized, without running anything that it may hold."""
-    return torch.load(io.BytesIO(saved), weights_only=True)
+    end = _HEAD_BYTES + int.from_bytes(saved[:_HEAD_BYTES], "little")
+    # torch reads plain values in Python, one after another.
+    strange = torch.load(io.BytesIO(saved[end:]), weights_only=True) if len(saved) > end else []
+    return _Unpickler(io.BytesIO(saved[_HEAD_BYTES:end]), strange).load()
 
 
 def random_state() -> dict[str, Any]:

@@ -197,6 +197,10 @@ pub(crate) mod tests {
 
     /// A pool of two hosts, as the first process of host 0.
     pub(crate) fn pool_within(timeout: Duration) -> Pool<Heap> {
+        pool_of(256 << 10, timeout)
+    }
+
+    pub(crate) fn pool_of(bytes: u64, timeout: Duration) -> Pool<Heap> {
         let geometry = Geometry {
             hosts: 2,
             processes: 2,
@@ -206,9 +210,9 @@ pub(crate) mod tests {
             opens: 40,
             keepers: 1,
         };
-        let layout = Layout::new(&geometry, 256 << 10).unwrap();
+        let layout = Layout::new(&geometry, bytes).unwrap();
         let local_words = LocalLayout::new(&layout).words();
-        let heap = Heap::new(HeapShape { bytes: 256 << 10, hosts: 2, processes: 2, local_words, bells: 4 });
+        let heap = Heap::new(HeapShape { bytes, hosts: 2, processes: 2, local_words, bells: 4 });
         format(&heap, &geometry, Uuid(1), Overwrite::Refuse).unwrap();
         Pool::attach(heap, Member { timeout, ..Member::new(0, 7) }).unwrap()
     }

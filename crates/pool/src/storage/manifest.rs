@@ -20,6 +20,7 @@
 use std::collections::BTreeMap;
 
 use polder_mem::{LINE, Memory};
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::entry::{GENERATION_BITS, halves};
 use crate::object::Object;
@@ -53,6 +54,11 @@ pub(super) struct Head {
 }
 
 impl Head {
+    /// Of this manifest.
+    pub(super) fn of(manifest: &[u8]) -> Self {
+        Self { manifest_bytes: manifest.len() as u64, sum: xxh3_128(manifest) }
+    }
+
     /// Publishes it; once this returns, the version is in memory, and every reader finds it.
     // SYNC: pairs with `Head::read`.
     pub(super) fn publish<M: Memory>(&self, memory: &M, object: &Object, number: u64) {

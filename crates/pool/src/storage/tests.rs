@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use polder_mem::Heap;
 
+use super::writer::Plan;
 use super::*;
 use crate::line;
 use crate::owned::{self, Identity, Kind};
@@ -80,6 +81,24 @@ fn a_version_stays_for_its_reader_when_it_is_removed() {
 }
 
 #[test]
+fn of_a_small_tensor_that_changes_meanwhile_the_copy_counts_and_of_a_large_one_it_is_corrupt() {
+    let store = Store::new(Arc::new(owned::tests::pool_of(4 << 20, Duration::from_secs(5))), "s").unwrap();
+    let (small, large) =
+        ([vec![1; 1 << 20], vec![2; 1 << 20]], [vec![3; (1 << 20) + 1], vec![4; (1 << 20) + 1]]);
+    let mut plan =
+        Plan::new(1, &[("large", &large[0]), ("small", &small[0])], None::<&Version<Heap>>).unwrap();
+    plan.change(&[&large[1], &small[1]]);
+    let object =
+        owned::create_unfilled(store.pool(), &store.object_name(1), plan.bytes, Kind::Version).unwrap();
+    store.write(&object, &mut plan).unwrap();
+    let version = store.open(1).unwrap();
+    assert!(read(&version, "small", 1 << 20) == small[1]);
+    let changed = version.read("large", &mut vec![0; (1 << 20) + 1]);
+    assert!(matches!(changed, Err(PoolError::Corrupt { what: "tensor of a version", .. })), "{changed:?}");
+    store.pool().close(object);
+}
+
+#[test]
 fn another_writer_is_named_while_it_lives_and_followed_when_it_is_dead() {
     let pool = pool();
     let store = Store::new(Arc::clone(&pool), "s").unwrap();
@@ -147,7 +166,7 @@ fn a_manifest_that_no_writer_writes_is_none() {
     let object = pool.open("/version/s/1").unwrap();
     let bytes = far.encode();
     pool.memory().copy_in(object.at().lines(MANIFEST_LINE), &bytes).unwrap();
-    Head { manifest_bytes: bytes.len() as u64, sum: xxh3_128(&bytes) }.publish(pool.memory(), &object, 1);
+    Head::of(&bytes).publish(pool.memory(), &object, 1);
     let corrupt = PoolError::Corrupt { offset: object.at().lines(MANIFEST_LINE), what: MANIFEST };
     assert_eq!(store.newest().unwrap_err(), corrupt);
     pool.close(object);

@@ -17,6 +17,13 @@ use crate::{PoolError, word};
 /// writer's host has put the entry right. If another has the number, the next list shows it, unless it is damaged.
 const ATTEMPTS: u32 = 8;
 
+/// A tensor of at most so many bytes may change while it is published, as a running mean does: what counts is the copy.
+const MAY_CHANGE_BYTES: usize = 1 << 20;
+
+const fn may_change(bytes: &[u8]) -> bool {
+    bytes.len() <= MAY_CHANGE_BYTES
+}
+
 /// What a writer has published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -32,8 +39,8 @@ pub struct Published {
 /// What a version will be.
 pub(crate) struct Plan<'t> {
     manifest: Manifest,
-    /// The tensors that are copied.
-    fresh: Vec<(&'t [u8], Tensor)>,
+    /// The tensors that are copied, by name.
+    fresh: Vec<(&'t str, &'t [u8])>,
     published: Published,
     /// Bytes of the object.
     pub(crate) bytes: u64,
@@ -51,6 +58,7 @@ impl<M: Memory> Store<M> {
     /// Publishes a version of these tensors. Once this returns, every process finds it, also when this one is killed. Until
     /// then every process finds the version before. That one is kept, or the version `over` if that is given, and all others are
     /// removed: give it where a version counts only once other stores have theirs too.
+    /// If another thread writes a tensor meanwhile, of at most 1 MiB the copy counts, and a larger one is corrupt.
     ///
     /// # Errors
     /// [`PoolError::VersionTaken`] when another process, which may live, is writing one; [`PoolError::Full`] when there is no room for a
@@ -73,9 +81,9 @@ impl<M: Memory> Store<M> {
         if over.is_some() && base.is_none() {
             return Err(self.no_version(over));
         }
-        let plan = Plan::new(number, tensors, base.as_ref())?;
+        let mut plan = Plan::new(number, tensors, base.as_ref())?;
         let marks = self.marks_or_new()?;
-        let published = self.publish_planned(&listed, &plan, base.as_ref());
+        let published = self.publish_planned(&listed, &mut plan, base.as_ref());
         drop(base);
         let marked = published.and_then(|published| self.mark(&marks, number).map(|()| published));
         self.pool.close(marks);
@@ -94,7 +102,7 @@ impl<M: Memory> Store<M> {
     fn publish_planned(
         &self,
         listed: &[(u64, ListedObject)],
-        plan: &Plan<'_>,
+        plan: &mut Plan<'_>,
         base: Option<&Version<M>>,
     ) -> Result<Published, PoolError> {
         let number = plan.published.version;
@@ -158,20 +166,32 @@ impl<M: Memory> Store<M> {
     }
 
     // SYNC: pairs with `load_manifest` and `Version::read`.
-    pub(crate) fn write(&self, object: &Object, plan: &Plan<'_>) -> Result<(), PoolError> {
+    pub(crate) fn write(&self, object: &Object, plan: &mut Plan<'_>) -> Result<(), PoolError> {
         let (memory, number) = (self.pool.memory(), plan.published.version);
-        let encoded = plan.manifest.encode();
-        let head = Head { manifest_bytes: encoded.len() as u64, sum: xxh3_128(&encoded) };
         if Deviation::HeadFirst.is_on() {
-            head.publish(memory, object, number);
+            for (name, bytes) in &plan.fresh {
+                plan.manifest.tensors.entry((*name).to_owned()).and_modify(|it| it.sum = xxh3_128(bytes));
+            }
+            Head::of(&plan.manifest.encode()).publish(memory, object, number);
         }
-        for (bytes, tensor) in &plan.fresh {
-            memory.copy_in_nt(object.at() + tensor.offset, bytes)?;
+        let mut copy = vec![];
+        for &(name, bytes) in &plan.fresh {
+            let tensor = plan.manifest.tensors.get_mut(name).expect("what is copied is in the manifest");
+            let at = object.at() + tensor.offset;
+            if !may_change(bytes) {
+                memory.copy_in_nt(at, bytes)?;
+                continue;
+            }
+            copy.clear();
+            copy.extend_from_slice(bytes);
+            tensor.sum = xxh3_128(&copy);
+            memory.copy_in_nt(at, &copy)?;
         }
+        let encoded = plan.manifest.encode();
         memory.copy_in_nt(object.at().lines(MANIFEST_LINE), &encoded)?;
         // All of it is in memory before the head that leads to it.
         memory.sfence();
-        head.publish(memory, object, number);
+        Head::of(&encoded).publish(memory, object, number);
         Ok(())
     }
 
@@ -221,14 +241,9 @@ impl<'t> Plan<'t> {
         tensors: &[(&'t str, &'t [u8])],
         base: Option<&Version<M>>,
     ) -> Result<Self, PoolError> {
-        let sums: Vec<u128> = tensors.iter().map(|(_, bytes)| xxh3_128(bytes)).collect();
-        let unchanged = |index: usize| {
-            let (name, bytes) = tensors[index];
-            let old = base?.manifest.tensors.get(name)?;
-            (old.bytes == bytes.len() as u64 && old.bytes != 0 && old.sum == sums[index]).then_some(*old)
-        };
+        let unchanged: Vec<_> = tensors.iter().map(|(name, bytes)| base?.same(name, bytes)).collect();
         let mut in_use = BTreeMap::<u32, u64>::new();
-        for old in (0..tensors.len()).filter_map(unchanged) {
+        for old in unchanged.iter().flatten() {
             *in_use.entry(old.object).or_default() += old.bytes.next_multiple_of(LINE);
         }
         in_use.retain(|object, bytes| base.is_some_and(|base| *bytes * 2 >= base.bytes_of(*object)));
@@ -243,13 +258,15 @@ impl<'t> Plan<'t> {
         let (mut fresh, mut copied, mut shared) = (vec![], 0, 0);
         for (index, (name, bytes)) in tensors.iter().enumerate() {
             let kept =
-                unchanged(index).and_then(|old| Some(Tensor { object: *objects.get(&old.object)?, ..old }));
+                unchanged[index].and_then(|old| Some(Tensor { object: *objects.get(&old.object)?, ..old }));
             let length = bytes.len() as u64;
-            let tensor = kept.unwrap_or(Tensor { object: 0, offset: end, bytes: length, sum: sums[index] });
+            // One that may change is summed when it is copied.
+            let sum = if kept.is_some() || may_change(bytes) { 0 } else { xxh3_128(bytes) };
+            let tensor = kept.unwrap_or(Tensor { object: 0, offset: end, bytes: length, sum });
             match kept {
                 Some(_) => shared += length,
                 None => {
-                    fresh.push((*bytes, tensor));
+                    fresh.push((*name, *bytes));
                     copied += length;
                     end += length.next_multiple_of(LINE);
                 }
@@ -264,9 +281,36 @@ impl<'t> Plan<'t> {
         }
         Ok(Self { manifest, fresh, published: Published { version: number, copied, shared }, bytes: end })
     }
+
+    /// As another thread does that writes the tensors before they are copied.
+    #[cfg(test)]
+    pub(super) fn change(&mut self, to: &[&'t [u8]]) {
+        for ((_, bytes), to) in self.fresh.iter_mut().zip(to) {
+            *bytes = to;
+        }
+    }
 }
 
 impl<M: Memory> Version<M> {
+    /// Where this tensor lies in the version, if it has these bytes there.
+    fn same(&self, name: &str, bytes: &[u8]) -> Option<Tensor> {
+        let old = *self.manifest.tensors.get(name)?;
+        let is_it = old.bytes == bytes.len() as u64
+            && !bytes.is_empty()
+            && self.begins_with(&old, bytes)
+            && xxh3_128(bytes) == old.sum;
+        is_it.then_some(old)
+    }
+
+    /// Whether the first bytes are these: it spares the sum of most tensors that have changed. What this host saw there before
+    /// may be something else. Then the tensor is summed, or copied, in vain.
+    fn begins_with(&self, tensor: &Tensor, bytes: &[u8]) -> bool {
+        let mut line = [0; LINE as usize];
+        let first = &mut line[..bytes.len().min(LINE as usize)];
+        let at = self.held[tensor.object as usize].at() + tensor.offset;
+        self.pool.memory().copy_out(at, first).is_err() || bytes.starts_with(first)
+    }
+
     /// Bytes of tensors in an object that it holds, those included that it does not use.
     fn bytes_of(&self, object: u32) -> u64 {
         match object.checked_sub(1) {

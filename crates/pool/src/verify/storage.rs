@@ -242,9 +242,9 @@ fn window(mut world: World, witness: &Rc<Witness>, dice: &mut Dice) -> Outcome {
     let hosts = [dice.roll(u64::from(HOSTS)) as u16, dice.roll(u64::from(HOSTS)) as u16];
     let bytes = [vec![1; 8 + 8 * dice.roll(8) as usize], vec![2; 64]];
     witness.calls.borrow_mut().push(bytes.clone());
-    let plan = |bytes: &[Vec<u8>; 2], made: &mut dyn FnMut(&Plan<'_>)| {
+    let plan = |bytes: &[Vec<u8>; 2], made: &mut dyn FnMut(&mut Plan<'_>)| {
         let tensors: [(&str, &[u8]); 2] = [("a", &bytes[0]), ("b", &bytes[1])];
-        made(&Plan::new(1, &tensors, None::<&Version<ModelMemory>>).expect("two names"));
+        made(&mut Plan::new(1, &tensors, None::<&Version<ModelMemory>>).expect("two names"));
     };
     let (mut size, mut object) = (0, None);
     plan(&bytes, &mut |plan| size = plan.bytes);
