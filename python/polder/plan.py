@@ -580,6 +580,11 @@ def inference(
     node_latency: str = "given",
     bulk: bool = False,
     host: bool = False,
+    fidelity: str = "L0",
+    window: int | None = None,
+    virtual_channels: int | None = None,
+    buffer: int | None = None,
+    error_rate: float = 0.0,
 ) -> dict[str, NDArray[Any]]:
     """Predict many steps of inference that outgrow an accelerator with one call, as ``polder plan inference`` does.
 
@@ -602,6 +607,11 @@ def inference(
         Bytes of the tables or of the index, a number or an array; of a KV cache they follow from the sequences.
     outstanding, visits
         Accesses that are under way at once, and rows or vectors of a sequence in a step, whole numbers or arrays.
+    fidelity
+        ``"L0"``, each accelerator reads at its share of links and memories; ``"L1"``, all that serve read at once, as
+        flows; ``"L2"``, by flits.
+    window, virtual_channels, buffer, error_rate
+        As for `fabric`.
 
     Returns
     -------
@@ -613,7 +623,8 @@ def inference(
     Raises
     ------
     polder.ArgumentError
-        When a file is damaged, a platform has no accelerators, more serve than a rack has, or a number makes no sense.
+        When a file is damaged, a platform has no accelerators, more serve than a rack has, a number makes no sense, or
+        reads take too long to be followed.
 
     Examples
     --------
@@ -647,6 +658,8 @@ def inference(
         "serving": serving,
         "load": load,
         "model": model,
+        "fidelity": fidelity,
+        "flits": _flits(window, virtual_channels, buffer, error_rate),
     }
     names, figures = _core.plan_inference(_json(question), _json(rows))
     return columns | _figures(figures, columns, ["set_bytes", *(f"{name}_s" for name in names)])

@@ -206,7 +206,11 @@ def test_inference_is_that_of_the_command() -> None:
     table = plan.inference("nvl72-cxl", sequences=8, load="retrieval", serving=8, access=[512, 4096], host=True)
     (row,) = said("inference --platform nvl72-cxl --sequences 8 --load retrieval --serving 8 --host")["rows"]
     assert table["tiered_s"][1] == row["steps"]["tiered"]["seconds"] > table["tiered_s"][0]
+    table = plan.inference("nvl72-cxl", sequences=[300, 600], serving=64, fidelity="L1")
+    rows = said("inference --platform nvl72-cxl --serving 64 --sequences 300,600 --fidelity L1")["rows"]
+    assert table["tiered_s"].tolist() == [row["steps"]["tiered"]["seconds"] for row in rows]
     for given, why in (
+        ({"sequences": 1, "window": 2**20}, "fidelity: expected L2, which windows"),
         ({"sequences": 0}, "sequences: expected a number above 0, found 0"),
         ({"sequences": 1.5}, "sequences: invalid type: floating point `1.5`"),
         ({"sequences": 1, "access": float("nan")}, "access is nan; give finite numbers"),

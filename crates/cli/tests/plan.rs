@@ -2225,6 +2225,28 @@ fn a_kv_cache_that_a_rack_does_not_hold_is_read_faster_from_nodes_than_by_copies
 }
 
 #[test]
+fn readers_that_share_links_of_few_holders_wait_for_them() {
+    let asked = "inference --platform nvl72-cxl --serving 64 --sequences 300 --json";
+    let [alone, flows] = ["L0", "L1"].map(|level| json(&format!("{asked} --fidelity {level}")));
+    let rack = |found: &Value| found["rows"][0]["steps"]["tiered"]["tiers"][1].clone();
+    // 64 read the memory of 8, each over one link of its own.
+    let rates = [&alone, &flows].map(|found| rack(found)["bytes_per_s"].as_f64().unwrap());
+    assert!((rates[0] / rates[1] - 8.0).abs() < 1e-9, "{rates:?}");
+    let text = said("inference --platform nvl72-cxl --serving 64 --sequences 300 --fidelity L1");
+    assert!(text.contains("64 accelerators at once, as flows (--fidelity L1)"), "{text}");
+    let why = refused("inference --platform nvl72-cxl --fidelity L2 --sequences 512,1024");
+    let window = why.split("give ").nth(1).and_then(|it| it.split(" of each").next()).unwrap();
+    assert!(window.starts_with("--window "), "{why}");
+    for (more, expected) in [
+        ("--nodes near", "--nodes: expected far with fidelities L1 and L2"),
+        ("--window 1MiB", "fidelity: expected L2, which windows"),
+    ] {
+        let why = refused(&format!("inference --platform nvl72-cxl --fidelity L1 {more}"));
+        assert!(why.contains(expected), "{why}");
+    }
+}
+
+#[test]
 fn a_snoop_filter_that_knows_less_than_is_cached_invalidates_copies() {
     let found = json("coherence --platform nvl72-cxl --region 4GB --writes 0 --json");
     let rates = |found: &Value| found["regions"][0]["rates"].clone();
@@ -2271,7 +2293,6 @@ fn workers_on_a_platform_reach_the_same_at_each_fidelity() {
 fn commands_in_which_nothing_shares_a_fabric_refuse_flows_with_the_reason() {
     for (words, why) in [
         ("memory --platform nvl72-cxl", "plan fabric has what messages"),
-        ("inference --platform nvl72-cxl", "plan fabric has what messages"),
         (
             "search --model llama3-8b --gpus 64 --platform dgx-a100",
             "give the one that it finds to plan train",

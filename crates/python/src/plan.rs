@@ -104,11 +104,12 @@ pub(crate) fn plan_inference<'py>(
     let question: InferenceQuestion = asked(question, &["machines.", "ways."])?;
     let rows: Vec<InferenceRow> = asked(rows, &[])?;
     let found = Inference::new(&question).map_err(wrong)?;
+    let loads = rows.iter().map(|row| found.load(row)).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+    let steps = py.detach(|| found.steps(&loads)).map_err(wrong)?;
     let mut figures = vec![];
-    for row in &rows {
-        let load = found.load(row).map_err(wrong)?;
+    for (load, steps) in loads.iter().zip(steps) {
         figures.push(load.set_bytes * f64::from(found.serving));
-        figures.extend(found.steps(&load).into_iter().map(|step| step.map_or(f64::NAN, |it| it.seconds)));
+        figures.extend(steps.into_iter().map(|step| step.map_or(f64::NAN, |it| it.seconds)));
     }
     let names = found.configurations.iter().map(|it| it.name).collect();
     Ok((names, floats(py, figures)))

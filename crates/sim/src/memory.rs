@@ -5,6 +5,7 @@ mod access;
 mod answer;
 mod coherence;
 mod curve;
+mod holders;
 mod inference;
 
 pub use access::{Access, How, LINE};
@@ -12,13 +13,16 @@ pub use answer::{Curves, Pays, Point, curves, landmarks};
 pub use coherence::{CoherentRack, RegionLoad, RegionQuestion, RegionRates, RegionTimes};
 pub use curve::{PAYS, Span, met, pays_from, ratio, ratios};
 pub use inference::{
-    Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow, InferenceStep, kv_token_bytes,
+    Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow, InferenceStep, InferenceTier,
+    kv_token_bytes,
 };
 
 use self::access::Way;
+use self::holders::Holders;
 use polder_platform::{AttachKind, DataError, Fabric, Platform, Protocol, Rack, TierId};
 use serde::{Deserialize, Serialize};
 
+use crate::contention::TransferError;
 use crate::given::GivenError;
 use crate::step::job::Job;
 use crate::step::layout::Refusal;
@@ -102,6 +106,9 @@ pub struct Tier {
     /// What an access takes.
     #[serde(flatten)]
     pub access: Access,
+    /// What holds it, where that is reached over a fabric.
+    #[serde(skip)]
+    holders: Option<Holders>,
 }
 
 /// Which memories a working set takes in which order.
@@ -113,6 +120,31 @@ pub struct Configuration {
     pub platform: String,
     /// The memories, in the order in which they are taken.
     pub tiers: Vec<Tier>,
+}
+
+impl Tier {
+    /// Whether other accelerators or memory nodes hold it, so that reads of it share links.
+    #[must_use]
+    pub const fn is_over_fabric(&self) -> bool {
+        self.holders.is_some()
+    }
+}
+
+impl Configuration {
+    /// Whether each memory beyond an accelerator's own and its CPU's has holders.
+    fn expect_holders(&self) -> Result<(), MemoryError> {
+        match self.tiers.iter().find(|it| !["own", "host"].contains(&it.name) && it.holders.is_none()) {
+            None => Ok(()),
+            Some(_) => {
+                let problem = "expected a multiple of between.links, because fidelities L1 and L2 send a part of each read over each of them";
+                Err(DataError::new(&self.platform, "pool.ports", problem).into())
+            }
+        }
+    }
+
+    fn refused(&self, error: TransferError) -> MemoryError {
+        MemoryError::Transfers { platform: self.platform.clone(), error }
+    }
 }
 
 /// Why access times cannot be given.
@@ -132,6 +164,14 @@ pub enum MemoryError {
         platform: String,
         /// Why.
         refusal: Refusal,
+    },
+    /// Reads over a fabric cannot be followed.
+    #[error("{platform}: {error}")]
+    Transfers {
+        /// The machine.
+        platform: String,
+        /// Why not.
+        error: TransferError,
     },
 }
 
@@ -211,7 +251,7 @@ impl<'a> Site<'a> {
         let memory = &self.rack.accelerator.memory;
         let access =
             Access { how: How::Own, memory_s: memory.latency.value(), ..Access::at(memory.read.value()) };
-        Tier { name: "own", capacity_bytes: memory.capacity.value(), access }
+        Tier { name: "own", capacity_bytes: memory.capacity.value(), access, holders: None }
     }
 
     /// An accelerator's share of its CPU's memory. C2C and UCIe let an accelerator load it; over PCIe software copies it, as inside the rack.
@@ -227,7 +267,12 @@ impl<'a> Site<'a> {
             memory_s: host.memory.latency.value(),
             ..Access::at(rate)
         };
-        Some(Tier { name: "host", capacity_bytes: host.memory.capacity.value() / share, access })
+        Some(Tier {
+            name: "host",
+            capacity_bytes: host.memory.capacity.value() / share,
+            access,
+            holders: None,
+        })
     }
 
     /// The memory of so many other accelerators, over this fabric.
@@ -240,7 +285,15 @@ impl<'a> Site<'a> {
         let memory = &self.rack.accelerator.memory;
         let rate = (back.payload().value() * back.carried()[1]).min(memory.read.value());
         let access = Access::over([Way::far(fabric), Way::far(back)], how, memory.latency.value(), rate);
-        Tier { name, capacity_bytes: count * memory.capacity.value(), access }
+        let capacity_bytes = count * memory.capacity.value();
+        Tier { name, capacity_bytes, access, holders: Some(self.accelerators(name, back)) }
+    }
+
+    /// The accelerators that hold such memory: those of the rack, or all others.
+    fn accelerators(&self, name: &'static str, fabric: &Fabric) -> Holders {
+        let [inside, outside] = [self.inside, self.outside].map(|it| it as u32);
+        let (first, endpoints) = if name == "rack" { (0, inside) } else { (inside, inside + outside) };
+        Holders { fabric: fabric.clone(), first, endpoints, read: self.rack.accelerator.memory.read.value() }
     }
 
     /// The memory of the rack's other accelerators, over the fabric that keeps nothing coherent.
@@ -294,7 +347,19 @@ impl<'a> Site<'a> {
             controllers_s: 0.0,
             ..Access::over([Way { fabric, switches }; 2], How::Load, memory_s, share.read)
         };
-        Some(Tier { name: "pool", capacity_bytes: share.capacity * (self.inside + self.outside), access })
+        let all = self.inside + self.outside;
+        // A node is as many endpoints as accelerators of as many links have ports.
+        let each = pool.ports / fabric.links;
+        let (first, nodes) = (all as u32, (all / f64::from(pool.accelerators)).ceil() as u32);
+        let holders = Holders {
+            fabric: fabric.clone(),
+            first,
+            endpoints: first.saturating_add(nodes.saturating_mul(each)),
+            read: pool.memory.read.value() / f64::from(each),
+        };
+        let is_whole = each * fabric.links == pool.ports;
+        let capacity_bytes = share.capacity * all;
+        Some(Tier { name: "pool", capacity_bytes, access, holders: is_whole.then_some(holders) })
     }
 }
 

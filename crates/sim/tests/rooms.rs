@@ -13,7 +13,7 @@ const TABLE: [(&str, &[&str]); 16] = [
     ("step", &["text", "fidelity", "contention"]),
     ("offload", &["text", "step"]),
     ("walk", &[]),
-    ("memory", &["given", "random", "step"]),
+    ("memory", &["contention", "fidelity", "given", "random", "step"]),
     ("sync", &[]),
     ("pages", &["random"]),
     ("program", &["contention", "fidelity", "given", "message", "step"]),

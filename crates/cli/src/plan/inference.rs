@@ -2,14 +2,16 @@
 
 use clap::{Args, ValueEnum};
 use polder_platform::Bytes;
-use polder_sim::accelerators;
 use polder_sim::memory::{
-    Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow, InferenceStep, kv_token_bytes,
+    Configuration, Inference, InferenceKind, InferenceLoad, InferenceQuestion, InferenceRow, InferenceStep,
+    kv_token_bytes,
 };
+use polder_sim::{Fidelity, accelerators};
 use serde_json::{Value, json};
 
-use super::fidelity::ClosedForm;
-use super::memory::{MachineArguments, WayArguments, size, time, ways_line};
+use super::fabric::unsteady;
+use super::fidelity::Closeness;
+use super::memory::{MachineArguments, WayArguments, digits, size, time, ways_line};
 use super::option::of_memory;
 use super::table;
 use crate::Failure;
@@ -51,7 +53,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     ways: WayArguments,
     #[command(flatten)]
-    fidelity: ClosedForm,
+    closeness: Closeness,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -106,22 +108,21 @@ struct Row {
 
 /// Prints steps by the number of sequences.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    arguments.fidelity.check(
-        "inference",
-        "all accelerators get their share; plan fabric has what messages that share links take",
-    )?;
     let question = InferenceQuestion {
         machines: arguments.machines.question(&arguments.ways)?,
         serving: arguments.serving,
         load: arguments.load.into(),
         model: arguments.model.clone(),
+        fidelity: arguments.closeness.level(),
+        flits: arguments.closeness.flits()?,
     };
     let found = Inference::new(&question).map_err(of_memory)?;
-    let row = |sequences: &u32| {
-        let load = found.load(&arguments.asked(*sequences)).map_err(of_memory)?;
-        Ok(Row { sequences: *sequences, load, steps: found.steps(&load) })
-    };
-    let rows = arguments.sequences.iter().map(row).collect::<Result<Vec<_>, Failure>>()?;
+    let loads = arguments.sequences.iter().map(|sequences| found.load(&arguments.asked(*sequences)));
+    let loads = loads.collect::<Result<Vec<_>, _>>().map_err(of_memory)?;
+    let steps = found.steps(&loads).map_err(of_memory)?;
+    let rows = arguments.sequences.iter().zip(loads).zip(steps);
+    let rows: Vec<_> =
+        rows.map(|((sequences, load), steps)| Row { sequences: *sequences, load, steps }).collect();
     match arguments.json {
         true => println!("{}", said(arguments, &found, &rows)),
         false => print(arguments, &found, &rows),
@@ -142,7 +143,7 @@ fn said(arguments: &Arguments, found: &Inference, rows: &[Row]) -> Value {
         .collect();
     json!({
         "platform": arguments.machines.platform, "against": arguments.machines.against, "model": arguments.model, "serving": serving,
-        "configurations": configurations, "rows": rows,
+        "fidelity": arguments.closeness.level(), "configurations": configurations, "rows": rows,
     })
 }
 
@@ -193,6 +194,7 @@ fn print(arguments: &Arguments, found: &Inference, rows: &[Row]) {
         table_rows.push(cells);
     }
     table::print(&table_rows);
+    print_rates(arguments.closeness.level(), found, rows, *serving);
     println!("{}", ways_line(arguments.ways.ways()));
     println!(
         "software-managed: what is copied costs the software of a message for each page or row; loads cost none (--access, --outstanding)"
@@ -200,8 +202,51 @@ fn print(arguments: &Arguments, found: &Inference, rows: &[Row]) {
     println!("no run over CXL validates this");
 }
 
+/// How closely reads were looked at; and of each memory over a fabric the rates at which accelerators read it, in the last row that does.
+fn print_rates(fidelity: Fidelity, found: &[Configuration], rows: &[Row], serving: u32) {
+    let how = match fidelity {
+        Fidelity::L0 => {
+            println!("each accelerator reads at its share of links and memories (--fidelity L0)");
+            return;
+        }
+        Fidelity::L1 => "as flows",
+        Fidelity::L2 => "flit by flit",
+    };
+    println!("reads over fabrics, {serving} accelerators at once, {how} (--fidelity {}):", fidelity.name());
+    let head = ["", "closed form, GB/s", "all at once, GB/s", "sequences"].map(String::from);
+    let mut table = vec![head.to_vec()];
+    let mut followed = vec![];
+    for (at, on) in found.iter().enumerate() {
+        for (place, tier) in on.tiers.iter().enumerate() {
+            let read = |row: &&Row| row.steps[at].as_ref().is_some_and(|it| it.tiers[place].bytes > 0.0);
+            let Some(row) = rows.iter().rev().find(read).filter(|_| tier.is_over_fabric()) else { continue };
+            let part = row.steps[at].as_ref().map(|it| it.tiers[place]).expect("a step that fits");
+            table.push(vec![
+                format!("{}, {}", on.name, tier.name),
+                digits(tier.access.bytes_per_s / 1e9),
+                digits(part.bytes_per_s / 1e9),
+                polder_sim::grouped(row.sequences.into()),
+            ]);
+            followed.extend(part.flits.map(|it| (format!("{}, {}", on.name, tier.name), it)));
+        }
+    }
+    match table.len() {
+        1 => println!("  no step reads over a fabric"),
+        _ => table::print(&table),
+    }
+    for (name, it) in followed {
+        println!(
+            "{name}: {} flit-hops of {} of each message{}, {} sent again",
+            polder_sim::grouped(it.flit_hops),
+            size(it.window_bytes),
+            unsteady(it.window_bytes, it.steady_window_bytes),
+            polder_sim::grouped(it.replays)
+        );
+    }
+}
+
 fn places(step: &InferenceStep, all: f64) -> String {
-    let parts = step.tiers.iter().filter(|(_, bytes, _)| *bytes > 0.0);
-    let parts: Vec<_> = parts.map(|(name, bytes, _)| format!("{name} {:.0}%", 100.0 * bytes / all)).collect();
+    let parts = step.tiers.iter().filter(|it| it.bytes > 0.0);
+    let parts: Vec<_> = parts.map(|it| format!("{} {:.0}%", it.name, 100.0 * it.bytes / all)).collect();
     parts.join(", ")
 }

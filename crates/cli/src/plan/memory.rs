@@ -253,7 +253,7 @@ fn parts(configurations: &[Configuration], bytes: f64) -> Vec<Vec<String>> {
         ["", "by", "holds", "access", "software", "controllers", "switches", "wires", "memory", "data"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for it in configurations {
-        for Tier { name, capacity_bytes, access } in &it.tiers {
+        for Tier { name, capacity_bytes, access, .. } in &it.tiers {
             let data = access.seconds(bytes) - access.idle();
             let mut row = vec![format!("{}, {name}", it.name), how(access.how).into(), size(*capacity_bytes)];
             let parts = [

@@ -130,7 +130,7 @@ mod tests {
     fn configuration(tiers: &[(f64, f64)]) -> Configuration {
         let tier = |&(capacity_bytes, memory_s): &(f64, f64)| {
             let access = Access { how: How::Load, memory_s, ..Access::at(f64::INFINITY) };
-            Tier { name: "own", capacity_bytes, access }
+            Tier { name: "own", capacity_bytes, access, holders: None }
         };
         Configuration { name: "tiered", platform: "p".into(), tiers: tiers.iter().map(tier).collect() }
     }

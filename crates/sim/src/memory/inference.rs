@@ -3,7 +3,10 @@
 use polder_platform::Platform;
 use serde::{Deserialize, Serialize};
 
-use super::{Configuration, MemoryError, Question, Tier, configurations, job};
+use super::holders::{Asked, Holders, Readers};
+use super::{Access, Configuration, MemoryError, Nodes, Question, Tier, configurations, job};
+use crate::contention::{FlitCount, FlitOptions, FlitWork};
+use crate::fidelity::Fidelity;
 use crate::given::GivenError;
 use crate::step::model::Model;
 
@@ -47,6 +50,12 @@ pub struct InferenceQuestion {
     pub load: InferenceKind,
     /// The model, by its name or the path of its file.
     pub model: String,
+    /// How closely reads over fabrics are looked at: each accelerator with its share, as flows, or flit by flit.
+    #[serde(default)]
+    pub fidelity: Fidelity,
+    /// What flits need beside the platform.
+    #[serde(default)]
+    pub flits: FlitOptions,
 }
 
 /// A step that is asked for.
@@ -79,13 +88,14 @@ pub struct Inference {
     /// What is served.
     pub model: Model,
     kind: InferenceKind,
+    readers: Readers,
 }
 
 impl Inference {
     /// Reads the machines and the model.
     ///
     /// # Errors
-    /// As [`configurations`]; when a rack has fewer accelerators than serve, or the model's file is damaged.
+    /// As [`configurations`]; when a rack has fewer accelerators than serve, the model's file is damaged, or reads cannot be looked at so closely.
     pub fn new(question: &InferenceQuestion) -> Result<Self, MemoryError> {
         let machines = &question.machines;
         let (accelerators, configurations) = configurations(machines)?;
@@ -97,8 +107,20 @@ impl Inference {
             let problem = format!("expected 1 to {most}, the accelerators of a rack, found {serving}");
             return Err(GivenError::new("serving", problem).into());
         }
-        let (model, kind) = (Model::load(&question.model)?, question.load);
-        Ok(Self { accelerators, serving, configurations, model, kind })
+        let InferenceQuestion { load: kind, fidelity, flits, .. } = *question;
+        let refused = |error| MemoryError::Transfers { platform: machines.platform.clone(), error };
+        flits.check(fidelity).map_err(refused)?;
+        if fidelity != Fidelity::L0 {
+            configurations.iter().try_for_each(Configuration::expect_holders)?;
+            let has_nodes = configurations.iter().flat_map(|it| &it.tiers).any(|it| it.name == "pool");
+            if has_nodes && machines.ways.nodes == Nodes::Near {
+                let problem = "expected far with fidelities L1 and L2, because not all nodes can be on one switch, found near";
+                return Err(GivenError::new("nodes", problem).into());
+            }
+        }
+        let readers = Readers { count: serving, fidelity, flits };
+        let model = Model::load(&question.model)?;
+        Ok(Self { accelerators, serving, configurations, model, kind, readers })
     }
 
     /// What each accelerator that serves reads in a step.
@@ -139,10 +161,61 @@ impl Inference {
         })
     }
 
-    /// What a step takes on each configuration; nothing where it does not fit.
-    #[must_use]
-    pub fn steps(&self, load: &InferenceLoad) -> Vec<Option<InferenceStep>> {
-        self.configurations.iter().map(|on| load.step(on, f64::from(self.serving))).collect()
+    /// What steps take on each configuration, by load; nothing where one does not fit.
+    ///
+    /// # Errors
+    /// When reads over a fabric are too many to be looked at so closely. All flits are counted before any is followed.
+    pub fn steps(&self, loads: &[InferenceLoad]) -> Result<Vec<Vec<Option<InferenceStep>>>, MemoryError> {
+        let each = || loads.iter().flat_map(|load| self.configurations.iter().map(move |on| (load, on)));
+        if self.readers.fidelity == Fidelity::L2 {
+            let mut work = FlitWork::default();
+            for (load, on) in each() {
+                let step = load.step(on, f64::from(self.serving));
+                for (tier, part) in on.tiers.iter().zip(step.iter().flat_map(|it| &it.tiers)) {
+                    if let Some((holders, asked)) = load.asked(tier, part) {
+                        work.add(holders.work(&self.readers, asked).map_err(|error| on.refused(error))?);
+                    }
+                }
+            }
+            // What is too long is so of all together, whichever machine it is of.
+            let [on, ..] = self.configurations.as_slice() else { return Ok(vec![]) };
+            work.check(self.readers.flits.window_bytes).map_err(|error| on.refused(error))?;
+        }
+        let mut known = vec![];
+        let found =
+            each().map(|(load, on)| self.step(load, on, &mut known)).collect::<Result<Vec<_>, _>>()?;
+        let mut rows = found.into_iter();
+        Ok(loads.iter().map(|_| rows.by_ref().take(self.configurations.len()).collect()).collect())
+    }
+
+    /// What a step takes, with reads over fabrics as closely looked at as is asked.
+    fn step<'a>(
+        &self,
+        load: &InferenceLoad,
+        on: &'a Configuration,
+        known: &mut Vec<(&'a Tier, u32, f64)>,
+    ) -> Result<Option<InferenceStep>, MemoryError> {
+        let Some(mut step) = load.step(on, f64::from(self.serving)) else { return Ok(None) };
+        if self.readers.fidelity == Fidelity::L0 {
+            return Ok(Some(step));
+        }
+        for (tier, part) in on.tiers.iter().zip(&mut step.tiers) {
+            let Some((holders, asked)) = load.asked(tier, part) else { continue };
+            // By flows, messages of other sizes that go the same ways reach the same rate.
+            let messages = holders.messages_each(&self.readers, asked);
+            let same = |it: &&(&Tier, u32, f64)| std::ptr::eq(it.0, tier) && it.1 == messages;
+            let found = known.iter().find(same).map(|it| it.2);
+            let (rate, flits) = match found.filter(|_| self.readers.fidelity == Fidelity::L1) {
+                Some(rate) => (rate, None),
+                None => holders.rate(&self.readers, asked).map_err(|error| on.refused(error))?,
+            };
+            known.push((tier, messages, rate));
+            let access = Access { bytes_per_s: rate, ..tier.access };
+            let seconds = load.taken(&access, part.bytes);
+            step.seconds += seconds - part.seconds;
+            *part = InferenceTier { seconds, bytes_per_s: rate, flits, ..*part };
+        }
+        Ok(Some(step))
     }
 }
 
@@ -166,8 +239,23 @@ pub struct InferenceLoad {
 pub struct InferenceStep {
     /// All of it.
     pub seconds: f64,
-    /// Bytes of the set in each memory, and what its accesses take.
-    pub tiers: Vec<(&'static str, f64, f64)>,
+    /// What each memory does in it.
+    pub tiers: Vec<InferenceTier>,
+}
+
+/// What a memory does in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct InferenceTier {
+    /// Its name.
+    pub name: &'static str,
+    /// Bytes of the set that lie in it, of an accelerator that serves.
+    pub bytes: f64,
+    /// What its accesses take.
+    pub seconds: f64,
+    /// The rate at which their data come.
+    pub bytes_per_s: f64,
+    /// What was followed for it flit by flit.
+    pub flits: Option<FlitCount>,
 }
 
 impl InferenceLoad {
@@ -217,21 +305,29 @@ impl InferenceLoad {
             }
             let bytes = left.min(room.max(0.0));
             left -= bytes;
-            let taken = self.taken(tier, bytes);
+            let taken = self.taken(&tier.access, bytes);
             seconds += taken;
-            tiers.push((tier.name, bytes, taken));
+            let bytes_per_s = tier.access.bytes_per_s;
+            tiers.push(InferenceTier { name: tier.name, bytes, seconds: taken, bytes_per_s, flits: None });
         }
         // What rounding leaves is nothing.
         (left <= self.set_bytes * 1e-12).then_some(InferenceStep { seconds, tiers })
     }
 
-    fn taken(&self, tier: &Tier, bytes: f64) -> f64 {
+    /// What is asked of those that hold a part of the set, if that is reached over a fabric.
+    fn asked<'a>(&self, tier: &'a Tier, part: &InferenceTier) -> Option<(&'a Holders, Asked)> {
+        let holders = tier.holders.as_ref().filter(|_| part.bytes > 0.0)?;
+        let accesses = self.accesses * part.bytes / self.set_bytes;
+        Some((holders, Asked { bytes: accesses * self.access_bytes, accesses }))
+    }
+
+    fn taken(&self, access: &Access, bytes: f64) -> f64 {
         if bytes == 0.0 {
             return 0.0;
         }
         let accesses = self.accesses * bytes / self.set_bytes;
-        let idle = tier.access.idle();
-        let moved = tier.access.seconds(self.access_bytes) - idle;
+        let idle = access.idle();
+        let moved = access.seconds(self.access_bytes) - idle;
         // A memory gives what comes first: its bandwidth, or what so many accesses at once ask for.
         accesses * moved.max((idle + moved) / self.outstanding)
     }
@@ -288,5 +384,45 @@ mod tests {
         let [baseline, tiered] = [&all[0], &all[2]].map(|on| at(on, 600.0).unwrap());
         assert!(tiered < baseline, "{tiered} {baseline}");
         assert!(at(&all[2], 1e9).is_none());
+    }
+
+    /// Where as many hold as read, each link is asked for what it carries: all fidelities agree within 2%, but for messages of few flits.
+    #[test]
+    fn readers_that_share_no_link_reach_the_same_at_each_fidelity() {
+        let seconds = |fidelity, serving| {
+            let question = InferenceQuestion {
+                machines: Question {
+                    platform: "nvl72-cxl".into(),
+                    against: None,
+                    rack: None,
+                    accelerators: Some(72),
+                    ways: Ways::default(),
+                },
+                serving: Some(serving),
+                load: InferenceKind::Retrieval,
+                model: "llama3-8b".into(),
+                fidelity,
+                flits: FlitOptions::default(),
+            };
+            let found = Inference::new(&question).unwrap();
+            let row = InferenceRow {
+                sequences: 4096,
+                context: 1,
+                set_bytes: 12.5e12,
+                access_bytes: Some(65536.0),
+                outstanding: Some(64),
+                visits: Some(8),
+            };
+            let steps = found.steps(&[found.load(&row).unwrap()]).unwrap();
+            steps[0][0].as_ref().unwrap().seconds
+        };
+        let [alone, flows, flits] = Fidelity::ALL.map(|it| seconds(it, 36));
+        assert!(
+            (flows / alone - 1.0).abs() < 0.02 && (flits / alone - 1.0).abs() < 0.02,
+            "{alone} {flows} {flits}"
+        );
+        // Where few hold for many, flows and flits agree with each other alone.
+        let [alone, flows, flits] = Fidelity::ALL.map(|it| seconds(it, 60));
+        assert!(flows > 1.2 * alone && (flits / flows - 1.0).abs() < 0.05, "{alone} {flows} {flits}");
     }
 }
