@@ -40,6 +40,8 @@ const ROUNDS: u32 = 40;
 /// QEMU's monitor, at the other end of the second serial line.
 struct Monitor {
     line: BufReader<File>,
+    /// Commands so far.
+    asked: u64,
 }
 
 impl Monitor {
@@ -48,13 +50,18 @@ impl Monitor {
         let mut raw = tcgetattr(&line).map_err(text)?;
         raw.make_raw();
         tcsetattr(&line, OptionalActions::Now, &raw).map_err(text)?;
-        let mut monitor = Self { line: BufReader::new(line) };
-        monitor.ask(&json!({ "execute": "qmp_capabilities" }))?;
+        // Until the line was raw, the guest's terminal may have sent the monitor's greeting back to it. What its parser has of that ends here, as
+        // the specification of QMP has it.
+        (&line).write_all(&[0xff]).map_err(text)?;
+        let mut monitor = Self { line: BufReader::new(line), asked: 0 };
+        monitor.ask(json!({ "execute": "qmp_capabilities" }))?;
         Ok(monitor)
     }
 
     /// Has a command done.
-    fn ask(&mut self, command: &Value) -> Result<(), Failed> {
+    fn ask(&mut self, mut command: Value) -> Result<(), Failed> {
+        self.asked += 1;
+        command["id"] = self.asked.into();
         self.line.get_mut().write_all(format!("{command}\n").as_bytes()).map_err(text)?;
         let mut answer = String::new();
         loop {
@@ -62,8 +69,12 @@ impl Monitor {
             if self.line.read_line(&mut answer).map_err(text)? == 0 {
                 return Err("QEMU's monitor hung up".to_owned());
             }
-            // Its greeting and its events come in between, and what was said before the line was open is cut short.
+            // Its greeting, its events and what it says of what was sent back to it have no id, and what was said before the line was open is
+            // cut short.
             let Ok(answer) = serde_json::from_str::<Value>(&answer) else { continue };
+            if answer.get("id") != command.get("id") {
+                continue;
+            }
             if answer.get("return").is_some() {
                 return Ok(());
             }
@@ -95,7 +106,7 @@ pub(crate) fn run() -> Result<u32, Failed> {
     let place = place_of(&batch)?;
     println!("poison at {place:#x} on the device, in a page of batch");
     let path = "/machine/peripheral/cxl0";
-    monitor.ask(&json!({ "execute": "cxl-inject-poison", "arguments": { "path": path, "start": place, "length": 64 } }))?;
+    monitor.ask(json!({ "execute": "cxl-inject-poison", "arguments": { "path": path, "start": place, "length": 64 } }))?;
     // An operator who wants to know at once, and not within a minute.
     agent.signal(Signal::HUP)?;
     let round = await_round(&mut agent, |round| Ok(!named(round).is_empty()))?;
@@ -110,7 +121,7 @@ pub(crate) fn run() -> Result<u32, Failed> {
 
     let place = place_of(&index)?;
     println!("an uncorrectable media event at {place:#x} on the device, in a page of index");
-    monitor.ask(&json!({ "execute": "cxl-inject-general-media-event", "arguments": {
+    monitor.ask(json!({ "execute": "cxl-inject-general-media-event", "arguments": {
         "path": path, "log": "failure", "flags": 1, "dpa": place, "descriptor": 1, "type": 0, "transaction-type": 1,
         "channel": 0, "rank": 0, "device": 0, "component-id": "polder lab" } }))?;
     let round = await_round(&mut agent, |round| Ok(named(round).iter().any(|name| name == "index")))?;
