@@ -16,11 +16,9 @@ step() {
 # A test that hangs ends and is named; libtest says which has been running for over a minute.
 limited() { timeout --verbose -k 10 40m "$@"; }
 
-# Of the folder of this user's own pools, what lies in it: the folder itself stays.
-in_shm() { find /dev/shm -mindepth 1 -maxdepth 2 -path '*polder*' ! -path "/dev/shm/polder-$(id -u)" || true; }
-before=$(in_shm)
+before=$(scripts/left_in_shm.sh)
 # What others have left before, and what of it goes meanwhile, is not ours.
-nothing_new_in_shm() { new=$(in_shm | grep -vxF -e "$before" || true); [ -z "$new" ] || { printf '%s\n' "$new"; return 1; }; }
+nothing_new_in_shm() { new=$(scripts/left_in_shm.sh | grep -vxF -e "$before" || true); [ -z "$new" ] || { printf '%s\n' "$new"; return 1; }; }
 
 # What setup has installed for programs to load: stripped, and without the model of the protocols, which the command has.
 libraries="libpolder.so libfabric/libpolder-fi.so polder/libpolder-mpich.so polder/libpolder-openmpi.so"
@@ -74,10 +72,10 @@ if $own_shm true 2>/dev/null; then
     first_lane >out/first-lane.log 2>&1 &
     lane=$!
     failed=""
-    (second_lane) || failed=yes
-    wait "$lane" || failed=yes
+    (second_lane) || failed="the second lane, above the first; "
+    wait "$lane" || failed="${failed}the first lane, just above"
     cat out/first-lane.log
-    [ -z "$failed" ]
+    [ -z "$failed" ] || { printf '\nFAILED: %s\n' "$failed" >&2; exit 1; }
 else
     printf '\n== one lane, because this user may not mount a /dev/shm of its own\n'
     own_shm=""
