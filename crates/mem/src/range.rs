@@ -15,7 +15,7 @@ use crate::affinity::bind_memory;
 use crate::buffer::PAGE;
 use crate::numa;
 use crate::region::{self, RegionKind};
-use crate::tier::TierError;
+use crate::tier::{TierError, free};
 
 /// Huge pages of x86-64. A range begins at one, so that it is made of them as far as they go.
 pub const HUGE_PAGE: usize = 2 << 20;
@@ -170,6 +170,18 @@ impl Range {
         let offset = claimed.ok_or_else(|| TierError::NoRoom { path: path.into(), bytes, size })?;
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
         let from = offset.cast_signed();
+        if kind == RegionKind::Tmpfs {
+            // A page that its file system has no room for ends the process when it is touched.
+            // SAFETY: the descriptor is open; the call takes numbers only.
+            let rc = unsafe { libc::fallocate(file.as_raw_fd(), 0, from, bytes as libc::off_t) };
+            match io::Error::last_os_error() {
+                source if rc != 0 && source.raw_os_error() == Some(libc::ENOSPC) => {
+                    return Err(TierError::FullMemory { path: path.into(), bytes, free: free(path) });
+                }
+                source if rc != 0 => return Err(unmappable(source)),
+                _ => {}
+            }
+        }
         // SAFETY: replaces pages of this range's own mapping, which nothing borrows.
         let rc = unsafe { libc::mmap(at.as_ptr().cast(), bytes, protection, flags, file.as_raw_fd(), from) };
         if rc == libc::MAP_FAILED {

@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -103,13 +103,18 @@ pub enum TierError {
         /// Bytes of the device or file.
         size: u64,
     },
-    /// A tier of a fixed size that is full.
-    #[error("{bytes} more bytes do not fit in the {size} of this tier; use a larger tier")]
-    Exhausted {
+    /// Bytes that a failed transfer was to bring.
+    #[error("a saved tensor was lost when a transfer of it failed; run the forward pass again")]
+    Lost,
+    /// A file in memory whose file system has no room for its pages.
+    #[error("{}: its file system has no room for {bytes} bytes, {free} are free; free some, or place less there", path.display())]
+    FullMemory {
+        /// The file.
+        path: PathBuf,
         /// How many bytes.
         bytes: usize,
-        /// Bytes of the tier.
-        size: usize,
+        /// How many are free.
+        free: u64,
     },
     /// The kernel does not map a device or file.
     #[error("{}: {bytes} bytes cannot be mapped: {source}", path.display())]
@@ -200,6 +205,16 @@ pub enum TierError {
         /// How many bytes are missing of those that were to be read.
         bytes: usize,
     },
+    /// The file has lost blocks that were reserved.
+    #[error("{}: the disk has {blocks} bytes of this file of {size}; something has truncated it or punched holes into it", path.display())]
+    Holes {
+        /// The folder.
+        path: PathBuf,
+        /// Bytes that the disk has.
+        blocks: u64,
+        /// Bytes of the tier.
+        size: u64,
+    },
     /// A transfer beyond the end of the tier, or not in whole pages.
     #[error("[{offset}, +{bytes}) is no range of whole pages in the {size} bytes of the tier in {}; use a larger tier", path.display())]
     Range {
@@ -218,7 +233,10 @@ impl TierError {
     /// Whether the tier is there and has no room.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        matches!(self, Self::TooSmall { .. } | Self::NoRoom { .. } | Self::Full { .. })
+        matches!(
+            self,
+            Self::TooSmall { .. } | Self::NoRoom { .. } | Self::Full { .. } | Self::FullMemory { .. }
+        )
     }
 }
 
@@ -243,6 +261,8 @@ struct Shared {
     file: File,
     folder: PathBuf,
     size: u64,
+    /// Whether the disk had every byte of it from the beginning on.
+    is_reserved: bool,
     queue: Mutex<Queue>,
     wake: Condvar,
 }
@@ -304,7 +324,8 @@ impl TierFile {
 
     fn over(file: File, folder: &Path, size: u64) -> Result<Self, TierError> {
         let (queue, wake) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { file, folder: folder.into(), size, queue, wake });
+        let is_reserved = blocks(&file).is_some_and(|blocks| blocks >= size);
+        let shared = Arc::new(Shared { file, folder: folder.into(), size, is_reserved, queue, wake });
         let serve = || {
             let shared = Arc::clone(&shared);
             // A stack counts as memory of this process, and these threads need next to none.
@@ -442,8 +463,19 @@ impl Shared {
                 }
             }
         }
-        Ok(())
+        // Looked at afterwards: what was cut and then written past reads as zeros.
+        match blocks(&self.file) {
+            Some(blocks) if self.is_reserved && blocks < self.size => {
+                Err(TierError::Holes { path: self.folder.clone(), blocks, size: self.size })
+            }
+            _ => Ok(()),
+        }
     }
+}
+
+/// Bytes that the disk has of a file.
+fn blocks(file: &File) -> Option<u64> {
+    file.metadata().ok().map(|it| it.blocks().saturating_mul(512))
 }
 
 /// A file without a name, so that a killed process leaves nothing.
@@ -487,7 +519,7 @@ fn reserve(file: &File, folder: &Path, size: u64) -> Result<(), TierError> {
 }
 
 /// Bytes that this user may still write in a folder.
-fn free(folder: &Path) -> u64 {
+pub(crate) fn free(folder: &Path) -> u64 {
     status(folder).map_or(0, |(free, _)| free)
 }
 
@@ -620,6 +652,26 @@ mod tests {
             let said = said.expect_err("cut").to_string();
             assert!(said.contains("something has truncated it"), "{ends}: {said}");
         }
+    }
+
+    #[test]
+    fn a_file_that_was_cut_and_written_past_is_said_to_have_holes() {
+        let tier = TierFile::create(&disk(), 4 * PAGE as u64).expect("a tier");
+        if !tier.shared.is_reserved {
+            // This file system does not say what it has of a file.
+            return;
+        }
+        tier.write(0, 4 * PAGE, Buffer::new(4 * PAGE).expect("pages"))
+            .expect("inside")
+            .wait()
+            .expect("written");
+        tier.shared.file.set_len(0).expect("cut");
+        tier.write(2 * PAGE as u64, 2 * PAGE, pattern(0)).expect("inside").wait().expect("written");
+        let said = tier.read(0, 2 * PAGE, pattern(0)).expect("inside").wait().expect_err("zeros").to_string();
+        assert!(
+            said.contains("the disk has 8192 bytes of this file of 16384; something has truncated it"),
+            "{said}"
+        );
     }
 
     #[test]

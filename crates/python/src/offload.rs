@@ -365,6 +365,32 @@ impl Moments {
         mut f: impl FnMut(usize, &mut [f32], &mut [f32]),
     ) -> PyResult<()> {
         self.check()?;
+        // A transfer that failed has kept its buffer.
+        while self.staging.len() < if self.on_disk > 0 { STAGED } else { 0 } {
+            self.staging.push(Buffer::new(TRANSFER_BYTES).map_err(of_tier)?);
+        }
+        let (mut reading, mut writing) = (VecDeque::new(), VecDeque::new());
+        let done = self.move_each(begin, end, write, &mut f, &mut reading, &mut writing);
+        // After an error a transfer may be under way: what the next call writes must not be overtaken by it.
+        for (.., transfer) in reading {
+            let _ = transfer.wait();
+        }
+        for transfer in writing {
+            let _ = transfer.wait();
+        }
+        done
+    }
+
+    /// What [`Moments::each`] does. Transfers that are under way are left in the queues only after an error.
+    fn move_each(
+        &mut self,
+        begin: usize,
+        end: usize,
+        write: bool,
+        f: &mut impl FnMut(usize, &mut [f32], &mut [f32]),
+        reading: &mut VecDeque<(usize, usize, usize, PendingTransfer)>,
+        writing: &mut VecDeque<PendingTransfer>,
+    ) -> PyResult<()> {
         // Bytes of an element on a disk.
         let (first, width) = (self.in_memory, 4 * self.count);
         let mut kept: VecDeque<(usize, usize)> = self
@@ -377,8 +403,6 @@ impl Moments {
             .into_iter()
             .filter(|(_, at, count)| first + at < end && first + at + count > begin)
             .collect();
-        let (mut reading, mut writing) =
-            (VecDeque::<(usize, usize, usize, PendingTransfer)>::new(), VecDeque::<PendingTransfer>::new());
         let mut ready: Option<(usize, usize, usize, Buffer)> = None;
         loop {
             while let Some((index, at, count)) = far.front().copied() {
@@ -433,7 +457,7 @@ impl Moments {
                 }
             }
         }
-        for transfer in writing {
+        while let Some(transfer) = writing.pop_front() {
             self.staging.push(transfer.wait().map_err(of_tier)?);
         }
         Ok(())
@@ -543,9 +567,16 @@ struct Part {
 
 enum Where {
     Writing(PendingTransfer),
+    /// A transfer failed, or is being waited for.
+    Lost,
     OnDisk,
     Reading(PendingTransfer),
     Here(Buffer),
+}
+
+/// Bytes that a part of a tensor takes of a disk.
+fn pages_of(bytes: usize) -> u64 {
+    bytes.next_multiple_of(PAGE) as u64
 }
 
 /// Bytes of a cache line: tensors in an arena begin at one.
@@ -603,8 +634,8 @@ impl Saved {
         py.detach(make).map_err(of_tier)
     }
 
-    /// Takes a copy of the bytes at an address, and returns the number by which they come back.
-    fn put(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<usize> {
+    /// Takes a copy of the bytes at an address, and returns the number by which they come back; none if a tier has no room.
+    fn put(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<Option<usize>> {
         // SAFETY: the front passes a contiguous tensor of as many bytes, which it holds for the length of the call.
         let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, nbytes) };
         py.detach(|| self.lock().put(bytes)).map_err(of_tier)
@@ -661,16 +692,19 @@ impl Slots {
         cut
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<usize, TierError> {
+    fn put(&mut self, bytes: &[u8]) -> Result<Option<usize>, TierError> {
         let index = self.slots.len();
         if self.live == 0 {
             // A device that has gone is found before its memory is used in this step.
             self.arenas.iter().try_for_each(|it| it.pages.check())?;
         }
+        if !self.has_room(bytes.len()) {
+            return Ok(None);
+        }
         self.live += 1;
         self.slots.push(Some(Slot { bytes: bytes.len(), ..Slot::default() }));
         match self.fill(index, bytes) {
-            Ok(()) => Ok(index),
+            Ok(()) => Ok(Some(index)),
             Err(error) => {
                 // Its number is returned to no caller, so its room goes back here.
                 self.free(index);
@@ -679,7 +713,15 @@ impl Slots {
         }
     }
 
-    /// Copies a tensor into the places of its slot.
+    /// Whether every tier holds its part of so many bytes.
+    fn has_room(&self, bytes: usize) -> bool {
+        let cut = self.cut(bytes);
+        let (near, far) = cut[1..].split_at(self.arenas.len());
+        self.arenas.iter().zip(near).all(|(it, part)| it.used + part <= it.pages.bytes())
+            && self.files.iter().zip(far).all(|(it, part)| it.used + pages_of(*part) <= it.file.size())
+    }
+
+    /// Copies a tensor into the places of its slot, which have room.
     fn fill(&mut self, index: usize, bytes: &[u8]) -> Result<(), TierError> {
         let cut = self.cut(bytes.len());
         let (memory, mut rest) = bytes.split_at(cut[0]);
@@ -690,10 +732,7 @@ impl Slots {
         for (number, arena) in self.arenas.iter_mut().enumerate() {
             let (part, after) = rest.split_at(cut[1 + number]);
             rest = after;
-            let (size, used) = (arena.pages.bytes(), arena.used);
-            if used + part.len() > size {
-                return Err(TierError::Exhausted { bytes: part.len(), size });
-            }
+            let used = arena.used;
             arena.pages.copy_in(used, part);
             slot.near.push((number, used, part.len()));
             arena.used += part.len().next_multiple_of(LINE_BYTES);
@@ -728,8 +767,12 @@ impl Slots {
             let Some((slot, part)) = self.writing.pop_front() else { break };
             let Some(Some(slot)) = self.slots.get_mut(slot) else { continue };
             let Some(part) = slot.parts.get_mut(part) else { continue };
-            match std::mem::replace(&mut part.state, Where::OnDisk) {
-                Where::Writing(transfer) => return transfer.wait(),
+            match std::mem::replace(&mut part.state, Where::Lost) {
+                Where::Writing(transfer) => {
+                    let buffer = transfer.wait()?;
+                    part.state = Where::OnDisk;
+                    return Ok(buffer);
+                }
                 other => part.state = other,
             }
         }
@@ -756,7 +799,7 @@ impl Slots {
             let is_far = matches!(self.part(index, part), Some(Part { state: Where::OnDisk, .. }));
             if let Some(it) = self.part(index, part)
                 && matches!(it.state, Where::Writing(_))
-                && let Where::Writing(transfer) = std::mem::replace(&mut it.state, Where::OnDisk)
+                && let Where::Writing(transfer) = std::mem::replace(&mut it.state, Where::Lost)
             {
                 // What was just written need not be read.
                 it.state = Where::Here(transfer.wait()?);
@@ -794,11 +837,12 @@ impl Slots {
         }
         let mut done = vec![];
         for part in &mut slot.parts {
-            let buffer = match std::mem::replace(&mut part.state, Where::OnDisk) {
+            let buffer = match std::mem::replace(&mut part.state, Where::Lost) {
                 Where::Reading(transfer) | Where::Writing(transfer) => transfer.wait()?,
                 Where::Here(buffer) => buffer,
-                Where::OnDisk => continue,
+                Where::OnDisk | Where::Lost => return Err(TierError::Lost),
             };
+            part.state = Where::OnDisk;
             bytes[at..at + part.bytes].copy_from_slice(&buffer[..part.bytes]);
             at += part.bytes;
             done.push(buffer);
@@ -820,7 +864,7 @@ impl Slots {
                     }
                 }
                 Where::Here(buffer) => self.give(buffer),
-                Where::OnDisk => {}
+                Where::OnDisk | Where::Lost => {}
             }
         }
         self.live -= 1;
