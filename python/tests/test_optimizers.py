@@ -401,3 +401,50 @@ def test_fifty_steps_have_torchs_losses(our: Any, their: Any) -> None:
     assert ours == theirs
     assert ours[-1] < ours[0] / 2
     assert_same(mine, its)
+
+
+def stepped(**group: object) -> tuple[torch.nn.Parameter, offload.AdamW]:
+    parameter = torch.nn.Parameter(torch.ones(100))
+    parameter.grad = torch.ones(100)
+    optimizer = offload.AdamW([{"params": [parameter], **group}], max_norm=1.0)
+    optimizer.step()
+    return parameter, optimizer
+
+
+def test_what_a_program_makes_of_groups_and_states_is_refused_before_anything_changes() -> None:
+    with pytest.raises(ArgumentError, match="amsgrad=True"):
+        stepped(amsgrad=True)
+    parameter, optimizer = stepped()
+    before = parameter.detach().clone()
+    for name, value in (("amsgrad", True), ("amsgrad", False)):
+        optimizer.param_groups[0][name] = value
+    theirs = torch.optim.AdamW([parameter], amsgrad=True)
+    with pytest.raises(ArgumentError, match="amsgrad=True"):
+        optimizer.load_state_dict(theirs.state_dict())
+    assert not optimizer.param_groups[0]["amsgrad"] and optimizer.state[parameter]["step"] == 1
+    kept = optimizer.state[parameter]["exp_avg"]
+    for wrong in (kept.to(torch.bfloat16), kept[:50], torch.zeros(1).expand(100)):
+        optimizer.state[parameter]["exp_avg"] = wrong
+        with pytest.raises(ArgumentError, match="state exp_avg of a parameter of shape"):
+            optimizer.step()
+    optimizer.state[parameter]["exp_avg"] = kept
+    parameter.data = torch.ones(50)
+    with pytest.raises(ArgumentError, match="expected that shape, found one of shape"):
+        optimizer.step()
+    parameter.data = before
+    assert optimizer.state[parameter]["step"] == 1
+
+
+def test_copies_and_states_of_other_strides_step_as_the_optimizer_does() -> None:
+    parameter, optimizer = stepped()
+    other, twin = copy.deepcopy((parameter, optimizer))
+    other.grad = torch.ones(100)
+    optimizer.step()
+    twin.step()
+    assert torch.equal(other, parameter) and twin.max_norm == 1.0
+    wide = torch.nn.Parameter(torch.ones(10, 7))
+    mine = offload.AdamW([wide])
+    moments = {name: torch.rand(7, 10).t() for name in ("exp_avg", "exp_avg_sq")}
+    mine.load_state_dict({**mine.state_dict(), "state": {0: {"step": torch.tensor(1.0), **moments}}})
+    assert all(mine.state[wide][name].is_contiguous() for name in moments)
+    assert all(torch.equal(mine.state[wide][name], moments[name]) for name in moments)

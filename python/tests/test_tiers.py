@@ -400,7 +400,7 @@ def test_a_check_stops_a_script_after_one_step_and_prints_its_memory(tmp_path: P
 
 
 def test_the_first_context_that_will_not_fit_is_where_the_bytes_pass_the_room() -> None:
-    found = check.Found({"cpu": {"weights": 1000, "activations": 500}}, {"cpu": 100}, 10, 1, 0, "", "", "", False)
+    found = check.Found({"cpu": {"weights": 1000, "activations": 500}}, {"cpu": 100}, 0, 10, 1, 0, "", "", "", False)
     # 1000 + 40 a token + 1 a token squared.
     assert check.first_too_long(found, 1000 + 40 * 50 + 50 * 50) == 51
     assert check.first_too_long(found, 1000 + 40 * 50 + 50 * 50 - 1) == 50

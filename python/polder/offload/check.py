@@ -5,6 +5,7 @@ The script runs as ``python SCRIPT`` does, up to the end of its first optimizer 
 """
 
 import argparse
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -22,6 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from polder.errors import PolderError
+from polder.offload.placed import is_placed
 from polder.offload.shards import local, storage_of, ungraphed
 from polder.offload.tiers import tiers_of
 
@@ -42,6 +44,8 @@ class Found:
         By device, then by object. Activations are the most at once, over all batches of the step.
     squared : dict
         By device, the part of the activations that grows with the square of the context.
+    placed : int
+        Bytes that `Placed.activations` would copy, at most at once: each saved tensor, also if several share a storage.
     context, batch : int
         Tokens of a sample, and samples, of the first call of a module that says so; 0 if none does.
     peak : int
@@ -54,6 +58,7 @@ class Found:
 
     bytes: dict[str, dict[str, int]]
     squared: dict[str, int]
+    placed: int
     context: int
     batch: int
     peak: int
@@ -87,13 +92,20 @@ class Watch:
         self._live: Counter[str] = Counter()
         self._most: Counter[str] = Counter()
         self._squared: Counter[str] = Counter()
+        self._placed = self._most_placed = 0
 
     def count(self, tensor: torch.Tensor, sign: int) -> None:
         """One more, or one less, saved tensor over a storage."""
+        if tensor.layout != torch.strided or tensor.is_nested:
+            return
         storage = tensor.untyped_storage()
         key, device = storage_of(tensor), tensor.device.type
         if key in self._weights:
             return
+        if device == "cpu" and is_placed(tensor, self._weights):
+            # A placement copies each, also those that share a storage.
+            self._placed += sign * tensor.nbytes
+            self._most_placed = max(self._most_placed, self._placed)
         self._users[key] += sign
         if self._users[key] == (sign + 1) // 2:
             self._live[device] += sign * storage.nbytes()
@@ -138,6 +150,7 @@ class Watch:
         self.found = Found(
             {device: dict(of) for device, of in rows.items()},
             dict(self._squared),
+            self._most_placed,
             self._context,
             self._batch,
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
@@ -147,14 +160,16 @@ class Watch:
         )
         raise _SteppedError
 
-    def run(self, script: Path, arguments: list[str]) -> None:
+    def run(self, script: Path, arguments: list[str], is_quiet: bool) -> None:
         """Runs a script up to the end of its first step."""
         sys.argv = [str(script), *arguments]
         # Where Python puts no folder first, that place is the standard library's.
         sys.path[: not sys.flags.safe_path] = [str(script.resolve().parent)]
         hooks = [register_optimizer_step_post_hook(self.stepped), register_module_forward_pre_hook(self.called)]
         try:
-            with torch.autograd.graph.saved_tensors_hooks(lambda it: _Kept(self, it), lambda it: it.tensor):
+            # What the script prints is no part of one JSON object.
+            out = contextlib.redirect_stdout(sys.stderr) if is_quiet else contextlib.nullcontext()
+            with out, torch.autograd.graph.saved_tensors_hooks(lambda it: _Kept(self, it), lambda it: it.tensor):
                 runpy.run_path(str(script), run_name="__main__")
         except _SteppedError:
             pass
@@ -228,7 +243,7 @@ def first_too_long(found: Found, room: int, device: str = "cpu", rest: int = 0) 
 
 def lines(found: Found, platform: Path | None) -> list[str]:
     """What to paste into the script."""
-    activations = found.bytes.get("cpu", {}).get("activations", 0)
+    activations = found.placed
     file = "platform.toml" if platform is None else str(platform)
     if found.trainer:
         given = f'polder.offload.trainer(model, args, "optimal", platform="{file}", activations={activations})'
@@ -298,7 +313,7 @@ def main() -> int:
     # As much as there is before the script has taken some.
     room = memory_limit() + (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
     try:
-        watch.run(script, given.arguments)
+        watch.run(script, given.arguments, given.json)
     except SystemExit as end:
         if watch.found is None:
             return failed(f"ended with {end.code!r} before its first step; give it the arguments of a training run")

@@ -7,6 +7,7 @@ import torch
 from polder import _core
 from polder.errors import ArgumentError
 from polder.offload.ranges import Memory, striped
+from polder.offload.shards import storage_of
 from polder.offload.tiers import Tier
 
 
@@ -39,17 +40,36 @@ class Named:
                 tensor.data = tensor.detach().clone()
 
 
-def check_named(tensors: Mapping[str, torch.Tensor], others: Collection[str]) -> None:
+def check_named(tensors: Mapping[str, torch.Tensor], others: Collection[str], model: torch.nn.Module) -> None:
     """Refuses names that objects of a step have, and tensors whose bytes do not lie in one row in a CPU's memory.
+
+    A tensor that shares its bytes with another of the model, or has two names, is refused too: only one would move.
 
     Raises
     ------
     ArgumentError
     """
+    sharing: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    parts = (*model.named_parameters(), *model.named_buffers())
+    for name, it in (*tensors.items(), *parts) if tensors else ():
+        # Another tensor of the model, or any under a second name.
+        if isinstance(it, torch.Tensor) and it.layout == torch.strided and it.device.type == "cpu":
+            sharing.setdefault(storage_of(it), []).append((name, it))
     for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(
+                f"tensors: {name!r}: expected a contiguous tensor on a CPU, found {type(tensor).__name__}"
+            )
         if name in others:
             raise ArgumentError(f"tensors: {name!r} is an object of every step; give it another name")
         is_plain = not hasattr(tensor, "to_local") and tensor.layout == torch.strided and tensor.device.type == "cpu"
         if not is_plain or not tensor.is_contiguous() or not tensor.nbytes:
             found = f"{type(tensor).__name__} of shape {tuple(tensor.shape)} on {tensor.device}"
             raise ArgumentError(f"tensors: {name!r}: expected a contiguous tensor on a CPU, found {found}")
+        users = sharing[storage_of(tensor)]
+        known = [of for of, it in users if it is not tensor or (of in tensors and of != name)]
+        if known:
+            raise ArgumentError(
+                f"tensors: {name!r} shares its bytes with {known[0]!r}, which would not follow it; name neither, or "
+                "make them one tensor under one name"
+            )

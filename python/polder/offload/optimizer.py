@@ -1,7 +1,8 @@
 """Adam, AdamW and Lion in one pass over memory, with their states wherever they were placed."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +21,8 @@ _Settings = tuple[str, float, float, float, float, float]
 #: A parameter, its shard, the gradient's, and its group.
 _Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]
 _Tensor = tuple[_Settings, float, tuple[int, int, int, int, int], int, bool]
+#: What an optimizer has besides what torch's has.
+_OWN = ("max_norm", "skip_overflow", "norm", "skipped", "why_skipped")
 #: A step's memory traffic with next to no arithmetic; it changes no finite number.
 TRAFFIC: _Settings = ("traffic", 0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -51,8 +54,14 @@ class Fused(torch.optim.Optimizer):
         self.norm: float | None = None
         #: Steps that were skipped, and why the last one was.
         self.skipped, self.why_skipped = 0, ""
+        self._unplaced()
+        super().__init__(params, settings)
+
+    def _unplaced(self) -> None:
         self._states: _core.States | None = None
+        # Of placed parameters where their elements begin, and how many there are.
         self._begin: dict[torch.Tensor, int] = {}
+        self._sizes: dict[torch.Tensor, int] = {}
         # Parameters of which the placed states hold something.
         self._written: set[torch.Tensor] = set()
         # Of 16-bit parameters the version that their 32-bit masters belong to.
@@ -60,22 +69,41 @@ class Fused(torch.optim.Optimizer):
         self._folder: Path | None = None
         #: The `Placed` that the states belong to, if any.
         self.placed_by: Any = None
-        super().__init__(params, settings)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has, or a pickled optimizer. Its states lie in memory, wherever those of this one were placed."""
+        state = {
+            parameter: {**kept, **dict(zip(self._names, self._copies(parameter, None), strict=True))} if kept else kept
+            for parameter, kept in self.state.items()
+        }
+        own = {name: getattr(self, name) for name in _OWN}
+        return {**super().__getstate__(), "state": defaultdict(dict, state), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Accepts groups and step counts as older torch and DeepSpeed write them."""
+        if "_states" not in self.__dict__:
+            # A copy, or one that was pickled.
+            self._unplaced()
         super().__setstate__(state)
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-            for name in ("amsgrad", "capturable", "differentiable"):
-                if group.get(name):
-                    raise ArgumentError(f"{name}=True: {self._name()} has no such step; use torch's optimizer")
-            if not group.get("bias_correction", True):
-                raise ArgumentError(f"bias_correction=False: {self._name()} always corrects; use DeepSpeedCPUAdam")
+            self._check_group(group)
         for kept in self.state.values():
             if "step" in kept and not torch.is_tensor(kept["step"]):
                 kept["step"] = torch.tensor(float(kept["step"]))
+
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        """Refuses what this step would leave out, wherever the program has set it."""
+        for name in ("amsgrad", "foreach", "capturable", "differentiable"):
+            if group.get(name):
+                raise ArgumentError(f"{name}=True: {self._name()} has no such step; use torch's optimizer")
+        if not group.get("bias_correction", True):
+            raise ArgumentError(f"bias_correction=False: {self._name()} always corrects; use DeepSpeedCPUAdam")
+
+    def _rule_of(self, group: Mapping[str, Any]) -> str:
+        """The kernel's name of a group's formula."""
+        return self._rule
 
     def _name(self) -> str:
         return f"polder.offload.{type(self).__name__}"
@@ -105,12 +133,12 @@ class Fused(torch.optim.Optimizer):
         # ZeRO-3 lists a parameter only while it steps.
         parameters = self.parameters() or list(self._begin)
         kept = {it: self._copies(it, between) for it in parameters if self.state.get(it)}
-        self._states, self._begin, self._written = states, {}, set()
+        self._states, self._begin, self._sizes, self._written = states, {}, {}, set()
         self._folder = None if folder is None else Path(folder)
         begin = 0
         for parameter in parameters:
             if states is not None:
-                self._begin[parameter] = begin
+                self._begin[parameter], self._sizes[parameter] = begin, local(parameter).numel()
             begin += _up(local(parameter).numel(), _ALIGNED)
         for parameter, moments in kept.items():
             self._put(parameter, moments)
@@ -121,6 +149,7 @@ class Fused(torch.optim.Optimizer):
             raise ArgumentError(
                 "add_param_group: the states are placed; close() the placement, and place again after it"
             )
+        self._check_group(param_group)
         super().add_param_group(param_group)
 
     def moments(self, parameter: torch.Tensor) -> list[torch.Tensor]:
@@ -163,14 +192,18 @@ class Fused(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         threads = torch.get_num_threads()
+        for group in self.param_groups:
+            self._check_group(group)
         found = [
-            (parameter, local(parameter), local(parameter.grad), group)
+            # A gradient that is a negated view has the numbers that torch reads, not those in its memory.
+            (parameter, local(parameter), local(parameter.grad).resolve_neg(), group)
             for group in self.param_groups
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        for _, shard, gradient, _ in found:
+        for parameter, shard, gradient, _ in found:
             check(shard, gradient, self._name())
+            self._check_state(parameter, shard, gradient)
         scale, factor = 1.0, 1.0
         if (given := getattr(self, "grad_scale", None)) is not None:
             scale = float(given)
@@ -198,6 +231,36 @@ class Fused(torch.optim.Optimizer):
             self._update(found, scale, factor, threads, held)
         return loss
 
+    def _check_state(self, parameter: torch.Tensor, shard: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Refuses what the program has made of a state, before anything changes."""
+        state = self.state.get(parameter, {})
+        names = [*self._names, *(["master"] if shard.dtype == torch.bfloat16 else [])]
+        if self._states is None:
+            for name in names if state else ():
+                it = local(state[name]) if name in state else None
+                if name == "master" and it is None:
+                    continue
+                is_known = it is not None and (it.dtype, it.shape) == (torch.float32, shard.shape)
+                if it is None or not is_known or not it.is_contiguous() or it.device.type != "cpu":
+                    found = "none" if it is None else f"{it.dtype} of shape {tuple(it.shape)} and strides {it.stride()}"
+                    raise ArgumentError(
+                        f"state {name} of a parameter of shape {tuple(shard.shape)}: expected contiguous float32 of "
+                        f"that shape, found {found}; give a new optimizer parameters whose shapes have changed"
+                    )
+            return
+        if gradient.dtype != torch.float32:
+            raise ArgumentError(f"gradient: expected float32 with placed states, found {gradient.dtype}")
+        if self._sizes.get(parameter) != shard.numel():
+            raise ArgumentError(
+                f"parameter of shape {tuple(shard.shape)}: expected {self._sizes.get(parameter, 0)} elements, as when "
+                "the states were placed; close() the placement, and place again"
+            )
+        if set_since := [name for name in self._names if name in state]:
+            raise ArgumentError(
+                f"state {set_since[0]} of a parameter of shape {tuple(shard.shape)} was set, but states are placed; "
+                "use load_state_dict, or close() the placement first"
+            )
+
     def _skip(self, why: str, loss: Any) -> Any:
         self.skipped, self.why_skipped = self.skipped + 1, why
         return loss
@@ -220,14 +283,12 @@ class Fused(torch.optim.Optimizer):
                     continue
                 beta1, beta2 = group["betas"]
                 settings = (
-                    self._rule, float(group["lr"]), beta1, beta2, group.get("eps", 0.0), group["weight_decay"]
+                    self._rule_of(group), float(group["lr"]), beta1, beta2, group.get("eps", 0.0), group["weight_decay"]
                 )  # fmt: skip
                 state = self._started(parameter, shard)
                 state["step"] += 1
                 number = float(state["step"])
                 if self._states is not None:
-                    if gradient.dtype != torch.float32:
-                        raise ArgumentError(f"gradient: expected float32 with placed states, found {gradient.dtype}")
                     self._written.add(parameter)
                     at = (held.address(shard), held.address(gradient))
                     placed.append((self._begin[parameter], *at, shard.numel(), settings, number))
@@ -241,6 +302,8 @@ class Fused(torch.optim.Optimizer):
             if tensors:
                 _core.offload_step(tensors, scale, signed, threads)
             if self._states is not None and placed:
+                # Groups may stand in another order than when they were placed.
+                placed.sort(key=lambda it: it[0])
                 self._states.step(placed, scale, signed, threads)
         for parameter, shard, *_ in found:
             # A backward pass that saved the old parameter fails, as after a step of torch's.
@@ -276,11 +339,9 @@ class Fused(torch.optim.Optimizer):
                     known["state"][number] = {**known["state"][number], **moments}
         return known
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's; what is loaded goes where states were placed. State dicts of DeepSpeedCPUAdam are read too."""
-        known = [number for group in state_dict["param_groups"] for number in group["params"]]
-        pairs = list(zip(known, self.parameters(), strict=False))
-        # Looked at before anything is loaded: a state dict that does not fit changes nothing.
+    def _check_loaded(self, state_dict: dict[str, Any], pairs: Sequence[tuple[int, torch.Tensor]]) -> None:
+        for group in state_dict["param_groups"]:
+            self._check_group(group)
         for number, parameter in pairs:
             if state := state_dict["state"].get(number):
                 for name in self._names:
@@ -290,6 +351,13 @@ class Fused(torch.optim.Optimizer):
                             f"parameter {number}: expected {name} of shape {tuple(parameter.shape)}, found {found}; "
                             f"load the state dict of an optimizer like {self._name()} over this model"
                         )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's; what is loaded goes where states were placed. State dicts of DeepSpeedCPUAdam are read too."""
+        known = [number for group in state_dict["param_groups"] for number in group["params"]]
+        pairs = list(zip(known, self.parameters(), strict=False))
+        # Looked at before anything is loaded: a state dict that does not fit changes nothing.
+        self._check_loaded(state_dict, pairs)
         super().load_state_dict(state_dict)
         for number, parameter in pairs:
             if not (state := self.state.get(parameter)):
@@ -298,10 +366,15 @@ class Fused(torch.optim.Optimizer):
                 # torch has rounded the states to the parameter's type.
                 for name in (*self._names, "master"):
                     if name in state:
-                        state[name] = state_dict["state"][number][name].detach().to(torch.float32, copy=True)
+                        kept = state_dict["state"][number][name].detach().to(torch.float32, copy=True)
+                        state[name] = kept.contiguous()
                 self._versions[parameter] = parameter._version
             elif self._states is not None:
                 self._put(parameter, [state[name] for name in self._names])
+            else:
+                # torch keeps the strides of what it loads, as those of a channels-last model.
+                for name in self._names:
+                    state[name] = state[name].contiguous()
 
 
 class Adam(Fused):
@@ -325,7 +398,7 @@ class Adam(Fused):
         A step with an infinity or NaN among its gradients changes nothing, as with GradScaler. Without it they reach
         the parameters, as in torch.
     amsgrad, foreach, capturable, differentiable, fused
-        Accepted only with their defaults, and ``fused=True``, for callers that name them.
+        For callers that name them. ``True`` is refused for the first four, also in a group. ``fused`` changes nothing.
 
     Raises
     ------
@@ -354,9 +427,7 @@ class Adam(Fused):
         skip_overflow: bool = False,
     ) -> None:
         given = {"amsgrad": amsgrad, "capturable": capturable, "differentiable": differentiable}
-        for name, value in {**given, "foreach": foreach}.items():
-            if value:
-                raise ArgumentError(f"{name}=True: {self._name()} has no such step; use torch.optim.AdamW")
+        self._check_group({**given, "foreach": foreach})
         settings = {
             "lr": lr,
             "betas": betas,
@@ -371,6 +442,10 @@ class Adam(Fused):
             "bias_correction": True,
         }
         super().__init__(params, settings, max_norm=max_norm, skip_overflow=skip_overflow)
+
+    def _rule_of(self, group: Mapping[str, Any]) -> str:
+        # torch's Adam has either decay, and its state dict says which.
+        return "adamw" if group["decoupled_weight_decay"] else self._rule
 
 
 class AdamW(Adam):
@@ -420,9 +495,14 @@ class Lion(Fused):
 
 def check(parameter: torch.Tensor, gradient: torch.Tensor, optimizer: str = "polder.offload.AdamW") -> None:
     """Refuses what the kernel does not take."""
+    if parameter.shape != gradient.shape:
+        found = f"one of shape {tuple(gradient.shape)}"
+        raise ArgumentError(
+            f"gradient of a parameter of shape {tuple(parameter.shape)}: expected that shape, found {found}"
+        )
     for what, it in (("parameter", parameter), ("gradient", gradient)):
         is_known = it.dtype in (torch.float32, torch.bfloat16) and it.layout == torch.strided
-        if it.device.type != "cpu" or not is_known or not it.is_contiguous():
+        if it.device.type != "cpu" or not is_known or not it.is_contiguous() or it.is_neg():
             found = f"{it.dtype} of shape {tuple(it.shape)} and strides {it.stride()} on {it.device}"
             raise ArgumentError(
                 f"{what}: {optimizer} expects contiguous float32 or bfloat16 on a CPU, found {found}; "

@@ -20,7 +20,7 @@ from polder.offload.named import Named, check_named
 from polder.offload.optimizer import Fused
 from polder.offload.phases import PHASES, Phases
 from polder.offload.ranges import cut
-from polder.offload.shards import Held, arrays, local, storage_of, storages, ungraphed
+from polder.offload.shards import Held, arrays, is_plain, local, storage_of, storages, ungraphed
 from polder.offload.tiers import Tier, check_tiers, tiers_of
 
 #: The policies by name; a mapping of fractions, or a JSON file of one, is a policy too.
@@ -115,6 +115,7 @@ class Placed:
         self._model, self._optimizer, self._objects = model, optimizer, objects
         self._parameters = list(parameters)
         self._hooks: list[RemovableHandle] = []
+        self._warned = False
         self._states, folder = _states(tiers, optimizer, self.fractions[_STATES])
         with_states = zip(tiers, cut(optimizer.elements(), self.fractions[_STATES], _units(tiers)), strict=True)
         self._with_states = [tier for tier, count in with_states if count and tier.folder is not None]
@@ -164,16 +165,25 @@ class Placed:
 
         Parameters, views of them, small tensors and tensors that are not contiguous stay where they are. With
         activation checkpointing what is saved is the input of each block.
+
+        Warns
+        -----
+        PlacementWarning
+            Once in a placement: more is saved at once than ``activations`` said. What does not fit stays where it is.
         """
         weights = storages(self._model)
         saved, kept, named = self._saved, self._kept, self._named
 
         def pack(tensor: torch.Tensor) -> object:
-            if not _is_placed(tensor, weights) or named.holds(tensor):
+            if not is_placed(tensor, weights) or named.holds(tensor):
                 return _Unmoved(tensor)
             weight = None if kept is None else kept.gathered(tensor)
             if weight is None:
-                return _Packed(saved, tensor)
+                packed = _Packed(saved, tensor)
+                if packed.slot is not None:
+                    return packed
+                self._warn_of(tensor)
+                return _Unmoved(tensor)
             return _Unmoved(weight) if isinstance(weight, torch.Tensor) else weight
 
         if not torch.is_grad_enabled():
@@ -187,6 +197,17 @@ class Placed:
                 yield
         finally:
             self._phases.turn("BWD")
+
+    def _warn_of(self, tensor: torch.Tensor) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{_ACTIVATIONS}: tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, stays where it is, as all "
+                f"that do not fit: more is saved at once than activations={self._objects.get(_ACTIVATIONS, 0)}; "
+                "place with more, and count what is saved outside the model too, as by a loss",
+                PlacementWarning,
+                stacklevel=3,
+            )
 
     def _check(self, *_: object) -> None:
         """Whether devices still have what lies there; states and activations are looked at when they are used."""
@@ -397,7 +418,9 @@ def carry_out(
         raise ArgumentError("expected tiers or a platform, one of the two")
     tiers = list(tiers) if tiers is not None else tiers_of(platform or "")
     _check_names(tiers)
-    check_named(named, (_WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS))
+    if not 0 <= activations < float("inf"):
+        raise ArgumentError(f"activations: expected bytes from 0 on, found {activations}")
+    check_named(named, (_WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS), model)
     own = [storage_of(it) for it in named.values()]
     objects = {
         _WEIGHTS: sum(local(it).nbytes for it in parameters if is_sharded or storage_of(it) not in own),
@@ -414,12 +437,16 @@ def carry_out(
             moves[phase][name] = passes
     memory = [number for number, tier in enumerate(tiers) if tier.folder is None]
     only = dict.fromkeys(_IN_MEMORY, memory if is_sharded else [0]) | dict.fromkeys(named, memory)
-    problem = json.dumps(_problem(tiers, objects, computation, moves, only))
+    # What has no bytes, as weights that are all named, lies anywhere.
+    there = {name: nbytes for name, nbytes in objects.items() if nbytes > 0}
+    problem = json.dumps(_problem(tiers, there, computation, moves, only))
     if isinstance(policy, str) and policy in POLICIES:
         answer = json.loads(_core.offload_place(problem, policy, None))
     else:
-        fractions = _fractions(policy, list(objects), len(tiers))
-        answer = json.loads(_core.offload_place(problem, "", json.dumps(fractions)))
+        rows = dict(zip(objects, _fractions(policy, list(objects), tiers), strict=True))
+        answer = json.loads(_core.offload_place(problem, "", json.dumps([rows[name] for name in there])))
+    found = dict(zip(there, answer["fractions"], strict=True))
+    answer["fractions"] = [found.get(name, [1.0] + [0.0] * (len(tiers) - 1)) for name in objects]
     check_tiers(tiers)
     return Placed(model, parameters, optimizer, tiers, objects, answer, moves, keep, named)
 
@@ -448,7 +475,7 @@ def saved_bytes(model: torch.nn.Module, *inputs: torch.Tensor, **named: torch.Te
         saved: list[int] = []
 
         def pack(tensor: torch.Tensor) -> torch.Tensor | None:
-            if _is_placed(tensor, weights):
+            if is_placed(tensor, weights):
                 saved.append(tensor.nbytes)
             # Nothing is walked backwards here.
             return tensor if device == "meta" else None
@@ -491,7 +518,7 @@ class _Packed:
             self.slot = saved.put(held.address(tensor), tensor.nbytes)
 
     def __del__(self) -> None:
-        # A tensor that no tier took has no slot.
+        # A tensor that did not fit, or whose copy failed, has no slot.
         if (slot := getattr(self, "slot", None)) is not None:
             self.saved.free(slot)
 
@@ -526,11 +553,12 @@ def _unpack(packed: Any) -> torch.Tensor:
     return tensor
 
 
-def _is_placed(tensor: torch.Tensor, weights: set[int]) -> bool:
+def is_placed(tensor: torch.Tensor, weights: set[int]) -> bool:
+    """Whether a saved tensor is one that a placement moves. ``weights`` are storages that stay."""
     return (
-        tensor.nbytes >= _LEAST
+        is_plain(tensor)
+        and tensor.nbytes >= _LEAST
         and tensor.device.type in ("cpu", "meta")
-        and tensor.layout == torch.strided
         and tensor.is_contiguous()
         and storage_of(tensor) not in weights
     )
@@ -543,22 +571,50 @@ def _check_names(tiers: Sequence[Tier]) -> None:
         raise ArgumentError(f"tiers: expected names that differ, found {[tier.name for tier in tiers]}")
 
 
-def _fractions(policy: str | Path | Mapping[str, Sequence[float]], objects: list[str], tiers: int) -> list[list[float]]:
+def _fractions(
+    policy: str | Path | Mapping[str, Sequence[float] | Mapping[str, float]], objects: list[str], tiers: Sequence[Tier]
+) -> list[list[float]]:
     """Fractions of every object; one that is not named lies in the first tier."""
+    said = "policy"
     if not isinstance(policy, Mapping):
-        path = Path(policy)
+        try:
+            path = Path(policy)
+        except TypeError:
+            found = type(policy).__name__
+            raise ArgumentError(f"policy: expected a name, a file or fractions by object, found {found}") from None
         if not path.is_file():
             raise PlacementError(f"{str(policy)!r} is no policy and no file; there are {', '.join(POLICIES)}")
+        said = str(path)
         try:
             policy = json.loads(path.read_text())
-        except ValueError as error:
+        except OSError as error:
+            raise PlacementError(f"{path}: cannot read it: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
             raise PlacementError(f"{path}: expected JSON: {error}") from None
         if not isinstance(policy, dict):
             raise PlacementError(f"{path}: expected an object's fractions by its name")
     if unknown := [name for name in policy if name not in objects]:
         raise PlacementError(f"{unknown[0]!r} is no object of this step; there are {', '.join(objects)}")
-    first = [1.0] + [0.0] * (tiers - 1)
-    return [[float(it) for it in policy.get(name, first)] for name in objects]
+    first = [1.0] + [0.0] * (len(tiers) - 1)
+    return [_row(f"{said}: {name}", policy[name], tiers) if name in policy else first for name in objects]
+
+
+def _row(said: str, given: Any, tiers: Sequence[Tier]) -> list[float]:
+    """A fraction for each tier: from a list in their order, or by their names, where one that is not named has none."""
+    names = [tier.name for tier in tiers]
+    if isinstance(given, Mapping):
+        if unknown := [name for name in given if name not in names]:
+            raise PlacementError(f"{said}: {unknown[0]!r} is no tier; there are {', '.join(names)}")
+        given = [given.get(name, 0.0) for name in names]
+    try:
+        if isinstance(given, str):
+            raise TypeError
+        row = [float(it) for it in given]
+    except (TypeError, ValueError):
+        raise PlacementError(f"{said}: expected a list of fractions, or fractions by tier, found {given!r}") from None
+    if odd := [it for it in row if not 0 <= it <= 1]:
+        raise PlacementError(f"{said}: expected fractions from 0 to 1, found {odd[0]}")
+    return row
 
 
 def _states(

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from polder import _core
 from polder.errors import PlacementWarning, TierFullError
 from polder.offload import ranges
-from polder.offload.shards import storage_of
+from polder.offload.shards import is_plain, storage_of
 from polder.offload.tiers import Tier, check_tiers, named
 
 #: Tensors below this stay where torch makes them: each in a tier takes pages of its own.
@@ -38,8 +38,8 @@ def tier(name: str | Tier, platform: str | Path | None = None) -> "InTier":
     Every tensor of a CPU, of 64 KiB or more, that an operation of torch makes in this thread lies there: factories such
     as ``torch.empty``, ``zeros``, ``randn`` and ``tensor``, ``nn.Module`` constructors, results of arithmetic, copies,
     gradients of a backward pass, states that an optimizer makes in its first step. It stays there after the scope, and
-    its bytes go back with it. Not reached: ``torch.from_numpy`` and ``torch.load``, which have memory of their own, and
-    storages that are resized.
+    its bytes go back with it. Not reached: ``torch.from_numpy`` and ``torch.load``, which have memory of their own,
+    sparse, nested and quantized tensors, and subclasses. What lies in a tier cannot be resized.
 
     Each operation takes some microseconds more, and each result is copied, so make tensors here and train outside.
 
@@ -105,11 +105,12 @@ class InTier(TorchDispatchMode):
         if func is _ATEN.lift_fresh.default:
             given: set[int] = set()
         else:
-            given = {storage_of(it) for it in tree_leaves((args, kwargs)) if isinstance(it, torch.Tensor)}
+            tensors = [it for it in tree_leaves((args, kwargs)) if isinstance(it, torch.Tensor)]
+            given = {storage_of(it) for it in tensors if it.layout == torch.strided and not it.is_nested}
         moved: dict[int, _core.Range | None] = {}
 
         def move(it: torch.Tensor) -> torch.Tensor:
-            if type(it) is not torch.Tensor or it.device.type != "cpu" or it.layout != torch.strided:
+            if type(it) is not torch.Tensor or it.device.type != "cpu" or not is_plain(it):
                 return it
             key = storage_of(it)
             if it.untyped_storage().nbytes() < _LEAST or key in given:

@@ -86,6 +86,19 @@ def ungraphed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_leaf else tensor.detach()
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether bytes at an address, a shape and strides are all that a tensor is.
+
+    Wrappers such as DTensors, quantized and sparse ones are more. So are views whose numbers are conjugated or negated
+    when they are read.
+    """
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout == torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """What views of one tensor share, on the meta device too, where nothing has an address."""
     return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,8 @@ class Tier:
     ----------
     name : str
         What tables call it.
-    capacity : int or str
-        Bytes that tensors may take of it: a number, or text such as ``"2 GiB"``.
+    capacity : number or str
+        Bytes that tensors may take of it: a whole number, or text such as ``"2 GiB"``.
     read, write : float
         Bytes a second.
     folder : str or Path, optional
@@ -37,7 +38,7 @@ class Tier:
     """
 
     name: str
-    capacity: int | str
+    capacity: float | str
     read: float
     write: float
     folder: str | Path | None = None
@@ -49,8 +50,10 @@ class Tier:
         if len(found := [name for name, it in given.items() if it is not None]) > 1:
             raise ArgumentError(f"tier {self.name}: expected a folder, a node or a device, found {' and '.join(found)}")
         for key, rate in (("read", self.read), ("write", self.write)):
-            if not 0 < rate < float("inf"):
-                raise ArgumentError(f"tier {self.name}: {key}: expected bytes a second above 0, found {rate}")
+            if not isinstance(rate, Real) or not 0 < rate < float("inf"):
+                raise ArgumentError(f"tier {self.name}: {key}: expected bytes a second above 0, found {rate!r}")
+        if self.node is not None and not (isinstance(self.node, int) and 0 <= self.node < 1 << 31):
+            raise ArgumentError(f"tier {self.name}: node: expected the number of a NUMA node, found {self.node!r}")
         if self.nbytes <= 0:
             raise ArgumentError(f"tier {self.name}: capacity: expected more than 0 bytes, found {self.capacity!r}")
 
@@ -78,7 +81,7 @@ class Tier:
 PAGE = 4096
 
 
-def size(text: int | str) -> int:
+def size(text: float | str) -> int:
     """A number of bytes.
 
     >>> size("1.5 GiB"), size("64MiB"), size(4096)
@@ -86,10 +89,14 @@ def size(text: int | str) -> int:
     """
     if isinstance(text, int):
         return text
+    if isinstance(text, float) and text.is_integer():
+        return int(text)
+    if not isinstance(text, str):
+        raise ArgumentError(f"expected a size such as '2 GiB', found {text!r}")
     number = text.rstrip("BKMGTik ")
     try:
         return int(float(number) * _UNITS[text[len(number) :].strip() or "B"])
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         raise ArgumentError(f"expected a size such as '2 GiB', found {text!r}") from None
 
 
