@@ -1,6 +1,7 @@
 """Tensors that a program names, each in a range of its own that is striped over tiers of memory."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ class Named:
                 tensor.data = tensor.detach().clone()
 
 
-def check_named(tensors: Mapping[str, torch.Tensor], others: Collection[str], model: torch.nn.Module) -> None:
+def check_named(tensors: Mapping[str, Any], others: Collection[str], model: torch.nn.Module) -> None:
     """Refuses names that objects of a step have, and tensors whose bytes do not lie in one row in a CPU's memory.
 
     A tensor that shares its bytes with another of the model, or has two names, is refused too: only one would move.
@@ -50,7 +51,7 @@ def check_named(tensors: Mapping[str, torch.Tensor], others: Collection[str], mo
     ArgumentError
     """
     sharing: dict[int, list[tuple[str, torch.Tensor]]] = {}
-    parts = (*model.named_parameters(), *model.named_buffers())
+    parts: tuple[tuple[str, Any], ...] = (*model.named_parameters(), *model.named_buffers())
     for name, it in (*tensors.items(), *parts) if tensors else ():
         # Another tensor of the model, or any under a second name.
         if isinstance(it, torch.Tensor) and it.layout == torch.strided and it.device.type == "cpu":

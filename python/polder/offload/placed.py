@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -603,6 +603,7 @@ def _row(said: str, given: Any, tiers: Sequence[Tier]) -> list[float]:
     """A fraction for each tier: from a list in their order, or by their names, where one that is not named has none."""
     names = [tier.name for tier in tiers]
     if isinstance(given, Mapping):
+        given = cast("Mapping[str, float]", given)
         if unknown := [name for name in given if name not in names]:
             raise PlacementError(f"{said}: {unknown[0]!r} is no tier; there are {', '.join(names)}")
         given = [given.get(name, 0.0) for name in names]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,8 +53,9 @@ class Tier:
         for key, rate in (("read", self.read), ("write", self.write)):
             if not isinstance(rate, Real) or not 0 < rate < float("inf"):
                 raise ArgumentError(f"tier {self.name}: {key}: expected bytes a second above 0, found {rate!r}")
-        if self.node is not None and not (isinstance(self.node, int) and 0 <= self.node < 1 << 31):
-            raise ArgumentError(f"tier {self.name}: node: expected the number of a NUMA node, found {self.node!r}")
+        node: Any = self.node
+        if node is not None and not (isinstance(node, int) and 0 <= node < 1 << 31):
+            raise ArgumentError(f"tier {self.name}: node: expected the number of a NUMA node, found {node!r}")
         if self.nbytes <= 0:
             raise ArgumentError(f"tier {self.name}: capacity: expected more than 0 bytes, found {self.capacity!r}")
 
