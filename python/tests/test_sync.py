@@ -96,6 +96,8 @@ def test_what_the_service_does_not_carry_is_refused_by_name(tmp_path: Path) -> N
         "the model has sparse gradients",
         "the parameters are DTensors, as those of FSDP2",
         "the model has no parameters to train",
+        "the optimizer has no parameter of the model",
+        "attach got a Linear and a Linear; give a Module and its Optimizer",
         "the optimizer is RMSprop; proxies carry torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW",
         "group 0 of the optimizer has amsgrad",
         "the optimizer has 1 parameters, the model trains 2",

@@ -370,8 +370,18 @@ class ParameterService:
         """
         if self._hooks:
             raise ArgumentError("the service has a model already; make another service")
+        if not (
+            isinstance(model, torch.nn.Module)  # pyright: ignore[reportUnnecessaryIsInstance]
+            and isinstance(optimizer, torch.optim.Optimizer)  # pyright: ignore[reportUnnecessaryIsInstance]
+        ):
+            raise ArgumentError(
+                f"attach got a {type(model).__name__} and a {type(optimizer).__name__}; give a Module and its Optimizer"
+            )
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         _expect_carried(model, self._parameters)
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if stepped.isdisjoint(map(id, self._parameters)):
+            raise ArgumentError("the optimizer has no parameter of the model; give it model.parameters()")
         held = None
         if self._is_held:
             if isinstance(model, DistributedDataParallel):

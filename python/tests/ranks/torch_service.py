@@ -418,9 +418,9 @@ elif kind == "refused":
     # Of one worker: what cannot be carried is refused before anything is attached.
     with ParameterService(1) as service:
 
-        def refused(model: torch.nn.Module) -> None:
+        def refused(model: torch.nn.Module, optimizer: Any = None) -> None:
             try:
-                service.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+                service.attach(model, optimizer or torch.optim.SGD(model.parameters(), lr=0.1))
             except polder.errors.ArgumentError as error:
                 print(error)
 
@@ -431,7 +431,11 @@ elif kind == "refused":
         refused(torch.nn.Embedding(2, 2, sparse=True))
         mesh = init_device_mesh("cpu", (1,))
         refused(fully_shard(torch.nn.Linear(2, 2), mesh=mesh))
-        refused(torch.nn.Linear(2, 2).requires_grad_(False))
+        frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+        other = torch.nn.Linear(2, 2)
+        refused(frozen)
+        refused(other, torch.optim.SGD(torch.nn.Linear(2, 2).parameters()))
+        refused(other, other)
     with ParameterService(1, optimizer="proxy") as service:
         plain = torch.nn.Linear(2, 2)
 
