@@ -106,7 +106,7 @@ pub enum TierError {
     /// Bytes that a failed transfer was to bring.
     #[error("a saved tensor was lost when a transfer of it failed; run the forward pass again")]
     Lost,
-    /// A file in memory whose file system has no room for its pages.
+    /// A file in memory, on a file system that has no room left.
     #[error("{}: its file system has no room for {bytes} bytes, {free} are free; free some, or place less there", path.display())]
     FullMemory {
         /// The file.

@@ -204,12 +204,16 @@ impl Inference {
             // By flows, messages of other sizes that go the same ways reach the same rate.
             let messages = holders.messages_each(&self.readers, asked);
             let same = |it: &&(&Tier, u32, f64)| std::ptr::eq(it.0, tier) && it.1 == messages;
-            let found = known.iter().find(same).map(|it| it.2);
-            let (rate, flits) = match found.filter(|_| self.readers.fidelity == Fidelity::L1) {
-                Some(rate) => (rate, None),
-                None => holders.rate(&self.readers, asked).map_err(|error| on.refused(error))?,
+            let (rate, flits) = match known.iter().find(same) {
+                Some((.., rate)) => (*rate, None),
+                None => {
+                    let found = holders.rate(&self.readers, asked).map_err(|error| on.refused(error))?;
+                    if self.readers.fidelity == Fidelity::L1 {
+                        known.push((tier, messages, found.0));
+                    }
+                    found
+                }
             };
-            known.push((tier, messages, rate));
             let access = Access { bytes_per_s: rate, ..tier.access };
             let seconds = load.taken(&access, part.bytes);
             step.seconds += seconds - part.seconds;
