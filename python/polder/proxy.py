@@ -5,7 +5,8 @@
     python -m polder.proxy --pool /dev/dax0.0 --service /sync/4f1c --proxy 0 --proxies 2 --clients 2
 
 A proxy ends without an error when its workers end the service. It ends with one line on stderr and status 1 when a
-worker or another proxy dies. It never outlives the process that started it by more than a moment.
+worker or another proxy dies, and in silence with status 130 when it is interrupted, as by Ctrl-C. It never outlives the
+process that started it by more than a moment.
 """
 
 import argparse
@@ -31,8 +32,16 @@ def main(arguments: list[str] | None = None) -> int:
     -------
     int
         The exit status: 0 when the workers ended the service, 1 when something went wrong, 3 when the process that
-        started this one is gone.
+        started this one is gone, 130 when this one was interrupted.
     """
+    try:
+        return _run(_parsed(arguments))
+    except KeyboardInterrupt:
+        # Ctrl-C reaches all processes of a job; the workers say so.
+        return 130
+
+
+def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m polder.proxy", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pool", required=True, help="the pool's path")
     parser.add_argument("--host", type=int, help="the host id of this process (that of POLDER_HOST, or the keeper's)")
@@ -43,7 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=60, help="seconds that the others may take to join (60)")
     parser.add_argument("--own", action="store_true", help="the pool is the job's own: the last process removes it")
     parser.add_argument("--tied", action="store_true", help="end when the other end of standard input is closed")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def _run(options: argparse.Namespace) -> int:
     gone = _parent_gone() if options.tied else threading.Event()
     share: _core.JobPool | None = None
     try:

@@ -8,13 +8,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Ranks
 from test_torch import left_behind
 
 import polder
-from polder import _core
+from polder import _core, proxy
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -98,6 +100,8 @@ def test_what_the_service_does_not_carry_is_refused_by_name(tmp_path: Path) -> N
         "the model has no parameters to train",
         "the optimizer has no parameter of the model",
         "attach got a Linear and a Linear; give a Module and its Optimizer",
+        "another ParameterService averages parameters of the model already",
+        "attached",
         "the optimizer is RMSprop; proxies carry torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW",
         "group 0 of the optimizer has amsgrad",
         "the optimizer has 1 parameters, the model trains 2",
@@ -107,6 +111,43 @@ def test_what_the_service_does_not_carry_is_refused_by_name(tmp_path: Path) -> N
     ]
     assert len(lines) == len(expected), lines
     assert all(part in line for part, line in zip(expected, lines, strict=True)), lines
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("proxies", "a", "a whole number from 1 to 1024"),
+        ("proxies", 1025, "a whole number from 1 to 1024"),
+        ("proxies", True, "a whole number from 1 to 1024"),
+        ("profile_steps", 2.5, "a whole number from 2 on"),
+        ("profile_steps", None, "a whole number from 2 on"),
+        ("replan_steps", -1, "a whole number from 0 on"),
+        ("timeout", float("nan"), "seconds from 1e-9 to 1e9"),
+        ("timeout", None, "seconds from 1e-9 to 1e9"),
+        ("split", 1.5, "a number from 0 to 1"),
+        ("shard_bytes", 0, "a whole number of bytes from 1 on"),
+        ("emulated", 1e9, "EmulatedLinks or None"),
+        ("emulated", [(0.0, 0.0)], "bytes a second from 1 to 1e18"),
+        ("emulated", [1e9], "bytes a second from 1 to 1e18"),
+    ],
+)
+def test_a_number_that_the_service_cannot_use_is_refused_by_name(name: str, value: Any, expected: str) -> None:
+    from polder.torch import EmulatedLinks, ParameterService
+
+    given = EmulatedLinks(value, 1e9) if isinstance(value, list) else value
+    with pytest.raises(polder.errors.ArgumentError) as refused:
+        ParameterService(**{name: given})
+    assert str(refused.value).startswith(f"{name} is {given!r}; give "), refused.value
+    assert expected in str(refused.value)
+
+
+def test_numbers_of_numpy_and_those_that_are_left_out_are_taken() -> None:
+    from polder.torch import ParameterService
+
+    numbers = {"proxies": np.int64(2), "timeout": np.float32(2), "split": 1, "shard_bytes": None}
+    # Only then is the group missed.
+    with pytest.raises(polder.errors.ArgumentError, match="there is no process group"):
+        ParameterService(**numbers)
 
 
 def test_a_worker_that_dies_is_named_and_the_proxies_end(tmp_path: Path) -> None:
@@ -203,6 +244,33 @@ def test_a_proxy_without_its_workers_says_so_in_one_line(scratch: Path) -> None:
     assert ended.stderr.startswith("proxy 0 (pid "), ended.stderr
     assert "PeerTimeoutError: rank 0 has not come to group /s within 200 ms" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_proxy_that_is_interrupted_ends_in_silence_and_leaves_nothing(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    serve = _core.service_proxy
+
+    def interrupted(*arguments: Any, given_up: Callable[[], bool], **options: Any) -> None:
+        def interrupt() -> bool:
+            # While it waits for its workers, as Ctrl-C finds it.
+            signal.raise_signal(signal.SIGINT)
+            return given_up()
+
+        serve(*arguments, given_up=interrupt, **options)
+
+    monkeypatch.setattr(_core, "service_proxy", interrupted)
+    monkeypatch.setenv("POLDER_RUN", str(scratch))
+    path = str(scratch / "pool")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with polder.Pool(path, size="64MiB", run=scratch) as pool:
+            command = ["--pool", path, "--service", "/s", "--proxy", "0", "--proxies", "1", "--clients", "1"]
+            assert proxy.main([*command, "--host", "1"]) == 130
+            assert capfd.readouterr().err == ""
+            assert not pool.list()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_plan_takes_whole_tensors_whose_gradients_come_first() -> None:

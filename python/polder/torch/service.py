@@ -7,6 +7,7 @@ pool. Section numbers below are the paper's.
 import atexit
 import contextlib
 import itertools
+import math
 import secrets
 import statistics
 import subprocess
@@ -15,8 +16,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 from weakref import WeakSet
 
 import torch
@@ -242,7 +244,7 @@ class ParameterService:
     Raises
     ------
     ArgumentError
-        When the group is none of the backend ``polder``, or a number is out of its range.
+        When the group is none of the backend ``polder``, or a number is none or out of its range.
     PeerTimeoutError
         When a worker or a proxy does not come.
 
@@ -269,10 +271,12 @@ class ParameterService:
         on_death: str = "raise",
         snapshots: str | None = None,
     ) -> None:
+        numbers = (proxies, profile_steps, replan_steps, timeout, split, shard_bytes)
+        _expect_numbers(dict(zip(_NUMBERS, numbers, strict=True)))
+        _expect_links(emulated)
         self._group = group or dist.group.WORLD
         if self._group is None:
             raise ArgumentError('there is no process group; call init_process_group("polder") first')
-        _expect_options(profile_steps, replan_steps, split, shard_bytes)
         _expect_places(optimizer, split, overlap, on_death, snapshots)
         self._snapshots = snapshots
         self.restored: Restored | None = None
@@ -281,13 +285,11 @@ class ParameterService:
         self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._proxies = self._size if proxies is None else proxies
         self._has_proxy_each = proxies is None
-        if not 1 <= self._proxies <= 1024:
-            raise ArgumentError(f"proxies is {self._proxies}; give 1 to 1024")
         if emulated is not None and len(emulated.proxies) != self._proxies:
             raise ArgumentError(f"{len(emulated.proxies)} emulated links for {self._proxies} proxies; give one each")
         self.split, self.shard_bytes = split, shard_bytes
         self.first_layers_first, self.emulated = first_layers_first, emulated
-        self._profile_steps, self._timeout = profile_steps, timeout
+        self._profile_steps, self._timeout = profile_steps, float(timeout)
         self._replan_steps = 0 if optimizer == "proxy" else replan_steps
         self._overlap = overlap
         self._replans = False
@@ -367,6 +369,7 @@ class ParameterService:
             When the service does not carry the model: parameters of other types, layouts or devices, DTensors (as
             those of FSDP2), sparse gradients, DDP with another hook, other ranks, or ``mixed_precision``. With the
             optimizer on the proxies: DDP, types other than float32, and optimizers other than SGD, Adam and AdamW.
+            When a service has a model already, or another one that is not closed has parameters of this model.
         """
         if self._hooks:
             raise ArgumentError("the service has a model already; make another service")
@@ -382,6 +385,7 @@ class ParameterService:
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if stepped.isdisjoint(map(id, self._parameters)):
             raise ArgumentError("the optimizer has no parameter of the model; give it model.parameters()")
+        _expect_unattached(self._parameters)
         held = None
         if self._is_held:
             if isinstance(model, DistributedDataParallel):
@@ -1115,13 +1119,45 @@ def _attachment(group: dist.ProcessGroup) -> Attachment:
     raise ArgumentError('the group is none of the backend polder; make it with backend="polder"')
 
 
-def _expect_options(profile_steps: int, replan_steps: int, split: float | None, shard_bytes: int | None) -> None:
-    if profile_steps < 2:
-        raise ArgumentError(f"profile_steps is {profile_steps}; give 2 or more, because the first is not counted")
-    if replan_steps < 0 or (split is not None and not 0 <= split <= 1) or (shard_bytes or 1) < 1:
+_NUMBERS: dict[str, tuple[type, float, float, str]] = {
+    "proxies": (Integral, 1, 1024, "a whole number from 1 to 1024, or None for one of each worker"),
+    "profile_steps": (Integral, 2, math.inf, "a whole number from 2 on, because the first step is not counted"),
+    "replan_steps": (Integral, 0, math.inf, "a whole number from 0 on"),
+    "timeout": (Real, 1e-9, 1e9, "seconds from 1e-9 to 1e9"),
+    "split": (Real, 0, 1, "a number from 0 to 1, or None for the planned part"),
+    "shard_bytes": (Integral, 1, 1 << 62, "a whole number of bytes from 1 on, or None for the measured size"),
+}
+"""What each number of the constructor may be: its kind, the least, the highest, and both in words."""
+
+
+def _is_number(value: object, kind: type, least: float, most: float = math.inf) -> bool:
+    # A bool is a whole number too, and never meant as one. What is not a number is between no two.
+    return isinstance(value, kind) and not isinstance(value, bool) and least <= cast(float, value) <= most
+
+
+def _expect_numbers(given: dict[str, object]) -> None:
+    for name, (kind, least, most, expected) in _NUMBERS.items():
+        value = given[name]
+        is_left_out = value is None and "None" in expected
+        if not is_left_out and not _is_number(value, kind, least, most):
+            raise ArgumentError(f"{name} is {value!r}; give {expected}")
+
+
+def _expect_links(emulated: object) -> None:
+    if emulated is None:
+        return
+    if not isinstance(emulated, EmulatedLinks):
+        raise ArgumentError(f"emulated is {emulated!r}; give EmulatedLinks or None")
+    try:
+        are_links = all(
+            _is_number(busy, Real, 0, 1e9) and _is_number(rate, Real, 1, 1e18) for busy, rate in emulated.proxies
+        )
+    except (TypeError, ValueError):
+        are_links = False
+    if not are_links or not _is_number(emulated.workers, Real, 1, 1e18):
         raise ArgumentError(
-            f"replan_steps {replan_steps}, split {split}, shard_bytes {shard_bytes}; give 0 or more steps, a split "
-            "from 0 to 1, and 1 byte or more"
+            f"emulated is {emulated!r}; give seconds from 0 to 1e9 and bytes a second from 1 to 1e18 of each proxy, "
+            "and bytes a second of the workers"
         )
 
 
@@ -1157,6 +1193,16 @@ def _expect_carried(model: torch.nn.Module, parameters: list[torch.nn.Parameter]
             raise ArgumentError(
                 f"a parameter of shape {tuple(parameter.shape)} and {parameter.dtype} on {parameter.device}; the "
                 f"service carries contiguous CPU tensors of one floating type, here {first.dtype}"
+            )
+
+
+def _expect_unattached(parameters: list[torch.nn.Parameter]) -> None:
+    ours = {id(parameter) for parameter in parameters}
+    for service in _open:
+        if service._hooks and not ours.isdisjoint(map(id, service._parameters)):
+            raise ArgumentError(
+                "another ParameterService averages parameters of the model already, and one of them alone may; "
+                "call close() of it first"
             )
 
 

@@ -436,6 +436,18 @@ elif kind == "refused":
         refused(frozen)
         refused(other, torch.optim.SGD(torch.nn.Linear(2, 2).parameters()))
         refused(other, other)
+        # One service a model, until it is closed.
+        service.attach(other, torch.optim.SGD(other.parameters(), lr=0.1))
+        with ParameterService(1) as second:
+            outer = torch.nn.Sequential(other, torch.nn.Linear(2, 2))
+            optimizer = torch.optim.SGD(outer.parameters(), lr=0.1)
+            for _ in range(2):
+                try:
+                    second.attach(outer, optimizer)
+                    print("attached")
+                except polder.errors.ArgumentError as error:
+                    print(error)
+                service.close()
     with ParameterService(1, optimizer="proxy") as service:
         plain = torch.nn.Linear(2, 2)
 
