@@ -23,6 +23,8 @@ pub(crate) enum Deviation {
     HeadFirst,
     /// Older versions are removed before the new one is published.
     RemoveFirst,
+    /// A group that is asked says of every rank that it lives.
+    NobodyHasDied,
 }
 
 #[cfg(not(feature = "model"))]

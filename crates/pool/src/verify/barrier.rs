@@ -4,16 +4,17 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use polder_mem::model::{Change, Harmless, ModelMemory, Outcome, Shape, Suite, World};
-use polder_mem::{LINE, Memory, Offset};
+use polder_mem::{Bell, LINE, Memory, Offset};
 
 use super::group::{self, Dice, Scene, harmless, tiny};
 use crate::PoolError;
+use crate::deviation::Deviation;
 use crate::group::Group;
 
 pub(super) fn suites() -> Vec<Suite> {
     vec![Suite::new(
         "barrier",
-        "nobody leaves a barrier before all have entered; survivors of a crash leave or are told who died",
+        "nobody leaves a barrier before all have entered; survivors of a crash leave or are told who died, and find it dead when they ask",
         barrier,
     )
     .harmless(HARMLESS)]
@@ -38,9 +39,40 @@ fn barrier(seed: u64) -> Outcome {
     let rounds = 1 + dice.roll(4);
     let lines: Vec<Offset> = (0..scene.size()).map(|rank| scene.extra(rank)).collect();
     let entered = Rc::new(RefCell::new(vec![0; scene.size()]));
+    let has_left = Rc::new(RefCell::new(vec![false; scene.size()]));
     scene.run(&mut dice, 40 * rounds, move |group| {
-        (1..=rounds).try_for_each(|round| one_round(group, round, &lines, &entered))
+        let ended = (1..=rounds).try_for_each(|round| one_round(group, round, &lines, &entered));
+        let ended = ended.map_err(|error| ask_for_the_dead(group, error, &has_left));
+        has_left.borrow_mut()[group.rank()] = true;
+        ended
     })
+}
+
+/// Asks for the rank that `error` names until it is known to have died, and for the others. Returns the error where the answers are in
+/// keeping with it; else that the dead one is late, or that a rank that is still there has died.
+fn ask_for_the_dead(
+    group: &Group<ModelMemory>,
+    error: PoolError,
+    has_left: &RefCell<Vec<bool>>,
+) -> PoolError {
+    let PoolError::PeerDead { peer, what, epoch, sequence } = error else { return error };
+    let (memory, timeout) = (group.memory(), group.options().timeout);
+    let rank = peer.rank.expect("a rank died") as usize;
+    let died = |rank| group.has_died(rank).expect("no faults");
+    let (deadline, mut looks) = (memory.now() + timeout, 0);
+    while !died(rank) {
+        looks += 1;
+        // This one may have stood still since its last look.
+        if memory.now() > deadline && looks > 8 {
+            return PoolError::Timeout { peer, what, epoch, sequence, waited_ms: timeout.as_millis() as u64 };
+        }
+        let bell = Bell(group.rank() as u32);
+        let seen = memory.announce_sleep(bell);
+        memory.sleep(bell, seen, memory.now() + group.options().patience.nap);
+    }
+    let other = (0..group.size()).find(|&other| other != rank && died(other) && !has_left.borrow()[other]);
+    let peer = other.map_or(peer, |other| group.peer(other));
+    PoolError::PeerDead { peer, what, epoch, sequence }
 }
 
 fn one_round(
@@ -70,7 +102,13 @@ fn one_round(
 pub(super) fn canaries() -> Vec<Suite> {
     let about =
         "ranks of two hosts count themselves in one shared word, as with an atomic increment that is none";
-    vec![Suite::new("counting-barrier", about, counted)]
+    let silent = "a rank that is asked for the dead after a barrier has failed says that all live";
+    vec![
+        Suite::new("counting-barrier", about, counted),
+        Suite::new("barrier-nobody-has-died", silent, |seed| {
+            Deviation::NobodyHasDied.during(|| barrier(seed))
+        }),
+    ]
 }
 
 fn counted(seed: u64) -> Outcome {
