@@ -22,9 +22,10 @@ use polder_kernels::Dtype;
 use polder_mem::Memory;
 use polder_schedule::{Exchange, Shard, ShardOrder};
 
-use super::place::Places;
+use super::place::{Places, state_line};
 use super::{Agreement, Client, EmulatedLink, Proxy, ServiceOptions};
-use crate::group::{Group, GroupOptions, Interrupt, JoinedGroup, RankPlace};
+use crate::group::{Group, GroupOptions, Interrupt, JoinedGroup, Mark, RankPlace};
+use crate::line;
 use crate::object::Object;
 use crate::owned::{self, Identity, Kind};
 use crate::{Pool, PoolError};
@@ -109,6 +110,11 @@ impl<M: Memory> Session<M> {
         Ok(Self { parts, group, name: name.to_owned(), clients, exchanges: 0, options })
     }
 
+    fn set_timeout(&mut self, timeout: std::time::Duration) {
+        self.options.timeout = timeout;
+        self.group.set_timeout(timeout);
+    }
+
     /// What client 0 tells; it gives what is told. `None` is the end.
     fn tell(&mut self, told: Option<&Agreement>) -> Result<Option<Agreement>, PoolError> {
         let proxies = (self.group.size() - self.clients) as u16;
@@ -155,7 +161,12 @@ impl<M: Memory> Session<M> {
             let object = match &held.own {
                 Some(own) if other == number => own,
                 _ => {
-                    held.others.push(pool.open(&name(other))?);
+                    let found = pool.open(&name(other));
+                    if let Err(PoolError::NotFound { .. }) = &found {
+                        // It has given up on another since it was here; the group says on which.
+                        self.group.barrier()?;
+                    }
+                    held.others.push(found?);
                     held.others.last().expect("it was pushed")
                 }
             };
@@ -167,10 +178,25 @@ impl<M: Memory> Session<M> {
             (member.at, member.bytes) = (object.at(), object.bytes());
         }
         // All hold all: a process that leaves from here on takes nothing away.
-        self.group.barrier()?;
+        if let Err(error) = self.group.barrier() {
+            // Others may have passed it, and look at the parts alone from there on.
+            let words = [gave_up_with(&error, number).word(), 0, 0, 0, 0, 0, 0];
+            line::publish(pool.memory(), state_line(members[number].at), &words);
+            return Err(error);
+        }
         self.parts = held;
         Ok(members)
     }
+}
+
+/// What process `own` says of its end, which an error of the group was.
+fn gave_up_with(error: &PoolError, own: usize) -> Mark {
+    let mark = match error {
+        PoolError::Timeout { peer, .. } => peer.rank.map(|rank| Mark::late(rank as usize)),
+        PoolError::PeerDead { peer, .. } => peer.rank.map(|rank| Mark::dead(rank as usize)),
+        _ => None,
+    };
+    mark.unwrap_or_else(|| Mark::own(own))
 }
 
 /// What client 0 tells first: how many rows follow, and what holds for all of them.
@@ -305,6 +331,11 @@ impl<M: Memory> ClientSession<M> {
         Ok(client)
     }
 
+    /// Changes how long one wait for others may take, from the next exchange on.
+    pub fn set_timeout(&mut self, timeout: std::time::Duration) {
+        self.session.set_timeout(timeout);
+    }
+
     /// The client of the current exchange.
     ///
     /// # Errors
@@ -382,6 +413,11 @@ impl<M: Memory> ProxySession<M> {
         }
         let number = clients + usize::from(proxy);
         Session::join(pool, name, number, (clients, proxies), options, interrupt).map(Self)
+    }
+
+    /// Changes how long one wait for others may take, from the next exchange on.
+    pub fn set_timeout(&mut self, timeout: std::time::Duration) {
+        self.0.set_timeout(timeout);
     }
 
     /// Sums, exchange after exchange, until client 0 ends the service. `interrupt` makes what the waits of an exchange ask.
