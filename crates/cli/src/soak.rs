@@ -126,8 +126,7 @@ impl Soak {
             let is_there = arguments.listen.is_none() || scene.coherence == CoherenceChoice::Software;
             let can = match arguments.doom {
                 Doom::Kill => true,
-                // A proxy waits for a client that lives, however long it takes.
-                Doom::Stop => !matches!(scene.what, What::Attach | What::Job | What::Client | What::Proxy),
+                Doom::Stop => !matches!(scene.what, What::Attach | What::Job),
                 // The victim's host has no survivor: that would be dead as well. Services and stores are not played there.
                 Doom::Kernel => {
                     let is_told = [What::Push, What::Stream, What::Pop, What::Create, What::AllReduce];
@@ -143,6 +142,12 @@ impl Soak {
             let operations = soak.stage(scene).play(scene, 0, NEVER)?.operations;
             println!("{scene}: {operations} memory operations");
             soak.scenes.push((scene, operations));
+        }
+        if soak.scenes.is_empty() {
+            let (what, doom) = (arguments.what.join(","), arguments.doom.name());
+            return Err(Failure(format!(
+                "--what {what} cannot be played with --doom {doom}; choose other scenes"
+            )));
         }
         Ok(soak)
     }

@@ -416,6 +416,16 @@ impl Cast {
     }
 }
 
+/// How long a survivor waits for others in a service that has been joined. With one client, a proxy has nobody else to wait for.
+fn service_patience(round: &Round) -> Duration {
+    let awaits_one = round.scene.what == What::Client && round.scene.alone;
+    match round.fate.action {
+        // An exchange takes longer to begin than a ring.
+        TriggerAction::Stop if !awaits_one => 4 * SHORT_DEADLINE,
+        _ => DEADLINE,
+    }
+}
+
 fn service_options() -> ServiceOptions {
     ServiceOptions { timeout: DEADLINE, ..ServiceOptions::default() }
 }
@@ -562,6 +572,23 @@ impl Victim {
         }
     }
 
+    /// That `error` is the one that a survivor must get once the victim is dead or stands still: it names it, or another survivor that gave up
+    /// on it before. The soak holds that one did.
+    fn expect_named(
+        self,
+        actor: &mut Actor<'_>,
+        round: &Round,
+        error: &PoolError,
+        waited: Duration,
+    ) -> Result<(), Failure> {
+        match error {
+            // The victim gives up too, once it goes on and finds that others have.
+            PoolError::GaveUp { .. } if round.fate.action == TriggerAction::Stop => actor.wire.say("told"),
+            _ if self.is_late(round, error, actor)? => Ok(()),
+            _ => self.expect_dead(round, error, waited),
+        }
+    }
+
     /// Whether `error` says that the victim is late; the soak lets it go on then.
     fn is_late(self, round: &Round, error: &PoolError, actor: &mut Actor<'_>) -> Result<bool, Failure> {
         let victim = Peer::new(round.scene.host(), self.pid);
@@ -674,12 +701,13 @@ pub(super) fn outlive(actor: &mut Actor<'_>, round: &Round, rank: usize, pid: u3
 
 /// Sums for the victim until that is dead.
 fn outlive_client(actor: &mut Actor<'_>, round: &Round, victim: Victim) -> Result<usize, Failure> {
-    let session = Cast::of(round).join_as_proxy(actor, round)?;
+    let mut session = Cast::of(round).join_as_proxy(actor, round)?;
+    session.set_timeout(service_patience(round));
     actor.wire.say("attached")?;
     let began = Instant::now();
     match session.serve(|| None) {
         // How long it served before is not known.
-        Err(error) => victim.expect_dead(round, &error, Duration::ZERO).map(|()| UNCOUNTED),
+        Err(error) => victim.expect_named(actor, round, &error, Duration::ZERO).map(|()| UNCOUNTED),
         Ok(()) => Err(Failure(format!("a service ended after {} ms", began.elapsed().as_millis()))),
     }
 }
@@ -694,10 +722,11 @@ fn outlive_service(
 ) -> Result<usize, Failure> {
     let cast = Cast::of(round);
     let mut session = cast.join(actor, round, number)?;
+    session.set_timeout(service_patience(round));
     actor.wire.say("attached")?;
     let mut began = Instant::now();
     if let Err(error) = session.begin(&agreed(), None) {
-        victim.expect_dead(round, &error, began.elapsed())?;
+        victim.expect_named(actor, round, &error, began.elapsed())?;
         return Ok(0);
     }
     for step in 0.. {
@@ -705,7 +734,7 @@ fn outlive_service(
             let began = Instant::now();
             return match session.leave() {
                 Ok(()) => Ok(step),
-                Err(error) => victim.expect_dead(round, &error, began.elapsed()).map(|()| step),
+                Err(error) => victim.expect_named(actor, round, &error, began.elapsed()).map(|()| step),
             };
         }
         began = Instant::now();
@@ -714,7 +743,7 @@ fn outlive_service(
             Ok(true) => {}
             Ok(false) => return Err(Failure(format!("a survivor pulled a wrong mean in step {step}"))),
             Err(error) => {
-                victim.expect_dead(round, &error, began.elapsed())?;
+                victim.expect_named(actor, round, &error, began.elapsed())?;
                 let unsummed = client.unsummed().len();
                 expect_broken(client.wait())?;
                 return Ok(match round.scene.what {

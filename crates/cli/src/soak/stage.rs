@@ -192,7 +192,15 @@ impl Stage {
             survivor.expect("attached")?;
         }
         victim.go()?;
-        let end = victim.end_with(round, &mut ranks)?;
+        let stops = round.fate.action == TriggerAction::Stop;
+        let mut end = match &mut ranks[..] {
+            [proxy] if stops && round.scene.what == What::Client => victim.end_with_proxy(proxy)?,
+            ranks => victim.end_with(round, ranks)?,
+        };
+        if stops {
+            let operations = end.outcome.operations;
+            end.outcome.fell = operations == 0 || round.fate.operation <= operations;
+        }
         let counts = end.survivors.split(' ').map(str::parse).collect::<Result<Vec<usize>, _>>()?;
         let End { begun, done, .. } = end;
         // The line on which it said that it had ended one may be torn by what it was about to say of the next.
@@ -202,7 +210,7 @@ impl Stage {
             What::Proxy => counts.contains(&0) || counts.iter().all(|count| *count == counts[0]),
             _ => counts.iter().all(is_near),
         };
-        if !is_good && round.fate.action == TriggerAction::Kill {
+        if !is_good && !stops {
             return Err(Failure(format!(
                 "the victim ended {done} operations and began {begun}, survivors came to {counts:?}"
             )));
@@ -489,9 +497,13 @@ impl Running {
             end.survivors = answers.join(" ");
             return Ok(end);
         }
-        let mut revived = None;
+        let (mut revived, mut is_told) = (None, false);
         for survivor in survivors {
             let mut answer = survivor.wire.hear()?;
+            if answer.as_deref() == Some("told") {
+                is_told = true;
+                answer = survivor.wire.hear()?;
+            }
             if answer.as_deref() == Some("late") {
                 if revived.is_none() {
                     revived = Some(self.revive(true)?);
@@ -500,8 +512,28 @@ impl Running {
             }
             answers.push(of_survivor(answer)?);
         }
-        let mut end = revived.map_or_else(|| self.end(), Ok)?;
+        let mut end = match revived {
+            Some(end) => end,
+            None if is_told => {
+                return Err(Failure("a survivor was told that another gave up; none did".into()));
+            }
+            // Clients that have left a proxy do not see that it stands still.
+            None if round.scene.what == What::Proxy => self.revive(false)?,
+            None => self.end()?,
+        };
         end.survivors = answers.join(" ");
+        Ok(end)
+    }
+
+    /// Lets a client go on that has stood still for a while. A proxy that has no other client waits for it, however long it takes.
+    fn end_with_proxy(&mut self, proxy: &mut Survivor) -> Result<End, Failure> {
+        self.await_standstill()?;
+        let said = proxy.wire.hear_soon(acts::SHORT_DEADLINE)?;
+        if let (Some(line), None) = (&said, self.player.here().ended()) {
+            return Err(Failure(format!("a proxy gave up on a client that stands still: {line:?}")));
+        }
+        let mut end = self.revive(false)?;
+        end.survivors = said.map_or_else(|| proxy.answer(), of_survivor)?;
         Ok(end)
     }
 
