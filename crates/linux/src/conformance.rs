@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::damon::{DAMON_STAT, KDAMONDS};
 use crate::{
-    BALANCING, Cgroup, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError, NodeMemory, Tiers,
-    show_nodes,
+    BALANCING, Cgroup, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError, NodeMemory, Promotion,
+    Tiers, show_nodes,
 };
 
 const EBUSY: i32 = 16;
@@ -29,6 +29,7 @@ pub fn check(kernel: &impl Kernel, cgroup: &Cgroup) -> Result<Vec<&'static str>,
     let outcome = bench
         .settings()
         .and_then(|()| bench.reclaim())
+        .and_then(|()| bench.promotion())
         .and_then(|()| bench.cpuset())
         .and_then(|()| bench.kdamonds());
     for (path, was) in [(BALANCING, balancing), (DEMOTION, demotion)] {
@@ -126,6 +127,26 @@ impl<K: Kernel> Bench<'_, K> {
         )?;
         let all = self.cgroup.demote(self.kernel, 1 << 40, false).map_err(|error| error.to_string())?;
         self.expect(!all, "more than there is answers EAGAIN")
+    }
+
+    /// After the reclaim, which leaves memory on the slow tier that nobody uses.
+    fn promotion(&mut self) -> Result<(), String> {
+        if !self.kernel.promotes() {
+            return Ok(());
+        }
+        let (before, to) = (self.bytes()?, *self.tiers.fast.first().ok_or("no fast node")?);
+        let what = Promotion { from: &self.tiers.slow, to, bytes: 4 * MIB };
+        let moved = self.kernel.promote(self.cgroup, what, &mut None).map_err(|error| error.to_string())?;
+        let after = self.bytes()?;
+        self.expect(
+            moved >= 2 * MIB && after.0 >= before.0 + moved,
+            "memory that nobody uses goes up on demand",
+        )?;
+        // A huge page goes up whole, and the kernel itself promotes what is used.
+        self.expect(
+            moved <= 4 * MIB && after.0 <= before.0 + 16 * MIB,
+            "and not much more than was asked for",
+        )
     }
 
     fn cpuset(&mut self) -> Result<(), String> {

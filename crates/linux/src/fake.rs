@@ -5,6 +5,7 @@
 //! - `cpuset.mems` migrates pages when its set changes, refuses nodes that are not there with EINVAL and an empty set
 //!   after another with ENOSPC (every cgroup has processes here). What a parent leaves out is not in effect, and a set
 //!   that has nothing of the parent's is answered by the parent's own.
+//! - Nothing goes up by itself. Anonymous memory of the slow node is moved up on demand, but for what is shared.
 //! - A setting says EBUSY once in a while; values that a kernel refuses are EINVAL.
 //! - kdamonds appear as they are counted, are busy while they run or DAMON_STAT does, and reach the goals of their schemes in steps.
 //! - A CXL device tells its poison list to a tracing instance whose events are on, when it is asked to.
@@ -20,8 +21,8 @@ use std::io::{Error, ErrorKind};
 
 use crate::damon::{DAMON_STAT, KDAMONDS};
 use crate::{
-    BALANCING, CGROUPS, CxlWatch, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError,
-    PROMOTION_LIMIT, parse_nodes, show_nodes,
+    BALANCING, CGROUPS, Cgroup, CxlWatch, DEMOTION, INTERLEAVE, INTERLEAVE_AUTO, Kernel, KernelError,
+    PROMOTION_LIMIT, Promotion, Resume, parse_nodes, show_nodes,
 };
 
 const EBUSY: i32 = 16;
@@ -40,6 +41,8 @@ struct Group {
     bytes: [u64; 2],
     /// What of `bytes` is page cache.
     cache: [u64; 2],
+    /// What of the slow bytes is shared with others.
+    shared: u64,
     pressure: f64,
     refaults: u64,
     kills: u64,
@@ -105,6 +108,7 @@ pub struct Tree {
     /// A cgroup that is removed before the call after so many more.
     goes: RefCell<Option<(u64, String)>>,
     knows_swappiness: Cell<bool>,
+    promotes: Cell<bool>,
     fast_bytes: u64,
     /// Of a CXL device, addresses on it and on the host.
     poison: RefCell<BTreeMap<String, BTreeMap<u64, u64>>>,
@@ -143,6 +147,7 @@ impl Tree {
             busy_in: Cell::new(u64::MAX),
             goes: RefCell::default(),
             knows_swappiness: Cell::new(true),
+            promotes: Cell::new(true),
             fast_bytes,
             poison: RefCell::default(),
             pages: RefCell::default(),
@@ -228,6 +233,16 @@ impl Tree {
     /// `memory.reclaim` takes no swappiness, as before Linux 6.9.
     pub fn lacks_swappiness(&self) {
         self.knows_swappiness.set(false);
+    }
+
+    /// Pages of processes cannot be moved, as in a copy of a kernel's files.
+    pub fn lacks_promotion(&self) {
+        self.promotes.set(false);
+    }
+
+    /// So many slow bytes of the cgroup `path` are shared with others, and stay.
+    pub fn share(&self, path: &str, bytes: u64) {
+        self.change(path, |group| group.shared = bytes);
     }
 
     /// Makes the cgroup `path` with so many bytes on each node.
@@ -645,6 +660,24 @@ impl Kernel for Tree {
         let before = files.len();
         files.retain(|file, _| !file.starts_with(&inside));
         if files.len() == before { Err(KernelError::gone(path)) } else { Ok(()) }
+    }
+
+    fn promotes(&self) -> bool {
+        self.promotes.get()
+    }
+
+    fn promote(&self, cgroup: &Cgroup, what: Promotion<'_>, resume: &mut Resume) -> Result<u64, KernelError> {
+        self.pass();
+        let path = cgroup.file("cgroup.procs");
+        self.live().map_err(KernelError::file(&path))?;
+        let room = self.fast_bytes.saturating_sub(self.used(0));
+        let mut groups = self.groups.borrow_mut();
+        let group = groups.get_mut(cgroup.path()).ok_or_else(|| KernelError::gone(&path))?;
+        let there = group.bytes[1].saturating_sub(group.cache[1]).saturating_sub(group.shared);
+        let moved = what.bytes.min(there).min(room);
+        group.bytes = [group.bytes[0] + moved, group.bytes[1] - moved];
+        *resume = (moved == what.bytes).then_some((1, 0));
+        Ok(moved)
     }
 
     fn read_own(&self, path: &str) -> Result<String, KernelError> {

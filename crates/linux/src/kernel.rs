@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use rustix::fs::OFlags;
 
+use crate::Cgroup;
 use crate::own::{self, Lock};
+use crate::promote::{self, MovePages, Promotion, Resume};
 
 /// Why the kernel's files could not be read, written or understood.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +53,14 @@ impl KernelError {
     pub fn kind(&self) -> Option<ErrorKind> {
         match self {
             Self::File { source, .. } => Some(source.kind()),
+            _ => None,
+        }
+    }
+
+    /// The number of the kernel's refusal, if it refused.
+    pub(crate) fn raw(&self) -> Option<i32> {
+        match self {
+            Self::File { source, .. } => source.raw_os_error(),
             _ => None,
         }
     }
@@ -134,6 +144,16 @@ pub trait Kernel {
     /// [`KernelError::File`].
     fn remove_folder(&self, path: &str) -> Result<(), KernelError>;
 
+    /// Whether [`Kernel::promote`] works here.
+    fn promotes(&self) -> bool;
+
+    /// Moves anonymous memory of a cgroup up, and returns how many bytes. What is shared stays. `resume` says where a call before
+    /// ended, and is [`None`] once all was looked at.
+    ///
+    /// # Errors
+    /// [`KernelError::Missing`] with what is lacking; [`KernelError::File`].
+    fn promote(&self, cgroup: &Cgroup, what: Promotion<'_>, resume: &mut Resume) -> Result<u64, KernelError>;
+
     /// The text of a file of our own.
     ///
     /// # Errors
@@ -196,6 +216,14 @@ impl<K: Kernel> Kernel for &K {
         (**self).remove_folder(path)
     }
 
+    fn promotes(&self) -> bool {
+        (**self).promotes()
+    }
+
+    fn promote(&self, cgroup: &Cgroup, what: Promotion<'_>, resume: &mut Resume) -> Result<u64, KernelError> {
+        (**self).promote(cgroup, what, resume)
+    }
+
     fn read_own(&self, path: &str) -> Result<String, KernelError> {
         (**self).read_own(path)
     }
@@ -217,6 +245,7 @@ impl<K: Kernel> Kernel for &K {
 #[derive(Clone, Debug)]
 pub struct Host {
     root: PathBuf,
+    move_pages: Option<MovePages>,
 }
 
 impl Host {
@@ -229,7 +258,13 @@ impl Host {
     /// The files below `root`, such as a recorded tree.
     #[must_use]
     pub fn below(root: &Path) -> Self {
-        Self { root: root.to_owned() }
+        Self { root: root.to_owned(), move_pages: None }
+    }
+
+    /// Moves pages of processes by this call, which asks this machine's kernel: not for a copy of files below another root.
+    #[must_use]
+    pub fn moving_pages_by(self, move_pages: MovePages) -> Self {
+        Self { move_pages: Some(move_pages), ..self }
     }
 
     /// Takes the right to be the only process that changes the settings of `journal`; [`None`] while another has it.
@@ -358,6 +393,15 @@ impl Kernel for Host {
 
     fn remove_folder(&self, path: &str) -> Result<(), KernelError> {
         fs::remove_dir(self.at(path)).map_err(KernelError::file(path))
+    }
+
+    fn promotes(&self) -> bool {
+        self.move_pages.is_some()
+    }
+
+    fn promote(&self, cgroup: &Cgroup, what: Promotion<'_>, resume: &mut Resume) -> Result<u64, KernelError> {
+        let move_pages = self.move_pages.ok_or_else(|| KernelError::gone("move_pages"))?;
+        promote::promote(self, move_pages, cgroup, what, resume)
     }
 
     fn read_own(&self, path: &str) -> Result<String, KernelError> {

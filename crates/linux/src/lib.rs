@@ -18,6 +18,7 @@ mod kernel;
 mod nodes;
 mod own;
 mod privilege;
+mod promote;
 
 pub use cgroup::{Cgroup, Counts, NodeMemory};
 pub use cxl::{
@@ -30,6 +31,7 @@ pub use kernel::{Host, Kernel, KernelError};
 pub use nodes::{TierMemory, Tiers, parse_nodes, show_nodes};
 pub use own::Lock;
 pub use privilege::drop_capabilities;
+pub use promote::{MovePages, Promotion, Resume};
 
 /// The switch for demotion to the slow tier.
 pub const DEMOTION: &str = "/sys/kernel/mm/numa/demotion_enabled";

@@ -87,6 +87,20 @@ impl Tiers {
         memory_of(kernel, &self.slow)
     }
 
+    /// The fast node of `allowed` with most free memory, and its memory; [`None`] where there is none.
+    ///
+    /// # Errors
+    /// As reading fails.
+    pub fn roomiest(
+        &self,
+        kernel: &impl Kernel,
+        allowed: &BTreeSet<u32>,
+    ) -> Result<Option<(u32, TierMemory)>, KernelError> {
+        let memory = |node: &u32| Ok((*node, memory_of(kernel, &BTreeSet::from([*node]))?));
+        let nodes = self.fast.intersection(allowed).map(memory).collect::<Result<Vec<_>, KernelError>>()?;
+        Ok(nodes.into_iter().max_by_key(|(_, memory)| memory.free))
+    }
+
     /// Bandwidth of each node to its best initiator by HMAT, in MB/s.
     ///
     /// # Errors

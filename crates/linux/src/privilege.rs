@@ -4,11 +4,13 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::KernelError;
 
-/// What the agent needs: `kernel.numa_balancing` takes CAP_SYS_ADMIN, and cgroups that were delegated to a user are files of that user, so that root needs CAP_DAC_OVERRIDE to write them.
-const NEEDED: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::DAC_OVERRIDE);
+/// What the agent needs: `kernel.numa_balancing` takes CAP_SYS_ADMIN, and cgroups that were delegated to a user are files of that user, so that root needs CAP_DAC_OVERRIDE to write them. Pages of
+/// another user's process are moved with CAP_SYS_PTRACE alone.
+const NEEDED: CapabilitySet =
+    CapabilitySet::SYS_ADMIN.union(CapabilitySet::DAC_OVERRIDE).union(CapabilitySet::SYS_PTRACE);
 
-/// Gives up every capability of the calling thread, and of those that it starts, but for `CAP_SYS_ADMIN` and
-/// `CAP_DAC_OVERRIDE`. No program that it runs can gain any.
+/// Gives up every capability of the calling thread, and of those that it starts, but for `CAP_SYS_ADMIN`,
+/// `CAP_DAC_OVERRIDE` and `CAP_SYS_PTRACE`. No program that it runs can gain any.
 ///
 /// # Errors
 /// As the kernel refuses.
@@ -40,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_keeps_two_capabilities_at_most() {
+    fn a_thread_keeps_three_capabilities_at_most() {
         // Capabilities are of a thread: that of the tests keeps its own.
         let after = std::thread::spawn(|| {
             drop_capabilities().unwrap();

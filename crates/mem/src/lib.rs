@@ -48,6 +48,7 @@ pub use heap::{Heap, HeapShape};
 pub use host::{HostError, HostPlan};
 pub use mapped::{Coherent, Mapped, Software};
 pub use memory::{Bell, Coherence, Fault, Liveness, LocalWord, Memory, Nanos, ProcessSlot};
+pub use numa::move_pages;
 pub use offset::{LINE, Offset};
 pub use range::{HUGE_PAGE, Location, Range};
 pub use region::{DraftRegion, Region, RegionError, RegionKind};

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::num::NonZero;
 use std::os::unix::fs::FileExt as _;
 use std::ptr::NonNull;
 
@@ -88,20 +89,43 @@ pub(crate) unsafe fn nodes(at: NonNull<u8>, bytes: usize) -> io::Result<Vec<Opti
 
 /// What the kernel says of each page: its node, or a negative error.
 fn status(pages: &[*mut u8]) -> io::Result<Vec<i32>> {
-    let mut nodes = vec![0_i32; pages.len()];
-    // SAFETY: both arrays are live and have `pages.len()` entries; without target nodes nothing is moved.
+    ask_or_move(0, &pages.iter().map(|page| page.addr()).collect::<Vec<_>>(), None)
+}
+
+/// Moves those of the pages of another process to `node` that no second process maps, and says where each page lies then: its node, or a
+/// negative error number. With [`None`] nothing moves. `pages` are addresses in that process.
+///
+/// # Errors
+/// As the kernel refuses: ESRCH where the process is gone, EPERM without `CAP_SYS_PTRACE`, EACCES where its cpuset leaves the node out.
+pub fn move_pages(pid: NonZero<u32>, pages: &[usize], node: Option<u32>) -> io::Result<Vec<i32>> {
+    if let Some(node) = node {
+        match ask_or_move(pid.get(), pages, Some(node)) {
+            // No page is there that could move.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            other => drop(other?),
+        }
+    }
+    ask_or_move(pid.get(), pages, None)
+}
+
+/// The call itself. With a node the answer is about the move, and a page that could not move may have any value.
+fn ask_or_move(pid: u32, pages: &[usize], node: Option<u32>) -> io::Result<Vec<i32>> {
+    let node = node.map(i32::try_from).transpose().map_err(io::Error::other)?;
+    let targets = node.map(|node| vec![node; pages.len()]);
+    let mut nodes = vec![-1_i32; pages.len()];
+    // SAFETY: the arrays are live and have `pages.len()` entries, or are null as allowed. Pages keep their bytes and their addresses.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_move_pages,
-            0,
+            pid,
             pages.len(),
             pages.as_ptr(),
-            std::ptr::null::<i32>(),
+            targets.as_ref().map_or(std::ptr::null(), |targets| targets.as_ptr()),
             nodes.as_mut_ptr(),
-            0,
+            if node.is_some() { MPOL_MF_MOVE } else { 0 },
         )
     };
-    if rc == 0 { Ok(nodes) } else { Err(io::Error::last_os_error()) }
+    if rc >= 0 { Ok(nodes) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Those of the pages at `at` that are in memory, by the word of /proc/self/pagemap.
@@ -144,4 +168,24 @@ pub(crate) fn room(node: usize) -> Option<u64> {
     let total = kilobytes("MemTotal:").filter(|total| *total > 0)?;
     let cached = ["Active(file):", "Inactive(file):"].into_iter().filter_map(kilobytes).sum::<u64>();
     Some((kilobytes("MemFree:")? + cached).saturating_sub(total / KEPT) << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_a_process_are_asked_for_by_its_pid() {
+        let pages = vec![1_u8; 4 * PAGE];
+        let first = pages.as_ptr().addr().next_multiple_of(PAGE);
+        let own = NonZero::new(std::process::id()).unwrap();
+        let (asked, mapped) = (move_pages(own, &[first, first + PAGE], None).unwrap(), &pages);
+        assert!(asked.iter().all(|node| *node >= 0), "{asked:?}");
+        let node = asked[0].unsigned_abs();
+        assert_eq!(move_pages(own, &[first], Some(node)).unwrap(), [asked[0]], "it lies there already");
+        assert_eq!(move_pages(own, &[0], Some(node)).unwrap().len(), 1, "no page is there");
+        assert_eq!(mapped[0], 1);
+        let none = NonZero::new(u32::MAX >> 1).unwrap();
+        assert_eq!(move_pages(none, &[first], None).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    }
 }
