@@ -101,6 +101,7 @@ pub(crate) fn run(is_slow: bool) -> Result<u32, Failed> {
     hold_share(&mut agent, &mut checks)?;
     repair(&mut agent, &web, &mut checks)?;
     show("with the agent", &both)?;
+    rise(&mut agent, &cache, &mut checks)?;
     noisy_neighbour(&mut agent, &mut checks)?;
     let said = polder(&["agent", "explain", "cache", "--state", STATE])?;
     checks
@@ -274,7 +275,8 @@ fn conformance(checks: &mut Checks) -> Result<(), Failed> {
     // From about Linux 6.16 on demotion respects cpusets; nothing of this rests on it.
     let bench = Service::start("/bench", 64, 4)?;
     let cgroup = polder_linux::Cgroup::new(bench.cgroup).ok_or("/bench is no cgroup")?;
-    let checked = polder_linux::conformance::check(&polder_linux::Host::new(), &cgroup)?;
+    let kernel = polder_linux::Host::new().moving_pages_by(polder_mem::move_pages);
+    let checked = polder_linux::conformance::check(&kernel, &cgroup)?;
     println!("this kernel behaves as the tree of files of the tests, in {} ways", checked.len());
     // Three of them are about interleave weights, which Linux before 6.9 has not.
     let fewest = if std::path::Path::new(polder_linux::INTERLEAVE).exists() { 20 } else { 17 };
@@ -361,6 +363,40 @@ fn hold_share(agent: &mut Agent, checks: &mut Checks) -> Result<(), Failed> {
         }
     }
     checks.check(false, "cache is within 3 points of its bounds within 12 rounds")
+}
+
+/// The kernel demotes pages of cache that nobody uses, as it does while the fast tier is full: it comes back to its bound of 60%.
+fn rise(agent: &mut Agent, cache: &Service, checks: &mut Checks) -> Result<(), Failed> {
+    const LOW: f64 = 0.60;
+    const RISES: &str = "cache comes up within 3 points of its bounds within 12 rounds";
+    let local = || cache.bytes().map(|[fast, slow]| fast as f64 / (fast + slow) as f64);
+    // It stands still meanwhile, so that it does not repair what is not broken yet.
+    agent.signal(Signal::STOP)?;
+    let mut tries = 0;
+    while local()? > LOW - 0.25 && tries < 20 {
+        cache.reclaim(8)?;
+        tries += 1;
+    }
+    let start = local()?;
+    agent.signal(Signal::CONT)?;
+    checks.check(
+        start <= LOW - 0.20,
+        "cache is demoted to 20 points or more below its bound (the control of the next)",
+    )?;
+    let mut is_seen = false;
+    // One round may have looked before it was stopped.
+    for _ in 0..=ROUNDS {
+        let round = agent.round()?;
+        let cache = service(&round, "cache")?;
+        let local = cache["local"].as_f64().ok_or("local is no number")?;
+        let promoted = size(bytes(cache, "promoted")?);
+        println!("round {}: cache {:.1}% local, {promoted} moved up", round["round"], 100.0 * local);
+        is_seen |= local < LOW - 0.10;
+        if is_seen && (LOW - 0.03..=HIGH + 0.03).contains(&local) {
+            return checks.check(true, RISES);
+        }
+    }
+    checks.check(false, RISES)
 }
 
 /// A neighbour comes that fills the fast tier (the Vistara paper's section V-H): it gives way, and cache keeps its share. Then it is killed.

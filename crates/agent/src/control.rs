@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use polder_linux::{
     BALANCING, Cgroup, DEMOTION, HeldShare, HostCounters, HostCounts, INTERLEAVE, INTERLEAVE_AUTO, Kernel,
-    KernelError, KernelShares, PROMOTION_LIMIT, Restored, Settings, TierMemory, Tiers, share_settings,
-    show_nodes,
+    KernelError, KernelShares, PROMOTION_LIMIT, Promotion, Restored, Resume, Settings, TierMemory, Tiers,
+    share_settings, show_nodes,
 };
 use polder_place::pages::{
     self, Decision, DemoteReason, HoldReason, PageMove, Past, RecordedRound, RoundLimits, ServiceBytes,
@@ -124,6 +124,9 @@ pub struct ServiceRound {
     pub refaults: u64,
     /// Bytes that the kernel was asked to demote.
     pub demoted: u64,
+    /// Bytes that the agent moved up, because the service was under its `local_low`.
+    #[serde(default)]
+    pub promoted: u64,
     /// Pages that the kernel promoted since the cgroup was made.
     pub promoted_pages: u64,
     /// Pages that the kernel demoted since the cgroup was made.
@@ -170,6 +173,41 @@ struct Known {
     oom_kills: Option<u64>,
     /// The latest last.
     causes: Vec<Cause>,
+    /// How its pages come up, while they do.
+    rise: Rise,
+}
+
+/// How the pages of a service under its `local_low` come up.
+#[derive(Debug, Default)]
+struct Rise {
+    /// Where the next round goes on.
+    resume: Resume,
+    /// Bytes that came up since its first process was looked at.
+    moved: u64,
+    /// Rounds in which it is not tried, because nothing could be moved.
+    rest: u32,
+    /// How often nothing could be moved, one time after the other.
+    failures: u32,
+}
+
+impl Rise {
+    /// The rests double up to 64 rounds.
+    const MOST_FAILURES: u32 = 6;
+
+    fn failed(&mut self) {
+        let failures = (self.failures + 1).min(Self::MOST_FAILURES);
+        *self = Self { rest: 1 << failures, failures, ..Self::default() };
+    }
+
+    /// After a round in which `bytes` came up.
+    fn went(&mut self, bytes: u64) {
+        self.moved += bytes;
+        match (self.resume, self.moved) {
+            (None, 0) => self.failed(),
+            (None, _) => *self = Self::default(),
+            (Some(_), _) => {}
+        }
+    }
 }
 
 /// A service that is there, in a round.
@@ -192,6 +230,10 @@ pub struct Agent<K> {
     dry_run: bool,
     past: Past,
     counters: HostCounters,
+    /// Pages that the kernel had promoted at the last round.
+    promoted_pages: Option<u64>,
+    /// Bytes of a huge page.
+    huge_page: u64,
     known: BTreeMap<String, Known>,
     /// Of the host's settings, until the policy changes.
     host_alarms: Vec<Alarm>,
@@ -223,6 +265,8 @@ impl<K: Kernel> Agent<K> {
             false => Settings::start(kernel, journal)?,
         };
         let mut agent = Self {
+            huge_page: huge_page(settings.kernel()),
+            promoted_pages: None,
             settings,
             tiers,
             policy,
@@ -458,6 +502,7 @@ impl<K: Kernel> Agent<K> {
             }
         }
         let limits = self.limits(&round);
+        self.promoted_pages = Some(round.host.promoted_pages);
         self.hold_by_kernel(&mut present, &limits, &mut round.alarms);
         let services: Vec<ServiceView> = present.iter().map(|present| present.view.clone()).collect();
         let decision = pages::decide(&services, &limits, &mut self.past);
@@ -471,6 +516,11 @@ impl<K: Kernel> Agent<K> {
                 PageMove::BringBack { service, bytes } => {
                     (service, self.bring_back(&present[service], bytes, &mut round.alarms))
                 }
+                PageMove::Promote { service, bytes } => {
+                    let promoted = self.promote(&present[service], bytes);
+                    round.services[service].promoted = *promoted.as_ref().unwrap_or(&0);
+                    (service, promoted.map(drop))
+                }
             };
             if let Err(error) = outcome {
                 round.alarms.push(alarm(&present[index].service, &error));
@@ -483,14 +533,26 @@ impl<K: Kernel> Agent<K> {
         RoundLimits {
             fast_bytes: round.fast.bytes,
             fast_free: round.fast.free,
-            // What the kernel keeps back of a node is about this much.
-            slow_free: round.slow.free.saturating_sub(round.slow.bytes / 64),
+            slow_free: round.slow.free.saturating_sub(kept_by_kernel(round.slow)),
             step: self.policy.step_bytes,
             pressure: self.policy.pressure_limit,
             refaults: self.policy.refaults_a_round(),
             free_low: self.policy.free_low,
             free_high: self.policy.free_high,
+            promote: if self.settings.kernel().promotes() { self.most_promoted(round) } else { 0 },
+            fast_kept: kept_by_kernel(round.fast),
+            largest_page: self.huge_page,
         }
+    }
+
+    /// Bytes that may be moved up in this round: with a limit of promotion, what the kernel has left of it.
+    fn most_promoted(&self, round: &Round) -> u64 {
+        const PAGE: u64 = 4096;
+        let Some(rate_mbps) = self.policy.promotion_limit_mbps else { return self.policy.step_bytes };
+        let all = (rate_mbps as f64 * 1e6 * self.policy.period.as_secs_f64()) as u64;
+        let now = round.host.promoted_pages;
+        let kernels = now.saturating_sub(self.promoted_pages.unwrap_or(now)) * PAGE;
+        self.policy.step_bytes.min(all.saturating_sub(kernels))
     }
 
     /// The services of the policy; those that are kept off the slow tier are opted out.
@@ -703,6 +765,34 @@ impl<K: Kernel> Agent<K> {
         Ok(())
     }
 
+    /// Moves pages of a service up, and returns their bytes. Where there are none that can be moved it rests, longer each time.
+    fn promote(&mut self, present: &Present, bytes: u64) -> Result<u64, KernelError> {
+        if self.dry_run {
+            return Ok(bytes);
+        }
+        let rise = &mut self.known.entry(present.service.name.clone()).or_default().rise;
+        if rise.rest > 0 {
+            rise.rest -= 1;
+            return Ok(0);
+        }
+        let (kernel, cgroup) = (self.settings.kernel(), &present.cgroup);
+        // Without the controller every node may be used.
+        let allowed = cgroup.effective_nodes(kernel).unwrap_or_else(|_| self.tiers.fast.clone());
+        let Some((to, memory)) = self.tiers.roomiest(kernel, &allowed)? else { return Ok(0) };
+        let bytes = bytes.min(memory.free.saturating_sub(kept_by_kernel(memory)));
+        let what = Promotion { from: &self.tiers.slow, to, bytes };
+        match kernel.promote(cgroup, what, &mut rise.resume) {
+            Ok(moved) => {
+                rise.went(moved);
+                Ok(moved)
+            }
+            Err(error) => {
+                rise.failed();
+                Err(error)
+            }
+        }
+    }
+
     fn rows(&mut self, present: &[Present], decision: &Decision, now_ms: u64) -> Vec<ServiceRound> {
         let services: Vec<&Service> = present.iter().map(|present| &present.service).collect();
         let mut rows = Vec::new();
@@ -719,7 +809,16 @@ impl<K: Kernel> Agent<K> {
                     "it is kept off the slow tier, because CXL memory is bad".to_owned(),
                     self.policy.health.map(|it| it.line),
                 ),
-                false => cause(index, &services, &present.view.seen, decision),
+                false => {
+                    let rise = &mut self.known.entry(present.service.name.clone()).or_default().rise;
+                    let rises = decision.moves.iter().any(
+                        |change| matches!(change, PageMove::Promote { service, .. } if *service == index),
+                    );
+                    if !rises {
+                        *rise = Rise::default();
+                    }
+                    cause(index, &services, &present.view.seen, decision, rise.failures > 0)
+                }
             };
             let ServiceBytes { fast, slow, fast_cache, pressure, refaults } = present.view.seen;
             rows.push(ServiceRound {
@@ -733,6 +832,7 @@ impl<K: Kernel> Agent<K> {
                 pressure,
                 refaults,
                 demoted: 0,
+                promoted: 0,
                 promoted_pages: present.counts.promoted,
                 demoted_pages: present.counts.demoted,
                 oom_kills: present.oom_kills,
@@ -757,6 +857,17 @@ impl<K: Kernel> Agent<K> {
     }
 }
 
+/// What the kernel keeps free of a tier or a node is about this much.
+const fn kept_by_kernel(memory: TierMemory) -> u64 {
+    memory.bytes / 64
+}
+
+/// Bytes of a huge page; 0 where the kernel makes none by itself.
+fn huge_page(kernel: &impl Kernel) -> u64 {
+    let size = kernel.read("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok();
+    size.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
 fn alarm(service: &Service, error: &KernelError) -> Alarm {
     let (name, cgroup) = (service.name.clone(), service.place.name());
     match error.is_gone() {
@@ -771,6 +882,7 @@ fn cause(
     services: &[&Service],
     seen: &ServiceBytes,
     decision: &Decision,
+    is_stuck: bool,
 ) -> (String, Option<usize>) {
     let Service { policy, lines, .. } = services[index];
     let tier = Some(lines.tier);
@@ -783,11 +895,21 @@ fn cause(
         return (format!("it would give pages and is left alone: {why}"), None);
     }
     let moved = decision.moves.iter().find(|change| match change {
-        PageMove::Demote { service, .. } | PageMove::BringBack { service, .. } => *service == index,
+        PageMove::Demote { service, .. }
+        | PageMove::BringBack { service, .. }
+        | PageMove::Promote { service, .. } => *service == index,
     });
     match (moved, policy.rule, policy.local) {
         (Some(PageMove::BringBack { .. }), ..) => {
             ("it is opted out, and what demotion put on the slow tier is brought back".to_owned(), tier)
+        }
+        (Some(PageMove::Promote { .. }), ..) if is_stuck => (
+            "it is under local_low, and what it has on the slow tier is shared, page cache or refused"
+                .to_owned(),
+            lines.local_low,
+        ),
+        (Some(PageMove::Promote { .. }), ..) => {
+            ("it is under local_low, and its pages come up".to_owned(), lines.local_low)
         }
         (Some(PageMove::Demote { reason, .. }), ..) => match *reason {
             DemoteReason::OverHigh => {
@@ -856,6 +978,71 @@ mod tests {
         let demoted: Vec<u64> = (0..5).map(|_| look(&mut agent).services[0].demoted / MIB).collect();
         assert_eq!(demoted, [32, 32, 26, 0, 0]);
         assert_eq!(tree.bytes("/cache"), [110 * MIB, 90 * MIB]);
+    }
+
+    #[test]
+    fn a_service_whose_cold_pages_the_kernel_demoted_comes_to_its_low_bound_within_12_rounds() {
+        let tree = machine();
+        tree.put("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "2097152\n");
+        let mut agent = start(&tree);
+        (0..4).for_each(|_| drop(look(&mut agent)));
+        // 25 points below 45%, and the tree promotes nothing by itself.
+        tree.write("/sys/fs/cgroup/cache/memory.reclaim", &(70 * MIB).to_string()).unwrap();
+        assert_eq!(tree.bytes("/cache"), [40 * MIB, 160 * MIB]);
+        let rounds: Vec<ServiceRound> = (0..12).map(|_| look(&mut agent).services.remove(0)).collect();
+        let promoted: Vec<u64> = rounds.iter().map(|row| row.promoted / MIB).collect();
+        assert_eq!(promoted, [0, 32, 18, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(rounds.iter().all(|row| row.demoted == 0), "it never goes down again");
+        assert_eq!(tree.bytes("/cache"), [90 * MIB, 110 * MIB]);
+        let causes = agent.causes();
+        let said: Vec<&str> = causes["cache"].iter().map(|cause| cause.what.as_str()).collect();
+        assert_eq!(said.last(), Some(&"it is within its bounds"));
+        assert!(said.contains(&"it is under local_low, and its pages come up"), "{said:?}");
+    }
+
+    #[test]
+    fn nothing_comes_up_without_room_or_against_a_limit_or_where_it_cannot_be_moved() {
+        let up = |text: &str, fast: u64, prepare: &dyn Fn(&Tree)| {
+            let tree = Tree::new(fast * MIB);
+            tree.add_group("/cache", [40 * MIB, 160 * MIB]);
+            tree.add_group("/web", [80 * MIB, 20 * MIB]);
+            prepare(&tree);
+            let policy = Policy::parse(text).unwrap();
+            let (mut agent, _) = Agent::start(&tree, policy, JOURNAL, false).unwrap();
+            let rounds: Vec<Round> = (0..12).map(|_| look(&mut agent)).collect();
+            assert!(rounds.iter().all(|round| round.alarms.is_empty()), "{rounds:?}");
+            tree.bytes("/cache")[0] / MIB
+        };
+        assert_eq!(up(TEXT, 512, &|_| {}), 90, "the control");
+        // The kernel keeps back 2 MiB of 140, and web takes 100.
+        assert_eq!(up(TEXT, 140, &|_| {}), 40);
+        assert_eq!(up(&format!("free_low = 0.8\n{TEXT}"), 512, &|_| {}), 40);
+        // 12 rounds of 1.9 MiB, but for the first.
+        assert_eq!(up(&format!("promotion_limit = \"1MB/s\"\n{TEXT}"), 512, &|_| {}), 60);
+        assert_eq!(up(TEXT, 512, &|tree| tree.lacks_promotion()), 40);
+        assert_eq!(up(TEXT, 512, &|tree| tree.share("/cache", 150 * MIB)), 50);
+        assert_eq!(up(TEXT, 512, &|tree| tree.suffer("/cache", 25.0, 0, 0)), 40);
+    }
+
+    #[test]
+    fn pages_that_cannot_be_moved_are_tried_ever_more_seldom() {
+        let tree = machine();
+        tree.put_bytes("/cache", [40 * MIB, 160 * MIB]);
+        tree.share("/cache", 160 * MIB);
+        let mut agent = start(&tree);
+        look(&mut agent);
+        let tried = |agent: &Agent<&Tree>| agent.known["cache"].rise.rest;
+        let mut tries = 0;
+        for _ in 0..200 {
+            let before = tried(&agent);
+            look(&mut agent);
+            tries += u32::from(tried(&agent) > before);
+        }
+        assert!((5..=8).contains(&tries), "{tries} tries");
+        assert!(agent.causes()["cache"].last().unwrap().what.contains("is shared"));
+        tree.share("/cache", 0);
+        (0..70).for_each(|_| drop(look(&mut agent)));
+        assert_eq!(tree.bytes("/cache")[0], 90 * MIB);
     }
 
     #[test]

@@ -134,6 +134,14 @@ pub(crate) fn run(command: &Command) -> Result<ExitCode, Failure> {
     }
 }
 
+/// The files below `root`; where they are this machine's own, pages of its processes can be moved too.
+pub(crate) fn host(root: &Path) -> Host {
+    match root == Path::new("/") {
+        true => Host::new().moving_pages_by(polder_mem::move_pages),
+        false => Host::below(root),
+    }
+}
+
 /// The right to write a journal or a state, which one process has at a time.
 fn lock(host: &Host, path: &str, what: &str) -> Result<Lock, Failure> {
     host.lock(path)?.ok_or_else(|| {
@@ -159,7 +167,7 @@ fn carry_out(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     // A reader that went away is an error of the next write, and not this process's end.
     let _caught = Signals::new([SIGPIPE])?;
     let metrics = arguments.listen.map(serve).transpose()?;
-    let (host, journal) = (Host::below(&arguments.root), text(&arguments.journal.journal)?);
+    let (host, journal) = (host(&arguments.root), text(&arguments.journal.journal)?);
     let state = text(&arguments.state.state)?;
     // Also of the state: two agents with a journal each would take each other's settings for what was found.
     let _locks = match arguments.dry_run {
@@ -347,7 +355,7 @@ fn serve(address: SocketAddr) -> Result<Arc<Metrics>, Failure> {
 fn check(arguments: &PolicyArguments) -> Result<ExitCode, Failure> {
     let policy = load(&arguments.policy)?;
     println!("{}: {} services", arguments.policy.display(), policy.services.len());
-    let (mut agent, _) = Agent::start(Host::new(), policy, "", true)?;
+    let (mut agent, _) = Agent::start(host(Path::new("/")), policy, "", true)?;
     let tiers = agent.tiers();
     println!("fast tier: nodes {}; slow tier: nodes {}", show_nodes(&tiers.fast), show_nodes(&tiers.slow));
     print_table(&agent.round(now_ms())?.0)?;

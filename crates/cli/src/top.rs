@@ -24,8 +24,8 @@ use ratatui::widgets::{Block, List, Row, Table};
 
 use crate::Failure;
 use crate::agent::{
-    PolicyArguments, StateArguments, device_line, health, is_fresh, load, now_ms, print_json, print_table,
-    read_state, signals, size,
+    PolicyArguments, StateArguments, device_line, health, host, is_fresh, load, now_ms, print_json,
+    print_table, read_state, signals, size,
 };
 use crate::pool::shown;
 
@@ -71,7 +71,7 @@ impl Source {
             return Ok(Self::Running);
         }
         let policy = load(&arguments.policy.policy)?;
-        Ok(Self::Own(Box::new(Agent::start(Host::new(), policy, "", true)?.0)))
+        Ok(Self::Own(Box::new(Agent::start(host(Path::new("/")), policy, "", true)?.0)))
     }
 
     fn round(&mut self, arguments: &Arguments) -> Result<Round, Failure> {

@@ -3,9 +3,10 @@
 //! The function is pure: the agent calls it with what the kernel says, a simulator with what it models, and a record
 //! of a run replays to the same decisions ([`replay`]). The bounds are those of Fair Share in the Vistara paper (section V-H): a service over
 //! `local_high` gives its coldest pages to the slow tier, and while a service is under `local_low` its neighbours give
-//! theirs, so that it finds room.
+//! theirs, so that it finds room. The kernel fills that room with pages that are used. A service that is still under `local_low` a round
+//! later gets other pages back, because the kernel may have demoted what nobody uses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +25,7 @@ pub enum TierRule {
 /// Bounds of the share of a service's bytes that lie on the fast tier, each from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LocalBounds {
-    /// The neighbours give way below this share.
+    /// The neighbours give way below this share, and pages of the service come up.
     pub low: f64,
     /// The service gives way above this share.
     pub high: f64,
@@ -100,7 +101,19 @@ pub struct RoundLimits {
     pub free_low: f64,
     /// It ends when this share is free.
     pub free_high: f64,
+    /// Bytes that are moved up in one round at most, of all services under their `local_low` together; 0 where nothing can be moved up.
+    #[serde(default)]
+    pub promote: u64,
+    /// Free bytes of the fast tier that moves up leave.
+    #[serde(default)]
+    pub fast_kept: u64,
+    /// Bytes of the largest page: a move takes the last one whole.
+    #[serde(default)]
+    pub largest_page: u64,
 }
+
+/// Bytes of the smallest page, in which moves up are counted.
+const PAGE: u64 = 4096;
 
 /// What is to be done about one service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,6 +133,13 @@ pub enum PageMove {
         /// Index of the service.
         service: usize,
         /// Bytes that lie there.
+        bytes: u64,
+    },
+    /// Move so many bytes up, because the service is under its `local_low`.
+    Promote {
+        /// Index of the service.
+        service: usize,
+        /// Bytes.
         bytes: u64,
     },
 }
@@ -174,6 +194,14 @@ pub struct Decision {
 }
 
 impl RoundLimits {
+    /// Bytes that a service under its `local_low` finds on the fast tier.
+    fn room(&self) -> f64 {
+        match self.promote {
+            0 => self.fast_free as f64,
+            _ => self.fast_free as f64 - (self.free_low * self.fast_bytes as f64).max(self.fast_kept as f64),
+        }
+    }
+
     /// Why a service that suffers is left alone; [`None`] of one that does not.
     #[must_use]
     pub fn suffering(&self, seen: &ServiceBytes) -> Option<HoldReason> {
@@ -192,6 +220,8 @@ pub struct Past {
     halvings: BTreeMap<String, u32>,
     /// Whether proactive demotion is under way.
     refilling: bool,
+    /// Services that were under their `local_low`.
+    under: BTreeSet<String>,
 }
 
 /// The step of a service is halved so often at most.
@@ -231,6 +261,7 @@ pub fn decide(services: &[ServiceView], limits: &RoundLimits, past: &mut Past) -
     let mut round = Round {
         services,
         left: limits.step.min(limits.slow_free),
+        up_left: limits.promote,
         is_slow_full: limits.slow_free == 0,
         steps,
         reasons,
@@ -251,9 +282,17 @@ pub fn decide(services: &[ServiceView], limits: &RoundLimits, past: &mut Past) -
             round.demote(index, seen.fast_cache as f64, DemoteReason::PageCache);
         }
     }
-    for (needy, missing) in missing_room(services, limits.fast_free) {
-        round.take_from_donors(Some(needy), missing, DemoteReason::MakesRoom { for_service: needy });
+    let needy = needy(services, limits.room());
+    for Needy { service, lacks, found } in &needy {
+        let reason = DemoteReason::MakesRoom { for_service: *service };
+        round.take_from_donors(Some(*service), lacks - found, reason);
     }
+    let name = |needy: &Needy| services[needy.service].name.clone();
+    // The kernel has a round to promote what is used.
+    for needy in needy.iter().filter(|needy| past.under.contains(&name(needy))) {
+        round.promote(needy, limits.largest_page);
+    }
+    past.under = needy.iter().map(name).collect();
     let given: u64 = round.given.iter().sum();
     round.take_from_donors(None, refill - given as f64, DemoteReason::Watermark);
     round.decision
@@ -264,6 +303,8 @@ struct Round<'s> {
     services: &'s [ServiceView],
     /// Bytes that may go down yet.
     left: u64,
+    /// Bytes that may go up yet.
+    up_left: u64,
     is_slow_full: bool,
     /// Of each service, bytes that may go down at most.
     steps: Vec<u64>,
@@ -295,6 +336,24 @@ impl Round<'_> {
         bytes
     }
 
+    /// Moves up what a service lacks, as far as there is room, and never so much that it comes over its `local_high`: a page at the end goes
+    /// up whole.
+    fn promote(&mut self, &Needy { service, lacks, found }: &Needy, largest_page: u64) {
+        let ServiceView { policy, seen, .. } = &self.services[service];
+        if self.reasons[service].is_some() {
+            return;
+        }
+        let high = policy.local.map_or(1.0, |local| local.high);
+        let most = -seen.above(high) - if largest_page > PAGE { largest_page as f64 } else { 0.0 };
+        let whole = |bytes: f64| bytes.max(0.0) as u64 / PAGE * PAGE;
+        let found = if found < lacks { whole(found) } else { whole(lacks + (PAGE - 1) as f64) };
+        let bytes = found.min(whole(most)).min(seen.slow).min(self.up_left).min(self.steps[service]);
+        if bytes > 0 {
+            self.up_left -= bytes;
+            self.decision.moves.push(PageMove::Promote { service, bytes });
+        }
+    }
+
     /// Takes `missing` bytes from the services that have them to give, the one with the most first.
     fn take_from_donors(&mut self, needy: Option<usize>, mut missing: f64, reason: DemoteReason) {
         let spare = |service: usize| spare_bytes(&self.services[service]);
@@ -317,20 +376,29 @@ fn bring_back(services: &[ServiceView]) -> Vec<PageMove> {
     services.iter().enumerate().filter_map(broken).collect()
 }
 
-/// Services under their `local_low`, with the bytes that they lack beside what is free.
-fn missing_room(services: &[ServiceView], fast_free: u64) -> Vec<(usize, f64)> {
-    let mut free = fast_free as f64;
-    let mut missing = Vec::new();
-    for (index, ServiceView { policy, seen, .. }) in services.iter().enumerate() {
+/// A service under its `local_low`.
+struct Needy {
+    service: usize,
+    /// Bytes that it lacks on the fast tier.
+    lacks: f64,
+    /// Bytes of those for which there is room.
+    found: f64,
+}
+
+/// Services under their `local_low`, which share the room in their order.
+fn needy(services: &[ServiceView], room: f64) -> Vec<Needy> {
+    let mut room = room.max(0.0);
+    let mut needy = Vec::new();
+    for (service, ServiceView { policy, seen, .. }) in services.iter().enumerate() {
         let Some(local) = policy.local.filter(|_| policy.rule == TierRule::OptIn) else { continue };
         let lacks = -seen.above(local.low);
         if lacks > 0.0 {
-            let found = lacks.min(free);
-            free -= found;
-            missing.push((index, lacks - found));
+            let found = lacks.min(room);
+            room -= found;
+            needy.push(Needy { service, lacks, found });
         }
     }
-    missing
+    needy
 }
 
 /// Bytes that a service can give to a neighbour without falling under its own `local_low`.
@@ -396,6 +464,9 @@ mod tests {
         refaults: 100,
         free_low: 0.0,
         free_high: 0.0,
+        promote: 0,
+        fast_kept: 0,
+        largest_page: 0,
     };
 
     fn views(policies: &[ServicePolicy], seen: &[ServiceBytes]) -> Vec<ServiceView> {
@@ -505,6 +576,89 @@ mod tests {
         assert_eq!(decision.moves, [demote(0, 3, DemoteReason::OverHigh)]);
     }
 
+    const UP: RoundLimits = RoundLimits {
+        promote: 32 * MIB,
+        step: 32 * MIB,
+        fast_kept: 8 * MIB,
+        largest_page: 2 * MIB,
+        ..LIMITS
+    };
+
+    /// Rounds on a host that promotes nothing by itself: moves of each, and the bytes in the end.
+    fn rounds(
+        policies: &[ServicePolicy],
+        seen: &mut [ServiceBytes],
+        limits: &RoundLimits,
+        count: usize,
+    ) -> Vec<Vec<PageMove>> {
+        let (mut past, mut limits) = (Past::default(), *limits);
+        let mut round = |_| {
+            let moves = decide(&views(policies, seen), &limits, &mut past).moves;
+            for change in &moves {
+                let (service, up) = match *change {
+                    PageMove::Demote { service, bytes, .. } => (service, -(bytes as i64)),
+                    PageMove::Promote { service, bytes } => (service, bytes as i64),
+                    PageMove::BringBack { .. } => panic!("nobody is opted out"),
+                };
+                let seen = &mut seen[service];
+                seen.fast = seen.fast.strict_add_signed(up);
+                seen.slow = seen.slow.strict_add_signed(-up);
+                limits.fast_free = limits.fast_free.strict_add_signed(-up);
+            }
+            moves
+        };
+        (0..count).map(&mut round).collect()
+    }
+
+    #[test]
+    fn cold_pages_of_a_service_under_its_low_bound_come_up_to_it_in_steps_and_no_further() {
+        let mut seen = [bytes(30, 170)];
+        let limits = RoundLimits { fast_free: 300 * MIB, ..UP };
+        let moves = rounds(&[opt_in(0.6, 0.7)], &mut seen, &limits, 12);
+        let up = |mib: u64| vec![PageMove::Promote { service: 0, bytes: mib * MIB }];
+        assert_eq!(moves[..5], [vec![], up(32), up(32), up(26), vec![]], "the kernel has the first round");
+        assert!(moves[5..].iter().all(Vec::is_empty) && seen[0].fast == 120 * MIB, "{moves:?}");
+    }
+
+    #[test]
+    fn without_room_nothing_comes_up_and_room_is_what_is_left_to_nobody() {
+        for (limits, left) in [
+            (RoundLimits { fast_free: 8 * MIB, ..UP }, 90),
+            (RoundLimits { fast_free: 20 * MIB, free_low: 0.02, free_high: 0.02, ..UP }, 90),
+            (RoundLimits { fast_free: 20 * MIB, ..UP }, 102),
+            (RoundLimits { fast_free: 300 * MIB, promote: 0, ..UP }, 90),
+        ] {
+            let mut seen = [bytes(90, 110)];
+            let moves = rounds(&[opt_in(0.6, 0.7)], &mut seen, &limits, 12);
+            assert_eq!(seen[0].fast, left * MIB, "{moves:?}");
+        }
+    }
+
+    #[test]
+    fn neighbours_make_the_room_that_is_kept_free_and_stay_over_their_own_bound() {
+        let mut seen = [bytes(90, 110), bytes(150, 50)];
+        let moves = rounds(&[opt_in(0.6, 0.7), opt_in(0.7, 1.0)], &mut seen, &UP, 12);
+        // 8 MiB are kept free, and the neighbour has 10 to give.
+        assert_eq!(seen.map(|seen| seen.fast / MIB), [92, 140], "{moves:?}");
+    }
+
+    #[test]
+    fn a_huge_page_at_the_end_never_brings_a_service_over_its_high_bound() {
+        let limits = RoundLimits { fast_free: 300 * MIB, ..UP };
+        for (low, high, left) in [(0.6, 0.6, 118), (0.6, 0.605, 119), (0.6, 0.62, 120)] {
+            let mut seen = [bytes(100, 100)];
+            rounds(&[opt_in(low, high)], &mut seen, &limits, 12);
+            assert_eq!(seen[0].fast / MIB, left);
+        }
+    }
+
+    #[test]
+    fn pages_of_a_service_that_suffers_do_not_come_up() {
+        let limits = RoundLimits { fast_free: 300 * MIB, ..UP };
+        let mut seen = [ServiceBytes { pressure: 11.0, ..bytes(30, 170) }];
+        assert!(rounds(&[opt_in(0.6, 0.7)], &mut seen, &limits, 12).concat().is_empty());
+    }
+
     fn any_service() -> impl Strategy<Value = (ServicePolicy, ServiceBytes)> {
         let rule = prop_oneof![Just(TierRule::OptIn), Just(TierRule::OptOut), Just(TierRule::Background)];
         let local = proptest::option::of((0.0..1.0f64, 0.0..1.0f64))
@@ -531,11 +685,12 @@ mod tests {
             for (index, (services, fast_free, slow_free, step)) in rounds.into_iter().enumerate() {
                 let (policies, seen): (Vec<_>, Vec<_>) = services.into_iter().unzip();
                 let limits = RoundLimits {
-                    fast_bytes: 1 << 41, fast_free, slow_free, step, free_low: 0.1, free_high: 0.2, ..LIMITS
+                    fast_bytes: 1 << 41, fast_free, slow_free, step, free_low: 0.1, free_high: 0.2, promote: step / 2,
+                    fast_kept: fast_free / 2, largest_page: 2 * MIB, ..LIMITS
                 };
                 let services = views(&policies, &seen);
                 let decision = decide(&services, &limits, &mut past);
-                let mut demoted = vec![0; seen.len()];
+                let (mut demoted, mut promoted) = (vec![0; seen.len()], 0);
                 for change in &decision.moves {
                     match *change {
                         PageMove::Demote { service, bytes, .. } => {
@@ -546,9 +701,19 @@ mod tests {
                         PageMove::BringBack { service, bytes } => {
                             prop_assert!(policies[service].rule == TierRule::OptOut && bytes == seen[service].slow);
                         }
+                        PageMove::Promote { service, bytes } => {
+                            let (policy, seen) = (&policies[service], &seen[service]);
+                            prop_assert!(policy.rule == TierRule::OptIn && limits.suffering(seen).is_none());
+                            let after = ServiceBytes { fast: seen.fast + bytes, slow: seen.slow - bytes, ..*seen };
+                            let local = policy.local.unwrap();
+                            prop_assert!(seen.local_share() < local.low && after.above(local.low) <= PAGE as f64);
+                            prop_assert!(after.above(local.high) <= -(2.0 * MIB as f64));
+                            promoted += bytes;
+                        }
                     }
                 }
                 prop_assert!(demoted.iter().sum::<u64>() <= step.min(slow_free));
+                prop_assert!(promoted <= (step / 2).min(fast_free / 2) + PAGE);
                 prop_assert!(demoted.iter().zip(&seen).all(|(bytes, seen)| *bytes <= seen.fast));
                 record.push(RecordedRound { round: index as u64 + 1, services, limits, decision });
             }

@@ -44,6 +44,9 @@ impl Pages {
             refaults: u64::MAX,
             free_low: control.free_low,
             free_high: control.free_high,
+            promote: bytes(control.step),
+            fast_kept: 0,
+            largest_page: PAGE_BYTES,
         };
         let decision = decide(&services, &limits, &mut self.past);
         self.carry_out(&decision);
@@ -56,20 +59,22 @@ impl Pages {
                 PageMove::Demote { service, bytes, .. } => {
                     self.demote(service, (bytes / PAGE_BYTES) as u32);
                 }
-                PageMove::BringBack { service, .. } => self.bring_back(service),
+                PageMove::BringBack { service, .. } => self.bring_up(service, u64::MAX),
+                PageMove::Promote { service, bytes } => self.bring_up(service, bytes / PAGE_BYTES),
             }
         }
     }
 
-    /// Moves the slow pages of a service up, in their order, as far as the fast tier has room.
-    fn bring_back(&mut self, service: usize) {
+    /// Moves so many slow pages of a service up, in their order, as far as the fast tier has room.
+    fn bring_up(&mut self, service: usize, mut pages: u64) {
         for page in self.groups[service].range() {
-            if self.fast_free <= self.kernel.min_free {
+            if pages == 0 || self.fast_free <= self.kernel.min_free {
                 return;
             }
             let state = self.state[page];
             if state & (SLOW | ABSENT) == SLOW {
                 self.promote(page, service);
+                pages -= 1;
             }
         }
     }
