@@ -173,12 +173,15 @@ fn start_of(kernel: &impl Kernel, pid: NonZero<u32>) -> Result<String, KernelErr
     })
 }
 
+/// Addresses, each range from its first to before its last.
+type Ranges = Vec<(usize, usize)>;
+
 /// The start of a process, and its ranges of anonymous memory; [`None`] where it is not of the cgroup any more.
 fn memory_of(
     kernel: &impl Kernel,
     cgroup: &Cgroup,
     pid: NonZero<u32>,
-) -> Result<Option<(String, Vec<(usize, usize)>)>, KernelError> {
+) -> Result<Option<(String, Ranges)>, KernelError> {
     let start = start_of(kernel, pid)?;
     let of = kernel.read(&format!("/proc/{pid}/cgroup"))?;
     let is_inside = |path: &str| {
