@@ -372,6 +372,49 @@ def test_a_tier_that_cannot_be_is_one_clear_error(disk: Path) -> None:
         offload.AdamW(model().parameters(), amsgrad=True)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tiers": "dram"}, "tiers: expected a list of polder.offload.Tier, found 'dram'"),
+        ({"tiers": 2}, "tiers: expected a list of polder.offload.Tier, found 2"),
+        ({"activations": "1 GiB"}, "activations: expected bytes from 0 on, found '1 GiB'"),
+        ({"activations": -1}, "activations: expected bytes from 0 on, found -1"),
+        ({"activations": float("nan")}, "activations: expected bytes from 0 on, found nan"),
+        ({"computation": 1.0}, "computation: expected the seconds of a forward and of a backward pass, found 1.0"),
+        ({"computation": "ab"}, "computation: expected the seconds of a forward and of a backward pass, found 'ab'"),
+        ({"computation": (1.0, -1.0)}, "computation: expected the seconds .* found (1.0, -1.0)"),
+        ({"tensors": [torch.ones(4)]}, "tensors: expected tensors by their names, found list"),
+        ({"tensors": {"t": 1}}, "tensors: 't': expected a contiguous tensor on a CPU, found int"),
+    ],
+)
+def test_an_argument_of_another_type_is_one_clear_error(disk: Path, given: dict[str, object], said: str) -> None:
+    begin, _, end = said.partition(" .* ")
+    found = refusal(disk, **given)
+    assert found.startswith(begin) and found.endswith(end)
+
+
+def test_a_forked_child_lets_go_of_a_graph_whose_tensors_are_on_their_way_to_a_disk(disk: Path) -> None:
+    ours = model()
+    optimizer = offload.AdamW(ours.parameters(), **SETTINGS)
+    saved = offload.saved_bytes(ours, INPUT)
+    placed = offload.place(ours, optimizer, {"activations": [0.0, 1.0]}, tiers=two_tiers(disk), activations=saved)
+    with placed.activations():
+        loss = ours(INPUT)
+    if (child := os.fork()) == 0:
+        # No test goes on here, whatever fails.
+        code = 1
+        with contextlib.suppress(BaseException):
+            del loss
+            with contextlib.suppress(TierError):
+                optimizer.step()
+            del placed, optimizer
+            code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    loss.backward()
+    optimizer.step()
+
+
 def test_a_file_that_is_cut_while_it_is_used_is_one_clear_error(disk: Path) -> None:
     ours = model()
     optimizer = offload.AdamW(ours.parameters(), **SETTINGS)

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -16,8 +17,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use crate::RegionError;
 use crate::buffer::{Buffer, PAGE};
+use crate::{RegionError, forks};
 
 /// Why bytes do not reach a tier, or do not come back.
 #[derive(Debug, thiserror::Error)]
@@ -153,6 +154,12 @@ pub enum TierError {
         /// The folder.
         path: PathBuf,
     },
+    /// A file of the process that forked this one.
+    #[error("{}: what lies here belongs to the process that forked this one; place anew in this process", path.display())]
+    Forked {
+        /// The folder.
+        path: PathBuf,
+    },
     /// The file system takes no direct I/O.
     #[error("{}: this file system takes no direct I/O ({source}); name a folder on a disk", path.display())]
     Indirect {
@@ -258,6 +265,8 @@ pub struct TierFile {
 
 #[derive(Debug)]
 struct Shared {
+    /// Of the process that has the threads.
+    forks: u32,
     file: File,
     folder: PathBuf,
     size: u64,
@@ -284,28 +293,43 @@ struct Request {
 
 /// A read or a write on its way.
 #[derive(Debug)]
-pub struct PendingTransfer(Receiver<Result<Buffer, TierError>>);
+pub struct PendingTransfer {
+    /// A child of the process that began it leaves it as it is: what another thread was doing then never ends there.
+    done: ManuallyDrop<Receiver<Result<Buffer, TierError>>>,
+    shared: Arc<Shared>,
+}
 
 impl PendingTransfer {
     /// Waits for the end, and gives the buffer back.
     ///
     /// # Errors
-    /// [`TierError`] when not all bytes went.
+    /// [`TierError`] when not all bytes went, and in a child of the process that began it.
     ///
     /// # Panics
     /// When the tier's thread has panicked.
     pub fn wait(self) -> Result<Buffer, TierError> {
-        self.0.recv().expect("a tier answers every request before it ends")
+        self.shared.check_process()?;
+        self.done.recv().expect("a tier answers every request before it ends")
     }
 
     /// The buffer, when the transfer has ended; otherwise the transfer.
     ///
     /// # Errors
-    /// [`TierError`] when not all bytes went.
+    /// As [`Self::wait`].
     pub fn poll(self) -> Result<Result<Buffer, Self>, TierError> {
-        match self.0.try_recv() {
+        self.shared.check_process()?;
+        match self.done.try_recv() {
             Ok(done) => done.map(Ok),
             Err(_) => Ok(Err(self)),
+        }
+    }
+}
+
+impl Drop for PendingTransfer {
+    fn drop(&mut self) {
+        if self.shared.is_own() {
+            // SAFETY: nothing uses it after this.
+            unsafe { ManuallyDrop::drop(&mut self.done) };
         }
     }
 }
@@ -325,7 +349,8 @@ impl TierFile {
     fn over(file: File, folder: &Path, size: u64) -> Result<Self, TierError> {
         let (queue, wake) = (Mutex::default(), Condvar::new());
         let is_reserved = blocks(&file).is_some_and(|blocks| blocks >= size);
-        let shared = Arc::new(Shared { file, folder: folder.into(), size, is_reserved, queue, wake });
+        let (forks, folder) = (forks(), folder.into());
+        let shared = Arc::new(Shared { forks, file, folder, size, is_reserved, queue, wake });
         let serve = || {
             let shared = Arc::clone(&shared);
             // A stack counts as memory of this process, and these threads need next to none.
@@ -351,7 +376,7 @@ impl TierFile {
     /// Starts to write the first `bytes` bytes of `buffer` at `offset`, both whole pages.
     ///
     /// # Errors
-    /// [`TierError::Range`] when they do not fit.
+    /// [`TierError::Range`] when they do not fit, [`TierError::Forked`] in a child of the process that made the tier.
     pub fn write(&self, offset: u64, bytes: usize, buffer: Buffer) -> Result<PendingTransfer, TierError> {
         self.submit(true, offset, bytes, buffer)
     }
@@ -359,7 +384,7 @@ impl TierFile {
     /// Starts to read `bytes` bytes at `offset`, both whole pages, into the beginning of `buffer`.
     ///
     /// # Errors
-    /// [`TierError::Range`] when they are not there.
+    /// [`TierError::Range`] when they are not there, and as [`Self::write`].
     pub fn read(&self, offset: u64, bytes: usize, buffer: Buffer) -> Result<PendingTransfer, TierError> {
         self.submit(false, offset, bytes, buffer)
     }
@@ -371,6 +396,7 @@ impl TierFile {
         bytes: usize,
         buffer: Buffer,
     ) -> Result<PendingTransfer, TierError> {
+        self.shared.check_process()?;
         let Shared { folder, size, .. } = &*self.shared;
         let is_inside =
             offset.checked_add(bytes as u64).is_some_and(|end| end <= *size) && bytes <= buffer.len();
@@ -380,12 +406,17 @@ impl TierFile {
         let (reply, done) = channel();
         self.shared.lock().requests.push_back(Request { write, offset, bytes, buffer, reply });
         self.shared.wake.notify_one();
-        Ok(PendingTransfer(done))
+        Ok(PendingTransfer { done: ManuallyDrop::new(done), shared: Arc::clone(&self.shared) })
     }
 }
 
 impl Drop for TierFile {
     fn drop(&mut self) {
+        if !self.shared.is_own() {
+            // A child has no such threads, and one of them may have held the lock.
+            std::mem::forget(std::mem::take(&mut self.threads));
+            return;
+        }
         self.shared.lock().closed = true;
         self.shared.wake.notify_all();
         for thread in self.threads.drain(..) {
@@ -396,6 +427,18 @@ impl Drop for TierFile {
 }
 
 impl Shared {
+    /// Whether this process has the threads.
+    fn is_own(&self) -> bool {
+        self.forks == forks()
+    }
+
+    fn check_process(&self) -> Result<(), TierError> {
+        match self.is_own() {
+            true => Ok(()),
+            false => Err(TierError::Forked { path: self.folder.clone() }),
+        }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -599,6 +642,7 @@ pub fn disk_rates(folder: &Path, bytes: usize, rounds: usize) -> Result<DiskRate
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{Child, Ended};
 
     /// A folder on a disk: that of the build.
     fn disk() -> PathBuf {
@@ -644,6 +688,23 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "forks")]
+    fn a_forked_child_is_told_of_transfers_of_its_parent_and_may_drop_them() {
+        let tier = TierFile::create(&disk(), 128 * PAGE as u64).expect("a tier");
+        let write = |index: u64| tier.write(index * 2 * PAGE as u64, 2 * PAGE, pattern(0)).expect("inside");
+        let mut pending: Vec<_> = (0..64).map(write).collect();
+        let mut child = Child::fork(|| {
+            let said = pending.pop().expect("one").wait().expect_err("forked").to_string();
+            assert!(
+                said.ends_with("belongs to the process that forked this one; place anew in this process")
+            );
+            assert!(matches!(tier.write(0, PAGE, pattern(0)), Err(TierError::Forked { .. })));
+            drop((pending, tier));
+        });
+        assert_eq!(child.wait(), Ended::Exited(0));
+    }
+
+    #[test]
     fn a_file_that_was_cut_is_said_to_be() {
         let tier = TierFile::create(&disk(), 4 * PAGE as u64).expect("a tier");
         for ends in [3 * PAGE as u64, 2 * PAGE as u64 + 100, 0] {
@@ -658,7 +719,7 @@ mod tests {
     fn a_file_that_was_cut_and_written_past_is_said_to_have_holes() {
         let tier = TierFile::create(&disk(), 4 * PAGE as u64).expect("a tier");
         if !tier.shared.is_reserved {
-            // This file system does not say what it has of a file.
+            eprintln!("skipped: this file system does not say what it has of a file");
             return;
         }
         tier.write(0, 4 * PAGE, Buffer::new(4 * PAGE).expect("pages"))

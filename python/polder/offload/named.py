@@ -1,7 +1,7 @@
 """Tensors that a program names, each in a range of its own that is striped over tiers of memory."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -41,7 +41,7 @@ class Named:
                 tensor.data = tensor.detach().clone()
 
 
-def check_named(tensors: Mapping[str, Any], others: Collection[str], model: torch.nn.Module) -> None:
+def check_named(tensors: Any, others: Collection[str], model: torch.nn.Module) -> None:
     """Refuses names that objects of a step have, and tensors whose bytes do not lie in one row in a CPU's memory.
 
     A tensor that shares its bytes with another of the model, or has two names, is refused too: only one would move.
@@ -50,6 +50,9 @@ def check_named(tensors: Mapping[str, Any], others: Collection[str], model: torc
     ------
     ArgumentError
     """
+    if not isinstance(tensors, Mapping):
+        raise ArgumentError(f"tensors: expected tensors by their names, found {type(tensors).__name__}")
+    tensors = cast("Mapping[str, Any]", tensors)
     sharing: dict[int, list[tuple[str, torch.Tensor]]] = {}
     parts: tuple[tuple[str, Any], ...] = (*model.named_parameters(), *model.named_buffers())
     for name, it in (*tensors.items(), *parts) if tensors else ():

@@ -3,9 +3,10 @@
 import itertools
 import json
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
@@ -416,10 +417,12 @@ def carry_out(
     """
     if (tiers is None) == (platform is None):
         raise ArgumentError("expected tiers or a platform, one of the two")
-    tiers = list(tiers) if tiers is not None else tiers_of(platform or "")
-    _check_names(tiers)
-    if not 0 <= activations < float("inf"):
-        raise ArgumentError(f"activations: expected bytes from 0 on, found {activations}")
+    tiers = tiers_of(platform or "") if tiers is None else _checked(tiers)
+    if not _is_count(activations):
+        raise ArgumentError(f"activations: expected bytes from 0 on, found {activations!r}")
+    if not _is_pair(computation):
+        found = repr(computation)
+        raise ArgumentError(f"computation: expected the seconds of a forward and of a backward pass, found {found}")
     check_named(named, (_WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS), model)
     own = [storage_of(it) for it in named.values()]
     objects = {
@@ -564,11 +567,24 @@ def is_placed(tensor: torch.Tensor, weights: set[int]) -> bool:
     )
 
 
-def _check_names(tiers: Sequence[Tier]) -> None:
+def _is_count(given: Any) -> bool:
+    """Whether it is a number from 0 on."""
+    return isinstance(given, Real) and given is not True and 0 <= float(given) < float("inf")
+
+
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, Sequence) and len(pair := cast("Sequence[Any]", given)) == 2 and all(map(_is_count, pair))
+
+
+def _checked(given: Any) -> list[Tier]:
+    tiers: list[Any] = list(cast("Iterable[Any]", given)) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(tier, Tier) for tier in tiers):
+        raise ArgumentError(f"tiers: expected a list of polder.offload.Tier, found {given!r}")
     if not tiers or tiers[0].folder is not None:
         raise ArgumentError("tiers: expected memory first")
     if len({tier.name for tier in tiers}) < len(tiers):
         raise ArgumentError(f"tiers: expected names that differ, found {[tier.name for tier in tiers]}")
+    return tiers
 
 
 def _fractions(

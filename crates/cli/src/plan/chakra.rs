@@ -8,6 +8,7 @@ use polder_sim::program::{OperatorRates, StepCommunication, StepFabric, StepTrac
 use polder_sim::{counted, grouped};
 use serde_json::json;
 
+use super::fabric::followed;
 use super::fidelity::Closeness;
 use super::memory::{size, time};
 use super::option::wrong;
@@ -111,13 +112,18 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         arguments.launch, arguments.compute, arguments.memory
     );
     match on.as_ref().zip(rank.communication.as_ref()) {
-        Some((on, StepCommunication { total_s, left_out, .. })) => println!(
-            "collective calls take {} on {} (--fidelity {}), one after another, with nothing beside them; {left_out} of {} are left out",
-            time(*total_s),
-            on.platform,
-            on.fidelity.name(),
-            rank.collectives
-        ),
+        Some((on, StepCommunication { total_s, left_out, flits, .. })) => {
+            println!(
+                "collective calls take {} on {} (--fidelity {}), one after another, with nothing beside them; {left_out} of {} are left out",
+                time(*total_s),
+                on.platform,
+                on.fidelity.name(),
+                rank.collectives
+            );
+            if let Some(it) = flits {
+                println!("calls of all ranks, those that are alike once: {}", followed(*it));
+            }
+        }
         None if rank.collectives > 0 => println!(
             "of a rank {} left out; --platform names what they run on",
             counted(rank.collectives, "collective call")

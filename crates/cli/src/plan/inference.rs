@@ -9,7 +9,7 @@ use polder_sim::memory::{
 use polder_sim::{Fidelity, accelerators};
 use serde_json::{Value, json};
 
-use super::fabric::unsteady;
+use super::fabric::followed;
 use super::fidelity::Closeness;
 use super::memory::{MachineArguments, WayArguments, digits, size, time, ways_line};
 use super::option::of_memory;
@@ -215,7 +215,7 @@ fn print_rates(fidelity: Fidelity, found: &[Configuration], rows: &[Row], servin
     println!("reads over fabrics, {serving} accelerators at once, {how} (--fidelity {}):", fidelity.name());
     let head = ["", "closed form, GB/s", "all at once, GB/s", "sequences"].map(String::from);
     let mut table = vec![head.to_vec()];
-    let mut followed = vec![];
+    let mut flits = vec![];
     for (at, on) in found.iter().enumerate() {
         for (place, tier) in on.tiers.iter().enumerate() {
             let read = |row: &&Row| row.steps[at].as_ref().is_some_and(|it| it.tiers[place].bytes > 0.0);
@@ -227,21 +227,15 @@ fn print_rates(fidelity: Fidelity, found: &[Configuration], rows: &[Row], servin
                 digits(part.bytes_per_s / 1e9),
                 polder_sim::grouped(row.sequences.into()),
             ]);
-            followed.extend(part.flits.map(|it| (format!("{}, {}", on.name, tier.name), it)));
+            flits.extend(part.flits.map(|it| (format!("{}, {}", on.name, tier.name), it)));
         }
     }
     match table.len() {
         1 => println!("  no step reads over a fabric"),
         _ => table::print(&table),
     }
-    for (name, it) in followed {
-        println!(
-            "{name}: {} flit-hops of {} of each message{}, {} sent again",
-            polder_sim::grouped(it.flit_hops),
-            size(it.window_bytes),
-            unsteady(it.window_bytes, it.steady_window_bytes),
-            polder_sim::grouped(it.replays)
-        );
+    for (name, it) in flits {
+        println!("{name}: {}", followed(it.into()));
     }
 }
 

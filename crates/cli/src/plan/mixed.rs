@@ -3,6 +3,7 @@
 use clap::Args;
 use polder_sim::{Fidelity, GivenLayout, MixedAnswer, MixedRequest, RackPart, accelerators, grouped};
 
+use super::fabric::followed;
 use super::fidelity::Closeness;
 use super::table;
 use crate::Failure;
@@ -98,6 +99,7 @@ fn print(arguments: &Arguments, found: &MixedAnswer) {
     println!(
         "alone: the whole batch on these racks; no copy spans both kinds, gradients of all cross the fabric between racks"
     );
-    println!("communication {looked} (--fidelity {})", found.fidelity.name());
+    let flits = found.flits.map_or_else(String::new, |it| format!(": {}", followed(it)));
+    println!("communication {looked} (--fidelity {}){flits}", found.fidelity.name());
     println!("no run over CXL validates this");
 }

@@ -6,9 +6,10 @@ use clap::{Args, ValueEnum};
 use polder_platform::{Bandwidth, Bytes, Time};
 use polder_sim::contention::{FabricQuestion, Routing, TrafficPattern, answer};
 use polder_sim::sync::{ShardOrder, SplitPoint, SyncJob, SyncSeconds};
-use polder_sim::{Fidelity, Model, counted};
+use polder_sim::{Fidelity, Model, StepFlits, counted};
 use serde::Serialize;
 
+use super::fabric::followed;
 use super::fidelity::Closeness;
 use super::memory::{size, time};
 use super::option::{given, quantity};
@@ -90,6 +91,8 @@ struct Report {
     /// The machine of the workers, and how closely its fabric was looked at; none where bandwidths were given.
     platform: Option<String>,
     fidelity: Option<Fidelity>,
+    /// What of the all-reduce was followed flit by flit.
+    flits: Option<StepFlits>,
     worker_bytes_per_s: f64,
     forward_s: f64,
     backward_s: f64,
@@ -140,7 +143,8 @@ fn layers(texts: &[String]) -> Result<Vec<u64>, Failure> {
 }
 
 impl Arguments {
-    fn job(&self) -> Result<SyncJob, Failure> {
+    /// The step, and what of its all-reduce was followed flit by flit.
+    fn job(&self) -> Result<(SyncJob, Option<StepFlits>), Failure> {
         let layers = match &self.model {
             None => layers(&self.layers)?,
             Some(name) => {
@@ -151,7 +155,7 @@ impl Arguments {
                 std::iter::once(4.0 * embedding).chain(blocks).map(|bytes| bytes as u64).collect()
             }
         };
-        let worker = self.worker(layers.iter().sum::<u64>() as f64)?;
+        let (worker, flits) = self.worker(layers.iter().sum::<u64>() as f64)?;
         let proxy = given("--proxy-bandwidth", self.proxy_bandwidth.as_deref())?.unwrap_or(worker);
         let shard: Bytes = quantity("--shard", &self.shard)?;
         let job = SyncJob {
@@ -178,19 +182,19 @@ impl Arguments {
                 Bytes::new(job.shard_bytes as f64)
             )));
         }
-        Ok(job)
+        Ok((job, flits))
     }
 }
 
 impl Arguments {
-    /// What an all-reduce of so many bytes reaches among workers.
-    fn worker(&self, bytes: f64) -> Result<Bandwidth, Failure> {
+    /// What an all-reduce of so many bytes reaches among workers, and what of it was followed flit by flit.
+    fn worker(&self, bytes: f64) -> Result<(Bandwidth, Option<StepFlits>), Failure> {
         let given = self.worker_bandwidth.as_deref();
         if let Some(text) = given {
             let why =
                 "plan sync is given bandwidths, no fabric is; give --platform in place of --worker-bandwidth";
             self.closeness.expect_closed(why)?;
-            return quantity("--worker-bandwidth", text);
+            return Ok((quantity("--worker-bandwidth", text)?, None));
         }
         let question = FabricQuestion {
             platform: self.platform.clone().unwrap_or_default(),
@@ -206,13 +210,14 @@ impl Arguments {
         };
         let workers = f64::from(self.workers);
         let sent = bytes * 2.0 * (workers - 1.0) / workers;
-        Ok(Bandwidth::new(sent / answer(&question)?.total_s))
+        let found = answer(&question)?;
+        Ok((Bandwidth::new(sent / found.total_s), found.flits.map(StepFlits::from)))
     }
 }
 
 /// Prints a step with each way to synchronise.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let job = arguments.job()?;
+    let (job, flits) = arguments.job()?;
     let write_rate = given("--device-write", arguments.device_write.as_deref())?.unwrap_or(job.link);
     let read_rate = given("--device-read", arguments.device_read.as_deref())?.unwrap_or(job.link);
     let split_bytes = job.split_bytes();
@@ -223,6 +228,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         workers: job.workers,
         platform: arguments.platform.clone(),
         fidelity: arguments.platform.as_ref().map(|_| arguments.closeness.level()),
+        flits,
         worker_bytes_per_s: job.worker.value(),
         forward_s: job.forward_s,
         backward_s: job.backward_s,
@@ -258,9 +264,10 @@ fn print(report: &Report) {
     );
     if let Some((platform, fidelity)) = report.platform.as_ref().zip(report.fidelity) {
         println!(
-            "an all-reduce among workers on {platform} reaches {}/s (--fidelity {})",
+            "an all-reduce among workers on {platform} reaches {}/s (--fidelity {}){}",
             size(report.worker_bytes_per_s),
-            fidelity.name()
+            fidelity.name(),
+            report.flits.map_or_else(String::new, |it| format!(": {}", followed(it)))
         );
     }
     let row = |name: &str, of: &SyncSeconds| {

@@ -9,12 +9,11 @@ use polder_sim::contention::FlitOptions;
 use polder_sim::{
     Answer, Execution, Exposure, FabricRates, Fidelity, GivenLayout, Layout, Margin, Model, Offload,
     OrderError, Overlap, Precision, Progress, Recompute, Request, RequestError, Stage, Step, StepFigure,
-    StepFlits, TierUse, Tiers, Zero, accelerators, alternatives, counted, grouped, listed,
+    TierUse, Tiers, Zero, accelerators, alternatives, counted, grouped, listed,
 };
 
-use super::fabric::unsteady;
+use super::fabric::followed;
 use super::fidelity::Closeness;
-use super::memory::size;
 use super::{page, table, trace};
 use crate::Failure;
 
@@ -541,14 +540,8 @@ fn print_layout(answer: &Answer, others: &[&Answer]) {
 pub(super) fn looked_line(answer: &Answer) -> String {
     let how = match (answer.fidelity, &answer.flits) {
         (Fidelity::L0, _) => "in closed form, each transfer as if it were alone (--fidelity L0)".into(),
-        (Fidelity::L2, Some(StepFlits { window_bytes, flit_hops, replays, steady_window_bytes })) => {
-            let window = window_bytes.map_or_else(String::new, |it| {
-                format!(" of the first {} of each message{}", size(it), unsteady(it, *steady_window_bytes))
-            });
-            let [hops, again] = [*flit_hops, *replays].map(grouped);
-            format!(
-                "by the flits of all groups at the same time (--fidelity L2): {hops} flit-hops{window}, {again} sent again"
-            )
+        (Fidelity::L2, Some(it)) => {
+            format!("by the flits of all groups at the same time (--fidelity L2): {}", followed(*it))
         }
         _ => "by the flows of all groups at the same time (--fidelity L1)".into(),
     };

@@ -12,7 +12,7 @@ use crate::contention::{FlitOptions, MOST_FLOWS};
 use crate::fidelity::Fidelity;
 use crate::given::GivenError;
 use crate::step::cost::Pattern;
-use crate::step::flows::FollowedFlits;
+use crate::step::flows::{FollowedFlits, StepFlits};
 use crate::step::job::Job;
 use crate::step::layout::Refusal;
 
@@ -101,6 +101,8 @@ pub struct StepCommunication {
     pub calls: Vec<CollectiveTime>,
     /// Calls that are not predicted: of another kind, or of which the trace does not say what they move.
     pub left_out: u64,
+    /// At L2, what of the calls of all ranks was followed flit by flit, calls that are alike once.
+    pub flits: Option<StepFlits>,
 }
 
 /// Why collective calls cannot be predicted.
@@ -160,11 +162,11 @@ impl Call {
 }
 
 impl StepFabric {
-    /// Seconds of each of these calls for which a transfer stands. Their flits are counted together before any is followed.
+    /// Seconds of each of these calls for which a transfer stands, and what was followed. Their flits are counted together before any is followed.
     fn seconds<'a>(
         &self,
         calls: impl Iterator<Item = &'a Call>,
-    ) -> Result<BTreeMap<&'a Call, f64>, StepFabricError> {
+    ) -> Result<(BTreeMap<&'a Call, f64>, Option<StepFlits>), StepFabricError> {
         let platform = Platform::load(&self.platform)?;
         let refused = |error| StepFabricError::Refused { platform: self.platform.clone(), error };
         let job = Job::chosen(&platform, self.rack.as_deref(), None, None)
@@ -194,7 +196,8 @@ impl StepFabric {
             followed.begin(self.flits.window_bytes).map_err(|error| refused(error.into()))?;
             price().map_err(refused)?;
         }
-        Ok(seconds)
+        let flits = (self.fidelity == Fidelity::L2).then(|| followed.all(self.flits.window_bytes));
+        Ok((seconds, flits))
     }
 }
 
@@ -330,8 +333,9 @@ impl StepTrace {
         ranks: &[&Self],
         on: &StepFabric,
     ) -> Result<Vec<StepCommunication>, StepFabricError> {
-        let seconds = on.seconds(ranks.iter().flat_map(|it| it.calls.keys()))?;
-        Ok(ranks.iter().map(|rank| rank.taking(&seconds)).collect())
+        let (seconds, flits) = on.seconds(ranks.iter().flat_map(|it| it.calls.keys()))?;
+        let taking = |rank: &&Self| StepCommunication { flits, ..rank.taking(&seconds) };
+        Ok(ranks.iter().map(taking).collect())
     }
 
     /// Its collective calls, each of which takes so many seconds.

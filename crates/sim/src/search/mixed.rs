@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::contention::{FlitOptions, TransferError};
 use crate::fidelity::Fidelity;
 use crate::search::request::{Request, RequestError};
-use crate::step::flows::FollowedFlits;
+use crate::step::flows::{FollowedFlits, StepFlits};
 use crate::step::given::GivenLayout;
 use crate::step::layout::Refusal;
 
@@ -79,6 +79,8 @@ pub struct MixedAnswer {
     pub total_s: f64,
     /// With as many sequences for each copy, whatever its kind; nothing where the batch has no such part.
     pub even_s: Option<f64>,
+    /// At L2, what of the divisions that were looked at was followed flit by flit.
+    pub flits: Option<StepFlits>,
 }
 
 /// Why there is no such step.
@@ -251,7 +253,8 @@ impl MixedRequest {
         let near = at.saturating_sub(1)..=(at + 1).min(divided.len() - 1);
         self.answer(&kinds(Fidelity::L2), &divided, near.clone())?;
         followed.begin(self.flits.window_bytes)?;
-        self.answer(&kinds(Fidelity::L2), &divided, near)
+        let found = self.answer(&kinds(Fidelity::L2), &divided, near)?;
+        Ok(MixedAnswer { flits: Some(followed.all(self.flits.window_bytes)), ..found })
     }
 
     /// The step by the fastest of some divisions and the even one.
@@ -285,7 +288,7 @@ impl MixedRequest {
                 alone_s: alone.map(|(seconds, _)| seconds),
             });
         }
-        Ok(MixedAnswer { fidelity: self.fidelity, parts, total_s, even_s })
+        Ok(MixedAnswer { fidelity: self.fidelity, parts, total_s, even_s, flits: None })
     }
 }
 

@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use polder_platform::{Fabric, Platform, Rack};
 use serde::Serialize;
 
-use crate::contention::{FlitOptions, FlitWork, MOST_FLOWS, Network, Routing, TransferError, Transfers};
+use crate::contention::{
+    FlitCount, FlitOptions, FlitWork, MOST_FLOWS, Network, Routing, TransferError, Transfers,
+};
 use crate::fidelity::Fidelity;
 use crate::step::cost::{CommunicationCosts, Pattern, Scopes, Transfer};
 use crate::step::machine::{LinkRates, Links};
@@ -223,6 +225,13 @@ pub struct StepFlits {
     pub steady_window_bytes: f64,
 }
 
+impl From<FlitCount> for StepFlits {
+    fn from(it: FlitCount) -> Self {
+        let FlitCount { window_bytes, flit_hops, replays, steady_window_bytes, .. } = it;
+        Self { window_bytes: Some(window_bytes), flit_hops, replays, steady_window_bytes }
+    }
+}
+
 /// Flows that the steps of a command follow flit by flit. First those of all steps are counted, so that what takes too long is refused before any
 /// is followed; then each is followed once.
 #[derive(Clone, Debug, Default)]
@@ -235,6 +244,17 @@ struct Shared {
     work: FlitWork,
     /// What is counted or followed already.
     known: Vec<Known>,
+}
+
+/// What some flows took, each with this window.
+fn sum<'a>(window_bytes: Option<f64>, known: impl Iterator<Item = &'a Known>) -> StepFlits {
+    let none = StepFlits { window_bytes, flit_hops: 0, replays: 0, steady_window_bytes: 0.0 };
+    known.fold(none, |sum, it| StepFlits {
+        flit_hops: sum.flit_hops + it.flit_hops,
+        replays: sum.replays + it.replays,
+        steady_window_bytes: sum.steady_window_bytes.max(it.steady_window_bytes),
+        ..sum
+    })
 }
 
 /// Flows that begin together.
@@ -293,6 +313,11 @@ impl FollowedFlits {
         shared.known.clear();
         Ok(())
     }
+
+    /// What was followed since it began, with this window.
+    pub(crate) fn all(&self, window_bytes: Option<f64>) -> StepFlits {
+        sum(window_bytes, self.lock().known.iter())
+    }
 }
 
 /// Flows of a step flit by flit.
@@ -314,20 +339,9 @@ impl Followed {
     fn flits(&mut self) -> Result<StepFlits, TransferError> {
         self.error.take().map_or(Ok(()), Err)?;
         let shared = self.shared.lock();
-        let mut found = StepFlits {
-            window_bytes: self.options.window_bytes,
-            flit_hops: 0,
-            replays: 0,
-            steady_window_bytes: 0.0,
-        };
         self.used.sort_unstable();
         self.used.dedup();
-        for it in self.used.drain(..).map(|at| &shared.known[at]) {
-            found.flit_hops += it.flit_hops;
-            found.replays += it.replays;
-            found.steady_window_bytes = found.steady_window_bytes.max(it.steady_window_bytes);
-        }
-        Ok(found)
+        Ok(sum(self.options.window_bytes, self.used.drain(..).map(|at| &shared.known[at])))
     }
 
     /// As how many flows that share a link the last of these ends.
