@@ -153,6 +153,50 @@ def test_a_tensor_that_does_not_fit_a_tier_lies_in_memory_and_one_warning_names_
     assert float(large.sum() + also.sum()) == 80 * 1024 + 2 * 90 * 1024
 
 
+@pytest.mark.filterwarnings("ignore:.*(nested|quantiz)")
+def test_tensors_of_other_layouts_stay_where_torch_makes_them() -> None:
+    with offload.tier("node:0") as scope:
+        made = [
+            torch.sparse_coo_tensor(torch.arange(20000).view(2, -1) % 200, torch.ones(10000), check_invariants=True),
+            torch.nested.nested_tensor([torch.ones(100, 300), torch.ones(50, 300)]),
+            torch.quantize_per_tensor(torch.ones(300, 300), 0.1, 0, torch.quint8),
+        ]
+    gc.collect()
+    # Of the first its numbers and its indices alone are tensors that may lie there.
+    assert whole(scope.where()) <= 10000 * 4 + 20000 * 8 + 2 * PAGE
+    assert float(made[0].sum()) == 10000.0
+    assert [it.shape[0] for it in made[1].unbind()] == [100, 50]
+    assert float(made[2].dequantize()[0, 0]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"read": "fast"}, "tier t: read: expected bytes a second above 0, found 'fast'"),
+        ({"write": float("inf")}, "tier t: write: expected bytes a second above 0, found inf"),
+        ({"node": "1"}, "tier t: node: expected the number of a NUMA node, found '1'"),
+        ({"node": -1}, "tier t: node: expected the number of a NUMA node, found -1"),
+        ({"capacity": [1]}, "expected a size such as '2 GiB', found [1]"),
+        ({"capacity": 1.5}, "expected a size such as '2 GiB', found 1.5"),
+    ],
+)
+def test_a_tier_of_odd_values_is_one_clear_error(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        offload.Tier(**{"name": "t", "capacity": 4096, "read": 1.0, "write": 1.0, **given})
+    assert str(raised.value) == said
+
+
+def test_tensors_that_share_their_bytes_are_not_moved_apart(card: Path) -> None:
+    model = Net()
+    tiers = [offload.Tier("dram", "1 GiB", 1e10, 1e10), offload.Tier("card", "1 GiB", 1e10, 1e10, device=card)]
+    weight = next(model.parameters())
+    optimizer = offload.AdamW(model.parameters())
+    with pytest.raises(ArgumentError, match=r"'one' shares its bytes with 'two', which would not follow it"):
+        offload.place(model, optimizer, tiers=tiers, tensors={"one": weight, "two": weight})
+    with pytest.raises(ArgumentError, match=r"'view' shares its bytes with '.+', which would not follow it"):
+        offload.place(model, optimizer, tiers=tiers, tensors={"view": weight.detach()})
+
+
 def test_a_name_that_stands_for_no_tier_of_memory_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
