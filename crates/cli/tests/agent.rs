@@ -1,5 +1,6 @@
 //! `polder agent` on copies of the files of a host: its endpoint, a changed policy, and why a service is as it is.
 
+mod command;
 mod recorded;
 
 use std::fs;

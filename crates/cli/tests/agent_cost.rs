@@ -1,5 +1,6 @@
 //! What `polder agent` costs, by getrusage. The test is alone in its process: it counts the children of it.
 
+mod command;
 mod recorded;
 
 use std::{env, fs};

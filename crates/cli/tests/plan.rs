@@ -1,13 +1,16 @@
 //! `polder plan` as a user gives it.
 
+mod command;
+
 use std::process::{Command, Output};
 
+use command::polder;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use serde_json::Value;
 
 fn plan(arguments: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_polder"));
+    let mut command = polder();
     command.env("POLDER_CONFIG", "/dev/null").arg("plan").args(arguments.split(' ')).output().unwrap()
 }
 
@@ -1570,7 +1573,7 @@ fn access_times_of_what_makes_no_sense_are_refused_in_one_line() {
     ] {
         assert_eq!(said, format!("polder: {expected}"));
     }
-    let Output { status, stderr, .. } = Command::new(env!("CARGO_BIN_EXE_polder"))
+    let Output { status, stderr, .. } = polder()
         .env("POLDER_CONFIG", "/dev/null")
         .args(["plan", "memory", "--platform", "nvl72-cxl", "--working-set", "2 PB"])
         .output()
@@ -2315,5 +2318,19 @@ fn commands_in_which_nothing_shares_a_fabric_refuse_flows_with_the_reason() {
     let [alone, flows, flits] = ["L0", "L1", "L2 --window 64KiB"].map(step);
     for other in [flows, flits] {
         assert!((other / alone - 1.0).abs() < 0.02, "{alone} {flows} {flits}");
+    }
+}
+
+#[test]
+fn a_window_that_is_too_short_is_named_by_each_command_that_follows_flits() {
+    const SHORT: &str = "of each message (too short for the longest way: rates are steady from --window ";
+    for command in [
+        "sync --layers 10x1MiB --workers 8 --platform nvl72-cxl --forward 10ms --backward 20ms",
+        "mixed --model llama3-70b --racks nvl72=16,ualink=16 --tp 8 --batch 16",
+    ] {
+        let at = |window| said(&format!("{command} --fidelity L2 --window {window}"));
+        assert!(at("64KiB").contains(SHORT), "{command}");
+        let steady = at("256KiB");
+        assert!(steady.contains(" flit-hops of the first 262 kB of each message, "), "{steady}");
     }
 }

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use crate::command::polder;
+
 /// Files of a cgroup as Linux 6.12 has them, recorded in a guest of the lab.
 const RECORDED: [(&str, &str); 5] = [
     ("memory.numa_stat", include_str!("memory.numa_stat")),
@@ -65,10 +67,9 @@ pub(crate) fn policy(services: usize, period: &str) -> String {
     text
 }
 
-/// `polder agent run` on the host below `root`, of this build or of the command that POLDER names.
+/// `polder agent run` on the host below `root`.
 pub(crate) fn agent(root: &Path, more: &[&str]) -> Command {
-    let polder = std::env::var_os("POLDER").unwrap_or_else(|| env!("CARGO_BIN_EXE_polder").into());
-    let mut command = Command::new(polder);
+    let mut command = polder();
     command
         .args(["agent", "run", "--journal", "/agent.journal", "--state", "/agent.state", "--root"])
         .arg(root);
