@@ -579,7 +579,16 @@ fn a_benchmark_or_a_soak_that_is_told_to_end_leaves_no_process_and_no_pool() {
         ("soak --doom stop --what pop", "KILL"),
     ] {
         let desk = Desk::new();
-        let mut command = desk.command(arguments);
+        // A script that runs the tests in the background has them ignore this signal.
+        let mut command = Command::new("env");
+        let polder = desk.command(arguments);
+        command.arg("--default-signal=INT").arg(polder.get_program()).args(polder.get_args());
+        for (key, value) in polder.get_envs() {
+            match value {
+                Some(value) => command.env(key, value),
+                None => command.env_remove(key),
+            };
+        }
         // Every process of it has this in its environment.
         let mark = format!("POLDER_TEST_MARK={}-{arguments}-{signal}", std::process::id());
         command.env("POLDER_TEST_MARK", mark.split_once('=').unwrap().1);
