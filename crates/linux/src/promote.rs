@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 const BATCH: usize = 1024;
 /// Pages that one call looks at; the next goes on behind them.
 const MOST_LOOKED: usize = 1 << 19;
-/// Cgroups below one whose processes are looked for.
+/// Cgroups that are searched for processes, at most.
 const MOST_CGROUPS: usize = 1000;
 
 /// What is to go up.
