@@ -1,12 +1,23 @@
 """Memory that a GPU copies from and to without a detour: registered with CUDA."""
 
+import functools
+import weakref
+from collections import defaultdict
 from typing import Any, cast
 
 import torch
 
 from polder import _core
 
-__all__ = ["register"]
+# torch's stubs leave streams without types.
+# pyright: reportUnknownMemberType=false
+
+__all__ = ["forget", "register", "room", "stream"]
+
+_PAGE = 4096
+
+_free: "defaultdict[int, list[_core.Range]]" = defaultdict(list)
+"""Registered memory that nothing uses now, by its bytes: to register some takes longer than most copies."""
 
 
 def register(kept: _core.Range) -> bool:
@@ -27,3 +38,44 @@ def register(kept: _core.Range) -> bool:
     # It does not hold the range itself, which would then live for ever.
     kept.before_release(release)
     return True
+
+
+def room(nbytes: int) -> torch.Tensor:
+    """Registered bytes, which can be used again when no view of them is left."""
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    size = _rounded(nbytes)
+    free = _free[size]
+    try:
+        kept = free.pop()
+    except IndexError:
+        kept = _core.Range(size)
+        register(kept)
+    # A tensor's storage holds what it was made over, for as long as any view lives.
+    lent = memoryview(kept)
+    weakref.finalize(lent, free.append, kept).atexit = False
+    return torch.frombuffer(lent, dtype=torch.uint8, count=nbytes)
+
+
+def forget() -> None:
+    """Gives registered memory back that nothing uses now."""
+    _free.clear()
+
+
+def _rounded(nbytes: int) -> int:
+    """What is taken for so many bytes: pages, in four sizes from each power of two to the next.
+
+    Examples
+    --------
+    >>> [_rounded(nbytes) for nbytes in (1, 4097, 100_000, 131_072, 131_073)]
+    [4096, 8192, 114688, 131072, 163840]
+    """
+    step = max(1 << max((nbytes - 1).bit_length() - 3, 0), _PAGE)
+    return -(-nbytes // step) * step
+
+
+@functools.cache
+def stream(device: torch.device, use: str = "") -> Any:
+    """A stream of its own for copies of one ``use``."""
+    del use
+    return torch.cuda.Stream(device)

@@ -28,7 +28,7 @@ from test_offload import (  # noqa: E402
 from polder import offload  # noqa: E402
 from polder.errors import ArgumentError, PlacementError, TierError  # noqa: E402
 from polder.offload.placed import Weight  # noqa: E402
-from polder.offload.shards import mapped  # noqa: E402
+from polder.offload.shards import local, mapped, whole  # noqa: E402
 from polder.offload.zero import Pins, TensorStates, Zero  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -190,6 +190,42 @@ def test_every_policy_places_what_fsdp2_shards(disk: Path, scratch: Path) -> Non
         file.truncate(8 << 20)
     with Ranks("offload_policies.py", 2, disk, card) as ranks:
         assert [output.splitlines()[-1] for output in ranks.outputs()] == ["equal"] * 2
+
+
+def test_a_shard_in_memory_stays_there_where_the_mesh_computes_on_gpus() -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    mesh, shard = DeviceMesh("cuda", [0], _init_backend=False, _rank=0), torch.arange(12.0).view(4, 3)
+    meta = TensorMeta(shard.shape, shard.stride(), shard.dtype)
+    like = DTensor(torch.ones(4, 3), DTensorSpec(mesh, (Shard(0),), tensor_meta=meta), requires_grad=False)
+    made = whole(like, shard)
+    assert local(made).data_ptr() == shard.data_ptr() and (made.shape, made.placements) == (shard.shape, (Shard(0),))
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        "stand-in",
+        pytest.param("real", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: run on one")),
+    ],
+)
+def test_what_a_gpu_saves_moves_to_the_tiers_and_back(disk: Path, gpu: str) -> None:  # noqa: F811
+    with Ranks("offload_gpu.py", 1, disk, gpu) as ranks:
+        assert [output.splitlines()[-1] for output in ranks.outputs()] == ["equal"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: FSDP2 computes on one")
+@pytest.mark.parametrize("pins", ["pinned", "plain"])
+@pytest.mark.parametrize("far", [0.0, 0.5])
+def test_fsdp2_that_computes_on_a_gpu_has_the_bits_of_unplaced_training(
+    disk: Path,  # noqa: F811
+    pins: str,
+    far: float,
+) -> None:
+    with Ranks("offload_gpu_fsdp.py", 1, disk, pins, far, CUBLAS_WORKSPACE_CONFIG=":4096:8") as ranks:
+        assert [output.splitlines()[-1] for output in ranks.outputs()] == ["equal"]
 
 
 # ---------------------------------------------------------------------------------------------------------- DeepSpeed

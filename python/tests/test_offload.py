@@ -129,9 +129,11 @@ def test_placed_training_has_the_bits_of_unplaced_training(
     train(50, placed, ours, optimizer)
     assert_equal(list(ours.parameters()), list(reference.parameters()))
     seen = {(row.object, row.tier): row.bytes for row in placed.rows()}
-    # A step's saved tensors take as many bytes as they were said to, in whole pages on the disk.
+    # A step's saved tensors take as many bytes as they were said to, in whole pages on the disk. Where there is a GPU,
+    # memory for them is registered at once, with some to spare.
     both = seen.get(("activations", "dram"), 0) + seen[("activations", "disk")]
-    assert saved <= both <= saved + 8 * 4096
+    spare = (1 << 20) + saved // 20 if torch.cuda.is_available() else 0
+    assert saved <= both <= saved + 8 * 4096 + spare
     if states[0] < 1:
         assert abs(seen[("optimizer states", "disk")] - states[1] * 8 * optimizer.elements()) <= 8192
     # What is loaded goes into another placement; the next steps are the same.

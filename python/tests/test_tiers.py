@@ -387,6 +387,20 @@ def test_a_range_is_registered_with_cuda_before_it_is_used_and_given_back_before
     assert calls[1:] == [("wait", 1, 0), ("release", address, 1)]
 
 
+def test_what_is_called_before_a_range_goes_keeps_an_error_that_is_on_its_way() -> None:
+    seen: list[list[int]] = []
+
+    def made() -> _core.Range:
+        kept = _core.Range(1)
+        kept.before_release(lambda: seen.append(sorted([2, 1])))
+        return kept
+
+    with pytest.raises(ZeroDivisionError):
+        # The range goes while the error is raised.
+        _ = (made(), 1 // 0)
+    assert seen == [[1, 2]]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: registration with CUDA needs one")
 def test_a_gpu_copies_from_a_range_as_from_pinned_memory() -> None:
     kept = ranges.memory(1 << 20, offload.Tier("near", 1 << 20, 1, 1, node=0))

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 
 use crate::buffer::{self, Elements, Span};
 use crate::errors::{self, argument};
-use crate::lane::{self, Call, Collectives, Interrupt, Lane, Member};
+use crate::lane::{self, Arrays, Call, Collectives, Interrupt, Lane, Member};
 use crate::number::Number;
 use crate::object::{Extent, Object};
 use crate::pool::{self, Owned, Pool};
@@ -73,22 +73,23 @@ impl Group {
     /// Runs a call now when `wait` is set, and queues it otherwise.
     ///
     /// # Safety
-    /// `arrays` keeps the memory of the call's spans alive, and nobody else touches it until the call is over.
+    /// `arrays` keep the memory of the call's spans alive, and nobody else touches it until the call is over. They are ready if
+    /// `wait` is set.
     unsafe fn launch(
         &self,
         py: Python<'_>,
         call: Call,
         timeout: Option<Duration>,
         wait: bool,
-        arrays: Py<PyAny>,
+        arrays: Arrays,
     ) -> PyResult<Option<Ticket>> {
         let lane = self.lane()?;
         if wait {
-            // SAFETY: `arrays` lives until this returns.
+            // SAFETY: `arrays` live until this returns, and are ready.
             unsafe { lane.run(py, call, timeout)? };
             return Ok(None);
         }
-        // SAFETY: the lane keeps `arrays`.
+        // SAFETY: the lane keeps `arrays`, and waits until they are ready.
         unsafe { lane.submit(call, timeout, arrays) }
             .map(|ticket| Some(Ticket::new(ticket, Box::new(lane::Ticket::wait_briefly))))
     }
@@ -296,9 +297,11 @@ impl Group {
     }
 
     /// Starts a collective on bare memory, for torch: at once when `wait` is set and nothing is before it, and then
-    /// returns `None`; on the group's thread otherwise. `arrays` is kept until it is done.
+    /// returns `None`; on the group's thread otherwise, once `ready` has returned, if it is given. `arrays` is kept until it is
+    /// done.
     ///
     /// The addresses must be those of tensors in `arrays`, contiguous and as long as the counts say.
+    #[pyo3(signature = (collective, source, target, dtype, op, root, timeout, wait, arrays, ready=None))]
     #[expect(clippy::too_many_arguments, reason = "one call for every collective of one private caller")]
     fn start(
         &self,
@@ -312,6 +315,7 @@ impl Group {
         timeout: Option<f64>,
         wait: bool,
         arrays: Py<PyAny>,
+        ready: Option<Py<PyAny>>,
     ) -> PyResult<Option<Ticket>> {
         // SAFETY: the caller promises that `arrays` keeps this memory alive, and the lane keeps `arrays`.
         let (from, into) = unsafe { (Span::raw(source, dtype)?, Span::raw(target, dtype)?) };
@@ -349,10 +353,11 @@ impl Group {
         };
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         // SAFETY: as above.
-        unsafe { self.launch(py, call, timeout, wait, arrays) }
+        unsafe { self.launch(py, call, timeout, wait, Arrays { ready, _kept: arrays }) }
     }
 
     /// As `start`, with a list of address and count for each chunk of a source or target that is in several tensors.
+    #[pyo3(signature = (collective, sources, targets, dtype, op, root, timeout, wait, arrays, ready=None))]
     #[expect(clippy::too_many_arguments, reason = "one call for every collective of one private caller")]
     fn start_lists(
         &self,
@@ -366,6 +371,7 @@ impl Group {
         timeout: Option<f64>,
         wait: bool,
         arrays: Py<PyAny>,
+        ready: Option<Py<PyAny>>,
     ) -> PyResult<Option<Ticket>> {
         self.check_root(root)?;
         let named = Collective::named(collective);
@@ -387,7 +393,7 @@ impl Group {
         let call = Call::Lists { collective, root, op, from, into };
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         // SAFETY: as in `start`; no two of the spans that are written overlap.
-        unsafe { self.launch(py, call, timeout, wait, arrays) }
+        unsafe { self.launch(py, call, timeout, wait, Arrays { ready, _kept: arrays }) }
     }
 
     /// The operation that a rank has called and this one has not, for errors.

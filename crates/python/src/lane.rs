@@ -150,8 +150,26 @@ struct Job {
     timeout: Option<Duration>,
     ticket: Arc<Ticket>,
     tellers: Tellers,
-    /// What keeps the call's arrays alive.
-    _arrays: Py<PyAny>,
+    arrays: Arrays,
+}
+
+/// What keeps a call's arrays alive, and what returns once they hold what is sent: a GPU may still copy it there.
+pub(crate) struct Arrays {
+    pub(crate) ready: Option<Py<PyAny>>,
+    pub(crate) _kept: Py<PyAny>,
+}
+
+impl Arrays {
+    fn wait(&self) -> Result<(), PoolError> {
+        let Some(ready) = &self.ready else { return Ok(()) };
+        let value = Python::attach(|py| ready.call0(py).map_err(|error| error.to_string()));
+        let of = |value| PoolError::Argument {
+            what: "a tensor on a GPU",
+            value,
+            expected: "one that can be copied",
+        };
+        value.map(drop).map_err(of)
+    }
 }
 
 impl Drop for Job {
@@ -216,16 +234,16 @@ impl Lane {
     /// Queues `call` for the group's thread.
     ///
     /// # Safety
-    /// As [`Collectives::run`], until the ticket is done; `arrays` keeps the spans alive.
+    /// As [`Collectives::run`], until the ticket is done and from when `arrays` are ready, which keep the spans alive.
     pub(crate) unsafe fn submit(
         &self,
         call: Call,
         timeout: Option<Duration>,
-        arrays: Py<PyAny>,
+        arrays: Arrays,
     ) -> PyResult<Arc<Ticket>> {
         let ticket = Arc::new(Ticket::default());
         let tellers = self.shared.tellers.clone();
-        let job = Job { call, timeout, ticket: Arc::clone(&ticket), tellers, _arrays: arrays };
+        let job = Job { call, timeout, ticket: Arc::clone(&ticket), tellers, arrays };
         let mut worker = lock(&self.worker);
         if worker.is_none() {
             let shared = Arc::clone(&self.shared);
@@ -329,7 +347,8 @@ impl Shared {
         let _end = WorkerEnd(self);
         while let Some(job) = self.next() {
             // SAFETY: whoever submitted it promised so until the ticket is done.
-            let outcome = unsafe { self.run(&job.call, job.timeout, true) };
+            let run = || unsafe { self.run(&job.call, job.timeout, true) };
+            let outcome = job.arrays.wait().and_then(|()| run());
             lock(&self.queue).running = false;
             self.turn.notify_all();
             job.ticket.finish(outcome, &job.tellers);

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::errors::{argument, plain};
 use crate::optimizer::{Settings, slice, update_of};
-use crate::range::{Place, located, of_tier};
+use crate::range::{Place, Range, located, of_tier};
 
 fn unplaced(error: impl std::fmt::Display) -> PyErr {
     plain("PlacementError", error.to_string())
@@ -528,16 +528,21 @@ struct Slots {
     /// Buffers that there are, and the most that there were.
     buffers: usize,
     most_buffers: usize,
-    missed: Vec<String>,
 }
 
 /// Memory of a tier, which tensors fill one after another until all are gone.
 struct Arena {
     /// The part of each tensor that lies here.
     part: f64,
-    pages: Pages,
+    range: Py<Range>,
     used: usize,
     most: usize,
+}
+
+impl Arena {
+    fn pages(&self) -> MutexGuard<'_, Pages> {
+        self.range.get().lock()
+    }
 }
 
 /// A disk, which is filled in the same way.
@@ -554,7 +559,16 @@ struct Slot {
     memory: Vec<u8>,
     /// Arena, place and bytes of each piece there.
     near: Vec<(usize, usize, usize)>,
+    /// File, place and bytes of what goes to each disk.
+    far: Vec<(usize, u64, usize)>,
     parts: Vec<Part>,
+}
+
+impl Slot {
+    /// Bytes that go to disks.
+    fn far_bytes(&self) -> usize {
+        self.far.iter().map(|(.., bytes)| bytes).sum()
+    }
 }
 
 /// A piece of a tensor on a disk.
@@ -574,6 +588,9 @@ enum Where {
     Here(Buffer),
 }
 
+/// A slot, the range, place and bytes of each of its pieces in memory, and its bytes on disks.
+type Reserved = (usize, Vec<(usize, usize, usize)>, usize);
+
 /// Bytes that a part of a tensor takes of a disk.
 fn pages_of(bytes: usize) -> u64 {
     bytes.next_multiple_of(PAGE) as u64
@@ -587,32 +604,19 @@ const IN_FLIGHT: usize = 8;
 
 #[pymethods]
 impl Saved {
-    /// `kept` is the part of each tensor that stays in memory. Of other tiers the part, the bytes, and the node or device of
-    /// each, and of disks the folder.
+    /// `kept` is the part of each tensor that stays in memory of the allocator. Of ranges in tiers the part of each, and of disks
+    /// the part, the bytes and the folder.
     #[new]
     #[pyo3(signature = (kept, near=vec![], files=vec![]))]
     fn new(
         py: Python<'_>,
-        mut kept: f64,
-        near: Vec<(f64, usize, Place)>,
+        kept: f64,
+        near: Vec<(f64, Py<Range>)>,
         files: Vec<(f64, u64, PathBuf)>,
     ) -> PyResult<Self> {
+        let near = near.into_iter().filter(|it| it.0 > 0.0);
+        let arenas = near.map(|(part, range)| Arena { part, range, used: 0, most: 0 }).collect();
         let make = || -> Result<Self, TierError> {
-            let (mut arenas, mut missed) = (vec![], vec![]);
-            for (part, bytes, place) in near.into_iter().filter(|it| it.0 > 0.0) {
-                let mut pages = Pages::new(bytes)?;
-                let whole = pages.bytes();
-                match place.put(&mut pages, 0, whole) {
-                    Err(error) if error.is_full() => {
-                        missed.push(error.to_string());
-                        kept += part;
-                    }
-                    done => {
-                        done?;
-                        arenas.push(Arena { part, pages, used: 0, most: 0 });
-                    }
-                }
-            }
             let files = files.into_iter().filter(|it| it.0 > 0.0).map(|(part, bytes, folder)| {
                 TierFile::create(&folder, bytes).map(|file| SavedFile { part, file, used: 0, most: 0 })
             });
@@ -628,7 +632,6 @@ impl Saved {
                 idle: vec![],
                 buffers: 0,
                 most_buffers: 0,
-                missed,
             })))
         };
         py.detach(make).map_err(of_tier)
@@ -648,6 +651,43 @@ impl Saved {
         py.detach(|| self.lock().take(slot, bytes)).map_err(of_tier)
     }
 
+    /// As `put`, of bytes that the caller copies: the number, the range, place and bytes of each piece in memory, which come first,
+    /// and how many bytes are left, for `write`. There is none for memory of the allocator.
+    fn reserve(&self, py: Python<'_>, nbytes: usize) -> PyResult<Option<Reserved>> {
+        let reserve = || -> Result<Option<Reserved>, TierError> {
+            let mut slots = self.lock();
+            let Some(index) = slots.reserve(nbytes)? else { return Ok(None) };
+            let Some(Some(slot)) = slots.slots.get(index) else { return Ok(None) };
+            assert!(slot.memory.is_empty(), "a GPU copies from ranges");
+            Ok(Some((index, slot.near.clone(), slot.far_bytes())))
+        };
+        py.detach(reserve).map_err(of_tier)
+    }
+
+    /// Writes the bytes of a slot that go to disks, and lie at an address.
+    fn write(&self, py: Python<'_>, slot: usize, address: usize, nbytes: usize) -> PyResult<()> {
+        // SAFETY: as in `put`.
+        let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, nbytes) };
+        py.detach(|| self.lock().write(slot, bytes)).map_err(of_tier)
+    }
+
+    /// Starts to read the bytes of a slot that are on disks.
+    fn fetch(&self, py: Python<'_>, slot: usize) -> PyResult<()> {
+        py.detach(|| self.lock().fetch(slot)).map_err(of_tier)
+    }
+
+    /// Copies the bytes of a slot that are on disks to an address.
+    fn read(&self, py: Python<'_>, slot: usize, address: usize, nbytes: usize) -> PyResult<()> {
+        // SAFETY: as in `take`.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, nbytes) };
+        let read = || {
+            let mut slots = self.lock();
+            slots.fetch(slot)?;
+            slots.read(slot, bytes)
+        };
+        py.detach(read).map_err(of_tier)
+    }
+
     /// Gives the room of a slot back.
     fn free(&self, slot: usize) {
         self.lock().free(slot);
@@ -663,12 +703,9 @@ impl Saved {
 
     /// Bytes of tiers of memory in each place, as the kernel says.
     fn r#where(&self) -> PyResult<Vec<(String, usize)>> {
-        located(self.lock().arenas.iter().map(|it| &it.pages)).map_err(of_tier)
-    }
-
-    /// Why tensors stay in memory of the kernel's choice: their tiers had no room.
-    fn missed(&self) -> Vec<String> {
-        self.lock().missed.clone()
+        let slots = self.lock();
+        let pages: Vec<_> = slots.arenas.iter().map(Arena::pages).collect();
+        located(pages.iter().map(|it| &**it)).map_err(of_tier)
     }
 }
 
@@ -693,16 +730,7 @@ impl Slots {
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<Option<usize>, TierError> {
-        let index = self.slots.len();
-        if self.live == 0 {
-            // A device that has gone is found before its memory is used in this step.
-            self.arenas.iter().try_for_each(|it| it.pages.check())?;
-        }
-        if !self.has_room(bytes.len()) {
-            return Ok(None);
-        }
-        self.live += 1;
-        self.slots.push(Some(Slot { bytes: bytes.len(), ..Slot::default() }));
+        let Some(index) = self.reserve(bytes.len())? else { return Ok(None) };
         match self.fill(index, bytes) {
             Ok(()) => Ok(Some(index)),
             Err(error) => {
@@ -713,46 +741,67 @@ impl Slots {
         }
     }
 
-    /// Whether every tier holds its part of so many bytes.
-    fn has_room(&self, bytes: usize) -> bool {
+    /// A slot with room for so many bytes in every tier; none if one has no room.
+    fn reserve(&mut self, bytes: usize) -> Result<Option<usize>, TierError> {
+        if self.live == 0 {
+            // A device that has gone is found before its memory is used in this step.
+            self.arenas.iter().try_for_each(|it| it.pages().check())?;
+        }
         let cut = self.cut(bytes);
         let (near, far) = cut[1..].split_at(self.arenas.len());
-        self.arenas.iter().zip(near).all(|(it, part)| it.used + part <= it.pages.bytes())
-            && self.files.iter().zip(far).all(|(it, part)| it.used + pages_of(*part) <= it.file.size())
-    }
-
-    /// Copies a tensor into the places of its slot, which have room.
-    fn fill(&mut self, index: usize, bytes: &[u8]) -> Result<(), TierError> {
-        let cut = self.cut(bytes.len());
-        let (memory, mut rest) = bytes.split_at(cut[0]);
-        let Some(Some(slot)) = self.slots.get_mut(index) else { return Ok(()) };
-        slot.memory = memory.to_vec();
-        self.memory += memory.len();
+        let has_room = self.arenas.iter().zip(near).all(|(it, part)| it.used + part <= it.range.get().size())
+            && self.files.iter().zip(far).all(|(it, part)| it.used + pages_of(*part) <= it.file.size());
+        if !has_room {
+            return Ok(None);
+        }
+        let mut slot = Slot { bytes, memory: vec![0; cut[0]], ..Slot::default() };
+        self.memory += cut[0];
         self.most_memory = self.most_memory.max(self.memory);
-        for (number, arena) in self.arenas.iter_mut().enumerate() {
-            let (part, after) = rest.split_at(cut[1 + number]);
-            rest = after;
-            let used = arena.used;
-            arena.pages.copy_in(used, part);
-            slot.near.push((number, used, part.len()));
-            arena.used += part.len().next_multiple_of(LINE_BYTES);
+        for (number, (arena, part)) in self.arenas.iter_mut().zip(near).enumerate() {
+            slot.near.push((number, arena.used, *part));
+            arena.used += part.next_multiple_of(LINE_BYTES);
             arena.most = arena.most.max(arena.used);
         }
-        for file in 0..self.files.len() {
-            let (far, after) = rest.split_at(cut[1 + self.arenas.len() + file]);
+        for (number, (saved, part)) in self.files.iter_mut().zip(far).enumerate() {
+            slot.far.push((number, saved.used, *part));
+            saved.used += pages_of(*part);
+            saved.most = saved.most.max(saved.used);
+        }
+        self.live += 1;
+        self.slots.push(Some(slot));
+        Ok(Some(self.slots.len() - 1))
+    }
+
+    /// Copies a tensor into the places of its slot.
+    fn fill(&mut self, index: usize, bytes: &[u8]) -> Result<(), TierError> {
+        let Some(Some(slot)) = self.slots.get_mut(index) else { return Ok(()) };
+        let (memory, mut rest) = bytes.split_at(slot.memory.len());
+        slot.memory.copy_from_slice(memory);
+        for (arena, begin, count) in &slot.near {
+            let (part, after) = rest.split_at(*count);
+            rest = after;
+            self.arenas[*arena].pages().copy_in(*begin, part);
+        }
+        self.write(index, rest)
+    }
+
+    /// Starts to write what of a slot goes to disks.
+    fn write(&mut self, index: usize, bytes: &[u8]) -> Result<(), TierError> {
+        let Some(Some(slot)) = self.slots.get(index) else { return Ok(()) };
+        assert_eq!(slot.far_bytes(), bytes.len(), "as many bytes as go to disks");
+        let mut rest = bytes;
+        for (file, mut offset, count) in slot.far.clone() {
+            let (far, after) = rest.split_at(count);
             rest = after;
             for part in far.chunks(TRANSFER_BYTES) {
                 let mut buffer = self.buffer()?;
                 buffer[..part.len()].copy_from_slice(part);
                 let whole = part.len().next_multiple_of(PAGE);
-                let saved = &mut self.files[file];
-                let offset = saved.used;
                 let Some(Some(slot)) = self.slots.get_mut(index) else { break };
-                let transfer = saved.file.write(offset, whole, buffer)?;
+                let transfer = self.files[file].file.write(offset, whole, buffer)?;
                 self.writing.push_back((index, slot.parts.len()));
                 slot.parts.push(Part { file, offset, bytes: part.len(), state: Where::Writing(transfer) });
-                saved.used += whole as u64;
-                saved.most = saved.most.max(saved.used);
+                offset += whole as u64;
             }
         }
         Ok(())
@@ -827,14 +876,23 @@ impl Slots {
         if let Some(before) = (0..index).rev().find(|it| self.slots[*it].is_some()) {
             self.fetch(before)?;
         }
-        let Some(Some(slot)) = self.slots.get_mut(index) else { return Ok(()) };
+        let Some(Some(slot)) = self.slots.get(index) else { return Ok(()) };
         assert_eq!(slot.bytes, bytes.len(), "a saved tensor comes back as large as it went");
-        bytes[..slot.memory.len()].copy_from_slice(&slot.memory);
-        let mut at = slot.memory.len();
+        let (memory, mut rest) = bytes.split_at_mut(slot.memory.len());
+        memory.copy_from_slice(&slot.memory);
         for (arena, begin, count) in &slot.near {
-            self.arenas[*arena].pages.copy_out(*begin, &mut bytes[at..at + count]);
-            at += count;
+            let (part, after) = rest.split_at_mut(*count);
+            rest = after;
+            self.arenas[*arena].pages().copy_out(*begin, part);
         }
+        self.read(index, rest)
+    }
+
+    /// Copies what of a slot is on disks, and was fetched.
+    fn read(&mut self, index: usize, bytes: &mut [u8]) -> Result<(), TierError> {
+        let Some(Some(slot)) = self.slots.get_mut(index) else { return Ok(()) };
+        assert_eq!(slot.far_bytes(), bytes.len(), "as many bytes as are on disks");
+        let mut at = 0;
         let mut done = vec![];
         for part in &mut slot.parts {
             let buffer = match std::mem::replace(&mut part.state, Where::Lost) {

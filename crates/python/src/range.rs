@@ -67,8 +67,13 @@ impl Drop for Range {
         let release = self.release.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(release) = release {
             Python::attach(|py| {
+                // Whoever lets go may be on its way out with an error, which the call must neither see nor clear.
+                let raised = PyErr::take(py);
                 if let Err(error) = release.call0(py) {
                     error.write_unraisable(py, Some(release.bind(py)));
+                }
+                if let Some(raised) = raised {
+                    raised.restore(py);
                 }
             });
         }
@@ -127,7 +132,12 @@ impl Range {
 }
 
 impl Range {
-    fn lock(&self) -> MutexGuard<'_, Pages> {
+    /// Bytes of its pages.
+    pub(crate) const fn size(&self) -> usize {
+        self.size
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Pages> {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -43,6 +43,7 @@ class Sharded:
                 "shard with CPUOffloadPolicy(pin_memory=False)"
             )
         self._kept: dict[torch.Tensor, Any] = {}
+        self._part_of = {part.sharded_param: part for part in self._parts}
         self._hooks: list[RemovableHandle] = []
         self._warned = False
         #: Bytes of reduced gradients that lie elsewhere until they are copied, at most at once.
@@ -70,6 +71,10 @@ class Sharded:
                     stacklevel=2,
                 )
             return
+        copied = self._part_of[parameter].grad_offload_event
+        if copied is not None:
+            # A GPU may still copy it to where it is.
+            copied.synchronize()
         reduced = local(parameter.grad)
         self.passing = max(self.passing, reduced.untyped_storage().nbytes())
         local(kept).copy_(reduced)

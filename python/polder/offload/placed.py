@@ -15,19 +15,22 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from polder import _core
-from polder.errors import ArgumentError, PlacementError, PlacementWarning
+from polder.errors import ArgumentError, PlacementError, PlacementWarning, TierFullError
 from polder.offload.fsdp import Sharded, parts_of
+from polder.offload.gpu import Mover, OnGpu
 from polder.offload.named import Named, check_named
 from polder.offload.optimizer import Fused
 from polder.offload.phases import PHASES, Phases
-from polder.offload.ranges import cut
-from polder.offload.shards import Held, arrays, is_plain, local, storage_of, storages, ungraphed
-from polder.offload.tiers import Tier, check_tiers, tiers_of
+from polder.offload.ranges import cut, memory
+from polder.offload.shards import Held, arrays, check_version, is_plain, local, storage_of, storages, ungraphed
+from polder.offload.tiers import PAGE, Tier, check_tiers, tiers_of
 
 #: The policies by name; a mapping of fractions, or a JSON file of one, is a policy too.
 POLICIES = ("dram", "interleave", "paper", "optimal")
 #: Saved tensors below this stay where they are: their own bookkeeping costs as much.
 _LEAST = 64 << 10
+#: What fractions that add up to 1 may leave over.
+_ROUNDING = 1e-9
 _WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS = "weights", "gradients", "optimizer states", "activations"
 #: What torch computes with where it lies.
 _IN_MEMORY = (_WEIGHTS, _GRADIENTS)
@@ -127,9 +130,10 @@ class Placed:
             placed = [tier for tier, it in zip(tiers, self.fractions[_ACTIVATIONS], strict=True) if it > 0]
             self._near = [tier for tier in placed if tier.place is not None]
             self._far = [tier for tier in placed if tier.folder is not None]
-        self._saved = self._room_for_saved()
-        for object_, holder in ((_STATES, self._states), (_ACTIVATIONS, self._saved)):
-            for why in dict.fromkeys(holder.missed()):
+        self._saved, near, missed = self._room_for_saved()
+        self._mover = Mover(self._saved, near)
+        for object_, reasons in ((_STATES, self._states.missed()), (_ACTIVATIONS, missed)):
+            for why in dict.fromkeys(reasons):
                 warnings.warn(f"{object_}: in memory of the kernel's choice: {why}", PlacementWarning, stacklevel=3)
         # All tiers are there: from here on nothing can be refused for want of room.
         if (before := optimizer.placed_by) is not None:
@@ -147,18 +151,35 @@ class Placed:
         self._phases = Phases(steps, names, self.seconds, self.links, _moved(objects, self.fractions, moves))
         self._hooks.append(steps.register_step_pre_hook(self._check))
 
-    def _room_for_saved(self) -> _core.Saved:
-        """Room for what a forward pass saves; each saved tensor takes whole pages."""
+    def _room_for_saved(self) -> tuple[_core.Saved, list[_core.Range], list[str]]:
+        """Room for what a forward pass saves, its ranges, and why a tier has none; a saved tensor takes whole pages."""
         if _ACTIVATIONS not in self._objects:
-            return _core.Saved(1.0)
+            return _core.Saved(1.0), [], []
         parts = dict(zip((tier.name for tier in self.tiers), self.fractions[_ACTIVATIONS], strict=True))
 
-        def room(tier: Tier) -> int:
-            return _up(int(self._objects[_ACTIVATIONS] * parts[tier.name] * 1.05) + (1 << 20), tier.unit)
+        def room(part: float, unit: int) -> int:
+            return _up(int(self._objects[_ACTIVATIONS] * part * 1.05) + (1 << 20), unit)
 
-        near = [(parts[tier.name], room(tier), place) for tier in self._near if (place := tier.place) is not None]
-        far = [(parts[tier.name], room(tier), folder) for tier in self._far if (folder := tier.folder) is not None]
-        return _core.Saved(max(0.0, 1.0 - sum(it[0] for it in (*near, *far))), near, far)
+        kept = max(0.0, 1.0 - sum(parts[tier.name] for tier in (*self._near, *self._far)))
+        near: list[tuple[float, _core.Range]] = []
+        missed: list[str] = []
+        for tier in self._near:
+            part = parts[tier.name]
+            try:
+                near.append((part, memory(room(part, tier.unit), tier)))
+            except TierFullError as error:
+                missed.append(str(error))
+                kept += part
+        if torch.cuda.is_available() and kept > _ROUNDING:
+            # Of memory of the allocator a GPU makes a copy first.
+            near.append((kept, memory(room(kept, PAGE))))
+            kept = 0.0
+        far = [
+            (parts[tier.name], room(parts[tier.name], tier.unit), folder)
+            for tier in self._far
+            if (folder := tier.folder) is not None
+        ]
+        return _core.Saved(kept, near, far), [it for _, it in near], missed
 
     @contextmanager
     def activations(self) -> Generator[None]:
@@ -173,15 +194,20 @@ class Placed:
             Once in a placement: more is saved at once than ``activations`` said. What does not fit stays where it is.
         """
         weights = storages(self._model)
-        saved, kept, named = self._saved, self._kept, self._named
+        saved, mover, kept, named = self._saved, self._mover, self._kept, self._named
 
         def pack(tensor: torch.Tensor) -> object:
             if not is_placed(tensor, weights) or named.holds(tensor):
                 return _Unmoved(tensor)
             weight = None if kept is None else kept.gathered(tensor)
             if weight is None:
-                packed = _Packed(saved, tensor)
-                if packed.slot is not None:
+                if tensor.is_cuda:
+                    packed = mover.put(tensor)
+                else:
+                    # The room may be that of a tensor which a GPU still brings back.
+                    mover.settle()
+                    packed = _Packed(saved, tensor)
+                if packed is not None and packed.slot is not None:
                     return packed
                 self._warn_of(tensor)
                 return _Unmoved(tensor)
@@ -312,6 +338,7 @@ class Placed:
         self._kept, self._named = None, Named({}, {})
         self._states = _core.States([])
         self._saved = _core.Saved(1.0)
+        self._mover = Mover(self._saved, [])
 
 
 def _where(ranges: Sequence[_core.Range]) -> dict[str, int]:
@@ -508,7 +535,7 @@ class Weight:
 
     def unpacked(self) -> torch.Tensor:
         """The parameter, unless it was changed in place since."""
-        _check_version(self.parameter, self.version)
+        check_version(self.parameter, self.version)
         return self.parameter.detach()
 
 
@@ -534,22 +561,12 @@ class _Unmoved:
         self.version = tensor._version
 
     def unpacked(self) -> torch.Tensor:
-        _check_version(self.tensor, self.version)
+        check_version(self.tensor, self.version)
         return self.tensor
 
 
-def _check_version(tensor: torch.Tensor, version: int) -> None:
-    """Raises torch's own error where a tensor has been changed in place since it was saved."""
-    if tensor._version != version:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"{tensor.dtype} of shape {tuple(tensor.shape)} is at version {tensor._version}; "
-            f"expected version {version} instead"
-        )
-
-
 def _unpack(packed: Any) -> torch.Tensor:
-    if isinstance(packed, Weight | _Unmoved):
+    if isinstance(packed, Weight | _Unmoved | OnGpu):
         return packed.unpacked()
     tensor = torch.empty(packed.shape, dtype=packed.dtype)
     packed.saved.take(packed.slot, tensor.data_ptr(), tensor.nbytes)
@@ -561,7 +578,7 @@ def is_placed(tensor: torch.Tensor, weights: set[int]) -> bool:
     return (
         is_plain(tensor)
         and tensor.nbytes >= _LEAST
-        and tensor.device.type in ("cpu", "meta")
+        and tensor.device.type in ("cpu", "cuda", "meta")
         and tensor.is_contiguous()
         and storage_of(tensor) not in weights
     )

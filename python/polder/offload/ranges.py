@@ -8,15 +8,17 @@ import torch
 
 from polder import _core
 from polder.errors import PlacementWarning, TierFullError
-from polder.offload.tiers import PAGE, Tier
+from polder.offload.tiers import PAGE, Tier, put
 from polder.pinned import register
 
 #: What a tensor begins at in its range, in bytes: a line of the caches.
 _ALIGNED = 64
 
 
-def memory(nbytes: int, tier: Tier) -> _core.Range:
+def memory(nbytes: int, tier: Tier | None = None) -> _core.Range:
     """Zeroed memory for ``nbytes`` bytes in one tier, exact to the page, and registered with CUDA where there is a GPU.
+
+    Without a tier it lies where the kernel has room.
 
     Raises
     ------
@@ -25,11 +27,10 @@ def memory(nbytes: int, tier: Tier) -> _core.Range:
     TierError
         The tier cannot be used.
     """
-    kept = _core.Range((nbytes + tier.unit - 1) // tier.unit * tier.unit)
-    if tier.node is not None:
-        kept.bind(0, kept.size, tier.node)
-    elif tier.device is not None:
-        kept.map(0, kept.size, tier.device)
+    unit = PAGE if tier is None else tier.unit
+    kept = _core.Range((nbytes + unit - 1) // unit * unit)
+    if tier is not None:
+        put(kept, 0, kept.size, tier)
     register(kept)
     return kept
 
@@ -45,10 +46,8 @@ def striped(nbytes: int, shares: Mapping[Tier, float], name: str) -> _core.Range
     # A stripe begins at a multiple of its own unit: the largest go first.
     for tier, count in sorted(zip(shares, counts, strict=True), key=lambda it: -it[0].unit):
         try:
-            if count and tier.node is not None:
-                kept.bind(begin, count, tier.node)
-            elif count and tier.device is not None:
-                kept.map(begin, count, tier.device)
+            if count:
+                put(kept, begin, count, tier)
         except TierFullError as error:
             warnings.warn(f"{name}: in memory of the kernel's choice: {error}", PlacementWarning, stacklevel=2)
         begin += count

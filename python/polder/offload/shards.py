@@ -70,15 +70,15 @@ class Held:
 
 
 def whole(like: Any, shard: torch.Tensor) -> torch.Tensor:
-    """A shard as a DTensor, where ``like`` is one."""
+    """A shard as a DTensor, where ``like`` is one of the same type of numbers.
+
+    Not by ``DTensor.from_local``: that moves a shard to a GPU if the others of the mesh compute there.
+    """
     if not hasattr(like, "to_local"):
         return shard
     from torch.distributed.tensor import DTensor
 
-    with torch.no_grad():
-        return DTensor.from_local(  # pyright: ignore[reportUnknownMemberType]
-            shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-        )
+    return cast("Any", DTensor)(shard, like._spec, requires_grad=False)
 
 
 def ungraphed(tensor: torch.Tensor) -> torch.Tensor:
@@ -122,3 +122,13 @@ def mapped(like: torch.Tensor, folder: Path | None) -> torch.Tensor:
             f"{folder}: no room for {like.nbytes} bytes of a state dict: {error.strerror}; "
             "free some, or place less there"
         ) from None
+
+
+def check_version(tensor: torch.Tensor, version: int, shape: torch.Size | None = None) -> None:
+    """Raises torch's own error where a saved tensor, or what it shares its version with, was changed in place since."""
+    if tensor._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"{tensor.dtype} of shape {tuple(tensor.shape if shape is None else shape)} is at version "
+            f"{tensor._version}; expected version {version} instead"
+        )

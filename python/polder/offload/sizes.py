@@ -71,13 +71,15 @@ def _pinned(nbytes: int, threshold: int | None) -> int:
     """Bytes that torch's host allocator has for one tensor, in a process with that setting."""
     setting = {} if threshold is None else {"PYTORCH_ALLOC_CONF": f"{_THRESHOLD}:{threshold}"}
     program = (
-        f"import torch; it = torch.empty({nbytes}, dtype=torch.uint8, pin_memory=True);"
+        f"import torch; torch.cuda.init(); it = torch.empty({nbytes}, dtype=torch.uint8, pin_memory=True);"
         "print(torch.cuda.host_memory_stats()['allocated_bytes.current'])"
     )
     environment = {**os.environ, **setting}
     ended = subprocess.run(
-        [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True, check=False
     )
+    if ended.returncode:
+        raise SystemExit(f"torch pins no {nbytes} bytes: {ended.stderr.strip().splitlines()[-1]}")
     return int(ended.stdout)
 
 

@@ -157,6 +157,22 @@ def named(name: str, platform: str | Path | None = None) -> Tier:
     return tiers[name]
 
 
+def put(kept: _core.Range, begin: int, nbytes: int, tier: Tier) -> None:
+    """Puts a piece of a range into a tier of memory; without a node or a device it lies where the kernel has room.
+
+    Raises
+    ------
+    TierFullError
+        The tier has no room for it.
+    TierError
+        The tier cannot be used.
+    """
+    if tier.node is not None:
+        kept.bind(begin, nbytes, tier.node)
+    elif tier.device is not None:
+        kept.map(begin, nbytes, tier.device)
+
+
 def check_tiers(tiers: Sequence[Tier]) -> None:
     """Puts a page into each tier, and takes it back, so that one that cannot be used is named before the first step.
 
@@ -169,8 +185,10 @@ def check_tiers(tiers: Sequence[Tier]) -> None:
         try:
             if tier.folder is not None:
                 _core.States([], [(PAGE // 4, tier.folder)])
-            elif (place := tier.place) is not None:
-                _core.Saved(0.0, [(1.0, tier.unit, place)]).where()
+            else:
+                kept = _core.Range(tier.unit)
+                put(kept, 0, kept.size, tier)
+                kept.where()
         except TierError as error:
             raise type(error)(f"tier {tier.name}: {error}") from None
 

@@ -489,6 +489,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
     ) -> "_core.Message":
         """Starts messages of contiguous tensors, all of one type; `kept` lives until they are over."""
         one = (*sends, *receives)
+        _leaving(is_async=False)
         began = time.time_ns() if self._trace is not None else 0
         message = self._channel.exchange(
             what,
@@ -671,7 +672,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         flats = _all_contiguous(sources, what)
         outputs, back = _all_out(targets, what)
         dtype, width = _elements(what, (sources or targets)[0].dtype)
-        limit = opts.timeout.total_seconds()
+        limit, is_async = opts.timeout.total_seconds(), opts.asyncOp
         began = time.time_ns() if self._trace is not None else 0
         try:
             ticket = self._core.start_lists(
@@ -682,8 +683,9 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 op,
                 root,
                 limit if limit > 0 else self._seconds,
-                not opts.asyncOp,
+                not is_async,
                 (flats, outputs),
+                _leaving(is_async),
             )
         except PeerTimeoutError as error:
             self._explain(error)
@@ -699,7 +701,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
     def _start(
         self, what: str, source: torch.Tensor, target: torch.Tensor, opts: Any, op: str = "sum", root: int = 0
     ) -> "_core.Ticket | None":
-        limit = opts.timeout.total_seconds()
+        limit, is_async = opts.timeout.total_seconds(), opts.asyncOp
         dtype, width = _elements(what, source.dtype)
         began = time.time_ns() if self._trace is not None else 0
         ticket = self._core.start(
@@ -710,8 +712,9 @@ class ProcessGroupPolder(dist.ProcessGroup):
             op,
             root,
             limit if limit > 0 else self._seconds,
-            not opts.asyncOp,
+            not is_async,
             (source, target),
+            _leaving(is_async),
         )
         if self._trace is not None:
             self._ends(ticket, what, began, [source], op=op, root=root)
@@ -832,6 +835,15 @@ def _are_on_gpus(tensors: list[torch.Tensor], what: str) -> bool:
         if tensor.is_cpu:
             raise ArgumentError(f"{what} got tensors on {tensors[0].device} and {tensor.device}; give one device")
     return True
+
+
+def _leaving(is_async: bool) -> Callable[[], None] | None:
+    """What an asynchronous call waits for before it reads: copies out of GPUs. For any other they are over here."""
+    wait = gpu.leaving()
+    if wait is None or is_async:
+        return wait
+    wait()
+    return None
 
 
 def _in_and_out(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Callable[[], None] | None]:

@@ -71,7 +71,7 @@ def train(engine: deepspeed.DeepSpeedEngine, steps: range) -> None:
     for step in steps:
         for batch in range(2):
             draw = torch.Generator().manual_seed(2 * step + batch)
-            engine.backward(engine(torch.randn(600, 80, generator=draw).bfloat16()))
+            engine.backward(engine(torch.randn(600, 80, generator=draw).bfloat16().to(engine.device)))
             engine.step()
 
 
@@ -128,7 +128,7 @@ def placed_run() -> tuple[offload.Placed, list[torch.Tensor]]:
 def spoil(engine: deepspeed.DeepSpeedEngine) -> None:
     """A weight that is changed in place after it was saved is found, as without placement."""
     engine.module.blocks[1].spoils = True
-    loss = engine(torch.randn(600, 80).bfloat16())
+    loss = engine(torch.randn(600, 80).bfloat16().to(engine.device))
     try:
         engine.backward(loss)
     except RuntimeError as error:
@@ -167,9 +167,11 @@ def unplaced_run() -> list[torch.Tensor]:
 
 torch.set_num_threads(1)
 # DeepSpeed has read DS_ACCELERATOR when it was imported. It leaves a file in /dev/shm that these name.
-assert os.environ["DS_ACCELERATOR"] == "cpu"
+on_gpu = os.environ["DS_ACCELERATOR"] == "cuda"
 os.environ |= {"LOCAL_RANK": "0", "LOCAL_SIZE": "1", "MASTER_ADDR": "polder", "MASTER_PORT": str(os.getpid())}
-torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+torch.distributed.init_process_group(
+    "cpu:gloo,cuda:nccl" if on_gpu else "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+)
 try:
     placed, ours = placed_run()
     reference = unplaced_run()

@@ -1,105 +1,21 @@
-"""Every call of c10d on tensors of a GPU, with a stand-in for CUDA where there is none: ``real`` asks for a GPU.
+"""Every call of c10d on tensors of a GPU, with a stand-in for CUDA where there is none: ``real`` asks for a GPU."""
 
-The stand-in does what was given to a stream when somebody waits for that, and not before.
-"""
-
-import contextlib
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator
-from functools import partial
+import threading
 
+import stand_in
 import torch
 import torch.distributed as dist
+from stand_in import main, plain, registered, registrations
 from torch_meet import meet
 
 IS_REAL = sys.argv[3] == "real"
-real_copy = torch.Tensor.copy_
-registered: dict[int, int] = {}
-registrations: list[int] = []
-
-
-class Stream:
-    """What a GPU does one after the other."""
-
-    def __init__(self, _device: object = None) -> None:
-        self._work: deque[Callable[[], object]] = deque()
-        self._given = self._ran = 0
-
-    def queue(self, work: Callable[[], object]) -> None:
-        self._work.append(work)
-        self._given += 1
-
-    def wait_stream(self, other: "Stream") -> None:
-        self.queue(partial(other.run, other._given))
-
-    def run(self, until: int) -> None:
-        while self._ran < until:
-            self._ran += 1
-            self._work.popleft()()
-
-    def synchronize(self) -> None:
-        self.run(self._given)
-
-
-class OnGpu(torch.Tensor):
-    """A tensor whose bytes only streams touch."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-    is_cuda, is_cpu = True, False
-    device = property(lambda _: torch.device("cuda", 0))
-
-    def data_ptr(self) -> int:
-        raise AssertionError("the CPU cannot read this")
-
-
-class Cuda:
-    """The calls of its runtime."""
-
-    def cudaHostRegister(self, address: int, nbytes: int, _flags: int) -> int:
-        registrations.append(address)
-        registered[address] = nbytes
-        return 0
-
-    def cudaHostUnregister(self, address: int) -> int:
-        del registered[address]
-        return 0
-
-
-main = Stream()
-used = [main]
-
-
-@contextlib.contextmanager
-def using(stream: Stream) -> Iterator[None]:
-    used.append(stream)
-    yield
-    used.pop()
-
-
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().as_subclass(torch.Tensor)
-
-
-def copy(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    hosts = [tensor for tensor in (self, source) if not isinstance(tensor, OnGpu)]
-    if len(hosts) == 2:
-        return real_copy(self, source, non_blocking)
-    at, nbytes = hosts[0].data_ptr(), hosts[0].nbytes
-    assert non_blocking and (not nbytes or any(0 <= at - of < of_bytes for of, of_bytes in registered.items()))
-    used[-1].queue(lambda: real_copy(plain(self), plain(source)))
-    return self
-
 
 meet()
 rank, size = dist.get_rank(), dist.get_world_size()
 after, before = (rank + 1) % size, (rank - 1) % size
 if not IS_REAL:
-    torch.Tensor.copy_ = copy
-    torch.cuda.is_available, torch.cuda.cudart = lambda: True, Cuda
-    torch.cuda.check_error, torch.cuda.device_count = lambda code: None, lambda: 0
-    torch.cuda.get_device_capability = lambda _: (8, 0)
-    torch.cuda.Stream, torch.cuda.stream, torch.cuda.current_stream = Stream, using, lambda _: main
+    stand_in.install()
 
 
 def given(value: torch.Tensor) -> torch.Tensor:
@@ -107,7 +23,7 @@ def given(value: torch.Tensor) -> torch.Tensor:
     if IS_REAL:
         torch.cuda._sleep(1_000_000)
         return value.to("cuda", non_blocking=True)
-    tensor = torch.Tensor._make_subclass(OnGpu, torch.full_like(value, 77))
+    tensor = stand_in.on_gpu(torch.full_like(value, 77))
     main.queue(lambda: plain(tensor).copy_(value))
     return tensor
 
@@ -170,6 +86,13 @@ assert holds(weight.detach(), mine(source=0))
 # Those that go on behind: the result is there after the wait, and for a future's callback.
 work = dist.all_reduce(sums := given(mine()), async_op=True)
 assert work is not None and work.wait() and holds(sums, total) and work.result()[0] is sums
+if not IS_REAL:
+    # The call returns while the GPU has still to compute what is sent.
+    computed, was_early = threading.Event(), []
+    main.queue(lambda: was_early.append(not computed.wait(20)))
+    work = dist.all_reduce(sums := given(mine()), async_op=True)
+    computed.set()
+    assert work.wait() and holds(sums, total) and was_early == [False]
 future = dist.all_reduce(sums := given(mine()), async_op=True).get_future()
 assert future.then(lambda done: done.value()[0] is sums and holds(sums, total)).wait()
 with dist._coalescing_manager(async_ops=True) as several:

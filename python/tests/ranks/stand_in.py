@@ -1,0 +1,128 @@
+"""A stand-in for CUDA: it does what was given to a stream when somebody waits for that, and not before."""
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import torch
+
+real_copy, real_empty = torch.Tensor.copy_, torch.empty
+registered: dict[int, int] = {}
+registrations: list[int] = []
+at_work = threading.RLock()
+"""Who does what streams have to do."""
+
+
+class Stream:
+    """What a GPU does one after the other."""
+
+    def __init__(self, _device: object = None) -> None:
+        self._work: deque[Callable[[], object]] = deque()
+        self._given = self._ran = 0
+
+    def queue(self, work: Callable[[], object]) -> None:
+        self._work.append(work)
+        self._given += 1
+
+    def record_event(self) -> "Event":
+        return Event(self, self._given)
+
+    def wait_event(self, event: "Event") -> None:
+        self.queue(event.synchronize)
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.wait_event(other.record_event())
+
+    def run(self, until: int) -> None:
+        with at_work:
+            while self._ran < until:
+                self._ran += 1
+                self._work.popleft()()
+
+    def synchronize(self) -> None:
+        self.run(self._given)
+
+
+class Event:
+    """A place in what a stream does."""
+
+    def __init__(self, stream: Stream, place: int) -> None:
+        self._stream, self._place = stream, place
+
+    def synchronize(self) -> None:
+        self._stream.run(self._place)
+
+    def query(self) -> bool:
+        return self._stream._ran >= self._place
+
+
+class OnGpu(torch.Tensor):
+    """A tensor whose bytes only streams touch."""
+
+    is_cuda, is_cpu = True, False
+    device = property(lambda _: torch.device("cuda", 0))
+
+    def data_ptr(self) -> int:
+        raise AssertionError("the CPU cannot read this")
+
+    def record_stream(self, _stream: Stream) -> None:
+        # Python keeps what a queued copy names.
+        pass
+
+
+class Cuda:
+    """The calls of its runtime."""
+
+    def cudaHostRegister(self, address: int, nbytes: int, _flags: int) -> int:
+        registrations.append(address)
+        registered[address] = nbytes
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del registered[address]
+        return 0
+
+
+main = Stream()
+used = [main]
+
+
+@contextlib.contextmanager
+def using(stream: Stream) -> Iterator[None]:
+    used.append(stream)
+    yield
+    used.pop()
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor holds now, whatever the streams have still to do; its version stays if that is written."""
+    return tensor.data.as_subclass(torch.Tensor)
+
+
+def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.Tensor._make_subclass(OnGpu, tensor)
+
+
+def copy(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    hosts = [tensor for tensor in (self, source) if not isinstance(tensor, OnGpu)]
+    if len(hosts) == 2:
+        return real_copy(self, source, non_blocking)
+    at, nbytes = hosts[0].data_ptr(), hosts[0].nbytes
+    assert non_blocking and (not nbytes or any(0 <= at - of < of_bytes for of, of_bytes in registered.items()))
+    used[-1].queue(lambda: real_copy(plain(self), plain(source)))
+    return self
+
+
+def empty(*shape: object, device: object = None, **named: object) -> torch.Tensor:
+    made = real_empty(*shape, **named)
+    return on_gpu(made.fill_(77)) if torch.device(device or "cpu").type == "cuda" else made
+
+
+def install() -> None:
+    """Puts it in CUDA's place in this process."""
+    torch.Tensor.copy_, torch.empty = copy, empty
+    torch.cuda.is_available, torch.cuda.cudart = lambda: True, Cuda
+    torch.cuda.check_error, torch.cuda.device_count = lambda code: None, lambda: 0
+    torch.cuda.get_device_capability = lambda _: (8, 0)
+    torch.cuda.Stream, torch.cuda.stream, torch.cuda.current_stream = Stream, using, lambda _: main
