@@ -285,15 +285,12 @@ class ParameterService:
         self._rank, self._size = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._proxies = self._size if proxies is None else proxies
         self._has_proxy_each = proxies is None
-        if emulated is not None and len(emulated.proxies) != self._proxies:
-            raise ArgumentError(f"{len(emulated.proxies)} emulated links for {self._proxies} proxies; give one each")
+        self._is_held, self._overlap = optimizer == "proxy", overlap
         self.split, self.shard_bytes = split, shard_bytes
         self.first_layers_first, self.emulated = first_layers_first, emulated
         self._profile_steps, self._timeout = profile_steps, float(timeout)
         self._replan_steps = 0 if optimizer == "proxy" else replan_steps
-        self._overlap = overlap
         self._replans = False
-        self._is_held = optimizer == "proxy"
         self._held: HeldOptimizer | None = None
         """The optimizer, where the proxies keep its state."""
         self._hooks: list[Any] = []
@@ -321,6 +318,18 @@ class ParameterService:
         self._children: list[subprocess.Popen[bytes]] = []
         self._open_service()
         _open.add(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # What may change while training goes on is checked as what the constructor got.
+        if name in _NUMBERS:
+            _expect_numbers({name: value})
+        if name == "split" and self._is_held:
+            _expect_places("proxy", value, self._overlap, "raise", None)
+        elif name == "emulated":
+            _expect_links(value)
+            if value is not None and len(value.proxies) != self._proxies:
+                raise ArgumentError(f"{len(value.proxies)} emulated links for {self._proxies} proxies; give one each")
+        super().__setattr__(name, value)
 
     @classmethod
     def central(cls, **options: Any) -> Self:
@@ -1136,8 +1145,8 @@ def _is_number(value: object, kind: type, least: float, most: float = math.inf) 
 
 
 def _expect_numbers(given: dict[str, object]) -> None:
-    for name, (kind, least, most, expected) in _NUMBERS.items():
-        value = given[name]
+    for name, value in given.items():
+        kind, least, most, expected = _NUMBERS[name]
         is_left_out = value is None and "None" in expected
         if not is_left_out and not _is_number(value, kind, least, most):
             raise ArgumentError(f"{name} is {value!r}; give {expected}")

@@ -463,6 +463,13 @@ elif kind == "refused":
         not_held(torch.optim.SGD(plain.parameters(), lr=0.1), DistributedDataParallel(plain))
         double = torch.nn.Linear(2, 2, dtype=torch.float64)
         not_held(torch.optim.SGD(double.parameters(), lr=0.1), double)
+        links = EmulatedLinks([(0, 1e6)] * 2, 1e6)
+        for name, value in (("split", 0.5), ("split", "a"), ("shard_bytes", 0), ("emulated", links)):
+            try:
+                setattr(service, name, value)
+            except polder.errors.ArgumentError as error:
+                print(error)
+        assert (service.split, service.shard_bytes, service.emulated) == (None, None, None)
     try:
         ParameterService(1, optimizer="proxy", split=0.5)
     except polder.errors.ArgumentError as error:
