@@ -387,6 +387,32 @@ def test_a_range_is_registered_with_cuda_before_it_is_used_and_given_back_before
     assert calls[1:] == [("wait", 1, 0), ("release", address, 1)]
 
 
+FULL = """
+import sys, torch, warnings
+from polder import offload
+with open(sys.argv[1], "wb") as file:
+    file.truncate(64 << 20)
+with warnings.catch_warnings(record=True) as seen, offload.tier(sys.argv[1]):
+    warnings.simplefilter("always")
+    kept = [torch.ones(1 << 18) for _ in range(8)]
+assert all(float(it.sum()) == 1 << 18 for it in kept)
+print(*(it.message for it in seen), sep="\\n")
+"""
+
+
+def test_a_file_in_memory_whose_file_system_is_full_is_one_warning(tmp_path: Path) -> None:
+    # Eight tensors of 1 MiB, a file of 64 MiB, and a file system of 4.
+    small = ["unshare", "--mount", "--propagation", "private", "sh", "-euc"]
+    mount = 'mount -t tmpfs -o size=4m tmpfs "$1"'
+    if subprocess.run([*small, mount, "sh", tmp_path], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system of its own")
+    command = [*small, f'{mount}; shift; exec "$@"', "sh", tmp_path, sys.executable, "-c", FULL, tmp_path / "card"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    (said,) = ended.stdout.splitlines()
+    assert f"{tmp_path}/card" in said and "free" in said, said
+
+
 def test_what_is_called_before_a_range_goes_keeps_an_error_that_is_on_its_way() -> None:
     seen: list[list[int]] = []
 
