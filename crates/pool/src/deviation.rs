@@ -19,6 +19,10 @@ pub(crate) enum Deviation {
     WithoutObjects,
     /// A proxy stays at the shard that came first until every queue has it at its head.
     FirstComeFirstServed,
+    /// A process that finds no part of another as an exchange begins says so, and not on whom the other gave up.
+    MissingPartIsTheError,
+    /// A process that fails the last barrier before an exchange says so in the group alone.
+    GivesUpInSilence,
     /// The head of a version is published before its bytes are written.
     HeadFirst,
     /// Older versions are removed before the new one is published.

@@ -289,6 +289,15 @@ impl<M: Memory> Group<M> {
         Ok(rank != self.rank && is_dead().map_err(PoolError::Memory)?)
     }
 
+    /// Looks afresh at `rank`, and fails with what it gave up with if it has. A barrier may have seen it come, and no more since then.
+    ///
+    /// # Errors
+    /// The group's error; the group is broken then.
+    pub(crate) fn expect_going_on(&mut self, rank: usize) -> Result<(), PoolError> {
+        // It never comes so far. This one look has to do, so that its fence counts here.
+        self.look(rank, u64::MAX).map_err(|failure| self.fail(failure)).map(drop)
+    }
+
     /// Tells the others that this rank does not go on in the group. It still knows which ranks live.
     pub fn give_up(&mut self) {
         if self.broken.is_none() {

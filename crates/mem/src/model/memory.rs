@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::machine::{Entry, Kind, WORDS};
 use super::mutants::{Change, SiteKind};
-use super::state::{Mode, State};
+use super::state::{Crash, Mode, State};
 use super::world::Core;
 use crate::{Bell, Coherence, Fault, LINE, Liveness, LocalWord, Memory, Nanos, Offset, ProcessSlot};
 
@@ -43,6 +43,15 @@ impl ModelMemory {
         if let Some(trace) = &mut state.trace {
             trace.note(me, text());
         }
+    }
+
+    /// Lets `crash` fall once the thread that calls this has made `operations` more memory operations, and no other of it: for a scene
+    /// that knows when it comes to what it is about.
+    pub fn crash_after(&self, crash: Crash, operations: u64) {
+        let mut state = self.core.state.borrow_mut();
+        let me = state.current;
+        let at = state.threads[me].operations + operations;
+        state.plan_crash_at(me, crash, at);
     }
 
     /// Everything that may happen before an operation. `visible` operations are those whose order with other threads'

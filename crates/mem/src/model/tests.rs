@@ -209,6 +209,23 @@ fn a_stopped_thread_goes_on_with_stores_still_in_its_buffer() {
 }
 
 #[test]
+fn a_thread_that_comes_to_a_place_crashes_so_many_operations_after_it() {
+    let suite = |seed| {
+        let mut world = World::new(seed, shape());
+        let victim = world.spawn(0, 0, |memory| {
+            memory.local_store(LocalWord(0), 1);
+            memory.crash_after(Crash::Process, 2);
+            (2..9).for_each(|number| memory.local_store(LocalWord(0), number));
+        });
+        world.check(0, |memory| assert_eq!(memory.local_load(LocalWord(0)), 3));
+        let outcome = world.run();
+        assert!(world.crashed(victim));
+        outcome
+    };
+    explore("planned crash", 100, 0, suite).expect_none();
+}
+
+#[test]
 fn a_crash_runs_no_destructor_that_anyone_could_notice() {
     struct Unlock(ModelMemory);
     impl Drop for Unlock {

@@ -24,6 +24,7 @@ use polder_schedule::{Exchange, Shard, ShardOrder};
 
 use super::place::{Places, state_line};
 use super::{Agreement, Client, EmulatedLink, Proxy, ServiceOptions};
+use crate::deviation::Deviation;
 use crate::group::{Group, GroupOptions, Interrupt, JoinedGroup, Mark, RankPlace};
 use crate::line;
 use crate::object::Object;
@@ -97,11 +98,11 @@ impl<M: Memory> Session<M> {
         name: &str,
         number: usize,
         (clients, proxies): (usize, u16),
-        options: ServiceOptions,
+        (options, staging_bytes): (ServiceOptions, u64),
         interrupt: Option<Interrupt>,
     ) -> Result<Self, PoolError> {
         let ServiceOptions { timeout, patience, .. } = options;
-        let of_group = GroupOptions { staging_bytes: STAGING, timeout, patience, ..GroupOptions::default() };
+        let of_group = GroupOptions { staging_bytes, timeout, patience, ..GroupOptions::default() };
         let size = clients + usize::from(proxies);
         let group = Group::join(Arc::clone(&pool), name, number, size, of_group, interrupt)?;
         let GroupOptions { epoch, silence, .. } = *group.options();
@@ -162,9 +163,11 @@ impl<M: Memory> Session<M> {
                 Some(own) if other == number => own,
                 _ => {
                     let found = pool.open(&name(other));
-                    if let Err(PoolError::NotFound { .. }) = &found {
+                    if let Err(PoolError::NotFound { .. }) = &found
+                        && !Deviation::MissingPartIsTheError.is_on()
+                    {
                         // It has given up on another since it was here; the group says on which.
-                        self.group.barrier()?;
+                        self.group.expect_going_on(other)?;
                     }
                     held.others.push(found?);
                     held.others.last().expect("it was pushed")
@@ -181,7 +184,9 @@ impl<M: Memory> Session<M> {
         if let Err(error) = self.group.barrier() {
             // Others may have passed it, and look at the parts alone from there on.
             let words = [gave_up_with(&error, number).word(), 0, 0, 0, 0, 0, 0];
-            line::publish(pool.memory(), state_line(members[number].at), &words);
+            if !Deviation::GivesUpInSilence.is_on() {
+                line::publish(pool.memory(), state_line(members[number].at), &words);
+            }
             return Err(error);
         }
         self.parts = held;
@@ -294,6 +299,18 @@ impl<M: Memory> ClientSession<M> {
         options: ServiceOptions,
         interrupt: Option<Interrupt>,
     ) -> Result<Self, PoolError> {
+        Self::join_staging(pool, name, client, (clients, proxies), (options, STAGING), interrupt)
+    }
+
+    /// As [`ClientSession::join`], with options and bytes of staging, which are the same for all processes.
+    pub(crate) fn join_staging(
+        pool: Arc<Pool<M>>,
+        name: &str,
+        client: usize,
+        (clients, proxies): (usize, u16),
+        options: (ServiceOptions, u64),
+        interrupt: Option<Interrupt>,
+    ) -> Result<Self, PoolError> {
         if client >= clients || proxies == 0 {
             let value = format!("client {client} of {clients}, {proxies} proxies");
             let expected = "clients count from 0, and there is a proxy";
@@ -404,6 +421,18 @@ impl<M: Memory> ProxySession<M> {
         proxy: u16,
         (clients, proxies): (usize, u16),
         options: ServiceOptions,
+        interrupt: Option<Interrupt>,
+    ) -> Result<Self, PoolError> {
+        Self::join_staging(pool, name, proxy, (clients, proxies), (options, STAGING), interrupt)
+    }
+
+    /// As [`ProxySession::join`], with options and bytes of staging, which are the same for all processes.
+    pub(crate) fn join_staging(
+        pool: Arc<Pool<M>>,
+        name: &str,
+        proxy: u16,
+        (clients, proxies): (usize, u16),
+        options: (ServiceOptions, u64),
         interrupt: Option<Interrupt>,
     ) -> Result<Self, PoolError> {
         if proxy >= proxies || clients == 0 {

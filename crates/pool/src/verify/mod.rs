@@ -13,6 +13,7 @@ mod local;
 mod membership;
 mod ring;
 mod service;
+mod session;
 mod stage;
 mod storage;
 mod window;
@@ -34,6 +35,7 @@ pub fn suites() -> Vec<Suite> {
     suites.extend(window::suites());
     suites.extend(channel::suites());
     suites.extend(service::suites());
+    suites.extend(session::suites());
     suites.extend(storage::suites());
     suites
 }
@@ -50,6 +52,7 @@ pub fn canaries() -> Vec<Suite> {
     canaries.extend(endpoint::canaries());
     canaries.extend(window::canaries());
     canaries.extend(service::canaries());
+    canaries.extend(session::canaries());
     canaries.extend(storage::canaries());
     canaries
 }
