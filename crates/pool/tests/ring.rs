@@ -149,17 +149,16 @@ fn two_threads_exchange_messages_of_all_sizes_through_few_slots() {
         [(1, 1, 64), (2, 2, 64), (3, 3, 128), (1, 3, 64), (2, 16, 64), (8, 64, 256)]
     {
         let (mut producer, mut consumer) = ring_of(shape(cells, slots, cell_bytes));
-        let memory = hosts(1).remove(0);
-        let deadline = soon(&memory);
+        let memory = &hosts(1).remove(0);
         let size = |number: u64| (Dice(number).roll(6) * Dice(number ^ 99).roll(200)) as usize;
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for number in 0..3000 {
-                    producer.push(2, number, &message(number, size(number)), deadline).unwrap();
+                    producer.push(2, number, &message(number, size(number)), soon(memory)).unwrap();
                 }
             });
             for number in 0..3000 {
-                let (envelope, bytes) = consumer.pop(deadline).unwrap();
+                let (envelope, bytes) = consumer.pop(soon(memory)).unwrap();
                 assert_eq!((envelope.tag, bytes), (number, message(number, size(number))));
             }
         });
