@@ -20,6 +20,7 @@ from polder import _core, offload  # noqa: E402
 from polder.errors import PlacementWarning, TierError  # noqa: E402
 from polder.offload import optimizer as optimizers  # noqa: E402
 from polder.offload import placed as placing  # noqa: E402
+from polder.offload.ranges import memory  # noqa: E402
 
 pytestmark = pytest.mark.torch
 FREED = "its storage was resized while it was copied"
@@ -70,7 +71,7 @@ def free(tensor: torch.Tensor) -> None:
 
 def in_node(elements: int) -> _core.Saved:
     """Room for one tensor, on node 0."""
-    return _core.Saved(0.0, [(1.0, 4 * elements, 0)])
+    return _core.Saved(0.0, [(1.0, memory(4 * elements, offload.Tier("node", 1 << 30, 1, 1, node=0)))])
 
 
 ELEMENTS = 1 << 16
