@@ -67,7 +67,7 @@ impl Drop for Range {
         let release = self.release.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(release) = release {
             Python::attach(|py| {
-                // Whoever lets go may be on its way out with an error, which the call must neither see nor clear.
+                // The code that lets go may be on its way out with an error, which the call must neither see nor clear.
                 let raised = PyErr::take(py);
                 if let Err(error) = release.call0(py) {
                     error.write_unraisable(py, Some(release.bind(py)));

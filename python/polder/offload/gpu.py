@@ -55,7 +55,7 @@ class Mover:
         with torch.no_grad(), torch.cuda.stream(stream):
             for place, part in self._parts(packed, room, tensor):
                 place.copy_(part, non_blocking=True)
-        # Whoever uses its bytes next on the GPU waits for the copy.
+        # What uses its bytes next on the GPU waits for the copy.
         tensor.record_stream(stream)
         self._there[slot] = packed
         if far:

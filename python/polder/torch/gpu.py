@@ -38,8 +38,8 @@ def copied_out(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     rooms = room_for(tensors)
     streams = _copy(zip(rooms, tensors, strict=True))
     for tensor in tensors:
-        # Whoever uses its bytes next on the GPU waits for the copy.
-        tensor.record_stream(_stream(tensor.device))
+        # What uses its bytes next on the GPU waits for the copy.
+        tensor.record_stream(pinned.stream(tensor.device))
     _begun.events += [stream.record_event() for stream in streams]
     return rooms
 
@@ -63,7 +63,7 @@ def room_for(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     What the current streams were given so far still sees the tensors as they were.
     """
     for device in {tensor.device for tensor in tensors}:
-        _stream(device).wait_stream(torch.cuda.current_stream(device))
+        pinned.stream(device).wait_stream(torch.cuda.current_stream(device))
     return [_room(tensor) for tensor in tensors]
 
 
@@ -79,7 +79,7 @@ def _copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterable[Any]:
     # A parameter is a tensor like any other here.
     with torch.no_grad():
         for target, source in pairs:
-            stream = _stream((target if target.is_cuda else source).device)
+            stream = pinned.stream((target if target.is_cuda else source).device)
             with torch.cuda.stream(stream):
                 target.copy_(source, non_blocking=True)
             streams[stream] = None
@@ -88,7 +88,3 @@ def _copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterable[Any]:
 
 def _room(like: torch.Tensor) -> torch.Tensor:
     return pinned.room(like.numel() * like.element_size()).view(like.dtype).view(like.shape)
-
-
-def _stream(device: torch.device) -> Any:
-    return pinned.stream(device)

@@ -319,17 +319,39 @@ class ParameterService:
         self._open_service()
         _open.add(self)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # What may change while training goes on is checked as what the constructor got.
-        if name in _NUMBERS:
-            _expect_numbers({name: value})
-        if name == "split" and self._is_held:
+    @property
+    def split(self) -> float | None:
+        """The part of all bytes that the proxies sum, or None for the planned one."""
+        return self._split
+
+    @split.setter
+    def split(self, value: float | None) -> None:
+        _expect_numbers({"split": value})
+        if self._is_held:
             _expect_places("proxy", value, self._overlap, "raise", None)
-        elif name == "emulated":
-            _expect_links(value)
-            if value is not None and len(value.proxies) != self._proxies:
-                raise ArgumentError(f"{len(value.proxies)} emulated links for {self._proxies} proxies; give one each")
-        super().__setattr__(name, value)
+        self._split = value
+
+    @property
+    def shard_bytes(self) -> int | None:
+        """The least bytes of a shard, or None for the measured size."""
+        return self._shard_bytes
+
+    @shard_bytes.setter
+    def shard_bytes(self, value: int | None) -> None:
+        _expect_numbers({"shard_bytes": value})
+        self._shard_bytes = value
+
+    @property
+    def emulated(self) -> EmulatedLinks | None:
+        """Links to emulate."""
+        return self._emulated
+
+    @emulated.setter
+    def emulated(self, value: EmulatedLinks | None) -> None:
+        _expect_links(value)
+        if value is not None and len(value.proxies) != self._proxies:
+            raise ArgumentError(f"{len(value.proxies)} emulated links for {self._proxies} proxies; give one each")
+        self._emulated = value
 
     @classmethod
     def central(cls, **options: Any) -> Self:
