@@ -99,6 +99,17 @@ class Range(Buffer):
     def before_release(self, call: Callable[[], object]) -> None: ...
     def where(self) -> list[tuple[str, int]]: ...
 
+class PoolMemory(Buffer):
+    @staticmethod
+    def take(pool: Pool, nbytes: int) -> PoolMemory | None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def before_release(self, call: Callable[[], object]) -> None: ...
+
 class States:
     def __new__(
         cls,
@@ -323,6 +334,20 @@ class Group:
         wait: bool,
         arrays: Any,
         ready: Callable[[], object] | None = None,
+    ) -> Ticket | None: ...
+    def start_in_pool(
+        self,
+        collective: str,
+        memory: PoolMemory,
+        begin: int,
+        nbytes: int,
+        dtype: str,
+        op: str,
+        root: int,
+        timeout: float | None,
+        wait: bool,
+        arrays: Any,
+        ready: Callable[[], object],
     ) -> Ticket | None: ...
     def called_ahead(self, rank: int) -> str | None: ...
     def members(self) -> list[tuple[int, int, bool]]: ...

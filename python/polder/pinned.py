@@ -20,8 +20,8 @@ _free: "defaultdict[int, list[_core.Range]]" = defaultdict(list)
 """Registered memory that nothing uses now, by its bytes: to register some takes longer than most copies."""
 
 
-def register(kept: _core.Range) -> bool:
-    """Pins a range for copies by a GPU, up to its end; whether there is one to do it."""
+def register(kept: "_core.Range | _core.PoolMemory") -> bool:
+    """Pins whole pages for copies by a GPU, up to their end; whether there is one to do it."""
     if not torch.cuda.is_available():
         return False
     cuda = cast("Any", torch.cuda.cudart())

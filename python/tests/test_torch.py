@@ -47,16 +47,49 @@ def test_messages_and_the_rest_of_c10d_give_what_gloo_gives(tmp_path: Path, rank
     assert not left_behind()
 
 
-@pytest.mark.parametrize(
+on_a_gpu_or_its_stand_in = pytest.mark.parametrize(
     "gpu",
     [
         "stand-in",
         pytest.param("real", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: run on one")),
     ],
 )
+
+
+@on_a_gpu_or_its_stand_in
 def test_tensors_on_a_gpu_are_carried_through_registered_memory(tmp_path: Path, gpu: str) -> None:
     with Ranks("torch_gpu.py", 2, tmp_path, gpu) as run:
         assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * 2
+    assert not left_behind()
+
+
+@on_a_gpu_or_its_stand_in
+@pytest.mark.parametrize(("ranks", "hosts"), [(2, 1), (3, 3)])
+def test_long_tensors_of_a_gpu_go_through_the_pool(tmp_path: Path, gpu: str, ranks: int, hosts: int) -> None:
+    emulated = {"POLDER_EMULATE": str(hosts), "POLDER_COHERENCE": "software" if hosts > 1 else "coherent"}
+    with Ranks("torch_gpu_pool.py", ranks, tmp_path, gpu, **emulated) as run:
+        assert [output.splitlines()[-1] for output in run.outputs()] == ["equal"] * ranks
+    assert not left_behind()
+
+
+def test_a_pool_without_room_for_tensors_of_a_gpu_is_an_error_of_all_ranks(scratch: Path, tmp_path: Path) -> None:
+    named = {"POLDER_POOL": str(scratch / "pool"), "POLDER_RUN": str(scratch)}
+    # One rank's place fits, so that the rank with one is told by the other.
+    polder._core.format(scratch / "pool", "32MiB")
+    with Ranks("torch_gpu_pool_faults.py", 2, tmp_path, "full", **named) as run:
+        outputs = sorted(output.splitlines()[-1].partition("|")[::2] for output in run.outputs())
+    assert [name for name, _ in outputs] == ["PeerGaveUpError", "PoolFullError"], outputs
+    assert "tensors of a GPU go through 16 MiB of the pool for each rank of a group" in outputs[1][1]
+    with polder.Pool(scratch / "pool", run=scratch) as pool:
+        assert not pool.list()
+
+
+def test_a_long_tensor_of_a_gpu_and_one_of_a_cpu_are_a_mismatch(tmp_path: Path) -> None:
+    with Ranks("torch_gpu_pool_faults.py", 2, tmp_path, "mixed") as run:
+        outputs = [output.splitlines()[-1] for output in run.outputs()]
+    for output in outputs:
+        assert output.startswith("MismatchError|"), outputs
+        assert "all-reduce of 4000000 bytes (sum of float32) in the pool" in output, outputs
     assert not left_behind()
 
 
@@ -223,8 +256,9 @@ def test_callbacks_may_wait_for_collectives(tmp_path: Path) -> None:
     assert not left_behind()
 
 
-def test_a_killed_rank_is_named_and_the_next_start_cleans_up(tmp_path: Path) -> None:
-    with Ranks("torch_endless.py", 2, tmp_path) as run:
+@pytest.mark.parametrize("device", ["cpu", "stand-in"])
+def test_a_killed_rank_is_named_and_the_next_start_cleans_up(tmp_path: Path, device: str) -> None:
+    with Ranks("torch_endless.py", 2, tmp_path, device) as run:
         survivor, killed = run.processes
         assert survivor.stdout
         assert survivor.stdout.readline() == "going\n"
@@ -233,7 +267,7 @@ def test_a_killed_rank_is_named_and_the_next_start_cleans_up(tmp_path: Path) -> 
         output = survivor.communicate(timeout=20)[0]
         assert time.monotonic() - began < 10
         assert output.splitlines()[-1] == f"PeerDeadError {killed.pid}", output
-    with Ranks("torch_endless.py", 2, tmp_path / "all-killed") as run:
+    with Ranks("torch_endless.py", 2, tmp_path / "all-killed", device) as run:
         assert run.processes[0].stdout
         assert run.processes[0].stdout.readline() == "going\n"
         for process in run.processes:

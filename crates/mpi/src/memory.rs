@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
 use std::sync::Arc;
 
+use polder_attach::AnyPrivateMemory;
 use polder_attach::each;
-use polder_attach::session::{AnyPool, Session};
-use polder_mem::{Coherent, Memory, Offset, Software, Wrapped};
-use polder_pool::{PoolError, PrivateMemory};
+use polder_attach::session::Session;
+use polder_mem::Memory;
+use polder_pool::PoolError;
 
 use crate::abi::{Abi, Aint};
 use crate::library::Library;
@@ -32,7 +33,7 @@ struct Line {
 /// A piece of memory that the program has.
 struct Piece {
     // Before the session: it lies in its pool.
-    held: Held,
+    held: AnyPrivateMemory,
     session: Arc<Session>,
     /// What the program has in its place where nothing is mapped.
     _copy: Vec<Line>,
@@ -53,9 +54,9 @@ impl Pieces {
 
     /// Takes memory from the pool.
     pub(crate) fn take(&mut self, session: Arc<Session>, bytes: u64) -> Result<*mut u8, PoolError> {
-        let held = Held::take(&session, self.taken, bytes)?;
+        let held = AnyPrivateMemory::take(session.pool(), self.taken, bytes)?;
         self.taken += 1;
-        let mapped = each!(session.pool(), pool => pool.memory().address(held.at(), bytes));
+        let mapped = held.address(session.pool());
         let lines = if mapped.is_none() { bytes.div_ceil(ALIGNED.into()) as usize } else { 0 };
         let mut copy = vec![Line { _bytes: [0; ALIGNED as usize] }; lines];
         let address = mapped.unwrap_or(copy.as_mut_ptr().cast());
@@ -87,41 +88,6 @@ impl Pieces {
             each!(piece.session.pool(), pool => pool.memory().copy_in(place, ours)).ok()?;
         }
         Some(place.0)
-    }
-}
-
-/// Private memory in a pool of one of the memories that an edge meets.
-enum Held {
-    Coherent(PrivateMemory<Coherent>),
-    Software(PrivateMemory<Software>),
-    Wrapped(PrivateMemory<Wrapped>),
-}
-
-macro_rules! each_held {
-    ($any:expr, $held:ident => $body:expr) => {
-        match $any {
-            Held::Coherent($held) => $body,
-            Held::Software($held) => $body,
-            Held::Wrapped($held) => $body,
-        }
-    };
-}
-
-impl Held {
-    fn take(session: &Session, number: u64, bytes: u64) -> Result<Self, PoolError> {
-        Ok(match session.pool() {
-            AnyPool::Coherent(pool) => Self::Coherent(PrivateMemory::take(Arc::clone(pool), number, bytes)?),
-            AnyPool::Software(pool) => Self::Software(PrivateMemory::take(Arc::clone(pool), number, bytes)?),
-            AnyPool::Wrapped(pool) => Self::Wrapped(PrivateMemory::take(Arc::clone(pool), number, bytes)?),
-        })
-    }
-
-    fn at(&self) -> Offset {
-        each_held!(self, held => held.at())
-    }
-
-    fn bytes(&self) -> u64 {
-        each_held!(self, held => held.bytes())
     }
 }
 

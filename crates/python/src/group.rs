@@ -18,6 +18,7 @@ use crate::lane::{self, Arrays, Call, Collectives, Interrupt, Lane, Member};
 use crate::number::Number;
 use crate::object::{Extent, Object};
 use crate::pool::{self, Owned, Pool};
+use crate::pool_memory::PoolMemory;
 
 /// Ranks that call the same operations in the same order.
 #[pyclass(module = "polder._core", subclass, frozen, weakref)]
@@ -50,7 +51,7 @@ impl Group {
     /// Runs a call over held buffers.
     fn run(&self, py: Python<'_>, call: Call) -> PyResult<()> {
         // SAFETY: whoever calls this holds the buffers of the call until it returns.
-        unsafe { self.lane()?.run(py, call, None) }
+        unsafe { self.lane()?.run(py, call, None, None) }
     }
 
     /// This process's rank.
@@ -73,8 +74,7 @@ impl Group {
     /// Runs a call now when `wait` is set, and queues it otherwise.
     ///
     /// # Safety
-    /// `arrays` keep the memory of the call's spans alive, and nobody else touches it until the call is over. They are ready if
-    /// `wait` is set.
+    /// `arrays` keep the memory of the call's spans alive, and nobody else touches it until the call is over.
     unsafe fn launch(
         &self,
         py: Python<'_>,
@@ -85,8 +85,8 @@ impl Group {
     ) -> PyResult<Option<Ticket>> {
         let lane = self.lane()?;
         if wait {
-            // SAFETY: `arrays` live until this returns, and are ready.
-            unsafe { lane.run(py, call, timeout)? };
+            // SAFETY: `arrays` live until this returns.
+            unsafe { lane.run(py, call, timeout, Some(&arrays))? };
             return Ok(None);
         }
         // SAFETY: the lane keeps `arrays`, and waits until they are ready.
@@ -394,6 +394,39 @@ impl Group {
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         // SAFETY: as in `start`; no two of the spans that are written overlap.
         unsafe { self.launch(py, call, timeout, wait, Arrays { ready, _kept: arrays }) }
+    }
+
+    /// As `start`, where the bytes lie in the pool: `nbytes` of `memory` from `begin` on. `ready` is called before in any case. Each
+    /// rank has its part of what is gathered or scattered at its own place.
+    #[pyo3(signature = (collective, memory, begin, nbytes, dtype, op, root, timeout, wait, arrays, ready))]
+    #[expect(clippy::too_many_arguments, reason = "one call for every collective of one private caller")]
+    fn start_in_pool(
+        &self,
+        py: Python<'_>,
+        collective: &str,
+        memory: &Bound<'_, PoolMemory>,
+        begin: usize,
+        nbytes: usize,
+        dtype: &str,
+        op: &str,
+        root: usize,
+        timeout: Option<f64>,
+        wait: bool,
+        arrays: Py<PyAny>,
+        ready: Py<PyAny>,
+    ) -> PyResult<Option<Ticket>> {
+        self.check_root(root)?;
+        let extent = memory.get().extent(&self.session, (begin, nbytes), dtype)?;
+        let call = match Collective::named(collective) {
+            Some(Collective::AllReduce) => Call::AllReduceInPool { op: extent.op(op)?, extent, times: 1 },
+            Some(Collective::Broadcast) => Call::BroadcastInPool { extent, root },
+            Some(Collective::AllGather) => Call::AllGatherInPool { extent },
+            Some(Collective::ReduceScatter) => Call::ReduceScatterInPool { op: extent.op(op)?, extent },
+            _ => return Err(argument(format!("{collective:?} is no collective in the pool"))),
+        };
+        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
+        // SAFETY: the call has no spans.
+        unsafe { self.launch(py, call, timeout, wait, Arrays { ready: Some(ready), _kept: arrays }) }
     }
 
     /// The operation that a rank has called and this one has not, for errors.

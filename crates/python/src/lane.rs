@@ -198,14 +198,23 @@ impl Lane {
         Ok(Self { shared: Arc::new(shared), worker: Mutex::default() })
     }
 
-    /// Runs `call` after everything that was submitted before, and returns when it is done.
+    /// Runs `call` after everything that was submitted before, once `arrays` are ready, and returns when it is done.
     ///
     /// # Safety
-    /// As [`Collectives::run`], until this returns.
-    pub(crate) unsafe fn run(&self, py: Python<'_>, call: Call, timeout: Option<Duration>) -> PyResult<()> {
+    /// As [`Collectives::run`], from when `arrays` are ready until this returns.
+    pub(crate) unsafe fn run(
+        &self,
+        py: Python<'_>,
+        call: Call,
+        timeout: Option<Duration>,
+        arrays: Option<&Arrays>,
+    ) -> PyResult<()> {
         while !self.shared.is_idle() {
             py.detach(|| self.shared.is_idle_within(SIGNALS));
             py.check_signals()?;
+        }
+        if let Some(ready) = arrays.and_then(|arrays| arrays.ready.as_ref()) {
+            ready.call0(py)?;
         }
         // SAFETY: the caller's promise.
         watched(py, move || unsafe { self.shared.run(&call, timeout, false) })

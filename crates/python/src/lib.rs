@@ -12,6 +12,7 @@ mod offload;
 mod optimizer;
 mod plan;
 mod pool;
+mod pool_memory;
 mod range;
 mod service;
 mod store;
@@ -46,6 +47,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::plan_offload, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_names, module)?)?;
     module.add_class::<range::Range>()?;
+    module.add_class::<pool_memory::PoolMemory>()?;
     module.add_class::<offload::States>()?;
     module.add_class::<offload::Saved>()?;
     module.add_function(wrap_pyfunction!(offload::offload_place, module)?)?;

@@ -1,5 +1,6 @@
 //! `Object` and `Entry`.
 
+use std::any::Any;
 use std::sync::{Arc, Weak};
 
 use polder_attach::each;
@@ -44,8 +45,8 @@ impl Drop for Open {
 pub(crate) struct Extent {
     pub(crate) at: Offset,
     pub(crate) bytes: u64,
-    elements: Elements,
-    _open: Arc<Open>,
+    pub(crate) elements: Elements,
+    pub(crate) _kept: Arc<dyn Any + Send + Sync>,
 }
 
 impl Extent {
@@ -73,7 +74,7 @@ impl Object {
             )));
         }
         let at = open.object.as_ref().expect("open until dropped").at();
-        Ok(Extent { at, bytes: self.array_bytes, elements, _open: open })
+        Ok(Extent { at, bytes: self.array_bytes, elements, _kept: open })
     }
 }
 

@@ -58,13 +58,27 @@ pub(crate) struct Range {
     /// Bytes of its pages.
     #[pyo3(get)]
     size: usize,
-    /// Called before the pages go.
-    release: Mutex<Option<Py<PyAny>>>,
+    release: Release,
 }
 
 impl Drop for Range {
     fn drop(&mut self) {
-        let release = self.release.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        self.release.call();
+    }
+}
+
+/// What is called before memory goes that Python has.
+#[derive(Default)]
+pub(crate) struct Release(Mutex<Option<Py<PyAny>>>);
+
+impl Release {
+    pub(crate) fn set(&self, call: Py<PyAny>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(call);
+    }
+
+    /// Calls it, once.
+    pub(crate) fn call(&mut self) {
+        let release = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(release) = release {
             Python::attach(|py| {
                 // The code that lets go may be on its way out with an error, which the call must neither see nor clear.
@@ -86,7 +100,7 @@ impl Range {
     fn new(nbytes: usize) -> PyResult<Self> {
         let pages = Pages::new(nbytes).map_err(of_tier)?;
         let (address, size) = (pages.address().expose_provenance(), pages.bytes());
-        Ok(Self { pages: Mutex::new(pages), address, nbytes, size, release: Mutex::default() })
+        Ok(Self { pages: Mutex::new(pages), address, nbytes, size, release: Release::default() })
     }
 
     /// Puts the pages of `[begin, begin + nbytes)` on a NUMA node.
@@ -101,7 +115,7 @@ impl Range {
 
     /// Has `call` called once, before the pages go.
     fn before_release(&self, call: Py<PyAny>) {
-        *self.release.lock().unwrap_or_else(PoisonError::into_inner) = Some(call);
+        self.release.set(call);
     }
 
     /// Raises if a mapped device or file has lost bytes.
@@ -117,18 +131,32 @@ impl Range {
     /// # Safety
     /// `view` is null or a buffer to fill, as Python's protocol says.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        if view.is_null() {
-            return Err(PyBufferError::new_err("expected a buffer to fill"));
-        }
         let this = slf.get();
-        let Ok(length) = this.nbytes.try_into() else {
-            return Err(PyBufferError::new_err(format!("{} bytes are no buffer", this.nbytes)));
-        };
-        let at = std::ptr::with_exposed_provenance_mut::<u8>(this.address);
-        // SAFETY: `view` is live; as many bytes are mapped there until this object is gone, and the view keeps it.
-        let rc = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), at.cast(), length, 0, flags) };
-        if rc == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+        // SAFETY: as many bytes are mapped there until this object is gone, and the view keeps it; and this function's contract.
+        unsafe { export(slf.as_any(), (this.address, this.nbytes), view, flags) }
     }
+}
+
+/// Fills `view` with the bytes at an address.
+///
+/// # Safety
+/// `view` is null or a buffer to fill; the bytes are mapped while `owner` lives.
+pub(crate) unsafe fn export(
+    owner: &Bound<'_, PyAny>,
+    (address, nbytes): (usize, usize),
+    view: *mut ffi::Py_buffer,
+    flags: c_int,
+) -> PyResult<()> {
+    if view.is_null() {
+        return Err(PyBufferError::new_err("expected a buffer to fill"));
+    }
+    let Ok(length) = nbytes.try_into() else {
+        return Err(PyBufferError::new_err(format!("{nbytes} bytes are no buffer")));
+    };
+    let at = std::ptr::with_exposed_provenance_mut::<u8>(address);
+    // SAFETY: this function's contract.
+    let rc = unsafe { ffi::PyBuffer_FillInfo(view, owner.as_ptr(), at.cast(), length, 0, flags) };
+    if rc == 0 { Ok(()) } else { Err(PyErr::fetch(owner.py())) }
 }
 
 impl Range {

@@ -71,6 +71,16 @@ class OnGpu(torch.Tensor):
         pass
 
 
+def _staying(name: str) -> Callable[..., torch.Tensor]:
+    real = getattr(torch.Tensor, name)
+    # In a call of torch's that a subclass has come to, views would not be of it.
+    return lambda self, *arguments: on_gpu(real(self, *arguments))
+
+
+for _name in ("detach", "view", "__getitem__"):
+    setattr(OnGpu, _name, _staying(_name))
+
+
 class Cuda:
     """The calls of its runtime."""
 
@@ -84,15 +94,22 @@ class Cuda:
         return 0
 
 
+class Used(threading.local):
+    """The current stream of a thread is the last one."""
+
+    def __init__(self) -> None:
+        self.streams = [main]
+
+
 main = Stream()
-used = [main]
+used = Used()
 
 
 @contextlib.contextmanager
 def using(stream: Stream) -> Iterator[None]:
-    used.append(stream)
+    used.streams.append(stream)
     yield
-    used.pop()
+    used.streams.pop()
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -108,9 +125,10 @@ def copy(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -
     hosts = [tensor for tensor in (self, source) if not isinstance(tensor, OnGpu)]
     if len(hosts) == 2:
         return real_copy(self, source, non_blocking)
-    at, nbytes = hosts[0].data_ptr(), hosts[0].nbytes
-    assert non_blocking and (not nbytes or any(0 <= at - of < of_bytes for of, of_bytes in registered.items()))
-    used[-1].queue(lambda: real_copy(plain(self), plain(source)))
+    for host in hosts:
+        at, nbytes = host.data_ptr(), host.nbytes
+        assert non_blocking and (not nbytes or any(0 <= at - of < of_bytes for of, of_bytes in registered.items()))
+    used.streams[-1].queue(lambda: real_copy(plain(self), plain(source)))
     return self
 
 
