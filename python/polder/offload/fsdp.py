@@ -1,14 +1,15 @@
 """Weights and gradients of a model that FSDP2 has sharded, each in one range of memory that a placement knows."""
 
+import functools
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch.utils.hooks import RemovableHandle
+from torch.overrides import TorchFunctionMode
 
-from polder import _core
+from polder import _core, pinned
 from polder.errors import ArgumentError
 from polder.offload.ranges import Memory, striped, taken
 from polder.offload.shards import local, storage_of, storages, whole
@@ -20,15 +21,16 @@ class Sharded:
 
     ``shares`` has the fraction of ``weights`` and of ``gradients`` in each tier of memory.
 
-    FSDP2 makes gradients anew in each backward pass, as views of what it has reduced for a group of parameters. A hook
-    that it calls after each copies the gradient into the range, and makes that one the parameter's. Batches that follow
-    accumulate there.
+    FSDP2 makes gradients anew in each backward pass, as views of what it has reduced for a group of parameters. Where
+    it makes a DTensor of one, the gradient is copied into the range, and the one that lies there takes its place.
+    Batches that follow accumulate there. What was reduced on a GPU stays there until the GPU has copied it.
     """
 
     steps = None
 
-    def __init__(self, model: torch.nn.Module, parts: list[Any], shares: Mapping[str, Mapping[Tier, float]]) -> None:
-        self._model, self._parts = model, parts
+    def __init__(self, model: torch.nn.Module, groups: list[Any], shares: Mapping[str, Mapping[Tier, float]]) -> None:
+        self._model, self._groups = model, groups
+        self._parts: list[Any] = [part for group in groups for part in group.fsdp_params]
         self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
 
         def kept(name: str, nbytes: int) -> Memory:
@@ -37,14 +39,12 @@ class Sharded:
 
         self._weights = kept("weights", sum(taken(it._sharded_param_data.nbytes) for it in self._parts))
         self._gradients = kept("gradients", sum(taken(local(it.sharded_param).nbytes) for it in self._parts))
-        if any(part.pin_memory for part in parts) and not self._weights.is_pinned():
+        if any(part.pin_memory for part in self._parts) and not self._weights.is_pinned():
             raise ArgumentError(
                 "FSDP2 pins the parameters, so that it would move what is placed; "
                 "shard with CPUOffloadPolicy(pin_memory=False)"
             )
         self._kept: dict[torch.Tensor, Any] = {}
-        self._part_of = {part.sharded_param: part for part in self._parts}
-        self._hooks: list[RemovableHandle] = []
         self._warned = False
         #: Bytes of reduced gradients that lie elsewhere until they are copied, at most at once.
         self.passing = 0
@@ -52,33 +52,40 @@ class Sharded:
             parameter = part.sharded_param
             _move(part, self._weights.tensor(part._sharded_param_data))
             if parameter.requires_grad:
-                self._kept[parameter] = whole(parameter, self._gradients.tensor(local(parameter)))
-                self._keep(parameter)
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._keep))
+                place = self._kept[parameter] = whole(parameter, self._gradients.tensor(local(parameter)))
+                if parameter.grad is not None:
+                    with torch.no_grad():
+                        local(place).copy_(local(parameter.grad))
+                    parameter.grad = place
+                # Found before the methods of their classes.
+                part.to_sharded_dtensor = functools.partial(self._keep, part)
+        for group in groups:
+            if group.device.type == "cuda":
+                group.post_backward = functools.partial(_reduce, group)
 
     @torch.no_grad()
-    def _keep(self, parameter: torch.Tensor) -> None:
-        kept = self._kept[parameter]
-        if parameter.grad is None or parameter.grad is kept:
-            return
+    def _keep(self, part: Any, reduced: torch.Tensor) -> Any:
+        """The gradient of a parameter that had none, in its place."""
+        kept = self._kept[part.sharded_param]
         if sys.getrefcount(kept) > _OURS or sys.getrefcount(kept._local_tensor) > _OURS - 1:
             if not self._warned:
                 self._warned = True
-                name = self._names[parameter]
+                name = self._names[part.sharded_param]
                 warnings.warn(
                     f"gradient of {name}: the program still has the one before, so this one lies outside the "
                     "placement; drop it, or keep a clone",
                     stacklevel=2,
                 )
-            return
-        copied = self._part_of[parameter].grad_offload_event
-        if copied is not None:
-            # A GPU may still copy it to where it is.
-            copied.synchronize()
-        reduced = local(parameter.grad)
-        self.passing = max(self.passing, reduced.untyped_storage().nbytes())
-        local(kept).copy_(reduced)
-        parameter.grad = kept
+            kind = cast("Any", type(part))
+            return kind.to_sharded_dtensor(part, reduced.cpu())
+        if reduced.is_cuda:
+            local(kept).copy_(reduced, non_blocking=True)
+            # FSDP2 waits for it at the end of the backward pass.
+            part.grad_offload_event = torch.cuda.current_stream(reduced.device).record_event()
+        else:
+            self.passing = max(self.passing, reduced.untyped_storage().nbytes())
+            local(kept).copy_(reduced)
+        return kept
 
     def ranges(self) -> dict[str, list[_core.Range]]:
         """The ranges of each object."""
@@ -93,9 +100,11 @@ class Sharded:
         return tensor if storage_of(tensor) in storages(self._model) else None
 
     def release(self) -> None:
-        """Watches no gradient any more."""
-        while self._hooks:
-            self._hooks.pop().remove()
+        """Leaves gradients where FSDP2 makes them."""
+        for it in (*self._parts, *self._groups):
+            own = cast("dict[str, Any]", vars(it))
+            own.pop("to_sharded_dtensor", None)
+            own.pop("post_backward", None)
 
     def close(self) -> None:
         """Moves weights and gradients into memory of torch."""
@@ -105,24 +114,48 @@ class Sharded:
             _move(part, torch.empty_like(part._sharded_param_data))
             if parameter.grad is not None and parameter.grad is self._kept.pop(parameter, None):
                 parameter.grad = whole(parameter, local(parameter.grad).clone())
+        pinned.forget()
 
 
 #: References to a gradient that the program does not have: in the dictionary, in `_keep`, and as an argument.
 _OURS = 3
 
+_CPU = torch.device("cpu")
 
-def parts_of(model: torch.nn.Module) -> list[Any]:
-    """What FSDP2 keeps of each parameter that it has sharded. The model has its sharded parameters from here on."""
+
+class _StayOnGpu(TorchFunctionMode):
+    """Leaves reduced gradients on the GPU, which are copied to memory of torch otherwise."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.to and args[0].is_cuda and args[1:] == (_CPU,):
+            return args[0]
+        if func in (torch.Tensor.__iadd__, torch.Tensor.add_) and not args[0].is_cuda and args[1].is_cuda:
+            reduced = pinned.room(args[1].nbytes).view(args[1].dtype).view(args[1].shape)
+            reduced.copy_(args[1], non_blocking=True)
+            torch.cuda.current_stream(args[1].device).synchronize()
+            args = args[0], reduced
+        return func(*args, **(kwargs or {}))
+
+
+def _reduce(group: Any, *given: Any) -> Any:
+    """What FSDP2 calls to reduce the gradients of a group on a GPU."""
+    kind = cast("Any", type(group))
+    with _StayOnGpu():
+        return kind.post_backward(group, *given)
+
+
+def groups_of(model: torch.nn.Module) -> list[Any]:
+    """FSDP2's groups of sharded parameters. The model has its sharded parameters from here on."""
     if "torch.distributed.fsdp" not in sys.modules:
         return []
     from torch.distributed.fsdp import FSDPModule
 
-    parts: list[Any] = []
+    groups: list[Any] = []
     modules: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in modules:
         module.reshard()
-        parts += [part for group in module._get_fsdp_state()._fsdp_param_groups for part in group.fsdp_params]
-    return parts
+        groups += module._get_fsdp_state()._fsdp_param_groups
+    return groups
 
 
 @torch.no_grad()

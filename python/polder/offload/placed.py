@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from polder import _core
 from polder.errors import ArgumentError, PlacementError, PlacementWarning, TierFullError
-from polder.offload.fsdp import Sharded, parts_of
+from polder.offload.fsdp import Sharded, groups_of
 from polder.offload.gpu import Mover, OnGpu
 from polder.offload.named import Named, check_named
 from polder.offload.optimizer import Fused
@@ -400,7 +400,7 @@ def place(
     if not isinstance(optimizer, Fused):
         found = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         raise ArgumentError(f"optimizer: expected polder.offload.AdamW, Adam or Lion, found {found}")
-    parts = parts_of(model)
+    groups = [group for group in groups_of(model) if group.fsdp_params]
     owned: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     for parameter in optimizer.parameters():
         if parameter not in owned:
@@ -419,8 +419,8 @@ def place(
         platform,
         activations,
         computation,
-        (lambda shares: Sharded(model, parts, shares)) if parts else None,
-        is_sharded=bool(parts),
+        (lambda shares: Sharded(model, groups, shares)) if groups else None,
+        is_sharded=bool(groups),
         named=tensors or {},
     )
 

@@ -17,6 +17,7 @@ if not IS_REAL:
     stand_in.install()
 
 from polder import _core  # noqa: E402
+from polder.offload.fsdp import _reduce  # noqa: E402
 from polder.offload.gpu import Mover  # noqa: E402
 from polder.offload.ranges import memory  # noqa: E402
 
@@ -101,4 +102,19 @@ assert kept is not None
 tensor.detach().as_subclass(torch.Tensor).add_(1)
 with pytest.raises(RuntimeError, match=r"modified by an inplace operation: torch.float32 of shape \(32768,\)"):
     kept.unpacked()
+
+
+# What FSDP2 would copy to memory of torch stays on the GPU, but for what is added to a gradient.
+class Group:
+    """What FSDP2 does with a gradient of two batches."""
+
+    def post_backward(self, reduced: torch.Tensor, gradient: torch.Tensor) -> None:
+        assert reduced.to(torch.device("cpu"), non_blocking=True) is reduced
+        assert reduced.to(torch.float64) is not reduced
+        gradient += reduced
+
+
+gradient = torch.full((1000,), 2.0)
+_reduce(Group(), given(torch.arange(1000.0)), gradient)
+assert torch.equal(gradient, torch.arange(1000.0) + 2)
 sys.stdout.write("equal\n")
