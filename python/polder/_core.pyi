@@ -335,12 +335,24 @@ class Group:
         arrays: Any,
         ready: Callable[[], object] | None = None,
     ) -> Ticket | None: ...
-    def start_in_pool(
+    def agree(
+        self,
+        agreed: Agreed,
+        yes: bool,
+        message: int,
+        timeout: float | None,
+        wait: bool,
+        arrays: Any,
+    ) -> Ticket | None: ...
+    def start_piece(
         self,
         collective: str,
-        memory: PoolMemory,
+        agreed: Agreed,
+        pooled: PoolMemory | None,
+        address: int,
         begin: int,
         nbytes: int,
+        message: int,
         dtype: str,
         op: str,
         root: int,
@@ -353,6 +365,8 @@ class Group:
     def members(self) -> list[tuple[int, int, bool]]: ...
     def give_up(self) -> None: ...
     def close(self) -> None: ...
+
+class Agreed: ...
 
 class Ticket:
     def wait(self, timeout: float | None = None) -> bool: ...

@@ -72,25 +72,47 @@ def test_long_tensors_of_a_gpu_go_through_the_pool(tmp_path: Path, gpu: str, ran
     assert not left_behind()
 
 
-def test_a_pool_without_room_for_tensors_of_a_gpu_is_an_error_of_all_ranks(scratch: Path, tmp_path: Path) -> None:
-    named = {"POLDER_POOL": str(scratch / "pool"), "POLDER_RUN": str(scratch)}
-    # One rank's place fits, so that the rank with one is told by the other.
+def with_faults(folder: Path, kind: str, **named: str) -> list[tuple[str, str]]:
+    """What each rank says of a long tensor of a GPU: how the call ended, and a text."""
+    with Ranks("torch_gpu_pool_faults.py", 2, folder, kind, **named) as run:
+        said = [output.splitlines()[-1].partition("|") for output in run.outputs()]
+    return [(name, text) for name, _, text in said]
+
+
+def test_ranks_of_a_pool_without_room_for_all_of_them_use_private_memory(scratch: Path, tmp_path: Path) -> None:
+    # One rank's place fits.
     polder._core.format(scratch / "pool", "32MiB")
-    with Ranks("torch_gpu_pool_faults.py", 2, tmp_path, "full", **named) as run:
-        outputs = sorted(output.splitlines()[-1].partition("|")[::2] for output in run.outputs())
-    assert [name for name, _ in outputs] == ["PeerGaveUpError", "PoolFullError"], outputs
-    assert "tensors of a GPU go through 16 MiB of the pool for each rank of a group" in outputs[1][1]
+    said = with_faults(tmp_path, "full", POLDER_POOL=str(scratch / "pool"), POLDER_RUN=str(scratch))
+    assert [name for name, _ in said] == ["[4.0]"] * 2, said
+    told = [text for _, text in said if text != "[]"]
+    assert len(told) == 1 and "tensors of a GPU take a longer way, through private memory: " in told[0], said
     with polder.Pool(scratch / "pool", run=scratch) as pool:
         assert not pool.list()
 
 
 def test_a_long_tensor_of_a_gpu_and_one_of_a_cpu_are_a_mismatch(tmp_path: Path) -> None:
-    with Ranks("torch_gpu_pool_faults.py", 2, tmp_path, "mixed") as run:
-        outputs = [output.splitlines()[-1] for output in run.outputs()]
-    for output in outputs:
-        assert output.startswith("MismatchError|"), outputs
-        assert "all-reduce of 4000000 bytes (sum of float32) in the pool" in output, outputs
+    for name, text in with_faults(tmp_path, "mixed"):
+        assert name == "MismatchError", text
+        assert "all-reduce of 8388608 bytes (sum of float32)" in text, text
+        assert "all-reduce of 8388608 bytes (min of uint8) in the pool" in text, text
     assert not left_behind()
+
+
+def test_long_tensors_whose_lengths_differ_by_whole_pieces_are_a_mismatch(tmp_path: Path) -> None:
+    for name, text in with_faults(tmp_path, "longer"):
+        assert name == "MismatchError", text
+        assert "of 8388608 bytes" in text and "of 16777216 bytes" in text, text
+    assert not left_behind()
+
+
+def test_a_rank_that_fails_between_two_pieces_gives_the_group_up(tmp_path: Path) -> None:
+    assert [name for name, _ in with_faults(tmp_path, "broken")] == ["PeerGaveUpError", "ZeroDivisionError"]
+    assert not left_behind()
+
+
+def test_a_sparse_tensor_in_a_call_that_has_none_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    for name, text in with_faults(tmp_path, "sparse"):
+        assert name == "ArgumentError" and ".to_dense()" in text
 
 
 def test_registered_memory_is_used_again_when_no_view_of_it_is_left() -> None:

@@ -337,8 +337,7 @@ impl<M: Memory> Group<M> {
         }
         let bytes = bytes as u64;
         if bytes > MAX_BYTES {
-            let expected = "at most 256 GiB in one operation: cut it";
-            return Err(PoolError::Argument { what: "message", value: format!("{bytes} bytes"), expected });
+            return Err(too_long(bytes));
         }
         Ok(Call { collective, root, dtype, reduction: None, bytes })
     }
@@ -390,7 +389,7 @@ impl<M: Memory> Group<M> {
         let mut scratch = self.workshop.scratch.take().unwrap_or_default();
         let timed = self.timed(call, false);
         let stores = timed.stores;
-        let outcome = self.operation(call.signature(), |group| {
+        let outcome = self.operation(self.signature(call), |group| {
             group.pass_window()?;
             if !plan.steps[0].fills {
                 // Nothing of ours is awaited soon: say what we are in, so that others can move on, or find a mismatch.
@@ -419,7 +418,7 @@ impl<M: Memory> Group<M> {
         let mut scratch = self.workshop.scratch.take().unwrap_or_default();
         let timed = self.timed(call, true);
         let stores = timed.stores;
-        let outcome = self.operation(call.signature().in_pool(), |group| {
+        let outcome = self.operation(self.signature(call).in_pool(), |group| {
             let at = group.exchange_extents(at, bytes)?;
             let data = Data::Pool { at: &at, input_stride, output_stride };
             Run { group, plan: &plan, cut, reduction: call.reduction, data, half: 0, stores }
@@ -428,6 +427,14 @@ impl<M: Memory> Group<M> {
         self.record_time(timed);
         self.workshop.scratch = Some(scratch);
         outcome
+    }
+
+    /// What ranks compare of an operation. Pieces of a message go through the pool, or through memory in its place.
+    fn signature(&self, call: &Call) -> Signature {
+        match self.message() {
+            None => call.signature(),
+            Some(bytes) => Call { bytes, ..*call }.signature().in_pool(),
+        }
     }
 
     /// Begins to time an operation, where the kind of stores is ours to choose: not for short messages, and not where all
@@ -500,6 +507,12 @@ impl Call {
         let signature = Signature::new(self.collective, self.root, self.bytes).of(self.dtype);
         self.reduction.map_or(signature, |reduction| signature.reducing(reduction.op))
     }
+}
+
+/// The error of a message that no operation may move.
+pub(crate) fn too_long(bytes: u64) -> PoolError {
+    let expected = "at most 256 GiB in one operation: cut it";
+    PoolError::Argument { what: "message", value: format!("{bytes} bytes"), expected }
 }
 
 fn same_length(what: &'static str, bytes: usize, expected: usize) -> Result<(), PoolError> {

@@ -26,7 +26,7 @@ use std::time::Duration;
 use polder_mem::{Bell, Fault, Liveness, Memory, Nanos, Offset, ProcessSlot};
 use polder_schedule::{DIRECT_BYTES, SEGMENT_BYTES, STAGING_BYTES};
 
-use crate::collectives::Workshop;
+use crate::collectives::{Workshop, too_long};
 use crate::deviation::Deviation;
 use crate::line::{self, Words};
 use crate::wait::{self, Patience};
@@ -148,6 +148,8 @@ pub struct Group<M: Memory> {
     pub(crate) workshop: Workshop,
     local: bool,
     interrupt: Option<Interrupt>,
+    /// Bytes of the message that operations are pieces of.
+    message: Option<u64>,
 }
 
 /// Asked before each sleep of a wait: whether to give the operation up.
@@ -209,6 +211,7 @@ impl<M: Memory> Group<M> {
             workshop: Workshop::default(),
             local,
             interrupt: None,
+            message: None,
         })
     }
 
@@ -220,6 +223,24 @@ impl<M: Memory> Group<M> {
     /// Changes how long one wait for a peer may take, from the next operation on.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.options.timeout = timeout;
+    }
+
+    /// Says that the operations from the next one on are pieces of a message of so many bytes, or that they are whole. Ranks
+    /// compare the message's bytes in place of a piece's: each cuts it alike.
+    ///
+    /// # Errors
+    /// [`PoolError::Argument`] when the message is longer than one may be.
+    pub fn set_message(&mut self, bytes: Option<u64>) -> Result<(), PoolError> {
+        if let Some(bytes) = bytes.filter(|&bytes| bytes > MAX_BYTES) {
+            return Err(too_long(bytes));
+        }
+        self.message = bytes;
+        Ok(())
+    }
+
+    /// Bytes of the message that operations are pieces of, if they are.
+    pub(crate) fn message(&self) -> Option<u64> {
+        self.message
     }
 
     /// Changes how to wait, from the next operation on.

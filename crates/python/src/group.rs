@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use polder_attach::each;
 use polder_attach::session::Session;
-use polder_kernels::Dtype;
+use polder_kernels::{Dtype, Op};
 use polder_mem::Memory;
 use polder_pool::wait::Patience;
 use polder_pool::{PoolError, group};
@@ -396,17 +396,38 @@ impl Group {
         unsafe { self.launch(py, call, timeout, wait, Arrays { ready, _kept: arrays }) }
     }
 
-    /// As `start`, where the bytes lie in the pool: `nbytes` of `memory` from `begin` on. `ready` is called before in any case. Each
-    /// rank has its part of what is gathered or scattered at its own place.
-    #[pyo3(signature = (collective, memory, begin, nbytes, dtype, op, root, timeout, wait, arrays, ready))]
+    /// Finds out whether all ranks say `yes`, for the pieces that follow; `message` bytes are what ranks compare. As `start`.
+    #[expect(clippy::too_many_arguments, reason = "one private caller")]
+    fn agree(
+        &self,
+        py: Python<'_>,
+        agreed: &Bound<'_, Agreed>,
+        yes: bool,
+        message: u64,
+        timeout: Option<f64>,
+        wait: bool,
+        arrays: Py<PyAny>,
+    ) -> PyResult<Option<Ticket>> {
+        let call = Call::Agree { yes, message, verdict: Arc::clone(&agreed.get().0) };
+        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
+        // SAFETY: the call has no spans.
+        unsafe { self.launch(py, call, timeout, wait, Arrays { ready: None, _kept: arrays }) }
+    }
+
+    /// As `start`, for `nbytes` from `begin` on of memory at `address`: one piece of a message of `message` bytes a chunk. If all
+    /// have said yes in `agreed`, the memory is `pooled` on each rank, and the piece is worked on there. `ready` is called before.
+    /// Each rank has its part of what is gathered or scattered at its own place.
     #[expect(clippy::too_many_arguments, reason = "one call for every collective of one private caller")]
-    fn start_in_pool(
+    fn start_piece(
         &self,
         py: Python<'_>,
         collective: &str,
-        memory: &Bound<'_, PoolMemory>,
+        agreed: &Bound<'_, Agreed>,
+        pooled: Option<&Bound<'_, PoolMemory>>,
+        address: usize,
         begin: usize,
         nbytes: usize,
+        message: u64,
         dtype: &str,
         op: &str,
         root: usize,
@@ -416,16 +437,40 @@ impl Group {
         ready: Py<PyAny>,
     ) -> PyResult<Option<Ticket>> {
         self.check_root(root)?;
-        let extent = memory.get().extent(&self.session, (begin, nbytes), dtype)?;
-        let call = match Collective::named(collective) {
-            Some(Collective::AllReduce) => Call::AllReduceInPool { op: extent.op(op)?, extent, times: 1 },
-            Some(Collective::Broadcast) => Call::BroadcastInPool { extent, root },
-            Some(Collective::AllGather) => Call::AllGatherInPool { extent },
-            Some(Collective::ReduceScatter) => Call::ReduceScatterInPool { op: extent.op(op)?, extent },
-            _ => return Err(argument(format!("{collective:?} is no collective in the pool"))),
+        let elements = Elements::named(dtype)?;
+        let spanning = |begin, bytes| {
+            // SAFETY: the caller promises that `arrays` keeps this memory alive, and the lane keeps `arrays`.
+            unsafe { Span::raw((address + begin, bytes / elements.dtype.bytes()), dtype) }
         };
+        let (whole, chunk) = (spanning(begin, nbytes)?, nbytes / self.size);
+        let own = spanning(begin + self.rank * chunk, chunk)?;
+        let extent = || pooled.map(|it| it.get().extent(&self.session, (begin, nbytes), dtype)).transpose();
+        let (in_pool, private) = match Collective::named(collective) {
+            Some(Collective::AllReduce) => {
+                let op = elements.op(op)?;
+                let in_pool = extent()?.map(|extent| Call::AllReduceInPool { op, extent, times: 1 });
+                (in_pool, Call::AllReduce { data: whole, op, times: 1 })
+            }
+            Some(Collective::Broadcast) => {
+                let in_pool = extent()?.map(|extent| Call::BroadcastInPool { extent, root });
+                (in_pool, Call::Broadcast { data: whole, root })
+            }
+            Some(Collective::AllGather) => {
+                let in_pool = extent()?.map(|extent| Call::AllGatherInPool { extent });
+                (in_pool, Call::AllGather { from: own, into: whole })
+            }
+            Some(Collective::ReduceScatter) => {
+                let op = elements.op(op)?;
+                let in_pool = extent()?.map(|extent| Call::ReduceScatterInPool { op, extent });
+                (in_pool, Call::ReduceScatter { from: whole, into: own, op })
+            }
+            _ => return Err(argument(format!("{collective:?} is not worked on in pieces"))),
+        };
+        let verdict = Arc::clone(&agreed.get().0);
+        let call =
+            Call::Piece { message, verdict, in_pool: in_pool.map(Box::new), private: Box::new(private) };
         let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
-        // SAFETY: the call has no spans.
+        // SAFETY: as above.
         unsafe { self.launch(py, call, timeout, wait, Arrays { ready: Some(ready), _kept: arrays }) }
     }
 
@@ -448,6 +493,18 @@ impl Group {
     /// Waits for the operations on their way and leaves the group. Closing twice is harmless.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.lane.take().map_or(Ok(()), |lane| lane.close(py))
+    }
+}
+
+/// What the ranks of a group have agreed on, once they have.
+#[pyclass(module = "polder._core", frozen)]
+pub(crate) struct Agreed(lane::Verdict);
+
+#[pymethods]
+impl Agreed {
+    #[new]
+    fn new() -> Self {
+        Self(lane::Verdict::default())
     }
 }
 
@@ -563,8 +620,30 @@ unsafe fn perform<M: Memory>(group: &mut group::Group<M>, call: &Call) -> Result
             Call::BroadcastInPool { extent, root } => {
                 group.broadcast_in_pool(*root, extent.dtype(), extent.at, extent.bytes)
             }
+            Call::Agree { yes, message, verdict } => {
+                let mut all = [u8::from(*yes)];
+                of_message(group, *message, |group| group.all_reduce(Op::Min, Dtype::U8, &mut all))?;
+                verdict.get_or_init(|| all[0] == 1);
+                Ok(())
+            }
+            Call::Piece { message, verdict, in_pool, private } => {
+                let agreed = in_pool.as_deref().filter(|_| verdict.get() == Some(&true));
+                of_message(group, *message, |group| perform(group, agreed.unwrap_or(private)))
+            }
         }
     }
+}
+
+/// Runs an operation that is a piece of a message of so many bytes.
+fn of_message<M: Memory>(
+    group: &mut group::Group<M>,
+    message: u64,
+    run: impl FnOnce(&mut group::Group<M>) -> Result<(), PoolError>,
+) -> Result<(), PoolError> {
+    group.set_message(Some(message))?;
+    let outcome = run(group);
+    group.set_message(None)?;
+    outcome
 }
 
 fn join<M: Memory + Send + Sync + 'static>(

@@ -3,7 +3,7 @@
 //! of Python run on threads of their own (see `tellers`), because a callback may wait for the next operation.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -87,7 +87,23 @@ pub(crate) enum Call {
         extent: Extent,
         root: usize,
     },
+    /// Finds out whether all ranks say yes; the call is the first of a message of so many bytes.
+    Agree {
+        yes: bool,
+        message: u64,
+        verdict: Verdict,
+    },
+    /// One piece of a message of so many bytes: where all ranks have said yes in the pool, otherwise private from it.
+    Piece {
+        message: u64,
+        verdict: Verdict,
+        in_pool: Option<Box<Self>>,
+        private: Box<Self>,
+    },
 }
+
+/// What ranks have agreed on, once they have.
+pub(crate) type Verdict = Arc<OnceLock<bool>>;
 
 /// Host and process id of a rank, and whether the process lives.
 pub(crate) type Member = (u16, u32, bool);
@@ -214,7 +230,8 @@ impl Lane {
             py.check_signals()?;
         }
         if let Some(ready) = arrays.and_then(|arrays| arrays.ready.as_ref()) {
-            ready.call0(py)?;
+            // The others wait for this call.
+            ready.call0(py).inspect_err(|_| self.give_up(py))?;
         }
         // SAFETY: the caller's promise.
         watched(py, move || unsafe { self.shared.run(&call, timeout, false) })
@@ -233,11 +250,7 @@ impl Lane {
 
     /// Tells the others that this rank does not go on, once what runs here has ended.
     pub(crate) fn give_up(&self, py: Python<'_>) {
-        py.detach(|| {
-            if let Some(runner) = lock(&self.shared.runner).as_mut() {
-                runner.give_up();
-            }
-        });
+        py.detach(|| self.shared.give_up());
     }
 
     /// Queues `call` for the group's thread.
@@ -352,12 +365,20 @@ impl Shared {
         }
     }
 
+    fn give_up(&self) {
+        if let Some(runner) = lock(&self.runner).as_mut() {
+            runner.give_up();
+        }
+    }
+
     fn work(&self) {
         let _end = WorkerEnd(self);
         while let Some(job) = self.next() {
             // SAFETY: whoever submitted it promised so until the ticket is done.
             let run = || unsafe { self.run(&job.call, job.timeout, true) };
-            let outcome = job.arrays.wait().and_then(|()| run());
+            // The others wait for this call.
+            let ready = job.arrays.wait().inspect_err(|_| self.give_up());
+            let outcome = ready.and_then(|()| run());
             lock(&self.queue).running = false;
             self.turn.notify_all();
             job.ticket.finish(outcome, &job.tellers);

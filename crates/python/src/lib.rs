@@ -29,6 +29,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<object::Entry>()?;
     module.add_class::<group::Group>()?;
     module.add_class::<group::Ticket>()?;
+    module.add_class::<group::Agreed>()?;
     module.add_class::<messages::Messages>()?;
     module.add_class::<messages::Channel>()?;
     module.add_class::<messages::Message>()?;

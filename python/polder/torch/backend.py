@@ -137,9 +137,9 @@ class ProcessGroupPolder(dist.ProcessGroup):
         self._exchanges = 0
         self._watches = 0
         self._trace = trace()
-        # Where long tensors of a GPU go through the pool, once there was one; a shadow of a pool has no such place.
+        # Where long tensors of a GPU go through the pool, once there was one.
         self._pinned: gpu.PinnedPool | None = None
-        self._is_shadow = False
+        self._is_shut = False
         kind = dist.ProcessGroup.BackendType.CUSTOM
         # torch 2.12 constructs no backend in Python; monitored_barrier and split_group ask for one.
         with contextlib.suppress(TypeError):
@@ -225,7 +225,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         tensor = _one(tensors, "all_reduce")
         if tensor.is_sparse:
             return self._sum_sparse(tensor, opts)
-        if self._goes_through_pool([tensor], tensor.nbytes, "all_reduce"):
+        if self._goes_through_pool([tensor], tensor, 1, "all_reduce"):
             return self._run_in_pool("all-reduce", [tensor], [tensor], opts, tensors, op=_op(opts))
         flat, back = _in_and_out(tensor, "all_reduce")
         return self._run("all-reduce", flat, flat, opts, tensors, back, op=_op(opts))
@@ -271,7 +271,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         """Every rank gets the root's bytes."""
         opts = opts or BroadcastOptions()
         tensor = _one(tensors, "broadcast")
-        if self._goes_through_pool([tensor], tensor.nbytes, "broadcast"):
+        if self._goes_through_pool([tensor], tensor, 1, "broadcast"):
             is_root = opts.rootRank == self._rank
             sources, targets = ([tensor], []) if is_root else ([], [tensor])
             return self._run_in_pool("broadcast", sources, targets, opts, tensors, root=opts.rootRank)
@@ -285,7 +285,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         opts = opts or AllgatherOptions()
         source, targets = _one(inputs, "all_gather"), _one(outputs, "all_gather")
         self._expect_one_each(targets, source, "all_gather")
-        if self._goes_through_pool([source, *targets], self._group_size * source.nbytes, "all_gather"):
+        if self._goes_through_pool([source, *targets], source, self._group_size, "all_gather"):
             return self._run_in_pool("all-gather", [source], targets, opts, targets)
         return self._run_lists("all-gather", [source], targets, opts)
 
@@ -294,7 +294,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
     ) -> Work:
         opts = opts or AllgatherOptions()
         self._expect_count(output, self._group_size * source.numel(), source, "all_gather_into_tensor")
-        if self._goes_through_pool([source, output], output.nbytes, "all_gather_into_tensor"):
+        if self._goes_through_pool([source, output], output, 1, "all_gather_into_tensor"):
             return self._run_in_pool("all-gather", [source], [output], opts, [output])
         flat, back = _out(output, "all_gather_into_tensor")
         return self._run("all-gather", _contiguous(source, "all_gather_into_tensor"), flat, opts, [output], back)
@@ -314,7 +314,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         opts = opts or ReduceScatterOptions()
         output, parts = _one(outputs, "reduce_scatter"), _one(inputs, "reduce_scatter")
         self._expect_one_each(parts, output, "reduce_scatter")
-        if self._goes_through_pool([*parts, output], self._group_size * output.nbytes, "reduce_scatter"):
+        if self._goes_through_pool([*parts, output], output, self._group_size, "reduce_scatter"):
             return self._run_in_pool("reduce-scatter", parts, [output], opts, [output], op=_op(opts))
         return self._run_lists("reduce-scatter", parts, [output], opts, op=_op(opts))
 
@@ -323,7 +323,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
     ) -> Work:
         opts = opts or ReduceScatterOptions()
         self._expect_count(source, self._group_size * output.numel(), output, "reduce_scatter_tensor")
-        if self._goes_through_pool([source, output], source.nbytes, "reduce_scatter_tensor"):
+        if self._goes_through_pool([source, output], source, 1, "reduce_scatter_tensor"):
             return self._run_in_pool("reduce-scatter", [source], [output], opts, [output], op=_op(opts))
         flat, back = _out(output, "reduce_scatter_tensor")
         whole = _contiguous(source, "reduce_scatter_tensor")
@@ -639,6 +639,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Finishes what is on its way and leaves the pool; the last group of a process closes it."""
+        self._is_shut = True
         try:
             self._channel.close()
             self._core.close()
@@ -740,22 +741,11 @@ class ProcessGroupPolder(dist.ProcessGroup):
             self._ends(ticket, what, began, [source], op=op, root=root)
         return ticket
 
-    def _goes_through_pool(self, tensors: list[torch.Tensor], nbytes: int, what: str) -> bool:
-        """Whether a message of so many bytes goes through the pool itself. All ranks of a call say the same."""
-        if tensors[0].is_cpu or nbytes < gpu.SHORT or not _are_on_gpus(tensors, what):
+    def _goes_through_pool(self, tensors: list[torch.Tensor], part: torch.Tensor, parts: int, what: str) -> bool:
+        """Whether a message goes through the pool itself. All ranks of a call say the same."""
+        if tensors[0].is_cpu or self._is_shut or not _are_on_gpus(tensors, what):
             return False
-        if self._pinned is None and not self._is_shadow:
-            try:
-                memory = _core.PoolMemory.take(self._attachment.pool, 2 * gpu.HALF)
-            except PolderError as error:
-                # The others wait for this rank.
-                self._core.give_up()
-                mib = 2 * gpu.HALF >> 20
-                error.args = (f"{error}; tensors of a GPU go through {mib} MiB of the pool for each rank of a group",)
-                raise
-            self._is_shadow = memory is None
-            self._pinned = None if memory is None else gpu.PinnedPool(memory)
-        return self._pinned is not None
+        return parts * part.numel() * part.element_size() >= gpu.SHORT
 
     def _run_in_pool(
         self,
@@ -768,7 +758,6 @@ class ProcessGroupPolder(dist.ProcessGroup):
         root: int = 0,
     ) -> Work:
         """As `_run_lists`, through memory of the pool that the GPU copies to and from, piece by piece."""
-        assert self._pinned is not None
         inputs, outputs = [gpu.dense(it) for it in sources], [gpu.dense(it) for it in targets]
         is_chunked = what in ("all-gather", "reduce-scatter")
         chunks, own = (self._group_size, self._rank) if is_chunked else (1, 0)
@@ -783,7 +772,34 @@ class ProcessGroupPolder(dist.ProcessGroup):
             return list(enumerate(parts))
 
         leave, enter = numbered(inputs, what == "reduce-scatter"), numbered(outputs, what == "all-gather")
-        passage = gpu.Passage(self._pinned, gpu.cut(leave, enter, chunks), (sources or targets)[0].device)
+        pieces = gpu.cut(gpu.unaliased(leave, enter), enter, chunks)
+        nbytes, (dtype, _) = len((*leave, *enter)[0][1]), _elements(what, (sources or targets)[0].dtype)
+        limit, is_async = opts.timeout.total_seconds(), opts.asyncOp
+        seconds = limit if limit > 0 else self._seconds
+        began = time.time_ns() if self._trace is not None else 0
+        tickets: list[_core.Ticket | None] = []
+        is_begun = self._pinned is None
+        try:
+            pinned = self._pinned
+            if pinned is None:
+                pinned = self._pinned = gpu.PinnedPool(self._attachment.pool)
+                has_memory = pinned.pooled is not None
+                tickets.append(self._core.agree(pinned.agreed, has_memory, nbytes, seconds, not is_async, None))
+                is_begun = False
+            passage = gpu.Passage(pinned, pieces)
+            for begin, length, bring in passage.places():
+                at = (pinned.agreed, pinned.pooled, pinned.address, begin, length, nbytes)
+                tickets.append(
+                    self._core.start_piece(what, *at, dtype, op, root, seconds, not is_async, passage, bring)
+                )
+                is_begun = True
+        except BaseException as error:
+            if is_begun:
+                # The others wait for the pieces that do not come.
+                self._core.give_up()
+            if isinstance(error, PeerTimeoutError):
+                self._explain(error)
+            raise
 
         def back() -> None:
             passage.finish()
@@ -791,26 +807,11 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 if output is not target:
                     gpu.copy_in([target], [output])
 
-        dtype, _ = _elements(what, (sources or targets)[0].dtype)
-        limit, is_async = opts.timeout.total_seconds(), opts.asyncOp
-        seconds = limit if limit > 0 else self._seconds
-        began = time.time_ns() if self._trace is not None else 0
-        tickets: list[_core.Ticket] = []
-        try:
-            for begin, nbytes, bring in passage.places():
-                memory = self._pinned.memory
-                ticket = self._core.start_in_pool(
-                    what, memory, begin, nbytes, dtype, op, root, seconds, not is_async, passage, bring
-                )
-                if ticket is not None:
-                    tickets.append(ticket)
-        except PeerTimeoutError as error:
-            self._explain(error)
-            raise
+        pending = [ticket for ticket in tickets if ticket is not None]
         if self._trace is not None:
-            self._ends(tickets[-1] if tickets else None, what, began, inputs or outputs, op=op, root=root)
-        if tickets:
-            return Pending(tickets, tensors, back, self._explain)
+            self._ends(pending[-1] if pending else None, what, began, inputs or outputs, op=op, root=root)
+        if pending:
+            return Pending(pending, tensors, back, self._explain)
         back()
         return self._done
 

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from polder import _core, pinned
+from polder.errors import PolderError, PoolFullError
 from polder.pinned import forget
 
 # torch's stubs leave streams and copies without types.
 # pyright: reportUnknownMemberType=false
 
-__all__ = ["HALF", "SHORT", "Passage", "Piece", "PinnedPool", "cut", "dense", "flat"]
+__all__ = ["HALF", "SHORT", "Passage", "Piece", "PinnedPool", "cut", "dense", "flat", "unaliased"]
 __all__ += ["copied_out", "copy_in", "forget", "leaving", "room_for"]
 
 SHORT = 64 << 10
@@ -160,70 +161,126 @@ def cut(
     return [Piece(chunks * (end - begin), parts(leave, begin, end), parts(enter, begin, end)) for begin, end in ends]
 
 
-class PinnedPool:
-    """Memory of a pool that is registered with CUDA: tensors go through it to one group's collectives.
+def unaliased(
+    leave: list[tuple[int, torch.Tensor]], enter: list[tuple[int, torch.Tensor]]
+) -> list[tuple[int, torch.Tensor]]:
+    """The bytes that leave; copies on their GPU, if a piece that comes would overwrite some that have not left."""
 
-    While a call works on one half, the GPU fetches the result of the piece before from the other half, and brings the
-    next piece there. Both go through one stream, so that none comes to a half before the last has left it.
+    def overwrites(new: torch.Tensor, old: torch.Tensor) -> bool:
+        begin, at = new.storage_offset(), old.storage_offset()
+        if begin == at or new.untyped_storage().data_ptr() != old.untyped_storage().data_ptr():
+            return False
+        return bool(begin < at + len(old) and at < begin + len(new))
+
+    if not any(overwrites(new, old) for _, new in enter for _, old in leave):
+        return leave
+    copies = [torch.empty(it.shape, dtype=it.dtype, device=it.device) for _, it in leave]
+    with torch.no_grad():
+        return [(chunk, copy.copy_(it, non_blocking=True)) for copy, (chunk, it) in zip(copies, leave, strict=True)]
+
+
+class PinnedPool:
+    """Two halves of memory that is registered with CUDA, through which tensors go to one group's collectives.
+
+    The memory is the pool's, where peers read it, if each rank of the group has some. While a call works on one half,
+    the GPU fetches the result of the piece before from the other half, and brings the next piece there. A half is
+    filled once what was in it has left, whichever GPU it went to.
     """
 
-    def __init__(self, memory: "_core.PoolMemory") -> None:
+    def __init__(self, pool: "_core.Pool") -> None:
+        #: What there is of the pool.
+        self.pooled: _core.PoolMemory | None = None
+        try:
+            self.pooled = _core.PoolMemory.take(pool, 2 * HALF)
+        except PoolFullError as error:
+            warnings.warn(f"tensors of a GPU take a longer way, through private memory: {error}", stacklevel=2)
+        #: Whether all ranks have memory of the pool.
+        self.agreed = _core.Agreed()
+        memory = self.pooled or _core.Range(2 * HALF)
         try:
             pinned.register(memory)
         except RuntimeError as error:
-            warnings.warn(f"CUDA does not register memory of the pool, so copies take longer: {error}", stacklevel=2)
-        self.memory = memory
-        self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
+            warnings.warn(f"CUDA does not register memory, so copies take longer: {error}", stacklevel=2)
+        self.address = memory.address
+        with torch.inference_mode(False):
+            self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self._streams: dict[torch.device, Any] = {}
         self._turn = threading.Lock()
         # The piece whose call is over or under way, and has not been brought to the GPU.
         self._due: tuple[Passage, int] | None = None
-        # Once this is reached, all that was brought before has left the halves.
-        self._left: Any = None
+        # Once these are reached, all that was brought before has left the halves.
+        self._left: list[Any] = []
 
     def bring(self, passage: "Passage", number: int) -> None:
         """Returns once a piece is in its half; calls come in the order of the group's."""
         with self._turn:
             self._settle()
             if number == 0:
-                passage.stream.wait_event(passage.given)
-                if self._left is not None:
-                    passage.stream.wait_event(self._left)
+                for device in passage.given:
+                    for event in (*passage.given.values(), *self._left):
+                        self._stream(device).wait_event(event)
                 passage.gone = [self._copy_out(passage, 0)]
             gone = passage.gone[number]
             if number + 1 < len(passage.pieces):
                 passage.gone.append(self._copy_out(passage, number + 1))
             self._due = passage, number
-        gone.synchronize()
+        for event in gone:
+            event.synchronize()
 
     def finish(self, passage: "Passage") -> None:
         """Returns once all of an operation is on the GPU; its calls are over."""
         with self._turn:
             if self._due is not None and self._due[0] is passage:
                 self._settle()
-        passage.come.synchronize()
+        if passage.come is None:
+            raise PolderError("the operation's result was not copied to the GPU, by an error that was raised elsewhere")
+        for event in passage.come:
+            event.synchronize()
 
     def close(self) -> None:
-        """Forgets an operation that nobody has waited for, whose calls are over."""
+        """Has what the last call left brought to the GPU, and lets go of the memory. The group's calls are over."""
         with self._turn:
-            self._due = None
+            self._settle()
+            self.pooled, self._bytes = None, torch.empty(0, dtype=torch.uint8)
 
-    def _copy_out(self, passage: "Passage", number: int) -> Any:
-        with torch.cuda.stream(passage.stream):
-            for place, tensor in passage.pieces[number].leave:
-                self._part(number, place, tensor).copy_(tensor, non_blocking=True)
-        return passage.stream.record_event()
+    def _stream(self, device: torch.device) -> Any:
+        """A stream of this group's own: what waits on it makes no other wait."""
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+    def _copy_out(self, passage: "Passage", number: int) -> list[Any]:
+        """What is reached once a piece is in its half, and what was there before has left it."""
+        leave = passage.pieces[number].leave
+        for device in {tensor.device for _, tensor in leave}:
+            for event in self._left:
+                self._stream(device).wait_event(event)
+        gone = self._copy((self._part(number, place, tensor), tensor, tensor.device) for place, tensor in leave)
+        return gone + self._left
 
     def _settle(self) -> None:
         """Has what the last call left brought to the GPU."""
         if self._due is None:
             return
         (passage, number), self._due = self._due, None
-        with torch.cuda.stream(passage.stream), torch.no_grad():
-            for place, tensor in passage.pieces[number].enter:
-                tensor.copy_(self._part(number, place, tensor), non_blocking=True)
-                # Nobody has to wait for an operation: what uses these bytes next waits for the copy.
-                tensor.record_stream(passage.stream)
-        passage.come = self._left = passage.stream.record_event()
+        enter = passage.pieces[number].enter
+        passage.come = self._left = self._copy(
+            (tensor, self._part(number, place, tensor), tensor.device) for place, tensor in enter
+        )
+        for _, tensor in enter:
+            # Nobody has to wait for an operation: what uses these bytes next waits for the copy.
+            tensor.record_stream(self._stream(tensor.device))
+
+    def _copy(self, copies: Iterable[tuple[torch.Tensor, torch.Tensor, torch.device]]) -> list[Any]:
+        """Copies the second into the first on the stream of a device; an event behind each stream."""
+        streams: dict[torch.device, Any] = {}
+        # A tensor of inference takes part as any other.
+        with torch.inference_mode():
+            for target, source, device in copies:
+                streams[device] = self._stream(device)
+                with torch.cuda.device(device), torch.cuda.stream(streams[device]):
+                    target.copy_(source, non_blocking=True)
+        return [stream.record_event() for stream in streams.values()]
 
     def _part(self, number: int, place: int, like: torch.Tensor) -> torch.Tensor:
         begin = number % 2 * HALF + place
@@ -231,16 +288,16 @@ class PinnedPool:
 
 
 class Passage:
-    """One operation's way through a `PinnedPool`, behind what the current stream was given before."""
+    """One operation's way through a `PinnedPool`, behind what the current streams were given before."""
 
-    def __init__(self, pool: PinnedPool, pieces: list[Piece], device: torch.device) -> None:
+    def __init__(self, pool: PinnedPool, pieces: list[Piece]) -> None:
         self._pool = pool
         self.pieces = pieces
-        self.stream = pinned.stream(device)
-        self.given = torch.cuda.current_stream(device).record_event()
-        # Reached once each piece that was begun has left the GPU, and once what was brought last is on it.
-        self.gone: list[Any] = []
-        self.come: Any = None
+        devices = {tensor.device for piece in pieces for _, tensor in (*piece.leave, *piece.enter)}
+        self.given = {device: torch.cuda.current_stream(device).record_event() for device in devices}
+        # Reached once each piece that was begun can be worked on, and once what was brought last is on the GPU.
+        self.gone: list[list[Any]] = []
+        self.come: list[Any] | None = None
 
     def places(self) -> "Iterable[tuple[int, int, Callable[[], None]]]":
         """Of each piece where it begins in the pool's memory, its bytes, and what brings it there."""

@@ -1,6 +1,7 @@
 """What a collective gives back: work that is over, or on its way."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -80,9 +81,10 @@ class Pending(Work):
     def wait(self, timeout: timedelta = timedelta()) -> bool:
         """Waits for the operation; raises what went wrong with it."""
         seconds = timeout.total_seconds()
+        end = time.monotonic() + seconds
         for ticket in self.tickets:
             try:
-                is_done = self._wait_for(ticket, seconds if seconds > 0 else None)
+                is_done = self._wait_for(ticket, max(end - time.monotonic(), 0.0) if seconds > 0 else None)
             except PeerTimeoutError as error:
                 if self._explain is not None:
                     self._explain(error)

@@ -10,8 +10,6 @@ import torch
 real_copy, real_empty = torch.Tensor.copy_, torch.empty
 registered: dict[int, int] = {}
 registrations: list[int] = []
-at_work = threading.RLock()
-"""Who does what streams have to do."""
 
 
 class Stream:
@@ -20,6 +18,7 @@ class Stream:
     def __init__(self, _device: object = None) -> None:
         self._work: deque[Callable[[], object]] = deque()
         self._given = self._ran = 0
+        self._at_work = threading.RLock()
 
     def queue(self, work: Callable[[], object]) -> None:
         self._work.append(work)
@@ -35,10 +34,14 @@ class Stream:
         self.wait_event(other.record_event())
 
     def run(self, until: int) -> None:
-        with at_work:
+        if self._ran >= until:
+            # What another thread is at comes later.
+            return
+        # Copies were checked when they were given.
+        with self._at_work, torch.inference_mode():
             while self._ran < until:
-                self._ran += 1
                 self._work.popleft()()
+                self._ran += 1
 
     def synchronize(self) -> None:
         self.run(self._given)
@@ -125,6 +128,7 @@ def copy(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -
     hosts = [tensor for tensor in (self, source) if not isinstance(tensor, OnGpu)]
     if len(hosts) == 2:
         return real_copy(self, source, non_blocking)
+    assert torch.is_inference_mode_enabled() or not self.is_inference()
     for host in hosts:
         at, nbytes = host.data_ptr(), host.nbytes
         assert non_blocking and (not nbytes or any(0 <= at - of < of_bytes for of, of_bytes in registered.items()))
@@ -143,4 +147,5 @@ def install() -> None:
     torch.cuda.is_available, torch.cuda.cudart = lambda: True, Cuda
     torch.cuda.check_error, torch.cuda.device_count = lambda code: None, lambda: 0
     torch.cuda.get_device_capability = lambda _: (8, 0)
+    torch.cuda.device = lambda _: contextlib.nullcontext()
     torch.cuda.Stream, torch.cuda.stream, torch.cuda.current_stream = Stream, using, lambda _: main

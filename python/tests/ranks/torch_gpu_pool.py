@@ -1,6 +1,7 @@
 """Long tensors of a GPU in the calls that go through the pool, as `torch_gpu.py`."""
 
 import sys
+import threading
 
 import stand_in
 import torch
@@ -8,7 +9,6 @@ import torch.distributed as dist
 from stand_in import main, plain, registered
 from torch_meet import meet
 
-from polder.pinned import stream
 from polder.torch.gpu import HALF
 
 IS_REAL = sys.argv[3] == "real"
@@ -76,6 +76,25 @@ if IS_REAL:
     dist.broadcast(turned := given(torch.view_as_complex(mine.view(-1, 2))), 1)
     assert holds(turned, torch.view_as_complex(everyones[1].view(-1, 2)))
 
+# An output over an input, at its place and elsewhere; the same on a CPU says what belongs there.
+for begin in (rank * LONG, (rank + 1) % size * LONG, LONG // 2):
+    over, other = drawn(rank, size * LONG), given(drawn(rank, size * LONG))
+    dist.all_gather_into_tensor(over, over[begin : begin + LONG].clone())
+    dist.all_gather_into_tensor(other, other[begin : begin + LONG])
+    assert holds(other, over)
+    whole = torch.cat(parts)
+    dist.reduce_scatter_tensor(expected := torch.zeros(LONG), whole)
+    dist.reduce_scatter_tensor((other := given(whole))[begin : begin + LONG], other)
+    assert holds(other[begin : begin + LONG], expected)
+
+# In inference mode, where tensors of their own kind come from.
+with torch.inference_mode():
+    work = dist.all_reduce(inferred := given(mine), async_op=True)
+    assert work.wait() and holds(inferred, total)
+version = (tensor := given(mine))._version
+dist.all_reduce(tensor)
+assert holds(tensor, total) and (not IS_REAL or tensor._version > version)
+
 # Several on their way, and between them others that are not long: each comes whole, in whatever order it is waited for.
 works = []
 for number in range(6):
@@ -93,17 +112,26 @@ assert future.then(lambda done: done.value()[0] is tensor and holds(tensor, tota
 # Nobody waits for this one.
 dist.all_reduce(given(mine), async_op=True)
 
+# What a short call waits for on the GPU does not hold a long one up that was called before it.
+if not IS_REAL:
+    is_through, was_late = threading.Event(), []
+    long = dist.all_reduce(tensor := given(mine), async_op=True)
+    main.queue(lambda: was_late.append(not is_through.wait(20)))
+    short = dist.all_reduce(other := given(mine[:100]), async_op=True)
+    assert long.wait() and holds(tensor, total)
+    is_through.set()
+    assert short.wait() and holds(other, total[:100]) and was_late == [False]
+
 # A group of its own has a place of its own.
 group = dist.new_group([0, 1])
 if rank < 2:
     dist.all_reduce(pair := given(mine), group=group)
     assert holds(pair, everyones[0] + everyones[1])
     assert IS_REAL or len(registered) >= before + 2
+late = dist.all_reduce(tensor := given(mine), async_op=True)
 dist.barrier()
-del work, works, future
 dist.destroy_process_group()
-if not IS_REAL:
-    # What the stand-in has still to do keeps its memory.
-    stream(torch.device("cuda", 0)).synchronize()
+# Its result is there, and its memory is not held.
+assert late.wait() and holds(tensor, total)
 assert not registered
 print("equal")
