@@ -25,8 +25,8 @@ from polder.pinned import forget
 __all__ = ["HALF", "SHORT", "Passage", "Piece", "PinnedPool", "cut", "dense", "flat", "unaliased"]
 __all__ += ["copied_out", "copy_in", "forget", "leaving", "room_for"]
 
-SHORT = 64 << 10
-"""Messages of fewer bytes go through private memory: there the latency counts, not the copy."""
+SHORT = 1 << 20
+"""Messages of fewer bytes go through private memory: there two looks at the GPU more take longer than a copy less."""
 
 HALF = 8 << 20
 """Bytes of one of the two places in the pool that the pieces of a tensor take in turn."""

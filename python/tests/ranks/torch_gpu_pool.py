@@ -9,7 +9,7 @@ import torch.distributed as dist
 from stand_in import main, plain, registered
 from torch_meet import meet
 
-from polder.torch.gpu import HALF
+from polder.torch.gpu import HALF, SHORT
 
 IS_REAL = sys.argv[3] == "real"
 
@@ -61,8 +61,8 @@ dist.reduce_scatter_tensor(part := given(torch.zeros(LONG)), given(torch.cat(par
 assert holds(part, expected)
 
 # Of the shortest length, strided, of another type, and what requires a gradient.
-dist.all_reduce(edge := given(torch.full((1 << 14,), rank + 0.5)))
-assert holds(edge, torch.full((1 << 14,), size * size / 2))
+dist.all_reduce(edge := given(torch.full((SHORT // 4,), rank + 0.5)))
+assert holds(edge, torch.full((SHORT // 4,), size * size / 2))
 dist.all_reduce(strided := given(mine[: LONG // 4 * 4].view(4, -1).t()))
 assert holds(strided, total[: LONG // 4 * 4].view(4, -1).t())
 flags = torch.zeros(HALF + 3, dtype=torch.bool)
