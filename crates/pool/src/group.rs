@@ -310,6 +310,15 @@ impl<M: Memory> Group<M> {
         Ok(rank != self.rank && is_dead().map_err(PoolError::Memory)?)
     }
 
+    /// Whether the group can go on.
+    ///
+    /// # Errors
+    /// [`PoolError::Broken`] after an error of the group.
+    pub fn expect_whole(&self) -> Result<(), PoolError> {
+        let broken = |cause: &PoolError| PoolError::Broken { what: "group", cause: Box::new(cause.clone()) };
+        self.broken.as_ref().map_or(Ok(()), |cause| Err(broken(cause)))
+    }
+
     /// Looks afresh at `rank`, and fails with what it gave up with if it has. A barrier may have seen it come, and no more since then.
     ///
     /// # Errors
@@ -339,9 +348,7 @@ impl<M: Memory> Group<M> {
         signature: Signature,
         body: impl FnOnce(&mut Self) -> Result<T, Failure>,
     ) -> Result<T, PoolError> {
-        if let Some(cause) = &self.broken {
-            return Err(PoolError::Broken { what: "group", cause: Box::new(cause.clone()) });
-        }
+        self.expect_whole()?;
         self.before = std::mem::replace(&mut self.operation, signature);
         self.sequence += 1;
         body(self).map_err(|failure| self.fail(failure))

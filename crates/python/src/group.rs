@@ -532,6 +532,10 @@ impl<M: Memory + Send + Sync> Collectives for Runner<M> {
         outcome
     }
 
+    fn expect_whole(&self) -> Result<(), PoolError> {
+        self.group.expect_whole()
+    }
+
     fn called_ahead(&self, rank: usize) -> Option<String> {
         self.group.called_ahead(rank)
     }

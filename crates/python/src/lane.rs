@@ -117,6 +117,9 @@ pub(crate) trait Collectives: Send {
     /// The call's spans stay alive, those that it reads unwritten, and those that it writes untouched by others.
     unsafe fn run(&mut self, call: &Call, timeout: Option<Duration>, beside: bool) -> Result<(), PoolError>;
 
+    /// Fails when the group is broken: then nothing that peers may still read is written any more.
+    fn expect_whole(&self) -> Result<(), PoolError>;
+
     /// The operation that `rank` has called and this one has not.
     fn called_ahead(&self, rank: usize) -> Option<String>;
 
@@ -230,6 +233,7 @@ impl Lane {
             py.check_signals()?;
         }
         if let Some(ready) = arrays.and_then(|arrays| arrays.ready.as_ref()) {
+            py.detach(|| self.shared.expect_whole()).map_err(errors::raise)?;
             // The others wait for this call.
             ready.call0(py).inspect_err(|_| self.give_up(py))?;
         }
@@ -365,6 +369,10 @@ impl Shared {
         }
     }
 
+    fn expect_whole(&self) -> Result<(), PoolError> {
+        lock(&self.runner).as_ref().map_or_else(|| Err(closed()), |runner| runner.expect_whole())
+    }
+
     fn give_up(&self) {
         if let Some(runner) = lock(&self.runner).as_mut() {
             runner.give_up();
@@ -377,8 +385,8 @@ impl Shared {
             // SAFETY: whoever submitted it promised so until the ticket is done.
             let run = || unsafe { self.run(&job.call, job.timeout, true) };
             // The others wait for this call.
-            let ready = job.arrays.wait().inspect_err(|_| self.give_up());
-            let outcome = ready.and_then(|()| run());
+            let ready = || job.arrays.wait().inspect_err(|_| self.give_up());
+            let outcome = self.expect_whole().and_then(|()| ready()).and_then(|()| run());
             lock(&self.queue).running = false;
             self.turn.notify_all();
             job.ticket.finish(outcome, &job.tellers);

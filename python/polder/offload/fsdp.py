@@ -45,6 +45,8 @@ class Sharded:
                 "shard with CPUOffloadPolicy(pin_memory=False)"
             )
         self._kept: dict[torch.Tensor, Any] = {}
+        # What was put before a method of a class, with its name and owner.
+        self._before: list[tuple[Any, str, Any]] = []
         self._warned = False
         #: Bytes of reduced gradients that lie elsewhere until they are copied, at most at once.
         self.passing = 0
@@ -57,16 +59,23 @@ class Sharded:
                     with torch.no_grad():
                         local(place).copy_(local(parameter.grad))
                     parameter.grad = place
-                # Found before the methods of their classes.
-                part.to_sharded_dtensor = functools.partial(self._keep, part)
+            self._put_before(part, "to_sharded_dtensor", functools.partial(self._keep, part))
         for group in groups:
             if group.device.type == "cuda":
-                group.post_backward = functools.partial(_reduce, group)
+                self._put_before(group, "post_backward", functools.partial(_reduce, group))
+
+    def _put_before(self, owner: Any, name: str, call: Any) -> None:
+        setattr(owner, name, call)
+        self._before.append((owner, name, call))
 
     @torch.no_grad()
     def _keep(self, part: Any, reduced: torch.Tensor) -> Any:
         """The gradient of a parameter that had none, in its place."""
-        kept = self._kept[part.sharded_param]
+        kept = self._kept.get(part.sharded_param)
+        kind = cast("Any", type(part))
+        if kept is None:
+            # Frozen when it was placed, or put in the place of one that was.
+            return kind.to_sharded_dtensor(part, reduced.cpu())
         if sys.getrefcount(kept) > _OURS or sys.getrefcount(kept._local_tensor) > _OURS - 1:
             if not self._warned:
                 self._warned = True
@@ -76,13 +85,16 @@ class Sharded:
                     "placement; drop it, or keep a clone",
                     stacklevel=2,
                 )
-            kind = cast("Any", type(part))
             return kind.to_sharded_dtensor(part, reduced.cpu())
         if reduced.is_cuda:
             local(kept).copy_(reduced, non_blocking=True)
-            # FSDP2 waits for it at the end of the backward pass.
+            # FSDP2 waits for it at the end of the backward pass; the program's hooks read the gradient at once.
             part.grad_offload_event = torch.cuda.current_stream(reduced.device).record_event()
+            if getattr(part.sharded_param, "_post_accumulate_grad_hooks", None):
+                part.grad_offload_event.synchronize()
         else:
+            if part.grad_offload_event is not None:
+                part.grad_offload_event.synchronize()
             self.passing = max(self.passing, reduced.untyped_storage().nbytes())
             local(kept).copy_(reduced)
         return kept
@@ -101,10 +113,11 @@ class Sharded:
 
     def release(self) -> None:
         """Leaves gradients where FSDP2 makes them."""
-        for it in (*self._parts, *self._groups):
-            own = cast("dict[str, Any]", vars(it))
-            own.pop("to_sharded_dtensor", None)
-            own.pop("post_backward", None)
+        while self._before:
+            owner, name, call = self._before.pop()
+            # Another placement may have put its own there since then.
+            if cast("dict[str, Any]", vars(owner)).get(name) is call:
+                delattr(owner, name)
 
     def close(self) -> None:
         """Moves weights and gradients into memory of torch."""
@@ -124,17 +137,24 @@ _CPU = torch.device("cpu")
 
 
 class _StayOnGpu(TorchFunctionMode):
-    """Leaves reduced gradients on the GPU, which are copied to memory of torch otherwise."""
+    """Leaves reduced gradients on the GPU, which are copied to memory of torch otherwise.
+
+    The calls are those of ``foreach_reduce``. Hooks of the program run here too, and may call whatever they like.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.to and args[0].is_cuda and args[1:] == (_CPU,):
+        kwargs = kwargs or {}
+        given = args[1] if len(args) == 2 else None
+        is_to_cpu = func is torch.Tensor.to and isinstance(given, torch.device) and given == _CPU
+        if is_to_cpu and args[0].is_cuda and list(kwargs) == ["non_blocking"]:
             return args[0]
-        if func in (torch.Tensor.__iadd__, torch.Tensor.add_) and not args[0].is_cuda and args[1].is_cuda:
-            reduced = pinned.room(args[1].nbytes).view(args[1].dtype).view(args[1].shape)
-            reduced.copy_(args[1], non_blocking=True)
-            torch.cuda.current_stream(args[1].device).synchronize()
+        is_sum = func in (torch.Tensor.__iadd__, torch.Tensor.add_) and not kwargs
+        if is_sum and isinstance(given, torch.Tensor) and given.is_cuda and not args[0].is_cuda:
+            reduced = pinned.room(given.nbytes).view(given.dtype).view(given.shape)
+            reduced.copy_(given, non_blocking=True)
+            torch.cuda.current_stream(given.device).synchronize()
             args = args[0], reduced
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _reduce(group: Any, *given: Any) -> Any:

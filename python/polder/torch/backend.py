@@ -644,12 +644,14 @@ class ProcessGroupPolder(dist.ProcessGroup):
             self._channel.close()
             self._core.close()
         finally:
-            if self._pinned is not None:
-                self._pinned.close()
-                self._pinned = None
-            self._attachment.release(self)
-            if not attachments:
-                gpu.forget()
+            pinned, self._pinned = self._pinned, None
+            try:
+                if pinned is not None:
+                    pinned.close()
+            finally:
+                self._attachment.release(self)
+                if not attachments:
+                    gpu.forget()
 
     def abort(self) -> None:
         """As `shutdown`: an operation that waits for a rank ends by its timeout."""
@@ -777,23 +779,26 @@ class ProcessGroupPolder(dist.ProcessGroup):
         limit, is_async = opts.timeout.total_seconds(), opts.asyncOp
         seconds = limit if limit > 0 else self._seconds
         began = time.time_ns() if self._trace is not None else 0
-        tickets: list[_core.Ticket | None] = []
+        agreeing: _core.Ticket | None = None
+        passage: gpu.Passage | None = None
         is_begun = self._pinned is None
         try:
             pinned = self._pinned
             if pinned is None:
                 pinned = self._pinned = gpu.PinnedPool(self._attachment.pool)
                 has_memory = pinned.pooled is not None
-                tickets.append(self._core.agree(pinned.agreed, has_memory, nbytes, seconds, not is_async, None))
+                agreeing = self._core.agree(pinned.agreed, has_memory, nbytes, seconds, not is_async, None)
                 is_begun = False
             passage = gpu.Passage(pinned, pieces)
             for begin, length, bring in passage.places():
                 at = (pinned.agreed, pinned.pooled, pinned.address, begin, length, nbytes)
-                tickets.append(
-                    self._core.start_piece(what, *at, dtype, op, root, seconds, not is_async, passage, bring)
-                )
+                ticket = self._core.start_piece(what, *at, dtype, op, root, seconds, not is_async, passage, bring)
+                if ticket is not None:
+                    passage.tickets.append(ticket)
                 is_begun = True
         except BaseException as error:
+            if passage is not None and self._pinned is not None:
+                self._pinned.drop(passage)
             if is_begun:
                 # The others wait for the pieces that do not come.
                 self._core.give_up()
@@ -807,7 +812,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 if output is not target:
                     gpu.copy_in([target], [output])
 
-        pending = [ticket for ticket in tickets if ticket is not None]
+        pending = [agreeing, *passage.tickets] if agreeing is not None else passage.tickets
         if self._trace is not None:
             self._ends(pending[-1] if pending else None, what, began, inputs or outputs, op=op, root=root)
         if pending:

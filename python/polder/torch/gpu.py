@@ -227,6 +227,12 @@ class PinnedPool:
         for event in gone:
             event.synchronize()
 
+    def drop(self, passage: "Passage") -> None:
+        """Leaves the tensors of an operation alone that has failed."""
+        with self._turn:
+            if self._due is not None and self._due[0] is passage:
+                self._due = None
+
     def finish(self, passage: "Passage") -> None:
         """Returns once all of an operation is on the GPU; its calls are over."""
         with self._turn:
@@ -240,8 +246,10 @@ class PinnedPool:
     def close(self) -> None:
         """Has what the last call left brought to the GPU, and lets go of the memory. The group's calls are over."""
         with self._turn:
-            self._settle()
-            self.pooled, self._bytes = None, torch.empty(0, dtype=torch.uint8)
+            try:
+                self._settle()
+            finally:
+                self.pooled, self._bytes = None, torch.empty(0, dtype=torch.uint8)
 
     def _stream(self, device: torch.device) -> Any:
         """A stream of this group's own: what waits on it makes no other wait."""
@@ -259,10 +267,14 @@ class PinnedPool:
         return gone + self._left
 
     def _settle(self) -> None:
-        """Has what the last call left brought to the GPU."""
+        """Has what the last call left brought to the GPU, if it did not fail."""
         if self._due is None:
             return
         (passage, number), self._due = self._due, None
+        passage.come = None
+        ticket = passage.tickets[number] if passage.tickets else None
+        if ticket is not None and ticket.error() is not None:
+            return
         enter = passage.pieces[number].enter
         passage.come = self._left = self._copy(
             (tensor, self._part(number, place, tensor), tensor.device) for place, tensor in enter
@@ -298,6 +310,8 @@ class Passage:
         # Reached once each piece that was begun can be worked on, and once what was brought last is on the GPU.
         self.gone: list[list[Any]] = []
         self.come: list[Any] | None = None
+        #: Of each piece what its call has returned, where calls go on behind the program.
+        self.tickets: list[_core.Ticket] = []
 
     def places(self) -> "Iterable[tuple[int, int, Callable[[], None]]]":
         """Of each piece where it begins in the pool's memory, its bytes, and what brings it there."""

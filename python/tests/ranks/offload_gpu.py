@@ -110,8 +110,13 @@ class Group:
 
     def post_backward(self, reduced: torch.Tensor, gradient: torch.Tensor) -> None:
         assert reduced.to(torch.device("cpu"), non_blocking=True) is reduced
-        assert reduced.to(torch.float64) is not reduced
         gradient += reduced
+        # What a hook of the program may do here.
+        assert reduced.to(torch.float64) is not reduced
+        steps = torch.zeros(())
+        steps += 1
+        steps.add_(other=steps)
+        assert steps == 2
 
 
 gradient = torch.full((1000,), 2.0)

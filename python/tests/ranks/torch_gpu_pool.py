@@ -9,6 +9,7 @@ import torch.distributed as dist
 from stand_in import main, plain, registered
 from torch_meet import meet
 
+import polder
 from polder.torch.gpu import HALF, SHORT
 
 IS_REAL = sys.argv[3] == "real"
@@ -75,6 +76,18 @@ if IS_REAL:
     # c10d makes of it a tensor that the stand-in does not know.
     dist.broadcast(turned := given(torch.view_as_complex(mine.view(-1, 2))), 1)
     assert holds(turned, torch.view_as_complex(everyones[1].view(-1, 2)))
+
+# A call that fails leaves its tensor alone from then on.
+failed = given(mine)
+try:
+    dist.all_reduce(failed, dist.ReduceOp.BAND)
+except polder.PolderError as error:
+    assert "floats have sum" in str(error)
+if not IS_REAL:
+    main.queue(lambda: plain(failed).fill_(5))
+    main.synchronize()
+    dist.all_reduce(sums := given(mine))
+    assert holds(sums, total) and holds(failed, torch.full((LONG,), 5.0))
 
 # An output over an input, at its place and elsewhere; the same on a CPU says what belongs there.
 for begin in (rank * LONG, (rank + 1) % size * LONG, LONG // 2):
