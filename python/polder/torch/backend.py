@@ -761,21 +761,8 @@ class ProcessGroupPolder(dist.ProcessGroup):
     ) -> Work:
         """As `_run_lists`, through memory of the pool that the GPU copies to and from, piece by piece."""
         inputs, outputs = [gpu.dense(it) for it in sources], [gpu.dense(it) for it in targets]
-        is_chunked = what in ("all-gather", "reduce-scatter")
-        chunks, own = (self._group_size, self._rank) if is_chunked else (1, 0)
-
-        def numbered(tensors: list[torch.Tensor], is_whole: bool) -> list[tuple[int, torch.Tensor]]:
-            parts = [gpu.flat(it) for it in tensors]
-            if not is_whole:
-                return [(own, part) for part in parts]
-            if len(parts) == 1:
-                length = len(parts[0]) // chunks
-                parts = [parts[0][chunk * length : (chunk + 1) * length] for chunk in range(chunks)]
-            return list(enumerate(parts))
-
-        leave, enter = numbered(inputs, what == "reduce-scatter"), numbered(outputs, what == "all-gather")
-        pieces = gpu.cut(gpu.unaliased(leave, enter), enter, chunks)
-        nbytes, (dtype, _) = len((*leave, *enter)[0][1]), _elements(what, (sources or targets)[0].dtype)
+        pieces, nbytes = self._pieces(what, inputs, outputs)
+        dtype, _ = _elements(what, (sources or targets)[0].dtype)
         limit, is_async = opts.timeout.total_seconds(), opts.asyncOp
         seconds = limit if limit > 0 else self._seconds
         began = time.time_ns() if self._trace is not None else 0
@@ -819,6 +806,27 @@ class ProcessGroupPolder(dist.ProcessGroup):
             return Pending(pending, tensors, back, self._explain)
         back()
         return self._done
+
+    def _pieces(
+        self, what: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> tuple[list[gpu.Piece], int]:
+        """The pieces of a message between contiguous tensors, and the bytes that ranks compare: those of a chunk."""
+        is_chunked = what in ("all-gather", "reduce-scatter")
+        chunks, own = (self._group_size, self._rank) if is_chunked else (1, 0)
+
+        def numbered(tensors: list[torch.Tensor], is_whole: bool) -> list[tuple[int, torch.Tensor]]:
+            parts = [gpu.flat(it) for it in tensors]
+            if not is_whole:
+                return [(own, part) for part in parts]
+            if len(parts) == 1:
+                length = len(parts[0]) // chunks
+                parts = [parts[0][chunk * length : (chunk + 1) * length] for chunk in range(chunks)]
+            return list(enumerate(parts))
+
+        leave, enter = numbered(inputs, what == "reduce-scatter"), numbered(outputs, what == "all-gather")
+        if any(gpu.overlap(enter[at][1], it) for at in range(len(enter)) for _, it in enter[at + 1 :]):
+            raise ArgumentError(f"{what} got outputs that share memory; give each its own")
+        return gpu.cut(gpu.unaliased(leave, enter), enter, chunks), len((*leave, *enter)[0][1])
 
     def _together(self, works: list[Work], tensors: list[torch.Tensor]) -> Work:
         pending = [work for work in works if isinstance(work, Pending)]

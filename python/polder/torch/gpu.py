@@ -22,7 +22,7 @@ from polder.pinned import forget
 # torch's stubs leave streams and copies without types.
 # pyright: reportUnknownMemberType=false
 
-__all__ = ["HALF", "SHORT", "Passage", "Piece", "PinnedPool", "cut", "dense", "flat", "unaliased"]
+__all__ = ["HALF", "SHORT", "Passage", "Piece", "PinnedPool", "cut", "dense", "flat", "overlap", "unaliased"]
 __all__ += ["copied_out", "copy_in", "forget", "leaving", "room_for"]
 
 SHORT = 1 << 20
@@ -161,16 +161,21 @@ def cut(
     return [Piece(chunks * (end - begin), parts(leave, begin, end), parts(enter, begin, end)) for begin, end in ends]
 
 
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of bytes share one."""
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    begin, at = one.storage_offset(), other.storage_offset()
+    return bool(begin < at + len(other) and at < begin + len(one))
+
+
 def unaliased(
     leave: list[tuple[int, torch.Tensor]], enter: list[tuple[int, torch.Tensor]]
 ) -> list[tuple[int, torch.Tensor]]:
     """The bytes that leave; copies on their GPU, if a piece that comes would overwrite some that have not left."""
 
     def overwrites(new: torch.Tensor, old: torch.Tensor) -> bool:
-        begin, at = new.storage_offset(), old.storage_offset()
-        if begin == at or new.untyped_storage().data_ptr() != old.untyped_storage().data_ptr():
-            return False
-        return bool(begin < at + len(old) and at < begin + len(new))
+        return overlap(new, old) and bool(new.storage_offset() != old.storage_offset())
 
     if not any(overwrites(new, old) for _, new in enter for _, old in leave):
         return leave

@@ -89,6 +89,13 @@ if not IS_REAL:
     dist.all_reduce(sums := given(mine))
     assert holds(sums, total) and holds(failed, torch.full((LONG,), 5.0))
 
+try:
+    dist.all_gather([whole[:LONG] for _ in range(size)], given(mine))
+except polder.ArgumentError as error:
+    assert "share memory" in str(error)
+else:
+    raise AssertionError("outputs that share memory are refused")
+
 # An output over an input, at its place and elsewhere; the same on a CPU says what belongs there.
 for begin in (rank * LONG, (rank + 1) % size * LONG, LONG // 2):
     over, other = drawn(rank, size * LONG), given(drawn(rank, size * LONG))
