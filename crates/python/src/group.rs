@@ -79,10 +79,11 @@ impl Group {
         &self,
         py: Python<'_>,
         call: Call,
-        timeout: Option<Duration>,
+        timeout: Option<f64>,
         wait: bool,
         arrays: Arrays,
     ) -> PyResult<Option<Ticket>> {
+        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         let lane = self.lane()?;
         if wait {
             // SAFETY: `arrays` live until this returns.
@@ -351,7 +352,6 @@ impl Group {
             }
             None => return Err(argument(format!("torch starts no collective {collective:?}"))),
         };
-        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         // SAFETY: as above.
         unsafe { self.launch(py, call, timeout, wait, Arrays { ready, _kept: arrays }) }
     }
@@ -391,7 +391,6 @@ impl Group {
             _ => None,
         };
         let call = Call::Lists { collective, root, op, from, into };
-        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         // SAFETY: as in `start`; no two of the spans that are written overlap.
         unsafe { self.launch(py, call, timeout, wait, Arrays { ready, _kept: arrays }) }
     }
@@ -409,7 +408,6 @@ impl Group {
         arrays: Py<PyAny>,
     ) -> PyResult<Option<Ticket>> {
         let call = Call::Agree { yes, message, verdict: Arc::clone(&agreed.get().0) };
-        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         // SAFETY: the call has no spans.
         unsafe { self.launch(py, call, timeout, wait, Arrays { ready: None, _kept: arrays }) }
     }
@@ -469,7 +467,6 @@ impl Group {
         let verdict = Arc::clone(&agreed.get().0);
         let call =
             Call::Piece { message, verdict, in_pool: in_pool.map(Box::new), private: Box::new(private) };
-        let timeout = timeout.map(pool::span).transpose()?.map(|span| span.0);
         // SAFETY: as above.
         unsafe { self.launch(py, call, timeout, wait, Arrays { ready: Some(ready), _kept: arrays }) }
     }

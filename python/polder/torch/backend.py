@@ -695,7 +695,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         flats = _all_contiguous(sources, what)
         outputs, back = _all_out(targets, what)
         dtype, width = _elements(what, (sources or targets)[0].dtype)
-        limit, is_async = opts.timeout.total_seconds(), opts.asyncOp
+        is_async = opts.asyncOp
         began = time.time_ns() if self._trace is not None else 0
         try:
             ticket = self._core.start_lists(
@@ -705,7 +705,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
                 dtype,
                 op,
                 root,
-                limit if limit > 0 else self._seconds,
+                self._limit(opts),
                 not is_async,
                 (flats, outputs),
                 _leaving(is_async),
@@ -721,10 +721,15 @@ class ProcessGroupPolder(dist.ProcessGroup):
             back()
         return self._done
 
+    def _limit(self, opts: Any) -> float:
+        """Seconds that an operation may wait for a rank."""
+        limit: float = opts.timeout.total_seconds()
+        return limit if limit > 0 else self._seconds
+
     def _start(
         self, what: str, source: torch.Tensor, target: torch.Tensor, opts: Any, op: str = "sum", root: int = 0
     ) -> "_core.Ticket | None":
-        limit, is_async = opts.timeout.total_seconds(), opts.asyncOp
+        is_async = opts.asyncOp
         dtype, width = _elements(what, source.dtype)
         began = time.time_ns() if self._trace is not None else 0
         ticket = self._core.start(
@@ -734,7 +739,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
             dtype,
             op,
             root,
-            limit if limit > 0 else self._seconds,
+            self._limit(opts),
             not is_async,
             (source, target),
             _leaving(is_async),
@@ -763,8 +768,7 @@ class ProcessGroupPolder(dist.ProcessGroup):
         inputs, outputs = [gpu.dense(it) for it in sources], [gpu.dense(it) for it in targets]
         pieces, nbytes = self._pieces(what, inputs, outputs)
         dtype, _ = _elements(what, (sources or targets)[0].dtype)
-        limit, is_async = opts.timeout.total_seconds(), opts.asyncOp
-        seconds = limit if limit > 0 else self._seconds
+        seconds, is_async = self._limit(opts), opts.asyncOp
         began = time.time_ns() if self._trace is not None else 0
         agreeing: _core.Ticket | None = None
         passage: gpu.Passage | None = None

@@ -222,7 +222,7 @@ class PinnedPool:
             self._settle()
             if number == 0:
                 for device in passage.given:
-                    for event in (*passage.given.values(), *self._left):
+                    for event in passage.given.values():
                         self._stream(device).wait_event(event)
                 passage.gone = [self._copy_out(passage, 0)]
             gone = passage.gone[number]

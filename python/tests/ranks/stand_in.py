@@ -1,11 +1,15 @@
 """A stand-in for CUDA: it does what was given to a stream when somebody waits for that, and not before."""
 
 import contextlib
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
 import torch
+
+IS_REAL = sys.argv[3:4] == ["real"]
+"""Whether the script runs on a GPU, and without the stand-in."""
 
 real_copy, real_empty = torch.Tensor.copy_, torch.empty
 registered: dict[int, int] = {}
@@ -122,6 +126,21 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
     return torch.Tensor._make_subclass(OnGpu, tensor)
+
+
+def given(value: torch.Tensor) -> torch.Tensor:
+    """A tensor on the GPU that has this value once the current stream has come so far."""
+    if IS_REAL:
+        torch.cuda._sleep(10_000_000)
+        return value.to("cuda", non_blocking=True)
+    tensor = on_gpu(torch.full_like(value, 77))
+    main.queue(lambda: plain(tensor).copy_(value))
+    return tensor
+
+
+def holds(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether what any stream sees now is this."""
+    return torch.equal(tensor.detach().cpu() if IS_REAL else plain(tensor), value)
 
 
 def copy(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

@@ -1,36 +1,18 @@
 """Every call of c10d on tensors of a GPU, with a stand-in for CUDA where there is none: ``real`` asks for a GPU."""
 
-import sys
 import threading
 
 import stand_in
 import torch
 import torch.distributed as dist
-from stand_in import main, plain, registered, registrations
+from stand_in import IS_REAL, given, holds, main, plain, registered, registrations
 from torch_meet import meet
-
-IS_REAL = sys.argv[3] == "real"
 
 meet()
 rank, size = dist.get_rank(), dist.get_world_size()
 after, before = (rank + 1) % size, (rank - 1) % size
 if not IS_REAL:
     stand_in.install()
-
-
-def given(value: torch.Tensor) -> torch.Tensor:
-    """A tensor on the GPU that has this value once the current stream has come so far."""
-    if IS_REAL:
-        torch.cuda._sleep(1_000_000)
-        return value.to("cuda", non_blocking=True)
-    tensor = stand_in.on_gpu(torch.full_like(value, 77))
-    main.queue(lambda: plain(tensor).copy_(value))
-    return tensor
-
-
-def holds(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether what any stream sees now is this."""
-    return torch.equal(tensor.cpu() if IS_REAL else plain(tensor), value)
 
 
 def mine(count: int = 1000, source: int = rank) -> torch.Tensor:

@@ -1,18 +1,15 @@
 """Long tensors of a GPU in the calls that go through the pool, as `torch_gpu.py`."""
 
-import sys
 import threading
 
 import stand_in
 import torch
 import torch.distributed as dist
-from stand_in import main, plain, registered
+from stand_in import IS_REAL, given, holds, main, plain, registered
 from torch_meet import meet
 
 import polder
 from polder.torch.gpu import HALF, SHORT
-
-IS_REAL = sys.argv[3] == "real"
 
 meet()
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -20,19 +17,6 @@ if not IS_REAL:
     stand_in.install()
 # Three pieces of one message; of what is gathered more.
 LONG = 2 * HALF // 4 + 1000
-
-
-def given(value: torch.Tensor) -> torch.Tensor:
-    if IS_REAL:
-        torch.cuda._sleep(10_000_000)
-        return value.to("cuda", non_blocking=True)
-    tensor = stand_in.on_gpu(torch.full_like(value, 77))
-    main.queue(lambda: plain(tensor).copy_(value))
-    return tensor
-
-
-def holds(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-    return torch.equal(tensor.detach().cpu() if IS_REAL else plain(tensor), value)
 
 
 def drawn(source: int, count: int = LONG, part: int = 0) -> torch.Tensor:
