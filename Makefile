@@ -1,5 +1,5 @@
-# `make setup` builds into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup machine demo offload sync torch tools mpi frameworks deepspeed zero recovery lab test verify soak fuzz bench mpi-check torch-check
+# `make setup` builds the wheel and installs it into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
+.PHONY: setup dist machine demo offload sync torch tools mpi frameworks deepspeed zero recovery lab test verify soak fuzz bench mpi-check torch-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -11,6 +11,9 @@ MAKEFLAGS += --jobs=2
 
 setup: machine
 	@scripts/setup.sh
+# The wheel alone, in dist.
+dist: machine
+	@scripts/dist.sh
 machine:
 	@scripts/machine.sh
 # One at a time: two at once could install different versions of one package.
@@ -54,6 +57,7 @@ mpi: .cache/mpich/.ready
 	@echo "setup: installing MPICH and mpi4py" >&2
 	@.venv/bin/python -m venv .cache/mpich
 	@.cache/mpich/bin/pip install -q --disable-pip-version-check numpy $(call extra,mpich)
+	@.cache/mpich/bin/pip download -q --disable-pip-version-check --no-deps --only-binary :all: -d .cache/wheels numpy $$(.cache/mpich/bin/pip freeze | grep '^mpich==')
 	@touch $@
 
 # Training frameworks that offload and recovery are tested with, each in an environment of its own that has .venv's torch too.

@@ -24,7 +24,7 @@ nothing_new_in_shm() { new=$(scripts/left_in_shm.sh | grep -vxF -e "$before" || 
 libraries="libpolder.so libfabric/libpolder-fi.so polder/libpolder-mpich.so polder/libpolder-openmpi.so"
 lean() {
     grep -qa corosensei .venv/bin/polder || { echo ".venv/bin/polder has no model: is this check blind?"; return 1; }
-    for file in $(printf '.venv/lib/%s ' $libraries) python/polder/_core*.so; do
+    for file in $(printf '.venv/lib/%s ' $libraries) .venv/lib/python*/site-packages/polder/_core*.so; do
         for word in corosensei crates/mem/src/model .symtab; do
             ! grep -qaF -e "$word" "$file" || { echo "$file contains $word"; return 1; }
         done

@@ -107,18 +107,18 @@ fn crates_of(packages: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("cargo tree prints text")
 }
 
-/// The builds of `scripts/setup.sh`, one a line.
+/// The builds of `scripts/dist.sh`, one a line.
 #[test]
 fn the_model_is_in_the_command_and_in_no_library_that_users_load() {
     let has_model = |packages: &[&str]| crates_of(packages).contains("corosensei");
     assert!(has_model(&["cli"]), "`polder verify` needs the model");
-    let setup = include_str!("../../../scripts/setup.sh");
+    let dist = include_str!("../../../scripts/dist.sh");
     // The simulator is built with them, for the Python module.
     let libraries = ["ofi", "capi", "mpi-mpich", "mpi-openmpi", "sim"];
     let together = libraries.map(|library| format!("-p polder-{library}")).join(" ");
     assert!(
-        setup.contains(&format!("cargo build --release {together}\n")),
-        "setup builds other libraries together"
+        dist.contains(&format!("cargo build --release {together}\n")),
+        "dist.sh builds other libraries together"
     );
     assert!(!has_model(&libraries), "{libraries:?}");
     assert!(!has_model(&["python"]), "polder._core");

@@ -229,7 +229,9 @@ fn exchange(sharing: &Sharing, before: &Exchange, rows: &[&(&Measured, Walk)]) -
         let constants = at(steps);
         // Squares of small errors, but no more than the size of large ones: a busy machine gives a few of those.
         let misfit = |(row, walk): &&(&Measured, Walk)| {
-            ((walk.seconds(sharing, &constants) / row.seconds).ln() / NOISE).hypot(1.0) - 1.0
+            let deviation = (walk.seconds(sharing, &constants) / row.seconds).ln() / NOISE;
+            // Not `hypot`, whose newest version asks for a C library of 2022 (2.35); nothing here overflows.
+            deviation.mul_add(deviation, 1.0).sqrt() - 1.0
         };
         steps.iter().map(|step| step * step).sum::<f64>() + rows.iter().map(misfit).sum::<f64>()
     };
