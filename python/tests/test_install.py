@@ -67,7 +67,7 @@ def test_the_first_program_of_the_readme_runs_from_the_wheel(user: User, scratch
 
 
 def test_the_installed_planner_gives_the_digits_of_the_build(user: User) -> None:
-    question = "plan train --model llama3-405b --platform nvl72-ndr --gpus 16384 --json".split()
+    question = ["plan", "train", "--model", "llama3-405b", "--platform", "nvl72-ndr", "--gpus", "16384", "--json"]
     assert user.run("env/bin/polder", *question) == user.run(ROOT / "target/release/polder", *question)
 
 
