@@ -1,5 +1,5 @@
 # `make setup` builds the wheel and installs it into .venv; `make demo` trains a small GPT on two emulated hosts through one pool.
-.PHONY: setup dist machine demo offload sync torch tools mpi frameworks deepspeed zero recovery lab test verify soak fuzz bench mpi-check torch-check
+.PHONY: setup dist dist-check machine demo offload sync torch tools mpi frameworks deepspeed zero recovery lab test verify soak fuzz bench mpi-check torch-check
 SHELL := /bin/sh
 # What the demo reads: a file or a folder.
 TEXT ?=
@@ -11,9 +11,15 @@ MAKEFLAGS += --jobs=2
 
 setup: machine
 	@scripts/setup.sh
-# The wheel alone, in dist.
+# What installs Polder, in dist: the wheel, a Debian package, and an OCI image where there are root and mmdebstrap.
 dist: machine
 	@scripts/dist.sh
+	@python3 scripts/packages.py $$(command -v mmdebstrap >/dev/null && [ "$$(id -u)" = 0 ] && echo image || echo deb)
+# The package and the image, as their users run them; `make test` does so for the wheel.
+dist-check: machine
+	@scripts/dist.sh
+	@command -v lintian mmdebstrap >/dev/null || apt-get install -y -qq lintian mmdebstrap >/dev/null
+	@python3 scripts/packages.py check
 machine:
 	@scripts/machine.sh
 # One at a time: two at once could install different versions of one package.
