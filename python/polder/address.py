@@ -1,8 +1,8 @@
 """Where a tensor's bytes lie, for Rust: the one way by which an address leaves Python.
 
 Rust takes the bytes at an address for the values of a tensor, in order. They are not where a tensor has other strides,
-is a lazy negative or conjugate, lies on a GPU, or has no memory of its own. `of` refuses such a tensor. `is_plain` tells
-it beforehand to a front that gives a copy in its place.
+is a lazy negative or conjugate, lies on a GPU, or has no memory of its own. `of` refuses such a tensor. `is_plain`
+says so beforehand to a front that gives a copy in its place.
 """
 
 import torch
